@@ -1,4 +1,4 @@
-//! Adapters as sealed images, which executor and workers map alike.
+//! Adapters as sealed images, which the executor and its workers map.
 
 mod registry;
 
@@ -16,25 +16,23 @@ use model::{
 };
 use shmproto::image::{Image, ImageEntry, ImageError};
 
-/// Why an adapter could not be made an image.
 #[derive(Debug, thiserror::Error)]
 pub enum PublishError {
-    /// Its values are too large to compute with.
+    /// The adapter's scale is not finite.
     #[error("the adapter cannot be computed")]
     Overflow(#[source] LayoutError),
-    /// There is no memory, or no descriptor, for the image.
+    /// Memory or file descriptors are exhausted.
     #[error("the adapter's image cannot be made")]
     Image(#[from] ImageError),
-    /// The image does not hold what was put into it.
     #[error("the adapter's image is not what was written")]
     Layout(#[from] LayoutError),
 }
 
-/// Moves an adapter into an image of its own and puts that on offer. One without matrices has no image: there is nothing
-/// in it for workers.
+/// Moves an adapter into an image and offers the image to workers. An adapter without matrices gets no image,
+/// because workers have nothing to compute for it.
 ///
 /// # Errors
-/// If there is no memory or no descriptor for it, or its values are too large together.
+/// If memory or descriptors are exhausted, or the scale is not finite.
 pub fn publish(
     mut encoded: EncodedAdapter,
     config: &ModelConfig,
@@ -52,7 +50,7 @@ pub fn publish(
     let entries: Vec<ImageEntry> = encoded.modules.iter().map(entry).collect();
     let image = Image::build(&entries, &encoded.bytes)?;
     encoded.bytes = Vec::new();
-    // In the image the numbers stand behind header and table.
+    // In the image, the values follow the header and the table.
     for (module, entry) in encoded.modules.iter_mut().zip(image.entries()) {
         module.matrix.a.offset = place(entry.a_offset);
         module.matrix.b.offset = place(entry.b_offset);
@@ -61,7 +59,7 @@ pub fn publish(
     Ok(Arc::new(PreparedAdapter::over(&encoded, config, number, &bytes)?))
 }
 
-/// What a linear layer is called in images and on the board: layer times 8 plus its place in a block.
+/// Returns a linear layer's number in images and on the board: layer times 8 plus place in a block.
 #[must_use]
 pub fn module(layer: usize, target: Target) -> u32 {
     u32::try_from(layer * 8 + target as usize).unwrap_or(u32::MAX)
@@ -83,7 +81,7 @@ fn entry(module_layout: &ModuleLayout) -> ImageEntry {
     }
 }
 
-/// An offset of an image that lies in memory.
+/// Converts an offset in a mapped image, which fits the address space.
 fn place(offset: u64) -> usize {
     usize::try_from(offset).unwrap_or(usize::MAX)
 }

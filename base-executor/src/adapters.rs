@@ -1,4 +1,4 @@
-//! Which adapters are resident, who uses them, and the budget of bytes they share.
+//! The resident adapters, their users, and their common memory budget.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,18 +12,17 @@ use types::{AdapterId, Generation};
 
 use crate::{drafter::DrafterFactory, request_key::RequestKey};
 
-/// Why bytes were not granted to an adapter.
+/// The reason why the budget refuses bytes for an adapter.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ClaimError {
-    /// The adapter is resident, or is about to be.
+    /// The adapter is resident, or is being loaded.
     #[error("adapter {0:.12} is resident already")]
     Known(AdapterId),
-    /// There are too few bytes left.
     #[error("the adapter does not fit: {0}; unload one, or give the executor more --adapter-bytes or memory")]
     Exceeded(#[from] OutOfBudget),
 }
 
-/// The bytes all adapters together may take, and who takes them. Clones are the same.
+/// Budget of all adapters in bytes, with the ids of its holders. Clones share the same budget.
 #[derive(Debug, Clone)]
 pub struct Budget {
     account: MemoryAccount,
@@ -31,22 +30,20 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Of this account; nothing is claimed.
     #[must_use]
     pub fn new(account: MemoryAccount) -> Self {
         Self { account, ids: Arc::default() }
     }
 
-    /// Bytes that are claimed now.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
         self.account.held_bytes()
     }
 
-    /// Says whether `bytes` could be claimed if nothing else were.
+    /// Checks whether `bytes` could be claimed if no other adapter were resident.
     ///
     /// # Errors
-    /// If they are more than the whole budget.
+    /// If `bytes` exceed the whole budget.
     pub fn could_hold(&self, bytes: u64) -> Result<(), ClaimError> {
         Ok(self.account.could_hold(bytes)?)
     }
@@ -67,11 +64,11 @@ impl Budget {
 }
 
 fn lock(ids: &Mutex<BTreeSet<AdapterId>>) -> MutexGuard<'_, BTreeSet<AdapterId>> {
-    // Every change of the set is one call, so it is whole even if a holder of the lock panicked.
+    // Each change of the set is one call, so the set is consistent even after a panic of a lock holder.
     ids.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Bytes of the budget that one adapter holds; dropping it gives them back.
+/// Bytes of the budget that one adapter holds, until the claim is dropped.
 #[derive(Debug)]
 pub struct AdapterClaim {
     id: AdapterId,
@@ -80,13 +77,11 @@ pub struct AdapterClaim {
 }
 
 impl AdapterClaim {
-    /// Whose bytes they are.
     #[must_use]
     pub fn id(&self) -> AdapterId {
         self.id
     }
 
-    /// Bytes of the budget that it holds.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.held.bytes()
@@ -95,7 +90,7 @@ impl AdapterClaim {
     /// Changes the claim to `bytes`, once the exact size is known.
     ///
     /// # Errors
-    /// If the budget has too few bytes left; the claim stays as it was.
+    /// If the budget has too few bytes left; the claim stays unchanged.
     pub fn resize(&mut self, bytes: u64) -> Result<(), ClaimError> {
         Ok(self.held.resize(bytes)?)
     }
@@ -107,43 +102,40 @@ impl Drop for AdapterClaim {
     }
 }
 
-/// What an adapter is for.
 #[derive(Debug)]
 pub enum AdapterRole {
-    /// Requests are answered by it.
+    /// The adapter answers requests.
     Answers,
-    /// The base guesses by it.
+    /// The adapter turns the base's first layers into a drafter.
     Drafts {
-        /// The first layers of the base that it computes.
+        /// Number of the base's first layers that it uses.
         layers: u32,
-        /// Who does so, until the engine has taken it over; `None` where nobody does.
+        /// Drafter factory, until the engine takes it over; `None` if drafting with it is off.
         agency: Option<DrafterFactory>,
     },
 }
 
-/// An adapter that is ready to be used.
+/// An adapter that is ready for use.
 #[derive(Debug)]
 pub struct ResidentAdapter<A> {
-    /// What the forward pass takes.
     pub adapter: Arc<A>,
-    /// What it is called here, and its bytes of the budget.
+    /// Id of the adapter, and its bytes of the budget.
     pub claim: AdapterClaim,
-    /// What it is, whoever owns it.
+    /// Adapter version, which does not depend on the owner.
     pub generation: Generation,
     /// Largest rank of its modules; 0 if it has none.
     pub rank: u32,
-    /// Linear layers it changes.
+    /// Number of linear layers that the adapter changes.
     pub modules: u32,
-    /// Tokens that stand before every prompt (prefix tuning).
+    /// Number of virtual tokens before every prompt (prefix tuning).
     pub virtual_tokens: usize,
-    /// What invokes it, if it is an activated adapter.
+    /// Invocation sequence of an activated adapter.
     pub invocation: Option<Invocation>,
-    /// What it is for.
     pub role: AdapterRole,
 }
 
 impl<A> ResidentAdapter<A> {
-    /// Layers of the base that it computes, if it is a draft; 0 if it answers.
+    /// Returns the number of the base's layers that a draft adapter uses; 0 for other adapters.
     #[must_use]
     pub fn draft_layers(&self) -> u32 {
         match self.role {
@@ -153,33 +145,26 @@ impl<A> ResidentAdapter<A> {
     }
 }
 
-/// What became of a load call.
 #[derive(Debug)]
 pub enum AdapterLoadOutcome<A> {
-    /// A new adapter.
     New(ResidentAdapter<A>),
-    /// Its owner has loaded it before.
+    /// The owner has loaded the adapter before.
     Known(AdapterId),
-    /// It did not work.
     Failed(WireError),
 }
 
-/// Why an adapter cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AdapterUseError {
-    /// It is not resident.
     #[error("adapter {0:.12} is not loaded; load it first")]
     NotLoaded(AdapterId),
-    /// It is on its way out.
     #[error("adapter {0:.12} is being unloaded; wait until that has ended, then load it again")]
     Unloading(AdapterId),
-    /// It guesses for the base.
+    /// The adapter only drafts.
     #[error("adapter {0:.12} is a draft: it answers nobody; ask the base, or an adapter that is none")]
     Draft(AdapterId),
 }
 
 impl AdapterUseError {
-    /// What it is for a program.
     #[must_use]
     pub fn code(self) -> ErrorCode {
         match self {
@@ -195,14 +180,12 @@ impl From<AdapterUseError> for WireError {
     }
 }
 
-/// An adapter that has been unloaded: nobody uses it, its bytes are free.
+/// An unloaded adapter, which has no users and whose bytes are free.
 #[derive(Debug)]
 pub struct Unloaded {
-    /// What it was called.
     pub id: AdapterId,
-    /// Bytes given back.
     pub freed_bytes: u64,
-    /// Calls that wait for this.
+    /// Unload calls that wait for a reply.
     pub calls: Vec<RequestKey>,
 }
 
@@ -210,18 +193,18 @@ pub struct Unloaded {
 struct AdapterTableEntry<A> {
     prepared: ResidentAdapter<A>,
     users: u32,
-    /// Unload calls that wait for the last user; none means that the adapter serves.
+    /// Unload calls that wait for the last user; empty while the adapter serves.
     unloads: Vec<RequestKey>,
-    /// Requests that did not find it on the device.
+    /// Number of requests that did not find the adapter on the device.
     cold_starts: u64,
-    /// Microseconds they waited until it was.
+    /// Time those requests waited for it, in microseconds.
     load_wait_us: u64,
     drafted: u64,
     accepted: u64,
     least_confidence: f32,
 }
 
-/// Resident adapters by id. Names are the gateway's business, and owners are hidden in the ids.
+/// Resident adapters by id. The gateway knows their names, and the ids contain their owners.
 #[derive(Debug)]
 pub struct AdapterTable<A> {
     entries: BTreeMap<AdapterId, AdapterTableEntry<A>>,
@@ -234,7 +217,7 @@ impl<A> Default for AdapterTable<A> {
 }
 
 impl<A> AdapterTable<A> {
-    /// Adds an adapter. Its claim says that its id is not taken.
+    /// Adds an adapter, whose claim ensures that its id is new.
     pub fn insert(&mut self, prepared: ResidentAdapter<A>) {
         let entry = AdapterTableEntry {
             prepared,
@@ -249,7 +232,7 @@ impl<A> AdapterTable<A> {
         self.entries.insert(entry.prepared.claim.id(), entry);
     }
 
-    /// A resident adapter that is not being unloaded.
+    /// Returns a resident adapter that is not being unloaded.
     ///
     /// # Errors
     /// If there is none.
@@ -261,22 +244,22 @@ impl<A> AdapterTable<A> {
         }
     }
 
-    /// Tokens that an adapter puts before every prompt; none if it is not there.
+    /// Returns the number of virtual tokens of an adapter; 0 if it is not resident.
     #[must_use]
     pub fn virtual_tokens(&self, id: AdapterId) -> usize {
         self.entries.get(&id).map_or(0, |entry| entry.prepared.virtual_tokens)
     }
 
-    /// What invokes an adapter, if it is there and activated.
+    /// Returns the invocation sequence of an adapter, if it is resident and activated.
     #[must_use]
     pub fn invocation(&self, id: AdapterId) -> Option<&Invocation> {
         self.entries.get(&id)?.prepared.invocation.as_ref()
     }
 
-    /// Like [`get`](Self::get), and counts a user until [`release`](Self::release).
+    /// Returns an adapter like [`get`](Self::get), and counts a user until [`release`](Self::release).
     ///
     /// # Errors
-    /// If there is none, or it is a draft.
+    /// If there is none, or it only drafts.
     pub fn acquire(&mut self, id: AdapterId) -> Result<Arc<A>, AdapterUseError> {
         let prepared = self.get(id)?;
         if matches!(prepared.role, AdapterRole::Drafts { .. }) {
@@ -289,13 +272,13 @@ impl<A> AdapterTable<A> {
         Ok(adapter)
     }
 
-    /// An adapter, whether it serves or not.
+    /// Returns an adapter, even during its unloading.
     #[must_use]
     pub fn peek(&self, id: AdapterId) -> Option<&A> {
         self.entries.get(&id).map(|entry| &*entry.prepared.adapter)
     }
 
-    /// Counts a request that did not find the adapter on the device, and what it waited.
+    /// Counts a cold start of the adapter and its waiting time.
     pub fn note_cold_start(&mut self, id: AdapterId, load_wait_us: u64) {
         if let Some(entry) = self.entries.get_mut(&id) {
             entry.cold_starts += 1;
@@ -311,28 +294,28 @@ impl<A> AdapterTable<A> {
         }
     }
 
-    /// The confidence that one more token drafted for it would have to have.
+    /// Stores the least confidence that one more draft token for the adapter needs.
     pub fn note_least_confidence(&mut self, id: AdapterId, confidence: f64) {
         if let Some(entry) = self.entries.get_mut(&id) {
             entry.least_confidence = confidence as f32;
         }
     }
 
-    /// Takes out an adapter that nobody uses.
+    /// Removes an adapter that has no users.
     pub fn remove_unused(&mut self, id: AdapterId) {
         if self.entries.get(&id).is_some_and(|entry| entry.users == 0) {
             self.entries.remove(&id);
         }
     }
 
-    /// A user is done; the last user of an adapter that is being unloaded ends it.
+    /// Ends one use. The last user of an adapter that is being unloaded completes the unloading.
     pub fn release(&mut self, id: AdapterId) -> Option<Unloaded> {
         let entry = self.entries.get_mut(&id)?;
         entry.users -= 1;
         self.remove_if_drained(id)
     }
 
-    /// Stops new uses; answers at once if there is no user, else at the last release.
+    /// Stops new uses. Returns the result at once if there is no user, otherwise the last `release` does.
     ///
     /// # Errors
     /// If the adapter is not resident.
@@ -342,12 +325,12 @@ impl<A> AdapterTable<A> {
         Ok(self.remove_if_drained(id))
     }
 
-    /// Adapters that serve.
+    /// Iterates over the adapters that are not being unloaded.
     pub fn ids(&self) -> impl Iterator<Item = AdapterId> {
         self.entries.iter().filter(|(_, entry)| entry.unloads.is_empty()).map(|(id, _)| *id)
     }
 
-    /// One line for each resident adapter; whether its users run or wait is for the engine to say.
+    /// Returns stats of each resident adapter; the engine fills in the counts of its requests.
     pub fn stats(&self) -> Vec<AdapterStats> {
         let line = |(id, entry): (&AdapterId, &AdapterTableEntry<A>)| AdapterStats {
             adapter: id.0,
@@ -368,19 +351,17 @@ impl<A> AdapterTable<A> {
         self.entries.iter().map(line).collect()
     }
 
-    /// How many there are.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// True if there is none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Bytes of all resident adapters.
+    /// Returns the bytes of all resident adapters.
     pub fn bytes(&self) -> u64 {
         self.entries.values().map(|entry| entry.prepared.claim.bytes()).sum()
     }

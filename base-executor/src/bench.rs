@@ -1,4 +1,4 @@
-//! `base-executor bench`: times the forward pass that the engine runs, without engine, text or network.
+//! `base-executor bench`: times the engine's forward pass without engine, text or network.
 
 use std::{path::PathBuf, time::Instant};
 
@@ -20,16 +20,16 @@ use crate::model_loader::{kv_dtype, rounding};
 #[derive(Debug, Clone, PartialEq, Eq, Parser)]
 #[command(name = "base-executor bench", version)]
 pub struct BenchConfig {
-    /// The base model: a GGUF file or a directory.
+    /// Base model: a GGUF file or a directory.
     #[arg(long, value_name = "PATH")]
     pub model: PathBuf,
-    /// Make the weights of this number: the model needs a config.json only.
+    /// Seed of random weights instead of read ones; the model needs only a config.json.
     #[arg(long, value_name = "SEED")]
     pub random_weights: Option<u64>,
-    /// What computes: cpu, cuda, or cuda:1 for another GPU than the first.
+    /// Device that computes: cpu, cuda, or cuda:1 for another GPU than the first.
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub device: DeviceChoice,
-    /// Threads; they take the first cores.
+    /// Number of threads, on the first cores.
     #[arg(long, default_value_t = 2)]
     pub threads: usize,
     /// Tokens of each prompt.
@@ -38,16 +38,16 @@ pub struct BenchConfig {
     /// Tokens generated in each stream.
     #[arg(long, value_name = "TOKENS", default_value_t = 128)]
     pub generate: usize,
-    /// Sequences computed together.
+    /// Number of sequences per step.
     #[arg(long, default_value_t = 1)]
     pub streams: usize,
-    /// Tokens of a prefill step.
+    /// Prompt tokens per prefill step.
     #[arg(long, value_name = "TOKENS", default_value_t = 512)]
     pub chunk_tokens: usize,
-    /// How finely a CPU rounds activations: int8, mixed, int15 or exact.
+    /// Precision of activations on a CPU: int8, mixed, int15 or exact.
     #[arg(long, value_name = "PRECISION", default_value = "auto")]
     pub precision: settings::Precision,
-    /// How keys and values are stored: f32, f16 or int8.
+    /// Data type of the KV cache: f32, f16 or int8.
     #[arg(long, value_name = "DTYPE", default_value = "auto")]
     pub kv_dtype: settings::KvDtype,
     /// Accepted for scripts; the output is JSON either way.
@@ -58,7 +58,7 @@ pub struct BenchConfig {
 /// Runs the benchmark.
 ///
 /// # Errors
-/// If the model cannot be loaded or a number makes no sense.
+/// If the model cannot be loaded or a setting is invalid.
 pub fn run(config: &BenchConfig) -> anyhow::Result<()> {
     let BenchConfig { threads, prompt, generate, streams, chunk_tokens, .. } = *config;
     anyhow::ensure!(
@@ -108,7 +108,7 @@ fn on_gpu(
 fn time<P: ForwardPass>(model: P, blocks: usize, config: &BenchConfig) -> anyhow::Result<()> {
     let BenchConfig { prompt, generate, streams, chunk_tokens, .. } = *config;
     let mut bench = ForwardBench::new(model, streams, blocks);
-    // The first round touches memory for the first time and is not counted.
+    // The first round touches memory for the first time and is not measured.
     bench.prefill(prompt.min(64), chunk_tokens)?;
     bench.decode(0, generate.min(4))?;
     let prefill = bench.prefill(prompt, chunk_tokens)?;
@@ -119,9 +119,8 @@ fn time<P: ForwardPass>(model: P, blocks: usize, config: &BenchConfig) -> anyhow
 
 struct ForwardBench<P> {
     model: P,
-    /// The KV blocks of each stream.
     blocks: Vec<Vec<BlockId>>,
-    /// The last token of each stream.
+    /// Last token of each stream.
     last: Vec<u32>,
     logits: Vec<f32>,
 }
@@ -133,7 +132,7 @@ impl<P: ForwardPass> ForwardBench<P> {
         Self { model, blocks, last: vec![0; streams], logits: Vec::new() }
     }
 
-    /// Prefills all streams; returns tokens a second.
+    /// Prefills all streams; returns tokens per second.
     fn prefill(&mut self, prompt: usize, chunk_tokens: usize) -> Result<f64, P::Error> {
         let vocab = u32::try_from(self.model.vocab_size()).unwrap_or(u32::MAX);
         let tokens: Vec<u32> = (0..).map(|i: u32| i.wrapping_mul(7919) % vocab).take(prompt).collect();
@@ -155,7 +154,7 @@ impl<P: ForwardPass> ForwardBench<P> {
         Ok(rate(prompt * self.blocks.len(), begin))
     }
 
-    /// Generates `count` tokens in every stream, greedily; returns tokens a second over all of them.
+    /// Generates `count` tokens in every stream, greedily; returns tokens per second over all streams.
     fn decode(&mut self, start: usize, count: usize) -> Result<f64, P::Error> {
         let vocab = self.model.vocab_size();
         let begin = Instant::now();

@@ -1,8 +1,8 @@
-//! What this process may hold in its host's memory, and what does: one ledger of all that grows (D4.10).
+//! The budget of this process in its host's memory: one ledger of all allocations that grow (D4.10).
 //!
-//! The bound is the machine's, or the smallest of the control groups the process is in, as `MemoryMax=` of a unit or the limit
-//! of a container sets it. So what would have the system kill the process is refused by name instead: a base at the start, an
-//! adapter or a channel where it is asked for, and what would have been kept is computed again.
+//! The limit is that of the machine or of the process's smallest control group, as set by `MemoryMax=` of a
+//! unit or by a container. Beyond it the kernel would kill the process. The ledger instead refuses a base at
+//! the start, or an adapter or channel on request, and drops KV blocks that would have been kept.
 
 use std::{
     fs,
@@ -13,31 +13,30 @@ use kv_cache::ledger::{MemoryAccount, MemoryReservation, OutOfBudget};
 use settings::{ByteCount, MemoryFraction};
 use shmproto::message::MemoryAccountStats;
 
-/// Of the bound, one part in so many is for what is not accounted for: programs, rows on their way through a pass, files.
+/// Divisor of the spare part of the limit, for unaccounted memory: programs, rows of a pass, files.
 const SPARE: u64 = 16;
 
-/// The process's account of its host's memory, by what it is for.
+/// Accounts of the process's host memory, by purpose.
 #[derive(Debug, Clone)]
 pub struct MemoryBudget {
     all: MemoryAccount,
-    /// Weights, as they are computed with.
+    /// Weights in the form of the forward pass.
     pub weights: MemoryAccount,
-    /// Blocks of the pool: keys, values and adapters, where the host's cores compute.
+    /// Blocks of the pool for KV cache and adapters, on a CPU.
     pub blocks: MemoryAccount,
-    /// Adapters of the host tier.
     pub adapters: MemoryAccount,
-    /// Keys and values below the device, and those on their way to or from the disk.
+    /// KV blocks below the device, and those in transit to or from the disk.
     pub history: MemoryAccount,
-    /// The workers' board, and what each of them sums in.
+    /// The workers' board and their buffers for sums.
     pub workers: MemoryAccount,
-    /// What split clients make the process hold: channels and messages.
+    /// Channels and messages of split clients.
     pub clients: MemoryAccount,
-    /// Drafts that are models: weights, keys and values.
+    /// Drafter models: weights and KV cache.
     pub drafts: MemoryAccount,
 }
 
 impl MemoryBudget {
-    /// Of this machine, or of a part of it; adapters may take so much of it.
+    /// Creates the budget of this machine, or of `part` of it, with `adapter_bytes` for adapters.
     #[must_use]
     pub fn of_this_machine(part: Option<MemoryFraction>, adapter_bytes: u64) -> Self {
         let bound = bound_bytes();
@@ -48,7 +47,7 @@ impl MemoryBudget {
         }
     }
 
-    /// Of `limit_bytes`, of which adapters may take so many.
+    /// Creates a budget of `limit_bytes`, with `adapter_bytes` for adapters.
     #[must_use]
     pub fn new(limit_bytes: u64, adapter_bytes: u64) -> Self {
         Self::named("the memory of this machine or of its control group", limit_bytes, adapter_bytes)
@@ -63,14 +62,13 @@ impl MemoryBudget {
         Self { all, weights, blocks, adapters, history, workers, clients, drafts }
     }
 
-    /// The account of weights, of which there may be so many, if there is a bound.
+    /// Returns the account of weights, limited to `bound` if there is one.
     #[must_use]
     pub fn bounded_weights(&self, bound: Option<ByteCount>) -> MemoryAccount {
         let bounded = |bound: ByteCount| self.weights.part("weights under --resident-weight-bytes", bound.0);
         bound.map_or_else(|| self.weights.clone(), bounded)
     }
 
-    /// What is held now.
     #[must_use]
     pub fn figures(&self) -> MemoryAccountStats {
         MemoryAccountStats {
@@ -87,16 +85,16 @@ impl MemoryBudget {
 }
 
 impl Default for MemoryBudget {
-    /// One without a bound.
+    /// Returns a budget without a limit.
     fn default() -> Self {
         Self::new(u64::MAX, u64::MAX)
     }
 }
 
-/// Whether bytes that are taken later could be, beside what is held now.
+/// Checks that `bytes` could be taken later.
 ///
 /// # Errors
-/// If not; `remedy` says what to do.
+/// If they exceed the account; `remedy` is the advice in the message.
 pub(crate) fn expect(account: &MemoryAccount, bytes: u64, remedy: &str) -> anyhow::Result<()> {
     account.charge(bytes).map(drop).map_err(|full| no_room(account, &full, remedy))
 }
@@ -105,20 +103,20 @@ fn no_room(account: &MemoryAccount, full: &OutOfBudget, remedy: &str) -> anyhow:
     anyhow::anyhow!("no memory for {}: {full}; {remedy}", account.name())
 }
 
-/// Takes bytes that are held until the process ends.
+/// Takes `bytes` until the process ends.
 ///
 /// # Errors
-/// If there are not so many; `remedy` says what to do.
+/// If they exceed the account; `remedy` is the advice in the message.
 pub(crate) fn reserve(account: &MemoryAccount, bytes: u64, remedy: &str) -> anyhow::Result<()> {
     account.charge(bytes).map(MemoryReservation::for_good).map_err(|full| no_room(account, &full, remedy))
 }
 
-/// Memory that nobody uses.
+/// Returns the available memory of the machine, in bytes.
 pub(crate) fn free_bytes() -> u64 {
     of_the_machine("MemAvailable:")
 }
 
-/// The most that this process can have: what the machine has, or a control group that it is in.
+/// Returns the memory limit of the process: the machine's memory, or a control group's limit.
 pub(crate) fn bound_bytes() -> u64 {
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     match of_the_machine("MemTotal:") {
@@ -127,12 +125,12 @@ pub(crate) fn bound_bytes() -> u64 {
     }
 }
 
-/// Limits of the groups that `told` names in the system's words, and of those around them.
+/// Returns the limits of the groups in `told`, the text of `/proc/self/cgroup`, and of their parents.
 fn of_groups<'a>(root: &'a Path, told: &'a str) -> impl Iterator<Item = u64> + 'a {
     let limits = told.lines().filter_map(move |line| {
         let (_, group) = line.split_once(':')?;
         let (controllers, path) = group.split_once(":/")?;
-        // Version 2 has one tree for all controllers, version 1 one for each.
+        // Version 2 has one tree for all controllers, version 1 one tree per controller.
         let (tree, file) = match controllers {
             "" => (root.to_owned(), "memory.max"),
             some if some.split(',').any(|one| one == "memory") => {
@@ -144,11 +142,11 @@ fn of_groups<'a>(root: &'a Path, told: &'a str) -> impl Iterator<Item = u64> + '
             Path::new(path).ancestors().map(|group| tree.join(group).join(file)).collect();
         Some(groups)
     });
-    // A group without a limit says "max".
+    // A group without a limit has the text "max", which does not parse.
     limits.flatten().filter_map(|path| fs::read_to_string(path).ok()?.trim().parse().ok())
 }
 
-/// A line of the system's account of its memory, in bytes; 0 without one.
+/// Returns a line of `/proc/meminfo` in bytes; 0 without one.
 fn of_the_machine(name: &str) -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix(name));

@@ -1,6 +1,6 @@
-//! `base-executor check`: whether an adapter can be used with a base model, and everything that speaks against it.
+//! `base-executor check`: reports whether an adapter is usable with a base model, and all reasons against it.
 //!
-//! Exit status: 0 it can be used, 1 it cannot, 3 the model or the adapter is not there.
+//! Exit status: 0 usable, 1 unusable, 3 the model or the adapter is missing.
 
 mod adapter_text;
 
@@ -28,20 +28,20 @@ use types::BlockId;
 use self::adapter_text::ComparedText;
 use crate::process;
 
-/// The model or the adapter is not there.
+/// Exit status for a missing model or adapter.
 const NOT_FOUND: u8 = 3;
 
-/// Tokens of the probe, each another one.
+/// Number of probe tokens, all different.
 const PROBE_TOKENS: u32 = BLOCK_TOKENS as u32;
 
-/// Says whether an adapter can be used with a base model, and why not.
+/// Checks whether an adapter is usable with a base model, and why not.
 #[derive(Debug, Clone, PartialEq, Eq, Parser)]
 #[command(name = "base-executor check", version)]
 pub struct CheckConfig {
-    /// The base model: a GGUF file, a directory, or a hub name (org/name@revision).
+    /// Base model: a GGUF file, a directory, or a hub name (org/name@revision).
     #[arg(long, value_name = "NAME_OR_PATH", env = "HOLOBIONT_MODEL")]
     pub model: String,
-    /// The adapter: a directory in PEFT's format or a GGUF adapter.
+    /// Adapter: a directory in PEFT's format or a GGUF adapter.
     #[arg(long, value_name = "PATH")]
     pub adapter: PathBuf,
     /// Also run a short prompt with and without the adapter and compare the logits.
@@ -52,54 +52,51 @@ pub struct CheckConfig {
     pub json: bool,
 }
 
-/// What has been found out.
 #[derive(Debug)]
 enum AdapterCheckReport {
     NotFound(String),
     Unusable(Vec<AdapterError>),
-    /// The text files beside the adapter cannot be used.
+    /// The text files beside the adapter are unusable.
     BadText(String),
     Usable(AdapterFacts),
 }
 
-/// What a usable adapter is.
 #[derive(Debug)]
 struct AdapterFacts {
     kind: AdapterKind,
     generation: String,
     modules: usize,
     rank: usize,
-    /// What of the base it has copies of, by PEFT's names.
+    /// Modules of the base that the adapter has copies of, by PEFT's names.
     saved: Vec<&'static str>,
     virtual_tokens: usize,
     bytes: usize,
     base_model: Option<String>,
-    /// Of a draft, what of the base it computes.
+    /// Layers and tokens that a draft adapter computes.
     draft: Option<DraftShape>,
     probe: Option<LogitShift>,
-    /// Whether it has a chat template of its own.
+    /// Whether the adapter has its own chat template.
     has_template: bool,
-    /// Parts of the adapter's files that have no effect, and how its tokenizer differs from the base's.
+    /// Parts of the adapter's files that have no effect, and differences from the base's tokenizer.
     notes: Vec<String>,
 }
 
-/// How a draft's shape is written.
 fn words(draft: &DraftShape) -> String {
     let tokens = draft.shortlist.as_ref().map_or("all".to_owned(), |ids| ids.len().to_string());
     format!("the first {} layers, {tokens} tokens; it answers nobody", draft.layers)
 }
 
-/// How far the adapter moves the logits.
+/// Change of the logits by the adapter.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct LogitShift {
     largest: f64,
     rms: f64,
 }
 
-/// Checks an adapter and prints what was found.
+/// Checks an adapter and prints the report.
 ///
 /// # Errors
-/// If the base model cannot be read, or there is no memory for the probe.
+/// If the base model cannot be read, or memory for the probe is missing.
 pub fn run(config: &CheckConfig) -> anyhow::Result<ExitCode> {
     let report = examine(config)?;
     if config.json {
@@ -151,7 +148,7 @@ fn examine(config: &CheckConfig) -> anyhow::Result<AdapterCheckReport> {
         virtual_tokens: adapter.method.virtual_tokens(),
         bytes: prepared.bytes(),
         base_model: adapter.base_model.clone(),
-        // What a draft says is no change of an answer.
+        // A draft adapter changes no answer.
         probe: if config.probe && draft.is_none() { Some(probe(&*source, &prepared)?) } else { None },
         draft,
         has_template: template.is_some(),
@@ -163,7 +160,7 @@ fn not_found(what: &str, path: &Path) -> AdapterCheckReport {
     AdapterCheckReport::NotFound(format!("there is no {what} at {}; check the path", path.display()))
 }
 
-/// An adapter as an executor takes it: a DoRA meets the weights.
+/// Prepares an adapter as the executor does; DoRA needs the base weights.
 fn prepared(source: &(dyn WeightSource + Sync), adapter: &AnyAdapter) -> anyhow::Result<PreparedAdapter> {
     let (config, precision) = (source.config(), precision(source));
     let encode = |adapter: &Adapter| EncodedAdapter::new(adapter, config, precision);
@@ -179,7 +176,7 @@ fn prepared(source: &(dyn WeightSource + Sync), adapter: &AnyAdapter) -> anyhow:
     Ok(PreparedAdapter::of(encoded, config)?)
 }
 
-/// As the executor keeps adapters beside these weights.
+/// Returns the executor's adapter precision for these weights.
 fn precision(source: &dyn WeightSource) -> LoraPrecision {
     use kernels::TensorType::{Bf16, F16, F32};
     match source.tensor(TensorId::Weight(0, Target::Q)).map(|tensor| tensor.kind) {
@@ -230,7 +227,6 @@ fn change(without: &[f32], with: &[f32]) -> LogitShift {
 }
 
 impl AdapterCheckReport {
-    /// For a person.
     fn lines(&self) -> Vec<String> {
         match self {
             Self::NotFound(why) => vec![why.clone()],
@@ -244,7 +240,6 @@ impl AdapterCheckReport {
         }
     }
 
-    /// For a program.
     fn json(&self) -> Value {
         match self {
             Self::NotFound(why) => {
@@ -262,7 +257,7 @@ impl AdapterCheckReport {
     }
 }
 
-/// A problem by the tensor it is about, if it is about one.
+/// Returns a problem as JSON, with the tensor, module or option that it concerns.
 fn problem(error: &AdapterError) -> Value {
     let message = error.to_string();
     match error {

@@ -1,4 +1,4 @@
-//! What a cold start costs on this machine, and which way is the shorter: measured at start, then on the way.
+//! The cost of a cold start on this machine, measured at the start and during service, and the faster mode.
 
 use std::{
     sync::Arc,
@@ -21,23 +21,23 @@ use scheduling::perf::{
     ArrivalPolicy, ColdPrefill, Decision, HostCompute, LayerWork, PerfModel, cores_for, fit::Fit,
 };
 
-/// Rows of a slice that one core is timed with.
+/// Rows of the slices with which a core is timed.
 const SLICE_ROWS: [usize; 3] = [1, 16, 64];
 
-/// Tokens of the passes that the base is timed with: as few as give a line, since nothing is served meanwhile. Whatever is
-/// computed later makes it better.
+/// Tokens of the passes with which the base is timed. Two points suffice for a line, since the executor
+/// serves nothing meanwhile, and later passes improve it.
 const PASS_TOKENS: [usize; 2] = [1, 16];
 
-/// The rank for which the log tells how many tokens a core keeps up with.
+/// Rank for which the log gives the tokens per core.
 const USUAL_RANK: usize = 16;
 
-/// The prompt it is told for, in tokens.
+/// Prompt length for which the log gives the tokens per core.
 const USUAL_PROMPT: usize = 128;
 
-/// Longest prompt for which the crossover is looked for.
+/// Longest prompt in the search for the crossover.
 const LONGEST_LOOK: usize = 8192;
 
-/// Timings of one thing; the least disturbed counts.
+/// Number of timings, of which the shortest counts.
 const TRIES: usize = 2;
 
 /// Measured costs of one executor.
@@ -46,18 +46,18 @@ pub struct ColdStartModel {
     perf: PerfModel,
     config: ModelConfig,
     cores: Vec<usize>,
-    /// Most tokens of a pass that a device takes whole; `None`: it is given layer by layer.
+    /// Maximum tokens of a pass on a device that plans whole passes; `None` if passes are planned by layer.
     whole_pass: Option<usize>,
-    /// What had been copied when the link was last looked at.
+    /// Copy statistics at the latest observation of the link.
     copied: CopyStats,
 }
 
-/// How a cold request is to be helped.
+/// Decision for a cold request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ColdStartDecision {
-    /// It starts; so many workers keep up with it.
+    /// The request starts, helped by workers.
     Start {
-        /// CaraServe's ceil(L / c); 0 if nothing is known yet.
+        /// Number of workers that keep up, CaraServe's ceil(L / c); 0 without measurements.
         workers: usize,
     },
     /// Waiting for the rest of the adapter is faster.
@@ -65,11 +65,11 @@ pub enum ColdStartDecision {
 }
 
 impl ColdStartModel {
-    /// Times one core of this machine at an adapter's arithmetic, and `pass` at short prompts. `whole_pass` is for a device
-    /// that takes passes of at most so many tokens as a whole, and uses what arrives meanwhile in the next one.
+    /// Times one core at an adapter's arithmetic, and `pass` at short prompts. `whole_pass` is the maximum
+    /// tokens of a pass on a device that plans whole passes.
     ///
     /// # Errors
-    /// If the model's shape is not one the kernels take, or the device fails.
+    /// If the kernels do not support the model's shape, or the device fails.
     pub fn measure<P: ForwardPass>(
         pass: &mut P,
         config: &ModelConfig,
@@ -82,7 +82,7 @@ impl ColdStartModel {
         time_core(&mut perf, config.hidden_size)?;
         time_base(&mut perf, pass, kv_blocks)?;
         if let Some(link) = link {
-            // An emulated link is known; a real one shows itself with the first adapters.
+            // An emulated link is known. The first adapters measure a real one.
             for bytes in [1u64 << 16, 1 << 20, 1 << 24] {
                 perf.observe_link(bytes, Duration::from_secs_f64(bytes as f64 / link.get() as f64));
             }
@@ -94,18 +94,18 @@ impl ColdStartModel {
         Ok(costs)
     }
 
-    /// The lines fitted so far.
+    /// Returns the fitted cost lines.
     #[must_use]
     pub fn perf(&self) -> &PerfModel {
         &self.perf
     }
 
-    /// A pass over so many rows took so long.
+    /// Records a pass over `rows` rows that took `took`.
     pub(crate) fn pass(&mut self, rows: usize, took: Duration) {
         self.perf.observe_base(rows, took);
     }
 
-    /// The link has moved what `now` says.
+    /// Records the link's copies since the previous observation.
     pub(crate) fn link(&mut self, now: CopyStats) {
         let bytes = now.copied_bytes.saturating_sub(self.copied.copied_bytes);
         let us = now.copy_us.saturating_sub(self.copied.copy_us);
@@ -119,8 +119,8 @@ impl ColdStartModel {
         }
     }
 
-    /// Whether a request of `tokens` tokens, of whose adapter `missing_bytes` are missing behind `queued_bytes` of others,
-    /// starts now with the help of workers on `worker_cores`.
+    /// Decides whether a request of `tokens` tokens starts now with workers on `worker_cores`. The adapter
+    /// lacks `missing_bytes`, queued after `queued_bytes` of other adapters.
     pub(crate) fn help(
         &self,
         adapter: &PreparedAdapter,
@@ -134,7 +134,7 @@ impl ColdStartModel {
         let shared = worker_cores.iter().filter(is_shared).count();
         let interference = 1.0 + shared as f64 / self.cores.len().max(1) as f64;
         let layers = self.config.layers;
-        // Behind its first pass a prompt goes on like any other.
+        // After its first pass a prompt continues like any other.
         let (first, uptake) = self.first_pass(tokens);
         let cold = ColdPrefill {
             tokens: first,
@@ -156,13 +156,13 @@ impl ColdStartModel {
         }
     }
 
-    /// What of a prompt is decided on, and when what has arrived of its adapter is used.
+    /// Returns the tokens of the first pass, and when arrived ranks take effect.
     fn first_pass(&self, tokens: usize) -> (usize, ArrivalPolicy) {
         self.whole_pass
             .map_or((tokens, ArrivalPolicy::ByLayer), |most| (tokens.min(most), ArrivalPolicy::ByPass))
     }
 
-    /// Publishes what was measured, with CaraServe's c for an attention adapter of a usual rank and prompt.
+    /// Logs the measurements, with CaraServe's c for an attention adapter of usual rank and prompt.
     fn log_costs(&self) {
         let ModelConfig { hidden_size, layers, .. } = self.config;
         let work = LayerWork { multiply_adds: 8 * (USUAL_RANK * hidden_size) as u64, slices: 4 };
@@ -180,8 +180,8 @@ impl ColdStartModel {
         );
     }
 
-    /// Publishes from which prompt on waiting for an adapter of every rank is faster than the help of one worker (C-28),
-    /// once the link is known. `None`: no prompt that was looked at.
+    /// Logs, once the link is known, the prompt length per rank from which waiting is faster than one
+    /// worker's help (C-28).
     fn tell_crossover(&self) {
         if self.perf.link().line().is_none() {
             return;
@@ -196,11 +196,11 @@ impl ColdStartModel {
         );
     }
 
-    /// The shortest prompt that waits for an attention adapter of this rank rather than be helped by one worker.
+    /// Returns the shortest prompt that waits for an attention adapter of this rank, despite one worker.
     fn crossover(&self, rank: usize) -> Option<usize> {
         let ModelConfig { hidden_size, layers, context_length, .. } = self.config;
         let work = LayerWork { multiply_adds: 8 * (rank * hidden_size) as u64, slices: 4 };
-        // Two bytes for each number of A and B.
+        // Two bytes per value of A and B.
         let missing_bytes = work.multiply_adds.saturating_mul(2 * layers as u64);
         let (queued_bytes, interference) = (0, 1.0);
         let hands = HostCompute::of(1, self.cores.len());
@@ -211,7 +211,7 @@ impl ColdStartModel {
     }
 }
 
-/// What a layer of the adapter costs a core, on average.
+/// Returns the mean work of a core per layer of the adapter.
 fn layer_work(adapter: &PreparedAdapter, layers: usize) -> LayerWork {
     let (mut multiply_adds, mut matrices) = (0u64, 0usize);
     for (_, _, matrix) in adapter.matrices() {
@@ -222,7 +222,7 @@ fn layer_work(adapter: &PreparedAdapter, layers: usize) -> LayerWork {
     LayerWork { multiply_adds: multiply_adds.div_ceil(layers as u64), slices: matrices.div_ceil(layers) }
 }
 
-/// Times one core computing slices of a square layer of rank 16.
+/// Times one core with slices of a square layer of rank 16.
 fn time_core(perf: &mut PerfModel, width: usize) -> Result<(), LayoutError> {
     let values = vec![0.5f32; USUAL_RANK * width];
     let mut bytes = Vec::new();
@@ -239,7 +239,7 @@ fn time_core(perf: &mut PerfModel, width: usize) -> Result<(), LayoutError> {
     Ok(())
 }
 
-/// Times passes of a prompt through the base.
+/// Times prompt passes through the base.
 fn time_base<P: ForwardPass>(perf: &mut PerfModel, pass: &mut P, kv_blocks: u32) -> Result<(), P::Error> {
     let vocabulary = u32::try_from(pass.vocab_size()).unwrap_or(u32::MAX);
     let mut logits = Vec::new();
@@ -263,7 +263,7 @@ fn time_base<P: ForwardPass>(perf: &mut PerfModel, pass: &mut P, kv_blocks: u32)
     Ok(())
 }
 
-/// The shortest of some runs.
+/// Returns the shortest of [`TRIES`] runs.
 fn least(mut run: impl FnMut()) -> Duration {
     let time = |_| {
         let begin = Instant::now();

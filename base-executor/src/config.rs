@@ -1,4 +1,4 @@
-//! Settings of the process: from the command line, else from the environment, else their defaults.
+//! Settings of the process: command line, then environment, then defaults.
 
 mod layers;
 mod sockets;
@@ -26,142 +26,140 @@ const _: () = assert!(MAX_SEATS == MAX_WORKERS as usize, "every worker of a depl
 #[derive(Debug, Clone, PartialEq, Parser)]
 #[command(name = "base-executor", version, mut_args(settings::described))]
 pub struct ExecutorConfig {
-    /// The base model: a GGUF file, a directory, or a hub name (org/name@revision).
+    /// Base model: a GGUF file, a directory, or a hub name (org/name@revision).
     #[arg(long, value_name = "NAME_OR_PATH")]
     pub model: String,
-    /// Make the weights of this number instead of reading them: the model needs a config.json only. Answers mean
-    /// nothing; how long they take does.
+    /// Seed of random weights instead of read ones, for measurements. The model needs only a config.json, and
+    /// its answers are meaningless.
     #[arg(long, value_name = "SEED")]
     pub random_weights: Option<u64>,
-    /// Where the weights are.
     #[command(flatten)]
     pub weights: WeightFlags,
-    /// What computes: cpu, cuda, or cuda:1 for another GPU than the first.
+    /// Device that computes: cpu, cuda, or cuda:1 for another GPU than the first.
     #[arg(long, value_name = "DEVICE")]
     pub device: DeviceChoice,
-    /// Where gateways connect: a socket in a directory that only this user may enter. Without an engine no gateway
-    /// connects, and it says where `layers.sock` is.
+    /// Socket for gateways, in a directory that only this user may enter. Without an engine it only gives the
+    /// place of `layers.sock`.
     #[arg(long, value_name = "PATH", env = "HOLOBIONT_SOCKET", required_unless_present = "place")]
     pub socket: Option<PathBuf>,
-    /// Whether requests are answered here, or only the linear layers of the base are served.
+    /// Engine for requests, or none to serve only the linear layers of the base.
     #[arg(long, value_name = "ENGINE", env = "HOLOBIONT_ENGINE", default_value = "resident")]
     pub engine: EngineKind,
     /// Cores to run on, such as 0,1 or 0-3 [default: all that are allowed].
     #[arg(long, value_name = "LIST")]
     pub cores: Option<CoreList>,
-    /// How finely a CPU rounds activations where they meet integer weights.
+    /// Precision of activations that meet integer weights on a CPU.
     #[arg(long, value_name = "PRECISION")]
     pub precision: Precision,
-    /// Of the device's memory, keys and values take no more than this [default: all of it].
+    /// Maximum device memory of the KV cache [default: all of it].
     #[arg(long, value_name = "BYTES")]
     pub kv_bytes: Option<ByteCount>,
-    /// How keys and values are stored.
+    /// Data type of the KV cache.
     #[arg(long, value_name = "DTYPE")]
     pub kv_dtype: KvDtype,
-    /// Memory for adapters in the host tier, where workers read them too.
+    /// Memory of the host tier for adapters, which workers read too.
     #[arg(long, value_name = "BYTES")]
     pub adapter_bytes: ByteCount,
-    /// How adapters are stored and multiplied.
+    /// Data type of adapters in memory and in products.
     #[arg(long, value_name = "DTYPE")]
     pub adapter_dtype: AdapterDtype,
-    /// Of the device's memory, adapters take no more than this [default: what one longest sequence leaves].
+    /// Maximum device memory of adapters [default: what one longest sequence leaves].
     #[arg(long, value_name = "BYTES")]
     pub device_adapter_bytes: Option<ByteCount>,
-    /// Memory of the device for keys, values and adapters, which share it as the load wants it [default: 1GiB, or what their
-    /// bounds add up to; nine tenths of what a GPU has left].
+    /// Device memory that the KV cache and adapters share by load [default: 1GiB, or the sum of their limits;
+    /// nine tenths of a GPU's free memory].
     #[arg(long, value_name = "BYTES")]
     pub device_bytes: Option<ByteCount>,
-    /// Memory of the host for keys and values that leave the device.
+    /// Host memory for offloaded KV blocks.
     #[arg(long, value_name = "BYTES")]
     pub host_bytes: ByteCount,
-    /// Room on the disk for keys and values of the past.
+    /// Disk space for offloaded KV blocks.
     #[arg(long, value_name = "BYTES")]
     pub disk_bytes: ByteCount,
-    /// Private directory of the file that holds them [default: history beside the gateways' socket].
+    /// Private directory of the file with offloaded KV blocks [default: history beside the gateways' socket].
     #[arg(long, value_name = "DIR")]
     pub disk_directory: Option<PathBuf>,
-    /// Who leaves a full tier first.
+    /// Eviction policy of a full tier.
     #[arg(long, value_name = "POLICY")]
     pub cache_policy: CachePolicy,
-    /// The cost model's unit of time, in milliseconds.
+    /// Unit of time of the eviction cost model, in milliseconds.
     #[arg(long, value_name = "MS")]
     pub cache_decay_ms: u64,
-    /// Memory of this host that the process may hold in all, its weights too: bytes, or a part, as 1/2 [default: fifteen
+    /// Host memory of the whole process, weights included: bytes, or a part such as 1/2 [default: fifteen
     /// sixteenths of the machine or of its control group].
     #[arg(long, value_name = "PART")]
     pub process_memory: Option<MemoryFraction>,
-    /// A tenant's part of memory beside others, whose part is 1: alice=2; may be given many times.
+    /// Memory share of a tenant, where other tenants have 1, such as alice=2; may be given many times.
     #[arg(long = "cache-weight", value_name = "TENANT=N")]
     pub cache_weights: Vec<CacheWeight>,
-    /// Who drafts tokens, which are then verified several in one step: off, auto, ngram, self, or the path of a smaller model. No
-    /// answer is another for it.
+    /// Drafter of tokens that one step verifies: off, auto, ngram, self, or the path of a smaller model.
+    /// Answers do not depend on it.
     #[arg(long, value_name = "DRAFT")]
     pub draft: DraftChoice,
-    /// Most drafted tokens of a sequence that a step verifies.
+    /// Maximum number of draft tokens per sequence and step.
     #[arg(long, value_name = "N")]
     pub draft_tokens: usize,
-    /// Memory for keys and values of a draft that is a model, and for the rows of the head that it has of its own.
+    /// Memory for a drafter model's KV cache and its own rows of the head.
     #[arg(long, value_name = "BYTES")]
     pub draft_bytes: ByteCount,
-    /// What a request does whose adapter is not on the device.
+    /// Mode of requests whose adapter is not on the device.
     #[arg(long, value_name = "MODE")]
     pub cold_start: ColdStart,
-    /// Emulate a link of this many gigabits per second between host tier and device, for experiments.
+    /// Bandwidth of an emulated link between host tier and device, in gigabits per second, for experiments.
     #[arg(long, value_name = "GBIT_PER_S")]
     pub link_gbps: Option<Gbps>,
-    /// Where workers connect [default: workers.sock beside the gateways' socket].
+    /// Socket for workers [default: workers.sock beside the gateways' socket].
     #[arg(long, value_name = "PATH", env = "HOLOBIONT_WORKER_SOCKET")]
     pub worker_socket: Option<PathBuf>,
-    /// How the GPU asks workers: in its own stream, or through the host, for comparison.
+    /// Signal from GPU to workers: in the GPU's own stream, or through the host, for comparison.
     #[arg(long, value_name = "WAY", env = "HOLOBIONT_WORKER_INVOCATION", default_value = "fused")]
     pub worker_invocation: WorkerInvocation,
-    /// Most workers; with 0 there is no socket for them.
+    /// Maximum number of workers; 0 opens no socket for them.
     #[arg(long, value_name = "COUNT", env = "HOLOBIONT_MAX_WORKERS", default_value_t = 16)]
     pub max_workers: usize,
-    /// Requests computed together.
+    /// Maximum number of sequences per step.
     #[arg(long, value_name = "COUNT")]
     pub max_running: usize,
-    /// Requests that may wait for their turn: the longest burst. More are refused at once.
+    /// Maximum number of waiting requests, which is the longest burst; more are refused at once.
     ///
-    /// This bounds memory. That nobody waits for too long under a load that lasts is the gateways' to see to.
+    /// The limit bounds memory. Gateways bound the waiting time under a lasting load.
     #[arg(long, value_name = "COUNT")]
     pub max_waiting: usize,
-    /// Prompt tokens of all requests that wait, together; a request that would wait alone is never too long.
+    /// Maximum number of prompt tokens of all waiting requests; a single waiting request may have more.
     #[arg(long, value_name = "TOKENS")]
     pub max_waiting_tokens: usize,
-    /// Prompt tokens computed in a step; longer prompts take several.
+    /// Maximum number of prompt tokens per step; longer prompts take several steps.
     #[arg(long, value_name = "TOKENS")]
     pub chunk_tokens: usize,
-    /// Longest sequence, if shorter than the model's own [default: the model's].
+    /// Maximum sequence length [default: the model's].
     #[arg(long, value_name = "TOKENS")]
     pub context_length: Option<usize>,
     /// Time for running requests to finish after SIGTERM or SIGINT.
     #[arg(long, value_name = "MS")]
     pub grace_ms: u64,
-    /// Treat the end of standard input like SIGTERM: the supervisor that holds its other end is gone.
+    /// Exit at the end of standard input, as on SIGTERM, because the supervisor is gone.
     #[arg(long)]
     pub exit_with_stdin: bool,
-    /// What split clients are served.
     #[command(flatten)]
     pub layers: LayerFlags,
-    /// How the log is written to stderr.
+    /// Format of the log on stderr.
     #[arg(long, value_name = "FORMAT", default_value = "auto")]
     pub log_format: LogFormat,
 }
 
-/// Who runs the model's pass.
+/// The engine that runs the model's forward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum EngineKind {
     /// The resident engine, for gateways; split clients run their own.
     Resident,
-    /// Split clients alone: of any architecture, its linear layers.
+    /// No engine: the linear layers of any architecture, for split clients only.
     None,
 }
 
-/// How a GPU asks workers.
+/// The way in which a GPU signals workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum WorkerInvocation {
-    /// It copies, signals and waits in its own stream (CaraServe §4.2).
+    /// The GPU copies, signals and waits in its own stream (CaraServe §4.2).
     Fused,
     /// The host copies, waits for the copy, and signals.
     Native,
@@ -176,85 +174,67 @@ impl From<WorkerInvocation> for Invocation {
     }
 }
 
-/// Why the settings make no sense.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExecutorConfigError {
-    /// The process may not run on a core.
     #[error("--cores names core {0}, which this process may not run on; leave it out")]
     Core(usize),
-    /// A number is too small to work with.
     #[error("{flag} is {value}, but must be at least {least}; raise it or leave it out")]
-    TooSmall {
-        /// The setting.
-        flag: &'static str,
-        /// What it is.
-        value: usize,
-        /// What it must be.
-        least: usize,
-    },
-    /// A number is too large to work with.
+    TooSmall { flag: &'static str, value: usize, least: usize },
     #[error("{flag} is {value}, but must be at most {most}; lower it")]
-    TooLarge {
-        /// The setting.
-        flag: &'static str,
-        /// What it is.
-        value: usize,
-        /// What it may be.
-        most: usize,
-    },
-    /// TLS without a certificate.
+    TooLarge { flag: &'static str, value: usize, most: usize },
+    /// TLS is set without a certificate.
     #[error("--layer-listen needs --layer-cert and --layer-cert-key: give all three, or none")]
     LayerCertificate,
-    /// A certificate without TLS.
+    /// A certificate is set without TLS.
     #[error(
         "--layer-cert, --layer-cert-key and --layer-client-ca do nothing without --layer-listen: give it too"
     )]
     LayerListen,
-    /// Gateways that nobody could tell from others, or that could not come.
+    /// Remote gateways are allowed without the port or the authority that identifies them.
     #[error(
         "--layer-gateways needs --layer-listen, where they come, and --layer-client-ca, which signs their certificates: give both"
     )]
     LayerGateways,
-    /// Gateways of other hosts have nothing to drive.
+    /// Remote gateways are allowed without an engine.
     #[error("--layer-gateways does nothing with --engine none: leave one of them out")]
     NothingToDrive,
-    /// An engine that nobody reaches.
+    /// The resident engine has no socket.
     #[error("--engine resident needs --socket, where gateways connect: give it, or --engine none")]
     NoSocket,
-    /// Neither engine nor layers.
+    /// Both the engine and the layer service are off.
     #[error("--engine none with --layers off serves nothing: leave one of them out")]
     NothingToServe,
-    /// Files to lend that there are none of.
+    /// Split clients would need model files, which random weights do not have.
     #[error(
         "--engine none lends a model's files to split clients, and --random-weights has none: leave one of them out"
     )]
     NothingToLend,
-    /// A GPU has weights in its own memory.
+    /// Streamed weights are set for a GPU.
     #[error(
         "--resident-weight-bytes has the host's cores read weights from a disk, and --device names a GPU: leave one of them out"
     )]
     StreamedToGpu,
-    /// A GPU rounds in its own way.
+    /// The CPU's activation precision is set for a GPU.
     #[error("--precision is what the host's cores compute with, and --device names a GPU: leave it out")]
     PrecisionOfGpu,
-    /// Keys and values in a form that no GPU has.
+    /// The KV cache data type is not available on GPUs.
     #[error("--kv-dtype int8 is for --device cpu alone; leave it out, or take f16")]
     KvOfGpu,
-    /// Drafts where verification does not have the bits of a decode step.
+    /// Drafting needs verification with the bits of a decode step, which GPUs lack.
     #[error(
         "--draft works with --device cpu alone, but for off and auto; leave it out, or take one of these"
     )]
     DraftDevice,
-    /// Other hosts' clients without the service.
+    /// Remote split clients are allowed without the layer service.
     #[error("--layer-listen does nothing with --layers off: leave one of them out")]
     LayersOff,
 }
 
 impl ExecutorConfig {
-    /// Checks what the types alone do not.
+    /// Checks settings against each other and against limits.
     ///
     /// # Errors
-    /// If a value cannot work; the setting is named.
+    /// If a value cannot work; the error names the setting.
     pub fn validated(self) -> Result<Self, ExecutorConfigError> {
         let at_least = |flag, value, least| {
             if value < least { Err(ExecutorConfigError::TooSmall { flag, value, least }) } else { Ok(()) }
@@ -302,13 +282,13 @@ impl ExecutorConfig {
         Ok(self)
     }
 
-    /// Bytes a second that an emulated link lets through.
+    /// Returns the bytes per second of the emulated link.
     #[must_use]
     pub fn link_bytes_per_s(&self) -> Option<NonZeroU64> {
         self.link_gbps.and_then(|gbps| NonZeroU64::new(gbps.bytes_per_s()))
     }
 
-    /// What a request does whose adapter is not on the device, as gateways are told.
+    /// Returns the cold start mode as a message value.
     #[must_use]
     pub fn cold_start(&self) -> message::ColdStart {
         match self.cold_start {

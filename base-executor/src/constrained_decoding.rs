@@ -1,26 +1,26 @@
-//! What answers have to look like: grammars are compiled, and what may come next is found out, beside the pass.
+//! Structured output: compiles grammars and computes token masks, beside the forward pass.
 //!
 //! ```text
 //!   compute    | pass over a step's rows      | draw | pass ...
-//!   looking    | allowed, allowed ...         |      | allowed ...
+//!   masks      | mask, mask ...               |      | mask ...
 //!   compiling  | compile .........................................
 //! ```
 //!
-//! A [`GrammarState`] is one sequence's way through its grammar. While a pass computes the sequence's logits a thread takes in the tokens
-//! that were drawn last and finds out which may come next, and behind each drafted token, which may come there. The compute thread
-//! asks for that when the logits are there and waits for [`LOOK_BUDGET`] at most: a sequence whose answer is later sits that step
-//! out alone, and its token is computed again in a later one.
+//! A [`GrammarState`] is one sequence's position in its grammar. While a pass computes the logits, a thread
+//! takes in the tokens drawn last and computes which may follow, also after each draft token. The compute
+//! thread waits at most [`LOOK_BUDGET`] for the masks when the logits are ready. A sequence whose mask is
+//! late skips that step, and its token is computed again later.
 //!
-//! Compiling has threads of its own at the lowest priority, so that no look waits behind a compilation. Either queue takes tenants
-//! in turn. A grammar that is not known yet is first compiled in a process with limits ([`text::sandbox`]): what comes from a
-//! gateway is judged here like what comes from anybody.
+//! Compilers are separate threads at the lowest priority, so masks never wait for them. Both queues serve
+//! tenants in turn. An unknown grammar is first compiled in a limited process ([`text::sandbox`]), because
+//! gateways are not trusted here.
 //!
-//! Nothing of it depends on who else is there, on how tokens were drafted, on when an answer is found, or on where an answer was
-//! taken up again: a matcher knows the tokens of its own answer, from the first on, and nothing else.
+//! A matcher knows only the tokens of its own answer. The result does not depend on other sequences, on
+//! drafting, on the time of a mask, or on where an answer was resumed.
 //!
 //! # Layout
 //!
-//! - `grammar_state`: the side of a sequence. `compile_workers`, `mask_workers`: the threads. [`GrammarWorkers`], here: all of them.
+//! - `grammar_state`: the engine's side. `compile_workers`, `mask_workers`: threads of [`GrammarWorkers`].
 
 mod compile_workers;
 mod grammar_state;
@@ -49,41 +49,40 @@ use self::{
 };
 pub(crate) use self::{grammar_state::GrammarState, mask_workers::AllowedTokens};
 
-/// Wakes the engine, so that it makes its next step.
+/// Wakes the engine for its next step.
 type EngineWaker = Arc<dyn Fn() + Send + Sync>;
 
-/// How long the compute thread waits for all looks of a step together, once the logits are there.
+/// Maximum wait of the compute thread for all masks of a step, once the logits are ready.
 pub const LOOK_BUDGET: Duration = Duration::from_millis(5);
 
-/// Threads that look: each has one answer at a time, and sixteen of them keep one busy for about a millisecond in a step. There are two
-/// at least, because one tenant never occupies all of them.
+/// Bounds of the number of mask threads. Sixteen sequences keep one thread busy for about a millisecond per
+/// step. At least two are needed, because one tenant never occupies all of them.
 const MIN_LOOKERS: usize = 2;
 const MAX_LOOKERS: usize = 4;
 
-/// Cores for each thread that looks.
+/// Number of cores per mask thread.
 const CORES_PER_LOOKER: usize = 8;
 
-/// The engine holds no more requests than it has room for, so neither queue needs a limit of its own.
+/// The engine bounds its requests, so neither queue needs a limit.
 const NO_LIMIT: usize = usize::MAX;
 
-/// Why a sequence has no guide, or none any more.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GrammarStateError {
-    /// What comes from a gateway cannot be honoured; gateways find that out before.
+    /// The grammar is invalid; gateways normally detect that first.
     #[error("the grammar cannot be used: {0}")]
     Grammar(String),
-    /// The matcher cannot go on.
+    /// The matcher cannot continue.
     #[error(transparent)]
     Match(#[from] MatchError),
-    /// A helper has failed.
+    /// A thread has panicked.
     #[error("finding out what may come next has failed; the executor's log says more")]
     Fault,
 }
 
-/// Reads the vocabulary when the first grammar comes.
+/// Reads the vocabulary when the first grammar arrives.
 pub type Vocabulary = Box<dyn Fn() -> anyhow::Result<Tokens> + Send + Sync>;
 
-/// The threads, from the side of the engine.
+/// The engine's handle of the threads.
 pub struct GrammarWorkers {
     work: Arc<TenantQueue<GrammarWork>>,
     compiling: Arc<TenantQueue<Compile>>,
@@ -97,11 +96,11 @@ impl fmt::Debug for GrammarWorkers {
 }
 
 impl GrammarWorkers {
-    /// Those for the vocabulary of the model at `path`, whose processes that compile are `program`. `bell` is called, on a helper's
-    /// thread, whenever a sequence that waits can go on.
+    /// Starts the threads for the vocabulary of the model at `path`; `program` is the compiling process. A
+    /// thread calls `bell` whenever a waiting sequence can continue.
     ///
     /// # Errors
-    /// A thread cannot be started.
+    /// If a thread cannot be started.
     pub fn of_model(
         path: PathBuf,
         program: PathBuf,
@@ -110,10 +109,10 @@ impl GrammarWorkers {
         Self::over(Box::new(move || read(&path)), program, LOOK_BUDGET, bell)
     }
 
-    /// Those for the vocabulary that `read` gives. The compute thread waits for the looks of a step for `budget`.
+    /// Starts the threads for the vocabulary that `read` returns, with `budget` in place of [`LOOK_BUDGET`].
     ///
     /// # Errors
-    /// A thread cannot be started.
+    /// If a thread cannot be started.
     pub fn over(
         read: Vocabulary,
         program: PathBuf,
@@ -125,13 +124,13 @@ impl GrammarWorkers {
         let bell: EngineWaker = Arc::new(bell);
         let work = Arc::new(TenantQueue::new(NO_LIMIT, lookers));
         let compiling = Arc::new(TenantQueue::new(NO_LIMIT, PROCESSES));
-        // What is started is told to end if not all of it can be.
+        // Dropping `helpers` ends the started threads if a later one fails to start.
         let helpers = Self { work: Arc::clone(&work), compiling: Arc::clone(&compiling), budget };
         let compilers = Arc::new(Compilers::new(read, program));
         for _ in 0..lookers {
             let (work, compiling) = (Arc::clone(&work), Arc::clone(&compiling));
             let (compilers, bell) = (Arc::clone(&compilers), Arc::clone(&bell));
-            // Not joined at the end: the thread ends when its queue is closed.
+            // The thread is not joined, because it ends when its queue is closed.
             crate::spawn("grammars", move || mask_workers::serve(&work, &compiling, &compilers, &bell))?;
         }
         for _ in 0..PROCESSES {
@@ -142,12 +141,11 @@ impl GrammarWorkers {
         Ok(helpers)
     }
 
-    /// A way through the grammar that `source` says, for a sequence of `tenant` whose answer begins behind its first `begin` tokens.
+    /// Returns the state of grammar `source` for a sequence whose answer begins after `begin` tokens.
     pub(crate) fn guide(&self, tenant: TenantId, source: String, begin: usize) -> GrammarState {
         GrammarState::new(Arc::clone(&self.work), tenant, source, begin)
     }
 
-    /// How long the compute thread waits for the looks of a step.
     pub(crate) fn budget(&self) -> Duration {
         self.budget
     }

@@ -1,8 +1,8 @@
-//! The device tier: which adapters are on the device or on their way there, and when a request waits for one.
+//! The device tier: adapters on the device or in transit, and the decision whether a request waits for one.
 //!
-//! The device tier is the pool of keys and values; on a CPU that is memory on huge pages beside the host tier's shared
-//! pages. A load is asked for when a request wants the adapter (demand), or when an adapter joins the host tier and there is
-//! room (preload). Adapters of requests under way stay; the others give way to what is worth more.
+//! The device tier shares the block pool with the KV cache; on a CPU the pool is memory in huge pages. A
+//! request starts a load (demand), and so does a new adapter in the host tier if there is capacity (preload).
+//! Adapters in use stay; others are evicted by value.
 
 mod blocks;
 mod settings;
@@ -29,7 +29,7 @@ use crate::{
     workers::Workers,
 };
 
-/// An adapter's copy on the device, or on its way.
+/// An adapter's copy on the device, complete or in transit.
 #[derive(Debug)]
 struct DeviceAdapter {
     adapter: Arc<PreparedAdapter>,
@@ -67,19 +67,19 @@ impl DeviceTransfer for DeviceAdapter {
 pub struct AdapterDeviceTier {
     cold_start: ColdStart,
     link: Option<BytesPerSecond>,
-    /// Bytes of a block of the pool.
+    /// Size of a block of the pool, in bytes.
     block_bytes: u64,
     residency: Residency<Arc<PreparedAdapter>, DeviceAdapter>,
-    /// Those that stay until they are unloaded, whoever uses them.
+    /// Adapters pinned until they are unloaded.
     kept: HashSet<AdapterId>,
     carrier: AdapterUploader,
     workers: Workers,
     free: FreeBytes,
-    /// `None`: nothing was measured, so nobody is told to wait.
+    /// Cost model; without one no request waits.
     costs: Option<ColdStartModel>,
 }
 
-/// What brings adapters to the device.
+/// Copies adapters to the device.
 #[derive(Debug)]
 struct AdapterUploader {
     copies: CopyEngine,
@@ -88,7 +88,7 @@ struct AdapterUploader {
 }
 
 impl AdapterUploader {
-    /// Starts an adapter's way to `blocks`, unless too much is on its way.
+    /// Starts the copy of an adapter to `blocks`; fails if the copy queue is full.
     fn send(
         &self,
         id: AdapterId,
@@ -113,10 +113,10 @@ impl AdapterUploader {
 }
 
 impl AdapterDeviceTier {
-    /// An empty device tier, whose adapters are copied to `memory`.
+    /// Creates an empty device tier, whose adapters are copied to `memory`.
     ///
     /// # Errors
-    /// If the thread that copies cannot be started.
+    /// If the copy thread cannot be started.
     pub fn new(
         settings: DeviceSettings,
         memory: Arc<dyn DeviceMemory>,
@@ -137,13 +137,13 @@ impl AdapterDeviceTier {
         })
     }
 
-    /// Tells how much of the device's memory nobody uses.
+    /// Sets the function for the free bytes of the device.
     #[must_use]
     pub fn with_free_bytes(self, free: FreeBytes) -> Self {
         Self { free, ..self }
     }
 
-    /// Sees to it that the adapter is there or comes, if there is room.
+    /// Ensures that the adapter is on the device or in transit, if there is capacity.
     fn load(
         &mut self,
         pool: &mut Cache,
@@ -152,20 +152,20 @@ impl AdapterDeviceTier {
         class: CopyPriority,
     ) -> TransferStatus {
         let size = self.size_of(adapter);
-        // What has no matrices is where it is computed.
+        // An adapter without matrices needs no copy.
         if size.blocks == 0 {
             return TransferStatus::There;
         }
         self.residency.load(pool, id, adapter, size, class)
     }
 
-    /// What it takes of the pool.
+    /// Returns the adapter's size in the pool.
     fn size_of(&self, adapter: &PreparedAdapter) -> AdapterSize {
         let blocks = adapter.device_blocks(&*self.carrier.memory);
         AdapterSize { blocks, bytes: adapter.device_bytes() as u64 }
     }
 
-    /// Whether a request does better to wait for what is missing of its adapter.
+    /// Whether waiting for the missing part of the adapter is better for a request.
     fn should_wait(&self, adapter: &PreparedAdapter, tokens: usize, missing_bytes: u64) -> bool {
         match self.cold_start {
             ColdStart::OnDemand | ColdStart::Cached => true,
@@ -186,12 +186,12 @@ impl AdapterDeviceTier {
         }
     }
 
-    /// Whether a request waits until others leave room for its adapter.
+    /// Whether a request waits for capacity for its adapter.
     fn waits_for_room(&self, id: AdapterId) -> bool {
         self.cold_start == ColdStart::OnDemand && !self.residency.has_failed(id)
     }
 
-    /// Gives adapters that are computed from the host tier alone the room that others have left.
+    /// Loads adapters computed from the host tier, now that there is capacity.
     fn bring_those_left_out(&mut self, pool: &mut Cache) {
         for (id, adapter) in self.residency.left_out() {
             self.load(pool, id, &adapter, CopyPriority::Demand);
@@ -208,7 +208,7 @@ impl AdapterDeviceTier {
 impl Placement<PreparedAdapter> for AdapterDeviceTier {
     fn apply_evictions(&mut self, pool: &mut Cache) {
         self.residency.apply_evictions(pool);
-        // What keys and values have left is room, too.
+        // Eviction of KV blocks frees capacity for adapters too.
         for (id, adapter) in self.residency.left_out() {
             self.load(pool, id, &adapter, CopyPriority::Demand);
         }
@@ -236,7 +236,7 @@ impl Placement<PreparedAdapter> for AdapterDeviceTier {
             ColdStart::Cached => (CopyPriority::Demand, true),
             ColdStart::OnDemand | ColdStart::CpuAssist => (CopyPriority::Preload, false),
         };
-        // On demand it has to fit some day; otherwise it can be computed from the host tier for ever.
+        // On-demand adapters must fit eventually; others can always be computed from the host tier.
         if self.cold_start == ColdStart::OnDemand && blocks > pool.max_adapter_blocks() {
             let limit_bytes = u64::from(pool.max_adapter_blocks()) * self.block_bytes;
             return Err(PlacementError::TierFull { asked_bytes: bytes, held_bytes: 0, limit_bytes });
@@ -244,7 +244,7 @@ impl Placement<PreparedAdapter> for AdapterDeviceTier {
         if self.residency.has_failed(id) {
             return Ok(LoadCompletion::Now);
         }
-        // What must be there takes the room of history, what may come only what is free.
+        // A required adapter may evict cached KV blocks; an optional one takes only free blocks.
         let [free, idle] = pool.room_for_adapter();
         let room = if must_fit { idle } else { free };
         if !pool.has_adapter_place(id) && blocks as usize > room {

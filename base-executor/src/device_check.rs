@@ -1,6 +1,6 @@
-//! `base-executor device`: what a device is, and whether it can be used.
+//! `base-executor device`: reports a device's properties, and whether it is usable.
 //!
-//! Exit status: 0 it can be used, 1 it cannot.
+//! Exit status: 0 usable, 1 unusable.
 
 use clap::Parser;
 use kernels::cuda::{Cuda, CudaError};
@@ -9,14 +9,13 @@ use settings::DeviceChoice;
 
 use crate::{budget, model_loader::cpu};
 
-/// Bytes of a GiB.
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// Says what a device is, and whether it can be used.
+/// Reports the properties of a device, and whether it is usable.
 #[derive(Debug, Clone, PartialEq, Eq, Parser)]
 #[command(name = "base-executor device", version)]
 pub struct ProbeConfig {
-    /// The device: cpu, cuda, or cuda:1 for another GPU than the first.
+    /// Device: cpu, cuda, or cuda:1 for another GPU than the first.
     #[arg(value_name = "DEVICE", env = "HOLOBIONT_DEVICE", default_value = "cpu")]
     pub device: DeviceChoice,
     /// Print one JSON object instead of a line to read.
@@ -24,21 +23,20 @@ pub struct ProbeConfig {
     pub json: bool,
 }
 
-/// What was found out.
 #[derive(Debug)]
 struct DeviceReport {
     device: DeviceChoice,
     name: String,
     memory_bytes: u64,
     free_bytes: u64,
-    /// Compute capability of a GPU, and the CUDA version that its driver speaks.
+    /// Compute capability of a GPU, and the CUDA version of its driver.
     versions: Option<[(u32, u32); 2]>,
 }
 
-/// Opens the device, with all its kernels, and prints what it is.
+/// Opens the device with all its kernels, and prints its properties.
 ///
 /// # Errors
-/// If it cannot be used; the message says why, and what to do.
+/// If the device is unusable; the message gives the reason and the remedy.
 pub fn run(config: &ProbeConfig) -> anyhow::Result<()> {
     let found = match config.device {
         DeviceChoice::Cpu => host(),

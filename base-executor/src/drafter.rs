@@ -1,6 +1,6 @@
-//! Who drafts for a sequence, as the engine takes them.
+//! Drafters of sequences, as the engine uses them.
 //!
-//! An author owns what it computes with, so that it may be asked at any time, also while a pass waits for its weights.
+//! A drafter owns what it computes with, so it can run at any time, also while a pass waits for its weights.
 
 use std::{convert::Infallible, fmt, time::Duration};
 
@@ -16,53 +16,51 @@ use speculation::{
     tree::{NodeId, TokenTree},
 };
 
-/// How far drafts of somebody's text are to be trusted.
+/// Acceptance statistics of an adapter and client.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct AcceptanceStats {
-    /// Those out of what the text said before.
     pub text: AcceptanceTable,
-    /// Those of a model.
     pub model: Calibration,
 }
 
-/// Somebody who drafts for one sequence.
+/// A drafter of one sequence.
 pub trait SequenceDrafter: Draft<Error = Infallible> + Send {
-    /// What it has learned about those it drafts for.
+    /// Returns the acceptance statistics it has learned.
     fn learned(&self) -> Option<AcceptanceStats> {
         None
     }
 
-    /// Reads what of the text it would have to read before it guesses, for about as many seconds at most.
+    /// Prefills pending text for about `seconds` at most.
     fn read_ahead(&mut self, seconds: f64) {
         let _ = seconds;
     }
 
-    /// From now on guesses that take time may be made where this allows it.
+    /// Sets the time that slow predictions may cost from now on.
     fn set_price(&mut self, price: DraftCost) {
         let _ = price;
     }
 
-    /// It is about to be asked what comes behind `at`: a model may say that along with what others are about to ask.
+    /// Announces a question about `at`, so that a model may compute several sequences' questions together.
     fn prefetch_logits(&mut self, tree: &TokenTree, at: Option<NodeId>) {
         let _ = (tree, at);
     }
 
-    /// Seconds that all takes that was foreseen, for whomever.
+    /// Returns the seconds that all announced predictions take, over all sequences.
     fn owed_s(&self) -> f64 {
         0.0
     }
 
-    /// Time that a model has taken since this was asked last.
+    /// Returns the time that a model took since the previous call.
     fn take_spent(&mut self) -> Duration {
         Duration::ZERO
     }
 
-    /// Whether a model guessed anything for the tree that was drafted last.
+    /// Whether a model predicted any token of the latest tree.
     fn was_asked(&self) -> bool {
         false
     }
 
-    /// Whether a model guessed this node of the tree that was drafted last.
+    /// Whether a model predicted this node of the latest tree.
     fn is_of_model(&self, tree: &TokenTree, node: NodeId) -> bool {
         let _ = (tree, node);
         false
@@ -126,10 +124,10 @@ impl Draft for Box<dyn SequenceDrafter> {
     }
 }
 
-/// Makes an author for a prompt; what was learned is of those who asked for the same adapter before.
+/// Makes a drafter for a prompt, with the statistics of earlier requests for the same adapter.
 type MakeDrafter = Box<dyn FnMut(&[u32], AcceptanceStats) -> Box<dyn SequenceDrafter> + Send>;
 
-/// Somebody who provides all sequences with authors.
+/// Makes drafters for all sequences.
 pub struct DrafterFactory {
     kind: DraftKind,
     make: MakeDrafter,
@@ -142,7 +140,7 @@ impl fmt::Debug for DrafterFactory {
 }
 
 impl DrafterFactory {
-    /// One of this kind that `make`s them.
+    /// Creates a factory of drafters of this kind.
     pub fn new(
         kind: DraftKind,
         make: impl FnMut(&[u32], AcceptanceStats) -> Box<dyn SequenceDrafter> + Send + 'static,
@@ -150,13 +148,13 @@ impl DrafterFactory {
         Self { kind, make: Box::new(make) }
     }
 
-    /// What a sequence said before.
+    /// Creates a factory of n-gram drafters.
     #[must_use]
     pub fn ngram() -> Self {
         Self::new(DraftKind::Ngram, |prompt, learned| Box::new(Ngram::new(prompt, learned.text)))
     }
 
-    /// The same, and a model where that does not know. `held` is what it takes, until the agency is given up.
+    /// Creates a factory of n-gram drafters with a model; `held` is the model's memory.
     pub fn combined<L>(kind: DraftKind, drafter: Drafter<L>, held: MemoryReservation) -> Self
     where
         L: HostLayers<Error = Infallible> + Send + 'static,
@@ -168,13 +166,12 @@ impl DrafterFactory {
         })
     }
 
-    /// Who guesses.
     #[must_use]
     pub fn kind(&self) -> DraftKind {
         self.kind
     }
 
-    /// An author for a text that begins with `prompt`.
+    /// Makes a drafter for a text that begins with `prompt`.
     pub fn author(&mut self, prompt: &[u32], learned: AcceptanceStats) -> Box<dyn SequenceDrafter> {
         (self.make)(prompt, learned)
     }

@@ -6,27 +6,26 @@
 //!
 //! # Layout
 //!
-//! - [`event`]: what the loop reacts to.
-//! - `queues`: every sequence, by how far it is; `adapter_tiers`: the adapters; `model_runner`: the pass and who shares it.
-//! - `control_replies`: answers about adapters and figures.
-//! - `requests`: a request becomes a sequence. [`admission`]: which are refused, and with what words.
-//! - `waiting_for_adapter`: requests that wait for their adapter to reach the device, or for keys and values to come back to it.
-//! - `memory`: blocks that go to the tiers below the device, and come back.
-//! - `sequence`: one request: its tokens, its blocks, its sampling.
-//! - `drafts`: tokens drafted for a step, to be verified in it. `drafter_state`: by whom. `tree_drafting`: for several sequences at once. `overlapped_drafting`: those drafted during one. `step_cost`: what steps
-//!   take.
-//! - `schedule`: carries out what `scheduling::batch` decides: who is let in, takes part in a step, or gives way.
-//! - `postprocess`: from logits to outputs.
-//! - `oom_fallback`: steps that the device has no memory for.
-//! - `output_queues`: outputs on their way to the gateways.
+//! - [`event`]: the events of the loop.
+//! - `queues`: all sequences, by state. `adapter_tiers`: the adapters. `model_runner`: the pass and its
+//!   users.
+//! - `control_replies`: replies about adapters and stats.
+//! - `requests`: requests become sequences. [`admission`]: refusals and their messages.
+//! - `waiting_for_adapter`: requests that wait for their adapter or their KV blocks to reach the device.
+//! - `memory`: offload and swap-in of blocks. `sequence`: one sequence: its tokens, blocks and sampling.
+//! - `drafts`: draft tokens of a step. `drafter_state`: their drafters. `tree_drafting`: trees of several
+//!   sequences at once. `overlapped_drafting`: drafting during a step. `step_cost`: estimated step durations.
+//! - `schedule`: executes the decisions of `policy::batch`: admission, participation and preemption.
+//! - `postprocess`: from logits to outputs. `output_queues`: outputs for the gateways.
+//! - `oom_fallback`: steps for which the device lacks memory.
 //! - [`layers`]: the layer service in the same thread.
 //!
 //! # Invariants
 //!
-//! - A sequence is in one of the `queues`, and leaves the engine through `retire` alone: there its blocks and its
-//!   adapter are given back.
-//! - The oldest sequence is never made to give way, so there is always one that ends, and everyone becomes the oldest.
-//! - Nothing here waits for a disk or a network.
+//! - A sequence is in one of the `queues`, and leaves the engine only by `retire`, which releases its blocks
+//!   and adapter.
+//! - The oldest sequence is never preempted, so some sequence always ends, and each becomes the oldest.
+//! - The engine never waits for a disk or a network.
 
 mod adapter_tiers;
 pub mod admission;
@@ -77,38 +76,34 @@ use crate::{
     placement::Placement,
 };
 
-/// Rows of logits that prompt log-probabilities may take in a step: a row is as long as the vocabulary.
+/// Rows of logits for prompt log-probabilities per step; each row is as long as the vocabulary.
 const SCORED_TOKENS: usize = 64;
 
-/// Events taken in before a step begins, at most: a flood of them does not stop the computing.
+/// Maximum number of events taken in before a step, so that many events cannot stop the computation.
 const EVENTS_PER_STEP: usize = 1024;
 
-/// What the engine holds itself to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EngineLimits {
-    /// Sequences computed together.
+    /// Maximum number of sequences per step.
     pub max_running: usize,
-    /// Requests that wait for their turn.
+    /// Maximum number of waiting requests.
     pub max_waiting: usize,
-    /// Prompt tokens of all requests that wait; one that waits alone may be longer.
+    /// Maximum prompt tokens of all waiting requests; a single waiting request may have more.
     pub max_waiting_tokens: usize,
-    /// Prompt tokens of a step; prompts are cut to fit.
+    /// Prompt tokens per step; longer prompts are split.
     pub chunk_tokens: usize,
-    /// KV blocks of the pool.
     pub kv_blocks: u32,
-    /// Most tokens of a sequence.
+    /// Maximum tokens of a sequence.
     pub context_length: usize,
 }
 
 impl EngineLimits {
-    /// Those of a step.
     fn batch(&self) -> BatchLimits {
         let Self { max_running, chunk_tokens, .. } = *self;
         BatchLimits { max_running, chunk_tokens, scored_tokens: SCORED_TOKENS }
     }
 }
 
-/// The engine over a forward pass.
 pub struct Engine<P: ForwardPass> {
     computing: ModelRunner<P>,
     queues: Queues<P::Adapter>,
@@ -124,9 +119,9 @@ pub struct Engine<P: ForwardPass> {
     welcome: Welcome,
     stats: Stats,
     pulse: ComputeHeartbeat,
-    /// When to give up what still runs; set once the process is to end.
+    /// Time at which running requests fail; set when the process shuts down.
     draining_until: Option<Instant>,
-    /// The last step found no memory.
+    /// Whether the latest step found no memory.
     is_short: bool,
     budget: MemoryBudget,
 }
@@ -139,7 +134,7 @@ impl<P: ForwardPass> std::fmt::Debug for Engine<P> {
 }
 
 impl<P: ForwardPass> Engine<P> {
-    /// An idle engine. `welcome` is what gateways are told; its list of adapters is filled in here.
+    /// Creates an idle engine. `welcome` is sent to gateways; its adapter list is filled in here.
     #[must_use]
     pub fn new(pass: P, limits: EngineLimits, welcome: Welcome, clock: Box<dyn Clock>) -> Self {
         Self {
@@ -166,58 +161,58 @@ impl<P: ForwardPass> Engine<P> {
         }
     }
 
-    /// Shows its turns on `pulse`.
+    /// Reports its loops to `pulse`.
     #[must_use]
     pub fn with_pulse(self, pulse: ComputeHeartbeat) -> Self {
         Self { pulse, ..self }
     }
 
-    /// Asks `placement` where adapters are; without it they are on the device as soon as they are loaded.
+    /// Sets the device tier; without one, adapters are on the device as soon as they are loaded.
     #[must_use]
     pub fn with_placement(mut self, placement: Box<dyn Placement<P::Adapter>>) -> Self {
         self.tiers.set_device(placement);
         self
     }
 
-    /// Keeps keys and values in `below` when they leave the device, as `kv-cache` decides.
+    /// Offloads KV blocks to `below` when they leave the device, as `cache` decides.
     #[must_use]
     pub fn with_memory(mut self, cache: Cache, below: KvOffload) -> Self {
-        // What a sequence may take at most, however many adapters are in use, decides which are refused.
+        // The blocks that a sequence gets despite any number of adapters decide which requests are refused.
         self.limits.kv_blocks = self.limits.kv_blocks.min(cache.sure_kv_blocks());
         self.welcome.kv_blocks = self.limits.kv_blocks;
         self.welcome.device_budget_bytes = u64::from(cache.max_adapter_blocks()) * below.block_bytes() as u64;
         Self { kv: cache, below, ..self }
     }
 
-    /// Has tokens drafted and verified several at once, where that helps. No answer is another for it.
+    /// Enables drafting. Answers do not depend on it.
     #[must_use]
     pub fn with_drafts(self, drafts: Drafts) -> Self {
         Self { drafts, ..self }
     }
 
-    /// Has `grammars` find out what may come next where an answer has to look like something; without, such requests are refused.
+    /// Enables structured output; without `grammars`, such requests are refused.
     #[must_use]
     pub fn with_grammars(self, grammars: GrammarWorkers) -> Self {
         Self { grammars: Some(grammars), ..self }
     }
 
-    /// Tells what `budget` says is held.
+    /// Sets the memory budget for stats.
     #[must_use]
     pub fn with_budget(self, budget: MemoryBudget) -> Self {
         Self { budget, ..self }
     }
 
-    /// Lends the base to split clients, too.
+    /// Serves the base to split clients too.
     #[must_use]
     pub fn with_layers(mut self, layers: LayerService<P>) -> Self {
         self.computing.layers = Some(layers);
         self
     }
 
-    /// Serves `events` until it has drained or nobody can send any more.
+    /// Handles `events` until the engine has drained or all senders are gone.
     ///
     /// # Errors
-    /// The device is lost. Nothing is answered any more: gateways redo what was under way once the process is back.
+    /// If the device is lost. The engine then sends no more replies; gateways retry after the restart.
     pub fn run(mut self, mut events: mpsc::Receiver<EngineEvent<P::Adapter>>) -> Result<(), DeviceLost> {
         while self.take_events(&mut events) {
             let begin = self.clock.now();
@@ -230,8 +225,7 @@ impl<P: ForwardPass> Engine<P> {
         Ok(())
     }
 
-    /// Takes in what has happened, waiting for something if there is nothing to compute. Returns false when the
-    /// engine is done.
+    /// Handles pending events; waits for one if there is nothing to compute. False when the engine is done.
     fn take_events(&mut self, events: &mut mpsc::Receiver<EngineEvent<P::Adapter>>) -> bool {
         if !self.queues.has_work() {
             if self.is_idle()
@@ -260,13 +254,13 @@ impl<P: ForwardPass> Engine<P> {
         }
     }
 
-    /// There is no request.
+    /// True if the engine has no request.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.queues.iter().next().is_none()
     }
 
-    /// One turn of the loop: computes the next tokens of those whose turn it is, and sends what there is to send.
+    /// Runs one loop: computes the next tokens of the scheduled sequences and sends the outputs.
     pub fn step(&mut self) {
         self.tell_cache_the_time();
         self.expire();
@@ -278,7 +272,7 @@ impl<P: ForwardPass> Engine<P> {
         if !plan.is_empty() {
             self.stats.steps += 1;
             self.run_plan(&plan);
-            // Whoever waits is served by the next process, from the beginning.
+            // The next process serves the waiting requests from the beginning.
             if self.computing.is_lost() {
                 return;
             }
@@ -286,7 +280,7 @@ impl<P: ForwardPass> Engine<P> {
             self.await_looks();
         }
         self.flush();
-        // Those who have left made room for others. If nobody runs any more, nothing else would wake the loop.
+        // Ended sequences free capacity for others. If none runs any more, no event would wake the loop.
         self.admit_ready();
         if !self.queues.has_work() {
             self.run_transfers(0);
@@ -296,7 +290,7 @@ impl<P: ForwardPass> Engine<P> {
         }
     }
 
-    /// Reacts to an event; answers are sent at the end of the next step.
+    /// Handles an event; replies are sent at the end of the next step.
     pub fn handle(&mut self, event: EngineEvent<P::Adapter>) {
         match event {
             EngineEvent::Connected { connection, outbox } => {
@@ -332,14 +326,14 @@ impl<P: ForwardPass> Engine<P> {
         self.outboxes.answer(connection, ToGateway::Welcome(welcome));
     }
 
-    /// A gateway is gone: nobody waits for its requests.
+    /// Drops the requests of a disconnected gateway.
     fn forget(&mut self, connection: ConnectionId) {
         failpoint::pass("executor.gateway_gone");
         self.outboxes.close(connection);
         self.stats.cancelled += self.drop_where(|sequence| sequence.caller.connection == connection);
     }
 
-    /// Retires the sequences that `is_meant` names, in silence; returns how many.
+    /// Retires the matching sequences without output; returns their number.
     fn drop_where(&mut self, is_meant: impl Fn(&Sequence<P::Adapter>) -> bool) -> u64 {
         let taken = self.queues.take_where(is_meant);
         let count = taken.len() as u64;
@@ -347,7 +341,7 @@ impl<P: ForwardPass> Engine<P> {
         count
     }
 
-    /// Retires the sequences that `is_meant` names with an error.
+    /// Retires the matching sequences with an error.
     fn fail_where(&mut self, is_meant: impl Fn(&Sequence<P::Adapter>) -> bool, error: &WireError) {
         for sequence in self.queues.take_where(is_meant) {
             self.outboxes.output(sequence.caller, failure(sequence.caller.request, error.clone()));
@@ -355,7 +349,7 @@ impl<P: ForwardPass> Engine<P> {
         }
     }
 
-    /// The one way out of the engine.
+    /// Releases all that a sequence holds; every sequence leaves the engine here.
     fn retire(&mut self, mut sequence: Sequence<P::Adapter>) {
         sequence.prune(&mut self.kv);
         self.drafts.remember(&mut sequence);
@@ -365,14 +359,14 @@ impl<P: ForwardPass> Engine<P> {
             self.tiers.end_use(&mut self.kv, id);
         }
         failpoint::pass("executor.retire");
-        // The sequence's hold on the adapter ends before its unloading is reported.
+        // The sequence's use of the adapter ends before its unloading is reported.
         drop(sequence);
         if let Some(unloaded) = adapter.and_then(|id| self.tiers.release(id)) {
             self.report_unloaded(&unloaded);
         }
     }
 
-    /// Ends what has run out of time.
+    /// Fails the sequences whose deadline has passed.
     fn expire(&mut self) {
         let now = self.clock.now();
         if self.draining_until.is_some_and(|until| until <= now) {

@@ -1,6 +1,6 @@
-//! The places where a test may make this process die, stop, wait or fail: see the crate `failpoint`.
+//! Failpoints of this process; see the crate `failpoint`.
 
-/// All of them, with those of the forward pass.
+/// Failpoints of the executor and of its forward pass.
 pub const FAILPOINTS: &[&str] = &[
     // Start.
     "executor.after_bind",
@@ -8,7 +8,7 @@ pub const FAILPOINTS: &[&str] = &[
     "executor.after_weights",
     "executor.hello",
     "executor.welcome",
-    // A request.
+    // Requests.
     "executor.admission",
     "executor.cold_start",
     "executor.cold_waits",
@@ -30,7 +30,7 @@ pub const FAILPOINTS: &[&str] = &[
     "executor.retire",
     "executor.fetch_waits",
     "executor.gateway_gone",
-    // An adapter.
+    // Adapters and KV blocks.
     "executor.adapter_read",
     "executor.adapter_claimed",
     "executor.adapter_prepared",
@@ -44,7 +44,7 @@ pub const FAILPOINTS: &[&str] = &[
     "executor.adapter_evicted",
     "executor.unload_begun",
     "executor.unload_done",
-    // A worker.
+    // Workers.
     "executor.worker_hello",
     "executor.worker_seated",
     "executor.image_offered",
@@ -52,18 +52,18 @@ pub const FAILPOINTS: &[&str] = &[
     "executor.after_post",
     "executor.slices_collected",
     "executor.worker_lost",
-    // The end.
+    // Exit.
     "executor.drain_begun",
     "executor.drain_done",
 ];
 
-/// Failpoints of answers that are held to a grammar.
+/// Failpoints of structured output.
 pub const GRAMMAR_FAILPOINTS: &[&str] = &["executor.grammar_look", "executor.sits_out"];
 
-/// Those of the bridge to a device that computes by itself: a pass on the CPU does not get there.
+/// Failpoints of the GPU bridge, which a pass on the CPU does not reach.
 pub const BRIDGE_FAILPOINTS: &[&str] = &["executor.bridge_asked", "executor.bridge_before_answer"];
 
-/// Those of the layer service: only split clients get there.
+/// Failpoints of the layer service, which only split clients reach.
 pub const LAYER_FAILPOINTS: &[&str] = &[
     "layer.session_opened",
     "layer.channel_made",
@@ -75,7 +75,7 @@ pub const LAYER_FAILPOINTS: &[&str] = &[
     "layer.session_left",
 ];
 
-/// Those of weights that come from a disk: only a streamed base gets there.
+/// Failpoints of streamed weights.
 pub const WEIGHT_FAILPOINTS: &[&str] = &["weights.packed_matrix", "weights.before_rename", "weights.read"];
 
 #[cfg(test)]
@@ -84,7 +84,7 @@ mod tests {
 
     use super::{BRIDGE_FAILPOINTS, FAILPOINTS, GRAMMAR_FAILPOINTS, LAYER_FAILPOINTS, WEIGHT_FAILPOINTS};
 
-    /// Every name that a call of `failpoint` mentions in a source file below `folder`.
+    /// Collects every failpoint name in the source files below `folder`.
     fn mentioned(folder: &Path, found: &mut BTreeSet<String>) {
         for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
             if path.is_dir() {

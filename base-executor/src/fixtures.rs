@@ -1,4 +1,4 @@
-//! What unit tests of several modules stand on.
+//! Fixtures for the unit tests of several modules.
 
 use model::shape::config::{ArchFlags, ModelConfig, Rope, RopeScaling};
 

@@ -1,16 +1,15 @@
-//! The door to the gateways: a ZeroMQ ROUTER on an `ipc://` socket in a private directory.
+//! The server for gateways: a ZeroMQ ROUTER on an `ipc://` socket in a private directory.
 //!
 //! # Layout
 //!
-//! - `loading`: the time before there is a model.
-//! - `forward`: the way out: a bounded queue and a bounded window for each gateway.
-//! - here: the way in: hello first, then calls, each to the thread that serves it.
+//! - `loading`: service while the model loads.
+//! - `forward`: sending, with a bounded queue and a bounded window per gateway.
+//! - here: receiving: hello first, then calls, each passed to its thread.
 //!
 //! # Principles
 //!
-//! - Nothing a gateway sends, or fails to read, stops the engine or another gateway.
-//! - The transport carries no identity beyond "whoever may enter the directory". A connection is known by a number
-//!   of ours that is never used again.
+//! - No message of a gateway, and no failure to read, stops the engine or another gateway.
+//! - The transport has no identity beyond access to the directory. Numbers of connections are never reused.
 
 mod forward;
 mod loading;
@@ -54,40 +53,36 @@ use crate::{
     systemd,
 };
 
-/// Messages that wait for one gateway; it is given up when there are more.
+/// Queue capacity per gateway; a gateway whose queue overflows is disconnected.
 const OUTBOX_MESSAGES: usize = 1024;
 
-/// Longest wait for the last messages to be written when the process ends.
+/// Time limit for writing the last messages at exit.
 const FLUSH: Duration = Duration::from_secs(2);
 
-/// The request that errors about unreadable messages are reported for.
+/// Request id of errors about unreadable messages.
 pub const NO_REQUEST: RequestId = RequestId::MAX;
 
-/// Why the service does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum ServiceError {
-    /// The socket's place is not usable.
+    /// The socket's path is unusable.
     #[error(transparent)]
     Bind(#[from] BindError),
-    /// ZeroMQ refused the socket.
     #[error("ZeroMQ cannot serve the socket: {0}; see the log and start again")]
     Socket(#[from] zeromq::ZmqError),
 }
 
-/// Where the service hands on what it receives.
+/// Channels from and to the other threads.
 #[derive(Debug)]
 pub struct ServerHandles<A> {
-    /// The compute thread.
     pub engine: mpsc::Sender<EngineEvent<A>>,
-    /// The loader thread.
     pub loader: mpsc::Sender<LoadCall>,
     /// Resolves when the compute thread has ended.
     pub engine_ended: oneshot::Receiver<()>,
-    /// Asks for the end of the process, with the time left to what runs; a second time replaces the first.
+    /// Starts the shutdown, with the time for running requests; a second value replaces the first.
     pub shutdown: mpsc::Receiver<Duration>,
 }
 
-/// A socket that is bound, and not served yet.
+/// A socket that is bound and not served yet.
 pub struct BoundSocket {
     place: PrivateSocket,
     sender: RouterSendHalf,
@@ -106,7 +101,7 @@ impl std::fmt::Debug for BoundSocket {
 /// Binds the socket at `path`.
 ///
 /// # Errors
-/// If the place is not private, is taken, or cannot be used.
+/// If the directory is not private, or the path is in use or unusable.
 pub async fn bind(path: &Path) -> Result<BoundSocket, ServiceError> {
     let (place, listener) = PrivateSocket::bind(path)?;
     let mut socket = RouterSocket::new();
@@ -136,11 +131,11 @@ pub async fn serve<A: Send + 'static>(bound: BoundSocket, doors: ServerHandles<A
     drop(place);
 }
 
-/// A gateway that has said hello.
+/// A gateway that has sent its hello.
 struct GatewayPeer {
     connection: ConnectionId,
     instance: u64,
-    /// Weak: the queue ends when the engine lets go of it.
+    /// Weak, so that the queue ends when the engine drops its sender.
     outbox: mpsc::WeakSender<ToGateway>,
 }
 
@@ -150,7 +145,7 @@ struct Service<A> {
     engine: mpsc::Sender<EngineEvent<A>>,
     loader: mpsc::Sender<LoadCall>,
     peers: HashMap<PeerIdentity, GatewayPeer>,
-    /// Connections so far; the source of their numbers.
+    /// Number of connections so far, which gives each its number.
     connections: u64,
     forwarders: JoinSet<(ConnectionId, PeerIdentity)>,
 }
@@ -180,7 +175,7 @@ impl<A: Send + 'static> Service<A> {
                 _ = &mut engine_ended => break,
             }
         }
-        // The engine has closed the queues of all gateways; what is in them is still theirs.
+        // The engine has closed all queues; their remaining messages are still sent.
         let _ = timeout(FLUSH, async { while self.forwarders.join_next().await.is_some() {} }).await;
     }
 
@@ -215,8 +210,8 @@ impl<A: Send + 'static> Service<A> {
         }
     }
 
-    /// Begins a connection. What the same peer began before is over, and so is an earlier connection of the same
-    /// gateway: it gave that one up, whether or not its end has been noticed here, and asks for the same again.
+    /// Begins a connection, which replaces the peer's previous one and any other of the same gateway
+    /// instance. A gateway reconnects only after it gave up the earlier connection.
     async fn connect(&mut self, peer: PeerIdentity, instance: u64) {
         self.departed(&peer).await;
         let earlier = self.peers.iter().find(|(_, known)| known.instance == instance);
@@ -257,7 +252,7 @@ impl<A: Send + 'static> Service<A> {
         self.reply(connection, ToGateway::Failed(Failed { request, error })).await;
     }
 
-    /// Reports a message that says nothing. The request it was about is named if it can be told.
+    /// Reports an unreadable message, with the request id if that is readable.
     async fn unreadable(&mut self, peer: &PeerIdentity, frame: Option<&Bytes>, reason: &str) {
         let message =
             format!("the message cannot be read: {reason}; gateway and base-executor must be of one release");
@@ -269,7 +264,7 @@ impl<A: Send + 'static> Service<A> {
         self.reply(connection, report(frame.map_or(&[], |frame| frame), error)).await;
     }
 
-    /// Queues an answer that is not the engine's.
+    /// Queues an answer that does not come from the engine.
     async fn reply(&mut self, connection: ConnectionId, answer: ToGateway) {
         let Some((peer, known)) = self.peers.iter().find(|(_, known)| known.connection == connection) else {
             return;
@@ -301,14 +296,14 @@ impl<A: Send + 'static> Service<A> {
         }
     }
 
-    /// Waits while the engine's queue is full: it takes all of it in before every step, and meanwhile the gateways'
-    /// messages wait in their sockets. If the engine has ended, so will this loop.
+    /// Sends the engine an event, and waits while its queue is full. The engine empties the queue before
+    /// every step; meanwhile messages wait in the sockets. If the engine has ended, this loop ends too.
     async fn tell_engine(&self, event: EngineEvent<A>) {
         let _ = self.engine.send(event).await;
     }
 }
 
-/// Who sent a message, and its frames.
+/// Splits a message into its sender and its frames.
 fn frames_of(message: ZmqMessage) -> Option<(PeerIdentity, Vec<Bytes>)> {
     let mut frames = message.into_vec();
     if frames.is_empty() {
@@ -318,7 +313,7 @@ fn frames_of(message: ZmqMessage) -> Option<(PeerIdentity, Vec<Bytes>)> {
     Some((peer, frames))
 }
 
-/// Why a hello is not acceptable, if it is not.
+/// Returns the reason to refuse a hello, if there is one.
 fn version_refusal(hello: &Hello) -> Option<String> {
     (hello.version != PROTOCOL_VERSION).then(|| {
         format!(
@@ -329,7 +324,7 @@ fn version_refusal(hello: &Hello) -> Option<String> {
     })
 }
 
-/// Sends a refusal and ends the connection: there is no bounded queue for a peer that has not said hello.
+/// Sends a refusal and ends the connection, because a peer without a hello has no bounded queue.
 async fn refuse(
     sender: &mut RouterSendHalf,
     backend: &dyn MultiPeerBackend,
@@ -342,7 +337,7 @@ async fn refuse(
     backend.peer_disconnected(peer);
 }
 
-/// The error for a message that could not be decoded: tag and request come first in most of them.
+/// Returns the error for an undecodable message. Most messages begin with the tag and the request id.
 fn report(bytes: &[u8], error: WireError) -> ToGateway {
     const GENERATE: u8 = 1;
     let generate = bytes.first() == Some(&GENERATE);
@@ -354,7 +349,7 @@ fn report(bytes: &[u8], error: WireError) -> ToGateway {
     }
 }
 
-/// Load, unload and stats calls.
+/// Whether `tag` is that of a load, unload or stats call.
 fn known_call(tag: u8) -> bool {
     (3..=5).contains(&tag)
 }

@@ -1,22 +1,20 @@
-//! Signs of life of the compute thread, for whoever has to tell that it hangs; and the sign that it cannot go on.
+//! Liveness and load of the compute thread, for systemd, and the error of a lost device.
 
 use std::sync::{
     Arc,
     atomic::{AtomicU32, AtomicU64, Ordering},
 };
 
-/// What the compute thread has in hand.
+/// Load of the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EngineGauges {
-    /// Resident adapters.
+    /// Number of resident adapters.
     pub adapters: u32,
-    /// Requests that are computed.
     pub running: u32,
-    /// Requests that wait.
     pub waiting: u32,
 }
 
-/// Nothing can be computed in this process any more.
+/// The device is lost, so this process can compute nothing any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the device that holds the base is lost; the log says why, and the process must start anew")]
 pub struct DeviceLost;
@@ -29,12 +27,12 @@ struct HeartbeatCounters {
     waiting: AtomicU32,
 }
 
-/// Written by the compute thread alone, read by anyone. Each figure stands for itself, so nothing is ordered.
+/// Loop count and load, written only by the compute thread. Values are independent, hence relaxed.
 #[derive(Debug, Clone, Default)]
 pub struct ComputeHeartbeat(Arc<HeartbeatCounters>);
 
 impl ComputeHeartbeat {
-    /// Another turn of the loop begins.
+    /// Counts one loop and stores the load.
     pub fn beat(&self, figures: EngineGauges) {
         self.0.beats.fetch_add(1, Ordering::Relaxed);
         self.0.adapters.store(figures.adapters, Ordering::Relaxed);
@@ -42,13 +40,13 @@ impl ComputeHeartbeat {
         self.0.waiting.store(figures.waiting, Ordering::Relaxed);
     }
 
-    /// Turns so far. One that stays the same although the loop was given something to do means that it hangs.
+    /// Returns the number of loops. A constant number despite pending work means that the thread hangs.
     #[must_use]
     pub fn beats(&self) -> u64 {
         self.0.beats.load(Ordering::Relaxed)
     }
 
-    /// What the last turn began with.
+    /// Returns the load at the start of the latest loop.
     #[must_use]
     pub fn figures(&self) -> EngineGauges {
         let read = |figure: &AtomicU32| figure.load(Ordering::Relaxed);

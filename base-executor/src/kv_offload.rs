@@ -1,9 +1,8 @@
-//! Keys and values below the device: the bytes of the host tier, and the file of the disk tier.
+//! KV blocks below the device: bytes of the host tier, and the file of the disk tier.
 //!
-//! The compute thread takes a block's bytes off the device and puts them back, between two steps; a thread of its own reads
-//! and writes the file. Which block goes where is for `kv-cache` to decide.
-//!
-//! What is on its way to the file is in memory until it is there, so whoever asks for it meanwhile has it at once.
+//! The compute thread moves a block's bytes from and to the device between two steps; a separate thread reads
+//! and writes the file. The crate `cache` decides which block goes where. A block stays in memory until it is
+//! written, so it can be fetched in between.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -23,40 +22,34 @@ use kv_cache::{
 use scheduling::background_io::ForegroundIo;
 use types::BlockId;
 
-/// Bytes on their way to the file at most: they are in memory, and what finds no room among them is lost if it must leave.
+/// Maximum bytes in transit to the file, all in memory; an evicted block beyond the limit is lost.
 const MAX_WRITE_BYTES: usize = 64 << 20;
-/// Blocks on their way to the file: so many may be whatever their size, and no more however small they are.
+/// Bounds of the number of blocks in transit to the file, for any block size.
 const WRITES: RangeInclusive<usize> = 16..=1024;
-/// Blocks on their way from the file at most.
+/// Maximum number of blocks in transit from the file.
 const MAX_READS: usize = 32;
 
-/// How long nothing is written after a failure: a full disk is not asked for every block.
+/// Pause of writing after a failure, so that a full disk is not tried for every block.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(10);
 
-/// A copy from or to the file has ended.
+/// A finished copy from or to the file.
 #[derive(Debug)]
 pub enum FileCopy {
-    /// A block was written, or was not.
     Written {
-        /// Whose bytes they are.
         node: NodeId,
-        /// Where they were to go.
         slot: u32,
-        /// Whether they are there.
         outcome: CopyOutcome,
     },
-    /// A block was read.
     Read {
-        /// Whose bytes they are.
         node: NodeId,
-        /// Where they go.
+        /// Block of the device that gets the bytes.
         block: BlockId,
-        /// The bytes; `None` if they could not be had.
+        /// Bytes of the block; `None` after a failure.
         bytes: Option<BlockBytes>,
     },
 }
 
-/// The bytes of a block that is not on the device, and what they take of the process's memory.
+/// Bytes of a block outside the device, charged to the memory budget.
 #[derive(Debug)]
 pub struct BlockBytes {
     bytes: Box<[u8]>,
@@ -64,7 +57,7 @@ pub struct BlockBytes {
 }
 
 impl BlockBytes {
-    /// Zeros; `None` if there is no memory for them.
+    /// Returns zeroed bytes; `None` if the budget is exhausted.
     fn new(bytes: usize, account: &MemoryAccount) -> Option<Self> {
         let held = account.charge(bytes as u64).ok()?;
         Some(Self { bytes: vec![0; bytes].into(), _held: held })
@@ -85,12 +78,12 @@ impl DerefMut for BlockBytes {
     }
 }
 
-/// Tells the engine that a copy from or to the file has ended.
+/// Notifies the engine that a copy from or to the file has ended.
 #[derive(Clone)]
 pub struct CopyNotifier(Arc<dyn Fn(FileCopy) + Send + Sync>);
 
 impl CopyNotifier {
-    /// Tells it by calling `told`, on a thread that may wait.
+    /// Calls `told` on a thread that may wait.
     pub fn new(told: impl Fn(FileCopy) + Send + Sync + 'static) -> Self {
         Self(Arc::new(told))
     }
@@ -102,7 +95,7 @@ impl std::fmt::Debug for CopyNotifier {
     }
 }
 
-/// What has been asked of the file, and whom to tell; told once, also if it is dropped undone.
+/// Notifies the engine once, with a failure if the copy is dropped.
 struct CompletionGuard {
     told: CopyNotifier,
     copy: Option<FileCopy>,
@@ -124,7 +117,6 @@ impl Drop for CompletionGuard {
     }
 }
 
-/// A block that is written.
 struct WriteRequest {
     store: Arc<BlockStore>,
     node: NodeId,
@@ -148,7 +140,6 @@ impl CopySource for WriteRequest {
     }
 }
 
-/// A block that is read.
 struct Reading {
     store: Arc<BlockStore>,
     node: NodeId,
@@ -178,21 +169,19 @@ fn log_store_error(error: &StoreError) {
     tracing::warn!(%error, "keys and values are computed again instead of being kept");
 }
 
-/// Bytes in memory, and whose they are: a slot may have been another's.
+/// Bytes in memory with their node, since a slot may be reused.
 type HeldBlock = (NodeId, Arc<BlockBytes>);
 
-/// A block that is to be read from the file.
+/// A block to be read from the file.
 #[derive(Debug)]
 pub struct ReadRequest {
-    /// Whose bytes they are.
     pub node: NodeId,
-    /// Where they go.
+    /// Block of the device that gets the bytes.
     pub block: BlockId,
-    /// Where they are.
+    /// Slot of the file.
     pub slot: u32,
-    /// What they must be of.
+    /// Expected record of the block.
     pub record: BlockRecord,
-    /// How urgent it is.
     pub class: CopyPriority,
 }
 
@@ -203,13 +192,13 @@ struct Disk {
     copies: CopyEngine,
     told: CopyNotifier,
     writing: HashMap<u32, HeldBlock>,
-    /// Reads that have not begun: those that somebody waits for, and the others.
+    /// Reads not yet started: urgent ones, and others.
     unread: [VecDeque<ReadRequest>; 2],
     reading: Vec<(NodeId, Ticket)>,
     paused_until: Option<Instant>,
 }
 
-/// Room for blocks.
+/// Memory for blocks outside the device.
 #[derive(Debug, Clone, Default)]
 struct OffloadCapacity {
     block_bytes: usize,
@@ -222,7 +211,7 @@ impl OffloadCapacity {
     }
 }
 
-/// The bytes below the device.
+/// KV blocks of the host tier and the disk tier.
 #[derive(Debug, Default)]
 pub struct KvOffload {
     host: HashMap<u32, HeldBlock>,
@@ -231,8 +220,7 @@ pub struct KvOffload {
 }
 
 impl KvOffload {
-    /// Nothing below a device with blocks of `block_bytes`; a host tier of `host_blocks` grows as it is used. All of it is
-    /// charged to `account`.
+    /// Creates a host tier of `host_blocks`, which grows by use. All bytes are charged to `account`.
     #[must_use]
     pub fn new(block_bytes: usize, host_blocks: u32, account: &MemoryAccount) -> Self {
         let blocks = host_blocks as usize + max_writes(block_bytes) + MAX_READS;
@@ -240,10 +228,10 @@ impl KvOffload {
         Self { room: OffloadCapacity { block_bytes, account }, ..Self::default() }
     }
 
-    /// Keeps blocks in a file, too; where somebody comes `first` at the disk, what nobody waits for gives way.
+    /// Adds a disk tier. If `first` is set, background copies yield to its disk reads.
     ///
     /// # Errors
-    /// If the thread that reads and writes it cannot be started.
+    /// If the thread of the file cannot be started.
     pub fn with_store(
         mut self,
         store: BlockStore,
@@ -262,19 +250,19 @@ impl KvOffload {
         Ok(self)
     }
 
-    /// Bytes of a block.
+    /// Returns the size of a block in bytes.
     #[must_use]
     pub fn block_bytes(&self) -> usize {
         self.room.block_bytes
     }
 
-    /// Memory for one more block; `None` if there is none.
+    /// Returns memory for one more block; `None` if the budget is exhausted.
     #[must_use]
     pub fn block(&self) -> Option<BlockBytes> {
         self.room.block()
     }
 
-    /// Blocks that may be taken off the device now.
+    /// Returns the number of blocks that may be offloaded now.
     #[must_use]
     pub fn room(&self, now: Instant) -> usize {
         match &self.disk {
@@ -284,17 +272,17 @@ impl KvOffload {
         }
     }
 
-    /// Nothing is written for a while: there was no memory for it, or the disk said no.
+    /// Stops writing for a while, after a lack of memory or a disk error.
     pub fn pause(&mut self, now: Instant) {
         if let Some(disk) = &mut self.disk {
             disk.paused_until = Some(now + PAUSE_AFTER_FAILURE);
         }
     }
 
-    /// Nothing that an end could lose: the file has all that it can be given, of which `waiting` blocks have not set out.
+    /// Whether an exit loses nothing: no write is pending, and `waiting` is 0 or writing is paused.
     #[must_use]
     pub fn is_kept(&self, waiting: usize, now: Instant) -> bool {
-        // Without a file all of it ends with the process.
+        // Without a file, all blocks end with the process.
         let Some(disk) = &self.disk else { return true };
         disk.writing.is_empty() && (waiting == 0 || disk.is_paused(now))
     }
@@ -304,18 +292,18 @@ impl KvOffload {
         self.host.insert(slot, (node, bytes));
     }
 
-    /// Has a block written to a slot of the file.
+    /// Starts writing a block to a slot of the file.
     pub fn write(&mut self, node: NodeId, slot: u32, record: BlockRecord, bytes: Arc<BlockBytes>) {
         let Some(disk) = &mut self.disk else { return };
         disk.writing.insert(slot, (node, Arc::clone(&bytes)));
         let failed = FileCopy::Written { node, slot, outcome: CopyOutcome::Failed };
         let asked = CompletionGuard { told: disk.told.clone(), copy: Some(failed) };
         let write = WriteRequest { store: Arc::clone(&disk.store), node, slot, record, bytes, asked };
-        // Always taken: fewer are under way than the queue has room for.
+        // The submission succeeds, because fewer writes are in transit than the queue holds.
         let _ = disk.copies.submit(CopyPriority::Preload, Box::new(write), Box::new(|_| {}));
     }
 
-    /// A block's bytes, if they are in memory.
+    /// Returns a block's bytes, if they are in memory.
     #[must_use]
     pub fn at_hand(&self, node: NodeId, tier: Tier, slot: u32) -> Option<Arc<BlockBytes>> {
         let held = match tier {
@@ -326,7 +314,7 @@ impl KvOffload {
         held.filter(|(whose, _)| *whose == node).map(|(_, bytes)| Arc::clone(bytes))
     }
 
-    /// Has a block read from the file.
+    /// Queues a block to be read from the file.
     pub fn read(&mut self, wanted: ReadRequest) {
         if let Some(disk) = &mut self.disk {
             disk.unread[usize::from(wanted.class != CopyPriority::Demand)].push_back(wanted);
@@ -334,7 +322,7 @@ impl KvOffload {
         }
     }
 
-    /// Somebody waits for a block by now that is being read.
+    /// Makes a pending read urgent, because a sequence waits for it now.
     pub fn raise_priority(&mut self, node: NodeId) {
         let Some(disk) = &mut self.disk else { return };
         let [urgent, others] = &mut disk.unread;
@@ -347,12 +335,12 @@ impl KvOffload {
         reading.for_each(|(_, ticket)| ticket.raise(CopyPriority::Demand));
     }
 
-    /// A copy has ended.
+    /// Records the end of a copy.
     pub fn ended(&mut self, copy: &FileCopy, now: Instant) {
         let Some(disk) = &mut self.disk else { return };
         match copy {
             FileCopy::Written { node, slot, outcome } => {
-                // The slot may be another's by now.
+                // The slot may belong to another block by now.
                 if disk.writing.get(slot).is_some_and(|(writing, _)| writing == node) {
                     disk.writing.remove(slot);
                 }
@@ -370,18 +358,17 @@ impl KvOffload {
     }
 }
 
-/// Blocks on their way to the file at most.
+/// Returns the maximum number of blocks in transit to the file.
 fn max_writes(block_bytes: usize) -> usize {
     (MAX_WRITE_BYTES / block_bytes.max(1)).clamp(*WRITES.start(), *WRITES.end())
 }
 
 impl Disk {
-    /// A copy failed a moment ago.
     fn is_paused(&self, now: Instant) -> bool {
         self.paused_until.is_some_and(|until| now < until)
     }
 
-    /// Begins as many reads as may be under way, the urgent first.
+    /// Starts as many reads as allowed, urgent ones first.
     fn read_on(&mut self, room: &OffloadCapacity) {
         while self.reading.len() < MAX_READS {
             let next = self.unread.iter_mut().find_map(VecDeque::pop_front);
@@ -390,7 +377,7 @@ impl Disk {
             let asked = CompletionGuard { told: self.told.clone(), copy: Some(failed) };
             let (store, room) = (Arc::clone(&self.store), room.clone());
             let read = Reading { store, node, block, slot, record, room, asked };
-            // Always taken, as writes are.
+            // The submission succeeds, as for writes.
             let taken = self.copies.submit(class, Box::new(read), Box::new(|_| {}));
             self.reading.extend(taken.map(|ticket| (node, ticket)));
         }

@@ -1,4 +1,4 @@
-//! An executor without an engine: split clients' calls, and nothing else, over a base of any architecture.
+//! The executor without an engine: serves only calls of split clients, over a base of any architecture.
 
 use std::{
     path::Path,
@@ -33,13 +33,13 @@ use crate::{
     spawn, streaming, systemd,
 };
 
-/// How often the loop turns, at least.
+/// Maximum interval between two loops.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Serves the model of `config` until `shutdown` asks for the end. `on_ready` is called when clients are served.
+/// Serves the model of `config` until a message on `shutdown`. `on_ready` is called when clients are served.
 ///
 /// # Errors
-/// If the model cannot be opened, a door cannot be, or the compute thread stops of itself.
+/// If the model or a socket cannot be opened, or the compute thread stops by itself.
 pub(crate) async fn run(
     config: &ExecutorConfig,
     mut shutdown: mpsc::Receiver<Duration>,
@@ -50,7 +50,7 @@ pub(crate) async fn run(
     let (ended, compute_ended) = oneshot::channel::<()>();
     let pulse = ComputeHeartbeat::default();
     let (signs, config) = (pulse.clone(), config.clone());
-    // The thread that opens the model is the one that computes: it owns what it opens from the beginning.
+    // The compute thread opens the model, so it owns the model from the beginning.
     let compute = spawn("layers-compute", move || {
         let _ended = ended;
         match open(&config, &progress) {
@@ -86,7 +86,7 @@ pub(crate) async fn run(
     ended.map_err(Into::into)
 }
 
-/// Returns when the compute thread has ended.
+/// Waits until the compute thread has ended.
 async fn wait_for_end(
     hub: &DispatcherSender,
     mut shutdown: mpsc::Receiver<Duration>,
@@ -97,7 +97,7 @@ async fn wait_for_end(
             _ = &mut ended => return,
             Some(_) = shutdown.recv() => {
                 systemd::stopping();
-                // What waits is due within a moment, so there is nothing to be impatient about. Without a hub it is over.
+                // Waiting calls are due soon, so there is no time limit. Without a hub the service has ended.
                 let _ = hub.send(DispatcherEvent::Drain);
             }
         }
@@ -110,25 +110,24 @@ async fn tell_progress(mut watched: watch::Receiver<shmproto::message::Loading>)
     }
 }
 
-/// Linear layers on a device.
 enum LayerModel {
-    /// Of any architecture, on the host's cores.
+    /// Linear layers of any architecture, on the host's cores.
     Cpu(Box<SiteModel>),
-    /// Of one that the engine knows, on a GPU.
+    /// Linear layers of a known architecture, on a GPU.
     Cuda(Box<CudaModel>),
 }
 
-/// What clients and the log are told of it.
+/// Properties of the base for clients and the log.
 struct BaseDescription {
     architecture: String,
     identity: [u8; 32],
-    /// How adapters are best kept beside it.
+    /// Adapter precision that suits the weights.
     suits: LoraPrecision,
     bytes: usize,
 }
 
 impl LayerModel {
-    /// Loads the model at `path` with `cores`, to the device that `config` names.
+    /// Loads the model at `path` with `cores` to the device of `config`.
     fn load(
         config: &ExecutorConfig,
         path: &Path,
@@ -172,7 +171,7 @@ impl LayerModel {
     /// Serves until the hub has drained.
     ///
     /// # Errors
-    /// The device is lost.
+    /// If the device is lost.
     fn serve(&mut self, hub: &mut Dispatcher, pulse: &ComputeHeartbeat) -> Result<(), DeviceLost> {
         match self {
             Self::Cpu(base) => serve(&mut **base, hub, pulse, |_| false),
@@ -193,7 +192,7 @@ fn open(
         Some(cores) => cores.0.iter().map(|&core| core as usize).collect(),
         None => process::allowed_cores()?,
     };
-    // Before the weights, so that a model put in its place meanwhile is noticed.
+    // The plan precedes the weights, so that a model replaced meanwhile is detected.
     let plan = ClientWeightsPlan::of(&path)?;
     progress.stage("reading weights");
     let (base, told) = LayerModel::load(config, &path, &cores, progress)?;

@@ -1,41 +1,41 @@
-//! The process that owns the frozen base weights, runs the resident engine, and lends the base to split clients.
+//! The process that owns the base weights, runs the resident engine, and serves the base to split clients.
 //!
 //! # Layout
 //!
 //! - [`config`]: the settings.
 //! - [`bench`]: `base-executor bench`, which times the forward pass alone.
-//! - [`check`]: `base-executor check`, which says whether an adapter can be used, and why not.
-//! - [`device_check`]: `base-executor device`, which says whether a device can be used, and why not.
-//! - [`model_loader`]: the model: forward pass, adapter loader, facts.
+//! - [`check`]: `base-executor check`, which reports whether an adapter is usable, and why not.
+//! - [`device_check`]: `base-executor device`, which reports whether a device is usable, and why not.
+//! - [`model_loader`]: the forward pass, the adapter loader, and facts about the model.
 //! - [`engine`]: the compute thread: schedule, run, postprocess.
-//! - [`budget`]: what of the host's memory may be held, and by what.
-//! - [`device_memory_split`]: how keys and values and adapters divide the device.
-//! - [`memory`], [`kv_offload`]: the tiers of keys and values as they are set; the bytes that are not on the device.
-//! - `request_key`: whose request or call something is.
-//! - [`drafter`]: who drafts for a sequence. [`constrained_decoding`]: what may come next in one that has to look like something.
-//! - [`adapters`], [`loader`]: adapters of the host tier and their budget; the thread that brings them in.
-//! - [`placement`], [`device`]: which adapters the device holds, as the engine sees it; the device tier.
-//! - [`cold_start_model`]: what a cold start costs here, and which way is the shorter.
+//! - [`budget`]: budgets of the host's memory. [`device_memory_split`]: the device's memory for KV cache and
+//!   adapters.
+//! - [`memory`], [`kv_offload`]: settings of the KV cache tiers; copies of KV blocks outside the device.
+//! - `request_key`: the owner of a request or call.
+//! - [`drafter`]: drafters of sequences. [`constrained_decoding`]: masks for structured output.
+//! - [`adapters`], [`loader`]: adapters of the host tier and their budget; the thread that loads them.
+//! - [`placement`], [`device`]: the engine's view of adapters on the device; the device tier.
+//! - [`cold_start_model`]: the cost of cold starts on this machine, and the choice between their modes.
 //! - `layer_server`: the layer service without an engine, over a base of any architecture.
-//! - [`adapter_images`], [`workers`]: adapters as sealed images; the processes that compute them through shared memory.
-//! - `streaming`: a base whose weights come from a disk.
-//! - [`gateway_server`]: the socket the gateways talk to.
-//! - [`progress`], [`heartbeat`], `systemd`: how far it is, that it lives, and who is told.
-//! - `failpoints`: where tests may interfere.
-//! - `process`: cores, signals, log.
+//! - [`adapter_images`], [`workers`]: adapters as sealed images; the worker processes that compute them.
+//! - `streaming`: a base with streamed weights. [`gateway_server`]: the socket for gateways.
+//! - [`progress`], [`heartbeat`], `systemd`: loading progress, liveness, and reports of both.
+//! - `failpoints`: names for tests with failures. `process`: cores, signals, log.
 //!
 //! # Threads
 //!
 //! ```text
 //! service (tokio) --events--> engine (compute) --outputs, a bounded queue for each gateway--> service
 //!        `--load calls--> loader --events--> engine
-//! layers' doors --calls, and rings in shared memory--> engine --answers, a bounded queue for each client--> doors
+//! layer sockets --calls, and rings in shared memory--> engine --answers, bounded queues--> layer sockets
 //! ```
 //!
-//! The engine waits for nobody. The service waits for the engine to take in events, which it does before every
-//! step; the loader waits for a disk, and nobody for the loader. Helpers find out what grammars allow while the engine computes logits. So does the thread that keeps keys and values in a file.
+//! The engine waits for no other thread. The service waits until the engine takes in events, before every
+//! step. The loader waits for the disk. Helper threads compute grammar masks and write KV blocks to the disk
+//! tier.
 
 #![forbid(unsafe_code)]
+#![allow(missing_docs, reason = "only this program and its tests use the items")]
 
 pub mod adapter_images;
 pub mod adapters;
@@ -104,16 +104,16 @@ use self::{
     progress::LoadingProgress,
 };
 
-/// Events that wait for the engine; whoever sends more waits too.
+/// Capacity of the engine's event queue; further senders wait.
 const EVENT_QUEUE: usize = 1024;
 
-/// Load calls that wait for the loader; more are refused.
+/// Capacity of the loader's queue; further load calls are refused.
 const LOAD_QUEUE: usize = 64;
 
 /// Runs the process until a signal ends it.
 ///
 /// # Errors
-/// If it cannot start, or its engine stops of itself.
+/// If the process cannot start, or its engine stops by itself.
 pub fn run(config: &ExecutorConfig) -> anyhow::Result<()> {
     process::start_log(config.log_format);
     process::raise_limit_of_files();
@@ -145,32 +145,30 @@ pub fn run(config: &ExecutorConfig) -> anyhow::Result<()> {
     })
 }
 
-/// Tells whoever started the process that gateways can connect.
+/// Prints "ready" for the parent process: gateways can connect.
 fn say_ready() {
-    // It may not be listening any more; that is no reason to stop.
+    // The parent may have closed the pipe; the executor continues.
     let _ = writeln!(std::io::stdout(), "ready");
 }
 
-/// What [`serve`] holds itself to.
+/// Limits and modes of [`serve`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServeSettings {
-    /// Requests computed together.
+    /// Maximum number of sequences per step.
     pub max_running: usize,
-    /// Requests that may wait.
+    /// Maximum number of waiting requests.
     pub max_waiting: usize,
-    /// Prompt tokens of those that wait.
+    /// Maximum number of prompt tokens of all waiting requests.
     pub max_waiting_tokens: usize,
-    /// Prompt tokens of a step.
+    /// Maximum number of prompt tokens per step.
     pub chunk_tokens: usize,
-    /// Longest sequence in tokens, if shorter than the model's own.
+    /// Maximum sequence length in tokens, if below the model's own.
     pub context_length: Option<usize>,
-    /// Who drafts tokens.
     pub draft: DraftChoice,
-    /// Most drafted tokens of a sequence that a step verifies.
+    /// Maximum number of draft tokens per sequence and step.
     pub draft_tokens: usize,
-    /// What a request does whose adapter is not on the device.
+    /// Mode of cold starts.
     pub cold_start: ColdStart,
-    /// The tiers of keys and values.
     pub memory: MemorySettings,
 }
 
@@ -190,7 +188,7 @@ impl ServeSettings {
         }
     }
 
-    /// Who drafts, where there may be a `model` for it.
+    /// Returns the draft settings; `model` is the drafter model, if there is one.
     fn drafts(&self, model: Option<DrafterFactory>) -> Drafts {
         let by = |agency| Drafts::by(self.draft_tokens, agency);
         match &self.draft {
@@ -207,11 +205,11 @@ impl ServeSettings {
     }
 }
 
-/// Serves the model that `open` opens on `socket` until `shutdown` brings the time left to running requests, and they
-/// have ended. Gateways may connect while the model is being opened; `on_ready` is called when it is.
+/// Serves the model that `open` opens on `socket`. Gateways may connect before; `on_ready` is called after
+/// the opening. A time from `shutdown` limits the running requests, whose end ends `serve`.
 ///
 /// # Errors
-/// If the socket cannot be bound, the model cannot be opened, or the engine stops of itself.
+/// If the socket cannot be bound, the model cannot be opened, or the engine stops by itself.
 pub async fn serve<P, L>(
     socket: &Path,
     settings: ServeSettings,
@@ -237,7 +235,7 @@ where
     let copied = CopyNotifier::new(move |copy| tell(EngineEvent::FileCopied(copy)));
     let ring = bell(&engine_sender);
     let wanted = settings.clone();
-    // The thread that opens the model is the one that computes: it owns what it opens from the beginning.
+    // The compute thread opens the model, so it owns the model from the beginning.
     let engine = spawn("engine", move || {
         let _ended = ended;
         let opened =
@@ -247,7 +245,7 @@ where
     let opened = bound.wait_for(watched, systemd::loading, async {
         tokio::select! {
             opened = opened => opened.map(Some),
-            // Nothing is served yet, so there is nothing to finish.
+            // No request runs yet, so there is nothing to finish.
             _ = shutdown.recv() => Ok(None),
         }
     });
@@ -262,7 +260,7 @@ where
 
     let (loader_sender, calls) = mpsc::channel(LOAD_QUEUE);
     let loaded = engine_sender.clone();
-    // Not joined at the end: it may be in the middle of a file that nobody wants any more.
+    // Never joined, because it may be in the middle of an unneeded file.
     spawn("loader", move || loader::run(&loader, &budget, calls, &loaded))?;
     systemd::ready();
     let posted = tokio::spawn(systemd::keep_posted(pulse, bell(&engine_sender)));
@@ -279,8 +277,8 @@ where
         .map_err(Into::into)
 }
 
-/// Tells the engine something, from a thread that may wait while the engine's queue is full. If the engine has ended, nobody
-/// needs to know.
+/// Returns a function that sends the engine an event, and waits while its queue is full. Events to an ended
+/// engine are dropped.
 fn teller<A>(engine: &mpsc::Sender<EngineEvent<A>>) -> impl Fn(EngineEvent<A>) + use<A> {
     let engine = engine.downgrade();
     move |event| {
@@ -290,7 +288,7 @@ fn teller<A>(engine: &mpsc::Sender<EngineEvent<A>>) -> impl Fn(EngineEvent<A>) +
     }
 }
 
-/// Has the engine turn, whatever else it does: a full queue makes it turn, too.
+/// Returns a function that makes the engine loop once. A full queue has the same effect.
 fn bell<A: Send + Sync + 'static>(engine: &mpsc::Sender<EngineEvent<A>>) -> impl Fn() + Send + Sync + use<A> {
     let engine = engine.downgrade();
     move || {
@@ -300,7 +298,6 @@ fn bell<A: Send + Sync + 'static>(engine: &mpsc::Sender<EngineEvent<A>>) -> impl
     }
 }
 
-/// An engine over an opened model, and the loader beside it.
 fn prepare<P, L>(
     resident: OpenedModel<P, L>,
     settings: &ServeSettings,
@@ -325,7 +322,7 @@ where
     Ok((layers.into_iter().fold(engine, Engine::with_layers), (loader, adapters)))
 }
 
-/// Keeps the engine and sends the rest on. `None` if there is no engine, or nobody waits for it any more.
+/// Returns the engine and sends the rest. `None` if opening failed or the receiver is gone.
 fn hand_over<E, L>(opened: anyhow::Result<(E, L)>, to: oneshot::Sender<anyhow::Result<L>>) -> Option<E> {
     match opened {
         Ok((engine, loader)) => to.send(Ok(loader)).is_ok().then_some(engine),
@@ -360,7 +357,7 @@ fn welcome(
     let word = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     Welcome {
         version: PROTOCOL_VERSION,
-        // The standard library keys its hashers at random: a number no other start of the process has.
+        // The standard library seeds its hashers at random, so each process start gets another number.
         instance: RandomState::new().hash_one(std::process::id()),
         context_length: word(settings.context_length(&facts)),
         model_path: facts.model_path,
@@ -370,7 +367,7 @@ fn welcome(
         numbers: facts.numbers,
         vocab_size: word(vocab_size),
         adapter_budget_bytes,
-        // Said by whoever has the pool.
+        // The engine sets it from the block pool.
         device_budget_bytes: 0,
         cold_start: settings.cold_start,
         kv_blocks: facts.kv_blocks,

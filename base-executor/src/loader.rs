@@ -1,5 +1,5 @@
-//! The loader thread: brings adapters from disk into the form the forward pass takes, so that the compute thread
-//! never waits for a disk.
+//! The loader thread: loads adapters into the form of the forward pass, so that the compute thread never
+//! waits for a disk.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -23,10 +23,9 @@ use crate::{
 
 /// Reads adapters and prepares them for one forward pass.
 pub trait Loader: Send + 'static {
-    /// What the forward pass takes.
     type Adapter: Send + Sync + 'static;
 
-    /// Bytes that the adapter at `path` will take at least, judged by its files without reading them.
+    /// Returns a lower bound of the bytes of the adapter at `path`, without reading its files.
     fn foreseeable_bytes(&self, path: &Path) -> u64 {
         let _ = path;
         0
@@ -35,53 +34,46 @@ pub trait Loader: Send + 'static {
     /// Reads an adapter's files and checks them against the base model.
     ///
     /// # Errors
-    /// If they are not usable; the text reaches the caller.
+    /// If they are unusable; the text reaches the caller.
     fn read(&self, path: &Path) -> anyhow::Result<AnyAdapter>;
 
-    /// Bytes that [`prepare`](Self::prepare) will take at least; claimed from the budget before it is called.
+    /// Returns a lower bound of the bytes of [`prepare`](Self::prepare), which are claimed before it.
     fn least_bytes(&self, adapter: &AnyAdapter) -> u64 {
         adapter.least_bytes()
     }
 
-    /// Brings an adapter into the form the forward pass takes.
+    /// Brings an adapter into the form of the forward pass.
     ///
     /// # Errors
-    /// If there is no memory, or no descriptor, for it, or a draft that cannot be served; the text reaches the caller.
+    /// If memory or descriptors are exhausted, or a draft adapter is unusable; the text reaches the caller.
     fn prepare(&self, adapter: AnyAdapter) -> Result<PassReadyAdapter<Self::Adapter>, PrepareError>;
 }
 
-/// An adapter in the form the forward pass takes.
+/// An adapter in the form of the forward pass.
 #[derive(Debug)]
 pub struct PassReadyAdapter<A> {
-    /// It.
     pub adapter: Arc<A>,
-    /// Bytes that form has.
     pub bytes: u64,
-    /// What it is for.
     pub role: AdapterRole,
 }
 
-/// Why an adapter that was read cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PrepareError {
-    /// It never can be here.
+    /// The adapter can never be used with this base.
     #[error(transparent)]
     Invalid(anyhow::Error),
-    /// There is no memory, or no descriptor, for it now.
+    /// Memory or file descriptors are exhausted at the moment.
     #[error(transparent)]
     NoRoom(anyhow::Error),
 }
 
-/// A call of [`ToExecutor::LoadAdapter`](shmproto::message::ToExecutor).
+/// A load call, see [`ToExecutor::LoadAdapter`](shmproto::message::ToExecutor).
 #[derive(Debug)]
 pub struct LoadCall {
-    /// Who calls.
     pub connection: ConnectionId,
-    /// What is to be loaded.
     pub call: LoadAdapter,
 }
 
-/// Why an adapter was not loaded.
 #[derive(Debug, thiserror::Error)]
 enum LoadError {
     #[error("the adapter at {path} cannot be used: {cause:#}")]
@@ -109,7 +101,7 @@ impl From<LoadError> for WireError {
     }
 }
 
-/// Serves `calls` one after the other until their channel is closed.
+/// Serves `calls` in order until their channel is closed.
 pub fn run<L: Loader>(
     loader: &L,
     budget: &Budget,
@@ -137,7 +129,7 @@ fn load<L: Loader>(
     call: &LoadAdapter,
 ) -> Result<ResidentAdapter<L::Adapter>, LoadError> {
     let foreseeable = call.parts.iter().map(|part| loader.foreseeable_bytes(Path::new(&part.path)));
-    // Reading takes several times the memory, so what can never fit is not read. What is here already always fits.
+    // Reading takes several times the adapter's memory, so what can never fit is not read. Residents fit.
     budget.could_hold(foreseeable.fold(0, u64::saturating_add))?;
     let adapter = read(loader, call)?;
     failpoint::pass("executor.adapter_read");
@@ -158,7 +150,7 @@ fn load<L: Loader>(
     Ok(ResidentAdapter { adapter, claim, generation, rank, modules, virtual_tokens, invocation, role })
 }
 
-/// Reads the adapter, or adds up those that there are.
+/// Reads one adapter, or sums several into a merged adapter.
 fn read<L: Loader>(loader: &L, call: &LoadAdapter) -> Result<AnyAdapter, LoadError> {
     let read = |part: &AdapterPart| {
         let adapter = loader.read(Path::new(&part.path));
@@ -173,7 +165,6 @@ fn read<L: Loader>(loader: &L, call: &LoadAdapter) -> Result<AnyAdapter, LoadErr
     }
 }
 
-/// Where its files are, for a person.
 fn paths_text(call: &LoadAdapter) -> String {
     call.parts.iter().map(|part| part.path.as_str()).collect::<Vec<_>>().join(" + ")
 }

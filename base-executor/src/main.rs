@@ -1,4 +1,4 @@
-//! Parses, validates, runs.
+//! Entry point of the executor.
 
 use std::{error::Error, process::ExitCode};
 
@@ -21,14 +21,14 @@ use text::sandbox;
 
 fn main() -> ExitCode {
     run().unwrap_or_else(|error| {
-        // Cause and next step on one line; a backtrace would bury them.
+        // One line holds the cause and the next step; a backtrace would hide them.
         eprintln!("error: {}", in_one_line(&*error));
         exit_of(&error).into()
     })
 }
 
-/// What cannot be meant is wrong usage, also a model that is none; one that is nowhere is not found; else it is what the
-/// system refused.
+/// Returns the usage code for wrong settings or an unusable model, the not-found code for a missing model,
+/// else the system error's.
 fn exit_of(error: &anyhow::Error) -> Exit {
     let is_usage = |cause: &(dyn Error + 'static)| {
         let is_no_model = cause.is::<OpenError>() || cause.is::<ClientWeightsError>();

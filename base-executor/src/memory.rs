@@ -1,4 +1,4 @@
-//! The tiers of keys and values, as an operator set them.
+//! The tiers of the KV cache, as configured.
 
 use std::{
     collections::HashMap,
@@ -29,35 +29,29 @@ use crate::{
     process,
 };
 
-/// The file of the disk tier, in its directory.
+/// Name of the disk tier's file.
 const FILE: &str = "history.kv";
 
-/// How long an executor that is ending may keep the file from the next.
+/// Time to wait until a previous executor releases the file.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
-/// How often it is tried again.
 const LOCK_RETRY: Duration = Duration::from_millis(50);
 
-/// What the tiers hold themselves to.
+/// Settings of the KV cache tiers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemorySettings {
-    /// Bytes of the device.
     pub device: DeviceBytes,
-    /// Bytes of the host tier.
     pub host_bytes: u64,
-    /// Bytes of the disk tier.
     pub disk_bytes: u64,
-    /// The private directory of its file.
+    /// Private directory of the disk tier's file.
     pub directory: PathBuf,
-    /// Who leaves a tier first.
     pub policy: Variant,
-    /// The cost model's unit of time.
+    /// Unit of time of the eviction cost model.
     pub tau: Duration,
-    /// Parts of tenants in the tiers, where they are not 1.
+    /// Memory shares of tenants, where they are not 1.
     pub weights: HashMap<TenantId, u32>,
 }
 
 impl MemorySettings {
-    /// Those of `config`.
     pub(crate) fn of(config: &ExecutorConfig) -> Self {
         Self {
             device: DeviceBytes::of(config),
@@ -72,7 +66,7 @@ impl MemorySettings {
 }
 
 impl Default for MemorySettings {
-    /// A device, and nothing below it.
+    /// Returns a device without lower tiers.
     fn default() -> Self {
         Self {
             device: DeviceBytes::default(),
@@ -86,10 +80,10 @@ impl Default for MemorySettings {
     }
 }
 
-/// Opens the tiers around `pass`, their bytes charged to `account`; what an earlier process of the same base left on the disk is there again.
+/// Opens the tiers around `pass`, charged to `account`, with the blocks that an earlier process left.
 ///
 /// # Errors
-/// If there is to be a disk tier, and its file cannot be had.
+/// If the disk tier's file cannot be opened.
 pub(crate) fn open<P: ForwardPass>(
     settings: &MemorySettings,
     pass: &P,
@@ -130,7 +124,7 @@ pub(crate) fn open<P: ForwardPass>(
     Ok((cache, below))
 }
 
-/// Opens the file as soon as the process before this one has let go of it.
+/// Opens the file as soon as the previous process has released it.
 fn when_free(path: &Path, layout: &StoreLayout) -> Result<OpenedStore, OpenError> {
     let begin = Instant::now();
     loop {
@@ -154,7 +148,7 @@ fn log_store(path: &Path, found: StoreContents, blocks: usize, dropped: usize) {
     }
 }
 
-/// A hash of all that decides a block's bits: the base, what computes it, how numbers are kept, and this very program.
+/// Hashes all that decides a block's bits: the base, the device, the data types, and this program.
 fn fingerprint(facts: &ModelFacts) -> io::Result<[u8; 32]> {
     let program = process::program_hash()?;
     let mut hasher = blake3::Hasher::new_derive_key("holobiont 2026 kv fingerprint v1");

@@ -1,12 +1,12 @@
-//! The real model behind the engine: opens the weights and says what the engine needs to know of them.
+//! Opens the model: weights, forward pass, adapter loader and the facts that the engine needs.
 //!
 //! # Layout
 //!
-//! - this file: what is served, and how adapters are read for it
-//! - `base_device`: the script by which a base is opened on any device
-//! - [`cpu`], [`cuda`]: the base on the host's own cores, and on a GPU
-//! - `drafting`: drafts that are models, over its first layers or beside it
-//! - `base`: where the weights come from, and what lends them to split clients
+//! - this file: the opened model, and the preparation of adapters for it
+//! - `base_device`: the steps of opening a base on any device
+//! - [`cpu`], [`cuda`]: the base on the host's cores, and on a GPU
+//! - `drafting`: drafter models: the base's first layers, or a smaller model
+//! - `base`: the source of the weights, and the plan of the layer service
 
 mod base;
 mod base_device;
@@ -40,21 +40,19 @@ use crate::{
     placement::Placement,
 };
 
-/// What the process serves.
+/// An opened model, ready for the engine.
 pub struct OpenedModel<P: ForwardPass, L> {
-    /// The forward pass, which owns weights and KV memory.
+    /// Forward pass, which owns weights and KV memory.
     pub pass: P,
-    /// Brings adapters into the form the pass takes.
+    /// Loader of adapters for the pass.
     pub loader: L,
-    /// Which adapters the device holds.
     pub placement: Box<dyn Placement<P::Adapter>>,
-    /// Split clients that the base is lent to.
+    /// Layer service for split clients, if it is on.
     pub layers: Option<LayerService<P>>,
-    /// What it holds, and may hold, in the host's memory.
+    /// Host memory of the process, in use and allowed.
     pub budget: MemoryBudget,
-    /// A smaller model that drafts, if one was asked for.
+    /// Drafter model, if one is set.
     pub draft_model: Option<DrafterFactory>,
-    /// What gateways are told.
     pub facts: ModelFacts,
 }
 
@@ -64,26 +62,23 @@ impl<P: ForwardPass, L> fmt::Debug for OpenedModel<P, L> {
     }
 }
 
-/// What the engine and the gateways need to know of a model.
+/// Properties of the model for the engine and the gateways.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelFacts {
-    /// Path of the model file or directory.
     pub model_path: String,
-    /// Content identity of the base: hash of its configuration, its tensors and what its text is made of.
+    /// Content hash of the base's configuration, tensors and text files.
     pub base_hash: [u8; 32],
-    /// Hash of what tokenizer, chat template and sampling defaults are made of.
+    /// Hash of tokenizer, chat template and sampling defaults.
     pub text_hash: [u8; 32],
-    /// What it is computed on.
     pub device: DeviceFacts,
-    /// How numbers are rounded and kept that a base does not decide: where they differ, so do bits.
+    /// Data types and roundings beyond the base's own; a difference may change output bits.
     pub numbers: String,
-    /// Longest sequence in tokens.
+    /// Maximum sequence length in tokens.
     pub context_length: usize,
-    /// KV blocks the pass has memory for.
+    /// KV blocks that the pass has memory for.
     pub kv_blocks: u32,
 }
 
-/// What the host's cores compute with.
 pub(crate) fn rounding(asked: settings::Precision) -> Precision {
     match asked {
         settings::Precision::Auto => Precision::default(),
@@ -94,7 +89,6 @@ pub(crate) fn rounding(asked: settings::Precision) -> Precision {
     }
 }
 
-/// How keys and values are to be kept.
 pub(crate) fn kv_dtype(asked: settings::KvDtype) -> KvDtype {
     match asked {
         settings::KvDtype::Auto => KvDtype::Auto,
@@ -104,12 +98,12 @@ pub(crate) fn kv_dtype(asked: settings::KvDtype) -> KvDtype {
     }
 }
 
-/// What keys and values are beside adapters of the precision that suits the weights.
+/// Returns the KV precision next to adapters of precision `suits`, the one that suits the weights.
 pub(crate) fn kv_numbers(config: &ExecutorConfig, suits: LoraPrecision) -> KvPrecision {
     kv_precision(suits == LoraPrecision::Exact, kv_dtype(config.kv_dtype))
 }
 
-/// How adapters are kept; `suitable` is what suits the weights.
+/// Returns the precision of adapters; `suitable` suits the weights.
 pub(crate) fn precision(config: &ExecutorConfig, suitable: LoraPrecision) -> LoraPrecision {
     match config.adapter_dtype {
         AdapterDtype::Auto => suitable,
@@ -119,7 +113,7 @@ pub(crate) fn precision(config: &ExecutorConfig, suitable: LoraPrecision) -> Lor
     }
 }
 
-/// What [`ModelFacts::numbers`] says beside adapters of the precision that suits the weights.
+/// Returns [`ModelFacts::numbers`]; `suits` is the adapter precision that suits the weights.
 fn numbers(config: &ExecutorConfig, suits: LoraPrecision) -> String {
     let activations = match config.device {
         DeviceChoice::Cpu => format!("{:?}", rounding(config.precision)),
@@ -129,20 +123,20 @@ fn numbers(config: &ExecutorConfig, suits: LoraPrecision) -> String {
     format!("activations {activations}, keys and values {kv:?}, adapters {adapters:?}").to_lowercase()
 }
 
-/// Reads adapters against the shape of the resident model.
+/// Reads and prepares adapters for the resident model's shape.
 #[derive(Debug, Clone)]
 pub struct AdapterLoader {
     config: ModelConfig,
     precision: LoraPrecision,
     library: ImageRegistry,
-    /// What drafts are computed with; `None` where none drafts.
+    /// Configuration of draft adapters; `None` where drafting with the base is off.
     drafting: Option<Drafting>,
-    /// What of the base is in the host's memory, which a DoRA has to meet; `None` where nothing is.
+    /// Base weights in host memory, which DoRA needs; `None` without any.
     base: Option<SharedBase>,
 }
 
 impl AdapterLoader {
-    /// For a base of this shape, beside adapters of the precision that suits it.
+    /// Creates a loader for a base of this shape; `suits` is the adapter precision that suits it.
     fn new(
         config: &ExecutorConfig,
         shape: &ModelConfig,
@@ -189,7 +183,7 @@ impl Loader for AdapterLoader {
     fn foreseeable_bytes(&self, path: &Path) -> u64 {
         let weights = if path.is_dir() { path.join("adapter_model.safetensors") } else { path.to_owned() };
         let stored = std::fs::metadata(weights).map_or(0, |file| file.len());
-        // Of 32 bits a number 16 may be kept.
+        // A stored 32-bit value may be kept in 16 bits.
         stored.saturating_sub(limits::MAX_HEADER_BYTES) / 2
     }
 

@@ -1,4 +1,4 @@
-//! Where an adapter is when a request wants it: the engine asks, whoever manages the device answers.
+//! The interface between the engine and the device tier of adapters.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,39 +6,36 @@ use kv_cache::Cache;
 use shmproto::message::{AdapterStats, ErrorCode, Stats, WireError};
 use types::AdapterId;
 
-/// What a request finds that wants its adapter. Unless it must wait, the adapter stays where it is, or on its way,
-/// until [`Placement::end_use`].
+/// Availability of a request's adapter. Unless the request must wait, the adapter stays on the device or in
+/// transit until [`Placement::end_use`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AdapterAvailability {
-    /// All of it is on the device.
+    /// The whole adapter is on the device.
     OnDevice,
-    /// Some of it is not. The request starts: what is missing is computed from the host tier.
+    /// Some ranks are missing. The request starts, and they are computed from the host tier.
     Missing,
-    /// The request waits, and asks again after [`Placement::arrived`] or when others have left.
+    /// The request waits, and asks again after [`Placement::arrived`] or when other requests have ended.
     MustWait,
 }
 
-/// When the load of an adapter may be answered.
+/// Time at which the load of an adapter is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LoadCompletion {
-    /// At once.
     Now,
-    /// After [`Placement::arrived`].
+    /// The load is answered after [`Placement::arrived`].
     Later,
 }
 
-/// Why an adapter cannot be placed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PlacementError {
-    /// The tier has no room.
     #[error(
         "the adapter takes {asked_bytes} bytes on the device, of whose {limit_bytes} bytes others hold {held_bytes}; unload an \
          adapter or start the executor with a larger --device-bytes (or --device-adapter-bytes, where that is set)"
     )]
     TierFull {
-        /// Bytes it takes.
+        /// Bytes of the adapter on the device.
         asked_bytes: u64,
-        /// Bytes others hold and cannot give up.
+        /// Bytes of other adapters that cannot be evicted.
         held_bytes: u64,
         /// Bytes of the device tier.
         limit_bytes: u64,
@@ -51,22 +48,22 @@ impl From<PlacementError> for WireError {
     }
 }
 
-/// Decides which adapters the device holds, in the pool that they share with keys and values. Called by the compute thread alone;
-/// nothing in it waits.
+/// Decides which adapters the device holds, in the pool shared with the KV cache. Only the compute thread
+/// calls it; no method waits.
 pub trait Placement<A>: Send {
-    /// Takes in who has given up its place, before anything is written to blocks that were given to others.
+    /// Applies evictions from the pool, before others write to the freed blocks.
     fn apply_evictions(&mut self, pool: &mut Cache);
 
-    /// Starts the ways of adapters to their places, when what was there before has been copied away.
+    /// Starts the copies of adapters to their blocks, after the former contents are copied out.
     fn start_copies(&mut self, pool: &Cache);
 
-    /// Blocks of the pool that an adapter would have a place in; `None` if it needs none, or cannot have one.
+    /// Returns the blocks that an adapter needs in the pool; `None` if it needs none or cannot get any.
     fn blocks_of(&self, id: AdapterId, adapter: &A) -> Option<u32>;
 
-    /// An adapter has joined the host tier, or is likely to be asked for while there is time.
+    /// Handles an adapter that joined the host tier, or that is likely to be requested.
     ///
     /// # Errors
-    /// If it must be on the device and cannot be.
+    /// If the adapter must be on the device and does not fit.
     fn loaded(
         &mut self,
         pool: &mut Cache,
@@ -74,13 +71,13 @@ pub trait Placement<A>: Send {
         adapter: &Arc<A>,
     ) -> Result<LoadCompletion, PlacementError>;
 
-    /// It has left the host tier; nobody uses it.
+    /// Handles an unused adapter that left the host tier.
     fn unloaded(&mut self, pool: &mut Cache, id: AdapterId);
 
-    /// Everything of it is on the device, or never will be.
+    /// Handles the end of an adapter's copy, complete or not.
     fn arrived(&mut self, pool: &mut Cache, id: AdapterId);
 
-    /// A request of so many pending tokens wants to run.
+    /// Begins the use of an adapter by a request of `tokens` pending tokens.
     fn begin_use(
         &mut self,
         pool: &mut Cache,
@@ -89,20 +86,20 @@ pub trait Placement<A>: Send {
         tokens: usize,
     ) -> AdapterAvailability;
 
-    /// A request that entered has ended.
+    /// Ends a request's use.
     fn end_use(&mut self, pool: &mut Cache, id: AdapterId);
 
-    /// A pass over so many rows took so long.
+    /// Records a pass over `rows` rows that took `took`.
     fn observe(&mut self, rows: usize, took: Duration);
 
-    /// Fills in what the device and its workers have done.
+    /// Fills in the stats of the device and its workers.
     fn stats(&self, pool: &Cache, stats: &mut Stats);
 
-    /// Fills in what was done for one adapter.
+    /// Fills in the stats of one adapter.
     fn adapter_stats(&self, id: AdapterId, adapter: &A, line: &mut AdapterStats);
 }
 
-/// A device that is the host: every adapter is there as soon as it is loaded.
+/// A device tier that is the host tier: every adapter is on the device as soon as it is loaded.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HostOnlyPlacement;
 

@@ -1,4 +1,4 @@
-//! What the process asks of the operating system: cores, signals, log.
+//! Operating system setup: cores, file limits, signals and log.
 
 use std::{
     fs::File,
@@ -20,16 +20,16 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::ExecutorConfigError;
 
-/// The cores this process may run on, ascending.
+/// Returns the cores this process may run on, in ascending order.
 ///
 /// # Errors
-/// If the operating system does not say.
+/// If the operating system does not report them.
 pub(crate) fn allowed_cores() -> anyhow::Result<Vec<usize>> {
     let allowed = sched_getaffinity(None).context("cannot read the cores this process may run on")?;
     Ok((0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect())
 }
 
-/// Keeps this thread, and all that it starts, on `cores`.
+/// Pins this thread, and all that it starts, to `cores`.
 ///
 /// # Errors
 /// If the process may not run on one of them.
@@ -43,14 +43,14 @@ pub(crate) fn stay_on(cores: &CoreList) -> anyhow::Result<()> {
     sched_setaffinity(None, &wanted).with_context(|| format!("cannot run on cores {cores}"))
 }
 
-/// Lets the process open as many files as it ever may: each adapter's image keeps one open.
+/// Raises the limit of open files to its maximum, because each adapter image needs one.
 pub(crate) fn raise_limit_of_files() {
     let limit = getrlimit(Resource::Nofile);
-    // Refused, the limit stays as it is, and the load that meets it is answered with an error.
+    // On failure the limit stays, and the adapter load that exceeds it returns an error.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
-/// Starts the log on stderr; `RUST_LOG` chooses what is in it.
+/// Starts the log on stderr; `RUST_LOG` sets its level.
 pub(crate) fn start_log(format: LogFormat) {
     let json = match format {
         LogFormat::Json => true,
@@ -63,7 +63,7 @@ pub(crate) fn start_log(format: LogFormat) {
     let _ = if json { log.json().try_init() } else { log.try_init() };
 }
 
-/// Turns SIGTERM, SIGINT and a message of `lifeline` into requests to end: the first grants running requests `grace`, later ones nothing.
+/// Turns signals and a message of `lifeline` into shutdowns: the first with `grace`, later ones without.
 ///
 /// # Errors
 /// If signals cannot be received.
@@ -92,7 +92,7 @@ pub(crate) fn shutdown_on_signals(
     Ok(shutdown)
 }
 
-/// Waits for the message of [`end_of_stdin`], once; for ever where there is none to come.
+/// Waits once for the message of [`end_of_stdin`], or forever without one.
 async fn ended(lifeline: &mut Option<mpsc::Receiver<()>>) {
     match lifeline {
         Some(end) => {
@@ -103,16 +103,16 @@ async fn ended(lifeline: &mut Option<mpsc::Receiver<()>>) {
     }
 }
 
-/// A file that may not grow is an error of its writer, as a full disk is, and not the end of the process.
+/// Makes a file size limit an error of the writer, like a full disk, instead of a fatal signal.
 ///
 /// # Errors
 /// If the signal cannot be received.
 pub(crate) fn survive_limits_of_files() -> anyhow::Result<()> {
-    // Received once, it never again does what it would by default.
+    // A registered handler disables the default action permanently.
     signal(SignalKind::from_raw(Signal::XFSZ.as_raw())).map(drop).context("cannot receive SIGXFSZ")
 }
 
-/// Brings a message when standard input has ended.
+/// Sends a message at the end of standard input.
 pub(crate) fn end_of_stdin() -> mpsc::Receiver<()> {
     let (ended, end) = mpsc::channel(1);
     std::thread::spawn(move || {
@@ -122,7 +122,7 @@ pub(crate) fn end_of_stdin() -> mpsc::Receiver<()> {
     end
 }
 
-/// A hash of this very program.
+/// Returns a hash of this program.
 ///
 /// # Errors
 /// If it cannot be read.

@@ -1,14 +1,14 @@
-//! How far the process is with its model, for those who wait for it.
+//! Progress of loading, for gateways and systemd.
 
 use shmproto::message::Loading;
 use tokio::sync::watch;
 
-/// Where a loading thread says how far it is. Whoever watches sees it never go backwards within a stage.
+/// Sender of the loading progress, which never decreases within a stage.
 #[derive(Debug)]
 pub struct LoadingProgress(watch::Sender<Loading>);
 
 impl LoadingProgress {
-    /// The beginning, and what watches it.
+    /// Starts at zero, and returns the receiver too.
     #[must_use]
     pub fn new() -> (Self, watch::Receiver<Loading>) {
         let (sender, receiver) =
@@ -16,12 +16,12 @@ impl LoadingProgress {
         (Self(sender), receiver)
     }
 
-    /// Begins a stage; `name` is for a person.
+    /// Begins a stage with a readable `name`.
     pub fn stage(&self, name: &str) {
         self.0.send_replace(Loading { stage: name.to_owned(), percent: 0 });
     }
 
-    /// `done` of `total` of the stage are done. May be called from several threads, whose words may overtake each other.
+    /// Reports `done` of `total`. Several threads may call this, in any order.
     pub fn done(&self, done: u64, total: u64) {
         let percent = (u128::from(done) * 100).checked_div(u128::from(total)).unwrap_or(100);
         let percent = u32::try_from(percent.min(100)).unwrap_or(100);

@@ -1,4 +1,4 @@
-//! A base whose weights come from a disk: what an operator set, and where the file of packed weights is.
+//! Settings of streamed weights, and the directory of their packed file.
 
 use std::{
     fs::{self, DirBuilder},
@@ -12,13 +12,13 @@ use model::weights::streamed::StreamOptions;
 
 use crate::{config::ExecutorConfig, process};
 
-/// The file, in its directory.
+/// Name of the packed weights file.
 const FILE: &str = "packed.weights";
 
-/// How the base of `config` is streamed, if it is; makes the directory of its file.
+/// Returns the streaming options of `config`, if it streams, and creates the file's directory.
 ///
 /// # Errors
-/// If the directory cannot be made, or others may enter it.
+/// If the directory cannot be created, or other users may enter it.
 pub(crate) fn options(config: &ExecutorConfig) -> anyhow::Result<Option<StreamOptions>> {
     let Some(bound) = config.weights.bytes else { return Ok(None) };
     let directory = config.weight_directory();
@@ -39,7 +39,7 @@ pub(crate) fn options(config: &ExecutorConfig) -> anyhow::Result<Option<StreamOp
     }))
 }
 
-/// What the operator is told to do about weights that cannot be had.
+/// Advice to the operator when streamed weights cannot be prepared.
 pub(crate) const REMEDY: &str = "--resident-weight-bytes: raise it or leave it out, or give --disk-directory a place with room for the packed weights";
 
 fn prepare(directory: &Path) -> anyhow::Result<()> {

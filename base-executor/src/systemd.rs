@@ -1,7 +1,7 @@
-//! What the process tells systemd: how far it is, that it serves, that it lives, that it ends.
+//! Notifications to systemd: loading progress, readiness, liveness and exit.
 //!
-//! Without `NOTIFY_SOCKET` nothing is said. The watchdog is fed only while the compute thread turns: a process whose
-//! engine hangs answers nobody, and being started again is what helps.
+//! Without `NOTIFY_SOCKET` nothing is sent. The watchdog is fed only while the compute thread loops, because
+//! a process with a hanging engine must be restarted.
 
 use std::time::Duration;
 
@@ -11,30 +11,27 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::heartbeat::{ComputeHeartbeat, EngineGauges};
 
-/// How often figures are looked at, at least.
+/// Maximum interval between two status reports.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How long systemd is asked to wait for the next word about the loading: large models on slow disks take longer than
-/// it waits by itself.
+/// Time by which each loading report extends systemd's start timeout, in microseconds. Large models on slow
+/// disks exceed the default.
 const PATIENCE_US: u32 = 60_000_000;
 
-/// How far the loading is.
 pub(crate) fn loading(loading: &Loading) {
     let status = format!("loading: {}, {} %", loading.stage, loading.percent);
     send_status(&[NotifyState::Status(&status), NotifyState::ExtendTimeoutUsec(PATIENCE_US)]);
 }
 
-/// Gateways are served from now on.
 pub(crate) fn ready() {
     send_status(&[NotifyState::Ready, NotifyState::Status(&serving(EngineGauges::default()))]);
 }
 
-/// The process is about to end.
 pub(crate) fn stopping() {
     send_status(&[NotifyState::Stopping, NotifyState::Status("finishing what runs")]);
 }
 
-/// Feeds the watchdog and keeps the status line true, for ever. `poke` makes an idle compute thread turn.
+/// Feeds the watchdog and updates the status line forever. `poke` makes an idle compute thread loop.
 pub(crate) async fn keep_posted(pulse: ComputeHeartbeat, poke: impl Fn()) {
     let watchdog = sd_notify::watchdog_enabled();
     let mut clock =

@@ -2,14 +2,14 @@
 //!
 //! # Layout
 //!
-//! - `service`: the thread that seats them, offers images and notices who is gone.
-//! - `work_dispatcher`: the executor's side of the board; a pass on the CPU has it to itself.
-//! - [`gpu_bridge`]: where a device computes, the thread that has it instead.
+//! - `service`: the thread that admits workers, offers images and detects lost workers.
+//! - `work_dispatcher`: the executor's side of the board, which a pass on the CPU uses directly.
+//! - [`gpu_bridge`]: the thread that uses the board for a GPU.
 //!
 //! # Invariants
 //!
-//! - Nobody waits for a worker longer than its slice should take: then whoever waits computes it.
-//! - A worker that is gone, stuck or in breach of the protocol is fenced: nothing it writes is read any more.
+//! - No thread waits for a worker longer than its slice should take; the waiting thread then computes it.
+//! - A worker that is gone, stuck or misbehaving is fenced: its later writes are never read.
 
 pub mod gpu_bridge;
 mod service;
@@ -50,20 +50,20 @@ use self::{
 };
 use crate::adapter_images::ImageRegistry;
 
-/// Most elements of a job's sums where a pass runs on the CPU; what is beyond is computed without workers.
+/// Maximum number of elements of a job's sums for a pass on the CPU; the executor computes the rest.
 const MAX_SUMS: usize = 8 << 20;
 
-/// Most elements of a job's rows there.
+/// Maximum number of elements of a job's rows for a pass on the CPU.
 const MAX_X: usize = 8 << 20;
 
-/// Slices of a job.
+/// Maximum number of slices of a job.
 const SLICES: usize = if MAX_SLICES < 512 { MAX_SLICES } else { 512 };
 
-/// The workers of one executor. Clones are the same; with the last of them the workers are let go.
+/// The workers of one executor. Clones share them; the last one to be dropped dismisses the workers.
 #[derive(Debug, Clone, Default)]
 pub struct Workers(Option<Arc<ServiceThread>>);
 
-/// Ends the workers' thread when it is dropped, and waits for that: the socket goes with it.
+/// Ends the workers' thread on drop and waits for it, since it owns the socket.
 #[derive(Debug)]
 struct ServiceThread {
     shared: Arc<SharedWorkerState>,
@@ -86,10 +86,10 @@ struct SharedWorkerState {
     board: Board,
     is_let_go: AtomicBool,
     lost: AtomicU64,
-    /// Workers that the cold requests under way keep busy; 0: all.
+    /// Number of workers that the active cold requests need; 0 for all.
     wanted: Arc<AtomicUsize>,
     waits: Arc<WaitTime>,
-    /// Core and process by worker number, of those who are seated.
+    /// Core and process id of the admitted workers, by worker number.
     seated: Mutex<Vec<AttachedWorker>>,
 }
 
@@ -100,38 +100,35 @@ struct AttachedWorker {
     pid: u32,
 }
 
-/// Where workers come in.
+/// The socket for workers.
 #[derive(Debug, Clone, Copy)]
 pub struct WorkerListener<'a> {
-    /// Path of the socket.
     pub socket: &'a Path,
-    /// How many there may be at once; 1 to 64.
+    /// Maximum number of workers, 1 to 64.
     pub most: usize,
-    /// What their board takes, and each of them, is charged to this.
+    /// Account for the board and the workers' sums.
     pub memory: &'a MemoryAccount,
 }
 
 /// Rows of the largest jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JobRows {
-    /// Of a pass: those of any linear layer of a block.
+    /// Rows of a pass, at any linear layer of a block.
     pub pass: usize,
-    /// Of which logits are computed at a time: those of the model's head.
+    /// Rows whose logits are computed at a time, at the head.
     pub head: usize,
 }
 
-/// What a bridge to a GPU needs.
+/// Settings of a GPU bridge.
 #[derive(Debug)]
 pub struct BridgeSetup<'a> {
-    /// The GPU.
     pub cuda: &'a Arc<Cuda>,
-    /// Where the bridge sums what no worker does: its thread goes to the first, a helper to each other.
+    /// Cores that sum what no worker does: the first for the bridge's thread, the others for helpers.
     pub cores: Vec<usize>,
-    /// How the GPU asks.
     pub invocation: Invocation,
 }
 
-/// What the compute thread, or the bridge, waited for workers.
+/// Time that the compute thread, or the bridge, waited for workers.
 #[derive(Debug, Default)]
 struct WaitTime {
     us: AtomicU64,
@@ -145,8 +142,7 @@ impl WaitTime {
 }
 
 impl Workers {
-    /// Takes workers in at `door`, for jobs of at most so many rows of a model. Also returns who asks them for the compute
-    /// thread.
+    /// Admits workers at `door`, for jobs of at most `rows` rows; also returns the dispatcher of their jobs.
     ///
     /// # Errors
     /// If there is no memory for the board, or the socket cannot be bound.
@@ -163,15 +159,15 @@ impl Workers {
         Ok((Self::open(door, &geometry, shared, library)?, Box::new(assistant)))
     }
 
-    /// The same where a GPU computes: the rows go from there to the workers, and the sums back, without the thread that
-    /// runs the pass. Without a door nobody comes in, and the executor's own cores sum everything.
+    /// Admits workers for a GPU: rows go from the GPU to the workers and sums back, without the compute
+    /// thread. Without a door, the executor's own cores sum everything.
     ///
-    /// The slab has room for all rows of a pass at any linear layer, and the sums for the outputs of any group of them:
-    /// of a model of 7B (inputs of 11,008 at most, outputs of 22,016) and 576 rows, the default, 25 MB and 51 MB. Both
-    /// are locked in memory. Each worker's sums take 51 MB more.
+    /// The slab holds all rows of a pass at any linear layer, and the sums hold the outputs of any group. For
+    /// a 7B model (inputs of up to 11,008, outputs of up to 22,016) and the default of 576 rows, these are 25
+    /// MB and 51 MB of locked memory. Each worker's sums take 51 MB more.
     ///
     /// # Errors
-    /// If there is no memory for that, the driver does not lock it, or the socket cannot be bound.
+    /// If there is no memory, the driver does not lock it, or the socket cannot be bound.
     pub fn start_on_device(
         door: Option<WorkerListener<'_>>,
         rows: JobRows,
@@ -185,7 +181,7 @@ impl Workers {
         Ok((workers, Box::new(CudaBridge::new(bridge, invocation))))
     }
 
-    /// The same for any device: `wire` is given the slab, and how many elements of sums there are to be.
+    /// Admits workers for any device. `wire` gets the slab and the number of elements of sums.
     ///
     /// # Errors
     /// If there is no memory for the board, the socket cannot be bound, or `wire` fails.
@@ -212,7 +208,7 @@ impl Workers {
         Ok((workers.unwrap_or_default(), bridge))
     }
 
-    /// Takes workers in at `door`, to a board of this geometry.
+    /// Opens the socket `door` for a board of this geometry.
     fn open(
         door: WorkerListener<'_>,
         geometry: &Geometry,
@@ -232,7 +228,7 @@ impl Workers {
         Ok(Self(Some(Arc::new(ServiceThread { shared, library, thread }))))
     }
 
-    /// The cores they are pinned to, one for each of them.
+    /// Returns the cores to which the workers are pinned, one per worker.
     #[must_use]
     pub fn cores(&self) -> Vec<u32> {
         self.0.as_ref().map_or_else(Vec::new, |service| {
@@ -240,14 +236,14 @@ impl Workers {
         })
     }
 
-    /// So many of them keep up with the cold requests under way (C-09); 0 means all.
+    /// Sets the number of workers that the active cold requests need (C-09); 0 for all.
     pub fn want(&self, workers: usize) {
         if let Some(ServiceThread { shared, .. }) = self.0.as_deref() {
             shared.wanted.store(workers, Ordering::Relaxed);
         }
     }
 
-    /// Fills in what they have done.
+    /// Fills in the stats of the workers.
     pub fn stats(&self, stats: &mut Stats) {
         let Some(ServiceThread { shared, .. }) = self.0.as_deref() else { return };
         stats.worker_wait_us = shared.waits.us.load(Ordering::Relaxed);
@@ -280,13 +276,12 @@ impl SharedWorkerState {
         })
     }
 
-    /// Who asks them.
     fn assistant(&self, poster: Producer) -> WorkDispatcher {
         WorkDispatcher::new(self.board.clone(), poster, Arc::clone(&self.waits), Arc::clone(&self.wanted))
     }
 
     fn seated(&self) -> std::sync::MutexGuard<'_, Vec<AttachedWorker>> {
-        // Every change is one call, so the list is whole even if a holder of the lock panicked.
+        // Each change of the list is one call, so the list is consistent even after a panic of a lock holder.
         self.seated.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -300,7 +295,7 @@ impl SharedWorkerState {
     }
 }
 
-/// Widest input and widest output of a group of linear layers, the head's aside.
+/// Returns the widest input and output of a linear group, except the head's.
 fn widest(config: &ModelConfig) -> [usize; 2] {
     let queries = config.heads * config.head_dim;
     let qkv = queries + 2 * config.kv_heads * config.head_dim;
@@ -308,7 +303,7 @@ fn widest(config: &ModelConfig) -> [usize; 2] {
     [inputs, qkv.max(config.hidden_size).max(2 * config.intermediate_size)]
 }
 
-/// A board for jobs of `rows` rows of any linear layer but the head, as far as that is reasonable.
+/// Returns the geometry for jobs of `rows` rows of any linear layer except the head, within limits.
 fn geometry(config: &ModelConfig, rows: usize, seats: usize) -> Geometry {
     let [inputs, outputs] = widest(config);
     Geometry {
@@ -319,8 +314,8 @@ fn geometry(config: &ModelConfig, rows: usize, seats: usize) -> Geometry {
     }
 }
 
-/// A board where a device writes the rows: there is room for every job, because a device asks nobody whether there is.
-/// Sums of the head that do not fit a worker's are computed by the executor.
+/// Returns the geometry for a device, which writes rows without asking, so every job must fit. The executor
+/// computes sums of the head that exceed a worker's memory.
 fn device_geometry(config: &ModelConfig, rows: JobRows, seats: usize) -> Geometry {
     let [inputs, outputs] = widest(config);
     let x_elements = rows.pass.saturating_mul(inputs).max(rows.head.saturating_mul(config.hidden_size));
@@ -329,7 +324,7 @@ fn device_geometry(config: &ModelConfig, rows: JobRows, seats: usize) -> Geometr
     Geometry { x_elements, sums_elements: sums_elements.min(MAX_ELEMENTS), slices: SLICES, seats }
 }
 
-/// Elements of the largest job's sums.
+/// Returns the number of elements of the largest job's sums.
 fn device_sums(config: &ModelConfig, rows: JobRows) -> usize {
     let [_, outputs] = widest(config);
     rows.pass.saturating_mul(outputs).max(rows.head.saturating_mul(config.vocab_size))

@@ -1,4 +1,4 @@
-//! Where an executor's layer service is.
+//! Addresses of the layer service of an executor.
 
 use std::{
     fmt,
@@ -8,30 +8,27 @@ use std::{
 
 use security::address::{HostPort, NotHostPort};
 
-/// Name of the control socket in an executor's directory.
 const LOCAL_SOCKET: &str = "layers.sock";
 
-/// Name of the private ZeroMQ socket in an executor's directory.
 const IPC_SOCKET: &str = "layers.zmq";
 
-/// The address of an executor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
-    /// Shared memory, on this host: the control socket, or the directory it is in.
+    /// Shared memory on this host: path of the control socket, or of its directory.
     Local(PathBuf),
-    /// ZeroMQ over a private Unix socket, on this host.
+    /// ZeroMQ over a private Unix socket on this host.
     Ipc(PathBuf),
-    /// ZeroMQ inside TLS.
+    /// ZeroMQ inside TLS 1.3.
     Tls(HostPort),
 }
 
-/// Why a text is no address.
+/// Reason why a text is not an address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// Nothing is there.
+    /// The text or its path is empty.
     #[error("the executor's address is empty: name its directory, or tls://HOST:PORT")]
     Empty,
-    /// A scheme that is not spoken.
+    /// The scheme is not supported.
     #[error("`{0}://` is not spoken: use a path, ipc://PATH or tls://HOST:PORT")]
     Scheme(String),
     /// Host or port is missing or malformed.
@@ -65,7 +62,7 @@ impl fmt::Display for Address {
 }
 
 impl Address {
-    /// The way there, in a word or two.
+    /// Returns the kind of transport, for messages.
     #[must_use]
     pub fn transport(&self) -> &'static str {
         match self {
@@ -75,7 +72,7 @@ impl Address {
         }
     }
 
-    /// A plain file name under which what this executor says is kept: others' words are not taken for it.
+    /// Returns a plain file name for cached data of this executor, which no other executor shares.
     #[must_use]
     pub fn cache_name(&self) -> String {
         match self {
@@ -84,7 +81,7 @@ impl Address {
         }
     }
 
-    /// The socket's path, where the address is one.
+    /// Returns the path of the socket, unless the address is a TLS address.
     #[must_use]
     pub fn socket(&self) -> Option<PathBuf> {
         let within = |path: &Path, name| if path.is_dir() { path.join(name) } else { path.to_owned() };

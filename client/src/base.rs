@@ -1,8 +1,8 @@
-//! What a client needs of the base besides its linear layers: tokenizer, configuration, embedding, norms.
+//! The client weights: tokenizer, configuration, embedding and norms of the base.
 //!
-//! It comes from the executor as sparse copies of the model's own files, with holes where the linear layers are, and is
-//! kept in a cache directory by the base's identity; or from a copy of the model that the client has already. Either way
-//! [`ClientBase`](model::client_weights::client_base::ClientBase) opens it.
+//! The executor sends them as sparse copies of the model's files, with holes in place of the linear layers.
+//! The client caches the copies under the base's content hash, or uses its own copy of the model. Both are
+//! opened with [`ClientBase`](model::client_weights::client_base::ClientBase).
 
 use std::path::{Path, PathBuf};
 
@@ -16,50 +16,50 @@ use types::Generation;
 
 use crate::{error::CallError, session::Session};
 
-/// Why there is no base to work with.
+/// Reason why the client has no base.
 #[derive(Debug, thiserror::Error)]
 pub enum BaseError {
-    /// The executor is gone, or does not give the files out.
+    /// The executor is gone, or refuses to send the files.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// The executor gives no files out.
+    /// The executor offers no files.
     #[error("the executor gives out no files of its base: use --model with a copy of your own")]
     NoFiles,
-    /// What the executor lists, or sends, cannot be kept.
+    /// The listed or received files cannot be stored.
     #[error(transparent)]
     Copy(#[from] SparseCopyError),
-    /// The files are no model.
+    /// The files are not a model.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// They are not what a client needs of one.
+    /// The model lacks something that a client needs.
     #[error(transparent)]
     Client(#[from] ClientBaseError),
-    /// A copy of another model.
+    /// The client's own copy is another model than the executor's.
     #[error("{} is another model than the executor's: its identity is {found:.12}, not {wanted:.12}", path.display())]
     Other {
-        /// The copy.
+        /// Path of the client's copy.
         path: PathBuf,
-        /// Its identity, as hexadecimal.
+        /// Content hash of the client's copy, in hexadecimal digits.
         found: String,
-        /// The executor's, as hexadecimal.
+        /// Content hash of the executor's base, in hexadecimal digits.
         wanted: String,
     },
 }
 
-/// Where sparse copies are kept, and how much is fetched for one.
+/// Location and limit of sparse copies.
 #[derive(Debug, Clone)]
 pub struct Cache {
-    /// The directory.
+    /// Directory of all copies.
     pub directory: PathBuf,
-    /// Most bytes that are fetched.
+    /// Maximum number of fetched bytes.
     pub limit_bytes: u64,
 }
 
-/// The path of the sparse copy of the session's base, fetched if it is not there. `told` hears of bytes fetched, and of
-/// all there are to fetch.
+/// Returns the path of the sparse copy of the session's base, and fetches the copy if it is missing. Calls
+/// `told` with the fetched bytes and the total.
 ///
 /// # Errors
-/// The executor does not give it out, or there is no room for it.
+/// Fails if the executor does not send the files, or they cannot be stored.
 pub fn fetch(
     session: &mut Session,
     cache: &Cache,
@@ -79,7 +79,7 @@ pub fn fetch(
     let mut copy = SparseCopy::create(&place, &files, cache.limit_bytes)?;
     let mut done = 0;
     while let Some(wanted) = copy.wanted() {
-        // Blob 0 is the catalog.
+        // Blob 0 is the catalog, so file `n` is blob `n + 1`.
         let blob = u32::try_from(wanted.file + 1).unwrap_or(u32::MAX);
         let bytes = session.fetch(blob, wanted.offset, wanted.bytes)?;
         copy.write(&bytes)?;
@@ -89,18 +89,18 @@ pub fn fetch(
     Ok(copy.finish()?)
 }
 
-/// A listed file as the copy takes it. A range that wraps around is no range, and is refused there.
+/// Converts a listed file. A range that overflows becomes an invalid range, which [`SparseCopy`] refuses.
 fn planned(file: &shmproto::layer::control::ClientFileEntry) -> client_weights::ClientWeightsFile {
     let range = |&(offset, bytes): &(u64, u64)| offset..offset.checked_add(bytes).unwrap_or(0);
     let ranges = file.ranges.iter().map(range).collect();
     client_weights::ClientWeightsFile { name: file.name.clone(), bytes: file.bytes, ranges }
 }
 
-/// Compares the model at `path` with the executor's base. All of it is read, the first time; its identity is kept in the
-/// directory `kept`, if there is one.
+/// Compares the model at `path` with the executor's base. The first comparison reads the whole model; the
+/// directory `kept` caches its content hash.
 ///
 /// # Errors
-/// It is none, or another.
+/// Fails if `path` is no model, or another one.
 pub fn compare(catalog: &Catalog, path: &Path, kept: Option<&Path>) -> Result<(), BaseError> {
     let found = model::sources::identity::of_model_once(path, kept)?;
     if found == catalog.base_hash {

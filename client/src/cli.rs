@@ -2,13 +2,13 @@
 //!
 //! # Layout
 //!
-//! - this file: arguments in, exit code out
-//! - [`exit`]: exit codes, and the shape of errors
-//! - `connect`: from arguments to a session; [`remote_base`]: and what is needed of its base; [`masking`]: what the executor sees
-//! - `setup`: from a session to a model
+//! - this file: from arguments to an exit code
+//! - [`exit`]: exit codes, and the form of errors
+//! - `connect`: sessions; [`remote_base`]: a session with the client weights; [`masking`]: masking options
+//! - `setup`: a model that is ready to generate; `drafts`: drafters
 //! - `generate`, `chat`, `show`, `pads`, `checks`, `privacy`, `bench`: the commands
 //! - `size`: numbers of bytes
-//! - [`terminal`]: data on stdout, the rest on stderr
+//! - [`terminal`]: data on stdout, everything else on stderr
 
 mod bench;
 mod chat;
@@ -34,7 +34,7 @@ use self::{
     terminal::{OutputFormat, Terminal},
 };
 
-/// Runs a model whose base layers are rented: adapter, keys, values and sampling stay in this process.
+/// Runs a model whose linear layers an executor computes: adapter, KV cache and sampling stay local.
 #[derive(Debug, Parser)]
 #[command(name = "holobiont-client", version, about, after_help = exit::HELP, max_term_width = 100)]
 pub struct ClientCli {
@@ -43,38 +43,38 @@ pub struct ClientCli {
     /// Prints JSON, for programs
     #[arg(long, global = true)]
     json: bool,
-    /// Says nothing besides data and errors
+    /// Prints nothing but data and errors
     #[arg(long, short, global = true)]
     quiet: bool,
 }
 
 #[derive(Debug, Subcommand)]
 enum ClientCommand {
-    /// Answers a prompt, word by word
+    /// Answers a prompt, token by token
     Generate(generate::GenerateArguments),
-    /// Holds a conversation
+    /// Holds a conversation with the model
     Chat(chat::SplitChatArguments),
-    /// Lists the base's sites: what can be rented
+    /// Lists the base's sites, the linear groups that a client can call
     Sites(show::SitesArguments),
-    /// Shows what the executor grants this client
+    /// Shows the quota that the executor grants this client, and its usage
     Stats(show::StatsArguments),
-    /// Makes pads for --masking pads beforehand
+    /// Makes pads for --masking pads in advance
     Pads(pads::PadPoolArguments),
-    /// Writes what answers are checked with, for the Python package
+    /// Writes a file with which the Python package checks answers
     Checks(checks::ChecksArguments),
-    /// Says in plain words who sees what
+    /// Describes what each party sees in each masking mode
     Privacy(privacy::PrivacyArguments),
-    /// Measures decoding: JSON lines
+    /// Measures decoding and prints JSON lines
     Bench(bench::SplitBenchArguments),
     /// Prints a completion script for a shell
     Completions {
-        /// The shell that will read it
+        /// Shell that will read the script
         #[arg(value_enum)]
         shell: Shell,
     },
 }
 
-/// Does what the command line says.
+/// Runs the command of the command line.
 #[must_use]
 pub fn run(cli: ClientCli) -> Exit {
     let format = if cli.json { OutputFormat::Json } else { OutputFormat::Human };

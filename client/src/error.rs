@@ -1,7 +1,7 @@
-//! What can go wrong between a client and its executor.
+//! Errors between a client and its executor.
 //!
-//! [`LinkError`] is about one connection; a session mends most of them by making another. [`CallError`] is what remains
-//! after that: what a caller is told. `pads`: what of it is about pads.
+//! A [`LinkError`] concerns one connection; a session recovers from most of them with another connection. A
+//! [`CallError`] is a failure after these retries, which the caller gets. `pads`: errors of pads on disk.
 
 mod pads;
 
@@ -14,61 +14,60 @@ use shmproto::{
 
 pub use self::pads::PoolError;
 
-/// Why a connection could not be made, or is of no use any more.
+/// Reason why a connection failed or cannot be used any more.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    /// Nobody is there, on this host.
+    /// An executor on this host cannot be reached.
     #[error(transparent)]
     Local(#[from] ConnectError),
-    /// Nobody is there.
+    /// The executor cannot be reached.
     #[error("{address} cannot be reached ({source}): is the executor running, with its layer service on?")]
     Unreachable {
-        /// The executor's, as it was written.
+        /// Address, as the user wrote it.
         address: String,
-        /// Cause.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// It ended.
+    /// The connection was closed or broke.
     #[error("the connection to the executor was lost ({0})")]
     Lost(String),
-    /// Nothing came.
+    /// The executor sent no data for too long.
     #[error("the executor has not answered for {waited_ms} ms")]
     Silent {
-        /// For how long.
+        /// Waiting time, in milliseconds.
         waited_ms: u64,
     },
-    /// What came makes no sense.
+    /// The executor sent invalid data.
     #[error("the executor breaks the protocol ({0}): client and executor must be of one version")]
     Protocol(String),
-    /// TLS could not be agreed upon.
+    /// The TLS handshake or connection failed.
     #[error("TLS with {address} failed ({reason}): see --ca, --cert and --cert-key")]
     Tls {
-        /// With whom.
+        /// Address of the executor.
         address: String,
-        /// Cause.
+        /// Reason of the failure.
         reason: String,
     },
     /// The executor does not know this client.
     #[error("the executor does not accept this client ({0}): show another API key or certificate")]
     Unauthenticated(String),
-    /// A file with certificates or a key is not what it should be.
+    /// A file with certificates or a key is not valid.
     #[error(transparent)]
     Credentials(#[from] security::tls_client::CredentialsError),
-    /// The executor said no to a control message.
+    /// The executor refused a control message.
     #[error("the executor refuses ({}): {}", refusal_text(.0.code), .0.message)]
     Refused(SessionRefused),
-    /// The executor is about to end.
+    /// The executor is shutting down.
     #[error("the executor is about to end: its successor will take the call")]
     Draining,
 }
 
 impl LinkError {
-    /// An error of a socket that was open.
     pub(crate) fn lost(error: &io::Error) -> Self {
         Self::Lost(error.to_string())
     }
 
-    /// True if another connection may go better.
+    /// True if another connection may succeed.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         match self {
@@ -83,7 +82,7 @@ impl LinkError {
         }
     }
 
-    /// When the peer says it is worth trying again, in milliseconds.
+    /// Returns the peer's retry delay, in milliseconds; 0 without one.
     pub(crate) fn retry_after_ms(&self) -> u32 {
         match self {
             Self::Refused(refused) => refused.retry_after_ms,
@@ -92,7 +91,6 @@ impl LinkError {
     }
 }
 
-/// A refusal in a word.
 fn refusal_text(code: RefusalCode) -> &'static str {
     match code {
         RefusalCode::Version => "another version",
@@ -107,151 +105,151 @@ fn refusal_text(code: RefusalCode) -> &'static str {
     }
 }
 
-/// Why a call, or the session it belongs to, ended without an answer.
+/// Reason why a call, or its session, ended without an answer.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    /// The connection could not be made, and trying again would not help.
+    /// The connection failed, and a retry would not help.
     #[error(transparent)]
     Link(#[from] LinkError),
-    /// The executor went away and has not come back.
+    /// The executor is gone and has not come back.
     #[error(
         "the executor (instance {instance:016x}) is gone, and no successor came within {waited_ms} ms: start it again \
          and repeat the request"
     )]
     PeerGone {
-        /// Which one it was.
+        /// Instance number of the lost executor.
         instance: u64,
-        /// How long it was waited for.
+        /// Waiting time, in milliseconds.
         waited_ms: u64,
-        /// What the last attempt met.
+        /// Error of the last attempt.
         source: LinkError,
     },
-    /// Another base is served now.
+    /// The executor now serves another base.
     #[error(
         "the executor now serves another base ({found:.12}) than this session began with ({had:.12}): begin a new \
          session; what was computed cannot go on"
     )]
     OtherBase {
-        /// As hexadecimal.
+        /// Content hash of the session's base, in hexadecimal digits.
         had: String,
-        /// As hexadecimal.
+        /// Content hash of the present base, in hexadecimal digits.
         found: String,
     },
-    /// The tenant may have no more rows or bytes waiting.
+    /// The tenant's quota of waiting rows or bytes was used up.
     #[error(
         "the quota of tenant `{tenant}` was used up for {waited_ms} ms: run fewer clients, or ask the operator for more"
     )]
     Quota {
-        /// Whose.
+        /// Name of the tenant.
         tenant: String,
-        /// How long it was waited for.
+        /// Waiting time, in milliseconds.
         waited_ms: u64,
     },
-    /// Too many calls waited.
+    /// Too many calls waited at the executor.
     #[error("the executor was busy for {waited_ms} ms: try again later")]
     Busy {
-        /// How long it was waited for.
+        /// Waiting time, in milliseconds.
         waited_ms: u64,
     },
-    /// Rows or widths do not fit.
+    /// The rows do not fit the site.
     #[error("{rows} rows do not fit site {site} ({reason}): client and executor disagree about the base")]
     Shape {
-        /// Which site.
+        /// Number of the site.
         site: u32,
-        /// Rows of the call.
+        /// Number of rows in the call.
         rows: usize,
-        /// In what way.
+        /// Description of the mismatch.
         reason: &'static str,
     },
-    /// The site cannot be asked without rounding.
+    /// The site has no float path.
     #[error(
         "site {site} has no linear path, which masking and training need: use `--masking off`, or another base"
     )]
     Nonlinear {
-        /// Which site.
+        /// Number of the site.
         site: u32,
     },
-    /// The site cannot be asked exactly.
+    /// The site has no modular path.
     #[error(
         "site {site} has no ring path, which pads, shares and --verify need: whoever runs the executor offers it with \
          `[layers] exact = true` (--layer-exact), but for bases that come from a disk"
     )]
     NoRing {
-        /// Which site.
+        /// Number of the site.
         site: u32,
     },
-    /// What is asked does not go together.
+    /// The parameters of the call contradict each other.
     #[error(
         "a call to site {site} does not go together ({reason}): client and executor must be of one version"
     )]
     Unsuited {
-        /// Which site.
+        /// Number of the site.
         site: u32,
-        /// In what way.
+        /// Description of the contradiction.
         reason: &'static str,
     },
-    /// A row is none.
+    /// A row contains a value that is not finite.
     #[error("row {row} of {site} holds what is no number, or infinite: the model or the adapter overflows")]
     NotFinite {
-        /// Which site.
+        /// Name of the site.
         site: String,
-        /// Which row of the call.
+        /// Number of the row in the call.
         row: usize,
     },
-    /// An executor's answer is not what the weights make of what it was asked.
+    /// The executor's answer contradicts the weights.
     #[error("the executor's answer at {site} is wrong: it computes with other weights, or lies; use another")]
     Wrong {
-        /// Which site.
+        /// Name of the site.
         site: String,
     },
-    /// Two that should have the same weights do not.
+    /// Two models that must have the same weights differ.
     #[error(
         "the weights differ at {site}: both executors, and a model at hand, must be of one release of one model"
     )]
     OtherWeights {
-        /// Where first.
+        /// The first site that differs.
         site: String,
     },
-    /// Weights are not those that this client pinned.
+    /// The weights are not those that this client pinned.
     #[error("the executor commits to weights {found}, and {pinned} were asked for by --commitment")]
     OtherCommitment {
-        /// As hexadecimal.
+        /// The pinned hash, in hexadecimal digits.
         pinned: String,
-        /// As hexadecimal.
+        /// The executor's hash, in hexadecimal digits.
         found: String,
     },
-    /// Both shares would be in one hand.
+    /// Both shares would go to the same executor.
     #[error(
         "both executors are one (instance {instance:016x}), which would see everything: name another with --second-executor"
     )]
     SameExecutor {
-        /// Which one.
+        /// Instance number of the executor.
         instance: u64,
     },
-    /// There are no pads.
+    /// No pads are available.
     #[error(transparent)]
     Pads(Box<PoolError>),
-    /// The masking mode cannot be had.
+    /// The masking mode is not possible here.
     #[error("masking is not possible: {0}; or say `--masking off`, and the executor sees activations")]
     Masking(&'static str),
     /// The catalog has no such site.
     #[error("the executor has no site {site}: its base is of another shape")]
     UnknownSite {
-        /// Which site.
+        /// Number of the site.
         site: u32,
     },
-    /// The executor failed on the call, again and again.
+    /// The executor failed repeatedly on the call.
     #[error("the executor failed {attempts} times on a call to site {site}: its log says why")]
     Failed {
-        /// Which site.
+        /// Number of the site.
         site: u32,
-        /// How often it was tried.
+        /// Number of failed attempts.
         attempts: u32,
     },
 }
 
 impl CallError {
-    /// A link's error as a call's: refusals for lack of room have names of their own.
+    /// Converts a connection's error into a call's error; quota and busy refusals become their own variants.
     pub(crate) fn of_link(error: LinkError, tenant: &str, waited_ms: u64) -> Self {
         match &error {
             LinkError::Refused(refused) if refused.code == RefusalCode::Quota => {
@@ -263,7 +261,7 @@ impl CallError {
     }
 }
 
-/// The client's own device, its CPU, does not fail.
+/// The client's own device, its CPU, never fails.
 impl From<std::convert::Infallible> for CallError {
     fn from(never: std::convert::Infallible) -> Self {
         match never {}

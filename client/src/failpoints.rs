@@ -1,10 +1,10 @@
-//! The places where a test may make this process die, stop or wait: see the crate `failpoint`.
+//! Failpoints, where a test may kill, stop or delay this process: see the crate `failpoint`.
 
-/// Those that every client passes.
+/// Failpoints of every client.
 pub const FAILPOINTS: &[&str] =
     &["client.session_opened", "client.before_call", "client.call_waits", "client.after_call"];
 
-/// Those of pads: who makes some passes the first three, who uses some the others and those of the note.
+/// Failpoints of pads: making them passes the first three, using them the rest and the two of the journal.
 pub const PAD_FAILPOINTS: &[&str] = &[
     "client.pads_written",
     "client.pads_before_note",
@@ -21,7 +21,7 @@ mod tests {
 
     use super::{FAILPOINTS, PAD_FAILPOINTS};
 
-    /// Every name that a call of `failpoint` mentions in a source file below `folder`.
+    /// Collects every name in a call of `failpoint` in source files below `folder`.
     fn mentioned(folder: &Path, found: &mut BTreeSet<String>) {
         for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
             if path.is_dir() {

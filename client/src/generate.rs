@@ -1,10 +1,12 @@
-//! One sequence: prompt in, tokens out, drawn as the resident engine draws them.
+//! Generation of one sequence, sampled as the resident engine samples.
 //!
-//! A seed and a position fix a draw, and a pass over the same tokens gives the same logits; so the answer is that of the
-//! resident engine, token for token. Full blocks of keys and values stay behind for the next prompt that begins alike.
+//! Seed and position determine each draw, and a pass over the same tokens gives the same logits. So the
+//! answer is that of the resident engine, token for token. Full KV blocks stay in the prefix cache for later
+//! prompts.
 //!
-//! Tokens may be guessed ahead ([`speculative`](crate::speculative)) and are verified together (`verify`). A guess survives if it is what
-//! is drawn in its place, from logits that have the bits of plain decoding; so the answer is still the same.
+//! A drafter may predict tokens ([`speculative`](crate::speculative)), which are verified together
+//! (`verify`). A draft token is accepted if it is the token sampled at its position. The logits are bit for
+//! bit those of plain decoding, so the answer is the same.
 
 mod refused;
 mod sequence;
@@ -32,54 +34,53 @@ use crate::{
     split_model::{ClientAdapter, SplitModel},
 };
 
-/// What stands in a sequence for an adapter's virtual tokens; the pass does not look at it.
+/// Placeholder for an adapter's virtual tokens; the pass ignores its value.
 const VIRTUAL_TOKEN: u32 = 0;
 
-/// What is to be generated.
+/// A request to generate an answer.
 #[derive(Debug, Clone)]
 pub struct GenerateRequest {
-    /// Tokens to go on from, at least one.
+    /// Prompt tokens, at least one.
     pub prompt: Vec<u32>,
-    /// How tokens are drawn.
+    /// Parameters of sampling, with the seed.
     pub sampling: SamplingParams,
-    /// Most tokens to generate; with 0 nothing is computed.
+    /// Maximum number of generated tokens; with 0 nothing is computed.
     pub max_tokens: usize,
     /// Tokens that end the answer; the last one is part of it.
     pub stop_tokens: Vec<u32>,
 }
 
-/// Why generating stopped.
+/// Reason why generation stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GenerateFinish {
-    /// A stop token came.
+    /// A stop token was sampled.
     Stop,
-    /// As many tokens as were asked for, or as the context holds.
+    /// The token limit or the context length was reached.
     Length,
-    /// The caller wanted no more.
+    /// The caller's callback stopped generation.
     Stopped,
 }
 
-/// An answer.
+/// A generated answer with its stats.
 #[derive(Debug, Clone)]
 pub struct Generated {
-    /// The tokens generated.
+    /// Generated tokens, without the prompt.
     pub tokens: Vec<u32>,
-    /// Why they end.
+    /// Reason why generation stopped.
     pub finish: GenerateFinish,
-    /// Prompt tokens whose keys and values were kept from before.
+    /// Number of prompt tokens whose KV blocks were cached.
     pub cached_tokens: usize,
-    /// From the beginning to the first token.
+    /// Time from the start to the first token.
     pub first_token: Duration,
-    /// From the beginning to the end.
+    /// Time from the start to the end.
     pub total: Duration,
-    /// What came of drafts.
+    /// Stats of speculative decoding.
     pub drafted: DraftingStats,
 }
 
-/// What goes on while a sequence does.
 struct GenerationContext<'a, 'd> {
     task: &'a GenerateRequest,
-    /// Tokens at which it ends.
+    /// Number of tokens, prompt included, at which the sequence ends.
     end: usize,
     begun: Instant,
     counts: TokenCounts,
@@ -89,12 +90,12 @@ struct GenerationContext<'a, 'd> {
 }
 
 impl GenerationContext<'_, '_> {
-    /// Most drafted tokens in a row: the target's own comes behind the deepest.
+    /// Returns the maximum depth of a token tree: the target model adds one token after the deepest node.
     fn max_depth(&self, sequence: &SplitSequence<'_>) -> usize {
         self.end.saturating_sub(sequence.tokens.len() + 1)
     }
 
-    /// Tells the caller a token, behind which the sequence has `tokens`. Whether, and why, it is the last.
+    /// Reports a token, after which the sequence has `tokens` tokens; returns a finish reason at the last.
     fn emit(&mut self, token: u32, tokens: usize) -> Option<GenerateFinish> {
         self.first_token.get_or_insert_with(|| self.begun.elapsed());
         let told = (self.on_token)(token);
@@ -109,10 +110,10 @@ impl GenerationContext<'_, '_> {
 }
 
 impl SplitModel {
-    /// Generates what `task` asks for and tells `on_token` each token.
+    /// Generates the answer to `task` and calls `on_token` for each token.
     ///
     /// # Errors
-    /// The task cannot be done, or the executor is gone. The model may be used again.
+    /// Fails if the task is not valid or the executor is gone. The model can be used again.
     pub fn generate(
         &mut self,
         task: &GenerateRequest,
@@ -122,10 +123,11 @@ impl SplitModel {
         self.answer(task, adapter, None, on_token)
     }
 
-    /// The same, token for token, but sooner where `guesser`, which knows the prompt, guesses well.
+    /// Like [`generate`](Self::generate) with the same tokens, but faster if the drafter `guesser`, which
+    /// knows the prompt, predicts well.
     ///
     /// # Errors
-    /// Those of [`generate`](Self::generate).
+    /// Fails as [`generate`](Self::generate) does.
     pub fn generate_drafted(
         &mut self,
         task: &GenerateRequest,
@@ -174,7 +176,7 @@ impl SplitModel {
         Ok(Generated { tokens, finish, cached_tokens, first_token, total, drafted })
     }
 
-    /// The length at which the sequence ends.
+    /// Returns the number of tokens at which the sequence ends.
     fn check(&self, task: &GenerateRequest, adapter: Option<&ClientAdapter>) -> Result<usize, GenerateError> {
         let (vocab_size, context_length) = (self.config().vocab_size, self.config().context_length);
         if task.prompt.is_empty() {
@@ -188,13 +190,12 @@ impl SplitModel {
             return Err(GenerateError::PromptTooLong { prompt, context_length });
         }
         let end = prompt.saturating_add(task.max_tokens).min(context_length);
-        // The last token is never computed, so it needs no place.
+        // The last token is never computed, so it needs no KV slot.
         let needed = self.cache.blocks_for(end.saturating_sub(1));
         let total = self.cache.available();
         if needed > total { Err(GenerateError::PoolTooSmall { needed, total }) } else { Ok(end) }
     }
 
-    /// Takes blocks for the prompt, those with its beginning among them.
     fn start_sequence<'a>(
         &mut self,
         task: &GenerateRequest,
@@ -204,7 +205,7 @@ impl SplitModel {
         let mut tokens = vec![VIRTUAL_TOKEN; before];
         tokens.extend_from_slice(&task.prompt);
         let trail = trail(adapter, &task.prompt);
-        // The last token is computed in any case: its logits are needed.
+        // The last prompt token is always computed, because its logits are needed.
         let found = trail.lookup(&mut self.cache, &tokens[..tokens.len() - 1]);
         let computed = found.blocks.len() * BLOCK_TOKENS;
         let mut sequence = SplitSequence {
@@ -225,12 +226,11 @@ impl SplitModel {
         }
     }
 
-    /// Takes the blocks a sequence lacks for its tokens.
     fn grow(&mut self, sequence: &mut SplitSequence<'_>) -> Result<(), GenerateError> {
         self.grow_to(sequence, sequence.tokens.len())
     }
 
-    /// Takes the blocks it lacks for `tokens` tokens.
+    /// Allocates the missing blocks for `tokens` tokens.
     fn grow_to(&mut self, sequence: &mut SplitSequence<'_>, tokens: usize) -> Result<(), GenerateError> {
         let needed = self.cache.blocks_for(tokens);
         let missing = needed.saturating_sub(sequence.blocks.len());
@@ -271,8 +271,8 @@ impl SplitModel {
         }
     }
 
-    /// What is worth verifying behind the pending token. Nothing behind a prompt that is not computed, and nothing that the
-    /// answer has no place for.
+    /// Returns the token tree to verify after the pending token. The tree is empty during prefill, and holds
+    /// no node beyond the end of the answer.
     fn draft(&self, sequence: &SplitSequence<'_>, going: &mut GenerationContext<'_, '_>) -> TokenTree {
         let (max_depth, is_decoding) = (going.max_depth(sequence), going.first_token.is_some());
         match &mut going.drafting {
@@ -281,8 +281,8 @@ impl SplitModel {
         }
     }
 
-    /// Computes what is pending, with the tree behind it: logits of the last token, and of each one drafted. What could not be
-    /// verified is no longer in the tree that is given back. Whoever drafts may go on meanwhile.
+    /// Computes the pending tokens and the tree: logits of the last token and of each node. Returns the tree
+    /// without the nodes for which blocks were missing. The drafter may run meanwhile.
     fn sweep(
         &mut self,
         sequence: &mut SplitSequence<'_>,
@@ -291,7 +291,7 @@ impl SplitModel {
     ) -> Result<(TokenTree, Segments), GenerateError> {
         let (begun, is_decoding) = (Instant::now(), sequence.computed + 1 == sequence.tokens.len());
         let takes = self.sweeps.takes(1 + tree.len()).filter(|_| is_decoding);
-        // Behind what comes of the last sweep there is nothing to guess.
+        // After the last pass of the answer there is nothing to draft.
         let has_more = self.session().is_far() && going.max_depth(sequence) > 0;
         let swept = match going.drafting.as_mut().filter(|drafting| has_more && drafting.goes_on()) {
             Some(drafting) => drafting.meanwhile(takes, || self.compute(sequence, tree))?,
@@ -303,7 +303,7 @@ impl SplitModel {
         Ok(swept)
     }
 
-    /// A sweep, as it is for all.
+    /// Computes the pending tokens and the tree, without timing or drafting.
     fn compute(
         &mut self,
         sequence: &mut SplitSequence<'_>,
@@ -318,7 +318,7 @@ impl SplitModel {
         Ok((tree, segments))
     }
 
-    /// Computes the keys and values that are missing, chunk by chunk, and the logits of the last token.
+    /// Computes the missing keys and values, chunk by chunk, and the logits of the last token.
     fn compute_pending(&mut self, sequence: &mut SplitSequence<'_>) -> Result<(), CallError> {
         while sequence.computed < sequence.tokens.len() {
             let pending = &sequence.tokens[sequence.computed..];
@@ -340,7 +340,7 @@ impl SplitModel {
         Ok(())
     }
 
-    /// Keeps the blocks that have become full for sequences that begin alike.
+    /// Inserts the blocks that became full into the prefix cache.
     fn offer(&mut self, sequence: &mut SplitSequence<'_>, count: usize) {
         let full_before = sequence.computed / BLOCK_TOKENS;
         sequence.computed += count;
@@ -354,7 +354,6 @@ impl SplitModel {
         }
     }
 
-    /// Draws the next token from a row of logits and appends it.
     fn choose(
         &mut self,
         sequence: &mut SplitSequence<'_>,

@@ -1,4 +1,4 @@
-//! A split client: it owns adapters, KV cache and sampling, and rents base-layer calls from an executor.
+//! A split client: adapters, KV cache and sampling are local, and an executor computes linear layers.
 //!
 //! ```text
 //! generate -> SplitModel -> model::forward::run -> RemoteLayers -> Mask -> Session -> Transport -> executor
@@ -6,26 +6,27 @@
 //!
 //! # Layout
 //!
-//! - [`address`]: where an executor is.
-//! - [`transport`]: one connection: shared memory, TLS, a Unix socket.
-//! - [`session`]: what outlives connections: calls, retries, the catalog.
-//! - [`masking`]: what the executor sees of activations and gradients.
-//! - [`remote_layers`]: the base layers of a pass and of its reverse, by calls.
-//! - [`split_model`], [`generate`]: the rest of the model, here.
-//! - [`speculative`]: tokens guessed here, to be verified together.
-//! - [`base`]: what a client needs of the base besides linear layers, fetched once.
+//! - [`address`]: addresses of executors.
+//! - [`transport`]: one connection, over shared memory, TLS or a Unix socket.
+//! - [`session`]: sessions, which outlive connections: calls, retries, the catalog.
+//! - [`masking`]: protection of activations and gradients from the executor.
+//! - [`remote_layers`]: the linear layers of forward and backward passes, by calls.
+//! - [`split_model`], [`generate`]: the local part of the model.
+//! - [`speculative`]: drafting on the client, and the choice of what to verify.
+//! - [`base`]: the client weights, fetched once.
 //! - [`text`]: tokenizer and chat template.
-//! - [`secrets`]: keys, and what keeps them here.
-//! - `rows`: activations on their way; [`error`]: why a connection or a call fails.
+//! - [`secrets`]: keys, and protection of this process's memory.
+//! - `rows`: rows on the wire; [`error`]: errors of connections and calls.
 //! - [`cli`]: the command `holobiont-client`.
-//! - `failpoints`: where tests may interfere.
+//! - `failpoints`: failpoints for tests.
 //!
 //! # Principles
 //!
-//! - Adapters, keys and values never leave the process; activations and gradients do, as the masking mode says.
-//! - A call is pure: repeating it is always safe, and it is repeated until it is answered or patience ends.
-//! - Nothing the executor sends is believed before it is checked, and nothing it does ends in a panic.
-//! - There is no fallback: another base, a missing path, a lost executor are errors with names.
+//! - Adapters, keys and values never leave the process; masking modes protect activations and gradients.
+//! - A call has no side effects, so a retry is always safe. The client retries until it gets an answer or
+//!   `patience` ends.
+//! - Data from the executor are checked before use, and no executor can cause a panic.
+//! - There is no fallback: another base, a missing path and a lost executor are errors with names.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! The command of a tenant who keeps adapter and KV cache to themselves.
+//! The command `holobiont-client`, for tenants whose adapter and KV cache stay on their own machine.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

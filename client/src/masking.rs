@@ -1,24 +1,26 @@
-//! What an executor sees of a client's activations and gradients.
+//! Masking: protection of a client's activations and gradients from its executor.
 //!
-//! [`Masking::Off`] shows them as they are. [`Masking::Paper`] is the paper's scheme (Symbiosis §3.8): *obfuscation*, not
-//! secrecy. A client adds one of a few noises to each row and takes the noise's effect, computed ahead by the executor
-//! itself, out of the answer. `g W` is as linear as `x Wᵀ`, so gradients are covered in the same way, by noises of their
-//! own. Whoever keeps a log of the noises finds them again in the rows; the documentation says how.
+//! [`Masking::Off`] sends them as they are. [`Masking::Paper`] is the paper's scheme (Symbiosis §3.8), which
+//! is *obfuscation*, not secrecy. A client adds one of a few noises to each row and subtracts the noise's
+//! effect, which the executor itself computed in advance, from the answer. `g W` is as linear as `x Wᵀ`, so
+//! gradients are covered in the same way, by noises of their own. An executor that logs the noises finds them
+//! again in the rows; the documentation says how.
 //!
-//! [`RowProtection::Pads`] and [`RowProtection::Shares`] are sound: rows are whole numbers modulo 2^48 or 2^64 and a pad that is uniform there is added to
-//! each, and never to another, so that what an executor sees is uniform whatever the rows are. Who can take pads away differs: this
-//! client alone, which computed their effects beforehand, or a second executor, which must not collude with the first. With or
-//! without a cover, every answer can be checked. All of these are [`Exact`]: the same bits with and without masking.
+//! [`RowProtection::Pads`] and [`RowProtection::Shares`] are secret. Rows are integers modulo 2^48 or 2^64,
+//! and each gets its own uniform pad, so that the executor sees uniform numbers for all rows. Pads are
+//! removed by this client, which computed their effects in advance, or with a second executor, which must not
+//! collude with the first. Every answer can be checked, with or without a cover. All these modes are
+//! [`Exact`]: the results have the same bits with and without masking.
 //!
-//! No mask ever falls back to sending rows as they are.
+//! No masking mode ever falls back to sending rows as they are.
 //!
 //! # Layout
 //!
-//! - this file: what a mask is, and the one that hides nothing
+//! - this file: the trait of masks, and the mask that hides nothing
 //! - `noise`: rotating noises
-//! - `modular`: exact arithmetic, over any route; `fixed_point`: rows as whole numbers; `modular_rows`: how these travel
-//! - [`secret_sharing`]: the route over two executors; [`one_time_pads`]: that over one, with pads from a disk
-//! - [`verify`]: whether answers are true
+//! - `modular`: exact arithmetic over any route; `fixed_point`: rows as integers; `modular_rows`: wire format
+//! - [`secret_sharing`]: the route over two executors; [`one_time_pads`]: the route over one, with pads
+//! - [`verify`]: verification of answers
 
 mod fixed_point;
 #[cfg(test)]
@@ -49,15 +51,15 @@ use crate::{
     session::{Session, calls::LayerCall},
 };
 
-/// Who stands between a client's rows and its executor.
+/// A mask between a client's rows and its executor.
 pub trait Mask: Send + fmt::Debug {
-    /// The mode, as answers and logs say it.
+    /// Returns the mode's name in answers and logs.
     fn mode(&self) -> &'static str;
 
-    /// Takes `rows` through a site into `out`, while the executor sees of them only what the mode lets it see.
+    /// Takes `rows` through a site into `out`, and reveals to the executor only what the mode permits.
     ///
     /// # Errors
-    /// The executor is gone, or refuses.
+    /// Fails if the executor is gone, or refuses.
     fn call(
         &mut self,
         session: &mut Session,
@@ -67,19 +69,19 @@ pub trait Mask: Send + fmt::Debug {
     ) -> Result<(), CallError>;
 }
 
-/// Where rows go, and what for.
+/// Destination and purpose of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CallSite {
-    /// Which site.
+    /// Site that computes the rows.
     pub site: SiteId,
-    /// Which way they go through it.
+    /// Direction of the rows through the site.
     pub direction: Direction,
-    /// What the rows are for.
+    /// Purpose of the rows, which decides their priority.
     pub class: CallClass,
 }
 
 impl CallSite {
-    /// The call that takes rows there.
+    /// Returns the call of this site with the arithmetic `path`.
     #[must_use]
     pub fn ask(self, path: Path) -> LayerCall {
         let op = match self.direction {
@@ -90,79 +92,79 @@ impl CallSite {
     }
 }
 
-/// Which way rows go through a site.
+/// Direction of rows through a site.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     /// Activations: `x Wᵀ + bias`.
     Forward,
-    /// Gradients: `g W`.
+    /// Gradients of activations: `g W`.
     Backward,
 }
 
-/// How activations and gradients are protected.
+/// Protection of activations and gradients.
 #[derive(Debug, Clone)]
 pub enum Masking {
-    /// Not at all.
+    /// No protection at all.
     Off {
-        /// With which arithmetic; exact as [`Exact`] is without a cover.
+        /// Arithmetic of the site; `Ring` means [`Exact`] without a cover.
         path: Path,
     },
     /// Obfuscation by rotating noises.
     Paper(NoiseSettings),
-    /// Exact arithmetic.
+    /// Exact arithmetic, with an optional cover.
     Exact(Exact),
 }
 
-/// Exact arithmetic: what covers rows, and what is done besides.
+/// Exact arithmetic, with a cover, a check of answers and padding.
 #[derive(Debug, Clone)]
 pub struct Exact {
-    /// What covers them.
+    /// Cover of the rows.
     pub cover: RowProtection,
-    /// What every answer is checked with, if it is.
+    /// Check of every answer, if requested.
     pub verifier: Option<Arc<Verifier>>,
-    /// Whether calls are filled up with rows of zeros to a power of two, so that executors see no other number of rows.
+    /// Whether zero rows pad each call to a power of two, which hides the exact number of rows.
     pub pad_rows: bool,
 }
 
-/// What covers rows of exact arithmetic.
+/// Cover of rows in exact arithmetic.
 #[derive(Debug, Clone)]
 pub enum RowProtection {
-    /// Nothing.
+    /// No cover: rows are sent as they are.
     Bare,
-    /// Each of two executors, which must not collude, sees numbers that have nothing to do with rows.
+    /// Each of two executors, which must not collude, sees numbers that are independent of the rows.
     Shares(Arc<SecondExecutor>),
-    /// The executor sees numbers that have nothing to do with rows; this client has computed beforehand what takes them away.
+    /// The executor sees numbers independent of the rows; this client precomputed what removes the pads.
     Pads(Pads),
 }
 
 impl From<RowProtection> for Masking {
-    /// Answers are not checked, and calls not filled up.
+    /// Selects exact arithmetic without checks and without padding.
     fn from(cover: RowProtection) -> Self {
         Self::Exact(Exact { cover, verifier: None, pad_rows: false })
     }
 }
 
-/// Settings of [`Masking::Paper`].
+/// Settings of the mode [`Masking::Paper`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NoiseSettings {
-    /// Noises of a site in each direction; rows take them in turn.
+    /// Number of noises per site and direction; rows take them in turn.
     pub noises: usize,
-    /// Size of the noise: of activations in root mean squares of the first rows that pass the site, of gradients in the
-    /// largest number of a call.
+    /// Scale of the noise. For activations the unit is the root mean square of the site's first rows; for
+    /// gradients it is the largest magnitude in a call.
     pub scale: f32,
-    /// Rows of a direction after which a site gets fresh noises.
+    /// Number of rows in one direction after which a site gets fresh noises.
     pub rotate_rows: u64,
 }
 
 impl Default for NoiseSettings {
-    /// Two noises, as the paper has it.
+    /// Returns two noises, as in the paper.
     fn default() -> Self {
         Self { noises: 2, scale: 1.0, rotate_rows: 1 << 14 }
     }
 }
 
 impl Masking {
-    /// The mode as [`shmproto::layer::control::SessionOpen`] has it.
+    /// Returns the mode's name in [`shmproto::layer::control::SessionOpen`].
     #[must_use]
     pub fn as_str(&self) -> &'static str {
         match self {
@@ -173,16 +175,16 @@ impl Masking {
         }
     }
 
-    /// Whether what an executor sees has nothing to do with rows.
+    /// Whether the executor sees only numbers that are independent of the rows.
     #[must_use]
     pub fn is_sound(&self) -> bool {
         matches!(self, Self::Exact(Exact { cover: RowProtection::Shares(_) | RowProtection::Pads(_), .. }))
     }
 
-    /// Makes the mask; tells `told` how many of how many sites are ready.
+    /// Makes the mask; calls `told` with the numbers of prepared sites and of all sites.
     ///
     /// # Errors
-    /// The base cannot serve it, the operating system gives no randomness, or an executor is gone.
+    /// Fails if the base does not support the mode, the system has no randomness, or an executor is gone.
     pub fn prepare(
         self,
         session: &mut Session,
@@ -212,7 +214,7 @@ impl Exact {
     }
 }
 
-/// The hash of all sites' weights, as a client pins it: BLAKE3 of their commitments, one behind the other.
+/// Returns the hash of all sites' weights, which a client can pin: BLAKE3 of the concatenated commitments.
 #[must_use]
 pub fn commitment(rings: &[control::ModularWeights]) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new();
@@ -222,17 +224,18 @@ pub fn commitment(rings: &[control::ModularWeights]) -> [u8; 32] {
     hasher.finalize().into()
 }
 
-/// What the executor of a session commits to.
+/// Returns the hash of the weights that the session's executor commits to.
 ///
 /// # Errors
-/// It does not: a site has no ring path.
+/// Fails if a site has no modular path, and so no commitment.
 pub fn session_commitment(session: &Session) -> Result<[u8; 32], CallError> {
     Ok(commitment(&modular_rows::offers(session)?))
 }
 
-/// Sites as people read them, of a base whose sites have these shapes: inputs and outputs.
+/// Returns the name of a site for messages; `shapes` are the inputs and outputs of all sites.
 ///
-/// Where shapes come again every four sites they are the groups of blocks without experts, and a site is named by them.
+/// If the shapes repeat every four sites, the sites are the linear groups of blocks without experts, and the
+/// name says which.
 fn site_name(site: SiteId, shapes: &[[usize; 2]]) -> String {
     let (blocks, at) = shapes.split_at(shapes.len().saturating_sub(1));
     let are_groups = blocks.len().is_multiple_of(4) && blocks.iter().skip(4).zip(blocks).all(|(a, b)| a == b);
@@ -247,13 +250,12 @@ fn site_name(site: SiteId, shapes: &[[usize; 2]]) -> String {
     }
 }
 
-/// The shapes of an executor's sites, as [`site_name`] takes them.
 fn shapes_of(sites: &[control::Site]) -> Vec<[usize; 2]> {
     let outputs = |site: &control::Site| site.parts.iter().map(|part| part.rows as usize).sum();
     sites.iter().map(|site| [site.columns as usize, outputs(site)]).collect()
 }
 
-/// Rows as they are.
+/// The mask that sends rows as they are.
 #[derive(Debug)]
 struct Unmasked {
     path: Path,

@@ -1,4 +1,4 @@
-//! The base layers of a pass and of its reverse, evaluated by an executor.
+//! The linear layers of forward and backward passes, computed by an executor.
 
 use kernels::Activations;
 use model::{
@@ -19,7 +19,7 @@ use crate::{
     session::Session,
 };
 
-/// The sites of an executor as the layers of a known architecture. Embeddings are looked up here.
+/// The sites of an executor, as the layers of a known architecture. Embeddings are looked up locally.
 #[derive(Debug)]
 pub struct RemoteLayers {
     session: Session,
@@ -30,10 +30,10 @@ pub struct RemoteLayers {
 }
 
 impl RemoteLayers {
-    /// Over `session`, whose base has the shape `config`.
+    /// Uses `session`, whose base must have the shape `config`.
     ///
     /// # Errors
-    /// The executor's sites have another shape.
+    /// Fails if the executor's sites have another shape.
     pub fn new(
         session: Session,
         mask: Box<dyn Mask>,
@@ -47,7 +47,7 @@ impl RemoteLayers {
         Ok(Self { session, mask, embedding, config: config.clone(), class: CallClass::Decode })
     }
 
-    /// What the rows of the next calls are for.
+    /// Sets the purpose of the rows of the next calls.
     pub fn set_class(&mut self, class: CallClass) {
         self.class = class;
     }
@@ -56,25 +56,25 @@ impl RemoteLayers {
         CallSite { site: SiteId::of(&self.config, layer, group), direction, class: self.class }
     }
 
-    /// The masking mode.
+    /// Returns the masking mode.
     #[must_use]
     pub fn mode(&self) -> &'static str {
         self.mask.mode()
     }
 
-    /// The session below.
+    /// Returns the session with the executor.
     #[must_use]
     pub fn session(&self) -> &Session {
         &self.session
     }
 
-    /// The session below, to ask it for figures.
+    /// Returns the session with the executor, to ask for its stats.
     pub fn session_mut(&mut self) -> &mut Session {
         &mut self.session
     }
 }
 
-/// Compares a site with what the pass will send it.
+/// Compares a site with the shapes that the pass uses.
 fn check(sites: &[Site], config: &ModelConfig, layer: usize, group: LinearGroup) -> Result<(), CallError> {
     let number = SiteId::of(config, layer, group).0;
     let site = sites.get(number as usize).ok_or(CallError::UnknownSite { site: number })?;

@@ -1,9 +1,8 @@
-//! Rows of numbers as they travel: little-endian, 32 bits or the upper 16 of them.
+//! Rows on the wire: little-endian, 32 bits or the upper 16 of them.
 
 use half::bf16;
 use shmproto::layer::Dtype;
 
-/// Appends `values` to `bytes`.
 pub(crate) fn encode(dtype: Dtype, values: &[f32], bytes: &mut Vec<u8>) {
     match dtype {
         Dtype::F32 if cfg!(target_endian = "little") => bytes.extend_from_slice(bytemuck::cast_slice(values)),
@@ -12,7 +11,7 @@ pub(crate) fn encode(dtype: Dtype, values: &[f32], bytes: &mut Vec<u8>) {
     }
 }
 
-/// Reads as many values as `out` has; returns false, with nothing read, if `bytes` are not just that.
+/// Reads as many values as `out` has; returns false, and reads nothing, if `bytes` have another length.
 #[must_use]
 pub(crate) fn decode(dtype: Dtype, bytes: &[u8], out: &mut [f32]) -> bool {
     if out.len().checked_mul(dtype.bytes()) != Some(bytes.len()) {
@@ -31,7 +30,7 @@ pub(crate) fn decode(dtype: Dtype, bytes: &[u8], out: &mut [f32]) -> bool {
     true
 }
 
-/// Rounds `values` as they would be by travelling.
+/// Rounds `values` as the wire format does.
 pub(crate) fn round(dtype: Dtype, values: &mut [f32]) {
     if dtype == Dtype::Bf16 {
         values.iter_mut().for_each(|value| *value = bf16::from_f32(*value).to_f32());

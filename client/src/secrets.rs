@@ -1,4 +1,4 @@
-//! Keys, and what keeps them in this process.
+//! Random keys, and protection of this process's memory.
 
 use rustix::{
     process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit},
@@ -9,20 +9,20 @@ use zeroize::Zeroizing;
 
 use crate::error::CallError;
 
-/// A key that nobody can foresee.
+/// Returns an unpredictable key.
 ///
 /// # Errors
-/// The operating system gives no randomness.
+/// Fails if the operating system has no randomness.
 pub(crate) fn key() -> Result<Key, CallError> {
     let mut bytes = Zeroizing::new([0; KEY_BYTES]);
     fill(&mut *bytes)?;
     Ok(Key::new(&bytes))
 }
 
-/// So many of them.
+/// Returns `count` unpredictable keys.
 ///
 /// # Errors
-/// As [`key`].
+/// Fails as [`key`] does.
 pub(crate) fn keys(count: usize) -> Result<Vec<Key>, CallError> {
     let mut bytes = Zeroizing::new(vec![0; count * KEY_BYTES]);
     fill(&mut bytes)?;
@@ -43,10 +43,10 @@ fn fill(bytes: &mut [u8]) -> Result<(), CallError> {
     Ok(())
 }
 
-/// From now on this process leaves no image of its memory behind when it crashes, and others of its user may not look into it.
+/// Prevents core dumps of this process, and access of other processes of the same user to its memory.
 ///
 /// # Errors
-/// The operating system refuses.
+/// Fails if the operating system refuses.
 pub fn keep_memory_private() -> Result<(), CallError> {
     let failed =
         |_| CallError::Masking("core dumps cannot be switched off: keys could be left behind on a disk");

@@ -1,17 +1,17 @@
-//! A session with an executor: it outlives connections.
+//! A session with an executor, which outlives connections.
 //!
-//! A session opens, knows the catalog of the base, and makes calls. Where a connection is lost, or another executor
-//! answers at the address, it connects again, takes its session over or opens a new one, and repeats what was not
-//! answered: calls are pure, so that is safe. It never goes on over another base.
+//! A session opens, fetches the catalog of the base, and makes calls. If a connection is lost, or another
+//! executor answers at the address, the session reconnects, resumes or opens anew, and repeats unanswered
+//! calls. Calls have no side effects, so this is safe. A session never continues over another base.
 //!
 //! # Layout
 //!
 //! - this file: opening, control messages
-//! - [`calls`]: calls, cut to what the executor takes, repeated where that helps
-//! - `opening`: from a connection to a session with a catalog that makes sense
-//! - `settings`, `retry_policy`: how it behaves, and how long it waits
-//! - `distinct_executors`: two sessions that must never meet
-//! - [`usage`]: what was sent, received and waited for
+//! - [`calls`]: calls, split to the executor's limits, with retries
+//! - `opening`: from a connection to a session with a valid catalog
+//! - `settings`, `retry_policy`: client settings, and the waiting between retries
+//! - `distinct_executors`: two sessions that must never use the same executor
+//! - [`usage`]: counters of calls, rows, bytes and waiting times
 
 pub mod calls;
 pub(crate) mod distinct_executors;
@@ -38,27 +38,27 @@ use crate::{
     transport::{Connect, Transport},
 };
 
-/// A session. One thread uses it; several sessions in a process are independent.
+/// A session for one thread; several sessions in a process are independent.
 #[derive(Debug)]
 pub struct Session {
     connector: Arc<dyn Connect>,
     settings: ClientSettings,
-    /// `None` after a failure that was not mended.
+    /// `None` after a failure from which the session has not recovered.
     transport: Option<Box<dyn Transport>>,
     opened: SessionOpened,
     catalog: Catalog,
     sequence: u64,
     usage: SessionUsage,
-    /// Whose executor this session must never be at.
+    /// Guard against sharing an executor with another session.
     apart: Option<DistinctExecutors>,
 }
 
 impl Session {
-    /// Connects, opens a session and fetches the catalog. An executor that has no room is waited for; one that is not
-    /// there is not.
+    /// Connects, opens a session and fetches the catalog. Waits for an executor that is at capacity, but not
+    /// for one that is unreachable.
     ///
     /// # Errors
-    /// Nobody is there, or it refuses, or its catalog makes no sense.
+    /// Fails if the executor is unreachable or refuses, or its catalog is not valid.
     pub fn open(connector: Box<dyn Connect>, settings: ClientSettings) -> Result<Self, CallError> {
         let mut patience = RetryPolicy::new(settings.patience);
         let fresh = loop {
@@ -79,10 +79,10 @@ impl Session {
         Ok(Self { connector, settings, transport, opened, catalog, sequence, usage, apart })
     }
 
-    /// Another session with the same executor, over a connection of its own; `None` if it grants no more of them.
+    /// Opens another session with the same executor, over its own connection; `None` at the session limit.
     ///
     /// # Errors
-    /// The executor is gone and does not come back, or refuses for another reason.
+    /// Fails if the executor is gone and does not come back, or refuses for another reason.
     pub fn another(&self) -> Result<Option<Self>, CallError> {
         let mut session = Self {
             connector: Arc::clone(&self.connector),
@@ -111,13 +111,13 @@ impl Session {
         Ok(Some(session))
     }
 
-    /// What the executor granted.
+    /// Returns the limits that the executor granted.
     #[must_use]
     pub fn opened(&self) -> &SessionOpened {
         &self.opened
     }
 
-    /// What the base is.
+    /// Returns the catalog of the base.
     #[must_use]
     pub fn catalog(&self) -> &Catalog {
         &self.catalog
@@ -129,27 +129,27 @@ impl Session {
         self.connector.is_far()
     }
 
-    /// How the client behaves.
+    /// Returns the settings of the client.
     #[must_use]
     pub fn settings(&self) -> &ClientSettings {
         &self.settings
     }
 
-    /// What has been sent, received and waited for.
+    /// Returns the counters of this session.
     #[must_use]
     pub fn usage(&self) -> &SessionUsage {
         &self.usage
     }
 
-    /// Begins to count latencies anew.
+    /// Resets the latency histogram.
     pub fn forget_latencies(&mut self) {
         self.usage.latencies.clear();
     }
 
-    /// What the executor counted.
+    /// Asks for the executor's stats of this session.
     ///
     /// # Errors
-    /// The executor is gone and does not come back.
+    /// Fails if the executor is gone and does not come back.
     pub fn stats(&mut self) -> Result<SessionStats, CallError> {
         match self.ask(&ToLayers::GetStats)? {
             FromLayers::Stats(stats) => Ok(stats),
@@ -157,10 +157,10 @@ impl Session {
         }
     }
 
-    /// Bytes of a file of the catalog, from `offset`: at least one, at most `bytes`.
+    /// Fetches bytes of a file of the catalog from `offset`: at least one, at most `bytes`.
     ///
     /// # Errors
-    /// The executor is gone and does not come back, or does not give these bytes out.
+    /// Fails if the executor is gone and does not come back, or does not offer these bytes.
     pub fn fetch(&mut self, blob: u32, offset: u64, bytes: u64) -> Result<Vec<u8>, CallError> {
         let bytes = u32::try_from(bytes).unwrap_or(MAX_FETCH_BYTES).min(MAX_FETCH_BYTES);
         let fetch = Fetch { blob, offset, bytes };
@@ -168,7 +168,6 @@ impl Session {
         Ok(opening::fetched(&fetch, answer)?)
     }
 
-    /// Asks, and asks again on another connection if this one is lost.
     fn ask(&mut self, message: &ToLayers) -> Result<FromLayers, CallError> {
         let mut patience = RetryPolicy::new(self.settings.patience);
         loop {
@@ -181,7 +180,7 @@ impl Session {
         }
     }
 
-    /// The connection; made anew where the last one was lost.
+    /// Returns the connection, and reconnects if the last one was lost.
     fn linked(&mut self, patience: &mut RetryPolicy) -> Result<&mut dyn Transport, CallError> {
         while self.transport.is_none() {
             match opening::open(&*self.connector, &self.settings, Some(&self.opened)) {
@@ -192,7 +191,7 @@ impl Session {
         Ok(self.transport.as_deref_mut().expect("it was just made"))
     }
 
-    /// Goes on over another connection, if it leads to the same base.
+    /// Continues over another connection, if it leads to the same base.
     fn adopt(&mut self, fresh: Fresh) -> Result<(), CallError> {
         let Fresh { transport, opened, catalog } = fresh;
         if (catalog.base_hash, &catalog.sites) != (self.catalog.base_hash, &self.catalog.sites) {
@@ -208,7 +207,7 @@ impl Session {
         Ok(())
     }
 
-    /// Gives the connection up and waits before another is tried.
+    /// Closes the connection and waits before the next attempt.
     fn lose(&mut self, error: LinkError, patience: &mut RetryPolicy) -> Result<(), CallError> {
         self.transport = None;
         if !error.may_pass() {

@@ -1,19 +1,20 @@
-//! Drafting at home: a split client guesses tokens and has them verified in one set of round trips (CHECKLIST D3.3).
+//! Speculative decoding of a split client: tokens are drafted locally and verified in one set of round trips.
 //!
-//! A *sweep*, once through all sites, takes its round trips and the executor's computing whatever it brings, and a little more
-//! for each row. Both are measured, and what a row must promise follows: on a link of many milliseconds nearly any guess is
-//! worth one, in shared memory only good ones are. That is EdgeLLM's threshold, in the place of a rule that learns it from
-//! verdicts alone and does not know what a sweep costs.
+//! A pass through all sites takes its round trips and the executor's computing time, plus a little for each
+//! row. Both are measured, and the minimum confidence of a draft token follows. On a link of many
+//! milliseconds nearly any draft token is worth a row; in shared memory only good ones are. The
+//! measured cost replaces EdgeLLM's rule, which learns this threshold from verdicts alone.
 //!
-//! Who guesses is [`Ngram`](speculation::ngram::Ngram), what the text said before, or a smaller model (`model_draft`). A model goes on
-//! guessing, in a thread beside, while its guesses are on their way:
+//! The drafter is [`Ngram`](speculation::ngram::Ngram), from the text so far, or a smaller model
+//! (`model_draft`). A model continues drafting in another thread while its draft tokens are on their way:
 //!
 //! ```text
 //!   network  -|-- 121 round trips: verify --|-- 121 round trips: verify --|-
-//!   draft    g g g g g g g g g g g g g g  g g g g g g g g g g g g g g g g    behind tokens that may not come (speculation::draft_ahead)
+//!   draft    g g g g g g g g g g g g g g g  g g g g g g g g g g g g g g g g
+//!            after tokens that may be rejected (speculation::draft_ahead)
 //! ```
 //!
-//! That is done only where the executor computes on another machine: here it would take the cores that the answer waits for.
+//! This happens only if the executor is remote: on the same machine drafting would take cores from it.
 
 use std::{
     convert::Infallible,
@@ -35,23 +36,22 @@ use speculation::{
 
 pub use speculation::baselines::BaselineRule;
 
-/// Whoever guesses for a split client. It is in this process and does not fail.
+/// Drafter of a split client, in this process; it never fails.
 pub type ClientDrafter<'a> = &'a mut (dyn Draft<Error = Infallible> + Send);
 
-/// As long as no tree was verified, a row is taken to cost this part of a sweep: enough for good guesses to be tried.
+/// Assumed cost of a row, as a part of a pass, until a tree was verified; good draft tokens are tried.
 const FIRST_ROW_PART: f64 = 1.0 / 16.0;
 
-/// How much is verified at once.
+/// Policy for the number of draft tokens per verification.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum DraftPolicy {
-    /// As much as is worth it, by what sweeps take.
+    /// As many as are worthwhile, by the measured cost of passes.
     #[default]
     Worth,
-    /// By another rule, whatever it costs; for comparison.
+    /// Another rule that ignores the cost; for comparison.
     Compared(BaselineRule),
 }
 
-/// What sweeps take, measured.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PassCost {
     timings: Fit,
@@ -59,13 +59,12 @@ pub(crate) struct PassCost {
 }
 
 impl PassCost {
-    /// A sweep of so many rows took so long.
     pub(crate) fn observe(&mut self, rows: usize, took: Duration) {
         self.has_trees |= rows > 1;
         self.timings.observe(rows as f64, took.as_secs_f64());
     }
 
-    /// Rows to seconds; `None` before the first.
+    /// Returns the line from rows to seconds; `None` before the first pass.
     fn line(&self) -> Option<LinearFit> {
         let line = self.timings.line()?;
         let one_s = line.at(1.0);
@@ -73,48 +72,46 @@ impl PassCost {
         Some(if self.has_trees { line } else { assumed })
     }
 
-    /// What a sweep of so many rows takes; `None` before the first.
+    /// Returns the expected duration of a pass of `rows` rows; `None` before the first pass.
     pub(crate) fn takes(&self, rows: usize) -> Option<Duration> {
         Duration::try_from_secs_f64(self.line()?.at(rows as f64)).ok()
     }
 }
 
-/// What came of drafting in an answer.
+/// Drafting stats of an answer.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct DraftingStats {
-    /// Sweeps that verified something.
+    /// Number of verified token trees.
     pub trees: u64,
-    /// Tokens that were verified.
+    /// Number of verified draft tokens.
     pub nodes: u64,
-    /// Those of them that came true.
+    /// Number of accepted draft tokens.
     pub accepted: u64,
-    /// The confidence that a token had to have to be worth its row, when last asked.
+    /// Minimum confidence of a draft token in the last decision.
     pub threshold: f64,
-    /// Time spent on guessing while nothing else could be done.
+    /// Time spent on drafting while nothing else could run.
     pub drafting: Duration,
-    /// Tokens that were guessed while others were verified.
+    /// Number of draft tokens predicted during a verification.
     pub ahead: u64,
-    /// Those of them that came behind what the target said, and were not guessed again.
+    /// Number of these that followed the accepted tokens and were reused.
     pub kept: u64,
-    /// Time that guessing them took.
+    /// Time that drafting during verifications took.
     pub hidden: Duration,
 }
 
-/// One answer's drafts.
 pub(crate) struct Drafting<'a> {
     guesser: ClientDrafter<'a>,
     effort: DraftPolicy,
-    /// Nodes guessed to seconds.
+    /// Fit from drafted nodes to seconds.
     guesses: Fit,
-    /// What there was guessed, of which a part is being verified.
+    /// Draft that includes the tree in verification.
     ahead: Option<DraftAhead>,
-    /// What is left of it behind what the target said since.
+    /// Rest of that draft after the tokens that the target has confirmed.
     settled: RerootedDraft,
     time: DraftDeadline,
     pub(crate) figures: DraftingStats,
 }
 
-/// Whoever guesses, timed.
 struct TimedClientDrafter<'a> {
     guesser: ClientDrafter<'a>,
     time: &'a mut DraftDeadline,
@@ -148,7 +145,7 @@ impl<'a> Drafting<'a> {
         }
     }
 
-    /// What is to be verified, of at most `max_nodes`, none deeper than `max_depth`; empty where nothing is worth it.
+    /// Returns the tree to verify, with at most `max_nodes` nodes and depth `max_depth`; it may be empty.
     pub(crate) fn tree(&mut self, sweeps: &PassCost, max_nodes: usize, max_depth: usize) -> TokenTree {
         let begun = Instant::now();
         let RerootedDraft { mut tree, mut pacer, .. } = std::mem::take(&mut self.settled);
@@ -157,7 +154,7 @@ impl<'a> Drafting<'a> {
             _ if max_nodes.min(max_depth) == 0 => TokenTree::new(),
             (DraftPolicy::Compared(rule), _) => self.ruled(&rule, growing, max_nodes),
             (DraftPolicy::Worth, Some(cost)) => self.worthy(cost, growing, max_nodes),
-            // What a sweep takes is not known yet.
+            // The cost of a pass is not known yet.
             (DraftPolicy::Worth, None) => TokenTree::new(),
         };
         self.ahead = Some(DraftAhead::new(tree, pacer));
@@ -165,7 +162,7 @@ impl<'a> Drafting<'a> {
         proposed.pruned(proposed.nodes().filter(|&node| proposed.depth(Some(node)) <= max_depth).collect())
     }
 
-    /// What `rule` says of the tree, which it lets grow.
+    /// Grows the tree by `rule`, and returns its most confident nodes.
     fn ruled(
         &mut self,
         rule: &BaselineRule,
@@ -178,14 +175,14 @@ impl<'a> Drafting<'a> {
         tree.pruned(tree.likeliest(max_nodes))
     }
 
-    /// What of the tree, which grows as far as that is worth its time, is worth its rows where sweeps take `cost`.
+    /// Grows the tree while worth its time; returns the nodes worth their rows where a pass costs `cost`.
     fn worthy(
         &mut self,
         cost: LinearFit,
         (tree, pacer): (&mut TokenTree, &mut BranchSelector),
         max_nodes: usize,
     ) -> TokenTree {
-        // What is not guessed yet costs the guess too.
+        // A node that is not drafted yet costs drafting time too.
         let guess_s = self.guesses.line().map_or(0.0, |line| line.alpha);
         let (begun, known) = (Instant::now(), tree.len());
         let so_far = || StepEstimate { drafting_s: begun.elapsed().as_secs_f64(), ..step(cost) };
@@ -201,7 +198,7 @@ impl<'a> Drafting<'a> {
         likeliest.pruned(worth.kept[0])
     }
 
-    /// Whether it goes on guessing while a sweep is on its way to another machine.
+    /// Whether drafting continues while a pass runs on another machine.
     pub(crate) fn goes_on(&self) -> bool {
         let is_paced = match &self.effort {
             DraftPolicy::Worth => true,
@@ -210,12 +207,12 @@ impl<'a> Drafting<'a> {
         is_paced && self.guesser.takes_time()
     }
 
-    /// Makes a `sweep` that takes about so long, and goes on guessing until it is over.
+    /// Runs `sweep`, which takes about `takes`, and drafts in another thread until it ends.
     pub(crate) fn meanwhile<T>(&mut self, takes: Option<Duration>, sweep: impl FnOnce() -> T) -> T {
         let is_over = AtomicBool::new(false);
         thread::scope(|scope| {
             let go_on = || self.resume_drafting(takes, &is_over);
-            // Where there is no thread to be had, nothing is guessed meanwhile.
+            // If no thread can start, nothing is drafted meanwhile.
             let _ = thread::Builder::new().name("draft".to_owned()).spawn_scoped(scope, go_on);
             let swept = sweep();
             is_over.store(true, Relaxed);
@@ -223,7 +220,7 @@ impl<'a> Drafting<'a> {
         })
     }
 
-    /// Goes on guessing until a sweep `is_over` that takes about so long.
+    /// Drafts until the pass, which takes about `takes`, `is_over`.
     fn resume_drafting(&mut self, takes: Option<Duration>, is_over: &AtomicBool) {
         let begun = Instant::now();
         let RerootedDraft { tree, pacer, .. } = std::mem::take(&mut self.settled);
@@ -243,7 +240,7 @@ impl<'a> Drafting<'a> {
                     }
                 }
             }
-            // A prompt's: the draft reads it too, which it would have to before its first guess.
+            // During prefill the drafter reads the prompt too, which it needs for its first prediction.
             None => {
                 let Ok(_) = ahead.step(&mut *self.guesser);
             }
@@ -253,7 +250,7 @@ impl<'a> Drafting<'a> {
         self.ahead = Some(ahead);
     }
 
-    /// The target has said `tokens`, and this of the tree.
+    /// Records the target's `tokens` and its verdict on the tree.
     pub(crate) fn accept(&mut self, tokens: &[u32], tree: &TokenTree, verdict: &VerificationResult) {
         self.figures.trees += u64::from(!tree.is_empty());
         self.figures.nodes += tree.len() as u64;
@@ -268,7 +265,7 @@ impl<'a> Drafting<'a> {
     }
 }
 
-/// A sweep of one sequence: nobody else waits for it.
+/// Returns the estimate for a pass of one sequence, for which no other sequence waits.
 fn step(cost: LinearFit) -> StepEstimate {
     StepEstimate { cost, rows: 1, sequences: 1, drafting_s: 0.0 }
 }

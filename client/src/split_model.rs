@@ -1,8 +1,8 @@
-//! A model whose linear layers are rented: everything else of the forward pass happens here.
+//! A model whose linear layers an executor computes; the rest of the forward pass is local.
 //!
-//! Adapters, keys and values, norms, embeddings and sampling are the client's own, and the executor knows nothing of
-//! them. Numbers are kept as the executor says its engine keeps
-//! them (`Catalog::kv_dtype`, `Catalog::adapter_dtype`), so that an answer has the same bits.
+//! Adapters, KV cache, norms, embeddings and sampling stay with the client, and the executor does not see
+//! them. Values have the precision of the executor's engine (`Catalog::kv_dtype`, `Catalog::adapter_dtype`),
+//! so that an answer has the same bits.
 
 use std::{io, path::Path, sync::Arc};
 
@@ -39,18 +39,18 @@ use crate::{
     speculative::{DraftPolicy, PassCost},
 };
 
-/// What a split model may use of the client's machine.
+/// Resources that a split model may use.
 #[derive(Debug, Clone)]
 pub struct SplitOptions {
-    /// Cores to compute on; empty: one thread, not pinned.
+    /// Cores to compute on; empty means one unpinned thread.
     pub cores: Vec<usize>,
-    /// Bytes of the KV pool.
+    /// Size of the block pool, in bytes.
     pub kv_bytes: usize,
-    /// Bits of keys and values; by itself as many as the executor's engine keeps.
+    /// Dtype of the KV cache; `Auto` takes the one of the executor's engine.
     pub kv_dtype: KvDtype,
-    /// Prompt tokens of a pass.
+    /// Maximum number of prompt tokens per pass.
     pub chunk_tokens: usize,
-    /// How many drafted tokens are verified at once.
+    /// Policy for the number of draft tokens per verification.
     pub effort: DraftPolicy,
 }
 
@@ -66,50 +66,50 @@ impl Default for SplitOptions {
     }
 }
 
-/// Why a split model could not be made.
+/// Reason why a split model cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum SplitError {
-    /// The executor's sites are not those of the base.
+    /// The executor's sites do not match the base.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// Threads cannot be started.
+    /// The threads cannot be started.
     #[error("cannot start threads for cores {cores:?}: raise the limit of threads, or name fewer cores")]
     Threads {
-        /// The cores asked for.
+        /// Requested cores, by number.
         cores: Vec<usize>,
-        /// Cause.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// The KV pool does not fit into memory.
+    /// The block pool does not fit into memory.
     #[error("no memory for {blocks} KV blocks of {block_bytes} bytes: lower --kv-bytes")]
     KvPool {
-        /// Blocks asked for.
+        /// Number of requested blocks.
         blocks: usize,
-        /// Bytes of each.
+        /// Size of each block, in bytes.
         block_bytes: usize,
-        /// Cause.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// The KV pool would be empty.
+    /// The block pool would be empty.
     #[error("--kv-bytes does not hold one KV block of {block_bytes} bytes: raise it")]
     NoBlocks {
-        /// Bytes of a block.
+        /// Size of a block, in bytes.
         block_bytes: usize,
     },
 }
 
-/// Why an adapter cannot be used.
+/// Reason why an adapter cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// Its files are not what they should be.
+    /// The adapter's files are not valid.
     #[error(transparent)]
     Adapter(#[from] AdapterError),
-    /// Its matrices have shapes that the kernels do not take.
+    /// The kernels do not support the shapes of its matrices.
     #[error(transparent)]
     Layout(#[from] LayoutError),
 }
 
-/// What keys and values are: as chosen here, else as the executor's engine keeps them.
+/// Returns the KV precision: as `chosen`, else as in the executor's engine.
 #[must_use]
 pub fn kv_precision(catalog: &Catalog, chosen: KvDtype) -> KvPrecision {
     match (chosen, catalog.kv_dtype) {
@@ -119,7 +119,7 @@ pub fn kv_precision(catalog: &Catalog, chosen: KvDtype) -> KvPrecision {
     }
 }
 
-/// How an adapter is kept: as the executor's engine keeps it.
+/// Returns the precision of adapters in the executor's engine.
 #[must_use]
 pub fn adapter_precision(catalog: &Catalog) -> LoraPrecision {
     match catalog.adapter_dtype {
@@ -132,25 +132,24 @@ pub fn adapter_precision(catalog: &Catalog) -> LoraPrecision {
 /// An adapter of this client.
 #[derive(Debug, Clone)]
 pub struct ClientAdapter {
-    /// What its keys and values are kept under.
+    /// Namespace part under which its KV blocks are cached.
     pub(crate) id: AdapterId,
     pub(crate) prepared: Arc<PreparedAdapter>,
 }
 
 impl ClientAdapter {
-    /// The adapter as the pass takes it.
+    /// Returns the adapter in the form that the pass uses.
     #[must_use]
     pub fn prepared(&self) -> &Arc<PreparedAdapter> {
         &self.prepared
     }
 }
 
-/// A model whose linear layers are rented.
+/// A model whose linear layers an executor computes.
 #[derive(Debug)]
 pub struct SplitModel {
     frame: ModelContext,
     layers: RemoteLayers,
-    /// How adapters are kept.
     precision: LoraPrecision,
     kv: PagedKv,
     compute: Compute,
@@ -159,16 +158,16 @@ pub struct SplitModel {
     pub(crate) cache: Cache,
     pub(crate) chunk_tokens: usize,
     pub(crate) logits: Vec<f32>,
-    /// What sweeps over this session's sites take.
+    /// Measured duration of passes over this session.
     pub(crate) sweeps: PassCost,
     pub(crate) effort: DraftPolicy,
 }
 
 impl SplitModel {
-    /// Takes memory and threads for `base`, whose linear layers are rented in `session`.
+    /// Takes memory and threads for `base`, whose linear layers `session` computes.
     ///
     /// # Errors
-    /// The session's base has another shape, a thread cannot be started, or there is no memory for the KV pool.
+    /// Fails if the base has another shape, a thread cannot start, or memory for the pool is missing.
     pub fn new(
         base: ClientBase,
         session: Session,
@@ -209,10 +208,10 @@ impl SplitModel {
         })
     }
 
-    /// Reads an adapter and brings it into the form the pass takes, as precise as the resident engine keeps it.
+    /// Reads an adapter and converts it for the pass, with the precision of the executor's engine.
     ///
     /// # Errors
-    /// It is none, or does not fit the base.
+    /// Fails if the files are no adapter, or do not fit the base.
     pub fn load_adapter(&self, path: &Path) -> Result<ClientAdapter, LoadError> {
         let encode = |adapter: &Adapter| EncodedAdapter::new(adapter, self.config(), self.precision);
         let encoded = match AnyAdapter::read(path, self.config())? {
@@ -223,11 +222,11 @@ impl SplitModel {
         Ok(ClientAdapter { id: AdapterId::new(TenantId::EVERYBODY, prepared.generation()), prepared })
     }
 
-    /// Runs `batch` and writes the wanted rows of logits to `logits`. Keys and values go to the blocks the slices name,
-    /// which are the caller's business; [`generate`](Self::generate) keeps its own.
+    /// Runs `batch` and writes the requested rows of logits to `logits`. Keys and values go to the blocks
+    /// that the slices name, which the caller manages; [`generate`](Self::generate) manages its own.
     ///
     /// # Errors
-    /// The executor is gone, or refuses. The same batch may be run again.
+    /// Fails if the executor is gone, or refuses. The same batch may be run again.
     pub fn forward(
         &mut self,
         batch: &[SequenceSlice<'_, PreparedAdapter>],
@@ -237,7 +236,6 @@ impl SplitModel {
         self.forward_as(if is_decode { CallClass::Decode } else { CallClass::Prefill }, batch, logits)
     }
 
-    /// Runs a batch whose rows are for `class`.
     pub(crate) fn forward_as(
         &mut self,
         class: CallClass,
@@ -251,32 +249,31 @@ impl SplitModel {
         run(&self.frame, parts, &mut self.compute, &mut self.scratch, batch, logits)
     }
 
-    /// Copies what a block holds to another.
     pub(crate) fn copy_block(&mut self, from: BlockId, to: BlockId) {
         let mut bytes = vec![0; self.kv.block_bytes()];
         self.kv.read_block(from, &mut bytes);
         self.kv.write_block(to, &bytes);
     }
 
-    /// The model's shape.
+    /// Returns the configuration of the model.
     #[must_use]
     pub fn config(&self) -> &ModelConfig {
         &self.frame.config
     }
 
-    /// The masking mode.
+    /// Returns the masking mode.
     #[must_use]
     pub fn mode(&self) -> &'static str {
         self.layers.mode()
     }
 
-    /// The session with the executor.
+    /// Returns the session with the executor.
     #[must_use]
     pub fn session(&self) -> &Session {
         self.layers.session()
     }
 
-    /// The session with the executor, to ask it for figures.
+    /// Returns the session with the executor, to ask for its stats.
     pub fn session_mut(&mut self) -> &mut Session {
         self.layers.session_mut()
     }

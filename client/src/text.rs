@@ -1,4 +1,4 @@
-//! Text on one side, token ids on the other: the base's tokenizer and chat template, at the client.
+//! The base's tokenizer and chat template at the client.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -13,39 +13,39 @@ use text::{
     tokenizer::{AddSpecial, EncodeError, ParseSpecial, SkipSpecial, Tokenizer, TokenizerError},
 };
 
-/// Why the text side of a model's files cannot be used.
+/// Reason why the tokenizer of a model cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TextFilesError {
-    /// Its file is broken.
+    /// The GGUF file is damaged.
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// It has no tokenizer that can be used.
+    /// The model has no usable tokenizer.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
 }
 
-/// Why text could not be turned into tokens.
+/// Reason why text cannot be encoded.
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
-    /// The tokenizer refused.
+    /// The tokenizer refused the text.
     #[error(transparent)]
     Encode(#[from] EncodeError),
     /// The model has no chat template.
     #[error("this model has no chat template: use --raw with a prompt of your own")]
     NoTemplate,
-    /// The conversation is none that the model can be shown.
+    /// The chat template refused the conversation.
     #[error(transparent)]
     Chat(#[from] ChatError),
 }
 
-/// Who said something.
+/// Role of a message's author.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChatRole {
-    /// Instructions.
+    /// System instructions for the model.
     System,
-    /// The person.
+    /// The user of the model.
     User,
-    /// The model.
+    /// The model that answers.
     Assistant,
 }
 
@@ -62,9 +62,9 @@ impl ChatRole {
 /// A message of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PromptMessage {
-    /// Who said it.
+    /// Role of the author.
     pub role: ChatRole,
-    /// The text, before the template.
+    /// Text of the message, before the template.
     pub content: String,
 }
 
@@ -76,46 +76,46 @@ pub struct Text {
 }
 
 impl Text {
-    /// Reads those of a model, whole or a sparse copy.
+    /// Reads both from a model, whole or a sparse copy.
     ///
     /// # Errors
-    /// It has no tokenizer that can be used.
+    /// Fails if the model has no usable tokenizer.
     pub fn load(files: &ModelFiles) -> Result<Self, TextFilesError> {
         let tokenizer = match files {
             ModelFiles::Gguf(path) => Tokenizer::from_gguf(&GgufFile::open(path)?)?,
             ModelFiles::Directory(path) => Tokenizer::from_directory(path)?,
         };
         let compile = |source| ChatTemplate::new(source, tokenizer.template_tokens(), Limits::default());
-        // Raw prompts need no template, so a bad one takes only the chat away.
+        // Raw prompts need no template, so an invalid one only disables conversations.
         let template = tokenizer.chat_template().and_then(|source| compile(source).ok());
         Ok(Self { tokenizer: Arc::new(tokenizer), template })
     }
 
-    /// The tokenizer.
+    /// Returns the tokenizer of the base.
     #[must_use]
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
     }
 
-    /// The chat template, if there is one.
+    /// Returns the chat template, if the base has a valid one.
     #[must_use]
     pub fn template(&self) -> Option<&ChatTemplate> {
         self.template.as_ref()
     }
 
-    /// A prompt as it is written; the names of special tokens in it mean those tokens.
+    /// Encodes a prompt as it is; names of special tokens in it become those tokens.
     ///
     /// # Errors
-    /// The tokenizer refuses it.
+    /// Fails if the tokenizer refuses the text.
     pub fn encode_raw(&self, text: &str) -> Result<Vec<u32>, TextError> {
         Ok(self.tokenizer.encode(text, AddSpecial::Yes, ParseSpecial::Yes)?)
     }
 
-    /// A conversation as the model was trained to see it, ready for the assistant's turn. What somebody wrote that looks
-    /// like a special token is none.
+    /// Encodes a conversation with the chat template, ready for the assistant's turn. Message text that looks
+    /// like a special token stays plain text.
     ///
     /// # Errors
-    /// The model has no template, or the template or the tokenizer refuses.
+    /// Fails if the model has no template, or template or tokenizer refuse.
     pub fn encode_chat(&self, messages: &[PromptMessage]) -> Result<Vec<u32>, TextError> {
         let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
         let messages: Vec<chat::Message<'_>> = messages
@@ -126,13 +126,13 @@ impl Text {
             .encode(&messages, GenerationPrompt::Add)?)
     }
 
-    /// Tokens that end an answer.
+    /// Returns the tokens that end an answer.
     #[must_use]
     pub fn stop_tokens(&self) -> &[u32] {
         self.tokenizer.stop_tokens()
     }
 
-    /// A decoder for an answer; special tokens are left out of it.
+    /// Returns a decoder for an answer, which leaves out special tokens.
     #[must_use]
     pub fn decoder(&self, start: TextStart) -> Detokenizer {
         Detokenizer::new(Arc::clone(&self.tokenizer), SkipSpecial::Yes, start)

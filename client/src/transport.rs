@@ -1,15 +1,14 @@
-//! One connection to an executor, whatever carries it.
+//! One connection to an executor, over any medium.
 //!
 //! # Layout
 //!
-//! - this file: what every transport does, and what is checked of every reply
+//! - this file: the traits of transports, and the checks of every reply
 //! - [`local`]: shared memory, beside a control socket
 //! - [`remote`]: ZeroMQ messages over a stream: TLS or a private Unix socket
 //! - [`tls`]: certificates, and the handshake
 //! - [`loopback`]: an executor in this process, for tests and examples
 //!
-//! A transport does one thing at a time and never repeats anything: what a failure means is for the
-//! [session](crate::session) to decide.
+//! A transport does one thing at a time and never retries; the [session](crate::session) handles failures.
 
 pub mod local;
 pub mod loopback;
@@ -25,28 +24,28 @@ use shmproto::layer::{
 
 use crate::error::LinkError;
 
-/// A connection. After an error it is of no use any more.
+/// A connection, which cannot be used any more after an error.
 pub trait Transport: Send + fmt::Debug {
-    /// Sends a control message and gives the answer to it. An answer that refuses is an answer.
+    /// Sends a control message and returns its answer. A refusal is an answer too.
     ///
     /// # Errors
-    /// The connection is lost, or the peer breaks the protocol.
+    /// Fails if the connection is lost, or the peer breaks the protocol.
     fn ask(&mut self, message: &ToLayers) -> Result<FromLayers, LinkError>;
 
-    /// Sends a control message that is not answered, if that is possible.
+    /// Sends a control message without an answer, if possible.
     fn send_oneway(&mut self, message: &ToLayers);
 
-    /// Sends the rows of a call and waits for its reply, which is the call's own; writes `out` if it is
+    /// Sends the rows of a call and waits for the reply to this call. Writes `out` if the reply is
     /// [`CallStatus::Done`](shmproto::layer::CallStatus::Done).
     ///
     /// # Errors
-    /// The connection is lost, or the peer breaks the protocol.
+    /// Fails if the connection is lost, or the peer breaks the protocol.
     fn call(&mut self, call: &CallHeader, x: &[f32], out: &mut [f32]) -> Result<ReplyHeader, LinkError>;
 
-    /// As [`call`](Self::call), and does something else, once, `meanwhile`: where the transport can, while the executor computes.
+    /// Like [`call`](Self::call), and calls `meanwhile` once, if possible while the executor computes.
     ///
     /// # Errors
-    /// As [`call`](Self::call).
+    /// Fails as [`call`](Self::call) does.
     fn call_beside(
         &mut self,
         call: &CallHeader,
@@ -59,26 +58,26 @@ pub trait Transport: Send + fmt::Debug {
     }
 }
 
-/// Whoever can make connections to one executor, or to its successor at the same address.
+/// Connector to one executor, or to its successor at the same address.
 pub trait Connect: Send + Sync + fmt::Debug {
-    /// Makes a connection.
+    /// Makes a connection to the executor.
     ///
     /// # Errors
-    /// Nobody is there, or does not want this client.
+    /// Fails if the executor is unreachable, or refuses this client.
     fn connect(&self) -> Result<Box<dyn Transport>, LinkError>;
 
-    /// Whether the executor computes on another machine, so that this one has nothing to do while a call is on its way.
+    /// Whether the executor computes on another machine, so that this one is idle during a call.
     fn is_far(&self) -> bool {
         true
     }
 
-    /// Hash of the shared layout, for [`shmproto::layer::control::SessionOpen`]; 0 if memory is not shared.
+    /// Returns the hash of the layout, for [`shmproto::layer::control::SessionOpen`]; 0 if nothing is shared.
     fn layout_hash(&self) -> u64 {
         0
     }
 }
 
-/// Whoever else has it, too.
+/// A shared connector connects as its target does.
 impl Connect for Arc<dyn Connect> {
     fn connect(&self) -> Result<Box<dyn Transport>, LinkError> {
         (**self).connect()
@@ -96,7 +95,7 @@ impl Connect for Arc<dyn Connect> {
 /// Checks that `reply` is an answer to `call`.
 ///
 /// # Errors
-/// It answers another call, or with another shape.
+/// Fails if the reply belongs to another call, or has another shape.
 pub fn check_reply(call: &CallHeader, reply: &ReplyHeader) -> Result<(), LinkError> {
     let wrong = |what: &str, found: u64, wanted: u64| {
         Err(LinkError::Protocol(format!("a reply has {what} {found} where {wanted} was expected")))

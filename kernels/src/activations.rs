@@ -1,12 +1,13 @@
-//! Rows of activations and the forms of them that packed weights are multiplied with.
+//! Rows of activations, and the forms of them that packed weights are multiplied with.
 //!
-//! Integer weights meet whole numbers: each group of 32 elements of a row is scaled by its own largest magnitude, to -127..=127 or,
-//! where the row's error would come from this group ([`Rounding`]), to -16319..=16319. Such a *wide* number is two bytes,
-//! `128 high + low`, so its products are those of bytes too. Beside the bytes a row keeps what the zero points and minima of the
-//! weights need of it: sums of the numbers, so that neither costs an instruction for an element.
+//! Integer weights are multiplied with integer activations. Each group of 32 elements of a row is scaled by
+//! its own largest magnitude to -127..=127. Groups that would dominate the row's error ([`Rounding`]) are
+//! scaled to -16319..=16319 instead. Such a *wide* value is two bytes, `128 high + low`, so its products are
+//! byte products too. A row also keeps the group sums that the zero points and minima of the weights need, so
+//! that neither costs an instruction per element.
 //!
-//! Sixteen rows lie interleaved, group by group, and so do the rows left over: what a tile of rows needs of a group are neighbours,
-//! at distances that are known when it is compiled, and one address finds all of it.
+//! Sixteen rows are interleaved group by group, and so are the remaining rows. All data that a tile of rows
+//! needs of a group is adjacent, at distances known at compile time, so one address suffices.
 //!
 //! ```text
 //! [rows / 16, groups, 16] and [groups, rows % 16]     of 32 bytes, of a scale, of a sum
@@ -20,10 +21,10 @@ use crate::{isa::Isa, pool::ThreadPool};
 /// Elements of a row that share a scale.
 pub(crate) const GROUP: usize = 32;
 
-/// Rows that lie interleaved, at most.
+/// Maximum number of interleaved rows.
 pub(crate) const SIDE: usize = 16;
 
-/// Which forms of the activations the weights need.
+/// Forms of the activations that the weights need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ActivationForms {
     /// Bytes with scales, for integer weights.
@@ -33,31 +34,33 @@ pub struct ActivationForms {
 }
 
 impl ActivationForms {
-    /// Both demands together.
+    /// Returns the union of both sets of forms.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self { bytes: self.bytes || other.bytes, bf16: self.bf16 || other.bf16 }
     }
 }
 
-/// How finely activations are rounded where they meet integer weights.
+/// How finely activations are rounded before they meet integer weights.
 ///
-/// A group's error is at most half of its scale, so a row's comes from its few groups of large numbers, and these are worth a
-/// second byte. Which ones they are depends on the row alone.
+/// A group's error is at most half of its scale, so a row's error comes from its few groups of large values.
+/// These groups get a second byte. The choice of groups depends on the row alone.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rounding {
-    /// A group is wide if the square of its largest magnitude is more than so many times the mean of its row's groups.
+    /// A group is wide if its squared largest magnitude exceeds `wide_above` times the mean of the row's
+    /// groups.
     wide_above: f32,
 }
 
 impl Rounding {
-    /// 8 bits.
+    /// 8 bits for every group.
     pub const INT8: Self = Self { wide_above: f32::INFINITY };
 
-    /// 15 bits.
+    /// 15 bits for every group.
     pub const INT15: Self = Self { wide_above: 0.0 };
 
-    /// 15 bits for groups whose largest magnitude, squared, is more than `times` the mean of the row's groups; 8 for the others.
+    /// Uses 15 bits for groups whose squared largest magnitude exceeds `times` the mean over the row's
+    /// groups, and 8 bits for the others.
     #[must_use]
     pub const fn wide_above(times: f32) -> Self {
         Self { wide_above: times }
@@ -69,34 +72,33 @@ impl Rounding {
 pub struct Activations {
     rows: usize,
     width: usize,
-    /// At least as many as there are; what is behind them is left over.
+    /// At least `rows * width` elements; the rest is left over from earlier shapes.
     floats: Vec<f32>,
-    /// Rows whose bytes and what belongs to them are there.
+    /// Number of leading rows whose bytes, scales and sums are current.
     quantized: usize,
-    /// Rows that there were when bytes were computed: they say where these lie.
+    /// Number of rows when the bytes were computed, which determines their layout.
     laid_out: usize,
-    /// Of wide groups the high bytes.
+    /// Quantized values; for wide groups the high bytes.
     pub(crate) bytes: Vec<i8>,
-    /// Of wide groups the low bytes, -64 to 64.
+    /// Low bytes of wide groups, -64 to 64.
     pub(crate) low: Vec<i8>,
-    /// `[rows / 16, groups]`: the rows of sixteen whose group is wide, a bit for each.
+    /// `[rows / 16, groups]`: bit `m` is set if the group is wide in row `m` of the sixteen.
     pub(crate) wide: Vec<u16>,
-    /// One a group.
     pub(crate) scales: Vec<f32>,
-    /// -8 times the sum of a group's numbers.
+    /// -8 times the sum of a group's quantized values.
     pub(crate) zero8: Vec<i32>,
-    /// -128 times the sum of a group's numbers.
+    /// -128 times the sum of a group's quantized values.
     pub(crate) zero128: Vec<i32>,
-    /// -128 times the sum of each half group's numbers: those of the first halves of sixteen rows, then of the second.
+    /// -128 times the sum of each half group: first halves of sixteen rows, then second halves.
     pub(crate) zero128_halves: Vec<i32>,
-    /// Scale times the sum of a group's numbers.
+    /// Scale times the sum of a group's quantized values.
     pub(crate) sums: Vec<f32>,
     /// Pairs of bf16; a row of odd width is padded with a zero.
     pub(crate) bf16: Vec<u32>,
 }
 
 impl Activations {
-    /// Makes room for `rows` rows of `width`. Contents are unspecified afterwards; memory is kept for reuse.
+    /// Resizes to `rows` rows of `width` elements. Contents become unspecified; memory is reused.
     pub fn reshape(&mut self, rows: usize, width: usize) {
         self.rows = rows;
         self.width = width;
@@ -104,10 +106,10 @@ impl Activations {
         grow(&mut self.floats, rows * width);
     }
 
-    /// Adds `rows` whole rows behind those there are. Forms are stale until the next [`Activations::prepare`].
+    /// Appends `rows`, which must be complete rows. Forms are stale until the next [`Activations::prepare`].
     ///
     /// # Panics
-    /// If these are not whole rows.
+    /// Panics if the length of `rows` is not a multiple of the width.
     pub fn append(&mut self, rows: &[f32]) {
         assert!(rows.len().is_multiple_of(self.width.max(1)), "whole rows of {}", self.width);
         self.floats.truncate(self.rows * self.width);
@@ -115,32 +117,32 @@ impl Activations {
         self.rows += rows.len() / self.width.max(1);
     }
 
-    /// Drops all rows but the first `rows`, in every form; memory is kept for reuse.
+    /// Drops all rows after the first `rows`, in every form; memory is kept for reuse.
     pub fn truncate(&mut self, rows: usize) {
         self.rows = self.rows.min(rows);
         self.quantized = self.quantized.min(self.rows);
         self.bf16.truncate(self.rows * self.pairs());
     }
 
-    /// Rows.
+    /// Returns the number of rows.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Elements of a row.
+    /// Returns the number of elements per row.
     #[must_use]
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// All elements, row after row.
+    /// Returns all elements, row-major.
     #[must_use]
     pub fn values(&self) -> &[f32] {
         &self.floats[..self.rows * self.width]
     }
 
-    /// All elements, row after row. Forms are stale until the next [`Activations::prepare`].
+    /// Returns all elements, row-major. Forms are stale until the next [`Activations::prepare`].
     pub fn values_mut(&mut self) -> &mut [f32] {
         &mut self.floats[..self.rows * self.width]
     }
@@ -149,7 +151,7 @@ impl Activations {
         self.width / GROUP
     }
 
-    /// Where the first group of row `row` lies among bytes and what belongs to them, and how far from there the next one.
+    /// Returns the position of `row`'s first group among the groups, and the distance to its next group.
     pub(crate) fn place(&self, row: usize) -> (usize, usize) {
         place(row, self.laid_out, self.groups())
     }
@@ -158,14 +160,14 @@ impl Activations {
         self.width.div_ceil(2)
     }
 
-    /// True if `forms` were computed for as many rows as there are.
+    /// True if `forms` are computed for all current rows.
     pub(crate) fn holds(&self, forms: ActivationForms) -> bool {
         let bytes = self.quantized == self.rows;
         let bf16 = self.bf16.len() == self.rows * self.pairs();
         (bytes || !forms.bytes) && (bf16 || !forms.bf16)
     }
 
-    /// Computes `forms` of every row; whole numbers are rounded as `rounding` says.
+    /// Computes `forms` of every row; `rounding` controls the quantized form.
     pub fn prepare(&mut self, pool: &mut ThreadPool, isa: Isa, forms: ActivationForms, rounding: Rounding) {
         if forms.bytes {
             self.quantize(pool, isa, rounding);
@@ -203,7 +205,7 @@ impl Activations {
             first: 0,
             last: 0,
         };
-        // Sixteen rows lie among each other, so they are one thread's; few are not worth another's time.
+        // Sixteen interleaved rows belong to one thread; a small batch is not worth waking another thread.
         let chunk = sides.div_ceil(4 * pool.threads()).max(1);
         pool.run(sides.div_ceil(chunk), |i| {
             isa.dispatch(job.over(i * chunk, sides.min((i + 1) * chunk)));
@@ -224,21 +226,21 @@ impl Activations {
     }
 }
 
-/// Makes room for `len` elements. Never takes any away: what is behind those in use is left over.
+/// Grows `values` to at least `len` elements and never shrinks it.
 fn grow<T: Copy + Default>(values: &mut Vec<T>, len: usize) {
     if values.len() < len {
         values.resize(len, T::default());
     }
 }
 
-/// Where the first group of row `row` lies, of `rows` rows of so many groups, and how far from there the next one.
+/// Returns the position of `row`'s first group among `rows` rows, and the distance to its next group.
 #[inline(always)]
 fn place(row: usize, rows: usize, groups: usize) -> (usize, usize) {
     let first = row / SIDE * SIDE;
     (first * groups + row % SIDE, SIDE.min(rows - first))
 }
 
-/// The same where a group has two numbers.
+/// Converts a position among groups into a position among half groups.
 #[inline(always)]
 pub(crate) fn place_of_halves(start: usize) -> usize {
     2 * start - start % SIDE

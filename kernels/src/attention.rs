@@ -1,4 +1,4 @@
-//! Attention over paged keys and values with grouped heads.
+//! Attention over the paged KV cache, with grouped heads.
 //!
 //! A block holds [`BLOCK_TOKENS`] positions of a sequence, for all layers:
 //!
@@ -6,17 +6,23 @@
 //! block = layers x kv_heads x { keys [head_dim, 16] | values [16, head_dim padded to 16] | scales }
 //! ```
 //!
-//! Keys lie transposed, so a vector is one feature of sixteen positions and a score needs no horizontal sum. Scores are
-//! taken for *spans* of positions at absolute multiples of their length, and each rescales the running sums once
-//! (online softmax). Two spans are a *segment*, whose sums begin at nothing and are then joined in the order of positions
-//! (FlashDecoding), so that threads can share a long context. A query's bits depend on its own keys and values alone: not on its neighbours in the tile, not on
-//! how the prompt was cut into chunks, and not on what unused slots of a block hold.
+//! Keys are stored transposed: a vector is one feature of sixteen positions, so a score needs no horizontal
+//! sum. Scores are computed for *spans* of positions at absolute multiples of their length, and each span
+//! rescales the running sums once (online softmax). Two spans form a *segment*. Each segment's sums start at
+//! zero and are joined in the order of positions (FlashDecoding), so that threads can share a long context.
 //!
-//! Bytes have a scale for each key and each value of a head ([`KvPrecision::Int8`]): a score is multiplied with its key's, a weight
-//! with its value's.
+//! A query's bits depend only on its own keys and values. Neighbours in the tile, the chunks of the prompt
+//! and the contents of unused slots do not change them.
 //!
-//! `layout` says where everything lies, `kv_dtype` as which numbers, `append` writes it, `attend` reads it, `sum` is what it
-//! sums, `share` cuts what few queries have to read.
+//! With [`KvPrecision::Int8`] each key and each value of a head has a scale: a score is multiplied by its
+//! key's scale, a weight by its value's scale.
+//!
+//! - `layout`: layout of blocks and rows.
+//! - `kv_dtype`: element types of the KV cache.
+//! - `append`: writes keys and values to blocks.
+//! - `attend`: computes attention from blocks.
+//! - `sum`: the running softmax sum of a query.
+//! - `share`: splits long contexts of few queries among threads.
 
 mod append;
 mod attend;
@@ -37,7 +43,7 @@ use self::{
 };
 use crate::{blocks::BlockMemory, isa::Isa, pool::ThreadPool};
 
-/// A pool of KV blocks.
+/// A pool of KV blocks of one shape.
 #[derive(Debug)]
 pub struct KvPool {
     shape: KvShape,
@@ -45,51 +51,48 @@ pub struct KvPool {
 }
 
 impl KvPool {
-    /// A pool of `blocks` blocks.
+    /// Allocates a pool of `blocks` blocks.
     ///
     /// # Errors
-    ///
-    /// There is no memory.
+    /// Fails if the memory cannot be allocated.
     ///
     /// # Panics
-    ///
-    /// If the heads are wider than [`MAX_HEAD_DIM`].
+    /// Panics if the heads are wider than [`MAX_HEAD_DIM`].
     pub fn new(shape: KvShape, blocks: usize) -> io::Result<Self> {
         assert!(shape.head_dim <= MAX_HEAD_DIM, "heads of at most {MAX_HEAD_DIM}");
         Ok(Self { shape, memory: BlockMemory::new(shape.block_bytes(), blocks)? })
     }
 
-    /// Its shape.
+    /// Returns the shape of all blocks.
     #[must_use]
     pub fn shape(&self) -> KvShape {
         self.shape
     }
 
-    /// What its blocks lie in, and may be lent from.
+    /// Returns the memory of the blocks, which may also lend blocks to adapters.
     #[must_use]
     pub fn memory(&self) -> &Arc<BlockMemory> {
         &self.memory
     }
 
-    /// Copies what a block holds, [`KvShape::block_bytes`] bytes.
+    /// Copies the [`KvShape::block_bytes`] bytes of `block` to `bytes`.
     ///
     /// # Panics
-    ///
-    /// If the block does not exist or is lent, or `bytes` is not one block's worth.
+    /// Panics if the block does not exist or is lent, or `bytes` is not one block long.
     pub fn read_block(&self, block: u32, bytes: &mut [u8]) {
         let from = self.block(block, bytes.len());
-        // SAFETY: the block exists and is this pool's alone, whose writers need it exclusively.
+        // SAFETY: the block exists and is owned by this pool; writers need `&mut self`, so no write is concurrent.
         unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
     }
 
-    /// Replaces what a block holds by what [`KvPool::read_block`] gave, of whatever pool of this shape.
+    /// Overwrites a block with bytes that [`KvPool::read_block`] returned, from any pool of this shape.
     ///
     /// # Panics
-    ///
-    /// As [`KvPool::read_block`].
+    /// Panics under the conditions of [`KvPool::read_block`].
     pub fn write_block(&mut self, block: u32, bytes: &[u8]) {
         let to = self.block(block, bytes.len());
-        // SAFETY: as above, and the pool is borrowed exclusively; whatever is written is a value.
+        // SAFETY: the block exists and is owned by this pool, which is borrowed exclusively; every bit pattern is a
+        // valid value.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 
@@ -99,11 +102,10 @@ impl KvPool {
         self.memory.as_ptr().wrapping_add(block as usize * bytes)
     }
 
-    /// Writes the keys and values of `qkv` to their sequences' blocks.
+    /// Writes the keys and values of `qkv` to the blocks of their sequences.
     ///
     /// # Panics
-    ///
-    /// If a sequence has too few blocks, a block does not exist, or the shapes do not fit together.
+    /// Panics if a sequence has too few blocks, a block does not exist, or the shapes do not match.
     pub fn append(&mut self, isa: Isa, layer: usize, qkv: &[f32], layout: QkvLayout, batch: &[KvRows<'_>]) {
         self.check(layer, qkv, layout, batch);
         let shape = self.shape;
@@ -117,12 +119,11 @@ impl KvPool {
         }
     }
 
-    /// `out[row, head] = softmax(q · keys) values` over the row's position and those before it, within these
-    /// `limits`. `out` has rows of `heads * head_dim`. Queries are scaled already.
+    /// Computes `out[row, head] = softmax(q · keys) values` over the row's position and earlier ones within
+    /// `limits`. `out` has rows of `heads * head_dim`. Queries are already scaled.
     ///
     /// # Panics
-    ///
-    /// As [`KvPool::append`].
+    /// Panics under the conditions of [`KvPool::append`].
     #[allow(clippy::too_many_arguments, reason = "one operation; its operands are what they are")]
     pub fn attend(
         &self,
@@ -160,7 +161,7 @@ impl KvPool {
         }
     }
 
-    /// Checks what the kernels rely on; returns the number of rows.
+    /// Checks the conditions that the kernels rely on and returns the number of rows.
     fn check(&self, layer: usize, qkv: &[f32], layout: QkvLayout, batch: &[KvRows<'_>]) -> usize {
         assert!(layer < self.shape.layers, "layer {layer}");
         assert_eq!(

@@ -1,7 +1,7 @@
-//! A device's memory in blocks of one size, any of which holds keys and values or pieces of adapters (ELORA §4.1).
+//! Memory of a device in blocks of one size, each of which holds KV cache or parts of adapters (ELORA §4.1).
 //!
-//! Who has which block is decided elsewhere. Here is seen to it that no block is had by two: it is the KV pool's own unless it is
-//! *lent* to an adapter, and the pool refuses to touch one that is.
+//! The caller decides the owner of each block. This module ensures that no block has two owners: a block
+//! belongs to the KV pool unless it is *lent* to an adapter, and the pool refuses access to a lent block.
 
 use std::{
     io,
@@ -13,31 +13,29 @@ use std::{
 
 use crate::buffer::Buffer;
 
-/// Which blocks are lent, on whatever device. Changed between passes, by who gives blocks out: these order nothing.
+/// Flags of lent blocks. Only the allocator of blocks changes them, between passes, so relaxed order
+/// suffices.
 #[derive(Debug)]
 pub(crate) struct LeasedBlocks(Box<[AtomicBool]>);
 
 impl LeasedBlocks {
-    /// Of so many blocks, none of which is lent.
     pub(crate) fn new(blocks: usize) -> Self {
         Self((0..blocks).map(|_| AtomicBool::new(false)).collect())
     }
 
-    /// How many blocks there are.
     pub(crate) fn blocks(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether a block exists and is the KV pool's own.
+    /// True if the block exists and belongs to the KV pool.
     pub(crate) fn is_own(&self, block: u32) -> bool {
         self.0.get(block as usize).is_some_and(|lent| !lent.load(Ordering::Relaxed))
     }
 
-    /// Notes that these are lent.
+    /// Marks the blocks as lent.
     ///
     /// # Panics
-    ///
-    /// If one of them does not exist, or is lent already.
+    /// Panics if a block does not exist or is already lent.
     pub(crate) fn mark_leased(&self, blocks: &[u32]) {
         for &block in blocks {
             assert!((block as usize) < self.blocks(), "block {block} of {}", self.blocks());
@@ -46,13 +44,12 @@ impl LeasedBlocks {
         }
     }
 
-    /// Notes that these, which were lent, are the pool's own again.
     pub(crate) fn take_back(&self, blocks: &[u32]) {
         blocks.iter().for_each(|&block| self.0[block as usize].store(false, Ordering::Relaxed));
     }
 }
 
-/// Blocks of this process's memory.
+/// KV cache and adapter blocks in this process's memory.
 #[derive(Debug)]
 pub struct BlockMemory {
     bytes: Buffer<u8>,
@@ -61,51 +58,48 @@ pub struct BlockMemory {
 }
 
 impl BlockMemory {
-    /// So many blocks of zeroes.
+    /// Allocates `blocks` blocks of zeros.
     ///
     /// # Errors
-    ///
-    /// There is no memory.
+    /// Fails if the memory cannot be allocated.
     pub fn new(block_bytes: usize, blocks: usize) -> io::Result<Arc<Self>> {
         let bytes = block_bytes.checked_mul(blocks).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Arc::new(Self { bytes: Buffer::zeroed(bytes)?, block_bytes, ledger: LeasedBlocks::new(blocks) }))
     }
 
-    /// Bytes of a block.
+    /// Returns the bytes of one block.
     #[must_use]
     pub fn block_bytes(&self) -> usize {
         self.block_bytes
     }
 
-    /// How many there are.
+    /// Returns the number of blocks.
     #[must_use]
     pub fn blocks(&self) -> usize {
         self.ledger.blocks()
     }
 
-    /// Lends blocks to an adapter, until it gives them back.
+    /// Lends blocks to an adapter until [`BlockLease::end`] or the drop of the lease.
     ///
     /// # Panics
-    ///
-    /// If a block does not exist, or is lent already.
+    /// Panics if a block does not exist or is already lent.
     #[must_use]
     pub fn lease(self: &Arc<Self>, blocks: &[u32]) -> Arc<BlockLease> {
         self.ledger.mark_leased(blocks);
         Arc::new(BlockLease { memory: Arc::clone(self), blocks: blocks.into(), is_over: RwLock::new(false) })
     }
 
-    /// Whether a block exists and is the KV pool's own.
+    /// True if the block exists and belongs to the KV pool.
     pub(crate) fn is_own(&self, block: u32) -> bool {
         self.ledger.is_own(block)
     }
 
-    /// The first byte.
     pub(crate) fn as_ptr(&self) -> *mut u8 {
         self.bytes.as_ptr()
     }
 }
 
-/// Blocks that are lent to an adapter.
+/// Lease of blocks to an adapter.
 #[derive(Debug)]
 pub struct BlockLease {
     memory: Arc<BlockMemory>,
@@ -114,7 +108,7 @@ pub struct BlockLease {
 }
 
 impl BlockLease {
-    /// Gives the blocks back, once nobody holds them any more; no one will again.
+    /// Ends the lease once no guard holds the blocks; later calls of `guard` get `None`.
     pub fn end(&self) {
         let mut is_over = self.is_over.write().unwrap_or_else(PoisonError::into_inner);
         if !std::mem::replace(&mut *is_over, true) {
@@ -122,17 +116,16 @@ impl BlockLease {
         }
     }
 
-    /// Keeps them from being given back; `None` if they were.
+    /// Keeps the blocks from being returned while the guard lives; `None` if the lease is over.
     pub(crate) fn guard(&self) -> Option<LeaseGuard<'_>> {
         let is_over = self.is_over.read().unwrap_or_else(PoisonError::into_inner);
         (!*is_over).then_some(LeaseGuard(is_over))
     }
 
-    /// Where `bytes` bytes of a block are, the `block`th of those that were lent, from `offset` on.
+    /// Returns the address of `bytes` bytes from `offset` in the lease's block number `block`.
     ///
     /// # Panics
-    ///
-    /// If they are not within it.
+    /// Panics if the bytes exceed the block.
     pub(crate) fn address(&self, block: usize, offset: usize, bytes: usize) -> *mut u8 {
         let block = self.blocks[block] as usize;
         assert!(offset + bytes <= self.memory.block_bytes, "a piece lies within its block");
@@ -146,7 +139,7 @@ impl Drop for BlockLease {
     }
 }
 
-/// As long as it lives, the blocks of a [`BlockLease`] stay lent.
+/// Keeps the blocks of a [`BlockLease`] lent while it lives.
 #[derive(Debug)]
 pub(crate) struct LeaseGuard<'a>(
     #[allow(dead_code, reason = "what matters is that it is held")] RwLockReadGuard<'a, bool>,

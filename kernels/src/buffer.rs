@@ -1,8 +1,8 @@
-//! Large, zeroed, aligned memory on huge pages where the kernel gives them.
+//! Large, zeroed, aligned memory, on huge pages where the kernel grants them.
 //!
-//! One core reads a 100 MB model 1.4 times faster from 2 MB pages than from 4 KB pages, so weights, adapters and KV
-//! blocks live here. A single matrix is often smaller than a huge page, so matrices that live and die together take
-//! their memory from one [`Arena`]; those that come from a disk in turns lie in a [`PageSlab`] that is refilled.
+//! One core reads a 100 MB model 1.4 times faster from 2 MB pages than from 4 KB pages, so weights, adapters
+//! and KV blocks use this memory. A single matrix is often smaller than a huge page, so matrices with a
+//! common lifetime share an [`Arena`]. Weights streamed from disk use a [`PageSlab`], which is refilled.
 
 use std::{
     fmt, io,
@@ -12,7 +12,7 @@ use std::{
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
-/// Plain data: any bit pattern is a value, zero bytes are one, and no byte is padding.
+/// Plain data: every bit pattern is a valid value, and the type has no padding bytes.
 pub(crate) trait Pod: Copy + Send + Sync + 'static {}
 impl Pod for i8 {}
 impl Pod for u8 {}
@@ -23,16 +23,16 @@ const HUGE_PAGE_BYTES: usize = 2 << 20;
 const PAGE_BYTES: usize = 4096;
 const CACHE_LINE_BYTES: usize = 64;
 
-/// Anonymous memory, zeroed, taken page by page when first touched.
+/// Anonymous zeroed memory, committed page by page on first access.
 #[derive(Debug)]
 struct Mapping {
     data: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: the mapping owns its memory; who may touch which part of it is the buffers' business.
+// SAFETY: the mapping owns its memory; the buffers in it control which part each thread accesses.
 unsafe impl Send for Mapping {}
-// SAFETY: as above.
+// SAFETY: a shared mapping gives no access by itself; the buffers in it control which part each thread accesses.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -56,19 +56,19 @@ impl Mapping {
     }
 }
 
-/// What memory for `bytes` is a multiple of.
+/// Returns the page size that a mapping of `bytes` is rounded up to.
 fn granule(bytes: usize) -> usize {
     if bytes >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES } else { PAGE_BYTES }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: this is the mapping made in `new`, and no buffer in it is left.
+        // SAFETY: `new` made this mapping, and no buffer in it is left.
         let _ = unsafe { munmap(self.data.as_ptr().cast(), self.bytes) };
     }
 }
 
-/// Memory for buffers that live and die together; it is freed when the last of them is dropped.
+/// Memory for buffers with a common lifetime; it is freed when the last of them is dropped.
 #[derive(Debug)]
 pub struct Arena {
     chunk_bytes: usize,
@@ -82,13 +82,13 @@ struct ArenaChunk {
 }
 
 impl Arena {
-    /// An arena that asks the operating system for `chunk_bytes` at a time (more for a larger buffer).
+    /// Creates an arena that maps `chunk_bytes` at a time, or more for a larger buffer.
     #[must_use]
     pub fn new(chunk_bytes: usize) -> Self {
         Self { chunk_bytes, chunk: Mutex::new(None) }
     }
 
-    /// `len` zeroes at the start of a cache line.
+    /// Returns `len` zeros that begin at a cache line.
     pub(crate) fn zeroed<T: Pod>(&self, len: usize) -> io::Result<Buffer<T>> {
         let bytes = len.checked_mul(size_of::<T>()).ok_or(io::ErrorKind::OutOfMemory)?;
         let room = bytes.checked_next_multiple_of(CACHE_LINE_BYTES).ok_or(io::ErrorKind::OutOfMemory)?;
@@ -107,7 +107,6 @@ impl Arena {
     }
 }
 
-/// A fixed-size array of `T`.
 pub(crate) struct Buffer<T> {
     data: NonNull<T>,
     len: usize,
@@ -116,37 +115,36 @@ pub(crate) struct Buffer<T> {
 
 // SAFETY: the buffer owns its range of the mapping and `T` is plain data.
 unsafe impl<T: Pod> Send for Buffer<T> {}
-// SAFETY: as above; shared access is read-only.
+// SAFETY: the buffer owns its range, `T` is plain data, and shared access is read-only.
 unsafe impl<T: Pod> Sync for Buffer<T> {}
 
 impl<T: Pod> Buffer<T> {
-    /// `len` zeroes in memory of their own.
+    /// Returns `len` zeros in a mapping of their own.
     pub(crate) fn zeroed(len: usize) -> io::Result<Self> {
         Arena::new(0).zeroed(len)
     }
 
-    /// Bytes of memory it may take.
     pub(crate) fn bytes(&self) -> usize {
         self.len * size_of::<T>()
     }
 
     pub(crate) fn as_slice(&self) -> &[T] {
-        // SAFETY: the mapping holds `len` elements of plain data for as long as `self` lives.
+        // SAFETY: the mapping holds `len` elements of plain data while `self` lives.
         unsafe { std::slice::from_raw_parts(self.data.as_ptr(), self.len) }
     }
 
     pub(crate) fn as_mut_slice(&mut self) -> &mut [T] {
-        // SAFETY: as above, and `self` is borrowed exclusively.
+        // SAFETY: the mapping holds `len` elements of plain data, and `self` is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.data.as_ptr(), self.len) }
     }
 
-    /// The first element, for kernels that share the buffer between threads by disjoint ranges.
+    /// Returns the first element, for kernels whose threads share the buffer by disjoint ranges.
     pub(crate) fn as_ptr(&self) -> *mut T {
         self.data.as_ptr()
     }
 }
 
-/// Bytes that matrices read, of which nobody writes any while they do.
+/// Read-only bytes of a matrix; no thread writes them while a view exists.
 #[derive(Debug)]
 pub(crate) struct View(Buffer<u8>);
 
@@ -157,7 +155,7 @@ impl From<Buffer<u8>> for View {
 }
 
 impl Clone for View {
-    /// The same bytes once more: nobody writes them as long as there is a view of them.
+    /// Shares the bytes, which stay unwritten while any view of them exists.
     fn clone(&self) -> Self {
         let Buffer { data, len, ref _mapping } = self.0;
         Self(Buffer { data, len, _mapping: Arc::clone(_mapping) })
@@ -179,44 +177,44 @@ impl View {
     }
 }
 
-/// Memory from the start of a page on that is filled, read by matrices that lie in it, and filled again.
+/// Page-aligned memory that is filled, read by the matrices in it, and refilled.
 #[derive(Debug)]
 pub struct PageSlab {
     mapping: Arc<Mapping>,
 }
 
 impl PageSlab {
-    /// Room for `bytes`.
+    /// Maps memory for at least `bytes` bytes.
     ///
     /// # Errors
-    /// There is no memory for it.
+    /// Fails if the memory cannot be mapped.
     pub fn new(bytes: usize) -> io::Result<Self> {
         Ok(Self { mapping: Arc::new(Mapping::new(bytes)?) })
     }
 
-    /// Bytes of memory that room for `bytes` takes: whole pages, and huge ones from the size of one on.
+    /// Returns the memory that a slab of `bytes` takes: whole pages, huge ones from 2 MB on.
     #[must_use]
     pub fn memory_bytes(bytes: usize) -> usize {
         bytes.max(1).next_multiple_of(granule(bytes))
     }
 
-    /// Bytes there is room for.
+    /// Returns the capacity in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.mapping.bytes
     }
 
-    /// All of it, to be filled; `None` while a matrix lies in it.
+    /// Returns the whole memory for filling, or `None` while a matrix uses it.
     pub fn as_mut_slice(&mut self) -> Option<&mut [u8]> {
         let mapping = Arc::get_mut(&mut self.mapping)?;
-        // SAFETY: the mapping is plain bytes, and no view of it is left: each would hold a count of it.
+        // SAFETY: the mapping is plain bytes, and no view of it exists: each view would hold a reference count.
         Some(unsafe { std::slice::from_raw_parts_mut(mapping.data.as_ptr(), mapping.bytes) })
     }
 
-    /// `bytes` from `at` on; `None` if there are not so many.
+    /// Returns a view of `bytes` bytes from `at` on, or `None` if they exceed the slab.
     pub(crate) fn view(&self, at: usize, bytes: usize) -> Option<View> {
         at.checked_add(bytes).filter(|&end| end <= self.mapping.bytes)?;
-        // SAFETY: the range lies within the mapping, and as long as the view has its count of it, nobody writes there.
+        // SAFETY: the range lies within the mapping, and no thread writes it while the view holds a reference count.
         let data = unsafe { self.mapping.data.add(at) };
         Some(View(Buffer { data, len: bytes, _mapping: Arc::clone(&self.mapping) }))
     }

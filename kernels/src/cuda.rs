@@ -1,30 +1,36 @@
-//! The same arithmetic on an NVIDIA GPU.
+//! The arithmetic of this crate on an NVIDIA GPU.
 //!
-//! The sources are `kernels/cuda/*.cu`, one operation a file with its mathematics in its header; they are compiled ahead
-//! to PTX, which stands in the binary and which the driver compiles for the device and keeps. Beside each stands its
-//! launcher here: a safe function that checks shapes, enqueues, and returns.
+//! The sources are `kernels/cuda/*.cu`, one operation per file with its mathematics in the header. The build
+//! compiles them ahead of time to PTX inside the binary; the driver compiles PTX for the device and caches
+//! the result. Each kernel has a launcher here: a safe function that checks shapes, enqueues, and returns.
 //!
 //! # Layout
 //!
-//! - [`context`]: a device opened for this process. [`stream`], `event`, [`graph`]: the order of work on it.
-//! - [`memory`], [`matrix`]: memory of the device, and of the host where the device reaches it. `transfer`: copies.
-//! - [`blocks`]: blocks of keys and values or of adapters, whichever needs them.
-//! - [`norm`], [`rope`], [`gate`]: what happens to a row between two linear layers. [`rows`]: moving rows about.
+//! - [`context`], [`error`]: a device opened for this process, and its errors.
+//! - [`stream`], `event`, [`graph`]: order of work on the device.
+//! - [`memory`], [`matrix`]: memory of the device, and host memory that the device reaches. `transfer`:
+//!   copies.
+//! - [`blocks`]: blocks that hold KV cache or adapters.
+//! - [`norm`], [`rope`], [`gate`]: operations on a row between two linear layers. [`rows`]: moves rows.
 //! - [`embed`](mod@embed): rows of the token table. [`sample`]: the next token of each row of logits.
-//! - [`attention`]: the table of a batch's rows, blocks of keys and values, and what is computed over them.
-//! - [`lora`]: adapters' copies on the device, and their deltas. [`board`]: what CPU workers compute of them meanwhile.
-//! - [`weight`], [`linear`](mod@linear), [`blas`]: weights of any type, what is multiplied with them, and cuBLASLt.
-//! - [`modular`]: what is multiplied with them modulo 2^64, exactly.
-//! - `lab`: what papers compare with, apart from what serves.
-//! - `modules`, `launch`: the compiled kernels, and the one place that calls them.
+//! - [`attention`]: the table of a batch's rows, the KV cache, and attention over it.
+//! - [`lora`]: adapter copies on the device and their deltas. [`board`]: partial sums that CPU workers
+//!   compute.
+//! - [`weight`], [`linear`](mod@linear), [`blas`]: weights of any type, products with them, and cuBLASLt.
+//! - [`modular`]: exact products with weights modulo 2^64.
+//! - `lab`: baselines that papers compare with, apart from serving code.
+//! - `modules`, `launch`: the compiled kernels, and the only code that launches them.
 //!
 //! # Principles
 //!
-//! - The driver is loaded at run time. Without one, [`Cuda::open`] says so in one line, and nothing else here is reached.
-//! - Launchers only enqueue: on one stream each sees what those before it wrote. The host waits where it reads.
-//! - Sums are in 32 bits whatever the kind of the numbers; a result is compared with the CPU's by tolerance, not by bits;
-//!   but those of `modular` are the CPU's to the last bit.
-//! - Everything runs on the CPU too, on a stand-in for the driver (`kernels/cuda/emulator`): so do the tests.
+//! - The driver is loaded at run time. Without a driver [`Cuda::open`] fails with one line, and no other code
+//!   here runs.
+//! - Launchers only enqueue: within a stream each launch sees the writes of earlier launches. The host waits
+//!   where it reads.
+//! - Sums have 32 bits for all element kinds. Tests compare results with the CPU by tolerance; results of
+//!   `modular` equal the CPU's bit for bit.
+//! - All code also runs on the CPU with a stand-in for the driver (`kernels/cuda/on_cpu`), so the tests need
+//!   no GPU.
 
 pub mod attention;
 pub mod blas;

@@ -1,27 +1,23 @@
-//! Numbers of 16 or 32 bits that kernels load as 32.
+//! Element types of 16 or 32 bits that kernels load as 32.
 
 use crate::{buffer::Pod, simd::Simd};
 
-/// A stored number.
 pub(crate) trait Element: Pod {
-    /// Sixteen of them.
+    /// Loads sixteen elements.
     ///
     /// # Safety
-    ///
     /// `from` is valid for 16 elements.
     unsafe fn load<S: Simd>(from: *const Self) -> S::F;
 
-    /// The first `count`, zeroes in the other lanes.
+    /// Loads the first `count` elements, with zeros in the other lanes.
     ///
     /// # Safety
-    ///
     /// `from` is valid for `count` elements.
     unsafe fn load_head<S: Simd>(from: *const Self, count: usize) -> S::F;
 
-    /// Rounds sixteen lanes.
+    /// Rounds and stores sixteen lanes.
     ///
     /// # Safety
-    ///
     /// `to` is valid for 16 elements.
     unsafe fn store<S: Simd>(to: *mut Self, v: S::F);
 }
@@ -29,36 +25,36 @@ pub(crate) trait Element: Pod {
 impl Element for f32 {
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const Self) -> S::F {
-        // SAFETY: passed on.
+        // SAFETY: the caller upholds the same contract.
         unsafe { S::load(from) }
     }
     #[inline(always)]
     unsafe fn load_head<S: Simd>(from: *const Self, count: usize) -> S::F {
-        // SAFETY: passed on.
+        // SAFETY: the caller upholds the same contract.
         unsafe { S::load_head(from, count) }
     }
     #[inline(always)]
     unsafe fn store<S: Simd>(to: *mut Self, v: S::F) {
-        // SAFETY: passed on.
+        // SAFETY: the caller upholds the same contract.
         unsafe { S::store(to, v) }
     }
 }
 
-/// The bits of an IEEE half.
+/// Bits of a 16-bit IEEE float.
 impl Element for u16 {
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const Self) -> S::F {
-        // SAFETY: passed on.
+        // SAFETY: the caller upholds the same contract.
         unsafe { S::load_f16(from) }
     }
     #[inline(always)]
     unsafe fn load_head<S: Simd>(from: *const Self, count: usize) -> S::F {
-        // SAFETY: passed on.
+        // SAFETY: the caller upholds the same contract.
         unsafe { S::load_f16_head(from, count) }
     }
     #[inline(always)]
     unsafe fn store<S: Simd>(to: *mut Self, v: S::F) {
-        // SAFETY: passed on.
+        // SAFETY: the caller upholds the same contract.
         unsafe { S::store_f16(to, v) }
     }
 }

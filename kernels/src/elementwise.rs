@@ -1,9 +1,10 @@
-//! Norms, rotary embedding and gating: what happens to a row between two linear layers.
+//! Norms, rotary embedding and gating: operations on a row between two linear layers.
 //!
-//! Each works on whole rows, one row after another, in lanes of a fixed order: a row's bits do not depend on the
-//! other rows.
+//! Each operates on whole rows, in lanes of a fixed order: a row's bits do not depend on other rows.
 //!
-//! `gate` is that of the feed-forward, `cap` keeps numbers small, `softmax` makes them probabilities; the rest is here.
+//! - `gate`: the gate of the feed-forward block.
+//! - `cap`: a soft cap on values.
+//! - `softmax`: probabilities of a few choices.
 
 mod cap;
 mod gate;
@@ -22,23 +23,22 @@ use crate::{
     simd::{Kernel, LANES, Simd},
 };
 
-/// Rows that are worth a second thread.
+/// Minimum number of rows per thread.
 const ROWS_A_CHUNK: usize = 8;
 
-/// Splits `rows` over the pool; `each` gets ranges of rows.
+/// Splits `rows` among the threads of the pool; `each` gets ranges of rows.
 pub(crate) fn for_row_ranges(pool: &mut ThreadPool, rows: usize, each: impl Fn(usize, usize) + Sync) {
     pool.run(rows.div_ceil(ROWS_A_CHUNK), |i| {
         each(i * ROWS_A_CHUNK, rows.min((i + 1) * ROWS_A_CHUNK));
     });
 }
 
-/// `residual += update` (if there is one), then `out = residual / rms(residual) * weight`.
+/// Computes `residual += update` (if there is an update), then `out = residual / rms(residual) * weight`.
 ///
 /// All are `[rows, width]` with `width = weight.len()`; `rms(x) = sqrt(mean(x^2) + eps)`.
 ///
 /// # Panics
-///
-/// If the shapes do not fit together.
+/// Panics if the shapes do not match.
 pub fn add_norm(
     pool: &mut ThreadPool,
     isa: Isa,
@@ -61,12 +61,12 @@ pub fn add_norm(
     for_row_ranges(pool, out.len() / width, |from, to| isa.dispatch(job.over(from, to)));
 }
 
-/// The constants of an RMS norm.
+/// Parameters of an RMS norm.
 #[derive(Debug, Clone, Copy)]
 pub struct Norm<'a> {
-    /// Multiplies each feature.
+    /// Factor of each feature.
     pub weight: &'a [f32],
-    /// Added to the mean square.
+    /// Constant added to the mean square.
     pub eps: f32,
 }
 
@@ -78,7 +78,7 @@ struct AddNorm<'a> {
     out: *mut f32,
     rows: (usize, usize),
 }
-// SAFETY: threads are given disjoint ranges of rows of buffers that outlive the parallel region.
+// SAFETY: each thread gets a disjoint range of rows; the buffers outlive the parallel region.
 unsafe impl Sync for AddNorm<'_> {}
 
 impl AddNorm<'_> {
@@ -94,7 +94,7 @@ impl Kernel for AddNorm<'_> {
     fn run<S: Simd>(self) {
         let width = self.norm.weight.len();
         for row in self.rows.0..self.rows.1 {
-            // SAFETY: `add_norm` has checked the sizes; the row is this thread's alone.
+            // SAFETY: `add_norm` has checked the sizes; no other thread has the row.
             unsafe {
                 let residual = self.residual.add(row * width);
                 if let Some(update) = self.update {
@@ -117,7 +117,7 @@ unsafe fn add_row<S: Simd>(to: *mut f32, from: *const f32, width: usize) {
     let mut c = 0;
     while c < width {
         let n = LANES.min(width - c);
-        // SAFETY: the caller's: both rows have `width` elements.
+        // SAFETY: the caller guarantees that both rows have `width` elements.
         unsafe {
             let sum = S::add(S::load_head(to.add(c), n), S::load_head(from.add(c), n));
             S::store_head(to.add(c), sum, n);
@@ -126,13 +126,13 @@ unsafe fn add_row<S: Simd>(to: *mut f32, from: *const f32, width: usize) {
     }
 }
 
-/// `out` may be `x`.
+/// Normalizes a row; `out` may be `x`.
 #[inline(always)]
 unsafe fn norm_row<S: Simd>(x: *const f32, weight: *const f32, eps: f32, width: usize, out: *mut f32) {
     let mut squares = S::splat(0.0);
     let mut c = 0;
     while c < width {
-        // SAFETY: the caller's: rows and weight have `width` elements.
+        // SAFETY: the caller guarantees that rows and weight have `width` elements.
         let v = unsafe { S::load_head(x.add(c), LANES.min(width - c)) };
         squares = S::fma(v, v, squares);
         c += LANES;
@@ -141,7 +141,7 @@ unsafe fn norm_row<S: Simd>(x: *const f32, weight: *const f32, eps: f32, width: 
     c = 0;
     while c < width {
         let n = LANES.min(width - c);
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees that rows and weight have `width` elements.
         unsafe {
             let v = S::mul(S::mul(S::load_head(x.add(c), n), scale), S::load_head(weight.add(c), n));
             S::store_head(out.add(c), v, n);
@@ -150,11 +150,10 @@ unsafe fn norm_row<S: Simd>(x: *const f32, weight: *const f32, eps: f32, width: 
     }
 }
 
-/// `x = x / rms(x) * weight` for rows of `weight.len()`.
+/// Computes `x = x / rms(x) * weight` for rows of `weight.len()` elements.
 ///
 /// # Panics
-///
-/// If these are not whole rows.
+/// Panics if the length is not a multiple of the row width.
 pub fn norm_in_place(pool: &mut ThreadPool, isa: Isa, x: &mut [f32], norm: Norm<'_>) {
     assert!(x.len().is_multiple_of(norm.weight.len()), "whole rows");
     let rows = x.len() / norm.weight.len();
@@ -168,7 +167,7 @@ struct NormInPlace<'a> {
     norm: Norm<'a>,
     rows: (usize, usize),
 }
-// SAFETY: threads are given disjoint ranges of rows of buffers that outlive the parallel region.
+// SAFETY: each thread gets a disjoint range of rows; the buffers outlive the parallel region.
 unsafe impl Sync for NormInPlace<'_> {}
 
 impl NormInPlace<'_> {
@@ -184,7 +183,7 @@ impl Kernel for NormInPlace<'_> {
     fn run<S: Simd>(self) {
         let Norm { weight, eps } = self.norm;
         for row in self.rows.0..self.rows.1 {
-            // SAFETY: `norm_in_place` has checked the size; the row is this thread's alone.
+            // SAFETY: `norm_in_place` has checked the size; no other thread has the row.
             unsafe {
                 let x = self.x.add(row * weight.len());
                 norm_row::<S>(x, weight.as_ptr(), eps, weight.len(), x);
@@ -193,21 +192,21 @@ impl Kernel for NormInPlace<'_> {
     }
 }
 
-/// Heads of a row that are normed and rotated.
+/// Heads of a row to normalize and rotate.
 #[derive(Debug, Clone, Copy)]
 pub struct Heads<'a> {
     /// Column of the first head.
     pub column: usize,
-    /// Heads.
+    /// Number of consecutive heads.
     pub count: usize,
-    /// Norm before their rotation: of each head (Qwen3, Gemma 3), or of several heads at once, as wide as its weights are (OLMo 2).
+    /// Norm before the rotation: of each head (Qwen3, Gemma 3), or of several at once, by its width (OLMo 2).
     pub norm: Option<Norm<'a>>,
-    /// Multiplies the result (`1 / sqrt(head_dim)` for queries).
+    /// Factor of the result (`1 / sqrt(head_dim)` for queries).
     pub scale: f32,
 }
 
 impl Heads<'_> {
-    /// Checks that its norm is of whole heads, and of the same number of them wherever it is applied.
+    /// Checks that the norm covers whole heads, and the same number of heads each time.
     pub(crate) fn check_norm(&self, head_dim: usize) {
         let fits =
             |width: usize| width.is_multiple_of(head_dim) && (self.count * head_dim).is_multiple_of(width);
@@ -215,19 +214,19 @@ impl Heads<'_> {
     }
 }
 
-/// By what heads are rotated.
+/// Angles of the rotary embedding.
 #[derive(Debug, Clone, Copy)]
 pub struct Rotation<'a> {
-    /// The first so many features of a head are; an even number.
+    /// Number of leading features of a head that are rotated; even.
     pub width: usize,
-    /// `[rows, width / 2]`.
+    /// Cosines of the angles, `[rows, width / 2]`.
     pub cos: &'a [f32],
-    /// The same.
+    /// Sines of the angles, `[rows, width / 2]`.
     pub sin: &'a [f32],
 }
 
 impl Rotation<'_> {
-    /// Checks that it is one of heads of `head_dim` in so many rows; returns the half of its width.
+    /// Checks the rotation for `rows` rows of heads of `head_dim`; returns half of its width.
     pub(crate) fn check(&self, head_dim: usize, rows: usize) -> usize {
         let half = self.width / 2;
         assert!(self.width.is_multiple_of(2) && self.width <= head_dim, "features of a head, two by two");
@@ -239,13 +238,11 @@ impl Rotation<'_> {
     }
 }
 
-/// Rotates heads in place: `(a, b) -> (a cos - b sin, b cos + a sin)` for the halves `a`, `b` of what is rotated of each head.
-///
-/// `x` has rows of `stride`.
+/// Rotates heads in place: `(a, b) -> (a cos - b sin, b cos + a sin)` for the halves `a`, `b` of each head's
+/// rotated features. `x` has rows of `stride` elements.
 ///
 /// # Panics
-///
-/// If the shapes do not fit together.
+/// Panics if the shapes do not match.
 pub fn rotate(
     pool: &mut ThreadPool,
     isa: Isa,
@@ -277,7 +274,7 @@ struct Rotate<'a> {
     heads: &'a [Heads<'a>],
     rows: (usize, usize),
 }
-// SAFETY: threads are given disjoint ranges of rows of buffers that outlive the parallel region.
+// SAFETY: each thread gets a disjoint range of rows; the buffers outlive the parallel region.
 unsafe impl Sync for Rotate<'_> {}
 
 impl Rotate<'_> {
@@ -296,7 +293,7 @@ impl Kernel for Rotate<'_> {
             for group in self.heads {
                 if let Some(Norm { weight, eps }) = group.norm {
                     for at in (0..group.count * head_dim).step_by(weight.len()) {
-                        // SAFETY: `rotate` has checked that the heads exist; the row is this thread's alone.
+                        // SAFETY: `rotate` has checked that the heads exist; no other thread has the row.
                         unsafe {
                             let x = self.x.add(row * self.stride + group.column + at);
                             norm_row::<S>(x, weight.as_ptr(), eps, weight.len(), x);
@@ -304,7 +301,7 @@ impl Kernel for Rotate<'_> {
                     }
                 }
                 for head in 0..group.count {
-                    // SAFETY: `rotate` has checked that heads and angles exist; the row is this thread's alone.
+                    // SAFETY: `rotate` has checked that heads and angles exist; no other thread has the row.
                     unsafe {
                         let x = self.x.add(row * self.stride + group.column + head * head_dim);
                         let (cos, sin) = (self.cos.add(row * self.half), self.sin.add(row * self.half));
@@ -317,12 +314,11 @@ impl Kernel for Rotate<'_> {
     }
 }
 
-/// Scales the features of a head that are not rotated.
 #[inline(always)]
 pub(crate) unsafe fn scale_rest<S: Simd>(x: *mut f32, from: usize, to: usize, scale: f32) {
     for c in (from..to).step_by(LANES) {
         let n = LANES.min(to - c);
-        // SAFETY: the caller's: the head has `to` elements.
+        // SAFETY: the caller guarantees that the head has `to` elements.
         unsafe { S::store_head(x.add(c), S::mul(S::load_head(x.add(c), n), S::splat(scale)), n) };
     }
 }
@@ -333,7 +329,7 @@ unsafe fn rotate_head<S: Simd>(x: *mut f32, cos: *const f32, sin: *const f32, ha
     let mut c = 0;
     while c < half {
         let n = LANES.min(half - c);
-        // SAFETY: the caller's: the head has `2 * half` elements, the angles `half`.
+        // SAFETY: the caller guarantees that the head has `2 * half` elements and the angles `half`.
         unsafe {
             let (a, b) = (S::load_head(x.add(c), n), S::load_head(x.add(half + c), n));
             let (cos, sin) = (S::load_head(cos.add(c), n), S::load_head(sin.add(c), n));

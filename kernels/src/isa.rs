@@ -1,38 +1,38 @@
-//! Which instructions the arithmetic uses, chosen once.
+//! Instruction sets of the kernels, chosen once.
 //!
-//! A kernel is written once, over the vocabulary of `simd`, as a type that implements [`Kernel`].
-//! [`Isa::dispatch`] runs it inside a function that is compiled for the chosen instructions; everything the
+//! A kernel is written once, over the operations of `simd`, as a type that implements [`Kernel`].
+//! [`Isa::dispatch`] runs it inside a function compiled for the chosen instructions. Every function that the
 //! kernel calls must be `#[inline(always)]`, so that it is compiled for them too.
 
 use std::sync::OnceLock;
 
 use crate::simd::{Kernel, amx, avx2, avx512, portable};
 
-/// An instruction set the kernels are compiled for, the strongest first.
+/// An instruction set that kernels are compiled for, the strongest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Isa {
-    /// AVX-512 as below, and the tiles of AMX for sums of bytes.
+    /// AVX-512 like [`Isa::Avx512`], plus the tiles of AMX for byte sums.
     Amx,
     /// AVX-512 F, BW, VL with VNNI and BF16.
     Avx512,
     /// AVX2 with FMA and F16C.
     Avx2,
-    /// Nothing beyond the target's baseline.
+    /// The target's baseline instructions only.
     Portable,
 }
 
-/// What multiplies matrices beside the vectors of a set.
+/// Matrix unit used beside the vector instructions of a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MatrixUnit {
-    /// Nothing.
+    /// No matrix unit is used.
     None,
-    /// AMX, with its tiles of bytes.
+    /// AMX with its byte tiles.
     Amx,
 }
 
 impl Isa {
-    /// The best set this CPU has. Looked up once, by a system call that asks for AMX: whoever gives such calls up takes
-    /// [`Isa::vectors`].
+    /// Returns the best set of this CPU, determined once. The first call requests AMX by a system call; a
+    /// process that may not make that call uses [`Isa::vectors`].
     #[must_use]
     pub fn best() -> Self {
         static BEST: OnceLock<Isa> = OnceLock::new();
@@ -40,7 +40,7 @@ impl Isa {
         *BEST.get_or_init(|| if with_tiles() { Self::Amx } else { Self::vectors() })
     }
 
-    /// The best set of vectors this CPU has, for arithmetic that no matrix unit helps with. Looked up once.
+    /// Returns the best vector set of this CPU, determined once, for arithmetic without a matrix unit.
     #[must_use]
     pub fn vectors() -> Self {
         static VECTORS: OnceLock<Isa> = OnceLock::new();
@@ -61,7 +61,7 @@ impl Isa {
         })
     }
 
-    /// Every set this CPU has, best first. The last is always [`Isa::Portable`].
+    /// Returns every set that this CPU has, best first. The last is always [`Isa::Portable`].
     #[must_use]
     pub fn available() -> Vec<Self> {
         let all = [Self::Amx, Self::Avx512, Self::Avx2, Self::Portable];
@@ -72,27 +72,25 @@ impl Isa {
     /// Runs `kernel` compiled for this set.
     ///
     /// # Panics
-    ///
-    /// If this CPU does not have it.
+    /// Panics if this CPU lacks the set.
     #[inline]
     pub(crate) fn dispatch<K: Kernel>(self, kernel: K) -> K::Output {
-        // Kernels are compiled for vectors.
+        // Kernels are compiled for vector instructions only.
         let vectors = if self == Self::Amx { Self::Avx512 } else { self };
         assert!(vectors >= Self::vectors(), "this CPU has no {self:?}");
         match vectors {
             // SAFETY: the best set of this CPU includes this one.
             Self::Amx | Self::Avx512 => unsafe { avx512::run(kernel) },
-            // SAFETY: as above.
+            // SAFETY: the best set of this CPU includes this one.
             Self::Avx2 => unsafe { avx2::run(kernel) },
             Self::Portable => portable::run(kernel),
         }
     }
 
-    /// What multiplies matrices beside it.
+    /// Returns the matrix unit of this set.
     ///
     /// # Panics
-    ///
-    /// If this CPU does not have it.
+    /// Panics if this CPU lacks the set.
     pub(crate) fn matrix_unit(self) -> MatrixUnit {
         match self {
             Self::Amx => {

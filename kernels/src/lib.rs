@@ -1,27 +1,28 @@
-//! Arithmetic: on the CPU, and the same on an NVIDIA GPU.
+//! Arithmetic of the models, on the CPU and on an NVIDIA GPU.
 //!
 //! # Layout
 //!
 //! - [`isa`], `simd`: instruction sets; kernels are written once over sixteen lanes.
-//! - [`pool`]: the pinned thread pool every kernel runs on.
-//! - [`activations`], [`linear`](mod@linear): packed weights of 4, 8, 16 and 32 bits and the rows they are multiplied with.
+//! - [`pool`]: the pinned thread pool that every kernel runs on.
+//! - [`activations`], [`linear`](mod@linear): packed weights of 4, 8, 16 and 32 bits, and the rows that they
+//!   multiply.
 //! - [`lora`]: low-rank deltas of many adapters and ranks in one call.
-//! - [`attention`]: paged keys and values, grouped heads.
-//! - [`blocks`]: the memory that keys and values share with adapters.
+//! - [`attention`]: paged KV cache with grouped heads.
+//! - [`blocks`]: memory that the KV cache shares with adapters.
 //! - [`elementwise`]: norms, rotary embedding, gating, caps, probabilities.
 //! - [`backward`]: gradients of all of these.
-//! - [`quant`]: the block formats of weight files.
-//! - `buffer`, `element`: the memory they lie in, and numbers of 16 and 32 bits.
-//! - [`cuda`]: the same on a GPU.
-//! - [`limits`]: what the machine can do at most, for benchmarks.
-//! - [`reference`]: each operation once more, plainly, for tests.
+//! - [`quant`]: block formats of weight files.
+//! - `buffer`, `element`: memory of all arrays, and element types of 16 and 32 bits.
+//! - [`cuda`]: the same operations on a GPU.
+//! - [`limits`]: peak rates of the machine, for benchmarks.
+//! - [`reference`]: a plain implementation of each operation, for tests.
 //!
 //! # Principles
 //!
-//! - **Batch-invariant** on the CPU. Every output element is summed in an order that depends on the weights alone: never
-//!   on the batch, the number of threads, or where a chunk begins. Tests compare bits.
-//! - `unsafe` stays inside: public functions check what the kernels rely on, once a call.
-//! - Nothing here knows what a model is.
+//! - **Batch-invariant** on the CPU. The order of each output element's sum depends on the weights alone,
+//!   never on the batch, the number of threads, or the start of a chunk. Tests compare bits.
+//! - `unsafe` stays inside: public functions check the kernels' conditions once per call.
+//! - This crate knows no models.
 
 pub mod activations;
 pub mod attention;

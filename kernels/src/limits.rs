@@ -1,6 +1,6 @@
-//! What this machine can do at most, for benchmarks: products from registers, and reading memory.
+//! Peak rates of this machine, for benchmarks: products from registers, and memory reads.
 //!
-//! Nothing that computes a model gets there; how near it comes is what its figures are worth.
+//! No model reaches these rates; benchmarks report how near it comes.
 
 use std::{hint::black_box, io, time::Instant};
 
@@ -14,42 +14,40 @@ use crate::{
     },
 };
 
-/// What is summed side by side, so that no sum waits for the one before.
+/// Independent sums per loop, so that no sum waits for the previous one.
 const SUMS: usize = 16;
 
-/// Rounds over these sums: some milliseconds.
+/// Iterations of the loop: some milliseconds.
 const ROUNDS: usize = 1 << 20;
 
-/// Times that memory is read.
 const READS: usize = 4;
 
-/// Bytes that are read at a time.
 const LINE: usize = 64;
 
-/// Products and sums of bytes in a second (two operations for each product), on all threads of `pool`, by vectors.
+/// Returns the byte operations per second (two per product) of all threads of `pool`, by vector instructions.
 pub fn int8_ops_per_s(pool: &mut ThreadPool, isa: Isa) -> f64 {
     let each = ROUNDS * SUMS * LANES * 4 * 2;
     rate(pool, each, || isa.dispatch(ByteProducts))
 }
 
-/// The same by the matrix unit, if there is one.
+/// Returns the byte operations per second of the matrix unit, or `None` without one.
 pub fn matrix_unit_ops_per_s(pool: &mut ThreadPool, isa: Isa) -> Option<f64> {
     let each = ROUNDS * amx::PRODUCTS_OF_A_ROUND * 2;
-    // SAFETY: the process may use the unit, and nobody else on this thread does.
+    // SAFETY: the process may use the unit, and no other code of this thread uses it.
     let run = || unsafe { Tiles::lay_out().repeat(ROUNDS) };
     (isa.matrix_unit() == MatrixUnit::Amx).then(|| rate(pool, each, run))
 }
 
-/// The same of bf16.
+/// Returns the bf16 operations per second of all threads of `pool`, by vector instructions.
 pub fn bf16_flops_per_s(pool: &mut ThreadPool, isa: Isa) -> f64 {
     let each = ROUNDS * SUMS * LANES * 2 * 2;
     rate(pool, each, || isa.dispatch(Pairs))
 }
 
-/// Bytes read in a second, of `bytes` of memory as weights lie in, which is read from end to end, each thread a part.
+/// Returns the bytes per second when all threads of `pool` read `bytes` of weight memory, each a part.
 ///
 /// # Errors
-/// There is no memory.
+/// Fails if the memory cannot be allocated.
 pub fn read_bytes_per_s(pool: &mut ThreadPool, isa: Isa, bytes: usize) -> io::Result<f64> {
     let mut memory = Arena::new(bytes).zeroed::<u8>(bytes)?;
     memory.as_mut_slice().fill(1);
@@ -64,7 +62,7 @@ pub fn read_bytes_per_s(pool: &mut ThreadPool, isa: Isa, bytes: usize) -> io::Re
     Ok((READS * bytes) as f64 / begin.elapsed().as_secs_f64())
 }
 
-/// What all threads do in a second, each `work` times as often as it likes.
+/// Returns the operations per second of all threads, where each call of `work` does `each` operations.
 fn rate<T>(pool: &mut ThreadPool, each: usize, work: impl Fn() -> T + Sync) -> f64 {
     let chunks = 4 * pool.threads();
     let begin = Instant::now();
@@ -81,7 +79,7 @@ impl Kernel for ByteProducts {
 
     #[inline(always)]
     fn run<S: Simd>(self) -> i32 {
-        // SAFETY: whole vectors of an array.
+        // SAFETY: the access covers whole vectors of an array.
         let codes = unsafe { S::load_bytes(black_box([3u8; LINE]).as_ptr()) };
         let x = black_box(0x0102_0304);
         let mut sums = [S::splat_i32(0); SUMS];
@@ -101,7 +99,7 @@ impl Kernel for Pairs {
 
     #[inline(always)]
     fn run<S: Simd>(self) -> f32 {
-        // SAFETY: whole vectors of an array.
+        // SAFETY: the access covers whole vectors of an array.
         let w = unsafe { S::load_bytes(black_box([1u8; LINE]).as_ptr()) };
         let x = black_box(0x0101_0101);
         let mut sums = [S::splat(0.0); SUMS];
@@ -124,7 +122,7 @@ impl Kernel for ByteReads<'_> {
         let mut sums = [S::splat_i32(0); 4];
         for lines in self.0.chunks_exact(4 * LINE) {
             for (line, sum) in lines.chunks_exact(LINE).zip(&mut sums) {
-                // SAFETY: a whole vector of the slice.
+                // SAFETY: the access covers a whole vector of the slice.
                 *sum = S::add_i32(*sum, unsafe { S::load_i32(line.as_ptr().cast()) });
             }
         }

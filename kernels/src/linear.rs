@@ -8,20 +8,23 @@
 //! step 1   w[0][4..8]       w[1][4..8]     ...   w[15][4..8]
 //! ```
 //!
-//! A step of integer weights is four elements of each row, of bf16 two, of floats one. The activations' element(s)
-//! are broadcast, so an output is summed in one lane, over `in` from first to last: its bits depend on its weights
-//! and its activations alone, never on the batch, the thread or the shape of the tile that computed it.
+//! A step of integer weights is four elements of each row, of bf16 two, of floats one. The elements of the
+//! activations are broadcast, so each output is summed in one lane, over `in` from first to last. An output's
+//! bits depend on its weights and activations alone, never on the batch, the thread or the shape of the tile.
 //!
-//! [`linear`] rounds activations to the weights' precision, as fast as the bytes arrive. [`linear_unrounded`] leaves them
-//! as they are and [`linear_transposed`] is its backward pass: both over the same values of the same panels. [`linear_ring`] and
-//! [`linear_ring_transposed`] are both once more in whole numbers modulo 2^64 or 2^48.
+//! [`linear`] rounds activations to the weights' precision and runs at memory speed. [`linear_unrounded`]
+//! does not round them, and [`linear_transposed`] is its backward pass; both decode the same values from the
+//! same panels. [`linear_ring`] and [`linear_ring_transposed`] compute both products modulo 2^64 or 2^48.
 //!
 //! # Layout
 //!
-//! - `form`: panels, and how they are made. `pack`: matrices of them. `part`: what the products share. `chunk`: what a thread takes.
-//! - `packings`: how integer panels lie. `rows`: how activations meet them.
-//! - `quantized_activations`: over `tile`s, which `float` and `integer` panels sum, and `amx`, where a matrix unit does. `float_activations`, `transposed`: over `values`.
-//! - `modular`: over whole numbers.
+//! - `form`: panels and their construction. `pack`: packed matrices. `part`: code shared by all products.
+//!   `chunk`: the work of one thread.
+//! - `packings`: layouts of integer panels. `rows`: activations as integer panels read them.
+//! - `quantized_activations`: the quantized product over `tile`s, summed by `float` and `integer` panels, or
+//!   by `amx` on a matrix unit.
+//! - `float_activations`, `transposed`: the float products over `values`.
+//! - `modular`: the exact products over integers.
 
 mod amx;
 mod chunk;

@@ -1,16 +1,20 @@
 //! Low-rank deltas of many adapters in one call: `out[row] += scale * B (A x[row])`.
 //!
-//! Rows that use the same adapter are a *segment*; rows without one are in no segment and cost nothing. Every adapter
-//! keeps its own rank: nothing is padded. `layout` says how the factors lie in memory, `shrink` multiplies with A,
-//! `expand` with B, `work_item` puts the two together for the rows one thread takes.
+//! Rows that use the same adapter form a *segment*; rows without an adapter are in no segment and cost
+//! nothing. Every adapter keeps its own rank, without padding.
 //!
-//! The order of sums is part of the contract: an output element's delta is one chain of multiply-adds over the ranks,
-//! ascending, from 0, which is then added to the output once. So the sum can be handed over at *any* rank: whoever
-//! computes the ranks below `p` ([`sum_ranks`], [`sum_heads`]) gives the *head's sums*, whoever has the others
-//! ([`add_deltas`]) starts from them, and the bits are those of one who computes everything.
+//! - `layout`: layout of the factors in memory. `matrix`: one adapted layer in shared memory.
+//! - `pieces`, `staged`: factors in pieces of device blocks.
+//! - `shrink` multiplies with A, `expand` with B; `stored` loads the elements of both.
+//! - `work_item`: both products for the rows of one thread.
 //!
-//! An adapter comes to a device in blocks of [`RANK_BLOCK`] ranks, from the last to the first ([`StagedMatrix`]): what is
-//! missing is always a head.
+//! The order of sums is part of the contract. An output element's delta is one chain of multiply-adds over
+//! the ranks, ascending, from 0; the delta is added to the output once. The chain can therefore be split at
+//! *any* rank: [`sum_ranks`] or [`sum_heads`] computes the leading ranks, and [`add_deltas`] continues from
+//! their sums. The bits equal those of a single computation.
+//!
+//! An adapter is copied to a device in blocks of [`RANK_BLOCK`] ranks, from the last to the first
+//! ([`StagedMatrix`]), so only leading ranks can be missing.
 
 mod expand;
 mod layout;
@@ -36,63 +40,62 @@ pub use pieces::{Factor, FactorCut, PIECE_ALIGNMENT, Packing, PieceOffset, Piece
 pub use staged::StagedMatrix;
 use work_item::WorkItem;
 
-/// Rows of a segment that one thread takes.
+/// Rows of a segment per work item.
 const ROWS_A_UNIT: usize = 16;
 
 /// A delta to add: consecutive rows of one adapter, one linear layer.
 #[derive(Debug, Clone, Copy)]
 pub struct LoraSegment<'a> {
-    /// First row.
+    /// First row of the segment.
     pub first_row: usize,
-    /// Rows.
+    /// Number of consecutive rows.
     pub rows: usize,
     /// The adapter's matrices for this layer.
     pub matrix: &'a LoraMatrix,
     /// Column of `out` of the layer's first output feature.
     pub column: usize,
-    /// The device's copy of `matrix`, to be read instead of it.
+    /// The device's copy of `matrix`, read instead of it.
     pub staged: Option<&'a StagedMatrix>,
-    /// What others have summed.
+    /// Sums of the leading ranks that were computed elsewhere.
     pub head: LeadingSums<'a>,
 }
 
-/// The part of a delta that others have computed.
+/// Sums of a delta's leading ranks that were computed elsewhere.
 #[derive(Debug, Clone, Copy)]
 pub enum LeadingSums<'a> {
-    /// Nothing: all ranks are summed here.
+    /// No sums: all ranks are computed here.
     None,
-    /// The sums of the first ranks.
+    /// The sums of ranks `0..ranks`.
     Sums {
-        /// How many ranks they are, from 0.
+        /// Number of leading ranks.
         ranks: usize,
-        /// `[rows, matrix.rows()]`.
+        /// Sums per row and output, `[rows, matrix.rows()]`.
         values: &'a [f32],
     },
 }
 
-/// Sums to compute for the head of a segment.
+/// Leading ranks of a segment, to be summed.
 #[derive(Debug, Clone, Copy)]
 pub struct LeadingSegment<'a> {
-    /// First row.
+    /// First row of the segment.
     pub first_row: usize,
-    /// Rows.
+    /// Number of consecutive rows.
     pub rows: usize,
     /// The adapter's matrices for this layer.
     pub matrix: &'a LoraMatrix,
-    /// How many ranks, from 0.
+    /// Number of leading ranks.
     pub ranks: usize,
-    /// Element of the output at which this segment's `[rows, matrix.rows()]` begin.
+    /// Index in the output of this segment's `[rows, matrix.rows()]` sums.
     pub offset: usize,
 }
 
 /// Adds the deltas of all `segments` to `out`, rows of `stride` elements, on all threads of `pool`.
 ///
-/// Ranks that no head covers are read from the segment's staged copy, or else from its matrix.
+/// Ranks after the leading sums are read from the segment's staged copy, or else from its matrix.
 ///
 /// # Panics
-///
-/// If the shapes do not fit together, a staged copy lacks a rank that no head covers, or segments are not in
-/// ascending order of rows and then columns.
+/// Panics if the shapes do not match, a staged copy lacks a rank after the leading sums, or segments are not
+/// in ascending order of rows and then columns.
 pub fn add_deltas(
     pool: &mut ThreadPool,
     isa: Isa,
@@ -108,7 +111,7 @@ pub fn add_deltas(
     );
     let out = out.as_mut_ptr();
     let mut units = Vec::with_capacity(segments.len());
-    // What is read stays where it is until all is computed.
+    // Guards keep the blocks of staged copies lent until all products are computed.
     let _held: Vec<_> = segments.iter().filter_map(|segment| Some(segment.staged?.guard())).collect();
     for segment in segments {
         let matrix = segment.matrix;
@@ -138,14 +141,13 @@ pub fn add_deltas(
     run(pool, isa, &units);
 }
 
-/// `out = B[.., ranks] (scale * A[ranks] x)` of all rows of `x`, on this thread: no allocation, no system call.
+/// Computes `out = B[.., ranks] (scale * A[ranks] x)` for all rows of `x`, without allocation or system call.
 ///
-/// `x` is `[rows, matrix.columns()]`, `out` is `[rows, matrix.rows()]`. The sums of ranks `0..p` are what
-/// [`LeadingSums::Sums`] takes.
+/// `x` is `[rows, matrix.columns()]`, `out` is `[rows, matrix.rows()]`. [`LeadingSums::Sums`] takes the sums
+/// of ranks `0..p`.
 ///
 /// # Panics
-///
-/// If the shapes do not fit together or the ranks do not exist.
+/// Panics if the shapes do not match or the ranks do not exist.
 pub fn sum_ranks(isa: Isa, x: &[f32], matrix: &LoraMatrix, ranks: Range<usize>, out: &mut [f32]) {
     let rows = x.len() / matrix.columns();
     assert_eq!(x.len(), rows * matrix.columns(), "x has whole rows of A's width");
@@ -164,11 +166,10 @@ pub fn sum_ranks(isa: Isa, x: &[f32], matrix: &LoraMatrix, ranks: Range<usize>, 
     });
 }
 
-/// The sums of the heads of all `segments`, each at its offset of `sums`, on all threads of `pool`.
+/// Computes the leading sums of all `segments`, each at its offset of `sums`, on all threads of `pool`.
 ///
 /// # Panics
-///
-/// If the shapes do not fit together, or segments are not in ascending order of offsets.
+/// Panics if the shapes do not match, or segments are not in ascending order of offsets.
 pub fn sum_heads(
     pool: &mut ThreadPool,
     isa: Isa,
@@ -202,7 +203,6 @@ pub fn sum_heads(
     run(pool, isa, &units);
 }
 
-/// The factors of a matrix where it is.
 fn whole(matrix: &LoraMatrix) -> [FactorView<'_>; 2] {
     matrix.factors().map(FactorView::Whole)
 }
@@ -212,13 +212,13 @@ fn assert_rows(x: &Activations, matrix: &LoraMatrix, first_row: usize, rows: usi
     assert!(first_row + rows <= x.rows(), "the segment's rows exist");
 }
 
-/// Segments ascend by rows, those of the same rows by columns: so no two of them meet.
+/// True if two segments are disjoint and ascend by rows, or by columns within equal rows.
 fn in_order(a: &LoraSegment<'_>, b: &LoraSegment<'_>) -> bool {
     let same_rows = (a.first_row, a.rows) == (b.first_row, b.rows);
     a.first_row + a.rows <= b.first_row || same_rows && a.column + a.matrix.rows() <= b.column
 }
 
-/// Cuts `unit` into as many rows as a thread takes.
+/// Splits `unit` into work items of [`ROWS_A_UNIT`] rows.
 fn push_parts<'a>(units: &mut Vec<WorkItem<'a>>, unit: &WorkItem<'a>) {
     let parts = (0..unit.rows).step_by(ROWS_A_UNIT);
     units.extend(parts.map(|first| unit.part(first, ROWS_A_UNIT.min(unit.rows - first))));

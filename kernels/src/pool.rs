@@ -1,15 +1,15 @@
 //! A pinned thread pool with little overhead and no unbounded spinning.
 //!
-//! A parallel region is a number of *chunks*. Threads, the caller among them, *claim* chunks one at a time, so a
-//! thread that the kernel has descheduled holds back one chunk, not its share of the region. Waiting spins for a
-//! bounded time and then parks on a futex, so a busy neighbour gets the core.
+//! A parallel region is a number of *chunks*. Threads, the caller included, *claim* chunks one at a time, so
+//! a thread that the kernel has descheduled delays one chunk, not its share of the region. Waiting spins for
+//! a bounded time and then parks on a futex, so other processes get the core.
 //!
-//! A chunk that a descheduled helper holds stalls the region for a scheduler's slice, a hundred times a region's length.
-//! Once that happens the caller works alone for a while: a neighbour then has a core, and so has the caller. The
-//! helpers are tried again after pauses that grow while the stalls go on.
+//! A chunk of a descheduled helper stalls the region for a scheduler's slice, a hundred times a region's
+//! length. After a stall the caller works alone for a pause, so that the other process and the caller each
+//! have a core. Pauses grow while the stalls go on.
 //!
-//! [`shared`] is how chunks are claimed and threads wait for each other; [`simulated_pool`] tells how work would be cut for more
-//! threads than there are.
+//! [`shared`] contains the claiming of chunks and the waiting; [`simulated_pool`] measures how work would be
+//! divided among more threads than the machine has.
 
 mod shared;
 mod simulated_pool;
@@ -28,34 +28,32 @@ pub use simulated_pool::ParallelRegion;
 use shared::{PoolShared, WOKEN_AT_ONCE};
 use simulated_pool::SimulatedPool;
 
-/// A region is stalled if its last chunks take this much longer than the caller's own. A thread that only passes a
-/// message takes a core for less; a neighbour that computes takes it for a scheduler's slice of some milliseconds.
+/// Threshold of a stall: the last chunks take this much longer than the caller's own. A thread that passes a
+/// message takes a core for less; a busy process takes it for some milliseconds.
 const STALL: Duration = Duration::from_micros(1000);
 
-/// How long the caller works alone after a stall: at first, and at most.
+/// Pause after a stall, during which the caller works alone: first and maximum length.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(3);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
-/// A stall so soon after a pause says that the neighbour is still there.
+/// A stall this soon after a pause means that the other process is still active.
 const SOON: Duration = Duration::from_millis(10);
 
 /// Threads that compute together; one of them is the caller of [`ThreadPool::run`].
 pub struct ThreadPool {
     shared: Arc<PoolShared>,
     helpers: Vec<JoinHandle<()>>,
-    /// Where the thread that calls [`ThreadPool::run`] goes; taken at its first call.
+    /// Core of the thread that calls [`ThreadPool::run`]; taken at the first call.
     callers_core: Option<usize>,
     help: HelperPause,
     rehearsal: Option<SimulatedPool>,
 }
 
-/// Whether the helpers are worth their stalls.
+/// Decides whether helpers are worth their stalls.
 #[derive(Debug)]
 struct HelperPause {
     is_paused: bool,
-    /// End of the present or the last pause.
     pause_until: Instant,
-    /// Length of the present or the last pause.
     pause: Duration,
 }
 
@@ -64,13 +62,12 @@ impl HelperPause {
         Self { is_paused: false, pause_until: Instant::now(), pause: SHORTEST_PAUSE }
     }
 
-    /// Whether the caller works alone now.
     fn is_paused(&mut self) -> bool {
         self.is_paused = self.is_paused && Instant::now() < self.pause_until;
         self.is_paused
     }
 
-    /// A helper held the region up. Stalls that follow each other closely lengthen the pauses.
+    /// Records a stall by a helper. Stalls in close succession lengthen the pauses.
     fn stalled(&mut self) {
         let now = Instant::now();
         let again = now - self.pause_until < SOON;
@@ -81,13 +78,13 @@ impl HelperPause {
 }
 
 impl ThreadPool {
-    /// A pool on `cores`: the thread that first calls [`ThreadPool::run`] is pinned to the first, a helper to each other.
+    /// Creates a pool on `cores`: the first caller of [`ThreadPool::run`] is pinned to the first, helpers to
+    /// the others.
     ///
     /// # Errors
-    ///
-    /// The operating system refuses a thread.
+    /// Fails if the operating system refuses a thread.
     pub fn new(cores: &[usize]) -> io::Result<Self> {
-        // Should a later thread be refused, dropping the pool ends those there are.
+        // If a later thread is refused, dropping the pool ends the earlier ones.
         let mut pool = Self {
             shared: Arc::new(PoolShared::new()),
             helpers: Vec::new(),
@@ -106,10 +103,10 @@ impl ThreadPool {
         Ok(pool)
     }
 
-    /// Helpers that are woken by the caller, and by each other helper that wakes.
+    /// Number of helpers that the caller wakes, and that each woken helper wakes.
     pub const WOKEN_AT_ONCE: usize = WOKEN_AT_ONCE as usize;
 
-    /// A pool without helpers that cuts work as one of `threads` would, and times it.
+    /// Creates a pool without helpers that divides work as `threads` threads would, and times it.
     #[must_use]
     pub fn rehearsal(threads: usize) -> Self {
         Self {
@@ -121,12 +118,12 @@ impl ThreadPool {
         }
     }
 
-    /// What was rehearsed since the last call, region by region; nothing of a pool that does not rehearse.
+    /// Returns the regions timed since the last call; empty unless the pool is a rehearsal.
     pub fn take_regions(&mut self) -> Vec<ParallelRegion> {
         self.rehearsal.as_mut().map(SimulatedPool::take).unwrap_or_default()
     }
 
-    /// Threads that compute, the caller included; of a rehearsal, that would.
+    /// Returns the number of threads, the caller included; for a rehearsal the simulated number.
     #[must_use]
     pub fn threads(&self) -> usize {
         self.rehearsal.as_ref().map_or(self.helpers.len() + 1, |rehearsal| rehearsal.threads)
@@ -135,11 +132,10 @@ impl ThreadPool {
     /// Runs `work(0)` to `work(chunks - 1)`, each once, on all threads, and returns when all are done.
     ///
     /// # Panics
-    ///
-    /// If `work` panicked for some chunk.
+    /// Panics if `work` panicked for some chunk.
     pub fn run<W: Fn(usize) + Sync>(&mut self, chunks: usize, work: W) {
         if let Some(core) = self.callers_core.take() {
-            // A core this process may not use costs speed, not correctness.
+            // A core that this process may not use costs speed, not correctness.
             let _ = pin(core);
         }
         if let Some(rehearsal) = &mut self.rehearsal {
@@ -148,14 +144,14 @@ impl ThreadPool {
         if chunks <= 1 || self.helpers.is_empty() || self.help.is_paused() {
             return alone(chunks, &work);
         }
-        // The other half of the numbers is for claims that come too late.
+        // The upper half of the range is reserved for late claims.
         let count = u32::try_from(chunks).ok().filter(|&chunks| chunks <= u32::MAX / 2);
         let count = count.expect("a region has fewer than 2^31 chunks");
         self.shared.open(&work, count);
         let begin = Instant::now();
         self.shared.work_until_none_is_left();
         let own = begin.elapsed();
-        // Whatever the helper claimed, it did not claim it later than the caller's last chunk, and chunks are alike.
+        // A helper claimed its last chunk no later than the caller's last, and chunks have similar lengths.
         if self.shared.join() > 2 * own + STALL {
             self.help.stalled();
         }

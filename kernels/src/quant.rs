@@ -1,7 +1,7 @@
-//! The block formats of GGUF files, decoded.
+//! Decoder of the block formats of GGUF files.
 //!
-//! A block format stores small integers ("codes") in groups that share a scale, some also a minimum. Whatever the
-//! file's bit arrangement, a group decodes to unsigned codes and two numbers:
+//! A block format stores small integers ("codes") in groups that share a scale, and in some formats a
+//! minimum. In every format a group decodes to unsigned codes and two numbers:
 //!
 //! ```text
 //! value = scale * (code - zero)      symmetric formats: the zero point is one constant of the format
@@ -14,7 +14,6 @@ use half::{bf16, f16};
 
 use crate::TensorType;
 
-/// How a block format's codes turn into values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Offset {
     /// `scale * (code - zero)`.
@@ -23,17 +22,15 @@ pub(crate) enum Offset {
     Minimum,
 }
 
-/// What the packed form of a block format looks like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct IntegerLayout {
-    /// 4 or 8.
     pub(crate) bits: usize,
     /// Elements that share a scale: 16 or 32.
     pub(crate) group: usize,
     pub(crate) offset: Offset,
 }
 
-/// The integer form of `kind`, or `None` for float types.
+/// Returns the integer form of `kind`, or `None` for float types.
 pub(crate) fn integer_form(kind: TensorType) -> Option<IntegerLayout> {
     let form = |bits, group, offset| Some(IntegerLayout { bits, group, offset });
     match kind {
@@ -47,7 +44,7 @@ pub(crate) fn integer_form(kind: TensorType) -> Option<IntegerLayout> {
     }
 }
 
-/// A decoded row: one code an element, one scale and minimum a group.
+/// A decoded row: one code per element, one scale and minimum per group.
 #[derive(Debug, Default)]
 pub(crate) struct DecodedRow {
     pub(crate) codes: Vec<u8>,
@@ -57,7 +54,7 @@ pub(crate) struct DecodedRow {
 }
 
 impl DecodedRow {
-    /// Decodes a row of an integer format. `bytes` is whole blocks.
+    /// Decodes a row of an integer format. The length of `bytes` is a multiple of the block.
     pub(crate) fn decode(&mut self, kind: TensorType, bytes: &[u8]) {
         self.decode_numbers(kind, bytes);
         self.codes.clear();
@@ -65,7 +62,7 @@ impl DecodedRow {
             match kind {
                 TensorType::Q4_0 => self.codes.extend(nibbles(&block[2..])),
                 TensorType::Q4_1 => self.codes.extend(nibbles(&block[4..])),
-                // Five signed bits: 16 below the code; 112 more puts the zero point at 128.
+                // Five bits with zero point 16; adding 112 moves the zero point to 128.
                 TensorType::Q5_0 => {
                     self.codes.extend(fifth_bits(nibbles(&block[6..]), &block[2..6]).map(|code| code + 112));
                 }
@@ -79,7 +76,7 @@ impl DecodedRow {
         }
     }
 
-    /// Its scales and minima alone.
+    /// Decodes only the scales and minima.
     pub(crate) fn decode_numbers(&mut self, kind: TensorType, bytes: &[u8]) {
         self.scales.clear();
         self.minima.clear();
@@ -100,7 +97,7 @@ impl DecodedRow {
         }
     }
 
-    /// Q4_K and Q5_K: eight groups of 32.
+    /// Decodes the scales and minima of Q4_K and Q5_K: eight groups of 32.
     fn k_numbers(&mut self, block: &[u8]) {
         let (scale, minimum) = (half_at(block, 0), half_at(block, 2));
         for group in 0..8 {
@@ -110,7 +107,7 @@ impl DecodedRow {
         }
     }
 
-    /// Their codes; `high` holds the fifth bits of Q5_K.
+    /// Decodes the codes of Q4_K and Q5_K; `high` holds the fifth bits of Q5_K.
     fn k_codes(&mut self, low: &[u8], high: Option<&[u8]>) {
         for group in 0..8 {
             let nibbles = &low[32 * (group / 2)..][..32];
@@ -121,7 +118,7 @@ impl DecodedRow {
         }
     }
 
-    /// Q6_K: sixteen groups of 16, two halves of 128 elements each.
+    /// Decodes Q6_K: sixteen groups of 16, two halves of 128 elements each.
     fn q6k_codes(&mut self, block: &[u8]) {
         let (low, high) = (&block[..128], &block[128..192]);
         for element in 0..256 {
@@ -129,7 +126,7 @@ impl DecodedRow {
             let low = low[64 * half + 32 * (quarter % 2) + i];
             let nibble = if quarter < 2 { low & 15 } else { low >> 4 };
             let top = (high[32 * half + i] >> (2 * quarter)) & 3;
-            // Six signed bits: 32 below the code; 96 more puts the zero point at 128.
+            // Six bits with zero point 32; adding 96 moves the zero point to 128.
             self.codes.push((nibble | top << 4) + 96);
         }
     }
@@ -142,8 +139,7 @@ fn float_rows_have_no_codes() -> ! {
 /// Writes a row's values to `out`. `bytes` must hold `out.len()` elements of `kind`.
 ///
 /// # Panics
-///
-/// If the sizes do not fit together.
+/// Panics if the sizes do not match.
 pub fn dequantize_row(kind: TensorType, bytes: &[u8], out: &mut [f32]) {
     assert_eq!(Some(bytes.len()), kind.row_bytes(out.len()), "a row of {} elements", out.len());
     match kind {
@@ -183,7 +179,7 @@ fn half_at(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
-/// 16 bytes as 32 codes: low nibbles first, then high ones.
+/// Splits 16 bytes into 32 codes: low nibbles first, then high ones.
 fn nibbles(bytes: &[u8]) -> [u8; 32] {
     std::array::from_fn(|i| if i < 16 { bytes[i] & 15 } else { bytes[i - 16] >> 4 })
 }
@@ -193,7 +189,7 @@ fn fifth_bits(codes: [u8; 32], mask: &[u8]) -> [u8; 32] {
     std::array::from_fn(|i| codes[i] | ((mask[i / 8] >> (i % 8)) & 1) << 4)
 }
 
-/// Scale and minimum of one of the eight groups of Q4_K and Q5_K, six bits each in twelve bytes.
+/// Returns scale and minimum of one of the eight groups of Q4_K and Q5_K, six bits each in twelve bytes.
 fn six_bit_pair(packed: &[u8], group: usize) -> (u8, u8) {
     if group < 4 {
         (packed[group] & 63, packed[group + 4] & 63)

@@ -1,6 +1,6 @@
-//! Every operation once more, as plainly as it can be said, in 64-bit floats. The judge of the kernels' tests.
+//! Plain implementations of all operations in 64-bit floats, with which the tests compare the kernels.
 
-/// `out[r, o] = sum_k x[r, k] w[o, k]`.
+/// Computes `out[r, o] = sum_k x[r, k] w[o, k]`.
 #[must_use]
 pub fn linear(x: &[f32], w: &[f32], rows: usize, outputs: usize, width: usize) -> Vec<f32> {
     let dot = |r: usize, o: usize| {
@@ -9,7 +9,7 @@ pub fn linear(x: &[f32], w: &[f32], rows: usize, outputs: usize, width: usize) -
     (0..rows * outputs).map(|i| dot(i / outputs, i % outputs) as f32).collect()
 }
 
-/// `out[r, k] = sum_o g[r, o] w[o, k]`: the gradient at the inputs of [`linear`].
+/// Computes `out[r, k] = sum_o g[r, o] w[o, k]`: the gradient at the inputs of [`linear`].
 #[must_use]
 pub fn linear_transposed(g: &[f32], w: &[f32], rows: usize, outputs: usize, width: usize) -> Vec<f32> {
     let dot = |r: usize, k: usize| {
@@ -18,7 +18,7 @@ pub fn linear_transposed(g: &[f32], w: &[f32], rows: usize, outputs: usize, widt
     (0..rows * width).map(|i| dot(i / width, i % width) as f32).collect()
 }
 
-/// `out[r, o] = sum_k x[r, k] w[o, k]`, modulo 2^64.
+/// Computes `out[r, o] = sum_k x[r, k] w[o, k]`, modulo 2^64.
 #[must_use]
 pub fn linear_ring(x: &[u64], w: &[i32], rows: usize, outputs: usize, width: usize) -> Vec<u64> {
     let dot = |r: usize, o: usize| {
@@ -27,7 +27,7 @@ pub fn linear_ring(x: &[u64], w: &[i32], rows: usize, outputs: usize, width: usi
     (0..rows * outputs).map(|i| dot(i / outputs, i % outputs) as u64).collect()
 }
 
-/// `out[r, k] = sum_o g[r, o] w[o, k]`, modulo 2^64.
+/// Computes `out[r, k] = sum_o g[r, o] w[o, k]`, modulo 2^64.
 #[must_use]
 pub fn linear_ring_transposed(g: &[u64], w: &[i32], rows: usize, outputs: usize, width: usize) -> Vec<u64> {
     let dot = |r: usize, k: usize| {
@@ -36,7 +36,7 @@ pub fn linear_ring_transposed(g: &[u64], w: &[i32], rows: usize, outputs: usize,
     (0..rows * width).map(|i| dot(i / width, i % width) as u64).collect()
 }
 
-/// `x / sqrt(mean(x^2) + eps) * weight` of one row.
+/// Computes `x / sqrt(mean(x^2) + eps) * weight` of one row.
 #[must_use]
 pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
     let mean = x.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / x.len() as f64;
@@ -44,7 +44,7 @@ pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
     x.iter().zip(weight).map(|(&v, &w)| (f64::from(v) * scale * f64::from(w)) as f32).collect()
 }
 
-/// `e^x / Σ e^x` of one row.
+/// Computes `e^x / Σ e^x` of one row.
 #[must_use]
 pub fn softmax(x: &[f32]) -> Vec<f32> {
     let largest = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -53,14 +53,14 @@ pub fn softmax(x: &[f32]) -> Vec<f32> {
     powers.into_iter().map(|power| (power / sum) as f32).collect()
 }
 
-/// `gate / (1 + e^-gate) * up`.
+/// Computes `gate / (1 + e^-gate) * up`.
 #[must_use]
 pub fn silu_mul(gate: f32, up: f32) -> f32 {
     let gate = f64::from(gate);
     (gate / (1.0 + (-gate).exp()) * f64::from(up)) as f32
 }
 
-/// `gate (1 + tanh(√(2/π) (gate + 0.044715 gate³))) / 2 * up`.
+/// Computes `gate (1 + tanh(√(2/π) (gate + 0.044715 gate³))) / 2 * up`.
 #[must_use]
 pub fn gelu_mul(gate: f32, up: f32) -> f32 {
     let gate = f64::from(gate);
@@ -68,14 +68,15 @@ pub fn gelu_mul(gate: f32, up: f32) -> f32 {
     (gate / (1.0 + (-2.0 * inner).exp()) * f64::from(up)) as f32
 }
 
-/// `cap tanh(x / cap)`.
+/// Computes `cap tanh(x / cap)`.
 #[must_use]
 pub fn capped(x: f64, cap: f32) -> f64 {
     let cap = f64::from(cap);
     cap * (x / cap).tanh()
 }
 
-/// `softmax(q · keys) values` of one query, whose scores may be [capped]; `keys` and `values` are `[positions, q.len()]`.
+/// Computes `softmax(q · keys) values` of one query with an optional [cap](capped) on scores; `keys` and
+/// `values` are `[positions, q.len()]`.
 #[must_use]
 pub fn attention(q: &[f32], keys: &[f32], values: &[f32], cap: Option<f32>) -> Vec<f32> {
     let width = q.len();
@@ -93,7 +94,7 @@ pub fn attention(q: &[f32], keys: &[f32], values: &[f32], cap: Option<f32>) -> V
         .collect()
 }
 
-/// `scale * B (A x)` of one row; `a` is `[rank, x.len()]`, `b` is `[outputs, rank]`.
+/// Computes `scale * B (A x)` of one row; `a` is `[rank, x.len()]`, `b` is `[outputs, rank]`.
 #[must_use]
 pub fn lora(x: &[f32], a: &[f32], b: &[f32], rank: usize, scale: f32) -> Vec<f32> {
     let dot = |u: &[f32], v: &[f64]| u.iter().zip(v).map(|(&p, &q)| f64::from(p) * q).sum::<f64>();

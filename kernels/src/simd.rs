@@ -1,7 +1,7 @@
-//! The vocabulary kernels are written in: sixteen lanes, whatever the CPU's registers are.
+//! Operations that kernels are written in: sixteen lanes, for any width of the CPU's registers.
 //!
-//! Every method is lane-wise unless it says otherwise. A multiply-add is fused where the set has it; one machine
-//! uses one set, so an element's bits do not depend on which kernel shape computed it.
+//! Methods are lane-wise unless stated otherwise. A multiply-add is fused where the set has the instruction.
+//! One machine uses one set, so an element's bits do not depend on the shape of the kernel that computed it.
 
 pub(crate) mod amx;
 pub(crate) mod avx2;
@@ -12,13 +12,12 @@ mod wide;
 
 pub(crate) use wide::Wide;
 
-/// Lanes of a vector of 32-bit elements.
 pub(crate) const LANES: usize = 16;
 
-/// Numbers that are cut into digits together.
+/// Integers that are cut into digits together.
 pub(crate) const GROUP: usize = 32;
 
-/// Asks for the cache line at `at`, which need not exist.
+/// Prefetches the cache line at `at`, which need not exist.
 #[inline(always)]
 pub(crate) fn prefetch(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -31,44 +30,42 @@ pub(crate) fn prefetch(at: *const u8) {
 /// Copies `count` elements at any alignment.
 ///
 /// # Safety
-///
 /// Both pointers are valid for `count` elements, which do not overlap.
 #[inline(always)]
 unsafe fn copy_head<T: Copy>(from: *const T, to: *mut T, count: usize) {
-    // SAFETY: the caller's; bytes need no alignment.
+    // SAFETY: the caller guarantees the elements; bytes need no alignment.
     unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), to.cast::<u8>(), count * size_of::<T>()) };
 }
 
 /// Arithmetic written once for every instruction set; [`crate::Isa::dispatch`] runs it.
 pub(crate) trait Kernel {
-    /// What it returns.
     type Output;
 
-    /// Does the work. Implementations are `#[inline(always)]`.
+    /// Runs the kernel. Implementations are `#[inline(always)]`.
     fn run<S: Simd>(self) -> Self::Output;
 }
 
 /// Sixteen lanes of arithmetic.
 ///
 /// # Safety
-///
-/// Methods may only run where the implementation's instructions exist, which [`crate::Isa::dispatch`] sees to.
-/// Those that take a pointer need it valid for the lanes they name; no alignment is needed.
+/// 1. Methods may only run where the implementation's instructions exist, which [`crate::Isa::dispatch`]
+///    ensures.
+/// 2. Pointers must be valid for the lanes that a method names; no alignment is needed.
 pub(crate) trait Simd: Wide {
-    /// 16 x f32.
+    /// Vector of 16 x f32.
     type F: Copy;
 
-    /// Rows a tile may have before its sums no longer fit the registers.
+    /// Maximum rows of a tile whose sums fit the registers.
     const TILE: usize;
 
-    /// Whether a matrix unit may stand beside it.
+    /// Whether a matrix unit may be used with this set.
     const BESIDE_MATRIX_UNIT: bool = false;
 
     /// Runs `kernel` in a function of its own.
     fn call<K: Kernel>(kernel: K) -> K::Output;
 
-    /// The digits of numbers of `B` bytes, the lowest of all of them first: bytes with signs, of which each has lent 128 to the one
-    /// before.
+    /// Cuts integers of `B` bytes into digits, the lowest digits of all integers first. Digits are signed
+    /// bytes; each negative digit is balanced by a carry into the next.
     #[inline(always)]
     fn digits<const B: usize>(numbers: &[[u8; B]; GROUP]) -> [[u8; GROUP]; B] {
         digits::digits(numbers)
@@ -77,7 +74,7 @@ pub(crate) trait Simd: Wide {
     fn splat(x: f32) -> Self::F;
     unsafe fn load(from: *const f32) -> Self::F;
     unsafe fn store(to: *mut f32, v: Self::F);
-    /// The first `count` lanes; the others are 0 and their memory is not touched.
+    /// Loads the first `count` lanes; the others are 0 and their memory is not accessed.
     unsafe fn load_head(from: *const f32, count: usize) -> Self::F;
     unsafe fn store_head(to: *mut f32, v: Self::F, count: usize);
     /// Lane `i`: element `i / each` of the first `count`, 0 for those beyond; `each` is 1, 2, 4 or 8.
@@ -85,7 +82,7 @@ pub(crate) trait Simd: Wide {
     unsafe fn load_f16(from: *const u16) -> Self::F;
     unsafe fn load_f16_head(from: *const u16, count: usize) -> Self::F;
     unsafe fn store_f16(to: *mut u16, v: Self::F);
-    /// To the nearest bf16, ties to even; subnormal numbers may become 0.
+    /// Rounds to the nearest bf16, ties to even; subnormal values may become 0.
     unsafe fn store_bf16(to: *mut u16, v: Self::F);
 
     fn add(a: Self::F, b: Self::F) -> Self::F;
@@ -101,32 +98,31 @@ pub(crate) trait Simd: Wide {
     fn select_head(count: usize, v: Self::F, other: Self::F) -> Self::F;
     /// Bit `i`: whether lane `i` of `a` is greater than that of `b`.
     fn greater(a: Self::F, b: Self::F) -> u16;
-    /// Sum of all lanes, pairwise from the halves inwards.
+    /// Sum of all lanes, pairwise, halving the vector each time.
     fn sum(v: Self::F) -> f32;
-    /// Largest lane.
     fn max_lane(v: Self::F) -> f32;
-    /// `v * 2^n` for whole `n` in the normal range.
+    /// `v * 2^n` for integer `n` in the normal range.
     fn scale_by_power(v: Self::F, n: Self::F) -> Self::F;
-    /// To the nearest whole number, ties to even.
+    /// Rounds to the nearest integer, ties to even.
     fn round(v: Self::F) -> Self::F;
 
     fn splat_i32(x: i32) -> Self::I;
     unsafe fn load_i32(from: *const i32) -> Self::I;
     unsafe fn store_i32(to: *mut i32, v: Self::I);
-    /// Wraps.
+    /// Adds lanes with wraparound.
     fn add_i32(a: Self::I, b: Self::I) -> Self::I;
-    /// Wraps.
+    /// Multiplies lanes by 128 with wraparound.
     fn times_128(v: Self::I) -> Self::I;
-    /// Nearest integers, ties to even.
+    /// Rounds to the nearest integers, ties to even.
     fn to_i32(v: Self::F) -> Self::I;
     fn to_f32(v: Self::I) -> Self::F;
     /// Sum of all lanes; wraps.
     fn sum_i32(v: Self::I) -> i32;
     unsafe fn load_i8(from: *const i8) -> Self::F;
-    /// The lanes as i8; they must be in -127..=127.
+    /// Stores the lanes as i8; lanes must be in -127..=127.
     unsafe fn store_i8(to: *mut i8, v: Self::I);
 
-    /// The lanes as i16; of others, their low bits or the nearest.
+    /// Stores the lanes as i16; lanes out of range become their low bits or the nearest i16.
     unsafe fn store_words(to: *mut i16, v: Self::I);
     /// Lane `i`: the low halves of `low` and `high`, in this order.
     unsafe fn store_word_pairs(to: *mut i16, low: Self::I, high: Self::I);
@@ -143,15 +139,15 @@ pub(crate) trait Simd: Wide {
     fn transpose(v: [Self::F; LANES]) -> [Self::F; LANES];
     /// Lane `i`: `acc[i] + sum over j of codes[4i + j] * x[j]`, codes unsigned, `x` four signed bytes; exact.
     fn dot_bytes(acc: Self::I, codes: Self::B, x: i32) -> Self::I;
-    /// Lane `i`: `acc[i] + w[2i] * x[0] + w[2i + 1] * x[1]` of pairs of i16; exact where it fits.
+    /// Lane `i`: `acc[i] + w[2i] * x[0] + w[2i + 1] * x[1]` of pairs of i16; exact unless it overflows.
     fn dot_words(acc: Self::I, w: Self::B, x: i32) -> Self::I;
     /// Lane `i`: `acc[i] + w[2i + 1] * x[1] + w[2i] * x[0]` of bf16 pairs.
     fn dot_bf16(acc: Self::F, w: Self::B, x: u32) -> Self::F;
 
-    /// `e^v` to about 2 units in the last place, for `v` clamped to -87..=88.
+    /// Computes `e^v` to about 2 units in the last place, for `v` clamped to -87..=88.
     #[inline(always)]
     fn exp(v: Self::F) -> Self::F {
-        // e^v = 2^n * e^r with r in [-ln2/2, ln2/2]; ln2 is split so that n * ln2 loses nothing (Cephes).
+        // e^v = 2^n * e^r with r in [-ln2/2, ln2/2]; ln2 is split so that n * ln2 is exact (Cephes).
         let v = Self::min(Self::max(v, Self::splat(-87.0)), Self::splat(88.0));
         let n = Self::round(Self::mul(v, Self::splat(std::f32::consts::LOG2_E)));
         let r = Self::fma(n, Self::splat(-0.693_359_4), v);
@@ -180,7 +176,7 @@ mod tests {
         #[inline(always)]
         fn run<S: Simd>(self) -> [f32; LANES] {
             let mut out = [0.0; LANES];
-            // SAFETY: whole vectors of arrays.
+            // SAFETY: the accesses cover whole vectors of arrays.
             unsafe { S::store(out.as_mut_ptr(), S::exp(S::load(self.0.as_ptr()))) };
             out
         }
@@ -238,7 +234,7 @@ mod tests {
         #[inline(always)]
         fn run<S: Simd>(self) -> (f32, f32, i32) {
             let whole = self.1.map(|x| x as f32);
-            // SAFETY: whole vectors of arrays.
+            // SAFETY: the accesses cover whole vectors of arrays.
             let (v, whole) = unsafe { (S::load(self.0.as_ptr()), S::load(whole.as_ptr())) };
             (S::sum(v), S::max_lane(v), S::sum_i32(S::to_i32(whole)))
         }
@@ -246,7 +242,7 @@ mod tests {
 
     #[test]
     fn sums_of_lanes_are_taken_in_one_order_on_every_set() {
-        // Of so different sizes that another order would round differently.
+        // The magnitudes differ so much that another order would round differently.
         let v: [f32; LANES] = std::array::from_fn(|i| (i as f32 + 0.1) * 10.0f32.powi(i as i32 % 5 - 2));
         let whole = std::array::from_fn(|i| i as i32 * 1000 - 7);
         for isa in Isa::available() {

@@ -1,4 +1,4 @@
-//! Where the thread that computes is sent: a seat, and what comes with it.
+//! A worker slot and its connection, as the control thread passes them to the compute thread.
 
 use std::sync::{
     Arc,
@@ -9,27 +9,25 @@ use shmproto::{board::Consumer, fd_passing::WorkerEnd};
 
 use crate::library::Handoff;
 
-/// A seat, and what comes with it.
 #[derive(Debug)]
 pub(crate) struct Assignment {
     pub(crate) seat: Consumer,
     pub(crate) handoff: Arc<Handoff>,
-    /// Shut down when the seat is lost, so that the other thread asks for a new one.
+    /// Shut down when the executor fences the worker, so that the control thread asks for a new slot.
     pub(crate) connection: Arc<WorkerEnd>,
     pub(crate) over: Arc<AtomicBool>,
 }
 
-/// Ends a post when it is dropped.
+/// Ends an assignment on drop.
 #[derive(Debug)]
 pub(crate) struct AssignmentGuard(Arc<AtomicBool>);
 
 impl Assignment {
-    /// A seat on the board of whoever is at the other end of `connection`; adapters come by way of the handoff.
     pub(crate) fn new(seat: Consumer, handoff: Arc<Handoff>, connection: Arc<WorkerEnd>) -> Self {
         Self { seat, handoff, connection, over: Arc::default() }
     }
 
-    /// What the other thread keeps for as long as the post is to be attended.
+    /// Returns a guard that the control thread keeps while the assignment is valid.
     pub(crate) fn end(&self) -> AssignmentGuard {
         AssignmentGuard(Arc::clone(&self.over))
     }

@@ -1,6 +1,6 @@
-//! The thread that computes: from one seat to the next, and there from one slice to the next.
+//! The compute thread: serves one worker slot after another, slice by slice.
 //!
-//! While there is work it allocates nothing, takes no lock and makes no system call; the tests count.
+//! During work the thread allocates nothing, takes no lock and makes no system call; tests check this.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -21,14 +21,13 @@ use crate::{
     assignment::Assignment, control::VisitError, library::MappedAdapters, thread_status::ThreadStatus,
 };
 
-/// How often a thread without a seat turns.
+/// Wait interval of a thread without a slot.
 const TURN: Duration = Duration::from_secs(1);
 
-/// Rows summed at a time. Enough that weights are read seldom; few enough that a slice nobody waits for any more is soon
-/// given up.
+/// Rows summed at a time: enough to read weights rarely, few enough to stop soon for an unwanted slice.
 const STRIDE_ROWS: usize = 128;
 
-/// Attends to one post after the other until the process leaves, or for a reason that keeps others from coming.
+/// Serves assignments until the process exits. Returns an error that rules out further assignments.
 pub(crate) fn run(
     posts: &Receiver<Result<Assignment, VisitError>>,
     spin: Duration,
@@ -58,7 +57,7 @@ fn serve_slices(post: Assignment, spin: Duration, signs: &ThreadStatus) {
         signs.beat();
         match seat.wait(spin) {
             WakeReason::Job => {
-                // What was mapped before the job was posted is on the handoff by now.
+                // Adapters mapped before the job was posted are in the handoff by now.
                 handoff.receive_newest(&mut bench.library);
                 while !ended() && bench.serve(&mut seat) {}
             }
@@ -76,7 +75,7 @@ fn serve_slices(post: Assignment, spin: Duration, signs: &ThreadStatus) {
     }
 }
 
-/// Says once more that slices made no sense, if it happened once more since.
+/// Logs the refused slices, if their number has grown since the last report.
 fn report_refused(seat: &Consumer, reported: &mut u64) {
     if let Some(refused) = seat.refused().filter(|refused| refused.slices != *reported) {
         tracing::error!(slices = refused.slices, last = %refused.last, "the executor posts slices that make no sense");
@@ -84,9 +83,9 @@ fn report_refused(seat: &Consumer, reported: &mut u64) {
     }
 }
 
-/// What a slice is computed with: adapters, and room for the largest slice of the board.
+/// Adapters, and buffers for the largest slice of the board.
 ///
-/// The room is asked for at once and becomes memory where a slice touches it first.
+/// The kernel backs the buffers with memory only where a slice touches them.
 #[derive(Debug)]
 struct SliceWorkspace {
     library: MappedAdapters,
@@ -107,7 +106,7 @@ impl SliceWorkspace {
         }
     }
 
-    /// Computes a slice, if there is one for this worker.
+    /// Computes one slice; returns false if there is none for this worker.
     fn serve(&mut self, seat: &mut Consumer) -> bool {
         let Self { library, isa, x, sums } = self;
         let Some(claim) = seat.claim(|image, module| library.matrix(image, module).is_some()) else {
@@ -127,7 +126,7 @@ impl SliceWorkspace {
     }
 }
 
-/// Whether the slice asks for something that the matrix has.
+/// Whether the slice matches the shape and ranks of the matrix.
 fn fits(matrix: &LoraMatrix, slice: &Slice) -> bool {
     let sums = (slice.rows as usize).checked_mul(matrix.rows());
     slice.width as usize == matrix.columns()
@@ -135,13 +134,13 @@ fn fits(matrix: &LoraMatrix, slice: &Slice) -> bool {
         && sums == Some(slice.sums_elements as usize)
 }
 
-/// Sums the ranks of a slice and hands the sums over. A slice that nobody waits for, or that cannot be computed, is given back.
+/// Sums the ranks of a slice and publishes the sums. Gives the slice back if it is unwanted or fails.
 fn compute(claim: ClaimedSlice<'_>, matrix: &LoraMatrix, isa: Isa, x: &[f32], sums: &mut [f32]) {
     let slice = *claim.slice();
     let ranks = slice.first_rank as usize..slice.last_rank as usize;
     let strides = x.chunks(STRIDE_ROWS * matrix.columns()).zip(sums.chunks_mut(STRIDE_ROWS * matrix.rows()));
     for (x, sums) in strides {
-        // What a panic leaves behind is sums that nobody reads.
+        // After a panic the sums are incomplete, and nothing reads them.
         let sum = AssertUnwindSafe(|| sum_ranks(isa, x, matrix, ranks.clone(), sums));
         if catch_unwind(sum).is_err() {
             tracing::error!(?slice, "a slice cannot be computed; the executor does it");
@@ -171,7 +170,7 @@ mod tests {
 
     const GEOMETRY: Geometry = Geometry { x_elements: 1 << 16, sums_elements: 1 << 16, slices: 16, seats: 1 };
 
-    /// An adapter of one module of 40 ranks, 64 columns and 48 rows.
+    /// An adapter of one module with 40 ranks, 64 columns and 48 rows.
     fn image(precision: LoraPrecision) -> Image {
         let mut data = Vec::new();
         let (a, b) = (vec![0.5; 40 * 64], vec![0.25; 48 * 40]);
@@ -205,7 +204,7 @@ mod tests {
         }
     }
 
-    /// A worker's bench with an adapter of each kind, numbered from 1.
+    /// A workspace with one adapter per precision, numbered from 1.
     fn bench() -> SliceWorkspace {
         let mut bench = SliceWorkspace::new(GEOMETRY);
         let precisions = [LoraPrecision::Exact, LoraPrecision::Compact, LoraPrecision::Bf16];
@@ -265,7 +264,7 @@ mod tests {
         let (mut bench, x) = (bench(), vec![1.0; 200 * 64]);
         poster.post(&x, &[slice(1)]).unwrap();
         let claim = seat.claim(|_, _| true).unwrap();
-        // Sums of another shape: kernels refuse them loudly.
+        // The kernels panic on sums of another shape.
         let matrix = bench.library.matrix(1, 0).unwrap();
         compute(claim, matrix, bench.isa, &x, &mut [0.0; 7]);
         assert_eq!(poster.state(0), SliceState::Lost);

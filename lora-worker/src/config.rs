@@ -1,56 +1,52 @@
-//! Settings of the process: from the command line, else from the environment, else their defaults.
+//! Settings of the process: command line, then environment, then defaults.
 
 use std::{path::PathBuf, time::Duration};
 
 use clap::Parser;
 use settings::LogFormat;
 
-/// Longest spin: beyond it a parked worker is the better neighbour.
+/// Maximum spin time; a worker that waits longer should sleep, for the sake of other processes.
 const MAX_SPIN_US: u64 = 1_000_000;
 
-/// A process that computes adapters on one core, through shared memory.
+/// A worker process that computes adapters on one core, through shared memory.
 #[derive(Debug, Clone, PartialEq, Eq, Parser)]
 #[command(name = "lora-worker", version, mut_args(settings::described))]
 pub struct WorkerConfig {
-    /// The executor's socket for workers, `workers.sock` beside its own; it need not be there yet.
+    /// Socket of the executor for workers, `workers.sock` beside its own; it may appear later
     #[arg(long, value_name = "PATH", env = "HOLOBIONT_WORKER_SOCKET")]
     pub executor: PathBuf,
-    /// The core to stay on; no other worker, and no thread of the executor, should be there.
+    /// Core of the worker, which no other worker and no thread of the executor should use
     #[arg(long, value_name = "N")]
     pub core: u16,
-    /// Time to look out for the next job of a pass before going to sleep.
+    /// Time that the worker spins for the next job of a pass before it sleeps
     ///
-    /// Jobs of a pass are as far apart as the base takes for a layer: some milliseconds with long prompts. Whoever sleeps
-    /// meanwhile is woken too late to be of help. Between passes, and without cold adapters, a worker sleeps in any case.
+    /// Jobs of a pass are as far apart as a layer of the base takes: some milliseconds with long prompts. A
+    /// worker that sleeps in between wakes too late. Between passes, and without cold adapters, it sleeps
+    /// anyway.
     #[arg(long, value_name = "US", default_value_t = 10_000)]
     pub spin_us: u64,
-    /// Treat the end of standard input like SIGTERM: the supervisor that holds its other end is gone.
+    /// Exit at the end of standard input, as on SIGTERM, because the supervisor is gone
     #[arg(long)]
     pub exit_with_stdin: bool,
-    /// How the log is written to stderr.
+    /// Format of the log on stderr
     #[arg(long, value_name = "FORMAT", default_value = "auto")]
     pub log_format: LogFormat,
 }
 
-/// Why the settings make no sense.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WorkerConfigError {
-    /// A number is too large to work with.
     #[error("{flag} is {value}, but may be {most} at most; lower it or leave it out")]
     TooLarge {
-        /// The setting.
         flag: &'static str,
-        /// What it is.
         value: u64,
-        /// What it may be.
+        /// Maximum value of the setting.
         most: u64,
     },
     /// The process may not run on the core.
     #[error("--core names core {core}, but this process may only run on {allowed:?}; name one of those")]
     Core {
-        /// The core.
         core: usize,
-        /// Where it may run.
+        /// Cores on which the process may run.
         allowed: Vec<usize>,
     },
 }
@@ -59,7 +55,7 @@ impl WorkerConfig {
     /// Checks what the types alone do not.
     ///
     /// # Errors
-    /// If a value cannot work; the setting is named.
+    /// If a value is out of range; the error names the setting.
     pub fn validated(self) -> Result<Self, WorkerConfigError> {
         match self.spin_us {
             value if value > MAX_SPIN_US => {
@@ -69,7 +65,7 @@ impl WorkerConfig {
         }
     }
 
-    /// Time to look out for the next job before going to sleep.
+    /// Returns the time to spin before sleeping.
     #[must_use]
     pub fn spin(&self) -> Duration {
         Duration::from_micros(self.spin_us)

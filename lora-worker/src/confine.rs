@@ -1,7 +1,7 @@
-//! What each thread gives up once it has started: all system calls but those it works with.
+//! Seccomp filters: after its start each thread allows only the system calls that it needs.
 //!
-//! The systemd unit takes away what no part of a worker needs, but not what a program needs to be loaded and to start
-//! threads. From here on neither is needed any more. What is refused fails with EPERM, as in the unit.
+//! The systemd unit denies what no part of a worker needs, but must allow loading the program and starting
+//! threads. The filters deny these too. A denied call fails with EPERM, as in the unit.
 
 use std::{collections::BTreeMap, env::consts::ARCH};
 
@@ -9,20 +9,16 @@ use anyhow::Context as _;
 use libc::c_long;
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 
-/// Who gives up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Thread {
-    /// The thread that computes.
     Compute,
-    /// The thread that talks to the executor.
     Control,
     /// The thread that ends the process.
     Watch,
 }
 
-/// What every thread needs: memory, locks, the log, the time where the kernel does not map its clock into the process, and
-/// to come back from a signal or a stop to what was interrupted. Debug builds look whether what they close is open, with
-/// `fcntl`.
+/// System calls of every thread: memory, locks, the log, the clock if it is not mapped, and the return from a
+/// signal or stop. Debug builds check with `fcntl` that a closed descriptor was open.
 const ANY: [c_long; 10] = [
     libc::SYS_mmap,
     libc::SYS_munmap,
@@ -36,10 +32,10 @@ const ANY: [c_long; 10] = [
     libc::SYS_restart_syscall,
 ];
 
-/// To grow the heap, to hang up when it is fenced, to end.
+/// Growing the heap, closing the connection when fenced, and exiting.
 const COMPUTE: [c_long; 4] = [libc::SYS_brk, libc::SYS_shutdown, libc::SYS_sigaltstack, libc::SYS_exit_group];
 
-/// To find an executor, see whose it is, and be handed memory whose seals and size are checked.
+/// Finding an executor, checking its user, and receiving sealed memory whose size is checked.
 const CONTROL: [c_long; 8] = [
     libc::SYS_socket,
     libc::SYS_connect,
@@ -51,7 +47,7 @@ const CONTROL: [c_long; 8] = [
     libc::SYS_fstat,
 ];
 
-/// To be told to end, to tell systemd how it is, and to end.
+/// Receiving signals, notifying systemd, and exiting.
 const WATCH: [c_long; 7] = [
     libc::SYS_ppoll,
     libc::SYS_read,
@@ -73,10 +69,10 @@ impl Thread {
     }
 }
 
-/// Gives up, for this thread and for good, everything but what it works with. Where the system cannot filter, that is said,
-/// and the worker goes on with what the service or container leaves it.
+/// Restricts this thread permanently to its system calls. If the system cannot filter, logs a warning and
+/// continues with the limits of the service or container.
 ///
-/// Not while tests interfere: places that die, stop or wait need more.
+/// Tests with failpoints skip the filter, because failpoints need other calls.
 pub(crate) fn confine(thread: Thread) {
     if cfg!(debug_assertions) && std::env::var_os(failpoint::DIRECTORY).is_some() {
         return;
@@ -112,14 +108,14 @@ mod tests {
             let (tell, told) = mpsc::channel();
             std::thread::spawn(move || {
                 filter(thread).unwrap();
-                // Time on the CPU is in no page that the kernel maps, so whoever asks for it calls the system.
+                // The CPU time clock is in no mapped page, so reading it is a system call.
                 let now = || {
                     let time = clock_gettime(ClockId::ProcessCPUTime);
                     (time.tv_sec, time.tv_nsec)
                 };
                 let first = now();
                 tell.send(first < now()).unwrap();
-                // To end takes system calls that it has given up.
+                // The thread cannot exit, because the filter denies the needed system calls.
                 loop {
                     std::thread::park();
                 }

@@ -1,7 +1,8 @@
-//! The thread that talks to the executor: finds it, asks for a seat, maps what it is handed, and begins anew when it is gone.
+//! The control thread: finds the executor, asks for a worker slot, maps adapters, and retries when the
+//! executor is gone.
 //!
-//! A seat belongs to one connection to one executor. When either ends, everything of both is forgotten: maps, adapters
-//! and the seat itself. So nothing of an executor that was started again is ever mistaken for the one before.
+//! A slot belongs to one connection to one executor. When either ends, the slot, its maps and its adapters
+//! are dropped, so a restarted executor is never mistaken for its predecessor.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -37,61 +38,58 @@ use crate::{
     thread_status::{ConsumerStatus, ThreadStatus},
 };
 
-/// The pause before the second try to find an executor; it doubles with each.
+/// Pause before the second attempt to find an executor; the pause doubles per attempt.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
-/// The longest pause between two tries.
+/// Longest pause between two attempts.
 const LAST_PAUSE: Duration = Duration::from_secs(1);
 
-/// How often what is not used any more is cleared away, at least.
+/// Maximum interval between two cleanups of unused libraries.
 const CLEAR: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
-/// Why there is no seat, or no seat any more.
+/// The reason why the worker has no slot, or lost its slot.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum VisitError {
-    /// There is nobody to talk to.
     #[error("{0}")]
     Connect(#[from] ConnectError),
-    /// The executor does not want this worker.
     #[error("the executor refuses this worker: {0}")]
     Refused(String),
-    /// It ends, and has said so.
+    /// The executor announced its exit.
     #[error("the executor has ended")]
     Closing,
-    /// It ended between the connection and the seat.
+    /// The executor ended after the connection and before the slot.
     #[error("the executor ended before it gave a seat")]
     NotSeated,
-    /// It speaks out of turn.
+    /// The message is not allowed at this point.
     #[error("the executor sent {0} where none belongs; use a worker of the executor's version")]
     Unexpected(&'static str),
-    /// Its memory is not that of a board.
+    /// The memory is not that of a board.
     #[error("the executor's board cannot be used")]
     Join(#[from] JoinError),
-    /// It said something that cannot be understood, or nothing more.
+    /// The message is unreadable, or the connection ended.
     #[error(transparent)]
     Receive(#[from] ReceiveError),
-    /// It cannot be told anything more.
     #[error(transparent)]
     Send(#[from] SendError),
-    /// A thread of this process is gone.
+    /// A thread of this process has panicked.
     #[error("the worker has stopped by a fault; its log says more, start again")]
     Fault,
 }
 
 impl VisitError {
-    /// Whether there is no point in trying again.
+    /// Whether another attempt is pointless.
     fn is_final(&self) -> bool {
         use ConnectError::{Path, Stranger};
         matches!(self, Self::Fault | Self::Connect(Path(_) | Stranger { .. }))
     }
 
-    /// Whether it belongs to the life of a healthy deployment: an executor starts after its workers, or ends before them.
+    /// Whether the error is normal: executors may start after their workers or end before them.
     fn is_expected(&self) -> bool {
         matches!(self, Self::Closing | Self::NotSeated | Self::Connect(ConnectError::Absent(_)))
     }
 }
 
-/// Why an adapter that was offered is not mapped.
+/// The reason why an offered adapter is not mapped.
 #[derive(Debug, thiserror::Error)]
 enum OfferError {
     #[error(transparent)]
@@ -100,7 +98,7 @@ enum OfferError {
     Adapter(#[from] AdapterError),
 }
 
-/// What the thread needs.
+/// The control thread's state.
 #[derive(Debug)]
 pub(crate) struct Control {
     executor: PathBuf,
@@ -110,7 +108,7 @@ pub(crate) struct Control {
     greeting: ReadyNotice,
 }
 
-/// Whether whoever started the process has been told that it has a seat.
+/// Whether the line "ready" was printed for the parent process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ReadyNotice {
     Due,
@@ -118,24 +116,23 @@ enum ReadyNotice {
 }
 
 impl Control {
-    /// For a worker that is sent to its posts by `posts`.
     pub(crate) fn new(
         config: &WorkerConfig,
         signs: &'static ThreadStatus,
         posts: SyncSender<Result<Assignment, VisitError>>,
     ) -> Self {
-        // The standard library keys its hashers at random: a number no other start of the process has.
+        // The standard library seeds its hashers at random, so each process start gets another number.
         let instance = RandomState::new().hash_one(std::process::id());
         let hello = WorkerHello::new(instance, config.core.into());
         Self { executor: config.executor.clone(), hello, signs, posts, greeting: ReadyNotice::Due }
     }
 
-    /// Starts the thread. It never ends before the process: to end a thread takes system calls that it gives up.
+    /// Starts the thread, which never returns: its filter denies the system calls that ending it takes.
     pub(crate) fn start(mut self) -> anyhow::Result<()> {
         let run = move || {
-            // A panic has been logged, and what it left behind is not looked at any more.
+            // The panic was logged, and the state it left is not used again.
             let why = catch_unwind(AssertUnwindSafe(|| self.run())).unwrap_or(VisitError::Fault);
-            // If nobody takes it, the process ends already.
+            // A missing receiver means that the process is already exiting.
             let _ = self.posts.send(Err(why));
             loop {
                 thread::park();
@@ -145,7 +142,7 @@ impl Control {
         started.map(drop).context("cannot start the control thread")
     }
 
-    /// Goes from executor to executor; returns only for a reason that stays.
+    /// Visits one executor after another; returns only an error that cannot be retried.
     fn run(&mut self) -> VisitError {
         confine(Thread::Control);
         let (mut pause, mut said) = (FIRST_PAUSE, String::new());
@@ -159,7 +156,7 @@ impl Control {
             if pause == FIRST_PAUSE {
                 said.clear();
             }
-            // One that starts together with this process, or anew, is there in a moment.
+            // An executor that is just starting is available soon, so no message is logged yet.
             let is_early =
                 pause < LAST_PAUSE && matches!(error, VisitError::Connect(ConnectError::Absent(_)));
             if !is_early && why != said {
@@ -174,7 +171,7 @@ impl Control {
         }
     }
 
-    /// Asks for a seat and stays there until that ends.
+    /// Asks for a slot and keeps it until the executor or the connection ends.
     fn visit(&mut self, pause: &mut Duration) -> Result<Never, VisitError> {
         let connection = Arc::new(connect(&self.executor)?);
         failpoint::pass("worker.connected");
@@ -194,7 +191,7 @@ impl Control {
         ConsumerSession { connection: &connection, handoff: &handoff, library, signs: self.signs }.run()
     }
 
-    /// What the executor answers to a worker that asks for a seat.
+    /// Returns the executor's answer to the worker's hello.
     fn ask(&self, connection: &WorkerEnd) -> Result<(ToWorker, Vec<OwnedFd>), VisitError> {
         let asked = connection.send(&FromWorker::Hello(self.hello.clone()), &[]);
         failpoint::pass("worker.hello");
@@ -206,21 +203,21 @@ impl Control {
         }
     }
 
-    /// Tells whoever started the process, the first time, that it has a seat.
+    /// Prints "ready" for the parent process when the worker gets its first slot.
     fn say_ready(&mut self) {
         tracing::info!(executor = %self.executor.display(), "seated");
         if self.greeting == ReadyNotice::Due {
             self.greeting = ReadyNotice::Said;
-            // It may not be listening any more; that is no reason to stop.
+            // The parent may have closed the pipe; the worker continues.
             let _ = writeln!(std::io::stdout(), "ready");
         }
     }
 }
 
-/// What never is: an executor does not end well for its workers.
+/// An uninhabited type: a session ends only with an error.
 enum Never {}
 
-/// A seat being held.
+/// A worker slot in use.
 struct ConsumerSession<'a> {
     connection: &'a WorkerEnd,
     handoff: &'a Handoff,
@@ -229,7 +226,7 @@ struct ConsumerSession<'a> {
 }
 
 impl ConsumerSession<'_> {
-    /// Does what the executor says until it hangs up.
+    /// Handles the executor's messages until the connection ends.
     fn run(mut self) -> Result<Never, VisitError> {
         self.show();
         loop {
@@ -250,13 +247,13 @@ impl ConsumerSession<'_> {
         }
     }
 
-    /// Whether there is nothing to receive for a while.
+    /// Waits for a message; true if none came for a while.
     fn is_silent(&self) -> bool {
         let mut watched = [PollFd::new(self.connection, PollFlags::IN)];
         matches!(poll(&mut watched, Some(&CLEAR)), Ok(0) | Err(Errno::INTR))
     }
 
-    /// Maps an adapter, and says so once the thread that computes can know it.
+    /// Maps an adapter, and answers once the compute thread can see it.
     fn map_adapter(&mut self, offered: &AdapterOffered, fds: Vec<OwnedFd>) -> Result<(), VisitError> {
         failpoint::pass("worker.image_received");
         let image = offered.image;
@@ -280,7 +277,7 @@ impl ConsumerSession<'_> {
 
     fn map(&mut self, offered: &AdapterOffered, fds: Vec<OwnedFd>) -> Result<(), OfferError> {
         let bytes = usize::try_from(offered.bytes).unwrap_or(usize::MAX);
-        // `receive` has seen to their number.
+        // `receive` has checked the number of descriptors.
         for fd in fds {
             let adapter = MappedAdapter::over(&Image::map(fd, bytes)?)?;
             self.library.add(offered.image, adapter)?;
@@ -288,14 +285,14 @@ impl ConsumerSession<'_> {
         Ok(())
     }
 
-    /// Makes the library what the thread that computes finds next.
+    /// Publishes the library for the compute thread.
     fn show(&self) {
         self.signs.show(ConsumerStatus::Seated { adapters: self.library.adapters() });
         self.handoff.put(self.library.clone());
     }
 }
 
-/// The next message; waits for it.
+/// Waits for the next message.
 fn receive(connection: &WorkerEnd) -> Result<(ToWorker, Vec<OwnedFd>), ReceiveError> {
     loop {
         if let Some(received) = connection.receive()? {
@@ -304,7 +301,7 @@ fn receive(connection: &WorkerEnd) -> Result<(ToWorker, Vec<OwnedFd>), ReceiveEr
     }
 }
 
-/// Takes the seat, on the three regions that came with it.
+/// Joins the board on the three regions of the message.
 fn join(seated: &SlotGranted, fds: Vec<OwnedFd>) -> Result<Consumer, VisitError> {
     let (Ok([control, x, sums]), Some(worker)) =
         (<[OwnedFd; 3]>::try_from(fds), WorkerNumber::new(seated.worker))

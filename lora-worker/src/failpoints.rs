@@ -1,23 +1,22 @@
-//! The places where a test may make this process die, stop, wait or fail: see the crate `failpoint`.
+//! Failpoints of this process; see the crate `failpoint`.
 
-/// All of them.
 pub const FAILPOINTS: &[&str] = &[
-    // A seat.
+    // Worker slots.
     "worker.connected",
     "worker.hello",
     "worker.seated",
     "worker.left",
-    // An adapter.
+    // Adapters.
     "worker.image_received",
     "worker.image_mapped",
     "worker.image_withdrawn",
-    // A slice.
+    // Slices.
     "worker.parked",
     "worker.after_claim",
     "worker.mid_slice",
     "worker.before_done",
     "worker.after_done",
-    // The end.
+    // Exit.
     "worker.leaving",
 ];
 
@@ -27,7 +26,7 @@ mod tests {
 
     use super::FAILPOINTS;
 
-    /// Every name that a call of `failpoint` mentions in a source file of `folder`.
+    /// Returns every failpoint name in the source files of `folder`.
     fn mentioned(folder: &Path) -> BTreeSet<String> {
         let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
         let sources = files.filter(|path| path.file_name().is_some_and(|name| name != "failpoints.rs"));

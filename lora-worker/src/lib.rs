@@ -1,32 +1,34 @@
-//! A process that computes adapters' deltas on one core, through shared memory.
+//! A worker process that computes adapter deltas on one core, through shared memory.
 //!
-//! It owns its core and read-only maps of adapters, and decides nothing. The executor posts slices on a board; this
-//! process claims one, sums the ranks it names with the executor's own kernels, puts the sums where only it may write, and
-//! says so. It may be killed, stopped and started again at any moment: what it had claimed, the executor takes back.
+//! The worker owns its core and read-only maps of adapters, and makes no decisions. The executor posts slices
+//! on a board. The worker claims one, sums its ranks with the executor's kernels, and publishes the sums in
+//! memory that only it may write. The worker may be killed, stopped and restarted at any time; the executor
+//! takes claimed slices back.
 //!
 //! # Layout
 //!
 //! - [`config`]: the settings.
-//! - `control`: the thread that talks to the executor: finds it, asks for a seat, maps adapters.
-//! - `library`: the adapters it has mapped, and how they reach the thread that computes.
-//! - `assignment`: where that thread is sent: a seat, and what comes with it.
-//! - `compute`: the thread that computes.
-//! - `signals`: the thread that ends the process, and tells systemd how it is.
-//! - `thread_status`: what the threads show each other; `systemd`: the words for it.
-//! - `confine`: the system calls each thread gives up.
-//! - `process`: core and log.
-//! - `failpoints`: where tests may interfere.
+//! - `control`: the thread that finds the executor, asks for a worker slot and maps adapters.
+//! - `library`: the mapped adapters, and their handoff to the compute thread.
+//! - `assignment`: a worker slot and its connection, passed to the compute thread.
+//! - `compute`: the thread that computes slices.
+//! - `signals`: the thread that ends the process and reports to systemd.
+//! - `thread_status`: status that the threads share. `systemd`: notifications to systemd.
+//! - `confine`: the seccomp filter of each thread.
+//! - `process`: core, open files and log.
+//! - `failpoints`: names for tests with failures.
 //!
 //! # Threads
 //!
 //! ```text
-//! control --posts (a seat each), handoff (adapters)--> compute --shuts the connection down when fenced--> control
-//! watch   --ends the process, wherever the others are
+//! control --posts (a slot each), handoff (adapters)--> compute --closes the connection if fenced--> control
+//! watch   --ends the process, whether the others sleep or compute
 //! ```
 //!
-//! The thread that computes waits for nobody but the board.
+//! The compute thread waits only for the board.
 
 #![forbid(unsafe_code)]
+#![allow(missing_docs, reason = "only this program and its tests use the items")]
 
 mod assignment;
 mod compute;
@@ -52,7 +54,7 @@ use self::{
     thread_status::ThreadStatus,
 };
 
-// Tests count what is allocated where nothing may be.
+// Tests count allocations where none are allowed.
 #[cfg(test)]
 #[global_allocator]
 static COUNTING: assert_no_alloc::AllocDisabler = assert_no_alloc::AllocDisabler;
@@ -60,7 +62,7 @@ static COUNTING: assert_no_alloc::AllocDisabler = assert_no_alloc::AllocDisabler
 /// Runs the process until a signal ends it.
 ///
 /// # Errors
-/// If it cannot start, or cannot go on; signals end the process from within, with exit code 0.
+/// If the process cannot start or continue. A signal ends the process with exit code 0 and does not return.
 pub fn run(config: &WorkerConfig) -> anyhow::Result<()> {
     static SIGNS: ThreadStatus = ThreadStatus::new();
     process::start_log(config.log_format);
@@ -68,7 +70,7 @@ pub fn run(config: &WorkerConfig) -> anyhow::Result<()> {
     process::stay_on(config.core)?;
     let lifeline = if config.exit_with_stdin { ParentWatch::Stdin } else { ParentWatch::None };
     signals::start(&SIGNS, lifeline)?;
-    // One: a seat may be there before the thread that computes has left the one before.
+    // Capacity one: a new slot may arrive before the compute thread has left the previous one.
     let (sender, posts) = mpsc::sync_channel(1);
     Control::new(config, &SIGNS, sender).start()?;
     systemd::ready();

@@ -1,8 +1,8 @@
-//! The adapters this worker has mapped, and how the thread that computes comes to know them without ever waiting.
+//! The mapped adapters of this worker, and their handoff to the compute thread without waiting.
 //!
-//! The thread that talks to the executor keeps a [`MappedAdapters`] up to date and puts a copy of it, a list of counted
-//! pointers, on the [`Handoff`]. The thread that computes takes the newest from there between two slices and leaves the
-//! one it had, so that maps are undone by the thread that made them: to undo one is a system call.
+//! The control thread updates a [`MappedAdapters`] and puts a copy, a list of counted pointers, on the
+//! [`Handoff`]. The compute thread takes the newest copy between two slices and returns its former one. The
+//! control thread thus unmaps memory itself, since unmapping is a system call.
 
 use std::{
     mem,
@@ -15,50 +15,37 @@ use std::{
 use kernels::lora::{ElementKind, FactorLayout, LayoutError, LoraMatrix, MatrixLayout, SharedBytes};
 use shmproto::image::{Image, ImageEntry};
 
-/// Adapters a worker maps at most: more than a host holds, fewer than a process may have maps.
+/// Maximum number of mapped adapters: more than a host holds, fewer than the maps that a process may have.
 const MAX_ADAPTERS: usize = 2048;
 
-/// Why an image cannot be used though it is well formed.
+/// The reason why a well-formed image cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AdapterError {
-    /// Its number is taken.
     #[error("image {0} is mapped already; offer each number once")]
     Known(u64),
-    /// There is no room.
     #[error("{MAX_ADAPTERS} adapters are mapped, and no worker maps more; withdraw some first")]
     Full,
-    /// Numbers are stored in a way that this version does not know.
+    /// The element type is unknown to this version.
     #[error(
         "module {module} stores numbers as kind {kind}, which is none of 0 (f32), 1 (f16), 2 (bf16); use the worker of the executor's version"
     )]
-    Kind {
-        /// The module.
-        module: u32,
-        /// What it says.
-        kind: u8,
-    },
-    /// A matrix that cannot be computed with.
+    Kind { module: u32, kind: u8 },
     #[error("module {module} cannot be computed with")]
-    Layout {
-        /// The module.
-        module: u32,
-        /// What is wrong with its matrices.
-        source: LayoutError,
-    },
+    Layout { module: u32, source: LayoutError },
 }
 
-/// An adapter: its matrices, over the memory they were handed over in.
+/// The matrices of an adapter, over the shared memory of its image.
 #[derive(Debug)]
 pub(crate) struct MappedAdapter {
-    /// Ascending by module.
+    /// Sorted in ascending order of modules.
     matrices: Vec<(u32, LoraMatrix)>,
 }
 
 impl MappedAdapter {
-    /// An adapter over an image.
+    /// Creates an adapter over an image.
     ///
     /// # Errors
-    /// If a matrix cannot be computed with; it is named.
+    /// If a matrix is unusable; the error names its module.
     pub(crate) fn over(image: &Image) -> Result<Self, AdapterError> {
         let bytes: SharedBytes = image.bytes();
         let matrices = image.entries().iter().map(|entry| Ok((entry.module, matrix(&bytes, entry)?)));
@@ -90,15 +77,15 @@ fn matrix(bytes: &SharedBytes, entry: &ImageEntry) -> Result<LoraMatrix, Adapter
     LoraMatrix::over(bytes, layout).map_err(|source| AdapterError::Layout { module, source })
 }
 
-/// What does not fit is larger than any image, and is refused as such.
+/// Converts to `usize`. A number that does not fit becomes larger than any image, which is refused later.
 fn size(number: impl TryInto<usize>) -> usize {
     number.try_into().unwrap_or(usize::MAX)
 }
 
-/// The adapters of one executor, by the number it gave to each.
+/// The adapters of one executor, by the image number that it assigned.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct MappedAdapters {
-    /// Ascending by number.
+    /// Sorted in ascending order of image numbers.
     adapters: Vec<(u64, Arc<MappedAdapter>)>,
 }
 
@@ -106,7 +93,7 @@ impl MappedAdapters {
     /// Adds an adapter.
     ///
     /// # Errors
-    /// If the number is taken, or there are too many.
+    /// If the number is in use, or [`MAX_ADAPTERS`] are mapped.
     pub(crate) fn add(&mut self, image: u64, adapter: MappedAdapter) -> Result<(), AdapterError> {
         match self.find(image) {
             Ok(_) => Err(AdapterError::Known(image)),
@@ -118,19 +105,16 @@ impl MappedAdapters {
         }
     }
 
-    /// Takes an adapter away, if it is there.
     pub(crate) fn remove(&mut self, image: u64) {
         if let Ok(place) = self.find(image) {
             self.adapters.remove(place);
         }
     }
 
-    /// The matrix of a module of an adapter.
     pub(crate) fn matrix(&self, image: u64, module: u32) -> Option<&LoraMatrix> {
         self.adapters[self.find(image).ok()?].1.matrix(module)
     }
 
-    /// How many adapters there are.
     pub(crate) fn adapters(&self) -> u64 {
         self.adapters.len() as u64
     }
@@ -140,10 +124,10 @@ impl MappedAdapters {
     }
 }
 
-/// Where a library is left for the thread that computes.
+/// Exchange of libraries between the control thread and the compute thread.
 #[derive(Debug, Default)]
 pub(crate) struct Handoff {
-    /// Whether there is something to take. Spares the thread that computes the lock.
+    /// Whether a newer library is present; spares the compute thread the lock.
     fresh: AtomicBool,
     exchange: Mutex<LibrarySwap>,
 }
@@ -155,31 +139,31 @@ struct LibrarySwap {
 }
 
 impl Handoff {
-    /// Leaves `library` to be taken, and clears away what is not used any more.
+    /// Publishes `library` and drops unused ones.
     pub(crate) fn put(&self, library: MappedAdapters) {
         let exchange = LibrarySwap { newest: Some(library), used: None };
         let mut shared = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
         let old = mem::replace(&mut *shared, exchange);
         self.fresh.store(true, Ordering::Release);
         drop(shared);
-        // Only now, so that nobody waits while maps are undone.
+        // Dropped after the unlock, so that the compute thread does not wait for unmapping.
         drop(old);
     }
 
-    /// Clears away what is not used any more.
+    /// Drops the library that the compute thread has returned.
     pub(crate) fn clear(&self) {
         let used = self.exchange.lock().unwrap_or_else(PoisonError::into_inner).used.take();
         drop(used);
     }
 
-    /// Makes `library` the newest, if there is a newer one and nobody uses the handoff at this moment.
+    /// Replaces `library` by the newest one, unless there is none or the lock is held.
     pub(crate) fn receive_newest(&self, library: &mut MappedAdapters) {
         if !self.fresh.load(Ordering::Acquire) {
             return;
         }
         let Ok(mut shared) = self.exchange.try_lock() else { return };
         if let Some(newest) = shared.newest.take() {
-            // There is no older one: `put` has cleared it away.
+            // `put` has already removed any older used library.
             shared.used = Some(mem::replace(library, newest));
         }
         self.fresh.store(false, Ordering::Relaxed);

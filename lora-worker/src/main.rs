@@ -1,4 +1,4 @@
-//! Parses, validates, runs.
+//! Entry point of the worker.
 
 use std::{error::Error, process::ExitCode};
 
@@ -14,7 +14,7 @@ use shmproto::fd_passing::ConnectError;
 fn main() -> ExitCode {
     run().map_or_else(
         |error| {
-            // Cause and next step on one line; a backtrace would bury them.
+            // One line holds the cause and the next step; a backtrace would hide them.
             eprintln!("error: {}", in_one_line(&*error));
             exit_of(&error).into()
         },
@@ -22,7 +22,7 @@ fn main() -> ExitCode {
     )
 }
 
-/// What cannot be meant is wrong usage, also a path that no socket can have; else it is what the system refused.
+/// Returns the usage code for wrong settings or an impossible socket path, else the system error's.
 fn exit_of(error: &anyhow::Error) -> Exit {
     let is_usage = |cause: &(dyn Error + 'static)| {
         let is_no_socket = matches!(cause.downcast_ref(), Some(ConnectError::Path(_)));

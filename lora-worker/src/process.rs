@@ -1,4 +1,4 @@
-//! What the process asks of the operating system: its core, open files, and a log.
+//! Operating system setup: the core, the limit of open files, and the log.
 
 use std::io::IsTerminal as _;
 
@@ -12,12 +12,11 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::WorkerConfigError;
 
-/// Keeps this thread, and all that it starts, on `core`.
-///
-/// Also the thread that maps adapters stays there: it works seldom, and anywhere else it would be in the way of others.
+/// Pins this thread, and all that it starts, to `core`. The control thread stays there too, because it seldom
+/// works and would disturb others elsewhere.
 ///
 /// # Errors
-/// If the process may not run there; the cores it may run on are named.
+/// If the process may not run on the core; the error lists the allowed cores.
 pub(crate) fn stay_on(core: u16) -> anyhow::Result<()> {
     let allowed = sched_getaffinity(None).context("cannot read the cores this process may run on")?;
     let core = usize::from(core);
@@ -25,7 +24,7 @@ pub(crate) fn stay_on(core: u16) -> anyhow::Result<()> {
     if !allowed.contains(&core) {
         return Err(WorkerConfigError::Core { core, allowed }.into());
     }
-    // Whoever started it may have seen to it, and may have forbidden to change it (the systemd unit does both).
+    // The parent may have pinned the process already and forbidden changes, as the systemd unit does.
     if allowed.len() == 1 {
         return Ok(());
     }
@@ -34,15 +33,15 @@ pub(crate) fn stay_on(core: u16) -> anyhow::Result<()> {
     sched_setaffinity(None, &only).with_context(|| format!("cannot stay on core {core}"))
 }
 
-/// Raises the number of open files to what is allowed: each adapter is one.
+/// Raises the limit of open files to its maximum, because each adapter needs one.
 pub(crate) fn allow_many_files() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
-    // With fewer it works too, for fewer adapters.
+    // A lower limit only reduces the number of adapters.
     let _ = setrlimit(Resource::Nofile, limit);
 }
 
-/// Starts the log on stderr; `RUST_LOG` chooses what is in it.
+/// Starts the log on stderr; `RUST_LOG` sets its level.
 pub(crate) fn start_log(format: LogFormat) {
     let json = match format {
         LogFormat::Json => true,

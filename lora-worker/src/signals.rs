@@ -1,8 +1,8 @@
-//! The thread that ends the process when it is asked to, wherever the others are, and tells systemd how they are.
+//! The thread that ends the process on a signal and reports the worker's status to systemd.
 //!
-//! A worker has nothing to save: what it leaves half done its executor takes back. So it is given a moment to end the
-//! slice it is at, which spares the executor that, and then the process ends: from a sleep on the board, from a pause
-//! between two tries to connect, from a slice that takes too long.
+//! A worker has nothing to save, since its executor takes unfinished slices back. The current slice gets a
+//! moment to finish, which spares the executor that work. Then the process exits, whether the other threads
+//! sleep, connect or compute.
 
 use std::{
     io::{PipeReader, pipe, stdin},
@@ -24,25 +24,24 @@ use crate::{
     thread_status::{ConsumerStatus, ThreadStatus},
 };
 
-/// How long the slice at hand may take to end.
+/// Time that the current slice gets to finish.
 const GRACE: Duration = Duration::from_millis(50);
 
-/// How often systemd is told what has changed, at least.
+/// Maximum interval between two status reports to systemd.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Whose end also ends the process.
+/// The parent process whose end also ends the worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ParentWatch {
-    /// Nobody's.
     None,
-    /// That of whoever holds the other end of standard input.
+    /// The process that holds the other end of standard input.
     Stdin,
 }
 
-/// Watches, from now on, for SIGTERM, SIGINT and the end of the lifeline.
+/// Starts to watch for SIGTERM, SIGINT and the end of the parent.
 ///
 /// # Errors
-/// If signals cannot be received, or no thread started.
+/// If signals cannot be received, or the thread cannot start.
 pub(crate) fn start(signs: &'static ThreadStatus, lifeline: ParentWatch) -> anyhow::Result<()> {
     let (signals, caught) = pipe().context("cannot make a pipe for signals")?;
     for (signal, name) in [(SIGTERM, "SIGTERM"), (SIGINT, "SIGINT")] {
@@ -50,7 +49,7 @@ pub(crate) fn start(signs: &'static ThreadStatus, lifeline: ParentWatch) -> anyh
         let registered = signal_hook::low_level::pipe::register(signal, caught);
         registered.with_context(|| format!("cannot receive {name}"))?;
     }
-    // Asked for here: it takes a look at the process id, which the thread may not take any more.
+    // Read here, because the check uses the process id, which the thread's filter denies.
     let watchdog = sd_notify::watchdog_enabled();
     let watch = move || ShutdownWatch { signals, lifeline, watchdog, signs }.run();
     thread::Builder::new().name("watch".to_owned()).spawn(watch).context("cannot start the watch thread")?;
@@ -60,7 +59,7 @@ pub(crate) fn start(signs: &'static ThreadStatus, lifeline: ParentWatch) -> anyh
 struct ShutdownWatch {
     signals: PipeReader,
     lifeline: ParentWatch,
-    /// How long systemd waits for a sign of life, if it does.
+    /// Watchdog interval of systemd, if enabled.
     watchdog: Option<Duration>,
     signs: &'static ThreadStatus,
 }
@@ -87,7 +86,7 @@ impl ShutdownWatch {
         exit(0)
     }
 
-    /// Waits for a reason to end, at most as long as `patience`.
+    /// Waits at most `patience` for a reason to exit.
     fn is_asked_to_end(&self, patience: Duration) -> bool {
         let standard_input = stdin();
         let mut watched = vec![PollFd::new(&self.signals, PollFlags::IN)];
@@ -96,7 +95,7 @@ impl ShutdownWatch {
         }
         match poll(&mut watched, Timespec::try_from(patience).ok().as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
-            // A process that nobody could end must not go on.
+            // A process without signals could not be ended in order, so it exits now.
             Err(error) => {
                 tracing::error!(%error, "cannot watch for signals; start again");
                 exit(1);
@@ -105,7 +104,7 @@ impl ShutdownWatch {
         let happened: Vec<bool> = watched.iter().map(|fd| !fd.revents().is_empty()).collect();
         match happened.as_slice() {
             [true, ..] => true,
-            // A terminal whose other end is closed says so with an error, and would say it again and again.
+            // A terminal whose other end is closed reports an error repeatedly.
             [_, true] => match rustix::io::read(&standard_input, &mut [0; 512]) {
                 Ok(bytes) => bytes == 0,
                 Err(error) => !matches!(error, Errno::INTR | Errno::AGAIN),

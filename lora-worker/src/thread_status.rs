@@ -1,28 +1,23 @@
-//! What the threads show each other.
+//! Status that the threads share.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// What the other threads show of themselves, and are asked. Nothing else depends on any of it: all of it is relaxed.
+/// Status of each thread. No other data depends on it, so all accesses are relaxed.
 #[derive(Debug)]
 pub(crate) struct ThreadStatus {
-    /// Written by the thread that computes.
+    /// Loop count, written by the compute thread.
     turns: AtomicU64,
-    /// Written by the thread that talks to the executor: adapters and one more, or 0 without a seat.
+    /// Number of adapters plus one, or 0 without a worker slot; written by the control thread.
     seating: AtomicU64,
-    /// Written by the thread that watches.
+    /// Written by the watch thread.
     leaving: AtomicBool,
 }
 
-/// Whether the worker has a seat.
+/// Whether the worker has a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ConsumerStatus {
-    /// No executor has given it one.
     Waiting,
-    /// It has one.
-    Seated {
-        /// The adapters it has mapped there.
-        adapters: u64,
-    },
+    Seated { adapters: u64 },
 }
 
 impl ThreadStatus {
@@ -30,17 +25,15 @@ impl ThreadStatus {
         Self { turns: AtomicU64::new(0), seating: AtomicU64::new(0), leaving: AtomicBool::new(false) }
     }
 
-    /// Says that the thread that computes has turned.
+    /// Counts one loop of the compute thread.
     pub(crate) fn beat(&self) {
         self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// How often the thread that computes has turned.
     pub(crate) fn turns(&self) -> u64 {
         self.turns.load(Ordering::Relaxed)
     }
 
-    /// Says whether there is a seat, and how many adapters.
     pub(crate) fn show(&self, seating: ConsumerStatus) {
         let number = match seating {
             ConsumerStatus::Waiting => 0,
@@ -49,17 +42,14 @@ impl ThreadStatus {
         self.seating.store(number, Ordering::Relaxed);
     }
 
-    /// Says that the process is about to end.
     pub(crate) fn announce_exit(&self) {
         self.leaving.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the process is about to end.
     pub(crate) fn leaving(&self) -> bool {
         self.leaving.load(Ordering::Relaxed)
     }
 
-    /// What was said of the seat last.
     pub(crate) fn seating(&self) -> ConsumerStatus {
         match self.seating.load(Ordering::Relaxed).checked_sub(1) {
             None => ConsumerStatus::Waiting,

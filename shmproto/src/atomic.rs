@@ -1,8 +1,8 @@
-//! Every atomic of shared memory comes through here, so that loom can take their place.
+//! Atomics for shared memory, in one module that loom can replace.
 //!
-//! Under `cfg(loom)` the same code runs on loom's atomics, and the tests in `tests/loom.rs` try every interleaving and
-//! every value that the memory model allows. Loom knows sequential consistency only as a fence: code that needs it
-//! writes `fence(SeqCst)` between relaxed accesses, never `load(SeqCst)`.
+//! Under `cfg(loom)` the same code runs on loom's atomics, and `tests/loom.rs` tries every interleaving and
+//! every value that the memory model allows. Loom models sequential consistency only as a fence. Code that
+//! needs it therefore writes `fence(SeqCst)` between relaxed accesses, never `load(SeqCst)`.
 
 #[cfg(not(loom))]
 pub(crate) use core::hint::spin_loop;
@@ -18,8 +18,8 @@ pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(loom)]
 pub(crate) use loom::sync::{Mutex, MutexGuard};
 
-/// Atomics that loom has no part in: the words of a mapping, which are bytes and no objects of a model, and figures, which
-/// order nothing.
+/// Atomics that loom does not model: words of a mapping, which are bytes and no loom objects, and counters of
+/// statistics, which order nothing.
 pub(crate) mod plain {
     pub(crate) use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 }

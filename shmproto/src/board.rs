@@ -1,21 +1,25 @@
 //! The board: jobs of the executor for its LoRA workers, one to many, through shared memory.
 //!
-//! The executor's [`Producer`] writes rows of x once and pins up slices of work; whichever worker has a [`Consumer`] claims a
-//! slice, sums ranks of an adapter, puts the sums into its own region and says so. The executor waits for no worker: it
-//! takes back what it does not want to wait for, and what a worker does to such a slice afterwards counts for nothing.
+//! The executor's [`Producer`] writes rows of x once and posts slices of work. Any worker with a [`Consumer`]
+//! claims a slice, sums ranks of an adapter, writes the sums into its own region and marks the slice done.
+//! The executor waits for no worker: it takes back slices that are late, and later writes of a worker to such
+//! a slice are ignored.
 //!
 //! # Layout
 //!
-//! - [`Board`]: the executor's handle for seating and fencing workers; any thread.
-//! - [`Producer`]: the engine thread's end. [`Consumer`] and [`ClaimedSlice`]: the worker's end. [`ActivationSlab`]: where a device writes rows itself.
-//! - `shared`: what the executor's threads have in common. `slice`: what a slice asks for, and its checks. [`SliceSums`]: what came of it. `slice_state`: a slice's state. `layout`: what lies where.
+//! - [`Board`]: the executor's handle that admits and fences workers, for any thread.
+//! - [`Producer`]: the engine thread's end. [`Consumer`] and [`ClaimedSlice`]: the worker's end.
+//!   [`ActivationSlab`]: the x slab for a device that writes rows itself.
+//! - `shared`: state that the executor's threads share. `slice`: a slice's request and its checks.
+//!   [`SliceSums`]: the result of a slice. `slice_state`: the state word of a slice. `layout`: the control
+//!   region's layout.
 //! - `memory`: regions, and the heap, as atomics.
 //!
 //! # Principles
 //!
-//! - A peer writes what it likes, whenever it likes. So what is read is copied, then checked, then used, and what the
-//!   executor decides with stands in its own memory.
-//! - No locks in shared memory, and no wait without a limit on either side.
+//! - A peer may write any value at any time. So each value is copied, then checked, then used, and values
+//!   that the executor decides with are in its own memory.
+//! - Shared memory has no locks, and neither side waits without a limit.
 //! - A release and the acquire that pairs with it carry the same `SYNC POINT` name.
 //!
 //! `docs/PROTOCOL.md` draws the regions byte by byte.
@@ -51,46 +55,45 @@ pub use sums::SliceSums;
 use memory::{Control, Slab};
 use shared::{AdmittedWorker, BoardShared, RegionSource};
 
-/// Most seats a board may have: each has a bit in one word.
+/// Maximum number of worker slots of a board: each has a bit in one word.
 pub const MAX_SEATS: usize = 64;
 
-/// Most slices a job may have.
+/// Maximum number of slices of a job.
 pub const MAX_SLICES: usize = 4096;
 
-/// Most numbers in the x slab, or in a seat's region: 1 GiB of them.
+/// Maximum number of elements in the x slab, or in a worker slot's sums region: 1 GiB of f32 values.
 pub const MAX_ELEMENTS: usize = 1 << 28;
 
-/// How large a board is. Both ends check it when they begin, and every slice against it.
+/// Sizes of a board. Both ends check them at the start, and check every slice against them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
-    /// Numbers in the x slab.
+    /// Number of f32 elements in the x slab.
     pub x_elements: usize,
-    /// Numbers in each seat's region of sums.
+    /// Number of f32 elements in each worker slot's sums region.
     pub sums_elements: usize,
-    /// Most slices of a job.
+    /// Maximum number of slices of a job.
     pub slices: usize,
-    /// Most workers at once.
+    /// Maximum number of concurrent workers.
     pub seats: usize,
 }
 
-/// Why no board can have this geometry.
+/// Error of a geometry with a size that no board can have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("a board cannot have {count} {what}: give 1 to {limit}")]
 pub struct GeometryError {
-    /// Of what.
+    /// Name of the size that is wrong.
     pub what: &'static str,
-    /// How many were asked for.
+    /// Value that the geometry has.
     pub count: usize,
-    /// Most there may be.
+    /// Largest value that is allowed.
     pub limit: usize,
 }
 
 impl Geometry {
-    /// Checks every field.
+    /// Checks every size against its limit.
     ///
     /// # Errors
-    ///
-    /// The first that is none or above its limit.
+    /// Returns the first size that is zero or above its limit.
     pub fn check(&self) -> Result<(), GeometryError> {
         let limits = [
             ("numbers of x", self.x_elements, MAX_ELEMENTS),
@@ -104,31 +107,31 @@ impl Geometry {
         }
     }
 
-    /// Where the slice table begins in the control region.
+    /// Returns the offset of the slice table in the control region, in bytes.
     fn slices_offset(seats: usize) -> usize {
         layout::SEATS_OFFSET + seats * 2 * layout::LINE_BYTES
     }
 
-    /// Bytes of the control region.
+    /// Returns the size of the control region in bytes.
     #[must_use]
     pub fn control_bytes(&self) -> usize {
         Self::slices_offset(self.seats) + self.slices * 2 * layout::LINE_BYTES
     }
 
-    /// Bytes of the x slab: whole cache lines.
+    /// Returns the size of the x slab in bytes, rounded up to cache lines.
     #[must_use]
     pub fn x_bytes(&self) -> usize {
         (self.x_elements * 4).next_multiple_of(layout::LINE_BYTES)
     }
 
-    /// Bytes of a seat's region of sums: whole cache lines.
+    /// Returns the size of a worker slot's sums region in bytes, rounded up to cache lines.
     #[must_use]
     pub fn sums_bytes(&self) -> usize {
         (self.sums_elements * 4).next_multiple_of(layout::LINE_BYTES)
     }
 }
 
-/// Which place at the board; a new worker may get one that another had.
+/// Index of a worker slot on the board; a slot is reused after its worker is fenced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SlotNumber(pub u16);
 
@@ -138,21 +141,21 @@ impl fmt::Display for SlotNumber {
     }
 }
 
-/// Number of a worker, of all that were ever seated at a board; never used again.
+/// Number of a worker among all that a board ever admitted; never used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkerNumber(u32);
 
 impl WorkerNumber {
-    /// The last one there is: three bytes in a state word.
+    /// Largest worker number: a state word has three bytes for it.
     pub const LAST: Self = Self(0x00ff_ffff);
 
-    /// A worker's number; none for 0 and for what is past [`WorkerNumber::LAST`].
+    /// Returns the worker number; `None` for 0 and for numbers above [`WorkerNumber::LAST`].
     #[must_use]
     pub fn new(number: u32) -> Option<Self> {
         (1..=Self::LAST.0).contains(&number).then_some(Self(number))
     }
 
-    /// Its number.
+    /// Returns the number as an integer.
     #[must_use]
     pub fn get(self) -> u32 {
         self.0
@@ -165,22 +168,22 @@ impl fmt::Display for WorkerNumber {
     }
 }
 
-/// Why the board does not do what it was asked.
+/// Error of creating a board or admitting a worker.
 #[derive(Debug, Error)]
 pub enum BoardError {
-    /// The geometry is wrong.
+    /// A size of the geometry is out of range.
     #[error(transparent)]
     Geometry(#[from] GeometryError),
-    /// Memory could not be shared.
+    /// The system gave no shared memory.
     #[error("the board has no memory to share")]
     Region(#[from] RegionError),
-    /// Everybody has a seat.
+    /// Every worker slot is taken.
     #[error("all {seats} seats are taken: fence a worker, or allow more of them")]
     Full {
-        /// How many seats there are.
+        /// Number of worker slots of the board.
         seats: usize,
     },
-    /// Every worker number was used.
+    /// The board has used every worker number.
     #[error(
         "this board has seated {} workers and has no number for another: restart the executor",
         WorkerNumber::LAST
@@ -188,18 +191,17 @@ pub enum BoardError {
     Exhausted,
 }
 
-/// The executor's handle on the board: who may sit there. Cheap to clone; any thread.
+/// The executor's handle that admits and fences workers. Clones are cheap, and any thread may use one.
 #[derive(Debug, Clone)]
 pub struct Board {
     shared: Arc<BoardShared>,
 }
 
 impl Board {
-    /// A board in memory that other processes can be given, and the one end that posts jobs.
+    /// Creates a board in memory that other processes can map, and its only producer.
     ///
     /// # Errors
-    ///
-    /// [`BoardError::Geometry`], or [`BoardError::Region`] if there is no memory.
+    /// Returns [`BoardError::Geometry`], or [`BoardError::Region`] if the system gives no memory.
     #[cfg(not(loom))]
     pub fn new(geometry: Geometry) -> Result<(Self, Producer), BoardError> {
         use crate::region::{PeerAccess, Region};
@@ -212,11 +214,10 @@ impl Board {
         Ok(Self::over(RegionSource::Memfd, geometry, control, x))
     }
 
-    /// A board for threads of this process only: the same protocol without descriptors.
+    /// Creates a board for threads of this process: the same protocol without descriptors.
     ///
     /// # Errors
-    ///
-    /// [`BoardError::Geometry`].
+    /// Returns [`BoardError::Geometry`] if a size is out of range.
     pub fn in_process(geometry: Geometry) -> Result<(Self, Producer), BoardError> {
         geometry.check()?;
         let control = Control::on_heap(&geometry);
@@ -230,26 +231,25 @@ impl Board {
         (Self { shared: Arc::clone(&shared) }, Producer::new(shared))
     }
 
-    /// How large the board is.
+    /// Returns the sizes of the board.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         self.shared.geometry
     }
 
-    /// The x slab, for somebody else to write.
+    /// Returns the x slab, for another writer than the producer.
     #[must_use]
     pub fn x_slab(&self) -> ActivationSlab {
         ActivationSlab::new(Arc::clone(&self.shared.x))
     }
 
-    /// Gives a worker a seat, with fresh memory for its sums. It is admitted from now on.
+    /// Admits a worker: takes a free worker slot and fresh memory for its sums.
     ///
     /// # Errors
-    ///
-    /// [`BoardError::Full`], [`BoardError::Exhausted`], or [`BoardError::Region`] if there is no memory.
+    /// Returns [`BoardError::Full`], [`BoardError::Exhausted`], or [`BoardError::Region`] without memory.
     pub fn seat(&self) -> Result<ConsumerHandle, BoardError> {
         self.shared.lock().free_seat()?;
-        // Made while nobody waits for the lock.
+        // The memory is allocated without the lock, so that no other thread waits meanwhile.
         let sums = Arc::new(self.shared.fresh_sums()?);
         let mut seating = self.shared.lock();
         let (seat, worker) = seating.free_seat()?;
@@ -261,19 +261,19 @@ impl Board {
         Ok(ConsumerHandle { seat, worker, shared: Arc::clone(&self.shared), sums })
     }
 
-    /// Ends a worker's admission: what it does from now on counts for nothing, and its sums are gone. Wakes it.
-    /// Says whether it was admitted until now.
+    /// Fences a worker: its later writes are ignored, and its sums can no longer be read. Wakes the worker.
+    /// Returns whether it was admitted until now.
     pub fn fence(&self, worker: WorkerNumber) -> bool {
         self.shared.fence(worker)
     }
 
-    /// Whether a worker is admitted. One that broke the protocol was fenced by the poster.
+    /// Whether a worker is admitted. The producer fences a worker that breaks the protocol.
     #[must_use]
     pub fn is_admitted(&self, worker: WorkerNumber) -> bool {
         self.shared.lock().find(worker).is_some()
     }
 
-    /// What happens at the board.
+    /// Returns statistics of the board and its workers.
     #[must_use]
     pub fn figures(&self) -> BoardStats {
         let seating = self.shared.lock();
@@ -297,23 +297,23 @@ impl Board {
     }
 }
 
-/// A seat for a worker: what its process must be given.
+/// Admission of one worker, with the values and descriptors that its process needs.
 #[derive(Debug)]
 pub struct ConsumerHandle {
-    /// Where it sits.
+    /// Worker slot of the worker.
     pub seat: SlotNumber,
-    /// Which worker it is.
+    /// Number of the worker.
     pub worker: WorkerNumber,
     shared: Arc<BoardShared>,
     sums: Arc<Slab>,
 }
 
 impl ConsumerHandle {
-    /// Sits down in this process, sharing the executor's own memory: for threads, and for tests.
+    /// Joins the board in this process with the executor's own memory: for threads, and for tests.
     ///
     /// # Panics
-    ///
-    /// If the board is one of regions: there the executor may not write sums, and [`Consumer::join`] maps what the worker may.
+    /// Panics if the board consists of regions: there the executor may not write sums, and [`Consumer::join`]
+    /// maps the memory that the worker may write.
     #[must_use]
     pub fn join_in_process(self) -> Consumer {
         let Self { seat, worker, shared, sums } = self;
@@ -326,7 +326,7 @@ impl ConsumerHandle {
         Consumer::over(control, x, sums, shared.geometry, seat, worker)
     }
 
-    /// The descriptors of control region, x slab and sums, to be handed over; none for a board of one process.
+    /// Returns the descriptors of control region, x slab and sums; `None` for an in-process board.
     #[cfg(not(loom))]
     #[must_use]
     pub fn fds(&self) -> Option<[std::os::fd::BorrowedFd<'_>; 3]> {
@@ -334,7 +334,7 @@ impl ConsumerHandle {
         Some(regions.map(crate::region::Region::fd))
     }
 
-    /// Bytes of control region, x slab and sums.
+    /// Returns the sizes of control region, x slab and sums in bytes.
     #[must_use]
     pub fn bytes(&self) -> [usize; 3] {
         let geometry = &self.shared.geometry;

@@ -1,11 +1,9 @@
-//! How structs of shared memory are declared: one cache line of atomics, its layout asserted where it is written.
-//!
-//! What is declared is also text, from which layouts are hashed, and a table that `docs/PROTOCOL.md` must draw.
+//! Declares structs of shared memory: one cache line of atomics, whose layout is asserted at the declaration.
+//! The declaration also gives a text for the layout hash and a table that `docs/PROTOCOL.md` must draw.
 
-/// Bytes of a cache line.
 pub(crate) const LINE_BYTES: usize = 64;
 
-/// Declares one cache line of atomics with the offset of each field written beside it.
+/// Declares one cache line of atomics with the offset of each field.
 macro_rules! line {
     ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $offset:literal $field:ident: $kind:ident,)* }) => {
         $(#[$doc])*
@@ -20,12 +18,12 @@ macro_rules! line {
         };
 
         impl $name {
-            /// What `docs/PROTOCOL.md` must draw: offset, bytes and name of each field.
+            /// Table that `docs/PROTOCOL.md` must draw: offset, bytes and name of each field.
             #[cfg(all(test, not(loom)))]
             pub(crate) const FIELDS: &'static [(usize, usize, &'static str)] =
                 &[$(($offset, size_of::<$kind>(), stringify!($field)),)*];
 
-            /// The layout as text, to be hashed.
+            /// Layout as text, for the layout hash.
             pub(crate) const TEXT: &'static str =
                 concat!(stringify!($name), $(" ", $offset, " ", stringify!($field), " ", stringify!($kind),)* "\n");
         }
@@ -33,7 +31,7 @@ macro_rules! line {
 }
 pub(crate) use line;
 
-/// FNV-1a of all `texts`: a checksum against mistakes, not against malice.
+/// Returns FNV-1a of all `texts`: a checksum against mistakes, not against attacks.
 pub(crate) const fn fnv1a(texts: &[&str]) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325;
     let mut text = 0;
@@ -53,7 +51,7 @@ pub(crate) const fn fnv1a(texts: &[&str]) -> u64 {
 pub(crate) mod tests {
     pub(crate) const DOCUMENT: &str = include_str!("../../docs/PROTOCOL.md");
 
-    /// Offset, bytes and name of each row of the table under a heading.
+    /// Returns offset, bytes and name of each row of the table under a heading.
     pub(crate) fn drawn(heading: &str) -> Vec<(usize, usize, String)> {
         let heading = format!("\n### `{heading}`\n");
         let (_, section) = DOCUMENT.split_once(&heading).unwrap_or_else(|| panic!("no heading {heading:?}"));

@@ -1,21 +1,22 @@
 //! The channel of a split client on the executor's host: two rings and a slab in one region.
 //!
-//! The client writes its rows into the slab and a call of 64 bytes into the first ring; the executor computes, writes
-//! the rows of the answer into the slab, and the answer's 64 bytes into the second. Each ring has one writer and one
-//! reader, and each counts for itself: what a peer writes can spoil its own calls and nothing else.
+//! The client writes its rows into the slab and a call of 64 bytes into the first ring. The executor
+//! computes, writes the rows of the answer into the slab, and a reply of 64 bytes into the second ring. Each
+//! ring has one writer and one reader, and each end trusts only its own count: a peer can spoil only its own
+//! calls.
 //!
 //! # Layout
 //!
 //! - [`ExecutorChannel`] and [`ClientChannel`]: the two ends.
-//! - [`wait_any`] and [`Doorbell`]: how the executor waits for many clients, and for its other threads, at once.
-//! - `ring`: publishing and taking. `rows`: numbers in and out of the slab. `layout`: what lies where. `memory`: the
-//!   region, or the heap, as atomics.
+//! - [`wait_any`] and [`Doorbell`]: let the executor wait for many clients and for its own threads at once.
+//! - `ring`: publishes and takes headers. `rows`: copies values to and from the slab. `layout`: offsets in
+//!   the region. `memory`: the region, or the heap, as atomics.
 //!
 //! # Principles
 //!
-//! - A peer writes what it likes, whenever it likes. So what is read is copied, then checked, then used.
-//! - Everything was allocated when the channel was made, and every operation takes a bounded time.
-//! - Nobody waits for room: a ring that is full is an answer.
+//! - A peer may write any value at any time. So each value is copied, then checked, then used.
+//! - All memory is allocated when the channel is made, and every operation takes a bounded time.
+//! - Neither end waits for capacity: a full ring is an error.
 //! - A release and the acquire that pairs with it carry the same `SYNC POINT` name.
 //!
 //! `docs/PROTOCOL.md` draws the region byte by byte.
@@ -38,41 +39,40 @@ pub use doorbell::{Doorbell, WakeCause, wait_any};
 pub use executor::ExecutorChannel;
 pub use layout::LAYOUT_HASH;
 
-/// Rows begin at a multiple of this many bytes of the slab: a cache line.
+/// Alignment of rows in the slab, in bytes: a cache line.
 pub const PLACE_ALIGN: u64 = 64;
 
-/// Most bytes of a slab: 4 GiB.
+/// Maximum size of a slab in bytes: 4 GiB.
 pub const MAX_SLAB_BYTES: u64 = 4 << 30;
 
-/// Most descriptors of a ring.
+/// Maximum number of headers in a ring.
 pub const MAX_DEPTH: u32 = 1024;
 
-/// How large a channel is.
+/// Sizes of a channel, agreed by both ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
-    /// Bytes of the slab: a multiple of [`PLACE_ALIGN`].
+    /// Size of the slab in bytes: a multiple of [`PLACE_ALIGN`].
     pub slab_bytes: u64,
-    /// Descriptors of each ring: a power of two.
+    /// Number of headers in each ring: a power of two.
     pub depth: u32,
 }
 
-/// Why no channel can have this geometry.
+/// Error of a geometry that no channel can have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum GeometryError {
-    /// The slab is none, too large, or not in whole lines.
+    /// The slab is empty, too large, or not a multiple of a cache line.
     #[error("a slab cannot have {0} bytes: ask for 64 to {MAX_SLAB_BYTES}, in multiples of {PLACE_ALIGN}")]
     Slab(u64),
-    /// The rings are.
+    /// The ring depth is no power of two or too large.
     #[error("a ring cannot have {0} places: ask for a power of two, 1 to {MAX_DEPTH}")]
     Depth(u32),
 }
 
 impl Geometry {
-    /// A channel of at least this size.
+    /// Returns the smallest geometry that has at least these sizes.
     ///
     /// # Errors
-    ///
-    /// If there is none so large.
+    /// Returns an error if a size exceeds its limit.
     pub fn rounded(slab_bytes: u64, depth: u32) -> Result<Self, GeometryError> {
         let whole = slab_bytes.max(1).checked_next_multiple_of(PLACE_ALIGN);
         let slab_bytes = whole.ok_or(GeometryError::Slab(slab_bytes))?;
@@ -81,11 +81,10 @@ impl Geometry {
         geometry.check().map(|()| geometry)
     }
 
-    /// Checks every field.
+    /// Checks every size against its limit.
     ///
     /// # Errors
-    ///
-    /// The first that is wrong.
+    /// Returns the first size that is wrong.
     pub fn check(&self) -> Result<(), GeometryError> {
         let Self { slab_bytes, depth } = *self;
         if slab_bytes == 0 || slab_bytes > MAX_SLAB_BYTES || !slab_bytes.is_multiple_of(PLACE_ALIGN) {
@@ -97,64 +96,64 @@ impl Geometry {
         Ok(())
     }
 
-    /// Bytes of the region of a channel whose geometry was checked.
+    /// Returns the size of the region in bytes; the geometry must have been checked.
     #[must_use]
     pub fn region_bytes(&self) -> u64 {
         layout::slab_offset(self.depth) as u64 + self.slab_bytes
     }
 }
 
-/// Why there is no channel.
+/// Error of creating a channel.
 #[derive(Debug, Error)]
 pub enum ChannelError {
-    /// It cannot be so large.
+    /// A size of the geometry is out of range.
     #[error(transparent)]
     Geometry(#[from] GeometryError),
-    /// Memory could not be shared.
+    /// The system gave no shared memory.
     #[error("the channel has no memory to share ({0})")]
     Region(#[from] RegionError),
 }
 
-/// Rows that do not lie in the slab.
+/// Error of rows that do not lie within the slab.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error(
     "{bytes} bytes of rows at byte {offset} are no place in a slab of {slab_bytes}: begin at a multiple of {PLACE_ALIGN}, \
      end within it"
 )]
 pub struct SlabRangeError {
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Bytes from there on.
+    /// Number of bytes of the rows.
     pub bytes: u64,
-    /// Bytes of the slab.
+    /// Size of the slab in bytes.
     pub slab_bytes: u64,
 }
 
-/// The ring has no room: answers that were not taken, or calls that were not, fill it.
+/// Error of a full ring: calls that were not taken, or replies that were not collected, fill it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("as many calls are in flight as the channel has room for: take answers first")]
 pub struct RingFull;
 
-/// A peer that does not keep to the protocol. Its channel is to be closed.
+/// Violation of the protocol by a peer; its channel is to be closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum Violation {
-    /// Two counts are farther apart than the ring has places.
+    /// The counts of both ends differ by more than the ring's depth.
     #[error("the peer counts {count} and this end {ours}, in a ring of {depth} places: close the channel")]
     Jump {
-        /// What the peer wrote.
+        /// Count that the peer wrote.
         count: u32,
-        /// This end's own count.
+        /// Count of this end.
         ours: u32,
-        /// Places of the ring.
+        /// Number of headers in the ring.
         depth: u32,
     },
-    /// What lies in the ring is no call, or no answer.
+    /// A header in the ring is no call, or no reply.
     #[error("the peer wrote no header ({0}): close the channel")]
     Header(#[from] HeaderError),
-    /// Rows do not lie in the slab.
+    /// The rows do not lie within the slab.
     #[error("the peer named a place that is none ({0}): close the channel")]
     Place(#[from] SlabRangeError),
-    /// The ring of answers is full.
+    /// The ring of replies is full.
     #[error("the peer does not take its answers: close the channel")]
     Full,
 }

@@ -1,28 +1,28 @@
 //! Fixed-order little-endian encoding.
 //!
-//! A value is its fields one after the other. Sequences carry a `u32` count first. A count is checked
-//! against the bytes left in the message before memory is taken for it, so a hostile count costs nothing.
+//! A value is encoded as its fields in order; a sequence begins with a `u32` count. The decoder checks each
+//! count against the bytes left in the message before it allocates, so a hostile count costs nothing.
 
-/// Why bytes are not the message they claim to be.
+/// Error of bytes that do not encode the expected message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// The message ends inside a field.
     #[error("message ends early: {wanted} more bytes were expected, {left} are left")]
     Truncated {
-        /// Bytes the field needs.
+        /// Number of bytes that the field needs.
         wanted: usize,
-        /// Bytes that are left.
+        /// Number of bytes that are left.
         left: usize,
     },
-    /// A tag names no variant.
+    /// The tag names no variant.
     #[error("{what} has no variant {tag}")]
     UnknownTag {
-        /// The enum that was being read.
+        /// Name of the enum that was read.
         what: &'static str,
-        /// The tag found.
+        /// Tag in the message.
         tag: u8,
     },
-    /// A string is not UTF-8.
+    /// The bytes of a string are not UTF-8.
     #[error("a string is not UTF-8")]
     NotUtf8,
     /// Bytes remain after the last field.
@@ -30,14 +30,14 @@ pub enum DecodeError {
     Trailing(usize),
 }
 
-/// The unread rest of a message.
+/// Unread rest of a message.
 #[derive(Debug)]
 pub struct Reader<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Reader<'a> {
-    /// Starts reading `bytes`.
+    /// Starts reading at the beginning of `bytes`.
     #[must_use]
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { rest: bytes }
@@ -53,24 +53,24 @@ impl<'a> Reader<'a> {
         Ok(head)
     }
 
-    /// Succeeds if every byte was read.
+    /// Checks that every byte was read.
     pub fn finish(self) -> Result<(), DecodeError> {
         if self.rest.is_empty() { Ok(()) } else { Err(DecodeError::Trailing(self.rest.len())) }
     }
 }
 
-/// A value with one encoding.
+/// Value with exactly one encoding.
 pub trait Wire: Sized {
-    /// The fewest bytes any value takes; bounds the count of a sequence before it is allocated.
+    /// Smallest number of bytes of any value; bounds the count of a sequence before it is allocated.
     const MIN_BYTES: usize;
 
     /// Appends the encoding to `out`.
     fn put(&self, out: &mut Vec<u8>);
 
-    /// Reads a value.
+    /// Reads a value from the front.
     fn get(from: &mut Reader<'_>) -> Result<Self, DecodeError>;
 
-    /// The encoding as bytes of its own.
+    /// Returns the encoding as new bytes.
     fn to_bytes(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(64);
         self.put(&mut out);
@@ -144,7 +144,7 @@ impl<T: Wire> Wire for Vec<T> {
         if wanted > from.rest.len() {
             return Err(DecodeError::Truncated { wanted, left: from.rest.len() });
         }
-        // Exactly as much as was checked: growing by doubling would take three times that for a moment.
+        // The capacity is exactly the checked count; growth by doubling would briefly take three times that.
         let mut items = Self::with_capacity(count);
         for _ in 0..count {
             items.push(T::get(from)?);
@@ -185,12 +185,12 @@ impl<A: Wire, B: Wire> Wire for (A, B) {
 }
 
 fn put_count(count: usize, out: &mut Vec<u8>) {
-    // A message is built from bounded parts; four billion items cannot be in memory as one.
+    // Messages are built from bounded parts, so no sequence has 2^32 items.
     let count = u32::try_from(count).expect("a sequence has fewer than 2^32 items");
     count.put(out);
 }
 
-/// Implements [`Wire`] for a struct as its fields in order.
+/// Implements [`Wire`] for a struct: its fields in order.
 #[macro_export]
 macro_rules! wire_struct {
     ($(#[$meta:meta])* pub struct $name:ident { $($(#[$fmeta:meta])* pub $field:ident : $type:ty),* $(,)? }) => {
@@ -206,7 +206,7 @@ macro_rules! wire_struct {
     };
 }
 
-/// Implements [`Wire`] for an enum: a tag byte, then the variant's one value (or none).
+/// Implements [`Wire`] for an enum: a tag byte, then the variant's value, if any.
 #[macro_export]
 macro_rules! wire_enum {
     ($(#[$meta:meta])* pub enum $name:ident { $($(#[$vmeta:meta])* $variant:ident $(($type:ty))? = $tag:literal),* $(,)? }) => {

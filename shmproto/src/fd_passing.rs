@@ -1,17 +1,18 @@
-//! How a worker, or a split client on the same host, is given regions over a Unix socket.
+//! Passes regions over a Unix socket to workers, and to split clients on the same host.
 //!
-//! The executor listens on a `SOCK_SEQPACKET` socket in a private directory; a worker connects and says hello. One
-//! datagram is one message, and with it come exactly the descriptors that the message calls for. Both sides check that
-//! the other runs under the same user, that it speaks the same version, and that it has the same idea of the regions.
+//! The executor listens on a `SOCK_SEQPACKET` socket in a private directory; a worker connects and sends a
+//! hello. One datagram is one message and carries exactly the descriptors that the message requires. Both
+//! sides check that the other runs under the same user and has the same protocol version and the same layout
+//! of the regions.
 //!
-//! The messages here are those of workers; those of split clients are [`crate::layer::control`]'s, over the same
-//! listener and connection.
+//! This module defines the messages of workers. The messages of split clients are in
+//! [`crate::layer::control`] and use the same listener and connection.
 //!
 //! # Layout
 //!
 //! - this file: the messages
-//! - `connection`: sending and receiving them
-//! - `listener`: how the two sides find each other
+//! - `connection`: sends and receives messages with descriptors
+//! - `listener`: listens, accepts and connects
 
 mod connection;
 mod listener;
@@ -24,116 +25,116 @@ pub use self::{
 };
 use crate::{codec::Wire, wire_enum, wire_struct};
 
-/// Changes whenever a message of the handover changes.
+/// Version of the handover; it changes whenever a message of the handover changes.
 pub const HANDOVER_VERSION: u32 = 1;
 
-/// Most bytes of a message.
+/// Maximum size of a message in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 64 << 10;
 
-/// Most bytes of a text in a message; longer ones are cut by who sends them and refused by who receives them.
+/// Maximum size of a text in bytes; the sender cuts longer texts, the receiver refuses them.
 pub const MAX_TEXT_BYTES: usize = 4096;
 
-/// Most descriptors that come with one message.
+/// Maximum number of descriptors with one message.
 pub const MAX_DESCRIPTORS: usize = 3;
 
-/// What both sides must agree on in the memory they share: images and the board.
+/// Hash of the shared memory layouts, images and the board, on which both sides must agree.
 pub const LAYOUT_HASH: u64 = layout_hash(&[&crate::image::LAYOUT, &halves(crate::board::LAYOUT_HASH)]);
 
-/// The executor's end of a connection.
+/// Executor's end of a connection to a worker.
 pub type ExecutorEnd = Connection<ToWorker, FromWorker>;
 
-/// The worker's end of a connection.
+/// Worker's end of a connection to the executor.
 pub type WorkerEnd = Connection<FromWorker, ToWorker>;
 
-/// A message that goes over a [`Connection`].
+/// Message that a [`Connection`] can carry.
 pub trait FdMessage: Wire {
-    /// Descriptors that come with it, no more and no fewer; at most [`MAX_DESCRIPTORS`].
+    /// Returns the exact number of descriptors with this message; at most [`MAX_DESCRIPTORS`].
     fn descriptors(&self) -> usize;
 
-    /// Bytes of the longest text in it; 0 if there is none.
+    /// Returns the size of the message's longest text in bytes; 0 if there is none.
     fn text_bytes(&self) -> usize;
 }
 
 wire_enum! {
-    /// From the executor to a worker.
+    /// Message from the executor to a worker.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub enum ToWorker {
-        /// The worker has a seat; with the descriptors of the control region, the x slab and the seat's sums.
+        /// Admission with the descriptors of the control region, the x slab and the slot's sums.
         Seated(SlotGranted) = 0,
-        /// It has none; the text says why and what to do. The connection ends.
+        /// Refusal of the hello; the text says why and what to do. The connection ends.
         Refused(String) = 1,
-        /// An adapter to map; with the descriptor of its image.
+        /// Offer of an adapter to map, with the descriptor of its image.
         AdapterOffered(AdapterOffered) = 2,
-        /// The image of this number is not used any more: unmap it. Not answered.
+        /// Withdrawal of the image with this number: the worker unmaps it. Not answered.
         AdapterWithdrawn(u64) = 3,
-        /// The executor ends; what was computed does not matter any more.
+        /// End of the executor; computed sums do not matter any more.
         Closing = 4,
     }
 }
 
 wire_enum! {
-    /// From a worker to the executor.
+    /// Message from a worker to the executor.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub enum FromWorker {
         /// First message of a connection; answered by [`ToWorker::Seated`] or [`ToWorker::Refused`].
         Hello(WorkerHello) = 0,
-        /// The image of this number is mapped: slices of it may be posted for this worker.
+        /// The image with this number is mapped: its slices may be posted for this worker.
         AdapterMapped(u64) = 1,
-        /// An image cannot be mapped; the worker leaves its slices alone.
+        /// The worker cannot map an image and does not claim its slices.
         AdapterRejected(AdapterRejected) = 2,
     }
 }
 
 wire_struct! {
-    /// Who wants a seat.
+    /// Identity of a worker that requests a worker slot.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct WorkerHello {
         /// [`HANDOVER_VERSION`] of the worker.
         pub version: u32,
         /// [`LAYOUT_HASH`] of the worker.
         pub layout_hash: u64,
-        /// Chosen at random when the worker process starts; a restarted worker is another peer.
+        /// Random number of the worker process; a restarted worker is another peer.
         pub instance: u64,
-        /// The core it is pinned to.
+        /// Core to which the worker is pinned.
         pub core: u32,
     }
 }
 
 wire_struct! {
-    /// A seat at the board.
+    /// Admission to a worker slot of the board.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct SlotGranted {
-        /// The place at the board, from 0.
+        /// Index of the worker slot, from 0.
         pub seat: u16,
-        /// The number of the worker that is seated; no other worker ever has it.
+        /// Number of the worker, never given to another one.
         pub worker: u32,
-        /// Bytes of the control region, whose descriptor comes first.
+        /// Size of the control region in bytes; its descriptor comes first.
         pub control_bytes: u64,
-        /// Bytes of the x slab, whose descriptor comes second.
+        /// Size of the x slab in bytes; its descriptor comes second.
         pub x_bytes: u64,
-        /// Bytes of the seat's sums, whose descriptor comes third.
+        /// Size of the slot's sums region in bytes; its descriptor comes third.
         pub sums_bytes: u64,
     }
 }
 
 wire_struct! {
-    /// An adapter to map.
+    /// Adapter that the worker should map.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct AdapterOffered {
-        /// What slices call it; never used again for another image.
+        /// Number that slices use for the image; never used again for another image.
         pub image: u64,
-        /// Bytes of the image.
+        /// Size of the image in bytes.
         pub bytes: u64,
     }
 }
 
 wire_struct! {
-    /// An adapter that cannot be mapped.
+    /// Adapter that the worker cannot map.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct AdapterRejected {
-        /// The image.
+        /// Number of the refused image.
         pub image: u64,
-        /// Why, for a person.
+        /// Reason in words for a person.
         pub reason: String,
     }
 }
@@ -168,18 +169,18 @@ impl FdMessage for FromWorker {
     }
 }
 
-/// Why a hello is not acceptable; the message is what the worker is told.
+/// Error of an unacceptable hello; its text is sent to the worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum HelloError {
-    /// Another version.
+    /// The worker speaks another version of the handover.
     #[error(
         "the worker speaks version {worker} of the handover, the executor {HANDOVER_VERSION}: run one release"
     )]
     Version {
-        /// The worker's.
+        /// Version of the worker.
         worker: u32,
     },
-    /// Another layout.
+    /// The worker has another layout of shared memory.
     #[error(
         "worker and executor disagree about the layout of shared memory: run executor and workers of one release"
     )]
@@ -187,16 +188,16 @@ pub enum HelloError {
 }
 
 impl WorkerHello {
-    /// The hello of this program.
+    /// Creates the hello of this program.
     #[must_use]
     pub fn new(instance: u64, core: u32) -> Self {
         Self { version: HANDOVER_VERSION, layout_hash: LAYOUT_HASH, instance, core }
     }
 
-    /// Succeeds if the worker speaks as this program does.
+    /// Checks that the worker's version and layout are this program's.
     ///
     /// # Errors
-    /// If it does not; the error's text is to be sent as [`ToWorker::Refused`].
+    /// Returns the difference as an error, whose text is to be sent as [`ToWorker::Refused`].
     pub fn check(&self) -> Result<(), HelloError> {
         match (self.version, self.layout_hash) {
             (HANDOVER_VERSION, LAYOUT_HASH) => Ok(()),
@@ -206,7 +207,7 @@ impl WorkerHello {
     }
 }
 
-/// `text`, cut at the end of a character to what a message may hold.
+/// Cuts `text` to [`MAX_TEXT_BYTES`] at a character boundary.
 #[must_use]
 pub fn bounded_text(text: &str) -> &str {
     &text[..text.floor_char_boundary(MAX_TEXT_BYTES)]
@@ -216,7 +217,7 @@ const fn halves(number: u64) -> [u32; 2] {
     [number as u32, (number >> 32) as u32]
 }
 
-/// FNV-1a over numbers that describe layouts.
+/// Returns FNV-1a over the numbers that describe layouts.
 #[must_use]
 pub const fn layout_hash(layouts: &[&[u32]]) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;

@@ -1,6 +1,6 @@
-//! Files that others may write, in memory: read-only maps of regular files.
+//! Read-only maps of regular files that other processes may write.
 //!
-//! This is the one place where a file is mapped, so that the crates above need no `unsafe`.
+//! This module is the only place where a file is mapped, so the crates above need no `unsafe`.
 
 use std::{
     fs::{File, Metadata, OpenOptions},
@@ -16,23 +16,23 @@ use rustix::fs::OFlags;
 /// Opens a regular file for reading.
 ///
 /// # Errors
-/// Whatever opening reports, and `InvalidInput` for anything but a regular file. A pipe does not block the call.
+/// Returns the error of opening, or `InvalidInput` for any but a regular file. A pipe does not block.
 pub fn open_regular(path: &Path) -> io::Result<File> {
     let nonblocking = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or(0);
     let file = OpenOptions::new().read(true).custom_flags(nonblocking).open(path)?;
-    // Asked of the opened file, not of the path, which may name something else by now.
+    // The check uses the opened file, because the path may name another file by now.
     if !file.metadata()?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
     }
     Ok(file)
 }
 
-/// A regular file mapped read-only, whole.
+/// Regular file mapped read-only, in full.
 ///
-/// Whoever may write the file can still change or shorten it. Changed bytes are read as they are (users of the map
-/// check what they take from it); touching a page behind the new end kills the process with SIGBUS. Model files are
-/// therefore replaced by renaming a new file over them, never rewritten, and [`MappedFile::unchanged`] tells
-/// whether that rule was kept.
+/// A process with write access can still change or shorten the file. Changed bytes are read as they are, and
+/// users of the map check each value that they take. Access to a page behind a new end kills the process with
+/// SIGBUS. Model files are therefore replaced by renaming a new file over them, never rewritten, and
+/// [`MappedFile::unchanged`] checks that rule.
 #[derive(Debug)]
 pub struct MappedFile {
     path: PathBuf,
@@ -41,7 +41,7 @@ pub struct MappedFile {
     map: memmap2::Mmap,
 }
 
-/// What tells one state of a file from another.
+/// Length and modification time, which distinguish states of a file.
 #[derive(Debug, PartialEq, Eq)]
 struct Stamp {
     bytes: u64,
@@ -58,47 +58,47 @@ impl MappedFile {
     /// Maps the file at `path`.
     ///
     /// # Errors
-    /// Whatever opening or mapping reports, and `InvalidInput` for anything but a regular file.
+    /// Returns the error of opening or mapping, or `InvalidInput` if the path is no regular file.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = open_regular(path)?;
         let stamp = Stamp::of(&file.metadata()?);
-        // SAFETY: the map is private to this value, read-only, and unmapped before nothing that borrows from it,
-        // because `Deref` ties every slice to `self`. What cannot be promised is that no other process writes the
-        // file: JUSTIFICATION: the bytes are only ever read as plain integers, whose every bit pattern is valid,
-        // and counts taken from them are checked after they are copied; a shortened file ends the process (SIGBUS),
-        // it does not give it wrong memory.
+        // SAFETY: the map is private to this value and read-only. It is unmapped after all borrows have
+        // ended, because `Deref` ties every slice to `self`. Other processes may write the file.
+        // JUSTIFICATION: the bytes are only read as plain integers, whose every bit pattern is valid, and
+        // counts are checked after they are copied. A shortened file ends the process (SIGBUS) but never
+        // gives it wrong memory.
         let map = unsafe { memmap2::Mmap::map(&file)? };
         Ok(Self { path: path.to_path_buf(), file, stamp, map })
     }
 
-    /// Where the file was opened.
+    /// Returns the path at which the file was opened.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The mapped file, whatever is at its path by now.
+    /// Returns the mapped file, even if its path names another file by now.
     #[must_use]
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// Gives back the memory that caches `range`: for bytes that have been copied and will not be read again soon.
-    /// They can still be read, from the file again. This is advice; a system that does not take it does no harm.
+    /// Releases the page cache of `range`, for bytes that were copied and are not needed soon. A later access
+    /// reads them from the file again. The call is advice; a system may ignore it.
     pub fn release(&self, range: Range<usize>) {
         if range.end > self.map.len() || range.is_empty() {
             return;
         }
-        // SAFETY: the map is read-only and backed by the file, so a page that is dropped is read from the file again
-        // when it is next touched: no value behind a live `&[u8]` changes, unless the file was rewritten, which
-        // is no different from rewriting it under `open`. The range lies inside the map (checked above).
+        // SAFETY: the map is read-only and backed by the file, so a dropped page is read from the file again
+        // at its next access. No value behind a live `&[u8]` changes unless the file was rewritten, which is
+        // no different from rewriting it under `open`. The range lies inside the map (checked above).
         let advised = unsafe {
             self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len())
         };
         drop(advised);
     }
 
-    /// True while the mapped file has the length and the modification time it had when it was opened.
+    /// True while the mapped file has the length and the modification time that it had at opening.
     #[must_use]
     pub fn unchanged(&self) -> bool {
         self.file.metadata().is_ok_and(|metadata| Stamp::of(&metadata) == self.stamp)

@@ -1,7 +1,8 @@
-//! Sleeping on a word of shared memory, and waking who sleeps there.
+//! Sleeps on a word of shared memory, and wakes threads that sleep there.
 //!
-//! Not private: the word lies in memory of several processes. Under loom a lock and a condition take the kernel's
-//! place, without the time limit, so that a lost wake-up is a deadlock that loom reports.
+//! The futexes are not private, because the word lies in memory of several processes. Under loom a lock and a
+//! condition variable replace the kernel, without the time limit, so loom reports a lost wake-up as a
+//! deadlock.
 
 use std::time::{Duration, Instant};
 
@@ -10,8 +11,8 @@ use rustix::io::Errno;
 
 use crate::atomic::AtomicU32;
 
-/// Sleeps until somebody wakes the word, at most for `limit`; returns at once if the word is not `expected`.
-/// It may also return for no reason, and says nothing about why: the caller looks at what it waits for.
+/// Sleeps until another thread wakes the word, for at most `limit`; returns at once if the word is not
+/// `expected`, and sometimes spuriously. The caller checks its condition again.
 #[cfg(not(loom))]
 pub(crate) fn wait(word: &AtomicU32, expected: u32, limit: Duration) {
     use rustix::thread::futex;
@@ -19,30 +20,30 @@ pub(crate) fn wait(word: &AtomicU32, expected: u32, limit: Duration) {
         tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: i64::from(limit.subsec_nanos()),
     };
-    // Interrupted, timed out, not `expected` any more, even a word that cannot be waited on: the caller looks again.
+    // After interruption, timeout, a changed word or an invalid word the caller checks its condition again.
     let _ = futex::wait(word, futex::Flags::empty(), expected, Some(&limit));
 }
 
-/// Wakes at most `count` of those who sleep on the word.
+/// Wakes at most `count` threads that sleep on the word.
 #[cfg(not(loom))]
 pub(crate) fn wake(word: &AtomicU32, count: u32) {
     use rustix::thread::futex;
-    // Fails only for a word that cannot be waited on, where nobody sleeps.
+    // The call fails only for a word that cannot be waited on, where no thread sleeps.
     let _ = futex::wake(word, futex::Flags::empty(), count);
 }
 
-/// Most words the kernel waits on together.
+/// Maximum number of words on which the kernel can wait together.
 #[cfg(not(loom))]
 const WAITERS: usize = 128;
 
-/// Longest sleep where the words cannot be waited on together.
+/// Longest sleep where the kernel cannot wait on the words together.
 #[cfg(not(loom))]
 const SLICE: Duration = Duration::from_millis(1);
 
-/// Sleeps until somebody wakes one of the words, or until `until`; returns at once if one of them is not what is
-/// expected of it. It may also return for no reason. The first word is waited on in any case.
+/// Sleeps until another thread wakes one of the words, or until `until`; returns at once if a word does not
+/// have its expected value. The function may also return spuriously. The first word is waited on in any case.
 ///
-/// Where the kernel cannot wait on all of them (before Linux 5.16; more than 128), it sleeps for a millisecond at most.
+/// If the kernel cannot wait on all (before Linux 5.16; more than 128), it sleeps at most a millisecond.
 #[cfg(not(loom))]
 pub(crate) fn wait_any<'a>(mut words: impl Iterator<Item = (&'a AtomicU32, u32)>, until: Option<Instant>) {
     use rustix::{
@@ -64,9 +65,9 @@ pub(crate) fn wait_any<'a>(mut words: impl Iterator<Item = (&'a AtomicU32, u32)>
         Some(_) => Err(Errno::NOSYS),
     };
     match answer {
-        // Woken, changed already, interrupted, late: the caller looks again.
+        // Woken, already changed, interrupted or late: the caller checks its condition again.
         Ok(_) | Err(Errno::AGAIN | Errno::INTR | Errno::TIMEDOUT) => {}
-        // No such call here, or none that may be made.
+        // The system call does not exist, or is forbidden.
         Err(_) => {
             let left = until.map_or(SLICE, |until| until.saturating_duration_since(Instant::now()));
             wait(word, expected, left.min(SLICE));
@@ -74,7 +75,7 @@ pub(crate) fn wait_any<'a>(mut words: impl Iterator<Item = (&'a AtomicU32, u32)>
     }
 }
 
-/// A moment as the kernel counts them.
+/// Converts a time to the kernel's monotonic clock.
 #[cfg(not(loom))]
 fn deadline(until: Instant) -> rustix::time::Timespec {
     use rustix::time::{ClockId, Timespec, clock_gettime};

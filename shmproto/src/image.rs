@@ -1,7 +1,7 @@
-//! An adapter as a sealed region: a header, a table of its matrices, and their numbers.
+//! Adapter as a sealed region: a header, a table of its matrices, and their values.
 //!
-//! The executor builds an image once; it and every worker map the same pages. `docs/PROTOCOL.md` draws the bytes.
-//! The bytes cannot change after they were sealed, so they are checked once and the table is kept as values.
+//! The executor builds an image once; executor and workers map the same pages. `docs/PROTOCOL.md` draws the
+//! bytes. Sealed bytes cannot change, so they are checked once and the table is kept as values.
 
 mod table;
 
@@ -16,94 +16,94 @@ pub use self::table::{
 };
 use crate::region::{RegionError, SealedBytes};
 
-/// What an image's mapping is called in the system's lists. No adapter's name or owner shows there.
+/// Name of an image's mapping in the system's lists, which shows no adapter or owner.
 const REGION_NAME: &str = "holobiont-adapter";
 
-/// Why there is no image.
+/// Error of building or mapping an image.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
-    /// The memory itself.
+    /// The memory could not be created or mapped.
     #[error("the adapter's memory: {0}")]
     Region(#[from] RegionError),
-    /// It is shorter than its header and table.
+    /// The image is shorter than its header and table.
     #[error("an adapter image of {bytes} bytes is too short for its header and {modules} modules: refuse it")]
     Short {
-        /// Bytes there are.
+        /// Size of the image in bytes.
         bytes: usize,
-        /// Modules it claims.
+        /// Number of modules that the header states.
         modules: u32,
     },
-    /// It begins with something else.
+    /// The image does not begin with [`MAGIC`].
     #[error("what was handed over is no adapter image: refuse it, and close the connection")]
     Magic,
-    /// Another version made it.
+    /// The image has another version.
     #[error(
         "the adapter image has version {0}, this program knows {VERSION}: run executor and workers of one release"
     )]
     Version(u32),
-    /// Its count of modules makes no sense.
+    /// The number of modules is out of range.
     #[error("an adapter image has 1 to {MAX_MODULES} modules, not {0}: refuse it")]
     Modules(u32),
-    /// It says another size than it has.
+    /// The size in the header is not the size of the region.
     #[error("the adapter image says it has {said} bytes and has {bytes}: refuse it")]
     Size {
-        /// Bytes the header says.
+        /// Size in bytes that the header states.
         said: u64,
-        /// Bytes there are.
+        /// Size of the region in bytes.
         bytes: usize,
     },
-    /// Bytes that mean nothing are not zero.
+    /// A reserved byte is not zero.
     #[error("a reserved field of the adapter image is not zero: refuse it, or run one release everywhere")]
     Reserved,
-    /// An entry of the table.
+    /// An entry of the table is invalid.
     #[error(
         "module {module} (entry {entry}) of the adapter image {fault}: refuse it, and load the adapter again"
     )]
     Entry {
-        /// Place in the table, from 0.
+        /// Index of the entry in the table, from 0.
         entry: usize,
-        /// The module it claims.
+        /// Module that the entry names.
         module: u32,
-        /// What is wrong with it.
+        /// Reason why the entry is invalid.
         fault: EntryFault,
     },
 }
 
-/// What is wrong with an entry of an image's table.
+/// Fault of an entry in an image's table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum EntryFault {
-    /// Not `layer * 8 + target` of a layer and target there are.
+    /// The module is not `layer * 8 + target` of a possible layer and target.
     #[error("is none that a model can have")]
     Module,
-    /// Not after the entry before it.
+    /// The module does not follow the previous entry's module.
     #[error("does not follow the module before it")]
     Order,
-    /// Rank out of range.
+    /// The rank is out of range.
     #[error("has rank {0}, not 1 to {MAX_RANK}")]
     Rank(u32),
-    /// Columns or rows out of range.
+    /// The number of columns or rows is out of range.
     #[error("has a side of {0}, not 1 to {MAX_SIDE}")]
     Side(u32),
-    /// The scale is no number.
+    /// The scale is not finite.
     #[error("has a scale that is no finite number")]
     Scale,
-    /// A kind of numbers that there is not.
+    /// The element type of a factor is unknown.
     #[error("has numbers of kind {0}, not 0 to 2")]
     Kind(u8),
-    /// A factor begins off a line.
+    /// A factor does not begin at a cache line.
     #[error("has a factor at byte {0}, not at a multiple of {ALIGNMENT_BYTES}")]
     Alignment(u64),
-    /// A factor is not inside the data.
+    /// A factor does not lie within the data.
     #[error("has a factor of {bytes} bytes at byte {offset}, outside the data")]
     Outside {
-        /// Where it begins.
+        /// Offset of the factor, in bytes.
         offset: u64,
-        /// How long it is.
+        /// Size of the factor, in bytes.
         bytes: u64,
     },
 }
 
-/// An adapter in sealed memory, checked.
+/// Adapter in sealed memory, whose every field was checked.
 #[derive(Debug, Clone)]
 pub struct Image {
     bytes: Arc<SealedBytes>,
@@ -111,14 +111,14 @@ pub struct Image {
 }
 
 impl Image {
-    /// Puts `entries`, whose offsets count from the start of `data`, and `data` into sealed memory.
+    /// Writes `entries`, whose offsets count from the start of `data`, and `data` into sealed memory.
     pub fn build(entries: &[ImageEntry], data: &[u8]) -> Result<Self, ImageError> {
         let head = table::head(entries, data.len())?;
         let bytes = SealedBytes::build(REGION_NAME, &[&head, data])?;
         Self::checked(bytes)
     }
 
-    /// Maps an image that was handed over, if it is sealed, of at most `max_bytes`, and right in every field.
+    /// Maps a received image if it is sealed, has at most `max_bytes`, and every field is valid.
     pub fn map(fd: OwnedFd, max_bytes: usize) -> Result<Self, ImageError> {
         Self::checked(SealedBytes::map(fd, max_bytes)?)
     }
@@ -128,26 +128,26 @@ impl Image {
         Ok(Self { bytes: Arc::new(bytes), entries })
     }
 
-    /// Its matrices, by ascending module. Their offsets count from the image's first byte, and lie inside.
+    /// Returns the entries by ascending module; offsets count from the image's first byte and lie within it.
     #[must_use]
     pub fn entries(&self) -> &[ImageEntry] {
         &self.entries
     }
 
-    /// The entry of `module`, if the adapter changes it.
+    /// Returns the entry of `module`, if the adapter changes that module.
     #[must_use]
     pub fn entry(&self, module: u32) -> Option<&ImageEntry> {
         let at = self.entries.binary_search_by_key(&module, |entry| entry.module).ok()?;
         self.entries.get(at)
     }
 
-    /// The whole image.
+    /// Returns the bytes of the image.
     #[must_use]
     pub fn bytes(&self) -> Arc<SealedBytes> {
         Arc::clone(&self.bytes)
     }
 
-    /// The descriptor, to be handed over.
+    /// Returns the descriptor, to be sent to a worker.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.bytes.fd()

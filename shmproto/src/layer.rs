@@ -1,15 +1,15 @@
-//! What a split client and the executor's layer service say to each other, whatever carries it.
+//! Messages between a split client and the executor's layer service, independent of the transport.
 //!
-//! A *call* is 64 bytes and rows of numbers: through shared memory a descriptor in a ring and a place in a slab
-//! ([`crate::channel`]), through ZeroMQ a message of two frames ([`crate::zmtp`]). A *control message* opens a session and
-//! fetches what the client must know of the base; it is a datagram beside the channel, or a message whose first frame
-//! says [`CONTROL`].
+//! A *call* is a header of 64 bytes and rows of activations. Shared memory carries the header in a ring and
+//! the rows in a slab ([`crate::channel`]); ZeroMQ carries both in a message of two frames ([`crate::zmtp`]).
+//! A *control message* opens a session and fetches the client weights and the catalog. It is a datagram
+//! beside the channel, or a ZeroMQ message whose first frame is [`CONTROL`].
 //!
 //! # Layout
 //!
 //! - this file: calls and replies
 //! - [`control`]: control messages, and the catalog of sites
-//! - [`seeded_rows`]: rows that do not travel, because both sides can make them
+//! - [`seeded_rows`]: rows that do not travel, because both sides can generate them
 
 pub mod control;
 pub mod seeded_rows;
@@ -17,44 +17,44 @@ pub mod seeded_rows;
 /// Version of the layer protocol: calls, replies and control messages.
 pub const LAYER_VERSION: u32 = 4;
 
-/// Bytes of a call's or a reply's header.
+/// Size of a call's or a reply's header in bytes.
 pub const HEADER_BYTES: usize = 64;
 
-/// First word of every header: version and kind, so that other bytes are seldom taken for one.
+/// First word of a call's header: version and kind, so that other bytes are seldom taken for a header.
 const CALL_MAGIC: u32 = u32::from_le_bytes(*b"HLC1");
 const REPLY_MAGIC: u32 = u32::from_le_bytes(*b"HLR1");
 
 /// First frame of a ZeroMQ message whose second frame is a control message.
 pub const CONTROL: [u8; 4] = *b"HLM1";
 
-/// Most rows of a call.
+/// Maximum number of rows in a call.
 pub const MAX_ROWS: u32 = 1 << 16;
 
-/// Why a header is none.
+/// Error of bytes that are no valid header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
-    /// It begins with something else.
+    /// The header begins with another word than the magic number.
     #[error("the header begins with {0:#010x}: the peer speaks another protocol or version")]
     Magic(u32),
-    /// A code names nothing.
+    /// The code of a field has no meaning.
     #[error("the header's {what} is {code}, which names nothing")]
     Code {
-        /// The name of the field.
+        /// Name of the field.
         what: &'static str,
-        /// What it holds.
+        /// Code in the field.
         code: u8,
     },
-    /// A number is beyond what the protocol allows.
+    /// A number exceeds the limit of the protocol.
     #[error("the header's {what} is {value}, above {most}")]
     Range {
-        /// The name of the field.
+        /// Name of the field.
         what: &'static str,
-        /// What it holds.
+        /// Value of the field.
         value: u64,
-        /// What it may hold.
+        /// Largest value that is allowed.
         most: u64,
     },
-    /// Bytes that must be zero are not.
+    /// A reserved byte is not zero.
     #[error("reserved bytes of the header are not zero: the peer speaks a later version")]
     Reserved,
 }
@@ -66,13 +66,13 @@ macro_rules! coded {
         #[repr(u8)]
         pub enum $name { $($(#[$vmeta])* $variant = $code),* }
         impl $name {
-            /// All there are, by code.
+            /// All values, in the order of their codes.
             pub const ALL: &[Self] = &[$(Self::$variant),*];
 
-            /// What a code names.
+            /// Returns the value with this code.
             ///
             /// # Errors
-            /// If it names nothing.
+            /// Returns an error if no value has this code.
             pub fn from_code(code: u8) -> Result<Self, HeaderError> {
                 match code {
                     $($code => Ok(Self::$variant),)*
@@ -84,69 +84,69 @@ macro_rules! coded {
 }
 
 coded! {
-    /// What is done with the rows.
+    /// Operation of a call on its rows.
     pub enum Op as "operation" {
-        /// `x Wᵀ + bias`.
+        /// Product with bias: `x Wᵀ + bias`.
         Forward = 0,
-        /// `x Wᵀ`.
+        /// Product without bias: `x Wᵀ`.
         ForwardNoBias = 1,
-        /// `g W`; nothing was saved for it.
+        /// Gradient of the input: `g W`; needs no saved activations.
         Backward = 2,
     }
 }
 
 coded! {
-    /// With which arithmetic.
+    /// Arithmetic of a call.
     pub enum Path as "path" {
-        /// As the resident engine computes: the same bits as without a split.
+        /// Quantized path: as the resident engine computes, with the same bits as without a split.
         Fast = 0,
-        /// Activations of 32 bits and the weights as stored: for training, masking, comparison.
+        /// Float path: 32-bit activations and the weights as stored; for training, masking and comparison.
         Linear = 1,
-        /// Whole numbers modulo 2^48 or 2^64 and the weights' own integers: exact. Numbers have six or eight bytes, the lowest
-        /// first, and lie one behind the other; rows of them travel as [`Dtype::F32`] and are never taken for floats. There is no
-        /// bias.
+        /// Modular path: integers modulo 2^48 or 2^64 and the weights' own integers, exactly and without
+        /// bias. An integer has six or eight bytes, the lowest first, without padding. The rows travel as
+        /// [`Dtype::F32`], but the bytes are never interpreted as floats.
         Ring = 2,
     }
 }
 
 coded! {
-    /// Where the rows of a call come from.
+    /// Source of a call's rows.
     pub enum RowSource as "source of rows" {
-        /// They follow.
+        /// The rows follow the header.
         Rows = 0,
-        /// A [`SeededRows`](seeded_rows::SeededRows) follows, from which the executor makes them; on the ring path alone.
+        /// A [`SeededRows`](seeded_rows::SeededRows) follows, which generates the rows; modular path only.
         Draw = 1,
     }
 }
 
 coded! {
-    /// What the rows are for; the lower, the more urgent.
+    /// Purpose of a call; the lower the code, the more urgent.
     pub enum CallClass as "class" {
-        /// Next tokens.
+        /// Decode of the next tokens.
         Decode = 0,
-        /// A drafted tree to verify.
+        /// Verification of a token tree.
         Verify = 1,
-        /// A prompt.
+        /// Prefill of a prompt.
         Prefill = 2,
         /// Fine-tuning, forward or backward.
         Training = 3,
-        /// Effects of noise, computed ahead.
+        /// Effects of pads, computed ahead of time.
         Noise = 4,
     }
 }
 
 coded! {
-    /// How numbers travel. Arithmetic is the same; bf16 rounds what is sent.
+    /// Element type of rows in transit. The arithmetic is the same; bf16 rounds the transmitted values.
     pub enum Dtype as "number format" {
-        /// 32 bits.
+        /// IEEE single precision, 32 bits.
         F32 = 0,
-        /// The upper 16 of these, rounded to the nearest even.
+        /// Upper 16 bits of a single, rounded to nearest even.
         Bf16 = 1,
     }
 }
 
 impl Dtype {
-    /// Bytes of a number.
+    /// Returns the size of a value in bytes.
     #[must_use]
     pub const fn bytes(self) -> usize {
         match self {
@@ -157,88 +157,89 @@ impl Dtype {
 }
 
 coded! {
-    /// What became of a call.
+    /// Result of a call.
     pub enum CallStatus as "status" {
-        /// The rows follow.
+        /// The call succeeded and its rows follow.
         Done = 0,
-        /// The tenant's quota of rows or bytes is used up; `retry_after_ms` says when it is worth trying again.
+        /// The tenant's quota of rows or bytes is used up; `retry_after_ms` says when to retry.
         Quota = 1,
-        /// Rows, widths or places do not fit the site.
+        /// The rows, widths or slab offsets do not fit the site.
         Shape = 2,
-        /// Too many calls wait; try again after `retry_after_ms`.
+        /// Too many calls wait; retry after `retry_after_ms`.
         Busy = 3,
         /// The executor is about to end; open a session with its successor.
         Draining = 4,
-        /// The site has no such path: what was asked must not be rounded, and would be.
+        /// The site lacks the path: the requested arithmetic must not be rounded, and would be.
         Nonlinear = 5,
-        /// There is no such site or part.
+        /// The site or part does not exist.
         UnknownSite = 6,
-        /// The number was used for another call, or is lower than one already answered.
+        /// The sequence number was used for another call, or is lower than one already answered.
         Sequence = 7,
-        /// A fault in the executor; the call may be repeated.
+        /// An internal error of the executor; the client may retry the call.
         Failed = 8,
-        /// Operation, path, number format and source of rows do not go together: the ring path has neither bias nor bf16, and no
-        /// other has draws.
+        /// Operation, path, dtype and source of rows are incompatible: the modular path has neither bias nor
+        /// bf16, and no other path has seeded rows.
         Unsuited = 9,
     }
 }
 
-/// All linear layers of a site, in a header.
+/// Code in a header for all linear layers of a site.
 const ALL_PARTS: u8 = u8::MAX;
 
-/// A call: these rows, through this site.
+/// Header of a call: computes rows through a site.
 ///
 /// ```text
-///  0 magic u32 | 4 op u8 | 5 path u8 | 6 class u8 | 7 dtype u8 | 8 site u32 | 12 part u8, 0xff: all | 13 source u8 | 14 zero [2]
-/// 16 sequence u64 | 24 rows u32 | 28 zero u32 | 32 input u64 | 40 output u64 | 48 zero [16]
+///  0 magic u32 | 4 op u8 | 5 path u8 | 6 class u8 | 7 dtype u8 | 8 site u32 | 12 part u8, 0xff: all
+/// 13 source u8 | 14 zero [2] | 16 sequence u64 | 24 rows u32 | 28 zero u32 | 32 input u64 | 40 output u64
+/// 48 zero [16]
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CallHeader {
-    /// What to do.
+    /// Operation on the rows.
     pub op: Op,
-    /// With which arithmetic.
+    /// Arithmetic of the call.
     pub path: Path,
-    /// What its rows are for, and so how urgent it is.
+    /// Purpose of the rows, which decides the urgency.
     pub class: CallClass,
-    /// How the rows travel, both ways.
+    /// Element type of the rows, in both directions.
     pub dtype: Dtype,
-    /// Which site of the catalog.
+    /// Number of the site in the catalog.
     pub site: u32,
-    /// One of its linear layers, or all.
+    /// One linear layer of the site; `None` for all.
     pub part: Option<u8>,
-    /// Whether its rows follow.
+    /// Source of the rows: transmitted or seeded.
     pub source: RowSource,
-    /// Number of the call in its session: ascending. A call may be repeated with its number until it is answered.
+    /// Ascending number of the call in its session. A client may repeat an unanswered call under its number.
     pub sequence: u64,
-    /// Rows, 1 to [`MAX_ROWS`].
+    /// Number of rows, 1 to [`MAX_ROWS`].
     pub rows: u32,
-    /// Byte of the slab where the rows begin, a multiple of 64; 0 where there is no slab.
+    /// Offset of the rows in the slab in bytes, a multiple of 64; 0 without a slab.
     pub input: u64,
-    /// Byte of the slab where the answer goes, a multiple of 64; 0 where there is no slab.
+    /// Offset of the answer in the slab in bytes, a multiple of 64; 0 without a slab.
     pub output: u64,
 }
 
-/// The answer to a call.
+/// Header of the answer to a call.
 ///
 /// ```text
-///  0 magic u32 | 4 status u8 | 5 dtype u8 | 6 zero u16 | 8 retry_after_ms u32 | 12 rows u32 | 16 sequence u64
-/// 24 waited_us u32 | 28 batch_rows u32 | 32 zero [32]
+///  0 magic u32 | 4 status u8 | 5 dtype u8 | 6 zero u16 | 8 retry_after_ms u32 | 12 rows u32
+/// 16 sequence u64 | 24 waited_us u32 | 28 batch_rows u32 | 32 zero [32]
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReplyHeader {
-    /// What became of it.
+    /// Result of the call.
     pub status: CallStatus,
-    /// As the call's.
+    /// Element type of the rows, as in the call.
     pub dtype: Dtype,
-    /// When a refused call is worth repeating, in milliseconds.
+    /// Delay after which to retry a refused call, in milliseconds.
     pub retry_after_ms: u32,
-    /// Rows that follow: as many as the call had, or none.
+    /// Number of rows that follow: all of the call's, or none.
     pub rows: u32,
-    /// The call's number.
+    /// Sequence number of the call.
     pub sequence: u64,
-    /// Microseconds the call waited for its turn.
+    /// Time for which the call was queued, in microseconds.
     pub waited_us: u32,
-    /// Rows it was computed together with, its own among them.
+    /// Number of rows in the batch of the call, its own included.
     pub batch_rows: u32,
 }
 
@@ -265,7 +266,7 @@ fn magic(header: &Header, wanted: u32) -> Result<(), HeaderError> {
 }
 
 impl CallHeader {
-    /// As it travels.
+    /// Encodes the header for the wire.
     #[must_use]
     pub fn to_bytes(&self) -> Header {
         let mut header = [0; HEADER_BYTES];
@@ -281,10 +282,10 @@ impl CallHeader {
         header
     }
 
-    /// Reads one that a peer sent. Whether site, shape and places exist is for whoever knows the catalog.
+    /// Decodes a peer's header. Only the holder of the catalog can check site, shape and slab offsets.
     ///
     /// # Errors
-    /// If it is none.
+    /// Returns an error if the bytes are no valid call header.
     pub fn from_bytes(header: &Header) -> Result<Self, HeaderError> {
         magic(header, CALL_MAGIC)?;
         zero(header, &[14..16, 28..32, 48..HEADER_BYTES])?;
@@ -309,14 +310,14 @@ impl CallHeader {
 }
 
 impl ReplyHeader {
-    /// An answer without rows.
+    /// Creates an answer without rows.
     #[must_use]
     pub fn refusal(call: &CallHeader, status: CallStatus, retry_after_ms: u32) -> Self {
         let CallHeader { dtype, sequence, .. } = *call;
         Self { status, dtype, retry_after_ms, rows: 0, sequence, waited_us: 0, batch_rows: 0 }
     }
 
-    /// As it travels.
+    /// Encodes the header for the wire.
     #[must_use]
     pub fn to_bytes(&self) -> Header {
         let mut header = [0; HEADER_BYTES];
@@ -330,10 +331,10 @@ impl ReplyHeader {
         header
     }
 
-    /// Reads one that a peer sent.
+    /// Decodes a peer's header.
     ///
     /// # Errors
-    /// If it is none.
+    /// Returns an error if the bytes are no valid reply header.
     pub fn from_bytes(header: &Header) -> Result<Self, HeaderError> {
         magic(header, REPLY_MAGIC)?;
         zero(header, &[6..8, 32..HEADER_BYTES])?;

@@ -1,27 +1,27 @@
-//! Everything that crosses a process boundary is defined here, and nowhere else.
+//! Definitions of all data that crosses a process boundary, in this one crate.
 //!
 //! # Layout
 //!
-//! - [`codec`]: fixed-order little-endian encoding with every length bounded before it is trusted.
-//! - [`message`]: what gateway and base-executor say to each other over ZeroMQ.
-//! - [`private_socket`]: where a process listens: a directory that nobody else may enter.
+//! - [`codec`]: fixed-order little-endian encoding in which every length is bounded before it is trusted.
+//! - [`message`]: messages between gateway and base-executor over ZeroMQ.
+//! - [`private_socket`]: listens in a directory that only one user may enter.
 //! - [`region`]: sealed shared memory, named by nothing but its descriptor.
 //! - [`image`]: an adapter as a sealed region.
-//! - [`fd_passing`]: how a worker is given regions over a Unix socket.
+//! - [`fd_passing`]: passes regions to workers over a Unix socket.
 //! - [`board`]: jobs of the executor for its workers, one to many.
-//! - [`layer`]: what a split client and the executor say to each other: calls, replies, control messages.
-//! - [`channel`]: how calls travel on one host: two rings and a slab in one region.
-//! - [`remote_executor`]: what a gateway asks of an executor on another host, before it drives it.
-//! - [`zmtp`]: how they travel between hosts: ZeroMQ's wire protocol, bounded, without sockets.
-//! - [`file`]: regular files that others may write, mapped read-only.
-//! - [`notify`]: what a process tells systemd, or `holobiont up`.
-//! - `cache_line`, `memory`, `atomic`, `futex`: what regions are made of.
+//! - [`layer`]: messages between a split client and the executor: calls, replies, control messages.
+//! - [`channel`]: carries calls on one host through two rings and a slab in one region.
+//! - [`remote_executor`]: requests of a gateway to an executor on another host, before the tunnel.
+//! - [`zmtp`]: carries calls between hosts by ZeroMQ's wire protocol, bounded, without sockets.
+//! - [`file`]: read-only maps of regular files that other processes may write.
+//! - [`notify`]: status messages of a process to systemd, or to `holobiont up`.
+//! - `cache_line`, `memory`, `atomic`, `futex`: parts of which regions are built.
 //!
 //! # Principles
 //!
-//! - No self-describing format: a message is its fields in order, so there is nothing to confuse.
+//! - No format describes itself: a message is its fields in order, so no field can be confused with another.
 //! - The type is checked before the body is decoded; trailing bytes are an error.
-//! - Lengths are checked against the bytes that are really there *before* anything is allocated.
+//! - Lengths are checked against the bytes that really exist *before* memory is allocated.
 
 mod atomic;
 pub mod board;

@@ -1,7 +1,8 @@
-//! Memory that others may write at any moment: bytes as atomics, and copies from and to them.
+//! Memory that another process may write at any moment: bytes as atomics, and copies from and to them.
 //!
-//! Such memory is never seen through `&` or `&mut` of plain data. The bytes are a region's mapping or, in one process,
-//! the heap's. Under loom there are no bytes: loom's atomics are objects, and whoever shares some holds them as such.
+//! Such memory is never accessed through `&` or `&mut` of plain data. The bytes are a region's mapping or, in
+//! one process, the heap's. Under loom there are no bytes: loom's atomics are objects, and their owner stores
+//! them as such.
 
 pub(crate) mod copy;
 #[cfg(not(loom))]

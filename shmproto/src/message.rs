@@ -1,9 +1,9 @@
-//! What the gateway and the base-executor say to each other.
+//! Messages between the gateway and the base-executor.
 //!
-//! The gateway connects a DEALER to the executor's ROUTER on an `ipc://` socket in a private directory.
-//! One ZeroMQ message holds one [`ToExecutor`] or one [`ToGateway`]. Token ids travel, text never does.
+//! The gateway connects a DEALER to the executor's ROUTER on an `ipc://` socket in a private directory. One
+//! ZeroMQ message holds one [`ToExecutor`] or one [`ToGateway`]. Messages carry token ids, never text.
 //!
-//! What is said of requests is in `generation`, figures are in `stats`.
+//! Submodule `generation` defines requests and their outputs, `stats` defines statistics.
 
 mod generation;
 mod stats;
@@ -17,30 +17,30 @@ pub use self::{
 };
 use crate::{wire_enum, wire_struct};
 
-/// Changes whenever a message changes; both sides refuse a peer that has another one.
+/// Version of the protocol; it changes with every message, and both sides refuse a peer with another version.
 pub const PROTOCOL_VERSION: u32 = 16;
 
-/// Most sessions of split clients that [`Stats`] tells one by one.
+/// Maximum number of split client sessions that [`Stats`] lists.
 pub const MAX_LAYER_SESSIONS: usize = 64;
 
-/// Most tenants whose use of base layers [`Stats`] tells.
+/// Maximum number of tenants whose use of the layer service [`Stats`] lists.
 pub const MAX_LAYER_TENANTS: usize = 256;
 
 /// 256-bit content hash of an adapter's weights and configuration.
 pub type GenerationBytes = [u8; 32];
 
-/// What an adapter is called inside an executor: its generation under its owner. The same bytes under two owners are
-/// two adapters that share neither memory nor keys and values, so that nobody can tell what others have loaded.
+/// Id of an adapter inside an executor: its adapter version under its owner. Equal bytes under two owners are
+/// two adapters that share neither memory nor KV cache, so no tenant can detect what others have loaded.
 pub type AdapterIdBytes = [u8; 32];
 
-/// Hash of the tenant an adapter belongs to; zeros for one that everybody may use.
+/// Hash of the tenant that owns an adapter; zeros for an adapter that every tenant may use.
 pub type OwnerBytes = [u8; 32];
 
-/// Chosen by the gateway, unique for its connection.
+/// Request number that the gateway chooses, unique on its connection.
 pub type RequestId = u64;
 
 wire_enum! {
-    /// From the gateway to the base-executor.
+    /// Message from the gateway to the base-executor.
     #[derive(Debug, Clone, PartialEq)]
     #[allow(clippy::large_enum_variant, reason = "a message is made, sent and forgotten")]
     pub enum ToExecutor {
@@ -48,157 +48,157 @@ wire_enum! {
         Hello(Hello) = 0,
         /// Starts a generation; answered by [`ToGateway::Outputs`] until one output has a finish or an error.
         Generate(Generate) = 1,
-        /// The caller went away: free everything of this request. Not answered.
+        /// The caller is gone: the executor frees all resources of this request. Not answered.
         Cancel(RequestId) = 2,
-        /// Brings an adapter into the executor; answered by [`ToGateway::AdapterLoaded`] or `Failed`.
+        /// Loads an adapter; answered by [`ToGateway::AdapterLoaded`] or `Failed`.
         LoadAdapter(LoadAdapter) = 3,
         /// Drains and frees an adapter; answered by [`ToGateway::AdapterUnloaded`] or `Failed`.
         UnloadAdapter(UnloadAdapter) = 4,
-        /// Asks for [`ToGateway::Stats`].
+        /// Requests statistics; answered by [`ToGateway::Stats`].
         GetStats(RequestId) = 5,
     }
 }
 
 wire_enum! {
-    /// From the base-executor to the gateway.
+    /// Message from the base-executor to the gateway.
     #[derive(Debug, Clone, PartialEq)]
     #[allow(clippy::large_enum_variant, reason = "a message is made, sent and forgotten")]
     pub enum ToGateway {
         /// The executor is ready to serve.
         Welcome(Welcome) = 0,
-        /// The hello was not acceptable; the text says why and what to do.
+        /// The hello was refused; the text says why and what to do.
         Refused(String) = 1,
-        /// What one engine step produced, for any number of requests.
+        /// Outputs of one engine step, for any number of requests.
         Outputs(Vec<Output>) = 2,
-        /// An adapter is ready.
+        /// The adapter is ready for requests.
         AdapterLoaded(AdapterLoaded) = 3,
-        /// An adapter is gone: no request holds it and its bytes are free.
+        /// The adapter is unloaded: no request uses it and its bytes are free.
         AdapterUnloaded(AdapterUnloaded) = 4,
         /// A load, unload or stats call failed.
         Failed(Failed) = 5,
-        /// Answer to [`ToExecutor::GetStats`].
+        /// Statistics, in answer to [`ToExecutor::GetStats`].
         Stats(Stats) = 6,
-        /// How far the executor is with its weights; any number of them may precede the welcome.
+        /// Progress of loading the weights; any number of these messages may precede the welcome.
         Loading(Loading) = 7,
     }
 }
 
 wire_struct! {
-    /// Who is calling.
+    /// Identity of a gateway.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct Hello {
         /// [`PROTOCOL_VERSION`] of the gateway.
         pub version: u32,
-        /// Chosen at random when the gateway process starts; a restarted gateway is another peer.
+        /// Random number of the gateway process; a restarted gateway is another peer.
         pub instance: u64,
     }
 }
 
 wire_struct! {
-    /// What the executor serves.
+    /// Description of a ready executor and its base.
     #[derive(Debug, Clone, PartialEq)]
     pub struct Welcome {
         /// [`PROTOCOL_VERSION`] of the executor.
         pub version: u32,
-        /// Chosen at random when the executor process starts.
+        /// Random number of the executor process.
         pub instance: u64,
         /// Path of the model file or directory, from which the gateway reads tokenizer and template.
         pub model_path: String,
-        /// Content identity of the base: hash of its configuration, of all its tensors and of `text_hash`.
+        /// Content hash of the base: its configuration, all its tensors and `text_hash`.
         pub base_hash: [u8; 32],
-        /// Hash of what tokenizer, chat template and sampling defaults are made of, as the executor found it beside the
-        /// weights: a gateway that reads anything else at `model_path` must not serve it.
+        /// Hash of the files of tokenizer, chat template and sampling defaults that the executor found beside
+        /// the weights. A gateway that reads other files at `model_path` must not serve the executor.
         pub text_hash: [u8; 32],
-        /// What the base is computed on.
+        /// Device that computes the base.
         pub device: DeviceFacts,
-        /// How numbers are rounded and kept that a base does not decide: where they differ, so do bits.
+        /// Rounding and storage that the base leaves open: executors that differ here compute different bits.
         pub numbers: String,
-        /// Most tokens, prompt and completion together, a sequence may hold.
+        /// Maximum number of tokens in a sequence, prompt and completion together.
         pub context_length: u32,
         /// Size of the vocabulary in tokens.
         pub vocab_size: u32,
-        /// Most bytes of adapters the executor will hold in the host tier.
+        /// Maximum size of the adapters in the host tier, in bytes.
         pub adapter_budget_bytes: u64,
-        /// Most bytes of adapters the device will hold, in one memory with keys and values.
+        /// Maximum size of the adapters on the device, in bytes, which share its memory with the KV cache.
         pub device_budget_bytes: u64,
-        /// What a request does whose adapter the device does not hold.
+        /// How a request starts whose adapter is not on the device.
         pub cold_start: ColdStart,
-        /// KV blocks that one sequence can have, whatever else the device holds.
+        /// Maximum number of KV blocks of one sequence, independent of other content of the device.
         pub kv_blocks: u32,
-        /// Tokens a KV block holds.
+        /// Number of tokens in a KV block.
         pub block_tokens: u32,
-        /// Requests computed together.
+        /// Maximum number of concurrent requests.
         pub max_running: u32,
-        /// Requests that may wait; more are refused.
+        /// Maximum number of waiting requests; further ones are refused.
         pub max_waiting: u32,
-        /// Prompt tokens of a step.
+        /// Maximum number of prompt tokens per step.
         pub chunk_tokens: u32,
-        /// Adapters already resident (after a gateway restart).
+        /// Adapters that are already resident (after a gateway restart).
         pub adapters: Vec<AdapterIdBytes>,
     }
 }
 
 wire_enum! {
-    /// What kind of device computes.
+    /// Kind of the computing device.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
     pub enum DeviceKind {
-        /// The host's own cores.
+        /// The host's own CPU cores.
         #[default]
         Cpu = 0,
-        /// An NVIDIA GPU.
+        /// An NVIDIA GPU with CUDA.
         Cuda = 1,
     }
 }
 
 wire_struct! {
-    /// What the base is computed on.
+    /// Device that computes the base.
     #[derive(Debug, Clone, PartialEq, Eq, Default)]
     pub struct DeviceFacts {
-        /// Its kind.
+        /// Kind of the device.
         pub kind: DeviceKind,
-        /// What its maker calls it; empty if it does not say.
+        /// Product name of the device; empty if unknown.
         pub name: String,
-        /// All of its memory; of a CPU, the host's. 0 if it does not say.
+        /// Total memory of the device in bytes, for a CPU that of the host; 0 if unknown.
         pub memory_bytes: u64,
     }
 }
 
 wire_enum! {
-    /// What a request does whose adapter the device does not hold.
+    /// How a request starts whose adapter is not on the device.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
     pub enum ColdStart {
-        /// It starts at once: CPU workers compute what has not arrived.
+        /// The request starts at once: CPU workers compute what has not arrived.
         #[default]
         CpuAssist = 0,
-        /// It waits until the adapter is there.
+        /// The request waits until the adapter is on the device.
         OnDemand = 1,
-        /// There are none: every adapter is on the device before its load is answered.
+        /// No request is cold: every adapter is on the device before its load is answered.
         Cached = 2,
     }
 }
 
 wire_struct! {
-    /// How far an executor is that does not serve yet.
+    /// Progress of an executor that does not serve yet.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct Loading {
-        /// What it is doing, for a person: `reading weights`.
+        /// Current activity, for a person: `reading weights`.
         pub stage: String,
-        /// How much of it is done, 0 to 100; never less than in an earlier message of the same stage.
+        /// Progress from 0 to 100; never lower than in an earlier message of the same stage.
         pub percent: u32,
     }
 }
 
 wire_enum! {
-    /// What went wrong, as a stable code.
+    /// Stable code of an error.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub enum ErrorCode {
-        /// The adapter's generation is not loaded or is being unloaded.
+        /// The adapter version is not loaded or is being unloaded.
         AdapterNotFound = 0,
-        /// Prompt and `max_tokens` do not fit the context or the KV pool.
+        /// Prompt and `max_tokens` do not fit the context or the block pool.
         ContextLengthExceeded = 1,
         /// The admission queue is full.
         QueueFull = 2,
-        /// The deadline passed.
+        /// The deadline of the request has passed.
         DeadlineExceeded = 3,
         /// A field has a value that cannot be honoured.
         InvalidRequest = 4,
@@ -208,20 +208,20 @@ wire_enum! {
         AdapterBudgetExceeded = 6,
         /// The executor is shutting down.
         ShuttingDown = 7,
-        /// A fault of the executor.
+        /// An internal fault of the executor.
         Internal = 8,
-        /// What the model computed are no numbers: an adapter's weights overflow.
+        /// The model computed values that are not finite: an adapter's weights overflow.
         NotFinite = 9,
-        /// The device has no memory for it now.
+        /// The device lacks memory for the request now.
         NoMemory = 10,
     }
 }
 
 wire_struct! {
-    /// A typed error.
+    /// Error with a stable code.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct WireError {
-        /// Stable code.
+        /// Stable code, for programs.
         pub code: ErrorCode,
         /// Cause and next step, for a person.
         pub message: String,
@@ -229,20 +229,20 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// Where an adapter's files are.
+    /// Request to load an adapter, or a sum of adapters.
     #[derive(Debug, Clone, PartialEq)]
     pub struct LoadAdapter {
-        /// Names the call in its answer.
+        /// Number of the call, which its answer repeats.
         pub request: RequestId,
-        /// One adapter of weight 1, or several that are added up.
+        /// One adapter of weight 1, or the parts of a merged adapter.
         pub parts: Vec<AdapterPart>,
-        /// Whose it is.
+        /// Hash of the owning tenant.
         pub owner: OwnerBytes,
     }
 }
 
 impl LoadAdapter {
-    /// A load of the one adapter at `path`.
+    /// Creates a request to load the one adapter at `path`.
     #[must_use]
     pub fn of_one(request: RequestId, path: impl Into<String>, owner: OwnerBytes) -> Self {
         Self { request, parts: vec![AdapterPart { path: path.into(), weight: 1.0 }], owner }
@@ -250,68 +250,68 @@ impl LoadAdapter {
 }
 
 wire_struct! {
-    /// An adapter in files, and how much of it there is to be.
+    /// Adapter in files, with its weight in a sum.
     #[derive(Debug, Clone, PartialEq)]
     pub struct AdapterPart {
         /// Directory with `adapter_config.json` and `adapter_model.safetensors`, or a GGUF adapter file.
         pub path: String,
-        /// What it is multiplied with.
+        /// Factor of the adapter in the sum.
         pub weight: f32,
     }
 }
 
 wire_struct! {
-    /// An adapter that is ready to be used.
+    /// Adapter that is ready for requests.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct AdapterLoaded {
-        /// The call.
+        /// Number of the call.
         pub request: RequestId,
-        /// What it is, whatever it is called and whoever owns it.
+        /// Adapter version, independent of names and owners.
         pub generation: GenerationBytes,
-        /// What it is called in requests.
+        /// Adapter id, which requests use.
         pub adapter: AdapterIdBytes,
         /// Largest rank of its modules.
         pub rank: u32,
-        /// Bytes it takes in the executor.
+        /// Size of the adapter in the executor, in bytes.
         pub bytes: u64,
-        /// Linear layers it changes.
+        /// Number of linear layers that the adapter changes.
         pub modules: u32,
-        /// Of a draft, which answers nobody, the layers of the base that it computes; 0 of all others.
+        /// Number of base layers that a draft adapter computes; 0 for every other adapter.
         pub draft_layers: u32,
     }
 }
 
 wire_struct! {
-    /// Which adapter to free.
+    /// Request to free an adapter.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct UnloadAdapter {
-        /// Names the call in its answer.
+        /// Number of the call, which its answer repeats.
         pub request: RequestId,
-        /// The adapter.
+        /// Id of the adapter.
         pub adapter: AdapterIdBytes,
     }
 }
 
 wire_struct! {
-    /// An adapter that is gone.
+    /// Adapter that was unloaded.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct AdapterUnloaded {
-        /// The call.
+        /// Number of the call.
         pub request: RequestId,
-        /// The adapter.
+        /// Id of the adapter.
         pub adapter: AdapterIdBytes,
-        /// Bytes given back.
+        /// Number of bytes that were freed.
         pub freed_bytes: u64,
     }
 }
 
 wire_struct! {
-    /// A call that failed.
+    /// Call that failed, with its error.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct Failed {
-        /// The call.
+        /// Number of the call.
         pub request: RequestId,
-        /// What went wrong, for a program and for a person.
+        /// Error for programs and for people.
         pub error: WireError,
     }
 }

@@ -1,7 +1,8 @@
-//! What a process tells whoever started it, systemd or `holobiont up`: how far it is, that it serves, that it lives.
+//! Notifies the process's parent, systemd or `holobiont up`: progress, readiness and watchdog signals.
 //!
-//! Both listen at `NOTIFY_SOCKET`, and both may be stopped while their socket is full. So nobody waits here: a thread does,
-//! and what is too much for it is not said. A process that ends takes that thread along: it [`flush`]es first.
+//! The parent listens at `NOTIFY_SOCKET` and may be stopped while its socket is full. So callers do not wait:
+//! a thread sends, and messages beyond its queue are dropped. A process that ends stops that thread, so it
+//! calls [`flush`] first.
 
 use std::{
     sync::{
@@ -13,22 +14,22 @@ use std::{
 
 use sd_notify::NotifyState;
 
-/// Messages that wait to be taken.
+/// Maximum number of messages in the queue.
 const MAX_MESSAGES: usize = 16;
-/// Longest wait of a process that ends until its last words are taken.
+/// Longest wait of an ending process until its last messages are sent.
 const FLUSH_WAIT: Duration = Duration::from_secs(1);
 
 static TELLER: OnceLock<SyncSender<NotifyCommand>> = OnceLock::new();
 
 enum NotifyCommand {
     Tell(String),
-    /// Dropped in its turn, when all before it has been said.
+    /// Marker that is dropped after all earlier messages have been sent.
     Flush {
         _pending: Sender<()>,
     },
 }
 
-/// Tells it, soon. Without `NOTIFY_SOCKET` nothing is said.
+/// Queues a notification. Without `NOTIFY_SOCKET` the call does nothing.
 pub fn send_status(state: &[NotifyState<'_>]) {
     if std::env::var_os("NOTIFY_SOCKET").is_none() {
         return;
@@ -37,7 +38,7 @@ pub fn send_status(state: &[NotifyState<'_>]) {
     let _ = TELLER.get_or_init(start_teller).try_send(NotifyCommand::Tell(text.join("\n")));
 }
 
-/// Waits until what was told has been said, for a second at most.
+/// Waits until the queued messages are sent, for a second at most.
 pub fn flush() {
     let Some(teller) = TELLER.get() else { return };
     let (pending, said) = channel();
@@ -50,12 +51,12 @@ fn start_teller() -> SyncSender<NotifyCommand> {
     let tell = move || {
         for message in messages {
             if let NotifyCommand::Tell(text) = message {
-                // It may not listen any more; that is no reason to stop.
+                // The parent may have stopped listening, which is no reason to stop the thread.
                 let _ = sd_notify::notify(&[NotifyState::Custom(&text)]);
             }
         }
     };
-    // Without a thread nothing is said: messages have nobody to take them.
+    // If the thread cannot start, messages are dropped, because the queue has no receiver.
     let _ = std::thread::Builder::new().name("notify".to_owned()).spawn(tell);
     teller
 }

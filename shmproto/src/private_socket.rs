@@ -1,4 +1,4 @@
-//! The place of the socket: a directory that nobody else may enter.
+//! Listens on a Unix socket in a directory that only this user may enter.
 
 use std::{
     fs::{self, DirBuilder},
@@ -13,72 +13,72 @@ use std::{
 /// Longest path of a Unix socket on Linux, without the closing zero.
 const MAX_PATH_BYTES: usize = 107;
 
-/// Why the socket could not be bound.
+/// Error of a socket that could not be bound.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// It names no file in a directory.
+    /// The path names no file in a directory.
     #[error("{0} names no file in a directory; give --socket a path such as /run/holobiont/executor.sock")]
     NoDirectory(PathBuf),
-    /// The kernel takes no path of this length.
+    /// The path is too long for the kernel.
     #[error(
         "the socket path {path} has {bytes} bytes, but at most {MAX_PATH_BYTES} are possible; use a shorter one"
     )]
     TooLong {
-        /// The path that was asked for.
+        /// Path that was requested.
         path: PathBuf,
-        /// Its length.
+        /// Length of the path in bytes.
         bytes: usize,
     },
-    /// Others may enter the directory.
+    /// Other users may enter the directory.
     #[error(
         "others may enter {directory} (mode {mode:o}), where the socket is to be; run `chmod 700 {directory}`"
     )]
     DirectoryOpen {
-        /// The directory.
+        /// Path of the directory.
         directory: PathBuf,
-        /// Its permissions.
+        /// Permission bits of the directory.
         mode: u32,
     },
-    /// The directory is somebody else's.
+    /// Another user owns the directory.
     #[error(
         "{directory}, where the socket is to be, belongs to user {owner}, not to this user; use another directory"
     )]
     ForeignDirectory {
-        /// The directory.
+        /// Path of the directory.
         directory: PathBuf,
-        /// Its owner.
+        /// Id of the owner.
         owner: u32,
     },
-    /// Somebody listens there.
+    /// Another process listens on the path.
     #[error("another process is listening on {0}; stop it or give --socket another path")]
     InUse(PathBuf),
-    /// Something that is no socket is in the way.
+    /// The path exists and is not a socket.
     #[error("{0} exists and is no socket; remove it or give --socket another path")]
     NotASocket(PathBuf),
-    /// The operating system said no.
+    /// The operating system refused an operation.
     #[error("cannot {action} {path}: {cause}; check that the path is writable")]
     Io {
-        /// What was attempted.
+        /// Operation that was attempted.
         action: &'static str,
-        /// On what.
+        /// Path of the file or directory.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the operating system.
         cause: io::Error,
     },
 }
 
-/// A listener in a private directory; the file is removed when this is dropped.
+/// Listening socket in a private directory. Dropping it removes the file.
 #[derive(Debug)]
 pub struct PrivateSocket {
     path: PathBuf,
 }
 
 impl PrivateSocket {
-    /// Creates the directory if there is none, checks that only this user may enter it, removes the socket file of
-    /// a dead process, and listens.
+    /// Creates the directory if it does not exist, checks that only this user may enter it, removes the
+    /// socket file of a dead process, and listens.
     ///
     /// # Errors
-    /// If any of this is not possible.
+    /// Returns the first step that failed.
     pub fn bind(path: &Path) -> Result<(Self, UnixListener), BindError> {
         let bytes = path.as_os_str().len();
         if bytes > MAX_PATH_BYTES {
@@ -98,7 +98,7 @@ impl PrivateSocket {
 
 impl Drop for PrivateSocket {
     fn drop(&mut self) {
-        // It may be gone already; nothing depends on it.
+        // The file may be gone already, which does no harm.
         let _ = fs::remove_file(&self.path);
     }
 }

@@ -1,12 +1,13 @@
 //! Sealed shared memory, named by nothing but its descriptor.
 //!
-//! A [`Region`] is memory that two processes share; whoever made it says whether the other may write. It is seen as
-//! atomics only, because the other side may change it at any moment. [`SealedBytes`] are bytes that nobody can change
-//! any more, its maker included, so they are seen as a plain slice.
+//! A [`Region`] is memory that two processes share; its maker decides whether the other may write. The region
+//! is accessed as atomics only, because the other side may change it at any moment. [`SealedBytes`] can no
+//! longer be changed by any process, its maker included, so they are accessed as a plain slice.
 //!
-//! Both are memfds. Every page is there before anybody touches it, so memory that runs out is an error of the maker
-//! and never a fault of a reader. Their sizes are sealed, so nobody can shrink one under a reader. A process that is
-//! given a descriptor checks all of this before it maps it, because whoever gave it may mean harm.
+//! Both are memfds. Every page is allocated before its first use, so lack of memory is an error of the maker
+//! and never a fault of a reader. Sizes are sealed, so no process can shrink the memory under a reader. A
+//! process that receives a descriptor checks all of this before it maps it, because the sender may be
+//! malicious.
 
 mod mapping;
 
@@ -25,108 +26,108 @@ use rustix::{
 use self::mapping::Mapping;
 use crate::atomic::plain::{AtomicU32, Ordering};
 
-/// Most bytes a region may have: 64 GiB.
+/// Maximum size of a region in bytes: 64 GiB.
 pub const MAX_BYTES: usize = 64 << 30;
 
-/// A region's size is a multiple of this: a cache line.
+/// Unit of a region's size in bytes: a cache line.
 pub const LINE_BYTES: usize = 64;
 
-/// Most bytes a region's name may have.
+/// Maximum length of a region's name in bytes.
 pub const MAX_NAME_BYTES: usize = 64;
 
-/// What everything has that is handed over: its size stands, and so do its seals.
+/// Seals of all shared memory: the size is fixed, and so are the seals.
 const FIXED_SIZE: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// Bytes of a block in which a file's allocation is counted, whatever the file system's own block is.
+/// Unit of a file's block count in bytes, independent of the file system's block size.
 const COUNTED_BLOCK_BYTES: u64 = 512;
 
-/// How often the kernel is asked to seal pages that it finds in use.
+/// Maximum number of attempts to seal pages that the kernel finds in use.
 const MAX_SEAL_TRIES: usize = 32;
 
-/// Why memory could not be shared.
+/// Error of memory that could not be shared.
 #[derive(Debug, thiserror::Error)]
 pub enum RegionError {
-    /// The name would not be readable where the system lists it.
+    /// The name would not be readable in the system's lists.
     #[error("{0:?} cannot name a region: give 1 to 64 letters, digits, dots or hyphens, and nothing secret")]
     Name(String),
-    /// The size is none, or above the limit.
+    /// The size is zero or above the limit.
     #[error("a region of {bytes} bytes cannot be made: ask for 1 to {} bytes", MAX_BYTES)]
     Size {
-        /// Bytes asked for.
+        /// Size in bytes that was requested.
         bytes: usize,
     },
-    /// The system makes no memfd.
+    /// The system created no memfd.
     #[error("shared memory cannot be made ({0}): raise the limit of open files, or free some memory")]
     Create(#[source] io::Error),
-    /// There is no memory for it.
+    /// The system lacks memory for the region.
     #[error(
         "there is no room for {bytes} bytes of shared memory ({source}): free memory, or lower the budget"
     )]
     NoRoom {
-        /// Bytes asked for.
+        /// Size in bytes that was requested.
         bytes: usize,
-        /// What the system says.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// The contents could not be written.
     #[error("shared memory cannot be filled ({0}): see the system's log, and start again")]
     Fill(#[source] io::Error),
-    /// The system does not seal.
+    /// The system refused to seal the memory.
     #[error("shared memory cannot be sealed ({0}): Linux 5.1 or later is needed")]
     Seal(#[source] io::Error),
-    /// What was handed over is no memfd.
+    /// The received descriptor is no memfd.
     #[error("what was handed over is no sealable memory ({0}): refuse it, and close the connection")]
     NotMemory(#[source] io::Error),
-    /// Whoever has the descriptor could still change what must stand.
+    /// The sender could still change size, contents or seals; names the missing seals.
     #[error("the memory handed over lacks the seals {0}: refuse it, and close the connection")]
     Unsealed(String),
-    /// Whoever made it keeps others from writing.
+    /// The maker has sealed the region against writing.
     #[error("the memory handed over may only be read: map it with `Access::ReadOnly`")]
     WriteSealed,
-    /// It has another size than was agreed.
+    /// The size is not in the agreed range.
     #[error(
         "the memory handed over has {bytes} bytes, and {least} to {most} in whole lines were agreed: refuse it"
     )]
     PeerSize {
-        /// Bytes it has.
+        /// Size of the memory in bytes.
         bytes: u64,
-        /// Fewest bytes agreed.
+        /// Smallest agreed size in bytes.
         least: usize,
-        /// Most bytes agreed.
+        /// Largest agreed size in bytes.
         most: usize,
     },
-    /// Not all of its pages are there, so that touching it could find no memory.
+    /// Some pages are not allocated, so an access could find no memory.
     #[error("the memory handed over has holes: refuse it, and close the connection")]
     Holes,
-    /// The system does not map it.
+    /// The system refused to map the memory.
     #[error("shared memory cannot be mapped ({0}): free memory, or raise vm.max_map_count")]
     Map(#[source] io::Error),
 }
 
-/// What this process does with a region.
+/// Access of this process to a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// It reads.
+    /// The process only reads.
     ReadOnly,
-    /// It reads and writes.
+    /// The process reads and writes.
     ReadWrite,
 }
 
-/// What other processes may do with a region that is handed to them.
+/// Access of other processes to a region that they receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerAccess {
-    /// They read; the kernel refuses them anything else.
+    /// Peers only read; the kernel refuses any other access.
     ReadOnly,
-    /// They read and write.
+    /// Peers read and write.
     ReadWrite,
 }
 
-/// What is left of a region when this process lets go of it and others still have its descriptor.
+/// Content of a dropped region while other processes still have its descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Remains {
-    /// Everything, for as long as somebody has it.
+    /// The contents remain as long as a process has the descriptor.
     Memory,
-    /// Its size; reading it finds zeros.
+    /// Only the size remains; a read finds zeros.
     Nothing,
 }
 
@@ -140,13 +141,12 @@ pub struct Region {
 }
 
 impl Region {
-    /// Makes a region of zeros, `bytes` rounded up to whole lines, every page of it there, and maps it to be written.
-    ///
-    /// `name` shows in this process's and its peers' lists of mappings.
+    /// Creates a zeroed region of `bytes`, rounded up to cache lines, with every page allocated, and maps it
+    /// for writing. `name` appears in the lists of mappings of this process and its peers.
     pub fn create(name: &str, bytes: usize, peers: PeerAccess) -> Result<Self, RegionError> {
         let bytes = bytes.checked_next_multiple_of(LINE_BYTES).unwrap_or(bytes);
         let fd = allocate(name, bytes)?;
-        // A seal on future writing leaves the mappings alone that there are.
+        // A seal on future writing does not affect existing mappings.
         let mapping = Mapping::of_region(fd.as_fd(), bytes, Access::ReadWrite)?;
         let seals = match peers {
             PeerAccess::ReadOnly => FIXED_SIZE | SealFlags::FUTURE_WRITE,
@@ -156,16 +156,16 @@ impl Region {
         Ok(Self { mapping, fd, access: Access::ReadWrite, remains: Remains::Memory })
     }
 
-    /// When this is dropped the memory is given back to the system, although others keep the descriptor: whoever touches
-    /// it then finds zeros, and pays for them. For a region that was made for a peer to write, since the seal that keeps
-    /// peers from writing also keeps its maker from this.
+    /// Returns the memory to the system at drop, even if other processes keep the descriptor: their later
+    /// accesses find zeros and allocate new pages. Only for a region that peers may write, because the seal
+    /// that keeps peers from writing also prevents this release.
     #[must_use]
     pub fn emptied_when_dropped(mut self) -> Self {
         self.remains = Remains::Nothing;
         self
     }
 
-    /// Maps a region that was handed over, if it is sealed, whole, and has `bytes` bytes.
+    /// Maps a received region if it is sealed, fully allocated, and its size is in `bytes`.
     pub fn map(fd: OwnedFd, bytes: RangeInclusive<usize>, access: Access) -> Result<Self, RegionError> {
         let seals = seals_with(fd.as_fd(), FIXED_SIZE)?;
         if access == Access::ReadWrite && seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE) {
@@ -176,45 +176,45 @@ impl Region {
         Ok(Self { mapping, fd, access, remains: Remains::Memory })
     }
 
-    /// Gives up writing, for a region that was made for a peer to write.
+    /// Gives up write access, for a region that was made for a peer to write.
     pub fn into_read_only(mut self) -> Result<Self, RegionError> {
         self.mapping.forbid_writing()?;
         self.access = Access::ReadOnly;
         Ok(self)
     }
 
-    /// The descriptor, to be handed over.
+    /// Returns the descriptor, to be sent to a peer.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// Bytes it has: a multiple of [`LINE_BYTES`].
+    /// Returns the size in bytes: a multiple of [`LINE_BYTES`].
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.mapping.bytes
     }
 
-    /// The whole region as words to read and write.
+    /// Returns the whole region as words to read and write.
     ///
     /// # Panics
-    /// If it was mapped with [`Access::ReadOnly`]: then [`Region::read_words`] is what there is.
+    /// Panics if the region is mapped with [`Access::ReadOnly`]; use [`Region::read_words`] then.
     #[must_use]
     pub fn words(&self) -> &[AtomicU32] {
         assert_eq!(self.access, Access::ReadWrite, "a region mapped to be read is written");
         // SAFETY:
-        // 1. The mapping holds `bytes` bytes for as long as `self` lives, and begins at a page, so it is aligned.
-        // 2. It may be written, as was just asserted, and it is never seen but through atomics.
+        // 1. The mapping holds `bytes` bytes while `self` lives, and begins at a page, so it is aligned.
+        // 2. Writing is allowed, as asserted above, and all access is through atomics.
         // 3. Every bit pattern is a word.
         unsafe { slice::from_raw_parts(self.mapping.start.as_ptr().cast(), self.bytes() / 4) }
     }
 
-    /// The whole region as words to read, whatever it was mapped for.
+    /// Returns the whole region as words to read, for every kind of access.
     #[must_use]
     pub fn read_words(&self) -> &[ReadWord] {
         // SAFETY:
         // 1. and 3. as in `words`; a `ReadWord` is an `AtomicU32` by its representation.
-        // 2. Loads of four bytes, relaxed or acquiring, are what atomics do on memory that may only be read.
+        // 2. Relaxed or acquiring loads of four bytes are allowed for atomics in read-only memory.
         unsafe { slice::from_raw_parts(self.mapping.start.as_ptr().cast(), self.bytes() / 4) }
     }
 }
@@ -223,45 +223,46 @@ impl Drop for Region {
     fn drop(&mut self) {
         if self.remains == Remains::Nothing {
             let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            // A page that lies in the hole only in part would stay.
+            // A page that lies only partly in the hole would stay allocated.
             let bytes = self.bytes().next_multiple_of(rustix::param::page_size()) as u64;
-            // It fails for memory that peers may only read, and then stays theirs.
+            // The call fails for memory that peers may only read, which then remains with them.
             let _ = rustix::io::retry_on_intr(|| fs::fallocate(&self.fd, hole, 0, bytes));
         }
     }
 }
 
-/// A word that another process may be writing and this one only reads.
+/// Word that another process may write and this one only reads.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct ReadWord(AtomicU32);
 
 impl ReadWord {
-    /// The word as it is now, with no order to anything else.
+    /// Returns the current value without ordering.
     #[must_use]
     pub fn relaxed(&self) -> u32 {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// The word as it is now; what its writer released before is seen too.
+    /// Returns the current value with acquire ordering: the writer's earlier releases are visible.
     #[must_use]
     pub fn acquire(&self) -> u32 {
         self.0.load(Ordering::Acquire)
     }
 }
 
-/// Bytes shared with other processes that nobody can change any more; unmapped when dropped.
+/// Bytes shared with other processes that no process can change any more; unmapped when dropped.
 #[derive(Debug)]
 pub struct SealedBytes {
     mapping: Mapping,
     fd: OwnedFd,
 }
 
-/// What keeps bytes as they are.
+/// Seals that fix size and contents.
 const UNCHANGING: SealFlags = FIXED_SIZE.union(SealFlags::WRITE);
 
-/// Seals what nobody maps. The kernel looks whether anybody else holds one of the pages, and gives up after a sixth of a second;
-/// where it is moving or joining pages of its own accord (large folios, compaction), that may be too short.
+/// Seals memory that no process maps. The kernel checks whether another user holds one of the pages, and
+/// gives up after a sixth of a second. While it moves or joins pages itself (large folios, compaction), that
+/// may be too short, so the call is repeated.
 fn seal_when_still(fd: BorrowedFd<'_>) -> Result<(), RegionError> {
     let mut tries = 0;
     loop {
@@ -274,7 +275,7 @@ fn seal_when_still(fd: BorrowedFd<'_>) -> Result<(), RegionError> {
 }
 
 impl SealedBytes {
-    /// Puts `parts` one behind the other and seals them. At least one byte, no rounding.
+    /// Concatenates `parts` and seals them; at least one byte, without rounding.
     pub fn build(name: &str, parts: &[&[u8]]) -> Result<Self, RegionError> {
         let bytes = parts.iter().try_fold(0usize, |sum, part| sum.checked_add(part.len()));
         let bytes = bytes.ok_or(RegionError::Size { bytes: usize::MAX })?;
@@ -284,14 +285,14 @@ impl SealedBytes {
         Ok(Self { mapping: Mapping::of_sealed(fd.as_fd(), bytes)?, fd })
     }
 
-    /// Maps bytes that were handed over, if nobody can change them any more and they are 1 to `max_bytes`.
+    /// Maps received bytes if no process can change them any more and their size is 1 to `max_bytes`.
     pub fn map(fd: OwnedFd, max_bytes: usize) -> Result<Self, RegionError> {
         seals_with(fd.as_fd(), UNCHANGING)?;
         let bytes = checked_bytes(fd.as_fd(), 1..=max_bytes, 1)?;
         Ok(Self { mapping: Mapping::of_sealed(fd.as_fd(), bytes)?, fd })
     }
 
-    /// The descriptor, to be handed over.
+    /// Returns the descriptor, to be sent to a peer.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
@@ -302,13 +303,13 @@ impl AsRef<[u8]> for SealedBytes {
     fn as_ref(&self) -> &[u8] {
         // SAFETY:
         // 1. The mapping holds `bytes` bytes for as long as `self` lives.
-        // 2. The file has the seals WRITE, SHRINK, GROW and SEAL, made or checked before it was mapped: the kernel lets
-        //    nobody write, cut or unseal it, through whatever descriptor or mapping.
+        // 2. The file has the seals WRITE, SHRINK, GROW and SEAL, made or checked before it was mapped. So
+        //    the kernel lets no process write, cut or unseal it, through any descriptor or mapping.
         unsafe { slice::from_raw_parts(self.mapping.start.as_ptr(), self.mapping.bytes) }
     }
 }
 
-/// A memfd of `bytes` zeros, all of them there, not sealed yet.
+/// Creates an unsealed memfd of `bytes` zeros with all pages allocated.
 fn allocate(name: &str, bytes: usize) -> Result<OwnedFd, RegionError> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'.';
     if name.is_empty() || name.len() > MAX_NAME_BYTES || !name.bytes().all(plain) {
@@ -319,7 +320,7 @@ fn allocate(name: &str, bytes: usize) -> Result<OwnedFd, RegionError> {
     }
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let fd = match fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
-        // Before Linux 6.3 a memfd could not be kept from being executed.
+        // Linux before 6.3 cannot forbid the execution of a memfd.
         Err(Errno::INVAL) => fs::memfd_create(name, flags),
         made => made,
     };
@@ -329,7 +330,6 @@ fn allocate(name: &str, bytes: usize) -> Result<OwnedFd, RegionError> {
     Ok(fd)
 }
 
-/// Writes `parts` one behind the other.
 fn fill(fd: BorrowedFd<'_>, parts: &[&[u8]]) -> rustix::io::Result<()> {
     let mut at = 0;
     for part in parts {
@@ -343,7 +343,7 @@ fn fill(fd: BorrowedFd<'_>, parts: &[&[u8]]) -> rustix::io::Result<()> {
     Ok(())
 }
 
-/// The seals of what was handed over, if `wanted` are among them.
+/// Returns the seals of a received descriptor, if they include `wanted`.
 fn seals_with(fd: BorrowedFd<'_>, wanted: SealFlags) -> Result<SealFlags, RegionError> {
     let seals = fs::fcntl_get_seals(fd).map_err(|errno| RegionError::NotMemory(errno.into()))?;
     let names = |(name, _)| -> &str { name };
@@ -353,7 +353,7 @@ fn seals_with(fd: BorrowedFd<'_>, wanted: SealFlags) -> Result<SealFlags, Region
     }
 }
 
-/// The size of what was handed over, if it was agreed, is a multiple of `unit`, and every page is there.
+/// Returns a received file's size if it is in `agreed`, a multiple of `unit`, and fully allocated.
 fn checked_bytes(
     fd: BorrowedFd<'_>,
     agreed: RangeInclusive<usize>,

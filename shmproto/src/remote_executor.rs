@@ -1,7 +1,7 @@
-//! What a gateway asks of an executor on another host, at its TLS door.
+//! Requests of a gateway to an executor on another host, over the executor's TLS port.
 //!
-//! The handshake's application protocol ([`ALPN`]) tells a gateway's connection from a split client's. Each connection serves
-//! for one thing:
+//! The application protocol of the handshake ([`ALPN`]) distinguishes a gateway's connection from a split
+//! client's. Each connection serves one request:
 //!
 //! ```text
 //! gateway                              executor
@@ -20,57 +20,57 @@
 
 use crate::{codec::Wire, wire_enum, wire_struct};
 
-/// The application protocol of the handshake.
+/// Application protocol of the TLS handshake.
 pub const ALPN: &[u8] = b"holobiont-gateway/1";
 
-/// Longest message.
+/// Maximum size of a message in bytes.
 pub const MAX_FRAME_BYTES: usize = 8 << 10;
 
-/// Bytes of the digest behind the files: BLAKE3 of all their bytes, one file after the other.
+/// Size in bytes of the digest after the files: BLAKE3 of all their bytes in order.
 pub const DIGEST_BYTES: usize = 32;
 
 wire_enum! {
-    /// What a connection is for.
+    /// Purpose of a connection.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub enum RemoteRequest {
-        /// It carries what a gateway of the executor's own host would say at its socket.
+        /// Tunnel to the executor's own socket, as a gateway on the executor's host would use it.
         Tunnel = 0,
-        /// It brings an adapter's files, which lie there as long as it lasts.
+        /// Transfer of an adapter's files, which stay on the executor's host while the connection lasts.
         Lend(Vec<StagedFile>) = 1,
     }
 }
 
 wire_struct! {
-    /// A file to come.
+    /// File that the gateway will send.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct StagedFile {
-        /// Which of the three it is.
+        /// Kind of the file.
         pub name: FileName,
-        /// Its length.
+        /// Size of the file in bytes.
         pub bytes: u64,
     }
 }
 
 wire_enum! {
-    /// What a file of an adapter may be called: names are never taken from the wire.
+    /// Name of an adapter file; the wire carries no other names.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
     pub enum FileName {
-        /// PEFT's configuration.
+        /// Configuration in PEFT's format.
         Config = 0,
-        /// PEFT's weights.
+        /// Weights in PEFT's format.
         Weights = 1,
-        /// Both, as GGUF.
+        /// Configuration and weights in GGUF.
         Gguf = 2,
     }
 }
 
 wire_enum! {
-    /// What is answered.
+    /// Answer to a request.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub enum RemoteReply {
-        /// Go on.
+        /// The request is admitted; the gateway may continue.
         Admitted = 0,
-        /// The files are whole; under this path they can be loaded.
+        /// The files are complete and can be loaded from this path.
         Lent(String) = 1,
         /// The connection ends; the text says why and what to do.
         Refused(String) = 2,
@@ -78,10 +78,10 @@ wire_enum! {
 }
 
 impl FileName {
-    /// All of them, in the order in which they are sent.
+    /// All names, in the order in which files are sent.
     pub const ALL: [Self; 3] = [Self::Config, Self::Weights, Self::Gguf];
 
-    /// As files are called.
+    /// Returns the file name on disk.
     #[must_use]
     pub fn text(self) -> &'static str {
         match self {
@@ -92,18 +92,18 @@ impl FileName {
     }
 }
 
-/// A message as it travels.
+/// Encodes a message with its length, for the wire.
 #[must_use]
 pub fn frame(message: &impl Wire) -> Vec<u8> {
     let body = message.to_bytes();
     let mut bytes = Vec::with_capacity(4 + body.len());
-    // Messages are made of a few names and numbers.
+    // Messages consist of a few names and numbers, so the length fits.
     u32::try_from(body.len()).unwrap_or(u32::MAX).put(&mut bytes);
     bytes.extend(body);
     bytes
 }
 
-/// Bytes of the message behind a frame's first four; `None` if that is more than any message has.
+/// Returns the size of the message after a frame's first four bytes; `None` above [`MAX_FRAME_BYTES`].
 #[must_use]
 pub fn body_bytes(first: [u8; 4]) -> Option<usize> {
     let bytes = u32::from_le_bytes(first) as usize;

@@ -1,7 +1,7 @@
-//! ZeroMQ's wire protocol (ZMTP 3.1), bounded, without sockets: what split clients on other hosts speak.
+//! ZeroMQ's wire protocol (ZMTP 3.1), bounded, without sockets, for split clients on other hosts.
 //!
-//! Both ends are machines that are given bytes and say what they mean. They open no socket and read no clock, so the
-//! same code runs over TLS, over a Unix socket, and in tests one byte at a time:
+//! Both ends are state machines that take bytes and give events. They open no socket and read no clock, so
+//! the same code runs over TLS, over a Unix socket, and in tests one byte at a time:
 //!
 //! ```text
 //! socket --read--> space() -> advance(count) -> next_event() until None
@@ -12,16 +12,15 @@
 //! # Layout
 //!
 //! - [`ZmtpServer`]: the executor's end, a ROUTER that serves DEALERs. [`ZmtpClient`]: a DEALER.
-//! - [`put_message`], [`put_two_frames_head`]: messages as bytes.
-//! - `input`: from bytes to frames. `greeting`, `command`: what is said before and between messages. `link`: what both
-//!   ends have in common.
+//! - [`put_message`], [`put_two_frames_head`]: encode messages.
+//! - `input`: splits bytes into frames. `greeting`, `command`: handshake and commands. `link`: shared code.
 //!
 //! # Principles
 //!
-//! - No memory is taken for a length: it grows with the bytes that have come, to twice of them at most.
+//! - No memory is allocated for an announced length, but at most twice the number of received bytes.
 //! - Every length and count has a limit that is checked when it is announced.
-//! - A large frame is read into the memory that it is handed out in.
-//! - An error is final: the same is said for ever, and nothing more is read.
+//! - A large frame is read directly into the memory that the caller receives.
+//! - An error is final: every later call returns it, and no more bytes are read.
 
 use std::fmt;
 
@@ -37,42 +36,42 @@ pub use client::{CredentialsError, ZmtpClient};
 pub use output::{put_message, put_two_frames_head};
 pub use server::{AcceptedMechanisms, ZmtpServer};
 
-/// Most that a peer may send.
+/// Limits for data from a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ZmtpLimits {
-    /// Bytes of one frame of a message.
+    /// Maximum size of one message frame in bytes.
     pub max_frame_bytes: usize,
-    /// Frames of one message.
+    /// Maximum number of frames in one message.
     pub max_frames: usize,
-    /// Bytes of one command.
+    /// Maximum size of one command in bytes.
     pub max_command_bytes: usize,
-    /// Bytes until the connection is ready.
+    /// Maximum size of the handshake in bytes.
     pub max_handshake_bytes: usize,
 }
 
 impl ZmtpLimits {
-    /// Messages of two frames of at most this size; commands of 1 KiB, a handshake of 4 KiB.
+    /// Allows messages of two frames of `max_frame_bytes`, commands of 1 KiB and a handshake of 4 KiB.
     #[must_use]
     pub fn new(max_frame_bytes: usize) -> Self {
         Self { max_frame_bytes, max_frames: 2, max_command_bytes: 1 << 10, max_handshake_bytes: 4 << 10 }
     }
 }
 
-/// How a client says who it is.
+/// Security mechanism by which a client authenticates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mechanism {
-    /// It does not; the transport has.
+    /// No credentials; the transport authenticates the client.
     Null,
-    /// With a name and a password.
+    /// Name and password of the client.
     Plain,
 }
 
-/// What a client says of itself.
+/// Credentials that a client sends.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Login {
-    /// The name; at most 255 bytes.
+    /// Name of the user; at most 255 bytes.
     pub username: String,
-    /// The password; at most 255 bytes.
+    /// Password of the user; at most 255 bytes.
     pub password: String,
 }
 
@@ -82,79 +81,79 @@ impl fmt::Debug for Login {
     }
 }
 
-/// What came.
+/// Event that an end decodes from received bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ZmtpEvent {
-    /// To a server: who it is. To be answered by [`ZmtpServer::accept`] or [`ZmtpServer::reject`] before anything more is read.
+    /// Login; a server must call [`ZmtpServer::accept`] or [`ZmtpServer::reject`] before it reads more.
     Login(Login),
-    /// Messages may be sent, and come from now on.
+    /// The connection is ready: messages may be sent and will come.
     Ready(Mechanism),
-    /// To a client: the server does not want it, and says why. The connection ends.
+    /// Refusal at a client, with the server's reason. The connection ends.
     Refused(String),
-    /// The peer answers a ping.
+    /// Answer of the peer to a ping.
     Pong,
-    /// A message, as its frames.
+    /// Complete message, as its frames.
     Message(Vec<Vec<u8>>),
 }
 
-/// Why a connection ends.
+/// Error that ends a connection.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ZmtpError {
-    /// The first bytes are another protocol's.
+    /// The first bytes belong to another protocol.
     #[error("the peer does not speak ZMTP: connect a ZeroMQ DEALER")]
     Signature,
-    /// An old version.
+    /// The peer's version is too old.
     #[error("the peer speaks ZMTP {0}, and 3.0 or later is needed: use libzmq 4 or later")]
     Version(u8),
-    /// Another mechanism than is taken here.
+    /// The peer's security mechanism is not accepted here.
     #[error(
         "the peer asks for the security mechanism {0:?}, which is not taken here: see how this door authenticates"
     )]
     Mechanism(String),
-    /// Not the kind of socket that is served here.
+    /// The peer's socket type is not served here.
     #[error("the peer is a {0:?} socket: connect a DEALER to a ROUTER")]
     SocketType(String),
-    /// Bits of a frame's flags that mean nothing, or not together.
+    /// The flags of a frame are undefined, or contradict each other.
     #[error("a frame has the flags {0:#04x}, which mean nothing: close the connection")]
     Flags(u8),
-    /// A frame is too long.
+    /// A frame exceeds its limit.
     #[error("a frame of {bytes} bytes was announced, above {most}: send less at once")]
     FrameTooLong {
-        /// What was announced.
+        /// Size in bytes that was announced.
         bytes: u64,
-        /// What is taken.
+        /// Largest accepted size in bytes.
         most: usize,
     },
     /// A message has too many frames.
     #[error("a message has more than {0} frames: close the connection")]
     TooManyFrames(usize),
-    /// A command is too long.
+    /// A command exceeds its limit.
     #[error("a command of {bytes} bytes was announced, above {most}: close the connection")]
     CommandTooLong {
-        /// What was announced.
+        /// Size in bytes that was announced.
         bytes: u64,
-        /// What is taken.
+        /// Largest accepted size in bytes.
         most: usize,
     },
-    /// The handshake is too long.
+    /// The handshake exceeds its limit.
     #[error("the handshake has more than {0} bytes: close the connection")]
     HandshakeTooLong(usize),
-    /// A command's fields do not fill its bytes.
+    /// The fields of a command do not match its length.
     #[error("the command {0} is malformed: close the connection")]
     Malformed(&'static str),
-    /// A command that does not belong here.
+    /// A command came in a state where it is not allowed.
     #[error("the peer sent the command {0:?} where none such belongs: close the connection")]
     Unexpected(String),
-    /// A message before the connection is ready.
+    /// A message came before the connection was ready.
     #[error("the peer sent a message before the handshake was over: close the connection")]
     Early,
-    /// The peer reports an error.
+    /// The peer reported an error.
     #[error("the peer ends the connection: {0:?}")]
     Peer(String),
-    /// The peer pings and does not take the answers.
+    /// The peer pings but does not receive the answers.
     #[error("the peer does not take what it is sent: close the connection")]
     Slow,
-    /// The server rejected the client.
+    /// The server rejected the client's login.
     #[error("the login was rejected: close the connection")]
     Rejected,
 }

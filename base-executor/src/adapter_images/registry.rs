@@ -1,7 +1,7 @@
-//! The images on offer to workers.
+//! The images offered to workers.
 //!
-//! An image is on offer as long as anybody in this process computes with its bytes; then it is withdrawn, and freed when
-//! the last worker has let go of it too.
+//! An image is offered while this process computes with its bytes, then withdrawn. The memory is freed when
+//! the last worker has unmapped it too.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +20,7 @@ use rustix::{
 };
 use shmproto::{image::Image, region::SealedBytes};
 
-/// Images by number. Clones share one library.
+/// Offered images by number. Clones share the same table.
 #[derive(Debug, Clone)]
 pub struct ImageRegistry(Arc<ImageTable>);
 
@@ -28,12 +28,12 @@ pub struct ImageRegistry(Arc<ImageTable>);
 struct ImageTable {
     images: Mutex<BTreeMap<u64, Image>>,
     next: AtomicU64,
-    /// Readable once something has changed.
+    /// Event descriptor, readable after a change.
     changed: OwnedFd,
 }
 
 impl ImageRegistry {
-    /// An empty library.
+    /// Creates an empty registry.
     ///
     /// # Errors
     /// If the process has no descriptor left.
@@ -42,7 +42,7 @@ impl ImageRegistry {
         Ok(Self(Arc::new(ImageTable { images: Mutex::default(), next: AtomicU64::new(1), changed })))
     }
 
-    /// Puts an image on offer; it stays until the returned bytes are dropped.
+    /// Offers an image until the returned bytes are dropped.
     #[must_use]
     pub fn publish(&self, image: &Image) -> (ImageNumber, SharedBytes) {
         let number = self.0.next.fetch_add(1, Ordering::Relaxed);
@@ -52,22 +52,21 @@ impl ImageRegistry {
         (ImageNumber(number), Arc::new(bytes))
     }
 
-    /// What is on offer now.
     pub(crate) fn images(&self) -> BTreeMap<u64, Image> {
         self.0.lock().clone()
     }
 
-    /// Readable once something has changed since [`note_changes`](Self::note_changes).
+    /// Returns a descriptor that is readable after a change since [`note_changes`](Self::note_changes).
     pub(crate) fn changed(&self) -> BorrowedFd<'_> {
         self.0.changed.as_fd()
     }
 
-    /// Wakes whoever waits for changes.
+    /// Wakes the thread that waits for changes.
     pub(crate) fn notify(&self) {
         self.0.notify();
     }
 
-    /// Takes note of all changes so far.
+    /// Marks all changes so far as seen.
     pub(crate) fn note_changes(&self) {
         let mut count = [0; 8];
         let _ = rustix::io::read(&self.0.changed, &mut count);
@@ -76,17 +75,17 @@ impl ImageRegistry {
 
 impl ImageTable {
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, Image>> {
-        // Every change of the map is one call, so it is whole even if a holder of the lock panicked.
+        // Each change of the map is one call, so the map is consistent even after a panic of a lock holder.
         self.images.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn notify(&self) {
-        // A counter that is full has been rung often enough.
+        // A full counter has already woken the reader.
         let _ = rustix::io::write(&self.changed, &1u64.to_ne_bytes());
     }
 }
 
-/// The bytes of an image on offer.
+/// Bytes of an offered image; dropping them withdraws it.
 struct PublishedImage {
     bytes: Arc<SealedBytes>,
     number: u64,

@@ -1,4 +1,4 @@
-//! The text files beside an adapter: its own chat template, and how its tokenizer differs from the base's.
+//! The text files of an adapter: its chat template, and differences between its tokenizer and the base's.
 
 use std::path::Path;
 
@@ -9,20 +9,18 @@ use text::{
     tokenizer::Tokenizer,
 };
 
-/// The text of an adapter, compared with its base's.
 #[derive(Debug, Default)]
 pub(super) struct ComparedText {
-    /// Its chat template, if that is another than the base's.
+    /// Chat template, if it differs from the base's.
     pub(super) template: Option<String>,
-    /// How its tokenizer differs.
+    /// Differences of the tokenizer.
     pub(super) warnings: Vec<String>,
 }
 
-/// Compares the text files beside `adapter` with the text of `model`. Where the model has no tokenizer that can be read, there is
-/// nothing to compare with.
+/// Compares the text files of `adapter` with those of `model`, if the model has a readable tokenizer.
 ///
 /// # Errors
-/// The files beside the adapter are broken.
+/// If the adapter's files are broken.
 pub(super) fn compare(model: &Path, adapter: &Path) -> Result<ComparedText, AdapterTextError> {
     if !adapter.is_dir() {
         return Ok(ComparedText::default());
@@ -46,7 +44,7 @@ pub(super) fn compare(model: &Path, adapter: &Path) -> Result<ComparedText, Adap
     Ok(ComparedText { template, warnings })
 }
 
-/// The tokenizer of a model; `None` if it has none.
+/// Returns the tokenizer of a model; `None` if it has none.
 fn tokenizer(model: &Path) -> anyhow::Result<Option<Tokenizer>> {
     Ok(match ModelFiles::text_at(model)? {
         ModelFiles::Gguf(path) => Some(Tokenizer::from_gguf(&GgufFile::open(&path)?)?),

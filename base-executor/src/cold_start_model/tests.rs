@@ -35,8 +35,8 @@ fn adapter(layers: usize) -> PreparedAdapter {
     PreparedAdapter::new(&adapter, &config(layers), LoraPrecision::Exact).unwrap()
 }
 
-/// Costs as planted: nanoseconds of a core for each of the adapter's tokens in a layer, nanoseconds of the base for each
-/// token in a layer, bytes of the link for each microsecond.
+/// Costs per adapter token and layer of a core (ns), per token and layer of the base (ns), and of the link
+/// (bytes per microsecond).
 fn costs(core_ns: u64, base_ns: u64, link: u64, cores: &[usize]) -> ColdStartModel {
     let mut perf = PerfModel::new();
     for rows in [1, 16, 64, 256] {
@@ -51,17 +51,17 @@ fn costs(core_ns: u64, base_ns: u64, link: u64, cores: &[usize]) -> ColdStartMod
 
 #[test]
 fn a_short_prompt_starts_and_a_long_one_behind_a_fast_link_waits() {
-    // The core is ten times slower than the base; 100 bytes a microsecond.
+    // The core is ten times slower than the base; the link moves 100 bytes per microsecond.
     let costs = costs(10_000, 1_000, 100, &[0]);
     let adapter = adapter(LAYERS);
     let missing = adapter.bytes() as u64;
     let help = |tokens| costs.help(&adapter, tokens, [missing, 0], &[1]);
     assert!(matches!(help(1), ColdStartDecision::Start { .. }));
     assert_eq!(help(10_000), ColdStartDecision::Wait);
-    // Between them is one crossover.
+    // There is one crossover between both lengths.
     let waits: Vec<bool> = (1..2000).map(|tokens| help(tokens) == ColdStartDecision::Wait).collect();
     assert!(waits.is_sorted(), "who is longer than one who waits, waits too");
-    // The same prompt starts where much travels ahead of its adapter.
+    // A prompt starts at once if many bytes precede its adapter on the link.
     let first = waits.iter().position(|waits| *waits).unwrap() + 1;
     assert!(matches!(costs.help(&adapter, first, [missing, 1 << 30], &[1]), ColdStartDecision::Start { .. }));
 }
@@ -77,7 +77,7 @@ fn a_device_that_plans_whole_passes_waits_earlier_and_looks_at_one_pass() {
     let by_layer = crossover(None, 100).expect("a long prompt waits");
     let whole = crossover(Some(512), 100).expect("the worker would compute all layers");
     assert!(whole < by_layer, "{whole} and {by_layer}");
-    // Waiting pays from so many tokens on; a pass has fewer, and the next one finds the adapter there.
+    // Waiting pays only above `whole` tokens. A pass has fewer, and the adapter is present for the next one.
     let most = whole - 1;
     assert_eq!(crossover(Some(most), 100), None);
 }
@@ -93,7 +93,7 @@ fn nothing_that_is_missing_is_never_waited_for() {
 
 #[test]
 fn as_many_workers_are_wanted_as_keep_up_with_the_base() {
-    // A slow link, so that nobody waits; a core does a token in a quarter of the base's time, or in four times that.
+    // With a slow link no request waits. A core takes a quarter of the base's time per token, or four times.
     for (core_ns, tokens, expected) in [(250, 100, 1), (4_000, 64, 4), (4_000, 100, 4), (1_000, 128, 1)] {
         let costs = costs(core_ns, 1_000, 1, &[0]);
         let ColdStartDecision::Start { workers } =
@@ -162,7 +162,7 @@ fn the_link_is_learnt_from_what_was_copied_since() {
     costs.link(copied(1 << 20, 10_486));
     costs.link(copied(1 << 20, 10_486));
     assert_eq!(costs.perf().link().samples(), before + 1, "nothing was copied between two looks");
-    // Figures that go back, as none do, are no reason to fall over.
+    // Counters that go backward do not occur, but must not cause a panic.
     costs.link(copied(0, 0));
     costs.link(copied(u64::MAX, u64::MAX));
     assert!(costs.perf().link().line().is_some());

@@ -13,70 +13,70 @@ use settings::{ByteCount, Fraction, WaitFactor};
 
 use super::ExecutorConfigError;
 
-/// What split clients are served, and how much of it.
+/// Sockets and limits of the layer service.
 #[derive(Debug, Clone, PartialEq, Args)]
 pub struct LayerFlags {
-    /// Where split clients of this host connect, or `off` [default: layers.sock beside the gateways' socket].
+    /// Socket for split clients of this host, or `off` [default: layers.sock beside the gateways' socket].
     ///
     /// ZeroMQ clients of this host find layers.zmq beside it.
     #[arg(long = "layers", value_name = "PATH|off", env = "HOLOBIONT_LAYERS")]
     pub place: Option<LayerSocket>,
-    /// Where split clients of other hosts connect, over TLS 1.3 [default: nowhere].
+    /// Address for split clients of other hosts, over TLS 1.3 [default: none].
     #[arg(long = "layer-listen", value_name = "ADDR:PORT")]
     pub listen: Option<SocketAddr>,
     /// Certificate of this executor and its chain.
     #[arg(long = "layer-cert", value_name = "PEM")]
     pub cert: Option<PathBuf>,
-    /// The certificate's private key.
+    /// Private key of the certificate.
     #[arg(long = "layer-cert-key", value_name = "PEM")]
     pub cert_key: Option<PathBuf>,
-    /// Whoever has a certificate signed by these is the tenant it names.
+    /// Authorities of client certificates; a client is the tenant that its certificate names.
     #[arg(long = "layer-client-ca", value_name = "PEM")]
     pub client_ca: Option<PathBuf>,
-    /// API keys of split clients, in the gateway's format [default: none are asked for].
+    /// API keys of split clients, in the gateway's format [default: no keys needed].
     #[arg(long = "layer-key-file", value_name = "FILE")]
     pub key_file: Option<PathBuf>,
-    /// Gateways of other hosts that may drive the executor: the names in their certificates.
+    /// Gateways of other hosts that may use the engine, by the names in their certificates.
     #[arg(long = "layer-gateways", value_name = "A,B", value_delimiter = ',')]
     pub gateways: Vec<String>,
-    /// Longest file of an adapter that such a gateway brings.
+    /// Maximum size of an adapter file that such a gateway sends.
     #[arg(long, value_name = "BYTES")]
     pub max_adapter_file_bytes: ByteCount,
-    /// When calls that wait are computed.
+    /// Batching policy of waiting calls.
     #[arg(long = "layer-batching", value_name = "POLICY")]
     pub batching: settings::Batching,
-    /// Calls wait for company so many times as long as by default.
+    /// Factor on the default time that calls wait for others to join their batch.
     #[arg(long = "layer-batch-wait-factor", value_name = "FACTOR")]
     pub wait_factor: WaitFactor,
-    /// Beside requests that are answered, training gets this share of the time that they take; with 0 a call every 5 s.
+    /// Time share of training, relative to answered requests; with 0 training gets one call every 5 s.
     #[arg(long = "layer-training-share", value_name = "SHARE")]
     pub training_share: Fraction,
-    /// Sessions of split clients.
+    /// Maximum number of sessions of split clients.
     #[arg(long = "layer-max-sessions", value_name = "COUNT")]
     pub max_sessions: usize,
-    /// Sessions of one tenant.
+    /// Maximum number of sessions per tenant.
     #[arg(long = "layer-tenant-sessions", value_name = "COUNT")]
     pub tenant_sessions: usize,
-    /// Rows that one tenant may have waiting.
+    /// Maximum number of waiting rows per tenant.
     #[arg(long = "layer-tenant-rows", value_name = "ROWS")]
     pub tenant_rows: u32,
-    /// Bytes of one tenant in slabs and in messages on their way.
+    /// Maximum bytes per tenant in slabs and in messages in transit.
     #[arg(long = "layer-tenant-bytes", value_name = "BYTES")]
     pub tenant_bytes: ByteCount,
-    /// Rows a second of one tenant [default: as many as are computed].
+    /// Maximum rows per second and tenant [default: no limit].
     #[arg(long = "layer-rows-per-s", value_name = "ROWS_PER_S")]
     pub rows_per_s: Option<u32>,
-    /// Offers exact arithmetic, which sound masking takes: all weights are read and hashed at the start.
+    /// Offer the modular path, which sound masking needs; the start reads and hashes all weights.
     #[arg(long = "layer-exact")]
     pub exact: bool,
 }
 
-/// Where split clients of this host connect.
+/// Socket for split clients of this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LayerSocket {
-    /// Nowhere, nor do those of other hosts.
+    /// No socket, and no address for other hosts.
     Off,
-    /// At a socket in a directory that only this user may enter.
+    /// A socket in a directory that only this user may enter.
     At(PathBuf),
 }
 
@@ -93,10 +93,10 @@ impl FromStr for LayerSocket {
 }
 
 impl LayerFlags {
-    /// Checks what the types alone do not.
+    /// Checks settings against each other and against limits.
     ///
     /// # Errors
-    /// If a value cannot work; the setting is named.
+    /// If a value cannot work; the error names the setting.
     pub(super) fn check(&self) -> Result<(), ExecutorConfigError> {
         let counts = [
             ("--layer-max-sessions", self.max_sessions),
@@ -117,8 +117,8 @@ impl LayerFlags {
         }
     }
 
-    /// Where the doors are: `socket` is that for clients of this host. Gateways of other hosts are joined to `own`, and what
-    /// they bring lies in `lent`.
+    /// Returns the service's addresses. `socket` is for split clients of this host. Remote gateways are
+    /// connected to `own`, and their files lie in `lent`.
     #[must_use]
     pub fn places(&self, socket: PathBuf, own: Option<PathBuf>, lent: PathBuf) -> ListenAddresses {
         let tls = match (self.listen, &self.cert, &self.cert_key) {
@@ -138,7 +138,7 @@ impl LayerFlags {
         ListenAddresses { socket, tls, gateways, key_file: self.key_file.clone() }
     }
 
-    /// What the service holds itself to.
+    /// Returns the limits and policies of the service.
     #[must_use]
     pub fn settings(&self) -> LayerSettings {
         let policy = match self.batching {

@@ -1,4 +1,4 @@
-//! Where files and sockets are, as the settings say or beside the gateways' socket.
+//! Paths of files and sockets, from the settings or beside the gateways' socket.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use layer_service::start::ListenAddresses;
 use super::{EngineKind, ExecutorConfig, LayerSocket};
 
 impl ExecutorConfig {
-    /// The private directory of the file of packed weights.
+    /// Returns the private directory of the packed weights file.
     #[must_use]
     pub fn weight_directory(&self) -> PathBuf {
         match &self.disk_directory {
@@ -16,23 +16,22 @@ impl ExecutorConfig {
         }
     }
 
-    /// The private directory of the disk tier's file.
+    /// Returns the private directory of the disk tier's file.
     #[must_use]
     pub fn disk_directory(&self) -> PathBuf {
         self.disk_directory.clone().unwrap_or_else(|| self.beside("history"))
     }
 
-    /// Where workers connect.
     #[must_use]
     pub fn worker_socket(&self) -> PathBuf {
         self.worker_socket.clone().unwrap_or_else(|| self.beside("workers.sock"))
     }
 
-    /// Where split clients of this host connect; `None` if they are not served.
+    /// Returns the socket for split clients of this host; `None` if they are not served.
     #[must_use]
     pub fn layer_socket(&self) -> Option<PathBuf> {
         match &self.layers.place {
-            // There are no files to give them.
+            // Random weights have no files that split clients could fetch.
             _ if self.random_weights.is_some() => None,
             Some(LayerSocket::Off) => None,
             Some(LayerSocket::At(path)) => Some(path.clone()),
@@ -40,7 +39,7 @@ impl ExecutorConfig {
         }
     }
 
-    /// Where the doors of the layer service are, if it has any.
+    /// Returns the addresses of the layer service, if it is on.
     #[must_use]
     pub fn layer_places(&self) -> Option<ListenAddresses> {
         let own = self.socket.clone().filter(|_| self.engine == EngineKind::Resident);
@@ -52,8 +51,8 @@ impl ExecutorConfig {
         self.layer_socket().map(|socket| self.layers.places(socket, own, lent))
     }
 
-    /// Whether split clients are offered exact arithmetic. To commit to all weights is a matter of seconds for large models, so that
-    /// it is done for those alone who ask for it.
+    /// Whether split clients are offered the modular path. Hashing all weights of a large model takes
+    /// seconds, so only a setting enables it.
     #[must_use]
     pub fn offers_exact(&self) -> bool {
         self.layers.exact && self.layer_socket().is_some()

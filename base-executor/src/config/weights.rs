@@ -1,4 +1,4 @@
-//! Where the weights are while they are served.
+//! Settings of streamed weights.
 
 use clap::{Args, ValueEnum};
 use model::weights::streamed::Readahead;
@@ -6,13 +6,12 @@ use settings::{ByteCount, DeviceChoice, Gbps};
 
 use super::ExecutorConfigError;
 
-/// Memory for weights, and how the rest of them is read.
 #[derive(Debug, Clone, PartialEq, Args)]
 pub struct WeightFlags {
-    /// Memory for weights [default: all of them are in memory].
+    /// Memory for weights [default: all weights are in memory].
     #[arg(long = "resident-weight-bytes", value_name = "BYTES")]
     pub bytes: Option<ByteCount>,
-    /// Whether weights are read ahead of the pass, or only when it has come to them, for comparison.
+    /// Time of weight reads: ahead of the pass, or only when the pass needs them, for comparison.
     #[arg(
         long = "weight-reads",
         value_name = "WHEN",
@@ -20,17 +19,17 @@ pub struct WeightFlags {
         default_value = "ahead"
     )]
     pub reads: WeightReads,
-    /// Emulate a disk of this many gigabits per second, for experiments.
+    /// Bandwidth of an emulated disk, in gigabits per second, for experiments.
     #[arg(long = "weight-disk-gbps", value_name = "GBIT_PER_S", env = "HOLOBIONT_WEIGHT_DISK_GBPS")]
     pub disk_gbps: Option<Gbps>,
 }
 
-/// When weights are read.
+/// The time at which weights are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum WeightReads {
-    /// While what comes before them is computed.
+    /// Read the next weights while the pass computes the previous ones.
     Ahead,
-    /// When they are needed: load, then compute.
+    /// Read weights when the pass needs them.
     Std,
 }
 
@@ -44,7 +43,6 @@ impl From<WeightReads> for Readahead {
 }
 
 impl WeightFlags {
-    /// Checks them beside the `device`.
     pub(super) fn check(&self, device: DeviceChoice) -> Result<(), ExecutorConfigError> {
         match (self.bytes, device) {
             (Some(_), DeviceChoice::Cuda { .. }) => Err(ExecutorConfigError::StreamedToGpu),

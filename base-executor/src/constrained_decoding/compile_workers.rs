@@ -1,4 +1,4 @@
-//! The threads that compile: first in a process with limits, then here, where the matcher is needed.
+//! The threads that compile grammars: first in a limited process, then here for the matcher.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -18,16 +18,15 @@ use types::TenantId;
 
 use super::{EngineWaker, GrammarStateError, Vocabulary};
 
-/// Bytes of compiled grammars that are kept for the next request of the same tenant.
+/// Bytes of compiled grammars kept for later requests of the same tenant.
 const KEPT: CacheLimits = CacheLimits { tenant_bytes: 64 << 20, total_bytes: 256 << 20 };
 
-/// Added to the niceness of a thread that compiles: a step comes first.
+/// Added niceness of a compiling thread, since steps have precedence.
 const NICENESS: i32 = 19;
 
-/// What a guide begins with.
 pub(super) type Compiled = Result<Box<Matcher>, GrammarStateError>;
 
-/// A grammar that somebody waits for.
+/// A request to compile a grammar.
 #[derive(Debug)]
 pub(super) struct Compile {
     pub(super) tenant: TenantId,
@@ -35,7 +34,7 @@ pub(super) struct Compile {
     pub(super) reply: oneshot::Sender<Compiled>,
 }
 
-/// What all threads that compile share.
+/// State that all compiling threads share.
 pub(super) struct Compilers {
     read: Vocabulary,
     program: PathBuf,
@@ -43,7 +42,6 @@ pub(super) struct Compilers {
     kept: Mutex<TenantCache<Box<str>, Matcher>>,
 }
 
-/// The vocabulary.
 struct CompilerVocabulary {
     tokens: Arc<Tokens>,
     grammars: Grammars,
@@ -54,23 +52,23 @@ impl Compilers {
         Self { read, program, known: OnceLock::new(), kept: Mutex::new(TenantCache::new(KEPT)) }
     }
 
-    /// A matcher for what `tenant` has had compiled before, with memory of its own.
+    /// Returns a copy of a matcher that `tenant` had compiled before, with its own memory.
     pub(super) fn kept(&self, tenant: TenantId, source: &str) -> Option<Box<Matcher>> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        // A clone shares its memory, so that nobody waits for a copy of it under the lock.
+        // A clone shares its memory, so the deep copy happens outside the lock.
         let matcher = kept.get(tenant, |known| **known == *source)?.clone();
         drop(kept);
         Some(Box::new(matcher.deep_clone()))
     }
 
-    /// Compiles what is asked for until the queue is closed.
+    /// Compiles queued grammars until the queue is closed.
     pub(super) fn serve(&self, queue: &TenantQueue<Compile>, bell: &EngineWaker) {
         if let Err(error) = rustix::process::nice(NICENESS) {
             tracing::warn!(%error, "a thread that compiles grammars keeps its priority");
         }
         let mut sandbox = None;
         while let Some(mut taken) = queue.take() {
-            // Whoever asked may be gone.
+            // The requesting sequence may have ended.
             let Some(Compile { tenant, source, reply }) =
                 taken.item.take().filter(|asked| !asked.reply.is_closed())
             else {
@@ -84,7 +82,7 @@ impl Compilers {
     }
 
     fn compile(&self, sandbox: &mut Option<Sandbox>, tenant: TenantId, source: &str) -> Compiled {
-        // Another sequence of the tenant may have had it compiled meanwhile.
+        // Another sequence of the tenant may have compiled the grammar meanwhile.
         if let Some(matcher) = self.kept(tenant, source) {
             return Ok(matcher);
         }

@@ -1,4 +1,4 @@
-//! One sequence's way through its grammar, on the side of the engine.
+//! The engine's side of one sequence's grammar.
 
 use std::{
     fmt,
@@ -21,11 +21,11 @@ use super::{
     mask_workers::{AllowedTokens, GrammarWork, MaskRequest, MaskResult},
 };
 
-/// See the module's description.
+/// Position of a sequence in its grammar, and the state of its pending mask.
 pub(crate) struct GrammarState {
     state: MatcherState,
     tenant: TenantId,
-    /// So many tokens of the sequence its matcher knows of.
+    /// Number of the sequence's tokens that the matcher knows.
     known: usize,
     work: Arc<TenantQueue<GrammarWork>>,
 }
@@ -58,7 +58,7 @@ impl GrammarState {
         Self { state, tenant, known: begin, work }
     }
 
-    /// Nothing is waited for: neither for its grammar to be compiled nor for a look that was late.
+    /// Whether neither a compilation nor a late mask is pending.
     pub(crate) fn is_ready(&mut self) -> bool {
         match &mut self.state {
             MatcherState::Compiling(reply) => match reply.try_recv() {
@@ -74,12 +74,12 @@ impl GrammarState {
         true
     }
 
-    /// A look was late when it was last waited for.
+    /// Whether the pending mask was late at the latest wait.
     pub(crate) fn is_late(&self) -> bool {
         matches!(&self.state, MatcherState::Looking { is_late, .. } if is_late.load(SeqCst))
     }
 
-    /// Has a helper find out what may come behind `tokens`, and behind each node of `tree`.
+    /// Requests the masks after `tokens`, and after each node of `tree`.
     pub(crate) fn request_mask(&mut self, tokens: &[u32], tree: TokenTree) {
         if !self.is_ready() || !matches!(self.state, MatcherState::Idle(_)) {
             return;
@@ -98,8 +98,8 @@ impl GrammarState {
         }
     }
 
-    /// Waits until `until` for what is looked for. Returns false if the sequence has to sit this step out: from then on it
-    /// [is ready](Self::is_ready) when the answer is there, and what may come behind drafted tokens is forgotten.
+    /// Waits until `until` for the mask. Returns false if the sequence must skip this step. The sequence [is
+    /// ready](Self::is_ready) again when the mask arrives, without masks after draft tokens.
     pub(crate) fn has_looked(&mut self, until: Instant) -> bool {
         if self.wait(until.saturating_duration_since(Instant::now())) {
             return true;
@@ -117,7 +117,7 @@ impl GrammarState {
             Err(RecvTimeoutError::Timeout) => return false,
             Err(RecvTimeoutError::Disconnected) => Err(GrammarStateError::Fault),
         };
-        // The tree of a step that was sat out is gone.
+        // The tree of a skipped step no longer exists.
         let is_late = is_late.load(SeqCst);
         self.state = match looked {
             Ok((matcher, AllowedTokens { next, .. })) if is_late => {
@@ -129,7 +129,7 @@ impl GrammarState {
         true
     }
 
-    /// What was found out since.
+    /// Returns the computed masks.
     pub(crate) fn allowed(&mut self) -> Result<AllowedTokens, GrammarStateError> {
         match std::mem::replace(&mut self.state, MatcherState::Failed(GrammarStateError::Fault)) {
             MatcherState::Looked(matcher, allowed) => {

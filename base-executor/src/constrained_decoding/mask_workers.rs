@@ -1,4 +1,4 @@
-//! The threads that look: what may come next in an answer, and behind each token that was drafted for it.
+//! The threads that compute masks: the tokens that may come next, and after each draft token.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -20,11 +20,11 @@ use super::{
     compile_workers::{Compile, Compilers},
 };
 
-/// What may come next, and behind each drafted token.
+/// Masks for the next token, and after each draft token.
 #[derive(Debug)]
 pub(crate) struct AllowedTokens {
     pub(super) next: Result<TokenSet, MatchError>,
-    /// By node; `None` behind a token that may not come itself.
+    /// Masks by node; `None` after a token that is not allowed itself.
     behind: Vec<Option<TokenSet>>,
 }
 
@@ -33,7 +33,7 @@ impl AllowedTokens {
         Self { next, behind }
     }
 
-    /// What may come behind `node` (`None`: behind the last token that was drawn).
+    /// Returns the mask after `node` (`None`: after the last drawn token).
     pub(crate) fn at(&self, node: Option<NodeId>) -> Result<&TokenSet, GrammarStateError> {
         match node {
             None => self.next.as_ref().map_err(|error| GrammarStateError::Match(error.clone())),
@@ -44,29 +44,27 @@ impl AllowedTokens {
     }
 }
 
-/// A matcher behind the tokens that were drawn, and what may come there.
+/// A matcher after the drawn tokens, and the masks there.
 pub(super) type MaskResult = Result<(Box<Matcher>, AllowedTokens), GrammarStateError>;
 
-/// What a thread is asked.
 pub(super) enum GrammarWork {
-    /// A matcher at the beginning of an answer.
+    /// Get a matcher for the beginning of an answer.
     Begin(Compile),
-    /// What may come behind `said`.
+    /// Compute the masks of a step.
     Look(MaskRequest),
 }
 
-/// See [`GrammarWork::Look`].
 pub(super) struct MaskRequest {
     pub(super) matcher: Box<Matcher>,
-    /// Tokens that the matcher does not know of yet.
+    /// Tokens that the matcher does not know yet.
     pub(super) said: Vec<u32>,
     pub(super) tree: TokenTree,
     pub(super) reply: Sender<MaskResult>,
-    /// The engine has given up waiting, and wants to be told.
+    /// Set by the engine when it stops waiting; the thread then rings the bell.
     pub(super) is_late: Arc<AtomicBool>,
 }
 
-/// Works on what is asked until the queue is closed.
+/// Serves queued work until the queue is closed.
 pub(super) fn serve(
     work: &TenantQueue<GrammarWork>,
     compiling: &TenantQueue<Compile>,
@@ -74,7 +72,7 @@ pub(super) fn serve(
     bell: &EngineWaker,
 ) {
     while let Some(mut taken) = work.take() {
-        // A look that panics takes its matcher along: its sequence alone ends with an error.
+        // A panic loses only its matcher, so only that sequence ends with an error.
         let _ = catch_unwind(AssertUnwindSafe(|| match taken.item.take() {
             Some(GrammarWork::Begin(asked)) => begin(asked, compiling, compilers, bell),
             Some(GrammarWork::Look(asked)) => look_and_tell(asked, bell),
@@ -83,7 +81,7 @@ pub(super) fn serve(
     }
 }
 
-/// Gives a matcher that is kept, or has it compiled.
+/// Returns a kept matcher, or queues the compilation.
 fn begin(asked: Compile, compiling: &TenantQueue<Compile>, compilers: &Compilers, bell: &EngineWaker) {
     match compilers.kept(asked.tenant, &asked.source) {
         Some(matcher) => {
@@ -99,7 +97,7 @@ fn look_and_tell(asked: MaskRequest, bell: &EngineWaker) {
     let MaskRequest { matcher, said, tree, reply, is_late } = asked;
     failpoint::pass("executor.grammar_look");
     let looked = catch_unwind(AssertUnwindSafe(|| compute_mask(matcher, &said, &tree)));
-    // Whoever asked may be gone.
+    // The requesting sequence may have ended.
     let _ = reply.send(looked.unwrap_or(Err(GrammarStateError::Fault)));
     if is_late.load(SeqCst) {
         bell();
@@ -110,13 +108,13 @@ fn compute_mask(mut matcher: Box<Matcher>, said: &[u32], tree: &TokenTree) -> Ma
     said.iter().try_for_each(|&token| matcher.accept(token))?;
     let (next, mut behind) = (matcher.allowed(), vec![None; tree.len()]);
     if let Some(next) = next.as_ref().ok().filter(|_| !tree.is_empty()) {
-        // Of a copy: a guess that the matcher cannot follow is no reason to end the answer.
+        // A clone is used, so a draft token that the matcher rejects does not end the answer.
         let _ = look_behind(&mut matcher.clone(), tree, None, next, &mut behind);
     }
     Ok((matcher, AllowedTokens::new(next, behind)))
 }
 
-/// Finds out what may come behind those guesses behind `at` that may come themselves. The matcher stands at `at`, before and after.
+/// Computes masks after the allowed draft tokens below `at`. The matcher is at `at` before and after.
 fn look_behind(
     matcher: &mut Matcher,
     tree: &TokenTree,

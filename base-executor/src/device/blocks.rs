@@ -1,4 +1,4 @@
-//! An adapter's way to the device, block by block, as the copy engine takes it.
+//! Copies of adapters to the device, block by block, as sources for the copy engine.
 
 use std::sync::Arc;
 
@@ -8,7 +8,6 @@ use model::deltas::{
     prepared::PreparedAdapter,
 };
 
-/// The blocks of one adapter, for the copy engine.
 pub(super) struct Blocks {
     pub(super) adapter: Arc<PreparedAdapter>,
     pub(super) copy: Arc<DeviceCopy>,

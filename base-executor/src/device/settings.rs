@@ -1,4 +1,4 @@
-//! What the device tier holds itself to, asks, and tells.
+//! Settings of the device tier, and its callbacks.
 
 use std::sync::Arc;
 
@@ -6,12 +6,12 @@ use kv_cache::copy::BytesPerSecond;
 use shmproto::message::ColdStart;
 use types::AdapterId;
 
-/// Tells the engine that an adapter has arrived, or never will.
+/// Notifies the engine that an adapter's copy has ended, complete or not.
 #[derive(Clone)]
 pub struct ArrivalNotifier(pub(super) Arc<dyn Fn(AdapterId) + Send + Sync>);
 
 impl ArrivalNotifier {
-    /// Tells it by calling `told`, on a thread that may wait.
+    /// Calls `told` on a thread that may wait.
     pub fn new(told: impl Fn(AdapterId) + Send + Sync + 'static) -> Self {
         Self(Arc::new(told))
     }
@@ -23,11 +23,11 @@ impl std::fmt::Debug for ArrivalNotifier {
     }
 }
 
-/// Says how much of the device's memory nobody uses.
+/// Returns the free memory of the device.
 pub struct FreeBytes(pub(super) Box<dyn Fn() -> u64 + Send>);
 
 impl FreeBytes {
-    /// As `say` says, in bytes; 0 if it does not know.
+    /// Wraps `say`, which returns bytes, or 0 if unknown.
     pub fn new(say: impl Fn() -> u64 + Send + 'static) -> Self {
         Self(Box::new(say))
     }
@@ -39,13 +39,12 @@ impl std::fmt::Debug for FreeBytes {
     }
 }
 
-/// What the device tier holds itself to.
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceSettings {
-    /// Bytes of a block of the pool that adapters have their places in.
+    /// Size of a block of the pool, in bytes.
     pub block_bytes: u64,
-    /// What a request does whose adapter is not there.
+    /// Mode of cold starts.
     pub cold_start: ColdStart,
-    /// An emulated link.
+    /// Bandwidth of an emulated link.
     pub link: Option<BytesPerSecond>,
 }

@@ -17,7 +17,7 @@ use super::*;
 use crate::fixtures::square_model;
 
 const WIDTH: usize = 64;
-/// Bytes of an adapter of these tests: 32 ranks of 64 + 64 numbers, which 16 bits hold exactly.
+/// Bytes of a test adapter: 32 ranks of 64 + 64 values, which 16 bits hold exactly.
 const BYTES: u64 = 32 * 128 * 2;
 
 fn id(tag: u8) -> AdapterId {
@@ -48,7 +48,7 @@ fn adapter(size: usize) -> Arc<PreparedAdapter> {
     Arc::new(prepared)
 }
 
-/// An adapter of a vector of so many numbers, and no matrix.
+/// An adapter of one vector of `size` values, and no matrix.
 fn scaling_adapter(size: usize) -> Arc<PreparedAdapter> {
     let vector =
         ScaleVector { layer: 0, target: Target::Q, side: ScaledSide::Output, values: vec![2.0; size] };
@@ -60,7 +60,7 @@ fn scaling_adapter(size: usize) -> Arc<PreparedAdapter> {
     Arc::new(prepared)
 }
 
-/// A device with room for so many adapters, each as large as a block, and what it tells the engine.
+/// A device tier with capacity for a few one-block adapters, and its messages to the engine.
 struct DeviceTierHarness {
     device: AdapterDeviceTier,
     pool: Cache,
@@ -81,7 +81,7 @@ impl DeviceTierHarness {
         Self { device, pool, told, clock: Duration::ZERO }
     }
 
-    /// Takes in the next arrival, as the engine does.
+    /// Handles the next arrival, as the engine does.
     fn next_arrival(&mut self) -> AdapterId {
         let id = self.told.recv_timeout(WATCHDOG).expect("an adapter arrives or is given up");
         self.device.arrived(&mut self.pool, id);
@@ -126,7 +126,7 @@ impl DeviceTierHarness {
         self.device.start_copies(&self.pool);
     }
 
-    /// Blocks that adapters have, and those of them that nobody may take.
+    /// Blocks of adapters, and the pinned ones among them.
     fn blocks(&self) -> [usize; 2] {
         let held = self.pool.counts().adapters;
         [held, held - (self.pool.available() - self.pool.counts().free)]
@@ -178,7 +178,7 @@ fn the_least_recently_used_of_those_nobody_uses_gives_way() {
     assert_ne!(bench.begin_use(4, &adapters[4]), AdapterAvailability::MustWait);
     assert_eq!(bench.residents(), [1, 3, 4]);
     assert!(adapters[2].device().is_none(), "who gave way is computed from the host tier");
-    // Twice used and once left is still used.
+    // After two uses and one end, the adapter is still in use.
     assert_eq!(bench.begin_use(1, &adapters[1]), AdapterAvailability::OnDevice);
     bench.end_use(1);
     assert_ne!(bench.begin_use(2, &adapters[2]), AdapterAvailability::MustWait);
@@ -203,12 +203,12 @@ fn an_adapter_that_found_no_room_gets_it_when_others_leave() {
     assert_eq!((bench.residents(), bench.device.residency.left_out().len()), (vec![2], 0));
     bench.until_arrived(2);
     assert_eq!(bench.begin_use(2, &large), AdapterAvailability::OnDevice);
-    // It is used: what came to the device late was pinned there.
+    // The adapter is in use: a late arrival was pinned too.
     assert_eq!(bench.begin_use(3, &late), AdapterAvailability::Missing);
     assert_eq!(bench.residents(), [2]);
     bench.end_use(2);
     assert_eq!(bench.residents(), [2], "one of its two users is left");
-    // Who has left wants no room any more.
+    // A request that has ended needs no capacity.
     bench.end_use(3);
     bench.end_use(2);
     assert_eq!((bench.residents(), bench.device.residency.left_out().len()), (vec![2], 0));
@@ -226,7 +226,7 @@ fn what_does_not_fit_is_refused_or_computed_from_the_host_tier_as_the_mode_says(
             limit_bytes: limit * BYTES,
         })
     };
-    // Larger than the whole tier.
+    // The adapter is larger than the whole tier.
     let cases = [
         (ColdStart::Cached, refusal(0, 1)),
         (ColdStart::OnDemand, refusal(0, 1)),
@@ -237,7 +237,7 @@ fn what_does_not_fit_is_refused_or_computed_from_the_host_tier_as_the_mode_says(
         assert_eq!(bench.loaded(1, &large), expected, "{mode:?}");
         assert!(bench.residents().is_empty());
     }
-    // Too large beside another that nobody uses.
+    // The adapter is too large together with an unused one.
     for (mode, expected) in [
         (ColdStart::Cached, refusal(1, 2)),
         (ColdStart::OnDemand, Ok(LoadCompletion::Now)),
@@ -248,7 +248,7 @@ fn what_does_not_fit_is_refused_or_computed_from_the_host_tier_as_the_mode_says(
         assert_eq!(bench.loaded(2, &large), expected, "{mode:?}");
         assert_eq!(bench.residents(), [1], "{mode:?}");
     }
-    // Beside one that is used, in the moment of need.
+    // The adapter is too large together with a used one, at the time of need.
     for (mode, expected) in [
         (ColdStart::OnDemand, AdapterAvailability::MustWait),
         (ColdStart::CpuAssist, AdapterAvailability::Missing),
@@ -292,7 +292,7 @@ fn a_refused_load_can_be_tried_again_when_there_is_room() {
 
 #[test]
 fn two_that_wait_for_the_same_room_get_it_one_after_the_other() {
-    // Slow enough that neither is there before the other asks.
+    // The link is so slow that neither adapter arrives before the other is requested.
     let mut bench = DeviceTierHarness::new(1, ColdStart::OnDemand, Some(BYTES * 4));
     let (first, second) = (adapter(1), adapter(1));
     assert_eq!(bench.begin_use(1, &first), AdapterAvailability::MustWait);
@@ -318,11 +318,11 @@ fn who_waited_and_went_away_keeps_no_room() {
     let (first, second) = (adapter(1), adapter(1));
     assert_eq!(bench.begin_use(1, &first), AdapterAvailability::MustWait);
     assert_eq!(bench.begin_use(2, &second), AdapterAvailability::MustWait);
-    // Nobody asks for the first again.
+    // No further request uses the first adapter.
     assert_eq!(bench.next_arrival(), id(1));
     assert_eq!(bench.begin_use(2, &second), AdapterAvailability::MustWait);
     assert_eq!(bench.residents(), [2]);
-    // Neither does anybody for the second, which leaves before it has arrived.
+    // No request uses the second adapter either, which is unloaded before its arrival.
     bench.unloaded(2);
     assert_eq!((bench.residents(), bench.blocks()[1]), (vec![], 0));
     assert_eq!(bench.begin_use(1, &first), AdapterAvailability::MustWait);
@@ -336,19 +336,19 @@ fn news_of_a_copy_that_was_given_up_is_not_taken_for_the_next_ones() {
     assert_eq!(bench.begin_use(1, &adapter), AdapterAvailability::MustWait);
     bench.unloaded(1);
     assert_eq!(bench.begin_use(1, &adapter), AdapterAvailability::MustWait);
-    // Of the first copy, which was cancelled.
+    // The arrival is that of the first copy, which was cancelled.
     assert_eq!(bench.next_arrival(), id(1));
     assert!(!bench.is_there(1) && !bench.device.residency.has_failed(id(1)));
     assert_eq!(bench.blocks()[1], 1, "the second is still waited for");
     bench.until_arrived(1);
 }
 
-/// A load that takes for ever.
+/// A load that never ends.
 struct EndlessLoad;
 
 impl CopySource for EndlessLoad {
     fn next_bytes(&self) -> Option<usize> {
-        // A piece that has been begun keeps an emulated link busy, also after it was cancelled.
+        // A started piece keeps an emulated link busy, even after cancellation.
         Some(1 << 15)
     }
 
@@ -378,12 +378,12 @@ fn an_adapter_that_found_too_much_on_its_way_keeps_its_place_and_sets_out_when_t
 #[test]
 fn an_adapter_whose_load_fails_is_computed_from_the_host_tier_in_every_mode() {
     for mode in [ColdStart::Cached, ColdStart::OnDemand, ColdStart::CpuAssist] {
-        // So slow that its own load comes to nothing, and no slower: the link is busy until its first block would be there.
+        // The link is so slow that the own load fails, but is busy only until its first block would arrive.
         let mut bench = DeviceTierHarness::new(2, mode, Some(4000));
         let adapter = adapter(1);
         let found = bench.begin_use(1, &adapter);
         assert_eq!(found == AdapterAvailability::MustWait, mode != ColdStart::CpuAssist, "{mode:?}");
-        // Ended early by whatever it is: the engine is told of an arrival, and not all is there.
+        // The copy ends early: the engine receives an arrival of an incomplete adapter.
         bench.device.residency.copy(id(1)).unwrap().way.cancel();
         let end = Instant::now() + WATCHDOG;
         while !bench.device.residency.has_failed(id(1)) {

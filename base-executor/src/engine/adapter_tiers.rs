@@ -1,4 +1,4 @@
-//! The adapters: what is loaded, who uses it, and whether the device holds it.
+//! The adapters of the engine: loading, users, and residency on the device.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,10 +13,9 @@ use crate::{
     placement::{AdapterAvailability, HostOnlyPlacement, LoadCompletion, Placement},
 };
 
-/// An answer and whose it is.
 pub(super) type AddressedReply = (RequestKey, ToGateway);
 
-/// See the module's description.
+/// Adapters of the host tier and the device tier.
 pub(super) struct Tiers<A> {
     host: AdapterTable<A>,
     device: Box<dyn Placement<A>>,
@@ -25,12 +24,11 @@ pub(super) struct Tiers<A> {
 }
 
 impl<A> Tiers<A> {
-    /// No adapter, and a device that is the host.
+    /// Creates empty tiers, with the host tier as the device.
     pub(super) fn new() -> Self {
         Self { host: AdapterTable::default(), device: Box::new(HostOnlyPlacement), arriving: Vec::new() }
     }
 
-    /// Asks `device` where adapters are from now on.
     pub(super) fn set_device(&mut self, device: Box<dyn Placement<A>>) {
         self.device = device;
     }
@@ -43,27 +41,26 @@ impl<A> Tiers<A> {
         self.host.ids()
     }
 
-    /// Tokens that the adapter puts before a prompt.
     pub(super) fn virtual_tokens(&self, id: AdapterId) -> usize {
         self.host.virtual_tokens(id)
     }
 
-    /// What invokes it, if it is an activated adapter.
+    /// Returns the invocation sequence of an activated adapter.
     pub(super) fn invocation(&self, id: AdapterId) -> Option<&Invocation> {
         self.host.invocation(id)
     }
 
-    /// Another sequence uses it until it is released.
+    /// Counts a sequence as a user until `release`.
     pub(super) fn acquire(&mut self, id: AdapterId) -> Result<Arc<A>, AdapterUseError> {
         self.host.acquire(id)
     }
 
-    /// A sequence has used it; it may have been the last that kept it from being freed.
+    /// Ends a sequence's use, which may complete an unloading.
     pub(super) fn release(&mut self, id: AdapterId) -> Option<Unloaded> {
         self.host.release(id)
     }
 
-    /// Frees it, now or when nobody uses it any more.
+    /// Unloads an adapter, at once or after its last user.
     pub(super) fn unload(
         &mut self,
         id: AdapterId,
@@ -72,7 +69,7 @@ impl<A> Tiers<A> {
         self.host.unload(id, caller)
     }
 
-    /// A request of so many pending tokens wants to run.
+    /// Requests the adapter for a sequence of `tokens` pending tokens.
     pub(super) fn begin_use(
         &mut self,
         pool: &mut Cache,
@@ -83,17 +80,16 @@ impl<A> Tiers<A> {
         self.device.begin_use(pool, id, adapter, tokens)
     }
 
-    /// A request that entered has ended.
     pub(super) fn end_use(&mut self, pool: &mut Cache, id: AdapterId) {
         self.device.end_use(pool, id);
     }
 
-    /// Takes in who has given up its place on the device.
+    /// Applies evictions of adapters from the pool.
     pub(super) fn apply_evictions(&mut self, pool: &mut Cache) {
         self.device.apply_evictions(pool);
     }
 
-    /// Starts the ways of adapters to their places, where nothing is needed any more.
+    /// Starts pending copies of adapters to blocks that are free by now.
     pub(super) fn start_copies(&mut self, pool: &Cache) {
         self.device.start_copies(pool);
     }
@@ -110,12 +106,12 @@ impl<A> Tiers<A> {
         self.host.note_least_confidence(id, confidence);
     }
 
-    /// A pass over so many rows took so long.
+    /// Records a pass over `rows` rows that took `took`.
     pub(super) fn observe(&mut self, rows: usize, took: Duration) {
         self.device.observe(rows, took);
     }
 
-    /// The loader is done with a call; `None` if it is answered later.
+    /// Handles the loader's result; `None` if the call is answered later.
     pub(super) fn loaded(
         &mut self,
         pool: &mut Cache,
@@ -142,14 +138,14 @@ impl<A> Tiers<A> {
         }
     }
 
-    /// Brings a new adapter to the device if it must be there. One that must and cannot is given up.
+    /// Loads a new adapter to the device if the mode requires it. On failure the adapter is removed.
     fn place(&mut self, pool: &mut Cache, id: AdapterId) -> Result<LoadCompletion, WireError> {
         if self.arriving.iter().any(|(arriving, _)| *arriving == id) {
             return Ok(LoadCompletion::Later);
         }
         let prepared = self.host.get(id)?;
         if prepared.draft_layers() > 0 {
-            // No pass of the device computes it.
+            // No pass of the device uses a draft adapter.
             return Ok(LoadCompletion::Now);
         }
         let adapter = Arc::clone(&prepared.adapter);
@@ -160,29 +156,29 @@ impl<A> Tiers<A> {
         })
     }
 
-    /// Brings an adapter to the device that is likely to be asked for.
+    /// Loads an adapter to the device that is likely to be requested.
     pub(super) fn prefetch(&mut self, pool: &mut Cache) {
         let blocks = |id| self.device.blocks_of(id, &self.host.get(id).ok()?.adapter);
         let wanted = pool.wanted_adapter(blocks);
         let adapter = wanted.and_then(|id| Some((id, Arc::clone(&self.host.get(id).ok()?.adapter))));
         if let Some((id, adapter)) = adapter {
-            // Where it must be, it is already.
+            // Adapters that must be on the device are there already.
             let _ = self.device.loaded(pool, id, &adapter);
         }
     }
 
-    /// An adapter is on the device, or will not be: who waited for that is answered.
+    /// Handles the end of an adapter's copy, and returns replies to the waiting load calls.
     pub(super) fn arrived(&mut self, pool: &mut Cache, id: AdapterId) -> Vec<AddressedReply> {
         self.device.arrived(pool, id);
         failpoint::pass("executor.adapter_arrived");
         self.answer_arriving(id)
     }
 
-    /// An adapter is freed: who waited for that, or for its arrival, is answered.
+    /// Handles an unloaded adapter, and returns replies to the waiting calls.
     pub(super) fn unloaded(&mut self, pool: &mut Cache, unloaded: &Unloaded) -> Vec<AddressedReply> {
         let Unloaded { id, freed_bytes, .. } = *unloaded;
         self.device.unloaded(pool, id);
-        // It will not arrive any more, and one that is loaded after it is another.
+        // The adapter will not arrive, and a later adapter with its id is another one.
         let mut answers = self.answer_arriving(id);
         answers.extend(unloaded.calls.iter().map(|&caller| {
             let answer = AdapterUnloaded { request: caller.request, adapter: id.0, freed_bytes };
@@ -191,7 +187,6 @@ impl<A> Tiers<A> {
         answers
     }
 
-    /// The answers to those who wait for an adapter to be on the device.
     fn answer_arriving(&mut self, id: AdapterId) -> Vec<AddressedReply> {
         let callers: Vec<_> = self.arriving.extract_if(.., |(arriving, _)| *arriving == id).collect();
         callers.into_iter().map(|(_, caller)| self.answer_loaded(id, caller)).collect()
@@ -215,13 +210,13 @@ impl<A> Tiers<A> {
         }
     }
 
-    /// Fills in what there is to say of all adapters.
+    /// Fills in the stats of all adapters together.
     pub(super) fn stats(&self, pool: &Cache, stats: &mut Stats) {
         stats.adapter_bytes = self.host.bytes();
         self.device.stats(pool, stats);
     }
 
-    /// What there is to say of each.
+    /// Returns the stats of each adapter.
     pub(super) fn lines(&self) -> Vec<AdapterStats> {
         let mut lines = self.host.stats();
         for line in &mut lines {
@@ -234,7 +229,6 @@ impl<A> Tiers<A> {
     }
 }
 
-/// The answer to a call that came to nothing.
 pub(super) fn failed(caller: RequestKey, error: WireError) -> AddressedReply {
     (caller, ToGateway::Failed(Failed { request: caller.request, error }))
 }

@@ -1,4 +1,4 @@
-//! What a request must satisfy before it may wait for its turn.
+//! Checks of a request before it may wait for the engine.
 
 use std::time::{Duration, Instant};
 
@@ -12,115 +12,94 @@ use shmproto::message::{ErrorCode, Generate, Pooling, Precision, Sampling, WireE
 use super::{EngineLimits, sequence::GenerationSpec};
 use crate::adapters::AdapterUseError;
 
-/// Most alternatives reported with a token.
+/// Maximum number of alternatives reported per token.
 pub const MAX_LOGPROBS: u32 = 20;
 
-/// Why a request was refused.
+/// The reason why a request was refused.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum AdmissionRefusal {
-    /// The executor is about to end.
     #[error("the executor is shutting down; send the request again when it is back")]
     ShuttingDown,
-    /// The connection has a request of this name under way.
+    /// The connection already has an active request with this id.
     #[error("request {0} is under way on this connection; give each request a new name")]
     DuplicateRequest(u64),
-    /// There is nothing to continue.
     #[error("the prompt has no tokens; send at least one")]
     EmptyPrompt,
-    /// A token the model does not have.
     #[error("`{field}` has token {token}, but the vocabulary has {vocab_size}; use this model's tokenizer")]
     UnknownToken {
-        /// Where it is.
+        /// Request field with the token.
         field: &'static str,
-        /// The token.
         token: u32,
-        /// Tokens of the vocabulary.
         vocab_size: usize,
     },
-    /// More tokens are said to be generated than leave a prompt.
+    /// The request counts its whole prompt as generated before.
     #[error("{generated} of {prompt} tokens are said to be generated before, which leaves no prompt")]
     NoPromptLeft {
-        /// As said.
+        /// Number of tokens that the request counts as generated.
         generated: usize,
-        /// Tokens in all.
+        /// Number of prompt tokens.
         prompt: usize,
     },
-    /// Too many alternatives.
     #[error(
         "`{field}` asks for {asked} alternatives per token, but at most {MAX_LOGPROBS} are given; ask for fewer"
     )]
-    TooManyLogprobs {
-        /// The field of the request that asks for them.
-        field: &'static str,
-        /// What was asked for.
-        asked: u32,
-    },
-    /// Its layers have one path.
+    TooManyLogprobs { field: &'static str, asked: u32 },
+    /// The device has no modular path.
     #[error(
         "`precision` is exact, and this device computes in one way alone; leave it out, or ask an executor on a CPU"
     )]
     NoExact,
-    /// Nobody knows what tokens are spelled like.
+    /// The executor has no vocabulary for grammars.
     #[error("`grammar` cannot be honoured: this executor has no vocabulary; leave it out")]
     NoGrammars,
-    /// An embedding comes alone.
+    /// A request for an embedding asks for something else too.
     #[error("`pooling` asks for an embedding, and `{field}` for something else; send two requests")]
-    NotAlone {
-        /// The field that asks for something else.
-        field: &'static str,
-    },
-    /// A sampling parameter is out of range.
+    NotAlone { field: &'static str },
     #[error(transparent)]
     Sampling(#[from] SamplingError),
-    /// The prompt leaves no room in the context.
     #[error(
         "the prompt has {prompt} tokens{}, but the context holds {context_length} with the completion; shorten it",
         beside(*virtual_tokens)
     )]
     PromptTooLong {
-        /// Tokens of the prompt.
         prompt: usize,
-        /// Tokens that its adapter puts before it.
+        /// Virtual tokens of the adapter, before the prompt.
         virtual_tokens: usize,
-        /// Tokens of the context.
         context_length: usize,
     },
-    /// The sequence could not fit even if it had the pool for itself.
+    /// The sequence would not fit even alone in the pool.
     #[error(
         "prompt and `max_tokens`{} need {needed} KV blocks, but the pool has {total}; shorten the prompt, lower \
          `max_tokens` or start the executor with a larger --kv-bytes",
         beside(*virtual_tokens)
     )]
     PoolTooSmall {
-        /// Tokens that the adapter puts before the prompt.
+        /// Virtual tokens of the adapter, before the prompt.
         virtual_tokens: usize,
-        /// Blocks the sequence needs at its end.
+        /// Blocks that the sequence needs at its end.
         needed: usize,
-        /// Blocks of the pool.
         total: usize,
     },
-    /// As many requests are under way as may run and wait together. Gateways count along and do not let it come to this.
+    /// As many requests are active as may run and wait. Gateways count requests and normally avoid this.
     #[error("{under_way} requests run or wait, which is the limit; try again later or raise --max-waiting")]
     QueueFull {
-        /// Requests that run or wait.
+        /// Number of running and waiting requests.
         under_way: usize,
     },
-    /// The prompts of those who wait take as much memory as they may.
+    /// The prompts of waiting requests take as much memory as allowed.
     #[error(
         "requests with {waiting_tokens} tokens wait, which leaves no room for this one; try again later or raise \
          --max-waiting-tokens"
     )]
     QueueLong {
-        /// Tokens of the prompts that wait.
+        /// Number of tokens of waiting prompts.
         waiting_tokens: usize,
     },
-    /// The adapter cannot be used.
     #[error(transparent)]
     Adapter(#[from] AdapterUseError),
 }
 
 impl AdmissionRefusal {
-    /// The code of the error on the wire.
     #[must_use]
     pub fn code(&self) -> ErrorCode {
         match self {
@@ -147,7 +126,7 @@ impl From<AdmissionRefusal> for WireError {
     }
 }
 
-/// Says in a message what an adapter takes of a context.
+/// Returns the message part about virtual tokens.
 fn beside(virtual_tokens: usize) -> String {
     match virtual_tokens {
         0 => String::new(),
@@ -155,8 +134,7 @@ fn beside(virtual_tokens: usize) -> String {
     }
 }
 
-/// Checks everything about a request that does not depend on what else is under way. Its adapter puts `virtual_tokens`
-/// before the prompt.
+/// Checks all that does not depend on other requests. The adapter puts `virtual_tokens` before the prompt.
 pub(super) fn check(
     request: &Generate,
     received_at: Instant,
@@ -220,7 +198,7 @@ fn check_pooling(request: &Generate) -> Result<Option<Pooling>, AdmissionRefusal
     }
 }
 
-/// The length at which the sequence, virtual tokens included, ends at the latest.
+/// Returns the maximum length of the sequence, virtual tokens included.
 fn check_length(
     request: &Generate,
     limits: &EngineLimits,
@@ -233,7 +211,7 @@ fn check_length(
         return Err(AdmissionRefusal::PromptTooLong { prompt, virtual_tokens, context_length });
     }
     let end = begin.saturating_add(request.max_tokens as usize).min(context_length);
-    // The last generated token is never computed, so it needs no place.
+    // The last generated token is never computed, so it needs no KV memory.
     let needed = end.saturating_sub(1).max(begin).div_ceil(BLOCK_TOKENS);
     let total = limits.kv_blocks as usize;
     if needed > total {

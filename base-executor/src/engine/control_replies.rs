@@ -1,4 +1,4 @@
-//! What is answered once: loads, unloads, figures.
+//! Replies to calls: loads, unloads and stats.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,7 @@ impl<P: ForwardPass> Engine<P> {
         self.answer(answer);
     }
 
-    /// An adapter is on the device, or will not be: who waited for that goes on.
+    /// Handles the end of an adapter's copy to the device, and replies to the waiting load calls.
     pub(super) fn adapter_arrived(&mut self, id: AdapterId) {
         let answers = self.tiers.arrived(&mut self.kv, id);
         self.answer(answers);
@@ -63,7 +63,7 @@ impl<P: ForwardPass> Engine<P> {
         self.outboxes.answer(caller.connection, ToGateway::Stats(stats));
     }
 
-    /// The figures now, as the answer to call `request`.
+    /// Returns the current stats, as the reply to call `request`.
     #[must_use]
     pub fn stats(&self, request: RequestId) -> Stats {
         let kv = self.kv.counts();
@@ -98,7 +98,7 @@ impl<P: ForwardPass> Engine<P> {
     }
 }
 
-/// How many of `sequences` use each adapter.
+/// Counts the users of each adapter among `sequences`.
 fn users<'a, A: 'a>(sequences: impl IntoIterator<Item = &'a Sequence<A>>) -> BTreeMap<AdapterId, u32> {
     let mut users = BTreeMap::new();
     for id in sequences.into_iter().filter_map(Sequence::adapter_id) {

@@ -1,4 +1,4 @@
-//! Who drafts for a sequence.
+//! The drafter of a sequence.
 
 use std::fmt;
 
@@ -11,16 +11,16 @@ use speculation::{
 
 use crate::drafter::SequenceDrafter;
 
-/// An author, and how much of its sequence it knows.
+/// A drafter, and the number of tokens of its sequence that it knows.
 pub(super) struct DrafterState {
     pub(super) author: Box<dyn SequenceDrafter>,
     pub(super) known: usize,
-    /// What it drafted, of which a part is being verified.
+    /// Draft tree while a part of it is verified.
     pub(super) ahead: Option<DraftAhead>,
 }
 
 impl DrafterState {
-    /// Takes in what `text` has become; what it drafted behind the end of that.
+    /// Gives the drafter the new tokens of `text`, and returns the draft that survives after them.
     pub(super) fn reconcile(&mut self, text: &[u32], stats: &mut SpeculationStats) -> RerootedDraft {
         let said = &text[self.known..];
         let settled = self.ahead.take().map_or(RerootedDraft::default(), |ahead| ahead.reroot(said).if_any());

@@ -1,8 +1,9 @@
-//! Tokens drafted for a step, to be verified in it (EdgeLLM; DESIGN section 11).
+//! Draft tokens of a step, verified in the same step (EdgeLLM; DESIGN section 11).
 //!
-//! Whoever decodes may have a tree of drafted tokens behind the one that is pending: its rows are computed with all others, and what
-//! the model would have said anyway is kept. How many rows that is worth follows from what a row adds to a step and from how often such
-//! drafts came true; what others wait longer for it has a bound ([`speculation::verify_selection`]).
+//! A decoding sequence may have a token tree after its pending token. The tree's rows are computed with all
+//! others, and the tokens that the model would emit anyway are accepted. The number of rows follows from
+//! their cost and the acceptance so far; other sequences' delay is bounded
+//! ([`speculation::verify_selection`]).
 
 use std::time::Duration;
 
@@ -31,55 +32,55 @@ use super::{
 };
 use crate::drafter::{AcceptanceStats, DrafterFactory};
 
-/// Most drafted tokens of a sequence in a step.
+/// Maximum number of draft tokens per sequence and step.
 pub const MAX_DRAFT_TOKENS: usize = speculation::tree::MAX_NODES;
 
-/// Tenants' adapters of which it is remembered how often drafts came true.
+/// Maximum number of pairs of tenant and adapter with acceptance statistics.
 const MAX_REMEMBERED: usize = 1024;
 
-/// Steps after which a model that does not seem worth it is asked once to see how it does by now.
+/// Number of steps after which an unused drafter model is probed once.
 pub(super) const PROBE_STEPS: u32 = 64;
 
-/// Whose text it is: how far a draft is to be trusted depends on that (D4.11).
+/// Adapter and tenant of a text, on which the acceptance of draft tokens depends (D4.11).
 type AcceptanceKey = (Option<AdapterId>, TenantId);
 
-/// Who drafts, and what drafts and rows have been worth so far. The default drafts nothing.
+/// Drafters, with the measured worth of drafts and rows. The default drafts nothing.
 #[derive(Debug)]
 pub struct Drafts {
     pub(super) max_tokens: usize,
-    /// Who drafts where no adapter does.
+    /// Drafter factory when no draft adapter is used.
     usual: Option<DrafterFactory>,
-    /// The draft adapter that drafts instead, where that is allowed.
+    /// Draft adapter that replaces it, where allowed.
     own: DraftAdapterMode,
     learned: LruTable<AcceptanceKey, AcceptanceStats>,
     pace: StepCost,
     pub(super) allowance: DraftBudget,
-    /// Steps since a model took part.
+    /// Number of steps since a drafter model was used.
     pub(super) unasked: u32,
     forks: Vec<BranchBlocks>,
     figures: LastStepStats,
     pub(super) writers: OverlappedDrafters,
-    /// Another way to decide how much is verified, for comparison.
+    /// Another rule for the amount of verification, for comparison.
     pub(super) rule: Option<BaselineRule>,
-    /// Whether what took time to draft is kept, and goes on growing while a step waits for its weights.
+    /// Whether slow drafts are kept, and continue while a step waits for its weights.
     pub(super) goes_on: bool,
 }
 
 /// Whether draft adapters draft.
 #[derive(Debug)]
 enum DraftAdapterMode {
-    /// They do not.
+    /// Draft adapters are not used.
     No,
-    /// The one that was loaded last does, if there is one.
+    /// The draft adapter that was loaded last is used, if there is one.
     Last(Option<(AdapterId, DrafterFactory)>),
 }
 
-/// What of the last step others are told.
+/// Stats of the latest step.
 #[derive(Debug, Default)]
 struct LastStepStats {
-    /// The step as it would be without drafts; `None` before any was drafted for.
+    /// The step without drafts; `None` before the first drafting.
     step: Option<StepEstimate>,
-    /// The confidence that one more token would have to have.
+    /// Confidence that one more token would need.
     least_confidence: f64,
 }
 
@@ -92,7 +93,7 @@ impl Default for Drafts {
             learned: LruTable::new(MAX_REMEMBERED),
             pace: StepCost::default(),
             allowance: DraftBudget::default(),
-            // The first that can be asked is.
+            // The first opportunity is a probe.
             unasked: PROBE_STEPS,
             forks: Vec::new(),
             figures: LastStepStats::default(),
@@ -104,31 +105,30 @@ impl Default for Drafts {
 }
 
 impl Drafts {
-    /// `usual` drafts, if somebody does; at most `max_tokens` a step for each sequence.
+    /// Creates settings with `usual` as the drafter, if any, and at most `max_tokens` per sequence and step.
     #[must_use]
     pub fn by(max_tokens: usize, usual: Option<DrafterFactory>) -> Self {
         Self { max_tokens: max_tokens.min(MAX_DRAFT_TOKENS), usual, ..Self::default() }
     }
 
-    /// The draft adapter that was loaded last drafts instead.
+    /// Lets the draft adapter that was loaded last replace the usual drafter.
     #[must_use]
     pub fn or_itself(self) -> Self {
         Self { own: DraftAdapterMode::Last(None), ..self }
     }
 
-    /// Has `rule` say how much is verified, whatever that costs; for comparison.
+    /// Sets another rule for the amount of verification, regardless of cost; for comparison.
     #[must_use]
     pub fn ruled(self, rule: BaselineRule) -> Self {
         Self { rule: Some(rule), ..self }
     }
 
-    /// Drafts nothing while something is verified, and keeps nothing; for comparison.
+    /// Disables drafting during verification; for comparison.
     #[must_use]
     pub fn without_drafting_ahead(self) -> Self {
         Self { goes_on: false, ..self }
     }
 
-    /// Who drafts now.
     fn agency(&mut self) -> Option<&mut DrafterFactory> {
         match &mut self.own {
             DraftAdapterMode::Last(Some((_, agency))) => Some(agency),
@@ -136,23 +136,22 @@ impl Drafts {
         }
     }
 
-    /// Whether anybody drafts.
     fn are_on(&self) -> bool {
         self.usual.is_some() || matches!(self.own, DraftAdapterMode::Last(Some(_)))
     }
 
-    /// A step of so many rows, each with logits, took so long.
+    /// Records a step of `rows` rows, each with logits, that took `took`.
     pub(super) fn observe(&mut self, rows: usize, took: Duration) {
         self.pace.observe(rows, took);
     }
 
-    /// How long a step of so many rows takes.
+    /// Returns the expected duration of a step of `rows` rows.
     fn takes(&self, rows: usize) -> Duration {
         let step_s = self.pace.line().map_or(0.0, |line| line.at(rows as f64));
         Duration::try_from_secs_f64(step_s).unwrap_or_default()
     }
 
-    /// Whoever drafts for a sequence; `None` if nobody does.
+    /// Returns the drafter of a sequence, and creates it first if needed; `None` without drafting.
     pub(super) fn commission<A>(&mut self, sequence: &mut Sequence<A>) -> Option<DrafterState> {
         if sequence.commission.is_none() {
             let learned = self.learned.of(&sequence.whose()).clone();
@@ -163,7 +162,7 @@ impl Drafts {
         sequence.commission.take()
     }
 
-    /// A sequence has come to its end: what was learned from it is of use to the next.
+    /// Keeps the statistics of an ended sequence for later ones.
     pub(super) fn remember<A>(&mut self, sequence: &mut Sequence<A>) {
         if let Some(commission) = sequence.commission.take()
             && let Some(learned) = commission.author.learned()
@@ -172,7 +171,7 @@ impl Drafts {
         }
     }
 
-    /// What came of a tree that was verified for a sequence.
+    /// Records the verification of a sequence's tree.
     pub(super) fn record_verification(
         &mut self,
         stats: &mut SpeculationStats,
@@ -198,7 +197,7 @@ impl Drafts {
         }
     }
 
-    /// Which nodes of `trees` are verified in `step`.
+    /// Chooses the nodes of `trees` that are verified in `step`.
     fn choose(&mut self, step: &StepEstimate, trees: &[&TokenTree]) -> Vec<NodeSet> {
         let VerifySelection { kept, least_confidence } = match &self.rule {
             None => worth(step, trees),
@@ -215,7 +214,7 @@ impl Drafts {
         kept
     }
 
-    /// Fills in who drafts, and what a token must promise.
+    /// Fills in the drafter and the needed confidence.
     pub(super) fn fill_stats(&self, stats: &mut SpeculationStats) {
         stats.least_confidence = self.figures.least_confidence as f32;
         (stats.kind, stats.adapter) = match (&self.own, &self.usual) {
@@ -227,7 +226,7 @@ impl Drafts {
 }
 
 impl<P: ForwardPass> Engine<P> {
-    /// Adds to a plan what is worth being verified in the same step.
+    /// Adds draft tokens that are worth verification to a plan.
     pub(super) fn draft(&mut self, plan: &mut [ScheduledTokens]) {
         let Some(cost) = self.drafts.pace.line().filter(|_| self.drafts.are_on()) else { return };
         if plan.is_empty() || !self.computing.pass.branches() {
@@ -259,7 +258,7 @@ impl<P: ForwardPass> Engine<P> {
         self.choose(plan, &step, &trees);
     }
 
-    /// Adds those of the drafted tokens that are worth it.
+    /// Adds the chosen draft tokens to the plan.
     fn choose(&mut self, plan: &mut [ScheduledTokens], step: &StepEstimate, trees: &[(usize, TokenTree)]) {
         let drafted: Vec<_> = trees.iter().map(|(_, tree)| tree).collect();
         let kept = self.drafts.choose(step, &drafted);
@@ -268,7 +267,7 @@ impl<P: ForwardPass> Engine<P> {
                 self.tiers.note_least_confidence(id, self.drafts.figures.least_confidence);
             }
         }
-        // Nobody is to give way because others draft.
+        // No sequence is to be preempted because others draft.
         let reserve = self.queues.running().len();
         for ((index, tree), kept) in trees.iter().zip(kept).filter(|(_, kept)| !kept.is_empty()) {
             let portion = &mut plan[*index];
@@ -283,7 +282,7 @@ impl<P: ForwardPass> Engine<P> {
         }
     }
 
-    /// Lets those who draft for the sequences of `plan` go on during its pass over so many rows.
+    /// Lets the drafters of `plan` continue during its pass over `rows` rows.
     pub(super) fn lend_writers(&mut self, plan: &[ScheduledTokens], rows: usize) {
         let (takes, queues) = (self.drafts.takes(rows), &mut self.queues);
         let authors = plan.iter().filter_map(|portion| {
@@ -293,14 +292,14 @@ impl<P: ForwardPass> Engine<P> {
         self.drafts.writers.begin(authors, takes);
     }
 
-    /// Brings them back to their sequences.
+    /// Returns the drafters to their sequences.
     pub(super) fn take_back_writers(&mut self) {
         for (sequence, commission) in self.drafts.writers.end() {
             self.queues.running_mut(sequence).commission = Some(commission);
         }
     }
 
-    /// The base drafts for itself with this draft adapter from now on, if that is allowed; whoever did before is given up.
+    /// Uses this draft adapter from now on, if allowed, instead of the previous one.
     pub(super) fn appoint(&mut self, id: AdapterId, agency: DrafterFactory) {
         if let DraftAdapterMode::Last(last) = &mut self.drafts.own {
             let before = last.replace((id, agency));
@@ -310,7 +309,7 @@ impl<P: ForwardPass> Engine<P> {
         }
     }
 
-    /// A draft adapter is gone: it drafts no more.
+    /// Stops drafting with an unloaded draft adapter.
     pub(super) fn dismiss(&mut self, id: AdapterId) {
         if let DraftAdapterMode::Last(last) = &mut self.drafts.own
             && let Some(before) = last.take_if(|(drafts, _)| *drafts == id)
@@ -320,14 +319,14 @@ impl<P: ForwardPass> Engine<P> {
         }
     }
 
-    /// Ends all commissions; what was learned is remembered.
+    /// Ends all drafters and keeps their statistics.
     fn dismiss_authors(&mut self) {
         for sequence in self.queues.iter_mut() {
             self.drafts.remember(sequence);
         }
     }
 
-    /// Gives branches what their sequences have in the blocks that they part in.
+    /// Copies the partly filled block of each branching sequence to its branches.
     pub(super) fn fork(&mut self) -> Result<(), P::Error> {
         for BranchBlocks { from, to } in std::mem::take(&mut self.drafts.forks) {
             self.computing.pass.copy_block(from, to)?;

@@ -1,4 +1,4 @@
-//! What the compute thread reacts to: one closed set.
+//! The events of the compute thread, as one closed set.
 
 use std::time::Instant;
 
@@ -10,56 +10,43 @@ pub use crate::request_key::{ConnectionId, RequestKey};
 
 use crate::{adapters::AdapterLoadOutcome, kv_offload::FileCopy};
 
-/// Something the engine reacts to.
 #[derive(Debug)]
 pub enum EngineEvent<A> {
-    /// A gateway has said hello; what it is sent goes to `outbox`.
+    /// A gateway has sent its hello; `outbox` takes its messages.
     Connected {
-        /// Its name from now on.
         connection: ConnectionId,
-        /// Its bounded queue. Full or closed, the gateway counts as gone.
+        /// Bounded queue of the gateway. If it is full or closed, the gateway counts as gone.
         outbox: mpsc::Sender<ToGateway>,
     },
-    /// A connected gateway has said hello again and is owed a welcome.
+    /// A connected gateway has sent another hello and expects a welcome.
     Greeted(ConnectionId),
-    /// A gateway is gone.
     Disconnected(ConnectionId),
-    /// A request.
     Generate {
-        /// Who asks.
         connection: ConnectionId,
-        /// The prompt, and how its answer is to be made.
         request: Generate,
-        /// When its deadline began to run.
+        /// Time from which the deadline counts.
         received_at: Instant,
     },
-    /// The caller went away.
+    /// The caller is gone.
     Cancel(RequestKey),
-    /// The loader thread is done with a call.
+    /// The loader thread has finished a call.
     AdapterLoaded {
-        /// Who called.
         caller: RequestKey,
-        /// What became of it.
         loaded: AdapterLoadOutcome<A>,
     },
-    /// All of an adapter is on the device, or its way there has ended early.
+    /// The copy of an adapter to the device has ended, complete or not.
     AdapterArrived(AdapterId),
-    /// A block of keys and values was read from the file of the disk tier, or written there.
+    /// A KV block was read from or written to the disk tier, or failed to be.
     FileCopied(FileCopy),
-    /// An adapter is to be freed.
     UnloadAdapter {
-        /// Who asks.
         connection: ConnectionId,
-        /// For which.
         call: UnloadAdapter,
     },
-    /// The figures are asked for.
     GetStats(RequestKey),
-    /// Somebody looks whether the loop turns, or has found something out that a request waits for.
+    /// Wakes the loop, to show that it is alive or because a waiting sequence can continue.
     Pulse,
-    /// The process is to end: refuse what is new, finish what runs, give up what still runs at `until`.
+    /// Shuts down: refuses new requests, and fails those that still run at `until`.
     Drain {
-        /// When to give up.
         until: Instant,
     },
 }

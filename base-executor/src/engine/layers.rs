@@ -1,5 +1,4 @@
-//! The layer service in the compute thread: the base is lent to split clients between steps, within passes, and while there
-//! is nothing else to do.
+//! The layer service in the compute thread: calls between steps, within passes, and in idle time.
 
 use std::{
     task::{Context, Poll, Waker},
@@ -13,7 +12,7 @@ pub use super::model_runner::LayerService;
 use super::{event::EngineEvent, model_runner::ModelRunner};
 
 impl<P: ForwardPass> ModelRunner<P> {
-    /// Computes calls that are due, for as long as the step took at most: neither starves the other.
+    /// Computes due calls for at most the duration of the step, so that neither starves the other.
     pub(super) fn serve_layers(&mut self, step: Duration) {
         if let Some(layers) = &mut self.layers {
             layers.hub.poll();
@@ -21,7 +20,7 @@ impl<P: ForwardPass> ModelRunner<P> {
         }
     }
 
-    /// Answers what was let in before the end: it is due soon, since nothing new is let in.
+    /// Answers the accepted calls, which become due soon, since no new ones are accepted.
     pub(super) fn finish_layers(&mut self) {
         let Some(layers) = &mut self.layers else { return };
         loop {
@@ -36,7 +35,7 @@ impl<P: ForwardPass> ModelRunner<P> {
         }
     }
 
-    /// The next event; calls are computed until it comes. `None` if nobody can send any more.
+    /// Returns the next event, and computes calls until then. `None` if all senders are gone.
     pub(super) fn next_event(
         &mut self,
         events: &mut mpsc::Receiver<EngineEvent<P::Adapter>>,

@@ -1,4 +1,4 @@
-//! Carrying out what the cache decides: blocks go to the tiers below the device, and come back.
+//! Executes the cache's decisions: offloads blocks to lower tiers and brings them back.
 
 use std::{
     sync::Arc,
@@ -19,22 +19,22 @@ use super::{
 };
 use crate::kv_offload::{FileCopy, ReadRequest};
 
-/// Blocks copied out ahead of need where nobody computes.
+/// Maximum number of blocks offloaded ahead of need per idle step.
 const IDLE_SPILLS_PER_STEP: usize = 8;
-/// Blocks brought back ahead of need while nobody computes.
+/// Maximum number of blocks brought back ahead of need per idle step.
 const PREFETCHES_PER_STEP: usize = 8;
-/// Tenants whose shares are told.
+/// Maximum number of tenants in the stats of shares.
 const MAX_SHARES: usize = 16;
 
 impl<P: ForwardPass> Engine<P> {
-    /// The time, as the cache counts it.
+    /// Passes the time to the cache.
     pub(super) fn tell_cache_the_time(&mut self) {
         let now = self.clock.now().saturating_duration_since(self.began_at);
         self.kv.advance(now, self.queues.running().len());
     }
 
-    /// Copies what is to be copied; to be called before blocks that were given out are computed into, with the number of tokens
-    /// that are to be computed. As many blocks are copied out as the step fills, and one more: so history never falls behind.
+    /// Executes pending copies; runs before a step of `tokens` tokens computes into newly allocated blocks.
+    /// Offloads one block more than the step fills, so that offloading never falls behind.
     pub(super) fn run_transfers(&mut self, tokens: usize) {
         self.tiers.apply_evictions(&mut self.kv);
         self.kv.set_spill_room(self.below.room(self.clock.now()));
@@ -60,13 +60,13 @@ impl<P: ForwardPass> Engine<P> {
                 }
             }
         }
-        // What was in their blocks has been copied out.
+        // The former contents of the adapters' blocks are copied out by now.
         self.tiers.start_copies(&self.kv);
     }
 
     fn carry_out(&mut self, node: NodeId, block: BlockId, slots: [Option<u32>; Tier::LOWER.len()]) {
         let Some(mut bytes) = self.below.block() else {
-            // There will be no memory for the next one either.
+            // The next block would not get memory either.
             self.below.pause(self.clock.now());
             return self.not_carried_out(node);
         };
@@ -90,9 +90,9 @@ impl<P: ForwardPass> Engine<P> {
         Tier::LOWER.into_iter().for_each(|tier| self.kv.copied_out(node, tier, CopyOutcome::Failed));
     }
 
-    /// A block's bytes are here, or will never be.
+    /// Writes a block's bytes to the device, or records the failure.
     fn carry_in(&mut self, node: NodeId, block: BlockId, bytes: Option<&[u8]>) {
-        // Others may have been given the block since.
+        // The block may belong to another sequence by now.
         if !self.kv.awaits(node, block) {
             return;
         }
@@ -101,7 +101,7 @@ impl<P: ForwardPass> Engine<P> {
         failpoint::pass("executor.block_back");
     }
 
-    /// A copy from or to the file has ended.
+    /// Handles the end of a copy from or to the file.
     pub(super) fn file_copied(&mut self, copy: &FileCopy) {
         self.below.ended(copy, self.clock.now());
         match copy {
@@ -110,7 +110,7 @@ impl<P: ForwardPass> Engine<P> {
         }
     }
 
-    /// Whether what a sequence waits for has come. What came only in part is asked for anew: the rest is gone.
+    /// Whether the blocks that a sequence waits for have arrived. If some are lost, it starts over.
     pub(super) fn has_fetched(&mut self, sequence: &mut Sequence<P::Adapter>, now: Instant) -> bool {
         let OffloadFetch::Waits { nodes, .. } = sequence.fetched() else { return true };
         let Some(arrived) = self.kv.arrived(nodes) else { return false };
@@ -122,7 +122,7 @@ impl<P: ForwardPass> Engine<P> {
         true
     }
 
-    /// Everything that may be asked for after a restart is on the disk, as far as that takes it.
+    /// Whether all blocks that a restart may need are on the disk, as far as the disk takes them.
     pub(super) fn is_kept(&self) -> bool {
         self.below.is_kept(self.kv.unspilled(), self.clock.now())
     }

@@ -1,4 +1,4 @@
-//! The pass, who shares it, and what its last step gave.
+//! The forward pass, the layer service that shares it, and the output of the latest step.
 
 use std::{
     any::Any,
@@ -20,37 +20,36 @@ use shmproto::message::{SpeculationStats, WeightStats};
 
 use super::overlapped_drafting::{DraftingHooks, OverlappedDrafters};
 
-/// What a panic leaves behind.
+/// Payload of a caught panic.
 pub(super) type Panic = Box<dyn Any + Send>;
 
-/// A step that came to nothing.
+/// The reason why a step failed.
 #[derive(Debug)]
 pub(super) enum StepFailed {
-    /// By a fault, which is in the log.
+    /// An error or panic, which the log contains.
     Fault,
     /// Weights could not be read; the log says which, and why.
     NoWeights,
-    /// The device had no memory for it, in these words.
+    /// The device lacked memory, with its message.
     NoMemory(String),
 }
 
-/// Who draws tokens that need nothing but their logits.
+/// Place where tokens that need only their logits are sampled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SamplingLocation {
-    /// The pass, where its logits are.
+    /// The pass samples on its device.
     ByThePass,
-    /// The engine, from the logits.
+    /// The engine samples from the logits.
     ByTheEngine,
 }
 
 impl SamplingLocation {
-    /// Who draws for this pass.
     fn of(pass: &impl ForwardPass) -> Self {
         if pass.draws() { Self::ByThePass } else { Self::ByTheEngine }
     }
 }
 
-/// What a step gave: rows of logits, of which each has so many, drawn tokens, and rows of hidden states.
+/// Output of a step: rows of `vocab_size` logits, sampled tokens, and rows of `hidden_size` states.
 #[derive(Debug)]
 pub(super) struct StepOutput<'a> {
     pub(super) logits: &'a mut [f32],
@@ -60,13 +59,12 @@ pub(super) struct StepOutput<'a> {
     pub(super) hidden_size: usize,
 }
 
-/// Split clients, and how the pass lends them its base.
+/// The layer service, and its access to the base of the pass.
 pub struct LayerService<P> {
-    /// Their calls.
     pub hub: Dispatcher,
-    /// The base in the pass.
+    /// Returns the base of the pass.
     pub base: fn(&mut P) -> &mut dyn EvaluateSites,
-    /// Where they come in; closed with the engine. `None` in tests.
+    /// Servers of the clients, which end with the engine. `None` in tests.
     pub doors: Option<RunningServers>,
 }
 
@@ -76,14 +74,14 @@ impl<P> std::fmt::Debug for LayerService<P> {
     }
 }
 
-/// See the module's description.
+/// The forward pass with the layer service.
 pub(super) struct ModelRunner<P: ForwardPass> {
     pub(super) pass: P,
-    /// Split clients that the base is lent to.
+    /// Layer service for split clients, if it is on.
     pub(super) layers: Option<LayerService<P>>,
-    /// Which path the last step took.
+    /// Path of the latest step.
     pub(super) path: SitePath,
-    /// The logits of a step, kept for the next.
+    /// Logits of a step; the buffer is reused.
     logits: Vec<f32>,
 }
 
@@ -92,13 +90,12 @@ impl<P: ForwardPass> ModelRunner<P> {
         Self { pass, layers: None, path: SitePath::Fast, logits: Vec::new() }
     }
 
-    /// Has steps take `path` from now on.
+    /// Sets the path of later steps.
     pub(super) fn set_path(&mut self, path: SitePath) {
         self.path = path;
         self.pass.set_path(path);
     }
 
-    /// Nothing can be computed any more.
     pub(super) fn is_lost(&self) -> bool {
         self.pass.is_lost()
     }
@@ -107,7 +104,7 @@ impl<P: ForwardPass> ModelRunner<P> {
         self.pass.vocab_size()
     }
 
-    /// What reading weights has cost.
+    /// Returns the statistics of streamed weights.
     pub(super) fn weight_stats(&self) -> WeightStats {
         let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let stats = |figures: Arc<WeightStreamStats>| WeightStats {
@@ -118,12 +115,11 @@ impl<P: ForwardPass> ModelRunner<P> {
         self.pass.sweep_figures().map_or_else(WeightStats::default, stats)
     }
 
-    /// Who draws tokens that need nothing but their logits.
     pub(super) fn drawing(&self) -> SamplingLocation {
         SamplingLocation::of(&self.pass)
     }
 
-    /// Runs the pass over `batch`, in company where there is some; where it waits, those of `meanwhile` go on drafting.
+    /// Runs the pass over `batch`, with co-batched calls; `meanwhile` drafts while it waits for weights.
     pub(super) fn run(
         &mut self,
         batch: &[SequenceSlice<'_, P::Adapter>],
@@ -160,7 +156,7 @@ impl<P: ForwardPass> ModelRunner<P> {
         }
     }
 
-    /// What the last step gave.
+    /// Returns the output of the latest step.
     pub(super) fn gave(&mut self) -> StepOutput<'_> {
         let Self { pass, logits, .. } = self;
         StepOutput {

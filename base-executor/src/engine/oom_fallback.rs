@@ -1,8 +1,8 @@
-//! Running a plan, also where the device has no memory for all of it at once.
+//! Execution of a plan, also if the device lacks memory for all of it at once.
 //!
-//! A pass that finds no memory has changed nothing that counts: what it wrote of keys and values lies behind what its
-//! sequences have computed. So the same is tried again in parts, sequence by sequence, then with fewer tokens of a prompt at
-//! a time. What does not fit even so is one request's error.
+//! A pass that runs out of memory has changed nothing that counts, since it writes KV only behind the
+//! computed tokens. The plan is therefore retried in parts: sequence by sequence, then with fewer prompt
+//! tokens. A part that still does not fit fails its request.
 
 use model::forward::{BLOCK_TOKENS, ForwardPass};
 use shmproto::message::{ErrorCode, WireError};
@@ -16,7 +16,7 @@ use super::{
 };
 
 impl<P: ForwardPass> Engine<P> {
-    /// Computes `plan` and hands out what has come of it. If the device is lost meanwhile, nothing is handed out.
+    /// Computes `plan` and emits its outputs, unless the device is lost.
     pub(super) fn run_plan(&mut self, plan: &[ScheduledTokens]) {
         if self.run_whole(plan) {
             self.is_short = false;
@@ -45,7 +45,7 @@ impl<P: ForwardPass> Engine<P> {
         true
     }
 
-    /// The same without what was drafted, if anything was.
+    /// Returns the plan without draft tokens, if it has any.
     fn without_drafts(&mut self, plan: &[ScheduledTokens]) -> Option<Vec<ScheduledTokens>> {
         let has_grown = |portion: &ScheduledTokens| self.queues.running()[portion.sequence].has_grown();
         let grown: Vec<_> = plan.iter().map(has_grown).collect();
@@ -60,7 +60,7 @@ impl<P: ForwardPass> Engine<P> {
         grown.contains(&true).then(|| plain.collect())
     }
 
-    /// Says once what every step may find until there is memory again.
+    /// Logs a memory shortage once, although every step may meet it until memory is free again.
     fn note_shortage(&mut self, why: &str) {
         if !std::mem::replace(&mut self.is_short, true) {
             tracing::warn!(why, "a step finds no memory; until there is some, steps are done in parts");
@@ -71,14 +71,14 @@ impl<P: ForwardPass> Engine<P> {
         match plan {
             [] => {}
             [alone] if alone.count <= BLOCK_TOKENS => self.refuse(*alone, why),
-            // The rest of the prompt has its turn in the next step.
+            // The rest of the prompt follows in the next step.
             [alone] => {
                 let half = self.portion(alone.sequence, alone.count.div_ceil(2));
                 self.run_whole(&[half]);
             }
             _ => {
                 let mut parts = plan.to_vec();
-                // From the back: who ends leaves `running`, and the indices before stay true.
+                // Runs from the back, since an ended sequence leaves `running` and shifts later indices.
                 parts.sort_unstable_by_key(|portion| std::cmp::Reverse(portion.sequence));
                 for part in parts {
                     self.run_whole(&[part]);
@@ -90,7 +90,7 @@ impl<P: ForwardPass> Engine<P> {
         }
     }
 
-    /// There is no memory for this request, whoever else there is.
+    /// Fails a request for which the device lacks memory even alone.
     fn refuse(&mut self, portion: ScheduledTokens, why: &str) {
         let caller = self.queues.running()[portion.sequence].caller;
         let message = format!("there is no memory for this request now: {why}; or send it again later");

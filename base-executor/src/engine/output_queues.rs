@@ -1,4 +1,4 @@
-//! What the engine says to gateways: collected during a step, sent once at its end.
+//! Messages to gateways, collected during a step and sent at its end.
 
 use std::collections::BTreeMap;
 
@@ -11,13 +11,12 @@ use super::event::{ConnectionId, RequestKey};
 struct Outbox {
     queue: mpsc::Sender<ToGateway>,
     outputs: Vec<Output>,
-    /// Answers to calls; sent after the outputs, so that an adapter's last output precedes its unloading.
+    /// Replies to calls, sent after the outputs, so that an adapter's last output precedes its unloading.
     answers: Vec<ToGateway>,
 }
 
 impl Outbox {
-    /// Returns false if the gateway did not take everything. Never waits: a queue that is full has a gateway
-    /// behind it that does not read.
+    /// Sends all messages without waiting; returns false if the queue is full or closed.
     fn flush(&mut self) -> bool {
         let outputs = std::mem::take(&mut self.outputs);
         let outputs = (!outputs.is_empty()).then_some(ToGateway::Outputs(outputs));
@@ -25,7 +24,6 @@ impl Outbox {
     }
 }
 
-/// The queues of all connected gateways.
 #[derive(Debug, Default)]
 pub(super) struct Outboxes {
     open: BTreeMap<ConnectionId, Outbox>,
@@ -44,15 +42,15 @@ impl Outboxes {
         self.open.contains_key(&connection)
     }
 
-    /// Adds to the step's outputs; dropped if the gateway is gone.
+    /// Adds an output to the step; drops it if the gateway is gone.
     pub(super) fn output(&mut self, to: RequestKey, output: Output) {
         if let Some(outbox) = self.open.get_mut(&to.connection) {
             outbox.outputs.push(output);
         }
     }
 
-    /// Tells at once what may come of the step. Dropped if the gateway is gone, or behind with its messages: guesses are nothing
-    /// that outputs should lack room for.
+    /// Sends provisional tokens at once. Drops them if the gateway is gone, or if its queue is half full, to
+    /// leave capacity for outputs.
     pub(super) fn send_provisional(&self, to: RequestKey, output: Output) {
         if let Some(Outbox { queue, .. }) = self.open.get(&to.connection)
             && queue.capacity() > queue.max_capacity() / 2
@@ -61,15 +59,15 @@ impl Outboxes {
         }
     }
 
-    /// Adds an answer; dropped if the gateway is gone.
+    /// Adds a reply; drops it if the gateway is gone.
     pub(super) fn answer(&mut self, to: ConnectionId, answer: ToGateway) {
         if let Some(outbox) = self.open.get_mut(&to) {
             outbox.answers.push(answer);
         }
     }
 
-    /// Sends what has been collected: one [`ToGateway::Outputs`] for each gateway. Returns the gateways that did
-    /// not take it.
+    /// Sends the collected messages, with one [`ToGateway::Outputs`] per gateway. Returns the gateways that
+    /// did not take them.
     pub(super) fn flush(&mut self) -> Vec<ConnectionId> {
         self.open.iter_mut().filter_map(|(&id, outbox)| (!outbox.flush()).then_some(id)).collect()
     }

@@ -1,15 +1,14 @@
-//! Drafting goes on while the pass waits for weights on their way from a disk (EdgeLLM §III-D, L-10, L-11).
+//! Drafting while the pass waits for streamed weights (EdgeLLM §III-D, L-10, L-11).
 //!
 //! ```text
 //!   disk     | floor 7     | floor 8     | floor 9     |
-//!   pass     wait     | 7 | wait    | 8 | wait    | 9 |     one thread: it computes with a floor,
-//!   draft    |step|step|   |step|       |step|              or guesses, never both at once
+//!   pass     wait     | 7 | wait    | 8 | wait    | 9 |     one thread: it computes a layer chunk,
+//!   draft    |step|step|   |step|       |step|              or drafts, never both at once
 //! ```
 //!
-//! What is verified is behind tokens that are not known to come, so each such guess is *provisional*
-//! ([`speculation::draft_ahead`]). A guess is begun only if it will be done before the disk would idle or an answer be late, by what
-//! both took so far, or little later ([`speculation::draft_deadline`]). It takes no memory: whoever drafts took its own at the start, and a
-//! tree has a bound.
+//! Draft tokens after unverified ones are *provisional* ([`speculation::draft_ahead`]). A draft run starts
+//! only if recent durations predict that it delays neither the disk nor an answer by much
+//! ([`speculation::draft_deadline`]). Drafters allocate memory only at the start; trees are bounded.
 
 use std::time::Duration;
 
@@ -31,14 +30,14 @@ use speculation::{
 use super::drafter_state::DrafterState;
 use crate::drafter::SequenceDrafter;
 
-/// Whether a guess is made before its tree is verified, or meanwhile.
+/// Whether drafting happens before a tree's verification or during it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DraftPhase {
     Before,
     Meanwhile,
 }
 
-/// An author whose guesses are timed.
+/// A drafter whose runs are timed.
 pub(super) struct TimedDrafter<'a> {
     pub(super) author: &'a mut dyn SequenceDrafter,
     pub(super) time: &'a mut DraftDeadline,
@@ -64,31 +63,30 @@ impl Draft for TimedDrafter<'_> {
     }
 }
 
-/// Those who may go on drafting during a pass.
+/// Drafters that may continue during a pass.
 #[derive(Debug, Default)]
 pub(super) struct OverlappedDrafters {
-    /// With each the sequence it drafts for, by its place among those that run.
+    /// Drafters, each with its sequence's index among the running ones.
     authors: Vec<(usize, DrafterState)>,
-    /// How many of them, from the first on, may have more to say.
+    /// Number of drafters, from the first, that may have more tokens.
     open: usize,
     pub(super) time: DraftDeadline,
 }
 
 impl OverlappedDrafters {
-    /// A pass that `takes` about so long begins: those of `authors`, each with the place of its sequence among those that run, may
-    /// draft meanwhile.
+    /// Starts a pass of about `takes`; `authors` come with the indices of their running sequences.
     pub(super) fn begin(&mut self, authors: impl Iterator<Item = (usize, DrafterState)>, takes: Duration) {
         self.authors.extend(authors);
         self.open = self.authors.len();
         self.time.begin(takes);
     }
 
-    /// The pass has ended: who drafted.
+    /// Ends the pass and returns the drafters.
     pub(super) fn end(&mut self) -> impl Iterator<Item = (usize, DrafterState)> {
         self.authors.drain(..)
     }
 
-    /// Goes on drafting until `wait` is over, or a guess would make it longer.
+    /// Drafts until `wait` is over, or until another run would prolong it.
     fn resume(&mut self, wait: &dyn PendingWeights, clock: &dyn Clock, stats: &mut SpeculationStats) {
         if wait.is_over() {
             return;
@@ -107,14 +105,14 @@ impl OverlappedDrafters {
         }
     }
 
-    /// Whoever had no more to say, or not in the time that there was, may by now.
+    /// Reopens all drafters, because they may know more by now or have more time.
     fn reopen(&mut self) {
         self.open = self.authors.len();
         let trees = self.authors.iter_mut().filter_map(|(_, commission)| commission.ahead.as_mut());
         trees.for_each(DraftAhead::reopen);
     }
 
-    /// One more token for the tree that is likeliest to come true as a whole, within `left`; false if it takes none any more.
+    /// Adds one token to the most confident tree within `left`; returns false if the tree cannot grow.
     fn step(&mut self, left: Duration, clock: &dyn Clock) -> bool {
         let confidence = |commission: &DrafterState| {
             commission.ahead.as_ref().map_or(0.0, |ahead| ahead.tree().tree_confidence())
@@ -133,7 +131,7 @@ impl OverlappedDrafters {
             moment: DraftPhase::Meanwhile,
         };
         let Ok(has_grown) = ahead.as_mut().map_or(Ok(false), |ahead| ahead.step(&mut timed));
-        // The pass had nothing else to do: nobody pays for it.
+        // The pass was idle, so this time is not charged.
         let _ = author.take_spent();
         if !has_grown {
             self.open -= 1;
@@ -143,7 +141,7 @@ impl OverlappedDrafters {
     }
 }
 
-/// The company of a pass, and those who draft while it waits.
+/// Hooks of a pass that also run drafters while it waits.
 pub(super) struct DraftingHooks<'a> {
     pub(super) company: &'a mut dyn PassHooks,
     pub(super) writers: &'a mut OverlappedDrafters,

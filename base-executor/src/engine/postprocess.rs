@@ -1,4 +1,4 @@
-//! Running a plan, and from its logits to outputs.
+//! Execution of a plan, and outputs from its logits.
 
 use std::{
     ops::Range,
@@ -17,22 +17,22 @@ use super::{
 };
 use crate::constrained_decoding::GrammarWorkers;
 
-/// What a request hears of a fault that ends it.
+/// Message of a request that fails by a fault.
 pub(super) const FAULT: &str =
     "the executor failed on this request; its log says more, and other requests go on";
 
-/// What it hears where weights that it needed could not be read.
+/// Message of a request that fails because weights could not be read.
 pub(super) const NO_WEIGHTS: &str = "the executor cannot read its weights from the disk; its log says why and what to do, and \
                                      the request may be sent again then";
 
-/// Where in what a pass gave a portion finds its own.
+/// A scheduled portion's part of the step output.
 #[derive(Debug)]
 enum OutputSlice {
-    /// Rows of logits.
+    /// Range of logit rows.
     Rows(Range<usize>),
-    /// Which of the drawn tokens.
+    /// Index of the sampled token.
     Drawn(usize),
-    /// Rows of hidden states.
+    /// Range of hidden state rows.
     States(Range<usize>),
 }
 
@@ -69,14 +69,14 @@ impl<P: ForwardPass> Engine<P> {
         computed
     }
 
-    /// Has it found out, while the pass computes, what may come next where that is not everything.
+    /// Requests the masks that sequences with a grammar need, while the pass computes.
     fn ask_guides(&mut self, plan: &[ScheduledTokens]) {
         for portion in plan {
             self.queues.running_mut(portion.sequence).ask_guide(portion.count);
         }
     }
 
-    /// Hands every sequence of the plan its logits, and retires those that have ended.
+    /// Gives every sequence of the plan its output, and retires ended ones.
     pub(super) fn postprocess(&mut self, plan: &[ScheduledTokens]) {
         let mut ended = Vec::new();
         let until = Instant::now() + self.look_budget();
@@ -104,7 +104,7 @@ impl<P: ForwardPass> Engine<P> {
         self.retire_running(ended);
     }
 
-    /// Whether it is not known in time what may come behind the portion. Then its sequence alone sits the step out.
+    /// Whether the portion's mask is late, so that its sequence skips this step.
     fn sits_out(&mut self, portion: ScheduledTokens, until: Instant) -> bool {
         let sequence = self.queues.running_mut(portion.sequence);
         if sequence.has_looked(portion.count, until) {
@@ -119,12 +119,12 @@ impl<P: ForwardPass> Engine<P> {
         true
     }
 
-    /// How long a step waits for what may come next in its answers.
+    /// Returns the maximum wait of a step for masks.
     fn look_budget(&self) -> Duration {
         self.grammars.as_ref().map_or(Duration::ZERO, GrammarWorkers::budget)
     }
 
-    /// Waits for the oldest of those that sit out where nobody computes: the loop would turn for nothing.
+    /// Waits for the oldest late mask if no sequence computes, so that the loop does not spin.
     pub(super) fn await_looks(&mut self) {
         let until = Instant::now() + self.look_budget();
         if !self.queues.running().is_empty() {
@@ -133,7 +133,7 @@ impl<P: ForwardPass> Engine<P> {
         }
     }
 
-    /// A pass that failed has left its sequences' blocks undefined: they fail, the others go on.
+    /// Fails the sequences of a failed pass, whose blocks are undefined; other sequences continue.
     pub(super) fn fail_planned(&mut self, plan: &[ScheduledTokens], why: &str) {
         for portion in plan {
             let output = self.fault(*portion, why);
@@ -183,7 +183,7 @@ impl<P: ForwardPass> Engine<P> {
     }
 
     fn retire_running(&mut self, mut indices: Vec<usize>) {
-        // From the back, so that the indices before stay true.
+        // Retired from the back, so that the indices before stay valid.
         indices.sort_unstable();
         for index in indices.into_iter().rev() {
             let sequence = self.queues.end(index);

@@ -1,21 +1,21 @@
-//! Every sequence of the engine, by how far it is.
+//! All sequences of the engine, by state.
 //!
-//! A sequence is cold, waits or runs. Those that wait and run are in order of arrival (for one that was cold: of what it
-//! waited for), and everything running is older than everything waiting. Ahead of those that wait are those that hold their
-//! blocks already: nobody who needs blocks may keep them from running, and so from giving theirs back.
+//! A sequence is cold, ready, waits or runs. Waiting and running sequences are in order of arrival (a cold
+//! one: of the end of its wait), and all running ones are older than all waiting ones. Ready sequences hold
+//! all their blocks and come first, since sequences that need blocks must not keep them from ending.
 
 use std::collections::VecDeque;
 
 use super::sequence::Sequence;
 
-/// See the module's description.
+/// Queues of all sequences, by state.
 #[derive(Debug)]
 pub(super) struct Queues<A> {
     waiting: VecDeque<Sequence<A>>,
-    /// Those that hold all blocks that they need, and wait for nothing but their turn.
+    /// Sequences that hold all the blocks they need, and wait only for their turn.
     ready: VecDeque<Sequence<A>>,
     running: Vec<Sequence<A>>,
-    /// Those that wait for their adapter, or for keys and values, to reach the device, in order of arrival.
+    /// Sequences that wait for their adapter or KV blocks to reach the device, in order of arrival.
     cold: Vec<Sequence<A>>,
 }
 
@@ -26,17 +26,15 @@ impl<A> Default for Queues<A> {
 }
 
 impl<A> Queues<A> {
-    /// All of them.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Sequence<A>> {
         self.running.iter().chain(self.idle())
     }
 
-    /// The same, to be changed.
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Sequence<A>> {
         self.running.iter_mut().chain(&mut self.ready).chain(&mut self.waiting).chain(&mut self.cold)
     }
 
-    /// Those that run, oldest first.
+    /// Returns the running sequences, oldest first.
     pub(super) fn running(&self) -> &[Sequence<A>] {
         &self.running
     }
@@ -45,67 +43,63 @@ impl<A> Queues<A> {
         &mut self.running[index]
     }
 
-    /// Does `what` to each that runs.
     pub(super) fn each_running(&mut self, what: impl FnMut(&mut Sequence<A>)) {
         self.running.iter_mut().for_each(what);
     }
 
-    /// Those that do not run, whatever they wait for.
     pub(super) fn idle(&self) -> impl Iterator<Item = &Sequence<A>> {
         self.ready.iter().chain(&self.waiting).chain(&self.cold)
     }
 
-    /// There is something to compute, or to let in.
+    /// Whether any sequence runs or may be admitted.
     pub(super) fn has_work(&self) -> bool {
         !(self.ready.is_empty() && self.waiting.is_empty() && self.running.is_empty())
     }
 
-    /// A new one comes last.
     pub(super) fn push(&mut self, sequence: Sequence<A>) {
         self.waiting.push_back(sequence);
     }
 
-    /// The next to run.
+    /// Removes the next sequence to run.
     pub(super) fn take_next(&mut self) -> Option<Sequence<A>> {
         self.ready.pop_front().or_else(|| self.waiting.pop_front())
     }
 
-    /// It holds all blocks that it needs.
+    /// Adds a sequence that holds all its blocks.
     pub(super) fn push_ready(&mut self, sequence: Sequence<A>) {
         self.ready.push_back(sequence);
     }
 
-    /// It is the next to run, ahead of all that wait.
+    /// Adds a sequence ahead of all waiting ones.
     pub(super) fn put_back(&mut self, sequence: Sequence<A>) {
         self.waiting.push_front(sequence);
     }
 
-    /// It waits for something to reach the device and keeps nobody waiting meanwhile.
+    /// Adds a sequence that waits for the device, and blocks no other.
     pub(super) fn set_aside(&mut self, sequence: Sequence<A>) {
         self.cold.push(sequence);
     }
 
-    /// All that wait so, oldest first; who still does is to be set aside again.
+    /// Removes all cold sequences, oldest first; those that still wait must be set aside again.
     pub(super) fn take_cold(&mut self) -> Vec<Sequence<A>> {
         std::mem::take(&mut self.cold)
     }
 
-    /// It runs, as the youngest.
+    /// Adds a sequence to the running ones, as the youngest.
     pub(super) fn begin(&mut self, sequence: Sequence<A>) {
         self.running.push(sequence);
     }
 
-    /// The last that came of those that run.
     pub(super) fn take_youngest(&mut self) -> Option<Sequence<A>> {
         self.running.pop()
     }
 
-    /// One that runs has ended; those behind it move up.
+    /// Removes an ended sequence; later ones move up.
     pub(super) fn end(&mut self, index: usize) -> Sequence<A> {
         self.running.remove(index)
     }
 
-    /// Takes those out that `is_meant` names.
+    /// Removes the matching sequences from all queues.
     pub(super) fn take_where(&mut self, is_meant: impl Fn(&Sequence<A>) -> bool) -> Vec<Sequence<A>> {
         if !self.iter().any(&is_meant) {
             return Vec::new();

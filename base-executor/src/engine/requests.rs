@@ -1,4 +1,4 @@
-//! A request becomes a sequence, or is refused.
+//! Turns requests into sequences, or refuses them.
 
 use std::time::Instant;
 
@@ -65,7 +65,7 @@ impl<P: ForwardPass> Engine<P> {
         Ok(Sequence::new(origin, adapted, trail, request.prompt, task).guided(guide))
     }
 
-    /// Where its keys and values are: an activated adapter begins where it is invoked in what was asked.
+    /// Returns the namespaces of a request's KV blocks; an activated adapter begins at its invocation.
     fn trail(&self, request: &Generate, path: SitePath) -> PrefixPath {
         let of = |adapter, namespace| Namespace {
             adapter,
@@ -82,7 +82,7 @@ impl<P: ForwardPass> Engine<P> {
         PrefixPath::activated(of(None, request.base_namespace), own, begin, BLOCK_TOKENS)
     }
 
-    /// Its way through its grammar, if it has one: what was generated before is the beginning of the answer.
+    /// Returns the grammar state of a request with a grammar; tokens generated before are answer tokens.
     fn guide(
         &self,
         request: &Generate,
@@ -105,7 +105,7 @@ impl<P: ForwardPass> Engine<P> {
     }
 }
 
-/// Who may share what was computed on `path`: nobody who takes another one, for its bits are others.
+/// Returns the namespace for `path`; KV blocks of different paths differ in bits and are not shared.
 fn sharing(namespace: [u8; 32], path: SitePath) -> [u8; 32] {
     match path {
         SitePath::Fast => namespace,

@@ -1,4 +1,4 @@
-//! Carrying out what `scheduling::batch` decides: who is let in, takes part in a step, or gives way.
+//! Executes the decisions of `policy::batch`: admission, participation in steps, and preemption.
 
 use model::forward::{ForwardPass, LogitRows};
 use scheduling::batch::{Snapshot, StepDecision, StepTokens};
@@ -11,14 +11,13 @@ use super::{
 /// The next `count` tokens of a running sequence.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct ScheduledTokens {
-    /// Index in `running`.
+    /// Index of the sequence in `running`.
     pub(super) sequence: usize,
     pub(super) count: usize,
     pub(super) logits: LogitRows,
 }
 
 impl ScheduledTokens {
-    /// Rows of logits it asks for.
     pub(super) fn rows(&self) -> usize {
         match self.logits {
             LogitRows::None | LogitRows::Draw(_) | LogitRows::States { .. } => 0,
@@ -27,21 +26,20 @@ impl ScheduledTokens {
         }
     }
 
-    /// Rows of hidden states it asks for.
     pub(super) fn states(&self) -> usize {
         if let LogitRows::States { from } = self.logits { self.count - from } else { 0 }
     }
 }
 
 impl<P: ForwardPass> Engine<P> {
-    /// Lets waiting sequences run, in order of arrival, as long as there is room. One that does not fit yet keeps
-    /// the others behind it waiting: it would never fit otherwise.
+    /// Admits waiting sequences in order of arrival while there is capacity. A sequence that does not fit
+    /// blocks those behind it, since it would never fit otherwise.
     pub(super) fn admit(&mut self) {
         let (now, limits) = (self.clock.now(), self.limits.batch());
         while self.queues.running().len() < limits.max_running {
             let Some(mut sequence) = self.queues.take_next() else { return };
             if !sequence.knows_its_grammar() || !self.hold_adapter(&mut sequence, now) {
-                // It steps aside, so that it keeps nobody waiting.
+                // A sequence that waits for the device blocks no other.
                 self.queues.set_aside(sequence);
                 failpoint::pass("executor.cold_waits");
                 continue;
@@ -63,7 +61,7 @@ impl<P: ForwardPass> Engine<P> {
         }
     }
 
-    /// The next step; whoever has to give way for it has done so.
+    /// Plans the next step, after preemptions for it.
     pub(super) fn schedule(&mut self) -> Vec<ScheduledTokens> {
         let limits = self.limits.batch();
         self.queues.each_running(|sequence| _ = sequence.knows_its_grammar());
@@ -80,7 +78,7 @@ impl<P: ForwardPass> Engine<P> {
         }
     }
 
-    /// Those of one path through the base's layers, which a pass takes as a whole; where there are some of each, by turns.
+    /// Keeps the shares of one path through the base's layers, which a pass needs; the paths alternate.
     fn of_one_path(&mut self, mut shares: Vec<StepTokens>) -> Vec<StepTokens> {
         let path = |share: &StepTokens| self.queues.running()[share.sequence].task.path;
         let last = self.computing.path;
@@ -90,18 +88,18 @@ impl<P: ForwardPass> Engine<P> {
         shares
     }
 
-    /// Gives those that compute the blocks they need.
+    /// Allocates the blocks of the scheduled sequences.
     fn prepare(&mut self, shares: &[StepTokens]) -> Vec<ScheduledTokens> {
         for share in shares {
             let sequence = self.queues.running_mut(share.sequence);
-            // A prompt has had its blocks since it was admitted.
+            // A prompt has had its blocks since admission.
             if let Some(blocks) = self.kv.allocate(sequence.missing_blocks()) {
                 sequence.blocks.extend(blocks);
             }
         }
         let portion = |share: &StepTokens| self.portion(share.sequence, share.count);
         let mut portions: Vec<_> = shares.iter().map(portion).collect();
-        // As a pass wants it: states come last.
+        // A pass needs states last.
         portions.sort_by_key(|portion| portion.states() > 0);
         portions
     }
@@ -111,7 +109,7 @@ impl<P: ForwardPass> Engine<P> {
         ScheduledTokens { sequence, count, logits }
     }
 
-    /// Puts the last that came back to the head of the queue: everything there is younger still.
+    /// Preempts the youngest running sequence to the head of the queue; all waiting ones are younger.
     fn preempt_youngest(&mut self) {
         if let Some(mut sequence) = self.queues.take_youngest() {
             sequence.release_blocks(&mut self.kv);

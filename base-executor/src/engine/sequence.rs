@@ -1,10 +1,10 @@
-//! One request on its way through the engine.
+//! One sequence of the engine.
 //!
-//! `tokens` (the adapter's virtual tokens, prompt, completion) is all that has to survive: the first `computed` of them have keys and
-//! values in `blocks`, the others are pending. A preempted sequence merely goes back to `computed = 0`.
+//! Only `tokens` (virtual tokens, prompt, completion) must survive a preemption. The first `computed` of them
+//! have KV entries in `blocks`, the others are pending. A preempted sequence has `computed = 0` again.
 //!
-//! Virtual tokens (prefix tuning) have positions, and are computed, kept and found again like any others; but they are
-//! nobody's prompt: no report and no penalty counts them.
+//! Virtual tokens (prefix tuning) have positions, and are computed, kept and cached like other tokens. No
+//! report and no penalty counts them as prompt.
 
 mod draft_tree;
 mod first_output;
@@ -40,21 +40,18 @@ use self::{
 use super::{drafter_state::DrafterState, event::RequestKey, model_runner::SamplingLocation};
 use crate::constrained_decoding::GrammarState;
 
-/// What stands for a virtual token: the pass takes the adapter's keys and values in the place of its own.
+/// Placeholder of a virtual token; the pass uses the adapter's keys and values instead.
 const VIRTUAL_TOKEN: u32 = 0;
 
-/// What a pass gave a sequence.
+/// Output of a pass for one sequence.
 #[derive(Debug)]
 pub(super) enum SequenceOutput<'a> {
-    /// Rows of logits.
     Rows(&'a mut [f32]),
-    /// The next token; `None` where no logit was a number.
+    /// Next token; `None` if no logit was finite.
     Token(Option<Drawn>),
-    /// Rows of hidden states.
     States(ChunksExact<'a, f32>),
 }
 
-/// An adapter in use by a sequence.
 #[derive(Debug)]
 pub(super) struct SequenceAdapter<A> {
     pub(super) id: AdapterId,
@@ -65,43 +62,42 @@ pub(super) struct SequenceAdapter<A> {
 /// Whether a sequence holds its adapter on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AdapterHold {
-    /// It has not asked yet.
+    /// The adapter was not requested yet.
     None,
-    /// It waits since then for the adapter to arrive.
+    /// The sequence has waited for the adapter since this time.
     Waits(Instant),
-    /// It does, until it is retired.
+    /// The sequence holds the adapter until it is retired.
     Held,
 }
 
-/// Whose a sequence is, and since when.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SequenceOrigin {
     pub(super) caller: RequestKey,
     pub(super) received_at: Instant,
 }
 
-/// How a sequence continues and when it ends.
+/// Parameters of a sequence's generation.
 #[derive(Debug)]
 pub(super) struct GenerationSpec {
     pub(super) sampling: SamplingParams,
     pub(super) stop_tokens: Vec<u32>,
-    /// Tokens to generate before a stop token may be chosen.
+    /// Number of generated tokens before a stop token may be sampled.
     pub(super) min_tokens: usize,
-    /// Tokens that the adapter puts before the prompt.
+    /// Number of virtual tokens before the prompt.
     pub(super) virtual_tokens: usize,
-    /// Virtual tokens, prompt and completion together end at this many.
+    /// Maximum length of virtual tokens, prompt and completion together.
     pub(super) end: usize,
-    /// Tokens at the prompt's end that an earlier request generated.
+    /// Number of tokens at the prompt's end that an earlier request generated.
     pub(super) generated_before: usize,
-    /// How many alternatives to report with each token, if any report is wanted.
+    /// Number of alternatives reported per token; `None` for no report.
     pub(super) logprobs: Option<usize>,
     pub(super) prompt_logprobs: Option<usize>,
-    /// How it becomes an embedding, if it is to.
+    /// Pooling of an embedding, if one is requested.
     pub(super) pooling: Option<Pooling>,
     pub(super) deadline: Option<Instant>,
-    /// Whether what is drafted is told before it is verified.
+    /// Whether provisional tokens are sent.
     pub(super) provisional: ProvisionalMode,
-    /// Which path its rows take through the base's layers.
+    /// Path of the sequence's rows through the base's layers.
     pub(super) path: SitePath,
 }
 
@@ -115,25 +111,25 @@ pub(super) struct Sequence<A> {
     pub(super) computed: usize,
     pub(super) blocks: Vec<BlockId>,
     trail: PrefixPath,
-    /// Where the completion begins.
+    /// Index of the first completion token.
     prompt_end: usize,
     counts: TokenCounts,
-    /// Behind the last full block that was offered to others.
+    /// Position in the prefix tree after the latest full block.
     cursor: Cursor,
-    /// What was drafted for the next step.
+    /// Draft tree of the next step.
     pub(super) grown: Option<DraftTree>,
-    /// Who drafts for it, once somebody has.
+    /// Drafter of the sequence, once it has one.
     pub(super) commission: Option<DrafterState>,
     is_admitted: bool,
-    /// Microseconds it waited for its adapter to reach the device.
+    /// Time it waited for its adapter to reach the device, in microseconds.
     load_wait_us: u64,
     fetched: OffloadFetch,
-    /// Microseconds it waited for keys and values to come back.
+    /// Time it waited for KV blocks from lower tiers, in microseconds.
     kv_wait_us: u64,
     opening: FirstOutput,
-    /// What it has to look like, if it has to.
+    /// Grammar of a structured output.
     guide: Option<GrammarState>,
-    /// The embedding that comes of it, if one is to.
+    /// Pooling of an embedding.
     pool: Option<PoolingState>,
 }
 
@@ -174,7 +170,7 @@ impl<A> Sequence<A> {
         }
     }
 
-    /// The adapter, if it applies to the next token to be computed.
+    /// Returns the adapter, if it applies to the next token to be computed.
     pub(super) fn adapter(&self) -> Option<&Arc<A>> {
         let applies = self.trail.applies(self.computed);
         self.adapted.as_ref().filter(|_| applies).map(|adapted| &adapted.adapter)
@@ -184,12 +180,12 @@ impl<A> Sequence<A> {
         self.adapted.as_ref().map(|adapted| adapted.id)
     }
 
-    /// The adapter it holds on the device.
+    /// Returns the adapter that the sequence holds on the device.
     pub(super) fn held_adapter(&self) -> Option<AdapterId> {
         self.adapted.as_ref().filter(|adapted| adapted.hold == AdapterHold::Held).map(|adapted| adapted.id)
     }
 
-    /// Begins, or goes on, to wait for its adapter.
+    /// Starts the wait for the adapter, if it has not started.
     pub(super) fn wait_for_adapter(&mut self, now: Instant) {
         if let Some(adapted) = &mut self.adapted
             && adapted.hold == AdapterHold::None
@@ -198,7 +194,7 @@ impl<A> Sequence<A> {
         }
     }
 
-    /// Holds its adapter on the device from now on; returns the microseconds it waited for it.
+    /// Holds the adapter on the device from now on; returns the waiting time in microseconds.
     pub(super) fn hold_adapter(&mut self, now: Instant) -> u64 {
         let Some(adapted) = &mut self.adapted else { return 0 };
         if let AdapterHold::Waits(since) = std::mem::replace(&mut adapted.hold, AdapterHold::Held) {
@@ -207,47 +203,45 @@ impl<A> Sequence<A> {
         self.load_wait_us
     }
 
-    /// Tokens whose keys and values have not been computed.
+    /// Returns the number of tokens without KV entries.
     pub(super) fn pending(&self) -> usize {
         self.tokens.len() - self.computed
     }
 
-    /// Tokens generated so far.
     pub(super) fn generated(&self) -> usize {
         self.tokens.len() - self.prompt_end
     }
 
-    /// Virtual tokens whose keys and values have not been placed.
+    /// Returns the number of virtual tokens without KV entries.
     pub(super) fn pending_virtual(&self) -> usize {
         self.task.virtual_tokens.saturating_sub(self.computed)
     }
 
-    /// One generated token is pending: the sequence takes part in every step.
+    /// Whether one generated token is pending, so that the sequence takes part in every step.
     pub(super) fn is_decoding(&self) -> bool {
         self.generated() > 0 && self.pending() == 1
     }
 
-    /// Prompt and completion.
+    /// Returns prompt and completion.
     pub(super) fn text(&self) -> &[u32] {
         &self.tokens[self.task.virtual_tokens..]
     }
 
-    /// Tokens that it may still say.
+    /// Returns the number of tokens that may still be generated.
     pub(super) fn left(&self) -> usize {
         self.task.end.saturating_sub(self.tokens.len())
     }
 
-    /// Whose text it is, and by which adapter.
     pub(super) fn whose(&self) -> (Option<AdapterId>, TenantId) {
         (self.trail.own().adapter, self.trail.own().owner)
     }
 
-    /// Blocks that its tokens need beside its own.
+    /// Returns the number of additional blocks that the tokens need.
     pub(super) fn missing_blocks(&self) -> usize {
         self.tokens.len().div_ceil(BLOCK_TOKENS).saturating_sub(self.blocks.len())
     }
 
-    /// As the scheduler sees it.
+    /// Returns the stage for the scheduler.
     pub(super) fn stage(&self) -> RunningStage {
         if self.sits_out() {
             return RunningStage::Waiting;
@@ -262,7 +256,7 @@ impl<A> Sequence<A> {
         RunningStage::Prompt { pending: self.trail.alike(self.computed, self.pending()), report }
     }
 
-    /// The logits wanted of its next `count` tokens.
+    /// Returns the logits needed of the next `count` tokens.
     pub(super) fn logits_of(&self, count: usize, drawing: SamplingLocation) -> LogitRows {
         if let Some(pool) = &self.pool {
             pool.wanted(count, self.pending(), self.pending_virtual())
@@ -276,18 +270,18 @@ impl<A> Sequence<A> {
         }
     }
 
-    /// Every token of the prompt is owed a log-probability, so every one must be computed.
+    /// Whether the request needs log-probabilities of all prompt tokens, so that all must be computed.
     pub(super) fn scores_prompt(&self) -> bool {
         self.task.prompt_logprobs.is_some() && matches!(self.opening, FirstOutput::Due { .. })
     }
 
-    /// Every token of the prompt has to be computed, also where others have done so.
+    /// Whether all prompt tokens must be computed, without the prefix cache.
     pub(super) fn computes_all(&self) -> bool {
         self.scores_prompt() || self.pool.as_ref().is_some_and(PoolingState::takes_all)
     }
 
-    /// Takes in what a pass over its next `count` tokens gave: what [`logits_of`] asked for, rows of `vocab_size`.
-    /// Returns its output once all tokens have been computed.
+    /// Handles a pass's output for the next `count` tokens, as requested by [`logits_of`], in rows of
+    /// `vocab_size`. Returns an output once all tokens are computed.
     ///
     /// [`logits_of`]: Self::logits_of
     pub(super) fn advance(
@@ -337,7 +331,7 @@ impl<A> Sequence<A> {
         }
     }
 
-    /// Its next `count` tokens have been computed. Blocks that are full are offered to others.
+    /// Marks the next `count` tokens as computed, and inserts full blocks into the prefix cache.
     fn keep(&mut self, count: usize, kv: &mut Cache) {
         let full_before = self.computed / BLOCK_TOKENS;
         self.computed += count;
@@ -354,7 +348,7 @@ impl<A> Sequence<A> {
     fn score_prompt(&mut self, rows: &[f32], vocab_size: usize) {
         let FirstOutput::Due { prompt, .. } = &mut self.opening else { return };
         let top = self.task.prompt_logprobs.unwrap_or(0);
-        // The logits at a token are about the token after it.
+        // The logits at a token predict the token after it.
         let successors = &self.tokens[self.computed + 1..self.prompt_end];
         for (&token, row) in successors.iter().zip(rows.chunks_exact(vocab_size)) {
             let (logprob, top) = sampling::logprobs(row, token, top);
@@ -377,7 +371,7 @@ fn microseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Counts of a prompt whose last `generated` tokens are of the completion already.
+/// Counts the tokens of a prompt whose last `generated` tokens belong to the completion.
 fn counts(prompt: &[u32], generated: usize) -> TokenCounts {
     let (asked, completed) = prompt.split_at(prompt.len().saturating_sub(generated));
     let mut counts = TokenCounts::of_prompt(asked);

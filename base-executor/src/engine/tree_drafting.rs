@@ -1,5 +1,5 @@
-//! Trees that grow for the sequences of a step, before it: a token for each, then another for each. What a model is about to be asked
-//! for several of them it is told before, and says it in one pass.
+//! Drafting of trees for the sequences of a step, one token each per round. A drafter model receives the
+//! questions of several sequences in advance and computes them in one pass.
 
 use scheduling::clock::Clock;
 use shmproto::message::SpeculationStats;
@@ -19,21 +19,21 @@ use super::{
 };
 use crate::drafter::SequenceDrafter;
 
-/// A tree that grows for a sequence.
+/// A growing tree of a sequence.
 pub(super) struct TreeInProgress {
-    /// The sequence's place in the plan.
+    /// Index of the sequence in the plan.
     pub(super) portion: usize,
     commission: DrafterState,
     tree: TokenTree,
     pacer: BranchSelector,
-    /// Most of its tokens that are verified in the step.
+    /// Maximum number of its tokens that the step verifies.
     max_tokens: usize,
-    /// Whether there may be more to come.
+    /// Whether the tree may still grow.
     is_open: bool,
 }
 
 impl TreeInProgress {
-    /// Opens what is guessed already, and tells whoever is to be asked then.
+    /// Opens already drafted branches, and announces the next question to the drafter.
     fn prefetch_next(&mut self) {
         let author = &mut *self.commission.author;
         while self.tree.len() < self.max_tokens {
@@ -47,7 +47,7 @@ impl TreeInProgress {
         }
     }
 
-    /// One more token, if there is one, and room for it.
+    /// Adds one token, if the tree may grow.
     fn step(&mut self, drafts: &mut Drafts, clock: &dyn Clock) {
         self.is_open = self.tree.len() < self.max_tokens;
         if self.is_open {
@@ -59,7 +59,7 @@ impl TreeInProgress {
 }
 
 impl Drafts {
-    /// A tree for the sequence of a portion begins.
+    /// Begins a tree for a portion's sequence.
     pub(super) fn begin<A>(
         &mut self,
         (portion, sequence): (usize, &mut Sequence<A>),
@@ -71,8 +71,8 @@ impl Drafts {
         Some(TreeInProgress { portion, commission, tree, pacer, max_tokens, is_open: true })
     }
 
-    /// Lets trees grow until nothing more is worth being asked for a step, which is as it is without drafts but for the time they took.
-    /// What takes no time to ask has no price: of that it is decided when the trees are there.
+    /// Grows the trees until no further question is worth its time for the step. The n-gram table costs
+    /// nothing; its tokens are judged when the trees are complete.
     pub(super) fn grow(
         &mut self,
         growing: &mut [TreeInProgress],
@@ -108,7 +108,7 @@ impl Drafts {
         }
     }
 
-    /// What may come next in a sequence: at most as many tokens as are verified in a step.
+    /// Ends the growth of a tree, and returns its likeliest tokens, at most as many as a step verifies.
     pub(super) fn finish(&self, growing: TreeInProgress) -> (DrafterState, TokenTree) {
         let TreeInProgress { mut commission, tree, pacer, max_tokens, .. } = growing;
         let proposed = tree.pruned(tree.likeliest(max_tokens));
@@ -117,22 +117,22 @@ impl Drafts {
         (commission, proposed)
     }
 
-    /// Has an author read what it needs before it guesses, in the time that there is beside what is foreseen.
+    /// Lets a drafter prefill pending text, in the time that announced predictions leave.
     fn read_ahead(&mut self, author: &mut dyn SequenceDrafter, step: &mut StepEstimate) {
         author.read_ahead((step.spare_s().min(self.allowance.left_s()) - author.owed_s()).max(0.0));
         self.spend(author, step);
     }
 
-    /// What a model may cost next, in a step for which what was foreseen is owed so many seconds.
+    /// Returns the price of the next prediction, when announced ones need `owed_s` seconds.
     fn price(&self, step: &StepEstimate, owed_s: f64) -> DraftCost {
         let step = StepEstimate { drafting_s: step.drafting_s + owed_s, ..*step };
-        // One at a time.
+        // Only one probe runs at a time.
         let is_due = self.unasked >= PROBE_STEPS && owed_s == 0.0;
         let probe = if is_due { ProbePolicy::Due } else { ProbePolicy::No };
         DraftCost::Worth { step, left_s: (self.allowance.left_s() - owed_s).max(0.0), probe }
     }
 
-    /// Takes in what an author took, for `step`.
+    /// Charges a drafter's time to `step`.
     fn spend(&mut self, author: &mut dyn SequenceDrafter, step: &mut StepEstimate) {
         let spent_s = author.take_spent().as_secs_f64();
         step.drafting_s += spent_s;
@@ -142,7 +142,6 @@ impl Drafts {
         }
     }
 
-    /// Somebody whose guesses are timed, who guesses before a step.
     fn timed<'a>(
         &'a mut self,
         author: &'a mut dyn SequenceDrafter,

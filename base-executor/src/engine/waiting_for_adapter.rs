@@ -1,5 +1,5 @@
-//! Requests whose adapter is not on the device: they start with what there is, or step aside until it has arrived. So do
-//! those whose keys and values come back from a lower tier (E-06), and those whose grammar is being compiled: they wait alone.
+//! Requests whose adapter is not on the device: they start without it or wait aside. Requests also wait aside
+//! for KV blocks from a lower tier (E-06), and for the compilation of their grammar.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use super::{
 use crate::placement::AdapterAvailability;
 
 impl<P: ForwardPass> Engine<P> {
-    /// Lets those go on whose adapter has arrived: ahead of all that came while they waited.
+    /// Lets sequences continue whose wait is over, ahead of all that arrived meanwhile.
     pub(super) fn admit_ready(&mut self) {
         let now = self.clock.now();
         let mut warm = Vec::new();
@@ -31,7 +31,7 @@ impl<P: ForwardPass> Engine<P> {
         warm.into_iter().rev().for_each(|sequence| self.queues.put_back(sequence));
     }
 
-    /// Holds the sequence's adapter on the device until it is retired; returns false if it must wait for that.
+    /// Holds the sequence's adapter on the device until it is retired; false if the sequence must wait.
     pub(super) fn hold_adapter(&mut self, sequence: &mut Sequence<P::Adapter>, now: Instant) -> bool {
         let tokens = sequence.pending();
         let Some(adapted) = sequence.adapted.as_ref().filter(|adapted| adapted.hold != AdapterHold::Held)

@@ -1,8 +1,8 @@
-//! From a gateway's bounded queue to its socket.
+//! Sends the messages of a gateway's bounded queue to its socket.
 //!
-//! The ZeroMQ library keeps up to 100,000 messages for a peer and does not say how many. So every frame carries a
-//! permit for its bytes, which the library gives back by dropping the frame once it has written it: at most
-//! [`WINDOW_BYTES`] are ever in its hands.
+//! The ZeroMQ library buffers up to 100,000 messages per peer and does not report their number. Each frame
+//! therefore holds a permit for its bytes, released when the library drops the written frame. At most
+//! [`WINDOW_BYTES`] are unwritten.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,13 +14,13 @@ use tokio::{
 };
 use zeromq::{RouterSendHalf, SocketSend as _, ZmqMessage, util::PeerIdentity};
 
-/// Most bytes of one gateway that are in the hands of the ZeroMQ library.
+/// Maximum unwritten bytes per gateway in the ZeroMQ library.
 const WINDOW_BYTES: u32 = 4 << 20;
 
-/// A gateway that takes nothing for so long is given up.
+/// Time after which a gateway that reads nothing is disconnected.
 const STALL: Duration = Duration::from_secs(10);
 
-/// A frame that holds a permit until it has been written.
+/// A frame that holds a permit until it is written.
 struct OutgoingFrame {
     bytes: Vec<u8>,
     _permit: OwnedSemaphorePermit,
@@ -32,8 +32,8 @@ impl AsRef<[u8]> for OutgoingFrame {
     }
 }
 
-/// Sends what `queue` brings to `peer` until the queue is closed and written out, the peer is gone, or it does not
-/// read. Returns the peer, which has no further use then.
+/// Sends messages of `queue` to `peer` until the queue is closed and written, or the peer is gone or does not
+/// read. Returns the peer, whose connection is then over.
 pub(super) async fn forward(
     peer: PeerIdentity,
     mut queue: mpsc::Receiver<ToGateway>,
@@ -53,7 +53,7 @@ pub(super) async fn forward(
     peer
 }
 
-/// The message with a permit for its bytes; `None` if none is to be had.
+/// Encodes the message with a permit for its bytes; `None` after [`STALL`] without one.
 async fn frame(message: &ToGateway, window: &Arc<Semaphore>) -> Option<Bytes> {
     let bytes = message.to_bytes();
     let permits = u32::try_from(bytes.len()).unwrap_or(u32::MAX).min(WINDOW_BYTES);
@@ -61,7 +61,6 @@ async fn frame(message: &ToGateway, window: &Arc<Semaphore>) -> Option<Bytes> {
     Some(Bytes::from_owner(OutgoingFrame { bytes, _permit: permit }))
 }
 
-/// A message for one peer of a ROUTER.
 pub(super) fn address(peer: &PeerIdentity, frame: Bytes) -> ZmqMessage {
     let mut message = ZmqMessage::from(frame);
     message.push_front(peer.clone().into());

@@ -1,4 +1,4 @@
-//! The time before there is a model: the socket is there, and whoever says hello hears how far the loading is.
+//! Service while the model loads: gateways that send a hello receive the progress.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -16,20 +16,20 @@ use zeromq::{SocketEvent, SocketRecv as _, SocketSend as _, ZmqMessage, util::Pe
 
 use super::{BoundSocket, address, frames_of, refuse, version_refusal};
 
-/// Shortest time between two messages about the loading.
+/// Minimum interval between two progress messages.
 const PACE: Duration = Duration::from_millis(100);
 
-/// Longest time between two: a gateway takes silence for a process that has stopped.
+/// Maximum interval between two progress messages; a gateway takes longer silence for a hang.
 const HEARTBEAT: Duration = Duration::from_millis(500);
 
-/// Gateways that may wait: there is no bounded queue for them yet.
+/// Maximum number of waiting gateways, which have no bounded queue yet.
 const MAX_WAITING: usize = 64;
 
-/// Gateways that have said hello, with the instance each named.
+/// Gateways that have sent a hello, with their instance numbers.
 pub(super) type WaitingGateways = HashMap<PeerIdentity, u64>;
 
 impl BoundSocket {
-    /// Answers hellos with `progress` until `loaded` resolves. The gateways that said hello are served afterwards.
+    /// Answers hellos with `progress` until `loaded` resolves; the same gateways are served afterwards.
     pub(crate) async fn wait_for<T>(
         &mut self,
         progress: watch::Receiver<Loading>,

@@ -1,4 +1,4 @@
-//! Where the weights come from, until they are loaded, and what of them is lent to split clients.
+//! The source of the weights until they are loaded, and the plan of the layer service.
 
 use std::path::{Path, PathBuf};
 
@@ -30,22 +30,18 @@ use shmproto::message::DeviceFacts;
 use super::{ModelFacts, kv_numbers, precision};
 use crate::{config::ExecutorConfig, engine::layers::LayerService, process};
 
-/// A base that is about to be loaded.
 pub(super) struct PendingBase {
-    /// Path of the model file or directory.
     pub(super) path: PathBuf,
-    /// Its weights.
     pub(super) source: Box<dyn Identified + Send + Sync>,
     /// Cores to compute on, or to load with.
     pub(super) cores: Vec<usize>,
-    /// What is told while the weights are loaded.
+    /// Progress stage while the weights load.
     pub(super) stage: &'static str,
-    /// What its text was made of before its weights were opened.
+    /// Hash of the text files before the weights were opened.
     text: TextHash,
     plan: Option<ClientWeightsPlan>,
 }
 
-/// A base whose weights are loaded.
 pub(super) struct LoadedBase {
     pub(super) path: PathBuf,
     pub(super) base_hash: [u8; 32],
@@ -55,17 +51,17 @@ pub(super) struct LoadedBase {
 }
 
 impl PendingBase {
-    /// Opens what `config` names.
+    /// Opens the model that `config` names.
     ///
     /// # Errors
-    /// If it is no model, or one that cannot be run.
+    /// If there is no model, or it cannot be run.
     pub(super) fn open(config: &ExecutorConfig) -> anyhow::Result<Self> {
         let path = resolve(&config.model, &HubSettings::from_env())?;
         let cores = match &config.cores {
             Some(cores) => cores.0.iter().map(|&core| core as usize).collect(),
             None => process::allowed_cores()?,
         };
-        // Before the weights, like the plan, so that a model put in its place meanwhile is noticed.
+        // Hashed before the weights, so that a model replaced meanwhile is detected.
         let text = text_of(&path)?;
         if let Some(seed) = config.random_weights {
             let source = Box::new(RandomSource::open(&path, seed)?);
@@ -82,22 +78,22 @@ impl PendingBase {
         Ok(Self { path, source, cores, stage: "reading weights", text, plan: plan? })
     }
 
-    /// What tells it from others. Reads all of it that was not read yet.
+    /// Returns the base's identity hash. Reads all tensors that were not read yet.
     pub(super) fn identity(&self) -> [u8; 32] {
         self.source.identity(self.text)
     }
 
-    /// Whether its linear layers are of 32 bits, so that nothing beside them is rounded.
+    /// Whether all linear layers have 32-bit weights, so that no other value is rounded either.
     pub(super) fn is_exact(&self) -> bool {
         let config = self.source.config();
         let ids = (0..config.layers).flat_map(|layer| block_weights(config, layer));
         ids.filter_map(|id| self.source.kind(id)).all(|kind| kind == TensorType::F32)
     }
 
-    /// From here on nothing reads the files any more: they may be replaced, cut or deleted.
+    /// Closes the files, which may then be replaced, truncated or deleted.
     ///
     /// # Errors
-    /// If a file was written to meanwhile.
+    /// If a file changed since it was opened.
     pub(super) fn close(self) -> anyhow::Result<LoadedBase> {
         let Self { path, source, cores, text, plan, .. } = self;
         let base_hash = source.identity(text);
@@ -112,13 +108,12 @@ impl PendingBase {
     }
 }
 
-/// What the text of the model at `path` is made of; weights may be elsewhere, or made.
+/// Hashes the text files of the model at `path`; the weights may be elsewhere, or random.
 fn text_of(path: &Path) -> Result<TextHash, OpenError> {
     Ok(TextHash::of(&ModelFiles::text_at(path)?)?)
 }
 
 impl LoadedBase {
-    /// What gateways are told of it, on `device`, with so many KV blocks.
     pub(super) fn facts(
         &self,
         device: DeviceFacts,
@@ -127,7 +122,7 @@ impl LoadedBase {
         kv_blocks: u32,
     ) -> ModelFacts {
         let context_length = shape.context_length;
-        // Gateways may run somewhere else.
+        // Gateways may have another working directory.
         let path = std::path::absolute(&self.path).unwrap_or_else(|_| self.path.clone());
         let (model_path, base_hash) = (path.display().to_string(), self.base_hash);
         ModelFacts {
@@ -141,7 +136,7 @@ impl LoadedBase {
         }
     }
 
-    /// What split clients are to be served, if they are: a base of this shape, beside adapters of the precision that suits it.
+    /// Returns the plan of the layer service, if it is on. `suits`: the adapter precision for this base.
     pub(super) fn layer_plan(
         &mut self,
         config: &ExecutorConfig,
@@ -162,7 +157,6 @@ impl LoadedBase {
     }
 }
 
-/// What split clients are to be served, and where.
 pub(super) struct LayerPlan {
     settings: LayerSettings,
     places: ListenAddresses,
@@ -170,7 +164,7 @@ pub(super) struct LayerPlan {
 }
 
 impl LayerPlan {
-    /// Opens the doors; what clients make the process hold is charged to `memory`.
+    /// Starts the layer service; memory held for clients is charged to `memory`.
     pub(super) fn open<P: ForwardPass + EvaluateSites>(
         self,
         pass: &P,

@@ -1,4 +1,4 @@
-//! How a base is opened, whatever it is computed on: one script, and what each device does in it.
+//! The steps of opening a base, with the parts that depend on the device.
 
 use std::sync::Arc;
 
@@ -30,38 +30,34 @@ use crate::{
     workers::Workers,
 };
 
-/// What to do about a base that is larger than memory.
+/// Advice to the operator for a base that exceeds memory.
 const SMALLER_BASE: &str = "serve a smaller base, or one of fewer bits, or let most of it come from the disk (--resident-weight-bytes)";
 
-/// What a device does while a base is opened on it.
+/// The device-dependent steps of opening a base.
 pub(super) trait BaseDevice {
-    /// The weights, as the device computes with them.
     type Weights;
-    /// The forward pass over them.
     type Pass: ForwardPass<Adapter = PreparedAdapter> + EvaluateSites + Send + 'static;
 
-    /// Whether a pass is planned as a whole, so that what arrives of an adapter meanwhile is used by the next one.
+    /// Whether a whole pass is planned at once, so ranks that arrive meanwhile serve only the next one.
     const PLANS_WHOLE_PASSES: bool;
 
-    /// Bytes of the host's memory that the weights of `base` will take, as far as is known before.
+    /// Returns the estimated host memory of the weights of `base`, in bytes.
     fn needs(&self, base: &PendingBase) -> u64;
 
-    /// Loads the weights of `base`.
     fn load(&self, base: &PendingBase, progress: &LoadingProgress) -> anyhow::Result<Self::Weights>;
 
-    /// Their shape, and how adapters are best kept beside them.
+    /// Returns the weights' shape, and the adapter precision that suits them.
     fn shape(weights: &Self::Weights) -> (ModelConfig, LoraPrecision);
 
-    /// What of the base is in the host's memory, for drafts to compute with; `None` where none can.
+    /// Returns the base weights in host memory, for drafting; `None` if there are none.
     fn shared(weights: &Self::Weights) -> Option<SharedBase>;
 
-    /// Tells the operator what was loaded.
     fn log_loaded(&self, base: &LoadedBase, weights: &Self::Weights);
 
-    /// Bytes of the host's memory that they take, and that the pool will take.
+    /// Returns the host memory of the weights and of the block pool, in bytes.
     fn host_bytes(weights: &Self::Weights, config: &ExecutorConfig) -> [u64; 2];
 
-    /// The pass, with memory for keys and values.
+    /// Creates the pass, with memory for the KV cache.
     fn pass(
         &self,
         weights: Self::Weights,
@@ -69,13 +65,11 @@ pub(super) trait BaseDevice {
         cores: &[usize],
     ) -> anyhow::Result<Self::Pass>;
 
-    /// Blocks of keys and values that the pass has memory for.
     fn kv_blocks(pass: &Self::Pass) -> usize;
 
-    /// What gateways are told of the device.
     fn facts(&self) -> DeviceFacts;
 
-    /// Sets up who sums what of an adapter is not on the device; what that takes is charged to `memory`.
+    /// Sets up the workers that compute leading ranks, and charges their memory to `memory`.
     fn with_workers(
         pass: Self::Pass,
         config: &ExecutorConfig,
@@ -84,14 +78,14 @@ pub(super) trait BaseDevice {
         memory: &MemoryAccount,
     ) -> anyhow::Result<(Self::Pass, Workers)>;
 
-    /// Where adapters are copied to, and how much of that nobody uses.
+    /// Returns the memory for adapter copies, and a function for its free bytes.
     fn memory(self, pass: &Self::Pass) -> (Arc<dyn DeviceMemory>, FreeBytes);
 }
 
-/// Opens `base` on a device, and tells `progress` how far it is.
+/// Opens `base` on a device and reports to `progress`.
 ///
 /// # Errors
-/// If it cannot be served.
+/// If the base cannot be served.
 pub(super) fn open<O: BaseDevice>(
     device: O,
     base: PendingBase,
@@ -100,7 +94,7 @@ pub(super) fn open<O: BaseDevice>(
     arrivals: ArrivalNotifier,
 ) -> anyhow::Result<OpenedModel<O::Pass, AdapterLoader>> {
     let budget = MemoryBudget::of_this_machine(config.process_memory, config.adapter_bytes.0);
-    // What does not fit would have the system kill this process while it loads.
+    // A base beyond the budget would get this process killed while it loads.
     budget::expect(&budget.weights, device.needs(&base), SMALLER_BASE)?;
     progress.stage(base.stage);
     failpoint::pass("executor.before_weights");
@@ -152,7 +146,7 @@ fn device_settings(config: &ExecutorConfig, block_bytes: usize) -> DeviceSetting
     DeviceSettings { block_bytes: block_bytes as u64, cold_start: config.cold_start(), link }
 }
 
-/// Times the pass, if there are cold starts to be decided on.
+/// Times the pass, if the cold start mode depends on costs.
 fn costs<P: ForwardPass>(
     settings: &DeviceSettings,
     pass: &mut P,
@@ -169,7 +163,7 @@ fn costs<P: ForwardPass>(
     }
 }
 
-/// Blocks of the pool, of which there must be one.
+/// Checks that the pool has at least one block.
 fn some_blocks(kv_blocks: usize) -> anyhow::Result<u32> {
     anyhow::ensure!(
         kv_blocks > 0,

@@ -1,4 +1,4 @@
-//! The base on the host's own cores.
+//! The base on the host's cores.
 
 use std::{fs, sync::Arc};
 
@@ -35,10 +35,10 @@ use crate::{
     workers::{WorkerListener, Workers},
 };
 
-/// Opens the model of `config`, and tells `progress` how far it is.
+/// Opens the model of `config` and reports to `progress`.
 ///
 /// # Errors
-/// If it cannot be served.
+/// If the model cannot be served.
 pub fn open(
     config: &ExecutorConfig,
     progress: &LoadingProgress,
@@ -49,12 +49,11 @@ pub fn open(
     base_device::open(host, PendingBase::open(config)?, config, progress, arrivals)
 }
 
-/// The pass over weights in memory, or on a disk.
+/// Forward pass over weights in memory, or streamed from disk.
 pub type Pass = ResidentModel<ServedLayers>;
 
-/// The host's own cores and memory.
 struct HostDevice {
-    /// How the base is streamed, if it is.
+    /// Streaming options, if the base is streamed.
     streamed: Option<StreamOptions>,
     precision: Precision,
 }
@@ -65,7 +64,7 @@ impl BaseDevice for HostDevice {
 
     const PLANS_WHOLE_PASSES: bool = false;
 
-    /// A streamed base holds itself to its bound.
+    /// Returns 0 for a streamed base, which keeps to its own limit.
     fn needs(&self, base: &PendingBase) -> u64 {
         if self.streamed.is_some() { 0 } else { packed_bytes(&*base.source) }
     }
@@ -80,7 +79,7 @@ impl BaseDevice for HostDevice {
         let streamed = streamed.as_ref().map(|(identity, options)| (identity, *options));
         let weights = LoadedWeights::open(&*base.source, streamed, base.cores.len(), &told);
         let weights = weights.map_err(|error| match error {
-            // Whatever is wrong with the model's files is not the setting's business.
+            // Errors of the model's files are not caused by the streaming setting.
             StreamError::Weights(error) => error.into(),
             other => anyhow::Error::new(other).context(streaming::REMEDY),
         })?;
@@ -139,7 +138,7 @@ impl BaseDevice for HostDevice {
         facts()
     }
 
-    /// Opens the door for workers, if there may be any.
+    /// Opens the worker socket, if workers are allowed.
     fn with_workers(
         pass: Pass,
         config: &ExecutorConfig,
@@ -162,7 +161,7 @@ impl BaseDevice for HostDevice {
     }
 }
 
-/// What the system says of its processor and memory.
+/// Returns the system's processor name and memory.
 pub(crate) fn facts() -> DeviceFacts {
     let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));

@@ -41,13 +41,13 @@ use crate::{
     workers::{BridgeSetup, JobRows, WorkerListener, Workers},
 };
 
-/// Rows of prompts whose logits are computed beside those of running requests.
+/// Prompt rows whose logits are computed together with those of running requests.
 const PROMPT_HEAD_ROWS: usize = 64;
 
-/// Opens the model of `config` on GPU `ordinal`, and tells `progress` how far it is.
+/// Opens the model of `config` on GPU `ordinal` and reports to `progress`.
 ///
 /// # Errors
-/// If there is no such GPU, it has no room, or the model cannot be served.
+/// If there is no such GPU, its memory is insufficient, or the model cannot be served.
 pub fn open(
     config: &ExecutorConfig,
     ordinal: u32,
@@ -62,11 +62,10 @@ pub fn open(
     base_device::open(Gpu { cuda, plan, offers_exact }, base, config, progress, arrivals)
 }
 
-/// A GPU, and what of its memory is for what.
 struct Gpu {
     cuda: Arc<Cuda>,
     plan: MemoryPlan,
-    /// Whether it commits to its weights, for split clients who mask their rows.
+    /// Whether the weights are hashed for the modular path, for split clients with masking.
     offers_exact: bool,
 }
 
@@ -93,7 +92,7 @@ impl BaseDevice for Gpu {
         (weights.config().clone(), weights.adapter_precision())
     }
 
-    /// What is on a GPU no draft computes with.
+    /// Drafts compute on the host, so weights on a GPU are not shared.
     fn shared(_: &CudaWeights) -> Option<SharedBase> {
         None
     }
@@ -112,7 +111,7 @@ impl BaseDevice for Gpu {
         );
     }
 
-    /// What is on the GPU is not in the host's memory; `plan` has added it up.
+    /// GPU memory is not host memory; `plan` has counted it.
     fn host_bytes(_: &CudaWeights, _: &ExecutorConfig) -> [u64; 2] {
         [0, 0]
     }
@@ -141,7 +140,7 @@ impl BaseDevice for Gpu {
         DeviceFacts { kind: DeviceKind::Cuda, name: info.name.clone(), memory_bytes }
     }
 
-    /// Workers, if there may be any, and the executor's own cores.
+    /// Sets up workers, if allowed, and the executor's own cores.
     fn with_workers(
         pass: CudaModel,
         config: &ExecutorConfig,
@@ -164,26 +163,26 @@ impl BaseDevice for Gpu {
 
     fn memory(self, pass: &CudaModel) -> (Arc<dyn DeviceMemory>, FreeBytes) {
         let memory = Arc::new(pass.adapter_memory());
-        // A GPU that is lost says nothing; the engine notices by itself.
+        // A lost GPU reports an error, which the engine notices by itself.
         let free = FreeBytes::new(move || self.cuda.free_bytes().map_or(0, |bytes| bytes as u64));
         (memory, free)
     }
 }
 
-/// The linear layers of a base, and what there is to say of them.
+/// The linear layers of a base on a GPU, without an engine.
 pub(crate) struct CudaLinearLayers {
     pub(crate) model: CudaModel,
     pub(crate) architecture: String,
     pub(crate) identity: [u8; 32],
-    /// How adapters are best kept beside them.
+    /// Adapter precision that suits the weights.
     pub(crate) suits: LoraPrecision,
     pub(crate) bytes: usize,
 }
 
-/// Opens the model at `path` on GPU `ordinal` for its linear layers alone, and tells `progress` how far it is.
+/// Opens the model at `path` on GPU `ordinal` for its linear layers alone and reports to `progress`.
 ///
 /// # Errors
-/// If there is no such GPU, it has no room, or the model is not of an architecture that is known.
+/// If there is no such GPU, its memory is insufficient, or the architecture is unknown.
 pub(crate) fn open_alone(
     path: &Path,
     ordinal: u32,
@@ -209,13 +208,13 @@ pub(crate) fn open_alone(
     let (bytes, suits) = (weights.bytes(), weights.adapter_precision());
     let architecture = source.config().architecture.clone();
     let identity = source.identity(text);
-    // Nobody's keys and values are kept here.
+    // The layer service keeps no KV cache.
     let options = CudaOptions { kv_bytes: 0, kv_dtype: KvDtype::Auto, graphs: Graphs::Avoid };
     let model = CudaModel::new(weights, &options)?;
     Ok(CudaLinearLayers { model, architecture, identity, suits, bytes })
 }
 
-/// Adds up what `base` takes, and refuses what does not fit before anything is taken.
+/// Plans the memory of `base`, and fails before any allocation if the GPU has too little.
 fn plan(config: &ExecutorConfig, cuda: &Arc<Cuda>, base: &PendingBase) -> anyhow::Result<MemoryPlan> {
     let precision = kv_precision(base.is_exact(), kv_dtype(config.kv_dtype));
     let block_bytes = KvPool::block_bytes(kv_shape(base.source.config(), precision));

@@ -1,4 +1,4 @@
-//! Drafts that are models: the base's own first layers with a draft adapter, or a smaller model beside it.
+//! Drafter models: the base's own first layers with a draft adapter, or a separate smaller model.
 
 use std::{path::Path, sync::Arc};
 
@@ -16,10 +16,10 @@ use shmproto::message::DraftKind;
 use super::kv_dtype;
 use crate::{config::ExecutorConfig, drafter::DrafterFactory, loader::PrepareError};
 
-/// What the operator is told to do about a draft that there is no memory for.
+/// Advice to the operator when a draft exceeds its memory.
 const REMEDY: &str = "lower --draft-bytes, or take a smaller draft";
 
-/// What draft adapters are computed with.
+/// Base and limits for draft adapters.
 #[derive(Debug, Clone)]
 pub(super) struct Drafting {
     base: SharedBase,
@@ -27,13 +27,12 @@ pub(super) struct Drafting {
     account: MemoryAccount,
 }
 
-/// What drafts may use, computing on `cores`.
 fn options(config: &ExecutorConfig, cores: &[usize]) -> DraftOptions {
     DraftOptions { cores: cores.to_vec(), bytes: config.draft_bytes.0, kv_dtype: kv_dtype(config.kv_dtype) }
 }
 
 impl Drafting {
-    /// Over this base, if draft adapters may draft.
+    /// Returns the drafting over `base`, if the settings allow draft adapters.
     pub(super) fn new(
         config: &ExecutorConfig,
         base: SharedBase,
@@ -45,7 +44,7 @@ impl Drafting {
         may.then(|| Self { base, options, account: account.clone() })
     }
 
-    /// Has the base draft for itself: what is charged of it, and who does so.
+    /// Opens a drafter on the base's first layers; returns the charged adapter and the drafter factory.
     pub(super) fn by_itself(
         &self,
         adapter: &DraftAdapter,
@@ -63,7 +62,7 @@ impl Drafting {
     }
 }
 
-/// The smaller model that `config` names, if it does, as a draft for the base at `base` with so many tokens.
+/// Opens the drafter model that `config` names, if any, for the base at `base`.
 pub(super) fn model_of(
     config: &ExecutorConfig,
     (base, vocab_size): (&Path, usize),

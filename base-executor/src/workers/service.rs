@@ -1,4 +1,4 @@
-//! The thread that seats workers, offers them images, and notices who is gone.
+//! The thread that admits workers, offers images to them, and detects lost workers.
 
 mod rate;
 
@@ -26,54 +26,52 @@ use self::rate::AttachRateLimit;
 use super::{AttachedWorker, SharedWorkerState};
 use crate::adapter_images::ImageRegistry;
 
-/// How often workers are looked at, at least.
+/// Maximum interval between two checks of the workers.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// A worker without a sign of life for so long is stopped, or stuck. One that lives gives several a second.
+/// Time without a heartbeat after which a worker counts as stuck; a live one sends several per second.
 const LIFELESS: Duration = Duration::from_secs(5);
 
-/// Messages of one peer that are heard before the others have their turn.
+/// Maximum number of messages handled per peer and round.
 const MAX_MESSAGES: usize = 64;
 
-/// How long a caller may take to say hello, and a worker to take an image.
+/// Time limit for a peer's hello, and for a worker to take an image.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Callers that have not said hello; more are hung up on.
+/// Maximum number of peers without a hello; more are disconnected.
 const MAX_CALLERS: usize = 32;
 
-/// After this the process has no descriptors to spare; others may give some back.
+/// Pause after the process has run out of descriptors, until others are closed.
 const NO_DESCRIPTORS: Duration = Duration::from_millis(50);
 
-/// Serves one socket.
 pub(super) struct Service {
     listener: BoardListener,
     shared: Arc<SharedWorkerState>,
     board: Board,
-    /// What the board takes.
+    /// Reservation for the board.
     held: MemoryReservation,
     library: ImageRegistry,
     peers: Vec<WorkerPeer>,
     rate: AttachRateLimit,
 }
 
-/// A connection.
 struct WorkerPeer {
     connection: ExecutorEnd,
     pid: u32,
     seat: Option<WorkerNumber>,
-    /// What its sums take.
+    /// Reservation for the worker's sums.
     held: Option<MemoryReservation>,
-    /// The core of one that has said hello and waits for its seat.
+    /// Core of a peer that has sent its hello and waits for a slot.
     asks: Option<u32>,
-    /// Images it was offered, which it may or may not have mapped.
+    /// Images offered to the worker, mapped or not.
     offered: BTreeSet<u64>,
-    /// Since when it does not do what it should.
+    /// Time since which the peer is overdue.
     owes_since: Option<Instant>,
-    /// Its last sign of life, and when that was new.
+    /// Latest heartbeat, and when it changed.
     heartbeat: (u32, Instant),
 }
 
-/// Where workers are seated.
+/// State for admitting a worker.
 struct WorkerAttachment<'a> {
     board: &'a Board,
     shared: &'a Arc<SharedWorkerState>,
@@ -81,7 +79,6 @@ struct WorkerAttachment<'a> {
     held: &'a MemoryReservation,
 }
 
-/// Why a connection ends.
 #[derive(Debug, thiserror::Error)]
 enum DisconnectReason {
     #[error("it is gone: {0}")]
@@ -114,7 +111,7 @@ impl Service {
         }
     }
 
-    /// Runs until the executor is done with its workers.
+    /// Runs until the executor dismisses its workers.
     pub(super) fn run(mut self) {
         while !self.shared.is_let_go.load(Ordering::Relaxed) {
             self.library.note_changes();
@@ -163,7 +160,7 @@ impl Service {
         }
     }
 
-    /// Sleeps until somebody says something, the library changes, or it is time to look again.
+    /// Sleeps until a message, a change of the images, or the next check.
     fn wait(&self) {
         let mut fds = vec![
             PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN),
@@ -175,7 +172,7 @@ impl Service {
             PollFd::from_borrowed_fd(peer.connection.as_fd(), flags)
         }));
         let timeout = Timespec::try_from(LOOK).ok();
-        // Interrupted or not: the next round looks at everything.
+        // After an interrupt too, the next round checks everything.
         let _ = poll(&mut fds, timeout.as_ref());
     }
 }
@@ -187,7 +184,7 @@ impl WorkerPeer {
         Self { connection, pid, seat, held: None, asks, offered, owes_since: Some(now), heartbeat: (0, now) }
     }
 
-    /// Takes in what it said and sends it what it does not know.
+    /// Handles the peer's messages, and sends pending ones.
     fn serve(
         &mut self,
         seating: &mut WorkerAttachment<'_>,
@@ -211,7 +208,7 @@ impl WorkerPeer {
         self.check_patience(now)
     }
 
-    /// It does not keep us waiting.
+    /// Fails if the peer is overdue.
     fn check_patience(&self, now: Instant) -> Result<(), DisconnectReason> {
         match self.owes_since {
             Some(since) if now.saturating_duration_since(since) > PATIENCE => Err(DisconnectReason::Slow),
@@ -219,7 +216,7 @@ impl WorkerPeer {
         }
     }
 
-    /// It is still admitted, and lives.
+    /// Fails if the worker is fenced or lifeless.
     fn feel_pulse(&mut self, board: &Board, worker: WorkerNumber) -> Result<(), DisconnectReason> {
         let seats = board.figures().seats;
         let seat = seats.iter().find(|seat| seat.worker == worker).ok_or(DisconnectReason::Fenced)?;
@@ -282,12 +279,12 @@ impl WorkerPeer {
         Ok(())
     }
 
-    /// Offers what is new and withdraws what is gone, as far as it takes that.
+    /// Offers new images and withdraws old ones, as far as the worker takes them.
     fn reconcile(&mut self, images: &BTreeMap<u64, Image>, now: Instant) -> Result<(), DisconnectReason> {
         let mut told = 0;
         match self.try_reconcile(images, &mut told) {
             Ok(()) => self.owes_since = None,
-            // Who takes some, of many, is at work on them.
+            // A worker that takes some of many images is making progress.
             Err(SendError::Full) if told > 0 => self.owes_since = Some(now),
             Err(SendError::Full) => _ = self.owes_since.get_or_insert(now),
             Err(error) => return Err(DisconnectReason::Gone(error.to_string())),
@@ -295,7 +292,7 @@ impl WorkerPeer {
         Ok(())
     }
 
-    /// Counts in `told` what it was told.
+    /// Counts the sent messages in `told`.
     fn try_reconcile(&mut self, images: &BTreeMap<u64, Image>, told: &mut usize) -> Result<(), SendError> {
         let gone: Vec<u64> =
             self.offered.iter().filter(|number| !images.contains_key(number)).copied().collect();
@@ -317,7 +314,7 @@ impl WorkerPeer {
         Ok(())
     }
 
-    /// Nothing it writes is read any more.
+    /// Fences the worker, whose later writes are never read.
     fn dismiss(self, board: &Board, shared: &Arc<SharedWorkerState>, leave: &DisconnectReason) {
         if let DisconnectReason::Refused(reason) = leave {
             let _ = self.connection.send(&ToWorker::Refused(bounded_text(reason).to_owned()), &[]);
@@ -361,7 +358,7 @@ mod tests {
     fn a_worker_that_maps_many_images_one_after_the_other_keeps_its_seat() {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK, None).unwrap();
-        // It takes few at a time, as if there were many more.
+        // The worker takes few messages at a time, as if there were many more.
         sockopt::set_socket_send_buffer_size(&ours, 1).unwrap();
         let (mut peer, worker) = (WorkerPeer::new(ExecutorEnd::over(ours), 1), WorkerEnd::over(theirs));
         let image = image();
@@ -377,7 +374,7 @@ mod tests {
             mapped += 1;
         }
         assert_eq!(peer.offered.len(), 300);
-        // One that takes nothing at all does not.
+        // A worker that takes nothing at all makes no progress.
         let more: BTreeMap<u64, Image> = (300..600).map(|number| (number, image.clone())).collect();
         peer.reconcile(&more, now).unwrap();
         now += PATIENCE + Duration::from_millis(100);

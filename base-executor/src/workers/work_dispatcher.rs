@@ -1,12 +1,12 @@
-//! The executor's side of the board: asks workers for heads, and computes itself what they do not.
+//! The executor's side of the board: posts leading ranks for workers, and computes what they do not.
 //!
-//! A pass on the CPU asks from its own thread, with the rows at hand. For a device the bridge asks (`super::gpu_bridge`): the
-//! rows lie in the slab already, and the sums go elsewhere. What is different between the two is in [`JobIo`]; how work is
-//! cut, how long a worker is waited for, and when one is given up is the same.
+//! A pass on the CPU posts from its own thread and has the rows at hand. For a device, the bridge posts
+//! (`super::gpu_bridge`): the rows lie in the slab, and the sums go elsewhere. [`JobIo`] covers that
+//! difference; the split, the wait for a worker and its fencing are the same.
 //!
 //! # Layout
 //!
-//! - `split`: how asks are cut. `worker_speed`: how long a slice should take.
+//! - `split`: the split of partial sums into slices. `worker_speed`: the expected time of a slice.
 
 mod split;
 mod worker_speed;
@@ -39,29 +39,29 @@ use self::{
 };
 use super::WaitTime;
 
-/// A worker that has finished nothing for so long, although it was waited for so often, is given up.
+/// Time and number of missed waits after which a worker that finishes nothing is fenced.
 const STUCK: Duration = Duration::from_secs(1);
 const LEAST_STRIKES: u32 = 8;
 
-/// Where a job's rows come from and its sums go, as far as the board has no part in it.
+/// Source of a job's rows and sink of its sums, apart from the board.
 pub(super) trait JobIo {
-    /// These rows are about to be read here.
+    /// Makes rows available that are about to be read here.
     fn fetch(&mut self, rows: Range<usize>);
 
-    /// The rows, as the asks count them. Only what was fetched is there.
+    /// Returns the rows, with the row numbers of the partial sums. Only fetched rows are valid.
     fn x(&self) -> &Activations;
 
-    /// This process has summed these elements of `sums`.
+    /// Takes elements of `sums` that this process has summed.
     fn summed(&mut self, elements: Range<usize>, sums: &[f32]);
 
-    /// How many slices of workers' are collected at a time.
+    /// Returns the number of finished slices that are collected at a time.
     fn together(&self, pool: &ThreadPool) -> usize;
 
-    /// Workers have summed these slices: each one's sums begin at an element of `sums`.
+    /// Takes finished slices, each with the first element of its sums in `sums`.
     fn collect(&mut self, pool: &mut ThreadPool, done: &[(usize, SliceSums)], sums: &mut [f32]);
 }
 
-/// A pass on the CPU has its rows at hand, and reads the sums when all are there.
+/// A CPU pass has its rows at hand, and reads the sums when all are complete.
 struct HostJobIo<'a>(&'a Activations);
 
 impl JobIo for HostJobIo<'_> {
@@ -73,7 +73,7 @@ impl JobIo for HostJobIo<'_> {
 
     fn summed(&mut self, _elements: Range<usize>, _sums: &[f32]) {}
 
-    /// A copy is short beside the wait for the next slice.
+    /// A copy is short compared with the wait for the next slice.
     fn together(&self, _pool: &ThreadPool) -> usize {
         1
     }
@@ -85,28 +85,28 @@ impl JobIo for HostJobIo<'_> {
     }
 }
 
-/// Asks the workers of one board.
+/// Posts jobs on one board.
 #[derive(Debug)]
 pub(super) struct WorkDispatcher {
     board: Board,
     poster: Producer,
     waits: Arc<WaitTime>,
     wanted: Arc<AtomicUsize>,
-    /// The rows of the job, without those of other adapters between them.
+    /// Rows of the job, without rows of other adapters between them.
     x: Vec<f32>,
-    /// For each ask, where in the slab its rows begin; `None`: they had no room.
+    /// First element of each partial sum's rows in the slab; `None` if they did not fit.
     places: Vec<Option<usize>>,
     slices: Vec<Slice>,
-    /// For each slice, which rows of which ask it is.
+    /// Rows and partial sum of each slice.
     shares: Vec<WorkSplit>,
-    /// What did not fit on the board.
+    /// Splits that did not fit on the board.
     surplus: Vec<WorkSplit>,
     pace: WorkerSpeed,
-    /// Workers that were waited for in vain since they last finished something.
+    /// Workers with missed waits since they last finished a slice.
     strikes: HashMap<WorkerNumber, MissedWaits>,
 }
 
-/// How often, and since when, a worker was waited for in vain.
+/// Number of missed waits for a worker, and the time of the first.
 #[derive(Debug, Clone, Copy)]
 struct MissedWaits {
     count: u32,
@@ -135,7 +135,7 @@ impl WorkDispatcher {
         }
     }
 
-    /// Copies the rows of the asks one behind the other, as far as the slab has room for them.
+    /// Copies the rows of the partial sums contiguously, as far as they fit in the slab.
     fn pack(&mut self, x: &Activations, asks: &[PartialSum<'_>]) {
         self.x.clear();
         self.places.clear();
@@ -158,7 +158,7 @@ impl WorkDispatcher {
         Some(place)
     }
 
-    /// Cuts the asks, whose places are known, into slices, and keeps as surplus what the board has no room for.
+    /// Splits the partial sums into slices; splits that do not fit on the board become surplus.
     fn cut(&mut self, width: usize, asks: &[PartialSum<'_>]) {
         self.slices.clear();
         self.shares.clear();
@@ -184,8 +184,8 @@ impl WorkDispatcher {
         }
     }
 
-    /// Asks for rows that whoever computes the base has put into the slab itself, `x_rows` of them from its beginning:
-    /// the asks count rows there. Their sums are those of the next [`complete`](Self::complete).
+    /// Posts a job whose first `x_rows` rows the device has written to the slab, where the partial sums count
+    /// rows. The next [`complete`](Self::complete) returns its sums.
     pub(super) fn begin_in_place(&mut self, width: usize, x_rows: usize, asks: &[PartialSum<'_>]) {
         self.places.clear();
         self.places.extend(asks.iter().map(|ask| Some(ask.first_row * width)));
@@ -197,14 +197,14 @@ impl WorkDispatcher {
 
     fn posted(&mut self, posted: Result<(), PostError>) {
         if let Err(error) = posted {
-            // Nothing has been posted, so all of it is computed here.
+            // Nothing was posted, so everything is computed here.
             tracing::error!(%error, "a job for the workers was not posted");
             self.surplus.append(&mut self.shares);
         }
         failpoint::pass("executor.after_post");
     }
 
-    /// Sums some shares on the threads of this process.
+    /// Sums some splits on the threads of this process.
     fn sum(
         &mut self,
         compute: &mut Compute,
@@ -229,8 +229,8 @@ impl WorkDispatcher {
         }
     }
 
-    /// Computes what no worker has begun, from the end, as much at a time as there are threads: meanwhile workers go on
-    /// from the beginning.
+    /// Computes slices that no worker has claimed, from the end, while workers continue from the beginning.
+    /// Takes as many slices at a time as there are threads.
     fn help(
         &mut self,
         compute: &mut Compute,
@@ -257,8 +257,8 @@ impl WorkDispatcher {
         self.surplus = taken;
     }
 
-    /// Has the sums of all `asks`, which are those the last job was begun with: what nobody else has summed is summed
-    /// here. Afterwards every slice is done or taken back, so nobody who counts reads the slab any more.
+    /// Completes the sums of all `asks` of the latest job, and computes here what no worker has. Afterwards
+    /// every slice is done or taken back, so no valid reader of the slab is left.
     pub(super) fn complete(
         &mut self,
         compute: &mut Compute,
@@ -271,7 +271,7 @@ impl WorkDispatcher {
         let together = ends.together(&compute.pool);
         for index in 0..self.shares.len() {
             let share = self.shares[index];
-            // Computed by `help`, or taken back because its worker is gone.
+            // `help` computed the slice, or it was taken back because its worker is gone.
             if self.poster.state(index) == SliceState::Taken {
                 continue;
             }
@@ -291,12 +291,12 @@ impl WorkDispatcher {
         self.sum(compute, ends, asks, &mut left, sums);
     }
 
-    /// True if the slice is this process's now.
+    /// True if the slice now belongs to this process.
     fn take_back(&mut self, index: usize) -> bool {
         self.poster.take_back(index) == TakeBack::Taken
     }
 
-    /// Waits for a slice that a worker has begun, as long as that is worth it.
+    /// Waits for a claimed slice of `work` multiply-adds, up to the expected time.
     fn await_done(&mut self, index: usize, work: u64) -> Option<SliceSums> {
         if let SliceState::Claimed(worker) = self.poster.state(index) {
             self.wait(index, worker, self.pace.patience(work));
@@ -310,8 +310,8 @@ impl WorkDispatcher {
         self.poster.done(index).ok()
     }
 
-    /// Looks at a slice until it is no longer being computed, or `patience` is over: less of it for a worker that has
-    /// been waited for in vain.
+    /// Polls a slice until it is no longer claimed, or `patience` is over. Each missed wait for the worker
+    /// halves the patience.
     fn wait(&mut self, index: usize, worker: WorkerNumber, patience: Duration) {
         let vain = self.strikes.get(&worker).map_or(0, |strikes| strikes.count);
         let patience = patience / (1 << vain.min(16));
@@ -320,7 +320,7 @@ impl WorkDispatcher {
         while let SliceState::Claimed(_) = self.poster.state(index) {
             std::hint::spin_loop();
             looks += 1;
-            // The clock costs as much as dozens of looks.
+            // Reading the clock costs as much as dozens of polls.
             if looks.is_multiple_of(64) && begin.elapsed() > patience {
                 self.strike(worker);
                 break;
@@ -329,11 +329,11 @@ impl WorkDispatcher {
         self.waits.note(begin.elapsed());
     }
 
-    /// A worker was waited for in vain. One that finishes nothing for long is stopped, stuck, or means harm.
+    /// Counts a missed wait. Fences a worker that finishes nothing for long: it is stuck or malicious.
     fn strike(&mut self, worker: WorkerNumber) {
         let now = Instant::now();
         if self.strikes.len() >= self.poster.geometry().seats {
-            // Those who left are never heard of again.
+            // Lost workers never return under their numbers.
             self.strikes.retain(|worker, _| self.board.is_admitted(*worker));
         }
         let strikes = self.strikes.entry(worker).or_insert(MissedWaits { count: 0, since: now });

@@ -1,4 +1,4 @@
-//! `bench`: how fast this client decodes, in JSON lines.
+//! The command `bench`: decoding speed of this client, in JSON lines.
 
 use std::{ops::ControlFlow, time::Instant};
 
@@ -13,27 +13,25 @@ use super::{
 };
 use crate::generate::GenerateRequest;
 
-/// Arguments of `bench`.
 #[derive(Debug, clap::Args)]
 pub(super) struct SplitBenchArguments {
     #[command(flatten)]
     setup: SetupArguments,
-    /// Tokens to decode in a run
+    /// Number of tokens to decode per run
     #[arg(long, value_name = "N", default_value_t = 64)]
     tokens: usize,
-    /// Tokens of the prompt
+    /// Number of prompt tokens
     #[arg(long, value_name = "N", default_value_t = 32)]
     prompt_tokens: usize,
-    /// Measured runs; one more comes before them
+    /// Number of measured runs; one unmeasured run comes before them
     #[arg(long, value_name = "R", default_value_t = 5)]
     runs: u32,
 }
 
-/// Runs, and prints a line for each.
 pub(super) fn run(arguments: &SplitBenchArguments, terminal: Terminal) -> Result<(), CliError> {
     let mut ready = arguments.setup.ready(terminal)?;
     for index in 0..=arguments.runs {
-        // Another prompt each time, or all but the first would be found in the cache.
+        // Each run has another prompt, because the prefix cache would hold a repeated one.
         let line = measure(&mut ready, arguments, index)?;
         if index > 0 {
             terminal.print(line)?;
@@ -55,7 +53,7 @@ fn measure(
     let greedy = SamplingRequest { temperature: 0.0, ..SamplingRequest::default() };
     let sampling =
         SamplingParams::new(greedy, vocab_size).map_err(|error| CliError::Usage(error.to_string()))?;
-    // Without stop tokens every run is as long as the others.
+    // Without stop tokens all runs have the same length.
     let task = GenerateRequest { prompt, sampling, max_tokens: arguments.tokens, stop_tokens: Vec::new() };
     let before = ready.model.session().usage().clone();
     ready.model.session_mut().forget_latencies();

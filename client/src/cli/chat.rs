@@ -1,4 +1,4 @@
-//! `chat`: a conversation. Keys and values of what was said before are kept, so only what is new is computed.
+//! The command `chat`: a conversation whose KV cache is kept, so that only new tokens are computed.
 
 use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
 
@@ -18,19 +18,17 @@ use crate::{
 
 const HELP: &str = "/clear forgets the conversation, /stats shows figures of the last answer, /bye ends";
 
-/// Arguments of `chat`.
 #[derive(Debug, clap::Args)]
 pub(super) struct SplitChatArguments {
     #[command(flatten)]
     setup: SetupArguments,
     #[command(flatten)]
     sampling: SamplingArguments,
-    /// Instructions that come before the conversation
+    /// System instructions before the conversation
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
 }
 
-/// Talks until the person has had enough.
 pub(super) fn run(arguments: &SplitChatArguments, terminal: Terminal) -> Result<(), CliError> {
     let mut ready = arguments.setup.ready(terminal)?;
     let opening: Vec<PromptMessage> =
@@ -59,7 +57,7 @@ pub(super) fn run(arguments: &SplitChatArguments, terminal: Terminal) -> Result<
                         messages.push(message(ChatRole::Assistant, text));
                         last = Some(stats);
                     }
-                    // The executor may be back when the person tries again.
+                    // The executor may be back when the user tries again.
                     Err(error @ CliError::Generate(GenerateError::Call(_))) if is_person => {
                         messages.pop();
                         terminal.error(&error);
@@ -75,7 +73,7 @@ fn message(role: ChatRole, content: String) -> PromptMessage {
     PromptMessage { role, content }
 }
 
-/// One answer, and its figures in a line.
+/// Generates one answer; also returns its stats as a line of text.
 fn answer_turn(
     ready: &mut ReadyModel,
     arguments: &SplitChatArguments,

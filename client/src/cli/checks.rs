@@ -1,4 +1,4 @@
-//! `checks`: writes what answers are checked with into a file.
+//! The command `checks`: writes the data with which answers are checked into a file.
 
 use std::path::PathBuf;
 
@@ -8,21 +8,19 @@ use crate::{
     secrets,
 };
 
-/// Arguments of `checks`.
 #[derive(Debug, clap::Args)]
 pub(super) struct ChecksArguments {
     /// Your own copy of the executor's model
     #[arg(long, value_name = "PATH")]
     model: PathBuf,
-    /// The new file; keep it to yourself: whoever knows what is in it can answer wrongly
+    /// New file; keep it secret: an executor that knows its content can send wrong answers
     #[arg(value_name = "FILE")]
     file: PathBuf,
 }
 
-/// Writes it.
 pub(super) fn run(arguments: &ChecksArguments, terminal: Terminal) -> Result<(), CliError> {
     secrets::keep_memory_private()?;
-    // Nobody waits, and nothing else computes here.
+    // No request waits for this process, so it may use all cores.
     let mut base = pads::own_weights(Some(&arguments.model), "this", &pads::all_cores(), terminal)?;
     let mut progress = terminal.progress("preparing to check answers");
     file::write(&mut base, &arguments.file, &mut |done, total| progress(done as u64, total as u64)).map_err(

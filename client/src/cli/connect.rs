@@ -17,48 +17,45 @@ use crate::{
     transport::{Connect, local::LocalConnector, remote::RemoteConnector, tls::TlsFiles},
 };
 
-/// Largest file with an API key.
 const MAX_KEY_BYTES: u64 = 4096;
 
-/// Where the executor is, and who asks.
 #[derive(Debug, clap::Args)]
 pub(super) struct ConnectArguments {
-    /// The executor: its directory or layers.sock, ipc://PATH, or tls://HOST:PORT
+    /// Executor: its directory or layers.sock, ipc://PATH, or tls://HOST:PORT
     #[arg(long, value_name = "ADDR", env = "HOLOBIONT_EXECUTOR")]
     executor: String,
-    /// Authorities the executor's certificate may come from, in PEM; else those of the system
+    /// PEM file of authorities for the executor's certificate; else the system's
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
     /// This client's certificate, in PEM
     #[arg(long, value_name = "FILE", requires = "cert_key")]
     cert: Option<PathBuf>,
-    /// The certificate's private key, in PEM
+    /// Private key of the certificate, in PEM
     #[arg(long, value_name = "FILE", requires = "cert")]
     cert_key: Option<PathBuf>,
-    /// File with the API key; else HOLOBIONT_API_KEY
+    /// File with the API key; else the environment variable HOLOBIONT_API_KEY
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
     /// Hash of the weights that the executor must serve, as `sites` prints it
     #[arg(long, value_name = "HEX")]
     commitment: Option<String>,
-    /// How activations travel: f32, or bf16, which halves them and rounds
+    /// Number format of activations on the wire: f32, or bf16 with half the bytes and rounding
     #[arg(long, value_name = "FORMAT", default_value = "f32")]
     dtype: WireDtype,
-    /// What this client calls itself in the operator's lists
+    /// Name of this client in the operator's lists
     #[arg(long, value_name = "NAME", default_value = "holobiont-client")]
     name: String,
-    /// Seconds a lost or full executor is waited for
+    /// Seconds to wait for a lost or busy executor
     #[arg(long, value_name = "S", default_value_t = 30)]
     patience_s: u64,
-    /// Seconds after which a call without an answer is given up
+    /// Seconds after which a call without an answer fails
     #[arg(long, value_name = "S", default_value_t = 60)]
     deadline_s: u64,
-    /// Microseconds to spin for an answer through shared memory before sleeping; pays where a core is to spare
+    /// Microseconds to spin for an answer in shared memory before sleeping; helps if a core is idle
     #[arg(long, value_name = "US", default_value_t = 0)]
     spin_us: u64,
 }
 
-/// How activations travel.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum WireDtype {
     F32,
@@ -66,7 +63,6 @@ enum WireDtype {
 }
 
 impl ConnectArguments {
-    /// The way to the executor, in a word or two.
     pub(super) fn transport(&self) -> Result<&'static str, CliError> {
         Ok(self.address()?.transport())
     }
@@ -75,7 +71,7 @@ impl ConnectArguments {
         self.executor.parse().map_err(|error: AddressError| CliError::Usage(error.to_string()))
     }
 
-    /// Opens a session, with weights as pinned.
+    /// Opens a session, and checks the pinned hash of the weights.
     pub(super) fn session(&self, masking: &Masking) -> Result<Session, CliError> {
         let (connector, settings) = self.way(&self.address()?, self.key()?, masking.as_str())?;
         let session = Session::open(connector, settings)?;
@@ -88,7 +84,7 @@ impl ConnectArguments {
         Ok(session)
     }
 
-    /// The way to a second executor.
+    /// Returns address and settings for a second executor.
     pub(super) fn second(&self, address: &str, key_file: Option<&Path>) -> Result<SecondExecutor, CliError> {
         let address = address.parse().map_err(|error: AddressError| CliError::Usage(error.to_string()))?;
         let key = key_file.map_or_else(|| self.key(), |path| read_key(path).map(Some))?;
@@ -96,7 +92,6 @@ impl ConnectArguments {
         Ok(SecondExecutor { connector: connector.into(), settings })
     }
 
-    /// The way to an executor, and how this client behaves there.
     fn way(
         &self,
         address: &Address,
@@ -104,7 +99,7 @@ impl ConnectArguments {
         masking: &str,
     ) -> Result<(Box<dyn Connect>, ClientSettings), CliError> {
         let deadline = Duration::from_secs(self.deadline_s);
-        // Over ZeroMQ the transport shows the key; beside shared memory the session does.
+        // ZeroMQ transports send the key in their handshake; over shared memory the session sends it.
         let (connector, key): (Box<dyn Connect>, _) = match address {
             Address::Local(path) => {
                 let spin = Duration::from_micros(self.spin_us);

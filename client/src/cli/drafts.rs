@@ -1,4 +1,4 @@
-//! Who guesses tokens, as the command line says it.
+//! Drafters, as the command line selects them.
 
 use std::{
     convert::Infallible,
@@ -25,12 +25,11 @@ use crate::{
     split_model::SplitModel,
 };
 
-/// Who guesses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum DrafterChoice {
-    /// What the text said before.
+    /// An n-gram table of the text so far.
     Ngram,
-    /// A model.
+    /// A smaller model, at this path.
     Model(PathBuf),
 }
 
@@ -42,22 +41,21 @@ impl FromStr for DrafterChoice {
     }
 }
 
-/// What is guessed here before it is rented.
 #[derive(Debug, clap::Args)]
 pub(super) struct DraftArguments {
-    /// Guesses tokens here and has them verified together, so that an answer takes fewer round trips and is still the same:
-    /// `ngram`, from what the text said before, or the path of a smaller model with the same tokenizer
+    /// Drafts tokens on this machine and verifies them together, so that the same answer takes fewer round
+    /// trips: `ngram` predicts from the text so far, PATH names a smaller model with the same tokenizer
     #[arg(long, value_name = "ngram|PATH")]
     draft: Option<DrafterChoice>,
-    /// Verifies this many guesses each time, whatever they promise; else as many as are worth it
+    /// Verifies exactly this many draft tokens at once; else as many as are worthwhile
     #[arg(long, value_name = "N", requires = "draft")]
     draft_nodes: Option<usize>,
-    /// Memory for keys and values of the model that guesses
+    /// Memory for the KV cache of the draft model
     #[arg(long, value_name = "SIZE", default_value = "128MiB", requires = "draft")]
     draft_kv_bytes: super::size::ByteSize,
 }
 
-/// Somebody who guesses, through all answers of a conversation.
+/// A drafter that is used for all answers of a conversation.
 #[derive(Debug)]
 pub(super) enum AnyDrafter {
     Ngram(Box<Ngram>),
@@ -65,12 +63,11 @@ pub(super) enum AnyDrafter {
 }
 
 impl DraftArguments {
-    /// How many guesses are verified at once.
     pub(super) fn effort(&self) -> DraftPolicy {
         self.draft_nodes.map_or(DraftPolicy::Worth, |nodes| DraftPolicy::Compared(BaselineRule::Nodes(nodes)))
     }
 
-    /// Whoever is to guess for `model`, whose tokens are those of `files` and which computes on `cores`.
+    /// Returns the drafter for `model` with `files`, if one is selected; a draft model computes on `cores`.
     pub(super) fn guesses(
         &self,
         model: &SplitModel,
@@ -95,7 +92,7 @@ impl DraftArguments {
 }
 
 impl AnyDrafter {
-    /// An answer to `prompt` begins. What was learned from the answers before stays.
+    /// Starts an answer to `prompt`. The acceptance probabilities learned before are kept.
     pub(super) fn begin(&mut self, prompt: &[u32]) -> ClientDrafter<'_> {
         match self {
             Self::Ngram(ngram) => {
@@ -110,7 +107,6 @@ impl AnyDrafter {
     }
 }
 
-/// What came of it, for programs.
 pub(super) fn report(drafted: &DraftingStats) -> Value {
     json!({
         "sweeps": drafted.trees,
@@ -125,7 +121,7 @@ pub(super) fn report(drafted: &DraftingStats) -> Value {
     })
 }
 
-/// What came of it, for a person, behind other figures; nothing if nothing was verified.
+/// Returns the stats as text for a user, to be appended to a line; empty if no tree was verified.
 pub(super) fn summary(drafted: &DraftingStats) -> String {
     let Some(accepted) = per_sweep(drafted) else { return String::new() };
     let hidden = match drafted.ahead {
@@ -139,7 +135,7 @@ pub(super) fn summary(drafted: &DraftingStats) -> String {
     format!("; {accepted:.1} guesses came true in each sweep{hidden}")
 }
 
-/// Guesses that came true in a sweep that verified some; `None` if there was no such sweep.
+/// Returns the mean number of accepted tokens per verified tree; `None` if no tree was verified.
 fn per_sweep(drafted: &DraftingStats) -> Option<f64> {
     #[expect(clippy::cast_precision_loss, reason = "counts of one answer")]
     (drafted.trees > 0).then(|| drafted.accepted as f64 / drafted.trees as f64)

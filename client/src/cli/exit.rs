@@ -1,4 +1,4 @@
-//! Exit codes and the shape of errors: those of the `holobiont` command.
+//! Exit codes and the form of errors, as in the `holobiont` command.
 
 use std::{error::Error, io, path::PathBuf, process::ExitCode};
 
@@ -17,24 +17,23 @@ use crate::{
 use draft_model::load::DraftError;
 use model::site_model::SiteModelError;
 
-/// How a command ended. The numbers are part of the command line's contract and stand in `--help`.
+/// Exit code of a command. The numbers are part of the command line's contract and stand in `--help`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
-    /// It did what was asked.
+    /// The command succeeded as requested.
     Ok,
-    /// It failed.
+    /// The command failed for another reason.
     Failed,
     /// The command line is wrong.
     Usage,
-    /// A model, an adapter or a file is not there.
+    /// A model, an adapter or a file is missing.
     NotFound,
-    /// Nobody answers, or the answer is "not now".
+    /// The executor does not answer, or is busy.
     Unavailable,
-    /// The caller may not do this.
+    /// The executor does not accept this client.
     Refused,
 }
 
-/// The table of exit codes as `--help` prints it.
 pub(super) const HELP: &str = "\
 Exit codes:
   0  ok
@@ -50,7 +49,7 @@ Environment:
   XDG_CACHE_HOME      where what is fetched of a base is kept (~/.cache)";
 
 impl Exit {
-    /// The number the process exits with.
+    /// Returns the exit code's number.
     #[must_use]
     pub fn number(self) -> u8 {
         match self {
@@ -63,7 +62,7 @@ impl Exit {
         }
     }
 
-    /// A stable word for the number, for `--json`.
+    /// Returns a stable word for the exit code, for `--json`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -83,37 +82,37 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Why a command failed.
+/// Reason why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {
-    /// A call failed.
+    /// A call to the executor failed.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// There is no base to work with.
+    /// The client weights are not available.
     #[error(transparent)]
     Base(#[from] BaseError),
-    /// There is no answer.
+    /// Generating an answer failed.
     #[error(transparent)]
     Generate(#[from] GenerateError),
-    /// The model cannot be set up.
+    /// The split model cannot be set up.
     #[error(transparent)]
     Split(#[from] SplitError),
-    /// The adapter cannot be used.
+    /// The adapter cannot be loaded.
     #[error(transparent)]
     Adapter(#[from] LoadError),
-    /// The model that is to guess cannot be used.
+    /// The draft model cannot be used.
     #[error(transparent)]
     Draft(#[from] DraftError),
-    /// This machine's own weights cannot be used.
+    /// The client's own copy of the weights cannot be used.
     #[error(transparent)]
     OwnWeights(#[from] SiteModelError),
-    /// The base has no text side.
+    /// The tokenizer of the base cannot be used.
     #[error(transparent)]
     TextFiles(#[from] TextFilesError),
     /// The prompt cannot be encoded.
     #[error(transparent)]
     Text(#[from] TextError),
-    /// What the base says about sampling is broken.
+    /// The base's generation defaults are invalid.
     #[error(transparent)]
     Defaults(#[from] GenerationDefaultsError),
     /// Options contradict each other, or a value is out of range.
@@ -122,18 +121,18 @@ pub enum CliError {
     /// A file cannot be read.
     #[error("{} cannot be read", path.display())]
     Read {
-        /// The file, as it was written.
+        /// Path, as the user wrote it.
         path: PathBuf,
-        /// Cause.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// Standard input or output is broken.
+    /// Standard input or output cannot be used.
     #[error("the terminal, or what stands in its place, cannot be used")]
     Terminal(#[from] io::Error),
 }
 
 impl CliError {
-    /// The exit code.
+    /// Returns the exit code of this error.
     pub fn exit(&self) -> Exit {
         match self {
             Self::Call(error) | Self::Base(BaseError::Call(error)) | Self::Split(SplitError::Call(error)) => {
@@ -151,7 +150,7 @@ impl CliError {
         }
     }
 
-    /// What led to it, as far as the message has not said it already.
+    /// Returns the causes that the message does not contain.
     fn causes(&self) -> Option<String> {
         let message = self.to_string();
         let chain = std::iter::successors(self.source(), |&cause| cause.source());
@@ -160,7 +159,7 @@ impl CliError {
         (!causes.is_empty()).then(|| causes.join(": "))
     }
 
-    /// For people: the cause first, then why.
+    /// Returns the error as text for a user: the message, then its causes.
     pub fn text(&self) -> String {
         match self.causes() {
             Some(why) => format!("error: {self}\n  why: {why}"),
@@ -168,14 +167,14 @@ impl CliError {
         }
     }
 
-    /// For programs.
+    /// Returns the error as JSON for programs.
     pub fn json(&self) -> Value {
         let (message, code) = (self.to_string(), self.exit().as_str());
         json!({ "error": { "message": message, "code": code, "why": self.causes() } })
     }
 }
 
-/// True if all of it comes of a file that is not there.
+/// True if a missing file caused the error.
 fn is_missing(error: &(dyn Error + 'static)) -> bool {
     let mut chain = std::iter::successors(Some(error), |&cause| cause.source());
     chain.any(|cause| {

@@ -1,4 +1,4 @@
-//! `generate`: one prompt, one answer.
+//! The command `generate`: one prompt, one answer.
 
 use std::{
     io::{self, Read as _},
@@ -20,27 +20,24 @@ use crate::{
     text::{ChatRole, PromptMessage},
 };
 
-/// Longest prompt that is read from stdin.
 const MAX_PROMPT_BYTES: u64 = 16 << 20;
 
-/// Arguments of `generate`.
 #[derive(Debug, clap::Args)]
 pub(super) struct GenerateArguments {
     #[command(flatten)]
     setup: SetupArguments,
     #[command(flatten)]
     sampling: SamplingArguments,
-    /// Goes on from the prompt as it is, without the model's chat template
+    /// Continues the prompt as it is, without the model's chat template
     #[arg(long)]
     raw: bool,
-    /// Instructions that come before the prompt
+    /// System instructions before the prompt
     #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
     system: Option<String>,
-    /// The prompt; else stdin
+    /// Prompt text; else stdin
     prompt: Option<String>,
 }
 
-/// Answers the prompt.
 pub(super) fn run(arguments: &GenerateArguments, terminal: Terminal) -> Result<(), CliError> {
     let prompt = match &arguments.prompt {
         Some(prompt) => prompt.clone(),
@@ -77,14 +74,13 @@ fn read_stdin() -> Result<String, CliError> {
     Ok(prompt)
 }
 
-/// An answer, as text and as tokens.
 #[derive(Debug)]
 pub(super) struct GeneratedAnswer {
     pub(super) text: String,
     pub(super) generated: Generated,
 }
 
-/// Generates, and streams the text to a person.
+/// Generates an answer, and streams its text if the output is for a user.
 pub(super) fn answer(
     ready: &mut ReadyModel,
     task: &GenerateRequest,
@@ -117,7 +113,6 @@ pub(super) fn answer(
     Ok(GeneratedAnswer { text, generated })
 }
 
-/// What was read and written.
 struct TokenReport<'a> {
     prompt: usize,
     generated: &'a Generated,
@@ -155,7 +150,7 @@ fn report(ready: &ReadyModel, text: &str, tokens: &TokenReport<'_>, before: &Ses
     })
 }
 
-/// Tokens a second after the first; `None` of a single one.
+/// Returns the tokens per second after the first token; `None` for a single token.
 pub(super) fn tokens_per_s(generated: &Generated) -> Option<f64> {
     let decoded = u32::try_from(generated.tokens.len()).unwrap_or(u32::MAX).saturating_sub(1);
     let seconds = generated.total.saturating_sub(generated.first_token).as_secs_f64();

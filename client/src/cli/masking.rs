@@ -1,4 +1,4 @@
-//! From arguments to what an executor sees.
+//! From arguments to a masking mode.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -20,22 +20,22 @@ use crate::{
     secrets,
 };
 
-/// What an executor sees.
+/// Masking modes of the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum MaskingMode {
-    /// Activations as they are
+    /// Activations are sent as they are
     #[default]
     Off,
-    /// Obfuscated by rotating noises; no secrecy
+    /// Rotating noises obfuscate activations; this is not secrecy
     Paper,
-    /// Random numbers each, at two executors that must not collude
+    /// Two executors, which must not collude, each see random numbers
     Shares,
-    /// Random numbers, which pads from a disk take away
+    /// Pads from a disk turn activations into random numbers
     Pads,
 }
 
 impl MaskingMode {
-    /// As it is written.
+    /// Returns the mode's name on the command line.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -47,53 +47,53 @@ impl MaskingMode {
     }
 }
 
-/// How activations, and gradients, are protected, and answers checked.
+/// Options that protect activations and gradients, and check answers.
 #[derive(Debug, clap::Args)]
 pub struct ProtectionArguments {
-    /// What the executor sees: off (activations), paper (obfuscated activations), shares or pads (nothing); see `privacy`
+    /// Masking mode: off (the executor sees activations), paper (obfuscated ones), shares or pads; see
+    /// `privacy`
     #[arg(long, value_name = "MODE", default_value = "off")]
     masking: MaskingMode,
-    // Defaults are written out: what was said is told from what was not.
+    // Defaults stand in the help text, so that given options are distinguishable from defaults.
     #[arg(long, value_name = "N", help = format!("Noises of a site, of --masking paper [default: {}]", NoiseSettings::default().noises))]
     noises: Option<usize>,
     #[arg(long, value_name = "X", help = format!("Size of the noise, in sizes of the activations [default: {}]", NoiseSettings::default().scale))]
     noise_scale: Option<f32>,
     #[arg(long, value_name = "N", help = format!("Rows after which a site gets fresh noises [default: {}]", NoiseSettings::default().rotate_rows))]
     noise_rows: Option<u64>,
-    /// The executor that sees the pads, of --masking shares; never the first one's operator's
+    /// Executor that sees the pads, for --masking shares; its operator must not be the first executor's
     #[arg(long, value_name = "ADDR")]
     second_executor: Option<String>,
-    /// File with the second executor's API key; else it is shown that of the first
+    /// File with the second executor's API key; else the first executor's key is sent
     #[arg(long, value_name = "FILE", requires = "second_executor")]
     second_api_key_file: Option<PathBuf>,
     #[command(flatten)]
     pads: PadArguments,
-    /// What becomes of a call where pads are used up: refuse, or wait until some are made, which takes --model [default: refuse]
+    /// Action when a call finds no pads left: refuse, or wait for new ones, with --model [default: refuse]
     #[arg(long, value_name = "WHAT")]
     pads_empty: Option<PadExhaustion>,
-    /// Checks every answer against --model, which the executor must serve exactly: an answer that is wrong is an error
+    /// Checks every answer against --model, which must equal the executor's model; a wrong answer is an error
     #[arg(long)]
     verify: bool,
-    /// Fills calls up with rows of nothing to 1, 2, 4, 8 ... rows, so that executors see no other number; of exact arithmetic
+    /// Pads calls with zero rows to 1, 2, 4, 8 ... rows to hide the exact number; needs exact arithmetic
     #[arg(long)]
     pad_rows: bool,
 }
 
-/// What becomes of a call where pads are used up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum PadExhaustion {
-    /// It is an error
+    /// The call fails with an error
     Refuse,
-    /// It waits until this client has made some
+    /// The call waits until this client has made new pads
     Wait,
 }
 
 impl ProtectionArguments {
-    /// The protection that is asked for; without masking, with the arithmetic `path`. If it is secrecy, this process keeps its memory to
-    /// itself from now on.
+    /// Returns the requested protection; `path` is the arithmetic without masking. For a secret mode this
+    /// also keeps the process's memory private.
     ///
     /// # Errors
-    /// What was said has no meaning in this mode (it is not ignored where it would have protected), or what it takes is not there.
+    /// Fails if an option does not fit the mode, as ignoring it could drop a protection, or one is missing.
     pub fn protection(
         &self,
         path: Path,
@@ -117,7 +117,7 @@ impl ProtectionArguments {
     }
 
     /// # Errors
-    /// More was asked for than arithmetic that rounds can do.
+    /// Fails if the arguments ask for something that only exact arithmetic can do.
     fn inexact(&self, masking: Masking) -> Result<Masking, CliError> {
         let said = [
             (self.verify, "only exact answers can be checked: --verify"),
@@ -131,13 +131,13 @@ impl ProtectionArguments {
         }
     }
 
-    /// Which mode it is.
+    /// Returns the masking mode.
     #[must_use]
     pub fn mode(&self) -> MaskingMode {
         self.masking
     }
 
-    /// Whether something is asked for that only exact arithmetic can do.
+    /// Whether an option is set that needs exact arithmetic.
     #[must_use]
     pub fn is_exact(&self) -> bool {
         self.verify || self.pad_rows
@@ -192,7 +192,6 @@ impl ProtectionArguments {
     }
 }
 
-/// What answers are checked with.
 fn verifier(rent: &RemoteBaseArguments, terminal: Terminal) -> Result<Arc<Verifier>, CliError> {
     let mut base = pads::own_weights(rent.model(), "--verify", &[], terminal)?;
     let mut progress = terminal.progress("preparing to check answers");
@@ -200,18 +199,16 @@ fn verifier(rent: &RemoteBaseArguments, terminal: Terminal) -> Result<Arc<Verifi
     Ok(Arc::new(verifier))
 }
 
-/// The same, and with which arithmetic.
 #[derive(Debug, clap::Args)]
 pub(super) struct MaskingArguments {
     #[command(flatten)]
     protection: ProtectionArguments,
-    /// Arithmetic without masking: fast (as the executor's own requests), linear (activations unrounded) or ring (exact)
-    /// [default: fast]
+    /// Arithmetic without masking: fast (quantized, as for the executor's own requests), linear (activations
+    /// not rounded) or ring (modular, exact) [default: fast]
     #[arg(long, value_name = "PATH")]
     path: Option<SitePathArgument>,
 }
 
-/// With which arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum SitePathArgument {
     Fast,
@@ -220,10 +217,6 @@ enum SitePathArgument {
 }
 
 impl MaskingArguments {
-    /// The masking that is asked for.
-    ///
-    /// # Errors
-    /// What was said has no meaning in this mode, or what it takes is not there.
     pub(super) fn masking(
         &self,
         rent: &RemoteBaseArguments,

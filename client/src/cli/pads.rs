@@ -1,4 +1,4 @@
-//! `pads`: makes pads beforehand, and shows how many there are.
+//! The command `pads`: makes pads in advance, and shows how many are left.
 
 use std::path::{Path, PathBuf};
 
@@ -20,16 +20,14 @@ use crate::{
 };
 use model::linear_sites::SiteId;
 
-/// Most bytes of a pool, unless said.
 const USUAL_BYTES: u64 = 4 << 30;
 
-/// Where pads are.
 #[derive(Debug, clap::Args)]
 pub(super) struct PadArguments {
     /// Directory of the pads [default: $XDG_STATE_HOME/holobiont/pads, or the same in ~/.local/state]
     #[arg(long = "pads", value_name = "DIR")]
     directory: Option<PathBuf>,
-    /// Most bytes of pads that are kept [default: 4GiB]
+    /// Maximum total size of the stored pads [default: 4GiB]
     #[arg(long, value_name = "SIZE")]
     pad_bytes: Option<ByteSize>,
 }
@@ -55,7 +53,6 @@ impl PadArguments {
     }
 }
 
-/// Arguments of `pads`.
 #[derive(Debug, clap::Args)]
 pub(super) struct PadPoolArguments {
     #[command(subcommand)]
@@ -64,7 +61,7 @@ pub(super) struct PadPoolArguments {
 
 #[derive(Debug, clap::Subcommand)]
 enum PadsCommand {
-    /// Makes pads from your own copy of the model; no executor is asked
+    /// Makes pads from your own copy of the model, without an executor
     Prepare(PreparePads),
     /// Shows how many pads are left
     Show(Show),
@@ -77,10 +74,10 @@ struct PreparePads {
     model: PathBuf,
     #[command(flatten)]
     pads: PadArguments,
-    /// For how many tokens, read or written
+    /// Number of tokens, in prompts and answers, for which pads are made
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     tokens: u64,
-    /// For gradients as well: for an adapter that learns
+    /// Makes pads for gradients too, for training an adapter
     #[arg(long)]
     gradients: bool,
 }
@@ -91,7 +88,6 @@ struct Show {
     pads: PadArguments,
 }
 
-/// Does what is said.
 pub(super) fn run(arguments: &PadPoolArguments, terminal: Terminal) -> Result<(), CliError> {
     match &arguments.what {
         PadsCommand::Prepare(arguments) => prepare(arguments, terminal),
@@ -102,7 +98,7 @@ pub(super) fn run(arguments: &PadPoolArguments, terminal: Terminal) -> Result<()
     }
 }
 
-/// This machine's own weights, which `why` takes, computed with by a thread on each of `cores`.
+/// Opens the client's own weights, with a thread on each of `cores`; `why` names the option that needs them.
 pub(super) fn own_weights(
     path: Option<&Path>,
     why: &'static str,
@@ -120,7 +116,7 @@ pub(super) fn own_weights(
     Ok(model)
 }
 
-/// The cores that this process may use; none where the system does not say, which is one thread's.
+/// Returns the cores that this process may use; if unknown, none, which means one thread.
 pub(super) fn all_cores() -> Vec<usize> {
     let set = rustix::thread::sched_getaffinity(None).ok();
     set.map(|set| (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect()).unwrap_or_default()
@@ -128,7 +124,7 @@ pub(super) fn all_cores() -> Vec<usize> {
 
 fn prepare(arguments: &PreparePads, terminal: Terminal) -> Result<(), CliError> {
     crate::secrets::keep_memory_private()?;
-    // Nobody waits, and nothing else computes here.
+    // No request waits for this process, so it may use all cores.
     let base = own_weights(Some(&arguments.model), "this", &all_cores(), terminal)?;
     let mut maker = PadMaker::new(Box::new(base), arguments.pads.most_bytes());
     let pool = PadPool::create(&arguments.pads.directory()?, maker.commitment()?, &maker.shapes());

@@ -1,4 +1,4 @@
-//! `privacy`: who sees what, in plain words.
+//! The command `privacy`: a description of what each party sees.
 
 use serde_json::json;
 
@@ -8,18 +8,16 @@ use super::{
     terminal::{OutputFormat, Terminal},
 };
 
-/// Arguments of `privacy`.
 #[derive(Debug, clap::Args)]
 pub(super) struct PrivacyArguments {
-    /// The mode; else all of them
+    /// Masking mode to describe; else all modes
     #[arg(long, value_name = "MODE")]
     masking: Option<MaskingMode>,
 }
 
-/// What a mode shows to whom.
 struct ModeDescription {
     mode: MaskingMode,
-    /// Whether it is secrecy, in a line.
+    /// Degree of secrecy, in one line.
     worth: &'static str,
     sees: &'static [(&'static str, &'static str)],
 }
@@ -69,7 +67,6 @@ const ALL: [ModeDescription; 4] = [
     },
 ];
 
-/// What stays visible in all modes.
 const VISIBLE: [&str; 5] = [
     "how many rows are sent: the length of prompts and answers, and how many tokens are guessed at once; with --pad-rows, \
         their powers of two",
@@ -79,11 +76,10 @@ const VISIBLE: [&str; 5] = [
     "that you use this program, and the masking mode",
 ];
 
-/// What no mode is about.
+/// Threats that masking does not address.
 const BESIDES: &str = "Answers can be wrong in any mode: --verify checks each of them against a copy of the model of your own. \
     That nobody looks into this machine, is for you to see to.";
 
-/// Says it.
 pub(super) fn run(arguments: &PrivacyArguments, terminal: Terminal) -> Result<(), CliError> {
     let modes = ALL.iter().filter(|words| arguments.masking.is_none_or(|mode| mode == words.mode));
     if terminal.format == OutputFormat::Json {

@@ -1,4 +1,4 @@
-//! From arguments to a rented base: a session, and what is needed of the model besides linear layers.
+//! From arguments to a session with the client weights.
 
 use std::path::{Path, PathBuf};
 
@@ -12,40 +12,40 @@ use crate::{
     text::Text,
 };
 
-/// Whose base is rented.
+/// Options of the connection and of the client weights.
 #[derive(Debug, clap::Args)]
 pub struct RemoteBaseArguments {
     #[command(flatten)]
     pub(super) connect: ConnectArguments,
-    /// Your own copy of the executor's model; without it what is needed of it is fetched
+    /// Your own copy of the executor's model; without it the client weights are fetched
     #[arg(long, value_name = "PATH")]
     model: Option<PathBuf>,
-    /// Most bytes that are fetched of the model
+    /// Maximum size of the fetched client weights
     #[arg(long, value_name = "SIZE", default_value = "8GiB")]
     fetch_limit: ByteSize,
 }
 
-/// A rented base.
+/// A session with an executor, and the client weights of its base.
 #[derive(Debug)]
 pub struct ConnectedBase {
-    /// With its executor.
+    /// Session with the executor.
     pub session: Session,
-    /// All but its linear layers.
+    /// Client weights of the base.
     pub base: ClientBase,
-    /// Its tokenizer and chat template.
+    /// Tokenizer and chat template of the base.
     pub text: Text,
 }
 
 impl RemoteBaseArguments {
-    /// The copy of the model that is this client's own.
+    /// Returns the path of the client's own copy of the model.
     pub(super) fn model(&self) -> Option<&Path> {
         self.model.as_deref()
     }
 
-    /// Connects, and fetches what is missing.
+    /// Connects, and fetches the client weights if they are missing.
     ///
     /// # Errors
-    /// Nobody answers or may be asked, or the base is none that a client can use.
+    /// Fails if the executor is unreachable or refuses, or a client cannot use the base.
     pub fn rent(&self, masking: &Masking, terminal: Terminal) -> Result<ConnectedBase, CliError> {
         let mut session = self.connect.session(masking)?;
         let path = self.base(&mut session, terminal)?;
@@ -65,7 +65,7 @@ impl RemoteBaseArguments {
     }
 }
 
-/// `$XDG_CACHE_HOME/holobiont/<name>`, or the same in `~/.cache`.
+/// Returns `$XDG_CACHE_HOME/holobiont/<name>`, or the same in `~/.cache`.
 fn cache_directory(name: &str) -> Result<PathBuf, CliError> {
     let set = |name| std::env::var_os(name).filter(|value| Path::new(value).is_absolute()).map(PathBuf::from);
     let base = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));

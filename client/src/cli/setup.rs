@@ -1,4 +1,4 @@
-//! From a session to a model that answers.
+//! From arguments to a model that is ready to generate.
 
 use std::path::PathBuf;
 
@@ -23,7 +23,6 @@ use crate::{
     text::Text,
 };
 
-/// What is run, and with how much of this machine.
 #[derive(Debug, clap::Args)]
 pub(super) struct SetupArguments {
     #[command(flatten)]
@@ -33,41 +32,40 @@ pub(super) struct SetupArguments {
     /// Directory of your adapter
     #[arg(long, value_name = "DIR")]
     adapter: Option<PathBuf>,
-    /// Memory for keys and values
+    /// Memory for the KV cache
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     kv_bytes: ByteSize,
-    /// Cores to compute on, as 0,2,3; else one thread that is not pinned
+    /// Cores to compute on, as 0,2,3; else one unpinned thread
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     cores: Vec<usize>,
     #[command(flatten)]
     drafts: DraftArguments,
 }
 
-/// How an answer is drawn.
 #[derive(Debug, clap::Args)]
 pub(super) struct SamplingArguments {
-    /// Most tokens of an answer; 0 for none
+    /// Maximum number of tokens in an answer; 0 for none
     #[arg(long, value_name = "N", default_value_t = 512)]
     pub(super) max_tokens: usize,
-    /// 0 for the likeliest answer; else as the model's makers say
+    /// Sampling temperature, 0 for the most likely tokens [default: as the model recommends]
     #[arg(long, value_name = "T")]
     temperature: Option<f32>,
-    /// Draws from the likeliest tokens up to this sum of probabilities
+    /// Samples from the most likely tokens up to this sum of probabilities
     #[arg(long, value_name = "P")]
     top_p: Option<f32>,
-    /// Draws from this many of the likeliest tokens
+    /// Samples from this many of the most likely tokens
     #[arg(long, value_name = "K")]
     top_k: Option<u32>,
-    /// Fixes what is drawn; else it is another each time
+    /// Seed that makes an answer reproducible; else each answer is random
     #[arg(long, value_name = "SEED")]
     seed: Option<u64>,
-    /// Goes on after the model has ended its answer
+    /// Continues after the model has ended its answer
     #[arg(long)]
     ignore_eos: bool,
 }
 
 impl SamplingArguments {
-    /// Tokens that end an answer: the tokenizer's, and those the model's makers add.
+    /// Returns the tokens that end an answer: the tokenizer's, and those of the model's generation defaults.
     pub(super) fn stop_tokens(&self, ready: &ReadyModel) -> Vec<u32> {
         match self.ignore_eos {
             true => Vec::new(),
@@ -75,7 +73,7 @@ impl SamplingArguments {
         }
     }
 
-    /// The sampling that is asked for, over what the model's makers recommend.
+    /// Returns the sampling parameters: the options, else the model's generation defaults.
     pub(super) fn params(&self, ready: &ReadyModel) -> Result<SamplingParams, CliError> {
         let defaults = &ready.defaults;
         let neutral = SamplingRequest::default();
@@ -92,24 +90,23 @@ impl SamplingArguments {
     }
 }
 
-/// A model that answers.
 #[derive(Debug)]
 pub(super) struct ReadyModel {
     pub(super) model: SplitModel,
     pub(super) adapter: Option<ClientAdapter>,
     pub(super) text: Text,
-    /// Who guesses its tokens, if somebody does.
+    /// Drafter, if speculative decoding is on.
     pub(super) guesses: Option<AnyDrafter>,
     defaults: GenerationDefaults,
-    /// How activations travel and what the executor sees of them, in words.
+    /// Transport and masking mode, for messages.
     pub(super) mode: String,
 }
 
 impl SetupArguments {
-    /// Connects, fetches what is missing, and says the mode once.
+    /// Connects, fetches what is missing, and prints the mode once.
     pub(super) fn ready(&self, terminal: Terminal) -> Result<ReadyModel, CliError> {
         let masking = self.masking.masking(&self.rent, terminal)?;
-        // Before anything is fetched for it.
+        // A missing adapter is reported before anything is fetched.
         if let Some(path) = &self.adapter {
             std::fs::metadata(path).map_err(|source| CliError::Read { path: path.clone(), source })?;
         }

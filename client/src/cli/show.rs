@@ -1,4 +1,4 @@
-//! `sites` and `stats`: what the executor has, and what it grants.
+//! The commands `sites` and `stats`: the executor's catalog, and the granted quota.
 
 use serde_json::{Value, json};
 use shmproto::layer::{CallClass, Path, control::Site};
@@ -16,25 +16,22 @@ use crate::{
 
 const OFF: Masking = Masking::Off { path: Path::Fast };
 
-/// Arguments of `sites`.
 #[derive(Debug, clap::Args)]
 pub(super) struct SitesArguments {
     #[command(flatten)]
     connect: ConnectArguments,
 }
 
-/// Arguments of `stats`.
 #[derive(Debug, clap::Args)]
 pub(super) struct StatsArguments {
     #[command(flatten)]
     connect: ConnectArguments,
 }
 
-/// Lists the sites.
 pub(super) fn sites(arguments: &SitesArguments, terminal: Terminal) -> Result<(), CliError> {
     let session = arguments.connect.session(&OFF)?;
     let catalog = session.catalog();
-    // None where a site has no ring path.
+    // A site without a modular path makes this `None`.
     let commitment = session_commitment(&session).ok().map(|hash| Generation(hash).to_string());
     if terminal.format == OutputFormat::Json {
         let sites: Vec<Value> =
@@ -79,7 +76,6 @@ fn site_json(number: u32, site: &Site) -> Value {
     json!({ "site": number, "columns": site.columns, "paths": paths(site), "parts": parts })
 }
 
-/// Shows what is granted, and what the session has used.
 pub(super) fn stats(arguments: &StatsArguments, terminal: Terminal) -> Result<(), CliError> {
     let mut session = arguments.connect.session(&OFF)?;
     let stats = session.stats()?;

@@ -1,4 +1,4 @@
-//! Numbers of bytes, as people write them.
+//! Parsing of byte sizes.
 
 use std::str::FromStr;
 

@@ -1,48 +1,46 @@
-//! Data on stdout, the rest on stderr; progress only where somebody sees it.
+//! Output: data on stdout, everything else on stderr; progress only on a terminal.
 
 use std::io::{self, IsTerminal as _, Write as _};
 
 use super::exit::CliError;
 
-/// In which form data is printed.
+/// Format of printed data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OutputFormat {
-    /// For people.
+    /// Text for a user.
     Human,
-    /// For programs.
+    /// JSON for other programs.
     Json,
 }
 
-/// The terminal a command talks to.
+/// Output options of a command.
 #[derive(Debug, Clone, Copy)]
 pub struct Terminal {
-    /// Form of the data on stdout and of errors on stderr.
+    /// Format of data on stdout and of errors on stderr.
     pub format: OutputFormat,
-    /// Nothing but data and errors is said.
+    /// Whether only data and errors are printed.
     pub quiet: bool,
 }
 
 impl Terminal {
-    /// Prints a line of data.
+    /// Prints a line of data to stdout.
     pub fn print(self, line: impl std::fmt::Display) -> io::Result<()> {
         let mut out = io::stdout().lock();
         writeln!(out, "{line}").and_then(|()| out.flush())
     }
 
-    /// Prints data as it comes.
     pub(super) fn stream(self, text: &str) -> io::Result<()> {
         let mut out = io::stdout().lock();
         out.write_all(printable(text).as_bytes()).and_then(|()| out.flush())
     }
 
-    /// Prints a line beside the data.
+    /// Prints a note to stderr, unless `quiet` is set.
     pub fn note(self, line: impl std::fmt::Display) {
         if !self.quiet {
             let _ = writeln!(io::stderr().lock(), "{line}");
         }
     }
 
-    /// Prints why a command failed.
     pub(super) fn error(self, error: &CliError) {
         let text = match self.format {
             OutputFormat::Human => error.text(),
@@ -51,7 +49,7 @@ impl Terminal {
         let _ = writeln!(io::stderr().lock(), "{}", printable(&text));
     }
 
-    /// Tells how far something is, in place, on a terminal only.
+    /// Returns a function that shows progress in place; it prints only to a terminal.
     pub fn progress(self, what: &'static str) -> impl FnMut(u64, u64) {
         let is_shown = !self.quiet && self.format == OutputFormat::Human && io::stderr().is_terminal();
         let mut shown = u64::MAX;
@@ -66,7 +64,7 @@ impl Terminal {
     }
 }
 
-/// Text without control characters, so that neither a model nor an executor can drive the reader's terminal.
+/// Removes control characters, so that neither a model nor an executor can control the user's terminal.
 pub(super) fn printable(text: &str) -> String {
     text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect()
 }

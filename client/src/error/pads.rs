@@ -1,78 +1,78 @@
-//! What can be wrong with pads on a disk.
+//! Errors of pads on disk.
 
 use std::{
     io,
     path::{Path, PathBuf},
 };
 
-/// Why there is no pad.
+/// Reason why no pad is available.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
     /// A file cannot be read or written.
     #[error("{}: {source}", path.display())]
     Io {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Cause.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// Another process has it.
+    /// Another process uses the pool.
     #[error("another process uses the pads in {}: a pool is one process's at a time", path.display())]
     Held {
-        /// The pool.
+        /// Directory of the pool.
         path: PathBuf,
     },
-    /// What it holds makes no sense.
+    /// A file of the pool has invalid content.
     #[error("{} is broken ({reason}): remove the pool and prepare another; a pad of it is never guessed at", path.display())]
     Corrupt {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// In what way.
+        /// Description of the defect.
         reason: &'static str,
     },
-    /// There is none.
+    /// The directory holds no pool.
     #[error("there are no pads in {}: make some with `holobiont-client pads prepare`", path.display())]
     Absent {
-        /// The directory.
+        /// Directory that should hold one.
         path: PathBuf,
     },
-    /// Its original may be in use as well.
+    /// The pool is a copy, whose original may be in use as well.
     #[error("{} is a copy of another pool, whose pads may be used there: prepare one for this place", path.display())]
     Copied {
-        /// The pool.
+        /// Directory of the pool.
         path: PathBuf,
     },
-    /// Its pads are of another model.
+    /// The pads belong to other weights than the executor's.
     #[error("the pads in {} are of other weights than the executor's: prepare a pool for these", path.display())]
     OtherWeights {
-        /// The pool.
+        /// Directory of the pool.
         path: PathBuf,
     },
-    /// All are used.
+    /// All pads of a site are used.
     #[error(
         "the pads of {site} are used up ({left} are left where {wanted} are needed): make more with `holobiont-client pads \
          prepare`, or say `--pads-empty wait`"
     )]
     Empty {
-        /// Which site, and which way.
+        /// Site and direction, for the user.
         site: String,
-        /// How many there are.
+        /// Number of pads that are left.
         left: u64,
-        /// How many it takes.
+        /// Number of pads that the call needs.
         wanted: u64,
     },
-    /// More would be kept than may be.
+    /// The new pads would exceed the size limit.
     #[error(
         "pads for {tokens} tokens take {wanted} bytes, and {left} are left of --pad-bytes: {fit} tokens would fit"
     )]
     Budget {
-        /// Of so many tokens.
+        /// Number of requested tokens.
         tokens: u64,
-        /// What they take.
+        /// Bytes that the pads of these tokens need.
         wanted: u64,
-        /// What there may be more.
+        /// Bytes that are left below the limit.
         left: u64,
-        /// How many would.
+        /// Number of tokens whose pads would fit.
         fit: u64,
     },
 }

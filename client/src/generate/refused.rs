@@ -1,48 +1,48 @@
-//! Why a sequence is not answered.
+//! Errors of generation.
 
 use crate::error::CallError;
 
-/// Why there is no answer.
+/// Reason why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum GenerateError {
     /// The executor is gone, or refuses.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// There is nothing to go on from.
+    /// The prompt has no tokens.
     #[error("the prompt is empty: write something")]
     EmptyPrompt,
-    /// A token that the model does not have.
+    /// The prompt has a token that the model lacks.
     #[error("token {token} is not of this model, whose vocabulary has {vocab_size}")]
     UnknownToken {
-        /// The token.
+        /// Id of the token.
         token: u32,
-        /// Tokens there are.
+        /// Number of tokens in the vocabulary.
         vocab_size: usize,
     },
-    /// No token fits behind the prompt.
+    /// The prompt fills the whole context.
     #[error("the prompt has {prompt} tokens and the context holds {context_length}: shorten it")]
     PromptTooLong {
-        /// Tokens of the prompt, with those of the adapter.
+        /// Tokens of the prompt, with the adapter's virtual tokens.
         prompt: usize,
-        /// Tokens of the context.
+        /// Maximum number of tokens in the context.
         context_length: usize,
     },
-    /// The KV pool is too small.
+    /// The block pool is too small.
     #[error(
         "the sequence needs {needed} KV blocks and there are {total}: raise --kv-bytes or lower --max-tokens"
     )]
     PoolTooSmall {
-        /// Blocks it needs at its end.
+        /// Number of blocks that the sequence needs.
         needed: usize,
-        /// Blocks there are.
+        /// Number of available blocks.
         total: usize,
     },
-    /// What was computed are no numbers.
+    /// The computed logits are not finite.
     #[error(
         "what was computed after {tokens} tokens are no numbers: the adapter's weights, or the model, overflow"
     )]
     NotFinite {
-        /// Tokens before.
+        /// Number of tokens before the failure.
         tokens: usize,
     },
 }

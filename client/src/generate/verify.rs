@@ -1,8 +1,9 @@
-//! A tree of drafted tokens in one sweep.
+//! Verification of a token tree in one pass.
 //!
-//! Each segment of the tree has a block table of its own, in which everything lies where plain decoding would have put it:
-//! full blocks are shared, the block that the sequence ends in is copied, ancestors' rows are written along. The table of the
-//! segment in which the answer goes on becomes the sequence's; the others are given back.
+//! Each segment of the tree has its own block table, in which every row lies where plain decoding would put
+//! it. Full blocks are shared, the block in which the sequence ends is copied, and the rows of ancestors are
+//! written again. The block table of the segment with the last accepted token becomes the sequence's; the
+//! other blocks are freed.
 
 use model::forward::{BLOCK_TOKENS, LogitRows, SequenceSlice, Trunk};
 use shmproto::layer::CallClass;
@@ -16,8 +17,8 @@ use super::{GenerateError, SplitSequence};
 use crate::split_model::SplitModel;
 
 impl SplitModel {
-    /// Computes the pending token, the only one there is, and what was drafted behind it: logits of every row. What finds no
-    /// blocks is not verified: the tree that was is given back.
+    /// Computes the single pending token and the tree: logits of every row. Returns the tree without the
+    /// nodes for which blocks were missing.
     pub(super) fn verify(
         &mut self,
         sequence: &mut SplitSequence<'_>,
@@ -59,7 +60,7 @@ impl SplitModel {
         Ok((tree, segments))
     }
 
-    /// Takes blocks for the tree's segments, or lets all go but the branch that the first guesses make.
+    /// Allocates blocks for the tree's segments. If blocks are missing, only the first segment is kept.
     fn make_room(
         &mut self,
         sequence: &mut SplitSequence<'_>,
@@ -89,7 +90,7 @@ impl SplitModel {
         Ok(tree)
     }
 
-    /// Goes on where the verdict ends, and gives back what lies elsewhere.
+    /// Continues the sequence at the last accepted token, and frees the blocks of other segments.
     pub(super) fn commit_accepted(
         &mut self,
         sequence: &mut SplitSequence<'_>,
@@ -110,7 +111,7 @@ impl SplitModel {
 }
 
 impl SplitSequence<'_> {
-    /// The blocks of a segment, the first of which are the sequence's own.
+    /// Returns the block table of a segment, whose first blocks are the sequence's own.
     fn table(&self, segment: usize) -> Vec<BlockId> {
         match segment.checked_sub(1) {
             None => self.blocks.clone(),
@@ -119,7 +120,7 @@ impl SplitSequence<'_> {
     }
 }
 
-/// The segment in which a node, or the root, lies.
+/// Returns the index of the segment with the node, or with the root if `node` is `None`.
 fn segment_of(segments: &Segments, node: Option<NodeId>) -> usize {
     let row = segments.row(node).unwrap_or(0);
     segments.iter().position(|segment| segment.own.rows.contains(&row)).unwrap_or(0)

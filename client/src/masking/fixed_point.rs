@@ -1,16 +1,16 @@
-//! Rows of floats as whole numbers, and back.
+//! Conversion of float rows to integers and back.
 //!
-//! A row is taken as whole numbers times a power of two that is chosen for the row: as many bits of its largest number are kept
-//! as the weights leave room for. `y = x W` of such rows is exact modulo 2^48 or 2^64, and two bits below that, so that it is read as
-//! a number with a sign without any doubt.
+//! A row becomes integers times a power of two chosen for the row, with as many bits of its largest value as
+//! the weights permit. `y = x W` of such rows is exact modulo 2^48 or 2^64. The result stays two bits below
+//! the modulus, so that its sign is unambiguous.
 
 use kernels::Modulus;
 
-/// Writes `row` as whole numbers below `2^bits` in magnitude, with a sign and modulo 2^64; returns the exponent of the power of two
-/// that they are multiples of. `None` if a number is not finite. It takes as long whatever finite numbers there are, but
-/// for some nanoseconds where all are zeros.
+/// Writes `row` as signed integers below `2^bits` in magnitude, modulo 2^64. Returns the exponent of their
+/// power of two; `None` if a value is not finite. The duration does not depend on the values, except for some
+/// nanoseconds if all are zero.
 pub(super) fn to_whole(row: &[f32], bits: u32, whole: &mut [u64]) -> Option<i32> {
-    // Of numbers without their signs the order is that of their bits, and none that is not finite is smaller than one that is.
+    // Without signs, floats are ordered as their bits are, and values that are not finite come last.
     let largest = row.iter().fold(0, |most, x| most.max(x.abs().to_bits()));
     let largest = f32::from_bits(largest);
     if !largest.is_finite() {
@@ -24,22 +24,22 @@ pub(super) fn to_whole(row: &[f32], bits: u32, whole: &mut [u64]) -> Option<i32>
     Some(exponent)
 }
 
-/// With which a number has so many bits; that of zeros is 0.
+/// Returns the exponent with which `largest` has `bits` bits; 0 for zero.
 fn exponent(largest: f32, bits: i32) -> i32 {
     let is_zero = largest == 0.0;
-    // Any number will do for zeros: the same is done with it.
+    // Zero takes the same steps as other values, with an arbitrary one.
     let largest = if is_zero { 1.0 } else { largest };
     let exponent = magnitude(largest) + 1 - bits;
-    // It may be rounded up to the next power of two.
+    // Rounding may reach the next power of two.
     let exceeds = rounded(largest, power_of_two(-exponent)).unsigned_abs() >> bits != 0;
     if is_zero { 0 } else { exponent + i32::from(exceeds) }
 }
 
-/// Reads whole numbers with a sign, of which each stands for so many times `2^exponent`, rounded to the nearest float. They are what
-/// answers may be modulo `modulus`.
+/// Converts signed integers, in units of `2^exponent`, to the nearest floats. The integers are results modulo
+/// `modulus`.
 pub(super) fn from_whole(modulus: Modulus, whole: &[u64], exponent: i32, row: &mut [f32]) {
     let unit = power_of_two(exponent);
-    // Rounded once, to 24 bits; the product is exact, but where it is too small or too large for a float.
+    // The value is rounded once, to 24 bits; the product is exact within a float's range.
     #[expect(clippy::cast_possible_truncation, reason = "24 bits stay 24 bits")]
     let scaled = |rounded: f32| (f64::from(rounded) * unit) as f32;
     let numbers = row.iter_mut().zip(whole);
@@ -54,29 +54,30 @@ pub(super) fn from_whole(modulus: Modulus, whole: &[u64], exponent: i32, row: &m
     }
 }
 
-/// A number below 2^51 in magnitude, which a float of 64 bits holds: as [`rounded`] the other way, several at once on any processor.
+/// Converts an integer below 2^51 in magnitude to a 64-bit float, which holds it exactly. The inverse of
+/// [`rounded`]; any processor vectorizes it.
 fn wide(whole: u64) -> f64 {
     f64::from_bits(SHIFT.to_bits().wrapping_add(whole)) - SHIFT
 }
 
-/// The exponent of the largest power of two that is not above a positive finite number.
+/// Returns the exponent of the largest power of two that is not above a positive finite number.
 fn magnitude(x: f32) -> i32 {
-    // As f64 no float is subnormal.
+    // Every subnormal f32 is normal as f64.
     let biased = f64::from(x).to_bits() >> 52 & 0x7ff;
     i32::try_from(biased).unwrap_or(0) - 1023
 }
 
-/// Added to a number below 2^51 in magnitude, it leaves no bits behind the point, rounded as floats are, and the number in the last
-/// bits of the sum. Where a processor is not asked for more than x86-64 has, `round_ties_even` is a function with branches.
+/// Added to a number below 2^51 in magnitude, this rounds it to an integer, as floats round, which then
+/// stands in the last bits of the sum. On plain x86-64 `round_ties_even` is a function with branches.
 const SHIFT: f64 = 6_755_399_441_055_744.0;
 
-/// `x` times `unit`, below 2^31 in magnitude, to the nearest whole number, of two equally near to the even one.
+/// Returns `x` times `unit`, below 2^31 in magnitude, rounded to the nearest integer, ties to even.
 fn rounded(x: f32, unit: f64) -> i64 {
     let shifted = f64::from(x) * unit + SHIFT;
     shifted.to_bits().wrapping_sub(SHIFT.to_bits()).cast_signed()
 }
 
-/// As f64, which holds those of all floats' exponents and weights' ones together; beyond, 0 or infinity.
+/// Returns a power of two as f64, in range for a float's plus a weight's exponent; else 0 or infinity.
 fn power_of_two(exponent: i32) -> f64 {
     match exponent {
         -1022..=1023 => f64::from_bits(u64::from((exponent + 1023).cast_unsigned()) << 52),

@@ -1,4 +1,4 @@
-//! What a program that shares nothing with this one makes of rows (`tests/golden/make_ring.py`); the Python package is held to the same.
+//! Golden values from `tests/golden/make_ring.py`, an independent implementation; Python tests use them too.
 
 use std::fs;
 

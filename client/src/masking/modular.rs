@@ -1,7 +1,7 @@
-//! Exact arithmetic: rows as whole numbers modulo 2^48 or 2^64, by any [`ModularRoute`].
+//! Exact arithmetic: rows as integers modulo 2^48 or 2^64, over any [`ModularRoute`].
 //!
-//! The bias of a site is no ring element: it is asked for once, by a row of zeros through the linear path, which tells nobody
-//! anything, and added here.
+//! The bias of a site is not an integer. The client asks for it once, with a row of zeros on the float path,
+//! which reveals nothing, and adds it here.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -23,16 +23,16 @@ use crate::{
     },
 };
 
-/// How rows of whole numbers get through a site.
+/// A way of integer rows through a site.
 pub(super) trait ModularRoute: Send + fmt::Debug {
-    /// The mode, as answers and logs say it.
+    /// Returns the mode's name in answers and logs.
     fn mode(&self) -> &'static str;
 
-    /// Takes the rows `x` through a site, where they travel modulo `modulus`: `out` is what a site makes of them. Both are numbers
-    /// with signs. Does something else `meanwhile`, once for each time that rows are sent.
+    /// Takes the rows `x` through a site into `out`; rows travel modulo `modulus`, and all values are signed.
+    /// Calls `meanwhile` each time that rows are sent.
     ///
     /// # Errors
-    /// The executor is gone, or refuses.
+    /// Fails if the executor is gone, or refuses.
     fn call(
         &mut self,
         session: &mut Session,
@@ -44,7 +44,6 @@ pub(super) trait ModularRoute: Send + fmt::Debug {
     ) -> Result<(), CallError>;
 }
 
-/// Rows as they are.
 #[derive(Debug, Default)]
 pub(super) struct PlainRoute {
     sent: Vec<f32>,
@@ -74,17 +73,16 @@ impl ModularRoute for PlainRoute {
     }
 }
 
-/// Exact arithmetic over a route.
 pub(super) struct ModularMask {
     route: Box<dyn ModularRoute>,
     verifying: Option<SessionVerifier>,
     pad_rows: bool,
-    /// What is added to a site's answers; none where there is nothing to add.
+    /// Bias of each known site; `None` if the site has none.
     biases: BTreeMap<SiteId, Option<Vec<f32>>>,
     x: Vec<u64>,
     y: Vec<u64>,
     exponents: Vec<i32>,
-    /// What true answers come to.
+    /// Expected checksums of the answers.
     foreseen: Vec<i128>,
 }
 
@@ -100,7 +98,7 @@ impl fmt::Debug for ModularMask {
 
 impl ModularMask {
     /// # Errors
-    /// A site has no ring path.
+    /// Fails if a site has no modular path.
     pub(super) fn new(
         route: Box<dyn ModularRoute>,
         verifying: Option<SessionVerifier>,
@@ -113,12 +111,12 @@ impl ModularMask {
         Ok(Self { route, verifying, pad_rows, biases, x, y, exponents, foreseen })
     }
 
-    /// How many rows are sent for `count`.
+    /// Returns the number of rows sent for `count` rows.
     fn sent(&self, count: usize) -> usize {
         if self.pad_rows { count.next_power_of_two() } else { count }
     }
 
-    /// Fills `self.x` with the whole numbers of `rows`, and with zeros what is sent behind them.
+    /// Fills `self.x` with the integers of `rows`, and the padding rows with zeros.
     fn convert(
         &mut self,
         place: CallSite,
@@ -140,7 +138,6 @@ impl ModularMask {
         Ok(())
     }
 
-    /// What is added to the answers of a site, of so many outputs.
     fn bias(
         &mut self,
         session: &mut Session,
@@ -161,7 +158,7 @@ impl ModularMask {
     }
 }
 
-/// The bias of a site as the linear path adds it.
+/// Asks for the bias of a site on the float path.
 fn ask_bias(session: &mut Session, place: CallSite, outputs: usize) -> Result<Option<Vec<f32>>, CallError> {
     let site = &session.catalog().sites[place.site.0 as usize];
     if site.parts.iter().all(|part| part.has_bias == 0) {

@@ -1,7 +1,8 @@
-//! Whole numbers as they travel, and which sites take them.
+//! Wire format of integer rows, and the sites that accept them.
 //!
-//! Here a number is a word of 64 bits with a sign. In a row that travels it has the lower bytes of it, as many as the [`Modulus`] has,
-//! one behind the other; a row is as long as so many words of 32 bits, as rows of floats are, and is never taken for floats.
+//! Here an integer is a signed word of 64 bits. On the wire it has only as many lower bytes as the
+//! [`Modulus`] has, without gaps. A row is measured in words of 32 bits, as float rows are, and is never
+//! interpreted as floats.
 
 use kernels::Modulus;
 use shmproto::layer::{Op, Path, control};
@@ -15,8 +16,8 @@ use crate::{
     },
 };
 
-/// The first `count` numbers of `room`, which is made larger where there are fewer: what it holds is another call's, and is not left
-/// behind.
+/// Returns the first `count` values of `room`, which grows if necessary. Old content is erased before memory
+/// is freed, because it is secret.
 pub(super) fn first<T: Copy + Default + Zeroize>(room: &mut Vec<T>, count: usize) -> &mut [T] {
     if room.len() < count {
         room.zeroize();
@@ -25,7 +26,7 @@ pub(super) fn first<T: Copy + Default + Zeroize>(room: &mut Vec<T>, count: usize
     &mut room[..count]
 }
 
-/// Calls a function for the bytes that numbers of a modulus have.
+/// Calls a function for the number of bytes of a modulus.
 macro_rules! with_bytes {
     ($modulus:expr, $function:ident($($argument:expr),*)) => {
         match $modulus {
@@ -35,7 +36,6 @@ macro_rules! with_bytes {
     };
 }
 
-/// Writes numbers as they travel.
 pub(super) fn pack(modulus: Modulus, numbers: &[u64], packed: &mut [f32]) {
     with_bytes!(modulus, pack_by(numbers, packed));
 }
@@ -44,7 +44,6 @@ fn pack_by<const B: usize>(numbers: &[u64], packed: &mut [f32]) {
     packed_mut::<B>(packed).iter_mut().zip(numbers).for_each(|(to, x)| *to = lower(*x));
 }
 
-/// Reads numbers that travelled.
 pub(super) fn unpack(modulus: Modulus, packed: &[f32], numbers: &mut [u64]) {
     with_bytes!(modulus, unpack_by(packed, numbers));
 }
@@ -53,7 +52,7 @@ fn unpack_by<const B: usize>(packed: &[f32], numbers: &mut [u64]) {
     numbers.iter_mut().zip(packed_of::<B>(packed)).for_each(|(to, x)| *to = signed::<B>(to_u64(x)));
 }
 
-/// Covers rows: what was pads, as they travel, is rows plus pads.
+/// Adds `rows` to `pads`, which are in wire format and hold the covered rows afterwards.
 pub(super) fn cover(modulus: Modulus, pads: &mut [f32], rows: &[u64]) {
     with_bytes!(modulus, cover_by(pads, rows));
 }
@@ -62,7 +61,7 @@ fn cover_by<const B: usize>(pads: &mut [f32], rows: &[u64]) {
     packed_mut::<B>(pads).iter_mut().zip(rows).for_each(|(r, x)| *r = lower(to_u64(r).wrapping_add(*x)));
 }
 
-/// Reads an answer and takes what the weights make of pads out of it; both travelled.
+/// Reads an answer, and subtracts the effect of the pads from it; both are in wire format.
 pub(super) fn uncover(modulus: Modulus, answer: &[f32], effect: &[f32], numbers: &mut [u64]) {
     with_bytes!(modulus, uncover_by(answer, effect, numbers));
 }
@@ -75,40 +74,37 @@ fn uncover_by<const B: usize>(answer: &[f32], effect: &[f32], numbers: &mut [u64
         .for_each(|(to, (y, r))| *to = signed::<B>(to_u64(y).wrapping_sub(to_u64(r))));
 }
 
-/// The numbers of rows as they travel.
 fn packed_of<const B: usize>(packed: &[f32]) -> &[[u8; B]] {
     bytemuck::cast_slice::<f32, u8>(packed).as_chunks().0
 }
 
-/// The numbers of rows as they travel.
 fn packed_mut<const B: usize>(packed: &mut [f32]) -> &mut [[u8; B]] {
     bytemuck::cast_slice_mut::<f32, u8>(packed).as_chunks_mut().0
 }
 
-/// A number without its sign.
+/// Returns the integer without sign extension.
 fn to_u64<const B: usize>(number: &[u8; B]) -> u64 {
     let mut bytes = [0; 8];
     bytes[..B].copy_from_slice(number);
     u64::from_le_bytes(bytes)
 }
 
-/// A word whose lower bytes are a number, with the sign of that.
+/// Sign-extends the lower `B` bytes of a word.
 fn signed<const B: usize>(word: u64) -> u64 {
     let above = u64::BITS - 8 * B as u32;
     ((word << above).cast_signed() >> above).cast_unsigned()
 }
 
-/// The lower bytes of a word.
 fn lower<const B: usize>(word: u64) -> [u8; B] {
     let mut bytes = [0; B];
     bytes.copy_from_slice(&word.to_le_bytes()[..B]);
     bytes
 }
 
-/// What a session's sites say of their integers.
+/// Returns the modular weights data of all sites of a session.
 ///
 /// # Errors
-/// One has no ring path.
+/// Fails if a site has no modular path.
 pub(super) fn offers(session: &Session) -> Result<Vec<control::ModularWeights>, CallError> {
     let offer = |(site, number): (&control::Site, u32)| {
         let is_usable = [Op::Forward, Op::Backward].iter().all(|&op| ring_room(site, op).is_some());

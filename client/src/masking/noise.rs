@@ -1,4 +1,4 @@
-//! The paper's scheme: obfuscation by rotating noises.
+//! Masking as in the paper: obfuscation by rotating noises.
 
 use std::{fmt, io::Read as _};
 
@@ -15,20 +15,19 @@ use crate::{
     },
 };
 
-/// The noises of a site in one direction, of unit variance, and their effects.
+/// Noises of a site in one direction, of unit variance, and their effects.
 #[derive(Debug)]
 struct Noises {
-    /// Elements of a row, and of the answer to it.
+    /// Elements of a row, and of its answer.
     widths: (usize, usize),
-    /// `[noises, width of a row]`; none until rows come.
+    /// `[noises, width of a row]`; empty until the first rows.
     noise: Vec<f32>,
     /// `[noises, width of an answer]`: the noise through the site, without bias.
     effect: Vec<f32>,
-    /// Which of them the next row takes.
     next: usize,
-    /// Rows that they may still cover.
+    /// Number of rows that the noises may still cover.
     left_rows: u64,
-    /// Of the first rows; activations keep it.
+    /// Size of the first rows; only activations use it.
     size: Option<f32>,
 }
 
@@ -37,7 +36,7 @@ impl Noises {
         Self { widths, noise: Vec::new(), effect: Vec::new(), next: 0, left_rows: 0, size: None }
     }
 
-    /// Fresh noises, whose effects the executor computes.
+    /// Draws fresh noises, whose effects the executor computes.
     fn refresh(
         &mut self,
         session: &mut Session,
@@ -54,26 +53,26 @@ impl Noises {
         fill_normal(random, &mut self.noise);
         let ask = LayerCall { op, class: CallClass::Noise, ..place.ask(Path::Linear) };
         session.call(ask, &self.noise, &mut self.effect)?;
-        // Only now: noises whose effects are not known cover nothing.
+        // Until here a failed call leaves `left_rows` at 0, so noises without known effects cover no row.
         (self.next, self.left_rows) = (0, settings.rotate_rows);
         Ok(())
     }
 
-    /// Which noise the row after `row` others of this call takes.
+    /// Returns the noise of row `row` in this call.
     fn noise_index(&self, row: usize) -> usize {
         (self.next + row) % (self.noise.len() / self.widths.0)
     }
 
-    /// The size of `rows`, in which that of the noise is counted.
+    /// Returns the size of `rows`, the unit of the noise's scale.
     fn size(&mut self, direction: Direction, rows: &[f32]) -> f32 {
         match direction {
             Direction::Forward => *self.size.get_or_insert_with(|| typical_size(rows, self.widths.0)),
-            // Taken anew for each call: gradients lose orders of magnitude while an adapter learns.
+            // Gradients get a new size for each call: they lose orders of magnitude during training.
             Direction::Backward => largest(rows),
         }
     }
 
-    /// Writes `rows`, with `scale` times their noises, to `covered`.
+    /// Writes `rows` plus `scale` times their noises to `covered`.
     fn cover(&self, rows: &[f32], scale: f32, covered: &mut Vec<f32>) {
         covered.clear();
         for (row, x) in rows.chunks(self.widths.0).enumerate() {
@@ -82,7 +81,7 @@ impl Noises {
         }
     }
 
-    /// Takes out of the answers what the noises have become.
+    /// Subtracts the effects of the noises from the answers.
     fn uncover(&self, answers: &mut [f32], scale: f32) {
         for (row, answer) in answers.chunks_mut(self.widths.1).enumerate() {
             let effect = &self.effect[self.noise_index(row) * self.widths.1..];
@@ -90,14 +89,12 @@ impl Noises {
         }
     }
 
-    /// Goes on behind `rows` that were covered.
     fn pass(&mut self, rows: usize) {
         self.next = self.noise_index(rows);
         self.left_rows = self.left_rows.saturating_sub(rows as u64);
     }
 }
 
-/// The noises of a site.
 #[derive(Debug)]
 struct SiteNoises {
     activations: Noises,
@@ -113,7 +110,6 @@ impl SiteNoises {
     }
 }
 
-/// Obfuscation by rotating noises.
 pub(super) struct RotatingNoise {
     settings: NoiseSettings,
     sites: Vec<SiteNoises>,
@@ -122,7 +118,7 @@ pub(super) struct RotatingNoise {
 }
 
 impl fmt::Debug for RotatingNoise {
-    /// Noises are nobody's business.
+    /// Noises are secret and not printed.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Paper").field("settings", &self.settings).finish_non_exhaustive()
     }
@@ -158,7 +154,7 @@ impl RotatingNoise {
                 CallSite { site: SiteId(number), direction: Direction::Forward, class: CallClass::Noise };
             let mut activations = Noises::none((columns, outputs));
             activations.refresh(session, place, settings, &mut random)?;
-            // Those of gradients wait for the first of them: few clients learn.
+            // Noises for gradients are drawn with the first gradients, because few clients train.
             sites.push(SiteNoises { activations, gradients: Noises::none((outputs, columns)) });
             told(sites.len(), shapes.len());
         }
@@ -193,7 +189,7 @@ impl Mask for RotatingNoise {
     }
 }
 
-/// The median of the rows' root mean squares: a single row of outliers must not set the scale for all.
+/// Returns the median of the rows' root mean squares, so that a single outlier does not set the scale.
 fn typical_size(x: &[f32], columns: usize) -> f32 {
     #[expect(clippy::cast_precision_loss, reason = "rows are short")]
     let size = |row: &[f32]| (row.iter().map(|x| x * x).sum::<f32>() / row.len() as f32).sqrt();
@@ -202,18 +198,18 @@ fn typical_size(x: &[f32], columns: usize) -> f32 {
     usable(sizes.get(sizes.len() / 2).copied().unwrap_or_default())
 }
 
-/// The largest number of the rows: a gradient at the head is one peak, the token that should have come, which noise of its
-/// root mean square would leave standing for everybody to see.
+/// Returns the largest magnitude of the rows. A gradient at the head has one peak, at the target token, which
+/// noise scaled by its root mean square would not hide.
 fn largest(rows: &[f32]) -> f32 {
     usable(rows.iter().fold(0.0, |most, x| most.max(x.abs())))
 }
 
-/// Rows of zeros, or of overflown numbers, are covered all the same.
+/// Replaces a size that is 0 or not finite by 1, so that such rows are covered too.
 fn usable(size: f32) -> f32 {
     if size.is_finite() && size > 0.0 { size } else { 1.0 }
 }
 
-/// A generator that nobody can foresee.
+/// Returns a generator with an unpredictable seed.
 fn seeded() -> Result<StdRng, CallError> {
     let mut seed = [0; 32];
     let read = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut seed));
@@ -221,10 +217,10 @@ fn seeded() -> Result<StdRng, CallError> {
     Ok(StdRng::from_seed(seed))
 }
 
-/// Normal numbers of variance 1, two from two uniform ones (Box and Muller).
+/// Fills `values` with normal numbers of variance 1, two from two uniform ones (Box and Muller).
 fn fill_normal(random: &mut StdRng, values: &mut [f32]) {
     for pair in values.chunks_mut(2) {
-        // In (0, 1], whose logarithm is finite.
+        // The argument is in (0, 1], so its logarithm is finite.
         let radius = (-2.0 * (1.0 - random.random::<f32>()).ln()).sqrt();
         let (sin, cos) = (std::f32::consts::TAU * random.random::<f32>()).sin_cos();
         pair.iter_mut().zip([radius * cos, radius * sin]).for_each(|(value, normal)| *value = normal);

@@ -1,14 +1,15 @@
-//! One executor, and pads whose effects this client has computed beforehand, from weights of its own.
+//! The route over one executor, with pads whose effects this client has precomputed from its own weights.
 //!
-//! A row goes out as `x + r`, with `r` uniform and used once; `r W` is in a [`pool`] and is taken out of the answer. Every attempt
-//! at a call takes pads that no other took. An empty pool is an error, or is filled, but never passed by.
+//! A row is sent as `x + r`, with `r` uniform and used once; `r W` is in a [`pool`] and is subtracted from
+//! the answer. Every attempt at a call takes new pads. An empty pool is an error or is filled, but rows are
+//! never sent without pads.
 //!
 //! # Layout
 //!
 //! - this file: the route
-//! - [`pool`]: pads on a disk; `file`: those of a site; `journal`: which of them are gone; `manifest`: of which weights they are; `shape`:
-//!   of which sites
-//! - [`maker`]: how they are made
+//! - [`pool`]: pads on disk; `file`: the pads of a site; `journal`: which pads are used; `manifest`: identity
+//!   of pool and weights; `shape`: shapes of the sites
+//! - [`maker`]: making of pads
 
 mod file;
 mod journal;
@@ -43,10 +44,10 @@ use crate::{
     },
 };
 
-/// Pads made for lack of any, at a time, at least.
+/// Minimum number of pads that are made when a call finds too few.
 const FILLED_ROWS: u64 = 16;
 
-/// Pads, and what is done where there are none. Clones are the same.
+/// A pool of pads, with an optional maker. Clones share both.
 #[derive(Clone)]
 pub struct Pads {
     pool: Arc<Mutex<PadPool>>,
@@ -60,7 +61,7 @@ impl fmt::Debug for Pads {
 }
 
 impl Pads {
-    /// Pads of `pool`. Where there are none, the `maker` makes some while the call waits; without one it is refused.
+    /// Uses the pads of `pool`. If too few are left, `maker` makes some during the call, or the call fails.
     #[must_use]
     pub fn new(pool: PadPool, maker: Option<PadMaker>) -> Self {
         let maker = maker.map(|maker| Arc::new(Mutex::new(maker)));
@@ -68,11 +69,10 @@ impl Pads {
     }
 
     fn pool(&self) -> MutexGuard<'_, PadPool> {
-        // Marks are written before pads are handed out: a holder of the lock that panicked has lost some, and no more.
+        // Pads are marked as used before they are returned, so a panic may lose some but reuses none.
         self.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Pads that nobody had, for so many rows.
     fn take(&self, ask: LayerCall, rows: usize) -> Result<TakenPads, CallError> {
         let direction = if ask.op == Op::Backward { Direction::Backward } else { Direction::Forward };
         let (site, rows) = (ask.site, rows as u64);
@@ -86,7 +86,6 @@ impl Pads {
     }
 }
 
-/// A route with pads.
 pub(super) struct Padded {
     pads: Pads,
     masked: Vec<f32>,
@@ -102,7 +101,7 @@ impl fmt::Debug for Padded {
 
 impl Padded {
     /// # Errors
-    /// They are of other weights than the executor's.
+    /// Fails if the pads belong to other weights than the executor's.
     pub(super) fn new(pads: &Pads, session: &Session) -> Result<Self, CallError> {
         let commitment = super::commitment(&offers(session)?);
         let shapes = session.catalog().sites.iter().map(PadShape::of).collect::<Option<Vec<_>>>();
@@ -111,7 +110,7 @@ impl Padded {
         Ok(Self { pads: pads.clone(), masked, answer, effects })
     }
 
-    /// One attempt at some rows with pads that nobody had; false if it is worth another.
+    /// Makes one attempt at some rows with new pads; false if another attempt is worthwhile.
     fn attempt(
         &mut self,
         session: &mut Session,
@@ -127,13 +126,13 @@ impl Padded {
             (first(masked, modulus.words(x.len())), first(answer, modulus.words(out.len())));
         seeded_rows::fill_first(taken.keys(), masked);
         cover(modulus, masked, x);
-        // While the executor computes: nobody needs them before.
+        // The effects are read while the executor computes, because they are needed only for the answer.
         let mut read = None;
         let answered = session.attempt(trial, masked, answer, &mut || {
             read = Some(pads.pool().effects(&taken, effects));
             meanwhile();
         });
-        // Of rows that were not sent they are erased as well.
+        // The effects of rows that were not sent are read too, which erases them.
         read.unwrap_or_else(|| pads.pool().effects(&taken, effects))?;
         if !answered? {
             return Ok(false);

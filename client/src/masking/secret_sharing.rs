@@ -1,7 +1,7 @@
-//! Two executors that do not collude: one sees rows plus pads, the other a key from which it makes the pads.
+//! Secret sharing over two executors that do not collude: one sees rows plus pads, the other the pads' key.
 //!
-//! `(x + r) W - r W = x W` modulo 2^48 or 2^64. A pad is uniform, so that what the first one sees has nothing to do with `x`; the second
-//! sees nothing that has. Every attempt takes rows of the key that no other took.
+//! `(x + r) W - r W = x W` modulo 2^48 or 2^64. A pad is uniform, so the rows that the first executor sees
+//! are independent of `x`; the second executor sees only the key. Every attempt takes new rows of the key.
 
 use std::{fmt, sync::Arc};
 
@@ -25,19 +25,18 @@ use crate::{
     transport::Connect,
 };
 
-/// The second executor.
+/// The second executor of secret sharing.
 #[derive(Debug, Clone)]
 pub struct SecondExecutor {
-    /// The way to it.
+    /// Connector to the second executor.
     pub connector: Arc<dyn Connect>,
-    /// How this client behaves towards it.
+    /// Settings of the second session.
     pub settings: ClientSettings,
 }
 
-/// A route over two executors.
 pub(super) struct SecretShareRoute {
     second: Session,
-    /// Whose rows from `first` on nobody has.
+    /// Seeded rows; those from `first` on are unused.
     draw: SeededRows,
     masked: Vec<f32>,
     answer: Vec<f32>,
@@ -51,10 +50,10 @@ impl fmt::Debug for SecretShareRoute {
 }
 
 impl SecretShareRoute {
-    /// Over the executor of `session` and a `second` one.
+    /// Opens the second session, beside `session`.
     ///
     /// # Errors
-    /// It is not there, is the same one, or has other weights.
+    /// Fails if the second executor is unreachable, is the same one, or has other weights.
     pub(super) fn new(second: &SecondExecutor, session: &mut Session) -> Result<Self, CallError> {
         let own = offers(session)?;
         let mut other = Session::open(Box::new(Arc::clone(&second.connector)), second.settings.clone())?;
@@ -74,7 +73,6 @@ impl SecretShareRoute {
         Ok(Self { second: other, draw, masked, answer, effect })
     }
 
-    /// Rows of the key that nobody had.
     fn take(&mut self, rows: usize) -> Result<SeededRows, CallError> {
         let draw = self.draw.clone();
         let next = self.draw.first.checked_add(rows as u64);
@@ -82,7 +80,7 @@ impl SecretShareRoute {
         Ok(draw)
     }
 
-    /// One attempt at some rows with pads of its own; false if it is worth another.
+    /// Makes one attempt at some rows with new pads; false if another attempt is worthwhile.
     fn attempt(
         &mut self,
         session: &mut Session,
@@ -98,7 +96,7 @@ impl SecretShareRoute {
         let answered_words = modulus.words(out.len());
         let (answer, effect) = (first(answer, answered_words), first(effect, answered_words));
         let ([first_trial, second_trial], mut answered) = (trials, None);
-        // The seed first: the second executor computes while the rows are covered here, and on their way to the first.
+        // The seed goes first: the second executor computes while this client covers and sends the rows.
         let mut first_meanwhile = || {
             draw.fill(0, masked.len() / rows, masked);
             cover(modulus, masked, x);

@@ -1,8 +1,8 @@
-//! Whether what is done with secrets takes as long whatever they are (dudect: Reparaz, Balasch, Verbauwhede, 2017).
+//! Tests that operations on secrets take constant time (dudect: Reparaz, Balasch, Verbauwhede, 2017).
 //!
-//! Two classes of inputs, a fixed one and random ones, in random order; times beyond the 90th percentile are left out, for what
-//! interrupts a process is nobody's secret; and Welch's t of the rest. These tests say how long something took, so they run when
-//! somebody asks for them, on a machine that is left alone:
+//! Two classes of inputs, a fixed one and random ones, are measured in random order. Times beyond the 90th
+//! percentile are dropped, because interruptions of the process do not depend on secrets. Welch's t compares
+//! the rest. The tests depend on timing, so they run only on request, on an idle machine:
 //!
 //! ```text
 //! cargo test -p client --lib timing -- --ignored --nocapture --test-threads 1
@@ -19,14 +19,12 @@ use super::{
     verify::product,
 };
 
-/// Measurements of each operation.
 const MEASUREMENTS: usize = 200_000;
-/// Numbers of a row, as SmolLM2 has them.
+/// Elements of a row, as in SmolLM2.
 const WIDTH: usize = 576;
-/// Beyond it dudect calls the classes different; below 4.5 it has found nothing.
+/// Limit of t above which dudect calls the classes different; below 4.5 it has found nothing.
 const MAX_T: f64 = 10.0;
 
-/// Random numbers that need not be secret.
 struct SeededRandom(SeededRows);
 
 impl SeededRandom {
@@ -41,14 +39,13 @@ impl SeededRandom {
         numbers
     }
 
-    /// Between -1 and 1.
+    /// Returns values between -1 and 1.
     #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "any numbers will do")]
     fn floats(&mut self, count: usize) -> Vec<f32> {
         self.numbers(count).into_iter().map(|x| (x.cast_signed() as f64 / i64::MAX as f64) as f32).collect()
     }
 }
 
-/// Mean, variance and number of times.
 #[expect(clippy::cast_precision_loss, reason = "few enough")]
 fn moments(times: &[u64]) -> (f64, f64, f64) {
     let count = times.len() as f64;
@@ -57,7 +54,7 @@ fn moments(times: &[u64]) -> (f64, f64, f64) {
     (mean, square / (count - 1.0), count)
 }
 
-/// Welch's t of two lists of times, the slowest tenth of all left out.
+/// Returns Welch's t of two lists of times, without the slowest tenth of all.
 fn welch(classes: &[Vec<u64>; 2]) -> f64 {
     let mut all = classes.concat();
     all.sort_unstable();
@@ -68,7 +65,7 @@ fn welch(classes: &[Vec<u64>; 2]) -> f64 {
     (fixed.0 - random.0) / (fixed.1 / fixed.2 + random.1 / random.2).sqrt()
 }
 
-/// Times `work` on `fixed`, or on something that `draw` makes; says what came of it.
+/// Times `work` on `fixed` or on a value of `draw`; prints and returns t.
 fn compare<T: Clone>(
     what: &str,
     fixed: &T,
@@ -78,7 +75,7 @@ fn compare<T: Clone>(
     let (mut random, mut classes) = (SeededRandom::new(), [Vec::new(), Vec::new()]);
     let order = random.numbers(MEASUREMENTS);
     for class in order.into_iter().map(|number| usize::from(number % 2 == 1)) {
-        // Both are made anew, whichever is taken.
+        // Both inputs are made each time, whichever is taken.
         let (drawn, same) = (draw(&mut random), fixed.clone());
         let input = black_box(if class == 1 { drawn } else { same });
         let begun = Instant::now();
@@ -147,7 +144,7 @@ fn answers_are_checked_in_the_same_time_whatever_the_secrets_are() {
 fn rows_become_whole_numbers_in_the_same_time_whatever_they_are() {
     let (mut whole, mut back) = (vec![0; WIDTH], vec![0.0; WIDTH]);
     let floats = |random: &mut SeededRandom| random.floats(WIDTH);
-    // Zeros alone are told from others by some nanoseconds, which docs/performance/split.md says.
+    // Rows of zeros differ by some nanoseconds, as docs/performance/split.md says.
     for (name, fixed) in [("ones", 1.0), ("the largest", f32::MAX)] {
         let what = format!("a row as whole numbers, {name}");
         let t = compare(&what, &vec![fixed; WIDTH], floats, |row| {
@@ -164,7 +161,7 @@ fn rows_become_whole_numbers_in_the_same_time_whatever_they_are() {
     assert_alike("an answer", t);
 }
 
-/// What finds nothing above finds something here.
+/// Shows that the method detects an operation that depends on its input.
 #[test]
 #[ignore = "how long something took is for a machine that is left alone"]
 fn what_ends_early_is_seen() {

@@ -1,14 +1,17 @@
-//! Whether an executor's answers are what the weights make of the rows (Freivalds).
+//! Verification that an executor's answers follow from the weights (Freivalds).
 //!
-//! With secret numbers `s`, and `v = s W` computed once from a copy of the weights, `y = x W` is checked by `y · s = x · v`: a few
-//! products for each number, where computing `y` again would take as many as there are weights. Numbers have signs, and nothing
-//! wraps around: `s` has as few bits as leave `v` below 2^62, and the sums have 128. So a wrong `y`, whatever it is, and whoever
-//! chose it without knowing `s`, passes one check with a probability below `2^-b` for `s` of `b` bits, 12 to 30. There are as many
-//! checks as bring that below `2^-48`: two for most sites. `x · v` is computed while the executor
-//! computes `y`. Where rows have fewer bits than `s`, `v` is computed from pieces of `s`. Answers modulo 2^64 would be weaker: an error
-//! in the highest bit alone vanishes at every even `s`.
+//! With secret numbers `s`, and `v = s W` computed once from a copy of the weights, `y = x W` is checked by
+//! `y · s = x · v`. This takes a few products per element, where computing `y` again would take as many as
+//! there are weights. All values are signed and nothing overflows: `s` has few enough bits that `v` stays
+//! below 2^62, and the sums have 128 bits.
 //!
-//! - [`file`]: the same in a file, for clients that have no copy of the weights at hand.
+//! For `s` of `b` bits, 12 to 30, any wrong `y` that was chosen without knowing `s` passes one check with a
+//! probability below `2^-b`. Enough checks are made to bring that below `2^-48`: two for most sites. `x · v`
+//! is computed while the executor computes `y`. Where rows have fewer bits than `s`, `v` is computed from
+//! pieces of `s`. Answers modulo 2^64 would be weaker: an error in the highest bit alone vanishes at every
+//! even `s`.
+//!
+//! - [`file`]: the secrets and their effects in a file, for clients without a copy of the weights.
 
 pub mod file;
 
@@ -28,26 +31,25 @@ use super::{
 };
 use crate::{error::CallError, secrets, session::Session};
 
-/// Bits that the secrets of a number have at least, all checks together: a wrong answer passes with `2^-48`.
+/// Minimum secret bits per value, over all checks: a wrong answer passes with a probability of `2^-48`.
 const MIN_SECRET_BITS: u32 = 48;
 
-/// What answers of a site are checked with, in one direction.
+/// Secrets and their effects for a site, in one direction.
 struct SiteCheck {
     /// `[checks, width of an answer]`.
     secret: Vec<u32>,
-    /// `[checks, width of a row]`: the secret through the site the other way.
+    /// `[checks, width of a row]`: the secret through the site in the other direction.
     effect: Vec<i64>,
-    /// How many.
     checks: usize,
 }
 
 impl SiteCheck {
-    /// What a true answer to the row `x` comes to with each secret.
+    /// Returns the expected checksums of the answer to the row `x`, one per check.
     fn foreseen(&self, x: &[u64]) -> impl Iterator<Item = i128> {
         self.effect.chunks(x.len()).map(|effect| product(x, effect))
     }
 
-    /// Whether the answer `y` comes to what was foreseen.
+    /// Whether the answer `y` has the expected checksums.
     fn passes(&self, foreseen: &[i128], y: &[u64]) -> bool {
         foreseen.iter().zip(self.secret.chunks(y.len())).all(|(sum, secret)| *sum == product(y, secret))
     }
@@ -60,38 +62,36 @@ impl Drop for SiteCheck {
     }
 }
 
-/// As numbers with signs; a sum of 2^26 products of 62 and 62 bits does not overflow.
+/// Returns the product of signed values; a sum of 2^26 products of 62 and 62 bits does not overflow.
 pub(super) fn product<T: Copy + Into<i64>>(a: &[u64], b: &[T]) -> i128 {
     a.iter().zip(b).map(|(&a, &b)| i128::from(a.cast_signed()) * i128::from(b.into())).sum()
 }
 
-/// What is known of a site.
 struct VerifiedSite {
     ring: ModularSite,
     checks: [SiteCheck; 2],
-    /// What it adds, if it adds anything.
     bias: Option<Vec<f32>>,
 }
 
-/// What answers are checked with: secrets, and what a copy of the weights makes of them. Not of their size: eight numbers for each
-/// that goes into a site or comes out.
+/// Data to check answers: secrets and their effects. The size is at most eight numbers per input and output
+/// of each site, not that of the weights.
 pub struct Verifier {
     sites: Vec<VerifiedSite>,
 }
 
 impl fmt::Debug for Verifier {
-    /// Secrets are nobody's business.
+    /// Secrets are not printed.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Verifier").field("sites", &self.sites.len()).finish_non_exhaustive()
     }
 }
 
 impl Verifier {
-    /// Computes it from this process's own weights, which are not needed any more then; tells `told` how many of how many
-    /// sites are done.
+    /// Computes the data from this process's own weights, which are not needed afterwards; calls `told` with
+    /// the numbers of finished sites and of all sites.
     ///
     /// # Errors
-    /// A site has no ring path, there is no randomness, or the device fails.
+    /// Fails if a site has no modular path, the system has no randomness, or the device fails.
     pub fn new(base: &mut dyn EvaluateSites, told: &mut dyn FnMut(usize, usize)) -> Result<Self, CallError> {
         let mut secrets = SeededRows { key: secrets::key()?, first: 0 };
         let shapes = base.sites().to_vec();
@@ -103,7 +103,6 @@ impl Verifier {
         Ok(Self { sites })
     }
 
-    /// A site as people read it.
     fn name(&self, site: SiteId) -> String {
         let shape = |known: &VerifiedSite| {
             let SiteCheck { effect, secret, checks } = &known.checks[Direction::Forward as usize];
@@ -112,10 +111,10 @@ impl Verifier {
         site_name(site, &self.sites.iter().map(shape).collect::<Vec<_>>())
     }
 
-    /// Checks the answers of a session with it.
+    /// Checks the answers of a session from now on.
     ///
     /// # Errors
-    /// Its executor has, or says it has, other weights.
+    /// Fails if the executor has, or claims to have, other weights.
     pub(super) fn over(self: &Arc<Self>, session: &Session) -> Result<SessionVerifier, CallError> {
         let theirs = offers(session)?;
         let is_same = |(own, offer): (&VerifiedSite, &shmproto::layer::control::ModularWeights)| {
@@ -137,7 +136,7 @@ impl Verifier {
     }
 }
 
-/// Secrets of a site, and what it makes of them.
+/// Computes secrets and effects of a site.
 fn known(
     base: &mut dyn EvaluateSites,
     number: SiteId,
@@ -150,7 +149,7 @@ fn known(
     Ok(VerifiedSite { ring, checks, bias: bias(base, number, site)? })
 }
 
-/// What answers of a site, or of one of its parts, are checked with.
+/// Computes secrets and effects of a site, or of one of its parts, in one direction.
 fn check(
     base: &mut dyn EvaluateSites,
     (number, site): (SiteId, &Site),
@@ -165,7 +164,7 @@ fn check(
         Direction::Forward => (outputs, site.columns, Direction::Backward),
         Direction::Backward => (site.columns, outputs, Direction::Forward),
     };
-    // Whatever rows travel modulo, an effect is a number of 64 bits.
+    // The wire modulus does not matter here, because an effect is a number of 64 bits.
     let ModularRange { bits, .. } = ModularRange::new(ring.l1[back as usize], false).ok_or_else(no_ring)?;
     let room = site.ring_room(op_of(back)).ok_or_else(no_ring)?;
     let checks = MIN_SECRET_BITS.div_ceil(bits) as usize;
@@ -173,7 +172,7 @@ fn check(
     secrets.fill(0, answer, bytemuck::cast_slice_mut(&mut secret));
     secrets.first += checks as u64;
     secret.iter_mut().for_each(|number| *number &= (1 << bits) - 1);
-    // Who knows effects knows secrets.
+    // The buffers are erased, because effects reveal the secrets.
     let [mut piece, mut part_of_effect] =
         [secret.len(), effect.len()].map(|count| Zeroizing::new(vec![0_u64; count]));
     let [mut x, mut out] =
@@ -191,12 +190,11 @@ fn check(
     Ok(SiteCheck { secret, effect, checks })
 }
 
-/// Outputs of all parts.
 fn outputs_of(site: &Site) -> usize {
     site.parts.iter().map(|part| part.rows).sum()
 }
 
-/// The operation of a direction, without bias.
+/// Returns the operation of a direction, without bias.
 fn op_of(direction: Direction) -> SiteOp {
     match direction {
         Direction::Forward => SiteOp::ForwardNoBias,
@@ -204,10 +202,10 @@ fn op_of(direction: Direction) -> SiteOp {
     }
 }
 
-/// Takes rows of whole numbers, as they travel, through a site of one's own, or one of its parts.
+/// Takes integer rows in wire format through a site of the client's own weights, or through one of its parts.
 ///
 /// # Errors
-/// The device fails.
+/// Fails if the device fails.
 pub(super) fn evaluate(
     base: &mut dyn EvaluateSites,
     (site, part): (SiteId, Option<u8>),
@@ -244,7 +242,7 @@ fn failed(_: EvaluateError) -> CallError {
 pub(super) struct SessionVerifier(Arc<Verifier>);
 
 impl SessionVerifier {
-    /// Writes what true answers to the rows `x` come to.
+    /// Writes the expected checksums of the answers to the rows `x`.
     pub(super) fn compute_expected(&self, place: CallSite, x: &[u64], foreseen: &mut Vec<i128>) {
         foreseen.clear();
         if let Some(check) = self.of(place) {
@@ -254,7 +252,7 @@ impl SessionVerifier {
     }
 
     /// # Errors
-    /// An answer does not come to what was foreseen of its row.
+    /// Fails if an answer does not have the expected checksums of its row.
     pub(super) fn check(&self, place: CallSite, foreseen: &[i128], y: &[u64]) -> Result<(), CallError> {
         let wrong = || CallError::Wrong { site: self.0.name(place.site) };
         let check = self.of(place).ok_or_else(wrong)?;
@@ -264,13 +262,12 @@ impl SessionVerifier {
         if are_all && pairs.all(|(sums, y)| check.passes(sums, y)) { Ok(()) } else { Err(wrong()) }
     }
 
-    /// What answers are checked with there.
     fn of(&self, place: CallSite) -> Option<&SiteCheck> {
         self.0.sites.get(place.site.0 as usize).map(|known| &known.checks[place.direction as usize])
     }
 
     /// # Errors
-    /// It is not what the site adds.
+    /// Fails if `bias` is not the bias of the site.
     pub(super) fn check_bias(&self, site: SiteId, bias: &[f32]) -> Result<(), CallError> {
         let own = self.0.sites.get(site.0 as usize).and_then(|known| known.bias.as_deref());
         if own == Some(bias) { Ok(()) } else { Err(CallError::Wrong { site: self.0.name(site) }) }
@@ -281,7 +278,7 @@ impl SessionVerifier {
 mod tests {
     use super::*;
 
-    /// Outputs 3, inputs 2.
+    /// A site with 3 outputs and 2 inputs.
     const WEIGHTS: [[i64; 2]; 3] = [[5, -7], [1 << 30, 2], [-3, 0]];
 
     fn check() -> SiteCheck {
@@ -306,7 +303,7 @@ mod tests {
             wrong[bit / 64] ^= 1 << (bit % 64);
             assert!(!check.passes(&foreseen, &wrong), "bit {bit}");
         }
-        // Two errors that a check modulo 2^64 with odd or even numbers alone would let pass.
+        // Two errors that a check modulo 2^64 with only odd or only even numbers would let pass.
         let mut wrong = y;
         wrong[0] ^= 1 << 63;
         wrong[1] ^= 1 << 63;

@@ -1,4 +1,4 @@
-//! Calls: cut to what the executor takes, repeated where that helps.
+//! Calls, split to the executor's limits and retried.
 
 use std::time::{Duration, Instant};
 
@@ -10,27 +10,27 @@ use shmproto::layer::{
 use super::{ClientSettings, Session, retry_policy::RetryPolicy};
 use crate::error::{CallError, LinkError};
 
-/// How often a call on which the executor fails is tried.
+/// Maximum number of attempts at a call on which the executor fails.
 const MAX_FAILURES: u32 = 3;
 
-/// Bits of [`Site::paths`].
+/// Bits of the field [`Site::paths`].
 const HAS_FAST: u8 = 1;
 const HAS_LINEAR: u8 = 2;
 const FAST_IS_LINEAR: u8 = 4;
 const HAS_RING: u8 = 8;
 
-/// What is asked of a site, besides its rows.
+/// Parameters of a call, besides its rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayerCall {
-    /// A linear group of the catalog.
+    /// Number of the linear group in the catalog.
     pub site: SiteId,
     /// One of the site's linear layers, or all side by side.
     pub part: Option<u8>,
     /// Forward, with or without the bias, or backward.
     pub op: Op,
-    /// With which arithmetic.
+    /// Arithmetic of the site: quantized, float or modular.
     pub path: Path,
-    /// What the rows are for, and so how urgent they are.
+    /// Purpose of the rows, which decides their priority.
     pub class: CallClass,
 }
 
@@ -45,7 +45,7 @@ pub fn has_path(site: &Site, path: Path) -> bool {
     site.paths & bits != 0 || (path == Path::Linear && site.paths & FAST_IS_LINEAR != 0)
 }
 
-/// What rows of a site are on the ring path; `None` if it has none.
+/// Returns modulus and bits of rows on the modular path; `None` if the site has none.
 #[must_use]
 pub fn ring_room(site: &Site, op: Op) -> Option<ModularRange> {
     let is_even = site.parts.iter().map(|part| part.rows).chain([site.columns]).all(|size| size % 2 == 0);
@@ -53,15 +53,16 @@ pub fn ring_room(site: &Site, op: Op) -> Option<ModularRange> {
 }
 
 impl Session {
-    /// Takes the rows `x` through a site into the rows `out`. On the ring path they are whole numbers, packed as they travel.
+    /// Takes the rows `x` through a site into `out`; on the modular path they are integers in wire format.
     ///
     /// # Errors
-    /// The executor is gone and does not come back, has no room, or refuses what is asked. `out` is undefined then.
+    /// Fails if the executor is gone and does not come back, is at capacity, or refuses the call. `out` is
+    /// undefined then.
     pub fn call(&mut self, ask: LayerCall, x: &[f32], out: &mut [f32]) -> Result<(), CallError> {
         self.call_beside(ask, x, out, &mut || {})
     }
 
-    /// The same, and does something else `meanwhile`, each time that rows are sent.
+    /// Like [`call`](Self::call), and calls `meanwhile` each time that rows are sent.
     pub(crate) fn call_beside(
         &mut self,
         ask: LayerCall,
@@ -83,7 +84,7 @@ impl Session {
         Ok(())
     }
 
-    /// Words of 32 bits of a row that goes in and of one that comes out.
+    /// Returns the words of 32 bits of an input row and of an output row.
     pub(crate) fn words(&self, ask: LayerCall) -> Result<(usize, usize), CallError> {
         let (input, output) = self.widths(ask)?;
         if ask.path != Path::Ring {
@@ -94,7 +95,7 @@ impl Session {
         Ok((modulus.words(input), modulus.words(output)))
     }
 
-    /// Numbers of a row that goes in and of one that comes out.
+    /// Returns the elements of an input row and of an output row.
     pub(crate) fn widths(&self, ask: LayerCall) -> Result<(usize, usize), CallError> {
         let unknown = CallError::UnknownSite { site: ask.site.0 };
         let Some(site) = self.catalog.sites.get(ask.site.0 as usize) else { return Err(unknown) };
@@ -114,21 +115,21 @@ impl Session {
         Ok(if ask.op == Op::Backward { (outputs, columns) } else { (columns, outputs) })
     }
 
-    /// Most rows of one call whose rows have `width` words, there and back.
+    /// Returns the maximum rows of one call; `width` is the number of words of a row and its answer.
     pub(crate) fn rows_of_call(&self, width: usize) -> Option<usize> {
         let opened = &self.opened;
         let rows = self.settings.max_rows.min(opened.max_rows).min(opened.max_waiting_rows).min(MAX_ROWS);
         let row_bytes = (width * self.settings.dtype.bytes()) as u64;
-        // Half, so that several clients of a tenant find room.
+        // Only half of the quota is used, so that several clients of a tenant fit.
         let affordable = opened.max_bytes / 2 / row_bytes;
         usize::try_from(u64::from(rows).min(affordable)).ok().filter(|&rows| rows > 0)
     }
 
-    /// Tries once to have a call answered, and does something else `meanwhile`, once, if it gets so far as to be sent. False if it
-    /// was not answered and, after a while that was waited, is worth another attempt.
+    /// Makes one attempt at a call, and calls `meanwhile` once if the call is sent. Returns false, after a
+    /// pause, if the call was not answered and another attempt is worthwhile.
     ///
     /// # Errors
-    /// It will not be answered.
+    /// Fails if no attempt will be answered.
     pub(crate) fn attempt(
         &mut self,
         trial: &mut CallAttempt,
@@ -151,7 +152,7 @@ impl Session {
             }
             Ok(reply) => reply,
             Err(error) => {
-                // The same number: the executor may have it in hand still.
+                // The retry has the same number, because the executor may still compute the call.
                 trial.header = Some(header);
                 trial.is_repeated = true;
                 return self.lose(error, &mut trial.patience).map(|()| false);
@@ -169,7 +170,7 @@ impl Session {
         self.sequence
     }
 
-    /// Decides whether a refused call is worth another attempt, and waits until it is.
+    /// Decides whether a refused call deserves another attempt, and waits until then.
     fn refused(
         &mut self,
         call: &CallHeader,
@@ -187,7 +188,7 @@ impl Session {
             CallStatus::Busy => Err(CallError::Busy { waited_ms: patience.waited_ms() }),
             CallStatus::Failed if tried.failures < MAX_FAILURES && patience.wait(0) => Ok(()),
             CallStatus::Failed => Err(CallError::Failed { site, attempts: tried.failures }),
-            // It answered the call before the connection was lost: it takes it under another number.
+            // The executor answered the call before the loss, and accepts it under another number.
             CallStatus::Sequence if tried.sent_before && patience.wait(0) => Ok(()),
             CallStatus::Sequence | CallStatus::Done => {
                 Err(LinkError::Protocol("a number is refused that was never used".to_owned()).into())
@@ -212,20 +213,19 @@ impl Session {
     }
 }
 
-/// What has been tried of a call.
 #[derive(Debug, Clone, Copy)]
 struct AttemptState {
     failures: u32,
-    /// The same call was sent before, perhaps under this number.
+    /// Whether the call was sent before, perhaps under this number.
     sent_before: bool,
 }
 
-/// A call that is tried until it is answered.
+/// A call that is retried until it is answered.
 #[derive(Debug)]
 pub(crate) struct CallAttempt {
-    /// But for its number.
+    /// Header without the sequence number.
     call: CallHeader,
-    /// What was sent over a connection that was lost: it is sent again as it was.
+    /// Header that was sent over a lost connection, to be sent again unchanged.
     header: Option<CallHeader>,
     patience: RetryPolicy,
     failures: u32,
@@ -233,10 +233,10 @@ pub(crate) struct CallAttempt {
 }
 
 impl CallAttempt {
-    /// A call of `rows` rows that come from `source`.
+    /// Makes a call of `rows` rows from `source`.
     ///
     /// # Errors
-    /// It does not go together.
+    /// Fails if the parameters contradict each other.
     pub(crate) fn new(
         session: &Session,
         ask: LayerCall,
@@ -260,7 +260,7 @@ impl CallAttempt {
         Ok(Self { call, header: None, patience: RetryPolicy::new(patience), failures: 0, is_repeated: false })
     }
 
-    /// What was tried is not sent again: another attempt has other rows, and so another number.
+    /// Gives the next attempt a new number, because it has other rows.
     pub(crate) fn renew(&mut self) {
         self.header = None;
     }

@@ -1,4 +1,4 @@
-//! Two sessions that must never meet in one executor.
+//! Two sessions that must never use the same executor.
 
 use std::sync::{
     Arc,
@@ -10,7 +10,8 @@ use shmproto::layer::control::SessionOpened;
 use super::Session;
 use crate::error::CallError;
 
-/// One of two sessions, and which executors either of them is at. What an executor says of itself tells mistakes, not malice.
+/// Shared record of the executors of two sessions. An executor reports its own instance number, so this
+/// detects mistakes, not malice.
 #[derive(Debug, Clone)]
 pub(crate) struct DistinctExecutors {
     instances: Arc<[AtomicU64; 2]>,
@@ -18,10 +19,10 @@ pub(crate) struct DistinctExecutors {
 }
 
 impl DistinctExecutors {
-    /// Keeps two sessions apart from now on, wherever they connect to.
+    /// Keeps two sessions at different executors from now on, also after reconnections.
     ///
     /// # Errors
-    /// They are at one executor.
+    /// Fails if both use the same executor.
     pub(crate) fn keep(first: &mut Session, second: &mut Session) -> Result<(), CallError> {
         let instances = Arc::new([first.opened.instance, second.opened.instance].map(AtomicU64::new));
         for (own, session) in [first, second].into_iter().enumerate() {
@@ -32,10 +33,10 @@ impl DistinctExecutors {
         Ok(())
     }
 
-    /// The session goes on with the executor that has `opened` it.
+    /// Registers that the session continues with the executor that `opened` it.
     ///
     /// # Errors
-    /// The other session is there.
+    /// Fails if the other session uses the same executor.
     pub(super) fn register_instance(&self, opened: &SessionOpened) -> Result<(), CallError> {
         self.instances[self.own].store(opened.instance, SeqCst);
         if self.instances[1 - self.own].load(SeqCst) == opened.instance {

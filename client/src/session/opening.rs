@@ -1,4 +1,4 @@
-//! From a connection to a session with a catalog that makes sense.
+//! From a connection to a session with a valid catalog.
 
 use shmproto::{
     codec::Wire as _,
@@ -17,10 +17,9 @@ use crate::{
     transport::{Connect, Transport},
 };
 
-/// Most features of a linear layer that are believed.
+/// Maximum number of features of a linear layer; larger values are refused.
 const MAX_WIDTH: u32 = 1 << 24;
 
-/// A session that has just been opened.
 #[derive(Debug)]
 pub(super) struct OpenedSession {
     pub(super) transport: Box<dyn Transport>,
@@ -28,7 +27,7 @@ pub(super) struct OpenedSession {
     pub(super) catalog: Catalog,
 }
 
-/// Connects and opens a session: the one there `was`, or a new one where that is not known.
+/// Connects and resumes the session `was`, or opens a new one if the executor does not know it.
 pub(super) fn open(
     connector: &dyn Connect,
     settings: &ClientSettings,
@@ -70,7 +69,7 @@ fn greet(
     }
 }
 
-/// What an answer that was not asked for means.
+/// Returns the error for an answer of an unexpected kind.
 pub(super) fn unexpected(asked: &str, answer: &FromLayers) -> LinkError {
     let what = match answer {
         FromLayers::Refused(refused) => return LinkError::Refused(refused.clone()),
@@ -83,7 +82,7 @@ pub(super) fn unexpected(asked: &str, answer: &FromLayers) -> LinkError {
     LinkError::Protocol(format!("{asked} was answered by {what}"))
 }
 
-/// The bytes of an answer to `fetch`, if it is one and holds any.
+/// Returns the bytes of an answer to `fetch`, if it is a valid answer with at least one byte.
 pub(super) fn fetched(fetch: &Fetch, answer: FromLayers) -> Result<Vec<u8>, LinkError> {
     match answer {
         FromLayers::Fetched(got) if (got.blob, got.offset) != (fetch.blob, fetch.offset) => {
@@ -116,7 +115,7 @@ fn fetch_catalog(transport: &mut dyn Transport, bytes: u32) -> Result<Catalog, L
     Ok(catalog)
 }
 
-/// Sites must have widths with which can be calculated.
+/// Checks that the sites have widths in a usable range.
 fn check(catalog: &Catalog) -> Result<(), LinkError> {
     for (number, site) in catalog.sites.iter().enumerate() {
         let fits = |width: u32| (1..=MAX_WIDTH).contains(&width);

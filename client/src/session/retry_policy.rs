@@ -1,14 +1,14 @@
-//! How long, and how often, something is tried again.
+//! Duration and frequency of retries.
 
 use std::time::{Duration, Instant};
 
-/// The first pause; each is twice the one before.
+/// First pause between attempts; each later pause doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 
-/// The longest pause between two attempts.
+/// Maximum pause between two attempts.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// A time in which to try again, with growing pauses.
+/// A time limit for retries, with growing pauses.
 #[derive(Debug)]
 pub(super) struct RetryPolicy {
     limit: Duration,
@@ -21,7 +21,7 @@ impl RetryPolicy {
         Self { limit, since: None, pause: FIRST_PAUSE }
     }
 
-    /// Sleeps before the next attempt, at least `at_least_ms`; false, at once, if the time is over or would be.
+    /// Sleeps before the next attempt, at least `at_least_ms`; false at once if that exceeds the limit.
     pub(super) fn wait(&mut self, at_least_ms: u32) -> bool {
         let since = *self.since.get_or_insert_with(Instant::now);
         let pause = self.pause.max(Duration::from_millis(at_least_ms.into()));
@@ -33,7 +33,7 @@ impl RetryPolicy {
         true
     }
 
-    /// Milliseconds since the first failure.
+    /// Returns the milliseconds since the first failure.
     pub(super) fn waited_ms(&self) -> u64 {
         let waited = self.since.map_or(Duration::ZERO, |since| since.elapsed());
         u64::try_from(waited.as_millis()).unwrap_or(u64::MAX)

@@ -1,23 +1,23 @@
-//! How a client behaves towards its executor.
+//! Settings of a client.
 
 use std::{fmt, time::Duration};
 
 use shmproto::layer::Dtype;
 
-/// How a client behaves towards its executor.
+/// Behaviour of a client towards its executor.
 #[derive(Clone)]
 pub struct ClientSettings {
-    /// API key; `None` where a certificate, or the socket, says who the client is.
+    /// API key; `None` if a certificate or the socket identifies the client.
     pub key: Option<String>,
-    /// What it calls itself in the operator's lists.
+    /// Name of the client in the operator's lists.
     pub name: String,
-    /// How it protects its activations: `off`, `paper`, `pads` or `shares`.
+    /// Masking mode: `off`, `paper`, `pads` or `shares`.
     pub masking: String,
-    /// How rows travel.
+    /// Number format of rows on the wire.
     pub dtype: Dtype,
-    /// How long a lost executor, or a refusal for lack of room, is waited for.
+    /// Maximum time for retries after a loss or a refusal for lack of capacity.
     pub patience: Duration,
-    /// Most rows of a call; the executor may take fewer.
+    /// Maximum number of rows per call; the executor may permit fewer.
     pub max_rows: u32,
 }
 

@@ -1,37 +1,37 @@
-//! What a session has sent, received and waited for.
+//! Counters of a session.
 
 use std::time::Duration;
 
-/// Steps of an octave: a latency is known to 3 %.
+/// Steps of an octave: latencies are known to 3 %.
 const STEPS: u32 = 32;
 
-/// Octaves of tenths of a microsecond.
+/// Octaves, counted in tenths of a microsecond.
 const OCTAVES: u32 = 32;
 
-/// Figures of a session, from its beginning.
+/// Counters since the session began.
 #[derive(Debug, Clone, Default)]
 pub struct SessionUsage {
-    /// Calls answered with rows.
+    /// Number of calls answered with rows.
     pub calls: u64,
-    /// Rows of them.
+    /// Number of rows in these calls.
     pub rows: u64,
     /// Bytes of rows sent, without headers.
     pub bytes_out: u64,
     /// Bytes of rows received, without headers.
     pub bytes_in: u64,
-    /// Microseconds the calls waited for their turn, as the executor says.
+    /// Time that calls waited in the executor's queue, in microseconds.
     pub waited_us: u64,
-    /// Microseconds from the sending of a call to its answer.
+    /// Time from sending calls to their answers, in microseconds.
     pub calls_us: u64,
-    /// Calls sent again.
+    /// Number of repeated calls.
     pub repeats: u64,
-    /// Connections made after the first.
+    /// Number of connections after the first.
     pub reconnections: u64,
-    /// How long single calls took.
+    /// Latencies of single calls.
     pub latencies: Latencies,
 }
 
-/// How often which latency was seen.
+/// Histogram of latencies, with logarithmic buckets.
 #[derive(Clone)]
 pub struct Latencies {
     counts: [u32; (STEPS * OCTAVES) as usize],
@@ -51,9 +51,9 @@ impl std::fmt::Debug for Latencies {
 }
 
 impl Latencies {
-    /// Notes one.
+    /// Records the latency of one call.
     pub fn add(&mut self, latency: Duration) {
-        // Tenths of microseconds: the fastest calls take a few microseconds.
+        // The unit is a tenth of a microsecond, because the fastest calls take a few microseconds.
         let tenths = u64::from(u32::try_from(latency.as_nanos() / 100).unwrap_or(u32::MAX).max(1));
         let octave = tenths.ilog2();
         let step = ((tenths - (1 << octave)) * u64::from(STEPS)) >> octave;
@@ -63,12 +63,12 @@ impl Latencies {
         self.total += 1;
     }
 
-    /// Forgets all.
+    /// Removes all recorded latencies.
     pub fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// The latency that `share` (0 to 1) of all do not exceed, in microseconds; `None` if there are none.
+    /// Returns the latency in microseconds that a `share` (0 to 1) of calls do not exceed; `None` if empty.
     #[must_use]
     pub fn quantile_us(&self, share: f64) -> Option<f64> {
         #[expect(clippy::cast_precision_loss, reason = "a share of a count")]

@@ -1,7 +1,8 @@
 //! Shared memory: rows in a slab, headers in two rings, and a control socket beside them.
 //!
-//! The slab is made when the first call needs it and made anew when a call does not fit. A call writes its rows at the
-//! slab's beginning and reads the answer behind them; from the second call of a size on, nothing is allocated.
+//! The slab is created by the first call, and again when a call does not fit. A call writes its rows at the
+//! start of the slab and reads the answer after them. From the second call of a size on, nothing is
+//! allocated.
 
 use std::{
     fmt,
@@ -23,16 +24,16 @@ use shmproto::{
 use super::{Connect, Transport, check_reply};
 use crate::{address::Address, error::LinkError};
 
-/// How often a thread that waits for an answer looks whether the executor is still there.
+/// Interval at which a waiting thread checks that the executor is alive.
 const WATCH: Duration = Duration::from_millis(200);
 
-/// Bytes of the first slab, if the call does not need more.
+/// Minimum bytes of the slab.
 const FIRST_SLAB_BYTES: u64 = 1 << 20;
 
-/// How long a thread that waits for an answer looks for it before it sleeps, unless told otherwise.
+/// Default time that a waiting thread spins before it sleeps.
 pub const SPIN: Duration = Duration::ZERO;
 
-/// Makes connections to an executor on this host.
+/// Connector to an executor on this host.
 #[derive(Debug, Clone)]
 pub struct LocalConnector {
     socket: PathBuf,
@@ -41,8 +42,8 @@ pub struct LocalConnector {
 }
 
 impl LocalConnector {
-    /// Over the control socket at `socket`. Who waits for an answer spins for `spin` before it sleeps, and gives up
-    /// after `deadline`.
+    /// Connects over the control socket at `socket`. A thread that waits for an answer spins for `spin`
+    /// before it sleeps, and fails after `deadline`.
     #[must_use]
     pub fn new(socket: PathBuf, spin: Duration, deadline: Duration) -> Self {
         Self { socket, spin, deadline }
@@ -66,7 +67,6 @@ impl Connect for LocalConnector {
     }
 }
 
-/// A connection to an executor on this host.
 struct LocalTransport {
     control: Connection<ToLayers, FromLayers>,
     channel: Option<ClientChannel>,
@@ -84,14 +84,14 @@ fn broken(error: impl fmt::Display) -> LinkError {
     LinkError::Protocol(error.to_string())
 }
 
-/// Where a call's rows go and its answer comes, and how many bytes that takes.
+/// Returns the offset of the answer in the slab, and the bytes of rows and answer together.
 fn places(call: &CallHeader, x: &[f32], out: &[f32]) -> (u64, u64) {
     let bytes = |values: &[f32]| ((values.len() * call.dtype.bytes()) as u64).next_multiple_of(PLACE_ALIGN);
     (bytes(x), bytes(x) + bytes(out))
 }
 
 impl LocalTransport {
-    /// Waits until the control socket has something to say; false if it has not within `limit`.
+    /// Waits until the control socket is readable; false if it is not within `limit`.
     fn readable(&self, limit: Duration) -> Result<bool, LinkError> {
         let timeout = Timespec::try_from(limit).map_err(|_| LinkError::Silent { waited_ms: 0 })?;
         let mut sockets = [PollFd::from_borrowed_fd(self.control.as_fd(), PollFlags::IN)];
@@ -102,7 +102,7 @@ impl LocalTransport {
         }
     }
 
-    /// The next control message, if one comes within `limit`.
+    /// Returns the next control message, if one arrives within `limit`.
     fn receive(&self, limit: Duration) -> Result<Option<(FromLayers, Vec<OwnedFd>)>, LinkError> {
         if !self.readable(limit)? {
             return Ok(None);
@@ -127,13 +127,13 @@ impl LocalTransport {
         }
     }
 
-    /// A channel whose slab holds `bytes`.
+    /// Returns a channel whose slab holds at least `bytes`.
     fn channel(&mut self, bytes: u64) -> Result<&mut ClientChannel, LinkError> {
         if self.channel.as_ref().is_none_or(|channel| channel.geometry().slab_bytes < bytes) {
             self.channel = None;
             let roomy = bytes.checked_next_power_of_two().unwrap_or(bytes).max(FIRST_SLAB_BYTES);
             self.channel = Some(match self.new_channel(roomy) {
-                // The tenant may not have that much: what the call needs, then.
+                // The larger size may exceed the tenant's quota, so the exact size is tried too.
                 Err(LinkError::Refused(_)) if roomy > bytes => self.new_channel(bytes)?,
                 made => made?,
             });
@@ -157,9 +157,9 @@ impl LocalTransport {
         ClientChannel::join(region, region_bytes, Geometry { slab_bytes, depth }).map_err(broken)
     }
 
-    /// Why the channel holds what it should not: an executor that ends a session takes its memory back, and hangs up.
+    /// Explains invalid data in the channel: an executor that ends a session reclaims its memory.
     fn why(&self, fault: impl fmt::Display) -> LinkError {
-        // It may have said before that it will end.
+        // A message that the executor is shutting down may come first.
         for _ in 0..2 {
             match self.receive(WATCH) {
                 Err(lost @ LinkError::Lost(_)) => return lost,
@@ -170,10 +170,10 @@ impl LocalTransport {
         broken(fault)
     }
 
-    /// Whether the executor has ended, seen while an answer is waited for.
+    /// Checks whether the executor has ended, while an answer is awaited.
     fn watch(&self) -> Result<(), LinkError> {
         match self.receive(Duration::ZERO)? {
-            // The call in hand is answered; the next one will be refused.
+            // The current call is still answered; the next one will be refused.
             None | Some((FromLayers::Draining, _)) => Ok(()),
             Some(_) => Err(broken("an answer came that nobody asked for")),
         }
@@ -190,7 +190,7 @@ impl Transport for LocalTransport {
     }
 
     fn send_oneway(&mut self, message: &ToLayers) {
-        // Whoever is told may be gone, and then need not know.
+        // The executor may be gone and then needs no message.
         let _ = self.control.send(message, &[]);
     }
 

@@ -1,6 +1,6 @@
-//! An executor in this process: for tests, examples, and for seeing what a transport costs.
+//! An executor in this process: for tests, for examples, and for measuring the cost of a transport.
 //!
-//! It speaks the whole protocol but carries nothing anywhere. Rows are rounded as they would be on the way.
+//! The loopback speaks the whole protocol without a medium. Rows are rounded as on the wire.
 
 use std::{
     fmt,
@@ -27,13 +27,12 @@ use shmproto::{
 use super::{Connect, Transport};
 use crate::{error::LinkError, rows};
 
-/// Executors so far: no two are one.
+/// Number of executors so far, so that each gets its own instance number.
 static INSTANCES: AtomicU64 = AtomicU64::new(1);
 
-/// Most rows it takes in a call.
 const MAX_ROWS: u32 = 4096;
 
-/// What the catalog says of a base's sites.
+/// Returns the catalog entries of a base's sites.
 #[must_use]
 pub fn catalog_sites(sites: &[model::linear_sites::Site]) -> Vec<Site> {
     let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
@@ -54,7 +53,7 @@ pub fn catalog_sites(sites: &[model::linear_sites::Site]) -> Vec<Site> {
     sites.iter().map(site).collect()
 }
 
-/// An executor in this process. Clones are the same one.
+/// An executor in this process. Clones refer to the same executor.
 #[derive(Clone)]
 pub struct Loopback {
     executor: Arc<Mutex<LoopbackExecutor>>,

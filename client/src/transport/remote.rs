@@ -1,7 +1,7 @@
 //! ZeroMQ messages over a stream: TLS, or a private Unix socket.
 //!
-//! One thread writes a message and reads until its answer is there. While it waits it asks now and then whether the
-//! other side is alive (PING); one that says nothing at all for a while is given up.
+//! One thread writes a message and reads until the answer arrives. While it waits, it sends heartbeats (PING)
+//! after silence, and fails if the peer stays silent for long.
 
 use std::{
     fmt,
@@ -27,25 +27,24 @@ use super::{
 };
 use crate::{address::Address, error::LinkError, rows};
 
-/// After this much silence the other side is asked whether it is there.
+/// Silence after which a heartbeat is sent.
 const HEARTBEAT: Duration = Duration::from_secs(3);
 
-/// After this much silence it is given up.
+/// Silence after which the connection fails.
 const SILENCE_LIMIT: Duration = Duration::from_secs(12);
 
-/// Largest frame that is received: the logits of a large chunk.
+/// Maximum size of a received frame: the logits of a large chunk.
 const MAX_FRAME_BYTES: usize = 256 << 20;
 
-/// The name under which an API key is shown; the key is the password.
+/// User name that is sent with an API key; the key is the password.
 const KEY_USER: &str = "key";
 
-/// Makes connections to an executor's ZeroMQ door.
+/// Connector to the ZeroMQ socket of an executor.
 #[derive(Clone)]
 pub struct RemoteConnector {
     address: Address,
     key: Option<String>,
     tls: Option<Arc<rustls::ClientConfig>>,
-    /// How long a call may take.
     deadline: Duration,
 }
 
@@ -56,10 +55,10 @@ impl fmt::Debug for RemoteConnector {
 }
 
 impl RemoteConnector {
-    /// Over TLS, or a Unix socket; `key` is shown where there is one. A call is given up after `deadline`.
+    /// Connects over TLS or a Unix socket, and sends `key` if there is one. A call fails after `deadline`.
     ///
     /// # Errors
-    /// The files for TLS cannot be used.
+    /// Fails if the files for TLS are not valid.
     pub fn new(
         address: Address,
         key: Option<String>,
@@ -114,7 +113,6 @@ impl Connect for RemoteConnector {
     }
 }
 
-/// What carries the bytes.
 enum RemoteStream {
     Tls(Box<TlsStream>),
     Unix(UnixStream),
@@ -135,14 +133,14 @@ impl RemoteStream {
         }
     }
 
-    /// Writes all of `bytes`; what TLS holds back for a full record goes too.
+    /// Writes all of `bytes`, and flushes what TLS buffers.
     fn send(&mut self, bytes: &[u8]) -> Result<(), LinkError> {
         let writer = self.writer();
         writer.write_all(bytes).and_then(|()| writer.flush()).map_err(|error| broken(&error))
     }
 }
 
-/// What an error of a stream that was open means.
+/// Converts an error of a stream that was open.
 fn broken(error: &io::Error) -> LinkError {
     match tls::tls_reason(error) {
         Some(reason) => LinkError::Tls { address: "the executor".to_owned(), reason },
@@ -150,11 +148,10 @@ fn broken(error: &io::Error) -> LinkError {
     }
 }
 
-/// A connection to an executor's ZeroMQ door.
 struct RemoteTransport {
     stream: RemoteStream,
     peer: zmtp::ZmtpClient,
-    /// The message that is sent, kept for the next.
+    /// Buffer of the last sent message, reused for the next.
     message: Vec<u8>,
     deadline: Duration,
 }
@@ -167,13 +164,13 @@ impl fmt::Debug for RemoteTransport {
 
 impl Drop for RemoteTransport {
     fn drop(&mut self) {
-        // The last draw's key may be in it.
+        // The buffer may hold the key of the last seeded rows.
         self.message.zeroize();
     }
 }
 
 impl RemoteTransport {
-    /// Sends what the protocol itself has to say.
+    /// Sends pending bytes of the ZMTP protocol itself.
     fn flush(&mut self) -> Result<(), LinkError> {
         while !self.peer.outgoing().is_empty() {
             let bytes = self.peer.outgoing();
@@ -184,7 +181,7 @@ impl RemoteTransport {
         Ok(())
     }
 
-    /// The next event that is no heartbeat.
+    /// Returns the next event that is not a heartbeat.
     fn event(&mut self, until: Instant) -> Result<ZmtpEvent, LinkError> {
         let begun = Instant::now();
         let mut heard = begun;
@@ -208,7 +205,7 @@ impl RemoteTransport {
         }
     }
 
-    /// Reads what is there; false if nothing came for a while.
+    /// Reads available bytes; false if none arrived before the read timeout.
     fn read(&mut self) -> Result<bool, LinkError> {
         match self.stream.reader().read(self.peer.space()) {
             Ok(0) => Err(LinkError::Lost("the executor closed it".to_owned())),
@@ -224,7 +221,6 @@ impl RemoteTransport {
         }
     }
 
-    /// The next message: its two frames.
     fn receive(&mut self) -> Result<(Vec<u8>, Vec<u8>), LinkError> {
         match self.event(Instant::now() + self.deadline)? {
             ZmtpEvent::Message(frames) => match <[Vec<u8>; 2]>::try_from(frames) {
@@ -256,7 +252,7 @@ impl Transport for RemoteTransport {
     }
 
     fn send_oneway(&mut self, message: &ToLayers) {
-        // Whoever is told may be gone, and then need not know.
+        // The executor may be gone and then needs no message.
         let _ = self.send_control(message);
         if let RemoteStream::Tls(stream) = &mut self.stream {
             stream.conn.send_close_notify();
@@ -284,7 +280,7 @@ impl Transport for RemoteTransport {
         let (first, second) = loop {
             match self.receive()? {
                 (first, second) if first == CONTROL => match control(&second)? {
-                    // The call in hand is answered; the next one will be refused.
+                    // The current call is still answered; the next one will be refused.
                     FromLayers::Draining => {}
                     // The session ends, for instance because its key was revoked.
                     FromLayers::Refused(refused) => return Err(LinkError::Refused(refused)),

@@ -13,13 +13,12 @@ pub use security::tls_client::{TlsFiles, config};
 
 use crate::error::LinkError;
 
-/// How long TCP and TLS may take to agree.
+/// Time limit of the TCP and TLS handshakes.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 
-/// A stream inside TLS.
 pub(super) type TlsStream = StreamOwned<ClientConnection, TcpStream>;
 
-/// Connects to `host`, which must show a certificate for that name.
+/// Connects to the host `to`, which must present a certificate for that name.
 pub(super) fn connect(config: &Arc<ClientConfig>, to: &HostPort) -> Result<TlsStream, LinkError> {
     let (address, HostPort { host, port }) = (to.to_string(), to);
     let failed = |reason: &dyn std::fmt::Display| LinkError::Tls {
@@ -41,7 +40,7 @@ pub(super) fn connect(config: &Arc<ClientConfig>, to: &HostPort) -> Result<TlsSt
     Ok(StreamOwned::new(tls, tcp))
 }
 
-/// What TLS itself has against going on, if the error is of it.
+/// Returns the reason if the error comes from TLS itself.
 pub(super) fn tls_reason(error: &io::Error) -> Option<String> {
     error.get_ref()?.downcast_ref::<rustls::Error>().map(ToString::to_string)
 }
@@ -51,7 +50,7 @@ fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
     for address in (host, port).to_socket_addrs()? {
         match TcpStream::connect_timeout(&address, HANDSHAKE_LIMIT) {
             Ok(stream) => {
-                // A call is one message, and its answer is waited for.
+                // A call is one message whose answer is awaited, so delaying small packets gains nothing.
                 stream.set_nodelay(true)?;
                 stream.set_read_timeout(Some(HANDSHAKE_LIMIT))?;
                 stream.set_write_timeout(Some(HANDSHAKE_LIMIT))?;

@@ -1,15 +1,15 @@
-//! Rounds rows of activations to whole numbers.
+//! Quantizes rows of activations to integers.
 
 use super::{GROUP, SIDE, place, place_of_halves};
 use crate::simd::{Kernel, LANES, Simd};
 
-/// The largest number of a byte.
+/// Largest quantized value of one byte.
 const NARROW: f32 = 127.0;
 
-/// The largest number of two bytes, of which the high one is at most 127 when the low one is 64 at most.
+/// Largest quantized value of two bytes: the high byte is at most 127 while the low byte is at most 64.
 const WIDE: f32 = 127.0 * 128.0 + 63.0;
 
-/// Rounds sixteen rows after the other: those from `first` to `last`, in sixteens.
+/// Quantizes the blocks of sixteen rows from `first` to `last`.
 #[derive(Clone, Copy)]
 pub(super) struct Quantize {
     pub(super) floats: *const f32,
@@ -23,13 +23,14 @@ pub(super) struct Quantize {
     pub(super) zero128_halves: *mut i32,
     pub(super) rows: usize,
     pub(super) groups: usize,
-    /// A group is wide if its largest magnitude, squared, is more than so many times the sum of the row's.
+    /// A group is wide if its squared largest magnitude exceeds `wide_above` times the sum over the row's
+    /// groups.
     pub(super) wide_above: f32,
     pub(super) first: usize,
     pub(super) last: usize,
 }
 
-// SAFETY: threads are given disjoint ranges of rows of buffers that outlive the parallel region.
+// SAFETY: each thread gets a disjoint range of rows; the buffers outlive the parallel region.
 unsafe impl Sync for Quantize {}
 
 impl Quantize {
@@ -45,7 +46,7 @@ impl Kernel for Quantize {
     fn run<S: Simd>(self) {
         for side in self.first..self.last {
             let rows = SIDE.min(self.rows - side * SIDE);
-            // SAFETY: `Activations::quantize` has sized every buffer for all rows, and no other thread has these.
+            // SAFETY: `Activations::quantize` has sized every buffer for all rows, and no other thread has these rows.
             unsafe {
                 if rows == SIDE {
                     self.sixteen::<S>(side);
@@ -62,19 +63,19 @@ impl Kernel for Quantize {
     }
 }
 
-// Loops, not adapters: only what is inlined by force is compiled for the set.
+// Plain loops instead of iterator adapters: only force-inlined code is compiled for the instruction set.
 impl Quantize {
-    /// What [`Quantize::row`] does, with sixteen rows: each in a lane.
+    /// Quantizes sixteen rows at once, one row per lane.
     #[inline(always)]
     unsafe fn sixteen<S: Simd>(&self, side: usize) {
         const { assert!(SIDE == LANES, "a lane for each row") };
         let (start, _) = place(side * SIDE, self.rows, self.groups);
-        // SAFETY: the caller's: the rows exist, and there is room where they go.
+        // SAFETY: the caller guarantees that the rows exist and that the output buffers have room for them.
         unsafe {
             let mut total = S::splat(0.0);
             for group in 0..self.groups {
                 let largest = self.largest::<S>(side, group);
-                // Where the scale goes once it is known.
+                // `scales` holds the largest magnitude until the scale is known.
                 S::store(self.scales.add(start + group * SIDE), largest);
                 total = S::add(total, S::mul(largest, largest));
             }
@@ -88,12 +89,12 @@ impl Quantize {
         }
     }
 
-    /// The largest magnitudes of a group of sixteen rows.
+    /// Returns the largest magnitude of one group in each of sixteen rows.
     #[inline(always)]
     unsafe fn largest<S: Simd>(&self, side: usize, group: usize) -> S::F {
         let mut magnitudes = [S::splat(0.0); LANES];
         for (m, magnitude) in magnitudes.iter_mut().enumerate() {
-            // SAFETY: the caller's.
+            // SAFETY: the caller upholds this function's contract.
             unsafe {
                 let from = self.floats.add(((side * SIDE + m) * self.groups + group) * GROUP);
                 *magnitude = S::max(S::abs(S::load(from)), S::abs(S::load(from.add(LANES))));
@@ -110,7 +111,7 @@ impl Quantize {
     unsafe fn group_of_sixteen<S: Simd>(&self, side: usize, group: usize, wide: u16) {
         let (start, _) = place(side * SIDE, self.rows, self.groups);
         let (at, at_halves) = (start + group * SIDE, place_of_halves(start) + 2 * group * SIDE);
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         unsafe {
             let mut limits = S::splat(NARROW);
             if wide != 0 {
@@ -132,7 +133,8 @@ impl Quantize {
                     *row = S::round(S::mul(S::load(self.floats.add(from)), inverse));
                     self.put::<S>((at + m) * GROUP + half * LANES, *row, wide >> m & 1);
                 }
-                // Whole numbers, so exact in whatever order; of rows that are not all numbers they are none either.
+                // Sums of integers are exact in any order. A row with a NaN or an infinity yields a NaN in any order
+                // too.
                 for column in S::transpose(rows) {
                     *sum = S::add(*sum, column);
                 }
@@ -140,7 +142,7 @@ impl Quantize {
                 S::store_i32(self.zero128_halves.add(at_halves + half * LANES), zero128);
             }
             let sum = S::add(halves[0], halves[1]);
-            // A maximum may overlook a NaN, a sum does not: a group that is not all numbers gets no scale.
+            // `max` may skip a NaN, a sum does not: a group with a non-finite value gets a NaN scale.
             let scale = S::fma(S::splat(0.0), sum, S::div(largest, limits));
             S::store(self.scales.add(at), scale);
             S::store(self.sums.add(at), S::mul(scale, sum));
@@ -149,10 +151,10 @@ impl Quantize {
         }
     }
 
-    /// Sixteen whole numbers of a group, which has two bytes for each if it is wide.
+    /// Stores sixteen quantized values of a group; the group has two bytes per value if it is `wide`.
     #[inline(always)]
     unsafe fn put<S: Simd>(&self, at: usize, numbers: S::F, wide: u16) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         unsafe {
             let mut high = numbers;
             if wide != 0 {
@@ -163,12 +165,12 @@ impl Quantize {
         }
     }
 
-    /// A row that lies among fewer than sixteen.
+    /// Quantizes one row of an incomplete block of sixteen.
     #[inline(always)]
     unsafe fn row<S: Simd>(&self, row: usize) {
         let (start, step) = place(row, self.rows, self.groups);
         let (side, m) = (row / SIDE, row % SIDE);
-        // SAFETY: the caller's: the row exists, and there is room where it goes.
+        // SAFETY: the caller guarantees that the row exists and that the output buffers have room for it.
         unsafe {
             let mut total = 0.0f32;
             for group in 0..self.groups {
@@ -193,14 +195,14 @@ impl Quantize {
         }
     }
 
-    /// The group that is the `from`th of all rows, one after the other.
+    /// Quantizes the group at index `from` of the row-major input.
     #[inline(always)]
     unsafe fn group<S: Simd>(&self, from: usize, at: usize, at_halves: (usize, usize), wide: u16) {
-        // SAFETY: the caller's: the group exists, and there is room where it goes.
+        // SAFETY: the caller guarantees that the group exists and that the output buffers have room for it.
         unsafe {
             let from = self.floats.add(from * GROUP);
             let (largest, limit) = (*self.scales.add(at), limit_of(wide));
-            // A group of zeroes, or as good as zeroes, has numbers of zero.
+            // A group of zeros or tiny values would have an infinite inverse; its quantized values are 0.
             let inverse = limit / largest;
             let inverse = S::splat(if inverse.is_finite() { inverse } else { 0.0 });
             let a = S::round(S::mul(S::load(from), inverse));
@@ -208,7 +210,7 @@ impl Quantize {
             self.put::<S>(at * GROUP, a, wide);
             self.put::<S>(at * GROUP + LANES, b, wide);
             let halves = [S::sum_i32(S::to_i32(a)), S::sum_i32(S::to_i32(b))];
-            // Infinite or NaN inputs give nonsense sums, which must wrap, not trap: the row is lost anyway.
+            // Infinite or NaN inputs give meaningless sums, which must wrap instead of trap: the row is invalid anyway.
             let sum = halves[0].wrapping_add(halves[1]);
             let scale = largest / limit + 0.0 * S::sum(S::add(a, b));
             *self.scales.add(at) = scale;

@@ -1,4 +1,4 @@
-//! Rows of keys and values, written to their blocks.
+//! Writes keys and values of rows to KV blocks.
 
 use std::marker::PhantomData;
 
@@ -8,7 +8,7 @@ use super::{
 };
 use crate::simd::{Kernel, LANES, Simd};
 
-/// Writes the keys and values of rows to their blocks.
+/// Writes the keys and values of `rows` to their blocks.
 pub(super) struct Append<'a> {
     pub(super) data: *mut u8,
     pub(super) shape: KvShape,
@@ -18,7 +18,7 @@ pub(super) struct Append<'a> {
     pub(super) rows: KvRows<'a>,
 }
 
-/// As these numbers.
+/// [`Append`] with elements of type `E`.
 pub(super) struct AppendAs<'a, E>(pub(super) Append<'a>, pub(super) PhantomData<E>);
 
 impl<E: KvElement> Kernel for AppendAs<'_, E> {
@@ -36,8 +36,8 @@ impl<E: KvElement> Kernel for AppendAs<'_, E> {
                 let keys = row[layout.key_column() + head * shape.head_dim..].as_ptr();
                 let values = row[layout.value_column() + head * shape.head_dim..].as_ptr();
                 let at = block * shape.block_bytes() + shape.head_offset(layer, head);
-                // SAFETY: `check` has seen that the block exists and the row has all heads; `append` borrows the pool
-                // exclusively.
+                // SAFETY: `check` has verified that the block exists and the row has all heads; `append` borrows the
+                // pool exclusively.
                 unsafe {
                     let to = data.add(at).cast::<E>();
                     let scales = to.add(shape.head_elements()).cast::<f32>().add(slot);
@@ -52,7 +52,7 @@ impl<E: KvElement> Kernel for AppendAs<'_, E> {
     }
 }
 
-/// Writes the scale of these features, if they have one; returns what they are multiplied with.
+/// Writes the scale of a head's features if `E` is scaled, and returns the factor to multiply them by.
 #[inline(always)]
 unsafe fn scaled<S: Simd, E: KvElement>(to: *mut f32, features: *const f32, head_dim: usize) -> f32 {
     if !E::SCALED {
@@ -60,34 +60,34 @@ unsafe fn scaled<S: Simd, E: KvElement>(to: *mut f32, features: *const f32, head
     }
     let (mut largest, mut sum) = (S::splat(0.0), S::splat(0.0));
     for c in (0..head_dim).step_by(LANES) {
-        // SAFETY: the caller's: there are `head_dim` features.
+        // SAFETY: the caller guarantees `head_dim` features.
         let v = unsafe { S::load_head(features.add(c), LANES.min(head_dim - c)) };
         largest = S::max(largest, S::abs(v));
         sum = S::add(sum, v);
     }
     let (scale, inverse) = scale(S::max_lane(largest));
-    // A maximum may overlook a NaN, a sum does not: what is not all numbers gets no scale.
-    // SAFETY: the caller's: a scale goes there.
+    // `max` may skip a NaN, a sum does not: a head with a non-finite feature gets a NaN scale.
+    // SAFETY: the caller guarantees that `to` is valid for a scale.
     unsafe { to.write(scale + 0.0 * S::sum(sum)) };
     inverse
 }
 
-/// Sixteen features or fewer as they are rounded.
+/// Loads and rounds `count` features, at most sixteen.
 #[inline(always)]
 unsafe fn rounded<S: Simd, E: KvElement>(features: *const f32, count: usize, inverse: f32) -> S::F {
-    // SAFETY: the caller's.
+    // SAFETY: the caller upholds this function's contract.
     let v = unsafe { S::load_head(features, count) };
     if E::SCALED { S::round(S::mul(v, S::splat(inverse))) } else { v }
 }
 
-/// Features go a block's width apart.
+/// Stores a key; its features are `BLOCK_TOKENS` elements apart.
 #[inline(always)]
 unsafe fn store_key<S: Simd, E: KvElement>(to: *mut E, key: *const f32, head_dim: usize, inverse: f32) {
     let mut c = 0;
     while c < head_dim {
         let n = LANES.min(head_dim - c);
-        // SAFETY: the caller's: the key has `head_dim` features, the block a column of as many. `KvElement` types are
-        // plain numbers, so a zeroed array of them is one.
+        // SAFETY: the caller guarantees that the key has `head_dim` features and that the block has a column of as
+        // many. `KvElement` types are plain numbers, so an all-zero array of them is valid.
         unsafe {
             let mut lanes: [E; LANES] = std::mem::zeroed();
             E::store::<S>(lanes.as_mut_ptr(), rounded::<S, E>(key.add(c), n, inverse));
@@ -99,12 +99,13 @@ unsafe fn store_key<S: Simd, E: KvElement>(to: *mut E, key: *const f32, head_dim
     }
 }
 
-/// The padding of a value is written too: as zeroes.
+/// Stores a value and fills its padding with zeros.
 #[inline(always)]
 unsafe fn store_value<S: Simd, E: KvElement>(to: *mut E, value: *const f32, head_dim: usize, inverse: f32) {
     let mut c = 0;
     while c < head_dim {
-        // SAFETY: the caller's: the value has `head_dim` features, its row in the block as many, padded to 16.
+        // SAFETY: the caller guarantees that the value has `head_dim` features and that its row in the block has as
+        // many, padded to 16.
         unsafe {
             let n = LANES.min(head_dim - c);
             E::store::<S>(to.add(c), rounded::<S, E>(value.add(c), n, inverse));

@@ -1,4 +1,4 @@
-//! Queries over the blocks of their sequence, a tile of neighbouring tokens at a time.
+//! Computes attention of a tile of neighbouring tokens over the blocks of their sequence.
 
 use std::marker::PhantomData;
 
@@ -15,10 +15,10 @@ use crate::{
 /// Positions between two rescalings.
 const SPAN: usize = 256;
 
-/// Positions that are summed for themselves; sums are joined in the order of positions, whoever took them.
+/// Positions per segment. Segment sums are joined in the order of positions, for any number of threads.
 const SEGMENT: usize = 2 * SPAN;
 
-/// Queries (tokens x heads of a group) that read a key together.
+/// Queries (tokens x heads of a group) that share one read of a key.
 const TILE_ROWS: usize = 6;
 
 /// Cuts slices into tiles of neighbouring tokens whose heads of a group fill a tile.
@@ -38,13 +38,13 @@ pub(super) fn tiles<'a>(batch: &[KvRows<'a>], layout: QkvLayout) -> Vec<KvRows<'
     tiles
 }
 
-/// Segments that a tile sees: the first, and one past the last.
+/// Returns the first segment that a tile sees, and one past the last.
 pub(super) fn segments(tile: KvRows<'_>, window: usize) -> (usize, usize) {
     let begin = (tile.position + 1).saturating_sub(window);
     (begin / SEGMENT, (tile.position + tile.rows).div_ceil(SEGMENT))
 }
 
-/// One tile and one key head.
+/// Attention of one tile and one key head.
 #[derive(Clone, Copy)]
 pub(super) struct Attend<'a> {
     pub(super) data: *const u8,
@@ -55,23 +55,23 @@ pub(super) struct Attend<'a> {
     pub(super) tile: KvRows<'a>,
     pub(super) kv_head: usize,
     pub(super) window: usize,
-    /// Of scores.
+    /// Soft cap of scores.
     pub(super) cap: Option<f32>,
-    /// Of the tile's; the first, and one past the last.
+    /// First of the tile's segments to compute, and one past the last.
     pub(super) segments: (usize, usize),
     pub(super) to: TileTarget,
 }
 
-/// Where the results of a tile go.
+/// Destination of a tile's results.
 #[derive(Clone, Copy)]
 pub(super) enum TileTarget {
-    /// Means, to rows of all heads.
+    /// Weighted means, in rows of all heads.
     Out(*mut f32),
-    /// Sums, to room for as many as the tile has rows and heads.
+    /// Unfinished sums, one for each row and head of the tile.
     Part(*mut f32),
 }
 
-/// With what its blocks hold.
+/// [`Attend`] over blocks of elements `E`.
 pub(super) struct AttendIn<'a, E>(pub(super) Attend<'a>, pub(super) PhantomData<E>);
 
 impl<E: KvElement> Kernel for AttendIn<'_, E> {
@@ -94,13 +94,13 @@ impl<E: KvElement> Kernel for AttendIn<'_, E> {
 }
 
 impl Attend<'_> {
-    /// Pairs of a token and a head of the group.
+    /// Returns the number of (token, head) pairs of the tile.
     #[inline(always)]
     pub(super) fn rows(&self) -> usize {
         self.tile.rows * self.group()
     }
 
-    /// One past the last position that any of its rows sees.
+    /// Returns one past the last position that any row of the tile sees.
     #[inline(always)]
     fn positions(&self) -> usize {
         self.tile.position + self.tile.rows
@@ -111,39 +111,38 @@ impl Attend<'_> {
         self.layout.heads / self.layout.kv_heads
     }
 
-    /// The row of the batch, and the head.
+    /// Returns the batch row and the head of a tile row.
     #[inline(always)]
     fn place(&self, row: usize) -> (usize, usize) {
         (self.tile.first_row + row / self.group(), self.kv_head * self.group() + row % self.group())
     }
 
-    /// Writes what a row has come to.
     #[inline(always)]
     pub(super) fn put<S: Simd>(&self, row: usize, sum: &SoftmaxSum) {
         let (head_dim, padded) = (self.layout.head_dim, self.shape.padded());
         match self.to {
             TileTarget::Out(out) => {
                 let (token, head) = self.place(row);
-                // SAFETY: `attend` has checked that out has this row.
+                // SAFETY: `attend` has checked that `out` has this row.
                 unsafe { sum.finish::<S>(out.add((token * self.layout.heads + head) * head_dim), head_dim) };
             }
-            // SAFETY: there is room for each row.
+            // SAFETY: the target has room for a sum of each row.
             TileTarget::Part(part) => unsafe { sum.save(part.add(row * SoftmaxSum::saved(padded)), padded) },
         }
     }
 }
 
-/// A query, and what it may see.
 #[derive(Clone, Copy)]
 struct Query {
     q: *const f32,
-    /// First and one past the last visible position.
+    /// First visible position and one past the last.
     visible: (usize, usize),
 }
 
 impl<E: KvElement> AttendIn<'_, E> {
-    /// `R` (token, head) rows of the tile from `first` on; returns `R`. Scores of `B` blocks are taken together: each is a chain of
-    /// multiply-adds that wait for each other, and `R * B` chains side by side fill the time.
+    /// Computes `R` (token, head) rows of the tile from `first` on; returns `R`. Scores of `B` blocks are
+    /// computed together: each is a chain of dependent multiply-adds, and `R * B` parallel chains hide their
+    /// latency.
     #[inline(always)]
     fn rows<S: Simd, const R: usize, const B: usize>(&self, first: usize) -> usize {
         let queries: [Query; R] = std::array::from_fn(|r| self.query(first + r));
@@ -163,7 +162,7 @@ impl<E: KvElement> AttendIn<'_, E> {
         R
     }
 
-    /// Sums what these queries see of a segment.
+    /// Sums the positions of `segment` that these queries see.
     #[inline(always)]
     fn segment<S: Simd, const R: usize, const B: usize>(
         &self,
@@ -204,23 +203,23 @@ impl<E: KvElement> AttendIn<'_, E> {
         }
     }
 
-    /// The keys of this head in a block of the sequence.
+    /// Returns the keys of this head in a block of the sequence.
     #[inline(always)]
     fn keys(&self, block: usize) -> *const E {
         let Attend { data, shape, layer, kv_head, tile, .. } = self.0;
         let at = tile.blocks[block] as usize * shape.block_bytes() + shape.head_offset(layer, kv_head);
-        // SAFETY: `check` has seen that the block exists.
+        // SAFETY: `check` has verified that the block exists.
         unsafe { data.add(at).cast() }
     }
 
-    /// The scales of its keys in a block of [`KvElement::SCALED`] numbers; those of its values follow.
+    /// Returns the key scales of a block of [`KvElement::SCALED`] elements; the value scales follow them.
     #[inline(always)]
     fn scales(&self, block: usize) -> *const f32 {
-        // SAFETY: they follow the numbers of a head.
+        // SAFETY: the scales follow the elements of a head.
         unsafe { self.keys(block).add(self.0.shape.head_elements()).cast() }
     }
 
-    /// Scores of the sixteen positions of each of `B` blocks from `block` on; returns `B`.
+    /// Computes the scores of the sixteen positions of each of `B` blocks from `block` on; returns `B`.
     #[inline(always)]
     fn score<S: Simd, const R: usize, const B: usize>(
         &self,
@@ -230,7 +229,7 @@ impl<E: KvElement> AttendIn<'_, E> {
         scores: &mut [[f32; SPAN]; R],
     ) -> usize {
         let keys: [_; B] = std::array::from_fn(|b| self.keys(block + b));
-        // No processor guesses where the next blocks lie: they come nearer line by line, keys and values.
+        // The hardware prefetcher cannot predict the next blocks, so keys and values are prefetched line by line.
         let end = self.0.positions().div_ceil(BLOCK_TOKENS);
         let later: [_; B] = std::array::from_fn(|b| self.keys((block + B + b).min(end - 1)).cast::<u8>());
         let stride = self.0.shape.head_bytes() / self.0.shape.head_dim;
@@ -254,7 +253,7 @@ impl<E: KvElement> AttendIn<'_, E> {
         for (scores, sums) in scores.iter_mut().zip(&sums) {
             for (b, &sum) in sums.iter().enumerate() {
                 let at = (block + b) * BLOCK_TOKENS - span;
-                // SAFETY: the block lies within the span, and has a scale for each position if it has any.
+                // SAFETY: the block lies within the span, and has a scale for each position if its elements are scaled.
                 unsafe {
                     let score = if E::SCALED { S::mul(sum, S::load(self.scales(block + b))) } else { sum };
                     let score = self.0.cap.map_or(score, |cap| capped::<S>(score, cap));
@@ -265,8 +264,8 @@ impl<E: KvElement> AttendIn<'_, E> {
         B
     }
 
-    /// Turns the scores of positions `seen` of a span into what values are multiplied with, 0 where this query does not
-    /// look, and rescales what was summed before.
+    /// Turns the scores of positions `seen` of a span into softmax weights and rescales the earlier sums. A
+    /// position that this query does not see gets weight 0.
     #[inline(always)]
     fn soften<S: Simd>(
         &self,
@@ -281,19 +280,19 @@ impl<E: KvElement> AttendIn<'_, E> {
             scores[seen.0..seen.1].fill(0.0);
             return;
         }
-        // Lanes outside are set apart, whatever unused slots hold.
+        // Positions outside the visible range are masked, so contents of unused slots have no effect.
         let (first, last) = (seen.0 / LANES * LANES, seen.1.next_multiple_of(LANES));
         scores[first..from].fill(f32::NEG_INFINITY);
         scores[to..last].fill(f32::NEG_INFINITY);
         let mut largest = S::splat(f32::NEG_INFINITY);
         for at in (first..last).step_by(LANES) {
-            // SAFETY: whole vectors of the array.
+            // SAFETY: the access covers whole vectors of the array.
             largest = S::max(largest, unsafe { S::load(scores[at..at + LANES].as_ptr()) });
         }
         let largest = sum.largest.max(S::max_lane(largest));
         let mut total = S::splat(0.0);
         for at in (first..last).step_by(LANES) {
-            // SAFETY: whole vectors of the array, and scales of a block's values.
+            // SAFETY: the accesses cover whole vectors of the array, and the scales of a block's values.
             unsafe {
                 let p = scores[at..at + LANES].as_mut_ptr();
                 let weight = S::exp(S::sub(S::load(p), S::splat(largest)));
@@ -312,8 +311,8 @@ impl<E: KvElement> AttendIn<'_, E> {
         sum.weight += S::sum(total);
     }
 
-    /// `sums += weights * values` over positions `range` of the span. A row that does not see a position has the weight 0
-    /// for it; what it is multiplied with was written by the row's own sequence, so it is a number.
+    /// Computes `sums += weights * values` over positions `range` of the span. A row has weight 0 for a
+    /// position that it does not see; the value there was written by the row's own sequence, so it is finite.
     #[inline(always)]
     fn mix<S: Simd, const R: usize>(
         &self,
@@ -380,7 +379,7 @@ impl<E: KvElement> AttendIn<'_, E> {
     }
 }
 
-/// The visible positions of a span, relative to it.
+/// Returns the visible positions of a span, relative to its start.
 #[inline(always)]
 fn visible_in(query: &Query, span: usize) -> (usize, usize) {
     let (from, to) = query.visible;

@@ -1,30 +1,27 @@
-//! The numbers that keys and values are kept as.
+//! Element types of the KV cache.
 
 use half::f16;
 
 use super::layout::KvPrecision;
 use crate::{buffer::Pod, element::Element, simd::Simd};
 
-/// The largest magnitude of a byte.
+/// Largest magnitude of a quantized byte.
 const LARGEST: f32 = 127.0;
 
-/// A kept number.
 pub(super) trait KvElement: Pod {
-    /// Whether a key's or a value's numbers times a scale of its own are its features.
+    /// Whether each key and each value has its own scale, by which its elements are multiplied.
     const SCALED: bool;
 
-    /// Sixteen of them.
+    /// Loads sixteen elements.
     ///
     /// # Safety
-    ///
-    /// `from` is valid for 16 numbers.
+    /// `from` is valid for 16 elements.
     unsafe fn load<S: Simd>(from: *const Self) -> S::F;
 
-    /// Rounds sixteen lanes, which of [`KvElement::SCALED`] numbers are at most 127.
+    /// Rounds and stores sixteen lanes; for [`KvElement::SCALED`] types their magnitudes are at most 127.
     ///
     /// # Safety
-    ///
-    /// `to` is valid for 16 numbers.
+    /// `to` is valid for 16 elements.
     unsafe fn store<S: Simd>(to: *mut Self, v: S::F);
 }
 
@@ -33,12 +30,12 @@ impl<E: Element> KvElement for E {
 
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const Self) -> S::F {
-        // SAFETY: passed on.
+        // SAFETY: the caller upholds the same contract.
         unsafe { E::load::<S>(from) }
     }
     #[inline(always)]
     unsafe fn store<S: Simd>(to: *mut Self, v: S::F) {
-        // SAFETY: passed on.
+        // SAFETY: the caller upholds the same contract.
         unsafe { E::store::<S>(to, v) }
     }
 }
@@ -48,26 +45,25 @@ impl KvElement for i8 {
 
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const Self) -> S::F {
-        // SAFETY: passed on.
+        // SAFETY: the caller upholds the same contract.
         unsafe { S::load_i8(from) }
     }
     #[inline(always)]
     unsafe fn store<S: Simd>(to: *mut Self, v: S::F) {
-        // SAFETY: passed on.
+        // SAFETY: the caller upholds the same contract.
         unsafe { S::store_i8(to, S::to_i32(v)) }
     }
 }
 
-/// The scale of a head's features of this largest magnitude, and what they are multiplied with before they are rounded.
+/// Returns the scale of a head whose largest magnitude is `largest`, and the factor to apply before rounding.
 #[inline(always)]
 pub(super) fn scale(largest: f32) -> (f32, f32) {
     let inverse = LARGEST / largest;
-    // Zeroes, or as good as zeroes, have numbers of zero.
+    // A head of zeros or tiny values would have an infinite inverse; its elements are 0.
     (largest / LARGEST, if inverse.is_finite() { inverse } else { 0.0 })
 }
 
 impl KvPrecision {
-    /// Bytes of a number.
     pub(crate) fn number_bytes(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -76,7 +72,7 @@ impl KvPrecision {
         }
     }
 
-    /// Makes a key or a value of a head what attention meets.
+    /// Rounds a key or a value of a head to the values that attention reads back.
     pub(crate) fn round(self, head: &mut [f32]) {
         match self {
             Self::F32 => (),

@@ -1,34 +1,34 @@
-//! How keys and values lie in blocks, and which rows are whose.
+//! Layout of keys and values in blocks, and assignment of rows to sequences.
 
 use crate::simd::LANES;
 
-/// Positions a block holds.
+/// Positions (tokens) per block.
 pub const BLOCK_TOKENS: usize = LANES;
 
-/// The widest head.
+/// Maximum width of a head.
 pub const MAX_HEAD_DIM: usize = 256;
 
-/// How keys and values are kept.
+/// Element type of the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvPrecision {
-    /// Singles.
+    /// IEEE floats of 32 bits.
     F32,
-    /// Halves.
+    /// IEEE floats of 16 bits.
     F16,
-    /// Bytes, and a scale for each key and each value of a head; on a CPU alone.
+    /// Bytes with one scale per key and per value of a head; CPU only.
     Int8,
 }
 
 /// Shape of a pool of blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvShape {
-    /// Transformer blocks of the model.
+    /// Transformer layers of the model.
     pub layers: usize,
-    /// Key and value heads.
+    /// Number of key and value heads.
     pub kv_heads: usize,
     /// Width of a head, at most [`MAX_HEAD_DIM`].
     pub head_dim: usize,
-    /// Bits of an element.
+    /// Element type of keys and values.
     pub precision: KvPrecision,
 }
 
@@ -37,12 +37,12 @@ impl KvShape {
         self.head_dim.next_multiple_of(LANES)
     }
 
-    /// Numbers of the keys of a head in a block; its values follow.
+    /// Returns the number of key elements of a head in a block; the values follow the keys.
     pub(super) fn key_elements(self) -> usize {
         self.head_dim * BLOCK_TOKENS
     }
 
-    /// Numbers of the keys and values of a head in a block; their scales follow, where they have any.
+    /// Returns the number of key and value elements of a head in a block; the scales, if any, follow them.
     pub(super) fn head_elements(self) -> usize {
         self.key_elements() + BLOCK_TOKENS * self.padded()
     }
@@ -53,24 +53,23 @@ impl KvShape {
         self.head_elements() * self.precision.number_bytes() + scales
     }
 
-    /// Where a head of a layer begins in a block.
     pub(super) fn head_offset(self, layer: usize, head: usize) -> usize {
         (layer * self.kv_heads + head) * self.head_bytes()
     }
 
-    /// Bytes of a block.
+    /// Returns the bytes of one block.
     #[must_use]
     pub fn block_bytes(self) -> usize {
         self.layers * self.kv_heads * self.head_bytes()
     }
 }
 
-/// What attention of a layer leaves out, and how large scores get.
+/// Sliding window and soft cap of a layer's attention.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct AttentionLimits {
-    /// A query sees this many positions at most, its own among them.
+    /// Maximum number of positions that a query sees, its own included.
     pub window: Option<usize>,
-    /// A score `s` becomes `cap * tanh(s / cap)` (Gemma 2).
+    /// Soft cap: a score `s` becomes `cap * tanh(s / cap)` (Gemma 2).
     pub cap: Option<f32>,
 }
 
@@ -79,27 +78,27 @@ pub struct AttentionLimits {
 pub struct KvRows<'a> {
     /// First row in the batch.
     pub first_row: usize,
-    /// Rows.
+    /// Number of consecutive rows.
     pub rows: usize,
     /// Position of the first row in its sequence.
     pub position: usize,
-    /// The sequence's blocks.
+    /// Block numbers of the sequence, in the order of positions.
     pub blocks: &'a [u32],
 }
 
-/// Where queries, keys and values lie in rows of `[q | k | v]`.
+/// Layout of queries, keys and values in rows of `[q | k | v]`.
 #[derive(Debug, Clone, Copy)]
 pub struct QkvLayout {
-    /// Query heads; a multiple of the key heads.
+    /// Number of query heads; a multiple of `kv_heads`.
     pub heads: usize,
-    /// Key and value heads.
+    /// Number of key and value heads.
     pub kv_heads: usize,
-    /// Width of a head.
+    /// Width of a head, in elements.
     pub head_dim: usize,
 }
 
 impl QkvLayout {
-    /// Elements of a row.
+    /// Returns the number of elements per row.
     #[must_use]
     pub fn stride(self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.head_dim

@@ -1,4 +1,4 @@
-//! Long contexts of few queries, shared out among threads: a segment of a tile each, and joined when all are there.
+//! Splits long contexts of few queries among threads: each sums one segment, and the segments are joined.
 
 use super::{
     attend::{Attend, TileTarget},
@@ -10,14 +10,14 @@ use crate::{
     simd::{Kernel, Simd},
 };
 
-/// Tiles for each thread from which on they need not be cut.
+/// Number of tiles per thread from which tiles are not split.
 const ENOUGH: usize = 8;
 
-/// What threads do for some tiles.
+/// Work of all threads for a few tiles with long contexts.
 pub(super) struct SplitTiles {
-    /// A segment of a tile each.
+    /// One entry for each segment of each tile.
     parts: Vec<TileSegment>,
-    /// All segments of a tile that has several.
+    /// One entry, over all segments, for each tile that has several.
     cut: Vec<TileSegment>,
     room: Vec<f32>,
 }
@@ -26,16 +26,16 @@ pub(super) struct SplitTiles {
 struct TileSegment {
     tile: usize,
     segments: (usize, usize),
-    /// In the room.
+    /// Offset of the segment's sums in `room`, in elements.
     at: usize,
 }
 
 struct SplitScratch(*mut f32);
-// SAFETY: parts have ranges of their own.
+// SAFETY: each part writes a range of its own.
 unsafe impl Sync for SplitScratch {}
 
 impl SplitTiles {
-    /// Of so many tiles; nothing if each is better done as a whole.
+    /// Splits `tiles` tiles; returns `None` if computing each tile as a whole is faster.
     pub(super) fn new<'a>(
         tiles: usize,
         threads: usize,
@@ -59,7 +59,7 @@ impl SplitTiles {
         Some(Self { parts, cut, room: vec![0.0; used] })
     }
 
-    /// Does what there is to do, each part by `one`.
+    /// Computes all parts with `one`, then joins the tiles that were split.
     pub(super) fn run<'a>(
         mut self,
         pool: &mut ThreadPool,
@@ -82,7 +82,7 @@ impl SplitTiles {
     }
 }
 
-/// Joins the parts of a tile, one for each of its segments, in their order.
+/// Joins the sums of a tile's segments, in their order.
 struct JoinSegments<'a> {
     attend: Attend<'a>,
     parts: *const f32,
@@ -110,7 +110,7 @@ impl Kernel for JoinSegments<'_> {
     }
 }
 
-/// What a segment of this tile is saved in.
+/// Returns the number of `f32` values that one saved segment of the tile takes.
 fn numbers(attend: &Attend<'_>) -> usize {
     attend.rows() * SoftmaxSum::saved(attend.shape.padded())
 }

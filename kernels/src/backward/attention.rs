@@ -1,8 +1,9 @@
 //! Gradients of attention over whole sequences, whose rows are all in the batch.
 //!
-//! The weights of a query are computed once more from queries and keys: nothing of the size of rows x rows is kept. One thread
-//! does a key head of a sequence, its queries in tiles of [`SUM_ROWS`](super::SUM_ROWS) tokens, heads of the group one after
-//! the other, so that gradients of keys and values are summed in an order of the sequence's own.
+//! The weights of a query are recomputed from queries and keys, so nothing of size rows x rows is kept. One
+//! thread computes a key head of a sequence. The thread takes the queries in tiles of
+//! [`SUM_ROWS`](super::SUM_ROWS) tokens and the heads of the group in sequence, so the order of all sums
+//! depends on the sequence alone.
 
 use super::{
     SUM_ROWS,
@@ -16,36 +17,35 @@ use crate::{
     simd::{Kernel, LANES, Simd},
 };
 
-/// Consecutive rows that are a whole sequence.
+/// Consecutive rows that form one whole sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SequenceRows {
     /// First row in the batch.
     pub first: usize,
-    /// Rows; the first has the position 0.
+    /// Number of rows; the first has position 0.
     pub count: usize,
 }
 
-/// What attention was computed from.
+/// Inputs and output of the forward attention.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionInputs<'a> {
-    /// Rows `[q | k | v]` as they went in: queries scaled, both rotated.
+    /// Rows `[q | k | v]` as attention read them: queries scaled, queries and keys rotated.
     pub qkv: &'a [f32],
-    /// Where these lie in a row.
+    /// Layout of a row of `qkv`.
     pub layout: QkvLayout,
-    /// How keys and values were kept; queries met them rounded so.
+    /// Precision of the KV cache; attention used keys and values rounded to it.
     pub precision: KvPrecision,
-    /// What a query saw, and how large scores got.
+    /// Sliding window and soft cap.
     pub limits: AttentionLimits,
-    /// What came out, `[rows, heads * head_dim]`.
+    /// Output of attention, `[rows, heads * head_dim]`.
     pub out: &'a [f32],
 }
 
-/// The gradient at `[q | k | v]`, of the same shape, from `g`, that at what came out. The rounding of keys and values is
-/// taken for no change.
+/// Computes the gradient at `[q | k | v]`, of the same shape, from the gradient `g` at the output. Rounding
+/// of keys and values is treated as the identity (straight-through).
 ///
 /// # Panics
-///
-/// If the shapes do not fit together, or sequences are not in ascending order.
+/// Panics if the shapes do not match, or sequences are not in ascending order.
 pub fn attention_gradient(
     pool: &mut ThreadPool,
     isa: Isa,
@@ -71,10 +71,9 @@ pub fn attention_gradient(
 }
 
 struct OutPtr(*mut f32);
-// SAFETY: each thread writes the rows of its sequence and the columns of its heads, in a buffer that outlives the region.
+// SAFETY: each thread writes the rows of its sequence and the columns of its heads; the buffer outlives the region.
 unsafe impl Sync for OutPtr {}
 
-/// One key head of a sequence.
 struct HeadGradient<'a> {
     attended: AttentionInputs<'a>,
     sequence: SequenceRows,
@@ -83,30 +82,29 @@ struct HeadGradient<'a> {
     to: &'a OutPtr,
 }
 
-/// Some queries of a head, and the keys they see.
+/// Some queries of a head, and the range of keys that they see.
 #[derive(Debug, Clone, Copy)]
 struct QueryTile {
     head: usize,
-    /// First token and tokens, in the sequence.
+    /// First token in the sequence, and number of tokens.
     first: usize,
     count: usize,
-    /// First key that any of them sees, and one past the last.
+    /// First key that any query sees, and one past the last.
     from: usize,
     to: usize,
 }
 
-/// Keys and values of a head, and what a tile needs.
+/// Keys and values of a head, and the buffers of a tile.
 struct AttentionScratch {
-    /// `[tokens, head_dim]`, as attention met them.
+    /// `[tokens, head_dim]`, rounded as attention read them.
     keys: Vec<f32>,
-    /// `[head_dim, tokens]`.
     keys_transposed: Vec<f32>,
     values_transposed: Vec<f32>,
     /// `[SUM_ROWS, tokens]`: weights of a tile.
     weights: Vec<f32>,
-    /// The same for their gradients, and then those of the scores.
+    /// `[SUM_ROWS, tokens]`: gradients of the weights, later of the scores.
     scores: Vec<f32>,
-    /// What capped scores of a row change by with scores; empty if these are not capped.
+    /// Derivatives of a row's capped scores by its scores; empty without a cap.
     slopes: Vec<f32>,
 }
 
@@ -125,7 +123,8 @@ impl Kernel for HeadGradient<'_> {
                 let window = self.attended.limits.window.unwrap_or(usize::MAX);
                 let from = (first + 1).saturating_sub(window);
                 let tile = QueryTile { head, first, count, from, to: first + count };
-                // SAFETY: `attention_gradient` has checked that rows and columns exist, and gave them to this thread alone.
+                // SAFETY: `attention_gradient` has checked that rows and columns exist and gave them to this thread
+                // alone.
                 unsafe { self.tile::<S>(tile, &mut room) };
             }
         }
@@ -133,7 +132,7 @@ impl Kernel for HeadGradient<'_> {
 }
 
 impl HeadGradient<'_> {
-    /// Gathers keys and values, rounded as they were kept.
+    /// Gathers keys and values, rounded to the precision of the KV cache.
     fn room(&self) -> AttentionScratch {
         let AttentionInputs { qkv, layout, precision, .. } = self.attended;
         let (tokens, width) = (self.sequence.count, layout.head_dim);
@@ -166,20 +165,19 @@ impl HeadGradient<'_> {
         }
     }
 
-    /// A row's element of `[q | k | v]`, counted from the sequence's first token.
+    /// Returns the index in `qkv` of a column of a token of the sequence.
     fn column(&self, token: usize, column: usize) -> usize {
         (self.sequence.first + token) * self.attended.layout.stride() + column
     }
 
-    /// A row's element of what came out.
+    /// Returns the index in `out` of a head of a token of the sequence.
     fn out(&self, token: usize, head: usize) -> usize {
         let layout = self.attended.layout;
         ((self.sequence.first + token) * layout.heads + head) * layout.head_dim
     }
 
     /// # Safety
-    ///
-    /// Rows and columns exist and are this thread's alone.
+    /// Rows and columns exist, and no other thread uses them.
     #[inline(always)]
     unsafe fn tile<S: Simd>(&self, tile: QueryTile, room: &mut AttentionScratch) {
         let AttentionInputs { qkv, layout, .. } = self.attended;
@@ -202,7 +200,8 @@ impl HeadGradient<'_> {
             into: WriteMode::Place,
         };
         let (weights, scores) = (room.weights.as_mut_ptr(), room.scores.as_mut_ptr());
-        // SAFETY: keys `from..to` exist, the room holds a tile, and the rows of the sequence are this thread's.
+        // SAFETY: keys `from..to` exist, the scratch buffers hold a tile, and the rows of the sequence are this
+        // thread's.
         unsafe {
             products(queries, stride, &room.keys_transposed, weights).run::<S>();
             products(g, g_stride, &room.values_transposed, scores).run::<S>();
@@ -250,7 +249,7 @@ impl HeadGradient<'_> {
         }
     }
 
-    /// What a row of a tile sees, counted from the tile's first key.
+    /// Returns the keys that a row of a tile sees, relative to the tile's first key.
     #[inline(always)]
     fn visible(&self, tile: QueryTile, row: usize) -> (usize, usize) {
         let end = tile.first + row + 1;
@@ -264,18 +263,18 @@ fn dot<S: Simd>(a: &[f32], b: &[f32]) -> f32 {
     let mut sum = S::splat(0.0);
     for c in (0..a.len()).step_by(LANES) {
         let n = LANES.min(a.len() - c);
-        // SAFETY: both have as many elements.
+        // SAFETY: `a` and `b` have the same number of elements.
         unsafe { sum = S::fma(S::load_head(a.as_ptr().add(c), n), S::load_head(b.as_ptr().add(c), n), sum) };
     }
     S::sum(sum)
 }
 
-/// Caps the scores of a row, and notes by what that changes with them.
+/// Caps the scores of a row and stores the derivatives in `slopes`.
 #[inline(always)]
 fn cap_scores<S: Simd>(scores: &mut [f32], slopes: &mut [f32], cap: f32) {
     for (scores, slopes) in scores.chunks_mut(LANES).zip(slopes.chunks_mut(LANES)) {
         let n = scores.len();
-        // SAFETY: as many lanes exist of scores; of slopes there is one for each token of the sequence.
+        // SAFETY: `scores` has `n` elements; `slopes` has one for each token of the sequence.
         unsafe {
             let score = capped::<S>(S::load_head(scores.as_ptr(), n), cap);
             S::store_head(scores.as_mut_ptr(), score, n);
@@ -284,8 +283,9 @@ fn cap_scores<S: Simd>(scores: &mut [f32], slopes: &mut [f32], cap: f32) {
     }
 }
 
-/// Turns the scores of a row in `weights` into weights, 0 where it does not see, and the gradients of the weights in
-/// `scores` into those of the scores: `w (g - sum of w g)`, of which `along` is the sum.
+/// Turns the scores of a row in `weights` into softmax weights, 0 outside the visible range. Turns the
+/// gradients of the weights in `scores` into those of the scores, `w (g - along)`, where `along` is the sum
+/// of `w g`.
 #[inline(always)]
 fn soften<S: Simd>(weights: &mut [f32], scores: &mut [f32], along: f32, (from, to): (usize, usize)) {
     for outside in [0..from, to..weights.len()] {
@@ -296,7 +296,7 @@ fn soften<S: Simd>(weights: &mut [f32], scores: &mut [f32], along: f32, (from, t
     let mut largest = S::splat(f32::NEG_INFINITY);
     for c in (0..weights.len()).step_by(LANES) {
         let n = LANES.min(weights.len() - c);
-        // SAFETY: as many lanes exist.
+        // SAFETY: `n` lanes exist.
         let v = unsafe { S::load_head(weights.as_ptr().add(c), n) };
         largest = S::max(largest, S::select_head(n, v, S::splat(f32::NEG_INFINITY)));
     }
@@ -304,7 +304,7 @@ fn soften<S: Simd>(weights: &mut [f32], scores: &mut [f32], along: f32, (from, t
     let mut total = S::splat(0.0);
     for c in (0..weights.len()).step_by(LANES) {
         let n = LANES.min(weights.len() - c);
-        // SAFETY: as above.
+        // SAFETY: `n` lanes exist.
         unsafe {
             let at = weights.as_mut_ptr().add(c);
             let weight = S::exp(S::sub(S::load_head(at, n), largest));
@@ -315,7 +315,7 @@ fn soften<S: Simd>(weights: &mut [f32], scores: &mut [f32], along: f32, (from, t
     let (inverse, along) = (S::splat(1.0 / S::sum(total)), S::splat(along));
     for c in (0..weights.len()).step_by(LANES) {
         let n = LANES.min(weights.len() - c);
-        // SAFETY: as above.
+        // SAFETY: `n` lanes exist in both slices, which have the same length.
         unsafe {
             let (weight, score) = (weights.as_mut_ptr().add(c), scores.as_mut_ptr().add(c));
             let w = S::mul(S::load_head(weight, n), inverse);

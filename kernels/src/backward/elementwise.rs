@@ -7,11 +7,10 @@ use crate::{
     simd::{Kernel, LANES, Simd},
 };
 
-/// Adds to `gradient` what `g`, the gradient at `norm(x)`, comes to at `x`. All are `[rows, norm.weight.len()]`.
+/// Adds the gradient at `x` to `gradient`; `g` is that at `norm(x)`. All are `[rows, norm.weight.len()]`.
 ///
 /// # Panics
-///
-/// If the shapes do not fit together.
+/// Panics if the shapes do not match.
 pub fn norm_gradient(
     pool: &mut ThreadPool,
     isa: Isa,
@@ -37,7 +36,7 @@ struct NormGradient<'a> {
     gradient: *mut f32,
     rows: (usize, usize),
 }
-// SAFETY: threads are given disjoint ranges of rows of buffers that outlive the parallel region.
+// SAFETY: each thread gets a disjoint range of rows; the buffers outlive the parallel region.
 unsafe impl Sync for NormGradient<'_> {}
 
 impl NormGradient<'_> {
@@ -53,7 +52,7 @@ impl Kernel for NormGradient<'_> {
     fn run<S: Simd>(self) {
         let width = self.norm.weight.len();
         for row in self.rows.0..self.rows.1 {
-            // SAFETY: `norm_gradient` has checked the sizes; the row is this thread's alone.
+            // SAFETY: `norm_gradient` has checked the sizes; no other thread has the row.
             unsafe {
                 let at = |values: *const f32| values.add(row * width);
                 let to = self.gradient.add(row * width);
@@ -65,7 +64,7 @@ impl Kernel for NormGradient<'_> {
     }
 }
 
-/// The gradient of one row's norm: `s w g - x s^3 mean(w g x)` with `s = 1 / rms(x)`.
+/// Gradient of one row's norm: `s w g - x s^3 mean(w g x)` with `s = 1 / rms(x)`.
 struct NormRow {
     x: *const f32,
     g: *const f32,
@@ -78,7 +77,6 @@ struct NormRow {
 
 impl NormRow {
     /// # Safety
-    ///
     /// `x`, `g` and the weight have `width` elements.
     #[inline(always)]
     unsafe fn of<S: Simd>(x: *const f32, g: *const f32, norm: Norm<'_>, width: usize) -> Self {
@@ -86,7 +84,7 @@ impl NormRow {
         let (mut squares, mut along) = (S::splat(0.0), S::splat(0.0));
         for c in (0..width).step_by(LANES) {
             let n = LANES.min(width - c);
-            // SAFETY: the caller's.
+            // SAFETY: the caller upholds this function's contract.
             unsafe {
                 let x = S::load_head(x.add(c), n);
                 squares = S::fma(x, x, squares);
@@ -99,17 +97,16 @@ impl NormRow {
         Self { x, g, weight, width, scale, shrink }
     }
 
-    /// Calls `put` with a column, how many lanes there are, and these.
+    /// Calls `put` with a column, the number of lanes, and their gradients.
     ///
     /// # Safety
-    ///
-    /// As [`Self::of`].
+    /// The pointers passed to [`Self::of`] are still valid.
     #[inline(always)]
     unsafe fn each<S: Simd>(&self, mut put: impl FnMut(usize, usize, S::F)) {
         let (scale, shrink) = (S::splat(self.scale), S::splat(-self.shrink));
         for c in (0..self.width).step_by(LANES) {
             let n = LANES.min(self.width - c);
-            // SAFETY: the caller's.
+            // SAFETY: the caller upholds this function's contract.
             unsafe {
                 let g = S::mul(S::load_head(self.g.add(c), n), S::load_head(self.weight.add(c), n));
                 let x = S::load_head(self.x.add(c), n);
@@ -119,11 +116,10 @@ impl NormRow {
     }
 }
 
-/// The gradient at `[gate | up]` of `g`, that at `gate * sigmoid(z(gate)) * up`; `gradient` is `[rows, 2 * width]`.
+/// Computes the gradient at `[gate | up]`, `[rows, 2 * width]`, from `g` at `gate * sigmoid(z(gate)) * up`.
 ///
 /// # Panics
-///
-/// If the shapes do not fit together.
+/// Panics if the shapes do not match.
 pub fn gate_mul_gradient(
     pool: &mut ThreadPool,
     isa: Isa,
@@ -156,7 +152,7 @@ struct GateMulGradient {
     gradient: *mut f32,
     rows: (usize, usize),
 }
-// SAFETY: threads are given disjoint ranges of rows of buffers that outlive the parallel region.
+// SAFETY: each thread gets a disjoint range of rows; the buffers outlive the parallel region.
 unsafe impl Sync for GateMulGradient {}
 
 impl GateMulGradient {
@@ -175,7 +171,7 @@ impl Kernel for GateMulGradient {
             for c in (0..self.width).step_by(LANES) {
                 let n = LANES.min(self.width - c);
                 let (gate_at, up_at) = (2 * row * self.width + c, (2 * row + 1) * self.width + c);
-                // SAFETY: `gate_mul_gradient` has checked the sizes; the row is this thread's alone.
+                // SAFETY: `gate_mul_gradient` has checked the sizes; no other thread has the row.
                 unsafe {
                     let gate = S::load_head(self.gate_up.add(gate_at), n);
                     let up = S::load_head(self.gate_up.add(up_at), n);
@@ -194,12 +190,11 @@ impl Kernel for GateMulGradient {
     }
 }
 
-/// Turns `g`, the gradient at what [`cap_in_place`](crate::elementwise::cap_in_place) gave, into that at what it was given, in
-/// place.
+/// Turns `g`, the gradient at the output of [`cap_in_place`](crate::elementwise::cap_in_place), into the
+/// gradient at its input, in place.
 ///
 /// # Panics
-///
-/// If the shapes do not fit together.
+/// Panics if the shapes do not match.
 pub fn cap_gradient(pool: &mut ThreadPool, isa: Isa, capped: &[f32], g: &mut [f32], cap: f32) {
     assert_eq!(capped.len(), g.len(), "a gradient for each element");
     let job = CapGradient { capped: capped.as_ptr(), g: g.as_mut_ptr(), cap, elements: (0, 0) };
@@ -213,7 +208,7 @@ struct CapGradient {
     cap: f32,
     elements: (usize, usize),
 }
-// SAFETY: threads are given disjoint ranges of elements of buffers that outlive the parallel region.
+// SAFETY: each thread gets a disjoint range of elements; the buffers outlive the parallel region.
 unsafe impl Sync for CapGradient {}
 
 impl CapGradient {
@@ -230,7 +225,7 @@ impl Kernel for CapGradient {
         let (from, to) = self.elements;
         for at in (from..to).step_by(LANES) {
             let n = LANES.min(to - at);
-            // SAFETY: `cap_gradient` has checked the sizes; the elements are this thread's alone.
+            // SAFETY: `cap_gradient` has checked the sizes; no other thread has the elements.
             unsafe {
                 let (slope, g) =
                     (cap_slope::<S>(S::load_head(self.capped.add(at), n), self.cap), self.g.add(at));
@@ -240,14 +235,13 @@ impl Kernel for CapGradient {
     }
 }
 
-/// Turns the gradient at heads that [`rotate`](crate::elementwise::rotate) has normed, rotated and scaled into that at
-/// the heads before, in place. `x` are the rows before; it is read only where heads are normed.
+/// Turns the gradient at the output heads of [`rotate`](crate::elementwise::rotate) into the gradient at its
+/// input heads, in place.
 ///
-/// `g` and `x` have rows of `stride`.
+/// `x` are the input rows, read only where heads are normalized. `g` and `x` have rows of `stride` elements.
 ///
 /// # Panics
-///
-/// If the shapes do not fit together.
+/// Panics if the shapes do not match.
 #[allow(clippy::too_many_arguments, reason = "one operation on one buffer; a struct would only rename them")]
 pub fn rotate_gradient(
     pool: &mut ThreadPool,
@@ -292,7 +286,7 @@ struct RotateGradient<'a> {
     heads: &'a [Heads<'a>],
     rows: (usize, usize),
 }
-// SAFETY: threads are given disjoint ranges of rows of buffers that outlive the parallel region.
+// SAFETY: each thread gets a disjoint range of rows; the buffers outlive the parallel region.
 unsafe impl Sync for RotateGradient<'_> {}
 
 impl RotateGradient<'_> {
@@ -311,7 +305,7 @@ impl Kernel for RotateGradient<'_> {
             for group in self.heads {
                 for head in 0..group.count {
                     let at = row * self.stride + group.column + head * head_dim;
-                    // SAFETY: `rotate_gradient` has checked that heads and angles exist; the row is this thread's alone.
+                    // SAFETY: `rotate_gradient` has checked that heads and angles exist; no other thread has the row.
                     unsafe {
                         let g = self.g.add(at);
                         let (cos, sin) = (self.cos.add(row * self.half), self.sin.add(row * self.half));
@@ -323,7 +317,8 @@ impl Kernel for RotateGradient<'_> {
                 let width = norm.weight.len();
                 for first in (0..group.count * head_dim).step_by(width) {
                     let at = row * self.stride + group.column + first;
-                    // SAFETY: as above.
+                    // SAFETY: `rotate_gradient` has checked that heads and rows of `x` exist; no other thread has the
+                    // row.
                     unsafe {
                         let g = self.g.add(at);
                         NormRow::of::<S>(self.x.add(at), g, norm, width)
@@ -335,13 +330,13 @@ impl Kernel for RotateGradient<'_> {
     }
 }
 
-/// `(a, b) -> (a cos + b sin, b cos - a sin)`, scaled: a rotation's transposed.
+/// Applies the transposed rotation and the scale: `(a, b) -> (a cos + b sin, b cos - a sin)`.
 #[inline(always)]
 unsafe fn rotate_back<S: Simd>(g: *mut f32, cos: *const f32, sin: *const f32, half: usize, scale: f32) {
     let scale = S::splat(scale);
     for c in (0..half).step_by(LANES) {
         let n = LANES.min(half - c);
-        // SAFETY: the caller's: the head has `2 * half` elements, the angles `half`.
+        // SAFETY: the caller guarantees that the head has `2 * half` elements and the angles `half`.
         unsafe {
             let (a, b) = (S::load_head(g.add(c), n), S::load_head(g.add(half + c), n));
             let (cos, sin) = (S::load_head(cos.add(c), n), S::load_head(sin.add(c), n));

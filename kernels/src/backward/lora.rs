@@ -1,7 +1,7 @@
 //! Gradients of low-rank deltas `y += scale * B (A x)`, from `g`, the gradient at `y`:
 //!
 //! ```text
-//! h = scale * g B        gradient of A += hᵀ x        gradient of B += gᵀ (scale * A x)        gradient at x += h A
+//! h = scale * g B      gradient of A += hᵀ x      of B += gᵀ (scale * A x)      at x += h A
 //! ```
 
 use std::ops::Range;
@@ -17,20 +17,20 @@ use crate::{
     simd::{Kernel, LANES, Simd},
 };
 
-/// Rows that a thread takes at a time, and columns.
+/// Rows, and columns, that a thread takes at a time.
 const ROWS_A_CHUNK: usize = 32;
 const COLUMNS_A_CHUNK: usize = 192;
 
-/// The factors of one adapted linear layer.
+/// The two factors of one adapted linear layer.
 #[derive(Debug, Clone, Copy)]
 pub struct Factors<'a> {
-    /// Rank.
+    /// Rank, shared by both factors.
     pub rank: usize,
-    /// Of the whole delta.
+    /// Factor of the whole delta.
     pub scale: f32,
-    /// `[rank, inputs]`.
+    /// Factor A, `[rank, inputs]`, row-major.
     pub a: &'a [f32],
-    /// `[outputs, rank]`.
+    /// Factor B, `[outputs, rank]`, row-major.
     pub b: &'a [f32],
 }
 
@@ -44,32 +44,32 @@ impl Factors<'_> {
     }
 }
 
-/// What reaches an adapted layer: its inputs, and the gradient at its outputs.
+/// Inputs of an adapted layer, and the gradient at its outputs.
 #[derive(Debug, Clone, Copy)]
 pub struct DeltaGradient<'a> {
-    /// `[rows, inputs]`.
+    /// Inputs of the layer, `[rows, inputs]`.
     pub x: &'a [f32],
-    /// Rows of `stride` elements, the layer's outputs from `column` on.
+    /// Gradient at the outputs: rows of `stride` elements, with this layer's outputs from `column` on.
     pub g: &'a [f32],
-    /// Elements of a row of `g`.
+    /// Number of elements per row of `g`.
     pub stride: usize,
     /// Column of the layer's first output.
     pub column: usize,
 }
 
-/// Sums so far.
+/// Gradients of both factors, summed over calls.
 #[derive(Debug)]
 pub struct FactorGradients<'a> {
-    /// `[rank, inputs]`.
+    /// Gradient of A, `[rank, inputs]`.
     pub a: &'a mut [f32],
-    /// `[outputs, rank]`.
+    /// Gradient of B, `[outputs, rank]`.
     pub b: &'a mut [f32],
 }
 
-/// What is between the two factors, kept from one call to the next.
+/// Intermediate values between the two factors; callers reuse the memory between calls.
 #[derive(Debug, Default)]
 pub struct LoraScratch {
-    /// `[inputs, rank]`, scaled.
+    /// `[inputs, rank]`, multiplied by the scale.
     a_transposed: Vec<f32>,
     /// `[rows, rank]`: `scale * A x`.
     shrunk: Vec<f32>,
@@ -91,12 +91,11 @@ impl LoraScratch {
     }
 }
 
-/// Adds to `gradients` what the rows of all `sequences`, one after the other, come to, and to `gx`, `[rows, inputs]`, the
-/// gradient at the inputs of all rows.
+/// Adds the gradients over the rows of all `sequences`, in order, to `gradients`. Adds the gradient at the
+/// inputs of all rows to `gx`, `[rows, inputs]`.
 ///
 /// # Panics
-///
-/// If the shapes do not fit together.
+/// Panics if the shapes do not match.
 #[allow(clippy::too_many_arguments, reason = "one operation; its operands are what they are")]
 pub fn lora_gradients(
     pool: &mut ThreadPool,
@@ -140,7 +139,7 @@ pub fn lora_gradients(
     });
 }
 
-/// The columns of the `i`th chunk of so many.
+/// Returns the columns of chunk `i` of a matrix of `columns` columns.
 fn chunk(i: usize, columns: usize) -> Range<usize> {
     i * COLUMNS_A_CHUNK..columns.min((i + 1) * COLUMNS_A_CHUNK)
 }
@@ -156,11 +155,11 @@ struct LoraGradientJob<'a> {
     to_a: *mut f32,
     to_b: *mut f32,
 }
-// SAFETY: threads write rows, then columns, of their own, of buffers that outlive the parallel regions.
+// SAFETY: each thread writes its own rows, then its own columns; the buffers outlive the parallel regions.
 unsafe impl Sync for LoraGradientJob<'_> {}
 
 impl LoraGradientJob<'_> {
-    /// The rows that make one sum each, in order.
+    /// Returns the row ranges that form one sum each, in order.
     #[inline(always)]
     fn sums(&self) -> impl Iterator<Item = SequenceRows> {
         self.sequences.iter().flat_map(|sequence| {
@@ -171,14 +170,13 @@ impl LoraGradientJob<'_> {
         })
     }
 
-    /// The gradient at an output of a row.
     #[inline(always)]
     fn g(&self, row: usize, output: usize) -> *const f32 {
         self.reached.g.as_ptr().wrapping_add(row * self.reached.stride + self.reached.column + output)
     }
 }
 
-/// What is between the factors, and the gradient at the inputs, of some rows.
+/// Computes the intermediate values, and the gradient at the inputs, of some rows.
 struct MiddleChunk<'a> {
     job: &'a LoraGradientJob<'a>,
     first: usize,
@@ -196,7 +194,7 @@ impl Kernel for MiddleChunk<'_> {
             count,
         } = self;
         let (rank, inputs, outputs) = (factors.rank, factors.inputs(), factors.outputs());
-        // SAFETY: `lora_gradients` has checked the shapes; the rows are this thread's alone.
+        // SAFETY: `lora_gradients` has checked the shapes; no other thread has these rows.
         unsafe {
             let x = Strided::rows(reached.x.as_ptr().add(first * inputs), inputs);
             let to_rank = |a: Strided, b: &[f32], c: *mut f32, k: usize| SmallProduct {
@@ -236,7 +234,6 @@ impl Kernel for MiddleChunk<'_> {
     }
 }
 
-/// The gradient of some columns of A.
 struct GradientOfA<'a> {
     job: &'a LoraGradientJob<'a>,
     inputs: Range<usize>,
@@ -250,7 +247,7 @@ impl Kernel for GradientOfA<'_> {
         let Self { job: &LoraGradientJob { factors, reached, h, to_a, .. }, inputs } = self;
         let (rank, width) = (factors.rank, factors.inputs());
         for rows in self.job.sums() {
-            // SAFETY: `lora_gradients` has checked the shapes; the columns are this thread's alone.
+            // SAFETY: `lora_gradients` has checked the shapes; no other thread has these columns.
             unsafe {
                 let product = SmallProduct {
                     a: Strided::transposed(h.add(rows.first * rank), rank),
@@ -269,7 +266,6 @@ impl Kernel for GradientOfA<'_> {
     }
 }
 
-/// The gradient of some rows of B.
 struct GradientOfB<'a> {
     job: &'a LoraGradientJob<'a>,
     outputs: Range<usize>,
@@ -283,7 +279,7 @@ impl Kernel for GradientOfB<'_> {
         let Self { job: &LoraGradientJob { factors, reached, shrunk, to_b, .. }, outputs } = self;
         let rank = factors.rank;
         for rows in self.job.sums() {
-            // SAFETY: `lora_gradients` has checked the shapes; the rows of B are this thread's alone.
+            // SAFETY: `lora_gradients` has checked the shapes; no other thread has these rows of B.
             unsafe {
                 let product = SmallProduct {
                     a: Strided::transposed(self.job.g(rows.first, outputs.start), reached.stride),

@@ -1,4 +1,4 @@
-//! Gradients of log-probabilities at the logits they are of.
+//! Gradients of log-probabilities with respect to their logits.
 
 use crate::{
     isa::Isa,
@@ -6,10 +6,10 @@ use crate::{
     simd::{Kernel, LANES, Simd},
 };
 
-/// One row's log-probability of a token, and what the loss changes with it.
+/// A token's log-probability in one row, and the loss gradient at it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LogProbability {
-    /// The token.
+    /// Token id, below the vocabulary size.
     pub token: u32,
     /// Logarithm of the sum of the exponentials of the row's logits.
     pub log_sum: f32,
@@ -17,12 +17,11 @@ pub struct LogProbability {
     pub gradient: f32,
 }
 
-/// Replaces each row of `logits` by the gradient at it, `gradient * (1 of the token - probability)`; zero where the
-/// gradient is.
+/// Replaces each row of `logits` by its gradient, `gradient * ([c == token] - probability)`. Gradient 0 gives
+/// a zero row.
 ///
 /// # Panics
-///
-/// If rows and `of` do not fit together, or there is no such token.
+/// Panics if `of` and the rows of `logits` differ in number, or a token is outside the vocabulary.
 pub fn log_probability_gradients(
     pool: &mut ThreadPool,
     isa: Isa,
@@ -35,7 +34,7 @@ pub fn log_probability_gradients(
     let rows = OutPtr(logits.as_mut_ptr());
     pool.run(of.len(), |row| {
         let rows = &rows;
-        // SAFETY: the row exists and is this thread's alone.
+        // SAFETY: the row exists, and no other thread has it.
         let logits = unsafe { std::slice::from_raw_parts_mut(rows.0.add(row * vocabulary), vocabulary) };
         if of[row].gradient == 0.0 {
             logits.fill(0.0);
@@ -46,7 +45,7 @@ pub fn log_probability_gradients(
 }
 
 struct OutPtr(*mut f32);
-// SAFETY: threads are given rows of their own of a buffer that outlives the parallel region.
+// SAFETY: each thread gets its own rows; the buffer outlives the parallel region.
 unsafe impl Sync for OutPtr {}
 
 struct LogitRow<'a> {
@@ -64,13 +63,13 @@ impl Kernel for LogitRow<'_> {
         let (log_sum, factor) = (S::splat(log_sum), S::splat(-gradient));
         for c in (0..logits.len()).step_by(LANES) {
             let n = LANES.min(logits.len() - c);
-            // SAFETY: as many lanes exist.
+            // SAFETY: `n` lanes exist.
             unsafe {
                 let at = logits.as_mut_ptr().add(c);
                 S::store_head(at, S::mul(factor, S::exp(S::sub(S::load_head(at, n), log_sum))), n);
             }
         }
-        // Near 1, the difference of two numbers loses what the exponential does not.
+        // Near probability 1, `1 - p` cancels digits; `exp_m1` does not.
         logits[token as usize] = own as f32;
     }
 }

@@ -1,7 +1,7 @@
-//! cuBLASLt: NVIDIA's products of matrices, which reach the rate of the matrix units. Optional, and loaded at run time.
+//! cuBLASLt: NVIDIA's matrix products, which reach the matrix units' peak rate. Optional, loaded at run time.
 //!
-//! It thinks in columns, we in rows. A row-major matrix of `[r, c]` is to it a matrix of `c` rows and `r` columns, so it is asked
-//! for the transposed product:
+//! cuBLASLt is column-major, this crate row-major. A row-major `[r, c]` matrix is a column-major matrix of
+//! `c` rows and `r` columns, so the library computes the transposed product:
 //!
 //! ```text
 //! ours  out  [rows, columns]  =  x  [rows, inner]   ·  Wᵀ                W is [columns, inner]
@@ -11,8 +11,8 @@
 //! Weights::Plain        out = x · W, W is [inner, columns]: columns x inner, ld columns; op = N
 //! ```
 //!
-//! Its heuristics are asked once for each shape, alignment and kind. What it refuses is left to `gemm.cu`. Sums are in 32
-//! bits and f32 stays f32: the compute type is `32F`, never TF32.
+//! The library's heuristics run once for each shape, alignment and kind. Products that it refuses are left to
+//! `gemm.cu`. Sums have 32 bits and f32 stays f32: the compute type is `32F`, never TF32.
 
 mod library;
 mod plan;
@@ -28,41 +28,41 @@ use super::{Cuda, CudaError, CudaStream, DeviceVec};
 use crate::lora::ElementKind;
 use plan::{BlasPlan, BlasShape};
 
-/// Bytes that its algorithms may use beside the operands; NVIDIA advises 32 MiB for Hopper.
+/// Workspace bytes for the library's algorithms; NVIDIA advises 32 MiB for Hopper.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
-/// Plans that are kept. Prompts have many lengths; a plan takes under a kilobyte and a fraction of a millisecond to make.
+/// Maximum number of cached plans, by shape of product; prompts have many lengths. A plan takes less than 1
+/// KB, and a fraction of 1 ms to make.
 const MAX_PLANS: usize = 4096;
 
-/// Why there is no cuBLASLt. Products of many rows then take a slower way.
+/// Reason why cuBLASLt is unavailable. Products of many rows then take a slower path.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BlasError {
-    /// It is not there.
+    /// The library was not found.
     #[error(
         "cuBLASLt (libcublasLt.so.13 or .12) is not to be found; install it, or name its folder in \
          HOLOBIONT_CUDA_LIBRARIES: prompts are read faster with it"
     )]
     NotFound,
-    /// It lacks a function.
+    /// The library lacks a function.
     #[error(
         "the cuBLASLt found has no {symbol}; install that of CUDA 12 or 13, or name its folder in HOLOBIONT_CUDA_LIBRARIES"
     )]
     TooOld {
-        /// Name of the function in the library.
+        /// Name of the missing function.
         symbol: String,
     },
-    /// It does not start.
+    /// The library could not be initialized.
     #[error("cuBLASLt does not start ({reason}); install the one that belongs to the driver")]
     Refused {
-        /// What it says.
+        /// Status that the library returned.
         reason: String,
     },
-    /// The device failed meanwhile.
+    /// The device failed during initialization.
     #[error(transparent)]
     Cuda(#[from] CudaError),
 }
 
-/// How weights lie for a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum WeightLayout {
     /// `[columns, inner]`: `out = x · Wᵀ`.
@@ -83,23 +83,23 @@ pub(super) struct BlasProduct {
     pub(super) inner: usize,
     pub(super) x_stride: usize,
     pub(super) out_stride: usize,
-    /// Of x and W.
+    /// Element kind of x and W.
     pub(super) kind: ElementKind,
     pub(super) out_kind: ElementKind,
-    /// Adds to what `out` holds.
+    /// Whether the product is added to `out`.
     pub(super) accumulate: bool,
 }
 
-/// cuBLASLt, started on a device.
+/// cuBLASLt, initialized on one device.
 pub struct Blas {
     handle: cublasLtHandle_t,
     cuda: Arc<Cuda>,
     workspace: DeviceVec<u8>,
-    /// `None` for what it refuses.
+    /// `None` for shapes that the library refuses.
     plans: HashMap<BlasShape, Option<BlasPlan>>,
 }
 
-// SAFETY: the library may be called from any thread; `&mut self` sees to one at a time.
+// SAFETY: the library may be called from any thread; `&mut self` serializes the calls.
 unsafe impl Send for Blas {}
 
 impl fmt::Debug for Blas {
@@ -109,12 +109,11 @@ impl fmt::Debug for Blas {
 }
 
 impl Blas {
-    /// Loads the library, from the folders of `HOLOBIONT_CUDA_LIBRARIES` (separated as in `PATH`), those of a CUDA
-    /// installation, or wherever the loader looks, and starts it.
+    /// Loads and initializes the library. Searches the folders of `HOLOBIONT_CUDA_LIBRARIES` (separated as in
+    /// `PATH`), then those of a CUDA installation, then the loader's paths.
     ///
     /// # Errors
-    ///
-    /// It is not there or does not start: do without.
+    /// Fails if the library is missing or cannot be initialized; the caller then continues without it.
     pub fn open(cuda: &Arc<Cuda>) -> Result<Self, BlasError> {
         library::load()?;
         cuda.bind()?;
@@ -128,19 +127,19 @@ impl Blas {
         Ok(Self { handle, cuda: Arc::clone(cuda), workspace: started?, plans: HashMap::new() })
     }
 
-    /// How many shapes of products it has taken.
+    /// Returns the number of product shapes that the library computes.
     #[must_use]
     pub fn taken(&self) -> usize {
         self.plans.values().flatten().count()
     }
 
-    /// How many shapes it has left to our own kernels.
+    /// Returns the number of product shapes that the library refused and our own kernels compute.
     #[must_use]
     pub fn refused(&self) -> usize {
         self.plans.len() - self.taken()
     }
 
-    /// Enqueues `product`. False, with nothing enqueued, if the library does not do it.
+    /// Enqueues `product`. Returns false, with nothing enqueued, if the library refuses it.
     pub(super) fn multiply(&mut self, stream: &CudaStream, product: &BlasProduct) -> Result<bool, CudaError> {
         self.cuda.bind()?;
         let shape = BlasShape::of(product);
@@ -153,8 +152,8 @@ impl Blas {
         }
         let Some(Some(plan)) = self.plans.get(&shape) else { return Ok(false) };
         let workspace = (self.workspace.address(), self.workspace.len());
-        // SAFETY: 1. The plan was made by this handle for this shape and alignment. 2. The operands are what the product's
-        // maker has checked. 3. The workspace is used by one stream, in its order.
+        // SAFETY: 1. The plan was made by this handle for this shape and alignment. 2. The maker of the product has
+        // checked the operands. 3. One stream uses the workspace, in its order.
         match unsafe { plan.run(self.handle, product, workspace, stream) } {
             Ok(()) => Ok(true),
             Err(
@@ -175,7 +174,7 @@ impl Drop for Blas {
     fn drop(&mut self) {
         self.plans.clear();
         if self.cuda.bind().is_ok() {
-            // SAFETY: the handle is ours and not used again. What is under way keeps what it needs.
+            // SAFETY: this object owns the handle and does not use it again. Work in flight keeps its own resources.
             let _ = unsafe { result::destroy_handle(std::mem::replace(&mut self.handle, ptr::null_mut())) };
         }
     }

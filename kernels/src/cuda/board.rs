@@ -1,9 +1,9 @@
-//! The device's end of the board: rows for workers on the CPU, and the sums that they answer with (CaraServe §4.2). See
-//! `board.cu`.
+//! The device's side of the board: sends rows to workers on the CPU and adds the sums that they return
+//! (CaraServe §4.2). The kernels are in `board.cu`.
 //!
-//! A pass asks with [`copy_and_signal`], goes on, waits with [`await_value`] and adds the answer with [`add_sums`]: four
-//! things that are enqueued, and none that the host waits for. [`copy_native`] is what frameworks do instead, for
-//! comparison: it copies, waits, and lets the host signal.
+//! A pass sends rows with [`copy_and_signal`], continues, waits with [`await_value`] and adds the sums with
+//! [`add_sums`]. All of these calls only enqueue, so the host never waits. [`copy_native`] is the baseline of
+//! common frameworks, for comparison: it copies, waits, and lets the host signal.
 
 use std::sync::Arc;
 
@@ -15,37 +15,36 @@ use super::{
     launch::{Arg, LaunchShape, by_kind, count, launch},
 };
 
-/// Threads of a block: `THREADS` of `board.cu`.
+/// Threads per block: `THREADS` of `board.cu`.
 const THREADS: u32 = 256;
 
-/// Most blocks: as many keep the bus busy, and leave multiprocessors to others.
+/// Maximum number of blocks: enough to saturate the bus, yet leaving multiprocessors to other kernels.
 const MAX_BLOCKS: usize = 64;
 
-/// The signal's own word, and the word that says that a wait was given up.
+/// Index of the signal's value, and of the word that reports an abandoned wait.
 const VALUE: usize = 0;
 const FAULT: usize = 1;
 
-/// True if a word that holds `value` has reached `number`; numbers go round.
+/// True if a word that holds `value` has reached `number`, with wraparound.
 #[must_use]
 pub fn has_reached(value: u32, number: u32) -> bool {
     value.wrapping_sub(number).cast_signed() >= 0
 }
 
-/// A word that counts upwards, and wraps: what device and host tell each other. One copy that ends in it is under way at
-/// a time, which one stream sees to.
+/// A word that counts upwards and wraps, by which device and host notify each other. At most one copy that
+/// ends in this signal is in flight, because one stream orders the copies.
 #[derive(Debug)]
 pub struct Signal {
     words: Pinned<u32>,
-    /// How many blocks of the copy under way have written; 0 between copies.
+    /// Number of blocks of the current copy that have finished; 0 between copies.
     ticket: DeviceVec<u32>,
 }
 
 impl Signal {
-    /// A signal at 0.
+    /// Creates a signal with value 0.
     ///
     /// # Errors
-    ///
-    /// The device is lost, or the host has no memory that may be locked.
+    /// Fails if the device is lost or the host cannot lock memory.
     pub fn new(cuda: &Arc<Cuda>) -> Result<Self, CudaError> {
         let stream = CudaStream::new(cuda)?;
         let ticket = DeviceVec::zeroed(&stream, 1)?;
@@ -53,22 +52,21 @@ impl Signal {
         Ok(Self { words: Pinned::new(cuda, 2)?, ticket })
     }
 
-    /// What it has come to. What was written before is seen: by the device if it stored the number, by the host if that did.
+    /// Returns the signal's value. All writes before the store of that value, by device or host, are visible.
     #[must_use]
     pub fn load(&self) -> u32 {
         self.words.load(VALUE)
     }
 
-    /// Sets it, for the device to see: after whatever the device is to read then.
+    /// Stores `value` for the device; the caller has first written the data that the device will read.
     pub fn store(&self, value: u32) {
         self.words.store(VALUE, value);
     }
 
-    /// Whether a wait was given up since this was last asked. For the end of a pass, when the stream was waited for.
+    /// Checks and clears the flag of abandoned waits, at the end of a pass after waiting for the stream.
     ///
     /// # Errors
-    ///
-    /// [`CudaError::Unanswered`] if one was: what was computed behind it is worth nothing.
+    /// [`CudaError::Unanswered`] if a wait was abandoned: all later results of the pass are invalid.
     pub fn take_fault(&self) -> Result<(), CudaError> {
         if self.words.load(FAULT) == 0 {
             return Ok(());
@@ -78,21 +76,20 @@ impl Signal {
     }
 }
 
-/// Rows of x that others are to have: spans of them, one after another. Uploaded once for all layers of a pass.
+/// Spans of rows of x to copy. Uploaded once for all layers of a pass.
 #[derive(Debug)]
 pub struct RowSpans {
     rows: DeviceVec<u32>,
     count: usize,
-    /// Behind the last row.
+    /// One past the last row of all spans.
     end: usize,
 }
 
 impl RowSpans {
-    /// No rows.
+    /// Creates an empty list of spans.
     ///
     /// # Errors
-    ///
-    /// The device is lost.
+    /// Fails if the device is lost.
     pub fn new(cuda: &Arc<Cuda>) -> Result<Self, CudaError> {
         Ok(Self { rows: DeviceVec::new(cuda, 0)?, count: 0, end: 0 })
     }
@@ -100,8 +97,7 @@ impl RowSpans {
     /// Replaces the spans, each a first row and a number of rows, in the order of `stream`.
     ///
     /// # Errors
-    ///
-    /// The device has no room.
+    /// Fails if the device has no free memory.
     pub fn upload(&mut self, stream: &CudaStream, spans: &[(usize, usize)]) -> Result<(), CudaError> {
         let rows: Vec<u32> =
             spans.iter().flat_map(|&(first, rows)| count(first)..count(first + rows)).collect();
@@ -113,23 +109,21 @@ impl RowSpans {
         stream.upload(&rows, &mut self.rows, 0)
     }
 
-    /// How many rows there are in all.
+    /// Returns the total number of rows of all spans.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.count
     }
 }
 
-/// Writes the rows of `spans`, one after another as f32, to words `at..` of `to`, and then, when all of them are there,
-/// `value` to `signal`. One launch: whoever sees the value sees the rows.
+/// Writes the rows of `spans` in sequence as f32 to words `at..` of `to`, then `value` to `signal`. One
+/// launch does both: a reader that sees the value also sees the rows.
 ///
 /// # Errors
-///
-/// The device is lost.
+/// Fails if the device is lost.
 ///
 /// # Panics
-///
-/// If the rows do not exist, or `to` has no room or is not registered.
+/// Panics if the rows do not exist, or if `to` is too small or not registered.
 pub fn copy_and_signal(
     stream: &CudaStream,
     x: &Matrix,
@@ -146,8 +140,7 @@ pub fn copy_and_signal(
 }
 
 /// # Safety
-///
-/// `to` is memory the device reaches, 4-byte aligned, with room for the rows as f32. `end` is the kernel's signal, value and
+/// The device reaches `to`, which is 4-byte aligned and holds the rows as f32. `end` is signal, value and
 /// ticket.
 unsafe fn copy(
     stream: &CudaStream,
@@ -171,28 +164,27 @@ unsafe fn copy(
         end[2],
     ];
     let shape = blocks(spans.count * width, wide);
-    // SAFETY: 1. The kernel is declared with these arguments. 2. Rows were checked; the caller vouches for `to`.
+    // SAFETY: 1. The kernel is declared with these arguments. 2. Rows were checked; the caller guarantees `to`.
     unsafe { launch(stream, by_kind!("copy_and_signal", x.kind()), shape, &arguments) }
 }
 
-/// How a stream waits.
+/// Method by which a stream waits for a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WaitMethod {
-    /// The stream's own wait for a word in memory. It has no limit: the host must see to it that the signal comes.
+    /// The stream waits for a word in memory, without a timeout: the host must ensure that the signal comes.
     StreamMemory,
-    /// A kernel that looks at the word. It gives up after `limit_us`, which [`Signal::take_fault`] reports; waits for the same
-    /// signal behind it do not begin then.
+    /// A kernel polls the word. After `limit_us` it gives up, which [`Signal::take_fault`] reports; later
+    /// waits for the same signal then return at once.
     Kernel {
-        /// Microseconds.
+        /// Timeout of the wait, in microseconds.
         limit_us: u32,
     },
 }
 
-/// Has `stream` wait, from here on, until `signal` has come to `value`.
+/// Enqueues a wait on `stream` until `signal` has reached `value`.
 ///
 /// # Errors
-///
-/// The device is lost, or has no such wait.
+/// Fails if the device is lost or does not support this kind of wait.
 pub fn await_value(
     stream: &CudaStream,
     signal: &Signal,
@@ -211,36 +203,35 @@ pub fn await_value(
         WaitMethod::Kernel { limit_us } => {
             let fault = signal.words.address_of(FAULT);
             let arguments = [Arg::Ptr(word), Arg::U32(value), Arg::Ptr(fault), Arg::U32(limit_us)];
-            // SAFETY: the kernel is declared with these arguments; both words are locked memory that the device reaches.
+            // SAFETY: the kernel is declared with these arguments; both words are locked memory that the device
+            // reaches.
             unsafe { launch(stream, "await_signal", LaunchShape::line(1, 1), &arguments) }
         }
     }
 }
 
-/// Sums, and the part of an output they belong to.
+/// Position of sums, and the part of an output that they are added to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SumsTarget {
-    /// Where they begin, `[rows, width]`.
+    /// Index of the first sum; the sums are `[rows, width]`.
     pub at: usize,
-    /// Rows.
+    /// Number of rows of sums.
     pub rows: usize,
-    /// Numbers of a row.
+    /// Number of sums per row.
     pub width: usize,
-    /// Row of the output for the first row.
+    /// Output row of the first row of sums.
     pub first_row: usize,
-    /// Column of the output for the first number of a row.
+    /// Output column of the first sum of a row.
     pub column: usize,
 }
 
-/// `out[first_row.., column..] += sums`, read from where they are: after an [`await_value`] that says they are there.
+/// Computes `out[first_row.., column..] += sums` from host memory, after an [`await_value`] for the sums.
 ///
 /// # Errors
-///
-/// The device is lost.
+/// Fails if the device is lost.
 ///
 /// # Panics
-///
-/// If the sums or their place in `out` do not exist.
+/// Panics if the sums or their target in `out` do not exist.
 pub fn add_sums(
     stream: &CudaStream,
     sums: &Pinned<f32>,
@@ -265,36 +256,34 @@ pub fn add_sums(
         Arg::U32(count(out.width())),
         Arg::U32(u32::from(wide)),
     ];
-    // SAFETY: 1. The kernel is declared with these arguments. 2. Sums and outputs were checked. 3. Sums may be written by
-    // others at any time: they are read as plain numbers. 4. What is written is borrowed exclusively.
+    // SAFETY: 1. The kernel is declared with these arguments. 2. Sums and outputs were checked. 3. Other threads may
+    // write sums at any time: any bit pattern is a valid float. 4. The output is borrowed exclusively.
     unsafe { launch(stream, by_kind!("add_sums", out.kind()), blocks(rows * width, wide), &arguments) }
 }
 
-/// As many blocks as `numbers` need, one at least.
+/// Returns a launch with enough blocks for `numbers` elements, from 1 to [`MAX_BLOCKS`].
 fn blocks(numbers: usize, wide: bool) -> LaunchShape {
     let each = THREADS as usize * if wide { 4 } else { 1 };
     LaunchShape::line(numbers.div_ceil(each).clamp(1, MAX_BLOCKS), THREADS)
 }
 
-/// What [`copy_native`] gathers rows in.
+/// Device buffer in which [`copy_native`] gathers rows.
 #[derive(Debug)]
 pub struct NativeCopy(DeviceVec<f32>);
 
 impl NativeCopy {
-    /// Room for `numbers`.
+    /// Allocates a buffer of `numbers` elements.
     ///
     /// # Errors
-    ///
-    /// The device has no room.
+    /// Fails if the device has no free memory.
     pub fn new(cuda: &Arc<Cuda>, numbers: usize) -> Result<Self, CudaError> {
         Ok(Self(DeviceVec::new(cuda, numbers)?))
     }
 
-    /// Makes room for `numbers` at least.
+    /// Grows the buffer to at least `numbers` elements.
     ///
     /// # Errors
-    ///
-    /// The device has no room.
+    /// Fails if the device has no free memory.
     pub fn reserve(&mut self, stream: &CudaStream, numbers: usize) -> Result<(), CudaError> {
         if self.0.len() < numbers {
             self.0 = DeviceVec::new(stream.cuda(), numbers.max(2 * self.0.len()))?;
@@ -303,16 +292,14 @@ impl NativeCopy {
     }
 }
 
-/// As [`copy_and_signal`], the way that needs no operator of its own: a copy, a wait for it, a signal by the host. Nothing is
-/// enqueued behind it before it is over. `to` need not be registered.
+/// Copies and signals like [`copy_and_signal`], without a custom operator: a copy, a wait for it, a signal by
+/// the host. Later work is enqueued only after the copy. `to` need not be registered.
 ///
 /// # Errors
-///
-/// The device is lost.
+/// Fails if the device is lost.
 ///
 /// # Panics
-///
-/// If the rows do not exist, or `to` or `room` is too small.
+/// Panics if the rows do not exist, or if `to` or `room` is too small.
 #[allow(clippy::too_many_arguments, reason = "those of copy_and_signal, and the room it works in")]
 pub fn copy_native(
     stream: &CudaStream,
@@ -328,10 +315,11 @@ pub fn copy_native(
     assert!(at + numbers <= to.len(), "the rows have room on the board");
     assert!(numbers <= room.0.len(), "the rows have room on the device");
     if numbers > 0 {
-        // SAFETY: the room is large enough. Without a signal the kernel reads neither value nor ticket.
+        // SAFETY: `room` is large enough. Without a signal the kernel reads neither value nor ticket.
         unsafe { copy(stream, x, spans, room.0.address(), [Arg::Ptr(0), Arg::U32(0), Arg::Ptr(0)])? };
         let bytes = numbers * size_of::<f32>();
-        // SAFETY: both ranges exist; the host's is atomics, which anybody may change, and the copy is waited for below.
+        // SAFETY: both ranges exist; the host's range is atomics, which any thread may change, and `synchronize` waits
+        // below.
         let result = unsafe {
             sys::cuMemcpyDtoHAsync_v2(to.host_address_of(at), room.0.address(), bytes, stream.raw())
         };

@@ -1,4 +1,4 @@
-//! A device, opened for this process: its context, its facts, the kernels loaded.
+//! A device opened for this process: its context, its properties, and the loaded kernels.
 
 use std::{
     cell::Cell,
@@ -23,53 +23,50 @@ use super::{
     modules::{KernelEntry, MODULES, entries, text_for},
 };
 
-/// The oldest compute capability that the kernels run on.
+/// Minimum compute capability of the kernels.
 const LEAST_CAPABILITY: (u32, u32) = (8, 0);
 
-/// Bytes of the compiler's messages that are kept.
+/// Maximum bytes of the compiler's error log.
 const LOG_BYTES: usize = 4096;
 
-/// Most threads that have the driver compile.
+/// Maximum number of threads that compile modules.
 const MAX_COMPILERS: usize = 8;
 
-/// What a device is.
+/// Properties of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// Its number.
+    /// Ordinal of the device, from 0.
     pub ordinal: u32,
-    /// Its name.
+    /// Product name of the device.
     pub name: String,
     /// Compute capability, major and minor.
     pub capability: (u32, u32),
-    /// Multiprocessors.
+    /// Number of streaming multiprocessors.
     pub multiprocessors: u32,
-    /// All of its memory.
+    /// Total memory in bytes.
     pub memory_bytes: usize,
-    /// Bytes of shared memory that a block may ask for.
+    /// Maximum bytes of shared memory per block (opt-in).
     pub shared_bytes: u32,
-    /// Bytes of its second-level cache.
+    /// Bytes of the second-level cache.
     pub l2_bytes: usize,
-    /// CUDA version that the driver speaks, major and minor.
+    /// CUDA version of the driver, major and minor.
     pub driver: (u32, u32),
 }
 
-/// A loaded kernel.
 pub(super) struct Function {
     pub(super) raw: CUfunction,
-    /// Bytes of each of its parameters.
     pub(super) parameters: Vec<u32>,
-    /// Whether it may begin before what is in front of it in its stream has ended: it waits itself.
+    /// Whether the kernel may start before earlier work of its stream has ended, because it waits itself.
     pub(super) begins_early: bool,
-    /// Bytes of dynamic shared memory that it was allowed so far.
+    /// Bytes of dynamic shared memory that were allowed so far.
     pub(super) allowed_shared: AtomicU32,
 }
 
 // SAFETY: a function's handle is a constant of its context, which any thread may use.
 unsafe impl Send for Function {}
-// SAFETY: as above.
+// SAFETY: a function's handle is a constant of its context; the one mutable field is atomic.
 unsafe impl Sync for Function {}
 
-/// A loaded module and its kernels.
 struct CudaModule {
     raw: CUmodule,
     functions: Vec<(&'static str, Function)>,
@@ -82,21 +79,21 @@ unsafe impl Send for CudaModule {}
 pub struct Cuda {
     device: CUdevice,
     context: CUcontext,
-    /// Which opening of a device this is. A context's address may come again, this does not.
+    /// Number of this opening. Unlike a context's address, the number is never reused.
     opening: u64,
     info: DeviceInfo,
     functions: HashMap<&'static str, Function>,
     modules: Vec<CUmodule>,
-    /// How often memory was given back: records of launches are worth nothing from then on.
+    /// Number of frees so far; each free invalidates recorded launches.
     frees: AtomicU64,
-    /// Held while a record is made, and while somebody waits for the whole device: such a wait spoils all records that are
-    /// being made, other threads' too.
+    /// Held while a CUDA graph is recorded and while a thread waits for the whole device: such a wait
+    /// invalidates all recordings, those of other threads too.
     recording: Mutex<()>,
 }
 
-// SAFETY: the driver's objects may be used from any thread whose current context is ours, which `bind` sees to.
+// SAFETY: any thread may use the driver's objects while this context is current, which `bind` ensures.
 unsafe impl Send for Cuda {}
-// SAFETY: as above.
+// SAFETY: any thread may use the objects while this context is current; mutable fields are atomic or locked.
 unsafe impl Sync for Cuda {}
 
 impl fmt::Debug for Cuda {
@@ -105,24 +102,21 @@ impl fmt::Debug for Cuda {
     }
 }
 
-/// How often a device was opened.
 static OPENINGS: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    /// The opening whose context is current in this thread, as far as we made it so; 0: none.
+    /// Opening whose context `bind` last made current in this thread; 0 for none.
     static CURRENT: Cell<u64> = const { Cell::new(0) };
 
-    /// Whether this thread makes a record.
     static IS_RECORDING: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Cuda {
-    /// Opens device `ordinal` and has the driver compile the kernels for it, which takes seconds the first time: the
-    /// driver keeps what it compiled.
+    /// Opens device `ordinal` and compiles the kernels. The first time takes seconds; then the driver caches
+    /// them.
     ///
     /// # Errors
-    ///
-    /// There is no driver or no such device, it is too old, or the driver is.
+    /// Fails if there is no driver or no such device, or if the device or the driver is too old.
     pub fn open(ordinal: u32) -> Result<Arc<Self>, CudaError> {
         // SAFETY: looking for the library runs only its initialisers.
         if !unsafe { sys::is_culib_present() } {
@@ -158,36 +152,33 @@ impl Cuda {
         Ok(Arc::new(cuda))
     }
 
-    /// What the device is.
+    /// Returns the properties of the device.
     #[must_use]
     pub fn info(&self) -> &DeviceInfo {
         &self.info
     }
 
-    /// Bytes that are free on the device now.
+    /// Returns the bytes that are now free on the device.
     ///
     /// # Errors
-    ///
-    /// The device is lost.
+    /// Fails if the device is lost.
     pub fn free_bytes(&self) -> Result<usize, CudaError> {
         self.bind()?;
         let (mut free, mut total) = (0, 0);
-        // SAFETY: both are written by the call.
+        // SAFETY: the call writes both values.
         check("say how much memory is free", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
         Ok(free)
     }
 
-    /// How often memory was given back.
     pub(super) fn frees(&self) -> u64 {
         self.frees.load(Ordering::Acquire)
     }
 
-    /// Memory is given back.
     pub(super) fn note_free(&self) {
         self.frees.fetch_add(1, Ordering::Release);
     }
 
-    /// Calls `record`, during which nobody waits for the whole device.
+    /// Calls `record` while no thread waits for the whole device.
     pub(super) fn recording<R>(&self, record: impl FnOnce() -> R) -> R {
         let _alone = self.lock();
         IS_RECORDING.set(true);
@@ -196,11 +187,11 @@ impl Cuda {
         recorded.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// Waits until the device has done all that it was given.
+    /// Waits until the device has finished all enqueued work.
     pub(super) fn synchronize(&self) {
-        // Who drops memory while it makes a record spoils that record, which says so.
+        // A thread that frees memory while it records invalidates its own recording, which then reports an error.
         let _alone = (!IS_RECORDING.get()).then(|| self.lock());
-        // SAFETY: the caller has bound the context. What fails here cannot be helped.
+        // SAFETY: the caller has bound the context. An error here cannot be handled.
         let _ = unsafe { sys::cuCtxSynchronize() };
     }
 
@@ -208,11 +199,11 @@ impl Cuda {
         self.recording.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes this device's context the current one of this thread; every call into the driver needs that.
+    /// Makes this device's context current in this thread; every driver call requires that.
     pub(super) fn bind(&self) -> Result<(), CudaError> {
         CURRENT.with(|current| {
             if current.get() != self.opening {
-                // SAFETY: the context is retained for as long as `self` lives.
+                // SAFETY: the context is retained while `self` lives.
                 check("be used by this thread", unsafe { sys::cuCtxSetCurrent(self.context) })?;
                 current.set(self.opening);
             }
@@ -220,20 +211,19 @@ impl Cuda {
         })
     }
 
-    /// The kernel of this name.
+    /// Returns the kernel `name`.
     ///
     /// # Panics
-    ///
-    /// If there is none: launchers name what their own source defines.
+    /// Panics if there is no such kernel: launchers name only kernels of their own source.
     pub(super) fn function(&self, name: &str) -> &Function {
         self.functions.get(name).unwrap_or_else(|| panic!("no kernel is called {name}"))
     }
 
-    /// Has the driver compile and load all modules, in several threads: the first time takes seconds of each. In the
-    /// order of [`MODULES`].
+    /// Compiles and loads all modules in several threads, because each takes seconds the first time. The
+    /// result is in the order of [`MODULES`].
     fn load_all(&self) -> Vec<Result<CudaModule, CudaError>> {
         let mut order: Vec<usize> = (0..MODULES.len()).collect();
-        // The longest first: what is begun last should be done soon.
+        // The longest come first, so that the last modules to start are short.
         order.sort_by_key(|&index| std::cmp::Reverse(MODULES[index].1.len()));
         let (next, loaded) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(MODULES.len())));
         let compile = || {
@@ -246,7 +236,7 @@ impl Cuda {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         thread::scope(|scope| {
             for _ in 1..cores.min(MAX_COMPILERS) {
-                // Without another thread, this one does it all.
+                // If no thread can be started, this thread compiles all modules.
                 let _ = thread::Builder::new().name("cuda-compiler".to_owned()).spawn_scoped(scope, compile);
             }
             compile();
@@ -257,18 +247,17 @@ impl Cuda {
     }
 }
 
-/// Loads a module into this thread's context.
 fn load(name: &'static str, ptx: &'static str, capability: (u32, u32)) -> Result<CudaModule, CudaError> {
     let mut image = text_for(ptx, capability).into_bytes();
-    // The driver wants the text to end in a zero.
+    // The driver expects a zero-terminated text.
     image.push(0);
     let mut log = [0u8; LOG_BYTES];
     let mut options =
         [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
     let mut values = [log.as_mut_ptr().cast::<c_void>(), ptr::without_provenance_mut(LOG_BYTES)];
     let mut raw = ptr::null_mut();
-    // SAFETY: 1. The image is text that ends in a zero. 2. There are two options with a value each, of the types the
-    // driver documents: a buffer, and its size in the pointer itself. 3. All of it outlives the call.
+    // SAFETY: 1. The image is text that ends in a zero. 2. There are two options with a value each, of the types that
+    // the driver documents: a buffer, and its size in the pointer itself. 3. All of it outlives the call.
     let result = unsafe {
         sys::cuModuleLoadDataEx(&mut raw, image.as_ptr().cast(), 2, options.as_mut_ptr(), values.as_mut_ptr())
     };
@@ -284,7 +273,7 @@ fn load(name: &'static str, ptx: &'static str, capability: (u32, u32)) -> Result
     };
     let functions = entries(ptx, capability).map(kernel).collect::<Result<_, CudaError>>();
     functions.map(|functions| CudaModule { raw, functions }).inspect_err(|_| {
-        // SAFETY: it was loaded here, and nothing of it is used.
+        // SAFETY: the module was loaded above, and none of its functions is used.
         let _ = unsafe { sys::cuModuleUnload(raw) };
     })
 }
@@ -293,11 +282,11 @@ impl Drop for Cuda {
     fn drop(&mut self) {
         if self.bind().is_ok() {
             for module in self.modules.drain(..) {
-                // SAFETY: it was loaded here, and whoever launches from it holds `self`.
+                // SAFETY: the module was loaded by `open`, and every user of its kernels holds `self`.
                 let _ = unsafe { sys::cuModuleUnload(module) };
             }
         }
-        // SAFETY: retained in `open`. What fails here cannot be helped.
+        // SAFETY: `open` has retained the context. An error here cannot be handled.
         let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
     }
 }
@@ -310,9 +299,9 @@ fn find(module: CUmodule, name: &'static str, entry: &str) -> Result<CUfunction,
     let mut result =
         unsafe { sys::cuModuleGetFunction(&mut function, module, text.as_ptr().cast::<c_char>()) };
     if result == CUresult::CUDA_SUCCESS {
-        // By itself the driver may bring a kernel to the device at its first launch, and wait for the whole device then:
-        // for streams that wait for the host, too, and in the middle of a record.
-        // SAFETY: the function was just found. Drivers that take these modules have the call, which came with CUDA 12.4.
+        // SAFETY: the function was just found. Drivers that accept these modules have the call, which came with CUDA
+        // 12.4. Without the call, the driver may load a kernel lazily at its first launch and then wait for the whole
+        // device. That wait would include streams that wait for the host, and would invalidate a recording.
         result = unsafe { sys::cuFuncLoad(function) };
     }
     if result == CUresult::CUDA_SUCCESS {
@@ -322,7 +311,7 @@ fn find(module: CUmodule, name: &'static str, entry: &str) -> Result<CUfunction,
 }
 
 fn start_driver() -> Result<(), CudaError> {
-    // SAFETY: the library is there; its initialisation may be called any number of times.
+    // SAFETY: the library is loaded; `cuInit` may be called any number of times.
     match unsafe { sys::cuInit(0) } {
         CUresult::CUDA_SUCCESS => Ok(()),
         CUresult::CUDA_ERROR_NO_DEVICE => Err(CudaError::NoDevice { ordinal: 0, found: 0 }),
@@ -332,7 +321,7 @@ fn start_driver() -> Result<(), CudaError> {
 
 fn device(ordinal: u32) -> Result<CUdevice, CudaError> {
     let mut found: c_int = 0;
-    // SAFETY: the count is written by the call.
+    // SAFETY: the call writes the count.
     check("count devices", unsafe { sys::cuDeviceGetCount(&mut found) })?;
     let found = u32::try_from(found).unwrap_or(0);
     let number = c_int::try_from(ordinal).ok().filter(|_| ordinal < found);
@@ -347,20 +336,20 @@ fn info(device: CUdevice, ordinal: u32) -> Result<DeviceInfo, CudaError> {
     use CUdevice_attribute as A;
     let attribute = |which| {
         let mut value: c_int = 0;
-        // SAFETY: the device exists; the value is written by the call.
+        // SAFETY: the device exists; the call writes the value.
         check("describe itself", unsafe { sys::cuDeviceGetAttribute(&mut value, which, device) })?;
         Ok(u32::try_from(value).unwrap_or(0))
     };
     let mut name = [0 as c_char; 128];
-    // SAFETY: the driver writes at most so many bytes, the last of them a zero.
+    // SAFETY: the driver writes at most `name.len()` bytes, the last of them a zero.
     check("name itself", unsafe { sys::cuDeviceGetName(name.as_mut_ptr(), name.len() as c_int, device) })?;
-    // SAFETY: the driver has written a string.
+    // SAFETY: the driver has written a zero-terminated string.
     let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
     let mut memory_bytes = 0;
-    // SAFETY: the device exists; the size is written by the call.
+    // SAFETY: the device exists; the call writes the size.
     check("measure its memory", unsafe { sys::cuDeviceTotalMem_v2(&mut memory_bytes, device) })?;
     let mut version: c_int = 0;
-    // SAFETY: the version is written by the call.
+    // SAFETY: the call writes the version.
     check("say its driver's version", unsafe { sys::cuDriverGetVersion(&mut version) })?;
     let version = u32::try_from(version).unwrap_or(0);
     Ok(DeviceInfo {

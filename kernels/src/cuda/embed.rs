@@ -1,4 +1,4 @@
-//! The embeddings of tokens. See `embed.cu`.
+//! Token embeddings; the kernel is in `embed.cu`.
 
 use super::{
     CudaError, CudaStream, DeviceVec, Matrix, Weight,
@@ -6,18 +6,16 @@ use super::{
 };
 use crate::{TensorType, lora::ElementKind};
 
-/// Threads of a block: `THREADS` of `embed.cu`.
+/// Threads per block: `THREADS` of `embed.cu`.
 const THREADS: u32 = 128;
 
-/// `out[r] = table[tokens[r]]`, in 32 bits. A token that the table does not have gets a row of NaN.
+/// Computes `out[r] = table[tokens[r]]` in 32 bits. A token outside the table yields a row of NaN.
 ///
 /// # Errors
-///
-/// The device is lost.
+/// Fails if the device is lost.
 ///
 /// # Panics
-///
-/// If the shapes do not fit together.
+/// Panics if the shapes do not match.
 pub fn embed(
     stream: &CudaStream,
     table: &Weight,
@@ -34,12 +32,11 @@ pub fn embed(
         Arg::Ptr(tokens.address()),
         Arg::Ptr(out.address()),
     ];
-    // SAFETY: 1. The kernel is declared with these arguments, and reads the table's form. 2. A block writes a row of `out`;
-    // tokens beyond the table are not looked up. 3. What it writes is borrowed exclusively.
+    // SAFETY: 1. The kernel is declared with these arguments, and reads the table's type. 2. A block writes a row of
+    // `out`; tokens outside the table are not looked up. 3. The output is borrowed exclusively.
     unsafe { launch(stream, kernel(table.kind()), LaunchShape::line(out.rows(), THREADS), &arguments) }
 }
 
-/// The kernel that reads a table of this type.
 fn kernel(table: TensorType) -> &'static str {
     match table {
         TensorType::F32 => "embed_f32",

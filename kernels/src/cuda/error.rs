@@ -1,132 +1,132 @@
-//! What can go wrong with a GPU, in words that say what to do.
+//! Errors of a GPU, with messages that say what to do.
 
 use std::ffi::CStr;
 
 use cudarc::driver::sys::{self, CUresult};
 
-/// Why a GPU cannot be used, or failed.
+/// Reason why a GPU cannot be used, or failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CudaError {
-    /// The machine has no driver.
+    /// The machine has no NVIDIA driver.
     #[error(
         "this machine has no NVIDIA driver (libcuda.so.1 is not to be found); install one, or use --device cpu"
     )]
     NoDriver,
-    /// The driver does not work.
+    /// The driver is installed but cannot be used.
     #[error("the NVIDIA driver cannot be used: {reason}; see whether nvidia-smi works, or use --device cpu")]
     Driver {
-        /// What it says.
+        /// Description from the driver.
         reason: String,
     },
-    /// There is no such device.
+    /// No device has the requested ordinal.
     #[error(
         "there is no cuda:{ordinal}: the driver shows {found} GPUs; name one of them, or use --device cpu"
     )]
     NoDevice {
-        /// The one asked for.
+        /// Ordinal that was requested.
         ordinal: u32,
-        /// How many there are.
+        /// Number of devices that the driver reports.
         found: u32,
     },
-    /// The device lacks what the kernels are made of.
+    /// The device's compute capability is below 8.0.
     #[error(
         "cuda:{ordinal} ({name}) has compute capability {major}.{minor}, but 8.0 or newer is needed; use --device cpu"
     )]
     TooOld {
-        /// Its number.
+        /// Ordinal of the device.
         ordinal: u32,
-        /// Its name.
+        /// Product name of the device.
         name: String,
-        /// Compute capability.
+        /// Major number of the compute capability.
         major: u32,
-        /// Compute capability.
+        /// Minor number of the compute capability.
         minor: u32,
     },
-    /// Somebody else has it for himself.
+    /// The device is in exclusive or prohibited compute mode.
     #[error(
         "cuda:{ordinal} takes no further program: its compute mode gives it to one at a time, or forbids them (nvidia-smi -q -d COMPUTE shows it); end what uses it, or use --device cpu"
     )]
     Taken {
-        /// Its number.
+        /// Ordinal of the device.
         ordinal: u32,
     },
-    /// The driver does not take the compiled kernels.
+    /// The driver rejects the compiled kernels.
     #[error(
         "the driver does not take the kernels of `{module}`: {reason}; driver 570 or newer is needed, or use --device cpu"
     )]
     Module {
-        /// Name of the source they are compiled from, without its ending.
+        /// Name of the kernel source, without its extension.
         module: &'static str,
-        /// What it says.
+        /// Description from the driver's compiler.
         reason: String,
     },
-    /// The device has no room.
+    /// An allocation exceeds the free memory of the device.
     #[error(
         "the GPU has no {bytes} bytes free ({free_bytes} are); lower --kv-bytes or --device-adapter-bytes, or end what else uses the GPU"
     )]
     OutOfMemory {
-        /// What was asked for.
+        /// Bytes that were requested.
         bytes: usize,
-        /// What there is.
+        /// Bytes free on the device.
         free_bytes: usize,
     },
-    /// The host has no memory that may be locked.
+    /// The host cannot lock enough memory.
     #[error(
         "the host has no {bytes} bytes that may be locked for the GPU; free memory of the host, or raise the limit on locked memory"
     )]
     NoLockedMemory {
-        /// What was asked for.
+        /// Bytes that were requested.
         bytes: usize,
     },
-    /// A call found no memory, on the device or in the driver.
+    /// A driver call found no memory, on the device or in the driver.
     #[error(
         "the GPU has no memory left to {what}; lower --kv-bytes or --device-adapter-bytes, or end what else uses the GPU"
     )]
     NoMemoryTo {
-        /// What was attempted.
+        /// Operation that was attempted.
         what: &'static str,
     },
-    /// The device is gone for this process: nothing on it works any more.
+    /// The device is lost for this process: every later call fails.
     #[error("the GPU failed while it was to {what}: {reason}; the process must start anew")]
     Lost {
-        /// What was attempted.
+        /// Operation that was attempted.
         what: &'static str,
-        /// What the driver says.
+        /// Description from the driver.
         reason: String,
     },
-    /// One call failed.
+    /// One driver call failed; the device still works.
     #[error("the GPU refused to {what}: {reason}")]
     Refused {
-        /// What was attempted.
+        /// Operation that was attempted.
         what: &'static str,
-        /// What the driver says.
+        /// Description from the driver.
         reason: String,
     },
-    /// Nobody answered what the stream waited for.
+    /// CPU workers did not signal before the stream's wait timed out.
     #[error("CPU workers did not answer the GPU in time; the requests that needed them fail")]
     Unanswered,
 }
 
 impl CudaError {
-    /// True if nothing on the device works any more in this process.
+    /// True if the device is lost for this process.
     #[must_use]
     pub fn is_device_lost(&self) -> bool {
         matches!(self, Self::Lost { .. })
     }
 
-    /// True if memory was lacking: less may still work, and the same once memory is there again.
+    /// True if memory was short: smaller requests may still succeed, and this one may succeed later.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::OutOfMemory { .. } | Self::NoLockedMemory { .. } | Self::NoMemoryTo { .. })
     }
 }
 
-/// `Ok` for success, else what was attempted with what the driver says.
+/// Returns `Ok` for success, else an error with the attempted operation and the driver's description.
 pub(crate) fn check(what: &'static str, result: CUresult) -> Result<(), CudaError> {
     match result {
         CUresult::CUDA_SUCCESS => Ok(()),
         CUresult::CUDA_ERROR_OUT_OF_MEMORY => Err(CudaError::NoMemoryTo { what }),
-        // After these every call fails: the context is broken (CUDA driver API, "sticky" errors).
+        // After these errors every call fails: the context is broken (CUDA driver API, "sticky" errors).
         CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
         | CUresult::CUDA_ERROR_LAUNCH_FAILED
         | CUresult::CUDA_ERROR_LAUNCH_TIMEOUT
@@ -146,15 +146,15 @@ pub(crate) fn check(what: &'static str, result: CUresult) -> Result<(), CudaErro
     }
 }
 
-/// The driver's own words.
+/// Returns the driver's description of a result.
 pub(crate) fn reason(result: CUresult) -> String {
     let mut text = std::ptr::null();
-    // SAFETY: the driver is loaded, or there would be no result; it writes a pointer to a string that lives for ever.
+    // SAFETY: a result exists, so the driver is loaded; it writes a pointer to a static string.
     let known = unsafe { sys::cuGetErrorString(result, &mut text) } == CUresult::CUDA_SUCCESS;
     if !known || text.is_null() {
         return format!("error {}", result as u32);
     }
-    // SAFETY: the driver said that it is one of its strings.
+    // SAFETY: the driver reported success, so the pointer is one of its strings.
     let text = unsafe { CStr::from_ptr(text) };
     format!("{} (error {})", text.to_string_lossy(), result as u32)
 }

@@ -1,4 +1,4 @@
-//! Marks in a stream.
+//! Events in a stream.
 
 use std::{fmt, ptr, sync::Arc};
 
@@ -6,7 +6,7 @@ use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUresult};
 
 use super::{Cuda, CudaError, error::check, stream::CudaStream};
 
-/// A mark in a stream: reached when everything before it is done.
+/// An event in a stream, reached when all earlier work of the stream is done.
 pub struct CudaEvent {
     cuda: Arc<Cuda>,
     raw: CUevent,
@@ -14,7 +14,7 @@ pub struct CudaEvent {
 
 // SAFETY: the driver takes calls for events from any thread.
 unsafe impl Send for CudaEvent {}
-// SAFETY: as above.
+// SAFETY: the driver takes calls for events from any thread.
 unsafe impl Sync for CudaEvent {}
 
 impl fmt::Debug for CudaEvent {
@@ -24,20 +24,18 @@ impl fmt::Debug for CudaEvent {
 }
 
 impl CudaEvent {
-    /// A mark that nothing has set yet.
+    /// Creates an event that is not recorded yet.
     ///
     /// # Errors
-    ///
-    /// The device is lost.
+    /// Fails if the device is lost.
     pub fn new(cuda: &Arc<Cuda>) -> Result<Self, CudaError> {
         Self::with(cuda, CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
 
-    /// A mark that knows when it was reached, for measurements.
+    /// Creates an event that stores its time, for measurements.
     ///
     /// # Errors
-    ///
-    /// The device is lost.
+    /// Fails if the device is lost.
     pub fn timed(cuda: &Arc<Cuda>) -> Result<Self, CudaError> {
         Self::with(cuda, CUevent_flags::CU_EVENT_DEFAULT)
     }
@@ -45,7 +43,7 @@ impl CudaEvent {
     fn with(cuda: &Arc<Cuda>, flags: CUevent_flags) -> Result<Self, CudaError> {
         cuda.bind()?;
         let mut raw = ptr::null_mut();
-        // SAFETY: the event is written by the call and destroyed when this is dropped.
+        // SAFETY: the call writes the event, which is destroyed when this is dropped.
         check("make an event", unsafe { sys::cuEventCreate(&mut raw, flags as u32) })?;
         Ok(Self { cuda: Arc::clone(cuda), raw })
     }
@@ -54,51 +52,47 @@ impl CudaEvent {
         self.raw
     }
 
-    /// Sets the mark behind all that is enqueued on `stream` now.
+    /// Records the event after all work that is enqueued on `stream` now.
     ///
     /// # Errors
-    ///
-    /// The device is lost.
+    /// Fails if the device is lost.
     pub fn record(&self, stream: &CudaStream) -> Result<(), CudaError> {
         self.cuda.bind()?;
-        // SAFETY: both are alive and of one device.
+        // SAFETY: event and stream are alive and of one device.
         check("mark a place", unsafe { sys::cuEventRecord(self.raw, stream.raw()) })
     }
 
-    /// Whether the mark was reached; true if it was never set.
+    /// True if the event was reached or was never recorded.
     ///
     /// # Errors
-    ///
-    /// The device is lost.
+    /// Fails if the device is lost.
     pub fn is_reached(&self) -> Result<bool, CudaError> {
         self.cuda.bind()?;
-        // SAFETY: the event is ours.
+        // SAFETY: this object owns the event.
         match unsafe { sys::cuEventQuery(self.raw) } {
             CUresult::CUDA_ERROR_NOT_READY => Ok(false),
             result => check("say how far it is", result).map(|()| true),
         }
     }
 
-    /// Waits until the mark is reached.
+    /// Waits until the event is reached.
     ///
     /// # Errors
-    ///
-    /// The device is lost.
+    /// Fails if the device is lost.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.cuda.bind()?;
-        // SAFETY: the event is ours.
+        // SAFETY: this object owns the event.
         check("reach a mark", unsafe { sys::cuEventSynchronize(self.raw) })
     }
 
-    /// Milliseconds from `earlier` to this mark; both are timed and have been reached.
+    /// Returns the milliseconds from `earlier` to this event; both must be timed and reached.
     ///
     /// # Errors
-    ///
-    /// One of them is not timed or was not reached.
+    /// Fails if one of the events is not timed or was not reached.
     pub fn ms_since(&self, earlier: &Self) -> Result<f32, CudaError> {
         self.cuda.bind()?;
         let mut ms = 0.0;
-        // SAFETY: the time is written by the call.
+        // SAFETY: the call writes the time.
         check("measure time", unsafe { sys::cuEventElapsedTime_v2(&mut ms, earlier.raw, self.raw) })?;
         Ok(ms)
     }
@@ -107,7 +101,7 @@ impl CudaEvent {
 impl Drop for CudaEvent {
     fn drop(&mut self) {
         if self.cuda.bind().is_ok() {
-            // SAFETY: the event is ours and not used again; the driver keeps what is under way.
+            // SAFETY: this object owns the event and does not use it again; the driver keeps it alive for pending work.
             let _ = unsafe { sys::cuEventDestroy_v2(self.raw) };
         }
     }

@@ -1,4 +1,4 @@
-//! The gate of a feed-forward block. See `gate.cu`.
+//! The gate of a feed-forward block; the kernel is in `gate.cu`.
 
 use super::{
     CudaError, CudaStream, Matrix,
@@ -7,18 +7,16 @@ use super::{
 };
 use crate::elementwise::Gate;
 
-/// Threads of a block: `THREADS` of `gate.cu`.
+/// Threads per block: `THREADS` of `gate.cu`.
 const THREADS: u32 = 256;
 
-/// `out = gate * sigmoid(z(gate)) * up` for rows `[gate | up]` of twice `out`'s width.
+/// Computes `out = gate * sigmoid(z(gate)) * up` for rows `[gate | up]` of twice `out`'s width.
 ///
 /// # Errors
-///
-/// The device is lost.
+/// Fails if the device is lost.
 ///
 /// # Panics
-///
-/// If the shapes or kinds do not fit together.
+/// Panics if the shapes or element kinds do not match.
 pub fn gate_mul(
     stream: &CudaStream,
     gate: Gate,
@@ -43,7 +41,7 @@ pub fn gate_mul(
         Arg::U64((rows * width) as u64),
     ];
     let shape = LaunchShape::line((rows * width).div_ceil(each * THREADS as usize), THREADS);
-    // SAFETY: 1. The kernel is declared with these arguments. 2. Sizes were checked; it computes the first `rows * width`
-    // numbers of `out`. 3. What it writes is borrowed exclusively.
+    // SAFETY: 1. The kernel is declared with these arguments. 2. Sizes were checked; it computes the first `rows *
+    // width` elements of `out`. 3. The output is borrowed exclusively.
     unsafe { launch(stream, kernel, shape, &arguments) }
 }

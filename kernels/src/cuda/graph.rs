@@ -1,4 +1,4 @@
-//! A recorded sequence of launches that is started as a whole: no launch costs the host anything then.
+//! CUDA graphs: recorded sequences of launches, replayed at once to save the host the cost of each launch.
 
 use std::{
     fmt,
@@ -11,25 +11,24 @@ use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUstreamCaptureMode};
 
 use super::{Cuda, CudaError, error::check, stream::CudaStream};
 
-/// A recorded sequence. It reads and writes the memory it was recorded with, so it is worth nothing once any of the
-/// device's memory was given back.
+/// A recorded sequence of launches. Any later free of device memory makes its recorded addresses stale.
 pub struct Graph {
     cuda: Arc<Cuda>,
     exec: CUgraphExec,
-    /// How often memory had been given back when it was recorded.
+    /// Number of frees when the graph was recorded.
     frees: u64,
 }
 
-/// What became of starting a record.
+/// Outcome of a replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Replay {
-    /// It is enqueued.
+    /// The replay is enqueued on the stream.
     Enqueued,
-    /// Memory was given back since it was recorded: record it anew.
+    /// Memory was freed since the recording: the caller must record again.
     Stale,
 }
 
-// SAFETY: a graph is launched from one thread at a time, which `&mut self` sees to.
+// SAFETY: a graph is launched from one thread at a time, which `&mut self` ensures.
 unsafe impl Send for Graph {}
 
 impl fmt::Debug for Graph {
@@ -39,11 +38,11 @@ impl fmt::Debug for Graph {
 }
 
 impl Graph {
-    /// Records what `enqueue` enqueues on `stream`, without running it. It must neither wait nor take memory.
+    /// Records the work of `enqueue` on `stream` without running it. `enqueue` must neither wait nor
+    /// allocate.
     ///
     /// # Errors
-    ///
-    /// `enqueue` fails, or did something that cannot be recorded.
+    /// Fails if `enqueue` fails or does something that cannot be recorded.
     pub fn capture(
         stream: &CudaStream,
         enqueue: impl FnOnce() -> Result<(), CudaError>,
@@ -58,42 +57,40 @@ impl Graph {
     ) -> Result<Self, CudaError> {
         let cuda = stream.cuda();
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream is alive; the capture ends below whatever happens between.
+        // SAFETY: the stream is alive; the capture ends below even after a panic.
         check("record", unsafe { sys::cuStreamBeginCapture_v2(stream.raw(), mode) })?;
-        // A panic must not leave the stream recording: from then on it would run nothing.
+        // A panic must not leave the stream in capture mode, in which it would run nothing.
         let enqueued = catch_unwind(AssertUnwindSafe(enqueue));
         let mut graph = ptr::null_mut();
-        // SAFETY: the stream is capturing; the graph is written by the call.
+        // SAFETY: the stream is capturing; the call writes the graph.
         let ended = check("end a record", unsafe { sys::cuStreamEndCapture(stream.raw(), &mut graph) });
         let made = enqueued.map(|enqueued| enqueued.and(ended).and_then(|()| instantiate(graph)));
         if !graph.is_null() {
-            // SAFETY: what was made of it stands for itself.
+            // SAFETY: the executable graph is independent of `graph`, which is not used again.
             let _ = unsafe { sys::cuGraphDestroy(graph) };
         }
         let exec = made.unwrap_or_else(|panic| resume_unwind(panic))?;
         Ok(Self { cuda: Arc::clone(cuda), exec, frees: cuda.frees() })
     }
 
-    /// Enqueues the whole sequence on `stream`, on which it was recorded: it sees what was enqueued there before.
+    /// Enqueues the whole sequence on `stream`, the stream of the recording, after all earlier work.
     ///
     /// # Errors
-    ///
-    /// The device is lost.
+    /// Fails if the device is lost.
     pub fn launch(&mut self, stream: &CudaStream) -> Result<Replay, CudaError> {
         if self.cuda.frees() != self.frees {
             return Ok(Replay::Stale);
         }
         self.cuda.bind()?;
-        // SAFETY: the record is complete, and all memory there was when it was made is still there.
+        // SAFETY: the recording is complete, and no memory was freed since.
         check("replay a record", unsafe { sys::cuGraphLaunch(self.exec, stream.raw()) })?;
         Ok(Replay::Enqueued)
     }
 }
 
-/// Prepares a recorded sequence for being started.
 fn instantiate(graph: CUgraph) -> Result<CUgraphExec, CudaError> {
     let mut exec = ptr::null_mut();
-    // SAFETY: the graph was just recorded; what is made of it is written by the call.
+    // SAFETY: the graph was just recorded; the call writes the executable graph.
     check("prepare a record", unsafe { sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0) })?;
     Ok(exec)
 }
@@ -101,7 +98,7 @@ fn instantiate(graph: CUgraph) -> Result<CUgraphExec, CudaError> {
 impl Drop for Graph {
     fn drop(&mut self) {
         if self.cuda.bind().is_ok() {
-            // SAFETY: ours, and not used again; what is under way is finished by the driver.
+            // SAFETY: this object owns the graph and does not use it again; the driver finishes pending work.
             let _ = unsafe { sys::cuGraphExecDestroy(self.exec) };
         }
     }

@@ -1,4 +1,4 @@
-//! The laboratory: forms that papers compare with. Selectable, measured and tested, and apart from the path that serves.
+//! Laboratory: variants that papers compare with. Selectable and tested, but not part of the serving path.
 //!
 //! # Layout
 //!

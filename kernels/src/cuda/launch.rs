@@ -1,4 +1,4 @@
-//! The one place that launches kernels.
+//! The only module that launches kernels.
 
 use std::{ffi::c_void, sync::atomic::Ordering};
 
@@ -13,27 +13,25 @@ use super::{
     stream::CudaStream,
 };
 
-/// Bytes of dynamic shared memory that a kernel may have without being allowed more.
+/// Bytes of dynamic shared memory that every kernel may use without an explicit attribute.
 const SHARED_BYTES: u32 = 48 << 10;
 
-/// Most arguments of a kernel.
 const MAX_ARGUMENTS: usize = 40;
 
-/// An argument of a kernel.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Arg {
-    /// A pointer to memory that the device reaches; 0 where there is none.
+    /// A pointer to memory that the device reaches; 0 for none.
     Ptr(u64),
-    /// `unsigned`.
+    /// An `unsigned` of 32 bits.
     U32(u32),
-    /// `unsigned long long`, `size_t`.
+    /// `unsigned long long` or `size_t`.
     U64(u64),
-    /// `float`.
+    /// A `float` of 32 bits.
     F32(f32),
 }
 
 impl Arg {
-    /// Bytes that the driver copies of it.
+    /// Returns the number of bytes that the driver copies.
     fn bytes(self) -> u32 {
         match self {
             Self::Ptr(_) | Self::U64(_) => 8,
@@ -41,7 +39,7 @@ impl Arg {
         }
     }
 
-    /// Where the value itself lies, which is all the driver wants to know.
+    /// Returns the address of the value itself, which the driver expects.
     fn address(&mut self) -> *mut c_void {
         match self {
             Self::Ptr(value) | Self::U64(value) => std::ptr::from_mut(value).cast(),
@@ -51,63 +49,58 @@ impl Arg {
     }
 }
 
-/// How many blocks of how many threads, and what each block shares.
+/// Grid, threads per block, and shared memory of a launch.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LaunchShape {
-    /// Blocks; y and z at most 65,535.
+    /// Number of blocks; y and z at most 65,535.
     pub(super) grid: [u32; 3],
-    /// Threads of a block, at most 1,024.
+    /// Threads per block, at most 1,024.
     pub(super) threads: u32,
-    /// Bytes of dynamic shared memory of a block.
     pub(super) shared_bytes: u32,
-    /// Whether it begins only when what is in front of it has ended, whatever the kernel may.
+    /// Whether the launch starts only after all earlier work, even if the kernel may begin early.
     pub(super) in_order: bool,
 }
 
 impl LaunchShape {
-    /// `blocks` blocks of `threads` threads in a row.
     pub(super) fn line(blocks: usize, threads: u32) -> Self {
         Self { grid: [count(blocks), 1, 1], threads, shared_bytes: 0, in_order: false }
     }
 
-    /// A grid of two dimensions.
     pub(super) fn plane(x: usize, y: usize, threads: u32) -> Self {
         Self { grid: [count(x), count(y), 1], threads, shared_bytes: 0, in_order: false }
     }
 
-    /// For a kernel that is given what the one in front of it makes where it reads before it waits.
+    /// Disables the early start, for launches that read output of the previous kernel before their own wait.
     pub(super) fn in_order(self) -> Self {
         Self { in_order: true, ..self }
     }
 
-    /// With so much dynamic shared memory for each block.
     pub(super) fn sharing(self, bytes: usize) -> Self {
         Self { shared_bytes: count(bytes), ..self }
     }
 }
 
-/// A size as kernels take it.
+/// Converts a size to a kernel argument.
 ///
 /// # Panics
-///
-/// If it does not fit 32 bits: shapes are bounded far below.
+/// Panics if the size exceeds 32 bits; shapes are bounded far below.
 pub(super) fn count(of: usize) -> u32 {
     u32::try_from(of).expect("shapes fit 32 bits")
 }
 
-/// Enqueues kernel `name` on `stream`. A grid without blocks is no launch. A kernel that waits itself for what is in front of it
-/// (`await_front` in `common.cuh`) begins before that has ended, unless its shape is [`in_order`](LaunchShape::in_order).
+/// Enqueues kernel `name` on `stream`; a grid without blocks launches nothing. A kernel that waits itself for
+/// earlier work (`await_front` in `common.cuh`) begins early, unless its shape is
+/// [`in_order`](LaunchShape::in_order).
 ///
 /// # Errors
-///
-/// The driver refuses it, or the device is lost.
+/// Fails if the driver refuses the launch or the device is lost.
 ///
 /// # Safety
-///
-/// The arguments are those the kernel is declared with, in number, order and type; what pointers point to is memory of
-/// the stream's device (or registered with it), as large as the kernel takes it to be, and stays so until the kernel
-/// has run; nobody else writes what it reads or reads what it writes except in the order of the stream. What a kernel that
-/// begins early reads before it waits is not made by the one in front.
+/// 1. The arguments match the kernel's declaration in number, order and type.
+/// 2. Each pointer refers to memory of the stream's device, or memory registered with it. The memory is as
+///    large as the kernel expects and stays valid until the kernel has run.
+/// 3. Other work writes the kernel's inputs, or reads or writes its outputs, only in the order of the stream.
+/// 4. Data that an early kernel reads before its wait is not produced by the preceding kernel.
 pub(super) unsafe fn launch(
     stream: &CudaStream,
     name: &str,
@@ -122,7 +115,7 @@ pub(super) unsafe fn launch(
     let function = cuda.function(name);
     allow_shared(function, shape.shared_bytes)?;
     assert!(arguments.len() <= MAX_ARGUMENTS, "{name} has too many arguments");
-    // The driver knows neither how many there are nor how long they are: it would copy whatever lies there.
+    // The driver does not know the number and sizes of the arguments; it would copy any bytes at these addresses.
     debug_assert!(
         arguments.iter().map(|argument| argument.bytes()).eq(function.parameters.iter().copied()),
         "{name} is not declared with such arguments"
@@ -149,13 +142,12 @@ pub(super) unsafe fn launch(
         numAttrs: u32::from(function.begins_early && !shape.in_order),
     };
     let parameters = addresses.as_mut_ptr();
-    // SAFETY: the arguments are the kernel's (the caller's promise); the driver copies them and the attributes before it
-    // returns.
+    // SAFETY: the caller guarantees the arguments; the driver copies them and the attributes before it returns.
     let result = unsafe { sys::cuLaunchKernelEx(&config, function.raw, parameters, std::ptr::null_mut()) };
     check("launch a kernel", result)
 }
 
-/// What lets a kernel begin while the one in front of it still runs.
+/// Returns the launch attribute that lets a kernel begin while the preceding kernel still runs.
 fn begins_early() -> CUlaunchAttribute {
     CUlaunchAttribute {
         id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
@@ -164,20 +156,21 @@ fn begins_early() -> CUlaunchAttribute {
     }
 }
 
-/// More shared memory than usual has to be asked for, once for each kernel.
+/// Raises a kernel's limit of dynamic shared memory, as the driver requires once per kernel above the
+/// default.
 fn allow_shared(function: &Function, bytes: u32) -> Result<(), CudaError> {
     if bytes <= SHARED_BYTES || bytes <= function.allowed_shared.load(Ordering::Relaxed) {
         return Ok(());
     }
     let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-    // SAFETY: the function is loaded; a size beyond the device's is refused.
+    // SAFETY: the function is loaded; the driver refuses a size beyond the device's limit.
     let result = unsafe { sys::cuFuncSetAttribute(function.raw, attribute, bytes.cast_signed()) };
     check("give a kernel more shared memory", result)?;
     function.allowed_shared.store(bytes, Ordering::Relaxed);
     Ok(())
 }
 
-/// The name of a kernel's form for numbers of a kind: `by_kind!("add_norm", kind)`.
+/// Appends the suffix of an element kind to a kernel's name: `by_kind!("add_norm", kind)`.
 macro_rules! by_kind {
     ($name:literal, $kind:expr) => {
         match $kind {

@@ -1,20 +1,21 @@
-//! Linear layers: `out = x · Wᵀ (+ bias)`, and their transposed product.
+//! Linear layers on the device: `out = x · Wᵀ (+ bias)`, and the transposed product.
 //!
-//! How a product is taken depends on how many rows share the weights, and on whether the weights are of x's kind:
+//! The method depends on the number of rows that share the weights, and on whether the weights have x's kind:
 //!
-//! | weights | rows | way |
+//! | weights | rows | method |
 //! | --- | --- | --- |
-//! | 16 bits, as x | to 32 | `gemv.cu`: every weight read once, no matter how many rows |
-//! | 32 bits, as x | to 8 | `gemv_f32.cu`, likewise |
+//! | 16 bits, as x | to 32 | `gemv.cu`: every weight is read once, for any number of rows |
+//! | 32 bits, as x | to 8 | `gemv_f32.cu`: every weight is read once |
 //! | block formats, x in bf16 | to 64 | `gemv_quantized.cu`: packed weights read once for every 32 rows |
 //! | of x's kind | more | cuBLASLt, or `gemm.cu` without it |
-//! | anything else | any | tiles of W are written out in x's kind (`dequantize.cu`), each then multiplied as above |
+//! | any other | any | tiles of W are dequantized to x's kind (`dequantize.cu`), then multiplied as above |
 //!
-//! Writing a 4-bit weight out and reading it back costs 4.6 bytes, reading it packed 0.6: hence 64 rows and not 32. In the
-//! first three ways an output has the same bits whatever rows are beside it: a decoded token does not depend on its company.
+//! Writing a 4-bit weight in 16 bits and reading it back costs 4.6 bytes, reading it packed 0.6. Two packed
+//! reads are therefore cheaper, which gives the limit of 64 rows. In the first three methods an output has
+//! the same bits for any other rows in the batch, so a decoded token does not depend on its batch.
 //!
-//! With x in f32 every way is linear in x up to the rounding of sums, whatever the weights: what training and masked clients
-//! need. TF32 is never used.
+//! With x in f32 every method is linear in x up to the rounding of sums, for all weights, as training and
+//! masked clients need. TF32 is never used.
 
 mod gemm;
 mod gemv;
@@ -26,57 +27,56 @@ use crate::{TensorType, lora::ElementKind};
 
 pub use gemm::linear_transposed;
 
-/// Bytes of the tile in which weights are written out.
 const TILE_BYTES: usize = 64 << 20;
 
-/// A matrix and where its outputs go in a row of `out`.
+/// A matrix, and the columns of `out` for its outputs.
 #[derive(Debug, Clone, Copy)]
 pub struct LinearPart<'a> {
-    /// The weights.
+    /// Weights as rows, `[outputs, inputs]`.
     pub weight: &'a Weight,
-    /// Added to the outputs, one an output feature.
+    /// Bias per output feature, added to the outputs.
     pub bias: Option<&'a DeviceVec<f32>>,
     /// Column of `out` of the first output feature.
     pub column: usize,
 }
 
-/// What products need beside their operands. Belongs to one stream.
+/// Buffers and libraries that products need beside their operands. Belongs to one stream.
 #[derive(Debug)]
 pub struct Workspace {
     cuda: Arc<Cuda>,
     blas: Option<Blas>,
-    /// Weights written out. Taken by the first product that needs it: that one must not be recorded.
+    /// Dequantized weights. The first product that needs the tile allocates it, and must not be recorded.
     tile: Option<DeviceVec<u8>>,
 }
 
 impl Workspace {
-    /// A workspace that multiplies many rows with `blas`, or with our own kernel.
+    /// Creates a workspace that multiplies many rows with `blas`, or with our own kernel.
     #[must_use]
     pub fn new(cuda: &Arc<Cuda>, blas: Option<Blas>) -> Self {
         Self { cuda: Arc::clone(cuda), blas, tile: None }
     }
 
-    /// What multiplies many rows, if it is not our own kernel.
+    /// Returns the library that multiplies many rows, or `None` for our own kernel.
     #[must_use]
     pub fn blas(&self) -> Option<&Blas> {
         self.blas.as_ref()
     }
 }
 
-/// Weights as a product reads them, and where their outputs go.
+/// Weights as a product reads them, and the columns of their outputs.
 #[derive(Debug, Clone, Copy)]
 struct Operand<'a> {
-    /// Where they begin on the device: a whole [`Weight`], or rows of a float kind.
+    /// Device address of a whole [`Weight`], or of rows of a float kind.
     address: u64,
     kind: TensorType,
     rows: usize,
     columns: usize,
     bias: Option<&'a DeviceVec<f32>>,
-    /// The bias of the first of these rows.
+    /// Index of the bias of the first of these rows.
     bias_at: usize,
-    /// The column of `out`; of the transposed product, of its input.
+    /// Column of `out`, or of the input of the transposed product.
     column: usize,
-    /// Whether a kernel in front makes the weights.
+    /// Whether an earlier kernel of the stream produces the weights.
     is_made: bool,
 }
 
@@ -88,24 +88,23 @@ impl<'a> Operand<'a> {
         Self { address: weight.address(), kind, rows, columns, bias, bias_at: 0, column, is_made: false }
     }
 
-    /// Where its bias begins, 0 without one.
+    /// Returns the address of the first bias, 0 without a bias.
     fn bias_address(&self) -> u64 {
         self.bias.map_or(0, |bias| bias.address_of(self.bias_at))
     }
 }
 
-/// `out[r, column + o] = sum_k W[o, k] x[r, k] (+ bias[o])` for every part: x is `[rows, inputs]`, a weight `[outputs,
-/// inputs]`, out `[rows, _]` of x's kind or of 32 bits. Columns of no part are left as they are. Sums are in 32 bits.
+/// Computes `out[r, column + o] = sum_k W[o, k] x[r, k] (+ bias[o])` for every part. x is `[rows, inputs]`, a
+/// weight `[outputs, inputs]`, out `[rows, _]` of x's kind or of 32 bits. Columns of no part are unchanged.
+/// Sums have 32 bits.
 ///
-/// The first call of a shape may take memory: it must not be recorded in a graph.
+/// The first call of a shape may allocate memory: it must not be recorded in a CUDA graph.
 ///
 /// # Errors
-///
-/// The device is lost, or has no room for a tile of weights.
+/// Fails if the device is lost or has no memory for a tile of weights.
 ///
 /// # Panics
-///
-/// If the shapes or kinds do not fit together.
+/// Panics if the shapes or element kinds do not match.
 pub fn linear(
     stream: &CudaStream,
     workspace: &mut Workspace,
@@ -137,7 +136,7 @@ pub fn linear(
     Ok(())
 }
 
-/// Panics unless `parts` lie side by side in rows of `stride`.
+/// Panics unless `parts` take disjoint, ascending columns within rows of `stride` elements.
 fn check_parts(parts: &[LinearPart<'_>], stride: usize) {
     for part in parts {
         assert!(part.column + part.weight.rows() <= stride, "the part lies within a row");

@@ -1,13 +1,13 @@
-//! Low-rank deltas of many adapters on the device: `out[row] += scale * B (A x[row])`. See `lora.cu`.
+//! Low-rank deltas of many adapters on the device: `out[row] += scale * B (A x[row])`. Kernels: `lora.cu`.
 //!
 //! # Layout
 //!
-//! - [`StagedAdapter`], [`StagedMatrix`]: an adapter's copy in blocks of the device, and how much of it has arrived.
-//! - [`UploadQueue`], [`RegisteredBytes`]: how it gets there.
-//! - [`LoraPlan`]: who adds what in a pass, made once at its beginning; [`add_deltas`] works off one group of it.
+//! - [`StagedAdapter`], [`StagedMatrix`]: an adapter's copy in device blocks, and how much of it has arrived.
+//! - [`UploadQueue`], [`RegisteredBytes`]: copies from host to device.
+//! - [`LoraPlan`]: the deltas of a pass, made once at its start; [`add_deltas`] computes one group of it.
 //!
-//! As on the CPU, rank blocks arrive from the last to the first, so that what is missing is always a head: ranks
-//! `0..first_rank` come from elsewhere, the kernels compute the others.
+//! As on the CPU, rank blocks arrive from the last to the first, so only leading ranks can be missing. The
+//! kernels compute the ranks from `first_rank` on; CPU workers sum ranks `0..first_rank`.
 
 mod adapter;
 mod plan;
@@ -26,22 +26,20 @@ pub use registered::RegisteredBytes;
 pub use staged::StagedMatrix;
 pub use upload_queue::UploadQueue;
 
-/// Threads of a block: `THREADS` of `lora.cu`.
+/// Threads per block: `THREADS` of `lora.cu`.
 const THREADS: u32 = 256;
 
-/// Adds the deltas of group `group` of `plan`: two launches for all of its segments, none if it has none. What is enqueued
-/// depends on the plan's [`shape`](LoraPlan::shape) and on the matrices' shapes alone, so a record of it is good for every
-/// later plan of the same shape.
+/// Adds the deltas of group `group` of `plan`: two launches for all of its segments, or none for an empty
+/// group. The launches depend only on the plan's [`shape`](LoraPlan::shape) and the shapes of the matrices,
+/// so a CUDA graph serves every later plan of the same shape.
 ///
-/// On the stream that the plan was uploaded on: the sums between the two launches lie in the plan.
+/// `stream` must be the stream of the plan's upload: the plan holds the sums between the two launches.
 ///
 /// # Errors
-///
-/// The device is lost.
+/// Fails if the device is lost.
 ///
 /// # Panics
-///
-/// If there is no such group, or rows, inputs or outputs of its segments do not exist.
+/// Panics if there is no such group, or if rows, inputs or outputs of its segments do not exist.
 pub fn add_deltas(
     stream: &CudaStream,
     plan: &LoraPlan,
@@ -62,8 +60,9 @@ pub fn add_deltas(
         Arg::Ptr(group.sums),
     ];
     let shape = LaunchShape::line(group.shape.shrink_units as usize, THREADS);
-    // SAFETY: 1. The kernel is declared with these arguments. 2. The table was made by the plan for factors whose blocks
-    // it keeps lent and whose ranks had arrived; rows and columns were checked above. 3. The plan's sums have room for each group.
+    // SAFETY: 1. The kernel is declared with these arguments. 2. The plan made the table for factors whose blocks it
+    // keeps lent and whose ranks had arrived; rows and columns were checked above. 3. The plan's sums have room for
+    // each group.
     unsafe { launch(stream, by_kind!("lora_shrink", x.kind()), shape, &shrink)? };
     let expand = [
         Arg::Ptr(group.expand_first),
@@ -74,6 +73,7 @@ pub fn add_deltas(
         Arg::U32(count(out.width())),
     ];
     let shape = LaunchShape::line(group.shape.expand_units as usize, THREADS);
-    // SAFETY: as above. What it writes is borrowed exclusively, and no two segments have an output in common.
+    // SAFETY: conditions 1 to 3 hold as for the shrink. The output is borrowed exclusively, and segments have disjoint
+    // outputs.
     unsafe { launch(stream, by_kind!("lora_expand", out.kind()), shape, &expand) }
 }

@@ -1,4 +1,4 @@
-//! Rows of numbers on the device.
+//! Row-major matrices on the device.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use super::{Cuda, CudaError, CudaStream, memory::DeviceVec};
 use crate::lora::ElementKind;
 
-/// A matrix on the device, row after row. Its memory is kept for reuse.
+/// A row-major matrix on the device. The memory is kept for reuse.
 #[derive(Debug)]
 pub struct Matrix {
     bytes: DeviceVec<u8>,
@@ -17,20 +17,18 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// A matrix without rows.
+    /// Creates a matrix without rows.
     ///
     /// # Errors
-    ///
-    /// The device has no room.
+    /// Fails if the device has no free memory.
     pub fn new(cuda: &Arc<Cuda>, kind: ElementKind) -> Result<Self, CudaError> {
         Ok(Self { bytes: DeviceVec::new(cuda, 0)?, rows: 0, width: 0, kind })
     }
 
-    /// Makes it `rows` rows of `width`. If it must grow its contents are lost, else the memory keeps what it held.
+    /// Resizes to `rows` rows of `width`. Growth beyond the capacity loses the contents, else bytes are kept.
     ///
     /// # Errors
-    ///
-    /// The device has no room.
+    /// Fails if the device has no free memory.
     pub fn reshape(&mut self, rows: usize, width: usize) -> Result<(), CudaError> {
         let needed = rows.saturating_mul(width).saturating_mul(self.kind.bytes());
         if needed > self.bytes.len() {
@@ -40,9 +38,9 @@ impl Matrix {
         Ok(())
     }
 
-    /// Takes memory of at least `needed` bytes in the place of what it has: twice as much as that, so that a slowly growing
-    /// batch does not take memory at each step, or, on a device that is nearly full, no more than it must. Without even so
-    /// much it keeps what it has: who needs no more goes on.
+    /// Replaces the memory by at least `needed` bytes: twice the old size, so that a slowly growing batch
+    /// does not allocate at each step, or exactly `needed` on a nearly full device. If that fails too, the
+    /// old memory stays, so that smaller batches go on.
     fn replace(&mut self, needed: usize) -> Result<(), CudaError> {
         let cuda = Arc::clone(self.bytes.cuda());
         self.bytes = match DeviceVec::new(&cuda, needed.max(2 * self.bytes.len())) {
@@ -52,11 +50,10 @@ impl Matrix {
         Ok(())
     }
 
-    /// Makes it `rows` rows, of which those it had keep their contents.
+    /// Resizes to `rows` rows; existing rows keep their contents.
     ///
     /// # Errors
-    ///
-    /// The device has no room.
+    /// Fails if the device has no free memory.
     pub fn grow(&mut self, stream: &CudaStream, rows: usize) -> Result<(), CudaError> {
         let needed = rows.saturating_mul(self.width).saturating_mul(self.kind.bytes());
         if needed > self.bytes.len() {
@@ -69,80 +66,73 @@ impl Matrix {
         Ok(())
     }
 
-    /// Drops all rows but the first `rows`; memory is kept for reuse.
+    /// Drops all rows after the first `rows`; memory is kept for reuse.
     pub fn truncate(&mut self, rows: usize) {
         self.rows = self.rows.min(rows);
     }
 
-    /// Copies as many rows as it has from the beginning of `from`.
+    /// Fills this matrix with the leading rows of `from`.
     ///
     /// # Errors
-    ///
-    /// The device is lost.
+    /// Fails if the device is lost.
     ///
     /// # Panics
-    ///
-    /// If `from` has fewer rows, or others.
+    /// Panics if `from` has fewer rows, or another width or kind.
     pub fn copy_head(&mut self, stream: &CudaStream, from: &Self) -> Result<(), CudaError> {
         assert_eq!((self.width, self.kind), (from.width, from.kind), "rows of one shape");
         assert!(self.rows <= from.rows, "the rows exist");
         stream.copy(&from.bytes, 0, &mut self.bytes, 0, self.rows * self.width * self.kind.bytes())
     }
 
-    /// Makes all its rows zeroes.
+    /// Sets all rows to zero.
     ///
     /// # Errors
-    ///
-    /// The device is lost.
+    /// Fails if the device is lost.
     pub fn clear(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
         let bytes = self.rows * self.width * self.kind.bytes();
         stream.clear(&mut self.bytes, bytes)
     }
 
-    /// Rows.
+    /// Returns the number of rows.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Numbers of a row.
+    /// Returns the number of elements per row.
     #[must_use]
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// How numbers are kept.
+    /// Returns the element kind.
     #[must_use]
     pub fn kind(&self) -> ElementKind {
         self.kind
     }
 
-    /// Numbers there is room for.
+    /// Returns the capacity in elements.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.bytes.len() / self.kind.bytes()
     }
 
-    /// Where row `row` begins on the device.
     pub(super) fn address_of_row(&self, row: usize) -> u64 {
         assert!(row <= self.rows, "the row exists");
         self.bytes.address_of(row * self.width * self.kind.bytes())
     }
 
-    /// Where its numbers begin on the device.
     pub(super) fn address(&self) -> u64 {
         self.bytes.address()
     }
 
-    /// Writes rows `first..`, rounded to the matrix's kind.
+    /// Writes rows from `first` on, rounded to the matrix's kind.
     ///
     /// # Errors
-    ///
-    /// The device is lost.
+    /// Fails if the device is lost.
     ///
     /// # Panics
-    ///
-    /// If these are not whole rows, or there are fewer.
+    /// Panics if `values` is not a multiple of the width or exceeds the rows.
     pub fn upload(&mut self, stream: &CudaStream, first: usize, values: &[f32]) -> Result<(), CudaError> {
         assert!(values.len().is_multiple_of(self.width.max(1)), "whole rows of {}", self.width);
         assert!(first * self.width + values.len() <= self.rows * self.width, "the rows exist");
@@ -150,15 +140,13 @@ impl Matrix {
         stream.upload(&encode(self.kind, values), &mut self.bytes, at)
     }
 
-    /// Reads rows `first..` once the stream has come so far.
+    /// Reads rows from `first` on, after the stream's earlier work.
     ///
     /// # Errors
-    ///
-    /// The device is lost.
+    /// Fails if the device is lost.
     ///
     /// # Panics
-    ///
-    /// If these are not whole rows, or there are fewer.
+    /// Panics if `values` is not a multiple of the width or exceeds the rows.
     pub fn download(&self, stream: &CudaStream, first: usize, values: &mut [f32]) -> Result<(), CudaError> {
         assert!(values.len().is_multiple_of(self.width.max(1)), "whole rows of {}", self.width);
         assert!(first * self.width + values.len() <= self.rows * self.width, "the rows exist");
@@ -168,11 +156,10 @@ impl Matrix {
         Ok(())
     }
 
-    /// All rows once the stream has come so far.
+    /// Reads all rows after the stream's earlier work.
     ///
     /// # Errors
-    ///
-    /// The device is lost.
+    /// Fails if the device is lost.
     pub fn to_vec(&self, stream: &CudaStream) -> Result<Vec<f32>, CudaError> {
         let mut values = vec![0.0; self.rows * self.width];
         self.download(stream, 0, &mut values)?;
@@ -180,7 +167,6 @@ impl Matrix {
     }
 }
 
-/// `values` as they are kept on the device.
 fn encode(kind: ElementKind, values: &[f32]) -> Vec<u8> {
     match kind {
         ElementKind::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
@@ -189,7 +175,6 @@ fn encode(kind: ElementKind, values: &[f32]) -> Vec<u8> {
     }
 }
 
-/// What is kept on the device, as singles.
 fn decode(kind: ElementKind, bytes: &[u8], values: &mut [f32]) {
     let pairs = || bytes.chunks_exact(2).map(|pair| [pair[0], pair[1]]);
     match kind {

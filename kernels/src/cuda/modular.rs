@@ -1,7 +1,7 @@
-//! Linear layers modulo 2^64 or 2^48: the whole numbers of [`linear_ring`](crate::linear_ring()), to the last bit. See `ring.cu`,
-//! `ring_transposed.cu`.
+//! Exact linear layers modulo 2^64 or 2^48: the integers of [`linear_ring`](crate::linear_ring()), bit for
+//! bit. The kernels are in `ring.cu` and `ring_transposed.cu`.
 //!
-//! Numbers of rows lie one behind the other in a [`Matrix`] of 32 bits, which nobody computes with as floats.
+//! Integers of a row are contiguous in a [`Matrix`] of 32-bit elements, which no kernel treats as floats.
 
 use super::{
     CudaError, CudaStream, DeviceVec, Matrix, Weight,
@@ -10,34 +10,33 @@ use super::{
 };
 use crate::{Modulus, lora::ElementKind};
 
-/// Threads of a block.
 const THREADS: u32 = 256;
 
-/// Elements of a row whose planes of bytes lie together, and bytes of all planes of one element.
+/// Elements of a row whose byte planes are stored together, and bytes of all planes of one element.
 const GROUP: usize = 32;
 const PLANES: usize = 8;
 
-/// Rows and outputs that a block makes: `TILE_ROWS`, `BAND` of `ring.cu`.
+/// Rows and outputs per block: `TILE_ROWS` and `BAND` of `ring.cu`.
 const TILE: (usize, usize) = (8, 16);
 
-/// Rows and inputs that a block makes of the transposed product, and outputs that it sums over at most.
+/// Rows and inputs per block of the transposed product, and maximum number of outputs that a block sums over.
 const TRANSPOSED_TILE: (usize, usize) = (4, 256);
 const SLICE: usize = 512;
 
-/// A matrix, and where its outputs go in a row of `out`.
+/// A matrix, and the columns of `out` for its outputs.
 #[derive(Debug, Clone, Copy)]
 pub struct ModularPart<'a> {
-    /// The weights.
+    /// Weights as rows, `[outputs, inputs]`.
     pub weight: &'a Weight,
-    /// The power of two that the scales of a block format are relative to: [`PackedLayout::unit`](crate::PackedLayout::unit) of the
-    /// stored tensor.
+    /// Power of two that the scales of a block format are relative to:
+    /// [`PackedLayout::unit`](crate::PackedLayout::unit) of the stored tensor.
     pub unit: f32,
-    /// Number of a row of `out` of the first output feature.
+    /// Column of `out`, in integers, of the first output feature.
     pub column: usize,
 }
 
 impl ModularPart<'_> {
-    /// What the kernels multiply weights with to have whole numbers times `2^exponent`: `Factors` of `ring.cuh`.
+    /// Returns the factors that turn weights into integers times `2^exponent`: `Factors` of `ring.cuh`.
     fn factors(&self, exponent: i32) -> [Arg; 2] {
         let power = |n: i32| 2.0f32.powi(n.clamp(-126, 127));
         let [first, then] = match number_kind(self.weight.kind()) {
@@ -48,27 +47,25 @@ impl ModularPart<'_> {
     }
 }
 
-/// What products are computed with, kept between them. Belongs to one stream.
+/// Buffers of modular products, kept between calls. Belongs to one stream.
 #[derive(Debug)]
 pub struct ModularScratch {
-    /// Rows as the tensor cores take them.
+    /// Byte planes of rows, as the tensor cores read them.
     planes: DeviceVec<u8>,
-    /// Gradients as words, before they are numbers of fewer bits.
+    /// Gradients as 64-bit words, before they are narrowed.
     wide: Matrix,
 }
 
 impl ModularScratch {
-    /// Empty.
+    /// Creates empty buffers.
     ///
     /// # Errors
-    ///
-    /// The device has no room.
+    /// Fails if the device has no free memory.
     pub fn new(stream: &CudaStream) -> Result<Self, CudaError> {
         let (cuda, kind) = (stream.cuda(), ElementKind::F32);
         Ok(Self { planes: DeviceVec::new(cuda, 0)?, wide: Matrix::new(cuda, kind)? })
     }
 
-    /// Enqueues writing the planes of `x`.
     fn write_planes(&mut self, stream: &CudaStream, modulus: Modulus, x: &Matrix) -> Result<(), CudaError> {
         let length = length(modulus, x);
         let groups = length.div_ceil(GROUP);
@@ -85,25 +82,24 @@ impl ModularScratch {
             Arg::Ptr(self.planes.address()),
         ];
         let blocks = needed.div_ceil(PLANES * THREADS as usize);
-        // SAFETY: 1. The kernel is declared with these arguments. 2. x has so many rows of so many numbers; there is room for the
-        // planes. 3. What it writes is borrowed exclusively.
+        // SAFETY: 1. The kernel is declared with these arguments. 2. x has `x.rows()` rows of `length` integers; there
+        // is room for the planes. 3. The output is borrowed exclusively.
         unsafe { launch(stream, "ring_planes", LaunchShape::line(blocks, THREADS), &arguments) }
     }
 }
 
-/// `out[r, column + o] = sum_k W[o, k] x[r, k]` for every part, in units of `2^exponent`: x is `[rows, inputs]`, a weight
-/// `[outputs, inputs]`, out `[rows, _]`, all but the weights of numbers of this modulus. Those of no part are left as they are. The
-/// exponent is at least the [smallest](crate::ModularForm::smallest) of each part.
+/// Computes `out[r, column + o] = sum_k W[o, k] x[r, k]` for every part, in units of `2^exponent`. x is
+/// `[rows, inputs]`, a weight `[outputs, inputs]`, out `[rows, _]`; x and out hold integers of this modulus.
+/// Columns of no part keep their values. The exponent is at least the
+/// [smallest](crate::ModularForm::smallest) of each part.
 ///
-/// The first call of a shape may take memory: it must not be recorded in a graph.
+/// The first call of a shape may allocate memory: it must not be recorded in a CUDA graph.
 ///
 /// # Errors
-///
-/// The device is lost, or has no room for the planes of x.
+/// Fails if the device is lost or has no memory for the planes of x.
 ///
 /// # Panics
-///
-/// If the shapes do not fit together, or rows are no numbers.
+/// Panics if the shapes do not match, or if rows do not hold integers of this modulus.
 pub fn linear_ring(
     stream: &CudaStream,
     scratch: &mut ModularScratch,
@@ -132,25 +128,25 @@ pub fn linear_ring(
             Arg::U32(count(stride)),
         ];
         let shape = LaunchShape::plane(x.rows().div_ceil(TILE.0), outputs.div_ceil(TILE.1), THREADS);
-        // SAFETY: 1. The kernels are declared with these arguments. 2. The planes are those of x, whose rows are as long as the
-        // weight's; the part's numbers lie within out's rows, as was checked. 3. What it writes is borrowed exclusively.
+        // SAFETY: 1. The kernels are declared with these arguments. 2. The planes are those of x, whose rows are as
+        // long as the weight's; the part's integers lie within out's rows, as was checked. 3. The output is borrowed
+        // exclusively.
         unsafe { launch(stream, by_form!("ring", part.weight.kind()), shape, &arguments)? };
     }
     Ok(())
 }
 
-/// `out[r, i] = sum over parts and their outputs o of g[r, column + o] W[o, i]`, in units of `2^exponent` as above: g is
-/// `[rows, _]`, out `[rows, inputs]`, of numbers of this modulus. Without parts it is zero.
+/// Computes `out[r, i] = sum over parts and their outputs o of g[r, column + o] W[o, i]` in units of
+/// `2^exponent`. g is `[rows, _]`, out `[rows, inputs]`, of integers of this modulus. Without parts it is
+/// zero.
 ///
-/// The first call of a shape may take memory: it must not be recorded in a graph.
+/// The first call of a shape may allocate memory: it must not be recorded in a CUDA graph.
 ///
 /// # Errors
-///
-/// The device is lost, or has no room for sums.
+/// Fails if the device is lost or has no memory for sums.
 ///
 /// # Panics
-///
-/// If the shapes do not fit together, or rows are no numbers.
+/// Panics if the shapes do not match, or if rows do not hold integers of this modulus.
 pub fn linear_ring_transposed(
     stream: &CudaStream,
     scratch: &mut ModularScratch,
@@ -171,12 +167,12 @@ pub fn linear_ring_transposed(
     let numbers = g.rows() * length(modulus, out);
     let arguments = [Arg::Ptr(wide.address()), Arg::U64(numbers as u64), Arg::Ptr(out.address())];
     let shape = LaunchShape::line(numbers.div_ceil(THREADS as usize), THREADS);
-    // SAFETY: 1. The kernel is declared with these arguments. 2. There are as many words as out has numbers. 3. What it writes is
-    // borrowed exclusively.
+    // SAFETY: 1. The kernel is declared with these arguments. 2. There are as many words as out has integers. 3. The
+    // output is borrowed exclusively.
     unsafe { launch(stream, "ring_narrow", shape, &arguments) }
 }
 
-/// The sums of gradients, as words of `out`.
+/// Computes the sums of gradients, as words of `out`.
 fn add_gradients(
     stream: &CudaStream,
     modulus: Modulus,
@@ -205,14 +201,13 @@ fn add_gradients(
             [weight.columns().div_ceil(TRANSPOSED_TILE.1), g.rows().div_ceil(TRANSPOSED_TILE.0)].map(count);
         let grid = [blocks[0], blocks[1], count(weight.rows().div_ceil(SLICE))];
         let shape = LaunchShape { grid, ..LaunchShape::line(1, THREADS) };
-        // SAFETY: 1. The kernels are declared with these arguments. 2. The part's numbers lie within g's rows, as was checked, and
-        // out's rows are as long as the weight's. 3. What it writes is borrowed exclusively.
+        // SAFETY: 1. The kernels are declared with these arguments. 2. The part's integers lie within g's rows, as was
+        // checked, and out's rows are as long as the weight's. 3. The output is borrowed exclusively.
         unsafe { launch(stream, by_form!("ring_transposed", weight.kind()), shape, &arguments)? };
     }
     Ok(())
 }
 
-/// Numbers of a row.
 fn length(modulus: Modulus, rows: &Matrix) -> usize {
     let bytes = size_of::<f32>() * rows.width();
     let is_whole = rows.kind() == ElementKind::F32 && bytes.is_multiple_of(modulus.bytes());
@@ -220,7 +215,7 @@ fn length(modulus: Modulus, rows: &Matrix) -> usize {
     bytes / modulus.bytes()
 }
 
-/// Panics unless `parts` take rows of `inputs` numbers and lie side by side in rows of `stride`.
+/// Panics unless `parts` take rows of `inputs` integers and disjoint, ascending columns of rows of `stride`.
 fn check_parts(parts: &[ModularPart<'_>], (inputs, stride): (usize, usize)) {
     let end = |part: &ModularPart<'_>| part.column + part.weight.rows();
     for part in parts {

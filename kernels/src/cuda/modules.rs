@@ -1,25 +1,24 @@
-//! The compiled kernels that the program carries: PTX that `scripts/cuda-compile` makes of `kernels/cuda/*.cu`.
+//! The compiled kernels inside the binary: PTX that `scripts/cuda-compile` makes of `kernels/cuda/*.cu`.
 
-/// Name and PTX of each kernel file, which `build.rs` unpacks. `tests/cuda_ptx.rs` checks that each PTX belongs to its source.
+/// Name and PTX of each kernel file, which `build.rs` unpacks. `tests/cuda_ptx.rs` checks that each PTX
+/// belongs to its source.
 pub(super) const MODULES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/ptx/modules.rs"));
 
-/// The first compute capability at which a kernel may begin before the one in front of it has ended.
+/// First compute capability at which a kernel may begin before the preceding kernel has ended.
 const EARLY_CAPABILITY: (u32, u32) = (9, 0);
 
-/// How the instructions begin by which a kernel does so (`await_front` in `common.cuh`). They stand on lines of their own.
+/// Prefix of the instructions for an early start (`await_front` in `common.cuh`). Each has a line of its own.
 const EARLY: &str = "griddepcontrol.";
 
-/// A kernel in a PTX text.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct KernelEntry {
     pub(super) name: &'static str,
-    /// Bytes of each.
     pub(super) parameters: Vec<u32>,
-    /// Whether it waits for what is in front of it, so that it may begin before that has ended.
+    /// Whether the kernel waits itself for earlier work, so that it may begin before that has ended.
     pub(super) begins_early: bool,
 }
 
-/// The kernels in a PTX text, as a device of this compute capability runs them.
+/// Returns the kernels in a PTX text, as a device of this compute capability runs them.
 pub(super) fn entries(ptx: &'static str, capability: (u32, u32)) -> impl Iterator<Item = KernelEntry> {
     ptx.split(".entry ").skip(1).filter_map(move |rest| {
         let (name, rest) = rest.split_once('(')?;
@@ -32,8 +31,7 @@ pub(super) fn entries(ptx: &'static str, capability: (u32, u32)) -> impl Iterato
     })
 }
 
-/// The text that a device of this compute capability takes: one text serves all, but for the instructions that the oldest do
-/// not have.
+/// Returns the PTX text for this compute capability, without instructions that older devices lack.
 pub(super) fn text_for(ptx: &str, capability: (u32, u32)) -> String {
     if capability >= EARLY_CAPABILITY {
         return ptx.replacen(".target sm_80", ".target sm_90", 1);
@@ -41,7 +39,7 @@ pub(super) fn text_for(ptx: &str, capability: (u32, u32)) -> String {
     ptx.lines().filter(|line| !line.starts_with(EARLY)).flat_map(|line| [line, "\n"]).collect()
 }
 
-/// Bytes of a parameter that is declared as `.u64 name`, say; 0 for what is no plain number.
+/// Returns the bytes of a parameter declared like `.u64 name`, or 0 if it is not a plain number.
 fn parameter_bytes(declared: &str) -> u32 {
     let bits = declared.split_whitespace().next().and_then(|kind| kind.get(2..)?.parse::<u32>().ok());
     bits.map_or(0, |bits| bits / 8)

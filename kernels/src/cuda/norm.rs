@@ -1,4 +1,4 @@
-//! The residual stream takes a sublayer's output and is normed for the next one. See `norm.cu`.
+//! Adds a sublayer's output to the residual stream and normalizes it for the next one. Kernels: `norm.cu`.
 
 use super::{
     CudaError, CudaStream, DeviceVec, Matrix,
@@ -6,32 +6,30 @@ use super::{
 };
 use crate::lora::ElementKind;
 
-/// Threads of a block: `THREADS` of `norm.cu`.
+/// Threads per block: `THREADS` of `norm.cu`.
 const THREADS: u32 = 256;
-/// The widest row that a block keeps in registers: `THREADS * KEPT` of `norm.cu`.
+/// Widest row that a block keeps in registers: `THREADS * KEPT` of `norm.cu`.
 const MAX_KEPT: usize = 8192;
 
-/// The constants of an RMS norm.
+/// Parameters of an RMS norm.
 #[derive(Debug, Clone, Copy)]
 pub struct Norm<'a> {
-    /// Multiplies each feature.
+    /// Factor of each feature.
     pub weight: &'a DeviceVec<f32>,
-    /// Added to the mean square.
+    /// Constant added to the mean square.
     pub eps: f32,
 }
 
-/// `residual += update` (if there is one), then `out = residual / rms(residual) * weight`.
+/// Computes `residual += update` (if there is an update), then `out = residual / rms(residual) * weight`.
 ///
-/// All are `[rows, width]` with `width = weight.len()`; `rms(x) = sqrt(mean(x^2) + eps)`. `residual` is of 32 bits, `update`
-/// and `out` are of one kind. A row's bits depend on the row alone.
+/// All are `[rows, width]` with `width = weight.len()`; `rms(x) = sqrt(mean(x^2) + eps)`. `residual` has 32
+/// bits, `update` and `out` have one kind. A row's bits depend on the row alone.
 ///
 /// # Errors
-///
-/// The device is lost.
+/// Fails if the device is lost.
 ///
 /// # Panics
-///
-/// If the shapes or kinds do not fit together.
+/// Panics if the shapes or element kinds do not match.
 pub fn add_norm(
     stream: &CudaStream,
     residual: &mut Matrix,
@@ -53,20 +51,18 @@ pub fn add_norm(
         Arg::Ptr(out.address()),
         Arg::U32(count(width)),
     ];
-    // SAFETY: 1. The kernel is declared with these arguments. 2. The matrices have `rows` rows of `width`, one a block;
-    // the weight has `width` numbers. 3. What it writes is borrowed exclusively.
+    // SAFETY: 1. The kernel is declared with these arguments. 2. The matrices have `rows` rows of `width`, one per
+    // block; the weight has `width` elements. 3. The outputs are borrowed exclusively.
     unsafe { launch(stream, kernel, LaunchShape::line(rows, THREADS), &arguments) }
 }
 
-/// `residual += update` (if there is one), then `out = residual`: what [`add_norm`] does, without a norm.
+/// Computes `residual += update` (if there is an update), then `out = residual`, without a norm.
 ///
 /// # Errors
-///
-/// The device is lost.
+/// Fails if the device is lost.
 ///
 /// # Panics
-///
-/// If the shapes or kinds do not fit together.
+/// Panics if the shapes or element kinds do not match.
 pub fn add_copy(
     stream: &CudaStream,
     residual: &mut Matrix,
@@ -80,14 +76,14 @@ pub fn add_copy(
         Arg::Ptr(out.address()),
         Arg::U32(count(out.width())),
     ];
-    // SAFETY: 1. The kernel is declared with these arguments. 2. The matrices have the same rows, one a block. 3. What it
-    // writes is borrowed exclusively.
+    // SAFETY: 1. The kernel is declared with these arguments. 2. The matrices have the same rows, one per block. 3. The
+    // outputs are borrowed exclusively.
     unsafe {
         launch(stream, by_kind!("add_copy", out.kind()), LaunchShape::line(out.rows(), THREADS), &arguments)
     }
 }
 
-/// Checks that all have the same rows, the residual stream's of 32 bits.
+/// Checks that all have the same rows, and that the residual stream has 32 bits.
 fn check(residual: &Matrix, update: Option<&Matrix>, out: &Matrix) {
     assert_eq!(residual.kind(), ElementKind::F32, "the residual stream is of 32 bits");
     let (rows, width) = (out.rows(), out.width());
@@ -97,15 +93,13 @@ fn check(residual: &Matrix, update: Option<&Matrix>, out: &Matrix) {
     assert!(update.is_none_or(fits), "the update has out's rows and kind");
 }
 
-/// `x = x / rms(x) * weight` for columns `column..column + weight.len()` of all rows.
+/// Computes `x = x / rms(x) * weight` for columns `column..column + weight.len()` of all rows.
 ///
 /// # Errors
-///
-/// The device is lost.
+/// Fails if the device is lost.
 ///
 /// # Panics
-///
-/// If the columns do not exist.
+/// Panics if the columns do not exist.
 pub fn norm_in_place(
     stream: &CudaStream,
     x: &mut Matrix,
@@ -122,14 +116,14 @@ pub fn norm_in_place(
         Arg::F32(norm.eps),
         Arg::U32(count(width)),
     ];
-    // SAFETY: 1. The kernel is declared with these arguments. 2. The matrix has the columns, a row a block; the weight has
-    // `width` numbers. 3. What it writes is borrowed exclusively.
+    // SAFETY: 1. The kernel is declared with these arguments. 2. The matrix has the columns, with one row per block;
+    // the weight has `width` elements. 3. The output is borrowed exclusively.
     unsafe {
         launch(stream, by_kind!("norm_in_place", x.kind()), LaunchShape::line(x.rows(), THREADS), &arguments)
     }
 }
 
-/// True if rows of `width` numbers of `kind` are whole packs of 16 bytes, as wide loads need them.
+/// True if rows of `width` elements of `kind` are multiples of 16 bytes, as wide loads require.
 pub(super) fn is_packs(width: usize, kind: ElementKind) -> bool {
     (width * kind.bytes()).is_multiple_of(16)
 }

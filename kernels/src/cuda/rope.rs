@@ -1,4 +1,4 @@
-//! Rotary embedding of queries and keys. See `rope.cu`.
+//! Rotary embedding of queries and keys; the kernel is in `rope.cu`.
 
 use super::{
     CudaError, CudaStream, DeviceVec, Matrix, Norm,
@@ -6,31 +6,29 @@ use super::{
 };
 use crate::attention::{MAX_HEAD_DIM, QkvLayout};
 
-/// Warps, and heads, of a block: `WARPS` of `rope.cu`.
+/// Warps per block, one per head: `WARPS` of `rope.cu`.
 const WARPS: usize = 8;
 
-/// By what heads are rotated.
+/// Positions and frequencies of the rotary embedding.
 #[derive(Debug, Clone, Copy)]
 pub struct Rotation<'a> {
-    /// Each row's position, in its sequence.
+    /// Position of each row in its sequence.
     pub positions: &'a DeviceVec<u32>,
-    /// Radians a position: one for each two of the features that are rotated, the first of a head.
+    /// Radians per position, one for each pair of rotated features; a head's first features are rotated.
     pub frequencies: &'a DeviceVec<f32>,
-    /// Cosines and sines are multiplied with this.
+    /// Factor of cosines and sines.
     pub magnitude: f32,
 }
 
-/// Norms the heads of queries and keys where there is a norm, rotates them in place, and multiplies queries
-/// with `query_scale`: `(a, b) -> (a cos - b sin, b cos + a sin)` for the halves `a`, `b` of what is rotated of a head, by the
-/// angles `positions[row] * frequencies[i]`.
+/// Normalizes the heads of queries and keys where a norm is given, rotates them in place, and multiplies
+/// queries by `query_scale`. The rotation of the halves `a`, `b` of a head's rotated features is `(a, b) ->
+/// (a cos - b sin, b cos + a sin)` by the angles `positions[row] * frequencies[i]`.
 ///
 /// # Errors
-///
-/// The device is lost.
+/// Fails if the device is lost.
 ///
 /// # Panics
-///
-/// If the shapes do not fit together.
+/// Panics if the shapes do not match.
 pub fn rotate(
     stream: &CudaStream,
     qkv: &mut Matrix,
@@ -68,6 +66,6 @@ pub fn rotate(
     ];
     let shape = LaunchShape::plane(qkv.rows(), (heads + kv_heads).div_ceil(WARPS), 32 * count(WARPS));
     // SAFETY: 1. The kernel is declared with these arguments. 2. Sizes were checked: a block takes a row, which has a
-    // position, and heads within it. 3. What it writes is borrowed exclusively.
+    // position, and heads within it. 3. The output is borrowed exclusively.
     unsafe { launch(stream, by_kind!("rotate", qkv.kind()), shape, &arguments) }
 }

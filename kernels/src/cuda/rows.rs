@@ -1,4 +1,4 @@
-//! Moving rows about, and changing a few columns of them. See `rows.cu`.
+//! Moves rows and changes some of their columns; the kernels are in `rows.cu`.
 
 use std::ops::Range;
 
@@ -8,23 +8,20 @@ use super::{
 };
 use crate::lora::ElementKind;
 
-/// Threads of a block: `THREADS` of `rows.cu`.
+/// Threads per block: `THREADS` of `rows.cu`.
 const THREADS: u32 = 256;
 
-/// Blocks that `columns` need with one of them a thread.
 fn chunks(columns: usize) -> usize {
     columns.div_ceil(THREADS as usize)
 }
 
-/// Makes `to` the rows `rows[..count]` of `from`, in their order. A row that does not exist becomes NaN.
+/// Copies the rows `rows[..gathered]` of `from` to `to`, in order. A row that does not exist becomes NaN.
 ///
 /// # Errors
-///
-/// The device is lost, or has no room.
+/// Fails if the device is lost or has no free memory.
 ///
 /// # Panics
-///
-/// If there are fewer than `rows` indices, or the kinds differ.
+/// Panics if `rows` has fewer than `gathered` indices, or the kinds differ.
 pub fn gather(
     stream: &CudaStream,
     from: &Matrix,
@@ -46,20 +43,18 @@ pub fn gather(
         Arg::U32(count(bytes / unit)),
     ];
     let shape = LaunchShape::plane(gathered, chunks(bytes / unit), THREADS);
-    // SAFETY: 1. The kernel is declared with these arguments. 2. Rows are whole units, `to` has one for each index, and
-    // the kernel reads no row of `from` that does not exist. 3. What it writes is borrowed exclusively.
+    // SAFETY: 1. The kernel is declared with these arguments. 2. Rows are multiples of the unit, `to` has one for each
+    // index, and the kernel reads no row of `from` that does not exist. 3. The output is borrowed exclusively.
     unsafe { launch(stream, kernel, shape, &arguments) }
 }
 
 /// Multiplies columns `column..column + factors.len()` of some rows by their factors (IA3).
 ///
 /// # Errors
-///
-/// The device is lost.
+/// Fails if the device is lost.
 ///
 /// # Panics
-///
-/// If the rows or columns do not exist.
+/// Panics if the rows or columns do not exist.
 pub fn scale_columns(
     stream: &CudaStream,
     values: &mut Matrix,
@@ -77,21 +72,19 @@ pub fn scale_columns(
         Arg::U32(count(factors.len())),
     ];
     let shape = LaunchShape::plane(rows.len(), chunks(factors.len()), THREADS);
-    // SAFETY: 1. The kernel is declared with these arguments. 2. The rows and columns exist, with a factor a column.
-    // 3. What it writes is borrowed exclusively.
+    // SAFETY: 1. The kernel is declared with these arguments. 2. The rows and columns exist, with a factor for each
+    // column. 3. The output is borrowed exclusively.
     unsafe { launch(stream, by_kind!("scale_columns", values.kind()), shape, &arguments) }
 }
 
-/// `to[rows[i]] += weights[i] * from[i]` for all rows of `from`, of which each names another row of `to`, of 32 bits (mixtures of
-/// experts). A row that does not exist is left out.
+/// Computes `to[rows[i]] += weights[i] * from[i]` for all rows of `from` (mixture of experts). The indices
+/// are distinct, and `to` has 32 bits. Rows that do not exist are skipped.
 ///
 /// # Errors
-///
-/// The device is lost.
+/// Fails if the device is lost.
 ///
 /// # Panics
-///
-/// If there are fewer indices or weights than rows, or the shapes or kinds do not fit.
+/// Panics if there are fewer indices or weights than rows, or the shapes or kinds do not match.
 pub fn add_weighted(
     stream: &CudaStream,
     from: &Matrix,
@@ -110,40 +103,35 @@ pub fn add_weighted(
         Arg::U32(count(to.width())),
     ];
     let shape = LaunchShape::plane(from.rows(), chunks(from.width()), THREADS);
-    // SAFETY: 1. The kernel is declared with these arguments. 2. There is an index and a weight for each row of `from`, which is as
-    // wide as `to`, and the kernel writes no row of `to` that does not exist. 3. What it writes is borrowed exclusively; if a row is
-    // named twice its sum is wrong, and nothing else is.
+    // SAFETY: 1. The kernel is declared with these arguments. 2. There is an index and a weight for each row of `from`,
+    // which is as wide as `to`, and the kernel writes no row of `to` that does not exist. 3. The output is borrowed
+    // exclusively; a duplicate index makes only that row's sum wrong.
     unsafe { launch(stream, by_kind!("add_weighted", from.kind()), shape, &arguments) }
 }
 
-/// `values = cap * tanh(values / cap)`, of 32 bits (logits).
+/// Computes `values = cap * tanh(values / cap)` in 32 bits (logits).
 ///
 /// # Errors
-///
-/// The device is lost.
+/// Fails if the device is lost.
 ///
 /// # Panics
-///
-/// If numbers are not of 32 bits.
+/// Panics if the elements do not have 32 bits.
 pub fn cap(stream: &CudaStream, values: &mut Matrix, cap: f32) -> Result<(), CudaError> {
     assert_eq!(values.kind(), ElementKind::F32, "numbers of 32 bits");
     let numbers = values.rows() * values.width();
     let arguments = [Arg::Ptr(values.address()), Arg::F32(cap), Arg::U64(numbers as u64)];
-    // SAFETY: 1. The kernel is declared with these arguments. 2. There are so many numbers. 3. What it writes is borrowed
-    // exclusively.
+    // SAFETY: 1. The kernel is declared with these arguments. 2. `values` has `numbers` elements. 3. The output is
+    // borrowed exclusively.
     unsafe { launch(stream, "cap_f32", LaunchShape::line(chunks(numbers), THREADS), &arguments) }
 }
 
-/// Overwrites columns `column..column + width` of some rows with as many rows of `width` from element `at` of `values`
-/// (prefix tuning).
+/// Overwrites columns `column..column + width` of some rows with rows from element `at` of `values` (prefix).
 ///
 /// # Errors
-///
-/// The device is lost.
+/// Fails if the device is lost.
 ///
 /// # Panics
-///
-/// If the rows, columns or numbers do not exist.
+/// Panics if the rows, columns or values do not exist.
 pub fn place(
     stream: &CudaStream,
     to: &mut Matrix,
@@ -164,36 +152,32 @@ pub fn place(
         Arg::U32(count(width)),
     ];
     let shape = LaunchShape::plane(rows.len(), chunks(width), THREADS);
-    // SAFETY: 1. The kernel is declared with these arguments. 2. The rows, columns and numbers exist. 3. What it writes is
+    // SAFETY: 1. The kernel is declared with these arguments. 2. The rows, columns and values exist. 3. The output is
     // borrowed exclusively.
     unsafe { launch(stream, by_kind!("place", to.kind()), shape, &arguments) }
 }
 
-/// Adds rows that the host holds, rounded to the matrix's kind, behind its own: those of split clients in a pass.
+/// Appends rows from the host, rounded to the matrix's kind: the rows of split clients in a pass.
 ///
 /// # Errors
-///
-/// The device is lost, or has no room.
+/// Fails if the device is lost or has no free memory.
 ///
 /// # Panics
-///
-/// If these are not whole rows.
+/// Panics if `values` is not a multiple of the row width.
 pub fn append_rows(stream: &CudaStream, to: &mut Matrix, values: &[f32]) -> Result<(), CudaError> {
     let own = to.rows();
     to.grow(stream, own + values.len() / to.width().max(1))?;
     to.upload(stream, own, values)
 }
 
-/// Takes the last rows off a matrix, as many as `values` holds, and copies them to the host once the stream has come so
-/// far: what split clients get of a pass.
+/// Removes as many trailing rows as `values` holds and copies them to the host after the stream's earlier
+/// work: the results of split clients in a pass.
 ///
 /// # Errors
-///
-/// The device is lost.
+/// Fails if the device is lost.
 ///
 /// # Panics
-///
-/// If these are not whole rows, or there are fewer.
+/// Panics if `values` is not a multiple of the row width or exceeds the rows.
 pub fn split_rows(stream: &CudaStream, from: &mut Matrix, values: &mut [f32]) -> Result<(), CudaError> {
     let taken = values.len() / from.width().max(1);
     let kept = from.rows().checked_sub(taken).expect("no more rows are taken than there are");

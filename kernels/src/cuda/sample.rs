@@ -1,4 +1,4 @@
-//! Choosing the next token of each row, on the device. See `sample.cu`.
+//! Chooses the next token of each row on the device; the kernel is in `sample.cu`.
 
 use std::sync::Arc;
 
@@ -8,53 +8,52 @@ use super::{
 };
 use crate::lora::ElementKind;
 
-/// Threads of a block: `THREADS` of `sample.cu`.
+/// Threads per block: `THREADS` of `sample.cu`.
 const THREADS: u32 = 1024;
-/// The largest vocabulary: `SPAN * THREADS` of `sample.cu`.
+/// Maximum vocabulary: `SPAN * THREADS` of `sample.cu`.
 const MAX_TOKENS: usize = 1 << 20;
 /// Words of `TokenChoice` in `sample.cu`.
 const CHOICE_WORDS: usize = 8;
-/// What stands for no token: `NO_TOKEN` of `sample.cu`.
+/// Marks a row without a token: `NO_TOKEN` of `sample.cu`.
 const NO_TOKEN: u32 = u32::MAX;
 
-/// How one row's token is chosen. What each number means is said in `model::sampling`, which chooses the same.
+/// Sampling parameters of one row. `model::sampling` documents the fields and chooses the same tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TokenChoice {
-    /// Logits are divided by it; 0 takes the most likely token.
+    /// Divisor of the logits; 0 selects the most likely token.
     pub temperature: f32,
-    /// Keep this many of the most likely tokens; 0 keeps all.
+    /// Number of most likely tokens to keep; 0 keeps all.
     pub top_k: u32,
-    /// Keep the most likely tokens until their probabilities sum to this; 1 keeps all.
+    /// Keeps the most likely tokens until their probabilities sum to this; 1 keeps all.
     pub top_p: f32,
-    /// Keep tokens at least this fraction as likely as the most likely one; 0 keeps all.
+    /// Keeps tokens at least this fraction as likely as the most likely one; 0 keeps all.
     pub min_p: f32,
-    /// Where in the distribution the token is, in `0.0..1.0`.
+    /// Position of the token in the cumulative distribution, in `0.0..1.0`.
     pub draw: f64,
-    /// What is told of it.
+    /// Values to report about the token.
     pub report: ChoiceReport,
 }
 
-/// What is told of a chosen token.
+/// Values to report about a chosen token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChoiceReport {
-    /// Which it is.
+    /// Only the token id.
     Token,
-    /// Also the logarithm of the probability that the model itself gives it: one more pass over the row.
+    /// Also the log-probability under the unfiltered distribution, which costs one more pass over the row.
     LogProbability,
 }
 
-/// A chosen token.
+/// A token chosen for a row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ChosenToken {
-    /// Which it is.
+    /// Id of the chosen token.
     pub token: u32,
-    /// The natural logarithm of its probability at temperature 1, without filters, at least -9999; -9999 if it was not
-    /// asked for.
+    /// Natural logarithm of the probability at temperature 1 without filters, at least -9999; -9999 if not
+    /// requested.
     pub log_probability: f32,
 }
 
 impl TokenChoice {
-    /// As `sample.cu` reads it.
     fn words(self) -> [u32; CHOICE_WORDS] {
         let draw = self.draw.to_bits();
         [
@@ -70,23 +69,22 @@ impl TokenChoice {
     }
 }
 
-/// What is to be chosen, and what was. Its memory is kept for reuse.
+/// Sampling parameters of a batch and the chosen tokens. The memory is kept for reuse.
 #[derive(Debug)]
 pub struct ChosenTokens {
     choices: DeviceVec<u32>,
-    /// For the next pass, which the host need not see.
+    /// Token ids for the next pass, which the host need not see.
     tokens: DeviceVec<u32>,
-    /// For the host: a token and its log-probability's bits for each row.
+    /// Results for the host: token id and log-probability bits of each row.
     told: Pinned<u32>,
     rows: usize,
 }
 
 impl ChosenTokens {
-    /// Room for the choices of `rows` rows.
+    /// Allocates memory for `rows` rows.
     ///
     /// # Errors
-    ///
-    /// There is no room.
+    /// Fails if the device or locked host memory is exhausted.
     pub fn new(cuda: &Arc<Cuda>, rows: usize) -> Result<Self, CudaError> {
         Ok(Self {
             choices: DeviceVec::new(cuda, rows * CHOICE_WORDS)?,
@@ -96,15 +94,13 @@ impl ChosenTokens {
         })
     }
 
-    /// Takes in how the tokens of the next rows are to be chosen. It grows if it must.
+    /// Uploads the sampling parameters of the next rows, growing the memory if necessary.
     ///
     /// # Errors
-    ///
-    /// The device is lost, or there is no room.
+    /// Fails if the device is lost or memory is exhausted.
     ///
     /// # Panics
-    ///
-    /// If a number is out of its range.
+    /// Panics if a parameter is out of its range.
     pub fn ask(&mut self, stream: &CudaStream, choices: &[TokenChoice]) -> Result<(), CudaError> {
         for choice in choices {
             assert!(choice.temperature.is_finite() && choice.temperature >= 0.0, "a temperature");
@@ -119,17 +115,16 @@ impl ChosenTokens {
         stream.upload(&words, &mut self.choices, 0)
     }
 
-    /// The chosen tokens, where the next pass finds them; `u32::MAX` where there is none.
+    /// Returns the chosen token ids on the device for the next pass; `u32::MAX` for rows without a token.
     #[must_use]
     pub fn tokens(&self) -> &DeviceVec<u32> {
         &self.tokens
     }
 
-    /// What was chosen, once `stream` has come so far: `None` for a row without any finite logit.
+    /// Waits for `stream` and returns the chosen tokens; `None` for a row without a finite logit.
     ///
     /// # Errors
-    ///
-    /// The device is lost.
+    /// Fails if the device is lost.
     pub fn read(&self, stream: &CudaStream) -> Result<Vec<Option<ChosenToken>>, CudaError> {
         stream.synchronize()?;
         let mut words = vec![0; 2 * self.rows];
@@ -142,15 +137,14 @@ impl ChosenTokens {
     }
 }
 
-/// Chooses a token of each row of `logits`, as [`ChosenTokens::ask`] was told. It takes no memory, so it may be recorded.
+/// Chooses a token for each row of `logits` by the parameters of [`ChosenTokens::ask`]. The call does not
+/// allocate, so a CUDA graph may record it.
 ///
 /// # Errors
-///
-/// The device is lost.
+/// Fails if the device is lost.
 ///
 /// # Panics
-///
-/// If something else was asked than there are rows, or the vocabulary is beyond 2^20 tokens.
+/// Panics if the number of rows differs from that of `ask`, or the vocabulary exceeds 2^20 tokens.
 pub fn choose(stream: &CudaStream, logits: &Matrix, chosen: &mut ChosenTokens) -> Result<(), CudaError> {
     assert_eq!(logits.kind(), ElementKind::F32, "logits are of 32 bits");
     assert_eq!(logits.rows(), chosen.rows, "a choice for each row");
@@ -163,6 +157,6 @@ pub fn choose(stream: &CudaStream, logits: &Matrix, chosen: &mut ChosenTokens) -
         Arg::Ptr(chosen.told.address_of(0)),
     ];
     // SAFETY: 1. The kernel is declared with these arguments. 2. A block takes a row; `ask` has made room for as many
-    // choices and results. 3. What it writes is borrowed exclusively; the host reads it after it has waited.
+    // choices and results. 3. The output is borrowed exclusively; the host reads it after waiting.
     unsafe { launch(stream, "choose_tokens", LaunchShape::line(logits.rows(), THREADS), &arguments) }
 }

@@ -1,4 +1,4 @@
-//! A queue of work on a device: each piece begins when the one before has ended.
+//! Streams: queues of work on a device, executed in order.
 
 use std::{fmt, ptr, sync::Arc};
 
@@ -6,7 +6,7 @@ use cudarc::driver::sys::{self, CUstream, CUstream_flags};
 
 use super::{Cuda, CudaError, CudaEvent, error::check};
 
-/// A queue of work. Clones are the same queue.
+/// A stream; clones refer to the same stream.
 #[derive(Clone)]
 pub struct CudaStream(Arc<StreamHandle>);
 
@@ -15,9 +15,9 @@ struct StreamHandle {
     raw: CUstream,
 }
 
-// SAFETY: the driver takes calls for one stream from any thread, one after the other.
+// SAFETY: the driver takes calls for one stream from any thread and serializes them.
 unsafe impl Send for StreamHandle {}
-// SAFETY: as above.
+// SAFETY: the driver takes calls for one stream from any thread and serializes them.
 unsafe impl Sync for StreamHandle {}
 
 impl fmt::Debug for CudaStream {
@@ -27,21 +27,20 @@ impl fmt::Debug for CudaStream {
 }
 
 impl CudaStream {
-    /// A new queue, which waits for no other.
+    /// Creates a stream that does not synchronize with other streams.
     ///
     /// # Errors
-    ///
-    /// The device is lost.
+    /// Fails if the device is lost.
     pub fn new(cuda: &Arc<Cuda>) -> Result<Self, CudaError> {
         cuda.bind()?;
         let mut raw = ptr::null_mut();
-        // SAFETY: the stream is written by the call and destroyed when this is dropped.
+        // SAFETY: the call writes the stream, which is destroyed when this is dropped.
         let result = unsafe { sys::cuStreamCreate(&mut raw, CUstream_flags::CU_STREAM_NON_BLOCKING as u32) };
         check("make a stream", result)?;
         Ok(Self(Arc::new(StreamHandle { cuda: Arc::clone(cuda), raw })))
     }
 
-    /// The device.
+    /// Returns the device of the stream.
     #[must_use]
     pub fn cuda(&self) -> &Arc<Cuda> {
         &self.0.cuda
@@ -51,25 +50,23 @@ impl CudaStream {
         self.0.raw
     }
 
-    /// Waits until everything enqueued so far is done.
+    /// Waits until all work enqueued so far is done.
     ///
     /// # Errors
-    ///
-    /// Some of it failed: the device is lost.
+    /// Fails if some of the work failed: the device is lost.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.0.cuda.bind()?;
-        // SAFETY: the stream is ours.
+        // SAFETY: this object owns the stream.
         check("finish its work", unsafe { sys::cuStreamSynchronize(self.0.raw) })
     }
 
-    /// Has this stream wait, from here on, for what `event` marks on another.
+    /// Makes later work of this stream wait for `event` of another stream.
     ///
     /// # Errors
-    ///
-    /// The device is lost.
+    /// Fails if the device is lost.
     pub fn wait(&self, event: &CudaEvent) -> Result<(), CudaError> {
         self.0.cuda.bind()?;
-        // SAFETY: both are alive; the driver keeps what it needs of the event.
+        // SAFETY: stream and event are alive; the driver keeps its own reference to the event's state.
         check("wait for an event", unsafe { sys::cuStreamWaitEvent(self.0.raw, event.raw(), 0) })
     }
 }
@@ -77,8 +74,8 @@ impl CudaStream {
 impl Drop for StreamHandle {
     fn drop(&mut self) {
         if self.cuda.bind().is_ok() {
-            // What is under way is finished first, so that nobody's memory is gone before its use.
-            // SAFETY: the stream is ours, and not used again.
+            // Work in flight is finished first, so that no memory is freed before its last use.
+            // SAFETY: this object owns the stream and does not use it again.
             unsafe {
                 let _ = sys::cuStreamSynchronize(self.raw);
                 let _ = sys::cuStreamDestroy_v2(self.raw);

@@ -1,4 +1,4 @@
-//! Copies between the host and a device, and on the device, in the order of a stream.
+//! Copies between host and device, and on the device, in the order of a stream.
 
 use cudarc::driver::sys;
 
@@ -9,35 +9,31 @@ use super::{
 };
 
 impl CudaStream {
-    /// Writes zeroes to the first `count` elements of `to`.
+    /// Sets the first `count` elements of `to` to zero.
     ///
     /// # Errors
-    ///
-    /// The device is lost.
+    /// Fails if the device is lost.
     ///
     /// # Panics
-    ///
-    /// If there are fewer.
+    /// Panics if `to` has fewer elements.
     pub fn clear<T: PlainNumber>(&self, to: &mut DeviceVec<T>, count: usize) -> Result<(), CudaError> {
         assert!(count <= to.len(), "what is cleared exists");
         if count == 0 {
             return Ok(());
         }
         self.cuda().bind()?;
-        // SAFETY: the range exists, and is borrowed exclusively.
+        // SAFETY: the range exists and is borrowed exclusively.
         let result = unsafe { sys::cuMemsetD8Async(to.address_of(0), 0, count * size_of::<T>(), self.raw()) };
         check("clear memory", result)
     }
 
-    /// Copies `from` to elements `at..` of `to`. The host's memory may be reused at once.
+    /// Copies `from` to the elements of `to` from `at` on. The host's memory may be reused at once.
     ///
     /// # Errors
-    ///
-    /// The device is lost.
+    /// Fails if the device is lost.
     ///
     /// # Panics
-    ///
-    /// If `to` has no room.
+    /// Panics if `from` exceeds the elements of `to`.
     pub fn upload<T: PlainNumber>(
         &self,
         from: &[T],
@@ -49,19 +45,18 @@ impl CudaStream {
             return Ok(());
         }
         self.cuda().bind()?;
-        // SAFETY: 1. Both ranges exist. 2. `from` is ordinary memory, which the driver copies before it returns: page-locked
-        // memory is never seen as a slice here (`Pinned`, `HostMapping`).
+        // SAFETY: 1. Both ranges exist. 2. `from` is pageable memory, which the driver copies before it returns: this
+        // crate never borrows page-locked memory as a slice (`Pinned`, `HostMapping`).
         let result = unsafe {
             sys::cuMemcpyHtoDAsync_v2(to.address_of(at), from.as_ptr().cast(), size_of_val(from), self.raw())
         };
         check("copy from the host", result)
     }
 
-    /// Copies `from` to the beginning of `to`, which grows if it must: what it held is lost then.
+    /// Copies `from` to the start of `to`. If `to` is too small, it is replaced and its contents are lost.
     ///
     /// # Errors
-    ///
-    /// The device is lost, or has no room.
+    /// Fails if the device is lost or has no free memory.
     pub fn write<T: PlainNumber>(&self, from: &[T], to: &mut DeviceVec<T>) -> Result<(), CudaError> {
         if to.len() < from.len() {
             *to = DeviceVec::new(self.cuda(), from.len().next_power_of_two())?;
@@ -69,16 +64,14 @@ impl CudaStream {
         self.upload(from, to, 0)
     }
 
-    /// Copies the first `bytes` bytes of page-locked memory to the beginning of `to`, without waiting for it. What the host
-    /// writes there meanwhile may or may not be copied.
+    /// Copies the first `bytes` bytes of page-locked memory to the start of `to`, without waiting. Concurrent
+    /// writes of the host may or may not be copied.
     ///
     /// # Errors
-    ///
-    /// The device is lost.
+    /// Fails if the device is lost.
     ///
     /// # Panics
-    ///
-    /// If either has fewer bytes.
+    /// Panics if `from` or `to` has fewer bytes.
     pub fn upload_pinned(
         &self,
         from: &Pinned<u8>,
@@ -90,22 +83,20 @@ impl CudaStream {
             return Ok(());
         }
         self.cuda().bind()?;
-        // SAFETY: 1. Both ranges exist. 2. Neither is given back before the device has finished: dropping either waits. 3. The
-        // host never sees page-locked memory as a slice, so it may be read at any time.
+        // SAFETY: 1. Both ranges exist. 2. Dropping either memory waits for the device, so neither is freed early. 3.
+        // The host never borrows page-locked memory as a slice, so it may be read at any time.
         let result =
             unsafe { sys::cuMemcpyHtoDAsync_v2(to.address_of(0), from.host_address(), bytes, self.raw()) };
         check("copy from the host", result)
     }
 
-    /// Copies elements `at..` of `from` into `to`, and waits for that.
+    /// Copies the elements of `from` from `at` on into `to`, and waits for the copy.
     ///
     /// # Errors
-    ///
-    /// The device is lost.
+    /// Fails if the device is lost.
     ///
     /// # Panics
-    ///
-    /// If `from` has fewer elements.
+    /// Panics if `from` has fewer elements.
     pub fn download<T: PlainNumber>(
         &self,
         from: &DeviceVec<T>,
@@ -117,7 +108,7 @@ impl CudaStream {
             return Ok(());
         }
         self.cuda().bind()?;
-        // SAFETY: both ranges exist, and `to` is borrowed until the copy is done, which is waited for.
+        // SAFETY: both ranges exist, and `to` is borrowed until `synchronize` below has waited for the copy.
         let result = unsafe {
             sys::cuMemcpyDtoHAsync_v2(
                 to.as_mut_ptr().cast(),
@@ -130,15 +121,13 @@ impl CudaStream {
         self.synchronize()
     }
 
-    /// Copies `count` elements from `at` of `from` to `to_at` of `to`, on the device.
+    /// Copies `count` elements from index `at` of `from` to index `to_at` of `to`, on the device.
     ///
     /// # Errors
-    ///
-    /// The device is lost.
+    /// Fails if the device is lost.
     ///
     /// # Panics
-    ///
-    /// If either has fewer elements.
+    /// Panics if `from` or `to` has fewer elements.
     pub fn copy<T: PlainNumber>(
         &self,
         from: &DeviceVec<T>,

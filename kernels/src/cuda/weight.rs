@@ -1,4 +1,4 @@
-//! Weights of linear layers and tables of embeddings on the device. See `quant.cuh` for how they lie there.
+//! Weights of linear layers and embedding tables on the device; `quant.cuh` describes their layout.
 
 use super::{
     CudaError, CudaStream, DeviceVec,
@@ -9,13 +9,13 @@ use crate::{TensorType, lora::ElementKind};
 mod uploader;
 pub use uploader::WeightUploader;
 
-/// Threads of a block of the kernels that take an octet a thread.
+/// Threads per block of the kernels that take an octet per thread.
 const THREADS: u32 = 256;
 
-/// Elements that a thread of these kernels takes.
+/// Elements per thread of these kernels.
 const OCTET: usize = 8;
 
-/// The name of a kernel's form for weights of a type: `by_form!("dequantize", kind)`.
+/// Appends the suffix of a weight type to a kernel's name: `by_form!("dequantize", kind)`.
 macro_rules! by_form {
     ($name:literal, $kind:expr) => {
         match $kind {
@@ -45,16 +45,14 @@ pub struct Weight {
 }
 
 impl Weight {
-    /// A copy of `bytes`, which are rows as in a weight file. The copy, and for block formats the rearrangement, is enqueued
-    /// on `stream`. Whoever loads many uses a [`WeightUploader`], which does not wait for each.
+    /// Copies `bytes`, rows in the format of weight files, to the device. The copy, and for block formats the
+    /// repacking, is enqueued on `stream`. A [`WeightUploader`] loads many without waiting for each.
     ///
     /// # Errors
-    ///
-    /// The device has no room.
+    /// Fails if the device has no free memory.
     ///
     /// # Panics
-    ///
-    /// If `bytes` is not `rows` rows of `columns` elements of `kind`.
+    /// Panics if `bytes` is not `rows` rows of `columns` elements of `kind`.
     pub fn upload(
         stream: &CudaStream,
         kind: TensorType,
@@ -69,12 +67,11 @@ impl Weight {
         } else {
             let raw = DeviceVec::from_slice(stream, bytes)?;
             weight.repack(stream, &raw, 0, rows)?;
-            // Giving `raw` back waits for the device.
+            // Dropping `raw` waits for the device.
         }
         Ok(weight)
     }
 
-    /// Room for a weight, to be written.
     fn unwritten(
         stream: &CudaStream,
         kind: TensorType,
@@ -85,42 +82,40 @@ impl Weight {
         Ok(Self { kind, rows, columns, bytes })
     }
 
-    /// How its elements are stored.
+    /// Returns the type of the stored elements.
     #[must_use]
     pub fn kind(&self) -> TensorType {
         self.kind
     }
 
-    /// Output features, or tokens.
+    /// Returns the number of output features, or tokens.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Elements of a row.
+    /// Returns the number of elements per row.
     #[must_use]
     pub fn columns(&self) -> usize {
         self.columns
     }
 
-    /// Bytes it takes on the device.
+    /// Returns the bytes on the device.
     #[must_use]
     pub fn device_bytes(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Where it begins on the device.
     pub(super) fn address(&self) -> u64 {
         self.bytes.address()
     }
 
-    /// Bytes of a row in a weight file.
     fn stored_row_bytes(&self) -> usize {
         let bytes = self.kind.row_bytes(self.columns);
         bytes.unwrap_or_else(|| panic!("rows of {} are not whole blocks of {:?}", self.columns, self.kind))
     }
 
-    /// Enqueues taking `rows` stored rows apart, which become rows `first..`.
+    /// Enqueues repacking `rows` stored rows into the rows from `first` on.
     fn repack(
         &mut self,
         stream: &CudaStream,
@@ -139,24 +134,23 @@ impl Weight {
             Arg::Ptr(self.address()),
         ];
         let octets = rows * self.columns / OCTET;
-        // SAFETY: 1. The kernel is declared with these arguments. 2. `raw` holds the rows, as was checked; the weight has
-        // the size `quant.cuh` gives it, which `device_bytes` follows. 3. What it writes is borrowed exclusively.
+        // SAFETY: 1. The kernel is declared with these arguments. 2. `raw` holds the rows, as was checked; the weight
+        // has the size that `quant.cuh` gives it, which `device_bytes` follows. 3. The output is borrowed exclusively.
         unsafe { launch(stream, by_repack(self.kind), octet_shape(octets), &arguments) }
     }
 }
 
-/// The kernel that takes a block format apart.
 fn by_repack(kind: TensorType) -> &'static str {
     assert!(number_kind(kind).is_none(), "floats lie as they are stored");
     by_form!("repack", kind)
 }
 
-/// A thread for each of so many octets.
+/// Returns a launch with one thread for each of `octets` octets.
 pub(super) fn octet_shape(octets: usize) -> LaunchShape {
     LaunchShape::line(octets.div_ceil(THREADS as usize), THREADS)
 }
 
-/// The kind of the numbers of a float type, `None` for block formats.
+/// Returns the element kind of a float type, `None` for block formats.
 pub(super) fn number_kind(kind: TensorType) -> Option<ElementKind> {
     match kind {
         TensorType::F32 => Some(ElementKind::F32),
@@ -166,7 +160,7 @@ pub(super) fn number_kind(kind: TensorType) -> Option<ElementKind> {
     }
 }
 
-/// Rows `first..first + rows` of `weight` as plain numbers of `kind` at `to`, which has room for them.
+/// Enqueues dequantizing rows `first..first + rows` of `weight` to `kind`; `to` must have room for them.
 pub(super) fn dequantize(
     stream: &CudaStream,
     weight: &Weight,
@@ -186,12 +180,11 @@ pub(super) fn dequantize(
         Arg::U32(kind_number(kind)),
     ];
     let octets = (rows * weight.columns).div_ceil(OCTET);
-    // SAFETY: 1. The kernel is declared with these arguments. 2. The rows exist and have room. 3. What it writes is
+    // SAFETY: 1. The kernel is declared with these arguments. 2. The rows exist and have room. 3. The output is
     // borrowed exclusively.
     unsafe { launch(stream, by_form!("dequantize", weight.kind), octet_shape(octets), &arguments) }
 }
 
-/// How `dequantize.cu` calls the kinds.
 fn kind_number(kind: ElementKind) -> u32 {
     match kind {
         ElementKind::F32 => 0,
@@ -200,11 +193,10 @@ fn kind_number(kind: ElementKind) -> u32 {
     }
 }
 
-/// Bytes of a weight on the device: `planes` of `quant.cuh`.
+/// Returns the bytes of a weight on the device: `planes` of `quant.cuh`.
 ///
 /// # Panics
-///
-/// If rows are not whole blocks.
+/// Panics if rows are not multiples of a block.
 #[must_use]
 pub fn device_bytes(kind: TensorType, rows: usize, columns: usize) -> usize {
     assert!(columns.is_multiple_of(kind.block_elements()), "rows are whole blocks");

@@ -1,4 +1,4 @@
-//! A soft cap: numbers stay within plus and minus it, and small ones nearly as they are.
+//! Soft cap: values stay within `-cap..=cap`, and small values are nearly unchanged.
 
 use crate::{
     isa::Isa,
@@ -6,15 +6,15 @@ use crate::{
     simd::{Kernel, LANES, Simd},
 };
 
-/// Elements that are worth a thread.
+/// Minimum number of elements per thread.
 const CHUNK: usize = 1 << 12;
 
-/// Splits `elements` over the pool; `each` gets ranges of them.
+/// Splits `elements` among the threads of the pool; `each` gets ranges of elements.
 pub(crate) fn for_ranges(pool: &mut ThreadPool, elements: usize, each: impl Fn(usize, usize) + Sync) {
     pool.run(elements.div_ceil(CHUNK), |i| each(i * CHUNK, elements.min((i + 1) * CHUNK)));
 }
 
-/// `cap * tanh(x / cap)`.
+/// Computes `cap * tanh(x / cap)`.
 #[inline(always)]
 pub(crate) fn capped<S: Simd>(x: S::F, cap: f32) -> S::F {
     let one = S::splat(1.0);
@@ -23,14 +23,14 @@ pub(crate) fn capped<S: Simd>(x: S::F, cap: f32) -> S::F {
     S::mul(S::sub(one, S::div(S::splat(2.0), above)), S::splat(cap))
 }
 
-/// What [`capped`] changes by with its argument, from what it gave.
+/// Returns the derivative of [`capped`], computed from its result.
 #[inline(always)]
 pub(crate) fn cap_slope<S: Simd>(capped: S::F, cap: f32) -> S::F {
     let tanh = S::mul(capped, S::splat(1.0 / cap));
     S::sub(S::splat(1.0), S::mul(tanh, tanh))
 }
 
-/// `x = cap * tanh(x / cap)`.
+/// Computes `x = cap * tanh(x / cap)`.
 pub fn cap_in_place(pool: &mut ThreadPool, isa: Isa, x: &mut [f32], cap: f32) {
     let job = Cap { x: x.as_mut_ptr(), cap, elements: (0, 0) };
     for_ranges(pool, x.len(), |from, to| isa.dispatch(job.over(from, to)));
@@ -42,7 +42,7 @@ struct Cap {
     cap: f32,
     elements: (usize, usize),
 }
-// SAFETY: threads are given disjoint ranges of elements of a buffer that outlives the parallel region.
+// SAFETY: each thread gets a disjoint range of elements; the buffer outlives the parallel region.
 unsafe impl Sync for Cap {}
 
 impl Cap {
@@ -59,7 +59,7 @@ impl Kernel for Cap {
         let (from, to) = self.elements;
         for at in (from..to).step_by(LANES) {
             let n = LANES.min(to - at);
-            // SAFETY: the elements exist and are this thread's alone.
+            // SAFETY: the elements exist, and no other thread has them.
             unsafe {
                 let x = self.x.add(at);
                 S::store_head(x, capped::<S>(S::load_head(x, n), self.cap), n);

@@ -7,22 +7,22 @@ use crate::{
     simd::{Kernel, LANES, Simd},
 };
 
-/// What a gate lets through: `gate * sigmoid(z(gate))`.
+/// Gate function: `gate * sigmoid(z(gate))`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Gate {
-    /// `z(x) = x`.
+    /// SiLU, with `z(x) = x`.
     #[default]
     Silu,
-    /// `z(x) = 2 √(2/π) (x + 0.044715 x³)`: the Gaussian error unit, by its approximation with a hyperbolic tangent.
+    /// GELU in its tanh approximation, with `z(x) = 2 √(2/π) (x + 0.044715 x³)`.
     GeluTanh,
 }
 
-/// `2 √(2/π)`, and its share of the cube.
+/// `2 √(2/π)`, and the coefficient of the cubic term.
 pub(crate) const GELU_LINEAR: f32 = 1.595_769;
 pub(crate) const GELU_CUBIC: f32 = GELU_LINEAR * 0.044_715;
 
 impl Gate {
-    /// `z(x)`.
+    /// Computes the sigmoid's argument `z(x)`.
     #[inline(always)]
     pub(crate) fn argument<S: Simd>(self, x: S::F) -> S::F {
         match self {
@@ -34,7 +34,7 @@ impl Gate {
         }
     }
 
-    /// `z'(x)`.
+    /// Computes the derivative `z'(x)`.
     #[inline(always)]
     pub(crate) fn slope<S: Simd>(self, x: S::F) -> S::F {
         match self {
@@ -47,11 +47,10 @@ impl Gate {
     }
 }
 
-/// `out = gate * sigmoid(z(gate)) * up` for rows `[gate | up]` of `2 * width`.
+/// Computes `out = gate * sigmoid(z(gate)) * up` for rows `[gate | up]` of `2 * width`.
 ///
 /// # Panics
-///
-/// If the shapes do not fit together.
+/// Panics if the shapes do not match.
 pub fn gate_mul(pool: &mut ThreadPool, isa: Isa, gate: Gate, gate_up: &[f32], width: usize, out: &mut [f32]) {
     assert_eq!(gate_up.len(), 2 * out.len(), "two inputs an output");
     assert!(out.len().is_multiple_of(width), "whole rows");
@@ -67,7 +66,7 @@ struct GateMul {
     width: usize,
     rows: (usize, usize),
 }
-// SAFETY: threads are given disjoint ranges of rows of buffers that outlive the parallel region.
+// SAFETY: each thread gets a disjoint range of rows; the buffers outlive the parallel region.
 unsafe impl Sync for GateMul {}
 
 impl GateMul {
@@ -85,7 +84,7 @@ impl Kernel for GateMul {
             let mut c = 0;
             while c < self.width {
                 let n = LANES.min(self.width - c);
-                // SAFETY: `gate_mul` has checked the sizes; the row is this thread's alone.
+                // SAFETY: `gate_mul` has checked the sizes; no other thread has the row.
                 unsafe {
                     let gate = S::load_head(self.gate_up.add(2 * row * self.width + c), n);
                     let up = S::load_head(self.gate_up.add((2 * row + 1) * self.width + c), n);

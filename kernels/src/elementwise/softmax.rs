@@ -1,4 +1,4 @@
-//! Probabilities of a few choices, row by row: of the experts that a router may send a row to.
+//! Softmax over a few choices per row, as the router of a mixture of experts needs it.
 
 use super::for_row_ranges;
 use crate::{
@@ -7,12 +7,11 @@ use crate::{
     simd::{Kernel, LANES, Simd},
 };
 
-/// Replaces each row of `width` numbers by `e^x / Σ e^x`, the largest taken off first. The sum goes from the first element to the
-/// last, so that a row's bits are its own.
+/// Replaces each row of `width` elements by `e^x / Σ e^x`, after subtracting the largest. The sum runs from
+/// the first element to the last, so a row's bits do not depend on other rows.
 ///
 /// # Panics
-///
-/// If there are no whole rows.
+/// Panics if the length of `rows` is not a multiple of `width`, or `width` is 0.
 pub fn softmax_in_place(pool: &mut ThreadPool, isa: Isa, rows: &mut [f32], width: usize) {
     assert!(width > 0 && rows.len().is_multiple_of(width), "whole rows");
     let job = Softmax { rows: rows.as_mut_ptr(), width, range: (0, 0) };
@@ -25,7 +24,7 @@ struct Softmax {
     width: usize,
     range: (usize, usize),
 }
-// SAFETY: threads are given disjoint ranges of rows of a buffer that outlives the parallel region.
+// SAFETY: each thread gets a disjoint range of rows; the buffer outlives the parallel region.
 unsafe impl Sync for Softmax {}
 
 impl Softmax {
@@ -40,12 +39,12 @@ impl Kernel for Softmax {
     #[inline(always)]
     fn run<S: Simd>(self) {
         for row in self.range.0..self.range.1 {
-            // SAFETY: the row exists and is this thread's alone.
+            // SAFETY: the row exists, and no other thread has it.
             let row = unsafe { std::slice::from_raw_parts_mut(self.rows.add(row * self.width), self.width) };
             let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             for some in row.chunks_mut(LANES) {
                 let (at, count) = (some.as_mut_ptr(), some.len());
-                // SAFETY: as many lanes exist.
+                // SAFETY: `count` lanes exist.
                 unsafe {
                     let below = S::sub(S::load_head(at, count), S::splat(largest));
                     S::store_head(at, S::exp(below), count);

@@ -1,8 +1,8 @@
-//! Integer panels and many rows, through a matrix unit: codes are unpacked once for all rows, and sums of groups come back as
-//! whole numbers through memory that stays in the first-level cache.
+//! Integer panels times many rows on a matrix unit. Codes are unpacked once for all rows; the unit returns
+//! integer sums of groups through memory that stays in the first-level cache.
 //!
-//! While the unit is at a group, the sums of one before enter the float sums, by the same operations in the same order as in
-//! `integer`: an output has the same bits by either way.
+//! While the unit computes one group, the sums of an earlier group are added to the float sums, by the same
+//! operations in the same order as in `integer`. Both methods therefore give the same bits.
 
 use std::{marker::PhantomData, mem::MaybeUninit, ops::Range};
 
@@ -20,19 +20,18 @@ use crate::{
 /// Groups whose codes are unpacked at once: 24 KB.
 const DEPTH: usize = 48;
 
-/// Groups that the unit is ahead: from loading a tile to reading its sums takes as long as adding so many groups.
+/// Groups that the unit runs ahead: loading a tile and reading its sums takes as long as adding 4 groups.
 const AHEAD: usize = 4;
 
-/// Places for whole sums: of groups that the unit is ahead, and the one that is added.
+/// Buffers for integer sums: of the groups that the unit is ahead, and of the group that is added.
 const TURNS: usize = 8;
 
-/// Whole sums of a tile.
 const SUMS: usize = SIDE * LANES;
 
-/// Rows that pass over unpacked codes, at most.
+/// Maximum number of rows per pass over unpacked codes.
 pub(super) const MAX_ROWS: usize = 64;
 
-/// Computes `panel` for `rows`, sixteen or a multiple, at most [`MAX_ROWS`].
+/// Computes `panel` for `rows`, a multiple of sixteen, at most [`MAX_ROWS`].
 pub(super) struct AmxPanels<'a, P> {
     pub(super) chunk: &'a PanelChunk<'a>,
     pub(super) tiles: &'a Tiles,
@@ -41,13 +40,12 @@ pub(super) struct AmxPanels<'a, P> {
     pub(super) packing: PhantomData<P>,
 }
 
-/// Where codes and sums lie meanwhile.
 #[repr(align(64))]
 struct TileScratch {
     codes: [MaybeUninit<u8>; DEPTH * GROUP_BYTES],
-    /// Whole sums of groups, `[TURNS, high and low bytes, parts]`.
+    /// Integer sums of groups, `[TURNS, high and low bytes, parts]`.
     whole: [MaybeUninit<i32>; TURNS * 4 * SUMS],
-    /// Float sums of rows that wait for the next groups.
+    /// Float sums of rows between two blocks of groups.
     sums: DecodeScratch<{ MAX_ROWS * LANES }>,
 }
 
@@ -86,14 +84,13 @@ impl<P: IntegerPacking> AmxPanels<'_, P> {
         }
     }
 
-    /// Whole sums of sixteen rows of bytes with a group of codes.
+    /// Computes integer sums of sixteen rows of bytes with a group of codes.
     ///
     /// # Safety
-    ///
-    /// As [`Tiles::dot_halves`].
+    /// The conditions of [`Tiles::dot_halves`] hold.
     #[inline(always)]
     unsafe fn dot(&self, x: *const i8, codes: *const u8, sums: *mut i32) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         unsafe {
             if P::PARTS == 2 {
                 self.tiles.dot_halves(x, codes, sums);
@@ -103,7 +100,7 @@ impl<P: IntegerPacking> AmxPanels<'_, P> {
         }
     }
 
-    /// Sixteen rows from `row` on, over some groups.
+    /// Computes sixteen rows from `row` on, over some groups.
     #[inline(always)]
     fn tile<S: Simd>(&self, row: usize, groups: &Range<usize>, desk: &mut TileScratch) {
         let x = QuantizedRows::of::<P>(self.chunk.x, row);
@@ -111,7 +108,8 @@ impl<P: IntegerPacking> AmxPanels<'_, P> {
         let kept = desk.sums.as_mut_ptr().wrapping_add((row - self.rows.start) * LANES);
         let w = self.chunk.part.matrix;
         let mut sums = [S::splat(0.0); SIDE];
-        // SAFETY: rows, groups and panel exist, the registers are laid out, and the desk has room for all that is kept on it.
+        // SAFETY: rows, groups and panel exist, the tile registers are configured, and `desk` has room for all codes
+        // and sums.
         unsafe {
             if groups.start > 0 {
                 for (m, sum) in sums.iter_mut().enumerate() {
@@ -148,11 +146,10 @@ impl<P: IntegerPacking> AmxPanels<'_, P> {
         }
     }
 
-    /// Adds the whole sums of a group, some of whose rows may have `BYTES` bytes, to the float sums.
+    /// Adds the integer sums of a group to the float sums; with `BYTES` 2, some rows are wide.
     ///
     /// # Safety
-    ///
-    /// Rows and group exist, and their sums lie at `whole`.
+    /// Rows and group exist, and `whole` points to their sums.
     #[inline(always)]
     unsafe fn add<S: Simd, const BYTES: usize>(
         &self,
@@ -161,7 +158,7 @@ impl<P: IntegerPacking> AmxPanels<'_, P> {
         whole: *const i32,
         sums: &mut [S::F; SIDE],
     ) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         unsafe {
             let numbers = P::numbers::<S>(self.chunk.part.matrix, self.panel, group);
             let wide = x.wide(group);

@@ -1,4 +1,4 @@
-//! What a thread takes of a product at a time.
+//! Unit of work of a thread in a linear layer.
 
 use super::part::LinearPart;
 use crate::{
@@ -20,7 +20,6 @@ pub(super) struct PanelChunk<'a> {
 }
 
 impl PanelChunk<'_> {
-    /// Writes the sums of a row with a panel.
     #[inline(always)]
     pub(super) fn put<S: Simd>(&self, panel: usize, row: usize, sums: S::F) {
         let feature = panel * LANES;

@@ -9,7 +9,7 @@ use crate::{
     simd::{LANES, Simd},
 };
 
-/// Weights of 32 bits, or of 16 bits and widened exactly; activations of 32 bits.
+/// Weights of 32 bits, or of 16 bits widened exactly; activations of 32 bits.
 pub(super) struct FloatPanels<E>(PhantomData<E>);
 /// Weights and activations of bf16, summed in 32 bits.
 pub(super) struct Bf16;
@@ -24,7 +24,8 @@ impl<E: Element> PanelDot for FloatPanels<E> {
     ) -> [S::F; M] {
         let width = x.width();
         let mut sums = [S::splat(0.0); M];
-        // SAFETY: the caller's: panel and rows exist; `w.columns() == width`, and `E` is what its panels hold.
+        // SAFETY: the caller guarantees that panel and rows exist; `w.columns() == width`, and `E` is the element type
+        // of the panels.
         unsafe {
             let weights = w.panel(panel).cast::<E>();
             let x = x.values().as_ptr().add(row * width);
@@ -49,7 +50,7 @@ impl PanelDot for Bf16 {
     ) -> [S::F; M] {
         let pairs = x.pairs();
         let mut sums = [S::splat(0.0); M];
-        // SAFETY: the caller's: panel and rows exist, and the bf16 form was prepared.
+        // SAFETY: the caller guarantees that panel and rows exist, and that the bf16 form was prepared.
         unsafe {
             let weights = w.panel(panel);
             let x = x.bf16.as_ptr().add(row * pairs);

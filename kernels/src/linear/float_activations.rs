@@ -1,22 +1,22 @@
-//! Linear layers whose activations stay as they are: `out = x · Wᵀ (+ bias)` over the values of the weights.
+//! Linear layers with unrounded activations: `out = x · Wᵀ (+ bias)` over the values of the weights.
 //!
-//! [`linear`](super::linear) rounds activations to the weights' precision, so the sum of two inputs does not give the sum of
-//! their outputs. Training (whose backward pass is the transposed matrix), masks that are added and taken off again, and
-//! comparisons with other engines need a layer that is linear. Here every packing is: a weight is one f32 number
-//! (`values`), an activation is the f32 it is, and
+//! [`linear`](super::linear) rounds activations to the weights' precision, so it is not additive: the outputs
+//! of two inputs do not sum to the output of their sum. Three uses need a linear layer: training (whose
+//! backward pass is the transposed matrix), masks that are added and removed, and comparisons with other
+//! engines. In this module every packing is linear: a weight is one f32 value (`values`), an activation an
+//! f32, and
 //!
 //! ```text
-//! out[r, o] = fma(w[o, in - 1], x[r, in - 1], ... fma(w[o, 1], x[r, 1], fma(w[o, 0], x[r, 0], 0))) (+ bias[o])
+//! out[r, o] = fma(w[o, in - 1], x[r, in - 1], ... fma(w[o, 0], x[r, 0], 0)) (+ bias[o])
 //! ```
 //!
-//! in one lane, `in` from first to last. Float packings of 32 and 16 bits have the bits `linear` gives. As there, bits do
-//! not depend on the batch, the thread or the tile. Two ways to the same sums:
+//! in one lane, `in` from first to last. Float packings of 32 and 16 bits give the bits of `linear`. As
+//! there, bits do not depend on the batch, the thread or the tile. Two methods compute the same sums:
 //!
-//! - **One row** uses each weight once, so it is decoded in registers and used there. A lane's sum is a chain of fused
-//!   multiply-adds, each waiting for the one before: several panels go side by side to fill the time.
-//! - **Several rows** share the decoding: [`DEPTH`] elements of [`SIDE`] panels are decoded to a buffer that stays in the
-//!   first-level cache, and all rows pass over it. Between two stretches of `in` the sums wait in `out`, which costs them
-//!   no bit.
+//! - **One row** uses each weight once, so the weight is decoded in registers. A lane's sum is a chain of
+//!   dependent fused multiply-adds; several panels run side by side to hide their latency.
+//! - **Several rows** share the decoding: [`DEPTH`] elements of [`SIDE`] panels are decoded to a buffer in
+//!   the first-level cache, and all rows use it. Between blocks of `in` the sums are kept exactly in `out`.
 
 use std::{marker::PhantomData, ops::Range};
 
@@ -35,16 +35,14 @@ use crate::{
 const DEPTH: usize = 128;
 const SIDE: usize = 4;
 
-/// Rows that pass over the decoded weights before they are decoded again: [`DEPTH`] elements of each stay in the
-/// second-level cache.
+/// Rows per decoding of the weights: [`DEPTH`] elements of each row stay in the second-level cache.
 const ROW_BLOCK: usize = 256;
 
-/// Computes `parts` for every row of `x` into rows of `out` of `stride` elements, on all threads of `pool`. No form of
-/// `x` need be prepared.
+/// Computes `parts` for every row of `x`, in any form, into rows of `out` of `stride` elements, on all
+/// threads.
 ///
 /// # Panics
-///
-/// If the shapes do not fit together.
+/// Panics if the shapes do not match.
 pub fn linear_unrounded(
     pool: &mut ThreadPool,
     isa: Isa,
@@ -67,7 +65,7 @@ pub fn linear_unrounded(
     });
 }
 
-/// Four chunks a thread, of panels that fill the buffer if there are enough.
+/// Returns the panels per chunk: four chunks per thread, in multiples of [`SIDE`] panels.
 fn panels_a_chunk(panels: usize, threads: usize) -> usize {
     (panels.div_ceil(4 * threads) / SIDE * SIDE).max(SIDE)
 }
@@ -118,7 +116,7 @@ impl FloatChunk<'_> {
         }
     }
 
-    /// Where the outputs of `panel` for `row` go, and how many they are.
+    /// Returns the address and the number of the outputs of `panel` for `row`.
     #[inline(always)]
     fn place(&self, row: usize, panel: usize) -> (*mut f32, usize) {
         let feature = panel * LANES;
@@ -126,7 +124,6 @@ impl FloatChunk<'_> {
         (to, LANES.min(self.part.matrix.rows() - feature))
     }
 
-    /// Adds the bias of `panel` to complete sums.
     #[inline(always)]
     fn biased<S: Simd>(&self, sum: S::F, panel: usize) -> S::F {
         let lanes = LANES.min(self.part.matrix.rows() - panel * LANES);
@@ -163,7 +160,7 @@ impl<V: Values> OneRow<'_, V> {
         let (w, width) = (self.0.part.matrix, self.0.x.width());
         let x = self.0.x.values().as_ptr();
         let mut sums = [S::splat(0.0); P];
-        // Codes and numbers of the panels that come next.
+        // Prefetches codes and scales of the next panels.
         let share = w.panel_bytes() * GROUP / width;
         for group in 0..width / GROUP {
             for p in 0..P {
@@ -177,7 +174,7 @@ impl<V: Values> OneRow<'_, V> {
         }
         for k in width / GROUP * GROUP..width {
             for (p, sum) in sums.iter_mut().enumerate() {
-                // SAFETY: as above.
+                // SAFETY: the panels exist, and element `k` is below `width`, the length of `x`.
                 *sum = unsafe { S::fma(V::one::<S>(w, panel + p, k), S::splat(*x.add(k)), *sum) };
             }
         }
@@ -190,7 +187,6 @@ impl<V: Values> OneRow<'_, V> {
     }
 
     /// # Safety
-    ///
     /// The panels and the group exist.
     #[inline(always)]
     unsafe fn half<S: Simd, const P: usize, const H: usize>(
@@ -200,7 +196,7 @@ impl<V: Values> OneRow<'_, V> {
         sums: &mut [S::F; P],
     ) {
         let w = self.0.part.matrix;
-        // SAFETY: the caller's; a row has all elements of the group.
+        // SAFETY: the caller guarantees panels and group; a row has all elements of the group.
         unsafe {
             let x = self.0.x.values().as_ptr().add(group * GROUP + H * HALF);
             let numbers: [_; P] = std::array::from_fn(|p| V::numbers::<S, H>(w, panel + p, group));
@@ -216,7 +212,7 @@ impl<V: Values> OneRow<'_, V> {
     }
 }
 
-/// Sums of `rows` with `panels` over the stretch `depth` of `in`.
+/// Sums of `rows` with `panels` over the elements `depth` of `in`.
 #[derive(Clone)]
 struct Block<'a> {
     chunk: FloatChunk<'a>,
@@ -227,7 +223,6 @@ struct Block<'a> {
     weights: *mut f32,
 }
 
-/// Decodes the block's weights.
 struct Decode<'a, V>(&'a Block<'a>, PhantomData<V>);
 
 impl<V: Values> Kernel for Decode<'_, V> {
@@ -255,12 +250,11 @@ impl<V: Values> Kernel for Decode<'_, V> {
 
 impl<V: Values> Decode<'_, V> {
     /// # Safety
-    ///
     /// Panel and group exist, and there is room for half a group at `to`.
     #[inline(always)]
     unsafe fn half<S: Simd, const H: usize>(&self, panel: usize, group: usize, to: *mut f32) {
         let w = self.0.chunk.part.matrix;
-        // SAFETY: passed on.
+        // SAFETY: the caller upholds the same contract.
         unsafe {
             let numbers = V::numbers::<S, H>(w, panel, group);
             for step in 0..HALF / 4 {
@@ -272,7 +266,6 @@ impl<V: Values> Decode<'_, V> {
     }
 }
 
-/// Passes the block's rows over its decoded weights.
 struct BlockSums<'a>(&'a Block<'a>);
 
 impl Kernel for BlockSums<'_> {
@@ -283,7 +276,7 @@ impl Kernel for BlockSums<'_> {
         let panels = self.0.panels.len();
         let mut side = 0;
         while side < panels {
-            // Two panels share the activations' loads where the registers hold the sums of both.
+            // Two panels share the loads of activations if the registers hold the sums of both.
             side += if S::TILE == 8 && panels - side >= 2 {
                 self.rows::<S, 2>(side)
             } else {
@@ -308,7 +301,7 @@ impl BlockSums<'_> {
         P
     }
 
-    /// Sums of `M` rows with `P` panels, which go on where the stretch before has left them in `out`.
+    /// Sums `M` rows with `P` panels, continuing from the sums of the previous block in `out`.
     #[inline(always)]
     fn tile<S: Simd, const M: usize, const P: usize>(&self, row: usize, side: usize) -> usize {
         let Block { chunk, panels, depth, weights, .. } = self.0;

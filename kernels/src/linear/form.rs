@@ -1,4 +1,4 @@
-//! What a packed matrix is besides its bytes, and how these are made from a stored tensor.
+//! Layout of a packed matrix, and packing of a stored tensor.
 
 use std::ops::Range;
 
@@ -11,34 +11,34 @@ use crate::{
     simd::LANES,
 };
 
-/// Why a tensor cannot be packed.
+/// Reason why a tensor cannot be packed.
 #[derive(Debug, thiserror::Error)]
 pub enum PackError {
     /// The bytes are not `rows` rows of `columns` elements.
     #[error("{got} bytes are not {rows} rows of {columns} elements of {kind:?}")]
     Size {
-        /// The encoding.
+        /// Type of the stored elements.
         kind: TensorType,
-        /// Output features.
+        /// Number of output features.
         rows: usize,
-        /// Input features.
+        /// Number of input features.
         columns: usize,
-        /// Bytes given.
+        /// Number of bytes that were passed.
         got: usize,
     },
-    /// The operating system has no memory for the packed form.
+    /// The memory for the packed form cannot be allocated.
     #[error("no memory for a packed {rows} x {columns} matrix")]
     Memory {
-        /// Output features.
+        /// Number of output features.
         rows: usize,
-        /// Input features.
+        /// Number of input features.
         columns: usize,
-        /// Cause.
+        /// Error of the operating system.
         source: std::io::Error,
     },
 }
 
-/// Which tile computes the matrix. Named after bits and zero point.
+/// Kind of panel, named after the bits of a code and its zero point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Packing {
     F32,
@@ -51,9 +51,9 @@ pub(super) enum Packing {
     Eight128Halves,
 }
 
-/// The form of a packed matrix `[rows, columns]` (output x input features), in panels of sixteen rows.
+/// Layout of a packed matrix `[rows, columns]` (output x input features), in panels of sixteen rows.
 ///
-/// It tells where each row lies, so that rows can be packed, kept and loaded apart from others.
+/// The layout gives the offset of each row, so rows can be packed, stored and loaded separately.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PackedLayout {
     kind: TensorType,
@@ -65,15 +65,14 @@ pub struct PackedLayout {
 }
 
 impl PackedLayout {
-    /// Rows that can be packed, kept and loaded apart begin at a multiple of so many: gradients are summed over so many
-    /// outputs at a time.
+    /// Alignment of separately packed rows: each range begins at a multiple of this, because gradients are
+    /// summed over this many outputs at a time.
     pub const CUT_ROWS: usize = 64;
 
-    /// The form of a stored tensor: `rows` rows of `columns` elements of `kind`, row after row.
+    /// Returns the layout of a stored tensor: `rows` rows of `columns` elements of `kind`, row-major.
     ///
     /// # Errors
-    ///
-    /// The sizes do not fit together.
+    /// Fails if `data` does not have the size of these rows.
     pub fn of(kind: TensorType, data: &[u8], rows: usize, columns: usize) -> Result<Self, PackError> {
         let size = || PackError::Size { kind, rows, columns, got: data.len() };
         let row_bytes = kind.row_bytes(columns).filter(|&bytes| bytes > 0).ok_or_else(size)?;
@@ -84,7 +83,7 @@ impl PackedLayout {
         Self::known(kind, rows, columns, unit).ok_or_else(size)
     }
 
-    /// The form of a tensor whose [unit](Self::unit) is known; `None` if there is no such tensor.
+    /// Returns the layout of a tensor whose [unit](Self::unit) is known; `None` if there is no such tensor.
     #[must_use]
     pub fn known(kind: TensorType, rows: usize, columns: usize, unit: f32) -> Option<Self> {
         kind.row_bytes(columns).filter(|&bytes| bytes > 0)?;
@@ -93,31 +92,31 @@ impl PackedLayout {
         Some(Self { kind, rows, columns, packing, panel_bytes, unit })
     }
 
-    /// Output features.
+    /// Returns the number of output features.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Input features.
+    /// Returns the number of input features.
     #[must_use]
     pub fn columns(&self) -> usize {
         self.columns
     }
 
-    /// The power of two that all scales are relative to; 1 for floats.
+    /// Returns the power of two that all scales are relative to; 1 for floats.
     #[must_use]
     pub fn unit(&self) -> f32 {
         self.unit
     }
 
-    /// Bytes of the panels.
+    /// Returns the bytes of all panels.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.panels() * self.panel_bytes
     }
 
-    /// The forms of activations it is multiplied with.
+    /// Returns the forms of activations that the matrix multiplies.
     #[must_use]
     pub fn forms(&self) -> ActivationForms {
         match self.packing {
@@ -133,36 +132,32 @@ impl PackedLayout {
         self.forms() == ActivationForms::default()
     }
 
-    /// Where `row` begins to lie in the panels; [`rows`](Self::rows) is where they end.
+    /// Returns the byte offset of `row` in the panels; for [`rows`](Self::rows) the end of the panels.
     ///
     /// # Panics
-    ///
-    /// Unless `row` is a multiple of [`CUT_ROWS`](Self::CUT_ROWS), or the end.
+    /// Panics unless `row` is a multiple of [`CUT_ROWS`](Self::CUT_ROWS), or the end.
     #[must_use]
     pub fn offset(&self, row: usize) -> usize {
         assert!(row.is_multiple_of(Self::CUT_ROWS) || row == self.rows, "panels are cut at row {row}");
         row.div_ceil(LANES) * self.panel_bytes
     }
 
-    /// The form of some of its rows, which lie at [`offset`](Self::offset)s.
+    /// Returns the layout of a range of the rows, which must begin at a valid [`offset`](Self::offset).
     ///
     /// # Panics
-    ///
-    /// If there are no such rows.
+    /// Panics if the rows do not exist.
     #[must_use]
     pub fn of_rows(&self, rows: &Range<usize>) -> Self {
         assert!(rows.start <= rows.end && rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
         Self { rows: rows.len(), ..*self }
     }
 
-    /// The form of other rows, so many of them.
     pub(super) fn with_rows(&self, rows: usize) -> Self {
         Self { rows, ..*self }
     }
 
-    /// Copies a lane of a panel to a lane of another.
     pub(super) fn copy_lane(&self, (from, lane): (&[u8], usize), (to, to_lane): (&mut [u8], usize)) {
-        // What four bytes of each lane are, and what two.
+        // The first part of a panel has four bytes per lane, the second part two.
         let words = match self.packing.integer_form() {
             Some(form) => self.columns * LANES * form.bits / 8,
             None if self.packing == Packing::F16 => 0,
@@ -173,16 +168,15 @@ impl PackedLayout {
         copy_elements::<2>(from_halves, lane, to_halves, to_lane);
     }
 
-    /// Packs its rows, which `data` has as they are stored, into `panels`.
+    /// Packs the rows of `data`, in stored format, into `panels`.
     ///
     /// # Panics
-    ///
-    /// If these are not the rows' bytes, or not the panels'.
+    /// Panics if `data` or `panels` does not have the size of the rows.
     pub fn pack(&self, data: &[u8], panels: &mut [u8]) {
         let row_bytes = self.kind.row_bytes(self.columns).unwrap_or(0);
         assert!(data.len() == self.rows * row_bytes, "{} bytes of {} rows", data.len(), self.rows);
         assert_eq!(panels.len(), self.bytes(), "panels of {} rows", self.rows);
-        // Rows that a panel lacks are zeroes, and what lies behind its numbers.
+        // Missing rows of the last panel, and padding at the end of panels, are zero.
         panels.fill(0);
         match integer_form(self.kind) {
             Some(form) => self.pack_integers(form, data, row_bytes, panels),
@@ -246,7 +240,6 @@ impl Packing {
     }
 }
 
-/// The packing of `kind` and the bytes of its panels.
 fn layout(kind: TensorType, columns: usize) -> (Packing, usize) {
     let Some(form) = integer_form(kind) else {
         return match kind {
@@ -268,8 +261,8 @@ fn layout(kind: TensorType, columns: usize) -> (Packing, usize) {
     (packing, bytes.next_multiple_of(64))
 }
 
-/// The power of two relative to which the scales and minima of a tensor are stored in 16 bits. The largest
-/// magnitude comes out near 2^14, so numbers down to 2^-28 of it keep their eleven bits.
+/// Returns the power of two relative to which a tensor's scales and minima are stored in 16 bits. The largest
+/// magnitude becomes about 2^14, so values down to 2^-28 of it keep their eleven bits.
 fn common_unit(kind: TensorType, data: &[u8], row_bytes: usize) -> f32 {
     let mut decoded = DecodedRow::default();
     let mut largest = 0.0f32;
@@ -280,14 +273,13 @@ fn common_unit(kind: TensorType, data: &[u8], row_bytes: usize) -> f32 {
     if largest.is_normal() { 2.0f32.powi(largest.log2().floor() as i32 - 14) } else { 1.0 }
 }
 
-/// Copies a lane of vectors with `N` bytes of each.
 fn copy_elements<const N: usize>(from: &[u8], lane: usize, to: &mut [u8], to_lane: usize) {
     for (from, to) in from.chunks_exact(LANES * N).zip(to.chunks_exact_mut(LANES * N)) {
         to[to_lane * N..][..N].copy_from_slice(&from[lane * N..][..N]);
     }
 }
 
-/// Byte and bit shift of a lane's code `k` within a panel's codes.
+/// Returns the byte and the bit shift of a lane's code `k` within a panel's codes.
 pub(super) fn code_position(bits: usize, lane: usize, k: usize) -> (usize, u32) {
     let (group, step, byte) = (k / GROUP, k % GROUP / 4, k % 4);
     match bits {
@@ -296,7 +288,7 @@ pub(super) fn code_position(bits: usize, lane: usize, k: usize) -> (usize, u32) 
     }
 }
 
-/// Four codes are a word, two words of four bits share one: where [`code_position`] says.
+/// Stores codes as [`code_position`] says: four codes form a word, and two words of 4-bit codes share one.
 fn put_codes(panel: &mut [u8], bits: usize, lane: usize, codes: &[u8]) {
     let word = |codes: &[u8]| u32::from_le_bytes([codes[0], codes[1], codes[2], codes[3]]);
     let group_bytes = GROUP * LANES * bits / 8;

@@ -1,15 +1,15 @@
 //! Dot products with integer panels.
 //!
-//! For a group of 32 (or 16) elements, sums are exact integers:
+//! The sums of a group of 32 (or 16) elements are exact integers:
 //!
 //! ```text
-//! sum_i code_i x_i - zero sum_i x_i     the second term is the accumulator's start, known from the activations
+//! sum_i code_i x_i - zero sum_i x_i     the second term is the initial sum, known from the activations
 //! ```
 //!
-//! where the `x_i` of a wide group are two bytes each, `128 high_i + low_i`, and so are the sums: 2^27 at most. They
-//! enter the float sum once a group, times the weights' and the activations' scale. Minima enter as
-//! `minimum * (scale of x * sum of x)`. All scales of a matrix are stored in 16 bits relative to one power of two,
-//! `w.unit()`, which multiplies the final sum and costs no bit.
+//! The `x_i` of a wide group are two bytes each, `128 high_i + low_i`, and so are the sums: 2^27 at most. A
+//! group's sum is added to the float sum once, times the weights' and the activations' scale. Minima are
+//! added as `minimum * (scale of x * sum of x)`. All scales of a matrix are stored in 16 bits relative to one
+//! power of two, `w.unit()`, which multiplies the final sum without rounding.
 
 use super::{pack::PackedMatrix, packings::IntegerPacking, rows::QuantizedRows, tile::PanelDot};
 use crate::{
@@ -17,10 +17,10 @@ use crate::{
     simd::{Simd, prefetch},
 };
 
-/// How far ahead of the sums weights are asked for. The hardware stops at each 4 KB; at 20 GB/s this is 400 ns.
+/// Prefetch distance of the weights. The hardware prefetcher stops at 4 KB; at 20 GB/s this is 400 ns.
 const AHEAD_BYTES: usize = 8192;
 
-/// Asks for `bytes` of the panels, those that are due when `AHEAD_BYTES` have been summed.
+/// Prefetches `bytes` of the panels that are `AHEAD_BYTES` after `at`.
 #[inline(always)]
 fn prefetch_ahead(at: *const u8, bytes: usize) {
     let mut line = 0;
@@ -40,7 +40,7 @@ impl<P: IntegerPacking> PanelDot for P {
     ) -> [S::F; M] {
         let x = QuantizedRows::of::<P>(x, row);
         let mut sums = [S::splat(0.0); M];
-        // SAFETY: the caller's: panel and rows exist, and the byte form was prepared.
+        // SAFETY: the caller guarantees that panel and rows exist, and that the byte form was prepared.
         unsafe {
             let share = w.panel_bytes() / x.groups;
             for group in 0..x.groups {
@@ -58,7 +58,7 @@ impl<P: IntegerPacking> PanelDot for P {
             }
         }
         let unit = S::splat(w.unit());
-        // A loop: what an adapter is given is not always compiled for the set.
+        // A loop, because closures of iterator adapters are not always compiled for the instruction set.
         for sum in &mut sums {
             *sum = S::mul(*sum, unit);
         }

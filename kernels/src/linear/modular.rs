@@ -1,25 +1,27 @@
-//! Linear layers modulo 2^64 or 2^48: `out = x · Wᵀ` and `out = g · W` in whole numbers, exact whatever the order of the sums.
+//! Linear layers modulo 2^64 or 2^48: `out = x · Wᵀ` and `out = g · W` in integers, exact in any order.
 //!
-//! What is added to a row before it is multiplied comes off again afterwards, to the last bit: masks and shares need that.
-//! Weights are whole numbers times one power of two, `2^exponent` ([`ModularForm`]):
+//! A value added to a row before the product can be removed from the result bit for bit, as masks and shares
+//! require. Weights are integers times one power of two, `2^exponent` ([`ModularForm`]):
 //!
 //! ```text
-//! integers   codes times 16-bit scales, and minima: exact, unless numbers are so far apart that the smallest are rounded
+//! integers   codes times 16-bit scales, and minima: exact, unless the range is so wide that the smallest are
+//! rounded
 //! floats     round(w * 2^24): weights of f16 exact, of 32 bits and bf16 to 2^-25
 //! ```
 //!
-//! All rounding is to the nearest, ties to even.
+//! All rounding is to nearest, ties to even.
 //!
-//! A row is numbers of eight or six bytes ([`Modulus`]), wherever in memory it begins; whether they have a sign is the business of
-//! whoever reads them. A word is one of them while it is computed with, 64 bits, of which those that no number has are dropped.
+//! A row holds integers of eight or six bytes ([`Modulus`]), without alignment; the caller decides whether
+//! they are signed. During computation an integer is a 64-bit word, whose excess bits are dropped.
 //!
 //! # Layout
 //!
-//! - this file: both products. `modulus`: how numbers of rows lie. `form`: the exponent, and rows of whole numbers.
-//! - `integer_weights`: whole numbers decoded in registers. `word_sums`: sums over them, of any weights.
-//! - `byte_planes`: sums over codes, where the set multiplies bytes faster than words.
-//! - `digit_tiles`: sums over digits of many rows, where there is a matrix unit.
-//! - `share`: how all of them are shared out to threads. `bytes`: words as bytes.
+//! - this file: both products.
+//! - `modulus`: layout of integers in rows. `form`: the exponent, and rows of integers.
+//! - `integer_weights`: integer weights decoded in registers. `word_sums`: sums over them, for any weights.
+//! - `byte_planes`: sums over codes, where the instruction set multiplies bytes faster than words.
+//! - `digit_tiles`: sums over digits of many rows, on a matrix unit.
+//! - `share`: distribution of the work to threads. `bytes`: conversion between words and bytes.
 
 mod byte_planes;
 mod bytes;
@@ -36,7 +38,6 @@ pub use modulus::Modulus;
 use super::part::{LinearPart, check_parts};
 use crate::{SumFrom, isa::Isa, pool::ThreadPool};
 
-/// Calls a function for the bytes that numbers of a modulus have.
 macro_rules! with_bytes {
     ($modulus:expr, $function:ident($($argument:expr),*)) => {
         match $modulus {
@@ -46,13 +47,12 @@ macro_rules! with_bytes {
     };
 }
 
-/// Computes `parts`, which have no bias, for `rows` rows of `x` into rows of `out` of `stride` numbers, on all threads of `pool`.
-/// Outputs count in units of `2^exponent`, an exponent that is at least the [smallest](ModularForm::smallest) of each matrix: with
-/// another they are not those of the weights.
+/// Computes `parts`, which have no bias, for `rows` rows of `x` into rows of `out` of `stride` integers, on
+/// all threads of `pool`. Outputs are in units of `2^exponent`. The exponent must be at least the
+/// [smallest](ModularForm::smallest) of each matrix, or the outputs are wrong.
 ///
 /// # Panics
-///
-/// If the shapes do not fit together, or a part has a bias.
+/// Panics if the shapes do not match, or a part has a bias.
 #[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
 pub fn linear_ring(
     pool: &mut ThreadPool,
@@ -95,11 +95,10 @@ fn forward<const B: usize>(
     }
 }
 
-/// The same by words of 64 bits and whole numbers of 32, whatever the weights: the product that [`linear_ring`] is measured by.
+/// Computes [`linear_ring`] with 64-bit words and 32-bit integer weights for any packing, as a baseline.
 ///
 /// # Panics
-///
-/// As [`linear_ring`].
+/// Panics under the conditions of [`linear_ring`].
 #[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
 pub fn linear_ring_by_words(
     pool: &mut ThreadPool,
@@ -131,17 +130,17 @@ fn by_words<const B: usize>(
     word_sums::forward(pool, isa, x, rows, parts, exponent, out, stride);
 }
 
-/// Whether a set multiplies sixty-four bytes at a step: with fewer, words are faster.
+/// True if the set multiplies 64 bytes per instruction; with fewer, word products are faster.
 fn has_byte_products(isa: Isa) -> bool {
     isa <= Isa::Avx512
 }
 
-/// Computes the sums over the outputs of `parts`, which have no bias, for `rows` rows of `g`, which have `stride` numbers; `out` is
-/// `[rows, columns]`, in units of `2^exponent` as above. Without parts it is what the sums begin with.
+/// Computes the sums over the outputs of `parts`, which have no bias, for `rows` rows of `g` of `stride`
+/// integers. `out` is `[rows, columns]` in units of `2^exponent`, as for [`linear_ring`]. Without parts it is
+/// the initial value.
 ///
 /// # Panics
-///
-/// If the shapes do not fit together, or a part has a bias.
+/// Panics if the shapes do not match, or a part has a bias.
 #[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
 pub fn linear_ring_transposed(
     pool: &mut ThreadPool,
@@ -183,13 +182,12 @@ fn backward<const B: usize>(
     }
 }
 
-/// A word as `low + 2^32 high`, both with signs.
+/// Splits a word into signed halves, `low + 2^32 high`.
 #[inline(always)]
 fn halves(word: u64) -> (i32, i32) {
     (word as i32, (word.wrapping_add(1 << 31) >> 32) as i32)
 }
 
-/// A row or rows as numbers.
 fn numbers<const B: usize>(bytes: &[u8]) -> &[[u8; B]] {
     let (numbers, rest) = bytes.as_chunks();
     assert!(rest.is_empty(), "rows are of whole numbers");

@@ -1,4 +1,4 @@
-//! Packed matrices: from a stored tensor, or over bytes that were packed before.
+//! Packed matrices: made from a stored tensor, or views of bytes that were packed before.
 
 use half::f16;
 
@@ -13,9 +13,8 @@ use crate::{
 
 /// A weight matrix `[rows, columns]` (output x input features) in panels of sixteen rows.
 ///
-/// A panel of integers is its codes, group after group, then its scales (and minima) in 16 bits, group after group.
-///
-/// A clone is over the same bytes.
+/// A panel of integers holds its codes, group after group, then its scales (and minima) in 16 bits, group
+/// after group. A clone shares the bytes.
 #[derive(Debug, Clone)]
 pub struct PackedMatrix {
     form: PackedLayout,
@@ -23,20 +22,18 @@ pub struct PackedMatrix {
 }
 
 impl PackedMatrix {
-    /// Packs a stored tensor: `rows` rows of `columns` elements of `kind`, row after row.
+    /// Packs a stored tensor: `rows` rows of `columns` elements of `kind`, row-major.
     ///
     /// # Errors
-    ///
-    /// The sizes do not fit together, or there is no memory.
+    /// Fails if the sizes do not match or the memory cannot be allocated.
     pub fn pack(kind: TensorType, data: &[u8], rows: usize, columns: usize) -> Result<Self, PackError> {
         Self::pack_in(&Arena::new(0), kind, data, rows, columns)
     }
 
-    /// As [`PackedMatrix::pack`], with memory from `arena`.
+    /// Packs a stored tensor like [`PackedMatrix::pack`], with memory from `arena`.
     ///
     /// # Errors
-    ///
-    /// As [`PackedMatrix::pack`].
+    /// Fails under the conditions of [`PackedMatrix::pack`].
     pub fn pack_in(
         arena: &Arena,
         kind: TensorType,
@@ -51,23 +48,21 @@ impl PackedMatrix {
         Ok(Self { form, data: buffer.into() })
     }
 
-    /// The matrix of this form whose panels lie in `slab` from `at` on: as long as there is it, or a clone, the slab is not
-    /// filled again. `None` if they reach beyond its end.
+    /// Returns the matrix of layout `form` whose panels begin at byte `at` of `slab`, or `None` if they
+    /// exceed the slab. The slab is not refilled while the matrix or a clone exists.
     #[must_use]
     pub fn within(slab: &PageSlab, at: usize, form: PackedLayout) -> Option<Self> {
         Some(Self { form, data: slab.view(at, form.bytes())? })
     }
 
-    /// A matrix of `count` rows of others, in memory of its own: `of` says which matrix and which row of it each is. They are of
-    /// one form but for their rows, as those that a larger matrix was cut into.
+    /// Copies `count` rows of other matrices into a new matrix. `of` returns the source matrix and row of
+    /// each row. The sources must have one layout except for their rows, as parts of one matrix have.
     ///
     /// # Errors
-    ///
-    /// There is no memory.
+    /// Fails if the memory cannot be allocated.
     ///
     /// # Panics
-    ///
-    /// If there are no such rows, or their matrices differ in form.
+    /// Panics if the rows do not exist, or their matrices differ in layout.
     pub fn gathered<'a>(count: usize, of: impl Fn(usize) -> (&'a Self, usize)) -> Result<Self, PackError> {
         assert!(count > 0, "there are rows to gather");
         let form = of(0).0.form.with_rows(count);
@@ -89,25 +84,25 @@ impl PackedMatrix {
         Ok(Self { form, data: buffer.into() })
     }
 
-    /// Output features.
+    /// Returns the number of output features.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.form.rows()
     }
 
-    /// Input features.
+    /// Returns the number of input features.
     #[must_use]
     pub fn columns(&self) -> usize {
         self.form.columns()
     }
 
-    /// Bytes of memory.
+    /// Returns the bytes of memory.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.data.bytes()
     }
 
-    /// The forms of activations it is multiplied with.
+    /// Returns the forms of activations that the matrix multiplies.
     #[must_use]
     pub fn forms(&self) -> ActivationForms {
         self.form.forms()
@@ -140,16 +135,15 @@ impl PackedMatrix {
     #[inline(always)]
     pub(super) fn panel(&self, panel: usize) -> *const u8 {
         debug_assert!(panel < self.panels());
-        // SAFETY: `pack` has made room for this many panels.
+        // SAFETY: `pack` has made room for all panels.
         unsafe { self.data.as_ptr().add(panel * self.panel_bytes()) }
     }
 
-    /// The bytes of a panel.
     pub(super) fn panel_slice(&self, panel: usize) -> &[u8] {
         &self.data.as_slice()[panel * self.panel_bytes()..][..self.panel_bytes()]
     }
 
-    /// Asks for `bytes` from `at` on in a panel, which need not exist.
+    /// Prefetches `bytes` from `at` on in a panel, which need not exist.
     #[inline(always)]
     pub(super) fn prefetch(&self, panel: usize, at: usize, bytes: usize) {
         let start = self.data.as_ptr().wrapping_add(panel * self.panel_bytes() + at);
@@ -160,11 +154,10 @@ impl PackedMatrix {
         }
     }
 
-    /// Writes row `row` as floats to `out`, for the token embedding that shares its weights with the head.
+    /// Writes row `row` as floats to `out`, for token embeddings that share their weights with the head.
     ///
     /// # Panics
-    ///
-    /// If there is no such row or `out` is not as long as a row.
+    /// Panics if there is no such row or `out` is not as long as a row.
     pub fn read_row(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.rows() && out.len() == self.columns(), "row {row} of {} elements", out.len());
         let (panel, lane) = (self.panel_slice(row / LANES), row % LANES);

@@ -1,4 +1,4 @@
-//! How integer panels lie, whatever computes the sums of their groups.
+//! Layouts of integer panels, for every method that sums their groups.
 
 use super::pack::PackedMatrix;
 use crate::{
@@ -6,43 +6,40 @@ use crate::{
     simd::{LANES, Simd},
 };
 
-/// A packing of integers, whatever computes the sums of its groups.
 pub(super) trait IntegerPacking {
-    /// Bits of a code.
     const BITS: usize;
     /// Parts of a group that have a scale each: 1 or 2.
     const PARTS: usize = 1;
-    /// Whether a group has a minimum behind its scale.
+    /// Whether each group has a minimum after its scale.
     const HAS_MINIMUM: bool = false;
-    /// Whether codes have a zero point: [`IntegerPacking::starts`] are not all 0.
+    /// Whether codes have a zero point, so that [`IntegerPacking::starts`] are not all 0.
     const HAS_ZERO: bool = true;
 
-    /// Zero points times sums of activations, negated, for each part of each group of each row; nothing without zero points.
+    /// Returns zero point times sum of activations, negated, for each part of each group; empty without zero
+    /// points.
     fn starts(x: &Activations) -> &[i32];
 
-    /// Eight steps of four elements of each row of `panel`.
+    /// Loads eight steps of four elements of each row of `panel`.
     ///
     /// # Safety
-    ///
     /// Panel and group exist.
     #[inline(always)]
     unsafe fn codes<S: Simd>(w: &PackedMatrix, panel: usize, group: usize) -> [S::B; 8] {
         let bytes = Self::BITS * GROUP_BYTES / 8;
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         unsafe {
             let codes = w.panel(panel).add(group * bytes);
             if Self::BITS == 4 { unpack_four::<S>(codes) } else { load_eight::<S>(codes) }
         }
     }
 
-    /// The scales of a group, or its scale and minimum; the second of one scale is the first.
+    /// Loads the scales of a group, or its scale and minimum; for a single scale the second equals the first.
     ///
     /// # Safety
-    ///
-    /// As [`IntegerPacking::codes`].
+    /// The conditions of [`IntegerPacking::codes`] hold.
     #[inline(always)]
     unsafe fn numbers<S: Simd>(w: &PackedMatrix, panel: usize, group: usize) -> [S::F; 2] {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         unsafe {
             let behind = w.columns() * LANES * Self::BITS / 8;
             let numbers = w.panel(panel).add(behind).cast::<u16>();
@@ -112,13 +109,13 @@ impl IntegerPacking for Eight128Halves {
     }
 }
 
-/// Bytes of a panel's group of 32 elements, a byte for each.
+/// Bytes of a panel's group of 32 elements, one byte per element.
 pub(super) const GROUP_BYTES: usize = GROUP * LANES;
 
-/// Eight steps of four elements from 4-bit codes: low nibbles hold the first half of the group.
+/// Unpacks eight steps of four elements from 4-bit codes; low nibbles hold the first half of the group.
 #[inline(always)]
 unsafe fn unpack_four<S: Simd>(codes: *const u8) -> [S::B; 8] {
-    // SAFETY: the caller's: a group of 256 bytes lies at `codes`.
+    // SAFETY: the caller guarantees a group of 256 bytes at `codes`.
     unsafe {
         let v = [
             S::load_bytes(codes),
@@ -141,7 +138,7 @@ unsafe fn unpack_four<S: Simd>(codes: *const u8) -> [S::B; 8] {
 
 #[inline(always)]
 unsafe fn load_eight<S: Simd>(codes: *const u8) -> [S::B; 8] {
-    // SAFETY: the caller's: a group of 512 bytes lies at `codes`.
+    // SAFETY: the caller guarantees a group of 512 bytes at `codes`.
     unsafe {
         [
             S::load_bytes(codes),

@@ -1,21 +1,21 @@
-//! What the three products share: the parts they compute side by side, and how these are cut.
+//! Code shared by all products: the parts of one call, and their division into blocks.
 
 use std::{mem::MaybeUninit, ops::Range};
 
 use super::pack::PackedMatrix;
 
-/// A matrix and where its outputs go in a row of `out`.
+/// A matrix, and the columns of `out` for its outputs.
 #[derive(Debug, Clone, Copy)]
 pub struct LinearPart<'a> {
-    /// The weights.
+    /// Packed weights, `[outputs, inputs]`.
     pub matrix: &'a PackedMatrix,
-    /// Added to the outputs, one an output feature.
+    /// Bias per output feature, added to the outputs.
     pub bias: Option<&'a [f32]>,
     /// Column of `out` of the first output feature.
     pub column: usize,
 }
 
-/// Panics unless `parts` have rows of `width` elements and lie side by side in rows of `stride` outputs.
+/// Panics unless `parts` have rows of `width` and take disjoint, ascending columns of rows of `stride`.
 pub(super) fn check_parts(parts: &[LinearPart<'_>], width: usize, stride: usize) {
     for part in parts {
         assert_eq!(part.matrix.columns(), width, "weights and activations have the same inner width");
@@ -26,13 +26,13 @@ pub(super) fn check_parts(parts: &[LinearPart<'_>], width: usize, stride: usize)
     assert!(parts.windows(2).all(in_order), "parts write disjoint columns, in ascending order");
 }
 
-/// `range` in blocks of `step`; the last may be smaller.
+/// Splits `range` into blocks of `step`; the last may be smaller.
 #[inline(always)]
 pub(super) fn blocks(range: Range<usize>, step: usize) -> impl Iterator<Item = Range<usize>> {
     range.clone().step_by(step).map(move |start| start..range.end.min(start + step))
 }
 
-/// Room on the stack for decoded values, from the start of a cache line.
+/// Stack buffer for decoded values, aligned to a cache line.
 #[repr(align(64))]
 pub(super) struct DecodeScratch<const N: usize>([MaybeUninit<f32>; N]);
 
@@ -48,7 +48,7 @@ impl<const N: usize> DecodeScratch<N> {
     }
 }
 
-/// Calls `each` with the parts' own panel ranges that make up the range `first..last` over all of them.
+/// Calls `each` with the panel range of each part within the range `first..last` over all parts.
 pub(super) fn for_each_part<'a>(
     parts: &[LinearPart<'a>],
     first: usize,

@@ -1,4 +1,4 @@
-//! Linear layers whose activations are rounded to the weights' precision: as fast as the bytes arrive.
+//! Linear layers whose activations are rounded to the weights' precision, at memory speed.
 
 use std::{marker::PhantomData, ops::Range};
 
@@ -18,15 +18,14 @@ use crate::{
     simd::{Kernel, Simd, amx::Tiles},
 };
 
-/// Rows of activations that a panel meets before the next panel is loaded: they stay in the second-level cache.
+/// Rows that one panel multiplies before the next panel is loaded; they stay in the second-level cache.
 const ROW_BLOCK: usize = MAX_ROWS;
 
 /// Computes `parts` for every row of `x` into rows of `out` of `stride` elements, on all threads of `pool`.
-/// `x` must have been prepared in the forms the matrices need.
+/// `x` must have been prepared in the forms that the matrices need.
 ///
 /// # Panics
-///
-/// If the shapes do not fit together.
+/// Panics if the shapes do not match.
 pub fn linear(
     pool: &mut ThreadPool,
     isa: Isa,
@@ -53,7 +52,7 @@ pub fn linear(
     });
 }
 
-/// Enough chunks that a late thread can be helped out, few enough that claiming them costs nothing.
+/// Returns the panels per chunk: enough chunks to balance a late thread, yet few enough to claim cheaply.
 fn panels_a_chunk(panels: usize, rows: usize, threads: usize) -> usize {
     let chunks = threads * if rows < ROW_BLOCK { 4 } else { 8 };
     panels.div_ceil(chunks).max(1)
@@ -65,7 +64,7 @@ impl Kernel for PanelChunk<'_> {
     #[inline(always)]
     fn run<S: Simd>(self) {
         let are_worth_it = self.x.rows() >= SIDE && self.part.matrix.forms().bytes;
-        // SAFETY: `linear` was told by the set that the unit may be used, and this thread does nothing else meanwhile.
+        // SAFETY: the set of `linear` says that the unit may be used, and this thread does not use it otherwise.
         let tiles = (S::BESIDE_MATRIX_UNIT && self.matrix_unit == MatrixUnit::Amx && are_worth_it)
             .then(|| unsafe { Tiles::lay_out() });
         let tiles = tiles.as_ref();
@@ -90,7 +89,7 @@ impl Kernel for PanelChunk<'_> {
 }
 
 impl PanelChunk<'_> {
-    /// Rows that fill tiles through the matrix unit where there is one, the others without.
+    /// Computes rows that fill tiles on the matrix unit if there is one, and the other rows without it.
     #[inline(always)]
     fn integers<S: Simd, P: IntegerPacking>(&self, panel: usize, rows: Range<usize>, tiles: Option<&Tiles>) {
         let mut rest = rows.clone();

@@ -1,4 +1,4 @@
-//! Rows of activations as integer panels meet them: the whole sums of a group, and how they enter the float sums.
+//! Rows of activations as integer panels read them: integer sums of a group, added to the float sums.
 
 use super::packings::IntegerPacking;
 use crate::{
@@ -6,17 +6,16 @@ use crate::{
     simd::Simd,
 };
 
-/// Rows of activations from one on, which lie interleaved: their bytes and what belongs to these.
+/// Interleaved rows from one row on: their bytes, scales and sums.
 #[derive(Clone, Copy)]
 pub(super) struct QuantizedRows {
-    /// Groups of a row.
     pub(super) groups: usize,
-    /// From a group to the next: rows that lie interleaved.
+    /// Distance from a group to the next: the number of interleaved rows.
     step: usize,
     bytes: *const i8,
     low: *const i8,
     wide: *const u16,
-    /// The first of these rows among those that lie interleaved.
+    /// Index of the first of these rows among the interleaved rows.
     first: usize,
     scales: *const f32,
     sums: *const f32,
@@ -24,7 +23,7 @@ pub(super) struct QuantizedRows {
 }
 
 impl QuantizedRows {
-    /// Those from `row` on, as the packing `P` meets them, as far as they lie interleaved.
+    /// Returns the interleaved rows from `row` on, as the packing `P` reads them.
     #[inline(always)]
     pub(super) fn of<P: IntegerPacking>(x: &Activations, row: usize) -> Self {
         let (first, step) = x.place(row);
@@ -42,59 +41,55 @@ impl QuantizedRows {
         }
     }
 
-    /// The bytes of a group of row `m`; of a wide one the high bytes.
+    /// Returns the bytes of a group of row `m`, for a wide group the high bytes.
     #[inline(always)]
     pub(super) fn bytes(&self, group: usize, m: usize) -> *const i8 {
         self.bytes.wrapping_add((group * self.step + m) * GROUP)
     }
 
-    /// The low bytes of a wide group of row `m`.
+    /// Returns the low bytes of a wide group of row `m`.
     #[inline(always)]
     pub(super) fn low(&self, group: usize, m: usize) -> *const i8 {
         self.low.wrapping_add((group * self.step + m) * GROUP)
     }
 
-    /// The rows whose group is wide, from the first of these on: bit `m` for row `m`.
+    /// Returns the rows whose group is wide: bit `m` for row `m`, counted from the first row.
     ///
     /// # Safety
-    ///
-    /// As [`QuantizedRows::start`].
+    /// The conditions of [`QuantizedRows::start`] hold.
     #[inline(always)]
     pub(super) unsafe fn wide(&self, group: usize) -> u32 {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         u32::from(unsafe { *self.wide.add(group) }) >> self.first
     }
 
-    /// What the whole sum of a part of a group of row `m` begins with.
+    /// Returns the initial integer sum of a part of a group of row `m`.
     ///
     /// # Safety
-    ///
     /// Row and group exist, and byte forms were prepared.
     #[inline(always)]
     pub(super) unsafe fn start<P: IntegerPacking>(&self, group: usize, part: usize, m: usize) -> i32 {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         if P::HAS_ZERO { unsafe { *self.starts.add((group * P::PARTS + part) * self.step + m) } } else { 0 }
     }
 
-    /// What the whole sums of both parts of a group of row `m` begin with; of a group that is one part, the second with 0.
+    /// Returns the initial integer sums of both parts of a group of row `m`; a missing second part has 0.
     ///
     /// # Safety
-    ///
-    /// As [`QuantizedRows::start`].
+    /// The conditions of [`QuantizedRows::start`] hold.
     #[inline(always)]
     pub(super) unsafe fn starts<S: Simd, P: IntegerPacking>(&self, group: usize, m: usize) -> [S::I; 2] {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         unsafe {
             let second = if P::PARTS == 2 { self.start::<P>(group, 1, m) } else { 0 };
             [S::splat_i32(self.start::<P>(group, 0, m)), S::splat_i32(second)]
         }
     }
 
-    /// The whole sums of the parts of a group of row `m` that has a byte for each number.
+    /// Returns the integer sums of the parts of a group of row `m` that has one byte per value.
     ///
     /// # Safety
-    ///
-    /// As [`QuantizedRows::start`].
+    /// The conditions of [`QuantizedRows::start`] hold.
     #[inline(always)]
     pub(super) unsafe fn narrow<S: Simd, P: IntegerPacking>(
         &self,
@@ -102,15 +97,14 @@ impl QuantizedRows {
         m: usize,
         codes: &[S::B; 8],
     ) -> [S::I; 2] {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { dot_group::<S, P>(self.starts::<S, P>(group, m), codes, self.bytes(group, m)) }
     }
 
-    /// The same of a wide group.
+    /// Returns the integer sums of the parts of a wide group of row `m`.
     ///
     /// # Safety
-    ///
-    /// As [`QuantizedRows::start`].
+    /// The conditions of [`QuantizedRows::start`] hold, and the group is wide in row `m`.
     #[inline(always)]
     pub(super) unsafe fn two_bytes<S: Simd, P: IntegerPacking>(
         &self,
@@ -118,7 +112,7 @@ impl QuantizedRows {
         m: usize,
         codes: &[S::B; 8],
     ) -> [S::I; 2] {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         unsafe {
             let low = dot_group::<S, P>(self.starts::<S, P>(group, m), codes, self.low(group, m));
             let high = dot_group::<S, P>([S::splat_i32(0); 2], codes, self.bytes(group, m));
@@ -126,11 +120,10 @@ impl QuantizedRows {
         }
     }
 
-    /// `sum` and what a group of row `m` adds to it, whose parts have these whole sums.
+    /// Returns `sum` plus a group of row `m`, whose parts have the integer sums `parts`.
     ///
     /// # Safety
-    ///
-    /// As [`QuantizedRows::start`].
+    /// The conditions of [`QuantizedRows::start`] hold.
     #[inline(always)]
     pub(super) unsafe fn add<S: Simd, P: IntegerPacking>(
         &self,
@@ -139,7 +132,7 @@ impl QuantizedRows {
         (group, m): (usize, usize),
         mut sum: S::F,
     ) -> S::F {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         unsafe {
             let at = group * self.step + m;
             let scale = S::splat(*self.scales.add(at));
@@ -154,14 +147,14 @@ impl QuantizedRows {
     }
 }
 
-/// `starts`, and the sums of a group's parts with the bytes at `x`, exact.
+/// Adds the exact products of a group's parts with the bytes at `x` to `starts`.
 #[inline(always)]
 unsafe fn dot_group<S: Simd, P: IntegerPacking>(
     starts: [S::I; 2],
     codes: &[S::B; 8],
     x: *const i8,
 ) -> [S::I; 2] {
-    // SAFETY: the caller's: a group of bytes lies at `x`.
+    // SAFETY: the caller guarantees a group of bytes at `x`.
     unsafe {
         let first = dot_steps::<S, 4>(starts[0], codes, x);
         let second = dot_steps::<S, 4>(starts[1], &codes[4..], x.add(GROUP / 2));
@@ -169,17 +162,17 @@ unsafe fn dot_group<S: Simd, P: IntegerPacking>(
     }
 }
 
-/// The whole sums of a wide group, from those of its high and its low bytes.
+/// Joins the integer sums of a wide group's high and low bytes.
 #[inline(always)]
 pub(super) fn joined<S: Simd>(high: S::I, low: S::I) -> S::I {
     S::add_i32(S::times_128(high), low)
 }
 
-/// `acc + sum over N steps`, exact.
+/// Computes `acc + sum over N steps`, exact.
 #[inline(always)]
 unsafe fn dot_steps<S: Simd, const N: usize>(mut acc: S::I, codes: &[S::B], x: *const i8) -> S::I {
     for (step, &codes) in codes.iter().enumerate().take(N) {
-        // SAFETY: the caller's: 4 N bytes lie at `x`.
+        // SAFETY: the caller guarantees 4 N bytes at `x`.
         acc = S::dot_bytes(acc, codes, unsafe { x.add(4 * step).cast::<i32>().read_unaligned() });
     }
     acc

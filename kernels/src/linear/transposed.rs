@@ -1,22 +1,22 @@
-//! Linear layers backwards: the gradient at the inputs, `out = Σ g · W` over parts that share their input.
+//! Backward pass of linear layers: the gradient at the inputs, `out = Σ g · W` over parts with one input.
 //!
 //! ```text
-//! out[r, k] = sum over parts, over o: g[r, column + o] * w[o, k]       w: the values of the weights (`values`)
+//! out[r, k] = sum over parts, over o: g[r, column + o] * w[o, k]     w: values of the weights (`values`)
 //! ```
 //!
-//! Biases play no part. Each element of `out` is a sum of sums: [`TALL`] outputs at a time make a chain of fused
-//! multiply-adds from zero, `o` ascending, and these chains are added up, parts in order. A single chain over a vocabulary
-//! would lose its last digits to a sum that has long outgrown what is added. The bits depend on the weights and the
-//! element's own row of `g` alone.
+//! Biases have no effect. Each element of `out` is a sum of sums: [`TALL`] outputs at a time form a chain of
+//! fused multiply-adds from zero, `o` ascending, and these chains are added in the order of parts. A single
+//! chain over a vocabulary would lose low digits. The bits depend on the weights and the row of `g` alone.
 //!
-//! [`linear_transposed_rounded`] rounds to whole numbers of 16 bits, gradients by a scale for each row of a tile, values by one
-//! for each of its inputs, and multiplies two outputs at a step: twice the rate of 32 bits, on every maker's processors. The
-//! sum of a tile is exact, so its bits, too, are each row's own, and the same on every processor.
+//! [`linear_transposed_rounded`] rounds to 16-bit integers, gradients by a scale per row of a tile, values by
+//! a scale per input of a tile, and multiplies two outputs per step: twice the rate of 32 bits on all
+//! processors. The sum of a tile is exact, so its bits depend on the row alone and are equal on every
+//! processor.
 //!
-//! Panels hold sixteen *outputs* in a vector, and here a vector must hold sixteen *inputs*, each summing over the
-//! outputs. So a tile of [`TALL`] outputs by [`WIDE`] inputs is decoded and transposed into a buffer of the first-level cache,
-//! and all rows of `g` pass over it; the sums so far wait in `out`. Threads divide the inputs among themselves: none waits for
-//! another's sums, and nothing is summed twice.
+//! Panels hold sixteen *outputs* in a vector, but this product needs sixteen *inputs* in a vector, each
+//! summing over the outputs. A tile of [`TALL`] outputs by [`WIDE`] inputs is therefore decoded and
+//! transposed into a buffer in the first-level cache, and all rows of `g` use it; `out` keeps the sums so
+//! far. Threads divide the inputs, so no thread waits for another's sums.
 
 mod arithmetic;
 mod words;
@@ -41,27 +41,26 @@ use crate::{
 /// Outputs and inputs of a decoded tile: 16 KB.
 const TALL: usize = 64;
 const WIDE: usize = 64;
-/// A tile, and a number for each of its inputs.
+/// Elements of a tile, plus one number per input.
 const TILE: usize = (TALL + 1) * WIDE;
 
-/// What the sums over outputs begin with.
+/// Initial value of the sums over outputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SumFrom {
-    /// Nothing: what `out` held is of no account.
+    /// Zero; the earlier contents of `out` are ignored.
     Zero,
-    /// What `out` holds: the sums over the outputs before these. Where a matrix is cut at a multiple of
-    /// [`PackedLayout::CUT_ROWS`](super::PackedLayout::CUT_ROWS), they are the same bits as in one piece.
+    /// The contents of `out`: sums over earlier outputs. If a matrix is cut at a multiple of
+    /// [`PackedLayout::CUT_ROWS`](super::PackedLayout::CUT_ROWS), the bits equal those of the uncut matrix.
     Out,
 }
 
 const _: () = assert!(super::PackedLayout::CUT_ROWS == TALL);
 
-/// Computes the gradient at the inputs of `parts` for `rows` rows of `g`, which have `stride` elements; `out` is
-/// `[rows, columns]`. Without parts it is what the sums begin with.
+/// Computes the gradient at the inputs of `parts` for `rows` rows of `g`, which have `stride` elements; `out`
+/// is `[rows, columns]`. Without parts it is the initial value of the sums.
 ///
 /// # Panics
-///
-/// If the shapes do not fit together.
+/// Panics if the shapes do not match.
 #[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
 pub fn linear_transposed(
     pool: &mut ThreadPool,
@@ -77,12 +76,11 @@ pub fn linear_transposed(
     over_chunks(pool, isa, Floats { g, rows, stride }, stride, parts, from, out);
 }
 
-/// The same of gradients and values that are rounded: to 14 bits of the largest gradient that a row has in [`TALL`] outputs,
-/// to 13 bits of the largest value that an input has in them.
+/// Computes [`linear_transposed`] with rounded gradients and values: to 14 bits of the largest gradient of a
+/// row in [`TALL`] outputs, and to 13 bits of the largest value of an input in them.
 ///
 /// # Panics
-///
-/// If the shapes do not fit together.
+/// Panics if the shapes do not match.
 #[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
 pub fn linear_transposed_rounded(
     pool: &mut ThreadPool,
@@ -99,7 +97,6 @@ pub fn linear_transposed_rounded(
     over_chunks(pool, isa, rounded.words(), stride, parts, from, out);
 }
 
-/// Tiles of outputs that a part has.
 fn tiles(part: &LinearPart<'_>) -> usize {
     part.matrix.rows().div_ceil(TALL)
 }
@@ -130,7 +127,6 @@ fn over_chunks<G: Gradients>(
     });
 }
 
-/// The gradients at `inputs`, for all rows.
 struct GradientChunk<'a, G> {
     g: G,
     parts: &'a [LinearPart<'a>],
@@ -174,24 +170,21 @@ impl<G: Gradients> GradientChunk<'_, G> {
     }
 }
 
-/// `outputs` by `inputs` of a matrix.
 struct MatrixTile<'a> {
     w: &'a PackedMatrix,
     outputs: Range<usize>,
     inputs: Range<usize>,
-    /// `[TALL, WIDE]`: the decoded values, as they meet gradients; and room for `[WIDE]` numbers more.
+    /// `[TALL, WIDE]`: the decoded values as gradients use them, and room for `[WIDE]` more numbers.
     weights: *mut f32,
 }
 
 impl MatrixTile<'_> {
-    /// Vectors of inputs.
     #[inline(always)]
     fn vectors(&self) -> usize {
         self.inputs.len().div_ceil(LANES)
     }
 }
 
-/// Decodes and transposes a tile.
 struct Decode<'a, V, G>(&'a MatrixTile<'a>, PhantomData<(V, G)>);
 
 impl<V: Values, G: Gradients> Kernel for Decode<'_, V, G> {
@@ -203,14 +196,14 @@ impl<V: Values, G: Gradients> Kernel for Decode<'_, V, G> {
         for panel in outputs.start / LANES..outputs.end.div_ceil(LANES) {
             for group in inputs.start / GROUP..inputs.end / GROUP {
                 self.0.w.prefetch(panel + TALL / LANES, group * V::GROUP_BYTES, V::GROUP_BYTES);
-                // SAFETY: panel and group exist.
+                // SAFETY: panel and group exist and lie in the tile.
                 unsafe {
                     self.half::<S, 0>(panel, group);
                     self.half::<S, 1>(panel, group);
                 }
             }
             for inputs in blocks(inputs.end / GROUP * GROUP..inputs.end, LANES) {
-                // SAFETY: as above.
+                // SAFETY: panel and inputs exist and lie in the tile.
                 unsafe { self.rest::<S>(panel, inputs) };
             }
         }
@@ -221,12 +214,11 @@ impl<V: Values, G: Gradients> Kernel for Decode<'_, V, G> {
 
 impl<V: Values, G> Decode<'_, V, G> {
     /// # Safety
-    ///
     /// Panel and group exist and lie in the tile.
     #[inline(always)]
     unsafe fn half<S: Simd, const H: usize>(&self, panel: usize, group: usize) {
         let mut values = [S::splat(0.0); LANES];
-        // SAFETY: passed on.
+        // SAFETY: the caller upholds the same contract.
         unsafe {
             let numbers = V::numbers::<S, H>(self.0.w, panel, group);
             for (step, four) in values.as_chunks_mut().0.iter_mut().enumerate() {
@@ -236,15 +228,14 @@ impl<V: Values, G> Decode<'_, V, G> {
         }
     }
 
-    /// The inputs of a group that the width cuts off; zeroes after them.
+    /// Decodes the inputs of an incomplete group, with zeros after them.
     ///
     /// # Safety
-    ///
     /// Panel and inputs exist and lie in the tile.
     #[inline(always)]
     unsafe fn rest<S: Simd>(&self, panel: usize, inputs: Range<usize>) {
         let mut values = [S::splat(0.0); LANES];
-        // SAFETY: passed on.
+        // SAFETY: the caller upholds the same contract.
         unsafe {
             for (value, k) in values.iter_mut().zip(inputs.clone()) {
                 *value = V::one::<S>(self.0.w, panel, k);
@@ -256,24 +247,22 @@ impl<V: Values, G> Decode<'_, V, G> {
     /// Stores sixteen inputs, from `k` on, of the sixteen outputs of `panel`.
     ///
     /// # Safety
-    ///
-    /// They lie in the tile.
+    /// Inputs and outputs lie in the tile.
     #[inline(always)]
     unsafe fn put<S: Simd>(&self, panel: usize, k: usize, values: [S::F; LANES]) {
         let MatrixTile { outputs, inputs, weights, .. } = self.0;
         let (o, k) = (panel * LANES - outputs.start, k - inputs.start);
         for (i, inputs) in S::transpose(values).into_iter().enumerate() {
-            // SAFETY: the caller's.
+            // SAFETY: the caller upholds this function's contract.
             unsafe { S::store(weights.add((o + i) * WIDE + k), inputs) };
         }
     }
 }
 
-/// Passes all rows over a decoded tile.
 struct TileSums<'a, G> {
     chunk: &'a GradientChunk<'a, G>,
     tile: &'a MatrixTile<'a>,
-    /// Of the tile, among those of all parts.
+    /// Index of the tile among those of all parts.
     number: usize,
     column: usize,
 }
@@ -286,8 +275,8 @@ impl<G: Gradients> Kernel for TileSums<'_, G> {
         let vectors = self.tile.vectors();
         let mut vector = 0;
         while vector < vectors {
-            // Vectors side by side share the loads of gradients, as many as leave registers for the sums of some rows. A
-            // single row's sums would wait for one another.
+            // Several vectors share the loads of gradients, as many as leave registers for the sums of some rows. For a
+            // single row several vectors hide the latency of dependent sums.
             vector += match (self.chunk.g.rows(), vectors - vector) {
                 (1, 4..) => self.rows::<S, 1, 4>(vector),
                 (_, 4..) if S::TILE == 8 => self.rows::<S, 6, 4>(vector),
@@ -300,7 +289,7 @@ impl<G: Gradients> Kernel for TileSums<'_, G> {
 }
 
 impl<G: Gradients> TileSums<'_, G> {
-    /// All rows, up to `M` at a time, for `V` vectors.
+    /// Computes all rows, up to `M` at a time, for `V` vectors.
     #[inline(always)]
     fn rows<S: Simd, const M: usize, const V: usize>(&self, vector: usize) -> usize {
         let (mut row, end) = (0, self.chunk.g.rows());
@@ -316,7 +305,7 @@ impl<G: Gradients> TileSums<'_, G> {
         V
     }
 
-    /// Sums the tile's outputs for `M` rows and `V` vectors of inputs, and adds that to `out`.
+    /// Sums the tile's outputs for `M` rows and `V` vectors of inputs, and adds the sums to `out`.
     #[inline(always)]
     fn sums<S: Simd, const M: usize, const V: usize>(&self, row: usize, vector: usize) -> usize {
         let MatrixTile { outputs, inputs, weights, .. } = self.tile;
@@ -329,7 +318,7 @@ impl<G: Gradients> TileSums<'_, G> {
             let sums = self.chunk.g.sums::<S, M, V>(from, weights.add(vector * LANES), outputs.len());
             for (m, sums) in sums.into_iter().enumerate() {
                 let out = out.add(m * columns);
-                // Only an input's last vector is ever cut off.
+                // Only the last vector of a row can be incomplete.
                 for (v, &sum) in sums.iter().enumerate().take(V - 1) {
                     let to = out.add(v * LANES);
                     S::store(to, S::add(S::load(to), sum));

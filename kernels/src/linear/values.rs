@@ -1,15 +1,16 @@
-//! The values of packed weights, decoded in registers.
+//! Values of packed weights, decoded in registers.
 //!
 //! ```text
 //! value = fma(code, scale, offset)     offset: the minimum of the group, or -zero * scale
 //! ```
 //!
-//! Scales have eleven bits and codes at most eight, so the product is exact and the sum is rounded once: fused or not,
-//! the value is the one number that [`PackedMatrix::read_row`] gives. The unit of the matrix is a power of two and
-//! enters with the scale.
+//! Scales have eleven bits and codes at most eight, so the product is exact and the sum is rounded once. With
+//! or without fusing, the value therefore equals that of [`PackedMatrix::read_row`]. The unit of the matrix
+//! is a power of two and is part of the scale.
 //!
-//! A vector holds one element of each of the panel's sixteen rows. Codes come four elements at a time, as they lie in
-//! a 64-byte step, and sixteen elements ("half a group") at once: no packing has fewer that share a scale.
+//! A vector holds one element of each of the panel's sixteen rows. Codes are loaded four elements at a time,
+//! from a 64-byte step, and decoded sixteen elements ("half a group") at a time: all packings share scales
+//! among 16 or more.
 
 use std::marker::PhantomData;
 
@@ -20,26 +21,22 @@ use crate::{
     simd::{LANES, Simd},
 };
 
-/// Elements of half a group.
 pub(super) const HALF: usize = GROUP / 2;
 
-/// How a packing's values are decoded.
 pub(super) trait Values {
-    /// Bytes of a panel's group of 32 elements, without its numbers.
+    /// Bytes of a panel's group of 32 elements, without scales and minima.
     const GROUP_BYTES: usize;
 
-    /// Scale and offset of half `H` (0 or 1) of group `group`, where there are any.
+    /// Loads scale and offset of half `H` (0 or 1) of group `group`; unspecified for floats.
     ///
     /// # Safety
-    ///
     /// The panel has all elements of the group.
     unsafe fn numbers<S: Simd, const H: usize>(w: &PackedMatrix, panel: usize, group: usize) -> [S::F; 2];
 
-    /// Elements `4 step` to `4 step + 3` of half `H` of group `group`, whose numbers are `numbers`.
+    /// Decodes elements `4 step` to `4 step + 3` of half `H` of `group`; `numbers` are its scale and offset.
     ///
     /// # Safety
-    ///
-    /// As above, and `step` is 0 to 3.
+    /// The panel has all elements of the group, and `step` is 0 to 3.
     unsafe fn four<S: Simd, const H: usize>(
         w: &PackedMatrix,
         panel: usize,
@@ -48,10 +45,9 @@ pub(super) trait Values {
         numbers: [S::F; 2],
     ) -> [S::F; 4];
 
-    /// Element `k` alone, of a group that the width cuts off.
+    /// Decodes element `k` alone, of an incomplete group at the end of a row.
     ///
     /// # Safety
-    ///
     /// `k` is an element of the panel.
     unsafe fn one<S: Simd>(w: &PackedMatrix, panel: usize, k: usize) -> S::F;
 }
@@ -80,13 +76,13 @@ impl<E: Element> Values for Floats<E> {
         _: [S::F; 2],
     ) -> [S::F; 4] {
         let k = group * GROUP + H * HALF + 4 * step;
-        // SAFETY: passed on.
+        // SAFETY: the caller upholds the same contract.
         [0, 1, 2, 3].map(|i| unsafe { Self::one::<S>(w, panel, k + i) })
     }
 
     #[inline(always)]
     unsafe fn one<S: Simd>(w: &PackedMatrix, panel: usize, k: usize) -> S::F {
-        // SAFETY: the caller's; `E` is what the panel holds.
+        // SAFETY: the caller guarantees the element; `E` is the element type of the panel.
         unsafe { E::load::<S>(w.panel(panel).cast::<E>().add(k * LANES)) }
     }
 }
@@ -108,7 +104,7 @@ impl Values for Bf16Pairs {
         _: [S::F; 2],
     ) -> [S::F; 4] {
         let pair = (group * GROUP + H * HALF + 4 * step) / 2;
-        // SAFETY: the caller's: both pairs lie in the group.
+        // SAFETY: the caller guarantees that both pairs lie in the group.
         let (first, second) = unsafe {
             let pairs = w.panel(panel).add(pair * 64);
             (S::load_bytes(pairs), S::load_bytes(pairs.add(64)))
@@ -119,21 +115,18 @@ impl Values for Bf16Pairs {
 
     #[inline(always)]
     unsafe fn one<S: Simd>(w: &PackedMatrix, panel: usize, k: usize) -> S::F {
-        // SAFETY: the caller's; a row of odd width is padded to whole pairs.
+        // SAFETY: the caller guarantees the element; a row of odd width is padded to complete pairs.
         S::widen_bf16(unsafe { S::load_bytes(w.panel(panel).add(k / 2 * 64)) })[k % 2]
     }
 }
 
-/// How many bits a code has.
 pub(super) trait Bits {
-    /// Bytes of the codes of a panel's group.
     const GROUP_BYTES: usize;
 
-    /// The codes of elements `4 step` to `4 step + 3` in half `H` of the group at `codes`, one a byte.
+    /// Loads the codes of elements `4 step` to `4 step + 3` in half `H` of the group, one per byte.
     ///
     /// # Safety
-    ///
-    /// A group lies at `codes`, and `step` is 0 to 3.
+    /// `codes` points to a group, and `step` is 0 to 3.
     unsafe fn step<S: Simd, const H: usize>(codes: *const u8, step: usize) -> S::B;
 }
 
@@ -145,7 +138,7 @@ impl Bits for Four {
 
     #[inline(always)]
     unsafe fn step<S: Simd, const H: usize>(codes: *const u8, step: usize) -> S::B {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         let both = unsafe { S::load_bytes(codes.add(step * 64)) };
         if H == 0 { S::low_nibbles(both) } else { S::high_nibbles(both) }
     }
@@ -156,21 +149,19 @@ impl Bits for Eight {
 
     #[inline(always)]
     unsafe fn step<S: Simd, const H: usize>(codes: *const u8, step: usize) -> S::B {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { S::load_bytes(codes.add((4 * H + step) * 64)) }
     }
 }
 
-/// The numbers a group keeps beside its codes.
 pub(super) trait GroupScales {
-    /// The zero point of codes whose offset follows from it; 0 of those that have a minimum.
+    /// Zero point of codes; 0 for codes with a minimum.
     const ZERO: usize = 0;
 
-    /// Scale and offset of half `H` of group `group`, both still to be multiplied by the unit.
+    /// Loads scale and offset of half `H` of group `group`, both not yet multiplied by the unit.
     ///
     /// # Safety
-    ///
-    /// `all` are a panel's numbers, and the group exists.
+    /// `all` points to the scales and minima of a panel, and the group exists.
     unsafe fn load<S: Simd, const H: usize>(all: *const u16, group: usize) -> [S::F; 2];
 }
 
@@ -186,7 +177,7 @@ impl<const Z: usize> GroupScales for Zero<Z> {
 
     #[inline(always)]
     unsafe fn load<S: Simd, const H: usize>(all: *const u16, group: usize) -> [S::F; 2] {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         let scale = unsafe { S::load_f16(all.add(group * LANES)) };
         [scale, S::mul(scale, S::splat(-(Z as f32)))]
     }
@@ -197,7 +188,7 @@ impl<const Z: usize> GroupScales for ZeroOfHalves<Z> {
 
     #[inline(always)]
     unsafe fn load<S: Simd, const H: usize>(all: *const u16, group: usize) -> [S::F; 2] {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         let scale = unsafe { S::load_f16(all.add((2 * group + H) * LANES)) };
         [scale, S::mul(scale, S::splat(-(Z as f32)))]
     }
@@ -207,7 +198,7 @@ impl GroupScales for Minimum {
     #[inline(always)]
     unsafe fn load<S: Simd, const H: usize>(all: *const u16, group: usize) -> [S::F; 2] {
         let at = all.wrapping_add(2 * group * LANES);
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { [S::load_f16(at), S::load_f16(at.add(LANES))] }
     }
 }
@@ -217,10 +208,10 @@ impl<B: Bits, N: GroupScales> Values for Integers<B, N> {
 
     #[inline(always)]
     unsafe fn numbers<S: Simd, const H: usize>(w: &PackedMatrix, panel: usize, group: usize) -> [S::F; 2] {
-        // Codes are followed by the numbers of all groups.
+        // The scales and minima of all groups follow the codes.
         let all = w.panel(panel).wrapping_add(w.columns() / GROUP * B::GROUP_BYTES).cast::<u16>();
         let unit = S::splat(w.unit());
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { N::load::<S, H>(all, group) }.map(|number| S::mul(number, unit))
     }
 
@@ -232,7 +223,7 @@ impl<B: Bits, N: GroupScales> Values for Integers<B, N> {
         step: usize,
         [scale, offset]: [S::F; 2],
     ) -> [S::F; 4] {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         let codes = unsafe { B::step::<S, H>(w.panel(panel).add(group * B::GROUP_BYTES), step) };
         [S::byte::<0>(codes), S::byte::<1>(codes), S::byte::<2>(codes), S::byte::<3>(codes)]
             .map(|code| S::fma(code, scale, offset))

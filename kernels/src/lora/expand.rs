@@ -1,7 +1,8 @@
-//! `out[m] = finish(head[m] + sum over ranks of B[rank] * sums[m][rank])`, sixteen output features in the lanes.
+//! Product with B, sixteen outputs in the lanes: `out[m] = finish(head[m] + sum over r of B[r] *
+//! sums[m][r])`.
 //!
-//! An output element is one chain of multiply-adds over the ranks, in ascending order, that starts at the head's sum
-//! or at 0. So the chain may be cut at any rank and be continued by somebody else.
+//! An output element is one chain of multiply-adds over the ranks, in ascending order, from the leading sum
+//! or 0. The chain may therefore be split at any rank and continued elsewhere.
 
 use std::{ops::Range, ptr};
 
@@ -13,24 +14,20 @@ use super::{
 };
 use crate::simd::{Kernel, LANES, Simd};
 
-/// What becomes of the sums.
 #[derive(Clone, Copy)]
 pub(super) enum Finish {
-    /// They are the output.
     Store,
-    /// They are added to the output.
     Add,
 }
 
-/// Some rows times B's ranks.
 pub(super) struct Expand<'a> {
     pub(super) layout: &'a MatrixLayout,
     pub(super) b: FactorView<'a>,
     pub(super) ranks: Range<usize>,
-    /// Of the ranks.
+    /// Rank blocks that contain the ranks.
     pub(super) blocks: Range<usize>,
     pub(super) rows: usize,
-    /// What `Shrink` left of these blocks.
+    /// Results of `Shrink` for these blocks.
     pub(super) sums: *mut f32,
     /// `[rows, layout.rows]` or null.
     pub(super) head: *const f32,
@@ -39,18 +36,15 @@ pub(super) struct Expand<'a> {
     pub(super) finish: Finish,
 }
 
-/// Rank blocks there are at most.
 const MAX_BLOCKS: usize = MAX_RANK / RANK_BLOCK;
 
-/// Rows and panels of one tile.
 struct TilePosition<X> {
     row: usize,
     panel: usize,
-    /// Of each rank block, where panel 0 is, or would be if the piece had it.
+    /// Address of panel 0 of each rank block, or where it would be if the piece had it.
     blocks: *const *const u8,
-    /// Groups of panels from there on.
+    /// Number of panel groups from `panel` on.
     groups: usize,
-    /// Output features of each panel.
     lanes: usize,
     sums: *const X,
     sums_stride: usize,
@@ -65,12 +59,11 @@ impl<X> Copy for TilePosition<X> {}
 
 impl Expand<'_> {
     /// # Safety
-    ///
     /// `b` is valid for the ranks, the other pointers for the rows.
     #[inline(always)]
     pub(super) unsafe fn run<S: Simd, B: StoredElement>(&self) {
         let sums_stride = self.blocks.len() * RANK_BLOCK;
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         unsafe {
             let sums = if self.blocks.is_empty() {
                 self.sums.cast_const().cast()
@@ -96,12 +89,12 @@ impl Expand<'_> {
         }
     }
 
-    /// All rows of a piece of so many outputs.
+    /// Computes all rows of a piece of `outputs` outputs.
     #[inline(always)]
     unsafe fn piece<S: Simd, B: StoredElement>(&self, mut place: TilePosition<B::Input>, outputs: usize) {
         let full = outputs / LANES;
         let groups = if const { S::TILE == 8 } { full / 4 } else { 0 };
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         unsafe {
             if const { S::TILE == 8 } {
                 self.panels::<S, B, 4>(place, groups);
@@ -114,15 +107,15 @@ impl Expand<'_> {
         }
     }
 
-    /// From one panel of a rank block to the next.
+    /// Returns the bytes from one panel of a rank block to the next.
     #[inline(always)]
     fn panel_bytes<B: StoredElement>(&self, block: usize) -> usize {
         let width = RANK_BLOCK.min(self.layout.rank - block * RANK_BLOCK);
         width.div_ceil(B::STEP) * LANES * B::LANE_BYTES
     }
 
-    /// All rows of `groups` groups of `V` panels. Many rows meet a group while it is in the nearest cache; few rows take
-    /// all groups in one call.
+    /// Computes all rows of `groups` groups of `V` panels. Many rows use a group while it is in the
+    /// first-level cache; few rows compute all groups in one call.
     #[inline(always)]
     unsafe fn panels<S: Simd, B: StoredElement, const V: usize>(
         &self,
@@ -148,7 +141,7 @@ impl Expand<'_> {
     }
 }
 
-/// `M` rows of a place's groups of `V` panels. Returns `M`.
+/// Product of `M` rows with a position's groups of `V` panels. Returns `M`.
 struct ExpandTile<'a, B: StoredElement, const M: usize, const V: usize>(
     &'a Expand<'a>,
     TilePosition<B::Input>,
@@ -162,7 +155,7 @@ impl<B: StoredElement, const M: usize, const V: usize> Kernel for ExpandTile<'_,
         let Self(expand, first) = self;
         for group in 0..first.groups {
             let place = TilePosition { panel: first.panel + group * V, ..first };
-            // SAFETY: who made the tile vouches for it.
+            // SAFETY: the caller that made the tile guarantees its rows and panels.
             unsafe { Self(expand, place).group::<S>() };
         }
         M
@@ -170,11 +163,10 @@ impl<B: StoredElement, const M: usize, const V: usize> Kernel for ExpandTile<'_,
 }
 
 impl<B: StoredElement, const M: usize, const V: usize> ExpandTile<'_, B, M, V> {
-    /// One group of panels.
     #[inline(always)]
     unsafe fn group<S: Simd>(&self) {
         let lanes = self.1.lanes;
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         unsafe {
             let mut totals = self.heads::<S>();
             for block in self.0.blocks.clone() {
@@ -188,7 +180,6 @@ impl<B: StoredElement, const M: usize, const V: usize> ExpandTile<'_, B, M, V> {
         }
     }
 
-    /// Where the chains start.
     #[inline(always)]
     unsafe fn heads<S: Simd>(&self) -> [[S::F; V]; M] {
         let Self(expand, place) = self;
@@ -196,7 +187,7 @@ impl<B: StoredElement, const M: usize, const V: usize> ExpandTile<'_, B, M, V> {
             return [[S::splat(0.0); V]; M];
         }
         let stride = expand.layout.rows;
-        // SAFETY: the caller's: the head has these rows and panels.
+        // SAFETY: the caller guarantees that the leading sums have these rows and panels.
         unsafe {
             let head = expand.head.add(place.row * stride + place.panel * LANES);
             std::array::from_fn(|m| {
@@ -205,13 +196,12 @@ impl<B: StoredElement, const M: usize, const V: usize> ExpandTile<'_, B, M, V> {
         }
     }
 
-    /// Gives the sums to the output.
     #[inline(always)]
     unsafe fn finish<S: Simd>(&self, totals: [[S::F; V]; M]) {
         let Self(expand, place) = self;
         for (m, totals) in totals.into_iter().enumerate() {
             for (v, total) in totals.into_iter().enumerate() {
-                // SAFETY: the caller's: the output has these rows and panels.
+                // SAFETY: the caller guarantees that the output has these rows and panels.
                 unsafe {
                     let to = expand.out.add((place.row + m) * expand.stride + (place.panel + v) * LANES);
                     let total = match expand.finish {
@@ -238,7 +228,7 @@ impl<B: StoredElement, const M: usize, const V: usize> ExpandTile<'_, B, M, V> {
         let start = expand.ranks.start.saturating_sub(first);
         let end = width.min(expand.ranks.end - first);
         let panel_bytes = expand.panel_bytes::<B>(block);
-        // SAFETY: the caller's: the block, the panels and the rows exist.
+        // SAFETY: the caller guarantees that the block, the panels and the rows exist.
         unsafe {
             let begin = *place.blocks.add(block - expand.blocks.start);
             let b = begin.wrapping_add(place.panel * panel_bytes);

@@ -1,16 +1,16 @@
-//! Where an adapted layer's two factors lie in memory that somebody else filled.
+//! Layout of an adapted layer's two factors in memory of another owner, such as an adapter image.
 //!
-//! Both factors are cut into *rank blocks* of [`RANK_BLOCK`] ranks, the last of which may be short; a block of either
-//! is contiguous, so that it travels as one piece. Within a block the numbers lie as the kernels read them, along
-//! sixteen lanes:
+//! Both factors are cut into *rank blocks* of [`RANK_BLOCK`] ranks, the last of which may be short. A block
+//! of a factor is contiguous, so that it is copied as one piece. Within a block the elements are in the order
+//! in which kernels read them, along sixteen lanes:
 //!
 //! ```text
 //! A, block of w ranks:  [columns][w ranks]
 //! B, block of w ranks:  [panels of 16 rows][w ranks][16 rows]      the last panel may be short
 //! ```
 //!
-//! Nothing is padded, but that numbers of [`ElementKind::Bf16`] come in pairs: of columns in A, of ranks in B. An odd
-//! number of either is filled up with zeroes. In B the lower rank is the upper half of a pair, because the
+//! The only padding is for [`ElementKind::Bf16`], whose elements form pairs: of columns in A, of ranks in B.
+//! An odd number of either is padded with zeros. In B the lower rank is the upper half of a pair, because the
 //! instruction adds the upper product first and ranks are summed in ascending order.
 
 use half::{bf16, f16};
@@ -18,47 +18,47 @@ use thiserror::Error;
 
 use crate::simd::LANES;
 
-/// Ranks that travel together.
+/// Ranks that are copied together.
 pub const RANK_BLOCK: usize = 16;
 
-/// The largest rank kernels take.
+/// Maximum rank of the kernels.
 pub const MAX_RANK: usize = 1024;
 
-/// Factors start at multiples of this many bytes.
+/// Alignment of factors, in bytes.
 pub const FACTOR_ALIGNMENT: usize = 64;
 
-/// How an adapter's numbers are kept.
+/// Precision of an adapter's elements in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LoraPrecision {
-    /// As many bits as it takes to hold them exactly.
+    /// As many bits as the elements need to be exact.
     Exact,
-    /// 16 bits, rounded if need be: for bases whose own weights are rounded far more.
+    /// 16 bits, rounded if necessary; for bases whose own weights are rounded far more.
     Compact,
-    /// bf16, and what they are multiplied with is rounded to bf16 too: `x` before `A`, and `A x` before `B`. Twice as
-    /// fast where prompts are long, with 8 bits of precision.
+    /// bf16. Inputs of both products are rounded to bf16 too: `x` before `A`, and `A x` before `B`. Twice as
+    /// fast for long prompts, with 8 bits of precision.
     Bf16,
 }
 
-/// How a factor's numbers are kept.
+/// Element type of a factor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum ElementKind {
-    /// 32 bits.
+    /// An IEEE float of 32 bits.
     F32 = 0,
-    /// An IEEE half.
+    /// An IEEE float of 16 bits.
     F16 = 1,
     /// The upper half of an F32.
     Bf16 = 2,
 }
 
 impl ElementKind {
-    /// The kind with this code, if there is one.
+    /// Returns the kind with this code, if there is one.
     #[must_use]
     pub fn from_code(code: u8) -> Option<Self> {
         [Self::F32, Self::F16, Self::Bf16].into_iter().find(|kind| *kind as u8 == code)
     }
 
-    /// Bytes of one number.
+    /// Returns the bytes of one element.
     #[must_use]
     pub fn bytes(self) -> usize {
         match self {
@@ -67,7 +67,7 @@ impl ElementKind {
         }
     }
 
-    /// `count` numbers, as many as are stored: they may come in pairs.
+    /// Returns the number of elements that are stored for `count`, including padding to pairs.
     fn stored(self, count: usize) -> Option<usize> {
         match self {
             Self::F32 | Self::F16 => Some(count),
@@ -76,77 +76,76 @@ impl ElementKind {
     }
 }
 
-/// One factor: how its numbers are kept and where they start.
+/// Element type and offset of one factor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FactorLayout {
-    /// How its numbers are kept.
+    /// Element type of the factor.
     pub kind: ElementKind,
     /// Bytes from the start of the memory; a multiple of [`FACTOR_ALIGNMENT`].
     pub offset: usize,
 }
 
-/// Shape, scale and place of one adapted layer's factors.
+/// Shape, scale and offsets of one adapted layer's factors.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MatrixLayout {
-    /// Ranks, 1 to [`MAX_RANK`].
+    /// Number of ranks, 1 to [`MAX_RANK`].
     pub rank: usize,
-    /// Input features.
+    /// Number of input features.
     pub columns: usize,
-    /// Output features.
+    /// Number of output features.
     pub rows: usize,
     /// The adapter's scale times the units of `a` and `b`.
     pub scale: f32,
-    /// `A`, `[rank, columns]`.
+    /// Factor `A`, `[rank, columns]`.
     pub a: FactorLayout,
-    /// `B`, `[rows, rank]`.
+    /// Factor `B`, `[rows, rank]`.
     pub b: FactorLayout,
 }
 
-/// Why a layout does not fit its memory.
+/// Reason why a layout does not fit its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Error)]
 pub enum LayoutError {
-    /// The rank is not one the kernels take.
+    /// The rank is outside `1..=MAX_RANK`.
     #[error(
         "an adapter's rank is {0}, but kernels take 1 to {MAX_RANK}; its image is damaged, load it again"
     )]
     Rank(usize),
-    /// A layer without inputs or outputs.
+    /// A layer has no inputs or no outputs.
     #[error("an adapted layer has {columns} inputs and {rows} outputs; its image is damaged, load it again")]
     Shape {
-        /// Input features.
+        /// Number of input features.
         columns: usize,
-        /// Output features.
+        /// Number of output features.
         rows: usize,
     },
-    /// The scale is infinite or no number.
+    /// The scale is infinite or NaN.
     #[error(
         "an adapter's scale is {0}, which is no finite number; check lora_alpha and the adapter's values"
     )]
     Scale(f32),
-    /// A factor does not start where kernels may read it.
+    /// A factor's offset is not aligned to [`FACTOR_ALIGNMENT`].
     #[error(
         "a factor starts at byte {0}, which is no multiple of {FACTOR_ALIGNMENT}; its image is damaged, load it again"
     )]
     Alignment(usize),
-    /// A factor does not lie within its memory.
+    /// A factor exceeds its memory.
     #[error(
         "a factor at byte {offset} reaches beyond its {available} bytes of memory; its image is damaged, load it again"
     )]
     Bounds {
-        /// Where it starts.
+        /// Offset of the factor, in bytes.
         offset: usize,
-        /// Bytes there are.
+        /// Size of the memory, in bytes.
         available: usize,
     },
 }
 
 impl MatrixLayout {
-    /// Appends both factors to `bytes` and says where they are. `a` is `[rank, columns]` and `b` is `[rows, rank]`, row
-    /// after row, as PEFT stores them.
+    /// Appends both factors to `bytes` and returns their layout. `a` is `[rank, columns]` and `b` is `[rows,
+    /// rank]`, row-major, as PEFT stores them.
     ///
     /// # Panics
-    ///
-    /// If the shapes do not fit together or the rank is 0 or above [`MAX_RANK`].
+    /// Panics if the shapes do not match or the rank is 0 or above [`MAX_RANK`].
     #[allow(clippy::too_many_arguments, reason = "the parts of one matrix product")]
     #[must_use]
     pub fn append(
@@ -182,11 +181,10 @@ impl MatrixLayout {
         Self { rank, columns, rows, scale: scale * a_unit * b_unit, a, b }
     }
 
-    /// Checks everything kernels rely on, for memory of `available` bytes. No value makes this overflow.
+    /// Checks all conditions of the kernels, for memory of `available` bytes. No value overflows the check.
     ///
     /// # Errors
-    ///
-    /// The first thing that is wrong.
+    /// Returns the first condition that fails.
     pub fn check(&self, available: usize) -> Result<(), LayoutError> {
         if !(1..=MAX_RANK).contains(&self.rank) {
             return Err(LayoutError::Rank(self.rank));
@@ -210,23 +208,21 @@ impl MatrixLayout {
         Ok(())
     }
 
-    /// Bytes of A's ranks from the start of block `first_rank / RANK_BLOCK`; of a layout that was checked.
+    /// Returns the bytes of A's ranks below `rank`, which begins a block or is the end of a checked layout.
     pub(crate) fn a_bytes_before(&self, rank: usize) -> usize {
         rank * self.a_rank_bytes()
     }
 
-    /// Bytes of all of A.
     pub(crate) fn a_bytes(&self) -> usize {
         self.a_bytes_before(self.rank)
     }
 
-    /// Bytes of B's ranks below `rank`, which is the start of a block or the end.
+    /// Returns the bytes of B's ranks below `rank`, which begins a block or is the end.
     pub(crate) fn b_bytes_before(&self, rank: usize) -> usize {
         let ranks = if self.b.kind == ElementKind::Bf16 { rank.next_multiple_of(2) } else { rank };
         ranks * self.rows * self.b.kind.bytes()
     }
 
-    /// Bytes of all of B.
     pub(crate) fn b_bytes(&self) -> usize {
         self.b_bytes_before(self.rank)
     }
@@ -238,25 +234,25 @@ impl MatrixLayout {
     }
 }
 
-/// Bytes of a factor whose numbers come in pairs, if they do, along `depth`; `None` if no memory can hold so many.
+/// Returns the bytes of a factor whose elements form pairs along `depth`, if any; `None` on overflow.
 fn factor_bytes(kind: ElementKind, depth: usize, others: usize) -> Option<usize> {
     kind.stored(depth)?.checked_mul(others)?.checked_mul(kind.bytes())
 }
 
-/// Which half of a pair holds the number of the lower depth.
+/// Half of a pair that holds the element of the lower depth.
 #[derive(Clone, Copy)]
 enum Pairs {
     LowerFirst,
     UpperFirst,
 }
 
-/// Pads `bytes` to the next place a factor may start.
+/// Pads `bytes` to the next multiple of [`FACTOR_ALIGNMENT`] and returns its length.
 fn aligned_end(bytes: &mut Vec<u8>) -> usize {
     bytes.resize(bytes.len().next_multiple_of(FACTOR_ALIGNMENT), 0);
     bytes.len()
 }
 
-/// `[depth][lanes]` numbers.
+/// Appends a panel of `[depth][lanes]` elements.
 fn append_panel(
     bytes: &mut Vec<u8>,
     kind: ElementKind,
@@ -284,11 +280,11 @@ fn append_panel(
     }
 }
 
-/// The kind `values` are kept in, and the power of two that they are divided by first.
+/// Returns the element kind of `values`, and the power of two that divides them first.
 fn kind_and_unit(values: &[f32], precision: LoraPrecision) -> (ElementKind, f32) {
     let largest = values.iter().fold(0.0f32, |m, x| m.max(x.abs()));
     let unit = if largest.is_normal() {
-        // Below -126 a single is no power of two with an inverse.
+        // An f32 below 2^-126 is subnormal, and its inverse overflows.
         2.0f32.powi((largest.log2().floor() as i32 - 14).max(-126))
     } else {
         1.0

@@ -1,4 +1,4 @@
-//! One adapted layer over memory that is shared: an adapter's sealed image, or a vector in a test.
+//! One adapted layer in shared memory: an adapter's sealed image, or a vector in a test.
 
 use std::{fmt, sync::Arc};
 
@@ -7,7 +7,7 @@ use super::{
     pieces::FactorCut,
 };
 
-/// Memory that nobody writes while it is shared, kept for as long as anything uses it.
+/// Shared memory that is never written, alive while any user holds it.
 pub type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
 /// One adapted linear layer, ready for the kernels.
@@ -18,57 +18,55 @@ pub struct LoraMatrix {
 }
 
 impl LoraMatrix {
-    /// The layer that `layout` describes within `bytes`. The layout need not be trusted; the numbers may be any.
+    /// Returns the layer that `layout`, which need not be trusted, describes within `bytes`.
     ///
     /// # Errors
-    ///
-    /// The layout does not fit `bytes` or the kernels.
+    /// Fails if the layout does not fit `bytes` or the kernels.
     pub fn over(bytes: &SharedBytes, layout: MatrixLayout) -> Result<Self, LayoutError> {
         layout.check((**bytes).as_ref().len())?;
         Ok(Self { bytes: Arc::clone(bytes), layout })
     }
 
-    /// The true rank.
+    /// Returns the true rank, without padding.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.layout.rank
     }
 
-    /// Input features.
+    /// Returns the number of input features.
     #[must_use]
     pub fn columns(&self) -> usize {
         self.layout.columns
     }
 
-    /// Output features.
+    /// Returns the number of output features.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.layout.rows
     }
 
-    /// Bytes of both factors.
+    /// Returns the bytes of both factors.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.layout.a_bytes() + self.layout.b_bytes()
     }
 
-    /// The memory both factors lie in.
+    /// Returns the memory of both factors.
     #[must_use]
     pub fn shared_bytes(&self) -> &SharedBytes {
         &self.bytes
     }
 
-    /// Shape, scale and place.
+    /// Returns shape, scale and offsets.
     #[must_use]
     pub fn layout(&self) -> &MatrixLayout {
         &self.layout
     }
 
-    /// Both factors.
+    /// Returns the bytes of both factors.
     ///
     /// # Panics
-    ///
-    /// If the memory has become shorter since it was checked.
+    /// Panics if the memory has become shorter since it was checked.
     pub(crate) fn factors(&self) -> [&[u8]; 2] {
         let bytes = (*self.bytes).as_ref();
         let MatrixLayout { a, b, .. } = self.layout;
@@ -82,27 +80,24 @@ impl fmt::Debug for LoraMatrix {
     }
 }
 
-/// Memory that kernels read.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Address(pub(super) *mut u8);
 
-// SAFETY: an address is no access; who reads or writes there says why it may.
+// SAFETY: an address alone gives no access; each access has its own SAFETY comment.
 unsafe impl Send for Address {}
-// SAFETY: as above.
+// SAFETY: an address alone gives no access; each access has its own SAFETY comment.
 unsafe impl Sync for Address {}
 
-/// A factor as kernels read it: in one, in shared memory, or in pieces on the device, of which those of the first ranks may be
-/// missing.
+/// A factor as kernels read it: contiguous, or in pieces, of which those of leading ranks may be missing.
 #[derive(Clone, Copy)]
 pub(super) enum FactorView<'a> {
-    /// Rank blocks one behind the other.
+    /// All rank blocks, contiguous in memory.
     Whole(&'a [u8]),
-    /// Where each piece is, by rank block and then by number.
+    /// Addresses of pieces, by rank block and then by number.
     Pieces(FactorCut, &'a [Address]),
 }
 
 impl FactorView<'_> {
-    /// How it is cut.
     #[inline(always)]
     pub(super) fn cut(&self) -> FactorCut {
         match *self {
@@ -111,7 +106,7 @@ impl FactorView<'_> {
         }
     }
 
-    /// Where a rank block's piece begins, before which the factor has so many bytes if it is whole.
+    /// Returns the address of a rank block's piece; `before` is the block's offset in a contiguous factor.
     #[inline(always)]
     pub(super) fn piece(&self, rank_block: usize, number: usize, before: usize) -> *const u8 {
         match *self {

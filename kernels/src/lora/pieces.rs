@@ -1,49 +1,48 @@
-//! How factors are cut into *pieces* that fit the blocks of a pool, and where each of them lies.
+//! Cuts factors into *pieces* that fit the blocks of a pool, and assigns their offsets.
 //!
-//! A device's memory is a pool of equal blocks, any of which holds keys and values or pieces of adapters: so an adapter takes any
-//! blocks that are free, however far apart. A piece is a rank block's part of a factor, or, where blocks are small, of its
-//! columns (A) or outputs (B) as many as fit. Kernels find it in a table, by its rank block and its number in that; no sum's order
-//! depends on how a factor is cut.
+//! A device's memory is a pool of equal blocks that hold KV cache or pieces of adapters, so an adapter takes
+//! any free blocks, not only adjacent ones. A piece is a rank block's part of a factor, or, where blocks are
+//! small, as many of its columns (A) or outputs (B) as fit. Kernels find a piece in a table, by rank block
+//! and number. The order of sums does not depend on the cut.
 
 use std::ops::Range;
 
 use super::layout::{ElementKind, FactorLayout, MatrixLayout, RANK_BLOCK};
 
-/// Pieces start at multiples of this many bytes: a line of a CPU's caches, and what a GPU loads at once fits in.
+/// Alignment of pieces, in bytes: a CPU cache line, which also suffices for a GPU's loads.
 pub const PIECE_ALIGNMENT: usize = 64;
 
-/// Columns or outputs of the smallest piece that is not the only one: a chain of the shrink, and as many outputs as a tile of
-/// the expand has.
+/// Minimum features of a piece, unless it is the only one: a chain of the shrink, a tile of the expand.
 const LEAST_FEATURES: usize = 64;
 
-/// Blocks that a packing keeps open: pieces have few sizes, so what none of these has room for hardly any has.
+/// Blocks that a packing keeps open. Pieces have few sizes, so other blocks rarely have more room.
 const MAX_OPEN: usize = 8;
 
 /// One of a matrix's two factors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Factor {
-    /// `A`, `[rank, columns]`.
+    /// Factor `A`, `[rank, columns]`.
     A,
-    /// `B`, `[outputs, rank]`.
+    /// Factor `B`, `[outputs, rank]`.
     B,
 }
 
-/// How a factor's rank blocks are cut: along its columns (A) or its outputs (B), into pieces of `1 << shift`.
+/// Cut of a factor's rank blocks along its columns (A) or outputs (B), into pieces of `1 << shift`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FactorCut {
-    /// Features of a piece, as a power of two; the last one may have fewer.
+    /// Features per piece, as a power of two; the last piece may have fewer.
     pub shift: u32,
-    /// Pieces of a rank block.
+    /// Pieces per rank block.
     pub count: usize,
 }
 
 impl FactorCut {
-    /// The whole rank block is one piece.
+    /// Each rank block is one piece.
     pub(super) const WHOLE: Self = Self { shift: usize::BITS - 1, count: 1 };
 
-    /// The largest pieces of `features` features with so many bytes each that fit `room`.
+    /// Returns the cut with the largest pieces that fit `room` bytes, by the bytes of a feature.
     fn of(features: usize, feature_bytes: usize, room: usize) -> Option<Self> {
-        // Numbers that come in pairs take a feature more.
+        // Elements in pairs take up to one feature more.
         if (features + 1) * feature_bytes <= room {
             return Some(Self::WHOLE);
         }
@@ -55,7 +54,7 @@ impl FactorCut {
         Some(Self { shift, count: features.div_ceil(1 << shift) })
     }
 
-    /// Features of piece `number`, of `features` in all.
+    /// Returns the features of piece `number`, of `features` in all.
     pub(super) fn features(self, number: usize, features: usize) -> Range<usize> {
         if self.count == 1 {
             return 0..features;
@@ -64,39 +63,39 @@ impl FactorCut {
     }
 }
 
-/// Where a piece starts.
+/// Position of a piece in an adapter's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PieceOffset {
-    /// Which of the adapter's blocks.
+    /// Index of the block among the adapter's.
     pub block: u32,
-    /// Byte of that block.
+    /// Byte offset within the block.
     pub offset: u32,
 }
 
-/// Blocks as they are filled with the pieces of one adapter.
+/// Blocks that are filled with the pieces of one adapter.
 #[derive(Debug)]
 pub struct Packing {
     room: usize,
     blocks: u32,
-    /// Blocks that have room left, and how much is taken.
+    /// Blocks with room left, and their used bytes.
     open: Vec<(u32, usize)>,
 }
 
 impl Packing {
-    /// Nothing yet, for blocks of so many bytes. Nothing fits blocks that do not keep pieces aligned.
+    /// Creates an empty packing for blocks of `block_bytes`. Blocks that would misalign pieces have no room.
     #[must_use]
     pub fn new(block_bytes: usize) -> Self {
         let room = if block_bytes.is_multiple_of(PIECE_ALIGNMENT) { block_bytes } else { 0 };
         Self { room, blocks: 0, open: Vec::new() }
     }
 
-    /// Blocks that are filled, wholly or partly.
+    /// Returns the number of blocks in use.
     #[must_use]
     pub fn blocks(&self) -> u32 {
         self.blocks
     }
 
-    /// A place for `bytes` bytes; `None` if no block holds so many.
+    /// Reserves `bytes` bytes; `None` if a block is too small for them.
     pub fn place(&mut self, bytes: usize) -> Option<PieceOffset> {
         let bytes = bytes.next_multiple_of(PIECE_ALIGNMENT);
         if bytes > self.room || self.room > u32::MAX as usize {
@@ -118,16 +117,16 @@ impl Packing {
     }
 }
 
-/// Where all pieces of one matrix lie.
+/// Offsets of all pieces of one matrix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PieceTable {
     cuts: [FactorCut; 2],
-    /// Of each factor, by rank block and then by number.
+    /// Offsets per factor, by rank block and then by number.
     places: [Box<[PieceOffset]>; 2],
 }
 
 impl PieceTable {
-    /// Packs the pieces of a matrix, in the order in which they are read; `None` if a block does not hold the least of them.
+    /// Packs the pieces of a matrix in the order of reading; `None` if a block is too small for the smallest.
     #[must_use]
     pub fn pack(layout: &MatrixLayout, packing: &mut Packing) -> Option<Self> {
         let cuts = [layout.cut(Factor::A, packing.room)?, layout.cut(Factor::B, packing.room)?];
@@ -143,13 +142,13 @@ impl PieceTable {
         Some(Self { cuts, places })
     }
 
-    /// How a factor is cut.
+    /// Returns the cut of a factor.
     #[must_use]
     pub fn cut(&self, factor: Factor) -> FactorCut {
         self.cuts[factor as usize]
     }
 
-    /// Where a factor's pieces lie, by rank block and then by number.
+    /// Returns the offsets of a factor's pieces, by rank block and then by number.
     #[must_use]
     pub fn of(&self, factor: Factor) -> &[PieceOffset] {
         &self.places[factor as usize]
@@ -157,7 +156,6 @@ impl PieceTable {
 }
 
 impl MatrixLayout {
-    /// How a factor is kept.
     fn factor(&self, factor: Factor) -> FactorLayout {
         match factor {
             Factor::A => self.a,
@@ -165,7 +163,7 @@ impl MatrixLayout {
         }
     }
 
-    /// What a factor is cut along: A's columns, B's outputs.
+    /// Returns the number of features that a factor is cut along: A's columns, B's outputs.
     pub(super) fn features(&self, factor: Factor) -> usize {
         match factor {
             Factor::A => self.columns,
@@ -173,13 +171,13 @@ impl MatrixLayout {
         }
     }
 
-    /// How a factor is cut into pieces of at most `room` bytes.
+    /// Returns the cut of a factor into pieces of at most `room` bytes.
     fn cut(&self, factor: Factor, room: usize) -> Option<FactorCut> {
         let ranks = RANK_BLOCK.min(self.rank).next_multiple_of(2);
         FactorCut::of(self.features(factor), ranks * self.factor(factor).kind.bytes(), room)
     }
 
-    /// The bytes of a piece, counted from the factor's first.
+    /// Returns the bytes of a piece, relative to the factor's first byte.
     pub(crate) fn piece(
         &self,
         factor: Factor,

@@ -1,12 +1,12 @@
-//! `sums[m][r] = scale * A[r] · x[m]`, sixteen ranks in the lanes.
+//! Product with A: `sums[m][r] = scale * A[r] · x[m]`, with sixteen ranks in the lanes.
 //!
-//! A product is summed over blocks of [`BLOCK`] columns, each in one chain of multiply-adds from the first to the last
-//! column, and the blocks' sums are added from the first to the last. That order never depends on the tile: a tile
-//! of many rows does one block at a time, a tile of few rows several, because one chain alone waits for its own
-//! last result.
+//! A product is summed over blocks of [`BLOCK`] columns, each in one chain of multiply-adds from the first to
+//! the last column, and the blocks' sums are added from the first to the last. This order never depends on
+//! the tile: a tile of many rows computes one block at a time, a tile of few rows several blocks, because the
+//! additions of one chain depend on each other.
 //!
-//! A block of 1, 2, 4 or 8 ranks (the last of a small adapter) has several columns in the lanes. Those are so many
-//! chains, which are put together pairwise at the very end.
+//! A block of 1, 2, 4 or 8 ranks (the last of a small adapter) has several columns in the lanes. Each column
+//! is a chain of its own, and the chains are added pairwise at the end.
 
 use std::ops::Range;
 
@@ -23,25 +23,22 @@ const BLOCK: usize = 64;
 const _: () =
     assert!(SPAN.is_multiple_of(BLOCK), "a chain ends where a span does, or its order would depend on it");
 
-/// Some rows times the ranks of some blocks.
 pub(super) struct Shrink<'a> {
     pub(super) layout: &'a MatrixLayout,
     pub(super) a: FactorView<'a>,
-    /// `[rows, columns]`.
+    /// Inputs as rows, `[rows, columns]`.
     pub(super) x: *const f32,
     pub(super) rows: usize,
-    /// Room for inputs of another kind.
+    /// Buffer for inputs converted to another kind.
     pub(super) room: *mut u32,
-    /// `[rows, ranks of blocks]`, where the ranks of a short block are filled up to [`RANK_BLOCK`].
+    /// `[rows, ranks of blocks]`; short blocks are padded to [`RANK_BLOCK`].
     pub(super) sums: *mut f32,
     pub(super) blocks: Range<usize>,
 }
 
-/// Consecutive columns of `V` neighbouring blocks of ranks, which have the same width.
+/// Consecutive columns of `V` neighbouring rank blocks of equal width.
 struct Strip<X, const V: usize> {
-    /// Of each block.
     a: [*const u8; V],
-    /// Ranks of a block.
     width: usize,
     /// Lanes from one step to the next.
     step_lanes: usize,
@@ -67,7 +64,6 @@ impl<X, const V: usize> Copy for Strip<X, V> {}
 
 impl Shrink<'_> {
     /// # Safety
-    ///
     /// `a` is valid for the blocks, `x` and `sums` for the rows, `room` for `rows * SPAN / 2` elements.
     #[inline(always)]
     pub(super) unsafe fn run<S: Simd, A: StoredElement>(&self) {
@@ -76,10 +72,10 @@ impl Shrink<'_> {
         }
         let stride = self.blocks.len() * RANK_BLOCK;
         let columns = self.layout.columns;
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         unsafe {
             std::ptr::write_bytes(self.sums, 0, self.rows * stride);
-            // Pieces have powers of two of columns, as spans have: no span is of two.
+            // Pieces and spans both have a power of two of columns, so no span crosses pieces.
             let each = SPAN.min(1 << self.a.cut().shift);
             for column in (0..columns).step_by(each) {
                 let count = each.min(columns - column);
@@ -99,7 +95,6 @@ impl Shrink<'_> {
         }
     }
 
-    /// Adds the products of `count` columns.
     #[inline(always)]
     unsafe fn span<S: Simd, A: StoredElement>(
         &self,
@@ -111,7 +106,7 @@ impl Shrink<'_> {
         let mut block = self.blocks.start;
         while block < self.blocks.end {
             let full = self.blocks.end.min(self.layout.rank / RANK_BLOCK).saturating_sub(block);
-            // SAFETY: the caller's.
+            // SAFETY: the caller upholds this function's contract.
             unsafe {
                 block += if const { S::TILE == 8 } && full >= 4 {
                     columns_of::<S, A, 4, 1>(self.strip::<A, 4>(block, column, count, x, x_stride), self.rows)
@@ -144,10 +139,11 @@ impl Shrink<'_> {
         let (step_lanes, whole, tail_lanes) = if is_narrow {
             (LANES, piece.len() / each, piece.len() % each * width)
         } else {
-            // A vector of a short block reaches into the next steps, whose lanes nobody looks at; the last have none.
+            // A vector of a short block reaches into the next steps, whose lanes are ignored; the last steps have no
+            // next ones.
             (width, (all + 1).saturating_sub(LANES.div_ceil(width)), width)
         };
-        // SAFETY: the caller's: the block and the column exist.
+        // SAFETY: the caller guarantees that the block and the column exist.
         unsafe {
             Strip {
                 a: std::array::from_fn(|v| {
@@ -169,24 +165,23 @@ impl Shrink<'_> {
     }
 }
 
-/// Adds the lanes that belong to the same one of `width` ranks, pairwise from the halves inwards.
+/// Adds the lanes of the same one of `width` ranks, pairwise, halving each time.
 ///
 /// # Safety
-///
 /// `sums` is valid for 16 elements.
 #[inline(always)]
 unsafe fn gather(sums: *mut f32, width: usize) {
     let mut half = LANES / 2;
     while half >= width {
         for lane in 0..half {
-            // SAFETY: the caller's.
+            // SAFETY: the caller upholds this function's contract.
             unsafe { *sums.add(lane) += *sums.add(half + lane) };
         }
         half /= 2;
     }
 }
 
-/// Adds the products of a strip of `V` blocks of ranks; few rows sum `C` blocks of columns at once. Returns `V`.
+/// Adds the products of a strip of `V` rank blocks; few rows sum `C` blocks of columns at once. Returns `V`.
 #[inline(always)]
 unsafe fn columns_of<S: Simd, A: StoredElement, const V: usize, const C: usize>(
     strip: Strip<A::Input, V>,
@@ -196,7 +191,7 @@ unsafe fn columns_of<S: Simd, A: StoredElement, const V: usize, const C: usize>(
     let mut step = 0;
     while step < strip.steps {
         let last = step + C * block;
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         unsafe {
             let part = strip.from::<A>(step, block);
             step += if rows < 4 && last <= strip.steps && last <= strip.whole_steps {
@@ -212,10 +207,10 @@ unsafe fn columns_of<S: Simd, A: StoredElement, const V: usize, const C: usize>(
 }
 
 impl<X, const V: usize> Strip<X, V> {
-    /// At most `count` steps from `first` on.
+    /// Returns at most `count` steps from `first` on.
     #[inline(always)]
     unsafe fn from<A: StoredElement<Input = X>>(self, first: usize, count: usize) -> Self {
-        // SAFETY: the caller's: the steps exist.
+        // SAFETY: the caller guarantees that the steps exist.
         unsafe {
             Self {
                 a: self.a.map(|a| a.add(first * self.step_lanes * A::LANE_BYTES)),
@@ -229,19 +224,18 @@ impl<X, const V: usize> Strip<X, V> {
 
     #[inline(always)]
     unsafe fn row(self, row: usize) -> Self {
-        // SAFETY: the caller's: the row exists.
+        // SAFETY: the caller guarantees that the row exists.
         unsafe {
             Self { x: self.x.add(row * self.x_stride), sums: self.sums.add(row * self.sums_stride), ..self }
         }
     }
 }
 
-/// One block of columns of all rows.
 #[inline(always)]
 unsafe fn rows_of<S: Simd, A: StoredElement, const V: usize>(strip: Strip<A::Input, V>, rows: usize) {
     let mut row = 0;
     while row < rows {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         let (part, left) = unsafe { (strip.row(row), rows - row) };
         row += if const { tile_holds::<S>(8, V) } && left >= 8 {
             S::call(ShrinkTile::<A, 8, V, 1>(part))
@@ -257,7 +251,6 @@ unsafe fn rows_of<S: Simd, A: StoredElement, const V: usize>(strip: Strip<A::Inp
     }
 }
 
-/// `C` blocks of columns of all rows.
 #[inline(always)]
 unsafe fn few_rows_of<S: Simd, A: StoredElement, const V: usize, const C: usize>(
     strip: Strip<A::Input, V>,
@@ -265,7 +258,7 @@ unsafe fn few_rows_of<S: Simd, A: StoredElement, const V: usize, const C: usize>
 ) {
     let mut row = 0;
     while row < rows {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         let part = unsafe { strip.row(row) };
         row += if const { tile_holds::<S>(2, V * C) } && rows - row >= 2 {
             S::call(ShrinkTile::<A, 2, V, C>(part))
@@ -275,7 +268,7 @@ unsafe fn few_rows_of<S: Simd, A: StoredElement, const V: usize, const C: usize>
     }
 }
 
-/// True if the sums of `rows` rows of `vectors` vectors fit the registers, with what they are summed from.
+/// True if the registers hold the sums of `rows` rows of `vectors` vectors with their operands.
 pub(super) const fn tile_holds<S: Simd>(rows: usize, vectors: usize) -> bool {
     match S::TILE {
         8 => rows * vectors <= 24,
@@ -283,7 +276,7 @@ pub(super) const fn tile_holds<S: Simd>(rows: usize, vectors: usize) -> bool {
     }
 }
 
-/// `M` rows, `V` blocks of ranks, `C` blocks of columns, each of as many steps as the strip says. Returns `M`.
+/// Product of `M` rows, `V` rank blocks and `C` blocks of columns, each of `strip.steps` steps. Returns `M`.
 struct ShrinkTile<A: StoredElement, const M: usize, const V: usize, const C: usize>(Strip<A::Input, V>);
 
 impl<A: StoredElement, const M: usize, const V: usize, const C: usize> Kernel for ShrinkTile<A, M, V, C> {
@@ -293,7 +286,7 @@ impl<A: StoredElement, const M: usize, const V: usize, const C: usize> Kernel fo
     fn run<S: Simd>(self) -> usize {
         let strip = self.0;
         let mut sums = [[[S::splat(0.0); V]; M]; C];
-        // SAFETY: who made the strip vouches for it.
+        // SAFETY: the caller that made the strip guarantees its steps and rows.
         unsafe {
             let whole = if V > 1 { strip.steps } else { strip.steps.min(strip.whole_steps) };
             for step in 0..whole {
@@ -326,12 +319,12 @@ unsafe fn add_step<S: Simd, A: StoredElement, const M: usize, const V: usize, co
     load: impl Fn(*const u8) -> A::Weights<S>,
     sums: &mut [[[S::F; V]; M]; C],
 ) {
-    // A short block is one alone.
+    // A short block is never combined with others.
     let step_lanes = if V > 1 { RANK_BLOCK } else { strip.step_lanes };
     let step_inputs = if V > 1 { 1 } else { strip.step_inputs };
     for (c, sums) in sums.iter_mut().enumerate() {
         let step = c * strip.steps + step;
-        // SAFETY: the caller's: the strip has the step.
+        // SAFETY: the caller guarantees that the strip has the step.
         unsafe {
             let at = step * step_lanes * A::LANE_BYTES;
             let weights: [A::Weights<S>; V] = std::array::from_fn(|v| load(strip.a[v].add(at)));

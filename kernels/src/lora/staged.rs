@@ -1,7 +1,7 @@
-//! A copy of a layer on the device, which is computed with while it is filled.
+//! A layer's copy on the device, usable while it is being filled.
 //!
-//! It lies in pieces, in blocks that a pool lends. Rank blocks arrive from the last to the first, so what is here is always
-//! `first_rank..rank`.
+//! The copy lies in pieces, in blocks lent by a pool. Rank blocks arrive from the last to the first, so the
+//! ranks that have arrived are always `first_rank..rank`.
 
 use std::{
     ops::Range,
@@ -24,20 +24,18 @@ pub struct StagedMatrix {
     layout: MatrixLayout,
     loan: Arc<BlockLease>,
     cuts: [FactorCut; 2],
-    /// Of each factor, by rank block and then by number.
+    /// Addresses per factor, by rank block and then by number.
     pieces: [Box<[Address]>; 2],
-    /// Ranks from here on are in their pieces and are never written again. Written by [`Self::copy_next`] alone.
+    /// First rank that has arrived; later pieces are never rewritten. Only [`Self::copy_next`] writes it.
     first_rank: AtomicUsize,
-    /// Held by who copies.
     copying: Mutex<()>,
 }
 
 impl StagedMatrix {
-    /// A copy of `host` at `places` of `loan`, with no rank in it yet.
+    /// Creates a copy of `host` at `places` of `loan`; no rank has arrived yet.
     ///
     /// # Panics
-    ///
-    /// If the places are not those of `host` in blocks of this size.
+    /// Panics if `places` are not those of `host` in blocks of this size.
     #[must_use]
     pub fn new(loan: &Arc<BlockLease>, host: &LoraMatrix, places: &PieceTable) -> Self {
         let layout = *host.layout();
@@ -61,20 +59,19 @@ impl StagedMatrix {
         }
     }
 
-    /// Bytes that the next [`Self::copy_next`] copies; `None` once all ranks are here.
+    /// Returns the bytes that the next [`Self::copy_next`] copies, or `None` once all ranks have arrived.
     #[must_use]
     pub fn next_bytes(&self) -> Option<usize> {
         let last = self.first_rank().checked_sub(1)?;
         Some(self.pieces_of(last / RANK_BLOCK).map(|(factor, index)| self.source(factor, index).len()).sum())
     }
 
-    /// Copies the last rank block that is not here yet, A's and B's part of it, and returns their bytes: 0 if all
-    /// ranks are here, or the blocks were given back. A rank that is not a multiple of [`RANK_BLOCK`] makes the first block to
-    /// arrive a short one.
+    /// Copies the last missing rank block, both its A and its B part. Returns the bytes, 0 if all ranks have
+    /// arrived or the lease is over. The first block to arrive is short if the rank is not a multiple of
+    /// [`RANK_BLOCK`].
     ///
     /// # Panics
-    ///
-    /// If `host` is not the matrix this is the copy of.
+    /// Panics if `host` is not the matrix that this is the copy of.
     pub fn copy_next(&self, host: &LoraMatrix) -> usize {
         assert!(self.is_of(host), "the staged copy is of this matrix");
         let _alone = self.copying.lock().unwrap_or_else(PoisonError::into_inner);
@@ -86,9 +83,9 @@ impl StagedMatrix {
         for (factor, index) in self.pieces_of(last / RANK_BLOCK) {
             let from = &host.factors()[factor as usize][self.source(factor, index)];
             let Address(to) = self.pieces[factor as usize][index];
-            // SAFETY: 1. The piece was seen to lie within a block, and no other piece lies there. 2. The block is lent as long as
-            // we hold the loan. 3. Nobody reads it: readers keep to ranks from `first_rank` on, which are other pieces.
-            // 4. Nobody else writes: we hold `copying`.
+            // SAFETY: 1. The piece was verified to lie within a block, and no other piece overlaps it. 2. The block
+            // stays lent while `_held` guards the lease. 3. No thread reads the piece: readers use only ranks from
+            // `first_rank` on, which are other pieces. 4. No other thread writes it: this thread holds `copying`.
             unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
             copied += from.len();
         }
@@ -97,19 +94,18 @@ impl StagedMatrix {
         copied
     }
 
-    /// Ranks from this one on are here.
+    /// Returns the first rank that has arrived.
     #[must_use]
     pub fn first_rank(&self) -> usize {
         // SYNC POINT staged-ranks: acquires the bytes of the ranks that are seen.
         self.first_rank.load(Ordering::Acquire)
     }
 
-    /// True if `host` has this copy's shape, scale and kinds.
+    /// True if `host` has this copy's shape, scale and element kinds.
     pub(super) fn is_of(&self, host: &LoraMatrix) -> bool {
         self.layout == *host.layout()
     }
 
-    /// The pieces of a rank block, in the order in which they travel.
     fn pieces_of(&self, rank_block: usize) -> impl Iterator<Item = (Factor, usize)> {
         let of = move |factor: Factor| {
             let FactorCut { count, .. } = self.cuts[factor as usize];
@@ -118,26 +114,24 @@ impl StagedMatrix {
         of(Factor::A).chain(of(Factor::B))
     }
 
-    /// The bytes of the factor that a piece is of.
+    /// Returns the bytes of a piece, relative to its factor.
     fn source(&self, factor: Factor, index: usize) -> Range<usize> {
         let cut = self.cuts[factor as usize];
         self.layout.piece(factor, cut, index / cut.count, index % cut.count)
     }
 
-    /// Keeps the blocks from being given back.
+    /// Keeps the blocks from being returned while the guard lives.
     ///
     /// # Panics
-    ///
-    /// If they were.
+    /// Panics if the lease is over.
     pub(super) fn guard(&self) -> LeaseGuard<'_> {
         self.loan.guard().expect("nothing is computed with a copy that was given up")
     }
 
-    /// The factors of ranks `from..` as kernels read them.
+    /// Returns the factors of the ranks from `from` on as kernels read them.
     ///
     /// # Panics
-    ///
-    /// If this is another matrix's copy than `host`'s, or lacks one of these ranks.
+    /// Panics if this is not the copy of `host`, or if a rank from `from` on is missing.
     pub(super) fn factors(&self, host: &LoraMatrix, from: usize) -> [FactorView<'_>; 2] {
         assert!(self.is_of(host), "the staged copy is of this matrix");
         assert!(self.first_rank() <= from, "the staged copy has the ranks that no head covers");

@@ -1,4 +1,4 @@
-//! The kinds of stored numbers, each as a step of a sum: sixteen lanes of weights times one broadcast input.
+//! Element types in memory, each as a step of a sum: sixteen lanes of weights times one broadcast input.
 
 use std::{marker::PhantomData, ops::Range};
 
@@ -7,51 +7,42 @@ use crate::{
     simd::{LANES, Simd},
 };
 
-/// Columns whose inputs are prepared at once.
 pub(super) const SPAN: usize = 256;
 
-/// A kind of stored number.
 pub(super) trait StoredElement {
-    /// What a row's inputs are kept as.
+    /// Element of a row's prepared inputs.
     type Input: Copy;
-    /// What sixteen lanes of weights are multiplied with.
+    /// Factor of sixteen lanes of weights.
     type Factor<S: Simd>: Copy;
-    /// Sixteen lanes of weights.
     type Weights<S: Simd>: Copy;
 
-    /// The same numbers where so few ranks lie beside each other that a step takes several columns.
+    /// This element type for narrow blocks, whose steps take several columns.
     type Narrow: StoredElement<Input = Self::Input>;
 
-    /// Numbers of a lane that one step takes.
     const STEP: usize;
     /// Bytes of one lane of a step.
     const LANE_BYTES: usize;
 
-    /// Sixteen lanes.
-    ///
     /// # Safety
-    ///
     /// `from` is valid for 16 lanes.
     unsafe fn load<S: Simd>(from: *const u8) -> Self::Weights<S>;
 
-    /// The first `lanes` lanes, zeroes in the others.
+    /// Loads the first `lanes` lanes, with zeros in the others.
     ///
     /// # Safety
-    ///
     /// `from` is valid for `lanes` lanes.
     unsafe fn load_head<S: Simd>(from: *const u8, lanes: usize) -> Self::Weights<S>;
 
-    /// The factor of a step that takes a column for every `width` of its first `lanes` lanes.
+    /// Returns the factor of a step with one column per `width` of its first `lanes` lanes.
     ///
     /// # Safety
-    ///
-    /// `inputs` is valid for as many inputs.
+    /// `inputs` is valid for the inputs of these columns.
     unsafe fn factor<S: Simd>(inputs: *const Self::Input, width: usize, lanes: usize) -> Self::Factor<S>;
 
-    /// `sum + weights * factor`, a pair's upper product first.
+    /// Computes `sum + weights * factor`, a pair's upper product first.
     fn dot<S: Simd>(sum: S::F, weights: Self::Weights<S>, factor: Self::Factor<S>) -> S::F;
 
-    /// Columns that a step takes of a block of `width` ranks.
+    /// Returns the columns per step of a block of `width` ranks.
     #[inline(always)]
     fn columns_a_step(_width: usize) -> usize {
         Self::STEP
@@ -63,11 +54,11 @@ pub(super) trait StoredElement {
         false
     }
 
-    /// `rows` rows of `count` inputs of A, and the distance of two rows. Uses `room` if it has to convert them.
+    /// Prepares `rows` rows of `count` inputs of A, converted in `room` if necessary. Also returns the row
+    /// distance.
     ///
     /// # Safety
-    ///
-    /// `x` is valid for the rows, which are `stride` apart; `room` for `rows * SPAN / 2` elements; `count <= SPAN`.
+    /// `x` is valid for rows `stride` apart; `room` for `rows * SPAN / 2` elements; `count <= SPAN`.
     unsafe fn inputs<S: Simd>(
         x: *const f32,
         stride: usize,
@@ -76,11 +67,10 @@ pub(super) trait StoredElement {
         room: *mut u32,
     ) -> (*const Self::Input, usize);
 
-    /// Makes `rows` rows of sums over A, `stride` apart, inputs of B, in their place; those outside `ranks` count for
-    /// nothing.
+    /// Converts `rows` rows of sums over A, `stride` apart, to inputs of B in place, ignoring sums outside
+    /// `ranks`.
     ///
     /// # Safety
-    ///
     /// `sums` is valid for the rows, and `stride` is a multiple of 16 that is at least `ranks.end`.
     unsafe fn shrunk<S: Simd>(
         sums: *mut f32,
@@ -90,7 +80,7 @@ pub(super) trait StoredElement {
     ) -> *const Self::Input;
 }
 
-/// Numbers that are widened exactly and multiplied with inputs of 32 bits.
+/// Elements that are widened exactly and multiplied by inputs of 32 bits.
 impl<E: Element> StoredElement for E {
     type Input = f32;
     type Factor<S: Simd> = S::F;
@@ -102,17 +92,17 @@ impl<E: Element> StoredElement for E {
 
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const u8) -> S::F {
-        // SAFETY: passed on.
+        // SAFETY: the caller upholds the same contract.
         unsafe { <E as Element>::load::<S>(from.cast()) }
     }
     #[inline(always)]
     unsafe fn load_head<S: Simd>(from: *const u8, lanes: usize) -> S::F {
-        // SAFETY: passed on.
+        // SAFETY: the caller upholds the same contract.
         unsafe { <E as Element>::load_head::<S>(from.cast(), lanes) }
     }
     #[inline(always)]
     unsafe fn factor<S: Simd>(inputs: *const f32, _width: usize, _lanes: usize) -> S::F {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         S::splat(unsafe { *inputs })
     }
     #[inline(always)]
@@ -144,8 +134,8 @@ impl<E: Element> StoredElement for E {
     }
 }
 
-/// Numbers of a block of 1, 2, 4 or 8 ranks: sixteen lanes hold several columns of it, whose products are summed apart
-/// and put together at the end.
+/// Elements of a block of 1, 2, 4 or 8 ranks: sixteen lanes hold several columns of the block, whose products
+/// are summed separately and joined at the end.
 pub(super) struct Narrow<E>(PhantomData<E>);
 
 impl<E: Element> StoredElement for Narrow<E> {
@@ -159,17 +149,17 @@ impl<E: Element> StoredElement for Narrow<E> {
 
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const u8) -> S::F {
-        // SAFETY: passed on.
+        // SAFETY: the caller upholds the same contract.
         unsafe { <E as StoredElement>::load::<S>(from) }
     }
     #[inline(always)]
     unsafe fn load_head<S: Simd>(from: *const u8, lanes: usize) -> S::F {
-        // SAFETY: passed on.
+        // SAFETY: the caller upholds the same contract.
         unsafe { <E as StoredElement>::load_head::<S>(from, lanes) }
     }
     #[inline(always)]
     unsafe fn factor<S: Simd>(inputs: *const f32, width: usize, lanes: usize) -> S::F {
-        // SAFETY: passed on.
+        // SAFETY: the caller upholds the same contract.
         unsafe { S::load_repeated(inputs, width, lanes / width) }
     }
     #[inline(always)]
@@ -201,7 +191,7 @@ impl<E: Element> StoredElement for Narrow<E> {
     }
 }
 
-/// Pairs of bf16, multiplied with pairs of bf16 and summed in 32 bits.
+/// Pairs of bf16, multiplied by pairs of bf16 and summed in 32 bits.
 pub(super) struct Bf16Pairs;
 
 impl StoredElement for Bf16Pairs {
@@ -215,13 +205,13 @@ impl StoredElement for Bf16Pairs {
 
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const u8) -> S::B {
-        // SAFETY: passed on.
+        // SAFETY: the caller upholds the same contract.
         unsafe { S::load_bytes(from) }
     }
     #[inline(always)]
     unsafe fn load_head<S: Simd>(from: *const u8, lanes: usize) -> S::B {
         let mut bytes = [0u8; LANES * Self::LANE_BYTES];
-        // SAFETY: the caller vouches for `lanes` lanes, at most 16.
+        // SAFETY: the caller guarantees `lanes` valid lanes, at most 16.
         unsafe {
             std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), lanes * Self::LANE_BYTES);
             S::load_bytes(bytes.as_ptr())
@@ -229,7 +219,7 @@ impl StoredElement for Bf16Pairs {
     }
     #[inline(always)]
     unsafe fn factor<S: Simd>(inputs: *const u32, _width: usize, _lanes: usize) -> u32 {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { *inputs }
     }
     #[inline(always)]
@@ -247,7 +237,8 @@ impl StoredElement for Bf16Pairs {
         const STRIDE: usize = SPAN / 2;
         for row in 0..rows {
             for first in (0..count).step_by(LANES) {
-                // SAFETY: the caller's. The last vector of an odd row ends in zeroes, which fill its last pair up.
+                // SAFETY: the caller upholds this function's contract. The last vector of an odd row ends in zeros,
+                // which complete its last pair.
                 unsafe {
                     let v = S::load_head(x.add(row * stride + first), LANES.min(count - first));
                     S::store_bf16(room.add(row * STRIDE + first / 2).cast(), v);
@@ -259,7 +250,8 @@ impl StoredElement for Bf16Pairs {
     #[inline(always)]
     unsafe fn shrunk<S: Simd>(sums: *mut f32, stride: usize, rows: usize, ranks: Range<usize>) -> *const u32 {
         for row in 0..rows {
-            // SAFETY: the caller's. Pairs are half as long, so none is written before its sums are read.
+            // SAFETY: the caller upholds this function's contract. Pairs are half as long, so sums are read before they
+            // are overwritten.
             unsafe {
                 let sums = sums.add(row * stride);
                 if !ranks.start.is_multiple_of(2) {

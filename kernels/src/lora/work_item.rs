@@ -1,6 +1,6 @@
-//! What one thread does at a time: some rows, one adapter, one layer, a range of ranks.
+//! Work of one thread: some rows, one adapter, one layer, a range of ranks.
 //!
-//! First [`Shrink`] multiplies with A into scratch memory on the stack, then [`Expand`] with B into the output.
+//! [`Shrink`] multiplies with A into scratch memory on the stack, then [`Expand`] with B into the output.
 
 use std::{mem::MaybeUninit, ops::Range};
 
@@ -13,23 +13,22 @@ use super::{
 };
 use crate::simd::{Kernel, Simd};
 
-/// Sums over A that fit the scratch memory: [`MAX_RANK`] of eight rows.
+/// Capacity of the scratch memory in sums over A: [`MAX_RANK`] for eight rows.
 const SUMS: usize = 8 * MAX_RANK;
 
-/// Rows whose inputs fit the scratch memory.
+/// Capacity of the scratch memory in rows of inputs.
 const ROWS: usize = 64;
 
-/// `out = finish(head + sum over ranks of B[rank] (scale * A[rank] · x))`.
+/// Computes `out = finish(head + sum over ranks of B[rank] (scale * A[rank] · x))`.
 #[derive(Clone)]
 pub(super) struct WorkItem<'a> {
     pub(super) layout: &'a MatrixLayout,
-    /// A and B.
     pub(super) factors: [FactorView<'a>; 2],
     pub(super) ranks: Range<usize>,
     pub(super) rows: usize,
-    /// `[rows, columns]`.
+    /// Inputs as rows, `[rows, columns]`.
     pub(super) x: *const f32,
-    /// The sums of the ranks below `ranks`, `[rows, layout.rows]`; null if there are none.
+    /// Sums of the ranks below `ranks`, `[rows, layout.rows]`; null if there are none.
     pub(super) head: *const f32,
     /// Rows of `layout.rows` elements, `stride` apart.
     pub(super) out: *mut f32,
@@ -37,19 +36,17 @@ pub(super) struct WorkItem<'a> {
     pub(super) finish: Finish,
 }
 
-// SAFETY: units read memory that outlives the parallel region and write disjoint elements.
+// SAFETY: work items read memory that outlives the parallel region and write disjoint elements.
 unsafe impl Sync for WorkItem<'_> {}
 
-/// Memory that need not be cleared.
 struct Scratch {
     sums: MaybeUninit<[f32; SUMS]>,
     inputs: MaybeUninit<[u32; ROWS * SPAN / 2]>,
 }
 
 impl WorkItem<'_> {
-    /// Rows `first..first + rows` of this unit.
     pub(super) fn part(&self, first: usize, rows: usize) -> Self {
-        // SAFETY: the rows are this unit's, so its pointers are valid for them.
+        // SAFETY: the rows belong to this work item, so its pointers are valid for them.
         unsafe {
             let head = if self.head.is_null() { self.head } else { self.head.add(first * self.layout.rows) };
             Self {
@@ -62,7 +59,7 @@ impl WorkItem<'_> {
         }
     }
 
-    /// The blocks of this unit's ranks: none of no ranks, for the block they would be in may not be here.
+    /// Returns the blocks of the ranks; none for an empty range, whose block may be missing on the device.
     fn blocks(&self) -> Range<usize> {
         if self.ranks.is_empty() {
             return 0..0;
@@ -71,8 +68,8 @@ impl WorkItem<'_> {
     }
 
     /// # Safety
-    ///
-    /// The pointers are valid for the unit's rows, the factors for its ranks, and nobody else has these outputs.
+    /// The pointers are valid for the rows, the factors for the ranks, and no other thread uses these
+    /// outputs.
     #[inline(always)]
     unsafe fn rows<S: Simd>(&self, scratch: &mut Scratch) {
         let blocks = self.blocks();
@@ -98,7 +95,8 @@ impl WorkItem<'_> {
             stride: self.stride,
             finish: self.finish,
         };
-        // SAFETY: the caller's; `Kernel::run` takes no more rows than the scratch memory holds.
+        // SAFETY: the caller upholds this function's contract; `Kernel::run` takes no more rows than the scratch memory
+        // holds.
         unsafe {
             match self.layout.a.kind {
                 ElementKind::F32 => shrink.run::<S, f32>(),
@@ -123,7 +121,7 @@ impl Kernel for WorkItem<'_> {
         let at_once = (SUMS / RANK_BLOCK / self.blocks().len().max(1)).min(ROWS);
         for first in (0..self.rows).step_by(at_once) {
             let part = self.part(first, at_once.min(self.rows - first));
-            // SAFETY: who made the unit has checked the shapes, and gave these outputs to no other.
+            // SAFETY: the caller that made the item has checked the shapes, and no other item has these outputs.
             unsafe { part.rows::<S>(&mut scratch) };
         }
     }

@@ -1,10 +1,10 @@
-//! What the threads of a pool share: the open region, whose chunks they claim, and where they wait for each other.
+//! Shared state of a pool's threads: the open region, the claiming of its chunks, and waiting.
 //!
-//! The state word holds the region's chunks in its upper half and the next to claim in its lower half. A claim is one
-//! addition, which never has to be tried again however many threads claim at once. Whoever gets a number below that of the
-//! chunks knows that the region is still open, and it stays open until that chunk is reported done: only then may the
-//! job be read. A thread reports all its chunks at once, when there are no more; and who is woken wakes some others. What
-//! that is worth on many cores, and what else was tried: docs/performance/many-cores.md.
+//! The state word holds the number of chunks in its upper half and the next chunk to claim in its lower half.
+//! A claim is one addition, which never has to be retried under contention. A claimed number below the number
+//! of chunks proves that the region is open, and the region stays open until that chunk is reported done.
+//! Only in that time may a thread read the job. A thread reports all its chunks at once, when no more are
+//! left. Each woken thread wakes some others. Measurements and alternatives: docs/performance/many-cores.md.
 
 use std::{
     cell::UnsafeCell,
@@ -14,26 +14,27 @@ use std::{
 
 use rustix::thread::futex;
 
-/// How long an idle helper looks for the next region before it parks. Regions of a step follow each other within tens
-/// of microseconds; between steps others (a gateway) want the core more than a spinning helper does.
+/// Time that an idle helper polls before it parks. Regions of a step follow each other within tens of
+/// microseconds; between steps other processes (a gateway) need the core more than a spinning helper does.
 const IDLE_SPIN: Duration = Duration::from_micros(60);
 
-/// How much of that a helper has its core to itself; then it lets others have the core between two looks. A split client on
-/// a helper's core would otherwise often wait for the spin's end before each of its calls (docs/performance/split.md).
+/// Part of that time in which a helper does not yield; later it yields between polls. Otherwise a split
+/// client on a helper's core would often wait for the end of the spin before each of its calls
+/// (docs/performance/split.md).
 const SELFISH_SPIN: Duration = Duration::from_micros(10);
 
-/// A yield that takes longer gave the core to another process that computes. The scheduler lets that process compute for
-/// milliseconds, whatever its priority, and the step waits or loses the helper meanwhile.
+/// A yield longer than this gave the core to another computing process. The scheduler lets that process run
+/// for milliseconds at any priority, while the step waits or loses the helper.
 const LONG_YIELD: Duration = Duration::from_micros(300);
 
-/// How long a helper does not yield after a long yield.
+/// Time after a long yield in which a helper does not yield.
 const NO_YIELD: Duration = Duration::from_millis(50);
 
-/// How long the caller looks for the last chunk of a region before it parks.
+/// Time that the caller polls for the last chunk of a region before it parks.
 const JOIN_SPIN: Duration = Duration::from_micros(100);
 
-/// Threads that one thread wakes: a call for each takes a microsecond, and it takes several until a thread is awake. So
-/// few are woken by the caller, and many by each other.
+/// Threads that one thread wakes. Each wake-up call takes a microsecond, and a thread needs several to run.
+/// So the caller wakes few threads, which wake the others.
 pub(super) const WOKEN_AT_ONCE: u32 = 8;
 
 /// A region's work: a function of the chunk's index.
@@ -43,25 +44,24 @@ type RegionJob = *const (dyn Fn(usize) + Sync);
 struct Padded<T>(T);
 
 pub(super) struct PoolShared {
-    /// `chunks << 32 | next to claim`; the lower half goes beyond the upper by one for each thread that came too late.
+    /// `chunks << 32 | next to claim`; the lower half exceeds the upper by one for each late claim.
     state: Padded<AtomicU64>,
     /// Chunks not yet reported done. The caller waits for 0.
     pending: Padded<AtomicU32>,
-    /// The caller is parked on `pending`.
+    /// Whether the caller is parked on `pending`.
     caller_parked: AtomicBool,
-    /// Bumped at each region; helpers park on it.
+    /// Incremented at each region; helpers park on it.
     doorbell: Padded<AtomicU32>,
     parked_helpers: AtomicU32,
-    /// The open region's work.
     job: UnsafeCell<Option<RegionJob>>,
     pub(super) panicked: AtomicBool,
     pub(super) stop: AtomicBool,
 }
 
-// SAFETY: `job` is written only while no chunk is claimable and read only by holders of a claimed chunk; everything
-// else is atomic.
+// SAFETY: `job` is written only while no chunk is claimable and read only by holders of a claimed chunk; all other
+// fields are atomic.
 unsafe impl Sync for PoolShared {}
-// SAFETY: the job pointer is only followed under the protocol above.
+// SAFETY: the job pointer is only followed under the conditions of `Sync` above.
 unsafe impl Send for PoolShared {}
 
 impl PoolShared {
@@ -84,36 +84,35 @@ impl PoolShared {
         // followed by holders of a chunk.
         let job: RegionJob =
             unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + 'a), RegionJob>(work) };
-        // SAFETY: no chunk is claimable, so nobody reads the cell.
+        // SAFETY: no chunk is claimable, so no thread reads the cell.
         unsafe { *self.job.get() = Some(job) };
         self.pending.0.store(chunks, Ordering::Relaxed);
-        // SYNC POINT region-open: releases the job and `pending` to whoever claims a chunk.
+        // SYNC POINT region-open: releases the job and `pending` to the thread that claims a chunk.
         self.state.0.store(u64::from(chunks) << 32, Ordering::Release);
         self.wake_helpers();
     }
 
-    /// Tells helpers that there is something to see.
     pub(super) fn wake_helpers(&self) {
         // SeqCst on both sides: either the helper sees the new doorbell before it parks, or it is counted here.
         self.doorbell.0.fetch_add(1, Ordering::SeqCst);
         self.wake_some();
     }
 
-    /// Wakes a few who are parked. Each wakes as many, so that the caller need not wake all of them one after another.
+    /// Wakes a few parked helpers, each of which wakes as many, so that the caller need not wake all in turn.
     fn wake_some(&self) {
         if self.parked_helpers.load(Ordering::SeqCst) > 0 {
             let _ = futex::wake(&self.doorbell.0, futex::Flags::PRIVATE, WOKEN_AT_ONCE);
         }
     }
 
-    /// Takes one chunk of the open region. In ascending order, so that what a thread asks memory for ahead of its chunk is
-    /// soon needed.
+    /// Claims one chunk of the open region. Chunks ascend, so that memory prefetched beyond a chunk is soon
+    /// used.
     fn claim(&self) -> Option<usize> {
         let chunk = |state: u64| {
             let (chunks, next) = (state >> 32, state & u64::from(u32::MAX));
             (next < chunks).then_some(next as usize)
         };
-        // Looking alone leaves the word with whoever claims.
+        // A load alone leaves the cache line with the threads that claim.
         chunk(self.state.0.load(Ordering::Relaxed))?;
         // SYNC POINT region-open: acquires the job.
         chunk(self.state.0.fetch_add(1, Ordering::Acquire))
@@ -122,14 +121,14 @@ impl PoolShared {
     pub(super) fn work_until_none_is_left(&self) {
         let mut done = 0;
         while let Some(chunk) = self.claim() {
-            // SAFETY: a chunk is held, so the region is open and its job stays where it is.
+            // SAFETY: this thread holds a chunk, so the region is open and its job stays valid.
             let work = unsafe { &*(*self.job.get()).expect("an open region has a job") };
             if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(chunk))).is_err() {
                 self.panicked.store(true, Ordering::Relaxed);
             }
             done += 1;
         }
-        // SYNC POINT chunk-done: releases what the chunks wrote to the caller.
+        // SYNC POINT chunk-done: releases the writes of the chunks to the caller.
         if done > 0
             && self.pending.0.fetch_sub(done, Ordering::SeqCst) == done
             && self.caller_parked.load(Ordering::SeqCst)
@@ -138,10 +137,10 @@ impl PoolShared {
         }
     }
 
-    /// Waits until every chunk is done; says how long that took.
+    /// Waits until every chunk is done, and returns the time taken.
     pub(super) fn join(&self) -> Duration {
         let begin = Instant::now();
-        // SYNC POINT chunk-done: acquires what the chunks wrote.
+        // SYNC POINT chunk-done: acquires the writes of the chunks.
         if spin_until(JOIN_SPIN, || self.pending.0.load(Ordering::Acquire) == 0) {
             return begin.elapsed();
         }
@@ -151,7 +150,7 @@ impl PoolShared {
             if pending == 0 {
                 break;
             }
-            // A bound on every wait: should a wake-up ever be lost, it costs a millisecond.
+            // A bound on every wait: a lost wake-up would cost only a millisecond.
             let timeout = futex::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
             let _ = futex::wait(&self.pending.0, futex::Flags::PRIVATE, pending, Some(&timeout));
         }
@@ -159,7 +158,7 @@ impl PoolShared {
         begin.elapsed()
     }
 
-    /// A helper's life.
+    /// Runs a helper thread until the pool stops.
     pub(super) fn help(&self) {
         let (mut seen, mut last_long_yield) = (0, None);
         while !self.stop.load(Ordering::SeqCst) {
@@ -183,11 +182,11 @@ impl PoolShared {
     }
 }
 
-/// Looks until `done` or the time is over; says which.
+/// Polls `done` until it is true or the time is over; returns the last result.
 fn spin_until(limit: Duration, done: impl Fn() -> bool) -> bool {
     let start = Instant::now();
     loop {
-        // The clock costs as much as dozens of looks.
+        // Reading the clock costs as much as dozens of polls.
         for _ in 0..64 {
             if done() {
                 return true;
@@ -200,7 +199,7 @@ fn spin_until(limit: Duration, done: impl Fn() -> bool) -> bool {
     }
 }
 
-/// As [`spin_until`], but whoever else wants this core has it between two looks. Returns after a long yield, and notes when.
+/// Polls like [`spin_until`], but yields between polls. Returns after a long yield, whose time is recorded.
 fn yield_until(limit: Duration, last_long_yield: &mut Option<Instant>, done: impl Fn() -> bool) -> bool {
     let start = Instant::now();
     let mut now = start;

@@ -1,25 +1,23 @@
-//! A pool that says how many threads it has, and has one: what each of them would have to do is done in turn, and timed.
+//! A pool that reports many threads and has one: it runs the chunks in sequence and times them.
 //!
-//! So a machine with few cores tells how work would be cut for many, and how long each piece takes; what comes of that is for
-//! a simulation (`scripts/bench many-cores`).
+//! A machine with few cores can thus measure how work would be divided among many, and how long each chunk
+//! takes. The simulation `scripts/bench many-cores` computes the rest.
 
 use std::time::{Duration, Instant};
 
-/// A parallel region as it was rehearsed.
+/// Timings of one parallel region.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParallelRegion {
-    /// What the caller did alone since the region before.
+    /// Time that the caller worked alone since the previous region.
     pub before: Duration,
-    /// What each chunk took, in their order.
+    /// Duration of each chunk, in order.
     pub chunks: Vec<Duration>,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct SimulatedPool {
     pub(super) threads: usize,
     regions: Vec<ParallelRegion>,
-    /// End of the last region.
     since: Instant,
 }
 

@@ -1,11 +1,11 @@
-//! The matrix unit of Intel's server cores (AMX): eight registers of sixteen rows of 64 bytes.
+//! Matrix unit of Intel's server cores (AMX): eight registers of sixteen rows of 64 bytes.
 //!
-//! Beside AVX-512, not instead of it: sums over bytes come from here as whole numbers, and everything else is done with them
-//! as after [`Simd::dot_bytes`](super::Simd::dot_bytes). So both ways give the same bits.
+//! The unit complements AVX-512: it computes integer sums over bytes, and all later steps equal those after
+//! [`Simd::dot_bytes`](super::Simd::dot_bytes). Both methods therefore give the same bits.
 //!
-//! The compiler keeps nothing in these registers, and has no stable intrinsics for them: here is assembly.
+//! The compiler neither allocates these registers nor has stable intrinsics, so this module uses assembly.
 //!
-//! [`Tiles`] are laid out for groups of activations and codes, [`gemm`] for digits of any numbers.
+//! [`Tiles`] are configured for groups of activations and codes, [`gemm`] for digits of integers.
 
 pub(crate) mod gemm;
 
@@ -14,10 +14,10 @@ use std::{
     marker::PhantomData,
 };
 
-/// Products of a round of [`Tiles::repeat`]: two tiles, of groups.
+/// Products per round of [`Tiles::repeat`]: two tiles of groups.
 pub(crate) const PRODUCTS_OF_A_ROUND: usize = 2 * 16 * 16 * 32;
 
-/// Whether this process may use the unit. Linux saves its registers for those alone who ask, before the first use.
+/// True if this process may use the unit. Linux saves its registers only for processes that request it first.
 pub(crate) fn is_granted() -> bool {
     const TILES_AND_BYTES: u32 = 1 << 24 | 1 << 25;
     const ARCH_PRCTL: usize = 158;
@@ -27,7 +27,7 @@ pub(crate) fn is_granted() -> bool {
         return false;
     }
     let mut result = ARCH_PRCTL;
-    // SAFETY: a system call that touches no memory of this process.
+    // SAFETY: the system call touches no memory of this process.
     unsafe {
         asm!("syscall", inlateout("rax") result, in("rdi") REQUEST_PERMISSION, in("rsi") TILE_DATA,
             lateout("rcx") _, lateout("r11") _, options(nostack));
@@ -35,7 +35,7 @@ pub(crate) fn is_granted() -> bool {
     result == 0
 }
 
-/// The layout of the registers, as `ldtilecfg` reads it.
+/// Configuration of the registers, as `ldtilecfg` reads it.
 #[repr(C, align(64))]
 struct TileConfig {
     palette: u8,
@@ -46,7 +46,7 @@ struct TileConfig {
 }
 
 impl TileConfig {
-    /// Of eight registers, each of so many rows of so many bytes.
+    /// Returns the configuration of eight registers, each with its rows and bytes per row.
     const fn of(row_bytes: [u16; 8], rows: [u8; 8]) -> Self {
         let [a, b, c, d, e, f, g, h] = row_bytes;
         let row_bytes = [a, b, c, d, e, f, g, h, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -56,16 +56,15 @@ impl TileConfig {
     }
 }
 
-/// This thread's registers, until they are given back: when this is dropped.
+/// The tile registers of this thread; dropping it releases them.
 struct Registers(PhantomData<*mut ()>);
 
 impl Registers {
     /// # Safety
-    ///
-    /// [`is_granted`] was true, no others of this thread are left, and the unit has such registers.
+    /// [`is_granted`] was true, this thread has no other `Registers`, and the unit supports the layout.
     #[inline(always)]
     unsafe fn lay_out(layout: &TileConfig) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { asm!("ldtilecfg [{}]", in(reg) layout, options(nostack, readonly)) };
         Self(PhantomData)
     }
@@ -74,44 +73,44 @@ impl Registers {
 impl Drop for Registers {
     #[inline(always)]
     fn drop(&mut self) {
-        // SAFETY: nobody else uses them. Registers that are empty need not be saved when threads change.
+        // SAFETY: no other code of this thread uses the registers. The kernel need not save released registers on a
+        // thread switch.
         unsafe { asm!("tilerelease", options(nostack, nomem)) };
     }
 }
 
-/// The registers, laid out for sixteen rows of activations and the sixteen of a panel:
+/// The tile registers, configured for sixteen rows of activations and the sixteen of a panel:
 ///
 /// ```text
-/// 0, 1   sums, [16, 16] whole numbers
+/// 0, 1   sums, [16, 16] integers
 /// 2, 3   activations of a group, [16, 32] bytes       4, 5   codes of a group, [32 / 4, 16 x 4] bytes
 /// 6      activations of half a group, [16, 16] bytes     7   codes of half a group, [16 / 4, 16 x 4] bytes
 /// ```
 ///
-/// They are this thread's, until they are given back: when this is dropped.
+/// The tile registers belong to this thread until `drop` releases them.
 pub(crate) struct Tiles(Registers);
 
 static GROUPS: TileConfig = TileConfig::of([64, 64, 32, 32, 64, 64, 16, 64], [16, 16, 16, 16, 8, 8, 16, 4]);
 
 impl Tiles {
-    /// Lays this thread's registers out, which takes as long as five groups.
+    /// Configures this thread's registers, which takes as long as five groups.
     ///
     /// # Safety
-    ///
-    /// [`is_granted`] was true, and no other `Tiles` of this thread are left.
+    /// [`is_granted`] was true, and this thread has no other `Tiles`.
     #[inline(always)]
     pub(crate) unsafe fn lay_out() -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         Self(unsafe { Registers::lay_out(&GROUPS) })
     }
 
-    /// The products of a group: `sums[m][lane] = sum over k of x[m][k] * codes[k / 4][lane][k % 4]`, exact.
+    /// Computes exact products of a group: `sums[m][lane] = sum over k of x[m][k] * codes[k / 4][lane][k %
+    /// 4]`.
     ///
     /// # Safety
-    ///
-    /// 512 bytes lie at `x`, and at `codes`; there is room for 256 numbers at `sums`.
+    /// `x` and `codes` are valid for 512 bytes each, `sums` for 256 integers.
     #[inline(always)]
     pub(crate) unsafe fn dot_group(&self, x: *const i8, codes: *const u8, sums: *mut i32) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         unsafe {
             asm!(
                 "tilezero tmm0",
@@ -125,14 +124,13 @@ impl Tiles {
         }
     }
 
-    /// The same of each half of a group, one after the other.
+    /// Computes the products of both halves of a group in sequence.
     ///
     /// # Safety
-    ///
-    /// As [`Tiles::dot_group`], with room for 512 numbers.
+    /// The conditions of [`Tiles::dot_group`] hold, with room for 512 integers.
     #[inline(always)]
     pub(crate) unsafe fn dot_halves(&self, x: *const i8, codes: *const u8, sums: *mut i32) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         unsafe {
             asm!(
                 "tilezero tmm0",
@@ -151,9 +149,9 @@ impl Tiles {
         }
     }
 
-    /// Products of what lies in the registers, for so many rounds.
+    /// Repeats the products of the register contents for `rounds` rounds, to measure the unit's rate.
     pub(crate) fn repeat(&self, rounds: usize) {
-        // SAFETY: registers that are laid out; whatever they hold are whole numbers.
+        // SAFETY: the registers are configured, and any contents are valid integers.
         unsafe {
             asm!(
                 "2:",

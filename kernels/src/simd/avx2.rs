@@ -11,17 +11,17 @@ use super::{Kernel, Simd, copy_head};
 pub(crate) struct Avx2;
 
 /// Runs `kernel` in a function compiled for these instructions.
-// Never inlined: a kernel of many shapes runs each through `Simd::call`, so that none of its functions grows huge.
+// Never inlined: a kernel of many shapes runs each through `Simd::call`, so that no function becomes huge.
 #[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<Avx2>()
 }
 
-/// Wraps intrinsics whose only condition is the CPU feature, and memory operations whose caller vouches for them.
+/// Wraps intrinsics that only require the CPU feature, and memory operations that the caller guarantees.
 macro_rules! cpu {
     ($body:expr) => {
-        // SAFETY: `Isa::dispatch` has checked the features; pointers are valid as the trait's methods demand.
+        // SAFETY: `Isa::dispatch` has checked the features; pointers are valid as the trait's methods require.
         unsafe { $body }
     };
 }
@@ -118,7 +118,7 @@ impl Simd for Avx2 {
                 let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
                 let bias = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
                 let rounded = _mm256_srli_epi32::<16>(_mm256_add_epi32(bits, bias));
-                // What is no number would become one if its bits carried.
+                // A NaN must not become a number by a carry from its low bits.
                 let quiet = _mm256_or_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(0x40));
                 let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(v, v));
                 _mm256_blendv_epi8(rounded, quiet, nan)
@@ -263,7 +263,7 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn store_words(to: *mut i16, v: I) {
         cpu!({
-            // As above: the pack works within 128-bit halves.
+            // The pack works within 128-bit halves; the permutation puts the lanes back in order.
             let words = _mm256_packs_epi32(v[0], v[1]);
             _mm256_storeu_si256(to.cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(words));
         });
@@ -315,7 +315,7 @@ impl Simd for Avx2 {
                 0 => _mm256_and_si256(v, _mm256_set1_epi32(255)),
                 3 => _mm256_srli_epi32::<24>(v),
                 _ => {
-                    // Byte J of each element below, zeroes above it.
+                    // Byte J of each element at the bottom, zeros above it.
                     let from = |element: i32| 0x8080_8000_u32.cast_signed() | (4 * element + J as i32);
                     let from = _mm_setr_epi32(from(0), from(1), from(2), from(3));
                     _mm256_shuffle_epi8(v, _mm256_broadcastsi128_si256(from))
@@ -357,7 +357,7 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn dot_bytes(acc: I, codes: I, x: i32) -> I {
-        // `vpmaddubsw` would saturate for codes above 128, so even and odd bytes go through 16-bit products.
+        // `vpmaddubsw` would saturate for codes above 128, so even and odd bytes use 16-bit products.
         let [x0, x1, x2, x3] = x.to_le_bytes().map(|byte| i32::from(byte.cast_signed()));
         let even = (x0 & 0xffff) | (x2 << 16);
         let odd = (x1 & 0xffff) | (x3 << 16);

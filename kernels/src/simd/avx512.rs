@@ -11,17 +11,17 @@ use super::{GROUP, Kernel, Simd};
 pub(crate) struct Avx512;
 
 /// Runs `kernel` in a function compiled for these instructions.
-// Never inlined: a kernel of many shapes runs each through `Simd::call`, so that none of its functions grows huge.
+// Never inlined: a kernel of many shapes runs each through `Simd::call`, so that no function becomes huge.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]
 pub(crate) fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<Avx512>()
 }
 
-/// Wraps intrinsics whose only condition is the CPU feature, and memory operations whose caller vouches for them.
+/// Wraps intrinsics that only require the CPU feature, and memory operations that the caller guarantees.
 macro_rules! cpu {
     ($body:expr) => {
-        // SAFETY: `Isa::dispatch` has checked the features; pointers are valid as the trait's methods demand.
+        // SAFETY: `Isa::dispatch` has checked the features; pointers are valid as the trait's methods require.
         unsafe { $body }
     };
 }
@@ -31,10 +31,10 @@ fn head(count: usize) -> __mmask16 {
     ((1u32 << count) - 1) as __mmask16
 }
 
-/// The digits of eight numbers of `B` bytes, that lie there: the lowest of all, the second ones of all, and so on.
+/// Returns the digits of eight integers of `B` bytes: all lowest digits, then all second digits, and so on.
 #[inline(always)]
 unsafe fn by_place<const B: usize>(numbers: *const [u8; B]) -> __m512i {
-    /// Of so many halves of 16 bits that each number has, those of the first one, of the second one, and so on, in fours.
+    /// Order that spreads integers of `own` 16-bit halves to four halves each.
     const fn apart(own: usize) -> [i16; 32] {
         let (mut order, mut at) = ([0; 32], 0);
         while at < 32 {
@@ -44,7 +44,7 @@ unsafe fn by_place<const B: usize>(numbers: *const [u8; B]) -> __m512i {
         order
     }
     static APART: [i16; 32] = apart(3);
-    /// Of four quarters of eight, the first of each, the second of each, and so on.
+    /// Order that collects the first of each of four quarters of eight, then the second of each, and so on.
     static TOGETHER: [i16; 32] = {
         let (mut order, mut at) = ([0; 32], 0);
         while at < 32 {
@@ -62,14 +62,14 @@ unsafe fn by_place<const B: usize>(numbers: *const [u8; B]) -> __m512i {
         };
         let half = _mm512_set1_epi8(i8::MIN);
         let digits = _mm512_xor_si512(_mm512_add_epi64(words, half), half);
-        // Of the two words of a quarter, digits of one place side by side.
+        // Pairs the digits of one position of the two words of a quarter.
         let order = _mm_setr_epi8(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
         let pairs = _mm512_shuffle_epi8(digits, _mm512_broadcast_i32x4(order));
         _mm512_permutexvar_epi16(_mm512_loadu_si512(TOGETHER.as_ptr().cast()), pairs)
     })
 }
 
-/// Writes quarter `Q` of both halves of even places, and then of odd ones.
+/// Writes quarter `Q` of both halves of even positions, and then of odd ones.
 #[inline(always)]
 unsafe fn put_quarter<const Q: i32>(to: *mut __m128i, even: [__m512i; 2], odd: [__m512i; 2]) {
     cpu!({
@@ -298,7 +298,7 @@ impl Simd for Avx512 {
                 0 => _mm512_and_si512(v, _mm512_set1_epi32(255)),
                 3 => _mm512_srli_epi32::<24>(v),
                 _ => {
-                    // Byte J of each element below, zeroes above it.
+                    // Byte J of each element at the bottom, zeros above it.
                     let from = |element: i32| 0x8080_8000_u32.cast_signed() | (4 * element + J as i32);
                     _mm512_shuffle_epi8(v, _mm512_set4_epi32(from(3), from(2), from(1), from(0)))
                 }

@@ -1,8 +1,8 @@
-//! Numbers as digits: bytes with signs, of which each has lent 128 to the one before.
+//! Cuts integers into digits: signed bytes, where each negative digit is balanced by a carry into the next.
 
 use super::GROUP;
 
-/// The digits of a group of numbers of `B` bytes, without vectors.
+/// Cuts a group of integers of `B` bytes into digits, without vector instructions.
 #[inline(always)]
 pub(super) fn digits<const B: usize>(numbers: &[[u8; B]; GROUP]) -> [[u8; GROUP]; B] {
     let mut digits = [[0; GROUP]; B];
@@ -15,7 +15,7 @@ pub(super) fn digits<const B: usize>(numbers: &[[u8; B]; GROUP]) -> [[u8; GROUP]
     digits
 }
 
-/// A number as a word: the bytes that it lacks are zeros.
+/// Returns an integer as a word, padded with zero bytes.
 #[inline(always)]
 pub(crate) fn to_u64<const B: usize>(number: &[u8; B]) -> u64 {
     let mut bytes = [0; 8];
@@ -23,7 +23,7 @@ pub(crate) fn to_u64<const B: usize>(number: &[u8; B]) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// The bytes of a word with signs.
+/// Converts the bytes of a word to signed digits.
 #[inline(always)]
 fn with_signs(word: u64) -> u64 {
     const HALF: u64 = 0x8080_8080_8080_8080;
@@ -38,7 +38,7 @@ fn transposed(words: [u64; 8]) -> [u64; 8] {
     swapped::<1>(words, 0x00ff_00ff_00ff_00ff)
 }
 
-/// Swaps the upper bytes of words with the lower ones of those `DISTANCE` behind them.
+/// Swaps the upper bytes of words with the lower bytes of the words `DISTANCE` after them.
 #[inline(always)]
 fn swapped<const DISTANCE: usize>(mut words: [u64; 8], lower: u64) -> [u64; 8] {
     let mut i = 0;

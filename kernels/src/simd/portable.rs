@@ -1,15 +1,15 @@
-//! Sixteen lanes as plain arrays, which the compiler turns into what the target's baseline has.
+//! Sixteen lanes as plain arrays, which the compiler turns into baseline instructions of the target.
 
 use half::{bf16, f16};
 
 use super::{Kernel, Simd, copy_head};
 
-/// No instructions beyond the target's baseline.
+/// Baseline instructions of the target only.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Portable;
 
 /// Runs `kernel` in a function compiled for these instructions.
-// Never inlined: a kernel of many shapes runs each through `Simd::call`, so that none of its functions grows huge.
+// Never inlined: a kernel of many shapes runs each through `Simd::call`, so that no function becomes huge.
 #[inline(never)]
 pub(crate) fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<Portable>()
@@ -47,54 +47,54 @@ impl Simd for Portable {
     }
     #[inline(always)]
     unsafe fn load(from: *const f32) -> F {
-        // SAFETY: the caller vouches for 16 elements.
+        // SAFETY: the caller guarantees 16 valid elements.
         unsafe { from.cast::<F>().read_unaligned() }
     }
     #[inline(always)]
     unsafe fn store(to: *mut f32, v: F) {
-        // SAFETY: the caller vouches for 16 elements.
+        // SAFETY: the caller guarantees 16 valid elements.
         unsafe { to.cast::<F>().write_unaligned(v) }
     }
     #[inline(always)]
     unsafe fn load_head(from: *const f32, count: usize) -> F {
         let mut lanes = [0.0; 16];
-        // SAFETY: the caller vouches for `count` elements, at most 16.
+        // SAFETY: the caller guarantees `count` valid elements, at most 16.
         unsafe { copy_head(from, lanes.as_mut_ptr(), count) };
         lanes
     }
     #[inline(always)]
     unsafe fn store_head(to: *mut f32, v: F, count: usize) {
-        // SAFETY: the caller vouches for `count` elements, at most 16.
+        // SAFETY: the caller guarantees `count` valid elements, at most 16.
         unsafe { copy_head(v.as_ptr(), to, count) }
     }
     #[inline(always)]
     unsafe fn load_repeated(from: *const f32, each: usize, count: usize) -> F {
-        // SAFETY: the caller vouches for `count` elements.
+        // SAFETY: the caller guarantees `count` valid elements.
         lanes!(i => if i / each < count { unsafe { from.add(i / each).read_unaligned() } } else { 0.0 })
     }
     #[inline(always)]
     unsafe fn load_f16(from: *const u16) -> F {
-        // SAFETY: the caller vouches for 16 elements.
+        // SAFETY: the caller guarantees 16 valid elements.
         let bits = unsafe { from.cast::<[u16; 16]>().read_unaligned() };
         lanes!(i => f16::from_bits(bits[i]).to_f32())
     }
     #[inline(always)]
     unsafe fn load_f16_head(from: *const u16, count: usize) -> F {
         let mut bits = [0u16; 16];
-        // SAFETY: the caller vouches for `count` elements, at most 16.
+        // SAFETY: the caller guarantees `count` valid elements, at most 16.
         unsafe { copy_head(from, bits.as_mut_ptr(), count) };
         lanes!(i => f16::from_bits(bits[i]).to_f32())
     }
     #[inline(always)]
     unsafe fn store_f16(to: *mut u16, v: F) {
         let bits: [u16; 16] = lanes!(i => f16::from_f32(v[i]).to_bits());
-        // SAFETY: the caller vouches for 16 elements.
+        // SAFETY: the caller guarantees 16 valid elements.
         unsafe { to.cast::<[u16; 16]>().write_unaligned(bits) }
     }
     #[inline(always)]
     unsafe fn store_bf16(to: *mut u16, v: F) {
         let bits: [u16; 16] = lanes!(i => bf16::from_f32(v[i]).to_bits());
-        // SAFETY: the caller vouches for 16 elements.
+        // SAFETY: the caller guarantees 16 valid elements.
         unsafe { to.cast::<[u16; 16]>().write_unaligned(bits) }
     }
 
@@ -168,12 +168,12 @@ impl Simd for Portable {
     }
     #[inline(always)]
     unsafe fn load_i32(from: *const i32) -> I {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { from.cast::<I>().read_unaligned() }
     }
     #[inline(always)]
     unsafe fn store_i32(to: *mut i32, v: I) {
-        // SAFETY: the caller vouches for 16 elements.
+        // SAFETY: the caller guarantees 16 valid elements.
         unsafe { to.cast::<I>().write_unaligned(v) }
     }
     #[inline(always)]
@@ -198,38 +198,38 @@ impl Simd for Portable {
     }
     #[inline(always)]
     unsafe fn load_i8(from: *const i8) -> F {
-        // SAFETY: the caller vouches for 16 elements.
+        // SAFETY: the caller guarantees 16 valid elements.
         let bytes = unsafe { from.cast::<[i8; 16]>().read_unaligned() };
         lanes!(i => f32::from(bytes[i]))
     }
     #[inline(always)]
     unsafe fn store_i8(to: *mut i8, v: I) {
         let bytes: [i8; 16] = lanes!(i => v[i].clamp(-128, 127) as i8);
-        // SAFETY: the caller vouches for 16 elements.
+        // SAFETY: the caller guarantees 16 valid elements.
         unsafe { to.cast::<[i8; 16]>().write_unaligned(bytes) }
     }
 
     #[inline(always)]
     unsafe fn store_words(to: *mut i16, v: I) {
         let words: [i16; 16] = lanes!(i => v[i] as i16);
-        // SAFETY: the caller vouches for 16 elements.
+        // SAFETY: the caller guarantees 16 valid elements.
         unsafe { to.cast::<[i16; 16]>().write_unaligned(words) }
     }
     #[inline(always)]
     unsafe fn store_word_pairs(to: *mut i16, low: I, high: I) {
         let pairs: I = lanes!(i => (low[i] & 0xffff) | (high[i] << 16));
-        // SAFETY: the caller vouches for 32 elements.
+        // SAFETY: the caller guarantees 32 valid elements.
         unsafe { to.cast::<I>().write_unaligned(pairs) }
     }
 
     #[inline(always)]
     unsafe fn store_bytes(to: *mut u8, v: B) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { to.cast::<B>().write_unaligned(v) };
     }
     #[inline(always)]
     unsafe fn load_bytes(from: *const u8) -> B {
-        // SAFETY: the caller vouches for 64 bytes.
+        // SAFETY: the caller guarantees 64 valid bytes.
         unsafe { from.cast::<B>().read_unaligned() }
     }
     #[inline(always)]
@@ -256,7 +256,7 @@ impl Simd for Portable {
     #[inline(always)]
     fn dot_bytes(acc: I, codes: B, x: i32) -> I {
         let x = x.to_le_bytes().map(|byte| i32::from(byte.cast_signed()));
-        // The products fit; the sum wraps as the instructions' does where the activations were not numbers.
+        // The products fit; the sum wraps like the instructions' sum where activations were not finite.
         lanes!(i => acc[i].wrapping_add(
             (i32::from(codes[4 * i]) * x[0] + i32::from(codes[4 * i + 1]) * x[1])
                 + (i32::from(codes[4 * i + 2]) * x[2] + i32::from(codes[4 * i + 3]) * x[3])

@@ -1,7 +1,7 @@
-//! Whole numbers: those of 32 bits, and their products and sums modulo 2^64.
+//! Integers: 32-bit lanes, and their products and sums modulo 2^64.
 //!
-//! Apart from [`Simd`](super::Simd), which it is a part of, because each set has another order for its sums: even and odd lanes
-//! lie apart, as the multiplications leave them.
+//! The trait is separate from [`Simd`](super::Simd), its subtrait, because each set has its own order of
+//! 64-bit sums: even and odd lanes are separate, as the multiplications return them.
 
 #![allow(clippy::wildcard_imports, reason = "an instruction set is used whole")]
 
@@ -9,13 +9,12 @@ use std::arch::x86_64::*;
 
 use super::{avx2::Avx2, avx512::Avx512, portable::Portable};
 
-/// Sixteen lanes of whole numbers.
+/// Sixteen lanes of integers.
 ///
 /// # Safety
-///
-/// As of [`Simd`](super::Simd).
+/// The conditions of [`Simd`](super::Simd) hold.
 pub(crate) trait Wide: Copy {
-    /// 16 x i32.
+    /// Vector of 16 x i32.
     type I: Copy;
     /// 64 x u8, or 32 x i16 or bf16.
     type B: Copy;
@@ -23,7 +22,7 @@ pub(crate) trait Wide: Copy {
     type W: Copy;
 
     fn zero_wide() -> Self::W;
-    /// `acc + a * b`, of signed numbers.
+    /// `acc + a * b`, of signed integers.
     fn add_product(acc: Self::W, a: Self::I, b: Self::I) -> Self::W;
     /// `acc + v * 2^BITS`.
     fn add_shifted<const BITS: u32>(acc: Self::W, v: Self::W) -> Self::W;
@@ -38,10 +37,10 @@ pub(crate) trait Wide: Copy {
     fn mul_i32(a: Self::I, b: Self::I) -> Self::I;
 }
 
-/// Wraps intrinsics whose only condition is the CPU feature, and memory operations whose caller vouches for them.
+/// Wraps intrinsics that only require the CPU feature, and memory operations that the caller guarantees.
 macro_rules! cpu {
     ($body:expr) => {
-        // SAFETY: `Isa::dispatch` has checked the features; pointers are valid as the trait's methods demand.
+        // SAFETY: `Isa::dispatch` has checked the features; pointers are valid as the trait's methods require.
         unsafe { $body }
     };
 }
@@ -200,7 +199,7 @@ impl Wide for Portable {
     }
     #[inline(always)]
     unsafe fn store_wide(to: *mut u64, v: Self::W) {
-        // SAFETY: the caller vouches for 16 elements.
+        // SAFETY: the caller guarantees 16 valid elements.
         unsafe { to.cast::<[u64; 16]>().write_unaligned(v) };
     }
     #[inline(always)]

@@ -1,4 +1,4 @@
-//! The worker's end of a board.
+//! The worker's end of a board: waits for jobs, claims slices and returns sums.
 
 use std::{
     mem,
@@ -17,56 +17,56 @@ use crate::atomic::{fence, spin_loop};
 use crate::futex;
 use crate::region::RegionError;
 
-/// Longest time a worker sleeps without looking around and giving a sign of life.
+/// Longest sleep of a worker before it checks the board again and updates its heartbeat.
 pub(super) const PARK_LIMIT: Duration = Duration::from_millis(100);
 
-/// Looks at the board between two looks at the clock.
+/// Polls of the board between two reads of the clock.
 const LOOKS_PER_TICK: u32 = 64;
 
-/// Why a worker cannot sit down with what it was given.
+/// Error of a worker that cannot join with the regions that it received.
 #[derive(Debug, Error)]
 pub enum JoinError {
-    /// A region is not what was agreed.
+    /// A region does not have the agreed size or seals.
     #[error("a region of the board cannot be mapped: say hello to the executor again")]
     Region(#[from] RegionError),
-    /// The region is no board.
+    /// The control region is not a board.
     #[error("the control region begins with {found:#018x} and is no board: say hello to the executor again")]
     Magic {
-        /// What it begins with.
+        /// First eight bytes of the region.
         found: u64,
     },
-    /// The other side was built from another layout.
+    /// Executor and worker were built with different layouts.
     #[error(
         "the executor's layout is {found:#018x} and this worker's {LAYOUT_HASH:#018x}: start both from one build"
     )]
     Layout {
-        /// The executor's hash.
+        /// Layout hash of the executor.
         found: u64,
     },
-    /// The board says an impossible size of itself.
+    /// The board states a geometry that is out of range.
     #[error(transparent)]
     Geometry(#[from] GeometryError),
-    /// A region is smaller than the board's geometry says.
+    /// A region is smaller than the geometry requires.
     #[error(
         "the region of {what} has not the {bytes} bytes that the board speaks of: say hello to the executor again"
     )]
     TooSmall {
-        /// What lies in it: `control`, `x` or `sums`.
+        /// Name of the region: `control`, `x` or `sums`.
         what: &'static str,
-        /// Bytes it should have.
+        /// Bytes that the region should have.
         bytes: usize,
     },
-    /// There is no such seat.
+    /// The worker slot does not exist.
     #[error("seat {seat} is not among the board's {seats}: say hello to the executor again")]
     Seat {
-        /// The seat that was given.
+        /// Worker slot that the executor gave.
         seat: SlotNumber,
-        /// How many there are.
+        /// Number of worker slots of the board.
         seats: usize,
     },
 }
 
-/// Says what a region is, before anybody else has it.
+/// Writes the identity of a region before another process has it.
 pub(super) fn write_identity(identity: &Identity, geometry: &Geometry) {
     identity.magic.store(MAGIC, Relaxed);
     identity.layout_hash.store(LAYOUT_HASH, Relaxed);
@@ -77,7 +77,6 @@ pub(super) fn write_identity(identity: &Identity, geometry: &Geometry) {
     identity.seats.store(u32::try_from(geometry.seats).unwrap_or(u32::MAX), Relaxed);
 }
 
-/// Copies what a region says of itself, and checks it.
 #[cfg(not(loom))]
 fn read_identity(identity: &Identity) -> Result<Geometry, JoinError> {
     let found = identity.magic.load(Relaxed);
@@ -99,27 +98,27 @@ fn read_identity(identity: &Identity) -> Result<Geometry, JoinError> {
     Ok(geometry)
 }
 
-/// Why [`Consumer::wait`] came back.
+/// Reason for the return of [`Consumer::wait`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WakeReason {
-    /// There is a job that was not looked at: claim slices until there are none.
+    /// A new job is posted: claim slices until none is left.
     Job,
-    /// The worker is not admitted any more: leave, and say hello again.
+    /// The worker is no longer admitted: leave, and request a new admission.
     Fenced,
-    /// Nothing for a while: time for other business, then wait again.
+    /// No job came for a while: do other work, then wait again.
     Rest,
 }
 
-/// What a worker was asked to do and could not understand.
+/// Slices that a worker claimed and refused because they were malformed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RefusedSlices {
-    /// How many slices.
+    /// Number of refused slices.
     pub slices: u64,
-    /// What was wrong with the last one.
+    /// Error of the last refused slice.
     pub last: SliceError,
 }
 
-/// A worker's place at a board. One thread; nothing here allocates, locks, or calls the system, but for sleeping.
+/// A worker's end of a board, for one thread; neither allocates nor locks, with system calls only to sleep.
 #[derive(Debug)]
 pub struct Consumer {
     control: Arc<Control>,
@@ -128,20 +127,19 @@ pub struct Consumer {
     geometry: Geometry,
     seat: usize,
     worker: WorkerNumber,
-    /// The job that was looked at last.
+    /// Last job that the worker has looked at.
     seen: JobNumber,
-    /// Where in the table the next look begins.
+    /// Index in the slice table where the next search begins.
     cursor: usize,
     heartbeat: u32,
     refused: Option<RefusedSlices>,
 }
 
 impl Consumer {
-    /// Sits down with the three regions that the executor handed over, after checking them.
+    /// Maps and checks the three regions that the executor handed over.
     ///
     /// # Errors
-    ///
-    /// See [`JoinError`]; nothing was written then.
+    /// Returns a [`JoinError`]; in this case nothing was written to the regions.
     #[cfg(not(loom))]
     pub fn join(fds: ConsumerFds, seat: SlotNumber, worker: WorkerNumber) -> Result<Self, JoinError> {
         use super::{MAX_ELEMENTS, MAX_SEATS, MAX_SLICES};
@@ -194,34 +192,33 @@ impl Consumer {
         }
     }
 
-    /// How large the board is.
+    /// Returns the sizes of the board.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         self.geometry
     }
 
-    /// Which worker this is.
+    /// Returns the number of this worker.
     #[must_use]
     pub fn worker(&self) -> WorkerNumber {
         self.worker
     }
 
-    /// Slices that were claimed and made no sense, if there were any: the board is not to be trusted then.
+    /// Returns malformed slices that were claimed, if any; they mean that the board is not to be trusted.
     #[must_use]
     pub fn refused(&self) -> Option<RefusedSlices> {
         self.refused
     }
 
-    /// Gives a sign of life. Waiting and claiming do so too; this is for other long work.
+    /// Updates the heartbeat. Waiting and claiming do so too; this method is for other long work.
     pub fn beat(&mut self) {
         self.heartbeat = self.heartbeat.wrapping_add(1);
         self.entry().pulse.heartbeat.store(self.heartbeat, Relaxed);
     }
 
-    /// Waits for a job that was not looked at: spins for `spin` at most while the executor has announced one, then
-    /// sleeps for a tenth of a second at most.
+    /// Waits for a job: spins up to `spin` while a pass is announced, then sleeps up to a tenth of a second.
     pub fn wait(&mut self, spin: Duration) -> WakeReason {
-        // A bell that rings without reason would hold the worker from its other business: so twice, and no more.
+        // Two rounds at most, so that spurious rings of the bell cannot keep the worker from its other work.
         for _ in 0..2 {
             self.beat();
             if let Some(wake) = self.spin(spin) {
@@ -238,22 +235,22 @@ impl Consumer {
         WakeReason::Rest
     }
 
-    /// Claims a slice of the newest job whose adapter and matrix it `knows`, if there is an open one.
+    /// Claims an open slice of the newest job whose image and module number pass `knows`.
     ///
-    /// Meant to be called until there is none. A slice that makes no sense is failed and counted in
-    /// [`Consumer::refused`].
+    /// The worker calls this method until it returns `None`. A malformed slice is marked failed and counted
+    /// in [`Consumer::refused`].
     pub fn claim(&mut self, knows: impl Fn(u64, u32) -> bool) -> Option<ClaimedSlice<'_>> {
         self.beat();
         if !self.is_admitted() {
             return None;
         }
         let signal = &self.control.header().signal;
-        // SYNC POINT job: acquires what was posted before the number.
+        // SYNC POINT job: acquires the table that was posted before the number.
         let job = JobNumber(signal.job.load(Acquire));
         let posted = (signal.posted.load(Relaxed) as usize).min(self.geometry.slices);
         if job != self.seen {
             self.seen = job;
-            // Workers begin apart from each other. The executor takes back from the end.
+            // Workers start at different slices. The executor takes slices back from the end.
             self.cursor = if posted == 0 { 0 } else { self.seat % posted };
         }
         for step in 0..posted {
@@ -266,7 +263,7 @@ impl Consumer {
         None
     }
 
-    /// Claims one slice if it is open for the job, known, and makes sense.
+    /// Claims slice `index` if it is open for `job`, known, and well-formed.
     fn try_claim(&mut self, index: usize, job: JobNumber, knows: impl Fn(u64, u32) -> bool) -> Option<Slice> {
         let entry = &self.control.slices()[index];
         let open = SliceWord { job, state: SlicePhase::Open }.encode();
@@ -279,8 +276,8 @@ impl Consumer {
             return None;
         }
         let claimed = SliceWord { job, state: SlicePhase::Claimed(self.worker) }.encode();
-        // SYNC POINT claim: releases the copy above. Who rewrites the descriptor acquires this word, or one after it,
-        // first, so if this succeeds the copy was the job's own.
+        // SYNC POINT claim: releases the copy above. The executor acquires this word, or a later one, before
+        // it rewrites the descriptor. So if this exchange succeeds, the copy belongs to this job.
         entry.progress.word.compare_exchange(open, claimed, AcqRel, Relaxed).ok()?;
         if let Err(last) = slice.check(&self.geometry) {
             let slices = self.refused.map_or(0, |refused| refused.slices) + 1;
@@ -300,7 +297,7 @@ impl Consumer {
         self.entry().desk.admitted.load(Relaxed) == self.worker.get()
     }
 
-    /// What there is to know without waiting.
+    /// Returns news of the board without waiting.
     fn poll_state(&mut self) -> Option<WakeReason> {
         if !self.is_admitted() {
             return Some(WakeReason::Fenced);
@@ -326,21 +323,22 @@ impl Consumer {
         None
     }
 
-    /// Sleeps until the bell rings; says whether a pass that needs workers is under way after that.
+    /// Sleeps until the bell rings; returns whether the bell rang and the executor has announced a pass.
     fn park(&mut self) -> bool {
         let header = self.control.header();
         let me = 1 << self.seat;
         let bell = header.signal.bell.load(Acquire);
         let announced = header.signal.announced.load(Relaxed);
         header.parked.seats.fetch_or(me, Relaxed);
-        // Pairs with the fences in `Producer::wake_workers` and `Shared::fence`. Of two fences one is first. If it is this one,
-        // the other side sees the bit and rings. If it is the other, what was written before it is seen here.
+        // Pairs with the fences in `Producer::wake_workers` and `BoardShared::fence`. One of two fences comes
+        // first. If this one does, the other side sees the bit and rings. Otherwise this thread sees what was
+        // written before the other fence.
         fence(SeqCst);
         let news = !self.is_admitted()
             || header.signal.job.load(Relaxed) != self.seen.0
             || (announced == 0 && header.signal.announced.load(Relaxed) != 0);
         if !news {
-            // If it rang since `bell` was read, this returns at once.
+            // A ring since `bell` was read makes this call return at once.
             futex::wait(&header.signal.bell, bell, PARK_LIMIT);
         }
         header.parked.seats.fetch_and(!me, Relaxed);
@@ -348,19 +346,19 @@ impl Consumer {
     }
 }
 
-/// The descriptors that a worker is given.
+/// Descriptors that a worker receives from the executor.
 #[cfg(not(loom))]
 #[derive(Debug)]
 pub struct ConsumerFds {
-    /// Of the control region.
+    /// Descriptor of the control region.
     pub control: std::os::fd::OwnedFd,
-    /// Of the x slab.
+    /// Descriptor of the x slab.
     pub x: std::os::fd::OwnedFd,
-    /// Of its sums.
+    /// Descriptor of the worker's sums region.
     pub sums: std::os::fd::OwnedFd,
 }
 
-/// A slice that is this worker's until it is done, or taken back. Dropped without an end, it is failed.
+/// Slice that belongs to this worker until it is done or taken back. Dropping it unfinished marks it failed.
 #[derive(Debug)]
 pub struct ClaimedSlice<'a> {
     seat: &'a mut Consumer,
@@ -370,45 +368,43 @@ pub struct ClaimedSlice<'a> {
 }
 
 impl ClaimedSlice<'_> {
-    /// What to do; every field was checked against the board.
+    /// Returns the request; every field was checked against the board.
     #[must_use]
     pub fn slice(&self) -> &Slice {
         &self.slice
     }
 
-    /// Copies the rows of x out: `[rows, width]`.
+    /// Copies the slice's rows of x, `[rows, width]`.
     ///
     /// # Panics
-    ///
-    /// If `x` has not [`Slice::x_elements`] numbers.
+    /// Panics if `x` does not have [`Slice::x_elements`] elements.
     pub fn read_x(&self, x: &mut [f32]) {
         assert_eq!(x.len(), self.slice.x_elements(), "room for the rows of x, neither more nor less");
         self.seat.x.read(self.slice.x_range().start, x);
     }
 
-    /// Whether anybody still waits for the sums. Reading a shared word costs little beside a slice.
+    /// Whether the executor still waits for the sums. Reading the shared word is cheap compared with a slice.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
         self.entry().progress.word.load(Relaxed) == self.encode_word(SlicePhase::Claimed(self.seat.worker))
     }
 
-    /// Hands the sums over, `[rows, columns]`; says whether they came in time.
+    /// Writes the sums, `[rows, columns]`, and marks the slice done; returns whether they came in time.
     ///
     /// # Panics
-    ///
-    /// If there are not [`Slice::sums_elements`] of them.
+    /// Panics if `sums` does not have [`Slice::sums_elements`] elements.
     pub fn done(self, sums: &[f32]) -> bool {
         let range = self.slice.sums_range();
         assert_eq!(sums.len(), range.len(), "the sums of the slice, neither more nor less");
         self.seat.sums.write(range.start, sums);
         // SYNC POINT done: releases the sums.
         let in_time = self.end(SlicePhase::Done(self.seat.worker));
-        // It holds nothing but a borrow, and the word needs no second look.
+        // Skips the drop, which would try to mark the slice failed; the claim owns nothing but a borrow.
         mem::forget(self);
         in_time
     }
 
-    /// Gives the slice back undone. Dropping the claim does the same.
+    /// Marks the slice failed. Dropping the claim does the same.
     pub fn fail(self) {}
 
     fn end(&self, state: SlicePhase) -> bool {

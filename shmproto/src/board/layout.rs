@@ -1,107 +1,107 @@
-//! What lies where in a board's control region, and what a slice's state word says.
+//! Layout of a board's control region, and the encoding of state words.
 //!
-//! Each struct here is one cache line. Sizes and offsets are asserted where they are declared, and are the text that
-//! [`LAYOUT_HASH`] is computed from: who was built with another layout is refused at the door. `docs/PROTOCOL.md` draws
-//! the same; a test compares.
+//! Each struct here is one cache line. Sizes and offsets are asserted at the declaration and form the text of
+//! [`LAYOUT_HASH`], so a process with another layout is refused. `docs/PROTOCOL.md` draws the same layout; a
+//! test compares them.
 
 use crate::atomic::{AtomicU32, AtomicU64};
 pub(super) use crate::cache_line::LINE_BYTES;
 use crate::cache_line::{fnv1a, line};
 
-/// "HOLOBORD", read as a little-endian number.
+/// Bytes "HOLOBORD" as a little-endian integer.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"HOLOBORD");
 
 line! {
-    /// What the region is. The executor writes it once, before anybody else has the region.
+    /// Identity and sizes of the region. The executor writes it once, before another process has the region.
     Identity {
-        /// [`MAGIC`].
+        /// Always [`MAGIC`], which identifies the region.
         0 magic: AtomicU64,
-        /// [`LAYOUT_HASH`] of who made the region.
+        /// [`LAYOUT_HASH`] of the executor that made the region.
         8 layout_hash: AtomicU64,
-        /// Numbers in the x slab.
+        /// Number of f32 elements in the x slab.
         16 x_elements: AtomicU64,
-        /// Numbers in each seat's region of sums.
+        /// Number of f32 elements in each worker slot's sums region.
         24 sums_elements: AtomicU64,
-        /// Entries of the slice table.
+        /// Number of entries of the slice table.
         32 slices: AtomicU32,
-        /// Entries of the seat table.
+        /// Number of entries of the table of worker slots.
         36 seats: AtomicU32,
     }
 }
 
 line! {
-    /// What there is to do. The executor writes, workers read.
+    /// Announcement of the current job. The executor writes, workers read.
     Signal {
         /// Number of the job in the slice table; 0 before the first.
         0 job: AtomicU32,
-        /// Slices of that job: entries `0..posted` of the table.
+        /// Number of slices of that job: entries `0..posted` of the table.
         4 posted: AtomicU32,
-        /// How many workers the executor would like to have awake; 0 while no pass needs any.
+        /// Number of workers that the executor wants awake; 0 while no pass needs any.
         8 announced: AtomicU32,
-        /// The futex word. It changes whenever somebody who sleeps has a reason to wake.
+        /// Futex word. The executor changes it whenever a sleeping worker has a reason to wake.
         12 bell: AtomicU32,
     }
 }
 
 line! {
-    /// Who sleeps. Workers write, each its own bit; the executor reads, and clears the bit of a fenced seat.
+    /// Sleeping workers. Each worker writes its own bit; the executor reads, and clears fenced workers' bits.
     Parked {
-        /// Bit `s`: the worker of seat `s` sleeps on the bell, or is about to.
+        /// Bit `s`: the worker in slot `s` sleeps on the bell, or is about to.
         0 seats: AtomicU64,
     }
 }
 
 line! {
-    /// Who sits on a seat. The executor writes, the seat's worker reads.
+    /// Admission of a worker slot. The executor writes, the slot's worker reads.
     Desk {
-        /// Number of the worker that is admitted; 0 for nobody.
+        /// Number of the admitted worker; 0 for a free slot.
         0 admitted: AtomicU32,
     }
 }
 
 line! {
-    /// A sign of life. The seat's worker writes, the executor reads.
+    /// Heartbeat of a worker slot. The slot's worker writes, the executor reads.
     Pulse {
-        /// Moves while the worker lives and is not stopped.
+        /// Counter that changes while the worker runs.
         0 heartbeat: AtomicU32,
     }
 }
 
 line! {
-    /// How far a slice is. Everybody writes, by compare-and-swap or swap.
+    /// State of a slice. Executor and workers write by compare-and-swap or swap.
     Progress {
-        /// A [`SliceWord`].
+        /// Encoded [`SliceWord`] of the slice.
         0 word: AtomicU64,
     }
 }
 
 line! {
-    /// What a slice asks for. The executor writes while the slice is neither open nor claimed.
+    /// Request of a slice. The executor writes while the slice is neither open nor claimed; workers read.
     Descriptor {
         /// Number of the adapter's image.
         0 image: AtomicU64,
-        /// First number of the sums in the seat's region.
+        /// Index of the first sum in the worker slot's region, in elements.
         8 sums_offset: AtomicU64,
-        /// Which matrix of the adapter.
+        /// Number of the adapter's matrix.
         16 module: AtomicU32,
-        /// First row of x.
+        /// Index of the first row of x.
         20 first_row: AtomicU32,
-        /// Rows of x, and of the sums.
+        /// Number of rows of x, and of the sums.
         24 rows: AtomicU32,
-        /// Numbers in a row of x.
+        /// Number of elements in a row of x.
         28 width: AtomicU32,
         /// First rank to sum.
         32 first_rank: AtomicU32,
         /// One past the last rank to sum.
         36 last_rank: AtomicU32,
-        /// Where in the slab row 0 of x begins.
+        /// Index of row 0 of x in the slab, in elements.
         40 x_offset: AtomicU32,
-        /// Numbers of the sums, all rows together.
+        /// Number of sums in all rows together.
         44 sums_elements: AtomicU32,
     }
 }
 
-/// A seat: two lines.
+/// Entry of the table of worker slots: two lines.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub(super) struct SlotEntry {
@@ -109,7 +109,7 @@ pub(super) struct SlotEntry {
     pub(super) pulse: Pulse,
 }
 
-/// A slice: two lines, so that who looks for work does not pull descriptors about.
+/// Entry of the slice table: two lines, so that a search for open slices leaves descriptors in their caches.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub(super) struct SliceEntry {
@@ -117,7 +117,7 @@ pub(super) struct SliceEntry {
     pub(super) descriptor: Descriptor,
 }
 
-/// What the region begins with; the seat table follows, and then the slice table.
+/// First three lines of the region; the table of worker slots follows, then the slice table.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub(super) struct Header {
@@ -134,12 +134,12 @@ const _: () = {
     assert!(offset_of!(SlotEntry, pulse) == 64 && offset_of!(SliceEntry, descriptor) == 64);
 };
 
-/// Where the seat table begins, in bytes.
+/// Offset of the table of worker slots, in bytes.
 pub(super) const SEATS_OFFSET: usize = 192;
 
-/// Changes with the layout of the control region or the meaning of a state word; both sides must have the same.
+/// Hash of the control region's layout and the encoding of state words; both sides must have the same.
 pub const LAYOUT_HASH: u64 = fnv1a(&[
-    // The word's `generation` is the worker's number; to say so here would change the hash, and no layout did.
+    // The text calls the worker number `generation`; another word would change the hash without a reason.
     "board 1: header, seats, slices; word = state u8, generation u24, job u32; x and sums f32\n",
     Identity::TEXT,
     Signal::TEXT,

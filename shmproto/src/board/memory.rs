@@ -1,8 +1,8 @@
-//! A board's memory as atomics: the control region, and the slabs of numbers.
+//! Memory of a board as atomics: the control region, and the slabs of f32 values.
 //!
-//! Memory that another process may write is never seen through `&` or `&mut` of plain data. Both kinds here hand out
-//! atomics only; the bytes below are a region's mapping or, in one process, the heap's. Under loom there are no bytes:
-//! loom's atomics are objects, and are held as such.
+//! Memory that another process may write is never accessed through `&` or `&mut` of plain data. Both types
+//! here give out atomics only, over a region's mapping or, in one process, over the heap. Under loom there
+//! are no bytes: loom's atomics are objects, and are stored as such.
 
 #[cfg(not(loom))]
 pub(super) use self::mapped::{Control, Slab};
@@ -16,12 +16,12 @@ use crate::atomic::AtomicU64;
 use crate::memory::copy;
 
 impl Slab {
-    /// Copies numbers in, from number `start` on, which is even; panics if they do not fit.
+    /// Copies `values` in from element `start` on, which must be even; panics if they do not fit.
     pub(super) fn write(&self, start: usize, values: &[f32]) {
         copy::write(self.pairs_to_write(), start, values);
     }
 
-    /// Copies numbers out, from number `start` on; panics if there are not so many.
+    /// Copies elements out from element `start` on; panics if the slab ends before `values` is full.
     pub(super) fn read(&self, start: usize, values: &mut [f32]) {
         copy::read(self.pairs(), start, values);
     }
@@ -30,13 +30,12 @@ impl Slab {
 #[cfg(not(loom))]
 mod mapped;
 
-/// Loom's atomics are objects with a place in the model: nothing to cast from bytes.
+/// Variants for loom, whose atomics are objects of its model and cannot be cast from bytes.
 #[cfg(loom)]
 mod modelled {
     use super::{AtomicU64, Header, SliceEntry, SlotEntry};
     use crate::board::Geometry;
 
-    /// See the other one.
     #[derive(Debug)]
     pub(in crate::board) struct Control {
         header: Header,
@@ -66,7 +65,6 @@ mod modelled {
         }
     }
 
-    /// See the other one.
     #[derive(Debug)]
     pub(in crate::board) struct Slab(Vec<AtomicU64>);
 

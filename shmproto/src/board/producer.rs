@@ -1,4 +1,4 @@
-//! The engine thread's end of a board: it posts jobs and takes back what it does not want to wait for.
+//! The engine thread's end of a board: posts jobs and takes back slices that are late.
 
 use std::sync::Arc;
 
@@ -13,95 +13,94 @@ use crate::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use crate::atomic::fence;
 use crate::futex;
 
-/// Why a job cannot be posted. The board is as it was, with no job on it.
+/// Error of a job that cannot be posted. The board then holds no job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum PostError {
-    /// More slices than the table has.
+    /// The job has more slices than the table.
     #[error("{slices} slices are more than the {limit} of the board: cut the job into fewer")]
     TooManySlices {
-        /// Slices of the job.
+        /// Number of slices of the job.
         slices: usize,
-        /// Entries of the table.
+        /// Number of entries of the table.
         limit: usize,
     },
-    /// More numbers than the slab holds.
+    /// The rows of x exceed the slab.
     #[error("{elements} numbers of x are more than the {limit} of the board: post fewer rows")]
     TooLargeX {
-        /// Numbers of x.
+        /// Number of elements of x.
         elements: usize,
-        /// Numbers in the slab.
+        /// Number of elements in the slab.
         limit: usize,
     },
-    /// A slice does not fit the board, or asks for rows that were not posted.
+    /// A slice does not fit the board, or names rows that were not posted.
     #[error("slice {index} cannot be posted")]
     Slice {
-        /// Its place in the job.
+        /// Index of the slice in the job.
         index: usize,
-        /// What is wrong with it.
+        /// Reason for which the slice is refused.
         source: SliceError,
     },
     /// Two slices would write the same sums.
     #[error("the sums of slice {index} begin before those of the slice before it end: lay them out in order")]
     Overlap {
-        /// The second of the two.
+        /// Index of the second slice.
         index: usize,
     },
 }
 
-/// How far a slice is, as the executor believes it.
+/// State of a slice in the executor's own view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SliceState {
-    /// Nobody has begun.
+    /// No worker has claimed the slice.
     Open,
-    /// A worker that is admitted computes it.
+    /// An admitted worker computes the slice.
     Claimed(WorkerNumber),
     /// The sums can be read.
     Done(WorkerNumber),
-    /// Nobody will do it: the worker failed it, was fenced, or broke the protocol. To be taken back.
+    /// The worker failed the slice, was fenced, or broke the protocol. The executor must take it back.
     Lost,
-    /// It was taken back.
+    /// The executor has taken the slice back.
     Taken,
 }
 
-/// What became of taking a slice back.
+/// Result of taking a slice back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TakeBack {
-    /// It is the caller's; whatever a worker still does to it counts for nothing.
+    /// The slice belongs to the caller; later writes of a worker are ignored.
     Taken,
-    /// A worker was faster: the sums can be read.
+    /// A worker has finished the slice: the sums can be read.
     AlreadyDone(WorkerNumber),
 }
 
-/// The sums of a slice are not there: not done, taken back, or their worker was fenced. Compute them.
+/// Error of a slice that is not done, was taken back, or lost its worker. The caller must compute its sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("the sums of slice {index} are not there: compute them here")]
 pub struct WorkerGone {
-    /// Its place in the list that was posted.
+    /// Index of the slice in the posted job.
     pub index: usize,
 }
 
-/// The one end that posts jobs. One thread; only posting, [`Producer::announce`] and fencing a worker that broke
-/// the protocol may call the system, and the first two only while somebody sleeps.
+/// The only end that posts jobs, for one thread. System calls happen only in posting and
+/// [`Producer::announce`], if a worker sleeps, and in fencing a worker that broke the protocol.
 #[derive(Debug)]
 pub struct Producer {
     shared: Arc<BoardShared>,
     job: JobNumber,
-    /// The slices of the job. What counts is written here; the shared words only say what workers claim to have done.
+    /// Private state of the posted slices, which decides; the shared words only report the workers' claims.
     slices: Vec<PostedSlice>,
-    /// Who is seated, as of `changes`.
+    /// Admitted workers by slot, as of `changes`.
     seated: Vec<Option<AdmittedWorker>>,
     issued: u32,
     changes: u64,
 }
 
-/// What the executor knows of a slice it posted.
 #[derive(Debug, Clone, Copy)]
 struct PostedSlice {
     slice: Slice,
     end: SliceEnd,
 }
 
-/// Whether a slice is settled, whatever the shared word says from then on.
+/// Final state of a slice, which later values of the shared word do not change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SliceEnd {
     Pending,
@@ -117,38 +116,36 @@ impl Producer {
         Self { shared, job: JobNumber::NONE, slices, seated, issued: 0, changes: 0 }
     }
 
-    /// How large the board is.
+    /// Returns the sizes of the board.
     #[must_use]
     pub fn geometry(&self) -> super::Geometry {
         self.shared.geometry
     }
 
-    /// How many workers are admitted.
+    /// Returns the number of admitted workers.
     pub fn workers(&mut self) -> usize {
         self.refresh();
         self.seated.iter().flatten().count()
     }
 
-    /// Says that a pass begins that will post jobs for `workers` of them, and wakes so many of those who sleep. They
-    /// spin until [`Producer::rest`], as long as their own limit lets them.
+    /// Announces a pass that will post jobs for `workers` workers, and wakes that many sleeping ones. Woken
+    /// workers spin until [`Producer::rest`], within their own limit.
     pub fn announce(&self, workers: u32) {
         self.shared.control.header().signal.announced.store(workers, Relaxed);
         self.wake_workers(workers);
     }
 
-    /// Says that no more jobs come for now: who spins may sleep.
+    /// Ends the announced pass, so spinning workers may sleep.
     pub fn rest(&self) {
         self.shared.control.header().signal.announced.store(0, Relaxed);
     }
 
-    /// Posts a job: `x` is written to the slab, at its beginning, and the slices are opened. What is left of the job
-    /// before is taken back first.
+    /// Writes `x` to the beginning of the slab and opens the slices; first takes back the previous job.
     ///
-    /// The sums of the slices are laid out in order, so that each begins where the one before has ended or later.
+    /// Each slice's sums must begin where those of the previous slice end, or later.
     ///
     /// # Errors
-    ///
-    /// See [`PostError`].
+    /// Returns a [`PostError`] if the job does not fit the board.
     pub fn post(&mut self, x: &[f32], slices: &[Slice]) -> Result<(), PostError> {
         self.clear();
         self.check(x.len(), slices)?;
@@ -157,16 +154,15 @@ impl Producer {
         Ok(())
     }
 
-    /// Posts a job whose x somebody else has written: the first `x_elements` numbers of the slab ([`super::ActivationSlab`]). What
-    /// is left of the job before is taken back first.
+    /// Posts a job whose x another writer has put into the first `x_elements` elements of the slab
+    /// ([`super::ActivationSlab`]). Unfinished slices of the previous job are taken back first.
     ///
-    /// Whoever wrote them did so after every slice of the job before was done or taken back, and this thread has
-    /// acquired what the writer released after the last number. Then workers see these numbers, and those of them that
-    /// are late with the job before see any mixture, which counts for nothing.
+    /// The writer must begin only after every slice of the previous job is done or taken back. This thread
+    /// must have acquired the writer's release after the last element. Then workers see the new elements. A
+    /// worker that is late with the previous job may read any mixture, and its sums are ignored.
     ///
     /// # Errors
-    ///
-    /// See [`PostError`].
+    /// Returns a [`PostError`] if the job does not fit the board.
     pub fn post_in_place(&mut self, x_elements: usize, slices: &[Slice]) -> Result<(), PostError> {
         self.clear();
         self.check(x_elements, slices)?;
@@ -174,13 +170,12 @@ impl Producer {
         Ok(())
     }
 
-    /// No job is on the board any more.
+    /// Takes back the current job and forgets its slices.
     fn clear(&mut self) {
         self.finish();
         self.slices.clear();
     }
 
-    /// Opens the slices of the next job.
     fn open(&mut self, slices: &[Slice]) {
         self.job = self.job.next();
         let opened = SliceWord { job: self.job, state: SlicePhase::Open }.encode();
@@ -206,7 +201,7 @@ impl Producer {
         if x_elements > geometry.x_elements {
             return Err(PostError::TooLargeX { elements: x_elements, limit: geometry.x_elements });
         }
-        // Rows past those posted are rows of another job.
+        // Rows past the posted ones would be rows of another job.
         let posted = super::Geometry { x_elements, ..geometry };
         let mut end = 0;
         for (index, slice) in slices.iter().enumerate() {
@@ -220,7 +215,7 @@ impl Producer {
         Ok(())
     }
 
-    /// Wakes at most `count` of those who sleep; makes no system call if nobody does.
+    /// Wakes at most `count` sleeping workers; makes no system call if none sleeps.
     fn wake_workers(&self, count: u32) {
         // Pairs with the fence in `Consumer::park`, which says why no wake-up is lost.
         fence(SeqCst);
@@ -232,17 +227,16 @@ impl Producer {
         }
     }
 
-    /// Slices of the job on the board.
+    /// Returns the number of slices of the current job.
     #[must_use]
     pub fn slices(&self) -> usize {
         self.slices.len()
     }
 
-    /// How far slice `index` of the job is.
+    /// Returns the state of slice `index` of the current job.
     ///
     /// # Panics
-    ///
-    /// If the job has no such slice.
+    /// Panics if the job has no such slice.
     pub fn state(&mut self, index: usize) -> SliceState {
         match self.slices[index].end {
             SliceEnd::Done(worker) => SliceState::Done(worker),
@@ -256,16 +250,17 @@ impl Producer {
         }
     }
 
-    /// Takes slice `index` back, unless it is done. Afterwards no worker's word about it counts.
+    /// Takes slice `index` back, unless it is done. Later writes of a worker to its state word are ignored.
     ///
     /// # Panics
-    ///
-    /// If the job has no such slice.
+    /// Panics if the job has no such slice.
     pub fn take_back(&mut self, index: usize) -> TakeBack {
         if self.slices[index].end == SliceEnd::Pending {
             let taken = SliceWord { job: self.job, state: SlicePhase::Taken }.encode();
-            // One swap and no loop: a peer that keeps changing the word holds nobody up.
-            // SYNC POINT done: acquires the sums. SYNC POINT claim: acquires the end of the descriptor's copy.
+            // A single swap instead of a loop, so that a peer that keeps changing the word cannot delay this
+            // thread.
+            // SYNC POINT done: acquires the sums. SYNC POINT claim: acquires the end of the descriptor's
+            // copy.
             let word = self.shared.control.slices()[index].progress.word.swap(taken, AcqRel);
             if let SliceState::Claimed(worker) = self.judge(index, word) {
                 self.tally_taken_back(worker);
@@ -280,15 +275,13 @@ impl Producer {
         }
     }
 
-    /// The sums of a slice that is done, to be copied by whoever has time, until the next job is posted.
+    /// Returns the sums of a done slice. Any thread may copy them until the next job is posted.
     ///
     /// # Errors
-    ///
-    /// [`WorkerGone`] if they are not there, or not any more.
+    /// Returns [`WorkerGone`] if the sums do not exist, or no longer.
     ///
     /// # Panics
-    ///
-    /// If the job has no such slice.
+    /// Panics if the job has no such slice.
     pub fn done(&mut self, index: usize) -> Result<SliceSums, WorkerGone> {
         let PostedSlice { slice, .. } = self.slices[index];
         let SliceState::Done(worker) = self.state(index) else { return Err(WorkerGone { index }) };
@@ -299,14 +292,14 @@ impl Producer {
         Ok(SliceSums::new(Arc::clone(&seated.sums), slice.sums_range()))
     }
 
-    /// Takes back whatever is not done. Sums that are done can still be read, until the next job is posted.
+    /// Takes back all unfinished slices. Sums of done slices can be read until the next job is posted.
     pub fn finish(&mut self) {
         for index in (0..self.slices.len()).rev() {
             self.take_back(index);
         }
     }
 
-    /// What a shared word is worth. Settles the slice where it says something final.
+    /// Interprets a shared state word and settles the slice if the word is final.
     fn judge(&mut self, index: usize, word: u64) -> SliceState {
         self.refresh();
         let end = match SliceWord::decode(word) {
@@ -323,11 +316,11 @@ impl Producer {
                 SlicePhase::Claimed(worker) | SlicePhase::Done(worker) | SlicePhase::Failed(worker)
                     if worker.get() <= self.issued =>
                 {
-                    // It was fenced in the meantime, and is not to blame.
+                    // The worker was fenced in the meantime, which is no violation.
                     self.shared.late_words.add(1);
                     SliceEnd::Lost
                 }
-                // Nobody but the executor takes back, and no worker has a number that was not given out.
+                // Only the executor takes slices back, and no worker has a number above `issued`.
                 _ => self.violation(word),
             },
             _ => self.violation(word),
@@ -339,7 +332,7 @@ impl Producer {
         }
     }
 
-    /// A word that no honest worker writes: counted, and the worker that it names is fenced.
+    /// Counts a word that no honest worker writes, and fences the worker that it names.
     fn violation(&mut self, word: u64) -> SliceEnd {
         self.shared.violations.add(1);
         if let Some(worker) = SliceWord::claimant(word) {
@@ -358,7 +351,7 @@ impl Producer {
         self.seated.iter().flatten().find(|seated| seated.worker == worker)
     }
 
-    /// Looks who is seated, if that has changed.
+    /// Copies the table of worker slots if it has changed.
     fn refresh(&mut self) {
         // SYNC POINT seating: acquires the changes before this count.
         let changes = self.shared.changes.load(Acquire);
@@ -397,7 +390,7 @@ mod tests {
         let (mut seat, mut late) =
             (board.seat().unwrap().join_in_process(), board.seat().unwrap().join_in_process());
         poster.post(&[1.0; 2], &[SLICE]).unwrap();
-        // Its word names job 1, which comes again.
+        // The late claim names job 1, a number that comes again.
         let claim = late.claim(|_, _| true).unwrap();
         poster.finish();
         poster.job = JobNumber(u32::MAX - 2);

@@ -1,4 +1,4 @@
-//! What the executor's threads have in common: who sits where, and how somebody comes and goes.
+//! State that the executor's threads share: the table of worker slots, admission and fencing.
 
 use std::sync::{Arc, PoisonError};
 
@@ -9,7 +9,7 @@ use crate::atomic::{AtomicU64, Mutex, MutexGuard, Ordering, fence};
 use crate::futex;
 use crate::region::RegionError;
 
-/// Where the regions of a board are.
+/// Kind of memory under a board.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RegionSource {
     #[cfg(not(loom))]
@@ -17,7 +17,6 @@ pub(super) enum RegionSource {
     InProcess,
 }
 
-/// What the executor's threads have in common.
 #[derive(Debug)]
 pub(super) struct BoardShared {
     pub(super) transport: RegionSource,
@@ -25,21 +24,19 @@ pub(super) struct BoardShared {
     pub(super) control: Arc<Control>,
     pub(super) x: Arc<Slab>,
     pub(super) seating: Mutex<SlotTable>,
-    /// Moves with every change of `seating`, so that the poster looks there only then.
+    /// Counter of changes of `seating`, so that the producer locks the table only after a change.
     pub(super) changes: AtomicU64,
     pub(super) violations: Counter,
     pub(super) late_words: Counter,
 }
 
-/// Who sits where.
 #[derive(Debug, Default)]
 pub(super) struct SlotTable {
-    /// The last worker number that was given out.
+    /// Last worker number that was given out.
     pub(super) issued: u32,
     pub(super) seats: Vec<Option<AdmittedWorker>>,
 }
 
-/// An admitted worker, as the executor knows it.
 #[derive(Debug, Clone)]
 pub(super) struct AdmittedWorker {
     pub(super) worker: WorkerNumber,
@@ -48,7 +45,7 @@ pub(super) struct AdmittedWorker {
 }
 
 impl SlotTable {
-    /// A seat nobody has, and the number its worker would get.
+    /// Returns a free worker slot and the number of its next worker.
     pub(super) fn free_seat(&self) -> Result<(SlotNumber, WorkerNumber), BoardError> {
         let free = self.seats.iter().zip(0..).find(|(seated, _)| seated.is_none());
         let (_, seat) = free.ok_or(BoardError::Full { seats: self.seats.len() })?;
@@ -56,7 +53,6 @@ impl SlotTable {
         Ok((SlotNumber(seat), worker))
     }
 
-    /// Where a worker sits.
     pub(super) fn find(&self, worker: WorkerNumber) -> Option<usize> {
         self.seats.iter().position(|seated| seated.as_ref().is_some_and(|it| it.worker == worker))
     }
@@ -76,7 +72,7 @@ impl BoardShared {
         }
     }
 
-    /// Held for a few instructions only, by whoever holds it.
+    /// Locks the table of worker slots; every holder keeps the lock for a few instructions only.
     pub(super) fn lock(&self) -> MutexGuard<'_, SlotTable> {
         self.seating.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -99,17 +95,16 @@ impl BoardShared {
         }
     }
 
-    /// Writes a worker's admission down, with the seating locked.
+    /// Writes a worker's admission to shared memory while the table is locked.
     pub(super) fn admit(&self, seat: SlotNumber, worker: WorkerNumber) {
         let entry = &self.control.seats()[usize::from(seat.0)];
         entry.pulse.heartbeat.store(0, Ordering::Relaxed);
         self.control.header().parked.seats.fetch_and(!(1 << seat.0), Ordering::Relaxed);
-        // SYNC POINT seating: releases the words above: they are looked up only after this count was read.
+        // SYNC POINT seating: releases the words above, which are read only after this count.
         self.changes.fetch_add(1, Ordering::Release);
         entry.desk.admitted.store(worker.get(), Ordering::Release);
     }
 
-    /// See [`super::Board::fence`].
     pub(super) fn fence(&self, worker: WorkerNumber) -> bool {
         let mut seating = self.lock();
         let Some(seat) = seating.find(worker) else { return false };
@@ -117,10 +112,10 @@ impl BoardShared {
         self.changes.fetch_add(1, Ordering::Release);
         self.control.seats()[seat].desk.admitted.store(0, Ordering::Relaxed);
         drop(seating);
-        // Unmapping takes a while, and is nobody else's business.
+        // Unmapping takes a while, so it happens without the lock.
         drop(gone);
         let header = self.control.header();
-        // Pairs with the fence in `Consumer::park`: either the worker sees that it is fenced, or the bell wakes it.
+        // Pairs with the fence in `Consumer::park`: the worker sees that it is fenced, or the bell wakes it.
         fence(Ordering::SeqCst);
         header.parked.seats.fetch_and(!(1 << seat), Ordering::Relaxed);
         header.signal.bell.fetch_add(1, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! One piece of a job: what it asks for, checked against the board it stands on.
+//! Slice of a job: its request, and the checks against the board.
 
 use std::ops::Range;
 
@@ -11,88 +11,87 @@ use crate::atomic::Ordering::Relaxed;
 /// Highest rank of an adapter that a slice may name.
 pub const MAX_RANK: u32 = 1024;
 
-/// Where sums may begin: at multiples of so many numbers, a cache line, so that two workers never share one.
+/// Alignment of sums in elements: one cache line, so that two workers never share one.
 pub const SUMS_ALIGN: usize = 16;
 
-/// What a worker is asked to sum: ranks `first_rank..last_rank` of one matrix, for some rows of x.
+/// Request to a worker: sum the ranks `first_rank..last_rank` of one matrix for some rows of x.
 ///
 /// Row `r` of the slice is `x[x_offset + (first_row + r) * width ..][.. width]` of the slab. The sums are
-/// `[rows, sums_elements / rows]`, at `sums_offset` of the seat's region.
+/// `[rows, sums_elements / rows]`, at `sums_offset` of the worker slot's region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slice {
     /// Number of the adapter's image.
     pub image: u64,
-    /// Which matrix of the adapter: `layer * 8 + target`.
+    /// Number of the adapter's matrix: `layer * 8 + target`.
     pub module: u32,
-    /// First row of x.
+    /// Index of the first row of x.
     pub first_row: u32,
-    /// Rows of x, and of the sums.
+    /// Number of rows of x, and of the sums.
     pub rows: u32,
-    /// Numbers in a row of x.
+    /// Number of elements in a row of x.
     pub width: u32,
     /// First rank to sum.
     pub first_rank: u32,
     /// One past the last rank to sum.
     pub last_rank: u32,
-    /// Where in the slab row 0 of x begins, in numbers.
+    /// Index of row 0 of x in the slab, in elements.
     pub x_offset: u32,
-    /// Where in the seat's region the sums begin, in numbers; a multiple of [`SUMS_ALIGN`].
+    /// Index of the first sum in the worker slot's region, in elements; a multiple of [`SUMS_ALIGN`].
     pub sums_offset: u64,
-    /// Numbers of the sums: rows x columns of the result.
+    /// Number of sums: rows x columns of the result.
     pub sums_elements: u32,
 }
 
-/// Why a slice cannot stand on this board.
+/// Error of a slice that does not fit the board.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum SliceError {
-    /// Nothing to do.
+    /// The slice has no rows.
     #[error("a slice of no rows")]
     NoRows,
-    /// Rows of nothing.
+    /// The rows of the slice have no elements.
     #[error("a slice whose rows have no numbers")]
     NoWidth,
-    /// Ranks in the wrong order, none, or more than an adapter may have.
+    /// The ranks are in the wrong order, empty, or beyond [`MAX_RANK`].
     #[error("ranks {first}..{last} are no range within {MAX_RANK}")]
     Ranks {
-        /// First rank.
+        /// First rank of the range.
         first: u32,
-        /// One past the last.
+        /// One past the last rank.
         last: u32,
     },
-    /// The rows reach past the slab.
+    /// The rows reach past the end of the slab.
     #[error("the rows reach past the {limit} numbers of x")]
     OutsideX {
-        /// Numbers in the slab.
+        /// Number of elements in the slab.
         limit: usize,
     },
-    /// The sums do not begin on a cache line.
+    /// The sums do not begin at a cache line.
     #[error("the sums begin at {offset}, which is no multiple of {SUMS_ALIGN}")]
     Unaligned {
-        /// Where they begin.
+        /// Index of the first sum, in elements.
         offset: u64,
     },
-    /// The sums do not divide into the rows.
+    /// The number of sums is not a multiple of the number of rows.
     #[error("{elements} sums do not divide into {rows} rows")]
     Uneven {
-        /// Numbers of the sums.
+        /// Number of sums in the slice.
         elements: u32,
-        /// Rows of the slice.
+        /// Number of rows of the slice.
         rows: u32,
     },
-    /// The sums reach past a seat's region.
+    /// The sums reach past the worker slot's region.
     #[error("the sums reach past the {limit} numbers of a seat's region")]
     OutsideSums {
-        /// Numbers in a seat's region.
+        /// Number of elements in the region.
         limit: usize,
     },
 }
 
 impl Slice {
-    /// Checks every field against the board.
+    /// Checks every field against the board's geometry.
     ///
     /// # Errors
-    ///
-    /// The first field that is wrong.
+    /// Returns the first field that is wrong.
     pub fn check(&self, geometry: &Geometry) -> Result<(), SliceError> {
         if self.rows == 0 {
             return Err(SliceError::NoRows);
@@ -123,33 +122,33 @@ impl Slice {
         Ok(())
     }
 
-    /// One past the last number of x, if that is a number at all.
+    /// Returns one past the last element of x; `None` on overflow.
     fn x_end(&self) -> Option<u64> {
         let rows = u64::from(self.first_row) + u64::from(self.rows);
         rows.checked_mul(u64::from(self.width))?.checked_add(u64::from(self.x_offset))
     }
 
-    /// Numbers of the slab that the slice reads. For a slice that was checked.
+    /// Returns the slab elements that the slice reads; the slice must have been checked.
     pub(super) fn x_range(&self) -> Range<usize> {
         let start = self.x_offset as usize + self.first_row as usize * self.width as usize;
         start..start + self.x_elements()
     }
 
-    /// Numbers of the seat's region that the slice writes. For a slice that was checked.
+    /// Returns the region elements that the slice writes; the slice must have been checked.
     pub(super) fn sums_range(&self) -> Range<usize> {
-        // It is below the region's length, which is a usize.
+        // The offset is below the region's length, which is a usize.
         #[allow(clippy::cast_possible_truncation, reason = "checked against a usize")]
         let start = self.sums_offset as usize;
         start..start + self.sums_elements as usize
     }
 
-    /// Numbers of x that the slice reads: rows x width.
+    /// Returns the number of elements of x that the slice reads: rows x width.
     #[must_use]
     pub fn x_elements(&self) -> usize {
         self.rows as usize * self.width as usize
     }
 
-    /// The work there is in it: rows x ranks.
+    /// Returns the amount of work: rows x ranks.
     #[must_use]
     pub fn rank_rows(&self) -> u64 {
         u64::from(self.rows) * u64::from(self.last_rank.saturating_sub(self.first_rank))
@@ -157,7 +156,7 @@ impl Slice {
 }
 
 impl Descriptor {
-    /// Writes the slice down. Its state word, stored after, hands it over.
+    /// Writes the slice. The state word, stored afterwards, publishes it.
     pub(super) fn write(&self, slice: &Slice) {
         self.image.store(slice.image, Relaxed);
         self.sums_offset.store(slice.sums_offset, Relaxed);
@@ -171,7 +170,7 @@ impl Descriptor {
         self.sums_elements.store(slice.sums_elements, Relaxed);
     }
 
-    /// Copies what stands there: once, so that what is checked is what is used.
+    /// Copies the slice once, so that the checked values are the used ones.
     pub(super) fn copy(&self) -> Slice {
         Slice {
             image: self.image.load(Relaxed),

@@ -1,32 +1,30 @@
-//! A slice's state word: who may touch the slice, for which job.
+//! State word of a slice: which worker holds the slice, for which job.
 
 use super::WorkerNumber;
 
-/// Number of a job; 0 is none, and is skipped when the numbers come round.
+/// Number of a job; 0 means none and is skipped when the numbers wrap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct JobNumber(pub(super) u32);
 
 impl JobNumber {
-    /// Before the first job.
+    /// Number before the first job.
     pub(super) const NONE: Self = Self(0);
 
-    /// The job after this one.
     pub(super) fn next(self) -> Self {
         Self(self.0.checked_add(1).unwrap_or(1))
     }
 }
 
-/// What a state word says: `job u32 << 32 | worker u24 << 8 | state u8`.
+/// Content of a state word: `job u32 << 32 | worker u24 << 8 | state u8`.
 ///
-/// It names the claimant by its number and not by its seat: a worker that was fenced, stopped, and goes on when its seat
-/// has long been somebody else's, must not be taken for that somebody.
+/// The word names the claimant by worker number, not by slot. A worker that was fenced while stopped may
+/// continue after its slot has a new worker, and must not be taken for that worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SliceWord {
     pub(super) job: JobNumber,
     pub(super) state: SlicePhase,
 }
 
-/// How far a slice is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SlicePhase {
     Open,
@@ -43,7 +41,6 @@ const FAILED: u8 = 4;
 const TAKEN: u8 = 5;
 
 impl SliceWord {
-    /// The number that stands in memory.
     pub(super) fn encode(self) -> u64 {
         let (code, worker) = match self.state {
             SlicePhase::Open => (OPEN, 0),
@@ -55,7 +52,7 @@ impl SliceWord {
         u64::from(self.job.0) << 32 | u64::from(worker) << 8 | u64::from(code)
     }
 
-    /// What a number from memory says; nothing if no honest peer ever writes it.
+    /// Decodes a word from memory; `None` if no honest peer writes it.
     pub(super) fn decode(number: u64) -> Option<Self> {
         let [code, low, middle, high, job @ ..] = number.to_le_bytes();
         let claimant = u32::from_le_bytes([low, middle, high, 0]);
@@ -70,7 +67,7 @@ impl SliceWord {
         Some(Self { job: JobNumber(u32::from_le_bytes(job)), state })
     }
 
-    /// The worker number that stands in a word, whatever else does.
+    /// Returns the worker number in a word, even if the rest is invalid.
     pub(super) fn claimant(number: u64) -> Option<WorkerNumber> {
         let [_, low, middle, high, ..] = number.to_le_bytes();
         WorkerNumber::new(u32::from_le_bytes([low, middle, high, 0]))

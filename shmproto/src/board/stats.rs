@@ -1,54 +1,51 @@
-//! What a board tells about itself. Figures order nothing, so they are no part of what loom looks at.
+//! Statistics of a board. Counters order nothing, so loom does not model them.
 
 use crate::atomic::plain::{AtomicU64, Ordering::Relaxed};
 
 use super::{SlotNumber, WorkerNumber};
 
-/// A worker's figures, counted by the executor but for the heartbeat.
+/// Statistics of a worker, counted by the executor except for the heartbeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlotStats {
-    /// Where it sits.
+    /// Worker slot of the worker.
     pub seat: SlotNumber,
-    /// Which worker it is.
+    /// Number of the worker.
     pub worker: WorkerNumber,
-    /// What its heartbeat word says now. Nothing but a change of it means anything.
+    /// Current value of the heartbeat word; only a change of it has a meaning.
     pub heartbeat: u32,
-    /// Slices whose sums were read.
+    /// Number of slices whose sums were read.
     pub slices: u64,
-    /// Rows x ranks of those.
+    /// Sum of rows x ranks over these slices.
     pub rank_rows: u64,
-    /// Slices it had claimed that were taken back, or that it failed.
+    /// Number of claimed slices that were taken back or that the worker failed.
     pub taken_back: u64,
 }
 
-/// What happens at a board.
+/// Statistics of a board since its creation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BoardStats {
-    /// Everybody who is seated, by seat.
+    /// Statistics of the admitted workers, by slot.
     pub seats: Vec<SlotStats>,
-    /// State words that no honest worker writes.
+    /// Number of state words that no honest worker writes.
     pub violations: u64,
-    /// State words of workers that had been fenced.
+    /// Number of state words of workers that had been fenced.
     pub late_words: u64,
 }
 
-/// A figure that one thread counts and others show.
+/// Counter that one thread increments and others read.
 #[derive(Debug, Default)]
 pub(super) struct Counter(AtomicU64);
 
 impl Counter {
-    /// Counts `more`.
     pub(super) fn add(&self, more: u64) {
         self.0.fetch_add(more, Relaxed);
     }
 
-    /// The figure so far.
     pub(super) fn get(&self) -> u64 {
         self.0.load(Relaxed)
     }
 }
 
-/// What the executor saw of a worker.
 #[derive(Debug, Default)]
 pub(super) struct WorkerCounters {
     pub(super) slices: Counter,

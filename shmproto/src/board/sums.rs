@@ -1,11 +1,11 @@
-//! The sums of a slice, where its worker has put them.
+//! The sums of a done slice, in its worker's region.
 
 use std::{ops::Range, sync::Arc};
 
 use super::memory::Slab;
 
-/// Sums that are done: `[rows, columns]`. Any thread may copy any part; a worker that means harm changes what it has summed
-/// itself, and nothing else.
+/// Sums of a done slice: `[rows, columns]`. Any thread may copy any part. A malicious worker can change only
+/// the sums that it computed itself.
 #[derive(Debug)]
 pub struct SliceSums {
     slab: Arc<Slab>,
@@ -17,18 +17,17 @@ impl SliceSums {
         Self { slab, range }
     }
 
-    /// How many numbers there are.
+    /// Returns the number of sums in the slice.
     #[must_use]
     #[allow(clippy::len_without_is_empty, reason = "a slice has rows")]
     pub fn len(&self) -> usize {
         self.range.len()
     }
 
-    /// Copies numbers out, from number `start` on.
+    /// Copies sums to `to`, from element `start` on.
     ///
     /// # Panics
-    ///
-    /// If there are not so many.
+    /// Panics if the slice ends before `to` is full.
     pub fn read(&self, start: usize, to: &mut [f32]) {
         assert!(start + to.len() <= self.len(), "numbers of this slice");
         self.slab.read(self.range.start + start, to);

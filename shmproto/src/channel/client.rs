@@ -1,4 +1,4 @@
-//! The client's end of a channel.
+//! The client's end of a channel: submits calls and collects replies.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,45 +12,45 @@ use crate::futex;
 use crate::layer::{CallHeader, Dtype, ReplyHeader};
 use crate::region::RegionError;
 
-/// Looks at the ring between two looks at the clock.
+/// Polls of the ring between two reads of the clock.
 const LOOKS_PER_TICK: u32 = 64;
 
-/// Why a client cannot use the region it was given.
+/// Error of a client that cannot use the region that it received.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
-    /// It is not what was agreed.
+    /// The region does not have the agreed size or seals.
     #[error("the channel's region cannot be mapped ({0}): open a session again")]
     Region(#[from] RegionError),
-    /// The executor spoke of an impossible size.
+    /// The executor stated a geometry that is out of range.
     #[error(transparent)]
     Geometry(#[from] GeometryError),
-    /// The region's size is not that of such a channel.
+    /// The region's size does not match the geometry.
     #[error("a region of {found} bytes is no channel, which has {wanted}: open a session again")]
     Size {
-        /// Bytes the executor spoke of.
+        /// Size in bytes that the executor stated.
         found: u64,
-        /// Bytes of such a channel.
+        /// Size in bytes of such a channel.
         wanted: u64,
     },
-    /// The region is no channel.
+    /// The region is not a channel.
     #[error("the region begins with {found:#018x} and is no channel: open a session again")]
     Magic {
-        /// What it begins with.
+        /// First eight bytes of the region.
         found: u64,
     },
-    /// The executor was built from another layout.
+    /// Executor and client were built with different layouts.
     #[error(
         "the executor's layout is {found:#018x} and this client's {:#018x}: use both of one release",
         layout::LAYOUT_HASH
     )]
     Layout {
-        /// The executor's hash.
+        /// Layout hash of the executor.
         found: u64,
     },
 }
 
-/// The end that submits calls and takes replies. One thread; nothing here allocates, or calls the system, but for
-/// sleeping and waking.
+/// The end that submits calls and collects replies, for one thread. Its methods do not allocate, and make
+/// system calls only to sleep and to wake the executor.
 #[derive(Debug)]
 pub struct ClientChannel {
     shared: Arc<ChannelMemory>,
@@ -59,11 +59,10 @@ pub struct ClientChannel {
 }
 
 impl ClientChannel {
-    /// Maps the region that the executor handed over, after checking it.
+    /// Maps and checks the region that the executor handed over.
     ///
     /// # Errors
-    ///
-    /// See [`JoinError`].
+    /// Returns a [`JoinError`] if the region is no channel of this geometry.
     #[cfg(not(loom))]
     pub fn join(fd: std::os::fd::OwnedFd, region_bytes: u64, geometry: Geometry) -> Result<Self, JoinError> {
         use crate::region::{Access, Region};
@@ -89,17 +88,16 @@ impl ClientChannel {
         Self { shared, calls: RingWriter::default(), replies: RingReader::default() }
     }
 
-    /// How large the channel is.
+    /// Returns the sizes of the channel.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         self.shared.geometry()
     }
 
-    /// Copies rows into the slab, rounded if they travel as bf16. Up to seven bytes behind them become zero.
+    /// Copies rows into the slab, rounded for bf16. Up to seven bytes after them become zero.
     ///
     /// # Errors
-    ///
-    /// If they do not lie in the slab; nothing was written then.
+    /// Returns an error if the rows do not lie within the slab; nothing was written then.
     pub fn write_rows(&self, input: u64, dtype: Dtype, rows: &[f32]) -> Result<(), SlabRangeError> {
         let start = rows::place(&self.geometry(), input, dtype, rows.len())?;
         rows::write(self.shared.slab(), start, dtype, rows);
@@ -109,8 +107,7 @@ impl ClientChannel {
     /// Copies rows out of the slab, widened to f32.
     ///
     /// # Errors
-    ///
-    /// If they do not lie in the slab.
+    /// Returns an error if the rows do not lie within the slab.
     pub fn read_rows(&self, output: u64, dtype: Dtype, out: &mut [f32]) -> Result<(), SlabRangeError> {
         let start = rows::place(&self.geometry(), output, dtype, out.len())?;
         rows::read(self.shared.slab(), start, dtype, out);
@@ -120,14 +117,13 @@ impl ClientChannel {
     /// Submits a call whose rows are written, and wakes the executor if it sleeps.
     ///
     /// # Errors
-    ///
-    /// If the executor has taken none of the calls that fill the ring.
+    /// Returns [`RingFull`] if the executor has taken none of the calls that fill the ring.
     pub fn submit(&mut self, call: &CallHeader) -> Result<(), RingFull> {
         let head = self.shared.head();
         let (submitted, taken) = (&head.submitted.calls, &head.taken.calls);
-        // An executor that counts what it never got has no room either.
+        // An executor that counts calls that it never got makes the ring full too.
         self.calls.publish(self.shared.calls(), submitted, taken, &call.to_bytes()).map_err(|_| RingFull)?;
-        // Pairs with the fence in `bell::park`, as in `ExecutorChannel::reply`.
+        // Pairs with the fence in `doorbell::park`, as in `ExecutorChannel::reply`.
         fence(SeqCst);
         if head.executor_parked.executor.load(Relaxed) != 0 {
             futex::wake(submitted, 1);
@@ -135,11 +131,10 @@ impl ClientChannel {
         Ok(())
     }
 
-    /// The next reply, if there is one.
+    /// Takes the next reply, if there is one.
     ///
     /// # Errors
-    ///
-    /// What the executor did wrong.
+    /// Returns the executor's violation of the protocol.
     pub fn try_take(&mut self) -> Result<Option<ReplyHeader>, Violation> {
         let head = self.shared.head();
         let (replied, collected) = (&head.replied.replies, &head.collected.replies);
@@ -147,12 +142,11 @@ impl ClientChannel {
         Ok(header.map(|header| ReplyHeader::from_bytes(&header)).transpose()?)
     }
 
-    /// The next reply: spins for `spin` at most, then sleeps; `None` if none came within `limit` of beginning to sleep.
-    /// Whether the executor still lives is seen on the control socket.
+    /// Waits for the next reply: spins for at most `spin`, then sleeps; `None` if no reply came within
+    /// `limit` of the beginning of the sleep. Only the control socket shows whether the executor still runs.
     ///
     /// # Errors
-    ///
-    /// What the executor did wrong.
+    /// Returns the executor's violation of the protocol.
     pub fn wait(&mut self, spin: Duration, limit: Duration) -> Result<Option<ReplyHeader>, Violation> {
         if let Some(reply) = self.spin(spin)? {
             return Ok(Some(reply));
@@ -185,7 +179,7 @@ impl ClientChannel {
         Ok(None)
     }
 
-    /// Sleeps until there is a reply, or for no reason, or until the limit.
+    /// Sleeps until a reply comes, until the limit, or spuriously shorter.
     fn park(&self, limit: Duration) {
         let head = self.shared.head();
         head.client_parked.client.store(1, Relaxed);
@@ -193,7 +187,7 @@ impl ClientChannel {
         fence(SeqCst);
         let (replied, seen) = (&head.replied.replies, self.replies.count());
         if replied.load(Relaxed) == seen {
-            // If it changes before this sleeps, it returns at once.
+            // A change of the word before the sleep makes this call return at once.
             futex::wait(replied, seen, limit);
         }
         head.client_parked.client.store(0, Relaxed);

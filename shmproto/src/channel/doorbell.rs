@@ -1,4 +1,4 @@
-//! How the executor waits: for calls on any of its channels, and for its other threads, at once.
+//! Lets the executor wait for calls on any of its channels and for its own threads at once.
 
 use std::sync::Arc;
 use std::task;
@@ -9,38 +9,38 @@ use crate::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use crate::atomic::{AtomicU32, fence, spin_loop};
 use crate::futex;
 
-/// Looks at the words between two looks at the clock.
+/// Polls of the words between two reads of the clock.
 const LOOKS_PER_TICK: u32 = 64;
 
-/// What other threads of the executor ring when there is something for the thread that waits in [`wait_any`].
+/// Bell that other threads of the executor ring for the thread that waits in [`wait_any`].
 ///
-/// Any number of threads ring, one waits. As a [`task::Waker`] it makes the waiting thread poll a future.
+/// Any number of threads ring, one waits. As a [`task::Waker`] the bell makes that thread poll a future.
 #[derive(Debug, Default)]
 pub struct Doorbell {
-    /// How often it rang. The futex word.
+    /// Number of rings; the futex word.
     rung: AtomicU32,
-    /// How often it had rung when the waiting thread last came back. That thread writes it.
+    /// Value of `rung` when the waiting thread last returned; only that thread writes it.
     heard: AtomicU32,
-    /// 1 while that thread sleeps, or is about to.
+    /// 1 while the waiting thread sleeps, or is about to.
     parked: AtomicU32,
 }
 
 impl Doorbell {
-    /// Wakes who waits, now or the next time. Costs no call of the system if nobody sleeps.
+    /// Wakes the waiting thread, now or at its next wait. Makes no system call if the thread does not sleep.
     pub fn ring(&self) {
-        // SYNC POINT bell: releases what the ringer has done before.
+        // SYNC POINT bell: releases what the ringing thread did before.
         self.rung.fetch_add(1, Release);
-        // Pairs with the fence in `park`. Of two fences one is first. If it is that one, the flag is seen here. If
-        // it is this one, the other side sees the count and does not sleep.
+        // Pairs with the fence in `park`. One of two fences comes first. If that one does, this thread sees
+        // the flag. If this one does, the waiting thread sees the count and does not sleep.
         fence(SeqCst);
         if self.parked.load(Relaxed) != 0 {
             futex::wake(&self.rung, 1);
         }
     }
 
-    /// Whether it rang since somebody came back from waiting; if so, that is now.
+    /// Whether the bell rang since the last call that returned true; marks the rings as heard.
     fn hear(&self) -> bool {
-        // SYNC POINT bell: acquires what ringers have done before.
+        // SYNC POINT bell: acquires what ringing threads did before.
         let rung = self.rung.load(Acquire);
         let news = rung != self.heard.load(Relaxed);
         if news {
@@ -60,21 +60,22 @@ impl task::Wake for Doorbell {
     }
 }
 
-/// Why [`wait_any`] came back.
+/// Reason for the return of [`wait_any`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WakeCause {
-    /// The bell rang since it last came back.
+    /// The bell rang since the last return.
     Rung,
-    /// A channel has calls.
+    /// A channel has calls to take.
     Called,
-    /// It is `until`.
+    /// The time `until` has come.
     Late,
 }
 
-/// Waits until the bell rings, one of the channels has calls, or it is `until`: spins for `spin` at most, then sleeps.
+/// Waits until the bell rings, a channel has calls, or `until` comes: spins for at most `spin`, then sleeps.
 ///
-/// One thread at a time waits on a bell. A channel whose calls are not taken ends every wait at once: leave it out.
-/// Above 127 channels, and before Linux 5.16, calls are looked for every millisecond instead.
+/// One thread at a time may wait on a bell. A channel whose calls are not taken ends every wait at once, so
+/// the caller leaves it out. With more than 127 channels, or before Linux 5.16, the function polls for calls
+/// every millisecond instead.
 #[allow(clippy::needless_pass_by_value, reason = "iterators are handed over, not lent")]
 pub fn wait_any<'a>(
     bell: &Doorbell,
@@ -110,7 +111,7 @@ pub fn wait_any<'a>(
     }
 }
 
-/// Sleeps until something changes, or for no reason, or until the limit.
+/// Sleeps until something changes, until the limit, or spuriously shorter.
 fn park<'a: 'b, 'b>(
     bell: &'b Doorbell,
     channels: impl Iterator<Item = &'a ExecutorChannel> + Clone,
@@ -118,8 +119,9 @@ fn park<'a: 'b, 'b>(
 ) {
     bell.parked.store(1, Relaxed);
     channels.clone().for_each(|channel| channel.set_parked(1));
-    // Pairs with the fences in `Doorbell::ring` and `ClientChannel::submit`: whoever comes after this one sees the flag, and
-    // what was done before is seen by the kernel, which compares each word before it lets anybody sleep.
+    // Pairs with the fences in `Doorbell::ring` and `ClientChannel::submit`. If a fence there comes after
+    // this one, its thread sees the flag. Otherwise the kernel, which compares each word before the sleep,
+    // sees what was written before it.
     fence(SeqCst);
     let bell_word = (&bell.rung, bell.heard.load(Relaxed));
     let words = std::iter::once(bell_word)

@@ -1,4 +1,4 @@
-//! The executor's end of a channel.
+//! The executor's end of a channel: takes calls and gives replies.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::atomic::{AtomicU32, fence};
 use crate::futex;
 use crate::layer::{CallHeader, Dtype, ReplyHeader};
 
-/// The end that takes calls and gives replies. Nothing here allocates, waits, or panics whatever the client does.
+/// The end that takes calls and gives replies. No client can make its methods allocate, wait, or panic.
 #[derive(Debug)]
 pub struct ExecutorChannel {
     shared: Arc<ChannelMemory>,
@@ -20,7 +20,7 @@ pub struct ExecutorChannel {
     replies: RingWriter,
 }
 
-/// Says what a region is, before anybody else has it.
+/// Writes the identity of a region before another process has it.
 fn write_nameplate(nameplate: &Nameplate, geometry: &Geometry) {
     nameplate.magic.store(MAGIC, Relaxed);
     nameplate.layout_hash.store(LAYOUT_HASH, Relaxed);
@@ -29,12 +29,10 @@ fn write_nameplate(nameplate: &Nameplate, geometry: &Geometry) {
 }
 
 impl ExecutorChannel {
-    /// A channel in memory that a client's process can be given. When this end is dropped the memory is given back, whatever
-    /// descriptor the client keeps.
+    /// Creates a channel in memory that a client can map. Dropping this end frees the memory for both.
     ///
     /// # Errors
-    ///
-    /// [`ChannelError::Geometry`](super::ChannelError), or `Region` if there is no memory.
+    /// Returns [`ChannelError::Geometry`](super::ChannelError), or `Region` if the system gives no memory.
     #[cfg(not(loom))]
     pub fn create(geometry: Geometry) -> Result<Self, super::ChannelError> {
         use crate::region::{PeerAccess, Region, RegionError};
@@ -47,11 +45,10 @@ impl ExecutorChannel {
         Ok(Self::over(Arc::new(shared)))
     }
 
-    /// Both ends of a channel of threads of this process: the same protocol without a descriptor.
+    /// Creates both ends of a channel between threads of this process, without a descriptor.
     ///
     /// # Errors
-    ///
-    /// If no channel can have this geometry.
+    /// Returns an error if no channel can have this geometry.
     pub fn in_process(geometry: Geometry) -> Result<(Self, ClientChannel), GeometryError> {
         geometry.check()?;
         let shared = Arc::new(ChannelMemory::on_heap(geometry));
@@ -63,36 +60,36 @@ impl ExecutorChannel {
         Self { shared, calls: RingReader::default(), replies: RingWriter::default() }
     }
 
-    /// How large the channel is.
+    /// Returns the sizes of the channel.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         self.shared.geometry()
     }
 
-    /// The descriptor of the region, to be handed over; none for a channel of one process.
+    /// Returns the descriptor of the region for the client; `None` for an in-process channel.
     #[cfg(not(loom))]
     #[must_use]
     pub fn fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
         self.shared.region().map(crate::region::Region::fd)
     }
 
-    /// Bytes of the region.
+    /// Returns the size of the region in bytes.
     #[must_use]
     pub fn region_bytes(&self) -> u64 {
         self.geometry().region_bytes()
     }
 
-    /// Whether the client says that there are calls: one load.
+    /// Whether the client's count shows new calls; costs one load.
     #[must_use]
     pub fn has_calls(&self) -> bool {
         self.calls.has_news(&self.shared.head().submitted.calls)
     }
 
-    /// The next call, if there is one. Its places begin in the slab; whether they end there depends on the site.
+    /// Takes the next call, if there is one. Its rows begin within the slab; whether they end there depends
+    /// on the site.
     ///
     /// # Errors
-    ///
-    /// What the client did wrong.
+    /// Returns the client's violation of the protocol.
     pub fn take(&mut self) -> Result<Option<CallHeader>, Violation> {
         let head = self.shared.head();
         let header = self.calls.take(self.shared.calls(), &head.submitted.calls, &head.taken.calls)?;
@@ -107,39 +104,36 @@ impl ExecutorChannel {
         Ok(Some(call))
     }
 
-    /// Copies rows out of the slab, widened to f32. What they hold while the client writes there is anything.
+    /// Copies rows out of the slab, widened to f32; arbitrary values while the client writes there.
     ///
     /// # Errors
-    ///
-    /// If they do not lie in the slab.
+    /// Returns a violation if the rows do not lie within the slab.
     pub fn read_rows(&self, input: u64, dtype: Dtype, out: &mut [f32]) -> Result<(), Violation> {
         let start = rows::place(&self.geometry(), input, dtype, out.len())?;
         rows::read(self.shared.slab(), start, dtype, out);
         Ok(())
     }
 
-    /// Copies rows into the slab, rounded if they travel as bf16. Up to seven bytes behind them become zero.
+    /// Copies rows into the slab, rounded for bf16. Up to seven bytes after them become zero.
     ///
     /// # Errors
-    ///
-    /// If they do not lie in the slab; nothing was written then.
+    /// Returns a violation if the rows do not lie within the slab; nothing was written then.
     pub fn write_rows(&self, output: u64, dtype: Dtype, rows: &[f32]) -> Result<(), Violation> {
         let start = rows::place(&self.geometry(), output, dtype, rows.len())?;
         rows::write(self.shared.slab(), start, dtype, rows);
         Ok(())
     }
 
-    /// Gives a reply, after its rows were written, and wakes the client if it sleeps.
+    /// Gives a reply whose rows are written, and wakes the client if it sleeps.
     ///
     /// # Errors
-    ///
-    /// [`Violation::Full`] if the client does not take its replies.
+    /// Returns [`Violation::Full`] if the client does not collect its replies.
     pub fn reply(&mut self, reply: &ReplyHeader) -> Result<(), Violation> {
         let head = self.shared.head();
         let (replied, collected) = (&head.replied.replies, &head.collected.replies);
         self.replies.publish(self.shared.replies(), replied, collected, &reply.to_bytes())?;
-        // Pairs with the fence in `ClientChannel::park`. Of two fences one is first. If it is that one, the flag is seen
-        // here. If it is this one, the client sees the count and does not sleep.
+        // Pairs with the fence in `ClientChannel::park`. One of two fences comes first. If that one does,
+        // this thread sees the flag. If this one does, the client sees the count and does not sleep.
         fence(SeqCst);
         if head.client_parked.client.load(Relaxed) != 0 {
             futex::wake(replied, 1);
@@ -147,12 +141,12 @@ impl ExecutorChannel {
         Ok(())
     }
 
-    /// Says whether the executor sleeps on this channel, or is about to.
+    /// Sets whether the executor sleeps on this channel, or is about to.
     pub(super) fn set_parked(&self, parked: u32) {
         self.shared.head().executor_parked.executor.store(parked, Relaxed);
     }
 
-    /// The word to sleep on, and what stands there while there are no calls.
+    /// Returns the word to sleep on, and its value while there are no calls.
     pub(super) fn futex_word(&self) -> (&AtomicU32, u32) {
         (&self.shared.head().submitted.calls, self.calls.count())
     }

@@ -1,78 +1,78 @@
-//! What lies where in a channel's region.
+//! Layout of a channel's region.
 //!
-//! Sizes and offsets are asserted where they are declared, and are the text that [`LAYOUT_HASH`] is computed from: who
-//! was built with another layout is refused at the door. `docs/PROTOCOL.md` draws the same; a test compares.
+//! Sizes and offsets are asserted at the declaration and form the text of [`LAYOUT_HASH`], so a process with
+//! another layout is refused. `docs/PROTOCOL.md` draws the same layout; a test compares them.
 
 use crate::atomic::{AtomicU32, AtomicU64};
 use crate::cache_line::{LINE_BYTES, fnv1a, line};
 use crate::layer::HEADER_BYTES;
 
-/// "HOLOCHAN", read as a little-endian number.
+/// Bytes "HOLOCHAN" as a little-endian integer.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"HOLOCHAN");
 
 line! {
-    /// What the region is. The executor writes it once, before the client has the region.
+    /// Identity and sizes of the region. The executor writes it once, before the client reads the region.
     Nameplate {
-        /// [`MAGIC`].
+        /// Always [`MAGIC`], which identifies the region.
         0 magic: AtomicU64,
-        /// [`LAYOUT_HASH`] of who made the region.
+        /// [`LAYOUT_HASH`] of the executor that made the region.
         8 layout_hash: AtomicU64,
-        /// Bytes of the slab.
+        /// Size of the slab in bytes.
         16 slab_bytes: AtomicU64,
-        /// Places of each ring.
+        /// Number of headers in each ring.
         24 depth: AtomicU32,
     }
 }
 
 line! {
-    /// How many calls were submitted. The client writes. The futex word of the executor.
+    /// Count of submitted calls. The client writes, the executor reads; the futex word of the executor.
     Submitted {
-        /// From 0, and round again.
+        /// Number of submitted calls, from 0, modulo 2^32.
         0 calls: AtomicU32,
     }
 }
 
 line! {
-    /// How many of them were taken. The executor writes.
+    /// Count of taken calls. The executor writes, the client reads.
     Taken {
-        /// From 0, and round again.
+        /// Number of taken calls, from 0, modulo 2^32.
         0 calls: AtomicU32,
     }
 }
 
 line! {
-    /// How many replies were given. The executor writes. The futex word of the client.
+    /// Count of given replies. The executor writes, the client reads; the futex word of the client.
     Replied {
-        /// From 0, and round again.
+        /// Number of given replies, from 0, modulo 2^32.
         0 replies: AtomicU32,
     }
 }
 
 line! {
-    /// How many of them were collected. The client writes.
+    /// Count of collected replies. The client writes, the executor reads.
     Collected {
-        /// From 0, and round again.
+        /// Number of collected replies, from 0, modulo 2^32.
         0 replies: AtomicU32,
     }
 }
 
 line! {
-    /// Whether the executor sleeps. It alone writes.
+    /// Sleep flag of the executor, which alone writes it; the client reads.
     ExecutorParked {
-        /// 1 while it sleeps on `Submitted`, or is about to.
+        /// 1 while the executor sleeps on `Submitted`, or is about to.
         0 executor: AtomicU32,
     }
 }
 
 line! {
-    /// Whether the client sleeps. It alone writes.
+    /// Sleep flag of the client, which alone writes it; the executor reads.
     ClientParked {
-        /// 1 while it sleeps on `Replied`, or is about to.
+        /// 1 while the client sleeps on `Replied`, or is about to.
         0 client: AtomicU32,
     }
 }
 
-/// What the region begins with; the ring of calls, the ring of replies, and the slab follow.
+/// First lines of the region; the ring of calls, the ring of replies, and the slab follow.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub(super) struct ChannelHead {
@@ -85,12 +85,12 @@ pub(super) struct ChannelHead {
     pub(super) client_parked: ClientParked,
 }
 
-/// A place in a ring: a header, as eight little-endian words.
+/// Ring entry: a header, as eight little-endian words.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub(super) struct RingSlot(pub(super) [AtomicU64; HEADER_BYTES / 8]);
 
-/// Where the rings begin, in bytes.
+/// Offset of the rings, in bytes.
 pub(super) const RINGS_OFFSET: usize = 7 * LINE_BYTES;
 
 #[cfg(not(loom))]
@@ -102,12 +102,12 @@ const _: () = {
     assert!(offset_of!(ChannelHead, executor_parked) == 320 && offset_of!(ChannelHead, client_parked) == 384);
 };
 
-/// Where the slab begins, in bytes.
+/// Returns the offset of the slab, in bytes.
 pub(super) const fn slab_offset(depth: u32) -> usize {
     RINGS_OFFSET + 2 * depth as usize * LINE_BYTES
 }
 
-/// Changes with the layout of the region; both sides must have the same.
+/// Hash of the region's layout; both sides must have the same.
 pub const LAYOUT_HASH: u64 = fnv1a(&[
     "channel 1: head, calls, replies, slab; places of 64 bytes; counts u32\n",
     Nameplate::TEXT,

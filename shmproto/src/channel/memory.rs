@@ -1,4 +1,4 @@
-//! A channel's memory as atomics: head, rings, slab.
+//! Memory of a channel as atomics: head, rings, slab.
 
 #[cfg(not(loom))]
 pub(super) use self::mapped::ChannelMemory;
@@ -8,7 +8,6 @@ pub(super) use self::modelled::ChannelMemory;
 use super::layout::{ChannelHead, RingSlot};
 use crate::atomic::AtomicU64;
 
-/// Atomics over a region, or over the heap.
 #[cfg(not(loom))]
 mod mapped {
     use super::{AtomicU64, ChannelHead, RingSlot};
@@ -18,7 +17,7 @@ mod mapped {
     use crate::memory::AtomicMemory;
     use crate::region::Region;
 
-    /// The region of a channel. Its geometry is this end's own copy.
+    /// Region of a channel, with this end's own copy of the geometry.
     #[derive(Debug)]
     pub(in crate::channel) struct ChannelMemory {
         memory: AtomicMemory,
@@ -27,13 +26,12 @@ mod mapped {
     }
 
     impl ChannelMemory {
-        /// Zeros on the heap.
         pub(in crate::channel) fn on_heap(geometry: Geometry) -> Self {
             let bytes = usize::try_from(geometry.region_bytes()).unwrap_or(usize::MAX);
             Self::over(AtomicMemory::on_heap(bytes), geometry)
         }
 
-        /// A region, if it is as large as the geometry says.
+        /// Uses a region if its size is that of the geometry.
         pub(in crate::channel) fn mapped(region: Region, geometry: Geometry) -> Option<Self> {
             (region.bytes() as u64 == geometry.region_bytes())
                 .then(|| Self::over(AtomicMemory::mapped(region), geometry))
@@ -49,18 +47,18 @@ mod mapped {
         }
 
         pub(in crate::channel) fn head(&self) -> &ChannelHead {
-            // SAFETY: a Head is atomics and padding.
+            // SAFETY: a ChannelHead consists of atomics and padding.
             unsafe { &self.memory.at(0, 1)[0] }
         }
 
         pub(in crate::channel) fn calls(&self) -> &[RingSlot] {
-            // SAFETY: a Place is atomics.
+            // SAFETY: a RingSlot consists of atomics.
             unsafe { self.memory.at(RINGS_OFFSET, self.geometry.depth as usize) }
         }
 
         pub(in crate::channel) fn replies(&self) -> &[RingSlot] {
             let depth = self.geometry.depth as usize;
-            // SAFETY: a Place is atomics.
+            // SAFETY: a RingSlot consists of atomics.
             unsafe { self.memory.at(RINGS_OFFSET + depth * LINE_BYTES, depth) }
         }
 
@@ -75,13 +73,12 @@ mod mapped {
     }
 }
 
-/// Loom's atomics are objects with a place in the model: nothing to cast from bytes.
+/// Variant for loom, whose atomics are objects of its model and cannot be cast from bytes.
 #[cfg(loom)]
 mod modelled {
     use super::{AtomicU64, ChannelHead, RingSlot};
     use crate::channel::Geometry;
 
-    /// See the other one.
     #[derive(Debug)]
     pub(in crate::channel) struct ChannelMemory {
         head: ChannelHead,

@@ -1,4 +1,4 @@
-//! A ring with one writer and one reader. Each end keeps its own count and believes the other's only within bounds.
+//! Ring with one writer and one reader. Each end keeps its own count and checks the bounds of the other's.
 
 use super::Violation;
 use super::layout::RingSlot;
@@ -6,21 +6,18 @@ use crate::atomic::AtomicU32;
 use crate::atomic::Ordering::{Acquire, Relaxed, Release};
 use crate::layer::HEADER_BYTES;
 
-/// The writing end.
 #[derive(Debug, Default)]
 pub(super) struct RingWriter {
-    /// Headers written so far. What stands in shared memory is a copy.
+    /// Number of headers written so far; shared memory holds a copy.
     written: u32,
 }
 
-/// The reading end.
 #[derive(Debug, Default)]
 pub(super) struct RingReader {
-    /// Headers read so far.
     read: u32,
 }
 
-/// How far `ahead` is before `ours`, in a ring of `depth` places.
+/// Returns how far `ahead` is before `ours`; an error if that is more than the ring's `depth`.
 fn distance(ahead: u32, ours: u32, depth: u32, count: u32) -> Result<u32, Violation> {
     match ahead.wrapping_sub(ours) {
         distance if distance <= depth => Ok(distance),
@@ -29,11 +26,10 @@ fn distance(ahead: u32, ours: u32, depth: u32, count: u32) -> Result<u32, Violat
 }
 
 impl RingWriter {
-    /// Writes a header into the next place, if there is one.
+    /// Writes a header into the next ring entry.
     ///
     /// # Errors
-    ///
-    /// [`Violation::Full`], or [`Violation::Jump`] if the reader counts what was never written.
+    /// Returns [`Violation::Full`], or [`Violation::Jump`] if the reader counts unwritten headers.
     pub(super) fn publish(
         &mut self,
         places: &[RingSlot],
@@ -42,7 +38,7 @@ impl RingWriter {
         header: &[u8; HEADER_BYTES],
     ) -> Result<(), Violation> {
         let depth = u32::try_from(places.len()).unwrap_or(u32::MAX);
-        // SYNC POINT place: acquires the places whose content the reader has copied.
+        // SYNC POINT place: acquires the entries whose content the reader has copied.
         let count = read.load(Acquire);
         if distance(self.written, count, depth, count)? == depth {
             return Err(Violation::Full);
@@ -56,21 +52,20 @@ impl RingWriter {
 }
 
 impl RingReader {
-    /// How many headers were read: what a sleeper expects of the other count.
+    /// Returns the number of headers read: the value on which a sleeper waits.
     pub(super) fn count(&self) -> u32 {
         self.read
     }
 
-    /// Whether the other count says that there is something.
+    /// Whether the writer's count shows new headers.
     pub(super) fn has_news(&self, written: &AtomicU32) -> bool {
         written.load(Relaxed) != self.read
     }
 
-    /// Copies the next header out, if there is one.
+    /// Copies the next header, if there is one.
     ///
     /// # Errors
-    ///
-    /// [`Violation::Jump`] if the writer counts more than there is room for.
+    /// Returns [`Violation::Jump`] if the writer counts more headers than fit the ring.
     pub(super) fn take(
         &mut self,
         places: &[RingSlot],
@@ -85,7 +80,7 @@ impl RingReader {
         }
         let header = places[self.read as usize & (places.len() - 1)].copy();
         self.read = self.read.wrapping_add(1);
-        // SYNC POINT place: releases the place, after the copy, to the writer.
+        // SYNC POINT place: releases the entry, after the copy, to the writer.
         read.store(self.read, Release);
         Ok(Some(header))
     }

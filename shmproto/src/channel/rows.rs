@@ -1,16 +1,15 @@
-//! Numbers in and out of the slab, in either format.
-//!
-//! A bf16 is the upper half of an f32; two of them travel as one number of 32 bits, through a buffer on the stack.
+//! Copies f32 values to and from the slab, as f32 or bf16. A bf16 is the upper half of an f32; two of them
+//! are packed into one 32-bit word, through a buffer on the stack.
 
 use super::{Geometry, PLACE_ALIGN, SlabRangeError};
 use crate::atomic::AtomicU64;
 use crate::layer::Dtype;
 use crate::memory::copy;
 
-/// Words of 32 bits that are converted at a time.
+/// Number of 32-bit words that are converted at a time.
 const CHUNK: usize = 256;
 
-/// The number of 32 bits at which rows begin, if they lie in the slab.
+/// Returns the index of the 32-bit word at which rows begin, if they lie within the slab.
 pub(super) fn place(
     geometry: &Geometry,
     offset: u64,
@@ -26,7 +25,7 @@ pub(super) fn place(
     }
 }
 
-/// Copies numbers out, from number `start` of 32 bits on; panics if there are not so many.
+/// Copies values out, from 32-bit word `start` on; panics if the slab ends before `rows` is full.
 pub(super) fn read(slab: &[AtomicU64], start: usize, dtype: Dtype, rows: &mut [f32]) {
     match dtype {
         Dtype::F32 => copy::read(slab, start, rows),
@@ -41,7 +40,7 @@ pub(super) fn read(slab: &[AtomicU64], start: usize, dtype: Dtype, rows: &mut [f
     }
 }
 
-/// Copies numbers in; panics if they do not fit. A last word of 64 bits that they do not fill is filled with zeros.
+/// Copies values in; panics if they do not fit. An incomplete last word of 64 bits is filled with zeros.
 pub(super) fn write(slab: &[AtomicU64], start: usize, dtype: Dtype, rows: &[f32]) {
     match dtype {
         Dtype::F32 => copy::write(slab, start, rows),
@@ -74,12 +73,12 @@ fn narrow(rows: &[f32], words: &mut [f32]) {
     }
 }
 
-/// The upper half, rounded to the nearest, of two equally near to the even one. What is no number stays none.
+/// Rounds to the nearest bf16, ties to even. NaN stays NaN.
 fn bf16_bits(value: f32) -> u16 {
     let bits = value.to_bits();
     let upper = |bits: u32| u16::try_from(bits >> 16).unwrap_or(u16::MAX);
     if value.is_nan() {
-        // The bits that say so may all be in the lower half.
+        // The bits that make the value NaN may all be in the lower half.
         return upper(bits) | 0x0040;
     }
     upper(bits + 0x7fff + (bits >> 16 & 1))

@@ -1,4 +1,4 @@
-//! One message, one datagram, and exactly the descriptors it calls for.
+//! Connection in which one datagram is one message with exactly the descriptors that it requires.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -18,37 +18,37 @@ use rustix::{
 use super::{FdMessage, MAX_DESCRIPTORS, MAX_MESSAGE_BYTES, MAX_TEXT_BYTES};
 use crate::codec::DecodeError;
 
-/// Why a message was not sent.
+/// Error of a message that was not sent.
 #[derive(Debug, thiserror::Error)]
 pub enum SendError {
-    /// The other side has not taken what was sent before. Nothing of this message was sent.
+    /// The peer has not received earlier messages. No part of this message was sent.
     #[error("the peer does not take its messages: try again later, or give it up")]
     Full,
-    /// The other side is gone.
+    /// The peer closed the connection.
     #[error("the peer closed the connection: forget it")]
     Closed,
-    /// The caller gave another number of descriptors than the message calls for.
+    /// The caller gave another number of descriptors than the message requires.
     #[error(
         "the message calls for {wanted} descriptors, and {given} were given: this is a fault of this program"
     )]
     Descriptors {
-        /// What it calls for.
+        /// Number of descriptors that the message requires.
         wanted: usize,
-        /// What was given.
+        /// Number of descriptors that were given.
         given: usize,
     },
-    /// The message is too long.
+    /// The message exceeds the size limit; holds its size in bytes.
     #[error("the message has {0} bytes, and at most {MAX_MESSAGE_BYTES} are sent: shorten its text")]
     TooLong(usize),
-    /// The operating system said no.
+    /// The operating system refused to send.
     #[error("the message cannot be sent ({0}): close the connection")]
     System(#[source] io::Error),
 }
 
-/// Why what came is not used. After all of these but `System` the connection is to be closed.
+/// Error of a received message. After every error but `System` the caller must close the connection.
 #[derive(Debug, thiserror::Error)]
 pub enum ReceiveError {
-    /// The other side closed the connection, or died.
+    /// The peer closed the connection, or its process ended.
     #[error("the peer closed the connection: forget it")]
     Closed,
     /// The datagram was longer than any message.
@@ -59,28 +59,26 @@ pub enum ReceiveError {
         "not all descriptors of a message arrived: close the connection, or raise the limit of open files"
     )]
     Control,
-    /// The bytes are no message.
+    /// The bytes do not encode a message.
     #[error("the peer sent what is no message ({0}): close the connection")]
     Decode(#[from] DecodeError),
-    /// Another number of descriptors came than the message calls for.
+    /// The number of received descriptors is not the one that the message requires.
     #[error("a message that calls for {wanted} descriptors came with {got}: close the connection")]
     Descriptors {
-        /// What it calls for.
+        /// Number of descriptors that the message requires.
         wanted: usize,
-        /// What came.
+        /// Number of descriptors that came.
         got: usize,
     },
-    /// A text is too long.
+    /// A text of the message is too long; holds its size in bytes.
     #[error("the peer sent a text of {0} bytes, above {MAX_TEXT_BYTES}: close the connection")]
     Text(usize),
-    /// The operating system said no.
+    /// The operating system refused to receive.
     #[error("nothing can be received ({0}): close the connection")]
     System(#[source] io::Error),
 }
 
-/// A connection over which `S` is sent and `R` received. Closed when dropped.
-///
-/// One thread may receive while another sends.
+/// Connection that sends `S` and receives `R`, closed when dropped. Two threads may send and receive at once.
 #[derive(Debug)]
 pub struct Connection<S, R> {
     socket: OwnedFd,
@@ -88,16 +86,16 @@ pub struct Connection<S, R> {
 }
 
 impl<S: FdMessage, R: FdMessage> Connection<S, R> {
-    /// Over a `SOCK_SEQPACKET` socket. Whether it blocks is the socket's own flag.
+    /// Uses a `SOCK_SEQPACKET` socket. The socket's own flag decides whether calls block.
     #[must_use]
     pub fn over(socket: OwnedFd) -> Self {
         Self { socket, messages: PhantomData }
     }
 
-    /// Sends `message` and copies of `descriptors`: all or nothing.
+    /// Sends `message` and copies of `descriptors`, all or nothing.
     ///
     /// # Errors
-    /// On a socket that does not block, [`SendError::Full`] if the other side does not take its messages.
+    /// On a non-blocking socket, returns [`SendError::Full`] if the peer does not receive its messages.
     pub fn send(&self, message: &S, descriptors: &[BorrowedFd<'_>]) -> Result<(), SendError> {
         let wanted = message.descriptors();
         if wanted != descriptors.len() {
@@ -109,18 +107,18 @@ impl<S: FdMessage, R: FdMessage> Connection<S, R> {
         }
         match send(self.socket.as_fd(), &bytes, descriptors) {
             Ok(()) => Ok(()),
-            // Too many descriptors of this user are in sockets that nobody reads: the same thing, seen elsewhere.
+            // TOOMANYREFS: this user has too many descriptors in sockets whose peers do not receive.
             Err(Errno::AGAIN | Errno::NOBUFS | Errno::TOOMANYREFS) => Err(SendError::Full),
             Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => Err(SendError::Closed),
             Err(errno) => Err(SendError::System(errno.into())),
         }
     }
 
-    /// The next message and its descriptors, which no child inherits; `None` if the socket does not block and there is
-    /// none. Whatever came with something that is no message is closed.
+    /// Receives the next message and its descriptors, which child processes do not inherit. `None` if the
+    /// socket is non-blocking and no message waits. Descriptors of an invalid message are closed.
     ///
     /// # Errors
-    /// If the other side is gone, or breaks the protocol.
+    /// Returns a [`ReceiveError`] if the peer is gone or violates the protocol.
     pub fn receive(&self) -> Result<Option<(R, Vec<OwnedFd>)>, ReceiveError> {
         let mut buffer = vec![0; MAX_MESSAGE_BYTES];
         let (bytes, descriptors) = match receive(self.socket.as_fd(), &mut buffer) {
@@ -144,7 +142,7 @@ impl<S: FdMessage, R: FdMessage> Connection<S, R> {
 
     /// Ends the connection for both sides: a thread that waits in [`Connection::receive`] returns.
     pub fn shut_down(&self) {
-        // It fails if the other side is gone, and then there is nothing to end.
+        // The call fails only if the peer is gone, and then the connection has ended already.
         let _ = net::shutdown(&self.socket, net::Shutdown::Both);
     }
 }
@@ -162,7 +160,7 @@ fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) ->
         if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
             return Err(Errno::INVAL);
         }
-        // A datagram goes whole or not at all.
+        // A datagram is sent completely or not at all.
         net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL).map(drop)
     })
 }
@@ -170,13 +168,13 @@ fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) ->
 type Datagram<'a> = Result<(&'a [u8], Vec<OwnedFd>), ReceiveError>;
 
 fn receive<'a>(socket: BorrowedFd<'_>, buffer: &'a mut [u8]) -> rustix::io::Result<Datagram<'a>> {
-    // Room for one more than any message has, so that one too many is seen as that.
+    // The buffer has capacity for one descriptor more than any message has, so that one too many is detected.
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS + 1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = rustix::io::retry_on_intr(|| {
         net::recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC)
     })?;
-    // Taken before anything is judged: what is not returned is closed.
+    // Descriptors are collected before any check, so that dropping them closes them.
     let mut descriptors = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {

@@ -1,4 +1,4 @@
-//! How the executor and its workers or clients find each other: a socket in a directory that nobody else may enter.
+//! Listens, accepts and connects: a socket in a directory that only this user may enter.
 
 use std::{
     fs, io,
@@ -17,113 +17,113 @@ use rustix::{
 
 use super::{Connection, FdMessage, FromWorker, ToWorker, WorkerEnd};
 
-/// Connections that may wait to be accepted.
+/// Number of connections that may wait to be accepted.
 const BACKLOG: i32 = 64;
 
-/// Why the executor cannot listen.
+/// Error of an executor that cannot listen.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// The kernel takes no path of this length.
+    /// The path is too long for the kernel or has no file name.
     #[error("{0} cannot be the path of a socket: give one of at most 107 bytes, in a directory")]
     Path(PathBuf),
-    /// Others may enter the directory, or it is another user's.
+    /// Other users may enter the directory, or another user owns it.
     #[error("others may enter {0}, where the executor's socket is to be: own it, and run `chmod 700 {0}`")]
     DirectoryOpen(PathBuf),
-    /// Somebody listens there.
+    /// Another process listens on the path.
     #[error("another process is listening on {0}: stop it, or give this socket another path")]
     InUse(PathBuf),
-    /// Something that is no socket is in the way.
+    /// The path exists and is not a socket.
     #[error("{0} exists and is no socket: remove it, or give this socket another path")]
     NotASocket(PathBuf),
-    /// The operating system said no.
+    /// The operating system refused an operation.
     #[error("cannot {action} {path} ({source}): check that this user may write there")]
     System {
-        /// What was attempted.
+        /// Operation that was attempted.
         action: &'static str,
-        /// On what.
+        /// Path of the file or directory.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
 
-/// Why a caller was not taken. The listener goes on.
+/// Error of an incoming connection that was not accepted. The listener continues.
 #[derive(Debug, thiserror::Error)]
 pub enum AcceptError {
-    /// Another user's process called; its connection is closed.
+    /// A process of another user connected; its connection is closed.
     #[error(
         "process {pid} of user {uid} wanted to be a worker and was turned away: run workers as the executor's user"
     )]
     Stranger {
-        /// The process.
+        /// Id of the process.
         pid: u32,
-        /// Its user.
+        /// Id of its user.
         uid: u32,
     },
-    /// The operating system said no.
+    /// The operating system refused the connection.
     #[error("a worker's call cannot be taken ({0}): raise the limit of open files")]
     System(#[source] io::Error),
 }
 
-/// Why a worker or client has no connection.
+/// Error of a worker or client that could not connect.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// The kernel takes no path of this length.
+    /// The path is too long for the kernel.
     #[error("{0} cannot be the path of a socket: give --executor one of at most 107 bytes")]
     Path(PathBuf),
-    /// Nobody listens there yet, or any more: worth trying again.
+    /// No process listens on the path; a retry may succeed.
     #[error("no executor listens on {0}: start it, or name its socket with --executor")]
     Absent(PathBuf),
-    /// It listens, and does not take more callers now: worth trying again.
+    /// The executor's backlog is full; a retry may succeed.
     #[error("the executor on {0} does not take calls: try again")]
     Busy(PathBuf),
-    /// Another user's process listens there.
+    /// A process of another user listens on the path.
     #[error(
         "user {uid} listens on {path}, not this process's user: name the socket of an executor of your own"
     )]
     Stranger {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// Who listens.
+        /// Id of the listening user.
         uid: u32,
     },
-    /// The operating system said no.
+    /// The operating system refused an operation.
     #[error("cannot connect to {path} ({source}): check --executor")]
     System {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
 
-/// The executor's socket, which does not block; its file is removed when this is dropped. It sends `S` and receives `R`.
+/// The executor's non-blocking socket, which sends `S` and receives `R`. Dropping it removes its file.
 #[derive(Debug)]
 pub struct Listening<S, R> {
     socket: OwnedFd,
     path: PathBuf,
-    /// Device and inode of the file, so that nobody else's is removed.
+    /// Device and inode of the file, so that `drop` does not remove the file of another process.
     file: (u64, u64),
     messages: PhantomData<fn(S) -> R>,
 }
 
-/// The socket that workers find their executor by.
+/// Socket on which the executor accepts workers.
 pub type BoardListener = Listening<ToWorker, FromWorker>;
 
-/// A worker that called.
+/// Connection of a worker with its process id.
 pub type Accepted = ConnectedPeer<ToWorker, FromWorker>;
 
-/// A worker or client that called.
+/// Connection of a worker or client with its process id.
 #[derive(Debug)]
 pub struct ConnectedPeer<S, R> {
-    /// The connection, which does not block.
+    /// Connection to the peer; non-blocking.
     pub connection: Connection<S, R>,
-    /// The caller's process, as the kernel says.
+    /// Id of the peer's process, from the kernel.
     pub pid: u32,
 }
 
 impl<S: FdMessage, R: FdMessage> Listening<S, R> {
-    /// Listens on `path`, whose directory must be this user's alone. The socket of a dead process is replaced.
+    /// Listens on `path` in a directory private to this user. A socket of a dead process is replaced.
     pub fn bind(path: &Path) -> Result<Self, ListenError> {
         let system = |action| move |source| ListenError::System { action, path: path.to_owned(), source };
         let address = SocketAddrUnix::new(path).map_err(|_| ListenError::Path(path.to_owned()))?;
@@ -138,12 +138,12 @@ impl<S: FdMessage, R: FdMessage> Listening<S, R> {
         Ok(listener)
     }
 
-    /// The next that called; `None` if there is none.
+    /// Accepts the next connection; `None` if none waits.
     pub fn accept(&self) -> Result<Option<ConnectedPeer<S, R>>, AcceptError> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = match rustix::io::retry_on_intr(|| net::accept_with(&self.socket, flags)) {
             Ok(socket) => socket,
-            // A caller that gave up again is no caller.
+            // A peer that gave up again counts as no connection.
             Err(Errno::AGAIN | Errno::CONNABORTED) => return Ok(None),
             Err(errno) => return Err(AcceptError::System(errno.into())),
         };
@@ -165,7 +165,7 @@ impl<S, R> Drop for Listening<S, R> {
     fn drop(&mut self) {
         let same = |metadata: fs::Metadata| (metadata.dev(), metadata.ino()) == self.file;
         if fs::symlink_metadata(&self.path).is_ok_and(same) {
-            // It may go in this very moment; nothing depends on it.
+            // Another process may remove the file at this moment, which does no harm.
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -180,7 +180,7 @@ impl<S: FdMessage, R: FdMessage> Connection<S, R> {
     /// Connects to the executor that listens on `path`, to send `S` and receive `R`. The connection blocks.
     ///
     /// # Errors
-    /// If nobody listens there, or somebody else.
+    /// Returns a [`ConnectError`] if no process, or one of another user, listens there.
     pub fn to(path: &Path) -> Result<Self, ConnectError> {
         Ok(Self::over(call(path, SocketFlags::empty())?))
     }
@@ -208,7 +208,7 @@ fn socket(more: SocketFlags) -> io::Result<OwnedFd> {
     Ok(net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-/// Process and user of the other side, as they were when it connected or began to listen.
+/// Returns process and user of the peer, as of the time it connected or began to listen.
 fn peer(socket: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
     let credentials = sockopt::socket_peercred(socket)?;
     Ok((credentials.pid.as_raw_nonzero().get().unsigned_abs(), credentials.uid.as_raw()))
@@ -243,7 +243,7 @@ fn remove_stale(path: &Path) -> Result<(), ListenError> {
         }
         Ok(_) => {}
     }
-    // Whoever does not take the call at once is alive all the same; so is a socket of another type.
+    // A process with a full backlog still lives, and so does the owner of a socket of another type.
     match call(path, SocketFlags::NONBLOCK) {
         Err(ConnectError::Absent(_)) => fs::remove_file(path).map_err(system("remove the stale")),
         _ => Err(ListenError::InUse(path.to_owned())),

@@ -1,74 +1,74 @@
-//! The header and the table of an image: how they are written, and every check before they are believed.
+//! Header and table of an image: encoding, and all checks at decoding.
 
 use std::ops::Range;
 
 use super::{EntryFault, ImageError};
 use crate::codec::{DecodeError, Reader, Wire};
 
-/// The first bytes of every image.
+/// First eight bytes of every image.
 pub const MAGIC: [u8; 8] = *b"HOLOLORA";
 
-/// Changes with the layout of an image.
+/// Version of the image layout; it changes with the layout.
 pub const VERSION: u32 = 1;
 
-/// Bytes before the table.
+/// Size of the header in bytes; the table follows.
 pub const HEADER_BYTES: usize = 64;
 
-/// Bytes of an entry.
+/// Size of a table entry in bytes.
 pub const ENTRY_BYTES: usize = 40;
 
-/// Data and every factor begin at a multiple of this: a cache line.
+/// Alignment of the data and of every factor in bytes: a cache line.
 pub const ALIGNMENT_BYTES: usize = 64;
 
-/// Most modules of an image: eight targets in each of 1,024 layers.
+/// Maximum number of modules in an image: eight targets in each of 1,024 layers.
 pub const MAX_MODULES: u32 = 8 * 1024;
 
-/// Largest rank.
+/// Largest rank that an entry may have.
 pub const MAX_RANK: u32 = 1024;
 
-/// Most columns, and most rows.
+/// Maximum number of columns, and of rows.
 pub const MAX_SIDE: u32 = 1 << 24;
 
-/// What both sides must agree on, for the hash of the hello.
+/// Constants on which both sides must agree; the hash of the hello covers them.
 pub const LAYOUT: [u32; 6] =
     [VERSION, HEADER_BYTES as u32, ENTRY_BYTES as u32, ALIGNMENT_BYTES as u32, MAX_MODULES, MAX_RANK];
 
-/// The target of the head, which is there once, under layer 0.
+/// Target number of the head, which exists once, under layer 0.
 const HEAD: u32 = 7;
 
-/// One matrix pair of an adapter: `out += scale * B (A x)`.
+/// Matrix pair of an adapter: `out += scale * B (A x)`.
 ///
-/// `A` is `[rank, columns]`, `B` transposed `[rank, rows]`, both without gaps, little-endian.
+/// `A` is `[rank, columns]`, `B` transposed `[rank, rows]`, both contiguous and little-endian.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct ImageEntry {
-    /// `layer * 8 + target`; targets are q 0, k 1, v 2, o 3, gate 4, up 5, down 6, head 7 (layer 0).
+    /// Module number, `layer * 8 + target`: q 0, k 1, v 2, o 3, gate 4, up 5, down 6, head 7 (layer 0).
     pub module: u32,
-    /// Rank, 1 to [`MAX_RANK`].
+    /// Rank of the pair, 1 to [`MAX_RANK`].
     pub rank: u32,
-    /// Inputs of the layer, 1 to [`MAX_SIDE`].
+    /// Number of inputs of the layer, 1 to [`MAX_SIDE`].
     pub columns: u32,
-    /// Outputs of the layer, 1 to [`MAX_SIDE`].
+    /// Number of outputs of the layer, 1 to [`MAX_SIDE`].
     pub rows: u32,
-    /// Multiplies the product; finite.
+    /// Factor of the product; finite.
     pub scale: f32,
-    /// Numbers of `A`: 0 f32, 1 f16, 2 bf16.
+    /// Element type of `A`: 0 f32, 1 f16, 2 bf16.
     pub a_kind: u8,
-    /// Numbers of `B`, likewise.
+    /// Element type of `B`, with the same codes.
     pub b_kind: u8,
-    /// Where `A` begins, in bytes; a multiple of [`ALIGNMENT_BYTES`].
+    /// Offset of `A`, in bytes; a multiple of [`ALIGNMENT_BYTES`].
     pub a_offset: u64,
-    /// Where `B` begins, in bytes; a multiple of [`ALIGNMENT_BYTES`].
+    /// Offset of `B`, in bytes; a multiple of [`ALIGNMENT_BYTES`].
     pub b_offset: u64,
 }
 
 impl ImageEntry {
-    /// Bytes of `A`; `None` if its kind is unknown.
+    /// Returns the size of `A` in bytes; `None` if its element type is unknown.
     #[must_use]
     pub fn a_bytes(&self) -> Option<u64> {
         factor_bytes(self.a_kind, self.rank, self.columns)
     }
 
-    /// Bytes of `B`; `None` if its kind is unknown.
+    /// Returns the size of `B` in bytes; `None` if its element type is unknown.
     #[must_use]
     pub fn b_bytes(&self) -> Option<u64> {
         factor_bytes(self.b_kind, self.rank, self.rows)
@@ -84,7 +84,7 @@ impl ImageEntry {
         self.b_offset.put(out);
     }
 
-    /// Reads an entry, which is believed in nothing yet, and its reserved bytes.
+    /// Reads an entry without checks, and its reserved bytes.
     fn get(from: &mut Reader<'_>) -> Result<(Self, [u8; 2]), DecodeError> {
         let (module, rank) = (u32::get(from)?, u32::get(from)?);
         let (columns, rows) = (u32::get(from)?, u32::get(from)?);
@@ -94,7 +94,7 @@ impl ImageEntry {
         Ok((Self { module, rank, columns, rows, scale, a_kind, b_kind, a_offset, b_offset }, reserved))
     }
 
-    /// Everything an entry must be, for data in the bytes `data`.
+    /// Checks every field of an entry whose factors must lie in the byte range `data`.
     fn check(&self, before: Option<u32>, data: &Range<u64>) -> Result<(), EntryFault> {
         let lone_head = self.module % 8 != HEAD || self.module == HEAD;
         if self.module >= MAX_MODULES || !lone_head {
@@ -140,12 +140,12 @@ fn inside(offset: u64, bytes: u64, data: &Range<u64>) -> Result<(), EntryFault> 
     }
 }
 
-/// Where the data of an image of so many modules begin.
+/// Returns the offset of the data in an image with this number of modules.
 fn data_offset(modules: usize) -> Option<usize> {
     modules.checked_mul(ENTRY_BYTES)?.checked_add(HEADER_BYTES)?.checked_next_multiple_of(ALIGNMENT_BYTES)
 }
 
-/// Header, table and the gap behind them, for `entries` whose offsets count from the start of `data_bytes` of data.
+/// Encodes header, table and padding for `entries` whose offsets count from the data's start.
 pub(super) fn head(entries: &[ImageEntry], data_bytes: usize) -> Result<Vec<u8>, ImageError> {
     let modules = u32::try_from(entries.len()).ok().filter(|modules| (1..=MAX_MODULES).contains(modules));
     let modules = modules.ok_or(ImageError::Modules(u32::try_from(entries.len()).unwrap_or(u32::MAX)))?;
@@ -172,10 +172,10 @@ pub(super) fn head(entries: &[ImageEntry], data_bytes: usize) -> Result<Vec<u8>,
     Ok(out)
 }
 
-/// The table of the image that is `bytes`, every entry checked: what is in it lies inside.
+/// Decodes the table of an image and checks every entry, so that all factors lie within `bytes`.
 ///
 /// # Errors
-/// If anything is not as `docs/PROTOCOL.md` draws it.
+/// Returns the first difference from the layout that `docs/PROTOCOL.md` draws.
 pub fn entries(bytes: &[u8]) -> Result<Vec<ImageEntry>, ImageError> {
     let modules = header(bytes)?;
     let short = || ImageError::Short { bytes: bytes.len(), modules };
@@ -197,7 +197,7 @@ pub fn entries(bytes: &[u8]) -> Result<Vec<ImageEntry>, ImageError> {
     if gap.iter().any(|&byte| byte != 0) { Err(ImageError::Reserved) } else { Ok(entries) }
 }
 
-/// The count of modules of a header that is right.
+/// Checks the header and returns its number of modules.
 fn header(bytes: &[u8]) -> Result<u32, ImageError> {
     let short = |_| ImageError::Short { bytes: bytes.len(), modules: 0 };
     let mut reader = Reader::new(bytes);

@@ -1,4 +1,4 @@
-//! Control messages: opening a session, and fetching what a client must know of the base.
+//! Control messages: they open a session and fetch the catalog and the client weights.
 //!
 //! ```text
 //! client                               executor
@@ -15,60 +15,61 @@
 use crate::fd_passing::{Connection, FdMessage, Listening};
 use crate::{wire_enum, wire_struct};
 
-/// The blob that is the [`Catalog`], encoded; blob `n + 1` is file `n` of [`Catalog::files`].
+/// Blob number of the encoded [`Catalog`]; blob `n + 1` is file `n` of [`Catalog::files`].
 pub const CATALOG: u32 = 0;
 
-/// Most bytes of one [`Fetched`].
+/// Maximum number of bytes in one [`Fetched`].
 pub const MAX_FETCH_BYTES: u32 = 48 << 10;
 
-/// Most bytes of a catalog.
+/// Maximum size of an encoded catalog in bytes.
 pub const MAX_CATALOG_BYTES: u32 = 16 << 20;
 
-/// Most bytes of what a client calls itself.
+/// Maximum size of a client's name in bytes.
 pub const MAX_NAME_BYTES: usize = 64;
 
-/// The executor's socket beside its channels.
+/// The executor's listening socket for control connections.
 pub type LayersListener = Listening<FromLayers, ToLayers>;
 
-/// The executor's end of a connection over that socket.
+/// Executor's end of a control connection.
 pub type LayersEnd = Connection<FromLayers, ToLayers>;
 
-/// The client's end: `ClientEnd::to(path)`.
+/// Client's end of a control connection: `ClientEnd::to(path)`.
 pub type ClientEnd = Connection<ToLayers, FromLayers>;
 
 wire_enum! {
-    /// From a client to the executor.
+    /// Message from a client to the executor.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub enum ToLayers {
         /// First message; answered by [`FromLayers::Opened`] or [`FromLayers::Refused`].
         Open(SessionOpen) = 0,
-        /// Part of a blob; answered by [`FromLayers::Fetched`] or [`FromLayers::Refused`].
+        /// Request for part of a blob; answered by [`FromLayers::Fetched`] or [`FromLayers::Refused`].
         Fetch(Fetch) = 1,
-        /// A slab of at least this many bytes; local sessions only. A second time replaces the first: what was in
-        /// flight is forgotten. Answered by [`FromLayers::ChannelReady`] or [`FromLayers::Refused`].
+        /// Request for a channel with a slab of at least this many bytes, in local sessions only. A second
+        /// channel replaces the first, whose calls in flight are dropped. Answered by
+        /// [`FromLayers::ChannelReady`] or [`FromLayers::Refused`].
         Channel(u64) = 2,
-        /// What the session has used; answered by [`FromLayers::Stats`].
+        /// Request for the session's usage; answered by [`FromLayers::Stats`].
         GetStats = 3,
-        /// The session ends; not answered.
+        /// End of the session; not answered.
         Close = 4,
     }
 }
 
 wire_enum! {
-    /// From the executor to a client.
+    /// Message from the executor to a client.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub enum FromLayers {
         /// The session is open.
         Opened(SessionOpened) = 0,
-        /// What was asked for is refused; the session goes on unless it was [`ToLayers::Open`].
+        /// The request is refused; the session continues unless the request was [`ToLayers::Open`].
         Refused(SessionRefused) = 1,
-        /// Part of a blob.
+        /// Requested part of a blob.
         Fetched(Fetched) = 2,
-        /// The channel; with the descriptor of its region.
+        /// New channel, with the descriptor of its region.
         ChannelReady(ChannelReady) = 3,
-        /// What the session has used.
+        /// Usage of the session.
         Stats(SessionStats) = 4,
-        /// The executor is about to end: no new calls are taken.
+        /// The executor is about to end and accepts no new calls.
         Draining = 5,
     }
 }
@@ -103,21 +104,20 @@ impl FdMessage for FromLayers {
 }
 
 wire_struct! {
-    /// Who wants a session.
+    /// Identity and options of a client that opens a session.
     #[derive(Clone, PartialEq, Eq)]
     pub struct SessionOpen {
         /// [`super::LAYER_VERSION`] of the client.
         pub version: u32,
         /// [`crate::channel::LAYOUT_HASH`] of a local client, else 0.
         pub layout_hash: u64,
-        /// API key, where the transport has not said who the client is; empty for none.
+        /// API key, if the transport has not authenticated the client; empty for none.
         pub key: String,
-        /// What the client calls itself in the operator's lists: at most 64 bytes, no control characters.
+        /// Name of the client in the operator's lists: at most 64 bytes, no control characters.
         pub name: String,
-        /// How it protects its activations; told to the operator, and refused if unknown: `off`, `paper`,
-        /// `pads` or `shares`.
+        /// Masking mode, shown to the operator and refused if unknown: `off`, `paper`, `pads` or `shares`.
         pub masking: String,
-        /// A session to take over after a lost connection; 0 for a new one.
+        /// Session to resume after a lost connection; 0 for a new one.
         pub session: u64,
     }
 }
@@ -132,225 +132,225 @@ impl std::fmt::Debug for SessionOpen {
 }
 
 wire_struct! {
-    /// A session.
+    /// Number and limits of an open session.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct SessionOpened {
-        /// Its number, never used again by this executor.
+        /// Number of the session, never used again by this executor.
         pub session: u64,
-        /// Chosen at random when the executor starts; another one knows nothing of this session.
+        /// Random number of the executor process; another process does not know this session.
         pub instance: u64,
-        /// The tenant the client was authenticated as.
+        /// Tenant as which the client was authenticated.
         pub tenant: String,
-        /// Bytes of the encoded [`Catalog`].
+        /// Size of the encoded [`Catalog`] in bytes.
         pub catalog_bytes: u32,
-        /// Most rows of one call.
+        /// Maximum number of rows in one call.
         pub max_rows: u32,
-        /// Rows the tenant may have waiting, over all its sessions.
+        /// Maximum number of waiting rows of the tenant, over all its sessions.
         pub max_waiting_rows: u32,
-        /// Bytes the tenant may have in slabs and messages, over all its sessions.
+        /// Maximum number of bytes of the tenant in slabs and messages, over all its sessions.
         pub max_bytes: u64,
     }
 }
 
 wire_struct! {
-    /// Which part of which blob.
+    /// Byte range of a blob to fetch.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct Fetch {
-        /// [`CATALOG`], or a file.
+        /// Number of the blob: [`CATALOG`], or a file.
         pub blob: u32,
-        /// First byte.
+        /// Offset of the first byte.
         pub offset: u64,
-        /// How many, at most [`MAX_FETCH_BYTES`].
+        /// Number of bytes, at most [`MAX_FETCH_BYTES`].
         pub bytes: u32,
     }
 }
 
 wire_struct! {
-    /// Part of a blob.
+    /// Bytes of a fetched blob.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct Fetched {
-        /// As asked.
+        /// Number of the blob, as in the request.
         pub blob: u32,
-        /// As asked.
+        /// Offset of the first byte, as in the request.
         pub offset: u64,
-        /// As many as were asked for, or what there is of them.
+        /// The requested bytes; fewer if the blob ends earlier.
         pub bytes: Vec<u8>,
     }
 }
 
 wire_struct! {
-    /// A channel was made.
+    /// Sizes of a new channel.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct ChannelReady {
-        /// Bytes of the region.
+        /// Size of the region in bytes.
         pub region_bytes: u64,
-        /// Bytes of the slab in it.
+        /// Size of the slab in bytes.
         pub slab_bytes: u64,
-        /// Descriptors of each ring.
+        /// Number of headers in each ring.
         pub depth: u32,
     }
 }
 
 wire_struct! {
-    /// Why not, in words a person can act on.
+    /// Reason of a refusal, in words that a person can act on.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct SessionRefused {
-        /// For programs.
+        /// Kind of refusal, for programs.
         pub code: RefusalCode,
-        /// For people: cause and next step.
+        /// Cause and next step, for people.
         pub message: String,
-        /// When it is worth trying again, in milliseconds; 0 if it is not.
+        /// Delay after which to retry, in milliseconds; 0 if a retry is useless.
         pub retry_after_ms: u32,
     }
 }
 
 wire_enum! {
-    /// What kind of refusal.
+    /// Kind of a refusal.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub enum RefusalCode {
         /// The client speaks another version or has another layout.
         Version = 0,
-        /// No, or no valid, key or certificate.
+        /// The key or certificate is missing or invalid.
         Unauthenticated = 1,
-        /// The tenant has as many sessions or bytes as it may.
+        /// The tenant has reached its limit of sessions or bytes.
         Quota = 2,
-        /// The executor has as many sessions as it takes.
+        /// The executor has reached its limit of sessions.
         Busy = 3,
         /// The executor is about to end.
         Draining = 4,
-        /// The message makes no sense here.
+        /// The message is malformed or not valid in this state.
         Malformed = 5,
-        /// There is no such blob, or not all of it is given out.
+        /// The blob does not exist, or the range is not entirely public.
         NoSuchBlob = 6,
         /// The masking mode is unknown, or the base has sites that cannot serve it.
         Masking = 7,
-        /// The session to take over is not known, or another tenant's.
+        /// The session to resume is unknown, or belongs to another tenant.
         NoSuchSession = 8,
     }
 }
 
 wire_struct! {
-    /// What a session has used.
+    /// Resources that a session has used.
     #[derive(Debug, Clone, Default, PartialEq, Eq)]
     pub struct SessionStats {
-        /// Calls answered with rows.
+        /// Number of calls answered with rows.
         pub calls: u64,
-        /// Calls refused.
+        /// Number of refused calls.
         pub refused: u64,
-        /// Rows computed, by [`super::CallClass`].
+        /// Number of computed rows, by [`super::CallClass`].
         pub rows: [u64; 5],
-        /// Bytes of rows received.
+        /// Number of row bytes received.
         pub bytes_in: u64,
-        /// Bytes of rows sent.
+        /// Number of row bytes sent.
         pub bytes_out: u64,
-        /// Microseconds its calls waited for their turn.
+        /// Total time for which the session's calls were queued, in microseconds.
         pub wait_us: u64,
-        /// Microseconds of computing, shared in proportion to rows.
+        /// Compute time in microseconds, shared in proportion to rows.
         pub compute_us: u64,
-        /// Rows of the batches its calls were computed in.
+        /// Sum over the session's calls of the rows in their batches.
         pub batch_rows: u64,
     }
 }
 
 wire_struct! {
-    /// What a client must know of the base.
+    /// Description of the base for split clients.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct Catalog {
-        /// What the operator calls the model.
+        /// Name that the operator gives the model.
         pub model: String,
-        /// Its architecture, as its files say.
+        /// Architecture of the model, from its files.
         pub architecture: String,
-        /// Content identity of the base.
+        /// Content hash of the base.
         pub base_hash: [u8; 32],
         /// Longest sequence of the resident engine, in tokens; 0 without one.
         pub context_length: u32,
-        /// How the resident engine keeps keys and values: a client that does likewise answers with the same bits.
+        /// Element type of the resident engine's KV cache: a client with the same type gets the same bits.
         pub kv_dtype: KvDtype,
-        /// How it keeps adapters.
+        /// Element type of the resident engine's adapters.
         pub adapter_dtype: AdapterDtype,
-        /// The sites, by number.
+        /// All sites, in the order of their numbers.
         pub sites: Vec<Site>,
-        /// The model's files, as far as a client needs them: everything but the linear layers.
+        /// The model's files, without the linear layers, which clients do not need.
         pub files: Vec<ClientFileEntry>,
     }
 }
 
 wire_enum! {
-    /// The numbers of keys and values.
+    /// Element type of a KV cache.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub enum KvDtype {
-        /// 32 bits.
+        /// Single precision, 32 bits.
         F32 = 0,
-        /// 16 bits, 11 of them precision.
+        /// Half precision: 16 bits, 11 of them precision.
         F16 = 1,
-        /// 8 bits, and a scale of 32 for each key and each value of a head: its largest magnitude / 127.
+        /// 8 bits, with a 32-bit scale for each key and each value of a head: its largest magnitude / 127.
         Int8 = 2,
     }
 }
 
 wire_enum! {
-    /// The numbers of adapters.
+    /// Element type of adapters in the resident engine.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub enum AdapterDtype {
-        /// As many bits as hold the adapter's own.
+        /// As many bits as the adapter's own values need.
         Exact = 0,
-        /// 16 bits, 11 of them precision; multiplied in 32.
+        /// Half precision: 16 bits, 11 of them precision; multiplied in 32 bits.
         F16 = 1,
-        /// 16 bits, 8 of them precision, and so are the activations they meet.
+        /// Brain float: 16 bits, 8 of them precision, also for the activations that are multiplied with them.
         Bf16 = 2,
     }
 }
 
 wire_struct! {
-    /// A linear group.
+    /// Linear group that split clients can call.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct Site {
-        /// Input features.
+        /// Number of input features.
         pub columns: u32,
-        /// Bit 0: it has the fast path; bit 1: the linear path; bit 2: both are the same arithmetic; bit 3: the ring path.
+        /// Available paths. Bit 0: quantized; bit 1: float; bit 2: both compute the same; bit 3: modular.
         pub paths: u8,
-        /// Its linear layers, outputs side by side.
+        /// Linear layers of the site, with their outputs side by side.
         pub parts: Vec<SiteLayer>,
-        /// What there is to know of the ring path; there if bit 3 is set.
+        /// Parameters of the modular path; present if bit 3 is set.
         pub ring: Option<ModularWeights>,
     }
 }
 
 wire_struct! {
-    /// The integers that the weights of a site consist of: each weight is one of them times `2^weight_exponent`.
+    /// Integers of a site's weights: each weight is one of them times `2^weight_exponent`.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct ModularWeights {
-        /// Of all parts.
+        /// Exponent of two for the weights of all parts.
         pub weight_exponent: i32,
-        /// The largest sum of magnitudes that an output is a product with, forward and backward: what bounds its answer.
+        /// Largest sum of weight magnitudes over one output, forward and backward; bounds the answers.
         pub l1: [u64; 2],
-        /// Hash of the integers: executors with the same have the same weights.
+        /// Hash of the integers: executors with equal hashes have equal weights.
         pub commitment: [u8; 32],
     }
 }
 
 wire_struct! {
-    /// A linear layer of a site.
+    /// Linear layer of a site.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct SiteLayer {
         /// Name of the module.
         pub name: String,
-        /// Output features.
+        /// Number of output features.
         pub rows: u32,
-        /// 1 if it adds a bias.
+        /// 1 if the layer adds a bias, else 0.
         pub has_bias: u8,
     }
 }
 
 wire_struct! {
-    /// A file of which only some ranges are given out; elsewhere a client's copy has holes.
+    /// File of which only some ranges are public; a client's copy has holes elsewhere.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct ClientFileEntry {
-        /// A plain file name.
+        /// Plain file name, without directories.
         pub name: String,
-        /// Its whole length.
+        /// Size of the complete file in bytes.
         pub bytes: u64,
-        /// First byte and length of each range, ascending.
+        /// Offset and length of each range in bytes, ascending.
         pub ranges: Vec<(u64, u64)>,
     }
 }

@@ -1,7 +1,8 @@
-//! Rows that do not travel: a key, from which both sides make them.
+//! Rows that do not travel: both sides generate them from a key.
 //!
-//! Row `n` of a key is the keystream of ChaCha20 (20 rounds, 64-bit block counter from 0, 64-bit nonce `n`; Bernstein's
-//! original parameters), cut into words of 32 bits. Two words are a number of the ring path, as in rows that travel.
+//! Row `n` of a key is the keystream of ChaCha20 (20 rounds, 64-bit block counter from 0, 64-bit nonce `n`;
+//! Bernstein's original parameters), cut into words of 32 bits. Two words are one integer of the modular
+//! path, as in rows that travel.
 
 use std::fmt;
 
@@ -11,26 +12,25 @@ use chacha20::{
 };
 use zeroize::{Zeroize as _, Zeroizing};
 
-/// Bytes of a key.
+/// Size of a key in bytes.
 pub const KEY_BYTES: usize = 32;
 
-/// Words of 32 bits that a draw takes where rows would be: the key, and the number of its first row.
+/// Size of the encoded key and first row number, in 32-bit words; they take the place of rows.
 pub const DRAW_WORDS: usize = KEY_BYTES / 4 + 2;
 
-/// Bytes of them.
+/// Size of the encoded key and first row number, in bytes.
 pub const DRAW_BYTES: usize = 4 * DRAW_WORDS;
 
-/// Bytes of the stack that a cipher or a hash may leave a key in.
+/// Bytes of the stack in which a cipher or a hash may leave a key.
 const CIPHER_STACK: usize = 8 << 10;
 
-/// What rows are made from. Overwritten when it is dropped, and shown to nobody.
-///
-/// It stays where it is: moved, it would leave a copy behind on the stack that nobody overwrites.
+/// Key from which rows are generated. Dropping it overwrites the bytes, and `Debug` hides them. The key stays
+/// in one heap allocation, because a move would leave an unerased copy on the stack.
 #[derive(PartialEq, Eq)]
 pub struct Key(Box<Zeroizing<[u8; KEY_BYTES]>>);
 
 impl Key {
-    /// The key of these bytes; theirs to overwrite is the caller's.
+    /// Copies the key; the caller must overwrite its own `bytes`.
     #[must_use]
     pub fn new(bytes: &[u8; KEY_BYTES]) -> Self {
         let mut key = Box::new(Zeroizing::new([0; KEY_BYTES]));
@@ -38,7 +38,7 @@ impl Key {
         Self(key)
     }
 
-    /// Its bytes.
+    /// Returns the bytes of the key.
     #[must_use]
     pub fn bytes(&self) -> &[u8; KEY_BYTES] {
         &self.0
@@ -57,21 +57,21 @@ impl fmt::Debug for Key {
     }
 }
 
-/// Rows of a key, from one of them on.
+/// Rows of a key, from row `first` on.
 ///
 /// ```text
 /// 0 key [u8; 32] | 32 first u64
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SeededRows {
-    /// Whose rows.
+    /// Key of all rows.
     pub key: Key,
-    /// Number of the first.
+    /// Number of the first row.
     pub first: u64,
 }
 
 impl SeededRows {
-    /// As it travels where rows of f32 would: bit for bit, never taken for floats.
+    /// Encodes into words that travel instead of f32 rows, bit for bit, never interpreted as floats.
     #[must_use]
     pub fn to_words(&self) -> Zeroizing<[f32; DRAW_WORDS]> {
         let mut words = Zeroizing::new([0.0; DRAW_WORDS]);
@@ -83,7 +83,7 @@ impl SeededRows {
         words
     }
 
-    /// Reads one that a peer sent; any words are one.
+    /// Decodes a peer's words; every content is valid.
     #[must_use]
     pub fn from_words(words: &[f32; DRAW_WORDS]) -> Self {
         let (key, first) = words.split_at(KEY_BYTES / 4);
@@ -95,11 +95,10 @@ impl SeededRows {
         Self { key: Key::new(&bytes), first: high << 32 | low }
     }
 
-    /// Makes rows of `width` words of 32 bits, from the row `skipped` behind the first on, to fill `out`. Numbers of rows begin
-    /// anew behind the last one there is.
+    /// Fills `out` with rows of `width` 32-bit words, from row `first + skipped` on, modulo 2^64.
     ///
     /// # Panics
-    /// If `width` is 0.
+    /// Panics if `width` is 0.
     pub fn fill(&self, skipped: u64, width: usize, out: &mut [f32]) {
         let first = self.first.wrapping_add(skipped);
         for (row, behind) in out.chunks_mut(width).zip(0..) {
@@ -109,10 +108,10 @@ impl SeededRows {
     }
 }
 
-/// Makes row 0 of each key, as wide as all of `out` has room for.
+/// Generates row 0 of each key; the rows share `out` evenly.
 ///
 /// # Panics
-/// If there is no key, or no room.
+/// Panics if `keys` or `out` is empty.
 pub fn fill_first(keys: &[Key], out: &mut [f32]) {
     for (key, row) in keys.iter().zip(out.chunks_mut(out.len() / keys.len())) {
         keystream(key, 0, row);
@@ -120,17 +119,17 @@ pub fn fill_first(keys: &[Key], out: &mut [f32]) {
     overwrite_stack();
 }
 
-/// Row `number` of a key. A function of its own: what it leaves on the stack is where [`overwrite_stack`] writes.
+/// Generates row `number` of a key. Not inlined, so that [`overwrite_stack`] covers its variables.
 #[inline(never)]
 fn keystream(key: &Key, number: u64, row: &mut [f32]) {
     let mut stream = ChaCha20Legacy::new(key.bytes().into(), &number.to_le_bytes().into());
-    // Words lie in memory as they travel, the lowest byte first.
+    // The lowest byte of a word comes first in memory, as on the wire.
     row.fill(0.0);
     stream.apply_keystream(bytemuck::cast_slice_mut(row));
 }
 
-/// Zeros where a function that has returned kept its variables: a cipher or a hash overwrites itself, if at all, but not the copies it
-/// was moved from.
+/// Overwrites the stack where a returned function kept its variables. A cipher or a hash may overwrite
+/// itself, but not the copies from which it was moved.
 #[inline(never)]
 pub fn overwrite_stack() {
     let mut stack = [0_u8; CIPHER_STACK];
@@ -138,7 +137,7 @@ pub fn overwrite_stack() {
     std::hint::black_box(&stack);
 }
 
-/// The lower half first.
+/// Returns both halves of `number`, the lower first.
 fn halves(number: u64) -> [f32; 2] {
     let [a, b, c, d, e, f, g, h] = number.to_le_bytes();
     [[a, b, c, d], [e, f, g, h]].map(|half| f32::from_bits(u32::from_le_bytes(half)))

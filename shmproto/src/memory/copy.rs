@@ -1,19 +1,18 @@
-//! Copies between private numbers and numbers that another process may be writing or reading meanwhile.
+//! Copies between private values and values that another process may write or read meanwhile.
 //!
-//! What comes out of such a race is any mixture; whoever uses it knows from a state word that there was none. But the
-//! copy itself must be sound, so it goes through atomics, or through instructions that the compiler does not look into.
+//! A copy during a race is any mixture; a state word tells the caller that there was no race. The copy itself
+//! must be sound, so it uses atomics, or instructions that the compiler does not look into.
 //!
-//! A string instruction takes a line without reading it first where the other core has just had it. Measured between
-//! two cores, 256 KiB there and back: 13 us where they are close and 27 us where they are not, beside 28 and 99 us
-//! through 8-byte atomics and 21 and 87 us through AVX2 registers.
+//! A string instruction can take over a cache line from another core without reading it first. Measured
+//! between two cores, 256 KiB there and back: 13 us for close cores and 27 us for distant ones, against 28
+//! and 99 us through 8-byte atomics and 21 and 87 us through AVX2 registers.
 
 use crate::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Copies numbers in, from number `start` of `shared` on, which is even.
+/// Copies `values` into `shared`, from element `start` on, which must be even.
 ///
 /// # Panics
-///
-/// If they do not fit: a caller's mistake, for both ends check what they are told first.
+/// Panics if the values do not fit: a mistake of the caller, because both ends check a peer's sizes first.
 pub(crate) fn write(shared: &[AtomicU64], start: usize, values: &[f32]) {
     assert!(start.is_multiple_of(2), "numbers are written in pairs");
     let pairs = &shared[start / 2..][..values.len().div_ceil(2)];
@@ -24,11 +23,10 @@ pub(crate) fn write(shared: &[AtomicU64], start: usize, values: &[f32]) {
     write_pairs(pairs, values);
 }
 
-/// Copies numbers out, from number `start` of `shared` on.
+/// Copies elements out of `shared`, from element `start` on.
 ///
 /// # Panics
-///
-/// If there are not so many: a caller's mistake, as for [`write`].
+/// Panics if `shared` ends before `values` is full: a mistake of the caller, as for [`write`].
 pub(crate) fn read(shared: &[AtomicU64], start: usize, values: &mut [f32]) {
     let skipped = start % 2;
     let pairs = &shared[start / 2..][..(skipped + values.len()).div_ceil(2)];
@@ -39,7 +37,7 @@ pub(crate) fn read(shared: &[AtomicU64], start: usize, values: &mut [f32]) {
     read_pairs(pairs, skipped, values);
 }
 
-/// Two neighbouring numbers as they travel: every access has the same size. The last pair is filled with zero.
+/// Writes pairs of values, so that every access has the same size; pads an incomplete pair with zero.
 fn write_pairs(pairs: &[AtomicU64], values: &[f32]) {
     let pack = |low: f32, high: f32| u64::from(low.to_bits()) | u64::from(high.to_bits()) << 32;
     let (whole, rest) = values.as_chunks::<2>();
@@ -51,7 +49,7 @@ fn write_pairs(pairs: &[AtomicU64], values: &[f32]) {
     }
 }
 
-/// The other way, but for the first `skipped` numbers, none or one.
+/// Reads pairs of values, without the first `skipped` values, none or one.
 fn read_pairs(pairs: &[AtomicU64], skipped: usize, values: &mut [f32]) {
     #[allow(clippy::cast_possible_truncation, reason = "the halves are what is wanted")]
     let unpack = |pair: u64| [f32::from_bits(pair as u32), f32::from_bits((pair >> 32) as u32)];
@@ -69,7 +67,7 @@ fn read_pairs(pairs: &[AtomicU64], skipped: usize, values: &mut [f32]) {
     }
 }
 
-/// Through `rep movsb`.
+/// Copies by `rep movsb`.
 #[cfg(all(target_arch = "x86_64", not(loom)))]
 mod strings {
     use std::arch::{asm, x86_64::__cpuid_count};
@@ -77,13 +75,13 @@ mod strings {
 
     use super::{AtomicU64, Relaxed};
 
-    /// Whether the processor says that these instructions are its best copy (ERMS).
+    /// Whether the processor reports that these instructions are its fastest copy (ERMS).
     pub(super) fn are_fast() -> bool {
         const UNKNOWN: u8 = 0;
         const SLOW: u8 = 1;
         const FAST: u8 = 2;
         static SPEED: AtomicU8 = AtomicU8::new(UNKNOWN);
-        // Asking costs a microsecond in a virtual machine. Whoever asks gets the same answer, so there is no lock.
+        // The query costs a microsecond in a virtual machine. All threads get the same answer without a lock.
         if SPEED.load(Relaxed) == UNKNOWN {
             let erms = __cpuid_count(7, 0).ebx & 1 << 9 != 0;
             SPEED.store(if erms { FAST } else { SLOW }, Relaxed);
@@ -107,13 +105,12 @@ mod strings {
     }
 
     /// # Safety
-    ///
-    /// 1. `from` can be read, and 2. `to` written, for `bytes`; they do not overlap. 3. Each is private to the caller,
-    ///    or atomics.
+    /// 1. `from` can be read, and 2. `to` written, for `bytes`; the two do not overlap. 3. Each is private to
+    ///    the caller, or atomics.
     unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
-        // SAFETY: the three above. To the compiler this is what byte-wise relaxed atomics would do: it assumes nothing
-        // about the values, and others' accesses meanwhile are no race of plain memory. The direction flag is clear
-        // on entry, and the instruction changes no flag.
+        // SAFETY: the caller's three conditions. To the compiler this acts like byte-wise relaxed atomics: it
+        // assumes nothing about the values, and concurrent accesses are no race of plain memory. The
+        // direction flag is clear on entry, and the instruction changes no flag.
         unsafe {
             asm!(
                 "rep movsb",
@@ -138,7 +135,7 @@ mod tests {
         (0..count).map(|number| number as f32 + 0.5).collect()
     }
 
-    /// Every start and length that fits into 16 numbers.
+    /// Checks every start and length that fits into 16 values.
     fn check(write: impl Fn(&[AtomicU64], usize, &[f32]), read: impl Fn(&[AtomicU64], usize, &mut [f32])) {
         for (start, count) in (0..16).flat_map(|start| (0..=16 - start).map(move |count| (start, count))) {
             let memory = shared();

@@ -1,165 +1,165 @@
-//! What is asked of a generation, and what it says.
+//! Generation requests and their outputs.
 
 use super::{AdapterIdBytes, OwnerBytes, RequestId, WireError};
 use crate::{wire_enum, wire_struct};
 
 wire_struct! {
-    /// How to choose tokens. Neutral values switch a filter off.
+    /// Parameters of token sampling. Neutral values switch a filter off.
     #[derive(Debug, Clone, PartialEq)]
     pub struct Sampling {
-        /// 0 is greedy.
+        /// Sampling temperature; 0 is greedy.
         pub temperature: f32,
-        /// 0 keeps all tokens.
+        /// Number of most likely tokens to keep; 0 keeps all tokens.
         pub top_k: u32,
-        /// 1 keeps all tokens.
+        /// Probability mass to keep; 1 keeps all tokens.
         pub top_p: f32,
-        /// 0 keeps all tokens.
+        /// Minimum probability relative to the most likely token; 0 keeps all tokens.
         pub min_p: f32,
-        /// Subtracted once from tokens already generated; 0 is off.
+        /// Subtracted once from the logit of a token already generated; 0 is off.
         pub presence_penalty: f32,
         /// Subtracted per earlier occurrence in the completion; 0 is off.
         pub frequency_penalty: f32,
-        /// Divides positive and multiplies negative logits of tokens seen in prompt or completion; 1 is off.
+        /// Divides positive and multiplies negative logits of tokens in prompt or completion; 1 is off.
         pub repetition_penalty: f32,
-        /// Added to the logits of these tokens.
+        /// Values to add to the logits of these tokens.
         pub logit_bias: Vec<(u32, f32)>,
-        /// Keys the counter-based generator together with the position.
+        /// Key of the counter-based generator, together with the position.
         pub seed: u64,
     }
 }
 
 wire_struct! {
-    /// A prompt and how to continue it.
+    /// Request to continue a prompt.
     #[derive(Debug, Clone, PartialEq)]
     pub struct Generate {
-        /// Names the request in every answer.
+        /// Number of the request, which every answer repeats.
         pub request: RequestId,
-        /// The adapter; `None` is the base model.
+        /// Id of the adapter; `None` is the base model.
         pub adapter: Option<AdapterIdBytes>,
-        /// H(tenant, generation): what may share cached prefixes with this request.
+        /// Hash of tenant and adapter version: KV blocks in this namespace may be shared with this request.
         pub namespace: [u8; 32],
-        /// H(tenant, base): what may share with it what an adapter does not change, before it is invoked.
+        /// Hash of tenant and base: namespace of KV blocks before the adapter's invocation.
         pub base_namespace: [u8; 32],
-        /// Whose share of the memory its keys and values are counted against.
+        /// Tenant whose share of the memory the request's KV cache counts against.
         pub owner: OwnerBytes,
-        /// The prompt as token ids, at least one.
+        /// Token ids of the prompt, at least one.
         pub prompt: Vec<u32>,
-        /// So many tokens at the prompt's end were generated before, by a request that was lost: penalties count them as
-        /// completion. Fewer than the prompt has.
+        /// Number of tokens at the prompt's end that a lost request generated, fewer than the whole prompt;
+        /// penalties count them as completion.
         pub generated: u32,
-        /// Most tokens to generate; 0 only scores the prompt.
+        /// Maximum number of tokens to generate; 0 only scores the prompt.
         pub max_tokens: u32,
-        /// Stop tokens are not chosen before this many tokens.
+        /// Number of tokens before which no stop token is chosen.
         pub min_tokens: u32,
-        /// Generation ends with one of these (which is reported as the last token).
+        /// Tokens that end the generation; the stop token is reported as the last one.
         pub stop_tokens: Vec<u32>,
-        /// How to choose.
+        /// Parameters of token sampling.
         pub sampling: Sampling,
-        /// `None`: no log-probabilities; `Some(n)`: of the chosen token and the `n` most likely.
+        /// Log-probabilities to return: `None` none, `Some(n)` the chosen token's and `n` most likely ones.
         pub logprobs: Option<u32>,
-        /// Like `logprobs`, for every prompt token.
+        /// Log-probabilities to return for every prompt token, as in `logprobs`.
         pub prompt_logprobs: Option<u32>,
-        /// Milliseconds from receipt after which the request is given up; 0 is no deadline.
+        /// Time from receipt after which the request is given up, in milliseconds; 0 is no deadline.
         pub deadline_ms: u32,
-        /// Whether drafted tokens are told before they are verified.
+        /// Whether outputs show draft tokens before verification.
         pub provisional: ProvisionalMode,
-        /// How finely the base's layers round what they are given.
+        /// Rounding of the activations in the base's layers.
         pub precision: Precision,
-        /// What the completion has to look like, as `text::grammar` writes it; `None` lets every token come. Tokens that were generated
-        /// before are part of the completion.
+        /// Grammar of the completion, in the format of `text::grammar`; `None` allows every token. Tokens of
+        /// a lost request are part of the completion.
         pub grammar: Option<String>,
-        /// If set, the answer is an embedding of the prompt, and nothing is generated: `max_tokens` is 0 then, and
+        /// Requests an embedding of the prompt instead of a generation: then `max_tokens` is 0, and
         /// `prompt_logprobs` and `grammar` are not set.
         pub pooling: Option<Pooling>,
     }
 }
 
 wire_enum! {
-    /// How the hidden states of a prompt, as the final norm gives them, become one vector.
+    /// How the hidden states of a prompt, after the final norm, become one vector.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
     pub enum Pooling {
-        /// The last token's.
+        /// Hidden state of the last token.
         #[default]
         Last = 0,
-        /// Their mean.
+        /// Mean of all hidden states.
         Mean = 1,
     }
 }
 
 wire_enum! {
-    /// How finely the base's layers round what they are given.
+    /// Rounding of the activations in the base's layers.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
     pub enum Precision {
-        /// As the executor serves.
+        /// Rounding of normal serving on this executor.
         #[default]
         Serving = 0,
-        /// Not at all.
+        /// No rounding of activations.
         Exact = 1,
     }
 }
 
 wire_enum! {
-    /// Whether drafted tokens are told before they are verified.
+    /// Whether outputs show draft tokens before verification.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
     pub enum ProvisionalMode {
-        /// Nobody wants to see them.
+        /// Outputs show verified tokens only.
         #[default]
         Unwanted = 0,
-        /// Those of the likeliest branch are, in [`Output::provisional`].
+        /// Outputs show the likeliest branch's draft tokens in [`Output::provisional`].
         Wanted = 1,
     }
 }
 
 wire_struct! {
-    /// A token and how likely it was.
+    /// Token with its log-probability.
     #[derive(Debug, Clone, PartialEq)]
     pub struct TokenOutput {
-        /// Token id.
+        /// Id of the token.
         pub token: u32,
-        /// Natural logarithm of the probability; 0 when not asked for.
+        /// Natural logarithm of the probability; 0 if not requested.
         pub logprob: f32,
-        /// The most likely tokens, best first; empty when not asked for.
+        /// The most likely tokens, best first; empty if not requested.
         pub top: Vec<(u32, f32)>,
     }
 }
 
 wire_enum! {
-    /// Why a generation ended.
+    /// Reason for the end of a generation.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub enum Finish {
         /// A stop token was chosen.
         Stop = 0,
-        /// `max_tokens` or the context length was reached.
+        /// The sequence reached `max_tokens` or the context length.
         Length = 1,
     }
 }
 
 wire_struct! {
-    /// What a step produced for one request, or is about to find out.
+    /// Result of a step for one request, or the draft tokens that the step verifies.
     #[derive(Debug, Clone, Default, PartialEq)]
     pub struct Output {
-        /// The request.
+        /// Number of the request.
         pub request: RequestId,
         /// New tokens, oldest first; may be empty.
         pub tokens: Vec<TokenOutput>,
-        /// Drafted tokens that would be next and are verified now, oldest first, in an output that has nothing else. The next output
-        /// of the request has those that came true among its `tokens`; no other was ever said.
+        /// Draft tokens that are being verified, oldest first, in an output without other content. The next
+        /// output of the request repeats the accepted ones in `tokens`; the others were never generated.
         pub provisional: Vec<u32>,
         /// Log-probabilities of the prompt from its second token on; sent once, with the first output.
         pub prompt: Vec<TokenOutput>,
-        /// The prompt's embedding, if one was asked for, with the last output; as long as a hidden state.
+        /// Embedding of the prompt, if requested, in the last output; as long as a hidden state.
         pub embedding: Vec<f32>,
-        /// Prompt tokens served from the prefix cache; sent with the first output.
+        /// Number of prompt tokens from the prefix cache; sent with the first output.
         pub cached_tokens: u32,
-        /// Microseconds from receipt to admission; sent with the first output.
+        /// Time from receipt to admission in microseconds; sent with the first output.
         pub queued_us: u64,
-        /// Of them, microseconds it waited for its adapter to reach the device; sent with the first output.
+        /// Part of `queued_us` spent waiting for the adapter to reach the device; sent with the first output.
         pub load_wait_us: u64,
-        /// And microseconds it waited for keys and values to be brought back; sent with the first output.
+        /// Part of `queued_us` spent waiting for offloaded KV blocks; sent with the first output.
         pub kv_wait_us: u64,
-        /// Set on the last output of a request that ended well.
+        /// Set on the last output of a successful request.
         pub finish: Option<Finish>,
-        /// Set on the last output of a request that did not.
+        /// Set on the last output of a failed request.
         pub error: Option<WireError>,
     }
 }

@@ -1,332 +1,334 @@
-//! The executor's figures.
+//! Statistics of an executor.
 
 use super::{AdapterIdBytes, OwnerBytes, RequestId};
 use crate::{layer::control::SessionStats, wire_enum, wire_struct};
 
 wire_struct! {
-    /// The executor's figures at one moment; counters count from its start.
+    /// Statistics of an executor at one moment; counters count from its start.
     #[derive(Debug, Clone, PartialEq, Default)]
     pub struct Stats {
-        /// The call.
+        /// Number of the call.
         pub request: RequestId,
-        /// Requests waiting for admission.
+        /// Number of requests waiting for admission.
         pub waiting: u32,
-        /// Requests being computed.
+        /// Number of running requests.
         pub running: u32,
-        /// KV blocks in the pool.
+        /// Number of KV blocks in the block pool.
         pub kv_blocks_total: u32,
-        /// KV blocks a running request holds.
+        /// Number of KV blocks that running requests hold.
         pub kv_blocks_used: u32,
-        /// KV blocks that only the prefix cache holds.
+        /// Number of KV blocks that only the prefix cache holds.
         pub kv_blocks_cached: u32,
-        /// All tiers.
+        /// Memory of all tiers.
         pub memory: MemoryStats,
-        /// Bytes of adapters of the host tier.
+        /// Size of the adapters in the host tier, in bytes.
         pub adapter_bytes: u64,
-        /// Adapters of the host tier.
+        /// Adapters in the host tier.
         pub adapters: Vec<AdapterStats>,
-        /// Prompt tokens computed.
+        /// Number of prompt tokens computed.
         pub prompt_tokens: u64,
-        /// Prompt tokens served from the prefix cache.
+        /// Number of prompt tokens from the prefix cache.
         pub cached_tokens: u64,
-        /// Tokens generated.
+        /// Number of tokens generated.
         pub generated_tokens: u64,
-        /// Requests put back into the queue because KV blocks ran out.
+        /// Number of preempted requests, which returned to the queue because KV blocks ran out.
         pub preemptions: u64,
-        /// Requests cancelled by their callers.
+        /// Number of requests that their callers cancelled.
         pub cancelled: u64,
-        /// Engine steps.
+        /// Number of engine steps.
         pub steps: u64,
-        /// Bytes of the device's memory that nobody uses; 0 if it does not say.
+        /// Free bytes of the device's memory; 0 if unknown.
         pub device_free_bytes: u64,
-        /// Bytes of adapters that are on the device, or on their way there.
+        /// Bytes of adapters on the device, or on their way there.
         pub device_bytes: u64,
-        /// Requests that found their adapter not, or not wholly, on the device.
+        /// Number of requests whose adapter was not completely on the device.
         pub cold_starts: u64,
-        /// Microseconds that requests waited for adapters to reach the device.
+        /// Total time that requests waited for adapters to reach the device, in microseconds.
         pub load_wait_us: u64,
-        /// Microseconds that the engine waited for workers after its own part was done.
+        /// Total time that the engine waited for workers after its own part was done, in microseconds.
         pub worker_wait_us: u64,
-        /// Bytes moved from the host tier to the device.
+        /// Bytes copied from the host tier to the device.
         pub copied_bytes: u64,
-        /// Microseconds that took, an emulated link's delays included.
+        /// Duration of these copies in microseconds, including delays of an emulated link.
         pub copy_us: u64,
-        /// Bytes a second that an emulated link lets through; 0 for a real one.
+        /// Bandwidth of an emulated link in bytes per second; 0 for a real link.
         pub link_bytes_per_s: u64,
-        /// Workers that were lost: dead, stopped or in breach of the protocol.
+        /// Number of lost workers: ended, stopped, or fenced for a violation of the protocol.
         pub workers_lost: u64,
-        /// Tokens that were drafted and verified.
+        /// Statistics of speculative decoding.
         pub speculation: SpeculationStats,
-        /// The workers there are.
+        /// Statistics of the current workers.
         pub workers: Vec<WorkerStats>,
-        /// Base layers rented to split clients.
+        /// Statistics of the layer service for split clients.
         pub layers: LayerStats,
     }
 }
 
-/// Tokens that a verification accepted, in classes: their upper bounds.
+/// Upper bounds of the histogram classes for accepted tokens.
 pub const ACCEPTED_BOUNDS: [u64; 6] = [0, 1, 2, 4, 8, 16];
 
 wire_struct! {
-    /// Tokens that were drafted, and verified several in one step.
+    /// Statistics of draft tokens and their verification.
     #[derive(Debug, Clone, Copy, Default, PartialEq)]
     pub struct SpeculationStats {
-        /// Who drafts now.
+        /// Current kind of drafter.
         pub kind: DraftKind,
-        /// The draft adapter by which the base drafts for itself; zeroes where it does not.
+        /// Draft adapter of the base's own drafting; zeros without one.
         pub adapter: AdapterIdBytes,
-        /// Times a sequence had drafted tokens verified.
+        /// Number of times that a sequence's draft tokens were verified.
         pub verifications: u64,
-        /// Tokens that were drafted.
+        /// Number of draft tokens.
         pub drafted: u64,
-        /// Of them those that were the model's own.
+        /// Number of accepted draft tokens.
         pub accepted: u64,
-        /// Verifications by how many tokens they accepted: at most so many as each of [`ACCEPTED_BOUNDS`] and more than the one
-        /// before, and then those that accepted more.
+        /// Histogram of accepted tokens per verification: class `i` holds counts up to
+        /// [`ACCEPTED_BOUNDS`]`[i]` and above the previous bound; the last class holds the rest.
         pub accepted_counts: [u64; ACCEPTED_BOUNDS.len() + 1],
-        /// Of those drafted the ones that a model guessed, not the text's own past.
+        /// Number of draft tokens from a model, not from the n-gram drafter.
         pub model_drafted: u64,
-        /// Of them those that were the model's own.
+        /// Number of accepted draft tokens among these.
         pub model_accepted: u64,
-        /// Microseconds that models took to guess, and to read what they guess behind.
+        /// Time that draft models took to read their context and to draft, in microseconds.
         pub drafting_us: u64,
-        /// The chance that one more drafted token would have had to have in the last step to be worth its row.
+        /// Acceptance probability that one more draft token needed in the last step to be worth its row.
         pub least_confidence: f32,
-        /// Tokens that were drafted while a step waited for its weights.
+        /// Number of tokens drafted while a step waited for its weights.
         pub ahead: u64,
-        /// Of them those that stood behind what the model said then.
+        /// Number of these tokens that matched the step's result and stayed valid.
         pub kept: u64,
-        /// Microseconds that took, hidden behind the waiting.
+        /// Time of that drafting in microseconds, hidden in the wait.
         pub hidden_us: u64,
     }
 }
 
 wire_enum! {
-    /// Who drafts.
+    /// Kind of drafter that an executor uses.
     #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
     pub enum DraftKind {
-        /// Nobody.
+        /// No drafter is active.
         #[default]
         Nobody = 0,
-        /// What a text said before.
+        /// Earlier text of the sequence: the n-gram drafter.
         Ngram = 1,
-        /// That, and a smaller model.
+        /// The n-gram drafter and a smaller model.
         Model = 2,
-        /// That, and the base's own first layers with a draft adapter.
+        /// The n-gram drafter and the base's own first layers with a draft adapter.
         Itself = 3,
     }
 }
 
 wire_struct! {
-    /// What split clients have used, all together and each.
+    /// Usage of the layer service by split clients, in total and each.
     #[derive(Debug, Clone, Default, PartialEq, Eq)]
     pub struct LayerStats {
-        /// Sessions that are open.
+        /// Number of open sessions.
         pub open: u32,
-        /// Sessions that were refused.
+        /// Number of refused sessions.
         pub refused: u64,
-        /// Sessions that were ended for a breach of the protocol, or because the client did not take its answers.
+        /// Number of sessions ended for a violation, or because the client did not take its answers.
         pub broken: u64,
-        /// Batches computed for split clients alone.
+        /// Number of batches computed for split clients only.
         pub batches: u64,
-        /// Rows that were computed in the course of a resident pass.
+        /// Number of rows computed in passes of the resident engine.
         pub joined_rows: u64,
-        /// What all sessions have used, those that have ended among them.
+        /// Usage of all sessions, ended ones included.
         pub used: SessionStats,
-        /// The same by tenant, at most [`MAX_LAYER_TENANTS`](crate::message::MAX_LAYER_TENANTS) of them, the busiest first.
+        /// Usage by tenant, the busiest first, at most
+        /// [`MAX_LAYER_TENANTS`](crate::message::MAX_LAYER_TENANTS) tenants.
         pub tenants: Vec<TenantUse>,
-        /// The sessions that are open, at most [`MAX_LAYER_SESSIONS`](crate::message::MAX_LAYER_SESSIONS) of them, the busiest first.
+        /// Open sessions, the busiest first, at most
+        /// [`MAX_LAYER_SESSIONS`](crate::message::MAX_LAYER_SESSIONS) of them.
         pub sessions: Vec<LayerSession>,
     }
 }
 
 wire_struct! {
-    /// What the sessions of one tenant have used, those that have ended among them.
+    /// Usage of one tenant's sessions, ended ones included.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct TenantUse {
-        /// The name of the tenant.
+        /// Name of the tenant.
         pub tenant: String,
-        /// What they have used.
+        /// Usage of all its sessions.
         pub used: SessionStats,
-        /// Rows that wait for their turn.
+        /// Number of rows waiting in the queue.
         pub waiting_rows: u32,
     }
 }
 
 wire_struct! {
-    /// One split client's session.
+    /// Session of one split client.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct LayerSession {
-        /// Its number.
+        /// Number of the session.
         pub session: u64,
-        /// Whose it is.
+        /// Tenant that owns the session.
         pub tenant: String,
-        /// What the client calls itself.
+        /// Name that the client gives itself.
         pub name: String,
-        /// How it says that it protects its activations.
+        /// Masking mode that the client states.
         pub masking: String,
-        /// Which way its calls come.
+        /// Transport of the session's calls.
         pub route: LayerRoute,
-        /// What it has used.
+        /// Usage of the session.
         pub used: SessionStats,
-        /// Rows that wait for their turn.
+        /// Number of rows waiting in the queue.
         pub waiting_rows: u32,
-        /// Bytes of its slab; 0 without one.
+        /// Size of the session's slab in bytes; 0 without one.
         pub slab_bytes: u64,
     }
 }
 
 wire_enum! {
-    /// Which way a split client's calls come.
+    /// Transport of a split client's calls.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub enum LayerRoute {
-        /// Through shared memory.
+        /// Shared memory, through a channel.
         SharedMemory = 0,
-        /// ZeroMQ over a socket of this host.
+        /// ZeroMQ over a Unix socket of this host.
         Ipc = 1,
-        /// ZeroMQ over TLS.
+        /// ZeroMQ over TLS, from any host.
         Tls = 2,
     }
 }
 
 wire_struct! {
-    /// One CPU worker that computes adapters.
+    /// Statistics of one LoRA worker.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct WorkerStats {
-        /// The core it is pinned to.
+        /// Core to which the worker is pinned.
         pub core: u32,
-        /// Its process.
+        /// Id of the worker's process.
         pub pid: u32,
-        /// Slices it has computed.
+        /// Number of slices that the worker computed.
         pub slices: u64,
-        /// Rows times ranks it has computed.
+        /// Sum of rows x ranks that the worker computed.
         pub rank_rows: u64,
-        /// Slices it had begun and the executor computed, because they took too long.
+        /// Number of claimed slices that took too long, so that the executor computed them.
         pub taken_back: u64,
     }
 }
 
 wire_struct! {
-    /// One resident adapter.
+    /// Statistics of one resident adapter.
     #[derive(Debug, Clone, PartialEq)]
     pub struct AdapterStats {
-        /// The adapter.
+        /// Id of the adapter.
         pub adapter: AdapterIdBytes,
-        /// Largest rank.
+        /// Largest rank of its modules.
         pub rank: u32,
-        /// Bytes it takes.
+        /// Size of the adapter in bytes.
         pub bytes: u64,
-        /// Requests of it that are computed now.
+        /// Number of its running requests.
         pub running: u32,
-        /// Requests of it that wait.
+        /// Number of its waiting requests.
         pub waiting: u32,
-        /// Bytes of it that are on the device.
+        /// Bytes of the adapter that are on the device.
         pub device_bytes: u64,
-        /// Requests that found it not, or not wholly, on the device.
+        /// Number of its requests that did not find it completely on the device.
         pub cold_starts: u64,
-        /// Microseconds that requests waited for it to reach the device.
+        /// Total time that requests waited for it to reach the device, in microseconds.
         pub load_wait_us: u64,
-        /// Rows times ranks computed on the device.
+        /// Sum of rows x ranks computed on the device.
         pub rank_rows_device: u64,
-        /// Rows times ranks computed by workers.
+        /// Sum of rows x ranks computed by workers.
         pub rank_rows_workers: u64,
-        /// Rows times ranks that the executor computed from the host tier, because no worker did.
+        /// Sum of rows x ranks that the executor computed from the host tier, because no worker did.
         pub rank_rows_executor: u64,
-        /// Tokens that were drafted for requests of it and verified.
+        /// Number of draft tokens for its requests.
         pub drafted: u64,
-        /// Of them those that were its own.
+        /// Number of accepted draft tokens.
         pub accepted: u64,
-        /// The chance that one more token drafted for it would have had to have to be worth its row, when last asked; 0 before.
+        /// Acceptance probability that one more of its draft tokens last needed to be worth its row, or 0.
         pub least_confidence: f32,
     }
 }
 
 wire_struct! {
-    /// What a tenant has of the device.
+    /// KV blocks of one tenant on the device.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct ShareStats {
-        /// Whose.
+        /// Hash of the tenant.
         pub owner: OwnerBytes,
-        /// Blocks of keys and values, running or of the past.
+        /// Number of KV blocks, of running and of cached sequences.
         pub blocks: u32,
     }
 }
 
 wire_struct! {
-    /// Bytes of its host's memory that the process holds, by what they are for.
+    /// Host memory of the process in bytes, by purpose.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
     pub struct MemoryAccountStats {
-        /// The most that all of them may be together.
+        /// Upper limit of the sum of all purposes.
         pub limit_bytes: u64,
-        /// Weights; none where a GPU has them.
+        /// Weights of the base; 0 if a GPU holds them.
         pub weights_bytes: u64,
-        /// Blocks of the device's pool; none where a GPU has them.
+        /// Blocks of the device's pool; 0 if a GPU holds them.
         pub blocks_bytes: u64,
         /// Adapters of the host tier.
         pub adapters_bytes: u64,
-        /// Keys and values below the device, and those on their way to or from the disk.
+        /// Offloaded KV blocks in host memory, and those on their way to or from the disk.
         pub history_bytes: u64,
-        /// The workers' board, and what each of them sums in.
+        /// The board, and the workers' memory for sums.
         pub workers_bytes: u64,
         /// Channels and messages of split clients.
         pub clients_bytes: u64,
-        /// Drafts that are models: weights, keys and values.
+        /// Draft models: their weights and KV cache.
         pub drafts_bytes: u64,
     }
 }
 
 wire_struct! {
-    /// Where keys, values and adapters are, tier by tier; counters count from the executor's start.
+    /// Contents of the memory tiers; counters count from the executor's start.
     #[derive(Debug, Clone, PartialEq, Default)]
     pub struct MemoryStats {
-        /// Bytes of a block.
+        /// Size of a block in bytes.
         pub block_bytes: u64,
-        /// Blocks of the device that adapters have.
+        /// Number of device blocks that adapters hold.
         pub adapter_blocks: u32,
-        /// Slots of the host tier.
+        /// Number of block slots in the host tier.
         pub host_blocks_total: u32,
-        /// Of them, those in use.
+        /// Number of used block slots in the host tier.
         pub host_blocks_used: u32,
-        /// Slots of the disk tier.
+        /// Number of block slots in the disk tier.
         pub disk_blocks_total: u32,
-        /// Of them, those in use.
+        /// Number of used block slots in the disk tier.
         pub disk_blocks_used: u32,
-        /// Blocks brought back from the host tier because somebody asked.
+        /// Number of blocks fetched from the host tier on demand.
         pub fetched_host_blocks: u64,
-        /// Blocks brought back from the disk tier because somebody asked.
+        /// Number of blocks fetched from the disk tier on demand.
         pub fetched_disk_blocks: u64,
-        /// Blocks brought back before anybody asked.
+        /// Number of blocks prefetched before a request needed them.
         pub prefetched_blocks: u64,
-        /// Blocks copied to lower tiers.
+        /// Number of blocks copied to lower tiers.
         pub spilled_blocks: u64,
-        /// Blocks that left the device to make room.
+        /// Number of blocks evicted from the device.
         pub evicted_blocks: u64,
-        /// Of them, those that no lower tier had room for, though there is one.
+        /// Number of evicted blocks for which the existing lower tiers had no capacity.
         pub lost_blocks: u64,
-        /// Copies from and to lower tiers that came to nothing.
+        /// Number of failed copies from and to lower tiers.
         pub failed_copies: u64,
-        /// Microseconds that requests waited for keys and values to be brought back.
+        /// Total time that requests waited for offloaded KV blocks, in microseconds.
         pub kv_wait_us: u64,
-        /// How many adapters should be on the device, by expectation (ELORA Eq. 3).
+        /// Expected number of adapters that should be on the device (ELORA Eq. 3).
         pub adapters_required: f32,
-        /// Who has most of the device, the greatest first.
+        /// Tenants with the most blocks on the device, the largest first.
         pub shares: Vec<ShareStats>,
-        /// What all of it, and the rest of the process, holds in the host's memory.
+        /// Host memory of the whole process.
         pub held: MemoryAccountStats,
-        /// Weights that come from a disk.
+        /// Statistics of streamed weights.
         pub weights: WeightStats,
     }
 }
 
 wire_struct! {
-    /// Reading of weights that are not in memory; nothing where all are. Counters count from the executor's start.
+    /// Statistics of reading streamed weights since the executor's start; zeros if all are in memory.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
     pub struct WeightStats {
-        /// Bytes that were read.
+        /// Number of bytes that were read.
         pub read_bytes: u64,
-        /// Microseconds that reading them took.
+        /// Duration of the reads in microseconds.
         pub read_us: u64,
-        /// Microseconds of it that a pass waited; the rest was hidden behind computing.
+        /// Time in microseconds that passes waited for reads; computing hid the rest.
         pub waited_us: u64,
     }
 }

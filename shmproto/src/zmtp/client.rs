@@ -7,37 +7,36 @@ use super::greeting::{PeerRole, mechanism, put_rest};
 use super::link::{ZmtpConnection, link_methods};
 use super::{Login, Mechanism, ZmtpError, ZmtpEvent, ZmtpLimits};
 
-/// Most bytes of a name or password.
+/// Maximum size of a name or password in bytes.
 const MAX_CREDENTIAL_BYTES: usize = 255;
 
-/// A name or password that the protocol cannot carry.
+/// Error of a name or password that the protocol cannot carry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the {what} has {bytes} bytes, and at most 255 can be sent: use a shorter one")]
 pub struct CredentialsError {
-    /// `name` or `password`.
+    /// Field that is too long: `name` or `password`.
     pub what: &'static str,
-    /// How long it is.
+    /// Size of the field in bytes.
     pub bytes: usize,
 }
 
-/// How far the handshake is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ClientStage {
     Greeting,
-    /// PLAIN: may this end come in?
+    /// PLAIN: waits for the server to accept the login.
     Welcome,
-    /// What kind of socket is the peer?
+    /// Waits for the peer's socket type.
     Properties,
     Ready,
     Refused,
 }
 
-/// The client's end of one connection.
+/// Client's end of one connection.
 #[derive(Debug)]
 pub struct ZmtpClient {
     link: ZmtpConnection,
     mechanism: Mechanism,
-    /// Forgotten once it is sent.
+    /// Credentials, dropped once they are sent.
     login: Option<Login>,
     stage: ClientStage,
 }
@@ -45,17 +44,16 @@ pub struct ZmtpClient {
 impl ZmtpClient {
     link_methods!();
 
-    /// A connection over which the transport, or nobody, says who this is.
+    /// Creates a connection without credentials; the transport may authenticate the client.
     #[must_use]
     pub fn null(limits: ZmtpLimits) -> Self {
         Self::new(limits, None)
     }
 
-    /// A connection over which this end logs in.
+    /// Creates a connection that logs in with name and password.
     ///
     /// # Errors
-    ///
-    /// If name or password are too long.
+    /// Returns an error if name or password are too long.
     pub fn plain(limits: ZmtpLimits, username: &str, password: &str) -> Result<Self, CredentialsError> {
         for (what, text) in [("name", username), ("password", password)] {
             if text.len() > MAX_CREDENTIAL_BYTES {
@@ -73,11 +71,10 @@ impl ZmtpClient {
         Self { link, mechanism, login, stage: ClientStage::Greeting }
     }
 
-    /// What came; to be called until there is nothing.
+    /// Returns the next event; the caller repeats the call until there is none.
     ///
     /// # Errors
-    ///
-    /// What the server did wrong; the same for ever.
+    /// Returns the server's violation of the protocol, and again at every later call.
     pub fn next_event(&mut self) -> Result<Option<ZmtpEvent>, ZmtpError> {
         self.link.check()?;
         let step = self.step();

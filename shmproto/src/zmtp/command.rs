@@ -1,32 +1,30 @@
-//! Commands: a name, and fields. What is said between greeting and messages, and to see whether the peer lives.
+//! Commands, each with a name and fields: they end the handshake and check whether the peer is alive.
 
 use super::output::{Flags, put_frame};
 use super::{Login, ZmtpError};
 
-/// Most bytes of a ping's context, which is to be sent back.
+/// Maximum size of a ping's context in bytes; the pong repeats the context.
 const MAX_CONTEXT_BYTES: usize = 16;
 
-/// A command that was understood.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ZmtpCommand {
-    /// PLAIN: who the client is.
+    /// PLAIN: credentials of the client.
     Hello(Login),
-    /// PLAIN: the client may go on.
+    /// PLAIN: the login is accepted.
     Welcome,
-    /// PLAIN: the client's properties. Its kind of socket.
+    /// PLAIN: properties of the client; holds its socket type.
     Initiate(String),
-    /// The peer's properties. Its kind of socket.
+    /// Properties of the peer; holds its socket type.
     Ready(String),
-    /// What went wrong.
+    /// Reason for which the peer ends the connection.
     Error(String),
-    /// Tenths of seconds, and what is to be sent back.
+    /// Ping with its timeout in tenths of a second, and the context to send back.
     Ping(u16, Vec<u8>),
     Pong,
-    /// The name of one that is not for this end.
+    /// Name of a command that this end does not know.
     Other(String),
 }
 
-/// The unread rest of a command's fields.
 struct CommandFields<'a> {
     rest: &'a [u8],
     name: &'static str,
@@ -39,13 +37,13 @@ impl<'a> CommandFields<'a> {
         Ok(head)
     }
 
-    /// Bytes behind their count in a byte.
+    /// Takes bytes after a one-byte count.
     fn short(&mut self) -> Result<&'a [u8], ZmtpError> {
         let count = self.take(1)?[0];
         self.take(count.into())
     }
 
-    /// Bytes behind their count in four.
+    /// Takes bytes after a four-byte count.
     fn long(&mut self) -> Result<&'a [u8], ZmtpError> {
         let count = self.take(4)?.try_into().map_or(u32::MAX, u32::from_be_bytes);
         self.take(count as usize)
@@ -59,7 +57,7 @@ impl<'a> CommandFields<'a> {
         if self.rest.is_empty() { Ok(()) } else { Err(ZmtpError::Malformed(self.name)) }
     }
 
-    /// The kind of socket among properties; the others, an identity among them, mean nothing here.
+    /// Takes all properties and returns the socket type; other properties, such as the identity, are ignored.
     fn socket_type(&mut self) -> Result<String, ZmtpError> {
         let mut found = None;
         while !self.rest.is_empty() {
@@ -76,7 +74,6 @@ impl<'a> CommandFields<'a> {
 }
 
 impl ZmtpCommand {
-    /// Reads the body of a command frame.
     pub(super) fn read(body: &[u8]) -> Result<Self, ZmtpError> {
         let mut fields = CommandFields { rest: body, name: "name" };
         let name = fields.short()?;
@@ -111,7 +108,7 @@ impl ZmtpCommand {
                 }
                 (Self::Ping(ttl, context.to_vec()), fields)
             }
-            // Its context is that of a ping of ours, which has none.
+            // The context repeats that of this end's ping, which has none.
             b"PONG" => return Ok(Self::Pong),
             other => return Ok(Self::Other(String::from_utf8_lossy(other).into_owned())),
         };
@@ -120,7 +117,6 @@ impl ZmtpCommand {
     }
 }
 
-/// Appends a command: its name, then its fields.
 pub(super) fn put_command(out: &mut Vec<u8>, name: &'static str, fields: &[&[u8]]) {
     let mut body = vec![u8::try_from(name.len()).unwrap_or(u8::MAX)];
     body.extend_from_slice(name.as_bytes());
@@ -128,7 +124,7 @@ pub(super) fn put_command(out: &mut Vec<u8>, name: &'static str, fields: &[&[u8]
     put_frame(out, Flags::Command, &body);
 }
 
-/// Appends READY or INITIATE with the kind of this end's socket.
+/// Appends READY or INITIATE with the socket type of this end.
 pub(super) fn put_properties(out: &mut Vec<u8>, name: &'static str, socket_type: &str) {
     let length = u32::try_from(socket_type.len()).unwrap_or(u32::MAX).to_be_bytes();
     put_command(out, name, &[b"\x0bSocket-Type", &length, socket_type.as_bytes()]);

@@ -1,4 +1,4 @@
-//! The first 64 bytes of either side: signature, version, mechanism.
+//! Greeting, the first 64 bytes of either side: signature, version, mechanism.
 //!
 //! ```text
 //! 0 signature [10] | 10 major u8 | 11 minor u8 | 12 mechanism [20] | 32 as-server u8 | 33 zeros [31]
@@ -8,10 +8,9 @@ use super::{Mechanism, ZmtpError};
 
 pub(super) const GREETING_BYTES: usize = 64;
 
-/// Signature and version of this end: what may be said before the peer has said anything.
+/// Signature and version of this end, which are sent before the peer's greeting.
 pub(super) const OPENING: [u8; 12] = [0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0x7f, 3, 1];
 
-/// Which end a greeting is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PeerRole {
     Server,
@@ -27,17 +26,17 @@ impl Mechanism {
     }
 }
 
-/// Appends the rest of a greeting, behind [`OPENING`].
+/// Appends the rest of a greeting, after [`OPENING`].
 pub(super) fn put_rest(out: &mut Vec<u8>, mechanism: Mechanism, role: PeerRole) {
     let mut rest = [0; GREETING_BYTES - OPENING.len()];
     let name = mechanism.name();
     rest[..name.len()].copy_from_slice(name);
-    // Only a mechanism with two roles has a server.
+    // Only PLAIN distinguishes server and client.
     rest[20] = u8::from(mechanism == Mechanism::Plain && role == PeerRole::Server);
     out.extend_from_slice(&rest);
 }
 
-/// Refuses what cannot become a greeting as soon as that is seen: other protocols begin otherwise.
+/// Refuses another protocol or version at the first byte that shows it.
 pub(super) fn check_beginning(bytes: &[u8]) -> Result<(), ZmtpError> {
     let wrong = |at: usize, wanted: u8| bytes.get(at).is_some_and(|&byte| byte != wanted);
     if wrong(0, 0xff) || wrong(9, 0x7f) {
@@ -49,7 +48,7 @@ pub(super) fn check_beginning(bytes: &[u8]) -> Result<(), ZmtpError> {
     }
 }
 
-/// The mechanism that a whole greeting asks for.
+/// Returns the mechanism of a complete greeting.
 pub(super) fn mechanism(greeting: &[u8; GREETING_BYTES]) -> Result<Mechanism, ZmtpError> {
     check_beginning(greeting)?;
     let field = &greeting[12..32];

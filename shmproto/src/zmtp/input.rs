@@ -1,47 +1,42 @@
-//! From bytes to frames, with no more memory than bytes that came.
+//! Splits received bytes into frames, with memory in proportion to the bytes received.
 
 use super::{ZmtpError, ZmtpLimits};
 
-/// Bytes read ahead: heads, commands and small frames go through here, and the two ends of large ones.
+/// Size of the read-ahead buffer, for heads, commands, small frames and both ends of large frames.
 const STAGING_BYTES: usize = 16 << 10;
 
-/// Least by which a frame's memory grows.
+/// Smallest growth of a frame's memory, in bytes.
 const STEP_BYTES: usize = 64 << 10;
 
 const MORE: u8 = 1;
 const LONG: u8 = 2;
 const COMMAND: u8 = 4;
 
-/// What a frame belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FrameKind {
-    /// A message that goes on.
     More,
-    /// A message that ends here.
     Last,
-    /// No message.
     Command,
 }
 
-/// A frame.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ZmtpFrame {
     pub(super) kind: FrameKind,
     pub(super) body: Vec<u8>,
 }
 
-/// A frame that is under way. `bytes` is room for as much as may come next, `filled` of it came.
+/// Incomplete frame. `bytes` has capacity for the next bytes, and `filled` bytes of it have come.
 #[derive(Debug)]
 struct FrameBody {
     kind: FrameKind,
     bytes: Vec<u8>,
     filled: usize,
     length: usize,
-    /// Nothing of it is kept.
+    /// Whether the content is dropped.
     is_skipped: bool,
 }
 
-/// Bytes that came and mean something together only with others.
+/// Received bytes that form no complete frame yet.
 #[derive(Debug)]
 pub(super) struct FrameInput {
     staging: Vec<u8>,
@@ -55,7 +50,7 @@ impl FrameBody {
         self.length - self.filled
     }
 
-    /// Makes room for `wanted` bytes more, and for as many again as came, within the frame's length.
+    /// Makes capacity for `wanted` more bytes, and for as many again as came, up to the frame's length.
     fn grow(&mut self, wanted: usize) {
         let room = (self.filled + wanted).max(2 * self.filled).max(STEP_BYTES).min(self.length);
         if room > self.bytes.len() {
@@ -82,13 +77,13 @@ impl FrameInput {
         Self { staging: vec![0; STAGING_BYTES], from: 0, to: 0, body: None }
     }
 
-    /// Whether the next bytes are wholly a large frame's, and go where it will be handed out.
+    /// Whether all next bytes belong to a large frame and go directly to its memory.
     fn is_direct(&self) -> bool {
         let is_large = |body: &FrameBody| !body.is_skipped && body.left() >= STAGING_BYTES;
         self.from == self.to && self.body.as_ref().is_some_and(is_large)
     }
 
-    /// Where the next bytes go: not empty, if all that came was looked at.
+    /// Returns the memory for the next bytes; not empty if all received frames were taken.
     pub(super) fn space(&mut self) -> &mut [u8] {
         if self.is_direct()
             && let Some(body) = &mut self.body
@@ -103,7 +98,6 @@ impl FrameInput {
         &mut self.staging[self.to..]
     }
 
-    /// So many bytes were written into [`FrameInput::space`].
     pub(super) fn advance(&mut self, count: usize) {
         if self.is_direct()
             && let Some(body) = &mut self.body
@@ -114,23 +108,22 @@ impl FrameInput {
         }
     }
 
-    /// Bytes that came and were not looked at.
+    /// Returns received bytes that were not yet decoded.
     pub(super) fn staged(&self) -> &[u8] {
         &self.staging[self.from..self.to]
     }
 
-    /// Forgets the first `count` of these.
     pub(super) fn consume(&mut self, count: usize) {
         self.from = (self.from + count).min(self.to);
     }
 
-    /// Bytes of the frame of a message that has begun to come; none of one that is skipped.
+    /// Returns the length of the incomplete message frame; `None` if its content is dropped.
     pub(super) fn announced(&self) -> Option<usize> {
         let body = self.body.as_ref()?;
         (body.kind != FrameKind::Command && !body.is_skipped).then_some(body.length)
     }
 
-    /// Keeps nothing of the frame that has begun to come: it will be handed out empty.
+    /// Drops the content of the incomplete frame, which will be returned empty.
     pub(super) fn skip(&mut self) {
         if let Some(body) = &mut self.body {
             body.bytes = Vec::new();
@@ -138,12 +131,11 @@ impl FrameInput {
         }
     }
 
-    /// Memory held for what is under way.
     pub(super) fn held_bytes(&self) -> usize {
         self.staging.len() + self.body.as_ref().map_or(0, |body| body.bytes.capacity())
     }
 
-    /// The next frame, if all of it came.
+    /// Returns the next frame, if it is complete.
     pub(super) fn frame(&mut self, limits: &ZmtpLimits) -> Result<Option<ZmtpFrame>, ZmtpError> {
         let mut body = match self.body.take() {
             Some(body) => body,
@@ -162,7 +154,7 @@ impl FrameInput {
         Ok(None)
     }
 
-    /// The head of a frame, if all of it came: flags, and a length of one byte or eight.
+    /// Decodes the head of a frame, if it is complete: flags, and a length of one byte or eight.
     fn head(&mut self, limits: &ZmtpLimits) -> Result<Option<FrameBody>, ZmtpError> {
         let staged = self.staged();
         let Some((&flags, rest)) = staged.split_first() else { return Ok(None) };

@@ -1,4 +1,4 @@
-//! What both ends have in common: bytes in and out, messages from frames, and heartbeats.
+//! Code that both ends share: bytes in and out, messages from frames, and heartbeats.
 
 use std::time::Duration;
 
@@ -7,18 +7,17 @@ use super::greeting::{GREETING_BYTES, OPENING, check_beginning};
 use super::input::{FrameInput, FrameKind};
 use super::{ZmtpError, ZmtpEvent, ZmtpLimits};
 
-/// Most bytes of answers to pings that a peer may leave unread.
+/// Maximum number of bytes of unsent pongs before the peer counts as slow.
 const MAX_OUTGOING_BYTES: usize = 16 << 10;
 
-/// A connection, whichever end this is.
 #[derive(Debug)]
 pub(super) struct ZmtpConnection {
     input: FrameInput,
     output: Vec<u8>,
-    /// Frames of a message that is not complete.
+    /// Frames of an incomplete message.
     frames: Vec<Vec<u8>>,
     pub(super) limits: ZmtpLimits,
-    /// Bytes of the handshake.
+    /// Bytes of the handshake that have come.
     shaken: usize,
     peer_ttl: Option<Duration>,
     failed: Option<ZmtpError>,
@@ -79,7 +78,7 @@ impl ZmtpConnection {
         put_command(&mut self.output, "PING", &[&tenths.to_be_bytes()]);
     }
 
-    /// Keeps an error, to be said for ever.
+    /// Stores an error, which every later call returns.
     pub(super) fn fail<T>(&mut self, answer: Result<T, ZmtpError>) -> Result<T, ZmtpError> {
         if let Err(error) = &answer {
             self.failed = Some(error.clone());
@@ -87,12 +86,11 @@ impl ZmtpConnection {
         answer
     }
 
-    /// What went wrong before, if anything.
     pub(super) fn check(&self) -> Result<(), ZmtpError> {
         self.failed.clone().map_or(Ok(()), Err)
     }
 
-    /// The peer's greeting, if all of it came.
+    /// Returns the peer's greeting, if it is complete.
     pub(super) fn greeting(&mut self) -> Result<Option<[u8; GREETING_BYTES]>, ZmtpError> {
         let staged = self.input.staged();
         check_beginning(staged)?;
@@ -102,7 +100,7 @@ impl ZmtpConnection {
         Ok(Some(greeting))
     }
 
-    /// The next command of the handshake, if all of it came.
+    /// Returns the next command of the handshake, if it is complete.
     pub(super) fn handshake(&mut self) -> Result<Option<ZmtpCommand>, ZmtpError> {
         let Some(frame) = self.input.frame(&self.limits)? else { return Ok(None) };
         if frame.kind != FrameKind::Command {
@@ -115,11 +113,11 @@ impl ZmtpConnection {
         ZmtpCommand::read(&frame.body).map(Some)
     }
 
-    /// The next message or sign of life, if all of it came.
+    /// Returns the next message or pong, if it is complete.
     pub(super) fn traffic(&mut self) -> Result<Option<ZmtpEvent>, ZmtpError> {
         while let Some(frame) = self.input.frame(&self.limits)? {
             match frame.kind {
-                // Also between the frames of a message: libzmq pings whenever its timer says so.
+                // Commands may also come between the frames of a message, because libzmq pings by its timer.
                 FrameKind::Command => {
                     if let Some(event) = self.command(&frame.body)? {
                         return Ok(Some(event));
@@ -157,7 +155,7 @@ impl ZmtpConnection {
 }
 
 impl ZmtpCommand {
-    /// This command, where it does not belong.
+    /// Returns the error of this command in a state where it is not allowed.
     pub(super) fn unexpected(self) -> ZmtpError {
         let name = match self {
             Self::Hello(_) => "HELLO",
@@ -173,21 +171,21 @@ impl ZmtpCommand {
     }
 }
 
-/// What both ends offer of their link.
+/// Defines the public methods that both ends forward to their link.
 macro_rules! link_methods {
     () => {
-        /// Where the next bytes that are read go; empty only if [`Self::next_event`] has something to say first.
-        /// Of a large frame it is the memory that the frame is handed out in.
+        /// Returns the memory for the next bytes; empty only if [`Self::next_event`] has an event first. For
+        /// a large frame, the memory is the one that the caller receives with the frame.
         pub fn space(&mut self) -> &mut [u8] {
             self.link.space()
         }
 
-        /// So many bytes were read into [`Self::space`], from its beginning.
+        /// Records that `count` bytes were read into [`Self::space`], from its beginning.
         pub fn advance(&mut self, count: usize) {
             self.link.advance(count);
         }
 
-        /// Takes as many of `bytes` as there is space for, off its front.
+        /// Takes as many of `bytes` from the front as there is space for.
         pub fn feed(&mut self, bytes: &mut &[u8]) {
             let space = self.space();
             let count = space.len().min(bytes.len());
@@ -196,30 +194,29 @@ macro_rules! link_methods {
             self.advance(count);
         }
 
-        /// Handshake and heartbeats to be sent: between whole messages, never within one.
+        /// Returns bytes of handshake and heartbeats to send, between whole messages only.
         #[must_use]
         pub fn outgoing(&self) -> &[u8] {
             self.link.outgoing()
         }
 
-        /// The first `count` bytes of these were sent.
+        /// Records that the first `count` bytes of [`Self::outgoing`] were sent.
         pub fn sent(&mut self, count: usize) {
             self.link.sent(count);
         }
 
-        /// Asks the peer for a sign of life, once the connection is ready, and to give this end up if it hears nothing
-        /// for `ttl`.
+        /// Queues a ping on a ready connection; the peer should give up this end after `ttl` of silence.
         pub fn ping(&mut self, ttl: Duration) {
             self.link.ping(ttl);
         }
 
-        /// After how long a silence the peer wants to be given up, if it said so.
+        /// Returns the silence after which the peer wants to be given up, if it announced one.
         #[must_use]
         pub fn peer_ttl(&self) -> Option<Duration> {
             self.link.peer_ttl()
         }
 
-        /// Memory held for what has not come wholly, or was not sent.
+        /// Returns the memory held for incomplete or unsent data, in bytes.
         #[must_use]
         pub fn held_bytes(&self) -> usize {
             self.link.held_bytes()

@@ -1,6 +1,6 @@
-//! From frames to bytes.
+//! Encodes frames as bytes.
 
-/// Flags of a frame, but for that of a long one.
+/// Flags of a frame, without the flag of a long one.
 #[derive(Debug, Clone, Copy)]
 #[repr(u8)]
 pub(super) enum Flags {
@@ -9,7 +9,6 @@ pub(super) enum Flags {
     Command = 4,
 }
 
-/// Flags and length of a frame.
 fn put_head(out: &mut Vec<u8>, flags: Flags, bytes: usize) {
     match u8::try_from(bytes) {
         Ok(bytes) => out.extend_from_slice(&[flags as u8, bytes]),
@@ -25,19 +24,17 @@ pub(super) fn put_frame(out: &mut Vec<u8>, flags: Flags, body: &[u8]) {
     out.extend_from_slice(body);
 }
 
-/// Appends a message.
+/// Appends a message of these frames.
 ///
 /// # Panics
-///
-/// If it has no frames: there is no such message.
+/// Panics if `frames` is empty, because every message has a frame.
 pub fn put_message(out: &mut Vec<u8>, frames: &[&[u8]]) {
     let (last, before) = frames.split_last().expect("a message has a frame");
     before.iter().for_each(|frame| put_frame(out, Flags::More, frame));
     put_frame(out, Flags::Last, last);
 }
 
-/// Appends everything of a message of two frames but the bytes of the second, which are to be sent behind it: so a
-/// tensor is not copied to be sent.
+/// Appends a message of two frames without the second's bytes, which the caller sends uncopied.
 pub fn put_two_frames_head(out: &mut Vec<u8>, first: &[u8], second_bytes: usize) {
     put_frame(out, Flags::More, first);
     put_head(out, Flags::Last, second_bytes);

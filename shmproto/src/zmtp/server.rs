@@ -7,37 +7,36 @@ use super::greeting::{PeerRole, mechanism, put_rest};
 use super::link::{ZmtpConnection, link_methods};
 use super::{Mechanism, ZmtpError, ZmtpEvent, ZmtpLimits};
 
-/// Longest reason of a rejection, in bytes.
+/// Maximum size of a rejection's reason in bytes.
 const MAX_REASON_BYTES: usize = 255;
 
-/// Which mechanisms are taken.
+/// Security mechanisms that a server accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AcceptedMechanisms {
-    /// The transport says who the client is.
+    /// NULL only: the transport authenticates the client.
     Null,
-    /// The client must log in.
+    /// PLAIN only: the client must log in.
     Plain,
-    /// Whichever the client asks for.
+    /// The mechanism that the client requests.
     Either,
 }
 
-/// How far the handshake is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ServerStage {
     Greeting,
-    /// PLAIN: who is it?
+    /// PLAIN: waits for the credentials.
     Hello,
-    /// PLAIN: somebody is asked whether this one may come in.
+    /// PLAIN: waits for the caller's decision about the login.
     Judged,
-    /// PLAIN: what kind of socket is it?
+    /// PLAIN: waits for the peer's socket type.
     Initiate,
-    /// NULL: the same.
+    /// NULL: waits for the peer's socket type.
     Properties,
     Ready,
     Rejected,
 }
 
-/// The server's end of one connection.
+/// Server's end of one connection.
 #[derive(Debug)]
 pub struct ZmtpServer {
     link: ZmtpConnection,
@@ -59,47 +58,46 @@ impl AcceptedMechanisms {
 impl ZmtpServer {
     link_methods!();
 
-    /// A connection that was just accepted.
+    /// Creates the state of a connection that was just accepted.
     #[must_use]
     pub fn new(limits: ZmtpLimits, accepts: AcceptedMechanisms) -> Self {
         Self { link: ZmtpConnection::new(limits), accepts, stage: ServerStage::Greeting, mechanism: None }
     }
 
-    /// Other limits from the next frame on: once it is known who the client is.
+    /// Sets limits that apply from the next frame on, for when the client is known.
     pub fn set_limits(&mut self, limits: ZmtpLimits) {
         self.link.limits = limits;
     }
 
-    /// The mechanism that the client asked for and that is taken, once that is known.
+    /// Returns the accepted mechanism that the client requested, once it is known.
     #[must_use]
     pub fn mechanism(&self) -> Option<Mechanism> {
         self.mechanism
     }
 
-    /// Of a message that has not come wholly: the frames before, and the bytes of the one that has begun to come. To be
-    /// asked after [`Self::next_event`] gave nothing, so that room is found before the bytes are there.
+    /// Returns the earlier frames of an incomplete message, and the length in bytes of its current frame. The
+    /// caller asks after [`Self::next_event`] returned no event, to reserve memory before the bytes come.
     #[must_use]
     pub fn under_way(&self) -> Option<(&[Vec<u8>], usize)> {
         self.link.under_way()
     }
 
-    /// Keeps nothing of the frame that has begun to come: its message will have an empty one in its place.
+    /// Drops the content of the current frame: its message will contain an empty frame instead.
     pub fn skip(&mut self) {
         self.link.skip();
     }
 
-    /// What came; to be called until there is nothing.
+    /// Returns the next event; the caller repeats the call until there is none.
     ///
     /// # Errors
-    ///
-    /// What the client did wrong; the same for ever.
+    /// Returns the client's violation of the protocol, and again at every later call.
     pub fn next_event(&mut self) -> Result<Option<ZmtpEvent>, ZmtpError> {
         self.link.check()?;
         let step = self.step();
         self.link.fail(step)
     }
 
-    /// Lets in the client that [`ZmtpEvent::Login`] told of.
+    /// Accepts the client of the last [`ZmtpEvent::Login`].
     pub fn accept(&mut self) {
         if self.stage == ServerStage::Judged {
             put_command(self.link.output(), "WELCOME", &[]);
@@ -107,8 +105,8 @@ impl ZmtpServer {
         }
     }
 
-    /// Turns it away. The reason, cut to 255 bytes, is to be sent before the connection is closed. libzmq takes the
-    /// reasons `300`, `400` and `500` for a refusal, and others for a fault.
+    /// Rejects the client. The reason, cut to 255 bytes, must be sent before the connection is closed. libzmq
+    /// takes the reasons `300`, `400` and `500` as a refusal, and others as a fault.
     pub fn reject(&mut self, reason: &str) {
         if self.stage == ServerStage::Judged {
             let reason = &reason[..reason.floor_char_boundary(MAX_REASON_BYTES)];
@@ -152,7 +150,7 @@ impl ZmtpServer {
         }
     }
 
-    /// Answers a greeting with the mechanism it asks for.
+    /// Answers a greeting with the mechanism that the client requests.
     fn greet(&mut self, mechanism: Mechanism) -> Result<(), ZmtpError> {
         if !self.accepts.takes(mechanism) {
             return Err(ZmtpError::Mechanism(format!("{mechanism:?}").to_uppercase()));

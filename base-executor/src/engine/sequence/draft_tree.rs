@@ -1,8 +1,9 @@
-//! A tree of drafted tokens behind a sequence, for one step (EdgeLLM, L-05 to L-07, D4.12).
+//! The draft tree of a sequence for one step (EdgeLLM, L-05 to L-07, D4.12).
 //!
-//! Its rows are the token that is pending anyway, and then the tree's, segment by segment. Each segment has blocks of its own in
-//! which all of its path lies where plain decoding would have put it: full blocks of the sequence are shared, and the one that it
-//! ends in is copied. Nothing of a tree is seen by others: what is accepted becomes the sequence's, the rest is given back.
+//! The rows of a tree are the pending token, then the tree's segments. Each segment has a block table in
+//! which its whole path lies as in plain decoding: full blocks of the sequence are shared, the partly filled
+//! one is copied. Other sequences see no tree. Blocks of accepted tokens join the sequence, others are
+//! released.
 
 use std::ops::Range;
 
@@ -17,19 +18,19 @@ use types::BlockId;
 
 use super::{Sequence, failure};
 
-/// See the module.
+/// A draft tree with its rows and blocks.
 #[derive(Debug)]
 pub(in crate::engine) struct DraftTree {
     tree: TokenTree,
     segments: Segments,
-    /// Of all rows: the pending one, then those of the tree.
+    /// Tokens of all rows: the pending one, then those of the tree.
     tokens: Vec<u32>,
     branches: Vec<DraftBranch>,
-    /// Of the sequence's blocks so many are in every branch.
+    /// Number of the sequence's blocks that every branch shares.
     shared: usize,
 }
 
-/// What came of a tree.
+/// Result of a verification, with its output.
 #[derive(Debug)]
 pub(in crate::engine) struct Verified {
     pub(in crate::engine) output: Output,
@@ -37,18 +38,17 @@ pub(in crate::engine) struct Verified {
     pub(in crate::engine) verdict: VerificationResult,
 }
 
-/// A segment with its blocks.
 #[derive(Debug)]
 struct DraftBranch {
     rows: Range<usize>,
-    /// Position of its first row.
+    /// Position of the first row.
     start: usize,
-    /// Those of its path; empty for the first segment, which goes on in the sequence's own.
+    /// Blocks of the branch's path; empty for the first segment, which uses the sequence's blocks.
     blocks: Vec<BlockId>,
     trunk: Vec<Trunk>,
 }
 
-/// A block of a branch, and which one it begins as a copy of.
+/// A block of a branch, and the block that is copied to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::engine) struct BranchBlocks {
     pub(in crate::engine) from: BlockId,
@@ -56,27 +56,25 @@ pub(in crate::engine) struct BranchBlocks {
 }
 
 impl DraftTree {
-    /// What was drafted.
     pub(super) fn tree(&self) -> &TokenTree {
         &self.tree
     }
 
-    /// Rows of a pass.
     pub(in crate::engine) fn rows(&self) -> usize {
         self.tokens.len()
     }
 
-    /// The row where the walk stands.
+    /// Returns the row of a node, or of the root.
     fn row(&self, node: Option<NodeId>) -> usize {
         self.segments.row(node).unwrap_or(0)
     }
 
-    /// The branch in whose blocks the path to a row is.
+    /// Returns the branch whose blocks hold the path to a row.
     fn branch_of(&self, row: usize) -> usize {
         self.branches.iter().position(|branch| branch.rows.contains(&row)).unwrap_or(0)
     }
 
-    /// Blocks that branches have of their own.
+    /// Returns the unshared blocks of each branch.
     fn own_blocks(&self) -> impl Iterator<Item = &[BlockId]> {
         self.branches.iter().skip(1).map(|branch| &branch.blocks[self.shared..])
     }
@@ -94,7 +92,7 @@ impl DraftTree {
 }
 
 impl DraftBranch {
-    /// A segment behind the pending token at `position`.
+    /// Creates the branch of a segment after the pending token at `position`.
     fn new(segment: &Segment, position: usize) -> Self {
         let Segment { own, trunk } = segment;
         let trunk = trunk.iter().map(|above| Trunk {
@@ -110,15 +108,15 @@ impl DraftBranch {
         }
     }
 
-    /// Positions of its path.
+    /// Returns the position after the last row.
     fn end(&self) -> usize {
         self.start + self.rows.len()
     }
 }
 
 impl<A> Sequence<A> {
-    /// Grows `tree` behind the pending token, if there are blocks for it beside `reserve` others. Blocks that are to be copied
-    /// before the pass are added to `forks`.
+    /// Attaches `tree` after the pending token, if blocks are available for it besides `reserve` others.
+    /// Blocks to be copied before the pass are added to `forks`.
     pub(in crate::engine) fn grow(
         &mut self,
         tree: TokenTree,
@@ -149,7 +147,7 @@ impl<A> Sequence<A> {
         self.grown = Some(DraftTree { tree, segments, tokens, branches, shared });
     }
 
-    /// What a pass is to compute of its next `count` tokens, or of its tree.
+    /// Returns the slices of a pass for the next `count` tokens, or for the tree.
     pub(in crate::engine) fn slices(
         &self,
         count: usize,
@@ -166,13 +164,11 @@ impl<A> Sequence<A> {
         plain.into_iter().chain(self.grown.iter().flat_map(|grown| grown.slices(self)))
     }
 
-    /// Something was drafted for the next step.
     pub(in crate::engine) fn has_grown(&self) -> bool {
         self.grown.is_some()
     }
 
-    /// The drafted tokens that would be told next, if somebody wants to see them before they are verified: those of the likeliest
-    /// branch, up to one that would end the answer, or that may not be said yet.
+    /// Returns the provisional tokens, if the request wants them: the likeliest branch up to a stop token.
     pub(in crate::engine) fn provisional(&self) -> Option<Output> {
         let grown = self.grown.as_ref().filter(|_| self.task.provisional == ProvisionalMode::Wanted)?;
         let drafted = grown.tree.likeliest_branch().map(|node| grown.tree.token(node));
@@ -184,15 +180,15 @@ impl<A> Sequence<A> {
         })
     }
 
-    /// Gives up what has grown.
+    /// Drops the draft tree and releases its blocks.
     pub(in crate::engine) fn prune(&mut self, kv: &mut Cache) {
         if let Some(grown) = self.grown.take() {
             grown.own_blocks().for_each(|blocks| kv.release(blocks));
         }
     }
 
-    /// Takes in the logits of all rows of its tree: the model's own tokens are drawn one after the other, as far as they had been
-    /// drafted and one further.
+    /// Verifies the tree with the logits of all its rows. Samples the model's tokens one after the other,
+    /// until one is not in the tree.
     pub(in crate::engine) fn verify(
         &mut self,
         rows: &mut [f32],
@@ -208,7 +204,7 @@ impl<A> Sequence<A> {
                 Ok(allowed) => self.choose(logits, (allowed, walk.at())),
                 Err(error) => Err(error.clone()),
             };
-            // What cannot be drawn behind accepted tokens is found once more when it is computed alone, and said then.
+            // An error after accepted tokens recurs, and is reported, when the next token is computed alone.
             let token = match chosen {
                 Ok(token) => token,
                 Err(error) => break Some(error),
@@ -221,7 +217,7 @@ impl<A> Sequence<A> {
             }
         };
         let verdict = walk.verdict();
-        // The last token has not been computed: it is pending now, or ends the answer.
+        // The last token is not computed: it is pending now, or ends the answer.
         let computed = tokens.len().max(1);
         let last = verdict.accepted[..computed - 1].last().copied();
         let tree = self.give_back(grown, last, kv);
@@ -235,11 +231,11 @@ impl<A> Sequence<A> {
         Verified { output, tree, verdict }
     }
 
-    /// Goes on in the blocks that hold the path to `node`, and gives all others back; what grew in them is left.
+    /// Keeps the blocks with the path to `node`, releases all others, and returns the tree.
     fn give_back(&mut self, mut grown: DraftTree, node: Option<NodeId>, kv: &mut Cache) -> TokenTree {
         let index = grown.branch_of(grown.row(node));
         if index > 0 {
-            // What was the sequence's is now the branch's to give back.
+            // The sequence's former blocks are released as the branch's.
             std::mem::swap(&mut self.blocks, &mut grown.branches[index].blocks);
         }
         grown.own_blocks().for_each(|blocks| kv.release(blocks));

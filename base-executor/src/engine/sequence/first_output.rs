@@ -1,4 +1,4 @@
-//! Outputs of a sequence, of which the first carries what was noted before.
+//! Outputs of a sequence, the first of which carries the admission data.
 
 use std::time::Instant;
 
@@ -6,10 +6,10 @@ use shmproto::message::{Finish, Output, RequestId, TokenOutput, WireError};
 
 use super::{Sequence, microseconds};
 
-/// What the first output carries besides tokens.
+/// Additional content of the first output.
 #[derive(Debug)]
 pub(super) enum FirstOutput {
-    /// Not sent yet: log-probabilities of the prompt so far, and what the first admission noted.
+    /// Not sent yet: prompt log-probabilities so far, and data of the first admission.
     Due {
         prompt: Vec<TokenOutput>,
         admission: Admission,
@@ -17,22 +17,22 @@ pub(super) enum FirstOutput {
     Sent,
 }
 
-/// What is noted when a sequence is admitted for the first time.
+/// Data of a sequence's first admission.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Admission {
-    /// Prompt tokens found in the cache.
+    /// Number of prompt tokens found in the prefix cache.
     cached_tokens: u32,
-    /// Microseconds since the request was received.
+    /// Time since the request was received, in microseconds.
     queued_us: u64,
-    /// Of them, microseconds it waited for its adapter.
+    /// Part of it that the sequence waited for its adapter.
     load_wait_us: u64,
-    /// And for keys and values to come back.
+    /// Part of it that the sequence waited for KV blocks.
     kv_wait_us: u64,
 }
 
 impl<A> Sequence<A> {
-    /// Notes when the first admission was and what it found in the cache; later ones would count its own blocks.
-    /// Returns false if this was a later one.
+    /// Records the first admission and the `found` cached tokens. Returns false for later admissions, which
+    /// would count the sequence's own blocks.
     pub(in crate::engine) fn note_admission(&mut self, found: usize, now: Instant) -> bool {
         let first = !std::mem::replace(&mut self.is_admitted, true);
         if first {
@@ -71,7 +71,6 @@ impl<A> Sequence<A> {
     }
 }
 
-/// The output of a request that ends in `error`.
 pub(crate) fn failure(request: RequestId, error: WireError) -> Output {
     Output { error: Some(error), request, ..Output::default() }
 }

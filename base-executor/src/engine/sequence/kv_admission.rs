@@ -1,4 +1,4 @@
-//! How a sequence gets its blocks, and gives them back.
+//! Allocation and release of a sequence's blocks.
 
 use std::time::Instant;
 
@@ -8,31 +8,32 @@ use scheduling::batch::{BatchLimits, may_enter};
 
 use super::{FirstOutput, PoolingState, Sequence, microseconds};
 
-/// Blocks that come back from a lower tier.
+/// Blocks that come from a lower tier.
 #[derive(Debug)]
 pub(in crate::engine) enum OffloadFetch {
-    /// It waits for none.
     Nothing,
-    /// It waits, and holds all blocks that it needs.
-    Waits { nodes: Vec<NodeId>, since: Instant },
-    /// They have come.
+    /// The sequence waits for `nodes`, and holds all blocks it needs.
+    Waits {
+        nodes: Vec<NodeId>,
+        since: Instant,
+    },
     Here,
 }
 
-/// What became of a wish to run.
+/// Result of an admission attempt.
 #[derive(Debug)]
 pub(in crate::engine) enum KvAdmission {
-    /// There are too few blocks; nothing was taken.
+    /// There are too few blocks; none was taken.
     NoRoom,
-    /// It waits for blocks from a lower tier.
+    /// The sequence waits for blocks from a lower tier.
     Waits,
-    /// It runs; so many of its tokens, without virtual ones, were found in the cache.
+    /// The sequence runs, with `found` of its tokens, virtual ones excluded, from the prefix cache.
     Runs { found: usize },
 }
 
 impl<A> Sequence<A> {
-    /// Takes blocks for all its tokens, sharing those that are cached, if it may enter beside `running` others. Those that lower
-    /// tiers have come first; until they are there it does not run.
+    /// Takes blocks for all tokens, sharing cached ones, if admission with `running` others is allowed.
+    /// Blocks in lower tiers are fetched first, and the sequence waits for them.
     pub(in crate::engine) fn try_admit(
         &mut self,
         kv: &mut Cache,
@@ -45,7 +46,7 @@ impl<A> Sequence<A> {
             OffloadFetch::Here => return self.runs(),
             OffloadFetch::Nothing => {}
         }
-        // The last token is computed in any case: its logits are needed.
+        // The last token is always computed, because its logits are needed.
         let reusable = if self.computes_all() { 0 } else { self.tokens.len() - 1 };
         let reusable = &self.tokens[..reusable];
         let mut found = self.trail.lookup(kv, reusable);
@@ -74,17 +75,16 @@ impl<A> Sequence<A> {
         KvAdmission::Runs { found: self.computed.saturating_sub(self.task.virtual_tokens) }
     }
 
-    /// It took all its blocks, and those that were to come have come.
+    /// Whether the sequence holds all its blocks, and the fetched ones have arrived.
     pub(in crate::engine) fn holds_its_blocks(&self) -> bool {
         matches!(self.fetched, OffloadFetch::Here)
     }
 
-    /// What it has of lower tiers.
     pub(in crate::engine) fn fetched(&self) -> &OffloadFetch {
         &self.fetched
     }
 
-    /// What it waited for is there; returns the microseconds that took.
+    /// Ends the fetch; returns the waiting time in microseconds.
     pub(in crate::engine) fn end_fetch(&mut self, now: Instant) -> u64 {
         let OffloadFetch::Waits { since, .. } = std::mem::replace(&mut self.fetched, OffloadFetch::Here)
         else {
@@ -95,8 +95,8 @@ impl<A> Sequence<A> {
         waited_us
     }
 
-    /// Gives all blocks back and starts over, keeping its tokens. Sampling is keyed by position and the forward
-    /// pass by tokens alone, so what follows is bit for bit what would have followed.
+    /// Releases all blocks and starts over with the same tokens. Sampling depends on positions and the pass
+    /// on tokens only, so the continuation is bit for bit the same.
     pub(in crate::engine) fn release_blocks(&mut self, kv: &mut Cache) {
         kv.release(&std::mem::take(&mut self.blocks));
         self.computed = 0;

@@ -1,4 +1,4 @@
-//! The next token of a sequence, from a row of logits or from the pass that drew it.
+//! Sampling of a sequence's next token, from logits or by the pass.
 
 use std::time::Instant;
 
@@ -11,27 +11,27 @@ use super::Sequence;
 use crate::constrained_decoding::{AllowedTokens, GrammarState, GrammarStateError};
 
 impl<A> Sequence<A> {
-    /// Has to look like what `guide` leads through, if there is one.
+    /// Sets the grammar of a structured output.
     pub(in crate::engine) fn guided(self, guide: Option<GrammarState>) -> Self {
         Self { guide, ..self }
     }
 
-    /// What it has to look like is known, or will never be; and so is what may come next, if that was late.
+    /// Whether neither a compilation nor a late mask is pending.
     pub(in crate::engine) fn knows_its_grammar(&mut self) -> bool {
         self.guide.as_mut().is_none_or(GrammarState::is_ready)
     }
 
-    /// Whether the sequence waits for its next allowed tokens, and so takes no part in steps meanwhile.
+    /// Whether the sequence waits for a late mask, and so skips steps.
     pub(in crate::engine) fn sits_out(&self) -> bool {
         self.guide.as_ref().is_some_and(GrammarState::is_late)
     }
 
-    /// A pass over its next `count` tokens draws one.
+    /// Whether a pass over the next `count` tokens samples one.
     fn draws(&self, count: usize) -> bool {
         self.grown.is_some() || count == self.pending()
     }
 
-    /// Its next `count` tokens are about to be computed: if one is drawn then, it has to be known which may be.
+    /// Requests the mask, if a pass over the next `count` tokens samples a token.
     pub(in crate::engine) fn ask_guide(&mut self, count: usize) {
         let draws = self.draws(count);
         if let Some(guide) = self.guide.as_mut().filter(|_| draws) {
@@ -40,29 +40,29 @@ impl<A> Sequence<A> {
         }
     }
 
-    /// Its next `count` tokens have been computed: waits until `until` for what may come behind them, if that is needed.
+    /// Waits until `until` for the mask, if the pass over `count` tokens needs one; false if it is late.
     pub(in crate::engine) fn has_looked(&mut self, count: usize, until: Instant) -> bool {
         let draws = self.draws(count);
         self.guide.as_mut().filter(|_| draws).is_none_or(|guide| guide.has_looked(until))
     }
 
-    /// Takes nothing in of a pass over its next `count` tokens but what does not depend on what may come next: the token that
-    /// draws is computed again in a later step, to the same bits. Returns how many tokens are left computed.
+    /// Takes only the mask-independent part of a pass over `count` tokens. The sampling token is computed
+    /// again in a later step, with the same bits. Returns the number of tokens that stay computed.
     pub(in crate::engine) fn sit_out(&mut self, count: usize, kv: &mut Cache) -> usize {
-        // Scores of a prompt come with the logits of all of its tokens; a tree hangs on the one that is pending.
+        // Prompt scores need the logits of all tokens, and a tree depends on the pending one.
         let kept = if self.scores_prompt() || self.has_grown() { 0 } else { count - 1 };
         self.prune(kv);
         self.keep(kept, kv);
         kept
     }
 
-    /// Which tokens may be drawn behind the last one, and behind each that was drafted; `None`: all of them.
+    /// Returns the masks after the last token and after each draft token; `None` without a grammar.
     pub(super) fn allowed(&mut self) -> Result<Option<AllowedTokens>, WireError> {
         let allowed = self.guide.as_mut().map(GrammarState::allowed).transpose();
         allowed.map_err(|error| refused(&error))
     }
 
-    /// How the pass is to draw the next token, if it can: nobody wants to see or change the logits.
+    /// Returns the parameters for sampling by the pass, if no option needs the logits.
     pub(super) fn draw(&self) -> Option<TokenDraw> {
         let is_banning = self.generated() < self.task.min_tokens && !self.task.stop_tokens.is_empty();
         let probability = match self.task.logprobs {
@@ -74,24 +74,24 @@ impl<A> Sequence<A> {
         draw.filter(|_| !is_banning && self.guide.is_none())
     }
 
-    /// Appends the token that the pass drew.
+    /// Appends the token that the pass sampled.
     pub(super) fn append_drawn(&mut self, drawn: Drawn) -> TokenOutput {
         self.tokens.push(drawn.token);
         let logprob = self.task.logprobs.map_or(0.0, |_| drawn.logprob);
         TokenOutput { token: drawn.token, logprob, top: Vec::new() }
     }
 
-    /// Samples the next token from those that are allowed behind `at`, and appends it.
+    /// Samples the next token from those allowed after `at`, and appends it.
     pub(super) fn choose(
         &mut self,
         row: &mut [f32],
         (allowed, at): (&Option<AllowedTokens>, Option<NodeId>),
     ) -> Result<TokenOutput, WireError> {
-        // The first finite logit ends the search: only a row without any costs a look at all of it.
+        // The first finite logit ends the search, so only a row without any is read whole.
         if !row.iter().any(|logit| logit.is_finite()) {
             return Err(self.not_finite());
         }
-        // Log-probabilities are of the model's own distribution, which sampling changes.
+        // Log-probabilities belong to the model's own distribution, which sampling changes.
         let model = self.task.logprobs.map(|_| row.to_vec());
         let mut banned =
             if self.generated() < self.task.min_tokens { &self.task.stop_tokens[..] } else { &[] };
@@ -102,7 +102,7 @@ impl<A> Sequence<A> {
                 return Err(self.not_finite());
             }
             if !allowed.has_others_than(banned) {
-                // Where a grammar has come to its end there is nothing else to say.
+                // At the end of a grammar, only stop tokens are allowed.
                 banned = &[];
             }
         }
@@ -119,7 +119,7 @@ impl<A> Sequence<A> {
         Ok(TokenOutput { token, logprob, top })
     }
 
-    /// Why a row of logits without a number cannot be sampled from.
+    /// Returns the error for a row without a finite logit.
     pub(super) fn not_finite(&self) -> WireError {
         let whose =
             if self.adapted.is_some() { "the adapter's weights overflow" } else { "the model overflows" };
@@ -131,7 +131,7 @@ impl<A> Sequence<A> {
     }
 }
 
-/// Why a sequence cannot go on as its grammar wants it.
+/// Returns the error for a sequence whose grammar failed.
 fn refused(error: &GrammarStateError) -> WireError {
     let code = match error {
         GrammarStateError::Grammar(_) | GrammarStateError::Match(_) => ErrorCode::InvalidRequest,

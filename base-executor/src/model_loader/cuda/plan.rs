@@ -1,4 +1,4 @@
-//! What a base takes of a GPU's memory, added up before anything is taken.
+//! The GPU memory that a base needs, summed up before any allocation.
 
 use std::fmt;
 
@@ -11,27 +11,26 @@ use settings::DeviceChoice;
 
 use crate::{config::ExecutorConfig, device_memory_split::DeviceBytes};
 
-/// Written-out tiles of quantized weights, cuBLASLt's workspace, tables, and what the driver rounds up.
+/// Dequantized weight tiles, cuBLASLt's workspace, tables, and the driver's rounding.
 const FIXED_SCRATCH_BYTES: u64 = 192 << 20;
 
-/// Bytes of a number of the passes' scratch, at most.
+/// Maximum bytes per value of a pass's scratch memory.
 const NUMBER_BYTES: u64 = 4;
 
-/// Of what is left, the pool gets so many tenths unless told otherwise.
+/// Tenths of the remaining memory that the pool gets by default.
 const POOL_TENTHS: u64 = 9;
 
-/// What a base takes of a GPU's memory, in bytes.
+/// GPU memory of a base, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct MemoryPlan {
     weights: u64,
     scratch: u64,
-    /// Of keys, values and adapters; `None`: what is left.
+    /// Block pool for KV cache and adapters; `None` for the remaining memory.
     pool: Option<u64>,
-    /// What they need at least: one block.
+    /// Minimum pool: one block.
     least_pool: u64,
 }
 
-/// The GPU is too small, or too full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) struct InsufficientGpuMemory {
     device: DeviceChoice,
@@ -41,7 +40,7 @@ pub(super) struct InsufficientGpuMemory {
 }
 
 impl MemoryPlan {
-    /// What `source` takes with these settings; its KV blocks are of `block_bytes`.
+    /// Plans the memory of `source`; `block_bytes` is the size of a KV block.
     pub(super) fn of(config: &ExecutorConfig, source: &dyn WeightSource, block_bytes: u64) -> Self {
         let (shape, device) = (source.config(), DeviceBytes::of(config));
         Self {
@@ -52,10 +51,10 @@ impl MemoryPlan {
         }
     }
 
-    /// Compares it with what the GPU has.
+    /// Compares the plan with the GPU's free memory.
     ///
     /// # Errors
-    /// If it does not fit.
+    /// If the plan exceeds it.
     pub(super) fn check(
         self,
         device: DeviceChoice,
@@ -68,7 +67,7 @@ impl MemoryPlan {
         }
     }
 
-    /// Bytes of the pool, once the weights are there and `free` bytes are left.
+    /// Returns the pool size after the weights are loaded and `free` bytes remain.
     pub(super) fn pool_bytes(&self, free: u64) -> u64 {
         let left = free.saturating_sub(self.scratch);
         self.pool.unwrap_or_else(|| (left / 10 * POOL_TENTHS).max(self.least_pool))
@@ -100,7 +99,7 @@ impl fmt::Display for InsufficientGpuMemory {
     }
 }
 
-/// Bytes for people.
+/// Formats a byte count for messages.
 struct HumanBytes(u64);
 
 impl fmt::Display for HumanBytes {
@@ -112,7 +111,7 @@ impl fmt::Display for HumanBytes {
     }
 }
 
-/// Bytes of all weights as they are stored; norms are kept in 32 bits.
+/// Returns the bytes of all weights as stored; norms are kept in 32 bits.
 fn weight_bytes(source: &dyn WeightSource, shape: &ModelConfig) -> u64 {
     let bytes = |id: TensorId| {
         let [rows, cols] = tensor_shape(shape, id);
@@ -123,13 +122,13 @@ fn weight_bytes(source: &dyn WeightSource, shape: &ModelConfig) -> u64 {
     required_tensors(shape, &[]).map(bytes).fold(0, u64::saturating_add)
 }
 
-/// Bytes of what a pass keeps besides keys and values: rows between linear layers, and logits.
+/// Returns the bytes of a pass's scratch memory: rows between linear layers, and logits.
 fn scratch_bytes(config: &ExecutorConfig, shape: &ModelConfig) -> u64 {
     let queries = shape.heads * shape.head_dim;
     let qkv = queries + 2 * shape.kv_heads * shape.head_dim;
     let widths = 3 * shape.hidden_size + queries + qkv + 3 * shape.intermediate_size + shape.vocab_size;
     let rows = config.chunk_tokens.saturating_add(config.max_running) as u64;
-    // What is kept for reuse grows by doubling.
+    // Buffers kept for reuse grow by doubling.
     let kept = rows.saturating_mul(widths as u64).saturating_mul(2 * NUMBER_BYTES);
     kept.saturating_add(FIXED_SCRATCH_BYTES)
 }
@@ -153,7 +152,7 @@ mod tests {
     #[test]
     fn a_7b_model_takes_what_its_numbers_take() {
         let plan = plan(&[]);
-        // 6,738,149,376 numbers of two bytes; the norms have two bytes more than they say.
+        // 6,738,149,376 values of two bytes; norms have two bytes more than stored.
         assert_eq!(plan.weights, 13_476_831_232);
         assert!((300 << 20..1 << 30).contains(&plan.scratch), "{plan:?}");
         assert_eq!(plan.check(DEVICE, 80 << 30, 80 << 30), Ok(()));

@@ -1,4 +1,4 @@
-//! The bridge's thread: job by job, from the device to the board and back.
+//! The bridge's thread, which moves each job from the device to the board and its sums back.
 
 use std::{
     hint::spin_loop,
@@ -24,24 +24,23 @@ use shmproto::board::{ActivationSlab, SliceSums};
 use super::{BridgeCommand, BridgeMemory, Traffic};
 use crate::workers::work_dispatcher::{JobIo, WorkDispatcher};
 
-/// How long the next order of a pass is looked for before the thread sleeps on it. Who posts is ahead of the device, so
-/// most orders are there already.
+/// Time to spin for the next command of a pass before sleeping. The engine is ahead of the device, so most
+/// commands are there already.
 const SPIN: Duration = Duration::from_micros(200);
 
-/// Sums that are copied at a time from a worker's memory to the device's: they stay in the first-level cache on the way.
+/// Number of sums copied at a time from a worker to the device, which fit in the first-level cache.
 const PART: usize = 2048;
 
-/// Looks between two at which others may have the core.
+/// Number of polls between two yields of the core.
 const SELFISH_LOOKS: u32 = 64;
 
-/// What the thread has.
 pub(super) struct BridgeThread<W> {
     assistant: WorkDispatcher,
     compute: Compute,
     orders: Receiver<BridgeCommand>,
     wire: Arc<W>,
     traffic: Arc<Traffic>,
-    /// Number of the pass, and whether a job of it was lost.
+    /// Number of the pass, and whether one of its jobs was lost.
     pass: u64,
     has_failed: bool,
     is_under_way: bool,
@@ -72,7 +71,7 @@ impl<W: BridgeMemory> BridgeThread<W> {
         }
     }
 
-    /// Follows orders until there is nobody to give any.
+    /// Executes commands until all senders are gone.
     pub(super) fn run(mut self) {
         while let Some(order) = self.next() {
             match order {
@@ -89,7 +88,7 @@ impl<W: BridgeMemory> BridgeThread<W> {
         }
     }
 
-    /// The next order. During a pass the thread stays awake a while for it.
+    /// Returns the next command, and spins for it during a pass.
     fn next(&self) -> Option<BridgeCommand> {
         let end = self.is_under_way.then(|| Instant::now() + SPIN);
         let mut looks = 0u32;
@@ -103,33 +102,33 @@ impl<W: BridgeMemory> BridgeThread<W> {
         self.orders.recv().ok()
     }
 
-    /// Answers a job, whatever becomes of it.
+    /// Answers a job, whether it was computed or not.
     fn serve(&mut self, number: u32, job: &AssistJob) {
         if !self.has_failed {
             self.guarded(|it| {
                 if it.is_asked(number) {
                     it.sum(job);
                 } else {
-                    // The pass is over without it.
+                    // The pass ended without this job.
                     it.has_failed = true;
                 }
             });
         }
-        // Relaxed is enough for a failure: the answer below releases it.
+        // Relaxed suffices for the failure, because the answer below releases it.
         if self.has_failed {
             self.traffic.failed.store(self.pass, Ordering::Relaxed);
         }
         failpoint::pass("executor.bridge_before_answer");
-        // SYNC POINT answered: releases the sums, and the slab: nobody who counts reads it any more.
+        // SYNC POINT answered: releases the sums, and the slab: no admitted worker reads it any more.
         self.wire.answer(number);
     }
 
-    /// Looks until the device has asked for a job; false if it never will.
+    /// Polls until the device has requested a job; false if it never will.
     fn is_asked(&self, number: u32) -> bool {
         let mut looks = 0u32;
         loop {
-            // Acquires the rows, which the device fenced at system scope before it stored the number. Workers acquire
-            // them from here, by the point `post` of the board.
+            // The load acquires the rows, which the device fenced at system scope before it stored the
+            // number. Workers acquire them from here, by the point `post` of the board.
             if has_reached(self.wire.asked(), number) {
                 return true;
             }
@@ -140,7 +139,7 @@ impl<W: BridgeMemory> BridgeThread<W> {
         }
     }
 
-    /// Has the heads of a job summed.
+    /// Has the leading ranks of a job summed.
     fn sum(&mut self, job: &AssistJob) {
         let Self { assistant, compute, wire, rows, sums, .. } = self;
         let asks: Vec<PartialSum<'_>> = job.asks.iter().filter_map(|owned| owned.ask()).collect();
@@ -155,9 +154,9 @@ impl<W: BridgeMemory> BridgeThread<W> {
         assistant.complete(compute, &mut DeviceJobIo { rows, wire: &**wire }, &asks, &mut sums[..job.sums]);
     }
 
-    /// Does something of which a panic costs the pass, not the thread.
+    /// Runs `what`; a panic fails the pass but not the thread.
     fn guarded(&mut self, what: impl FnOnce(&mut Self)) {
-        // What a panic leaves behind is replaced by the next job: its slices, its rows, its sums.
+        // The next job replaces all state that a panic leaves behind: its slices, rows and sums.
         if catch_unwind(AssertUnwindSafe(|| what(self))).is_ok() {
             return;
         }
@@ -165,25 +164,25 @@ impl<W: BridgeMemory> BridgeThread<W> {
             "the thread between the device and its workers panicked; the pass fails, the next goes on"
         );
         self.has_failed = true;
-        // So that no worker goes on with it.
+        // Keeps workers from continuing with the job.
         let _ = catch_unwind(AssertUnwindSafe(|| self.assistant.end_pass()));
     }
 }
 
-/// Lets a moment pass, and every so often others have the core.
+/// Spins once, and yields the core every [`SELFISH_LOOKS`] times.
 fn look_again(looks: &mut u32) {
     *looks = looks.wrapping_add(1);
     if looks.is_multiple_of(SELFISH_LOOKS) { yield_now() } else { spin_loop() }
 }
 
-/// The rows of a job as far as this process reads them itself.
+/// Rows of a job, copied from the slab when this process needs them.
 struct LazyRows {
     slab: ActivationSlab,
-    /// One for each width that a model's layers have: what has room is not cleared again for each job.
+    /// One buffer per layer width, so that buffers are not cleared again for each job.
     by_width: Vec<Activations>,
-    /// Which of them the job's rows belong to.
+    /// Index of the buffer for the current job.
     now: usize,
-    /// For each row, whether it was copied out of the slab.
+    /// Whether each row was copied from the slab.
     is_here: Vec<bool>,
 }
 
@@ -192,7 +191,7 @@ impl LazyRows {
         Self { slab, by_width: Vec::new(), now: 0, is_here: Vec::new() }
     }
 
-    /// Another job's rows are in the slab.
+    /// Resets the state for another job's rows.
     fn expect(&mut self, rows: usize, width: usize) {
         let known = self.by_width.iter().position(|x| x.width() == width);
         self.now = known.unwrap_or(self.by_width.len());
@@ -205,7 +204,7 @@ impl LazyRows {
         self.is_here.resize(rows, false);
     }
 
-    /// Copies what is not here yet.
+    /// Copies the missing rows.
     fn fetch(&mut self, rows: Range<usize>) {
         let x = &mut self.by_width[self.now];
         let width = x.width();
@@ -218,7 +217,7 @@ impl LazyRows {
     }
 }
 
-/// The ends of a device's job.
+/// Rows and sums of a device's job.
 struct DeviceJobIo<'a, W> {
     rows: &'a mut LazyRows,
     wire: &'a W,
@@ -237,7 +236,7 @@ impl<W: BridgeMemory> JobIo for DeviceJobIo<'_, W> {
         self.wire.write_sums(elements.start, &sums[elements]);
     }
 
-    /// All threads copy, so that the device need not wait for one.
+    /// All threads copy, so that the device does not wait for one.
     fn together(&self, pool: &ThreadPool) -> usize {
         pool.threads()
     }

@@ -1,4 +1,4 @@
-//! The words and the sums of a bridge where a GPU reaches them.
+//! The words and sums of a bridge to an NVIDIA GPU.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use shmproto::board::ActivationSlab;
 
 use super::{Bridge, BridgeMemory};
 
-/// What a GPU and the bridge share: the slab, registered if the driver does that, and page-locked memory of the host.
+/// Memory that a GPU and the bridge share: the slab, registered if possible, and page-locked memory.
 #[derive(Debug)]
 pub struct CudaBridgeMemory {
     slab: HostMapping,
@@ -22,12 +22,12 @@ pub struct CudaBridgeMemory {
 }
 
 impl CudaBridgeMemory {
-    /// Registers `slab`, and takes memory for so many elements of sums. Where the driver refuses the first, as in some
-    /// containers, rows go there through copies of the host's.
+    /// Registers `slab`, and allocates `sums_elements` elements of sums. If the driver refuses the
+    /// registration, as in some containers, the host copies the rows.
     ///
     /// # Errors
     ///
-    /// The driver locks no memory of the host, or the GPU is lost.
+    /// If the driver locks no host memory, or the GPU is lost.
     pub(in crate::workers) fn new(
         cuda: &Arc<Cuda>,
         slab: ActivationSlab,
@@ -75,7 +75,6 @@ impl BridgeMemory for CudaBridgeMemory {
     }
 }
 
-/// A bridge for a GPU.
 #[derive(Debug)]
 pub(in crate::workers) struct CudaBridge {
     bridge: Bridge<CudaBridgeMemory>,
@@ -83,7 +82,7 @@ pub(in crate::workers) struct CudaBridge {
 }
 
 impl CudaBridge {
-    /// With this invocation, if the slab allows it.
+    /// Uses `invocation` if the slab is registered, else the native one.
     pub(in crate::workers) fn new(bridge: Bridge<CudaBridgeMemory>, invocation: Invocation) -> Self {
         let is_registered = bridge.wire().slab.is_registered();
         Self { bridge, invocation: if is_registered { invocation } else { Invocation::Native } }
@@ -97,7 +96,7 @@ impl DeviceAssist for CudaBridge {
 
     fn end_pass(&mut self) -> Result<(), CudaError> {
         let ended = self.bridge.end_pass();
-        // A stream that gave up went on without the sums.
+        // A stream that gave up continued without the sums.
         self.bridge.wire().answered.take_fault().and(ended)
     }
 

@@ -1,33 +1,32 @@
-//! How often workers are seated. A board has a number for each worker it ever seats and never uses one twice, and each
-//! seat begins with memory of its own: whoever says hello and leaves, over and over, must not use up either.
+//! The rate limit of worker admissions. A board never reuses a worker's number, and each worker slot begins
+//! with memory of its own. A peer that connects and leaves repeatedly must exhaust neither.
 
 use std::time::{Duration, Instant};
 
-/// Workers that are seated without a pause: all of a machine, started again many times.
+/// Number of workers admitted without a pause: all of a machine, restarted many times.
 const BURST: u32 = 512;
 
-/// After those, one in so long. A board of 2^24 numbers then lasts for half a year of nothing else.
+/// Interval of admissions after the burst. A board of 2^24 numbers then lasts for half a year.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// The rate at which workers are seated.
+/// Rate limit of worker admissions.
 #[derive(Debug)]
 pub(super) struct AttachRateLimit {
-    /// When all that were seated so far would be, one in an [`INTERVAL`].
+    /// Time at which all workers so far would be admitted at one per [`INTERVAL`].
     due: Instant,
 }
 
 impl AttachRateLimit {
-    /// Nobody was seated before `now`.
+    /// Creates a limit without previous admissions.
     pub(super) fn new(now: Instant) -> Self {
         Self { due: now }
     }
 
-    /// Whether another may be seated.
+    /// Whether another worker may be admitted.
     pub(super) fn permits(&self, now: Instant) -> bool {
         self.due.saturating_duration_since(now) < INTERVAL * BURST
     }
 
-    /// Another was seated.
     pub(super) fn count(&mut self, now: Instant) {
         self.due = self.due.max(now) + INTERVAL;
     }
@@ -44,7 +43,7 @@ mod tests {
         let begin = Instant::now();
         let (mut rate, mut seated) = (AttachRateLimit::new(begin), 0);
         let day = 24 * 3600;
-        // Ten a second, for a day.
+        // Ten admissions per second, for a day.
         for tenth in 0..10 * day {
             let now = begin + Duration::from_millis(100 * u64::from(tenth));
             if rate.permits(now) {

@@ -1,4 +1,4 @@
-//! What one worker takes at a time: some rows of an ask.
+//! The split of partial sums into slices of rows.
 
 use std::ops::Range;
 
@@ -8,23 +8,23 @@ use shmproto::board::Slice;
 
 use crate::adapter_images::module;
 
-/// Rows of an ask that one worker takes at a time: at least, and at most.
+/// Minimum and maximum number of rows of a slice.
 const SLICE_ROWS: Range<usize> = 16..64;
 
-/// Slices there should be for each worker, so that a slow one holds up little.
+/// Number of slices per worker, so that a slow worker delays little.
 const SLICES_A_WORKER: usize = 4;
 
-/// Some rows of an ask.
+/// Some rows of a partial sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct WorkSplit {
     pub(super) ask: usize,
-    /// First row within the ask.
+    /// First row within the partial sum.
     pub(super) first: usize,
     pub(super) rows: usize,
 }
 
 impl WorkSplit {
-    /// Element of the sums at which its own begin.
+    /// Returns the first element of the split's sums.
     fn offset(self, asks: &[PartialSum<'_>]) -> usize {
         let ask = &asks[self.ask];
         ask.offset + self.first * ask.matrix.rows()
@@ -35,7 +35,7 @@ impl WorkSplit {
         first..first + self.rows * asks[self.ask].matrix.rows()
     }
 
-    /// The same rows as the asks count them.
+    /// Returns the split's rows, as the partial sums count them.
     pub(super) fn rows(self, asks: &[PartialSum<'_>]) -> Range<usize> {
         let first = asks[self.ask].first_row + self.first;
         first..first + self.rows
@@ -45,7 +45,7 @@ impl WorkSplit {
         (self.rows * asks[self.ask].ranks) as u64
     }
 
-    /// Multiply-adds.
+    /// Returns the number of multiply-adds.
     pub(super) fn work(self, asks: &[PartialSum<'_>]) -> u64 {
         let matrix = asks[self.ask].matrix;
         self.rank_rows(asks) * (matrix.columns() + matrix.rows()) as u64
@@ -58,7 +58,7 @@ impl WorkSplit {
     }
 }
 
-/// Rows of a slice: enough slices for all workers, none too small to be worth a claim.
+/// Returns the rows per slice: enough slices for all workers, and none too small to be worth a claim.
 pub(super) fn slice_rows(asks: &[PartialSum<'_>], workers: usize) -> usize {
     let rows: usize = asks.iter().map(|ask| ask.rows).sum();
     (rows / (SLICES_A_WORKER * workers.max(1))).clamp(SLICE_ROWS.start, SLICE_ROWS.end)

@@ -26,7 +26,7 @@ fn config() -> ModelConfig {
     square_model(WIDTH, 1)
 }
 
-/// An adapter of queries, keys and values; `salt` tells it from others.
+/// An adapter of queries, keys and values; `salt` distinguishes adapters.
 fn adapter(rank: usize, salt: usize) -> Arc<PreparedAdapter> {
     let numbers =
         |from: usize| (0..rank * WIDTH).map(|i| ((i * 31 + from * 17) % 101) as f32 / 64.0 - 0.7).collect();
@@ -44,11 +44,11 @@ fn adapter(rank: usize, salt: usize) -> Arc<PreparedAdapter> {
     Arc::new(PreparedAdapter::new(&adapter, &config(), LoraPrecision::Exact).unwrap())
 }
 
-/// A pass's question: some rows of each of some adapters, at the three linear layers of a group.
+/// Partial sums of a pass: some rows of some adapters, at the three linear layers of a group.
 struct PassRequest {
     adapters: Vec<Arc<PreparedAdapter>>,
     x: Activations,
-    /// First row, rows and ranks asked, by adapter.
+    /// First row, number of rows and ranks, by adapter.
     runs: Vec<[usize; 3]>,
 }
 
@@ -76,7 +76,7 @@ impl PassRequest {
         asks
     }
 
-    /// What the sums should be.
+    /// Returns the expected sums.
     fn sums(&self) -> Vec<f32> {
         let mut sums = Vec::new();
         for ask in self.asks() {
@@ -112,7 +112,7 @@ impl DispatcherHarness {
         Self { board, assistant, compute }
     }
 
-    /// Asks and checks the answer; `meanwhile` is what time brings between the two.
+    /// Posts and checks the sums; `meanwhile` runs between the two.
     fn ask(&mut self, question: &PassRequest, meanwhile: impl FnOnce()) {
         let asks = question.asks();
         let mut sums = vec![f32::NAN; question.sums().len()];
@@ -125,7 +125,7 @@ impl DispatcherHarness {
         assert_eq!(bits(&sums), bits(&question.sums()));
     }
 
-    /// A worker of this process. It knows the adapters of `question` by the places where their sums begin.
+    /// A worker of this process, which finds the adapters of `question` by their ranks.
     fn worker(&self, question: &Arc<PassRequest>, over: &Arc<AtomicBool>) -> JoinHandle<()> {
         let mut seat = self.board.seat().unwrap().join_in_process();
         let (question, over) = (Arc::clone(question), Arc::clone(over));
@@ -139,7 +139,7 @@ impl DispatcherHarness {
                     let mut x = vec![0.0; slice.x_elements()];
                     let mut sums = vec![0.0; slice.sums_elements as usize];
                     claim.read_x(&mut x);
-                    // Images of these adapters are all called 0: the rank asked for tells them apart.
+                    // Images of these adapters all have number 0, so the rank distinguishes them.
                     let ranks = slice.last_rank as usize;
                     let asks = question.asks();
                     let ask =
@@ -228,7 +228,7 @@ fn one_that_only_ever_claims_is_fenced_after_a_while_and_is_waited_for_less_and_
     assert_eq!(seat.wait(Duration::ZERO), WakeReason::Fenced);
     assert!(bench.assistant.strikes.is_empty());
     assert_eq!(bench.assistant.helpers(), 0);
-    // The least of the late waits is below the first: they become shorter.
+    // The shortest later wait is below the first, because waits become shorter.
     assert!(waits.iter().skip(1).min() <= waits.first(), "{waits:?}");
 }
 

@@ -1,14 +1,14 @@
-//! How long a slice should take.
+//! The expected time of a slice.
 
 use std::time::Duration;
 
-/// How long the first slice of a process may take.
+/// Maximum time of the first slice of a process.
 pub(super) const FIRST_PATIENCE: Duration = Duration::from_micros(200);
 
-/// A slice that takes so many times as long as others of its size is taken back.
+/// Factor on the expected time after which a slice is taken back.
 const PATIENCE: u32 = 4;
 
-/// How long this process takes for a multiply-add: what is to be expected of workers on cores like its own.
+/// Measured time of this process per multiply-add, which predicts workers on similar cores.
 #[derive(Debug, Default)]
 pub(super) struct WorkerSpeed {
     work: u64,
@@ -17,7 +17,7 @@ pub(super) struct WorkerSpeed {
 
 impl WorkerSpeed {
     pub(super) fn note(&mut self, work: u64, taken: Duration) {
-        // Old figures fade: a machine has good and bad minutes.
+        // Old measurements fade, because the machine's speed varies.
         if self.work > 1 << 32 {
             self.work /= 2;
             self.taken /= 2;
@@ -26,7 +26,7 @@ impl WorkerSpeed {
         self.taken += taken;
     }
 
-    /// How long to wait for a slice of so much work.
+    /// Returns the time to wait for a slice of `work` multiply-adds.
     pub(super) fn patience(&self, work: u64) -> Duration {
         if self.work == 0 {
             return FIRST_PATIENCE;

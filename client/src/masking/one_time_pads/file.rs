@@ -3,11 +3,11 @@
 //! ```text
 //! block    64 times: key [u8; 32] | check [u8; 16]
 //!          64 times: effect, as it travels | check [u8; 16]
-//! check    first half of BLAKE3 with a key (pool and file) of u64: twice the number of the pad, and one more for effects | what it checks
+//! check    first half of BLAKE3, keyed by pool and file, of: 2 * pad number, + 1 for effects, u64 | content
 //! ```
 //!
-//! A pad is a key: its numbers are row 0 of it. Keys lie together, since rows can be sent once these are known; effects are needed when
-//! answers come. Erased, a pad is zeros, and does not fit its checks.
+//! A pad is a key, and its values are row 0 of the key. Keys lie together, because rows can be sent as soon
+//! as the keys are known; effects are needed for the answers. An erased pad is zeros and fails its checks.
 
 use std::{
     fs::{File, OpenOptions},
@@ -25,28 +25,26 @@ use crate::error::PoolError;
 
 const CHECK_BYTES: usize = 16;
 
-/// Pads of a block.
 const BLOCK: u64 = 64;
 
-/// A part of a pad that has a check of its own.
+/// A part of a pad that has its own check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PadPart {
     Key,
     Effect,
 }
 
-/// A file of pads.
 #[derive(Debug)]
 pub(super) struct PadFile {
     file: Arc<File>,
     path: PathBuf,
-    /// Hashed with every pad: those of other files, or pools, are none of this.
+    /// Key of the checks, so that pads of other files or pools are not accepted here.
     identity: [u8; 32],
-    /// Words of 32 bits of an answer.
+    /// Words of 32 bits per answer.
     width: usize,
 }
 
-/// A file that was written to: pads are on the disk once it was synced.
+/// A file with unsynced writes: its new pads are durable after `sync`.
 #[derive(Debug)]
 #[must_use]
 pub(super) struct UnsyncedFile {
@@ -55,7 +53,6 @@ pub(super) struct UnsyncedFile {
 }
 
 impl UnsyncedFile {
-    /// Returns once all that was written is on the disk.
     pub(super) fn sync(self) -> Result<(), PoolError> {
         self.file.sync_data().map_err(|source| PoolError::io(&self.path, source))
     }
@@ -69,17 +66,14 @@ impl PadFile {
         Ok(Self { file, path: path.to_owned(), identity, width })
     }
 
-    /// Words of 32 bits of an answer.
     pub(super) fn width(&self) -> usize {
         self.width
     }
 
-    /// Bytes of a pad.
     pub(super) fn pad_bytes(width: usize) -> u64 {
         record_bytes(PadPart::Key, width) + record_bytes(PadPart::Effect, width)
     }
 
-    /// Where a part of a pad begins.
     fn place(&self, part: PadPart, number: u64) -> u64 {
         let (block, at) = (number / BLOCK, number % BLOCK);
         let before = match part {
@@ -89,10 +83,10 @@ impl PadFile {
         block * BLOCK * Self::pad_bytes(self.width) + before + at * record_bytes(part, self.width)
     }
 
-    /// Checks that so many pads are there.
+    /// Checks that the file holds `made` pads.
     pub(super) fn expect(&self, made: u64) -> Result<(), PoolError> {
         let found = self.file.metadata().map_err(|source| PoolError::io(&self.path, source))?.len();
-        // So many would not be in any file.
+        // No file could hold so many pads.
         let is_sane = made <= u64::MAX / Self::pad_bytes(self.width) / 2;
         let wanted =
             |last: u64| self.place(PadPart::Effect, last) + record_bytes(PadPart::Effect, self.width);
@@ -103,7 +97,7 @@ impl PadFile {
         }
     }
 
-    /// A function of its own: what it leaves on the stack, of keys as well, is overwritten by its callers.
+    /// A separate function, because its callers overwrite the stack that it used, which may hold keys.
     #[inline(never)]
     fn check(&self, part: PadPart, number: u64, bytes: &[u8]) -> [u8; CHECK_BYTES] {
         let mut hasher = blake3::Hasher::new_keyed(&self.identity);
@@ -114,7 +108,7 @@ impl PadFile {
         check
     }
 
-    /// Writes pads, the first of them being `number`: a key, and what the site makes of its row.
+    /// Writes pads from `number` on: keys, and the effects of their rows.
     pub(super) fn write(
         &self,
         number: u64,
@@ -136,7 +130,6 @@ impl PadFile {
         Ok(UnsyncedFile { file: Arc::clone(&self.file), path: self.path.clone() })
     }
 
-    /// Writes parts of pads of one block.
     fn write_run<'a>(
         &self,
         part: PadPart,
@@ -154,10 +147,10 @@ impl PadFile {
         written.map_err(|source| PoolError::io(&self.path, source))
     }
 
-    /// Reads the keys of pads that are burnt already into `room` and on to `keys`, and erases them.
+    /// Reads the keys of burnt pads into `room` and appends them to `keys`, then erases them on disk.
     ///
     /// # Errors
-    /// The disk fails, or one does not fit its check: then none is to be used.
+    /// Fails if the disk fails or a key fails its check. The caller must then use none of them.
     pub(super) fn take_keys(
         &self,
         numbers: Range<u64>,
@@ -172,7 +165,7 @@ impl PadFile {
         Ok(())
     }
 
-    /// The same with what the site makes of them.
+    /// Reads and erases the effects of pads, as [`take_keys`](Self::take_keys) does with keys.
     pub(super) fn take_effects(
         &self,
         numbers: Range<u64>,
@@ -193,7 +186,7 @@ impl PadFile {
         Ok(())
     }
 
-    /// Reads parts of pads of one block, and erases them.
+    /// Reads parts of pads in one block, and erases them on disk.
     fn take(
         &self,
         part: PadPart,
@@ -206,7 +199,7 @@ impl PadFile {
         let record_bytes = record_bytes(part, self.width);
         let bytes = usize::try_from((run.end - run.start) * record_bytes).unwrap_or(usize::MAX);
         if room.len() < bytes {
-            // It is zeros.
+            // No secret is left behind by the reallocation: `room` is zeros.
             room.resize(bytes, 0);
         }
         let (room, at) = (&mut room[..bytes], self.place(part, run.start));
@@ -226,12 +219,12 @@ impl PadFile {
         if fits { Ok(()) } else { Err(PoolError::corrupt(&self.path, "a pad does not fit its hash")) }
     }
 
-    /// Gives the blocks of pads that are erased back to the file system, if it takes them.
+    /// Returns the blocks of erased pads to the file system, if it supports holes.
     pub(super) fn release(&self, numbers: Range<u64>) {
         for run in runs(numbers) {
             for part in [PadPart::Key, PadPart::Effect] {
                 let bytes = (run.end - run.start) * record_bytes(part, self.width);
-                // Some file systems have no holes, and their zeros stay.
+                // Without holes the zeros stay in the file.
                 let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                 let _ = fallocate(&self.file, mode, self.place(part, run.start), bytes);
             }
@@ -239,7 +232,7 @@ impl PadFile {
     }
 }
 
-/// Bytes of a part of a pad with an effect of so many words, and its check.
+/// Returns the bytes of a part of a pad and its check; an effect has `width` words.
 fn record_bytes(part: PadPart, width: usize) -> u64 {
     let bytes = match part {
         PadPart::Key => KEY_BYTES,
@@ -248,7 +241,7 @@ fn record_bytes(part: PadPart, width: usize) -> u64 {
     (bytes + CHECK_BYTES) as u64
 }
 
-/// Numbers, block by block.
+/// Splits `numbers` at block boundaries.
 fn runs(numbers: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     let mut first = numbers.start;
     std::iter::from_fn(move || {

@@ -1,13 +1,14 @@
-//! Which pads there are, and which are gone, whatever happens to this process or to the power.
+//! Durable record of the pads that exist and of those that are used, also after a crash or power failure.
 //!
 //! ```text
-//! slot 0: generation u64 | for each file: burnt u64, made u64 | BLAKE3 of all before [u8; 32] | zeros to a multiple of 4,096
-//! slot 1: the same, of the generation before or after
+//! slot 0: generation u64 | for each file: burnt u64, made u64 | BLAKE3 of all before [u8; 32] |
+//!         zeros to a multiple of 4,096
+//! slot 1: the same layout, of the generation before or after
 //! ```
 //!
-//! Generation `n` is written to slot `n % 2`, and is on the disk before anything depends on it. A slot that does not fit its
-//! hash was being written when the power failed, or has decayed since: what it burnt cannot be known, so that as many as one
-//! generation may burn are given up.
+//! Generation `n` is written to slot `n % 2`, and is on disk before anything depends on it. A slot that fails
+//! its hash was being written at a power failure, or has decayed since. The pads that it burnt are then
+//! unknown, so the maximum that one generation may burn is given up.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -18,30 +19,28 @@ use std::{
 
 use crate::error::PoolError;
 
-/// Pads of a file that one generation burns, unless more are wanted at once.
+/// Number of pads of a file that one generation burns, unless a call needs more.
 pub(super) const BURN_PADS: u64 = 64;
 
-/// Most pads of a file that one generation burns.
+/// Maximum number of pads of a file that one generation burns.
 pub(super) const MAX_BURN_PADS: u64 = 256;
 
-/// Slots begin at a multiple of this: a block of most disks.
+/// Slots begin at multiples of this block size of most disks.
 const ALIGN: usize = 4096;
 
 const HASH_BYTES: usize = 32;
 
-/// Tells this machine from others; a system without it has no name for itself.
+/// Name of this machine; empty on a system without this file.
 const MACHINE: &str = "/etc/machine-id";
 
-/// Of the pads of one file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct PadProgress {
-    /// Those below are gone, used or not.
+    /// Pads below this number are gone, used or not.
     pub(super) burnt: u64,
-    /// Those below were written.
+    /// Pads below this number were written.
     pub(super) made: u64,
 }
 
-/// The journal of a pool.
 #[derive(Debug)]
 pub(super) struct Journal {
     file: File,
@@ -51,20 +50,18 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// A new one, of so many files.
     pub(super) fn create(path: &Path, files: usize) -> Result<Self, PoolError> {
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).create_new(true).mode(0o600).open(path);
         let file = file.map_err(|source| PoolError::io(path, source))?;
         let marks = vec![PadProgress::default(); files];
         let mut journal = Self { file, path: path.to_owned(), generation: 0, marks };
-        // Both slots are whole from the beginning.
+        // Both slots are valid from the beginning.
         journal.commit()?;
         journal.commit()?;
         Ok(journal)
     }
 
-    /// Reads one of so many files.
     pub(super) fn open(path: &Path, files: usize) -> Result<Self, PoolError> {
         let failed = |source| PoolError::io(path, source);
         let file = OpenOptions::new().read(true).write(true).open(path).map_err(failed)?;
@@ -76,14 +73,14 @@ impl Journal {
         let mut journal = Self { file, path: path.to_owned(), generation, marks };
         if slots.iter().any(Option::is_none) {
             journal.marks.iter_mut().for_each(|mark| mark.burnt += MAX_BURN_PADS);
-            // Both halves are whole again: the next failure loses as much once more, and not twice.
+            // Both slots are valid again, so the next failure loses pads only once more.
             journal.commit()?;
             journal.commit()?;
         }
         Ok(journal)
     }
 
-    /// Writes the marks as they are now, and returns once they are on the disk.
+    /// Writes the current counters, and returns once they are on disk.
     pub(super) fn commit(&mut self) -> Result<(), PoolError> {
         self.generation += 1;
         let mut bytes = self.generation.to_le_bytes().to_vec();
@@ -99,14 +96,14 @@ impl Journal {
         written.map_err(|source| PoolError::io(&self.path, source))
     }
 
-    /// What tells this file from a copy of it, on this machine or another.
+    /// Returns a number that differs for a copy of this file, on this machine or another.
     pub(super) fn identity(&self) -> io::Result<u64> {
         let machine = fs::read(MACHINE).unwrap_or_default();
         Ok(identity(self.file.metadata()?.ino(), machine.trim_ascii()))
     }
 }
 
-/// The first eight bytes of the BLAKE3 hash of an inode's number and of a machine's name.
+/// Returns the first eight bytes of the BLAKE3 hash of an inode number and a machine name.
 fn identity(inode: u64, machine: &[u8]) -> u64 {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&inode.to_le_bytes()).update(machine);
@@ -142,7 +139,7 @@ fn read(file: &File, slot: u64, files: usize) -> Option<(u64, Vec<PadProgress>)>
 mod tests {
     use super::identity;
 
-    /// The same numbers stand in `python/tests/test_pads.py`.
+    /// `python/tests/test_pads.py` has the same numbers.
     #[test]
     fn a_file_is_another_one_on_another_machine() {
         let machine = b"0123456789abcdef0123456789abcdef";

@@ -1,4 +1,4 @@
-//! How pads are made: numbers from keys that nobody can foresee, taken through weights of one's own.
+//! Making of pads: rows from unpredictable keys, and their effects, computed with the client's own weights.
 
 use std::{
     fmt,
@@ -22,16 +22,16 @@ use crate::{
 };
 use shmproto::layer::control::ModularWeights;
 
-/// Rows that are made together: a pass through a site's weights each.
+/// Number of rows that one pass through a site's weights computes.
 const CHUNK_ROWS: u64 = 64;
 
-/// Sites whose pads may be made and not yet written.
+/// Maximum number of sites whose finished pads wait to be written.
 const MADE_AHEAD: usize = 32;
 
-/// Makes pads.
+/// Maker of pads, with the client's own weights.
 pub struct PadMaker {
     base: Box<dyn EvaluateSites + Send>,
-    /// Most bytes of pads that are left.
+    /// Maximum bytes of pads that a pool holds.
     most_bytes: u64,
 }
 
@@ -42,16 +42,17 @@ impl fmt::Debug for PadMaker {
 }
 
 impl PadMaker {
-    /// With weights of this process's own; pools get no larger than `most_bytes`.
+    /// Makes a maker with this process's own weights; [`prepare`](Self::prepare) lets pools grow to
+    /// `most_bytes` at most.
     #[must_use]
     pub fn new(base: Box<dyn EvaluateSites + Send>, most_bytes: u64) -> Self {
         Self { base, most_bytes }
     }
 
-    /// The hash of all sites' weights, as an executor commits to them.
+    /// Returns the hash of all sites' weights, as an executor commits to them.
     ///
     /// # Errors
-    /// A site has no ring path.
+    /// Fails if a site has no modular path.
     pub fn commitment(&self) -> Result<[u8; 32], CallError> {
         let ring = |(site, number): (&Site, u32)| {
             let ring = site.ring.filter(ModularSite::is_usable);
@@ -63,7 +64,7 @@ impl PadMaker {
         Ok(masking::commitment(&rings?))
     }
 
-    /// The shapes of all sites.
+    /// Returns the shapes of all sites.
     #[must_use]
     pub fn shapes(&self) -> Vec<PadShape> {
         let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
@@ -76,10 +77,10 @@ impl PadMaker {
         self.base.sites().iter().map(shape).collect()
     }
 
-    /// Makes pads for `tokens` tokens in some directions; tells `told` how many of how many it has made.
+    /// Makes pads for `tokens` tokens in some directions; calls `told` with finished and requested tokens.
     ///
     /// # Errors
-    /// They would not fit, the disk fails, or the weights cannot be computed with.
+    /// Fails if the pads would not fit, the disk fails, or the weights cannot be evaluated.
     pub fn prepare(
         &mut self,
         pool: &mut PadPool,
@@ -101,14 +102,14 @@ impl PadMaker {
             let computed = self.make_all(&shapes, tokens, directions, &made, told);
             drop(made);
             let written = writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            // Whoever cannot go on for want of a writer says nothing of why.
+            // The writer's error comes first, because the computing side only sees a closed channel.
             written?;
             computed
         })
     }
 
-    /// Makes pads of all sites in step, so that a pool whose making is interrupted serves as many tokens as it says; gives them to
-    /// `made` until nobody takes them.
+    /// Makes pads of all sites chunk by chunk, so that an interrupted pool serves the number of tokens it
+    /// reports. Stops when the receiver of `made` is closed.
     fn make_all(
         &mut self,
         shapes: &[PadShape],
@@ -137,7 +138,7 @@ impl PadMaker {
         Ok(())
     }
 
-    /// Makes pads of one site; whatever they take, since somebody waits for them.
+    /// Makes pads of one site, beyond the size limit if necessary, because a call waits for them.
     pub(super) fn make(
         &mut self,
         pool: &mut PadPool,
@@ -152,7 +153,6 @@ impl PadMaker {
         Ok(pool.publish()?)
     }
 
-    /// Pads of one site.
     fn pads(
         &mut self,
         site: SiteId,
@@ -171,7 +171,7 @@ impl PadMaker {
     }
 }
 
-/// Pads of one site, made and not yet written.
+/// Finished pads of one site that are not written yet.
 struct NewPads {
     site: SiteId,
     direction: Direction,
@@ -185,15 +185,13 @@ impl NewPads {
     }
 }
 
-/// What is to be done with a pool.
 enum PoolStep {
-    /// Add these.
     Add(NewPads),
-    /// Let all that was added count.
+    /// Makes the added pads available.
     Publish,
 }
 
-/// Does all steps, while the next ones are made, and while what was added before goes to the disk.
+/// Executes all steps while later pads are computed and earlier ones are synced to disk.
 fn write(pool: &mut PadPool, steps: &Receiver<PoolStep>) -> Result<(), PoolError> {
     thread::scope(|scope| {
         let (written, to_sync) = mpsc::channel::<UnsyncedFile>();

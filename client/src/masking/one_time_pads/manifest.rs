@@ -1,8 +1,9 @@
-//! Of which weights the pads of a pool are, and which journal is theirs.
+//! The manifest of a pool: the weights of its pads, and the journal that belongs to it.
 //!
 //! ```text
-//! magic [u8; 8] | sites u64 | commitment of the weights [u8; 32] | identity of the journal u64 | random [u8; 32] |
-//! for each site: columns u32, outputs u32, bytes of a number forward u32 and backward u32 | BLAKE3 of all before [u8; 32]
+//! magic [u8; 8] | sites u64 | commitment of the weights [u8; 32] | identity of the journal u64 |
+//! random [u8; 32] | for each site: columns u32, outputs u32, bytes of a number forward u32 and
+//! backward u32 | BLAKE3 of all before [u8; 32]
 //! ```
 
 use std::{
@@ -15,32 +16,27 @@ use kernels::Modulus;
 use super::shape::PadShape;
 use crate::error::PoolError;
 
-/// Begins a manifest; the last letter is the version.
+/// Magic number of a manifest; the last letter is the version.
 const MAGIC: &[u8; 8] = b"HOLOPAD3";
 
-/// Most sites of a pool.
 const MAX_SITES: usize = 1 << 16;
 
-/// Bytes of a manifest before its sites, of each, and behind them.
+/// Bytes of a manifest before the sites, per site, and after them.
 const HEAD_BYTES: usize = 8 + 8 + 32 + 8 + 32;
 const SITE_BYTES: usize = 4 * 4;
 const HASH_BYTES: usize = 32;
 
-/// What is known of a pool.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Manifest {
-    /// Of the weights.
     pub(super) commitment: [u8; 32],
-    /// Of the journal.
     pub(super) identity: u64,
-    /// Tells the pool from all others.
+    /// Random number that distinguishes the pool from all others.
     pub(super) random: [u8; 32],
-    /// Of the sites.
     pub(super) shapes: Vec<PadShape>,
 }
 
 impl Manifest {
-    /// Writes it into the directory of a pool: whole or not at all.
+    /// Writes the manifest into the directory of a pool, atomically.
     pub(super) fn write(&self, path: &Path) -> Result<(), PoolError> {
         let name = path.join("manifest");
         let mut bytes = MAGIC.to_vec();
@@ -60,7 +56,6 @@ impl Manifest {
         named.and_then(|()| File::open(path)?.sync_all()).map_err(|source| PoolError::io(&name, source))
     }
 
-    /// Reads that of a pool.
     pub(super) fn read(path: &Path) -> Result<Self, PoolError> {
         let name = path.join("manifest");
         let failed = |source| PoolError::io(&name, source);

@@ -1,15 +1,17 @@
-//! Pads on a disk, each of which is used once or never.
+//! Pads on disk, each of which is used at most once.
 //!
 //! ```text
-//! manifest            of which weights its pads are
-//! journal             which pads there are, and which are gone
-//! 00012.forward       pads of site 12; `.backward` those of gradients
+//! manifest            weights of the pads
+//! journal             which pads exist, and which are gone
+//! 00012.forward       pads of site 12; `.backward` for gradients
 //! ```
 //!
-//! Before a pad is used, the journal says that it is gone, and is on the disk, and its key is erased there; so that a process, or a machine, that dies loses what
-//! it has burnt, and uses nothing twice; one that ends in order gives back what it has not taken. One process holds a pool. A copy of
-//! a pool is refused, because its original may be used too; no program can tell a disk that was put back to an earlier state: never do
-//! that to a pool.
+//! Before a pad is used, a synced journal entry says that it is gone, and its key is erased on disk. So a
+//! process or machine that crashes loses its burnt pads but never uses one twice; a process that ends
+//! normally gives back the untaken ones.
+//!
+//! One process holds a pool. A copy of a pool is refused, because its original may be in use too. No program
+//! can detect a disk that was restored to an earlier state: never restore a pool.
 
 use std::{
     fmt,
@@ -34,9 +36,9 @@ use super::{
 pub use crate::error::PoolError;
 use crate::masking::Direction;
 
-/// Pads that were taken out of a pool: numbers that cover rows, once.
+/// Pads taken out of a pool, to cover rows once.
 pub struct TakenPads {
-    /// Of the pool's.
+    /// Index of the file in the pool.
     file: usize,
     numbers: Range<u64>,
     keys: Vec<Key>,
@@ -49,43 +51,41 @@ impl fmt::Debug for TakenPads {
 }
 
 impl TakenPads {
-    /// What they are made from, each of them. It tells it from all others.
+    /// Returns the keys, one per pad, each of which is unique.
     #[must_use]
     pub fn keys(&self) -> &[Key] {
         &self.keys
     }
 }
 
-/// A pool that this process holds.
+/// An open pool, which this process holds.
 #[derive(Debug)]
 pub struct PadPool {
     path: PathBuf,
-    /// Held as long as it is open.
+    /// Lock of the directory, held while the pool is open.
     _lock: File,
     commitment: [u8; 32],
     shapes: Vec<PadShape>,
     journal: Journal,
-    /// By site and direction, as the journal's marks.
+    /// Files by site and direction, in the order of the journal's counters.
     files: Vec<PadFile>,
-    /// Of each file: the next pad.
     next: Vec<u64>,
-    /// Of each file: pads whose blocks were given back.
+    /// Number of pads of each file whose disk blocks were released.
     released: Vec<u64>,
-    /// Where pads are read to.
     room: Zeroizing<Vec<u8>>,
 }
 
 impl PadPool {
-    /// The pool in a directory, made if there is none, of weights with this `commitment`.
+    /// Opens the pool in a directory, and creates it if it is missing, for weights with this `commitment`.
     ///
     /// # Errors
-    /// It is another's, broken, or held.
+    /// Fails if the pool has other weights, is damaged, or is held by another process.
     pub fn create(path: &Path, commitment: [u8; 32], shapes: &[PadShape]) -> Result<Self, PoolError> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
         made.map_err(|source| PoolError::io(path, source))?;
         let lock = lock(path)?;
         if !path.join("manifest").exists() {
-            // What a process left behind that died here: it has no pad yet.
+            // A journal without a manifest is left from a crash during creation and has no pads.
             let _ = fs::remove_file(path.join("journal"));
             let journal = Journal::create(&path.join("journal"), 2 * shapes.len())?;
             let identity = journal.identity().map_err(|source| PoolError::io(path, source))?;
@@ -99,10 +99,10 @@ impl PadPool {
         Ok(pool)
     }
 
-    /// The pool in a directory.
+    /// Opens the pool in a directory.
     ///
     /// # Errors
-    /// There is none, it is broken, or held.
+    /// Fails if there is no pool, it is damaged, or another process holds it.
     pub fn open(path: &Path) -> Result<Self, PoolError> {
         if !path.join("manifest").exists() {
             return Err(PoolError::Absent { path: path.to_owned() });
@@ -127,15 +127,17 @@ impl PadPool {
                 files.push(file);
             }
         }
-        // What was burnt by who died is lost: nobody knows how much of it was used.
+        // Pads burnt by a process that crashed are lost, because it may have used them.
         let next = journal.marks.iter().map(|mark| mark.burnt).collect();
         let (released, room) = (vec![0; files.len()], Zeroizing::default());
         let path = path.to_owned();
         Ok(Self { path, _lock: lock, commitment, shapes, journal, files, next, released, room })
     }
 
+    /// Checks that the pads belong to weights with this `commitment` and `shapes`.
+    ///
     /// # Errors
-    /// Its pads are of other weights.
+    /// Fails with [`PoolError::OtherWeights`] if they do not.
     pub fn expect(&self, commitment: &[u8; 32], shapes: &[PadShape]) -> Result<(), PoolError> {
         if self.commitment == *commitment && self.shapes == shapes {
             Ok(())
@@ -144,19 +146,19 @@ impl PadPool {
         }
     }
 
-    /// The shapes of its sites.
+    /// Returns the shapes of all sites.
     #[must_use]
     pub fn shapes(&self) -> &[PadShape] {
         &self.shapes
     }
 
-    /// Pads of a site that are left.
+    /// Returns the number of unused pads of a site.
     #[must_use]
     pub fn left(&self, site: SiteId, direction: Direction) -> u64 {
         self.index(site, direction).map_or(0, |at| self.journal.marks[at].made.saturating_sub(self.next[at]))
     }
 
-    /// Bytes of all pads that are left.
+    /// Returns the bytes of all unused pads.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         let file = |(at, mark): (usize, &PadProgress)| {
@@ -167,16 +169,16 @@ impl PadPool {
         self.journal.marks.iter().enumerate().map(file).sum()
     }
 
-    /// Bytes of the pads of a token in one direction.
+    /// Returns the bytes of one token's pads in one direction.
     #[must_use]
     pub fn token_bytes(&self, direction: Direction) -> u64 {
         self.shapes.iter().map(|shape| PadFile::pad_bytes(shape.words(direction).1)).sum()
     }
 
-    /// Takes pads for so many rows out. They are gone, also if this process ends before it uses them.
+    /// Takes out pads for `rows` rows. The pads are gone even if this process ends before it uses them.
     ///
     /// # Errors
-    /// There are not so many, or the disk fails: then none is to be used.
+    /// Fails if fewer pads are left or the disk fails. The caller must then use none of them.
     pub fn take(&mut self, site: SiteId, direction: Direction, rows: u64) -> Result<TakenPads, PoolError> {
         let left = self.left(site, direction);
         let Some(at) = self.index(site, direction).filter(|_| left >= rows) else {
@@ -196,22 +198,22 @@ impl PadPool {
                 self.burn(at, end - number)?;
             }
             let until = end.min(self.journal.marks[at].burnt);
-            // First: whatever becomes of them, they are not taken again.
+            // The counter moves first, so that these pads are not taken again after an error.
             self.next[at] = until;
             self.files[at].take_keys(number..until, &mut self.room, &mut keys)?;
         }
         Ok(TakenPads { file: at, numbers: first..end, keys })
     }
 
-    /// Reads what the site makes of pads that were taken, as it travels, once: it is erased then.
+    /// Reads the effects of taken pads in wire format, and erases them on disk; possible once.
     ///
     /// # Errors
-    /// The disk fails, or one does not fit its hash.
+    /// Fails if the disk fails, or an effect fails its check.
     pub fn effects(&mut self, taken: &TakenPads, effects: &mut Vec<f32>) -> Result<(), PoolError> {
         let file = &self.files[taken.file];
         let words = taken.keys.len() * file.width();
         if effects.capacity() < words {
-            // None is left behind where there was not room enough.
+            // The old buffer is erased before it is reallocated.
             effects.zeroize();
             effects.reserve_exact(words);
         }
@@ -219,8 +221,9 @@ impl PadPool {
         file.take_effects(taken.numbers.clone(), &mut self.room, effects)
     }
 
-    /// Burns so many next pads of a file, or more, as far as one generation may, and the next ones of those in step with it, which
-    /// will be asked for them soon: a token takes one of each.
+    /// Burns at least `wanted` further pads of file `at`, up to the maximum of a generation. Also burns pads
+    /// of files that are about to run out in the same direction, because each token takes one pad of each
+    /// site.
     fn burn(&mut self, at: usize, wanted: u64) -> Result<(), PoolError> {
         let before = self.journal.marks.clone();
         for (other, mark) in self.journal.marks.iter_mut().enumerate() {
@@ -234,7 +237,7 @@ impl PadPool {
         self.journal.commit().inspect_err(|_| self.journal.marks = before)
     }
 
-    /// Adds pads: keys, and what the site makes of their rows. They may count once they are on the disk.
+    /// Writes new pads: keys, and effects of their rows. [`publish`](Self::publish) makes them available.
     pub(super) fn add(
         &mut self,
         site: SiteId,
@@ -244,7 +247,7 @@ impl PadPool {
     ) -> Result<Option<UnsyncedFile>, PoolError> {
         let Some(at) = self.index(site, direction) else { return Ok(None) };
         let mark = self.journal.marks[at];
-        // Behind what was given up as well.
+        // New pads follow those that were given up, too.
         let first = mark.made.max(mark.burnt);
         self.files[at].release(self.released[at]..self.next[at]);
         self.released[at] = self.next[at];
@@ -253,7 +256,7 @@ impl PadPool {
         Ok(Some(written))
     }
 
-    /// What was added, and is on the disk, counts from now on.
+    /// Makes the added pads available; they must be on disk.
     pub(super) fn publish(&mut self) -> Result<(), PoolError> {
         self.journal.commit()
     }
@@ -265,13 +268,13 @@ impl PadPool {
 }
 
 impl Drop for PadPool {
-    /// What was burnt and not taken is whole, and nobody takes it from here any more: it burns again for who does.
+    /// Gives back the pads that were burnt but not taken; they are intact, and the next process burns them.
     fn drop(&mut self) {
         let marks = self.journal.marks.iter_mut().zip(&self.next);
         let given_back =
             marks.map(|(mark, &next)| std::mem::replace(&mut mark.burnt, next) - next).sum::<u64>();
         if given_back > 0 {
-            // Otherwise it is lost, as if this process had been killed.
+            // Without this entry they are lost, as if this process had been killed.
             let _ = self.journal.commit();
         }
     }

@@ -1,4 +1,4 @@
-//! The shape of a site that pads are of.
+//! Shapes of sites for pads.
 
 use kernels::Modulus;
 use shmproto::layer::{Op, control::Site};
@@ -8,16 +8,16 @@ use crate::{masking::Direction, session::calls::ring_room};
 /// The shape of a site.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PadShape {
-    /// Input features.
+    /// Number of input features.
     pub columns: u32,
-    /// Output features of all parts.
+    /// Number of output features of all parts.
     pub outputs: u32,
-    /// What numbers are taken modulo, forward and backward.
+    /// Modulus of the values, forward and backward.
     pub moduli: [Modulus; 2],
 }
 
 impl PadShape {
-    /// That of an executor's site; `None` if it has no ring path.
+    /// Returns the shape of an executor's site; `None` if the site has no modular path.
     pub(super) fn of(site: &Site) -> Option<Self> {
         let modulus = |op| ring_room(site, op).map(|room| room.modulus);
         Some(Self {
@@ -27,7 +27,7 @@ impl PadShape {
         })
     }
 
-    /// Words of 32 bits of a row, and of the answer to it.
+    /// Returns the words of 32 bits of a row, and of its answer.
     pub(super) fn words(self, direction: Direction) -> (usize, usize) {
         let modulus = self.moduli[direction as usize];
         let (columns, outputs) = (modulus.words(self.columns as usize), modulus.words(self.outputs as usize));

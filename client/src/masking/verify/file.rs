@@ -1,7 +1,8 @@
-//! What answers are checked with, in a file: for clients that have no copy of the weights at hand, such as the Python package's.
+//! A file with the data of verification, for clients without the weights, such as the Python package.
 //!
-//! A file of safetensors, with the checks of each site forward part by part, since such clients ask for parts; those of a whole site
-//! are their sums. Its metadata have `commitments`, the hashes of the sites' weights in hexadecimal digits, one behind the other.
+//! The format is safetensors. Forward checks are stored per part of a site, because such clients call single
+//! parts; the checks of a whole site are their sums. The metadata field `commitments` has the hashes of the
+//! sites' weights, concatenated in hexadecimal digits.
 //!
 //! ```text
 //! SITE.PART.secret   u32 [checks, outputs of the part]     SITE.PART.effect   i64 [checks, columns]
@@ -26,33 +27,33 @@ use zeroize::Zeroizing;
 use super::{SiteCheck, bias, check};
 use crate::{error::CallError, masking::Direction, secrets};
 
-/// What says that a file is one of these.
 const FORMAT: &str = "freivalds 1";
 
-/// Why there is no file.
+/// Reason why the file was not written.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    /// The weights cannot be computed with.
+    /// The weights cannot be evaluated.
     #[error(transparent)]
     Weights(#[from] CallError),
-    /// What was computed is no file.
+    /// The tensors cannot be serialized.
     #[error("the checks cannot be written as safetensors")]
     Tensors(#[from] SafeTensorError),
-    /// The disk fails, or the file is there.
+    /// The disk fails, or the file exists already.
     #[error("{path} cannot be written: {source}; name a file that there is not, where there is room")]
     File {
-        /// As it was named.
+        /// Path, as the user wrote it.
         path: String,
-        /// What the system says.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
 
-/// Computes checks from this process's own weights and writes them into a new file, which its owner alone may read: whoever knows
-/// them can answer wrongly. Tells `told` how many of how many sites are done.
+/// Computes checks from this process's own weights and writes them into a new file that only its owner may
+/// read: an executor that knows them can send wrong answers. Calls `told` with the numbers of finished sites
+/// and of all sites.
 ///
 /// # Errors
-/// See [`WriteError`].
+/// Fails as the variants of [`WriteError`] say.
 pub fn write(
     base: &mut dyn EvaluateSites,
     path: &Path,
@@ -66,7 +67,7 @@ pub fn write(
         tensors.add_site(base, SiteId(number), site, &mut secrets)?;
         let ring = site.ring.ok_or(CallError::NoRing { site: number })?;
         for byte in ring.commitment {
-            // Into memory: writing cannot fail.
+            // Writing into memory cannot fail.
             let _ = write!(commitments, "{byte:02x}");
         }
         told(number as usize + 1, sites.len());
@@ -81,7 +82,6 @@ pub fn write(
     written.map_err(|source| WriteError::File { path: path.display().to_string(), source })
 }
 
-/// What goes into the file.
 #[derive(Default)]
 struct Tensors(Vec<CheckTensor>);
 
@@ -89,7 +89,6 @@ struct CheckTensor {
     name: String,
     dtype: Dtype,
     shape: Vec<usize>,
-    /// Secrets.
     bytes: Zeroizing<Vec<u8>>,
 }
 

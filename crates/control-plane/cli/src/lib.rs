@@ -21,6 +21,7 @@
 //! flags, their `ready` line and their HTTP API. Nothing is asked of anybody but a person at a terminal, and nothing
 //! dials out unless a command says so by its name.
 #![forbid(unsafe_code)]
+#![allow(missing_docs, reason = "only this program and its tests use the items")]
 
 pub mod cli;
 mod client;

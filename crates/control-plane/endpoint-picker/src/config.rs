@@ -9,100 +9,83 @@ use settings::{ByteCount, LogFormat};
 
 use crate::{fleet::PickRules, scrape::Scrape, tls};
 
-/// Longest file of a key, in bytes.
+/// Maximum size of a key file's text, in bytes.
 const MAX_KEY_BYTES: usize = 512;
 
-/// The endpoint picker: says which host a request goes to, for Envoy and the Gateway API inference extension.
+/// The endpoint picker: chooses the host of each request, for Envoy and the Gateway API inference extension.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "endpoint-picker", version, about, mut_args(settings::described))]
 pub struct Args {
-    /// Where to listen
+    /// Address and port on which the picker listens
     #[arg(long, value_name = "ADDR:PORT")]
     pub picker_listen: SocketAddr,
-    /// The hosts
+    /// Hosts among which the picker chooses
     #[arg(long, value_name = "HOST:PORT,...", value_delimiter = ',', required = true)]
     pub picker_endpoints: Vec<String>,
-    /// The key to show them
+    /// File with the key that the picker sends to the hosts
     #[arg(long, value_name = "FILE")]
     pub picker_key_file: Option<PathBuf>,
-    /// The port's certificate
+    /// Certificate file of the picker's port
     #[arg(long, value_name = "FILE", requires = "picker_cert_key")]
     pub picker_cert: Option<PathBuf>,
-    /// Its private key
+    /// Private key file of the certificate
     #[arg(long, value_name = "FILE", requires = "picker_cert")]
     pub picker_cert_key: Option<PathBuf>,
-    /// How often each is asked
+    /// Interval between two reports of a host
     #[arg(long, value_name = "MS")]
     pub picker_interval_ms: NonZeroU64,
-    /// After which time one counts as gone
+    /// Time after which a silent host counts as gone
     #[arg(long, value_name = "MS")]
     pub picker_stale_ms: NonZeroU64,
-    /// Time to the first token
+    /// Target for the time to the first token
     #[arg(long, value_name = "MS")]
     pub picker_ttft_ms: Option<NonZeroU64>,
-    /// Time for each token after it
+    /// Target for the time per output token
     #[arg(long, value_name = "MS")]
     pub picker_tpot_ms: Option<NonZeroU64>,
-    /// Endpoints beside the first
+    /// Number of fallback endpoints after the first
     #[arg(long, value_name = "N")]
     pub picker_fallbacks: usize,
-    /// Longest body of a request
+    /// Maximum size of a request body
     #[arg(long, value_name = "BYTES")]
     pub picker_max_body_bytes: ByteCount,
-    /// How a host is chosen
+    /// Policy that chooses a host
     #[arg(long, value_name = "POLICY")]
     pub routing: RoutingPolicy,
-    /// How to write the log to stderr
+    /// Format of the log on stderr
     #[arg(long, value_enum, default_value_t = LogFormat::Human)]
     pub log_format: LogFormat,
 }
 
-/// Why the arguments cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PickerConfigError {
-    /// What is no host with a port.
+    /// An endpoint is not a host with a port.
     #[error("--picker-endpoints '{0}' is no HOST:PORT; give a name or an address with a port")]
     Endpoint(String),
-    /// Hosts that are asked more seldom than they are believed.
+    /// Hosts would count as stale before their next report.
     #[error(
         "--picker-stale-ms {stale_ms} is not longer than --picker-interval-ms {interval_ms}; give it more"
     )]
-    Stale {
-        /// As given.
-        stale_ms: u64,
-        /// As given.
-        interval_ms: u64,
-    },
-    /// The key cannot be read.
+    Stale { stale_ms: u64, interval_ms: u64 },
     #[error("--picker-key-file '{}' cannot be read: {reason}", path.display())]
-    KeyFile {
-        /// As given.
-        path: PathBuf,
-        /// What the system said.
-        reason: io::Error,
-    },
-    /// The file holds no key.
+    KeyFile { path: PathBuf, reason: io::Error },
+    /// The file holds no usable key.
     #[error("--picker-key-file '{}' holds no key: one line of at most {MAX_KEY_BYTES} bytes, as 'holobiont key add' printed it", .0.display())]
     Key(PathBuf),
-    /// More than the address space.
+    /// The limit exceeds the address space.
     #[error("--picker-max-body-bytes is more than this machine can have; give it less")]
     Body,
 }
 
-/// What the process runs with.
 #[derive(Debug, Clone)]
 pub struct PickerConfig {
-    /// Where it listens.
     pub listen: SocketAddr,
-    /// What it shows there; without, it speaks no TLS.
+    /// Certificate of the port; without one, the port speaks no TLS.
     pub certificate: Option<tls::CertificateFiles>,
-    /// How hosts are chosen.
     pub rules: PickRules,
-    /// How they are asked.
     pub scrape: Scrape,
-    /// Longest body of a request, in bytes.
+    /// Maximum size of a request body, in bytes.
     pub max_body_bytes: usize,
-    /// Form of the log.
     pub log_format: LogFormat,
 }
 
@@ -149,7 +132,7 @@ fn is_endpoint(text: &str) -> bool {
     text.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
 }
 
-/// The header that shows the key in a file.
+/// Returns the authorization header with the key in the file.
 fn key(path: PathBuf) -> Result<HeaderValue, PickerConfigError> {
     let text = match fs::read_to_string(&path) {
         Ok(text) => text,

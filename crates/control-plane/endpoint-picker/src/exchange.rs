@@ -1,18 +1,18 @@
-//! One HTTP request, as Envoy tells of it part by part, and what it is told.
+//! One HTTP request, which Envoy sends part by part, and the picker's answers.
 //!
 //! ```text
-//! head, body in one piece:       head -> go on          body -> destination, or the answer to the caller
+//! head, body in one piece:       head -> continue       body -> destination, or the answer to the caller
 //! head, body that is sent back:  head -> (nothing)      last piece -> head with destination, then the pieces
 //! head alone:                    head -> destination
-//! answer:                        every part -> go on as it is
+//! response:                      every part -> continue unchanged
 //! ```
 //!
-//! Which of them it is Envoy says in its first message. A body whose pieces go on one by one is not waited for: its head is
-//! gone before it is read. [`answers`] makes the messages.
+//! Envoy names the mode in its first message. The picker does not wait for a streamed body, because Envoy
+//! forwards the head before the picker could read the body. [`answers`] builds the messages.
 //!
-//! Bodies that are sent back are held until a host is chosen, all together at most
-//! [`MAX_HELD_BYTES`](crate::picker::MAX_HELD_BYTES). A request whose body
-//! finds no room is placed by what has come of it, and the rest of its body goes on piece by piece.
+//! Bodies that are sent back are held until a host is chosen, at most
+//! [`MAX_HELD_BYTES`](crate::picker::MAX_HELD_BYTES) in all. Beyond that limit the picker chooses by the part
+//! received so far, and the rest passes piece by piece.
 
 pub mod answers;
 
@@ -35,38 +35,35 @@ use crate::{
     request_parser::RequestHead,
 };
 
-/// The metadata that say which hosts may be taken.
+/// Metadata key of the hosts that may be chosen.
 const SUBSET: (&str, &str) = ("envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset");
-/// The metadata that say where a request was answered.
+/// Metadata key of the host that answered a request.
 const SERVED: (&str, &str) = ("envoy.lb", "x-gateway-destination-endpoint-served");
-/// Most hosts that a subset names.
+/// Maximum number of hosts in a subset.
 const MAX_SUBSET: usize = 4_096;
 
-/// A message that makes no sense where it stands.
+/// A message that is not allowed at its position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum UnexpectedMessage {
-    /// A message without a part that is known.
     #[error("the message has no part of a request that is known here")]
     Nothing,
-    /// A body without a head.
     #[error("a part of the request came before its head")]
     NoHead,
 }
 
-/// How far a request is.
+/// Progress of a request.
 #[derive(Debug)]
 enum ExchangeStage {
-    /// Nothing of it came.
     Begin,
-    /// Its head came, and the rest will.
+    /// The head was received; the body is outstanding.
     Asking(RequestHead),
-    /// It goes to a host.
+    /// The request was sent to a host.
     Sent(Pick),
-    /// It was answered.
+    /// The picker answered the request itself.
     Refused,
 }
 
-/// See the module's description.
+/// State of one request and its response.
 #[derive(Debug)]
 pub struct Exchange {
     picker: Arc<Picker>,
@@ -75,12 +72,11 @@ pub struct Exchange {
     response_mode: BodySendMode,
     subset: Subset,
     body: Vec<u8>,
-    /// The room that the body takes, as long as it is held or on its way back.
+    /// Permit for the held bytes, until the body has been sent back.
     held: Option<OwnedSemaphorePermit>,
 }
 
 impl Exchange {
-    /// A request of which nothing came yet.
     #[must_use]
     pub fn new(picker: Arc<Picker>) -> Self {
         Self {
@@ -94,23 +90,23 @@ impl Exchange {
         }
     }
 
-    /// Whether more of the request must come before anything can be said.
+    /// Whether the choice of a host needs more of the request.
     #[must_use]
     pub fn is_asking(&self) -> bool {
         matches!(self.stage, ExchangeStage::Begin | ExchangeStage::Asking(_))
     }
 
-    /// All that was to be said has been taken away: a body that was sent back is held no longer.
+    /// Releases the permit once the body has been sent back. The caller has taken all answers from `out`.
     pub fn said(&mut self) {
         if self.body.is_empty() {
             self.held = None;
         }
     }
 
-    /// Takes a message; what is to be said to it comes to the end of `out`.
+    /// Handles one message and appends the answers to `out`.
     ///
     /// # Errors
-    /// If it makes no sense where it stands; the stream is to end.
+    /// If the message is not allowed at its position; the stream must end.
     pub fn handle_message(
         &mut self,
         request: ProcessingRequest,
@@ -165,7 +161,7 @@ impl Exchange {
         let is_sent_back = self.request_mode == BodySendMode::FullDuplexStreamed;
         match std::mem::replace(&mut self.stage, ExchangeStage::Refused) {
             ExchangeStage::Begin => return Err(UnexpectedMessage::NoHead),
-            // Nobody listens any more.
+            // The caller already has an answer, so Envoy ignores the rest.
             ExchangeStage::Refused => {}
             ExchangeStage::Sent(pick) => {
                 self.stage = ExchangeStage::Sent(pick);
@@ -189,7 +185,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// Holds a piece of a body that is sent back, and places the request when the body is whole, or finds no room.
+    /// Holds a body piece; chooses a host when the body is complete or exceeds the limit.
     fn buffer_body(&mut self, head: RequestHead, piece: &HttpBody, out: &mut VecDeque<ProcessingResponse>) {
         let has_room = self.reserve(piece.body.len());
         self.body.extend_from_slice(&piece.body);
@@ -201,7 +197,7 @@ impl Exchange {
         self.send_back(if piece.end_of_stream { EndOfStream::Yes } else { EndOfStream::No }, out);
     }
 
-    /// Takes room for so many more bytes; false if there is none.
+    /// Reserves `bytes` more held bytes; returns false if the limit is reached.
     fn reserve(&mut self, bytes: usize) -> bool {
         let Ok(bytes) = u32::try_from(bytes) else { return false };
         let Ok(more) = Arc::clone(&self.picker.room).try_acquire_many_owned(bytes) else { return false };
@@ -217,7 +213,7 @@ impl Exchange {
             ExchangeStage::Begin => return Err(UnexpectedMessage::NoHead),
             ExchangeStage::Refused => return Ok(()),
             ExchangeStage::Sent(pick) => self.stage = ExchangeStage::Sent(pick),
-            // Its body was empty: there is no part left that could be changed.
+            // The body was empty, so the trailers carry the choice.
             ExchangeStage::Asking(head) if self.request_mode != BodySendMode::FullDuplexStreamed => {
                 self.choose(&head, choice_in_trailers, out);
                 return Ok(());
@@ -233,7 +229,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// All of the request is there that is waited for.
+    /// Chooses a host, once the needed parts are there.
     fn choose(
         &mut self,
         head: &RequestHead,
@@ -252,7 +248,7 @@ impl Exchange {
         }
     }
 
-    /// Sends the body on, if the request goes to a host.
+    /// Sends the held body on, if a host was chosen.
     fn send_back(&mut self, last: EndOfStream, out: &mut VecDeque<ProcessingResponse>) {
         let body = std::mem::take(&mut self.body);
         if matches!(self.stage, ExchangeStage::Sent(_)) {
@@ -269,7 +265,6 @@ impl Exchange {
     }
 }
 
-/// Whether anything follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum EndOfStream {
     Yes,
@@ -293,7 +288,7 @@ fn find<'a>(metadata: &'a Metadata, (namespace, key): (&str, &str)) -> Option<&'
     fields.fields.get(key)?.kind.as_ref()
 }
 
-/// The hosts that may be taken, if metadata say: a list, or a text with commas. Anything else allows none.
+/// Returns the hosts that metadata allow, as a list or comma-separated. Any other value allows none.
 fn subset(metadata: &Metadata) -> Option<Vec<String>> {
     let named = |text: &str| text.split(',').map(|one| one.trim().to_owned()).take(MAX_SUBSET).collect();
     Some(match find(metadata, SUBSET)? {

@@ -1,10 +1,11 @@
-//! The hosts there are, what each said last, and which of them a request goes to.
+//! The hosts, their latest reports, and the choice of a host.
 //!
-//! - here: hosts that come and go, and whose word is old; [`host`]: one of them.
-//! - [`choice`]: candidates for [`scheduling::routing`], and the endpoints that come of it.
+//! - here: the table of hosts and their reports.
+//! - [`host`]: the state of one host.
+//! - [`choice`]: candidates for [`policy::routing`], and the chosen endpoints.
 //!
-//! A host is a gateway with its executors. Whoever was not heard of lately is no candidate, and nothing outlives the process:
-//! a second picker that asks the same hosts decides alike.
+//! A host is a gateway with its executors. A host with an old report is no candidate. No state outlives the
+//! process, so a second picker for the same hosts decides alike.
 
 pub mod choice;
 pub mod host;
@@ -24,53 +25,47 @@ use scheduling::routing::{RoutingPolicy, Slo, prefixes::Prefixes};
 
 use self::host::{Host, MissingDelta, RegisteredAdapters};
 
-/// Most blocks of prompts that are remembered, of all hosts together.
+/// Maximum number of remembered prompt blocks, over all hosts.
 const MAX_BLOCKS: usize = 1 << 20;
 
-/// How hosts are chosen.
+/// Rules for the choice of hosts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PickRules {
-    /// Among candidates.
     pub policy: RoutingPolicy,
-    /// What every request is promised.
+    /// SLO targets of every request.
     pub slo: Slo,
-    /// A host that was not heard of for so long is none.
+    /// Age of a report after which its host is no candidate.
     pub stale: Duration,
-    /// Endpoints beside the first, for when that one fails.
+    /// Number of endpoints after the first, for the case that it fails.
     pub fallbacks: usize,
 }
 
-/// All hosts.
 #[derive(Debug)]
 pub struct HostFleet {
     rules: PickRules,
-    /// Keys that nobody outside can foresee.
+    /// Hasher with a random key, so that clients cannot cause collisions.
     hasher: RandomState,
     table: Mutex<HostTable>,
 }
 
-/// What is known of them.
 #[derive(Debug)]
 struct HostTable {
     hosts: BTreeMap<SocketAddr, Host>,
-    /// The number of the next host: none is used again.
+    /// Number of the next host; numbers are never reused.
     next: usize,
     prefixes: Prefixes,
-    /// How often somebody was chosen.
+    /// Number of choices so far, which seeds the routing policy.
     decisions: u64,
 }
 
-/// How many hosts there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct HostCount {
-    /// All that are asked.
     pub known: usize,
-    /// Of them, those that take requests, as they said lately.
+    /// Number of hosts whose recent report says that they accept requests.
     pub ready: usize,
 }
 
 impl HostFleet {
-    /// No hosts yet.
     #[must_use]
     pub fn new(rules: PickRules) -> Self {
         let prefixes = Prefixes::new(MAX_BLOCKS);
@@ -78,7 +73,7 @@ impl HostFleet {
         Self { rules, hasher: RandomState::new(), table: Mutex::new(table) }
     }
 
-    /// From now on these are the hosts. What is known of those that stay is kept.
+    /// Replaces the set of hosts. The state of hosts that stay is kept.
     pub fn set_hosts(&self, addresses: &BTreeSet<SocketAddr>) {
         let mut table = self.table();
         let HostTable { hosts, next, prefixes, .. } = &mut *table;
@@ -97,16 +92,16 @@ impl HostFleet {
         }
     }
 
-    /// The tags of what is known of a host.
+    /// Returns the tags of the adapter lists that are known of a host.
     #[must_use]
     pub fn have(&self, address: SocketAddr) -> KnownTags {
         self.table().hosts.get(&address).map_or_else(KnownTags::default, Host::have)
     }
 
-    /// A host said this when it was asked, then.
+    /// Stores the report that a host gave when it was asked at `asked_at`.
     ///
     /// # Errors
-    /// If it leaves out what nobody here has: what was known of it is forgotten, and it can be asked anew.
+    /// If the report omits lists that are unknown here. The host's state is dropped, for a full report later.
     pub fn heard(
         &self,
         address: SocketAddr,
@@ -123,14 +118,13 @@ impl HostFleet {
         host.hear(asked_at, report, shared, &self.hasher)
     }
 
-    /// A host does not answer.
+    /// Drops the state of a host that does not answer.
     pub fn lost(&self, address: SocketAddr) {
         if let Some(host) = self.table().hosts.get_mut(&address) {
             host.forget();
         }
     }
 
-    /// How many there are.
     #[must_use]
     pub fn count(&self, now: Instant) -> HostCount {
         let table = self.table();
@@ -138,7 +132,7 @@ impl HostFleet {
         HostCount { known: table.hosts.len(), ready: ready.count() }
     }
 
-    /// How long ago each host was heard of; `None` if it does not answer.
+    /// Returns the age of each host's report; `None` if the host does not answer.
     #[must_use]
     pub fn ages(&self, now: Instant) -> Vec<(SocketAddr, Option<Duration>)> {
         let table = self.table();
@@ -151,7 +145,7 @@ impl HostFleet {
 }
 
 impl HostTable {
-    /// The adapters of this tag, if one of the hosts knows them: hosts that know the same share them.
+    /// Returns the adapters with this tag, if a host has them. Hosts with equal lists share them.
     fn find(&self, tag: u64) -> Option<Arc<RegisteredAdapters>> {
         self.hosts.values().find_map(|host| host.registered(tag))
     }

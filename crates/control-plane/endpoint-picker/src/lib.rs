@@ -1,22 +1,24 @@
-//! The process that says which host a request goes to: an endpoint picker of the Gateway API inference extension, asked by
-//! Envoy (`ext_proc`) or any gateway that speaks that protocol.
+//! An endpoint picker of the Gateway API inference extension: chooses hosts for Envoy (`ext_proc`) or
+//! compatible gateways.
 //!
 //! # Layout
 //!
-//! - [`config`], [`server`]: arguments checked, everything put together, served and ended.
-//! - [`listener`]: what is answered on the port, [`tls`]: its certificate; [`messages`]: what Envoy says and is told, on the wire.
-//! - [`exchange`]: one HTTP request, as Envoy tells of it part by part; [`request_parser`]: what it asks for.
-//! - [`picker`]: what all of them share; [`fleet`]: the hosts there are, and the choice; [`scrape`]: asks them what they do.
-//! - [`metrics`]: what is counted.
+//! - [`config`]: checked arguments. [`server`]: start, service and end of the process.
+//! - [`listener`]: routes of the port. [`tls`]: the port's certificate. [`messages`]: Envoy's wire messages.
+//! - [`exchange`]: one HTTP request, part by part. [`request_parser`]: the model and prompt of a request.
+//! - [`picker`]: state that all requests share. [`fleet`]: the hosts and the choice. [`scrape`]: reports of
+//!   hosts.
+//! - [`metrics`]: counters for Prometheus.
 //!
 //! # Principles
 //!
-//! - The decision is `scheduling::routing`'s, as on one host and in the simulator.
-//! - No state outlives the process, and two pickers do not know each other: the second is a hot standby.
-//! - A host that was not heard of lately is no candidate; what a host says is bounded in size and time.
-//! - Bodies are read and never changed, and answers are not looked at.
+//! - `policy::routing` makes the choice, as on one host and in the simulator.
+//! - No state outlives the process, and pickers do not know each other: a second one is a hot standby.
+//! - A host without a recent report is no candidate. Reports are bounded in size and time.
+//! - Request bodies are read and never changed; responses are not read.
 
 #![forbid(unsafe_code)]
+#![allow(missing_docs, reason = "only this program and its tests use the items")]
 
 pub mod config;
 pub mod exchange;

@@ -1,4 +1,4 @@
-//! The port: gRPC for Envoy and for probes, HTTP for probes and Prometheus.
+//! The port's routes: gRPC for Envoy and probes, HTTP for probes and Prometheus.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -26,14 +26,12 @@ use crate::{
     picker::Picker,
 };
 
-/// The service that Envoy calls.
 const PROCESSOR: &str = "envoy.service.ext_proc.v3.ExternalProcessor";
-/// Bytes of a message beside a body: heads and metadata.
+/// Bytes that heads and metadata add to a message.
 const HEAD_BYTES: usize = 1 << 20;
-/// How long the next part of a request may take, as long as nothing was decided for it.
+/// Maximum wait for the next part of a request while no host is chosen.
 const PART_LIMIT: Duration = Duration::from_secs(30);
 
-/// Everything that is answered.
 pub fn router(picker: Arc<Picker>) -> Router {
     Router::new()
         .route("/envoy.service.ext_proc.v3.ExternalProcessor/Process", post(process))
@@ -44,12 +42,11 @@ pub fn router(picker: Arc<Picker>) -> Router {
         .with_state(picker)
 }
 
-/// Alive.
 async fn health() -> Json<serde_json::Value> {
     Json(json!({ "status": "ok" }))
 }
 
-/// Whether a host is ready that a request could go to.
+/// Reports whether any host is ready.
 async fn ready(State(picker): State<Arc<Picker>>) -> Response {
     if picker.is_ready() {
         return Json(json!({ "status": "ready" })).into_response();
@@ -74,7 +71,7 @@ async fn process(State(picker): State<Arc<Picker>>, request: Request) -> Respons
     grpc.streaming(ExtProcService(picker), request).await.map(axum::body::Body::new)
 }
 
-/// The health protocol of gRPC.
+/// The gRPC health service.
 struct HealthService(Arc<Picker>);
 
 impl UnaryService<HealthCheckRequest> for HealthService {
@@ -96,7 +93,7 @@ impl UnaryService<HealthCheckRequest> for HealthService {
     }
 }
 
-/// A stream of Envoy's: one HTTP request.
+/// The `ext_proc` service; one stream is one HTTP request.
 struct ExtProcService(Arc<Picker>);
 
 impl StreamingService<ProcessingRequest> for ExtProcService {
@@ -110,7 +107,7 @@ impl StreamingService<ProcessingRequest> for ExtProcService {
     }
 }
 
-/// Everything that is said to a stream of parts.
+/// Returns the answers to a stream of request parts.
 fn answers(
     exchange: Exchange,
     parts: Streaming<ProcessingRequest>,
@@ -130,7 +127,7 @@ fn answers(
     })
 }
 
-/// An answer may take as long as it does; a request that is to be placed comes soon.
+/// Waits for the next part: with a time limit before the choice, without one for the response.
 async fn next_part(
     exchange: &Exchange,
     parts: &mut Streaming<ProcessingRequest>,

@@ -1,4 +1,4 @@
-//! Parses, validates, runs.
+//! Entry point of the endpoint picker.
 
 use std::{error::Error, process::ExitCode};
 

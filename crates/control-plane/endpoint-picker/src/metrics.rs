@@ -1,4 +1,4 @@
-//! What is counted, and how Prometheus reads it.
+//! Counters of the picker, in the text format of Prometheus.
 
 use std::{
     collections::BTreeMap,
@@ -12,17 +12,15 @@ use std::{
 
 use crate::fleet::HostFleet;
 
-/// Upper bounds of how long decisions take, in microseconds.
+/// Upper bounds of the decision time histogram, in microseconds.
 const BOUNDS_US: [u64; 10] = [5, 10, 20, 50, 100, 200, 500, 1_000, 10_000, 100_000];
 
-/// What came of a decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PickOutcome {
-    /// A host was picked.
     Picked,
-    /// None was ready.
+    /// No host was ready.
     Nobody,
-    /// None would have been in time.
+    /// No host would have met the SLO targets.
     Late,
 }
 
@@ -38,16 +36,15 @@ impl PickOutcome {
     }
 }
 
-/// See the module's description.
 #[derive(Debug, Default)]
 pub struct PickerMetrics {
     outcomes: [AtomicU64; 3],
-    /// Decisions by how long they took; the last took longest.
+    /// Number of decisions per histogram bucket; the last bucket has no bound.
     times: [AtomicU64; BOUNDS_US.len() + 1],
     took_ns: AtomicU64,
-    /// Answers of the first endpoint, and of another.
+    /// Responses of the first endpoint, and of another.
     served: [AtomicU64; 2],
-    /// Requests by the endpoint that came first.
+    /// Requests by their first endpoint.
     picks: Mutex<BTreeMap<String, u64>>,
 }
 
@@ -66,21 +63,20 @@ impl PickerMetrics {
         }
     }
 
-    /// A request was answered, by the endpoint that was picked or by another.
+    /// Counts a response of the first endpoint, or of another.
     pub(crate) fn served(&self, by_first: bool) {
         self.served[usize::from(!by_first)].fetch_add(1, Relaxed);
     }
 
-    /// Everything, in the text format of Prometheus.
+    /// Returns all metrics in the text format of Prometheus.
     #[must_use]
     pub fn render(&self, fleet: &HostFleet) -> String {
         let (mut out, now) = (String::new(), Instant::now());
         let ages = fleet.ages(now);
-        // Endpoints that are gone take their series along.
+        // The series of removed endpoints are dropped.
         let mut picks = self.picks.lock().unwrap_or_else(PoisonError::into_inner);
         picks.retain(|endpoint, _| ages.iter().any(|(address, _)| address.to_string() == *endpoint));
         let picks = picks.clone();
-        // Writing to a string cannot fail, here and below.
         head(
             &mut out,
             "decisions_total",

@@ -1,4 +1,4 @@
-//! What all streams share: the hosts, how much may be held, and what is counted.
+//! State that all streams share: the hosts, the limit of held bytes, and the metrics.
 
 use std::{sync::Arc, time::Instant};
 
@@ -13,40 +13,36 @@ use crate::{
     request_parser::{ParsedRequest, RequestHead},
 };
 
-/// Bytes of bodies that are held until their requests are placed, of all requests together.
+/// Maximum number of body bytes held until their hosts are chosen, over all requests.
 pub const MAX_HELD_BYTES: usize = 256 << 20;
 
-/// See the module's description.
 #[derive(Debug)]
 pub struct Picker {
-    /// All hosts.
     pub fleet: HostFleet,
-    /// What is counted.
     pub metrics: PickerMetrics,
-    /// Longest body of a request, in bytes.
+    /// Maximum size of a request body, in bytes.
     pub max_body_bytes: usize,
-    /// Bytes of bodies that may still be held: a permit for each.
+    /// One permit per byte of body that may still be held.
     pub(crate) room: Arc<Semaphore>,
 }
 
 impl Picker {
-    /// Knows no hosts yet.
     #[must_use]
     pub fn new(rules: PickRules, max_body_bytes: usize) -> Self {
         let room = Arc::new(Semaphore::new(MAX_HELD_BYTES));
         Self { fleet: HostFleet::new(rules), metrics: PickerMetrics::default(), max_body_bytes, room }
     }
 
-    /// Whether one of the hosts is ready, as it said lately.
+    /// Whether any host is ready by its latest report.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.fleet.count(Instant::now()).ready > 0
     }
 
-    /// Reads a request and says where it goes.
+    /// Parses a request and chooses its hosts.
     ///
     /// # Errors
-    /// Why it goes nowhere.
+    /// If no host is ready, or none can meet the SLO targets.
     pub fn decide(&self, head: &RequestHead, body: &[u8], subset: &Subset) -> Result<Pick, PickRefusal> {
         let began = Instant::now();
         let ask = ParsedRequest::read(body);

@@ -1,6 +1,6 @@
-//! What a request asks for, as far as a host is chosen by it: the model, and the beginning of its prompt.
+//! The parts of a request that decide the host: the model, the adapter, and the beginning of the prompt.
 //!
-//! What cannot be read is no fault here: the host that gets the request says what is wrong with it.
+//! Unreadable requests are no error here: the chosen host reports the error.
 
 use control_protocol::fleet::beginning_of;
 use serde::{
@@ -8,13 +8,13 @@ use serde::{
     de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 
-/// Bytes of a prompt that are kept to know it again.
+/// Bytes of a prompt's beginning that are kept for prefix matching.
 pub const MAX_BEGINNING_BYTES: usize = 32 << 10;
 
-/// Bytes of text that make a token, about.
+/// Estimated bytes of text per token.
 pub const TOKEN_BYTES: usize = 4;
 
-/// The paths of requests that generate, on whatever host. All others have what they are about on one host.
+/// Paths of requests that any host can serve. All other requests concern objects of one host.
 const GENERATE: [&str; 7] = [
     "/v1/chat/completions",
     "/v1/completions",
@@ -25,68 +25,62 @@ const GENERATE: [&str; 7] = [
     "/api/embeddings",
 ];
 
-/// What Ollama's clients put behind a model's name that has no tag.
+/// Tag that Ollama clients append to a model name without a tag.
 const TAG: &str = ":latest";
 
-/// What the head of a request says.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RequestHead {
-    /// The path, without a query.
+    /// The path, without its query.
     pub path: String,
-    /// The key it comes with: who shares a prefix cache.
+    /// API key, because prefix caches are per key.
     pub key: Vec<u8>,
 }
 
 impl RequestHead {
-    /// Whether it generates tokens: any host can.
+    /// Whether the request generates tokens, which any host can do.
     #[must_use]
     pub fn generates(&self) -> bool {
         GENERATE.contains(&self.path.as_str())
     }
 }
 
-/// What the body of a request says.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
 pub struct ParsedRequest {
-    /// `model`, as it was sent.
+    /// `model` as sent, without the tag `:latest`.
     #[serde(deserialize_with = "text_or_nothing")]
     pub model: String,
-    /// `adapter`, if it names one, or its `generation`.
     pub adapter: AdapterField,
-    /// `messages`.
     messages: PromptPrefix,
-    /// `prompt`.
     prompt: PromptPrefix,
-    /// `input`, of embeddings.
+    /// `input` of an embeddings request.
     input: PromptPrefix,
 }
 
 impl ParsedRequest {
-    /// Reads a body; what is none of a request that generates asks for nothing.
+    /// Parses a body; a body that cannot be parsed gives an empty request.
     #[must_use]
     pub fn read(body: &[u8]) -> Self {
         let mut ask: Self = serde_json::from_slice(body).unwrap_or_default();
-        // An adapter that is called so is found all the same, by the host.
+        // The host also finds an adapter whose name ends with the tag.
         if let Some(name) = ask.model.strip_suffix(TAG) {
             ask.model.truncate(name.len());
         }
         ask
     }
 
-    /// What is asked about: one of these, in all requests that make sense.
+    /// Returns the three prompt fields; a valid request has one.
     fn prompts(&self) -> [&PromptPrefix; 3] {
         [&self.messages, &self.prompt, &self.input]
     }
 
-    /// Tokens of the prompt, about.
+    /// Returns the estimated number of prompt tokens.
     #[must_use]
     pub fn prompt_tokens(&self) -> u64 {
         let bytes: u64 = self.prompts().iter().map(|prompt| prompt.bytes).sum();
         bytes.div_ceil(TOKEN_BYTES as u64)
     }
 
-    /// The prompt's first bytes.
     #[must_use]
     pub fn beginning(&self) -> &[u8] {
         let said = self.prompts().into_iter().find(|prompt| prompt.bytes > 0);
@@ -94,15 +88,14 @@ impl ParsedRequest {
     }
 }
 
-/// What `adapter` says.
+/// Value of the `adapter` field.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Hash)]
 pub enum AdapterField {
-    /// Nothing.
+    /// The field is absent or unusable.
     #[default]
     Not,
-    /// A name.
     Name(String),
-    /// The beginning of a generation.
+    /// The first bytes of an adapter version's hash.
     Generation(u64),
 }
 
@@ -112,7 +105,7 @@ impl<'de> Deserialize<'de> for AdapterField {
     }
 }
 
-/// Reads a name, or the generation of an object; keeps nothing of anything else.
+/// Reads a name, or the `generation` of an object; ignores all other values.
 struct NamedVisitor;
 
 impl<'de> Visitor<'de> for NamedVisitor {
@@ -165,24 +158,24 @@ impl<'de> Visitor<'de> for NamedVisitor {
     }
 }
 
-/// The text of a generation; what is no text is empty.
+/// Text of `generation`; empty if the value is not text.
 #[derive(Deserialize)]
 #[serde(transparent)]
 struct Generation(#[serde(deserialize_with = "text_or_nothing")] String);
 
-/// A text, or anything else, which is none.
+/// Reads a text; any other value gives an empty text.
 fn text_or_nothing<'de, D: Deserializer<'de>>(value: D) -> Result<String, D::Error> {
     let mut prompt = PromptPrefix::default();
     PromptVisitor(&mut prompt).deserialize(value)?;
     Ok(if prompt.is_text { String::from_utf8(prompt.beginning).unwrap_or_default() } else { String::new() })
 }
 
-/// A prompt of any form: all texts and numbers in it, one after the other.
+/// A prompt of any form: all texts and token ids in it, concatenated.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 struct PromptPrefix {
     beginning: Vec<u8>,
     bytes: u64,
-    /// It is one text and nothing else.
+    /// Whether the value is a single text.
     is_text: bool,
 }
 
@@ -202,7 +195,7 @@ impl<'de> Deserialize<'de> for PromptPrefix {
     }
 }
 
-/// Takes everything in a value into a prompt.
+/// Appends all texts and token ids of a value to a prompt.
 struct PromptVisitor<'a>(&'a mut PromptPrefix);
 
 impl<'de> DeserializeSeed<'de> for PromptVisitor<'_> {
@@ -226,7 +219,6 @@ impl<'de> Visitor<'de> for PromptVisitor<'_> {
         Ok(())
     }
 
-    /// A token.
     fn visit_u64<E>(self, token: u64) -> Result<(), E> {
         self.0.push(&token.to_le_bytes()[..TOKEN_BYTES]);
         Ok(())

@@ -1,6 +1,6 @@
-//! Asks every host, again and again, what it has to do; and finds out which hosts there are.
+//! Asks every host for its report periodically, and resolves host names.
 //!
-//! Each host has a task and a connection of its own, so a slow one holds nobody up. What it says is bounded in size and time.
+//! Each host has its own task and connection, so a slow host delays no other. Reports are bounded.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -26,27 +26,25 @@ use tokio::{
 
 use crate::picker::Picker;
 
-/// Longest report of a host, in bytes.
+/// Maximum size of a host's report, in bytes.
 const MAX_REPORT_BYTES: usize = 16 << 20;
-/// How often names are resolved.
+/// Interval of name resolution.
 const RESOLVE_EVERY: Duration = Duration::from_secs(1);
-/// A host that does not answer is tried again so much later, at first and at most.
+/// First and maximum delay before a silent host is asked again.
 const RETRY: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
 
-/// How hosts are asked.
 #[derive(Debug, Clone)]
 pub struct Scrape {
     /// Names or addresses, with ports.
     pub endpoints: Vec<String>,
-    /// How often.
+    /// Interval between two reports of a host.
     pub every: Duration,
-    /// How long an answer may take.
+    /// Time limit of a report.
     pub limit: Duration,
-    /// The key's header.
+    /// Authorization header with the key.
     pub key: Option<HeaderValue>,
 }
 
-/// Why a host was not understood.
 #[derive(Debug, thiserror::Error)]
 enum ScrapeError {
     #[error("{0}")]
@@ -65,7 +63,7 @@ enum ScrapeError {
     Report(#[from] serde_json::Error),
 }
 
-/// Runs for ever: keeps the hosts of `picker` what the names stand for, and asks each of them.
+/// Resolves the host names periodically and starts one task per host. Never returns.
 pub async fn run(picker: Arc<Picker>, scrape: Scrape) {
     let scrape = Arc::new(scrape);
     let mut tasks: HashMap<SocketAddr, AbortHandle> = HashMap::new();
@@ -77,7 +75,7 @@ pub async fn run(picker: Arc<Picker>, scrape: Scrape) {
         for name in &scrape.endpoints {
             match timeout(RESOLVE_EVERY, lookup_host(name)).await {
                 Ok(Ok(found)) => drop(last.insert(name.clone(), found.collect())),
-                // What it stood for before may still be there.
+                // The former addresses of an unresolved name may still be valid.
                 Ok(Err(error)) => tracing::debug!(name, %error, "a name is not resolved"),
                 Err(_) => tracing::debug!(name, "a name is not resolved in time"),
             }
@@ -101,7 +99,7 @@ pub async fn run(picker: Arc<Picker>, scrape: Scrape) {
     }
 }
 
-/// Asks one host for ever.
+/// Asks one host forever.
 async fn follow(picker: Arc<Picker>, scrape: Arc<Scrape>, address: SocketAddr) {
     let mut pause = RETRY[0];
     loop {
@@ -111,14 +109,14 @@ async fn follow(picker: Arc<Picker>, scrape: Arc<Scrape>, address: SocketAddr) {
         if pause == RETRY[0] {
             tracing::warn!(%address, %fault, "a host does not answer");
         }
-        // One that answered for a while is tried soon.
+        // A host that answered for a while is retried soon.
         let answered = began.elapsed() > RETRY[1];
         pause = if answered { RETRY[0] } else { (2 * pause).min(RETRY[1]) };
         tokio::time::sleep(pause).await;
     }
 }
 
-/// Asks over one connection until something goes wrong.
+/// Asks over one connection until an error occurs.
 async fn ask_on(
     picker: &Picker,
     scrape: &Scrape,
@@ -150,7 +148,7 @@ async fn ask(
     have: KnownTags,
 ) -> Result<GatewayReport, ScrapeError> {
     let mut request = Request::new(Empty::new());
-    // A path of ours with numbers in it is a URI.
+    // A path of digits and letters always parses as a URI.
     *request.uri_mut() = have.uri().parse().unwrap_or_default();
     let host = HeaderValue::from_str(&address.to_string()).unwrap_or(HeaderValue::from_static("localhost"));
     request.headers_mut().insert(HOST, host);
@@ -168,7 +166,7 @@ async fn ask(
     Ok(serde_json::from_slice(&body.map_err(|_| ScrapeError::Body)?.to_bytes())?)
 }
 
-/// A task that ends with whoever holds this.
+/// Aborts a task on drop.
 struct AbortOnDrop(AbortHandle);
 
 impl Drop for AbortOnDrop {

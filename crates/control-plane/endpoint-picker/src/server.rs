@@ -1,4 +1,4 @@
-//! Puts the process together, serves, and ends.
+//! Start, service and end of the process.
 
 use std::{
     io::{self, IsTerminal as _, Write as _},
@@ -36,49 +36,35 @@ use crate::{
     tls::{Certificate, TlsError},
 };
 
-/// Connections at once; an Envoy has one for each of its threads.
+/// Maximum number of connections; an Envoy opens one per thread.
 const MAX_CONNECTIONS: usize = 1_024;
-/// Requests at once of a connection, from their heads to the ends of their answers.
+/// Maximum number of concurrent requests per connection, including their responses.
 const MAX_STREAMS: u32 = 4_096;
-/// A peer that is silent for so long is asked whether it is there, and has as long to say so.
+/// Idle time after which a peer is probed, and the time limit of its reply.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
-/// How long the head of a request over HTTP/1.1 may take.
+/// Time limit for the TLS handshake, and for the head of an HTTP/1.1 request.
 const HEAD_LIMIT: Duration = Duration::from_secs(10);
-/// What runs gets so long to end: another picker takes what comes.
+/// Time limit for running requests at shutdown; another picker takes new ones.
 const GRACE: Duration = Duration::from_secs(5);
-/// How long accepting rests when the system has no room for a connection.
+/// Pause of accepting when the system has no capacity for a connection.
 const REST: Duration = Duration::from_millis(100);
-/// Threads: reading a large body must hold nobody up.
+/// Number of threads: parsing a large body must not delay other requests.
 const THREADS: usize = 2;
 
-/// Why the process ended.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The address cannot be had.
     #[error("listening on {address} failed: {reason}; choose another --picker-listen")]
-    Listen {
-        /// As asked.
-        address: SocketAddr,
-        /// What the system said.
-        reason: io::Error,
-    },
-    /// There is no certificate to show.
+    Listen { address: SocketAddr, reason: io::Error },
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// The system refused something basic.
     #[error("{attempt} failed: {reason}")]
-    System {
-        /// What was tried.
-        attempt: &'static str,
-        /// What the system said.
-        reason: io::Error,
-    },
+    System { attempt: &'static str, reason: io::Error },
 }
 
 /// Serves until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// If it cannot.
+/// If the port, the certificate or a system resource is unavailable.
 pub fn run(config: PickerConfig) -> Result<(), RunError> {
     start_log(config.log_format);
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -100,7 +86,7 @@ async fn serve(config: PickerConfig) -> Result<(), RunError> {
     let address = listener.local_addr().map_err(refused)?;
     let picker = Arc::new(Picker::new(config.rules, config.max_body_bytes));
     tokio::spawn(scrape::run(Arc::clone(&picker), config.scrape));
-    // Ready to be asked; whether it can name a host /ready says.
+    // The picker is ready for requests; `/ready` reports whether a host is.
     let _ = writeln!(io::stdout(), "ready {scheme}://{address}");
     let _ = sd_notify::notify(&[NotifyState::Ready]);
     let graceful = GracefulShutdown::new();
@@ -121,11 +107,10 @@ async fn accept(
 ) {
     let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
-        // The semaphore is never closed.
         let Ok(place) = Arc::clone(&room).acquire_owned().await else { return };
         match listener.accept().await {
             Ok((stream, _)) => {
-                // Answers are small and waited for.
+                // Answers are small, and their latency matters.
                 let _ = stream.set_nodelay(true);
                 let shown = certificate.as_ref().map(Certificate::config);
                 let (router, watcher) = (router.clone(), graceful.watcher());
@@ -153,7 +138,7 @@ async fn handshake(stream: TcpStream, shown: Arc<ServerConfig>) -> io::Result<Tl
     limited.await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
-/// HTTP/1.1 or, with its preface, HTTP/2.
+/// Serves HTTP/1.1, or HTTP/2 if the client sends its preface.
 async fn serve_connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     router: Router,
@@ -173,7 +158,7 @@ async fn serve_connection(
     }
 }
 
-/// Resolves when the process is asked to stop.
+/// Returns a future that resolves on SIGTERM or SIGINT.
 fn stopped() -> Result<impl Future<Output = ()>, RunError> {
     let watch =
         |kind| signal(kind).map_err(|reason| RunError::System { attempt: "watching for signals", reason });
@@ -186,7 +171,7 @@ fn stopped() -> Result<impl Future<Output = ()>, RunError> {
     })
 }
 
-/// The log goes to stderr; `RUST_LOG` says how much of it.
+/// Starts the log on stderr; `RUST_LOG` sets its level.
 fn start_log(format: LogFormat) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
@@ -195,6 +180,6 @@ fn start_log(format: LogFormat) {
         LogFormat::Json => true,
         LogFormat::Auto => !io::stderr().is_terminal(),
     };
-    // A log that somebody started before is as good.
+    // A log that is already set up stays in use.
     let _ = if is_json { log.json().try_init() } else { log.try_init() };
 }

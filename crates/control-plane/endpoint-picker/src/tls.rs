@@ -1,6 +1,6 @@
-//! TLS of the port: a certificate that whoever issues it may replace while the picker runs.
+//! TLS of the port, with a certificate that may be replaced while the picker runs.
 //!
-//! It says who the picker is and asks nobody who they are: whoever reaches the port may ask it.
+//! Clients need no certificate: every client that reaches the port may use the picker.
 
 use std::{
     fs, io,
@@ -12,45 +12,35 @@ use std::{
 use rustls::ServerConfig;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem, pem::PemObject as _};
 
-/// What clients may speak inside.
+/// Protocols offered by ALPN.
 const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
-/// PEM files.
+/// PEM files of the port's certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CertificateFiles {
-    /// The picker's certificate, and the chain to its authority.
+    /// The certificate and its chain.
     pub certificate: PathBuf,
-    /// Its private key.
     pub key: PathBuf,
 }
 
-/// Why they cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file is missing.
     #[error("{} cannot be read: {reason}; name a PEM file that this user may read", path.display())]
-    File {
-        /// Its path.
-        path: PathBuf,
-        /// What the system said.
-        reason: io::Error,
-    },
-    /// A file holds something else.
+    File { path: PathBuf, reason: io::Error },
+    /// The file lacks the wanted PEM items.
     #[error("{} is no PEM file with {wanted}: {reason}", path.display())]
     Pem {
-        /// Its path.
         path: PathBuf,
-        /// What should be in it.
+        /// Kind of the missing items.
         wanted: &'static str,
-        /// What is wrong.
         reason: pem::Error,
     },
-    /// They do not fit together.
+    /// The certificate and the key do not fit together.
     #[error("--picker-cert and --picker-cert-key cannot be used: {0}; they must belong together")]
     Pair(#[from] rustls::Error),
 }
 
-/// A certificate as it is now.
+/// The certificate, reread when its files change.
 #[derive(Debug)]
 pub struct Certificate {
     files: CertificateFiles,
@@ -64,17 +54,17 @@ struct CurrentCertificate {
 }
 
 impl Certificate {
-    /// Reads it.
+    /// Reads the certificate files.
     ///
     /// # Errors
-    /// If it cannot be used.
+    /// If a file is unreadable, or the certificate does not fit the key.
     pub fn read(files: CertificateFiles) -> Result<Self, TlsError> {
         let current = Mutex::new(files.load()?);
         Ok(Self { files, current })
     }
 
-    /// What the next connection is shown: files that were replaced are read again, and if they cannot be used, what there
-    /// was goes on.
+    /// Returns the configuration for the next connection. Changed files are read again; if they are unusable,
+    /// the former certificate stays in use.
     #[must_use]
     pub fn config(&self) -> Arc<ServerConfig> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
@@ -93,7 +83,7 @@ impl Certificate {
 
 impl CertificateFiles {
     fn load(&self) -> Result<CurrentCertificate, TlsError> {
-        // Asked first: what is replaced while it is read is read again.
+        // The times are read first, so a file that changes during the read is read again.
         let changed = self.changed()?;
         let chain = CertificateDer::pem_file_iter(&self.certificate).and_then(Iterator::collect);
         let is_there =
@@ -107,7 +97,7 @@ impl CertificateFiles {
         Ok(CurrentCertificate { changed, config: Arc::new(config) })
     }
 
-    /// When each was written last.
+    /// Returns the modification times of both files.
     fn changed(&self) -> Result<[SystemTime; 2], TlsError> {
         let written = |path: &Path| {
             let written = fs::metadata(path).and_then(|data| data.modified());

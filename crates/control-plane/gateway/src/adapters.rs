@@ -1,49 +1,52 @@
-//! The adapter registry: names that people use, and the generations they stand for.
+//! The adapter registry maps the names that people use to adapter versions.
 //!
-//! A name is an alias of a content hash. Loading and replacing never touch what runs: a request leases the entry
-//! it started with, and a generation is freed only when its last lease is gone and no other name stands for it.
+//! A name is an alias of a content hash. Loading and replacing an adapter never change running requests. A
+//! request leases the entry that it started with. An adapter version is freed when its last lease has ended
+//! and no other name refers to it.
 //!
 //! # Where things are
 //!
-//! - [`registry`]: all of it held together. What is done with it is told in the rooms of the doing:
-//!   - [`operations`]: load, replace, unload; `pin`; `lifetime`: until when; [`request`] is what a load says.
-//!   - `base`: the model that adapters are loaded for, and how the text of an adapter differs from it.
-//!   - [`upload`]: the same with files that are sent along.
-//!   - `to_end`: what lets a change run to its end, whoever stops waiting for it.
-//!   - `on_demand`: an adapter loaded into an executor when a request needs it there, others making room.
-//!   - `restore`: an executor that was just connected made ready.
-//!   - `merged_load`: several adapters leased at once, as their sum; `merged` says what that is, and which there are.
-//! - [`jail`]: adapter files opened by paths that came over HTTP, never outside of the adapter root.
-//! - [`store`]: copies of those files by content, here or in a bucket; what the executor loads and a restart brings back.
-//! - [`records`]: what is registered, here or in a PostgreSQL that many hosts share; [`replication`] takes over what other
-//!   gateways have changed there.
-//! - `record`: what is remembered of an adapter.
-//! - [`database`]: this host's own, on disk before a change is answered; [`import`] reads what was there before it.
-//!   `layout` has its tables.
+//! - [`registry`]: the parts of the registry, held together; the modules below add its operations.
+//!   - [`operations`]: load, replace and unload an adapter; [`request`] has the parameters of a load.
+//!   - `pin`: keeps an adapter resident.
+//!   - `lifetime`: the time at which an adapter is unloaded.
+//!   - `base`: the base model, and how the text files of an adapter differ from those of the base.
+//!   - [`upload`]: loads an adapter from files that a request contains.
+//!   - `to_end`: runs a change to its end, even if the caller stops waiting.
+//!   - `on_demand`: loads an adapter into an executor when a request needs it there, and evicts others.
+//!   - `restore`: prepares an executor that was just connected.
+//!   - `merged_load`: leases a merged adapter; `merged` parses, creates and remembers merged adapters.
+//! - [`jail`]: opens adapter files by paths that came over HTTP, never outside of the adapter root.
+//! - [`store`]: copies of adapter files by content, on this host or in a bucket.
+//! - [`records`]: the registered adapters, on this host or in a PostgreSQL database of a fleet.
+//! - [`replication`]: applies changes of other gateways of the fleet to this gateway.
+//! - `record`: the stored data of one adapter.
+//! - [`database`]: SQLite database of this host; `layout` has its tables, `import` reads older JSON
+//!   registries.
 //! - [`entry`]: an adapter under a name, its leases and its owner; [`table`] says who sees which names.
-//! - [`residency`]: which adapters are in each executor, and which are on their way. What is pinned is in all of them,
-//!   anything else where requests asked for it.
-//! - `publication`: the result of a fine-tuning job, registered by whoever works on the job.
-//! - `download`: files of an adapter for people to take away.
-//! - `listing`: what is told of them to whoever chooses among hosts.
-//! - `share`: how many adapters, and of how many bytes, one tenant may publish.
-//! - `names`: what adapters may be called; [`errors`] says what may go wrong, [`stats`] counts.
+//! - [`residency`]: which adapters each executor holds or loads. Pinned adapters are in every executor,
+//!   others where requests use them.
+//! - `publication`: registers the result of a fine-tuning job for the gateway that works on the job.
+//! - `download`: files of an adapter for download.
+//! - `listing`: the adapters as reported to the endpoint picker.
+//! - `share`: number and bytes of the adapters that one tenant may publish.
+//! - `names`: rules for adapter names; [`errors`] has the error types, [`stats`] the counters.
 //!
 //! # The life of a load
 //!
 //! 1. The files are copied out of the adapter root into the store, hashed, and synced.
-//! 2. The copy gets its content's name; that name is synced.
-//! 3. The executor loads the copy, after others have made room for it.
-//! 4. The name is committed to the database: from here on a crash leaves the adapter registered.
-//! 5. The table of names changes, requests see it, and the caller gets an answer.
+//! 2. The copy is renamed to its content hash, and the rename is synced.
+//! 3. The executor evicts other adapters if necessary and loads the copy.
+//! 4. The name is committed to the database. From here on a crash leaves the adapter registered.
+//! 5. The table of names changes, new requests see the adapter, and the caller gets an answer.
 //!
-//! A crash before step 4 leaves files that nothing refers to; the next start sweeps them.
+//! A crash before step 4 leaves files without a reference; the next start deletes them.
 //!
 //! # Locks
 //!
-//! `changing` is held by whoever changes the registry, `moving` of an executor's home by whoever moves adapters in or out
-//! of it (an executor loads one at a time anyhow); who needs both takes `changing` first. Requests whose adapter is
-//! resident wait for neither, and an executor that is stuck holds up no other's.
+//! `changing` guards changes of the registry. Each executor's `moving` guards loads into it and evictions
+//! from it. A task that needs both locks takes `changing` first. Requests with a resident adapter take
+//! neither lock, and a stuck executor does not delay other executors.
 
 mod base;
 pub mod database;
@@ -97,7 +100,7 @@ pub use self::{
 
 pub(crate) use self::to_end::to_end;
 
-/// Places where a test may make the gateway die or fail, in the order of an adapter's life.
+/// Failpoints where a test may kill or fail the gateway, in the order of an adapter's life.
 pub const FAILPOINTS: &[&str] = &[
     "gateway.copy_begun",
     "gateway.copy_fails",

@@ -1,11 +1,12 @@
-//! Whose turn it is: requests of all tenants wait here, and go to the executors as these have room.
+//! The admission queue holds requests of all tenants until executors have capacity.
 //!
-//! - here: waiting for a turn, and what a turn is; [`refusal`]: why there is none.
-//! - `state`: the queue (`scheduling::fairness`), what each tenant may have, and what it is told at once.
+//! - this module: the queue's interface, and [`AdmissionPermit`]; [`refusal`]: why a request is refused.
+//! - `state`: the fair queue (`policy::fairness`), the limits per tenant, and immediate refusals.
 //!
-//! An executor computes in the order in which it is asked. So it is sent no more than keeps it busy
-//! ([`FreeCapacity`](crate::executors::FreeCapacity)), and who goes next is decided here, when there is room: by class, then by tokens
-//! served so far over the weight. A tenant that sends too much makes its own line longer, and is refused when that stands still.
+//! An executor computes requests in the order of their arrival. So the queue sends it only enough to keep it
+//! busy ([`FreeCapacity`](crate::executors::FreeCapacity)), and decides at that moment which request goes
+//! next: by class, then by the fewest served tokens per weight. A tenant that sends too much lengthens only
+//! its own queue, and is refused when that queue is delayed for too long.
 
 pub mod refusal;
 mod state;
@@ -32,47 +33,43 @@ use crate::{
     service_classes::{ClassId, ServiceClasses},
 };
 
-/// How often somebody who waits looks whether there is an executor at all.
+/// How often a waiting request checks whether any executor is open.
 const LOOK: Duration = Duration::from_secs(1);
-/// How long there may be none.
+/// How long a request waits without any open executor.
 const ABSENCE: Duration = Duration::from_secs(20);
 
-/// What the queue is held to.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdmissionLimits {
-    /// Sequences that wait together.
+    /// Maximum number of waiting sequences.
     pub max_sequences: usize,
-    /// How long those of a tenant may wait before more of them are refused.
+    /// CoDel limits: how long a tenant's requests may wait before new ones are refused.
     pub delays: DelayLimits,
-    /// Of an executor's places, those that tenants have together that want more than their part.
+    /// Share of an executor's batch slots that over-quota tenants may hold together.
     pub burst_share: f64,
 }
 
-/// Whose a request is, to whom turns are given.
+/// Tenant and class to which a request is charged.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Principal {
-    /// The class of the request.
     pub class: ClassId,
-    /// Whose key it came with.
+    /// Tenant of the request's API key.
     pub tenant: Arc<str>,
 }
 
-/// A request that wants a turn.
 #[derive(Debug, Clone)]
 pub struct AdmissionRequest {
-    /// Whose it is.
     pub principal: Principal,
-    /// Sequences that start together.
+    /// Number of sequences that start together.
     pub sequences: usize,
-    /// Tokens that it will cost, as far as that is known.
+    /// Estimated cost in tokens, as far as it is known.
     pub cost_tokens: u64,
-    /// When it is too late.
+    /// Time after which the request is refused.
     pub deadline: Option<Instant>,
-    /// What it should see beside what is under way; `None` if nothing is, or nobody knows.
+    /// Predicted latency beside the running requests; `None` if there are none, or no prediction is possible.
     pub forecast: Option<Forecast>,
 }
 
-/// The queue of all tenants; clones are the same.
+/// The queue of all tenants; clones share it.
 #[derive(Debug, Clone)]
 pub struct AdmissionQueue(Arc<AdmissionShared>);
 
@@ -83,31 +80,31 @@ struct AdmissionShared {
     desk: Mutex<QueueState>,
 }
 
-/// A place in the queue, left when it is dropped.
+/// A position in the queue, given up on drop.
 struct QueueTicket<'a> {
     turns: &'a AdmissionQueue,
-    /// `None` once its turn has come.
+    /// `None` once the permit was granted.
     number: Option<u64>,
 }
 
-/// The right to be sent to an executor, and the account of what is served for it; it is settled when it is dropped.
+/// The right to send one request to an executor; dropping it settles the token account.
 #[derive(Debug)]
 pub struct AdmissionPermit {
     turns: AdmissionQueue,
     principal: Principal,
     sequences: usize,
-    /// Of them, those of which nothing was heard yet.
+    /// Number of sequences without a first token.
     unbegun: usize,
-    /// They themselves, until they are sent.
+    /// Queue entries of the sequences, until they are sent.
     pub standing: Vec<WaitingEntry>,
     charged_tokens: u64,
     served_tokens: u64,
-    /// An executor's room is kept for it.
+    /// True while capacity of an executor is reserved for the request.
     is_reserved: bool,
 }
 
 impl AdmissionQueue {
-    /// A queue before `executors`; whatever gives them room lets somebody go.
+    /// Creates a queue before `executors`, which dispatches whenever they report free capacity.
     #[must_use]
     pub fn new(
         executors: Executors,
@@ -129,28 +126,28 @@ impl AdmissionQueue {
         turns
     }
 
-    /// Fails if a request of `tenant` would be refused whatever it asks: asked before it is read, so that a flood of them costs
-    /// next to nothing.
+    /// Fails if every request of `tenant` would be refused now. Called before the body is read, so that a
+    /// flood of requests costs little.
     ///
     /// # Errors
-    /// Why it would.
+    /// The reason of the refusal.
     pub fn check(&self, tenant: &Arc<str>) -> Result<(), QueueRefusal> {
         let room = self.room();
         lock(&self.0.desk).check_tenant(tenant, room)
     }
 
-    /// Looks whether so many sequences may ever be computed together, before anything is made for each of them.
+    /// Checks whether `sequences` sequences can ever run together, before any of them is created.
     ///
     /// # Errors
-    /// There are more than executors take.
+    /// If `sequences` is more than executors accept.
     pub fn check_size(&self, sequences: usize) -> Result<(), QueueRefusal> {
         state::fits(sequences, self.room())
     }
 
-    /// Waits for a turn. Who no longer waits has left the queue.
+    /// Waits for a permit. Dropping the future leaves the queue.
     ///
     /// # Errors
-    /// Why there is none: at once, or when it is too late.
+    /// The reason of the refusal: at once, or when the deadline passes.
     pub async fn wait(&self, asked: AdmissionRequest) -> Result<AdmissionPermit, QueueRefusal> {
         let deadline = asked.deadline;
         let (mut place, mut turn) = self.join(&asked)?;
@@ -170,13 +167,12 @@ impl AdmissionQueue {
         }
     }
 
-    /// What each tenant has and had, of each class.
     #[must_use]
     pub fn figures(&self) -> Vec<TenantQueueStats> {
         lock(&self.0.desk).figures()
     }
 
-    /// Sequences that wait here.
+    /// Number of waiting sequences.
     #[must_use]
     pub fn queued(&self) -> usize {
         lock(&self.0.desk).queued()
@@ -197,7 +193,6 @@ impl AdmissionQueue {
         self.0.executors.room(self.0.burst_share)
     }
 
-    /// Lets those go for whom there is room.
     fn dispatch(&self) {
         let grants = lock(&self.0.desk).dispatch(self.room());
         for AdmittedRequest { principal, sequences, charged_tokens, waiter } in grants {
@@ -211,7 +206,7 @@ impl AdmissionQueue {
                 served_tokens: 0,
                 is_reserved: true,
             };
-            // Whoever no longer waits gives it back: it is dropped.
+            // If the request no longer waits, its permit is dropped and so returned.
             _ = waiter.turn.send(Ok(turn));
         }
     }
@@ -225,7 +220,7 @@ impl Drop for QueueTicket<'_> {
 }
 
 impl AdmissionPermit {
-    /// It is under way, or waits for something else: the executor's room is another's now.
+    /// Releases the reserved capacity: the request is running, or waits for something other than an executor.
     pub fn release(&mut self) {
         if std::mem::take(&mut self.is_reserved) {
             lock(&self.turns.0.desk).release();
@@ -233,12 +228,12 @@ impl AdmissionPermit {
         }
     }
 
-    /// So many tokens were computed for it, of its prompt or its answer.
+    /// Counts `tokens` computed prompt or answer tokens.
     pub fn serve(&mut self, tokens: u64) {
         self.served_tokens += tokens;
     }
 
-    /// So many of its sequences have their first tokens.
+    /// Notes that `sequences` of the sequences have their first tokens.
     pub fn begin(&mut self, sequences: usize) {
         self.unbegun -= sequences;
         lock(&self.turns.0.desk).begin(&self.principal, sequences);

@@ -1,4 +1,4 @@
-//! What every handler shares.
+//! State that all request handlers share.
 
 use std::{
     sync::{
@@ -31,108 +31,88 @@ use crate::{
     training_sessions::Runs,
 };
 
-/// What every handler shares.
 #[derive(Debug)]
 pub struct App {
-    /// The connections over which token ids travel; clones share them.
+    /// Connections to the executors; clones share them.
     pub executors: Executors,
-    /// How one of several executors is chosen.
     pub routing: RoutingPolicy,
-    /// How the model writes what is no plain text.
+    /// Parsers of reasoning content and tool calls in the model's output.
     pub parsers: OutputParsers,
-    /// Service classes.
     pub classes: Arc<ServiceClasses>,
-    /// Whose turn it is.
     pub turns: AdmissionQueue,
-    /// Whether requests can be served, and what with.
+    /// Whether requests can be served, and the tokenizer and base that serve them.
     pub status: watch::Receiver<GatewayReadiness>,
-    /// Adapters by name, and where they are.
+    /// Adapters by name, with the place of their files.
     pub registry: Arc<Registry>,
-    /// Files to learn from, and jobs.
+    /// Training files and fine-tuning jobs.
     pub training: Arc<Training>,
-    /// What Prometheus reads.
+    /// Metrics that Prometheus reads.
     pub metrics: Arc<GatewayMetrics>,
-    /// Who is told about requests.
+    /// Receivers of request records: metrics, and a trace collector if one is set.
     pub sinks: Sinks,
-    /// API keys with their roles; none where everybody may ask.
+    /// API keys with their roles; empty if no key is required.
     pub keys: Keys,
-    /// How often each adapter may be asked.
+    /// Rate limit per adapter.
     pub adapter_limits: AdapterLimits,
-    /// Where browsers may come from.
     pub origins: AllowedOrigins,
-    /// What connections may cost.
+    /// Limits on connections, bodies, headers and times.
     pub connections: ConnectionLimits,
-    /// What requests keep in memory, by tenant.
+    /// Bytes that requests keep in memory, by tenant.
     pub memory: Arc<TenantMemory>,
-    /// Whether grammars can be honoured.
+    /// Checks whether a grammar can be compiled.
     pub grammars: GrammarChecks,
-    /// Adapters that are trained order by order.
+    /// Adapters that clients train step by step over Tinker's API.
     pub runs: Arc<Runs>,
-    /// Responses that somebody may go on with.
+    /// Responses that a client may continue with `previous_response_id`.
     pub kept: Arc<ResponseStore>,
-    /// When the process began to listen, for its uptime.
+    /// Time when the process began to listen, for its uptime.
     pub started: Instant,
-    /// Its number, which the next process at its address has not.
+    /// Random number of this process; another process at the same address has a different one.
     pub instance: u64,
-    /// What is told of adapters to who chooses among hosts.
+    /// Adapter lists that `/v1/load` reports to the endpoint picker.
     pub(crate) listing: AdapterListing,
     draining: AtomicBool,
-    /// Threads that work on long bodies.
+    /// Threads that process long bodies.
     pub bodies: BodyWorkers,
 }
 
-/// Where browsers may come from, and what they may call us.
+/// Web origins that may call the gateway, and host names under which it answers.
 #[derive(Debug)]
 pub struct AllowedOrigins {
-    /// Under which names a gateway without keys answers.
+    /// Host names under which a gateway without keys answers.
     pub hosts: AllowedHosts,
-    /// Web pages that may ask although they are not ours.
+    /// Origins of foreign web pages that may call the gateway.
     pub allowed: Vec<String>,
 }
 
-/// What an [`App`] is put together from.
+/// Parts of an [`App`].
 #[derive(Debug)]
 pub struct AppBuilder {
-    /// The connections over which token ids travel.
     pub executors: Executors,
-    /// How one of several executors is chosen.
     pub routing: RoutingPolicy,
-    /// How the model writes what is no plain text.
     pub parsers: OutputParsers,
-    /// As they are set.
     pub classes: Arc<ServiceClasses>,
-    /// Before these executors.
     pub turns: AdmissionQueue,
-    /// Kept true by the lifecycle.
+    /// Status that the lifecycle keeps up to date.
     pub status: watch::Receiver<GatewayReadiness>,
-    /// Opened, and restored by the lifecycle each time an executor is reached.
+    /// Open registry, which the lifecycle restores each time it connects to an executor.
     pub registry: Arc<Registry>,
-    /// Opened.
     pub training: Arc<Training>,
-    /// All at zero.
     pub metrics: Arc<GatewayMetrics>,
-    /// Figures, and a collector of traces if there is one.
     pub sinks: Sinks,
-    /// Read from the key file, and again while serving.
+    /// Keys of the key file, which is read again while the gateway serves.
     pub keys: Keys,
-    /// Requests a minute, each adapter.
+    /// Limit in requests per minute and adapter.
     pub adapter_limits: AdapterLimits,
-    /// Names the gateway answers under, and pages that may call it.
     pub origins: AllowedOrigins,
-    /// Bounds on bodies, headers and times.
     pub connections: ConnectionLimits,
-    /// Nothing is kept yet.
     pub memory: Arc<TenantMemory>,
-    /// Nothing was checked yet.
     pub grammars: GrammarChecks,
-    /// Threads that work on long bodies.
     pub bodies: BodyWorkers,
-    /// Adapters that are trained order by order.
     pub runs: Arc<Runs>,
 }
 
 impl App {
-    /// Puts it together.
     #[must_use]
     pub fn new(parts: AppBuilder) -> Self {
         Self {
@@ -162,17 +142,17 @@ impl App {
         }
     }
 
-    /// What is served, or why nothing is.
+    /// Returns the serving state, or the reason why no request can be served.
     pub fn serving(&self) -> Result<Arc<ServingState>, ServingUnavailable> {
         self.status.borrow().serving()
     }
 
-    /// From now on no request is taken.
+    /// Refuses all requests from now on.
     pub fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);
     }
 
-    /// True if no request is taken any more.
+    /// True if the gateway refuses all requests.
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)

@@ -1,4 +1,4 @@
-//! The guard in front of every handler: finds the caller of a request by its key.
+//! Authentication in front of every handler: finds the caller of a request by its API key.
 
 use std::sync::Arc;
 
@@ -15,10 +15,10 @@ use crate::{
     errors::ApiError,
 };
 
-/// Longest key, in bytes.
+/// Maximum length of a key in bytes.
 const MAX_KEY_BYTES: usize = 512;
 
-/// The key that a request brings, by either header.
+/// Returns the key of a request: a bearer token, or the header `x-api-key`.
 fn given(headers: &HeaderMap) -> Option<&[u8]> {
     let bearer = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes());
     let bearer = bearer.and_then(|value| {
@@ -29,7 +29,7 @@ fn given(headers: &HeaderMap) -> Option<&[u8]> {
     (key.len() <= MAX_KEY_BYTES).then(|| key.trim_ascii())
 }
 
-/// Lets a request through if its key allows it and is not used up, and tells the handler whose it is.
+/// Passes a request on if its key allows the route and its rate limit, and gives the handler the caller.
 pub async fn guard(
     State((app, access)): State<(Arc<App>, Access)>,
     mut request: Request,
@@ -39,7 +39,7 @@ pub async fn guard(
         return Ok(next.run(request).await);
     }
     let caller = caller(&app, access, request.headers())?;
-    // Figures and administration are the operator's own: they must work above all when users ask too much.
+    // Rate limits do not apply to metrics and administration, which must work above all under overload.
     let remaining = if access == Access::User { caller.limit.check()? } else { None };
     request.extensions_mut().insert(caller);
     let mut response = next.run(request).await;

@@ -1,8 +1,8 @@
-//! Reading a request's body: of the right type, not too long, and in time.
+//! Reads a request's body, and checks its type, length and duration.
 //!
-//! A body that says it is too long is refused before any of it is read, one that turns out to be is refused when
-//! it passes the limit, and one that does not come in time is cut off. A body counts to its tenant's memory from before its
-//! first byte is read until it is dropped, wherever it has gone by then.
+//! A body with a declared length above the limit is refused before it is read; other bodies are refused when
+//! they pass the limit. A body that does not arrive in time is cut off. A body counts against its tenant's
+//! memory from before the first byte until it is dropped.
 
 pub(crate) mod drain;
 pub(crate) mod file;
@@ -23,17 +23,16 @@ use crate::{
     app::App, body_workers::BodyOrigin, caller::Caller, errors::ApiError, tenant_memory::Reservation,
 };
 
-/// A body that says it is JSON, not longer than allowed. Browsers cannot send one to another site unasked. Ollama's routes take JSON
-/// of any type, unless a page of a browser sends it.
+/// A JSON body within the length limit. The content type is required, so that web pages cannot send one to
+/// another site without CORS. Ollama's routes accept any content type, except from a page in a browser.
 #[derive(Debug)]
 pub struct JsonBody {
     bytes: Bytes,
-    /// Given back when the bytes are.
+    /// Reserved memory, released with `bytes`.
     memory: Reservation,
 }
 
 impl JsonBody {
-    /// The tenant and the length of the body.
     pub(crate) fn origin(&self) -> BodyOrigin {
         BodyOrigin { tenant: TenantId::of(Some(self.memory.tenant())), bytes: self.bytes.len() }
     }
@@ -59,7 +58,6 @@ impl FromRequest<Arc<App>> for JsonBody {
     }
 }
 
-/// A body that says it is protobuf, not longer than allowed.
 #[derive(Debug)]
 pub struct ProtobufBody(pub JsonBody);
 
@@ -75,26 +73,26 @@ impl FromRequest<Arc<App>> for ProtobufBody {
     }
 }
 
-/// What a request says its body is.
 fn kind(request: &Request) -> Option<&str> {
     request.headers().get(header::CONTENT_TYPE)?.to_str().ok()
 }
 
-/// Whether `kind` is `wanted`, parameters aside.
+/// Whether the content type `kind` is `wanted`, ignoring parameters.
 fn is(kind: Option<&str>, wanted: &str) -> bool {
     let essence = kind.and_then(|kind| kind.split(';').next()).unwrap_or_default();
     essence.trim().eq_ignore_ascii_case(wanted)
 }
 
-/// Whether the body is JSON whatever its type says. Ollama ignores the type on its routes, and its clients send none or another.
-/// A browser names the page that asks; its requests have to name the type, which no page may do for another site unasked.
+/// Whether the body is JSON regardless of its content type. Ollama ignores the type on its routes, and its
+/// clients send none or another. A request of a web page, which browsers mark with headers, must declare the
+/// type, because that requires CORS.
 fn is_json_anyway(request: &Request) -> bool {
     let is_from_a_page =
         [header::ORIGIN.as_str(), "sec-fetch-site"].iter().any(|name| request.headers().contains_key(*name));
     is_of_ollama(request.uri().path()) && !is_from_a_page
 }
 
-/// Whether a path is one of Ollama's API; Tinker's routes stand below `/api/v1/`.
+/// Whether a path belongs to Ollama's API; Tinker's routes begin with `/api/v1/`.
 pub(crate) fn is_of_ollama(path: &str) -> bool {
     path.starts_with("/api/") && !path.starts_with("/api/v1/")
 }
@@ -120,23 +118,22 @@ async fn read(request: Request, app: &Arc<App>) -> Result<JsonBody, ApiError> {
     Ok(JsonBody { bytes, memory })
 }
 
-/// Who sends a request, as the route's guard has found out.
+/// Returns the caller, as authenticated by the route's guard.
 pub(crate) fn caller_of(request: &Request) -> Result<Caller, ApiError> {
     let caller = request.extensions().get::<Caller>().cloned();
     caller.ok_or_else(|| ApiError::internal("a route was served without its guard"))
 }
 
-/// An error and all that caused it, the innermost last.
+/// Returns an error and its causes, the innermost last.
 fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
     std::iter::successors(Some(error), |error: &&'a (dyn Error + 'static)| (*error).source())
 }
 
-/// A body broke off, or is not as HTTP or its format has it.
 fn broken(error: &(dyn Error + 'static)) -> ApiError {
     ApiError::body_broken(&causes(error).last().map(ToString::to_string).unwrap_or_default())
 }
 
-/// Why a body did not come: it is too long, or not as HTTP has it, or its sender is gone and will not see the answer.
+/// Maps a read error: the body is too long, violates HTTP, or broke off because the client disconnected.
 fn unreadable(error: &axum::Error, limit: usize) -> ApiError {
     let is_too_long = causes(error).any(|cause| cause.is::<LengthLimitError>());
     if is_too_long { ApiError::too_large(limit) } else { broken(error) }

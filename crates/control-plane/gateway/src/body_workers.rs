@@ -1,7 +1,8 @@
-//! Threads that work on long bodies: they parse, fill in chat templates and make tokens.
+//! Threads that process long bodies: they parse, apply chat templates and tokenize.
 //!
-//! One tenant's bodies are worked on one after the other, so that another tenant's body finds a free thread. The threads have a
-//! lower priority than those that serve connections and compute layers: a long body takes little of a core that another request needs.
+//! The bodies of one tenant are processed in sequence, so that other tenants find a free thread. The threads
+//! have a lower priority than those that serve connections and compute layers, so a long body hardly delays
+//! other requests.
 
 use std::{
     fmt,
@@ -16,28 +17,24 @@ use types::TenantId;
 
 use crate::errors::ApiError;
 
-/// Bodies that are worked on at once.
+/// Number of bodies that are processed at once.
 const THREADS: usize = 2;
-/// Bodies of a tenant that wait; the tenant's memory bounds their bytes.
+/// Maximum number of waiting bodies per tenant; the tenant's memory bounds their bytes.
 const MAX_WAITING: usize = 4096;
-/// Added to the niceness of the threads.
 const NICENESS: i32 = 10;
-/// Shorter bodies are worked on at once: handing them over would take longer than the work.
+/// Shorter bodies are processed inline, since handing them over would take longer than the work.
 const INLINE_BYTES: usize = 4 * 1024;
 
-/// The tenant and the length of a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BodyOrigin {
-    /// The tenant that sent the body.
     pub tenant: TenantId,
-    /// Length of the body.
     pub bytes: usize,
 }
 
 /// Work on one body, which reports its result itself.
 type BodyWork = Box<dyn FnOnce() + Send>;
 
-/// The threads and their queue; see the module's description. Dropping the workers lets the threads end.
+/// The threads and their queue. Dropping the workers lets the threads end.
 pub struct BodyWorkers {
     queue: Arc<TenantQueue<BodyWork>>,
 }
@@ -49,22 +46,20 @@ impl fmt::Debug for BodyWorkers {
 }
 
 impl BodyWorkers {
-    /// Starts the threads.
-    ///
     /// # Errors
-    /// The system has no thread left.
+    /// If the system cannot start another thread.
     pub fn start() -> std::io::Result<Self> {
         let workers = Self { queue: Arc::new(TenantQueue::new(MAX_WAITING, THREADS)) };
         for _ in 0..THREADS {
             let queue = Arc::clone(&workers.queue);
-            // Not joined: the thread ends when the queue is closed.
+            // The thread is not joined; it ends when the queue is closed.
             thread::Builder::new().name("bodies".to_owned()).spawn(move || serve(&queue))?;
         }
         Ok(workers)
     }
 
-    /// Returns the result of `work` on a body of `origin`. Work that has begun runs to its end even if nobody waits for it any
-    /// more; other work is dropped then.
+    /// Returns the result of `work` on a body of `origin`. If the caller is dropped, work that has begun
+    /// still runs to its end, and other work is skipped.
     ///
     /// # Errors
     /// The error of `work`, or an error that says that too many bodies of the tenant wait.
@@ -105,7 +100,7 @@ fn serve(queue: &TenantQueue<BodyWork>) {
     }
     while let Some(mut taken) = queue.take() {
         let work = taken.item.take();
-        // A panic is reported by the panic hook; the caller learns of it since its channel is dropped.
+        // The panic hook reports a panic; the caller notices it because its channel is dropped.
         let _ = catch_unwind(AssertUnwindSafe(|| work.map(|work| work())));
     }
 }

@@ -1,6 +1,6 @@
-//! Who is asking, and who may do what: roles, and what each route asks for.
+//! Callers and access: roles, and the role that each route requires.
 //!
-//! Roles are not in order: a key that scrapes figures cannot generate, and one that generates cannot scrape. An
+//! Roles have no order: a key for metrics cannot generate, and a key for generation cannot read metrics. An
 //! administrator may do everything.
 
 use std::sync::Arc;
@@ -9,10 +9,10 @@ pub use ::security::keys::KeyRole;
 
 use crate::limits::KeyLimit;
 
-/// Who may use a route.
+/// Access that a route requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// Everybody: for probes and browsers, which have no key.
+    /// No key is required: for probes and browsers.
     Open,
     /// Keys of the role `metrics` or `admin`.
     Metrics,
@@ -34,7 +34,7 @@ impl Access {
         }
     }
 
-    /// The role that is needed, as a key file calls it.
+    /// Name of the required role, as a key file spells it.
     #[must_use]
     pub fn needed(self) -> &'static str {
         match self {
@@ -46,14 +46,13 @@ impl Access {
     }
 }
 
-/// Who is asking.
+/// Authenticated sender of a request.
 #[derive(Debug, Clone)]
 pub struct Caller {
-    /// Whose adapters are seen and whose prefixes are shared: from the key, never from the request's body.
+    /// Owner of visible adapters and of the prefix cache namespace. The tenant comes from the key, never
+    /// from the body.
     pub tenant: Arc<str>,
-    /// What they may do.
     pub role: KeyRole,
-    /// How often they may ask.
     pub limit: KeyLimit,
 }
 

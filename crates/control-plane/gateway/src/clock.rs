@@ -1,38 +1,39 @@
-//! The time, in the units that are written down.
+//! The current time in the units of the APIs and records.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use chrono::{DateTime, SecondsFormat};
 
-/// Now, as OpenAI's `created` fields count it.
+/// Returns the seconds since 1970, for OpenAI's `created` fields.
 #[must_use]
 pub fn seconds_since_1970() -> u64 {
     since_1970().as_secs()
 }
 
-/// Now in microseconds since 1970, as the registry notes when an adapter was used.
+/// Returns the microseconds since 1970, for the time of last use in the registry.
 pub(crate) fn now_us() -> u64 {
     u64::try_from(since_1970().as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Now, as RFC 3339 writes it, in UTC: `2026-11-25T20:47:03.123456Z`.
+/// Returns the current time in RFC 3339, in UTC: `2026-11-25T20:47:03.123456Z`.
 pub(crate) fn now_rfc3339() -> String {
     rfc3339(since_1970())
 }
 
-/// A time since 1970, as RFC 3339 writes it, in UTC; 1970 itself for one that no calendar reaches.
+/// Formats a time since 1970 in RFC 3339, in UTC. A time beyond the calendar becomes 1970.
 pub(crate) fn rfc3339(since: Duration) -> String {
     let seconds = i64::try_from(since.as_secs()).unwrap_or(i64::MAX);
     let time = DateTime::from_timestamp(seconds, since.subsec_nanos()).unwrap_or_default();
     time.to_rfc3339_opts(SecondsFormat::Micros, true)
 }
 
-/// How long to wait, as `Retry-After` counts it. Rounded up: who waits that long is let through.
+/// Returns `wait` in seconds for `Retry-After`: at least 1, rounded up so that a retry after it is
+/// admitted.
 pub(crate) fn whole_seconds(wait: Duration) -> u32 {
     u32::try_from(wait.as_millis().div_ceil(1000)).unwrap_or(u32::MAX).max(1)
 }
 
-/// A clock before 1970 counts as one at its start.
+/// Returns the time since 1970; 0 if the clock is set before 1970.
 fn since_1970() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Command line and environment, turned into one checked [`GatewayConfig`].
+//! Converts command line and environment to one checked [`GatewayConfig`].
 
 mod args;
 mod sockets;
@@ -41,173 +41,105 @@ use crate::{
     keys::{KeyFileError, Keys},
 };
 
-/// Under this name systemd hands over the key file (`LoadCredential=api-keys:...`).
+/// Name of the credential in which systemd passes the key file (`LoadCredential=api-keys:...`).
 const KEY_CREDENTIAL: &str = "api-keys";
-/// Most origins of `--cors-origins`: each request is compared with all of them.
+/// Maximum number of origins in `--cors-origins`, because each request is compared with all of them.
 const MAX_ORIGINS: usize = 64;
 
-/// Why the arguments cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum GatewayConfigError {
-    /// An open port without keys.
     #[error(
         "--listen {0} is reachable by others and no key is asked for; give --api-key-file, listen on 127.0.0.1, or say --insecure"
     )]
     OpenPort(SocketAddr),
-    /// Longer than the system takes.
     #[error("--{name} '{}' is longer than {MAX_SOCKET_BYTES} bytes, which is all the system takes; use a shorter path", path.display())]
-    SocketPath {
-        /// The option.
-        name: &'static str,
-        /// As given.
-        path: PathBuf,
-    },
-    /// More than a gateway drives.
+    SocketPath { name: &'static str, path: PathBuf },
     #[error("more than {MAX_EXECUTORS} times --executor; leave some out")]
     TooManyExecutors,
-    /// Neither one number for all executors nor one for each.
     #[error("--expected-workers has {given} numbers for {executors} executors; give one, or one for each")]
-    ExpectedWorkers {
-        /// Numbers.
-        given: usize,
-        /// Executors.
-        executors: usize,
-    },
-    /// Two executors that nobody can tell apart.
+    ExpectedWorkers { given: usize, executors: usize },
     #[error("--executor {0} has the name or the socket of another; give each its own")]
     SameExecutor(String),
-    /// An executor on another host, and something that it takes is not said.
     #[error("--executor {name} is on another host, which takes --{flag}; give it too")]
-    FarExecutor {
-        /// Its name.
-        name: String,
-        /// What is missing.
-        flag: &'static str,
-    },
-    /// A host that no certificate can be for.
+    FarExecutor { name: String, flag: &'static str },
     #[error("'{0}' names no host that a certificate could be for; use a name or an address")]
     NoHostName(HostPort),
-    /// Certificates for executors on other hosts cannot be used.
     #[error(transparent)]
     Credentials(#[from] CredentialsError),
-    /// The adapter root is not there.
     #[error("--adapter-root '{}' cannot be opened: {reason}; create it or give another", path.display())]
-    AdapterRoot {
-        /// As given.
-        path: PathBuf,
-        /// What the system said.
-        reason: std::io::Error,
-    },
-    /// The key file cannot be used.
+    AdapterRoot { path: PathBuf, reason: std::io::Error },
     #[error("--api-key-file: {0}")]
     Keys(#[source] KeyFileError),
-    /// Keys of a registry, and something that they take is not said.
     #[error(
         "--shared-keys takes API keys from --registry and keeps them in --api-key-file; give --{missing}, too"
     )]
-    SharedKeys {
-        /// What is missing.
-        missing: &'static str,
-    },
-    /// A number that makes no sense.
+    SharedKeys { missing: &'static str },
     #[error("--{name} must be at least {least}")]
-    TooSmall {
-        /// The option.
-        name: &'static str,
-        /// The least it may be.
-        least: u64,
-    },
-    /// The name is empty or could be taken for `base:adapter`.
+    TooSmall { name: &'static str, least: u64 },
+    /// The name is empty, or could be confused with `base:adapter`.
     #[error(
         "--served-model-name '{0}' cannot be a name; use 1 to 256 characters without ':' and control characters"
     )]
     ModelName(String),
-    /// Something that needs another.
     #[error(
         "--{given} is shared with other hosts, and so must be what --{missing} says; give both, or neither"
     )]
-    Alone {
-        /// What was given.
-        given: &'static str,
-        /// What was not.
-        missing: &'static str,
-    },
-    /// The address of the registry cannot be used.
+    Alone { given: &'static str, missing: &'static str },
     #[error("--registry: {0}")]
     Registry(#[from] AddressError),
-    /// Not a bucket.
     #[error(
         "--store: '{0}' is neither a bucket nor a directory; write s3://BUCKET/PREFIX, and its endpoint and keys into \
          AWS_... variables, or file:///DIRECTORY"
     )]
     Store(String),
-    /// Classes that do not go together.
     #[error("--class: {0}")]
     Classes(#[from] ClassError),
-    /// Not an origin.
     #[error("--cors-origins: '{0}' is no origin; write 'https://host' or 'http://host:port', without a path")]
     Origin(String),
-    /// More origins than are compared.
     #[error("--cors-origins holds more than {MAX_ORIGINS} origins; leave some out")]
     Origins,
 }
 
-/// Checked settings.
 #[derive(Debug)]
 pub struct GatewayConfig {
-    /// The executors; at least one.
+    /// Addresses of the executors; at least one.
     pub executors: Vec<Address>,
-    /// The model that executors are expected to have; that of those on other hosts is read here.
+    /// Model that executors are expected to have. The gateway reads this model for executors on other hosts.
     pub model: Option<String>,
-    /// Where to serve HTTP.
     pub listen: SocketAddr,
-    /// Directory of the registry.
     pub state: PathBuf,
-    /// What the base model is called; `None` takes it from its file name.
+    /// Name of the base model; `None` takes the name from the file name.
     pub served_model_name: Option<String>,
-    /// How the model writes what is no plain text.
+    /// Formats of tool calls and reasoning content in the model's output.
     pub parsers: OutputParsers,
-    /// Loaded at start.
     pub adapters: Vec<StartAdapter>,
-    /// Absolute and without links.
+    /// Absolute path without links.
     pub adapter_root: PathBuf,
-    /// Most adapters the registry holds.
     pub max_adapters: usize,
-    /// Longest file of an adapter.
     pub max_adapter_file_bytes: u64,
-    /// What is shared with other hosts, if anything is.
     pub fleet: Option<FleetStorage>,
-    /// Who may ask.
     pub keys: Keys,
-    /// Under which names a gateway without keys answers.
+    /// Host names under which a gateway without keys answers.
     pub hosts: AllowedHosts,
-    /// Origins of web pages that may ask from a browser, without a slash at the end.
+    /// Origins whose web pages may send requests from a browser, without a final slash.
     pub cors_origins: Vec<String>,
-    /// How often callers may ask.
     pub rates: RateLimits,
-    /// What connections may cost.
     pub connections: ConnectionLimits,
-    /// The program that compiles grammars, as `text::sandbox` starts it.
+    /// Program that compiles grammars, started by `text::sandbox`.
     pub grammar_compiler: PathBuf,
-    /// How one of several executors is chosen.
+    /// Policy that chooses the executor of a request.
     pub routing: RoutingPolicy,
-    /// Service classes.
     pub classes: Vec<ServiceClass>,
-    /// What those who wait are held to.
     pub turns: AdmissionLimits,
-    /// What the executor is held to.
     pub executor: ExecutorLimits,
-    /// What fine-tuning may cost, and who does it.
     pub training: TrainingLimits,
-    /// How long running requests get to end.
+    /// How long running requests may continue after shutdown begins.
     pub grace: Duration,
-    /// Threads that move messages.
+    /// Number of threads for network I/O.
     pub threads: usize,
-    /// Which figures there are.
     pub figures: TelemetryConfig,
-    /// How to write the log.
     pub log_format: LogFormat,
-    /// What ends the process.
+    /// Event that shuts the process down.
     pub lifeline: ShutdownTrigger,
 }
 
@@ -312,7 +244,7 @@ fn check_names(args: &Args) -> Result<(), GatewayConfigError> {
     }
 }
 
-/// What is shared with other hosts. Names without files would be of no use to them, nor files without names.
+/// Storage shared with other hosts. Registry and store are useless without each other.
 fn fleet(args: &AdapterArgs, key_file: Option<PathBuf>) -> Result<Option<FleetStorage>, GatewayConfigError> {
     let (registry, store) = match (&args.registry, &args.store) {
         (None, None) => return Ok(None),
@@ -329,7 +261,7 @@ fn fleet(args: &AdapterArgs, key_file: Option<PathBuf>) -> Result<Option<FleetSt
     }))
 }
 
-/// Where the registry's API keys are kept, if they are asked for.
+/// Returns the file that receives the registry's API keys, if `--shared-keys` is given.
 fn shared_keys(
     asked: bool,
     key_file: Option<&Path>,
@@ -352,10 +284,10 @@ fn turns(args: &AdmissionArgs) -> AdmissionLimits {
     AdmissionLimits { max_sequences: args.max_sequences, delays, burst_share: args.burst_share.0 }
 }
 
-/// The key file that systemd handed over, if it did.
+/// Returns the key file that systemd passed, if there is one.
 fn credential(directory: Option<std::ffi::OsString>) -> Option<PathBuf> {
     let path = Path::new(&directory?).join(KEY_CREDENTIAL);
-    // One that is there and cannot be read is an error later, never a gateway without keys.
+    // An unreadable key file must fail later, and never leave the gateway without keys.
     path.try_exists().unwrap_or(true).then_some(path)
 }
 
@@ -368,7 +300,7 @@ fn origins(given: &[String]) -> Result<Vec<String>, GatewayConfigError> {
     given.iter().map(checked).collect()
 }
 
-/// `scheme://host[:port]`, as browsers write it; `None` for anything else.
+/// Normalizes `scheme://host[:port]`, as browsers write it; `None` for anything else.
 fn origin(given: &str) -> Option<String> {
     let host = given.strip_prefix("https://").or_else(|| given.strip_prefix("http://"))?;
     let plain = |c: char| c.is_ascii_alphanumeric() || "-.:[]".contains(c);

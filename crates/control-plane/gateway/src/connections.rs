@@ -1,15 +1,15 @@
-//! Connections: how many there may be, and what each may cost.
+//! Accepts connections, limits their number, and limits the cost of each.
 //!
 //! ```text
 //! accept -> is one of --max-connections free?  yes: the router answers
 //!                                              no:  one of the reserve: /health and /ready, 503 for the rest
-//!                                              none of either: nobody is accepted until one ends
+//!                                              neither: no accept until a connection ends
 //! ```
 //!
-//! Each connection speaks HTTP/1.1 with headers of at most 16 KiB. It is closed if it is idle, if a header takes too
-//! long, or if its reader takes nothing ([`WriteTimeout`]); what is no request is told so ([`RejectionStream`]); a peer
-//! whose machine is gone is noticed by TCP itself. When file descriptors run out, the one that is kept back turns the
-//! newcomer away, and accepting rests.
+//! Each connection speaks HTTP/1.1 with headers of at most 16 KiB. A connection is closed if it is idle, if a
+//! header takes too long, or if its client stops reading ([`WriteTimeout`]). Invalid requests get an
+//! explanation ([`RejectionStream`]). TCP keepalive detects a peer whose machine is gone. When file
+//! descriptors run out, a reserved descriptor serves to turn the newcomer away, and accepting pauses.
 
 mod descriptors;
 mod rejection;
@@ -38,56 +38,50 @@ use self::{
 };
 use crate::{app::App, config::ConnectionLimits, routes};
 
-/// Longest header of a request.
+/// Longest header of a request, in bytes.
 const MAX_HEADER_BYTES: usize = 16 * 1024;
-/// Most fields of a header.
 const MAX_HEADER_FIELDS: usize = 64;
-/// Most bytes of an answer that wait in this process for their reader; the reader's socket holds some more.
+/// Maximum bytes of an answer that wait in this process; the socket's buffer holds some more.
 const BUFFER_BYTES: usize = 64 * 1024;
-/// What the system holds of an answer for its reader.
 const SOCKET_BUFFER_BYTES: usize = 128 * 1024;
-/// Who came when all connections were taken gets this long to say what for.
+/// Timeout of the header on a connection of the reserve.
 const RESERVE_TIMEOUT: Duration = Duration::from_millis(500);
-/// After so much silence the system asks whether the peer is still there.
+/// Silence after which TCP keepalive probes begin.
 const PROBE_AFTER: Duration = Duration::from_secs(30);
-/// How often it asks, and how many times.
 const PROBE_EVERY: Duration = Duration::from_secs(10);
 const PROBES: u32 = 3;
 
-/// How far the end has come.
+/// Progress of the shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ShutdownPhase {
-    /// It has not.
     Serving,
-    /// Nobody is accepted any more; what runs goes on.
+    /// New connections are refused, and running requests continue.
     Draining,
-    /// What runs is cut off.
+    /// Running requests are cut off.
     Cut,
 }
 
-/// The right of one connection to be there, held until it ends.
+/// Permit of one connection, held until it ends.
 enum Admission {
-    /// One of `--max-connections`.
+    /// A permit of `--max-connections`.
     Served(OwnedSemaphorePermit),
-    /// One of the reserve, which hears probes' answers and refusals.
+    /// A permit of the reserve, for health probes and refusals.
     Reserve(OwnedSemaphorePermit),
 }
 
-/// How many connections there may be.
 struct ConnectionLimiter {
     served: Arc<Semaphore>,
     reserve: Arc<Semaphore>,
 }
 
-/// Answers connections, whether they are served or refused.
 struct ConnectionHandler {
     router: Router,
-    /// Answers probes and refuses the rest.
+    /// Answers probes and refuses other requests.
     refusals: Router,
     limits: ConnectionLimits,
 }
 
-/// Serves until `phase` says otherwise. Returns how many connections were cut off.
+/// Serves until `phase` ends it. Returns the number of connections that were cut off.
 pub async fn serve(listener: TcpListener, app: Arc<App>, mut phase: watch::Receiver<ShutdownPhase>) -> usize {
     let limits = app.connections;
     let limiter = ConnectionLimiter::new(Budget::find(limits.max_connections));
@@ -105,13 +99,13 @@ pub async fn serve(listener: TcpListener, app: Arc<App>, mut phase: watch::Recei
                 }
                 Err(error) => reserved.after(&error, &listener).await,
             }
-            // Those that have ended; the limiter bounds how many there can be.
+            // Removes finished tasks; the limiter bounds their number.
             while open.try_join_next().is_some() {}
         }
     };
     tokio::select! {
         () = accepting => {}
-        // An error means that whoever could stop it is gone.
+        // An error means that the sender of the phase was dropped, so the server stops too.
         _ = stop.wait_for(|phase| *phase > ShutdownPhase::Serving) => {}
     }
     drop(listener);
@@ -134,10 +128,9 @@ impl ConnectionLimiter {
         }
     }
 
-    /// The right to be served or refused, for the next one who comes.
+    /// Waits for a permit for the next connection.
     async fn free(&self) -> Admission {
         let (served, reserve) = (Arc::clone(&self.served), Arc::clone(&self.reserve));
-        // Neither semaphore is ever closed.
         tokio::select! {
             biased;
             Ok(permit) = served.acquire_owned() => Admission::Served(permit),
@@ -146,7 +139,7 @@ impl ConnectionLimiter {
         }
     }
 
-    /// Time has passed since `admission` was taken: there may be a better one.
+    /// Replaces a permit of the reserve if a regular one became free during the accept.
     fn better(&self, admission: Admission) -> Admission {
         match admission {
             Admission::Reserve(permit) => match Arc::clone(&self.served).try_acquire_owned() {
@@ -159,7 +152,6 @@ impl ConnectionLimiter {
 }
 
 impl ConnectionHandler {
-    /// One connection, from its first byte to its last.
     fn connection(
         &self,
         stream: TcpStream,
@@ -194,7 +186,7 @@ impl ConnectionHandler {
 }
 
 fn set_options(stream: &TcpStream, stall_timeout: Duration) -> io::Result<()> {
-    // A token is a small packet that nobody wants to wait for.
+    // A token is a small packet, which must not wait for more data.
     sockopt::set_tcp_nodelay(stream, true)?;
     sockopt::set_socket_send_buffer_size(stream, SOCKET_BUFFER_BYTES)?;
     sockopt::set_socket_keepalive(stream, true)?;

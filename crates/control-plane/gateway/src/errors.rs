@@ -1,7 +1,7 @@
-//! The one shape every failure has: `{"error": {"message", "type", "param", "code"}}`.
+//! The error body that all failures share: `{"error": {"message", "type", "param", "code"}}`.
 //!
-//! Codes are stable; messages say the cause and the next step. Retrying clients are told when it helps
-//! (`Retry-After`) and when it does not (`x-should-retry: false`).
+//! Codes are stable; messages state the cause and the next step. `Retry-After` tells clients that a retry
+//! helps, and `x-should-retry: false` that it does not.
 
 mod from;
 
@@ -16,25 +16,23 @@ use serde::Serialize;
 
 use crate::telemetry;
 
-/// Longest message: some quote what was sent.
+/// Longest message in bytes, since some messages quote the request.
 const MAX_MESSAGE_BYTES: usize = 2048;
-/// What is said of a body whose type is not said.
+/// Replaces the content type in errors about bodies without one.
 const NO_TYPE: &str = "a body without a type";
-/// Longest name of a model or field in a message.
 const MAX_NAME_BYTES: usize = 256;
 
-/// Whether sending the same request again may help.
+/// Whether a retry of the same request may help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RetryAdvice {
-    /// The status says it all.
+    /// Sets no header for retries.
     Unsaid,
-    /// After this many seconds.
+    /// Sets `Retry-After` to this number of seconds.
     After(u32),
-    /// It would fail again: `x-should-retry: false`.
+    /// Sets the header `x-should-retry: false`.
     Never,
 }
 
-/// A failure as the caller sees it.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{message}")]
 pub struct ApiError {
@@ -46,7 +44,7 @@ pub struct ApiError {
     retry: RetryAdvice,
 }
 
-/// What an answer that is an error says, for those who say it in another shape.
+/// Message of an error answer, for middleware that answers in another format.
 #[derive(Debug, Clone)]
 pub struct ErrorMessage(pub Arc<str>);
 
@@ -69,29 +67,26 @@ impl ApiError {
         Self { status, kind, code, param: None, message, retry: RetryAdvice::Unsaid }
     }
 
-    /// A 400 with a code of its own.
+    /// Returns a 400 with a code of its own.
     pub fn bad_request(code: &'static str, message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", code, message)
     }
 
-    /// A field has a value that cannot be used.
     pub fn invalid(param: &str, message: impl Into<String>) -> Self {
         Self::bad_request("invalid_value", message).of(param)
     }
 
-    /// A field that is needed is absent.
     pub fn missing(param: &str, message: impl Into<String>) -> Self {
         Self::bad_request("missing_required_parameter", message).of(param)
     }
 
-    /// An option that is not honoured: refused by name, never ignored.
+    /// Returns an error for an unsupported option, which is never ignored silently.
     pub fn unsupported(param: &str) -> Self {
         let name = shortened(param, MAX_NAME_BYTES);
         let message = format!("'{name}' is not supported here; leave it out of the request");
         Self::bad_request("unsupported_parameter", message).of(param)
     }
 
-    /// The prompt leaves no room in the context.
     pub fn context_length(prompt_tokens: usize, limit: usize) -> Self {
         let message = format!(
             "this model's context holds {limit} tokens, and the prompt has {prompt_tokens}, which leaves no room for an \
@@ -100,62 +95,57 @@ impl ApiError {
         Self::bad_request("context_length_exceeded", message)
     }
 
-    /// No base model and no adapter of that name.
     pub fn model_not_found(name: &str) -> Self {
         let name = shortened(name, MAX_NAME_BYTES);
         let message = format!("the model '{name}' does not exist; GET /v1/models lists what is served");
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", "model_not_found", message).of("model")
     }
 
-    /// A route or thing that does not exist.
     pub fn not_found(message: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", "not_found", message)
     }
 
-    /// Something that was there and will not come back.
+    /// Returns an error for an object that existed but was removed for good.
     pub fn gone(message: impl Into<String>) -> Self {
         Self::new(StatusCode::GONE, "invalid_request_error", "gone", message)
     }
 
-    /// The route exists, the method does not.
     pub fn method_not_allowed(message: impl Into<String>) -> Self {
         Self::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", "method_not_allowed", message)
     }
 
-    /// No key, or one that is not known.
     pub fn unauthorized(message: impl Into<String>) -> Self {
         Self::new(StatusCode::UNAUTHORIZED, "authentication_error", "invalid_api_key", message)
     }
 
-    /// A key that may not do this.
+    /// Returns an error for a key without the required role.
     pub fn forbidden(message: impl Into<String>) -> Self {
         Self::new(StatusCode::FORBIDDEN, "permission_error", "insufficient_permissions", message)
     }
 
-    /// The state is not the one the caller expected; sending the same again cannot help.
+    /// Returns an error for an unexpected state, which a retry cannot help.
     pub fn conflict(code: &'static str, message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::CONFLICT, "invalid_request_error", code, message);
         Self { retry: RetryAdvice::Never, ..error }
     }
 
-    /// A request that could be done, but not with what was said before.
+    /// Returns an error for a valid request that contradicts an earlier one.
     pub fn unprocessable(code: &'static str, message: impl Into<String>) -> Self {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_request_error", code, message)
     }
 
-    /// A request that may come from somebody else's web page.
+    /// Returns an error for a request that may come from a web page of another origin.
     pub fn foreign(message: impl Into<String>) -> Self {
         Self::new(StatusCode::FORBIDDEN, "permission_error", "origin_not_allowed", message)
     }
 
-    /// Somebody asks too often; `wait_s` seconds from now they may again.
+    /// Returns an error for an exceeded rate limit, which ends after `wait_s` seconds.
     fn rate_limited(wait_s: u32, message: impl Into<String>) -> Self {
         let error =
             Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "rate_limit_exceeded", message);
         Self { retry: RetryAdvice::After(wait_s), ..error }
     }
 
-    /// The body did not come within `limit`.
     pub fn body_timeout(limit: Duration) -> Self {
         let limit_ms = limit.as_millis();
         let message =
@@ -163,7 +153,7 @@ impl ApiError {
         Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", "body_timeout", message)
     }
 
-    /// The body lagged more than `limit` behind one of `least_bytes_per_s`.
+    /// Returns an error for a body that lagged more than `limit` behind `least_bytes_per_s`.
     pub fn body_too_slow(least_bytes_per_s: u64, limit: Duration) -> Self {
         let limit_ms = limit.as_millis();
         let message = format!(
@@ -173,7 +163,6 @@ impl ApiError {
         Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", "body_timeout", message)
     }
 
-    /// More connections than are served.
     pub fn too_many_connections(limit: usize) -> Self {
         let message = format!(
             "the gateway has {limit} connections open, which is its limit (--max-connections); try again shortly"
@@ -183,44 +172,39 @@ impl ApiError {
         Self { retry: RetryAdvice::After(1), ..error }
     }
 
-    /// No request is taken any more.
     pub fn shutting_down() -> Self {
         let message = "the gateway is shutting down; try again when it is back";
         let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", "shutting_down", message);
         Self { retry: RetryAdvice::After(1), ..error }
     }
 
-    /// The body is longer than `limit` bytes.
     pub fn too_large(limit: usize) -> Self {
         let message = format!("the request body is longer than {limit} bytes (--max-body-bytes)");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", "body_too_large", message)
     }
 
-    /// The file is longer than `limit` bytes.
     pub fn file_too_large(limit: u64) -> Self {
         let message = format!("the file is longer than {limit} bytes (--max-training-file-bytes)");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", "file_too_large", message)
     }
 
-    /// The body broke off, or its chunks are not as HTTP has them.
     pub fn body_broken(why: &str) -> Self {
         let message = format!("the request body cannot be read: {why}; send it again");
         Self::bad_request("invalid_body", message)
     }
 
-    /// The body is compressed.
     pub fn encoded(found: &str) -> Self {
         Self::unsupported_media(format!("send the body as it is, not with 'content-encoding: {found}'"))
     }
 
-    /// The body is not JSON by its content type; `None`: the request names no type.
+    /// Returns an error for the content type `found` instead of JSON; `None` means no content type.
     pub fn not_json(found: Option<&str>) -> Self {
         let found = found
             .map_or_else(|| "and this request names no type".to_owned(), |found| format!("not '{found}'"));
         Self::unsupported_media(format!("send the body as 'content-type: application/json', {found}"))
     }
 
-    /// The body is not protobuf by its content type: Tinker's package sent JSON before 0.25.
+    /// Returns an error for a body that is not protobuf; Tinker's package sent JSON before 0.25.
     pub fn not_protobuf(found: Option<&str>) -> Self {
         let found = found.unwrap_or(NO_TYPE);
         Self::unsupported_media(format!(
@@ -228,7 +212,6 @@ impl ApiError {
         ))
     }
 
-    /// The body is no form by its content type.
     pub fn not_multipart(found: Option<&str>) -> Self {
         let found = found.unwrap_or(NO_TYPE);
         Self::unsupported_media(format!(
@@ -241,66 +224,61 @@ impl ApiError {
         Self::new(status, "invalid_request_error", "unsupported_media_type", message)
     }
 
-    /// No more may wait, or they would wait for too long; `wait_s` seconds from now there may be room.
+    /// Returns an error for a full queue or too long a wait. Capacity may be free after `wait_s` seconds.
     pub fn queue_full(wait_s: u32, message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "queue_full", message);
         Self { retry: RetryAdvice::After(wait_s), ..error }
     }
 
-    /// Something that is limited is under way elsewhere; it helps to wait.
+    /// Returns an error for a limited resource in use; a retry helps.
     pub fn busy(code: &'static str, message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", code, message);
         Self { retry: RetryAdvice::After(1), ..error }
     }
 
-    /// There is no room, and waiting makes none.
+    /// Returns an error for missing storage, which a retry cannot help.
     pub fn no_room(code: &'static str, message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::INSUFFICIENT_STORAGE, "server_error", code, message);
         Self { retry: RetryAdvice::Never, ..error }
     }
 
-    /// What is on disk cannot be changed now.
     pub fn registry_unavailable(message: impl Into<String>) -> Self {
         Self::unavailable("registry_unavailable", message)
     }
 
-    /// The name is there, the adapter behind it is not.
     pub fn adapter_unusable(message: impl Into<String>) -> Self {
         let error =
             Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", "adapter_unavailable", message);
         Self { retry: RetryAdvice::Never, ..error }.of("model")
     }
 
-    /// What this server is not set up for.
     pub fn not_implemented(code: &'static str, message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::NOT_IMPLEMENTED, "server_error", code, message);
         Self { retry: RetryAdvice::Never, ..error }
     }
 
-    /// Something that is needed is not there now.
+    /// Returns an error for a required resource that is missing for now.
     pub fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", code, message);
         Self { retry: RetryAdvice::After(1), ..error }
     }
 
-    /// The process that computes is not there.
     pub fn executor_unavailable(message: impl Into<String>) -> Self {
         Self::unavailable("executor_unavailable", message)
     }
 
-    /// A fault of this server.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", "internal_error", message)
     }
 
-    /// Names the field the error is about.
+    /// Names the field that the error is about.
     #[must_use]
     pub fn of(mut self, param: &str) -> Self {
         self.param = Some(shortened(param, MAX_NAME_BYTES).into_owned());
         self
     }
 
-    /// Puts where the field stands in front of its name, in the message as well.
+    /// Prefixes the field's name with `place`, in the message too.
     #[must_use]
     pub fn within(mut self, place: &str) -> Self {
         if let Some(name) = self.param.take() {
@@ -311,30 +289,27 @@ impl ApiError {
         self
     }
 
-    /// The HTTP status.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         self.status
     }
 
-    /// The stable code.
     #[must_use]
     pub fn code(&self) -> &'static str {
         self.code
     }
 
-    /// Appends the error as JSON for the end of a stream: it always names the request.
+    /// Appends the error as JSON, for the end of a stream. The message always contains the request id.
     pub fn write_event(&self, out: &mut Vec<u8>) {
         self.write(out, telemetry::current_id().as_deref());
     }
 
-    /// What a caller is told, with the request if it is named.
     fn said(&self, request_id: Option<&str>) -> String {
         let id = request_id.map_or_else(String::new, |id| format!(" (request {id})"));
         format!("{}{id}", self.message)
     }
 
-    /// What a caller is told at the end of a stream: it always names the request.
+    /// Returns the message for the end of a stream, always with the request id.
     #[must_use]
     pub fn last_words(&self) -> String {
         self.said(telemetry::current_id().as_deref())
@@ -347,12 +322,12 @@ impl ApiError {
             param: self.param.as_deref(),
             code: self.code,
         };
-        // Strings into memory: neither can fail.
+        // Writing strings to memory cannot fail.
         let _ = serde_json::to_writer(out, &ErrorEnvelope { error: shape });
     }
 }
 
-/// The beginning of `text`, if it is longer than `limit` bytes: what somebody sent is never said back in full.
+/// Shortens `text` to `limit` bytes, because an error never repeats long input in full.
 fn shortened(text: &str, limit: usize) -> Cow<'_, str> {
     if text.len() <= limit {
         return Cow::Borrowed(text);
@@ -363,7 +338,7 @@ fn shortened(text: &str, limit: usize) -> Cow<'_, str> {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response<Body> {
         telemetry::failed(self.status, self.code, &self.message);
-        // A fault of this server names the request, by which its log is found.
+        // A fault of this server contains the request id, so that it can be found in the log.
         let id = telemetry::current_id().filter(|_| telemetry::is_fault(self.status));
         let mut body = Vec::with_capacity(256);
         self.write(&mut body, id.as_deref());

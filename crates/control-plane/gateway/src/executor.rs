@@ -1,17 +1,18 @@
-//! The base-executor as the gateway sees it: start sequences, load adapters, ask for figures.
+//! The gateway's client of a base-executor: runs sequences, loads adapters and requests stats.
 //!
-//! - [`batch`]: the sequences of one HTTP request and their outputs; dropping it cancels them. [`backlog`]: what
-//!   is kept for it meanwhile.
-//! - `queue`: where handles and batches put their commands; `concurrency_limit`: which sequences may be under way.
-//! - [`link_messages`]: what commands ask, what is heard in return, and the state of the connection.
-//! - `connection`: the one task that owns the ZeroMQ connection and fans its messages out.
-//! - `handshake`: how a connection begins; `socket`: the socket itself.
-//! - [`remote`]: an executor on another host: the same socket through a tunnel, and adapters' files brought there.
-//! - [`errors`]: why something was not done.
+//! - [`batch`]: the sequences of one HTTP request and their outputs; dropping the batch cancels them.
+//! - [`backlog`]: the memory that a running request holds, charged to its tenant.
+//! - `queue`: the queue of commands from handles and batches; `concurrency_limit`: slots of running
+//!   sequences.
+//! - [`link_messages`]: commands, replies, and the state of the connection.
+//! - `connection`: the one task that owns the ZeroMQ connection and distributes its messages.
+//! - `handshake`: the start of a connection; `socket`: the socket itself.
+//! - [`remote`]: an executor on another host, with a tunnel to its socket and uploads of adapter files.
+//! - [`errors`]: why a call failed.
 //!
-//! A handle never touches the socket. It queues a command for the link and waits for what comes back. The
-//! command queue is bounded by what may be in it: a sequence holds a slot from its start until the link has
-//! forgotten it and causes at most two commands; calls hold a slot too.
+//! A handle never touches the socket: it queues a command for the link and waits for the reply. The number of
+//! queued commands is bounded. A sequence holds a slot from its start until the link has removed it, and
+//! causes at most two commands; calls hold slots too.
 
 pub mod backlog;
 pub mod batch;
@@ -59,28 +60,26 @@ pub use self::{
 };
 use crate::{queue_delay::WaitingEntry, random::random_u64};
 
-/// Calls (load, unload, stats) that may be under way at once.
+/// Maximum number of concurrent calls (load, unload, stats).
 const MAX_CALLS: usize = 256;
 
-/// Where an executor is reached.
 #[derive(Debug, Clone)]
 pub enum Endpoint {
-    /// At its ipc socket, on this host.
+    /// The path of an ipc socket on this host.
     Socket(PathBuf),
-    /// Through TLS, on another.
+    /// An executor on another host, reached over TLS.
     Far(RemoteEndpoint),
 }
 
-/// What the gateway holds an executor, and what is asked of it, to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExecutorLimits {
-    /// Most sequences under way, or as many as the executor takes if that is fewer.
+    /// Maximum number of running sequences; the executor's own limit applies if it is lower.
     pub max_sequences: usize,
-    /// An executor that says nothing for about so long, though it is asked, counts as lost.
+    /// Silence after which an executor that was pinged counts as lost.
     pub silence: Duration,
 }
 
-/// A handle to the executor; clones share one connection.
+/// A handle of the executor; clones share one connection.
 #[derive(Debug, Clone)]
 pub struct Executor {
     queue: CommandQueue,
@@ -91,8 +90,8 @@ pub struct Executor {
 }
 
 impl Executor {
-    /// Starts the task that connects to the executor behind `door` and keeps connecting until [`Executor::close`]; with other
-    /// executors it has something in `common`.
+    /// Starts the task that connects to the executor at `door`, and reconnects until [`Executor::close`].
+    /// `common` is shared by all executors of the gateway.
     #[must_use]
     pub fn connect(door: Endpoint, limits: ExecutorLimits, common: SharedConnections) -> Self {
         let (commands, received) = mpsc::unbounded_channel();
@@ -106,7 +105,7 @@ impl Executor {
         Self { queue, link, calls, door, silence }
     }
 
-    /// Where it is, if that is another host.
+    /// Returns the endpoint of an executor on another host.
     #[must_use]
     pub fn far(&self) -> Option<&RemoteEndpoint> {
         match &self.door {
@@ -115,34 +114,32 @@ impl Executor {
         }
     }
 
-    /// How many sequences are under way, and how many there may be.
     #[must_use]
     pub fn load(&self) -> SlotUsage {
         self.queue.load()
     }
 
-    /// Tells those who wait for room that there may be some.
+    /// Wakes the requests that wait for capacity.
     pub(crate) fn room_changed(&self) {
         self.queue.room_changed();
     }
 
-    /// The connection's state, to be watched.
     #[must_use]
     pub fn link(&self) -> watch::Receiver<LinkState> {
         self.link.clone()
     }
 
-    /// Ends the connection; whatever is in flight ends as lost.
+    /// Ends the connection; running sequences and calls end as lost.
     pub fn close(&self) {
         self.queue.send(LinkCommand::Close);
     }
 
-    /// Starts sequences together, prepared for the executor of connection `epoch`: over any other they end as lost. The
-    /// `request` field of each is chosen here. They are those who are `standing` in line: these are taken if there is room.
-    /// What is not read of their outputs is counted in `backlog`.
+    /// Starts sequences together, prepared for the executor of connection `epoch`; over another connection
+    /// they end as lost. The `request` field of each is assigned here. `standing` has their queue entries,
+    /// which are taken if there are slots. Unread outputs are counted in `backlog`.
     ///
     /// # Errors
-    /// If so many are under way that there is no room for them, now or ever. Neither is asked of the executor.
+    /// If there are not enough free slots, or never can be. Nothing is sent to the executor then.
     pub fn generate(
         &self,
         epoch: u64,
@@ -153,11 +150,11 @@ impl Executor {
         SequenceBatch::start(&self.queue, epoch, sequences, standing, backlog)
     }
 
-    /// Starts the lost sequence `index` of `batch` again as `sequence`, over connection `epoch` of this executor, whichever
-    /// had it before.
+    /// Starts the lost sequence `index` of `batch` again as `sequence`, over connection `epoch` of this
+    /// executor, which may differ from the previous executor.
     ///
     /// # Errors
-    /// If there is no room for it.
+    /// If there is no free slot.
     pub fn restart(
         &self,
         batch: &mut SequenceBatch,
@@ -168,11 +165,11 @@ impl Executor {
         batch.restart(index, &self.queue, epoch, sequence)
     }
 
-    /// Lets the executor read the files at `path`: of another host it is brought a copy, which lies there as long as what is
-    /// returned lives.
+    /// Makes the files at `path` readable for the executor. An executor on another host gets a copy, which
+    /// stays there until the returned value is dropped.
     ///
     /// # Errors
-    /// If it cannot be brought there, or the connection is lost meanwhile.
+    /// If the upload fails, or the connection is lost meanwhile.
     pub async fn stage_files(&self, path: &Path) -> Result<StagedFiles, CallError> {
         let Some(far) = self.far() else { return Ok(StagedFiles::here(path)) };
         let mut link = self.link();
@@ -184,7 +181,7 @@ impl Executor {
         }
     }
 
-    /// Loads an adapter from files that are lent, or several added up, each times its weight, for `owner`.
+    /// Loads an adapter from staged files for `owner`, or the weighted sum of several.
     pub async fn load_adapter(
         &self,
         lent: &[(StagedFiles, f32)],
@@ -207,7 +204,7 @@ impl Executor {
         }
     }
 
-    /// Drains and frees an adapter; returns when its bytes are free.
+    /// Drains and frees an adapter. Returns when its memory is free.
     pub async fn unload_adapter(&self, adapter: AdapterIdBytes) -> Result<AdapterUnloaded, CallError> {
         match self.call(|request| ToExecutor::UnloadAdapter(UnloadAdapter { request, adapter })).await? {
             CallReply::Unloaded(unloaded) => Ok(unloaded),
@@ -215,7 +212,6 @@ impl Executor {
         }
     }
 
-    /// The executor's figures.
     pub async fn stats(&self) -> Result<Stats, CallError> {
         match self.call(ToExecutor::GetStats).await? {
             CallReply::Stats(stats) => Ok(*stats),
@@ -223,7 +219,7 @@ impl Executor {
         }
     }
 
-    /// Returns when the task that owns the connection has answered, connected or not: it is alive. False if it ended.
+    /// Waits until the connection's task answers, connected or not. Returns false if the task has ended.
     pub async fn link_answers(&self) -> bool {
         let (ping, pong) = oneshot::channel();
         self.queue.send(LinkCommand::Ping(ping));

@@ -1,4 +1,4 @@
-//! `POST /v1/executors/{name}/drain` and `/undrain`: an executor that gets no new requests, so that it can be replaced.
+//! `POST /v1/executors/{name}/drain` and `/undrain`: keep new requests from an executor, to replace it.
 
 use std::sync::Arc;
 
@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 
 use crate::{app::App, errors::ApiError, executors::ExecutorHandle};
 
-/// Keeps new requests from an executor. Those under way end there, or go on elsewhere when it stops. Answers at once.
+/// Keeps new requests from an executor, and answers at once. Running requests end there, or move to another
+/// executor when it stops.
 pub(crate) async fn drain(
     State(app): State<Arc<App>>,
     Path(name): Path<String>,
@@ -26,7 +27,7 @@ pub(crate) async fn drain(
     Ok(answer(member))
 }
 
-/// Lets it have requests again.
+/// Lets an executor receive requests again.
 pub(crate) async fn undrain(
     State(app): State<Arc<App>>,
     Path(name): Path<String>,

@@ -1,10 +1,12 @@
-//! All executors, of this host and others: each with a name, a connection, and what is known of it.
+//! All executors, on this host and others: each has a name, a connection, and a record of its load.
 //!
-//! - [`executor_handle`]: one of them, and whether it can be used; [`load_tracker`]: what it has to do and what it takes for it.
-//! - [`prefix_affinity`]: which of them has computed what before.
+//! - [`executor_handle`]: one executor and its state.
+//! - [`load_tracker`]: the load of an executor, and estimates of its costs.
+//! - [`prefix_affinity`]: which executor computed which prefixes.
 //!
-//! They serve one base. One that serves another is refused by name and never used; who came first decides, as long as
-//! somebody serves it. Nothing else binds them: each has its own adapters, memory and load, and any may go at any moment.
+//! All executors serve one base. The first executor determines the base while any executor serves it; an
+//! executor with another base is refused by name and never used. Apart from that the executors are
+//! independent: each has its own adapters, memory and load, and may disconnect at any time.
 
 pub mod executor_handle;
 pub mod load_tracker;
@@ -23,50 +25,44 @@ use crate::{
     lock::lock,
 };
 
-/// Most executors behind one gateway.
 pub const MAX_EXECUTORS: usize = 64;
 
-/// What the only executor is called.
+/// Name of a single executor.
 pub const ONLY: &str = "executor";
 
-/// Where an executor is.
 #[derive(Debug, Clone)]
 pub struct Address {
-    /// What people call it.
     pub name: String,
-    /// The way there.
     pub door: Endpoint,
 }
 
-/// What all executors have in common.
+/// Hashes of the base and its text that all executors share.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct BaseIdentity {
     base_hash: [u8; 32],
     text_hash: [u8; 32],
 }
 
-/// Who serves which base.
 #[derive(Debug, Default)]
 struct Claims {
     base: Option<BaseIdentity>,
-    /// Members that serve it, with what they compute on and how their numbers are kept.
+    /// Index of each executor that serves the base, with its device kind and its numeric settings.
     by: Vec<(usize, DeviceKind, String)>,
 }
 
-/// What executors take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FreeCapacity {
-    /// What they have for tenants that are held back.
+    /// Batch slots, in total and for over-quota tenants.
     pub places: BurstCapacity,
-    /// Requests that keep all of them busy.
+    /// Number of requests that keep all executors busy.
     pub requests: usize,
-    /// Sequences that one of them takes together now.
+    /// Maximum number of sequences that one executor can take now.
     pub sequences: usize,
-    /// Those that it takes when it has nothing to do.
+    /// Maximum number of sequences that one executor takes when idle.
     pub limit: usize,
 }
 
-/// All of them; clones share them.
+/// All executors of the gateway; clones share them.
 #[derive(Debug, Clone)]
 pub struct Executors(Arc<SharedExecutors>);
 
@@ -76,12 +72,11 @@ struct SharedExecutors {
     claims: Mutex<Claims>,
     prefixes: Prefixes,
     answers: Mutex<MeanAnswer>,
-    /// Told whenever one of them may have room again.
+    /// Notified when one of the executors may have capacity again.
     room: Arc<Notify>,
 }
 
 impl Executors {
-    /// Starts connecting to each of them.
     #[must_use]
     pub fn connect(addresses: &[Address], limits: ExecutorLimits) -> Self {
         let common = SharedConnections::default();
@@ -91,7 +86,7 @@ impl Executors {
         Self::of(executors, &common)
     }
 
-    /// Those that are connected to already, with what they have in `common`.
+    /// Collects existing connections with their `common` state.
     #[must_use]
     pub fn of(executors: impl IntoIterator<Item = (String, Executor)>, common: &SharedConnections) -> Self {
         let members = executors.into_iter().enumerate();
@@ -106,49 +101,45 @@ impl Executors {
         }))
     }
 
-    /// Every one, in the order of the settings.
+    /// Returns all executors, in the order of the settings.
     #[must_use]
     pub fn all(&self) -> &[ExecutorHandle] {
         &self.0.members
     }
 
-    /// The one at `index`.
     #[must_use]
     pub fn member(&self, index: usize) -> &ExecutorHandle {
         &self.0.members[index]
     }
 
-    /// The one called so.
     #[must_use]
     pub fn named(&self, name: &str) -> Option<&ExecutorHandle> {
         self.all().iter().find(|member| member.name() == name)
     }
 
-    /// Whether there is more than one.
     #[must_use]
     pub fn are_several(&self) -> bool {
         self.all().len() > 1
     }
 
-    /// Where which tokens were computed.
+    /// Returns the record of which executor computed which prefixes.
     #[must_use]
     pub fn prefixes(&self) -> &Prefixes {
         &self.0.prefixes
     }
 
-    /// Tokens that answers have in the mean.
     #[must_use]
     pub fn answer_tokens(&self) -> f64 {
         lock(&self.0.answers).tokens()
     }
 
-    /// An answer ended with so many tokens.
+    /// Records that an answer ended with `tokens` tokens.
     pub fn answered(&self, tokens: u64) {
         lock(&self.0.answers).observe(tokens);
     }
 
-    /// The member at `index` serves what `welcome` says. Fails if another one serves another base, or computes with other numbers on
-    /// a device of its kind.
+    /// Records that the executor at `index` serves the base of `welcome`. Fails if another executor serves
+    /// another base, or computes with other numeric settings on a device of the same kind.
     pub(crate) fn claim(&self, index: usize, welcome: &Welcome) -> Result<(), String> {
         let base = BaseIdentity { base_hash: welcome.base_hash, text_hash: welcome.text_hash };
         let mut claims = lock(&self.0.claims);
@@ -177,19 +168,19 @@ impl Executors {
         Ok(())
     }
 
-    /// The member at `index` serves nothing any more, and what comes after it has computed nothing yet.
+    /// Records that the executor at `index` serves nothing any more, and forgets its prefixes.
     pub(crate) fn release(&self, index: usize) {
         self.0.prefixes.forget(index);
         lock(&self.0.claims).by.retain(|(other, ..)| *other != index);
     }
 
-    /// Told whenever one of them may have room again.
     #[must_use]
     pub fn room_changed(&self) -> &Arc<Notify> {
         &self.0.room
     }
 
-    /// What those take that are used for new requests, of whose places tenants that want more than their part have `burst_share`.
+    /// Sums the capacity of the executors that accept requests. Over-quota tenants may use the share
+    /// `burst_share` of the batch slots.
     #[must_use]
     pub fn room(&self, burst_share: f64) -> FreeCapacity {
         let open = self.all().iter().filter(|member| member.is_open());
@@ -208,7 +199,7 @@ impl Executors {
         })
     }
 
-    /// Returns when the tasks that own the connections have answered, connected or not: they are alive. False if one ended.
+    /// Waits until all connection tasks answer, connected or not. Returns false if one has ended.
     pub async fn links_answer(&self) -> bool {
         for member in self.all() {
             if !member.executor().link_answers().await {
@@ -218,7 +209,7 @@ impl Executors {
         true
     }
 
-    /// Ends all connections; whatever is in flight ends as lost.
+    /// Ends all connections; running sequences and calls end as lost.
     pub fn close(&self) {
         self.all().iter().for_each(|member| member.executor().close());
     }

@@ -1,4 +1,4 @@
-//! `GET /v1/load`: what the gateway tells whoever chooses among hosts ([`fleet_protocol`]), many times a second.
+//! `GET /v1/load`: the report that the endpoint picker ([`fleet_protocol`]) requests many times per second.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use control_protocol::fleet::{GatewayReport, GatewayState as Host, KnownTags, Re
 
 use crate::{adapters::ListedAdapters, app::App, errors::ApiError, executors::ExecutorHandle};
 
-/// What there is to do, and what of adapters the caller does not have.
+/// Reports the load, and those adapter lists that the caller does not have yet.
 pub(crate) async fn load(
     State(app): State<Arc<App>>,
     RawQuery(query): RawQuery,

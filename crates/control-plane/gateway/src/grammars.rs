@@ -1,11 +1,11 @@
-//! Finds out whether grammars can be honoured before anybody waits for an answer.
+//! Checks that a grammar can be compiled before its request waits in a queue.
 //!
 //! ```text
-//!   request -> verdict that is known? -> queue of its tenant -> one of two threads -> its process (text::sandbox)
+//!     request -> cached verdict? -> queue of its tenant -> one of two threads -> its process (text::sandbox)
 //! ```
 //!
-//! A grammar is compiled in a process with limits, never in this one. Tenants take turns, one of them never occupies both threads,
-//! and verdicts are kept for the tenant that asked alone.
+//! A grammar is compiled in a process with limits, never in this process. Tenants alternate, and one tenant
+//! never occupies both threads. Verdicts are cached for the tenant that requested them.
 
 use std::{
     fmt,
@@ -23,38 +23,35 @@ use types::TenantId;
 
 use crate::{errors::ApiError, lock::lock, tenant_memory::TenantMemory, text::Text};
 
-/// Grammars of a tenant that wait to be compiled. Requests for one and the same grammar wait together, as one.
+/// Maximum number of waiting grammars per tenant. Requests with the same grammar count once.
 const MAX_WAITING: usize = 64;
 
-/// Bytes of the verdicts that are kept.
+/// Limits of the verdict cache in bytes.
 const VERDICTS: CacheLimits = CacheLimits { tenant_bytes: 256 << 10, total_bytes: 8 << 20 };
 
-/// Bytes of a verdict beside its message: its key, its place in the cache, and the cell in which several wait for it.
+/// Bytes of a cached verdict besides its message: key, cache entry, and the cell in which requests wait.
 const VERDICT_BYTES: usize = 256;
 
-/// What came of a grammar that was compiled: nothing, or why it cannot be honoured.
+/// Verdict on a compiled grammar; the error says why the grammar cannot be used.
 pub type GrammarCheckResult = Result<(), String>;
 
-/// Where requests wait for the verdict of one grammar.
+/// Cell in which requests wait for the verdict on one grammar.
 type GrammarCheckCell = Arc<OnceCell<GrammarCheckResult>>;
 
-/// See the module's description.
 #[derive(Debug)]
 pub struct GrammarChecks {
     program: PathBuf,
     memory: Arc<TenantMemory>,
-    /// For the vocabulary that was served last.
+    /// Checker for the vocabulary that was used last.
     checker: Mutex<Option<Arc<GrammarChecker>>>,
 }
 
-/// Checks grammars against one vocabulary.
 struct GrammarChecker {
     text: Arc<dyn Text>,
     queue: TenantQueue<PendingCheck>,
     verdicts: Mutex<TenantCache<[u8; 32], GrammarCheckCell>>,
 }
 
-/// A grammar that waits for its verdict.
 struct PendingCheck {
     source: Arc<str>,
     reply: oneshot::Sender<Result<(), SandboxError>>,
@@ -67,16 +64,18 @@ impl fmt::Debug for GrammarChecker {
 }
 
 impl GrammarChecks {
-    /// Checks whose processes are `program`; sources that wait are counted in `memory`. Nothing is started before the first grammar.
+    /// Creates checks that run `program` and count waiting grammars in `memory`. The first grammar starts
+    /// the processes.
     #[must_use]
     pub fn new(program: PathBuf, memory: Arc<TenantMemory>) -> Self {
         Self { program, memory, checker: Mutex::new(None) }
     }
 
-    /// Whether the grammar `source` of a tenant can be honoured over the vocabulary of `text`; `owner` names the tenant's caches.
+    /// Returns whether the grammar `source` of `tenant` can be used with the vocabulary of `text`. The
+    /// tenant's cache is named by `owner`.
     ///
     /// # Errors
-    /// That cannot be found out now: too many grammars of the tenant wait.
+    /// If the grammar cannot be checked now, for example because too many grammars of the tenant wait.
     pub async fn check(
         &self,
         text: &Arc<dyn Text>,
@@ -95,7 +94,7 @@ impl GrammarChecks {
         Ok(verdict.clone())
     }
 
-    /// The one for the vocabulary of `text`.
+    /// Returns the checker for the vocabulary of `text`, and starts one if there is none.
     fn checker(&self, text: &Arc<dyn Text>) -> Result<Arc<GrammarChecker>, ApiError> {
         let mut current = lock(&self.checker);
         if let Some(checker) = current.as_ref().filter(|checker| Arc::ptr_eq(&checker.text, text)) {
@@ -129,16 +128,16 @@ impl GrammarChecker {
                 let tokens = tokens.get_or_init(|| Arc::new(checker.text.tokens()));
                 checker.work(&mut Sandbox::new(program, Arc::clone(tokens)));
             };
-            // Not joined: the thread ends when the queue is closed.
+            // The thread is not joined; it ends when the queue is closed.
             std::thread::Builder::new().name("grammars".to_owned()).spawn(work)?;
         }
         Ok(checker)
     }
 
-    /// Judges what waits until the queue is closed.
+    /// Checks waiting grammars until the queue is closed.
     fn work(&self, sandbox: &mut Sandbox) {
         while let Some(mut taken) = self.queue.take() {
-            // Nobody may wait for it any more.
+            // The request may have been cancelled meanwhile.
             if let Some(check) = taken.item.take().filter(|check| !check.reply.is_closed()) {
                 let _ = check.reply.send(sandbox.judge(&check.source));
             }
@@ -175,7 +174,7 @@ impl GrammarChecker {
         }
     }
 
-    /// Counts what the verdict really takes.
+    /// Replaces the estimated size of a cached verdict by its actual size.
     fn keep(&self, owner: TenantId, key: [u8; 32], cell: &GrammarCheckCell, verdict: &GrammarCheckResult) {
         let bytes = VERDICT_BYTES + verdict.as_ref().err().map_or(0, String::len);
         lock(&self.verdicts).insert(owner, key, Arc::clone(cell), bytes);

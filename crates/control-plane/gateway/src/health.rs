@@ -1,4 +1,4 @@
-//! Whether requests are served: for load balancers, service managers and people.
+//! Health and status endpoints for load balancers, service managers and operators.
 
 use std::sync::Arc;
 
@@ -23,12 +23,12 @@ use crate::{
     training::stats::JobInProgress,
 };
 
-/// `GET /health`: 200 when requests are served, 503 with the reason when they are not.
+/// `GET /health`: 200 if requests are served, otherwise 503 with the reason.
 pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
     answer(&app, "ok")
 }
 
-/// `GET /ready`: the same, in the words of a start.
+/// `GET /ready`: answers as `/health`, with the status `ready`.
 pub(crate) async fn ready(State(app): State<Arc<App>>) -> Response {
     answer(&app, "ready")
 }
@@ -53,18 +53,17 @@ fn stopping() -> Value {
     json!({ "status": "stopping", "detail": "the gateway is shutting down" })
 }
 
-/// A stage for a person: `loading 43 %`, or what is waited for.
+/// Formats a start stage for display: `loading 43 %`, or the stage's name.
 #[must_use]
 pub fn loading(stage: &str, percent: Option<u32>) -> String {
     percent.map_or_else(|| stage.to_owned(), |percent| format!("loading {percent} %"))
 }
 
-/// `GET /version`.
 pub(crate) async fn version() -> Json<Value> {
     Json(json!({ "version": env!("CARGO_PKG_VERSION") }))
 }
 
-/// `GET /v1/status`: what the gateway and its executors do now.
+/// `GET /v1/status`: the current state of the gateway and its executors.
 pub(crate) async fn status(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     let serving: Option<Arc<ServingState>> = app.serving().ok();
     let reports = app.metrics.reported();
@@ -103,7 +102,7 @@ pub(crate) async fn status(State(app): State<Arc<App>>) -> Result<Json<Value>, A
     Ok(Json(status))
 }
 
-/// Where it is written what is registered, and how old what is known of it is.
+/// Reports where the registry lies, and how old this gateway's copy of it is.
 fn registry(registry: &Registry) -> Value {
     match registry.freshness() {
         None => json!({ "kind": "sqlite" }),
@@ -114,7 +113,7 @@ fn registry(registry: &Registry) -> Value {
     }
 }
 
-/// Where adapters' files are, and what of them is here.
+/// Reports where adapter files lie, and how many bytes of them this host has cached.
 fn store(registry: &Registry) -> Value {
     match registry.fetch_figures() {
         None => json!({ "kind": "directory" }),
@@ -126,7 +125,7 @@ fn store(registry: &Registry) -> Value {
     }
 }
 
-/// What an executor reports of itself.
+/// Reports the stats of one executor.
 fn figures(report: &LastStats, welcome: Option<&Welcome>, expected_workers: u32) -> Value {
     let stats = &report.stats;
     json!({
@@ -151,7 +150,7 @@ fn figures(report: &LastStats, welcome: Option<&Welcome>, expected_workers: u32)
     })
 }
 
-/// One of several executors: what it reports, and what the gateway does with it.
+/// Reports one of several executors: its stats, and its state as the gateway sees it.
 fn executor(
     member: &ExecutorHandle,
     report: &LastStats,
@@ -179,7 +178,7 @@ fn executor(
     told
 }
 
-/// What of several executors can be added up; the rest is told of each alone.
+/// Sums those stats of several executors that can be added; the rest is reported per executor.
 fn sums(reports: &[LastStats]) -> Value {
     let sum = |figure: fn(&Stats) -> u64| reports.iter().map(|report| figure(&report.stats)).sum::<u64>();
     let rate = |figure: fn(&LastStats) -> f64| reports.iter().map(figure).sum::<f64>();
@@ -202,7 +201,7 @@ fn sums(reports: &[LastStats]) -> Value {
     })
 }
 
-/// What is trained now, for the operator: jobs, and models of sessions step by step.
+/// Reports running training for the operator: fine-tuning jobs, and models that clients train step by step.
 fn training(app: &App) -> Value {
     let jobs = app.training.under_way().into_iter().map(|JobInProgress { job, tokens_per_s }| {
         json!({

@@ -1,8 +1,8 @@
-//! Whose key a request brings, and what is left of that key's limit.
+//! API keys: the caller of each key and its rate limit.
 //!
-//! The file and its lines are `security::keys`, which the executor reads alike; here each key gets its limiter. The
-//! file is looked at four times a second, so a key that was taken out opens nothing a second later. A file that became
-//! bad leaves the keys as they were, and the log says so.
+//! The crate `keys` parses the key file, for the gateway as for the executor; this module adds a limiter to
+//! each key. The file is checked four times per second, so a removed key stops working within a second. If
+//! the file becomes invalid, the known keys stay and an error is logged.
 
 use std::{
     path::Path,
@@ -18,10 +18,9 @@ use crate::{
     limits::{KeyLimit, RequestsPerMinute},
 };
 
-/// The tenant of everybody when there are no keys.
+/// Tenant of all callers when no key is required.
 const PUBLIC: &str = "public";
 
-/// A key, and who asks when it is given.
 #[derive(Debug, Clone)]
 struct KnownKey {
     hash: KeyHash,
@@ -29,7 +28,7 @@ struct KnownKey {
 }
 
 impl KnownKey {
-    /// A key that was among `old` keeps what is left of its limit.
+    /// Creates the entry of `key`; a key that is also in `old` with the same limit keeps its limiter.
     fn new(key: Key, per_min: RequestsPerMinute, old: &[Self]) -> Self {
         let Key { hash, role, tenant, requests_per_min } = key;
         let per_min = requests_per_min.unwrap_or(per_min);
@@ -40,11 +39,10 @@ impl KnownKey {
     }
 }
 
-/// The file, and what it said.
 #[derive(Debug)]
 struct WatchedKeyFile {
     file: Mutex<KeyFile>,
-    /// For keys that have no limit of their own.
+    /// Default limit of keys without one.
     per_min: RequestsPerMinute,
     keys: RwLock<Arc<[KnownKey]>>,
 }
@@ -55,26 +53,26 @@ enum KeySource {
     File(WatchedKeyFile),
 }
 
-/// The keys that are known now.
+/// API keys that are valid now.
 #[derive(Debug)]
 pub struct Keys(KeySource);
 
 impl Keys {
-    /// No key is asked for: everybody is an administrator of the tenant `public`, and all share one limit.
+    /// Requires no key: every caller is an administrator of the tenant `public`, and all share one limit.
     #[must_use]
     pub fn none(per_min: RequestsPerMinute) -> Self {
         let limit = KeyLimit::new(per_min);
         Self(KeySource::Everybody(Caller { tenant: PUBLIC.into(), role: KeyRole::Admin, limit }))
     }
 
-    /// Reads a key file. Keys that have no limit of their own get `per_min`.
+    /// Reads a key file. Keys without a limit get `per_min`.
     pub fn read(path: &Path, per_min: RequestsPerMinute) -> Result<Self, KeyFileError> {
         let (file, keys) = KeyFile::open(path)?;
         let keys = keys.into_iter().map(|key| KnownKey::new(key, per_min, &[])).collect();
         Ok(Self(KeySource::File(WatchedKeyFile { file: Mutex::new(file), per_min, keys: RwLock::new(keys) })))
     }
 
-    /// Those of a key file that may not be there yet: as long as it is not, nobody is let in.
+    /// Creates the keys of a file that may not exist yet. While the file is missing, no caller is admitted.
     #[must_use]
     pub fn brought(path: &Path, per_min: RequestsPerMinute) -> Self {
         let file = Mutex::new(KeyFile::unread(path));
@@ -87,7 +85,7 @@ impl Keys {
         matches!(self.0, KeySource::File(_))
     }
 
-    /// Whose key `given` is; anybody's if none is asked for.
+    /// Returns the caller whose key is `given`; without a key file, the public caller.
     #[must_use]
     pub fn caller(&self, given: Option<&[u8]>) -> Option<Caller> {
         match &self.0 {
@@ -99,7 +97,7 @@ impl Keys {
         }
     }
 
-    /// Follows changes of the file for ever.
+    /// Follows changes of the key file forever.
     pub async fn follow(&self) {
         let KeySource::File(followed) = &self.0 else {
             return std::future::pending().await;

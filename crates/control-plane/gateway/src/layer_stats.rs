@@ -1,4 +1,4 @@
-//! What split clients have used of the base layers they rent, as `/v1/status` says it.
+//! Usage of the base layers by split clients, as `/v1/status` reports it.
 
 use serde_json::{Value, json};
 use shmproto::{
@@ -6,11 +6,11 @@ use shmproto::{
     message::{LayerRoute, LayerSession, LayerStats, TenantUse},
 };
 
-/// What rows are for, by class, as everybody calls it.
+/// Names of the call classes, in the order of [`CallClass`].
 pub const CLASSES: [&str; 5] = ["decode", "verify", "prefill", "training", "noise"];
 const _: () = assert!(CLASSES.len() == CallClass::ALL.len(), "every class has a name");
 
-/// What a route is called.
+/// Name of a route in reports.
 #[must_use]
 pub fn route(route: LayerRoute) -> &'static str {
     match route {
@@ -20,7 +20,7 @@ pub fn route(route: LayerRoute) -> &'static str {
     }
 }
 
-/// All of it.
+/// Reports the stats of the layer service as JSON.
 #[must_use]
 pub fn status(stats: &LayerStats) -> Value {
     json!({

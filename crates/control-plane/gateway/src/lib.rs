@@ -1,39 +1,49 @@
-//! The process that owns text: OpenAI's HTTP API in front of a base-executor.
+//! The gateway process: tokenizes text and serves OpenAI's HTTP API in front of base-executors.
 //!
 //! # Layout
 //!
-//! - [`config`], [`server`]: `config` checks the arguments; `server` starts, serves and shuts down.
-//! - [`connections`] limits connections and what each may cost. [`tenant_memory`] counts bytes that requests keep, by tenant.
-//!   [`tenant_slots`] limits how many slow operations of a tenant run at once.
-//! - [`routes`] is the one table of routes and of who may use them. [`auth`], [`keys`] and [`limits`] enforce it; `origin`
-//!   keeps other people's web pages out; [`request`] names and logs each request; `body` reads its body, and
-//!   [`body_workers`] parse long ones.
-//! - [`health`] answers probes, [`pages`] browsers, [`systemd`] the service manager, `fleet` the endpoint picker.
-//! - [`openai`] checks requests and shapes answers. [`app`] is what all handlers share. [`errors`] is the shape of a failure.
+//! - [`config`] checks the arguments; [`server`] starts, serves and shuts down.
+//! - [`connections`] limits connections and the cost of each. [`tenant_memory`] counts bytes that requests
+//!   keep, by tenant. [`tenant_slots`] limits how many slow operations of a tenant run at once.
+//! - [`routes`] is the one table of routes and their required roles. [`auth`], [`keys`] and [`limits`]
+//!   enforce it.
+//! - `origin` refuses foreign web pages; [`request`] names and logs each request; `body` reads its body,
+//!   and [`body_workers`] parse long bodies.
+//! - [`health`] answers probes, [`pages`] browsers, [`systemd`] the service manager, `fleet` the endpoint
+//!   picker.
+//! - [`openai`] checks requests and formats answers. [`app`] is the state that all handlers share.
+//!   [`errors`] defines the error response.
 //! - [`text`] has tokenizer and chat template. [`grammars`] checks that a grammar can be compiled.
-//! - [`admission_queue`] decides whose request goes next, by [`service_classes`]. [`queue_delay`] measures how long
-//!   one tenant's requests wait for a first token. [`slo_status`] reports which targets of a class are met.
-//! - [`executor`] is a connection over which token ids travel; [`executors`] are all of them. [`lifecycle`] says when they can
-//!   be used, [`routing`] which of them gets a request, `executor_drain` which gets none.
-//! - [`adapters`] has names, versions and files of adapters; [`placement_stats`] says where adapters are computed.
+//! - [`admission_queue`] decides whose request goes next, by [`service_classes`]. [`queue_delay`] measures
+//!   how long requests of one tenant wait for a first token. [`slo_status`] reports which targets of a
+//!   class are met.
+//! - [`executor`] is a connection that carries token ids; [`executors`] are all connections. [`lifecycle`]
+//!   decides when they can be used, [`routing`] which of them gets a request, `executor_drain` which gets
+//!   none.
+//! - [`adapters`] has names, versions and files of adapters; [`placement_stats`] reports where adapters are
+//!   computed.
 //! - [`ollama`] is Ollama's HTTP API. [`response_store`] keeps responses that a client may continue.
-//! - [`tinker`] is Tinker's HTTP API, for adapters that clients train step by step in [`training_sessions`].
-//! - [`training`] has training files and fine-tuning jobs; [`trainer_client`] asks for processes that train.
-//! - [`layer_stats`] reports what split clients have used of the base layers.
-//! - [`metrics`] has figures for Prometheus; [`telemetry`] has the log, the record of each request, and traces.
-//! - [`maintenance`] changes a registry while no gateway serves it.
-//! - Below all of them: [`caller`] (who asks), [`usage`] (tokens of a request), [`random`], `clock`, `thread` (threads for slow
-//!   work), `lock`, and `pace` (how long a slow peer is waited for).
+//! - [`tinker`] is Tinker's HTTP API, for adapters that clients train step by step in
+//!   [`training_sessions`].
+//! - [`training`] has training files and fine-tuning jobs; [`trainer_client`] requests trainer processes.
+//! - [`layer_stats`] reports the usage of the base layers by split clients.
+//! - [`metrics`] has metrics for Prometheus; [`telemetry`] has the log, the record of each request, and
+//!   traces.
+//! - [`maintenance`] checks, cleans and copies registries and buckets.
+//! - Modules below all others: [`caller`] (authenticated sender), [`usage`] (tokens of a request),
+//!   [`random`], `clock`, `thread` (threads for slow work), `lock`, and `pace` (timeouts of slow peers).
 //!
 //! # Principles
 //!
-//! - Tensors never come here: text in, token ids out, token ids back, text out.
-//! - Refuse by name, never degrade in silence: an option not honoured is an error that names it.
+//! - Tensors never enter this process: text comes in, token ids go out, token ids come back, text goes out.
+//! - An option that cannot be honoured is refused with an error that names it; nothing degrades silently.
 //! - A stream ends in finish reasons and `[DONE]`, or in one error event.
-//! - Whoever goes away is cancelled; whatever the executor loses is redone or ends in one typed error.
-//! - Everything that can grow has a limit, and a full limit is an answer.
+//! - A request whose client disconnects is cancelled. Work that an executor loses is repeated or ends in
+//!   one typed error.
+//! - Everything that can grow has a limit, and reaching a limit is a regular answer.
 
 #![forbid(unsafe_code)]
+#![allow(missing_docs, reason = "only this program and its tests use the items")]
 
 pub mod adapters;
 pub mod admission_queue;
@@ -88,7 +98,7 @@ pub mod usage;
 
 pub use self::clock::seconds_since_1970;
 
-/// The named places of this process where a test may make it die, stop or wait (crate `failpoint`).
+/// Failpoints of start, request handling and shutdown (crate `failpoint`).
 const FRONT_DOOR_FAILPOINTS: &[&str] = &[
     "gateway.accepted",
     "gateway.before_start",
@@ -98,7 +108,7 @@ const FRONT_DOOR_FAILPOINTS: &[&str] = &[
     "gateway.drain_cut",
 ];
 
-/// Every failpoint of this process.
+/// Returns the names of all failpoints of this process.
 #[must_use]
 pub fn failpoints() -> Vec<&'static str> {
     [FRONT_DOOR_FAILPOINTS, adapters::FAILPOINTS, training::FAILPOINTS, openai::sse::FAILPOINTS].concat()
@@ -108,7 +118,7 @@ pub fn failpoints() -> Vec<&'static str> {
 mod tests {
     use std::{collections::BTreeSet, fs, path::Path};
 
-    /// Every failpoint that the source files under `directory` hit.
+    /// Collects every failpoint that the source files under `directory` hit.
     fn hit_in(directory: &Path, found: &mut BTreeSet<String>) {
         for entry in fs::read_dir(directory).unwrap() {
             let path = entry.unwrap().path();

@@ -1,11 +1,11 @@
-//! From the first connection to the last: what is being served now, and what has to happen before it is.
+//! Lifecycle of the gateway: what it serves, and what must happen before it serves.
 //!
-//! Each time an executor is reached, its model's text side is read (unless it is the one read before) and its adapters
-//! are brought back. Only then it is used, and again so after every reconnection. The gateway is ready as long as one
-//! executor is.
+//! Each time an executor connects, its model's text side is read, unless it is already loaded, and its
+//! adapters are restored. Only then is the executor used. The gateway is ready while at least one executor
+//! is.
 //!
-//! A path is no promise: another model may have been put there since the executor read its weights, or before it did. So
-//! the executor says what the text beside its weights was made of, and no other text is served.
+//! The files at a model's path may have been replaced before or after the executor read its weights. So the
+//! executor reports the hash of the text beside its weights, and no other text is served.
 
 mod status;
 
@@ -32,53 +32,47 @@ use crate::{
     thread,
 };
 
-/// How often files are looked at that are not those of the executor's model.
+/// How often files are checked again that do not belong to the executor's model.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// Reads the text side of the model at a path. Runs on a thread of its own.
+/// Reads the text side of the model at a path. Runs on its own thread.
 pub type LoadText = Arc<dyn Fn(&Path) -> Result<LoadedText, LoadError> + Send + Sync>;
 
-/// Why the gateway cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The model's text side cannot be read.
     #[error(transparent)]
     Text(#[from] LoadError),
-    /// An adapter that was to be there from the start is not.
     #[error("--adapter {name}: {reason}")]
     Adapter {
-        /// Its name, as `--adapter` gave it.
         name: String,
-        /// What was wrong with its files or with loading them, for a person.
+        /// Error of its files or of the load, in readable form.
         reason: String,
     },
-    /// The executor went away for good.
     #[error("the connection task ended; restart the gateway")]
     Closed,
 }
 
-/// When there is something to do again.
+/// When the follower checks an executor again.
 #[derive(Clone, Copy)]
 enum RetryTrigger {
-    /// When the link changes.
     OnChange,
-    /// Then, and after [`LOOK`].
+    /// When the link changes, and after [`LOOK`].
     Soon,
 }
 
-/// Watches the links and keeps [`GatewayReadiness`] true.
+/// Watches the links and keeps [`GatewayReadiness`] up to date.
 pub struct Lifecycle {
     executors: Executors,
     registry: Arc<Registry>,
     load_text: LoadText,
     served_model_name: Option<String>,
-    /// The model that executors are expected to have.
+    /// Model that executors are expected to have.
     model: Option<String>,
-    /// Loaded the first time, then in the registry.
+    /// Adapters of `--adapter`, loaded once and afterwards in the registry.
     start_adapters: tokio::sync::Mutex<Vec<StartAdapter>>,
     status: watch::Sender<GatewayReadiness>,
     text: tokio::sync::Mutex<Option<LoadedText>>,
-    /// Held while the status is put together.
+    /// Held while the status is computed.
     face: Mutex<Option<ServedIdentity>>,
 }
 
@@ -89,7 +83,7 @@ impl std::fmt::Debug for Lifecycle {
 }
 
 impl Lifecycle {
-    /// A lifecycle that has not begun, and the status it will keep.
+    /// Creates a lifecycle that has not begun, and a receiver of its status.
     #[must_use]
     pub fn new(
         config: &GatewayConfig,
@@ -121,7 +115,7 @@ impl Lifecycle {
         for index in 0..shared.executors.all().len() {
             followed.spawn(LinkFollower { shared: Arc::clone(&shared), index, was_ready: false }.run());
         }
-        // The first that fails ends the others.
+        // The first failure ends the other followers.
         while let Some(ended) = followed.join_next().await {
             ended.unwrap_or(Err(StartError::Closed))?;
         }
@@ -129,7 +123,7 @@ impl Lifecycle {
         Ok(())
     }
 
-    /// Puts together what all executors are.
+    /// Publishes the status that follows from the states of all executors.
     fn publish(&self) {
         let mut face = lock(&self.face);
         let states = self.executors.all().iter().map(ExecutorHandle::state);
@@ -153,7 +147,7 @@ impl Lifecycle {
         self.status.send_replace(status);
     }
 
-    /// What an executor that is not used means for a gateway that has no other.
+    /// Returns the status of a gateway that has no executor but this one, which is not ready.
     fn unavailable_status(&self, state: ExecutorState, name: &str) -> GatewayReadiness {
         let named = |text: String| {
             if self.executors.are_several() { format!("executor '{name}': {text}") } else { text }
@@ -169,7 +163,7 @@ impl Lifecycle {
         }
     }
 
-    /// The text that belongs to the executor's weights; `None` if another is at `path`.
+    /// Returns the text that belongs to the executor's weights; `None` if another text is at `path`.
     async fn text_of(&self, path: PathBuf, welcome: &Welcome) -> Result<Option<Arc<dyn Text>>, LoadError> {
         let belongs = |loaded: &&LoadedText| loaded.hash.0 == welcome.text_hash;
         let mut text = self.text.lock().await;
@@ -180,8 +174,8 @@ impl Lifecycle {
         Ok(text.as_ref().filter(belongs).map(|loaded| Arc::clone(&loaded.text)))
     }
 
-    /// Reads the text of the model that executors are expected to have, while they load it. If theirs is another, or this
-    /// cannot be read, nothing is lost: text is read again once they say what they have, and what is wrong is said then.
+    /// Reads the text of the expected model while executors load it. Errors and a wrong text are ignored
+    /// here, because the text is read again for each connected executor, and errors are reported then.
     async fn read_ahead(self: Arc<Self>) {
         let Some(path) = self.model.as_deref().and_then(|model| resolved(model).ok()) else { return };
         let mut text = self.text.lock().await;
@@ -201,17 +195,14 @@ impl Lifecycle {
     }
 }
 
-/// Where a model is on this host.
 fn resolved(model: &str) -> Result<PathBuf, LocationError> {
     let offline = HubSettings { access: HubAccess::Offline, ..HubSettings::from_env() };
     location::resolve(model, &offline)
 }
 
-/// Why a model's text cannot be served.
 enum NoText {
-    /// It may be later: why, for a person.
+    /// Not servable now; the reason in readable form.
     Yet(String),
-    /// It never will.
     Never(LoadError),
 }
 
@@ -224,7 +215,6 @@ impl NoText {
     }
 }
 
-/// Follows the link of one executor.
 struct LinkFollower {
     shared: Arc<Lifecycle>,
     index: usize,
@@ -262,7 +252,7 @@ impl LinkFollower {
         RetryTrigger::OnChange
     }
 
-    /// What was ready once is lost, what never was is still being waited for.
+    /// Reports an executor that was ready as lost, and other executors as still starting.
     fn set_down(&self, detail: String) -> RetryTrigger {
         self.shared.executors.release(self.index);
         let state = if self.was_ready {
@@ -277,7 +267,7 @@ impl LinkFollower {
         self.set(ExecutorState::Starting { stage, percent })
     }
 
-    /// It is there, and what it serves is not what the others do.
+    /// Refuses a connected executor whose base or numeric settings differ from the others'.
     fn refuse(&self, detail: String) -> RetryTrigger {
         if !matches!(self.member().state(), ExecutorState::Refused { .. }) {
             tracing::error!(executor = self.member().name(), reason = detail, "an executor is not used");
@@ -303,7 +293,7 @@ impl LinkFollower {
         self.set_loading("loading adapters".to_owned(), None);
         let base_name = self.base_name(&welcome);
         if !self.shared.registry.restore(self.index, &welcome.adapters, &base_name).await {
-            // The link went down meanwhile; its change is the next thing seen.
+            // The link went down meanwhile; the next iteration sees its change.
             return Ok(RetryTrigger::OnChange);
         }
         let base = Base { name: &base_name, text: Some(&text) };
@@ -315,8 +305,9 @@ impl LinkFollower {
         Ok(RetryTrigger::OnChange)
     }
 
-    /// The model's text. An executor of this host says where its model is; what one of another host would say means nothing
-    /// here, and whatever is wrong with ours is no reason to end.
+    /// Returns the model's text. For an executor on this host the path comes from its welcome. For an
+    /// executor on another host the path comes from `--model`, and errors of the local files do not end the
+    /// gateway.
     async fn text(&self, welcome: &Welcome) -> Result<Arc<dyn Text>, NoText> {
         let far_model = self.shared.model.as_deref().filter(|_| self.member().executor().far().is_some());
         let Some(model) = far_model else {
@@ -333,7 +324,7 @@ impl LinkFollower {
         text.ok_or_else(|| NoText::other(&path, "give --model the same model as there"))
     }
 
-    /// What the base is called: as long as it is served, as whoever served it first called it.
+    /// Name of the base: as configured, or else as named by the first executor while the base is served.
     fn base_name(&self, welcome: &Welcome) -> String {
         let served = lock(&self.shared.face).as_ref().map(|face| face.base_name.clone());
         let given = self.shared.served_model_name.clone();
@@ -353,7 +344,7 @@ impl LinkFollower {
     }
 }
 
-/// A name for the model at `path`: the repository's for one in a hub's cache, otherwise the file's or folder's.
+/// Name of the model at `path`: the repository in a hub's cache, otherwise the file or folder.
 fn model_name(path: &str) -> String {
     let path = Path::new(path);
     let in_hub =

@@ -1,8 +1,8 @@
-//! How often somebody may ask: requests a minute, for each key and for each adapter.
+//! Rate limits in requests per minute, for each key and for each adapter.
 //!
-//! A limit of `n` a minute lets `n` requests through at once and then one each 60/n seconds. Who asks more often is
-//! told in whole seconds when the next request will be let through. Nothing here grows: a key's limiter lives with
-//! the key, and adapters that were not asked for lately are forgotten.
+//! A limit of `n` admits a burst of `n` requests and then one every 60/n seconds. A refused caller is told in
+//! whole seconds when to retry. Memory is bounded: a limiter lives as long as its key, and adapters that were
+//! not requested lately are forgotten.
 
 use std::{
     num::NonZeroU32,
@@ -22,34 +22,32 @@ use shmproto::message::AdapterIdBytes;
 
 use crate::clock::whole_seconds;
 
-/// Adapters remembered before those that were not asked for lately are forgotten.
+/// Number of remembered adapters above which a sweep forgets those that were not requested lately.
 const SWEEP_ABOVE: usize = 1024;
-/// Checks between two sweeps: a sweep looks at every adapter that is remembered.
+/// Checks between two sweeps, since a sweep visits every remembered adapter.
 const SWEEP_EVERY: usize = 1024;
 
-/// A limit is used up; says when to come back.
+/// Error of an exhausted rate limit, with the time to retry.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{who} {limit} requests a minute, and they are used up; try again in {wait_s} s")]
 pub struct RateLimited {
-    /// Whose limit it is, and what that one may do.
+    /// Owner of the limit and what it limits, as the error message begins.
     who: String,
-    /// Requests a minute.
     limit: NonZeroU32,
-    /// After so many seconds the next request is let through.
+    /// Seconds until the next request is admitted.
     pub wait_s: u32,
 }
 
-/// Requests a minute; `None` is no limit.
+/// Requests per minute; `None` means no limit.
 pub type RequestsPerMinute = Option<NonZeroU32>;
 
-/// The limit of one key.
 #[derive(Debug, Clone)]
 pub struct KeyLimit {
     per_min: RequestsPerMinute,
     limiter: Option<Arc<DefaultDirectRateLimiter<StateInformationMiddleware>>>,
 }
 
-/// What is left of a limit, for the answer's header.
+/// Remaining requests of a limit, for the response headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RemainingQuota {
     limit: NonZeroU32,
@@ -57,20 +55,18 @@ pub struct RemainingQuota {
 }
 
 impl KeyLimit {
-    /// A limit of which nothing has been used.
     #[must_use]
     pub fn new(per_min: RequestsPerMinute) -> Self {
         let limiter = per_min.map(|limit| RateLimiter::direct(Quota::per_minute(limit)).with_middleware());
         Self { per_min, limiter: limiter.map(Arc::new) }
     }
 
-    /// Requests a minute.
     #[must_use]
     pub fn per_min(&self) -> RequestsPerMinute {
         self.per_min
     }
 
-    /// Counts a request, or says when to come back. `None` if there is no limit.
+    /// Counts a request, or fails with the time to retry. Returns `None` if there is no limit.
     pub fn check(&self) -> Result<Option<RemainingQuota>, RateLimited> {
         let (Some(limit), Some(limiter)) = (self.per_min, &self.limiter) else {
             return Ok(None);
@@ -83,7 +79,7 @@ impl KeyLimit {
 }
 
 impl RemainingQuota {
-    /// Writes OpenAI's headers.
+    /// Writes OpenAI's rate limit headers.
     pub fn write(self, headers: &mut HeaderMap) {
         let used = u64::from(self.limit.get().saturating_sub(self.remaining));
         let reset_s = (used * 60).div_ceil(u64::from(self.limit.get()));
@@ -95,7 +91,7 @@ impl RemainingQuota {
     }
 }
 
-/// The limits of all adapters, which are the same for each.
+/// Rate limits per adapter; all adapters have the same limit.
 pub struct AdapterLimits {
     limit: Option<(NonZeroU32, DefaultKeyedRateLimiter<AdapterIdBytes>)>,
     checks: AtomicUsize,
@@ -109,14 +105,13 @@ impl std::fmt::Debug for AdapterLimits {
 }
 
 impl AdapterLimits {
-    /// Limits of which nothing has been used.
     #[must_use]
     pub fn new(per_min: RequestsPerMinute) -> Self {
         let limit = per_min.map(|limit| (limit, RateLimiter::keyed(Quota::per_minute(limit))));
         Self { limit, checks: AtomicUsize::new(0) }
     }
 
-    /// Counts a request for `adapter`, which callers know as `name`, or says when to come back.
+    /// Counts a request for `adapter`, or fails with the time to retry. The error calls the adapter `name`.
     pub fn check(&self, adapter: &AdapterIdBytes, name: &str) -> Result<(), RateLimited> {
         let Some((limit, limiter)) = &self.limit else {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Locks of values that are always whole, also if a holder panicked; and locks by key.
+//! Locks that ignore poisoning, for values that stay valid if a holder panics; and locks by key.
 
 use std::{
     collections::HashMap,
@@ -8,12 +8,12 @@ use std::{
 
 use tokio::sync::OwnedMutexGuard;
 
-/// The value, as soon as nobody else has it.
+/// Locks `mutex`, also after a holder has panicked.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One lock per key: work on a key waits for other work on the same key, and for nothing else.
+/// One lock per key: work on a key waits only for other work on the same key.
 #[derive(Debug)]
 pub(crate) struct KeyedLocks<K>(Mutex<HashMap<K, Arc<tokio::sync::Mutex<()>>>>);
 
@@ -24,11 +24,11 @@ impl<K> Default for KeyedLocks<K> {
 }
 
 impl<K: Eq + Hash> KeyedLocks<K> {
-    /// Takes the lock of a key, as soon as nobody else has it.
+    /// Waits for the lock of `key` and takes it.
     pub(crate) async fn lock(&self, key: K) -> OwnedMutexGuard<()> {
         let of_key = {
             let mut locks = lock(&self.0);
-            // A lock that nobody holds or waits for is forgotten.
+            // Locks without a holder or waiter are forgotten.
             locks.retain(|_, of_key| Arc::strong_count(of_key) > 1);
             Arc::clone(locks.entry(key).or_default())
         };

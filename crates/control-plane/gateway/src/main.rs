@@ -1,4 +1,4 @@
-//! The gateway process: parses, validates, runs.
+//! The gateway process: parses the arguments, validates them, runs.
 
 use std::{error::Error, process::ExitCode};
 
@@ -18,7 +18,7 @@ use text::sandbox;
 fn main() -> ExitCode {
     serve().map_or_else(
         |error| {
-            // Cause and next step in one line, which whoever started the process may pass on.
+            // Cause and next step go into one line, which a supervisor may pass on.
             eprintln!("error: {}", in_one_line(&*error));
             exit_of(&*error).into()
         },

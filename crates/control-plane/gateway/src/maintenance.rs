@@ -1,4 +1,4 @@
-//! `gateway registry`: what the command `holobiont` has this program do, which can reach registries and buckets.
+//! `gateway registry`: checks, cleans and copies registries and buckets; `holobiont registry` runs it.
 
 use std::{
     io::{self, Write as _},
@@ -21,88 +21,80 @@ use crate::adapters::{
     store::{self, StoreError, address::environment},
 };
 
-/// Looks at what many hosts share, or copies a registry there or back.
+/// Checks registries and buckets that hosts share, manages their API keys, and copies registries
 #[derive(Debug, Parser)]
 #[command(name = "gateway registry", version)]
 pub enum MaintenanceTask {
-    /// Says what is there, and changes nothing
+    /// Reports what a registry and a bucket contain, and changes nothing
     Check {
-        /// The registry, as `[gateway] registry` names it
+        /// Registry, as `[gateway] registry` names it
         #[arg(long, value_name = "URL")]
         registry: Option<String>,
-        /// The bucket, as `[gateway] store` names it
+        /// Bucket, as `[gateway] store` names it
         #[arg(long, value_name = "URL")]
         store: Option<String>,
     },
-    /// Adds and revokes API keys of a registry, and prints those that it has then, as lines of a key file
+    /// Adds and revokes API keys of a registry, and prints its resulting keys as lines of a key file
     Keys {
-        /// The registry, as `[gateway] registry` names it
+        /// Registry, as `[gateway] registry` names it
         #[arg(long, value_name = "URL")]
         registry: String,
-        /// A line of a key file
+        /// Key to add, as a line of a key file
         #[arg(long, value_name = "LINE", value_parser = Key::parse)]
         add: Vec<Key>,
-        /// The hash of a key that is revoked, in 64 hexadecimal digits
+        /// Hash of a key to revoke, in 64 hexadecimal digits
         #[arg(long, value_name = "HASH", value_parser = hash)]
         revoke: Vec<KeyHash>,
     },
-    /// Removes what lies in the bucket of adapters that are registered no more
+    /// Removes files from the bucket whose adapters are no longer registered
     Sweep {
-        /// The registry, as `[gateway] registry` names it
+        /// Registry, as `[gateway] registry` names it
         #[arg(long, value_name = "URL")]
         registry: String,
-        /// The bucket, as `[gateway] store` names it
+        /// Bucket, as `[gateway] store` names it
         #[arg(long, value_name = "URL")]
         store: String,
-        /// Hours since it was written, at least
+        /// Minimum age in hours of the files to remove
         #[arg(long, value_name = "HOURS", default_value_t = 24)]
         older_than_hours: u64,
-        /// Counts it and removes nothing
+        /// Counts the files and removes nothing
         #[arg(long)]
         dry_run: bool,
     },
     /// Copies a registry with its adapters
     Move {
-        /// A state directory, or postgres://USER@HOST/DATABASE
+        /// Source: a state directory, or postgres://USER@HOST/DATABASE
         #[arg(long, value_name = "DIR_OR_URL")]
         from: String,
-        /// The other of the two, and empty
+        /// Destination: the other of the two kinds, and empty
         #[arg(long, value_name = "DIR_OR_URL")]
         to: String,
-        /// The bucket that the adapters' files go to, or come from
+        /// Bucket that receives or supplies the adapter files
         #[arg(long, value_name = "URL")]
         store: String,
-        /// Longest file of an adapter
+        /// Maximum length of an adapter file
         #[arg(long, value_name = "N", default_value = "2GiB")]
         max_adapter_file_bytes: ByteCount,
     },
 }
 
-/// Why a task was not done.
+/// Error of a maintenance task.
 #[derive(Debug, thiserror::Error)]
 pub enum TaskError {
-    /// An address is none.
     #[error("the registry's address cannot be used: {0}")]
     Address(#[from] AddressError),
-    /// Not a bucket.
     #[error("'{0}' is neither a bucket nor a directory; write s3://BUCKET/PREFIX or file:///DIRECTORY")]
     Store(String),
-    /// The registry cannot be read.
     #[error(transparent)]
     Registry(#[from] DatabaseError),
-    /// The bucket cannot be used.
     #[error("{0}; check its name and the AWS_... variables")]
     Bucket(#[source] StoreError),
-    /// More than a host looks through.
     #[error("a registry holds {MAX_KEYS} API keys at most; revoke some")]
     TooManyKeys,
-    /// Not everything was removed.
     #[error(transparent)]
     Sweep(#[from] CleanupError),
-    /// The registry was not copied.
     #[error("{0}")]
     Transfer(String),
-    /// The system refused something basic.
     #[error("starting threads failed: {0}")]
     System(#[from] io::Error),
 }
@@ -113,10 +105,10 @@ impl From<TransferError> for TaskError {
     }
 }
 
-/// Does it, and says on standard output what came of it.
+/// Runs a task and writes its results to standard output.
 ///
 /// # Errors
-/// Whatever keeps it from being done.
+/// If the task cannot be completed.
 pub fn run(task: MaintenanceTask) -> Result<(), TaskError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     for said in runtime.block_on(done(task))? {
@@ -138,7 +130,7 @@ async fn done(task: MaintenanceTask) -> Result<Vec<String>, TaskError> {
         }
         MaintenanceTask::Keys { registry, add, revoke } => {
             let address = PostgresAddress::parse(&registry)?;
-            // Hosts would refuse all of them, and not hear of those that are revoked.
+            // Above `MAX_KEYS` gateways refuse the whole list, and so would miss the revoked keys.
             if !add.is_empty()
                 && read_only::keys(address.clone(), &[], &[]).await?.len() + add.len() > MAX_KEYS
             {

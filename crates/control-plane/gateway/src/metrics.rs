@@ -1,21 +1,23 @@
-//! Figures for Prometheus: what the gateway sees itself, and what the executor reports each second.
+//! Prometheus metrics: the gateway's own, and those that executors report each second.
 //!
-//! # Where things are
+//! # Modules
 //!
-//! - [`table`]: every metric there is, with its meaning. Nothing is written that is not in it.
-//! - [`store`]: the series; [`text`]: how they are written down.
-//! - [`meter`]: one generation request; [`labels`]: figures by adapter, for a bounded number of adapters.
-//! - [`poll`]: asks the executor each second. [`executor`]: what it reports of itself; [`placement`]: of adapters on
-//!   the device and before; [`layers`]: of split clients.
-//! - `memory`: of its tiers of keys and values; `member`: all of it, of one executor.
-//! - `classes`: what service classes have and had. [`residents`]: what the registry holds; [`process`]: what this costs.
-//! - [`aliases`], [`lora_info`]: vLLM's names.
+//! - [`table`]: the definitions of all metrics; no other metric is written.
+//! - [`store`]: the series; [`text`]: the text format.
+//! - [`meter`]: measures one generation request; [`labels`]: metrics by adapter, for a bounded number of
+//!   adapters.
+//! - [`poll`]: polls executors each second. [`executor`]: an executor's own metrics; [`placement`]: adapters
+//!   on the device and cold starts; [`layers`]: split clients.
+//! - `memory`: tiers of the KV cache and host memory; `member`: all metrics of one executor.
+//! - `classes`: service classes. [`residents`]: registered adapters; [`process`]: resources of the gateway
+//!   process.
+//! - [`aliases`], [`lora_info`]: vLLM's metric names.
 //!
-//! What an executor reports has the label `executor` where there are several, and none where there is one: a sum over
-//! executors reads the same in both.
+//! With several executors, their metrics have the label `executor`; with one, they have none. A sum over
+//! executors is the same query in both cases.
 //!
-//! There is no global recorder: two gateways in one process do not mix their figures. Nothing is labelled by tenant.
-//! Reading the figures needs a key of the role `metrics` or `admin`.
+//! There is no global recorder: two gateways in one process do not mix their metrics. No metric has a tenant
+//! label. Reading metrics needs a key of the role `metrics` or `admin`.
 
 pub mod aliases;
 mod classes;
@@ -55,7 +57,6 @@ use crate::{
     training::Training,
 };
 
-/// Every figure, ready to be changed.
 #[derive(Debug)]
 pub struct GatewayMetrics {
     store: Arc<MetricStore>,
@@ -79,7 +80,7 @@ pub struct GatewayMetrics {
 }
 
 impl GatewayMetrics {
-    /// All figures at zero, for executors called so. Those of a single one have no label.
+    /// Creates all metrics at zero; the metrics of a single executor have no label.
     #[must_use]
     pub fn new(figures: &TelemetryConfig, executors: &[&str]) -> Self {
         let store = Arc::new(MetricStore::new());
@@ -117,7 +118,7 @@ impl GatewayMetrics {
         metrics
     }
 
-    /// A counter that is not there until it first counts hides its first step from `rate()`.
+    /// Creates all counters at zero, because `rate()` misses the first step of a counter that appears late.
     fn begin_at_zero(&self) {
         let is_told_by_executor = |id: Id| {
             let mut labelled = self.executors.iter().filter(|executor| executor.label().is_some());
@@ -136,7 +137,6 @@ impl GatewayMetrics {
         }
     }
 
-    /// Counts an answer.
     pub fn answered(&self, route: &str, status: u16) {
         self.store.number(Id::HttpRequests, &[route, &status.to_string()]).add(1.0);
     }
@@ -146,17 +146,15 @@ impl GatewayMetrics {
         self.store.number(Id::Errors, &[code]).add(1.0);
     }
 
-    /// Counts a request that was turned away.
     pub fn refused(&self, reason: &'static str) {
         self.store.number(Id::Refusals, &[reason]).add(1.0);
     }
 
-    /// Counts a sequence that is gone on with after its executor was lost.
+    /// Counts a sequence that resumes after its executor was lost.
     pub fn redone(&self) {
         self.redone.add(1.0);
     }
 
-    /// Says what the base model is called.
     pub fn serves(&self, base_model: &str) {
         let mut known = self.base_model.lock().unwrap_or_else(PoisonError::into_inner);
         base_model.clone_into(&mut known);
@@ -164,19 +162,18 @@ impl GatewayMetrics {
         self.store.number(Id::Build, &[env!("CARGO_PKG_VERSION"), base_model]).set(1.0);
     }
 
-    /// Workers that there should be beside the executor at `index`.
+    /// Returns the configured number of workers of the executor at `index`.
     #[must_use]
     pub fn expected_workers(&self, index: usize) -> u32 {
         self.executors.get(index).map_or(0, PerExecutorMetrics::expected_workers)
     }
 
-    /// What the executors reported last, in their order; all zeros before the first time.
+    /// Returns the last stats of each executor, in order; zeros before the first report.
     #[must_use]
     pub fn reported(&self) -> Vec<LastStats> {
         self.executors.iter().map(|executor| executor.latest().clone()).collect()
     }
 
-    /// The text that Prometheus reads.
     #[must_use]
     pub fn render(
         &self,
@@ -203,7 +200,7 @@ impl GatewayMetrics {
         text
     }
 
-    /// The series of a row: those without an executor, and those of each that has a label.
+    /// Returns the series of a metric: unlabelled ones first, then those of each labelled executor.
     fn series(&self, id: Id) -> Vec<SeriesRows<'_>> {
         let own = SeriesRows { executor: None, family: self.store.family(id) };
         let labelled = self.executors.iter().filter(|executor| executor.label().is_some());

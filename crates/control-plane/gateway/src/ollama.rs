@@ -1,11 +1,11 @@
-//! Ollama's HTTP API, for clients that speak no other: `/api/chat`, `/api/generate` and what they ask before.
+//! Ollama's HTTP API: `/api/chat`, `/api/generate` and the routes that clients call before them.
 //!
 //! # Layout
 //!
-//! - [`request`]: what may be asked; `messages`: a conversation as Ollama writes it.
-//! - `ndjson`: an answer, line by line or as one. [`embeddings`]: texts as vectors.
-//! - [`listing`]: which models there are. [`unsupported`]: what is done in other ways here.
-//! - [`errors`]: how a failure looks.
+//! - [`request`]: bodies of requests; `messages`: conversations in Ollama's format.
+//! - `ndjson`: an answer as lines of JSON or as one body. [`embeddings`]: vectors of texts.
+//! - [`listing`]: lists of models. [`unsupported`]: routes that this server does not have.
+//! - [`errors`]: the body of errors.
 
 pub mod embeddings;
 pub mod errors;
@@ -36,20 +36,19 @@ use crate::{
     },
 };
 
-/// `POST /api/chat`.
+/// `POST /api/chat`: continues a conversation.
 pub async fn chat(State(app): State<Arc<App>>, ask: RequestContext) -> Result<Response, ApiError> {
     answer(&app, ask, OllamaRoute::Chat, ChatBody::read).await
 }
 
-/// `POST /api/generate`.
+/// `POST /api/generate`: continues a prompt.
 pub async fn generate(State(app): State<Arc<App>>, ask: RequestContext) -> Result<Response, ApiError> {
     answer(&app, ask, OllamaRoute::Generate, GenerateBody::read).await
 }
 
-/// What is to be done for a request.
 enum OllamaAction {
     Generate(Box<GenerationRequest>),
-    /// Nothing but to have the model there, as it always is.
+    /// The request only loads the model, which is always loaded; the string is the model's name.
     Load(String),
 }
 

@@ -1,28 +1,31 @@
-//! OpenAI's HTTP API: what requests may say, and what answers look like.
+//! OpenAI's HTTP API: reads the requests and writes the answers.
 //!
-//! # Where things are
+//! # Modules
 //!
-//! - [`strict_fields`]: a JSON body, read field by field; what is left over is refused by name.
-//! - [`request_context`], [`target`]: who asks, with which seed, and which model is meant.
-//! - [`params`]: the sampling and output options that chat and completions share; `stops`: what ends a text; [`stream_options`]: how an answer
-//!   travels.
-//! - [`structured`]: what an answer has to look like. [`tools`]: functions that it may call. [`reasoning`]: what a model thinks before
-//!   it. [`messages`]: a conversation;
-//!   [`template_options`]: how a model is shown it.
-//! - [`chat`], [`completions`], [`responses`]: the ways to ask, each turned into a [`GenerationRequest`](generation_request::GenerationRequest); [`chat_request`] is what all that
-//!   are about messages become first.
-//! - [`embeddings`]: texts as vectors, which are jobs too.
-//! - [`generation_request`]: prompts and options, checked; turned into sequences.
-//! - [`sequence_group`]: the sequences of a job, redone when the executor is lost.
-//! - [`generation_response`]: a running job: what each step adds to which choice, and what it all used.
-//! - [`choice`]: tokens of one sequence into text, log-probabilities and a finish reason.
-//! - [`echo`], [`logprobs`]: the prompt repeated, and probabilities in OpenAI's two shapes.
-//! - [`sse`]: the answer as it comes, in somebody's shape; [`stream`], [`collect`]: in that of chat and completions, as it comes or as one
-//!   body.
-//! - [`types`]: the bodies that are sent.
-//! - [`models`], [`tokens`], [`adapters`], [`upload`]: the routes that are not about generation.
-//! - [`files`], [`fine_tuning`], [`fine_tuning_request`]: those about training; [`paging`]: their lists in pieces.
-//! - [`errors`]: the one shape every failure has.
+//! - [`strict_fields`]: reads a JSON body field by field; fields left over are refused by name.
+//! - [`request_context`], [`target`]: the caller, the default seed and the model that a request means.
+//! - [`params`]: the sampling and output options that chat and completions share; `stops`: the stop strings;
+//!   [`stream_options`]: the options of a stream.
+//! - [`structured`]: structured output. [`tools`]: tool calls. [`reasoning`]: reasoning content before the
+//!   answer.
+//! - [`messages`]: the messages of a conversation; [`template_options`]: the options of the chat template.
+//! - [`chat`], [`completions`], [`responses`]: the routes of generation, each read into a
+//!   [`GenerationRequest`](generation_request::GenerationRequest); [`chat_request`]: the request that all
+//!   routes with messages share.
+//! - [`embeddings`]: vectors of texts, computed as generation requests without output tokens.
+//! - [`generation_request`]: checks prompts and options and turns them into sequences.
+//! - [`sequence_group`]: the sequences of a request, resumed when their executor is lost.
+//! - [`generation_response`]: the updates of each choice of a running request, and its usage.
+//! - [`choice`]: turns tokens of one sequence into text, log-probabilities and a finish reason.
+//! - [`echo`], [`logprobs`]: the echoed prompt, and log-probabilities in OpenAI's two formats.
+//! - [`sse`]: streams an answer in any API's format; [`stream`], [`collect`]: chat and completions as a
+//!   stream or one body.
+//! - [`types`]: the bodies of answers.
+//! - [`models`], [`tokens`], [`adapters`], [`adapter_files`], [`upload`]: the routes beside generation.
+//!   `idempotency`: the header `Idempotency-Key`.
+//! - [`files`], [`fine_tuning`], [`fine_tuning_request`]: the routes of training; [`paging`]: pages of their
+//!   lists.
+//! - [`errors`]: the one body of all errors.
 
 pub mod adapter_files;
 pub mod adapters;

@@ -1,9 +1,9 @@
-//! Which web pages may talk to a gateway from somebody's browser.
+//! Protection against foreign web pages that call a gateway through a user's browser.
 //!
-//! A gateway that asks for no key trusts its machine. A browser on that machine runs pages from anywhere: such a page
-//! may point its own host name at 127.0.0.1 (DNS rebinding) or simply send a request. So without keys a request must
-//! name this machine as its host and must not come from a page of another origin, unless `--cors-origins` names it.
-//! With keys neither matters: a page does not have one.
+//! A gateway without keys trusts its machine. A page in a browser on that machine may point its own host name
+//! at 127.0.0.1 (DNS rebinding), or simply send a request. Without keys a request must therefore name this
+//! machine as its host, and must not come from a page of another origin unless `--cors-origins` names it.
+//! With keys neither rule is needed, since a foreign page has no key.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -17,10 +17,10 @@ use tower_http::cors::CorsLayer;
 
 use crate::{app::App, config::AllowedHosts, errors::ApiError};
 
-/// How long a browser may remember what it was allowed.
+/// Time that a browser may cache a preflight response.
 const PREFLIGHT_AGE: std::time::Duration = std::time::Duration::from_secs(600);
 
-/// Lets a request through unless it may come from somebody else's web page.
+/// Passes a request on unless it may come from a foreign web page.
 pub(crate) async fn check(
     State(app): State<Arc<App>>,
     request: Request,
@@ -35,7 +35,8 @@ pub(crate) async fn check(
     Ok(next.run(request).await)
 }
 
-/// HTTP/1.0 has no `FleetHost`, and health checks of load balancers that speak it send none. Browsers send one always.
+/// True for HTTP/1.0 requests without `Host`, as some load balancers' health checks send. Browsers always
+/// send it.
 fn is_from_before_hosts(request: &Request) -> bool {
     let named = |name| request.headers().contains_key(name);
     request.version() == Version::HTTP_10 && !named(header::HOST) && !named(header::ORIGIN)
@@ -62,7 +63,7 @@ fn check_headers(authority: Option<&str>, headers: &HeaderMap, allowed: &[String
     )))
 }
 
-/// True for the names and addresses that only this machine can mean.
+/// True for names and addresses that always mean this machine.
 fn is_local(host: &str) -> bool {
     let Ok(authority) = host.parse::<Authority>() else {
         return false;
@@ -72,7 +73,7 @@ fn is_local(host: &str) -> bool {
         || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// What pages of the `origins` may do: all `methods` that there are, as everybody, with a key if one is asked for.
+/// Allows pages of `origins` to use all `methods`, with the same rules for keys as other callers.
 pub(crate) fn cors(origins: &[String], methods: Vec<Method>) -> CorsLayer {
     let origins = origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok());
     let named = |names: &[&'static str]| -> Vec<HeaderName> {

@@ -1,10 +1,10 @@
-//! How long a slow peer is waited for: one that sends a form, or one that reads an answer.
+//! Time limit for a slow peer that sends a form or reads an answer.
 
 use std::time::Duration;
 
-/// Time that a peer may still take. A peer begins with the limit, loses the time that it is waited for, and gains the time
-/// that its bytes take at the least rate, up to the limit. So a peer at the least rate is waited for as long as it takes, and
-/// one below it is not, however short its pauses are.
+/// Time that a peer may still keep this process waiting. The budget starts at `limit`, shrinks by the time
+/// waited, and grows by the time that the moved bytes take at the minimum rate, up to `limit`. So a peer at
+/// the minimum rate never times out, and a slower peer does, however short its pauses are.
 #[derive(Debug)]
 pub(crate) struct PeerTimeBudget {
     limit: Duration,
@@ -13,17 +13,16 @@ pub(crate) struct PeerTimeBudget {
 }
 
 impl PeerTimeBudget {
-    /// A peer that has been waited for not at all.
     pub(crate) fn new(limit: Duration, least_bytes_per_s: u64) -> Self {
         Self { limit, left: limit, least_bytes_per_s }
     }
 
-    /// How long it may still be waited for, at once.
+    /// Time that the next wait may take.
     pub(crate) fn left(&self) -> Duration {
         self.left
     }
 
-    /// It was waited for, and moved so many bytes then.
+    /// Records that the peer moved `bytes` during a wait of `waited`.
     pub(crate) fn moved(&mut self, waited: Duration, bytes: u64) {
         let gained = Duration::from_micros(bytes.saturating_mul(1_000_000) / self.least_bytes_per_s);
         self.left = self.limit.min(self.left.saturating_add(gained).saturating_sub(waited));

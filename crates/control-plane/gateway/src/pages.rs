@@ -1,6 +1,6 @@
-//! What a browser is shown: the page, the description of the API, and the documentation made from it.
+//! Pages for browsers: the web interface, the API description, and the documentation made from it.
 //!
-//! All are embedded and load nothing from elsewhere; their headers tell the browser to hold them to that.
+//! All are embedded and load nothing from elsewhere; their headers make the browser enforce that.
 
 use axum::{
     extract::Path,
@@ -12,26 +12,26 @@ use crate::errors::ApiError;
 
 const INDEX: &str = include_str!("../assets/page/index.html");
 const DOCS: &str = include_str!("../assets/docs.html");
-/// The description of every route, in OpenAPI 3.1.
+/// OpenAPI 3.1 description of every route.
 pub const OPENAPI: &str = include_str!("../assets/openapi.json");
 
 const HTML: &str = "text/html; charset=utf-8";
 const STYLE: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-/// What the page says, it says from files of this server alone, and no string becomes HTML; nobody may frame it.
+/// The page loads files of this server alone, never turns strings into HTML, and cannot be framed.
 const PAGE_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
     img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'";
-/// Scripts and styles are part of the documentation; nothing else may be loaded, and nobody may frame it.
+/// Scripts and styles are inline in the documentation. The page loads nothing else and cannot be framed.
 const DOCS_POLICY: &str = "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; \
     img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'; object-src 'none'";
 
-/// A part of the page: its name, its type, and what is in it.
+/// Part of the page: name, media type, content.
 type PageAsset = (&'static str, &'static str, &'static str);
 
 macro_rules! parts {
     ($($kind:ident: $($name:literal),* $(,)?;)*) => {
-        /// What the page is made of, by name.
+        /// Parts of the page, by name.
         pub const PARTS: &[PageAsset] =
             &[$($(($name, $kind, include_str!(concat!("../assets/page/", $name)))),*),*];
     };
@@ -44,12 +44,10 @@ parts! {
         "settings.js", "status.js", "stream.js", "talk.js", "theme.js", "training.js", "view.js";
 }
 
-/// `GET /`.
 pub(crate) async fn index(asked: HeaderMap) -> Response {
     page(&asked, HTML, PAGE_POLICY, INDEX)
 }
 
-/// `GET /page/{part}`.
 pub(crate) async fn part(Path(name): Path<String>, asked: HeaderMap) -> Result<Response, ApiError> {
     let part = PARTS.iter().find(|(known, ..)| *known == name);
     let (_, kind, text) =
@@ -57,17 +55,15 @@ pub(crate) async fn part(Path(name): Path<String>, asked: HeaderMap) -> Result<R
     Ok(page(&asked, kind, PAGE_POLICY, text))
 }
 
-/// `GET /docs`.
 pub(crate) async fn docs(asked: HeaderMap) -> Response {
     page(&asked, HTML, DOCS_POLICY, DOCS)
 }
 
-/// `GET /openapi.json`.
 pub(crate) async fn openapi(asked: HeaderMap) -> Response {
     page(&asked, "application/json", DOCS_POLICY, OPENAPI)
 }
 
-/// Answers with `text`, or that whoever asks has it already.
+/// Answers with `text`, or with 304 if the client has this version.
 fn page(asked: &HeaderMap, kind: &'static str, policy: &'static str, text: &'static str) -> Response {
     let tag = format!("\"{:.16}\"", blake3::hash(text.as_bytes()).to_hex());
     let known = asked.get(header::IF_NONE_MATCH).is_some_and(|known| known.as_bytes() == tag.as_bytes());
@@ -89,7 +85,7 @@ fn secured(policy: &'static str) -> [(HeaderName, &'static str); 5] {
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::X_FRAME_OPTIONS, "DENY"),
         (header::REFERRER_POLICY, "no-referrer"),
-        // Kept, but asked about each time: a newer gateway has newer pages.
+        // Browsers cache the page but revalidate it each time, since a newer gateway has a newer page.
         (header::CACHE_CONTROL, "no-cache"),
     ]
 }

@@ -1,5 +1,5 @@
-//! Where adapters are on their way to the device, who computed them, and what waiting cost, as `/v1/status` and
-//! `/v1/lora_adapters` say it.
+//! Reports for `/v1/status` and `/v1/lora_adapters`: where adapters are, which part computed their ranks, and
+//! what cold starts cost.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use shmproto::message::{
 };
 use types::{AdapterId, TenantId};
 
-/// What a mode is called, here and on the executor's command line.
+/// Name of a cold start mode, as on the executor's command line.
 #[must_use]
 pub fn mode(cold_start: ColdStart) -> &'static str {
     match cold_start {
@@ -20,7 +20,7 @@ pub fn mode(cold_start: ColdStart) -> &'static str {
     }
 }
 
-/// What a kind of device is called, here and on the executor's command line.
+/// Name of a device kind, as on the executor's command line.
 #[must_use]
 pub fn kind(kind: DeviceKind) -> &'static str {
     match kind {
@@ -29,7 +29,7 @@ pub fn kind(kind: DeviceKind) -> &'static str {
     }
 }
 
-/// The device, its tier of adapters, and how they get there.
+/// Reports the device, its adapter tier, and the copies of adapters to it.
 #[must_use]
 pub fn device(stats: &Stats, welcome: Option<&Welcome>) -> Value {
     let device = welcome.map(|welcome| &welcome.device);
@@ -47,7 +47,8 @@ pub fn device(stats: &Stats, welcome: Option<&Welcome>) -> Value {
     })
 }
 
-/// The tiers of keys, values and adapters: blocks by tier, what went between them, and who has most of the device.
+/// Reports the tiers of the block pool: blocks per tier, copies between tiers, and the tenants with the most
+/// device blocks.
 #[must_use]
 pub fn memory(stats: &Stats) -> Value {
     let memory = &stats.memory;
@@ -77,7 +78,7 @@ pub fn memory(stats: &Stats) -> Value {
     })
 }
 
-/// Bytes of the executor's host's memory.
+/// Reports the bytes of host memory that an executor uses.
 fn held(held: &MemoryAccountStats) -> Value {
     json!({
         "limit_bytes": held.limit_bytes, "weights_bytes": held.weights_bytes, "blocks_bytes": held.blocks_bytes,
@@ -87,7 +88,7 @@ fn held(held: &MemoryAccountStats) -> Value {
     })
 }
 
-/// What it cost requests that their adapters were not on the device.
+/// Reports how often and how long requests waited because their adapter was not on the device.
 #[must_use]
 pub fn cold_starts(stats: &Stats) -> Value {
     let total = millis(stats.load_wait_us);
@@ -95,7 +96,8 @@ pub fn cold_starts(stats: &Stats) -> Value {
     json!({ "count": stats.cold_starts, "load_wait_ms": total, "mean_load_wait_ms": mean })
 }
 
-/// Who drafts, tokens that were drafted, and how many a verification accepted in the mean; those drafted while weights were waited for.
+/// Reports the drafter, the drafted tokens, and the mean number of accepted tokens per verification. Tokens
+/// that were drafted while streamed weights were read are counted separately.
 #[must_use]
 pub fn speculation(stats: &Stats) -> Value {
     let of = &stats.speculation;
@@ -117,7 +119,8 @@ pub fn speculation(stats: &Stats) -> Value {
     })
 }
 
-/// The workers there are, of the `expected` ones. `share` is a worker's part of what all of them computed.
+/// Reports the connected workers, of `expected` ones. `share` is a worker's part of what all workers
+/// computed.
 #[must_use]
 pub fn workers(stats: &Stats, expected: u32) -> Value {
     let all: u64 = stats.workers.iter().fold(0, |sum, worker| sum.saturating_add(worker.rank_rows));
@@ -139,22 +142,23 @@ pub fn workers(stats: &Stats, expected: u32) -> Value {
     })
 }
 
-/// What is known of one adapter since it came into the executor's memory; zeros for one that is not there.
+/// Stats of one adapter since it entered the executor's memory; zeros if it is not there.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct PlacementStats {
-    /// Bytes of it that are on the device.
+    /// Bytes of the adapter on the device.
     pub device_bytes: u64,
-    /// Requests that found it not, or not wholly, on the device.
+    /// Requests that arrived while the adapter was not completely on the device.
     pub cold_starts: u64,
-    /// Milliseconds that requests waited for it to reach the device.
+    /// Milliseconds that requests waited for the adapter to reach the device.
     pub load_wait_ms: f64,
-    /// Rows times ranks, by who computed them: the device, the workers, or the executor in their stead.
+    /// Rows times ranks, by computing part: the device, the workers, or the executor in place of workers.
     pub rank_rows: [u64; 3],
-    /// Tokens that were drafted for requests of it and verified.
+    /// Verified draft tokens of requests with the adapter.
     pub drafted_tokens: u64,
-    /// Of them those that were its own.
+    /// Draft tokens that verification accepted.
     pub accepted_tokens: u64,
-    /// The chance that one more would have had to have to be worth its row, when last asked; of several executors the highest.
+    /// Acceptance probability that one more draft token needed to be worth its row, when last computed; the
+    /// maximum over executors.
     pub least_confidence: f32,
 }
 
@@ -176,12 +180,12 @@ fn rank_rows(stats: &AdapterStats) -> [u64; 3] {
     [stats.rank_rows_device, stats.rank_rows_workers, stats.rank_rows_executor]
 }
 
-/// The adapters of a report, by what they are called in the executor.
+/// Stats of all reported adapters, by adapter id.
 #[derive(Debug)]
 pub struct PlacementReport(HashMap<AdapterIdBytes, PlacementStats>);
 
 impl PlacementReport {
-    /// Those of all executors; what is in several is added up.
+    /// Sums the stats of each adapter over all executors.
     #[must_use]
     pub fn of<'a>(stats: impl IntoIterator<Item = &'a Stats>) -> Self {
         let mut placed: HashMap<_, PlacementStats> = HashMap::new();
@@ -191,7 +195,6 @@ impl PlacementReport {
         Self(placed)
     }
 
-    /// What is known of one of them.
     #[must_use]
     pub fn find(&self, adapter: AdapterId) -> PlacementStats {
         self.0.get(&adapter.0).copied().unwrap_or_default()

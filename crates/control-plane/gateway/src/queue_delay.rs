@@ -1,7 +1,8 @@
-//! Those of one tenant and class who have no token yet: how many, and for how long the first of them have waited.
+//! Waiting time to the first token, measured per tenant and service class.
 //!
-//! Each sequence stands in line from its arrival to its first token, in the gateway or in an executor, and leaves when it is
-//! dropped. A line says whether it stands still (`scheduling::admission`), so that who sends too much is refused, and nobody else.
+//! Each sequence counts as waiting from its arrival to its first token, in the gateway or in an executor, or
+//! until it is dropped. A tracker decides whether its queue stands (`policy::admission`), so that only the
+//! tenant that sends too much is refused.
 
 use std::{
     fmt,
@@ -18,7 +19,7 @@ use crate::lock::lock;
 
 #[derive(Debug)]
 struct DelayState {
-    /// Sequences in line.
+    /// Sequences without a first token.
     waiting: usize,
     delay: ControlledDelay,
 }
@@ -28,7 +29,7 @@ struct DelayShared {
     clock: Arc<dyn Clock>,
 }
 
-/// A line; clones are the same one.
+/// Tracker of one queue; clones share its state.
 #[derive(Clone)]
 pub struct DelayTracker(Arc<DelayShared>);
 
@@ -39,31 +40,30 @@ impl fmt::Debug for DelayTracker {
 }
 
 impl DelayTracker {
-    /// In which nobody stands.
     #[must_use]
     pub fn new(limits: DelayLimits, clock: Arc<dyn Clock>) -> Self {
         let state = DelayState { waiting: 0, delay: ControlledDelay::new(limits) };
         Self(Arc::new(DelayShared { state: Mutex::new(state), clock }))
     }
 
-    /// Fails if it stands still, and one more would wait for too long.
+    /// Admits one more sequence unless the queue stands and the sequence would wait too long.
     ///
     /// # Errors
-    /// How long that would be.
+    /// If it is refused; the error has the forecast wait.
     pub fn check(&self, places: SlotAvailability) -> Result<(), Overload> {
         let mut state = lock(&self.0.state);
         let waiting = state.waiting;
         state.delay.admit(waiting, places, self.0.clock.now())
     }
 
-    /// How long one more would wait.
+    /// Forecasts how long one more sequence would wait.
     #[must_use]
     pub fn forecast(&self) -> Duration {
         let state = lock(&self.0.state);
         state.delay.forecast(state.waiting, self.0.clock.now())
     }
 
-    /// So many join.
+    /// Adds `sequences` waiting sequences.
     #[must_use]
     pub fn join(&self, sequences: usize) -> Vec<WaitingEntry> {
         lock(&self.0.state).waiting += sequences;
@@ -71,13 +71,13 @@ impl DelayTracker {
         (0..sequences).map(|_| WaitingEntry { line: Some(self.clone()), arrived, launched: None }).collect()
     }
 
-    /// How many stand in it.
+    /// Number of waiting sequences.
     #[must_use]
     pub fn waiting(&self) -> usize {
         lock(&self.0.state).waiting
     }
 
-    /// Whether nobody has to do with it any more.
+    /// Whether no clone and no waiting sequence refers to this tracker.
     #[must_use]
     pub fn is_left(&self) -> bool {
         Arc::strong_count(&self.0) == 1
@@ -95,23 +95,23 @@ impl DelayTracker {
     }
 }
 
-/// A sequence in line, until it has a token or is dropped.
+/// Sequence that waits until it has a token or is dropped.
 #[derive(Debug)]
 pub struct WaitingEntry {
-    /// `None` once it has left.
+    /// `None` after the sequence has left the queue.
     line: Option<DelayTracker>,
     arrived: Instant,
-    /// When it was sent to an executor, last.
+    /// Time when the sequence was last sent to an executor.
     launched: Option<Instant>,
 }
 
 impl WaitingEntry {
-    /// It is sent to an executor, for the first time or again.
+    /// Records that the sequence is sent to an executor, for the first time or again.
     pub fn launched(&mut self) {
         self.launched = self.line.as_ref().map(|line| line.0.clock.now());
     }
 
-    /// It has a token, for which it `queued` so long in the executor.
+    /// Records the first token; `queued` is the time that the sequence waited in the executor.
     pub fn begun(mut self, queued: Duration) {
         let Some(line) = self.line.take() else { return };
         let now = line.0.clock.now();

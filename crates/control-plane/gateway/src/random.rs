@@ -1,4 +1,4 @@
-//! Numbers that nobody can foresee: for seeds, ids and instance numbers, and [`secret`] ones.
+//! Unpredictable numbers for seeds, ids and instance numbers, and cryptographic [`secret`]s.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -7,17 +7,17 @@ use std::{
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
-/// A number nobody can foresee without watching this process.
+/// Returns a number that is unpredictable without access to this process.
 #[must_use]
 pub fn random_u64() -> u64 {
     // The standard library keys every `RandomState` from the operating system's generator.
     RandomState::new().hash_one(0u8)
 }
 
-/// A secret of 32 bytes from the operating system.
+/// Returns 32 secret bytes from the operating system.
 ///
 /// # Errors
-/// The system gives none.
+/// If the operating system provides none.
 pub fn secret() -> io::Result<[u8; 32]> {
     let (mut secret, mut filled) = ([0; 32], 0);
     while filled < secret.len() {

@@ -1,5 +1,5 @@
-//! What happens around every request, whatever its route: it gets an id, a span in the log, and an answer even if the
-//! gateway is about to stop or a handler panics.
+//! Request processing of all routes: each request gets an id, a span in the log, and an answer even if the
+//! gateway is stopping or a handler panics.
 
 use std::{any::Any, sync::Arc};
 
@@ -21,26 +21,26 @@ use crate::{
     },
 };
 
-/// What requests that match no route are counted as.
+/// Route name under which unmatched requests are counted.
 const NO_ROUTE: &str = "none";
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const TRACE_PARENT: HeaderName = HeaderName::from_static(trace::HEADER);
-/// Longest id of a caller that is taken over.
+/// Maximum length in bytes of a caller's own id.
 const MAX_ID_BYTES: usize = 128;
-/// Length of a `traceparent` of the one version there is.
+/// Length of a `traceparent` in bytes, in its only version.
 const TRACE_PARENT_BYTES: usize = 55;
-/// Still answered when no request is taken any more; `/v1/load` says then that the host stops.
+/// Routes that are answered even while the gateway drains; `/v1/load` then reports that the host stops.
 const PROBES: &[&str] = &["/health", "/ready", "/metrics", control_protocol::fleet::PATH];
 
-/// What a request is called in the log and in its answer. Nothing is ever looked up by it.
+/// Id of a request in the log and in its answer; the id is never a lookup key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestId(pub Arc<str>);
 
-/// The trace a request is part of, as the W3C writes it.
+/// Trace that a request is part of, in the W3C format `traceparent`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceParent(pub Arc<str>);
 
-/// Names the request, logs its answer, and sends it away if the gateway is about to stop.
+/// Names the request, logs its answer, and refuses it if the gateway is draining.
 pub(crate) async fn identify(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     failpoint::pass("gateway.accepted");
     let id = RequestId(id_of(request.headers()));
@@ -70,7 +70,7 @@ pub(crate) async fn identify(State(app): State<Arc<App>>, mut request: Request, 
     response
 }
 
-/// What the record of a request begins with. All lines of the log about it carry its id and its place in a trace.
+/// Begins the record of a request. All log lines about the request carry its id and its place in the trace.
 fn arrival(request: &Request, id: &RequestId, trace: Option<&TraceParent>) -> ArrivalRecord {
     let route = request.extensions().get::<MatchedPath>().map_or(NO_ROUTE, MatchedPath::as_str);
     let trace = Trace::after(trace.map(|trace| &*trace.0));
@@ -89,7 +89,7 @@ fn insert(headers: &mut HeaderMap, name: HeaderName, value: &str) {
     }
 }
 
-/// The caller's own id if it is short and printable, otherwise a new one.
+/// Returns the caller's own id if it is short and printable, otherwise a new one.
 fn id_of(headers: &HeaderMap) -> Arc<str> {
     let given = headers.get(REQUEST_ID).and_then(|value| value.to_str().ok());
     let given =
@@ -97,7 +97,7 @@ fn id_of(headers: &HeaderMap) -> Arc<str> {
     given.map_or_else(|| format!("{:016x}", random_u64()).into(), Into::into)
 }
 
-/// `00-<32 hexadecimal digits>-<16>-<2>`; anything else is dropped.
+/// Parses `00-<32 hexadecimal digits>-<16>-<2>`; anything else is ignored.
 fn trace_parent(headers: &HeaderMap) -> Option<TraceParent> {
     let text = headers.get(TRACE_PARENT)?.to_str().ok()?;
     let hex = |part: &str| part.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));

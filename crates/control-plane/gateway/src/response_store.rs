@@ -1,8 +1,9 @@
-//! Responses that somebody may go on with (`previous_response_id`), in memory.
+//! Responses that a client may continue with `previous_response_id`, in memory.
 //!
-//! Each tenant has a shelf of their own, bounded by number and bytes, and all shelves together are bounded by bytes: the oldest leaves
-//! first, of a full shelf or of the fullest one. So nobody pushes out what others keep as long as they keep less. What is kept counts
-//! to its tenant's memory; where that is full, the tenant's oldest responses leave.
+//! The responses of each tenant are limited by number and bytes, and all responses together by bytes. Above a
+//! limit, the oldest response of that tenant, or of the tenant with the most bytes, is evicted. So a tenant
+//! that keeps less than others loses nothing to them. Kept bytes count to the tenant's memory; when that is
+//! full, the tenant's oldest responses are evicted.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -14,21 +15,21 @@ use crate::{
     tenant_memory::{Reservation, TenantMemory},
 };
 
-/// Most responses of a tenant.
+/// Maximum number of responses per tenant.
 pub const MAX_RESPONSES: usize = 1024;
-/// Most bytes of a tenant's responses, as JSON.
+/// Maximum bytes of a tenant's responses, as JSON.
 pub const MAX_TENANT_BYTES: usize = 16 << 20;
-/// Most bytes of all responses.
+/// Maximum bytes of all responses.
 pub const MAX_BYTES: usize = 64 << 20;
-/// What an entry takes beside its texts, about.
+/// Estimated bytes of an entry besides its texts.
 const ENTRY_BYTES: usize = 256;
 
-/// A response, as JSON texts: they are what they weigh.
+/// A response, kept as JSON texts because their length is their memory.
 #[derive(Debug, PartialEq, Eq)]
 pub struct StoredResponse {
-    /// The response as it was answered.
+    /// Response as it was sent.
     pub response: Box<str>,
-    /// An array of all that it answers.
+    /// JSON array of the input items that the response answers.
     pub input: Box<str>,
 }
 
@@ -38,24 +39,22 @@ impl StoredResponse {
     }
 }
 
-/// An entry on its shelf.
 #[derive(Debug)]
 struct RetainedResponse {
     entry: Arc<StoredResponse>,
     _memory: Reservation,
 }
 
-/// What a tenant keeps.
 #[derive(Debug, Default)]
 struct TenantResponses {
     entries: HashMap<Box<str>, RetainedResponse>,
-    /// The oldest first; as many as there are entries.
+    /// Response ids, the oldest first; one per entry.
     order: VecDeque<Box<str>>,
     bytes: usize,
 }
 
 impl TenantResponses {
-    /// Takes an entry out; returns its bytes. Its place in the order is looked for among [`MAX_RESPONSES`] at most.
+    /// Removes an entry and returns its bytes. The search in `order` visits at most [`MAX_RESPONSES`] ids.
     fn remove(&mut self, id: &str) -> Option<usize> {
         let bytes = self.entries.remove(id)?.entry.bytes();
         self.order.retain(|other| **other != *id);
@@ -63,7 +62,7 @@ impl TenantResponses {
         Some(bytes)
     }
 
-    /// Takes the oldest out; returns its bytes.
+    /// Removes the oldest entry and returns its bytes.
     fn shrink(&mut self) -> usize {
         let oldest = self.order.pop_front();
         oldest.and_then(|oldest| self.remove(&oldest)).unwrap_or(0)
@@ -76,7 +75,6 @@ struct ResponseTable {
     bytes: usize,
 }
 
-/// See the module's description.
 #[derive(Debug)]
 pub struct ResponseStore {
     memory: Arc<TenantMemory>,
@@ -84,13 +82,13 @@ pub struct ResponseStore {
 }
 
 impl ResponseStore {
-    /// Nothing is kept yet; what will be counts in `memory`.
+    /// Creates an empty store that counts its bytes in `memory`.
     #[must_use]
     pub fn new(memory: Arc<TenantMemory>) -> Self {
         Self { memory, shelves: Mutex::default() }
     }
 
-    /// Keeps a response of `tenant`, unless there is no room for it even if the tenant keeps no other.
+    /// Keeps a response of `tenant`, unless it would not fit even if the tenant kept no other.
     pub fn put(&self, tenant: &Arc<str>, id: &str, entry: StoredResponse) {
         let bytes = entry.bytes();
         if bytes > MAX_TENANT_BYTES {
@@ -123,13 +121,13 @@ impl ResponseStore {
         }
     }
 
-    /// The response of `tenant` with this id; those of others do not exist.
+    /// Returns the response `id` of `tenant`; responses of other tenants are never found.
     #[must_use]
     pub fn get(&self, tenant: &str, id: &str) -> Option<Arc<StoredResponse>> {
         lock(&self.shelves).of.get(tenant)?.entries.get(id).map(|held| Arc::clone(&held.entry))
     }
 
-    /// Takes it out; false if it is not there.
+    /// Removes a response; false if there is none.
     pub fn delete(&self, tenant: &str, id: &str) -> bool {
         let mut shelves = lock(&self.shelves);
         let gone = shelves.of.get_mut(tenant).and_then(|shelf| shelf.remove(id));

@@ -1,4 +1,4 @@
-//! Every route there is, in one table: the router is built from it, and nothing is served that is not in it.
+//! The table of all routes: the router is built from it, so every served route is listed here.
 
 use std::sync::Arc;
 
@@ -31,13 +31,11 @@ use crate::{
     tinker::{checkpoints, downloads, sampling, sessions, training},
 };
 
-/// A route, who may use it, and what answers.
+/// A route with its required role and its handler.
 pub struct HttpRoute {
-    /// Its method.
     pub method: Method,
-    /// Its path, with `{*id}` for a rest.
+    /// Path pattern; `{*id}` matches the rest of the path.
     pub path: &'static str,
-    /// Who may use it.
     pub access: Access,
     handler: MethodRouter<Arc<App>>,
 }
@@ -48,7 +46,6 @@ impl std::fmt::Debug for HttpRoute {
     }
 }
 
-/// The table.
 #[must_use]
 pub fn table() -> Vec<HttpRoute> {
     let get = |path, access, handler| HttpRoute { method: Method::GET, path, access, handler };
@@ -86,7 +83,7 @@ pub fn table() -> Vec<HttpRoute> {
         get("/v1/lora_adapter_files", Access::User, self::get(adapter_files::list)),
         get("/v1/lora_adapter_files/{file}", Access::User, self::get(adapter_files::one)),
         post("/v1/load_lora_adapter", Access::Admin, self::post(adapters::load)),
-        // Files go to the disk as they come, and are counted there.
+        // Uploads are written to disk as they arrive, where their bytes are counted.
         post(
             "/v1/upload_lora_adapter",
             Access::Admin,
@@ -94,7 +91,7 @@ pub fn table() -> Vec<HttpRoute> {
         ),
         post("/v1/unload_lora_adapter", Access::Admin, self::post(adapters::unload)),
         post("/v1/pin_lora_adapter", Access::Admin, self::post(adapters::pin)),
-        // Likewise.
+        // Files are streamed to disk like uploaded adapters.
         post("/v1/files", Access::User, self::post(files::upload).layer(DefaultBodyLimit::disable())),
         get("/v1/files", Access::User, self::get(files::list)),
         get("/v1/files/{id}", Access::User, self::get(files::one)),
@@ -118,13 +115,13 @@ fn user(method: Method, path: &'static str, handler: MethodRouter<Arc<App>>) -> 
     HttpRoute { method, path, access: Access::User, handler }
 }
 
-/// A state or an adapter of a run.
+/// Path of a run's checkpoint, a state or an adapter.
 const CHECKPOINT: &str = "/api/v1/training_runs/{run}/checkpoints/{kind}/{name}";
 const CHECKPOINT_URLS: &str = "/api/v1/training_runs/{run}/checkpoints/{kind}/{name}/external_weights_urls";
 const CHECKPOINT_TTL: &str = "/api/v1/training_runs/{run}/checkpoints/{kind}/{name}/ttl";
 const CHECKPOINT_PUBLISH: &str = "/api/v1/training_runs/{run}/checkpoints/{kind}/{name}/publish";
 
-/// Those of Tinker's API.
+/// Returns the routes of Tinker's API.
 fn tinker_routes() -> Vec<HttpRoute> {
     vec![
         user(Method::POST, "/api/v1/client/config", post(sessions::config)),
@@ -164,7 +161,7 @@ fn tinker_routes() -> Vec<HttpRoute> {
     ]
 }
 
-/// Those of Ollama's API.
+/// Returns the routes of Ollama's API.
 fn ollama_routes() -> Vec<HttpRoute> {
     vec![
         user(Method::POST, "/api/chat", post(ollama::chat)),
@@ -183,7 +180,7 @@ fn ollama_routes() -> Vec<HttpRoute> {
     ]
 }
 
-/// The router of the table.
+/// Builds the router from the table.
 pub fn router(app: &Arc<App>) -> Router {
     let mut router = Router::new();
     for route in table() {
@@ -193,13 +190,13 @@ pub fn router(app: &Arc<App>) -> Router {
     around(router.fallback(unknown).method_not_allowed_fallback(wrong_method), app)
 }
 
-/// What those get who come when all connections are taken: probes are answered, the rest is refused.
+/// Router for connections above the limit: probes are answered, all other requests are refused.
 pub(crate) fn refusals(app: &Arc<App>) -> Router {
     let router = Router::new().route("/health", get(health::health)).route("/ready", get(health::ready));
     around(router.fallback(full), app)
 }
 
-/// What happens to every request, whatever its route. The last layer is the outermost.
+/// Adds the layers that requests of all routes pass. The last layer is the outermost.
 fn around(router: Router<Arc<App>>, app: &Arc<App>) -> Router {
     let mut router = router
         .layer(CatchPanicLayer::custom(request::panicked))
@@ -214,7 +211,7 @@ fn around(router: Router<Arc<App>>, app: &Arc<App>) -> Router {
         .with_state(Arc::clone(app))
 }
 
-/// Every method that a route has.
+/// Returns all methods of the table.
 fn methods() -> Vec<Method> {
     let mut methods: Vec<Method> = table().into_iter().map(|route| route.method).collect();
     methods.sort_by(|one, other| one.as_str().cmp(other.as_str()));
@@ -264,10 +261,10 @@ async fn unknown(uri: Uri) -> ApiError {
     ))
 }
 
-/// The routes whose paths are most like `path`, each once.
+/// Returns the routes whose paths are most similar to `path`, each once.
 fn near(path: &str) -> Vec<&'static str> {
     const MOST: usize = 5;
-    /// Paths of routes are shorter; comparing takes time in proportion to both.
+    /// Longer than any route's path; a comparison takes time in proportion to both lengths.
     const MAX_CHARS: usize = 128;
     let path: String = path.chars().take(MAX_CHARS).collect();
     let mut paths: Vec<&str> = table().iter().map(|route| route.path).collect();

@@ -1,8 +1,10 @@
-//! Which executor a request goes to (`CaraServe` section 5), and which takes over what another has lost.
+//! Routing: chooses the executor of a request (`CaraServe` section 5), and the one that takes over when an
+//! executor is lost.
 //!
-//! There is one choice, [`RoutingRequest::choose`]. Candidates are executors that are in use, have room, are not drained, and have not
-//! failed this request; `scheduling::routing` says which of them. A single executor is not chosen but taken. [`RoutingRequest::forecast`] says
-//! before what a request should see.
+//! All choices go through [`RoutingRequest::choose`]. Candidates are executors that are connected, have
+//! capacity, are not drained, and have not failed this request; `policy::routing` ranks them. A single
+//! executor is used without ranking. [`RoutingRequest::forecast`] predicts the latency of a request before it
+//! is admitted.
 
 use std::collections::BTreeMap;
 
@@ -26,22 +28,23 @@ use crate::{
     random::random_u64,
 };
 
-/// What is chosen for.
 #[derive(Debug)]
 pub struct RoutingRequest {
     executors: Executors,
     policy: RoutingPolicy,
     asked: PlacementRequest,
-    /// The prompt's blocks; none where there is nothing to choose from.
+    /// KV blocks of the prompt; `None` if there is only one executor.
     blocks: Option<Blocks>,
-    /// The adapter, and its bytes.
+    /// Adapter id, and bytes of the adapter.
     adapter: Option<(types::AdapterId, u64)>,
-    /// The connection of each executor over which this request was lost or refused: no earlier one is used again.
+    /// Newest failed or refusing connection per executor. This connection and earlier ones are not used
+    /// again.
     failed: BTreeMap<usize, u64>,
 }
 
 impl RoutingRequest {
-    /// For `sequences` of `adapter`, which have one beginning as a rule and were promised `slo`.
+    /// Creates the routing of `sequences` of `adapter`, which usually share a prefix. `slo` are their SLO
+    /// targets.
     #[must_use]
     pub fn of(
         executors: &Executors,
@@ -64,20 +67,20 @@ impl RoutingRequest {
         Self { executors: executors.clone(), policy, asked, blocks, adapter, failed: BTreeMap::new() }
     }
 
-    /// The rank of its adapter; 0 for the base.
+    /// Rank of the adapter; 0 for the base.
     #[must_use]
     pub fn rank(&self) -> u64 {
         self.asked.rank
     }
 
-    /// What it was promised for each token, in microseconds.
+    /// Target for the time per output token in microseconds.
     #[must_use]
     pub fn promised_tpot_us(&self) -> Option<u64> {
         self.asked.slo.tpot_us
     }
 
-    /// What it should see on the executor of `ready` that promises most, beside what that has to do. `None` if that is nothing,
-    /// or if one of them has not been seen to work.
+    /// Forecasts the latency on the best executor of `ready`, given its present load. Returns `None` if that
+    /// executor is idle, or if an executor of `ready` has no measurements yet.
     #[must_use]
     pub fn forecast(&self, ready: &[ReadyExecutor], registry: &Registry) -> Option<Forecast> {
         let known = self.known();
@@ -91,14 +94,14 @@ impl RoutingRequest {
         busy.map(|_| chosen.forecast)
     }
 
-    /// Connection `epoch` of the executor at `index` has failed this request.
+    /// Excludes connection `epoch` of the executor at `index`, because it failed this request.
     pub fn avoid(&mut self, index: usize, epoch: u64) {
         let failed = self.failed.entry(index).or_default();
         *failed = epoch.max(*failed);
     }
 
-    /// The executor of `ready` that costs least, for a request that is new or, with `home`, was lost by the executor there:
-    /// that one is taken again, also if it is drained, when no other can.
+    /// Chooses the executor of `ready` with the least cost. `home` is the executor that lost the request, if
+    /// any; it is taken again, even if drained, when no other executor can take the request.
     #[must_use]
     pub fn choose<'a>(
         &self,
@@ -122,7 +125,7 @@ impl RoutingRequest {
             one.availability == Availability::Open
                 && self.executors.member(one.executor).executor().load().room() > 0
         };
-        // What has begun may wait in an executor; what has not goes where it is wanted.
+        // A resumed request may wait in an executor; a new one goes to an executor with capacity if there is one.
         if home.is_none() && candidates.iter().any(has_room) {
             candidates.retain(has_room);
         }
@@ -131,14 +134,14 @@ impl RoutingRequest {
         can.into_iter().find(|one| one.index == chosen)
     }
 
-    /// The request was sent to the executor at `index`.
+    /// Records that the request was sent to the executor at `index`.
     pub fn note(&self, index: usize) {
         if let Some(blocks) = &self.blocks {
             self.executors.prefixes().note(blocks, index);
         }
     }
 
-    /// What of the prompt was computed where.
+    /// Returns which prefix of the prompt each executor has computed.
     fn known(&self) -> KnownPrefix {
         self.blocks
             .as_ref()

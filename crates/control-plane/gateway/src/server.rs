@@ -1,4 +1,4 @@
-//! Puts the process together, serves, and shuts down in order.
+//! Builds the gateway process, serves, and shuts down in order.
 
 use std::{io::Write as _, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -34,53 +34,44 @@ use crate::{
     training_sessions::Runs,
 };
 
-/// Threads for calls of the system that block, such as the lookup of a name.
+/// Threads for blocking system calls, such as the lookup of a host name.
 const BLOCKING_THREADS: usize = 2;
-/// How long streams get to send their error once the grace is over.
+/// Time for streams to send their error after the grace period.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// Why the gateway ended.
+/// Reason why the gateway ended.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The address cannot be had.
     #[error("listening on {address} failed: {reason}; choose another --listen")]
     Listen {
-        /// As asked.
         address: SocketAddr,
-        /// What the system said.
+        /// Error of the operating system.
         reason: std::io::Error,
     },
-    /// The registry cannot be had.
     #[error(transparent)]
     Registry(#[from] OpenError),
-    /// Files and jobs cannot be had.
     #[error(transparent)]
     Training(#[from] TrainingError),
-    /// What is to be served cannot be.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// Not everything that ran could end in time.
     #[error(
         "{connections} requests were still running after the grace of {grace_ms} ms and were cut off; give --grace-ms more"
     )]
     Cut {
-        /// Connections with something under way.
+        /// Connections that were still busy after the grace period.
         connections: usize,
-        /// As given.
+        /// Grace period in milliseconds.
         grace_ms: u128,
     },
-    /// It was told twice to stop.
+    /// A second stop signal ended the drain.
     #[error("told to stop a second time, so nothing was waited for")]
     Hurried,
-    /// Traces cannot go where they should.
     #[error(transparent)]
     Traces(#[from] telemetry::EndpointError),
-    /// The system refused something basic.
     #[error("{attempt} failed: {reason}")]
     System {
-        /// What was tried.
         attempt: &'static str,
-        /// What the system said.
+        /// Error of the operating system.
         reason: std::io::Error,
     },
 }
@@ -91,7 +82,6 @@ impl RunError {
     }
 }
 
-/// Runs the gateway until SIGTERM or SIGINT.
 pub fn run(config: GatewayConfig) -> Result<(), RunError> {
     telemetry::start(config.log_format);
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -104,12 +94,12 @@ pub fn run(config: GatewayConfig) -> Result<(), RunError> {
         let (stop, hurry) = stop_signals(config.lifeline)?;
         Gateway::start(config, Arc::new(text::load)).await?.until(stop, hurry).await
     });
-    // Nothing that still computes may keep the process.
+    // Blocking work that still runs must not delay the exit.
     runtime.shutdown_background();
     served
 }
 
-/// Two futures: the first resolves when the process is asked to stop, the second when it is asked once more.
+/// Returns two futures: the first resolves at the first stop signal, the second at another one.
 fn stop_signals(
     lifeline: ShutdownTrigger,
 ) -> Result<(impl Future<Output = ()>, impl Future<Output = ()>), RunError> {
@@ -142,7 +132,8 @@ fn stop_signals(
 
 async fn stdin_ended() {
     let (ended, end) = oneshot::channel();
-    // A thread of its own: a read of standard input cannot be called back, and must not keep the runtime.
+    // A blocked read of standard input cannot be cancelled, so it gets a thread that the runtime does not
+    // wait for.
     std::thread::spawn(move || {
         let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
         let _ = ended.send(());
@@ -150,7 +141,7 @@ async fn stdin_ended() {
     let _ = end.await;
 }
 
-/// What of the settings the registry is opened with.
+/// Returns the settings with which the registry is opened.
 fn options(config: &GatewayConfig) -> adapters::RegistryOptions {
     adapters::RegistryOptions {
         state: config.state.clone(),
@@ -162,24 +153,22 @@ fn options(config: &GatewayConfig) -> adapters::RegistryOptions {
     }
 }
 
-/// A gateway that is listening, whether or not it is ready.
+/// A gateway that listens, whether or not it is ready.
 #[derive(Debug)]
 pub struct Gateway {
-    /// Where it listens: the port that the system chose, if none was asked for.
+    /// Address of the listener, with the port that the system chose if none was set.
     pub address: SocketAddr,
-    /// Whether it is ready.
     pub status: watch::Receiver<GatewayReadiness>,
     app: Arc<App>,
     grace: Duration,
     phase: watch::Sender<ShutdownPhase>,
     server: JoinHandle<usize>,
     lifecycle: JoinHandle<Result<(), StartError>>,
-    /// Tasks that never end by themselves.
+    /// Tasks that run until they are aborted.
     background_tasks: Vec<JoinHandle<()>>,
 }
 
 impl Gateway {
-    /// Opens the registry, listens, and begins to connect to the executors.
     pub async fn start(config: GatewayConfig, load_text: LoadText) -> Result<Self, RunError> {
         let refused = |reason| RunError::Listen { address: config.listen, reason };
         let names: Vec<_> = config.executors.iter().map(|address| address.name.as_str()).collect();
@@ -251,13 +240,13 @@ impl Gateway {
         })
     }
 
-    /// What requests keep in memory, by tenant.
     #[must_use]
     pub fn memory(&self) -> &TenantMemory {
         &self.app.memory
     }
 
-    /// Serves until `stop` resolves or starting fails, then shuts down; at once if `hurry` resolves.
+    /// Serves until `stop` resolves or the start fails, then drains. If `hurry` resolves, the drain ends at
+    /// once.
     pub async fn until(
         mut self,
         stop: impl Future<Output = ()>,
@@ -265,11 +254,11 @@ impl Gateway {
     ) -> Result<(), RunError> {
         let (mut ready, address) = (self.status.clone(), self.address);
         let announce = async move {
-            // What `wait_for` returns locks the status; it must not live on while this waits.
+            // The result of `wait_for` locks the status and must not live across the following wait.
             let is_ready =
                 ready.wait_for(|status| matches!(status, GatewayReadiness::Ready(_))).await.is_ok();
             if is_ready {
-                // Whoever closed our standard output does not want to know.
+                // A supervisor that closed standard output does not need the line.
                 let _ = writeln!(std::io::stdout(), "ready http://{address}");
             }
             std::future::pending::<()>().await;
@@ -286,10 +275,11 @@ impl Gateway {
         Ok(ended?).and(drained)
     }
 
-    /// Stops accepting, lets what runs end within the grace, ends the rest with an error, and returns.
+    /// Stops accepting, lets running requests end within the grace period, ends the rest with an error, and
+    /// returns.
     ///
     /// # Errors
-    /// If something had to be cut off.
+    /// If a connection was cut off.
     pub async fn shut_down(self) -> Result<(), RunError> {
         let grace_ms = self.grace.as_millis();
         tracing::info!(grace_ms, "stopping");
@@ -305,7 +295,7 @@ impl Gateway {
         self.app.executors.close();
         let mut result = Ok(());
         if !drained {
-            // Whoever does not read cannot be told.
+            // A client that does not read cannot receive the error.
             let told = tokio::time::timeout(LAST_WORDS, &mut server).await.is_ok();
             self.phase.send_replace(ShutdownPhase::Cut);
             let connections = if told { 0 } else { server.await.unwrap_or(0) };
@@ -313,17 +303,17 @@ impl Gateway {
         }
         for task in self.background_tasks {
             task.abort();
-            // They hold the registry, whose directory the next gateway may want at once.
+            // Background tasks hold the registry, whose directory the next gateway may open at once.
             let _ = task.await;
         }
         self.app.training.let_all_go().await;
         self.app.registry.remove_presence().await;
-        // It ends by itself now, unless it is what ended first.
+        // The lifecycle ends by itself now, unless its end caused this shutdown.
         if !self.lifecycle.is_finished() {
             let _ = self.lifecycle.await;
         }
         self.app.sinks.close().await;
-        // Nothing is left to be held up by this.
+        // Flushing may block, but no work is left that it could delay.
         flush();
         result
     }

@@ -1,7 +1,8 @@
-//! Service classes: whose request is of which, what it was promised, and how many promises were kept.
+//! Service classes: the class of each request, its SLO targets, and how often they were met.
 //!
-//! An adapter's class stands before its tenant's; who has neither is of the class `default`. Callers cannot choose: tenants come
-//! from keys, and adapters have the names that the operator gave them.
+//! The class of an adapter takes precedence over the class of its tenant; a request with neither is of the
+//! class `default`. Callers cannot choose a class, since tenants come from keys and the operator names
+//! adapters.
 
 use std::{
     collections::HashMap,
@@ -12,24 +13,22 @@ use std::{
 use scheduling::routing::Slo;
 use settings::{DEFAULT_CLASS, ServiceClass};
 
-/// The number of a class.
+/// Index of a class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClassId(usize);
 
-/// What is promised.
+/// Latency that an SLO target bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Objective {
-    /// The time to the first token.
     FirstToken,
-    /// The mean time for each after it.
+    /// Mean time per output token after the first.
     PerToken,
 }
 
 impl Objective {
-    /// Both.
     pub const ALL: [Self; 2] = [Self::FirstToken, Self::PerToken];
 
-    /// What settings and figures call it.
+    /// Name in settings and metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -39,22 +38,19 @@ impl Objective {
     }
 }
 
-/// What became of a promise.
+/// Outcome of an SLO target for one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SloOutcome {
-    /// It was kept.
     Met,
-    /// It was not.
     Missed,
-    /// The request was refused early, for it would not have been kept.
+    /// The request was refused early, because the forecast exceeded the target.
     Refused,
 }
 
 impl SloOutcome {
-    /// All of them.
     pub const ALL: [Self; 3] = [Self::Met, Self::Missed, Self::Refused];
 
-    /// What figures call it.
+    /// Name of the outcome in metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -65,53 +61,50 @@ impl SloOutcome {
     }
 }
 
-/// What a class has come to so far.
 #[derive(Debug, Default)]
 pub struct SloCounters {
-    /// By objective, then by outcome.
+    /// Outcome counts, by objective, then by outcome.
     promises: [[AtomicU64; 3]; 2],
     requests: AtomicU64,
-    /// Requests that were refused for they were more than the class may have in a minute.
+    /// Requests above the class's limit per minute.
     throttled: AtomicU64,
     tokens: AtomicU64,
-    /// Sums in microseconds, and of how many, by objective.
+    /// Sum in microseconds and number of measurements, by objective.
     times: [(AtomicU64, AtomicU64); 2],
 }
 
 impl SloCounters {
-    /// A request is taken.
+    /// Counts an admitted request.
     pub fn request(&self) {
         self.requests.fetch_add(1, Relaxed);
     }
 
-    /// One was more than may be had in a minute.
+    /// Counts a request above the class's limit per minute.
     pub fn throttle(&self) {
         self.throttled.fetch_add(1, Relaxed);
     }
 
-    /// Tokens were served, of a prompt or an answer.
+    /// Counts served tokens of a prompt or an answer.
     pub fn serve(&self, tokens: u64) {
         self.tokens.fetch_add(tokens, Relaxed);
     }
 
-    /// A promise has this outcome.
     pub fn promise(&self, objective: Objective, outcome: SloOutcome) {
         self.promises[objective as usize][outcome as usize].fetch_add(1, Relaxed);
     }
 
-    /// Requests taken, requests throttled, tokens served.
+    /// Returns the numbers of admitted requests, throttled requests and served tokens.
     #[must_use]
     pub fn counts(&self) -> [u64; 3] {
         [&self.requests, &self.throttled, &self.tokens].map(|count| count.load(Relaxed))
     }
 
-    /// How many promises had this outcome.
     #[must_use]
     pub fn promises(&self, objective: Objective, outcome: SloOutcome) -> u64 {
         self.promises[objective as usize][outcome as usize].load(Relaxed)
     }
 
-    /// The mean of what was seen, promised or not.
+    /// Returns the mean of all measurements, with or without a target.
     #[must_use]
     pub fn mean(&self, objective: Objective) -> Option<Duration> {
         let (sum_us, count) = &self.times[objective as usize];
@@ -120,14 +113,10 @@ impl SloCounters {
     }
 }
 
-/// A class.
 #[derive(Debug)]
 pub struct ClassState {
-    /// As it is set.
     pub settings: ServiceClass,
-    /// What is promised.
     pub slo: Slo,
-    /// What it has come to.
     pub tally: SloCounters,
 }
 
@@ -138,14 +127,14 @@ impl ClassState {
         Self { settings, slo, tally: SloCounters::default() }
     }
 
-    /// A request of it failed before it had a token.
+    /// Counts a request that failed before its first token: its first-token target is missed.
     pub fn failed(&self) {
         if self.slo.ttft_us.is_some() {
             self.tally.promise(Objective::FirstToken, SloOutcome::Missed);
         }
     }
 
-    /// A request of it saw this.
+    /// Records a measured latency, and whether it met the class's target.
     pub fn saw(&self, objective: Objective, time: Duration) {
         let us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let (sum_us, count) = &self.tally.times[objective as usize];
@@ -162,7 +151,7 @@ impl ClassState {
     }
 }
 
-/// All classes; the first is that of everybody who has no other.
+/// All service classes; the first is the default.
 #[derive(Debug)]
 pub struct ServiceClasses {
     classes: Vec<ClassState>,
@@ -171,7 +160,7 @@ pub struct ServiceClasses {
 }
 
 impl ServiceClasses {
-    /// Those that were set, which must have been checked, and the default.
+    /// Creates the classes of validated `settings`, and adds a default class if it is not among them.
     #[must_use]
     pub fn new(settings: Vec<ServiceClass>) -> Self {
         let (mut default, others): (Vec<_>, Vec<_>) =
@@ -190,26 +179,25 @@ impl ServiceClasses {
         Self { classes, of_tenant, of_adapter }
     }
 
-    /// Of which class a request is.
+    /// Returns the class of a request.
     #[must_use]
     pub fn of(&self, adapter: Option<&str>, tenant: &str) -> ClassId {
         let of_adapter = adapter.and_then(|adapter| self.of_adapter.get(adapter));
         of_adapter.or_else(|| self.of_tenant.get(tenant)).copied().unwrap_or(ClassId(0))
     }
 
-    /// Whether a request's adapter may change its class.
+    /// Whether the adapter of a request may determine its class.
     #[must_use]
     pub fn look_at_adapters(&self) -> bool {
         !self.of_adapter.is_empty()
     }
 
-    /// One of them.
     #[must_use]
     pub fn get(&self, id: ClassId) -> &ClassState {
         &self.classes[id.0]
     }
 
-    /// All of them.
+    /// Iterates over all classes with their ids.
     pub fn all(&self) -> impl Iterator<Item = (ClassId, &ClassState)> {
         self.classes.iter().enumerate().map(|(id, class)| (ClassId(id), class))
     }

@@ -1,4 +1,4 @@
-//! What each service class has and had, and how its promises are kept, as `/v1/status` says it.
+//! Report of service classes for `/v1/status`: load, served tokens, and SLO outcomes.
 
 use std::num::NonZeroU32;
 
@@ -10,7 +10,7 @@ use crate::{
     service_classes::{ClassId, ClassState, Objective, SloOutcome},
 };
 
-/// All classes, with their tenants.
+/// Reports all classes with their tenants as JSON.
 #[must_use]
 pub fn status(app: &App) -> Value {
     let tenants = app.turns.figures();

@@ -1,8 +1,8 @@
-//! What the service manager is told: that requests are served, what is going on, and that we are alive.
+//! Notifications to systemd: readiness, status text, and the watchdog.
 //!
-//! systemd starts what depends on us once we say `READY=1`, shows `STATUS=` in `systemctl status`, and restarts us
-//! when the watchdog is not fed. It is fed only while the runtime runs and the task that owns the executor's
-//! connection answers: a process that merely exists feeds nothing. Without systemd all of this does nothing.
+//! systemd starts dependent units after `READY=1`, shows `STATUS=` in `systemctl status`, and restarts a
+//! process that stops feeding the watchdog. The watchdog is fed only while the runtime runs and the
+//! connection tasks of the executors answer. Without systemd this module does nothing.
 
 use std::time::Duration;
 
@@ -12,10 +12,11 @@ use tokio::{sync::watch, time::timeout};
 
 use crate::{executors::Executors, health::loading, lifecycle::GatewayReadiness};
 
-/// How much longer a start may take each time it gets on.
+/// Extension of the start timeout at each progress.
 const MORE_TIME: Duration = Duration::from_secs(60);
 
-/// Tells `tell` each time the status changes, until it never changes again; `adapters` counts what is registered.
+/// Calls `tell` at each change of `status` until its sender is dropped; `adapters` counts registered
+/// adapters.
 pub async fn follow(
     mut status: watch::Receiver<GatewayReadiness>,
     adapters: impl Fn() -> usize,
@@ -38,7 +39,7 @@ pub async fn follow(
     }
 }
 
-/// One line for `systemctl status`.
+/// Formats the status as one line for `systemctl status`.
 fn describe(status: &GatewayReadiness, adapters: usize) -> String {
     let text = match status {
         GatewayReadiness::Ready(_) => format!("ready, {adapters} adapters"),
@@ -50,7 +51,7 @@ fn describe(status: &GatewayReadiness, adapters: usize) -> String {
     text.replace(char::is_control, " ")
 }
 
-/// Feeds the watchdog, if there is one, as long as we are alive.
+/// Feeds the watchdog, if systemd set one, while the executors' connection tasks answer.
 pub async fn feed(executors: Executors) {
     let Some(limit) = sd_notify::watchdog_enabled() else {
         return;

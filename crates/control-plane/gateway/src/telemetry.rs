@@ -1,12 +1,12 @@
-//! What happened to a request, told three ways from one record: a line of the log, figures, and a span for a
-//! collector of traces (with the cargo feature `otel`, and only if `--otlp-endpoint` is given).
+//! Log, metrics and traces of requests, written from one record per request. Traces need the cargo feature
+//! `otel` and the option `--otlp-endpoint`.
 //!
-//! - [`record`]: what is known of a request; [`request`]: the middleware that learns it.
+//! - [`record`]: the data of a request; [`request`]: the middleware that collects it.
 //! - [`trace`]: the W3C `traceparent` header.
-//! - [`sinks`]: who is told beside the log; `otlp`: spans, sent in batches.
+//! - [`sinks`]: metrics and trace exporter; `otlp`: spans, sent in batches.
 //!
-//! The log is written to standard error as it happens: a reader that does not read holds the writer up, and no
-//! line is ever lost. Neither prompts nor answers nor keys are written, at any level.
+//! Log lines are written to standard error synchronously: a slow reader blocks the writer, and no line is
+//! lost. Prompts, answers and keys are never logged, at any level.
 
 #[cfg(feature = "otel")]
 pub mod otlp;
@@ -26,7 +26,7 @@ pub use self::{
     sinks::{EndpointError, Sinks},
 };
 
-/// Starts the log; `RUST_LOG` chooses what is in it.
+/// Starts the log; `RUST_LOG` sets its filter.
 pub fn start(format: LogFormat) {
     let json = match format {
         LogFormat::Json => true,

@@ -1,7 +1,8 @@
-//! Memory that requests make this process keep, counted in bytes to its tenant before it is kept.
+//! Memory that requests keep in this process, counted in bytes per tenant before it is allocated.
 //!
-//! Whoever keeps something beyond the handler's own stack first takes a [`Reservation`] and stores it beside the value, so
-//! that dropping the value gives the bytes back. Two limits hold: one for each tenant, and one for all tenants together.
+//! Code that keeps data beyond the handler's own stack first takes a [`Reservation`] and stores it beside the
+//! value. Dropping the value then gives the bytes back. Two limits hold: one per tenant, and one for all
+//! tenants together.
 
 use std::{
     collections::HashMap,
@@ -10,12 +11,12 @@ use std::{
 
 use crate::lock::lock;
 
-/// Limits on what requests may keep in memory.
+/// Memory limits for requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryLimits {
-    /// Bytes of one tenant.
+    /// Maximum bytes per tenant.
     pub tenant_bytes: usize,
-    /// Bytes of all tenants together.
+    /// Maximum bytes of all tenants together.
     pub total_bytes: usize,
 }
 
@@ -25,28 +26,28 @@ impl Default for MemoryLimits {
     }
 }
 
-/// Why no more bytes are kept; waiting helps, since kept bytes are given back.
+/// Refusal of a reservation; a retry may succeed, since reserved bytes are given back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryFull {
-    /// The tenant has as much as a tenant may have.
+    /// The reservation would exceed the tenant's limit.
     #[error(
         "your requests keep {used} of {limit} bytes in this server's memory (--tenant-memory-bytes) and {asked} more do not \
          fit; fetch results or wait for running requests before you send more"
     )]
     Tenant {
-        /// Bytes that were asked for.
+        /// Requested bytes in addition to `used`.
         asked: usize,
-        /// Bytes that the tenant has.
+        /// Bytes that the tenant has reserved.
         used: usize,
-        /// Bytes that a tenant may have.
+        /// Maximum bytes per tenant.
         limit: usize,
     },
-    /// All tenants together have as much as there is.
+    /// The reservation would exceed the limit of all tenants together.
     #[error("requests keep as much of this server's memory as they may (--memory-bytes); try again shortly")]
     Total,
 }
 
-/// Counts what all tenants keep; see the module's description.
+/// Counter of the reserved bytes of all tenants.
 #[derive(Debug)]
 pub struct TenantMemory {
     limits: MemoryLimits,
@@ -60,25 +61,24 @@ struct MemoryUse {
 }
 
 impl TenantMemory {
-    /// Nothing is kept yet.
     #[must_use]
     pub fn new(limits: MemoryLimits) -> Arc<Self> {
         Arc::new(Self { limits, used: Mutex::default() })
     }
 
-    /// Counts `bytes` to `tenant` until the reservation is dropped.
+    /// Reserves `bytes` for `tenant` until the reservation is dropped.
     ///
     /// # Errors
-    /// A limit would be passed; nothing is counted then.
+    /// If a limit would be exceeded; nothing is counted then.
     pub fn reserve(self: &Arc<Self>, tenant: &Arc<str>, bytes: usize) -> Result<Reservation, MemoryFull> {
         self.reserve_within(tenant, bytes, self.limits)
     }
 
-    /// Counts like [`reserve`](Self::reserve) for work that waits for a request which is yet to come. A quarter of each limit
-    /// stays free, so that the request which is waited for still finds room.
+    /// Reserves like [`reserve`](Self::reserve), for work that waits for a later request. A quarter of each
+    /// limit stays free, so that the later request still fits.
     ///
     /// # Errors
-    /// Three quarters of a limit would be passed; nothing is counted then.
+    /// If three quarters of a limit would be exceeded; nothing is counted then.
     pub fn reserve_waiting(
         self: &Arc<Self>,
         tenant: &Arc<str>,
@@ -99,13 +99,13 @@ impl TenantMemory {
         Ok(Reservation { memory: Arc::clone(self), tenant: Arc::clone(tenant), bytes })
     }
 
-    /// Bytes that `tenant` keeps.
+    /// Bytes that `tenant` has reserved.
     #[must_use]
     pub fn used_by(&self, tenant: &str) -> usize {
         lock(&self.used).by_tenant.get(tenant).copied().unwrap_or(0)
     }
 
-    /// Bytes that all tenants keep.
+    /// Bytes that all tenants have reserved.
     #[must_use]
     pub fn used(&self) -> usize {
         lock(&self.used).total
@@ -140,7 +140,7 @@ impl TenantMemory {
     }
 }
 
-/// Bytes of a tenant; dropping it gives them back.
+/// Reserved bytes of a tenant; dropping the reservation gives them back.
 #[derive(Debug)]
 pub struct Reservation {
     memory: Arc<TenantMemory>,
@@ -149,22 +149,20 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// Whose bytes they are.
     #[must_use]
     pub fn tenant(&self) -> &Arc<str> {
         &self.tenant
     }
 
-    /// Bytes that are counted.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Counts `bytes` in the place of what was counted before.
+    /// Changes the reservation to `bytes`.
     ///
     /// # Errors
-    /// More was asked for and a limit would be passed; the reservation is as it was then.
+    /// If growing would exceed a limit; the reservation is unchanged then.
     pub fn resize(&mut self, bytes: usize) -> Result<(), MemoryFull> {
         self.memory.exchange(&self.tenant, self.bytes, bytes, self.memory.limits)?;
         self.bytes = bytes;
@@ -174,7 +172,7 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        // Giving back passes no limit.
+        // Shrinking never exceeds a limit.
         let _ = self.resize(0);
     }
 }

@@ -1,6 +1,7 @@
-//! How many slow operations (uploads, downloads, copies) run at once.
+//! Limits on concurrent slow operations such as uploads, downloads and copies.
 //!
-//! One limit holds for all tenants together and a smaller one for each tenant, so that one tenant cannot take every slot.
+//! One limit holds for all tenants together and a smaller one for each tenant, so that one tenant cannot take
+//! every slot.
 
 use std::{
     collections::HashMap,
@@ -15,23 +16,23 @@ use tokio::{
 
 use crate::lock::lock;
 
-/// Slots of one kind of operation; see the module's description.
+/// Slots for one kind of operation.
 #[derive(Debug)]
 pub struct TenantSlots {
     all: Arc<Semaphore>,
     per_tenant: usize,
-    /// Tenants that have a slot or wait for one.
+    /// Semaphores of tenants that have a slot or wait for one.
     by_tenant: Mutex<HashMap<Arc<str>, Arc<Semaphore>>>,
 }
 
 impl TenantSlots {
-    /// So many slots in all, and so many of them for one tenant.
+    /// Creates `total` slots, of which one tenant may have `per_tenant`.
     #[must_use]
     pub fn new(total: usize, per_tenant: usize) -> Arc<Self> {
         Arc::new(Self { all: Arc::new(Semaphore::new(total)), per_tenant, by_tenant: Mutex::default() })
     }
 
-    /// A slot of `tenant`, if one is free within `patience`.
+    /// Waits at most `patience` for a slot of `tenant`; `None` after that.
     pub async fn acquire(self: &Arc<Self>, tenant: &Arc<str>, patience: Duration) -> Option<TenantSlot> {
         let member = self.member(tenant);
         let permits = async {
@@ -51,16 +52,16 @@ impl TenantSlots {
     }
 }
 
-/// The right to run one operation; dropping it gives the slot back.
+/// Permission to run one operation; dropping it gives the slot back.
 #[derive(Debug)]
 pub struct TenantSlot {
-    // Permits go first: `SlotTenant` looks at who holds the semaphore.
+    // Permits are dropped first, because `SlotTenant` counts the references to the semaphore.
     _own: OwnedSemaphorePermit,
     _shared: OwnedSemaphorePermit,
     _member: SlotTenant,
 }
 
-/// A tenant that has a slot or waits for one; the last of a tenant removes its entry.
+/// Tenant that has a slot or waits for one; the last one of a tenant removes the tenant's entry.
 #[derive(Debug)]
 struct SlotTenant {
     slots: Arc<TenantSlots>,
@@ -71,7 +72,7 @@ struct SlotTenant {
 impl Drop for SlotTenant {
     fn drop(&mut self) {
         let mut by_tenant = lock(&self.slots.by_tenant);
-        // This one and the table's.
+        // The two references are this one and the table's.
         if Arc::strong_count(&self.semaphore) == 2 {
             by_tenant.remove(&self.tenant);
         }
@@ -82,7 +83,7 @@ impl Drop for SlotTenant {
 mod tests {
     use super::*;
 
-    /// Long enough to see that there is no slot.
+    /// Timeout long enough to show that no slot is free.
     const SHORT: Duration = Duration::from_millis(20);
 
     #[tokio::test]

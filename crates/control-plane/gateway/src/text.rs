@@ -1,7 +1,7 @@
-//! Text on one side, token ids on the other.
+//! Conversion between text and token ids.
 //!
-//! [`Text`] is what the gateway asks of a model's tokenizer and chat template; [`ModelText`] is the one that a
-//! model's files describe. Tests bring a smaller one.
+//! [`Text`] is the interface to a model's tokenizer and chat template; [`ModelText`] implements it from a
+//! model's files. Tests use a smaller implementation.
 
 mod history;
 mod other_templates;
@@ -32,60 +32,51 @@ use text::{
 use self::{history::SystemMessages, other_templates::OtherTemplates};
 use crate::thread::ThreadError;
 
-/// How often a model's text is read if its files change meanwhile.
+/// Maximum number of attempts to read a model's text while its files change.
 const MAX_READS: usize = 3;
 
-/// What a model's files say about its text.
 #[derive(Debug, Clone, Default)]
 pub struct TextFacts {
     /// Tokens that end an answer.
     pub end_tokens: Vec<u32>,
-    /// Beginning-of-sequence token as text.
     pub bos_token: Option<String>,
-    /// End-of-sequence token as text.
     pub eos_token: Option<String>,
-    /// Padding token as text.
     pub pad_token: Option<String>,
-    /// The chat template's source.
+    /// Source of the chat template.
     pub chat_template: Option<String>,
-    /// The model's own sampling options.
+    /// Sampling defaults of the model.
     pub defaults: GenerationDefaults,
-    /// What its files call it.
     pub description: ModelSummary,
 }
 
-/// One message of a conversation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ChatMessage {
     /// `system`, `user`, `assistant` or `tool`.
     pub role: &'static str,
-    /// Its text.
     pub content: String,
-    /// What an assistant thought before it, if that is known: templates say whether the model is shown it.
+    /// Reasoning content of an assistant message; the template decides whether the model sees it.
     pub reasoning: Option<String>,
-    /// Tools that an assistant has called, as templates take them.
+    /// Tool calls of an assistant message, in the form that templates take.
     pub calls: Vec<Value>,
-    /// What a tool's message answers.
+    /// Call that a tool message answers.
     pub answers: Option<AnsweredCall>,
 }
 
-/// The call that a tool's message answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AnsweredCall {
-    /// Its number.
     pub id: String,
-    /// The function that was called, if that is known.
+    /// Name of the called function, if known.
     pub name: Option<String>,
 }
 
 impl ChatMessage {
-    /// Whether it is a thought, and nothing was said yet.
+    /// True if the message has reasoning content and nothing else.
     #[must_use]
     pub fn only_thinks(&self) -> bool {
         self.reasoning.is_some() && self.content.is_empty() && self.calls.is_empty()
     }
 
-    /// As templates take it: what there is not is no field.
+    /// Returns the message in the form that templates take, without absent fields.
     fn value(&self) -> Value {
         let mut value = json!({ "role": self.role, "content": self.content });
         if !self.calls.is_empty() {
@@ -104,40 +95,36 @@ impl ChatMessage {
     }
 }
 
-/// How a conversation is shown, beside its messages.
 #[derive(Debug, Clone)]
 pub struct TemplateOptions {
-    /// Tools that may be called.
+    /// Definitions of the tools that the model may call.
     pub tools: Vec<Value>,
-    /// Further variables of the template's, such as `enable_thinking`.
+    /// Further variables of the template, such as `enable_thinking`.
     pub variables: Map<String, Value>,
-    /// Where it ends.
+    /// Where the prompt ends.
     pub prompt: GenerationPrompt,
 }
 
 impl Default for TemplateOptions {
-    /// Ready for the assistant's turn.
+    /// Returns options that end the prompt where the assistant's turn begins.
     fn default() -> Self {
         Self { tools: Vec::new(), variables: Map::new(), prompt: GenerationPrompt::Add }
     }
 }
 
-/// Why text could not be turned into tokens.
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
-    /// The tokenizer refused.
     #[error(transparent)]
     Encode(#[from] EncodeError),
-    /// The model has no chat template.
     #[error("this model has no chat template; use /v1/completions with a prompt of your own")]
     NoTemplate,
-    /// A chat template cannot be compiled.
+    /// The chat template cannot be compiled.
     #[error(transparent)]
     Template(#[from] TemplateError),
-    /// The conversation is none that the model can be shown.
+    /// The template cannot render the conversation.
     #[error(transparent)]
     Chat(#[from] ChatError),
-    /// A system message that the template would leave out.
+    /// The template would leave out a system message.
     #[error(
         "this model's chat template leaves out system messages that do not stand at the beginning; put their text into the first \
          system message, or into a user's"
@@ -145,37 +132,28 @@ pub enum TextError {
     LaterSystem,
 }
 
-/// Why the text side of a model's files cannot be used.
+/// Why a model's tokenizer and template cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// There is no model.
+    /// The model's files are missing.
     #[error(transparent)]
     Open(#[from] FindError),
-    /// Its file is broken.
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// A directory without a tokenizer: enough for the executor, if it makes the weights of a number.
+    /// A directory without tokenizer, which suffices only for an executor that generates weights from a seed.
     #[error("there is no tokenizer.json in {}; add the tokenizer.json and tokenizer_config.json of the model, without which the executor serves benchmarks alone", path.display())]
-    NoTokenizer {
-        /// The directory.
-        path: PathBuf,
-    },
-    /// It has no tokenizer that can be used.
+    NoTokenizer { path: PathBuf },
+    /// The tokenizer is missing or unusable.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// What it says about sampling is broken.
     #[error(transparent)]
     Defaults(#[from] GenerationDefaultsError),
-    /// What it is made of cannot be read.
+    /// The files cannot be hashed.
     #[error(transparent)]
     Text(#[from] TextHashError),
-    /// Each time it was read, its files had changed at the end.
+    /// The files changed during each attempt to read them.
     #[error("the files of {} change while its tokenizer is read; start again once they are whole", path.display())]
-    Changing {
-        /// The file or directory of the model.
-        path: PathBuf,
-    },
-    /// The thread that read it is gone.
+    Changing { path: PathBuf },
     #[error("reading the model's tokenizer stopped: {0}; the log says why")]
     Stopped(String),
 }
@@ -186,68 +164,63 @@ impl From<ThreadError> for LoadError {
     }
 }
 
-/// Turns the tokens of one sequence into text as they come; never splits a character.
+/// Converts the tokens of one sequence to text as they arrive; never splits a character.
 pub trait Decoder: Send {
-    /// The text that `token` completes; may be empty.
+    /// Returns the text that `token` completes; may be empty.
     fn push(&mut self, token: u32) -> &str;
-    /// What is left when no more tokens come.
+    /// Returns the rest after the last token.
     fn finish(&mut self) -> &str;
-    /// Another that is as far: what it takes this one does not know of.
+    /// Returns a copy whose later tokens do not affect this decoder.
     fn fork(&self) -> Box<dyn Decoder>;
 }
 
 /// A model's tokenizer and chat template.
 pub trait Text: fmt::Debug + Send + Sync {
-    /// Text to token ids; the names of special tokens in it mean those tokens.
+    /// Converts text to token ids; names of special tokens become those tokens.
     fn encode(&self, text: &str, add: AddSpecial) -> Result<Vec<u32>, TextError>;
-    /// Token ids to text, all at once and with the names of special tokens.
+    /// Converts token ids to text, with the names of special tokens.
     fn decode(&self, tokens: &[u32]) -> String;
-    /// The bytes a token stands for; for a special token those of its name, for an unknown one none.
+    /// Returns a token's bytes: the name of a special token, nothing for an unknown token.
     fn token_bytes(&self, token: u32) -> &[u8];
-    /// A decoder for one sequence; of special tokens it shows those of these names alone.
+    /// Returns a decoder for one sequence; of special tokens, only those in `shown` become text.
     fn decoder(&self, start: TextStart, shown: &[&str]) -> Box<dyn Decoder>;
-    /// The special token of this name.
     fn special_token(&self, name: &str) -> Option<u32>;
-    /// A conversation as the model was trained to see it.
+    /// Renders a conversation with the chat template and encodes it.
     fn encode_chat(&self, messages: &[ChatMessage], showing: &TemplateOptions)
     -> Result<Vec<u32>, TextError>;
-    /// What grammars are tried on.
+    /// Returns the vocabulary for compiling grammars.
     fn tokens(&self) -> Tokens;
-    /// What the model's files say.
     fn facts(&self) -> &TextFacts;
-    /// The same tokenizer with this chat template in the place of the model's own. May block.
+    /// Returns the tokenizer with another chat template. May block.
     ///
     /// # Errors
     /// The template cannot be compiled.
     fn with_chat_template(&self, source: &str) -> Result<Arc<dyn Text>, TemplateError>;
 }
 
-/// The text side of a model's files.
+/// Tokenizer and chat template from a model's files.
 #[derive(Debug)]
 pub struct ModelText {
     tokenizer: Arc<Tokenizer>,
     template: Option<(ChatTemplate, SystemMessages)>,
-    /// Texts with chat templates of adapters.
+    /// The texts with adapters' chat templates.
     others: OtherTemplates,
     facts: TextFacts,
 }
 
-/// The text side of a model, and what it was made of.
 #[derive(Debug, Clone)]
 pub struct LoadedText {
-    /// Tokenizer and chat template.
     pub text: Arc<dyn Text>,
-    /// Tells it from that of another model, as the executor does.
+    /// Hash of the text files; executors compute the same hash.
     pub hash: TextHash,
 }
 
-/// Reads the text side of the model at `path`.
 pub fn load(path: &Path) -> Result<LoadedText, LoadError> {
     for _ in 0..MAX_READS {
         let files = ModelFiles::text_at(path)?;
         let hash = TextHash::of(&files)?;
         let text = load_once(files)?;
-        // Other files may have taken their place in between.
+        // The files may have been replaced during the read.
         if TextHash::of(&ModelFiles::text_at(path)?)? == hash {
             return Ok(LoadedText { text, hash });
         }
@@ -270,7 +243,7 @@ fn load_once(files: ModelFiles) -> Result<Arc<dyn Text>, LoadError> {
     let template = facts.chat_template.as_deref();
     let template = template.map(|source| ChatTemplate::new(source, tokens, Limits::default())).transpose();
     let template = template.unwrap_or_else(|error| {
-        // Completions need no template, so a bad one takes only the chat away.
+        // Completions need no template, so a bad template disables only chat.
         tracing::error!(%error, "the model is served without chat");
         None
     });

@@ -1,9 +1,9 @@
-//! Tinker's HTTP API, whose client is the package `tinker`, unmodified: what requests may say, and what answers look like.
+//! Tinker's HTTP API, which the unmodified package `tinker` calls.
 //!
-//! - [`sessions`]: who is there, and what they wait for.
-//! - [`training`]: models, and what is done with them.
-//! - [`sampling`]: what is sampled from them; `sampled` is what comes of it.
-//! - [`checkpoints`]: what is kept of them; [`downloads`]: addresses to take it away from.
+//! - [`sessions`]: sessions and futures of clients.
+//! - [`training`]: models in training, and the operations on them.
+//! - [`sampling`]: sampling from models; `sampled`: the results.
+//! - [`checkpoints`]: saved checkpoints; [`downloads`]: addresses for their download.
 
 pub mod checkpoints;
 pub mod downloads;

@@ -1,5 +1,5 @@
-//! Trainers: processes that learn, one for each job or model of a session, asked for at the socket of `holobiont-trainer serve`;
-//! and [`trainer_slots`], the order in which jobs and models ask.
+//! Client of the trainer service (`holobiont-trainer serve`), which starts one trainer process per job or
+//! session model; [`trainer_slots`] decides the order in which jobs and models get one.
 
 pub mod trainer_slots;
 
@@ -10,23 +10,20 @@ use tokio::{io::AsyncWriteExt as _, net::UnixStream, time::timeout};
 
 use self::trainer_slots::TrainerSlots;
 
-/// How long the trainer service may take to answer the phone.
+/// Timeout for the trainer service to accept a request.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Why there is no trainer.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainerUnavailable {
-    /// This gateway was not told where to ask.
     #[error(
         "this deployment does not train: start it with trainers ('trainers' above 0 in [training]; of services, HOLOBIONT_MAX_TRAINERS above 0 and --trainer-socket)"
     )]
     Nowhere,
-    /// Nobody answers.
     #[error("the trainer service cannot be reached: {0}; is it running?")]
     Unreachable(#[from] io::Error),
 }
 
-/// Where trainers are asked for, and who waits for one: all clones share that.
+/// Client of one trainer service; clones share the queue for trainers.
 #[derive(Debug, Clone)]
 pub struct TrainerClient {
     socket: Option<PathBuf>,
@@ -34,29 +31,29 @@ pub struct TrainerClient {
 }
 
 impl TrainerClient {
-    /// Those of the service at `socket`, if there is one.
+    /// Creates a client of the service at `socket`; without a socket, this deployment does not train.
     #[must_use]
     pub fn at(socket: Option<PathBuf>) -> Self {
         Self { socket, places: TrainerSlots::default() }
     }
 
-    /// Who is to have the next trainer.
     #[must_use]
     pub fn places(&self) -> &TrainerSlots {
         &self.places
     }
 
     /// # Errors
-    /// There is no service.
+    /// If there is no trainer service.
     pub fn check(&self) -> Result<(), TrainerUnavailable> {
         self.socket.as_ref().map(drop).ok_or(TrainerUnavailable::Nowhere)
     }
 
-    /// Starts a trainer with these arguments. The connection is the trainer's stdin and stdout; the trainer ends with it.
+    /// Starts a trainer with `arguments`. The connection is the trainer's stdin and stdout; the trainer ends
+    /// when it is closed.
     ///
     /// # Errors
-    /// Nobody answers. A service that has no place for a trainer says so on the connection, in the line of a trainer that
-    /// failed.
+    /// If the service cannot be reached. A service without a free trainer reports so on the connection, as a
+    /// trainer that failed.
     pub async fn start(&self, arguments: &[String]) -> Result<UnixStream, TrainerUnavailable> {
         let socket = self.socket.as_ref().ok_or(TrainerUnavailable::Nowhere)?;
         let request = TrainerRequest { arguments: arguments.to_vec() };
@@ -64,7 +61,7 @@ impl TrainerClient {
         let ask = async {
             let mut connection = UnixStream::connect(socket).await?;
             match connection.write_all(request.as_bytes()).await {
-                // The service may have refused before it read the request; the refusal can still be read.
+                // The service may have refused before it read the request; its refusal can still be read.
                 Err(error) if is_closed(&error) => Ok(connection),
                 written => written.map(|()| connection),
             }
@@ -76,7 +73,8 @@ impl TrainerClient {
     }
 }
 
-/// Whether a write failed because the other end has closed the connection. What that end said before can still be read.
+/// Whether a write failed because the peer closed the connection. What the peer sent before can still be
+/// read.
 pub(crate) fn is_closed(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
@@ -103,7 +101,8 @@ mod tests {
         };
         let service = tokio::spawn(refuse);
         let trainers = TrainerClient::at(Some(socket));
-        // A request so long that the service has closed the connection before all of it is written.
+        // The long request exceeds the socket buffer: the service closes the connection before all of it is
+        // written.
         let arguments = ["session".to_owned(), "a".repeat(4 << 20)];
         for arguments in [&arguments[..1], &arguments[..]] {
             let connection = trainers.start(arguments).await.unwrap();

@@ -1,27 +1,32 @@
-//! Fine-tuning: files to learn from, jobs, and the trainers that do them.
+//! Fine-tuning: training files, jobs, and the trainers that run them.
 //!
-//! A job is durable before it is acknowledged, and everything that changes it is. Its trainer is a process of its own, which
-//! may die at any moment, as this one may: the job goes on from its checkpoint, to the same bits. An adapter that is done is
-//! put under its name by the registry's compare-and-swap.
+//! A job and each of its changes are durable before they are acknowledged. Its trainer is a separate process.
+//! Trainer and gateway may stop at any moment: the job then resumes from its checkpoint with bit-identical
+//! results. A finished adapter is registered under its name by the registry's compare-and-swap.
 //!
-//! # Where things are
+//! # Modules
 //!
-//! - [`records`]: what is kept, [`table`]: in this host's database, or in the PostgreSQL of a fleet.
-//! - [`files`]: what people send.
-//! - [`trainer_args`]: what the trainer of a job is told; `event_log`: what is written of what it says.
-//! - `creating`: how a job begins; [`job`]: what may happen to it then, and what is written of it.
-//! - [`stats`]: what is counted.
-//! - [`runner`]: who gets a trainer when, and what it says; `completion`: what comes of it.
+//! - [`records`]: rows of files and jobs; [`table`]: their storage in this host's database or in a fleet's
+//!   PostgreSQL.
+//! - [`files`]: uploaded files.
+//! - [`trainer_args`]: arguments of a job's trainer; `event_log`: event records made from a trainer's
+//!   reports.
+//! - `creating`: creation of a job; [`job`]: its later changes and their events.
+//! - [`stats`]: counters of jobs and trainers.
+//! - [`runner`]: assignment of trainers to jobs, and their output; `completion`: results of the work on a
+//!   job.
 //!
-//! And where jobs belong to a fleet:
+//! Modules for jobs of a fleet:
 //!
-//! - `fleet`: what its hosts share of them, and bytes brought to the bucket and back.
-//! - `leases`: jobs that are this host's to work on, for a time; `checkpoint_upload`: their checkpoints on the way to the bucket.
-//! - `change_feed`: what other hosts do to jobs.
+//! - `fleet`: files and jobs that the hosts share, and transfers to and from the bucket.
+//! - `leases`: jobs that this host holds for a limited time; `checkpoint_upload`: upload of their checkpoints
+//!   to the bucket.
+//! - `change_feed`: changes of jobs by other hosts.
 //!
-//! Within the state directory, `training/files` has the files by id, and `training/jobs` a directory for each job that has
-//! not ended: links to its data, its checkpoint, its adapter. In a fleet the files are in the bucket, and a host has the
-//! directories of those jobs that it has worked on: what can be lost with it can be brought again, or made.
+//! In the state directory, `training/files` has the files by id, and `training/jobs` a directory per
+//! unfinished job with links to its data, its checkpoint and its adapter. In a fleet the files lie in the
+//! bucket, and a host has directories only of jobs that it has worked on. Other hosts can download or
+//! compute again all files of a lost host.
 
 mod change_feed;
 mod checkpoint_upload;
@@ -64,94 +69,79 @@ use crate::{
     trainer_client::{TrainerClient, TrainerUnavailable},
 };
 
-/// Places where a test may make the gateway die, in the order of a job's life.
+/// Failpoints of fine-tuning, in the order of a job's life.
 pub const FAILPOINTS: &[&str] = &["gateway.job_committed", "gateway.job_publishing", "gateway.job_published"];
 
-/// Files that are taken in at once, and files that are read at once.
+/// Maximum number of concurrent uploads, and of concurrent downloads.
 pub const MAX_TRANSFERS: usize = 32;
-/// Those of one tenant among them.
+/// Maximum number of concurrent uploads or downloads per tenant.
 pub const TENANT_TRANSFERS: usize = 2;
-/// Jobs that are created at once, one of a tenant: each may copy an adapter.
+/// Maximum number of jobs in creation, one per tenant, since each may copy an adapter.
 const MAX_CREATIONS: usize = 4;
 
-/// Why something was not done.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainingError {
-    /// The database.
     #[error(transparent)]
     Database(#[from] DatabaseError),
-    /// There is nobody who trains.
     #[error(transparent)]
     NoTrainer(#[from] TrainerUnavailable),
-    /// A file could not be kept.
     #[error("{attempt} '{}' failed: {source}; check that the state directory is writable and has room", path.display())]
-    Io {
-        /// What was tried.
-        attempt: &'static str,
-        /// On what.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// No such file, or another tenant's.
+    Io { attempt: &'static str, path: PathBuf, source: io::Error },
+    /// No such file exists, or it belongs to another tenant.
     #[error("no file is called '{0}'; GET /v1/files lists yours")]
     NoFile(String),
-    /// No such job, or another tenant's.
+    /// No such job exists, or it belongs to another tenant.
     #[error("no fine-tuning job is called '{0}'; GET /v1/fine_tuning/jobs lists yours")]
     NoJob(String),
-    /// It is not in a state for that.
+    /// The job's status does not allow the change.
     #[error("the job is {status}, so it cannot be {wanted}")]
     WrongState {
-        /// How far it is.
         status: &'static str,
-        /// What was asked.
+        /// Status that was requested.
         wanted: &'static str,
     },
-    /// The file is needed for something else than that.
+    /// The file has a purpose other than fine-tuning.
     #[error("'{0}' was not uploaded with purpose 'fine-tune'")]
     WrongPurpose(String),
-    /// The tenant's files take too much.
+    /// The tenant's files would exceed their limit in bytes.
     #[error(
         "your files would take {bytes} bytes together, and may take {limit} (--tenant-training-bytes); delete some"
     )]
     TooManyBytes {
-        /// All of them.
+        /// Bytes of all files of the tenant, with the new one.
         bytes: u64,
-        /// What they may take.
         limit: u64,
     },
-    /// The tenant has enough to do.
+    /// The tenant has reached its limit of unfinished jobs.
     #[error(
         "you have {0} fine-tuning jobs that wait or run, which is the limit (--tenant-jobs); cancel one or wait for one"
     )]
     TooManyJobs(usize),
-    /// Somebody has paused the job too often.
     #[error("the job was paused {0} times, which is the limit; let it run, or cancel it")]
     TooManyPauses(u32),
-    /// The key came with another request before.
+    /// The idempotency key was used before with a different request.
     #[error(
         "the header 'Idempotency-Key' came before with another request, which created the job '{0}'; choose another key"
     )]
     KeyReused(String),
-    /// No base and no adapter of that name.
+    /// The name belongs to no base and no adapter.
     #[error("the model '{0}' does not exist; GET /v1/models lists what is served")]
     NoModel(String),
-    /// The adapter to go on from cannot be used.
+    /// The adapter to train further cannot be leased.
     #[error(transparent)]
     Lease(#[from] LeaseError),
-    /// Its files do not come.
+    /// Files of the adapter to train further cannot be downloaded.
     #[error(transparent)]
     Files(#[from] ResidencyError),
-    /// The name that the adapter would get is another's.
+    /// The name of the new adapter belongs to another tenant.
     #[error("an adapter that is not yours is called '{0}'; choose another suffix")]
     NameTaken(String),
-    /// The bucket of the fleet.
     #[error(transparent)]
     Bucket(#[from] BucketError),
-    /// What the bucket of the fleet gives is not what was sent there.
+    /// The bucket's copy of a file is missing or differs from the uploaded file.
     #[error("'{0}' is gone from the fleet's bucket, or was changed there; send the file again")]
     Damaged(String),
-    /// The thread that worked on it is gone.
+    /// The thread for work on files failed.
     #[error("working on files stopped: {0}; the log says why")]
     Stopped(String),
 }
@@ -162,34 +152,35 @@ impl From<ThreadError> for TrainingError {
     }
 }
 
-/// Files, jobs and trainers.
+/// State of fine-tuning: files, jobs and trainers.
 #[derive(Debug)]
 pub struct Training {
     registry: Arc<Registry>,
     table: TrainingTable,
-    /// What is shared with other hosts, if anything is.
+    /// State that is shared with other hosts; `None` outside a fleet.
     fleet: Option<TrainingFleet>,
     status: watch::Receiver<GatewayReadiness>,
     trainers: TrainerClient,
     limits: TrainingLimits,
     directory: PathBuf,
-    /// Every job that has not ended, by id.
+    /// Every unfinished job, by id.
     live: Mutex<HashMap<String, ActiveJob>>,
-    /// Held by job while the job changes, so that its row and its entry in `live` stay in step.
+    /// Lock per job for its changes, so that its row and its entry in `live` agree.
     changing: KeyedLocks<String>,
     uploads: Arc<TenantSlots>,
     downloads: Arc<TenantSlots>,
     creations: Arc<TenantSlots>,
     counters: TrainingCounters,
-    /// A job may have become due.
+    /// Signal that a job may be ready for a trainer.
     due: Notify,
 }
 
 impl Training {
-    /// Opens what there is in the state directory, or in the fleet's PostgreSQL. Jobs that had a trainer wait for one again.
+    /// Opens the files and jobs of the state directory, or of the fleet's PostgreSQL. Jobs that had a trainer
+    /// wait for one again.
     ///
     /// # Errors
-    /// The directory cannot be used, or the database.
+    /// If the directory or the database cannot be used.
     pub async fn open(
         registry: Arc<Registry>,
         status: watch::Receiver<GatewayReadiness>,
@@ -207,7 +198,7 @@ impl Training {
                 let live = jobs.into_iter().map(|job| (job.id.clone(), ActiveJob::new(job))).collect();
                 (database.file_ids().await?.into_iter().collect(), live)
             }
-            // What jobs there are is read as soon as it can be, and their directories are swept then.
+            // The change feed reads the jobs when PostgreSQL is reachable, and sweeps their directories then.
             TrainingTable::Shared(_) => (HashSet::new(), HashMap::new()),
         };
         sweep(&directory, "files", files).await?;
@@ -235,19 +226,19 @@ impl Training {
         }))
     }
 
-    /// The file `id` of `tenant`.
+    /// Returns the file `id` of `tenant`.
     ///
     /// # Errors
-    /// There is none.
+    /// If the tenant has no such file.
     pub async fn file(&self, id: &str, tenant: &str) -> Result<FileRecord, TrainingError> {
         let file = self.table.file(id, tenant).await?;
         file.ok_or_else(|| TrainingError::NoFile(shown(id)))
     }
 
-    /// The job `id` of `tenant`, as it is now.
+    /// Returns the current record of the job `id` of `tenant`.
     ///
     /// # Errors
-    /// There is none.
+    /// If the tenant has no such job.
     pub async fn job(&self, id: &str, tenant: &str) -> Result<JobRecord, TrainingError> {
         let job = self.table.job(id, tenant).await?;
         job.ok_or_else(|| TrainingError::NoJob(shown(id)))
@@ -262,18 +253,18 @@ impl Training {
     }
 }
 
-/// Removes what is in a folder of the directory of training, but for `keep`.
+/// Removes all entries of a folder in the training directory except `keep`.
 async fn sweep(directory: &Path, folder: &str, keep: HashSet<String>) -> Result<(), TrainingError> {
     let place = directory.join(folder);
     thread::run("training-sweep", move || files::sweep(&place, &keep)).await?
 }
 
-/// An id as it is said back: what somebody sent may be anything.
+/// Shortens an id for an error message, since callers may send any text.
 fn shown(id: &str) -> String {
     id.chars().take(64).collect()
 }
 
-/// A new id: nobody can foresee it, and there is no other like it.
+/// Returns a new unpredictable and unique id.
 fn fresh_id(kind: &str) -> String {
     let [a, b] = [crate::random::random_u64(), crate::random::random_u64()];
     format!("{kind}-{a:016x}{:08x}", b & 0xffff_ffff)

@@ -1,23 +1,24 @@
-//! Adapters that are trained order by order, and sampled from meanwhile: the state behind Tinker's API.
+//! Adapters that clients train command by command and sample from meanwhile: the state behind Tinker's API.
 //!
-//! # Where things are
+//! # Modules
 //!
-//! - [`sessions`]: sessions, their models and samplers. [`work_queue`]: what one model is to do; [`worker`] does it, in the order of its
-//!   numbers.
-//! - `stage`: whether a model has a trainer; `suspension`: how it gets one when [`trainer_slots`](crate::trainer_client::trainer_slots) says that it
-//!   is its turn, and gives it to others.
-//! - [`trainer`]: orders to the process that learns. [`batch`]: sequences on their way there and back; [`parts`]: how much a
-//!   request would take in memory.
-//! - [`request_futures`], [`future_result`]: requests whose answers are fetched later, and what comes of them.
-//! - [`expiry`]: when what is kept ends.
-//! - [`checkpoint_path`]: names of what is kept, and where; [`checkpoint_store`]: what there is; [`transfer_directories`]: adapters on their way from trainers to
-//!   the registry. [`wire`]: Tinker's messages in protobuf.
+//! - [`sessions`]: sessions with their models and samplers. [`work_queue`]: commands for one model;
+//!   [`worker`]: their execution in the order of their numbers.
+//! - `stage`: whether a model has a trainer. `suspension`: how a model gets a trainer when
+//!   [`trainer_slots`](crate::trainer_client::trainer_slots) grants it, and gives it to others.
+//! - [`trainer`]: commands to the trainer process. [`batch`]: conversion of batches for the trainer and of
+//!   its results; [`parts`]: number of parts of a request, which bounds its memory after decoding.
+//! - [`request_futures`], [`future_result`]: requests whose results are fetched later, and these results.
+//! - [`expiry`]: expiry times of checkpoints.
+//! - [`checkpoint_path`]: names of checkpoints; [`checkpoint_store`]: their storage.
+//!   [`transfer_directories`]: adapters on their way from trainers to the registry. [`wire`]: Tinker's
+//!   messages in protobuf.
 //!
 //! # Principles
 //!
-//! - A request has a name made of what it is: sent again, it is the same.
-//! - Everything belongs to its caller's tenant; to others it does not exist.
-//! - A piece of work that is refused has had its turn: what waits behind it goes on.
+//! - A future is named by model or sampler and request number, so a repeated request finds its future.
+//! - Every object belongs to its caller's tenant; other tenants cannot see it.
+//! - A refused command uses up its number, so the commands after it proceed.
 
 pub mod batch;
 pub mod checkpoint_path;
@@ -57,24 +58,24 @@ use crate::{
     trainer_client::TrainerClient,
 };
 
-/// How often is looked for what nobody wants any more.
+/// Interval between sweeps for unused objects.
 const SWEEP: Duration = Duration::from_secs(15);
 
-/// See the module's description.
+/// State of all training sessions.
 #[derive(Debug)]
 pub struct Runs {
-    /// What training is done with.
+    /// Trainers, registry and directories that the workers use.
     pub means: WorkerContext,
-    /// Who trains and samples.
+    /// Sessions with their models and samplers.
     pub book: TrainingSessions,
-    /// What they wait for.
     pub promises: RequestFutures,
-    /// Snapshots that are being unloaded, each of which waits for whoever samples from it.
+    /// Snapshots that are being unloaded, each of which waits for requests that sample from it.
     unloading: Mutex<HashSet<String>>,
 }
 
 impl Runs {
-    /// Nobody trains yet. States are kept below `state`, `tenant_bytes` of a tenant.
+    /// Creates the state without sessions. States lie below `state`; each tenant may keep `tenant_bytes` of
+    /// them.
     #[must_use]
     pub fn new(
         trainers: TrainerClient,
@@ -90,7 +91,7 @@ impl Runs {
         Arc::new(Self { means, book, promises, unloading: Mutex::default() })
     }
 
-    /// Forgets what nobody wants any more, for as long as there is anything.
+    /// Sweeps unused objects at intervals until `runs` is dropped.
     pub async fn sweep(runs: Weak<Self>) {
         let mut suspects = HashSet::new();
         loop {
@@ -101,24 +102,24 @@ impl Runs {
         }
     }
 
-    /// Waits for nothing: neither a slow reader nor a slow disk may hold up what others wait for.
+    /// Spawns the removal of files, so that a slow disk delays neither this sweep nor other requests.
     fn sweep_once(self: &Arc<Self>) {
         self.book.sweep();
         self.promises.sweep();
         tokio::spawn(Arc::clone(self).sweep_files());
     }
 
-    /// Requests that use the adapter may finish first.
+    /// Unloads the adapter `name` after its running requests have finished.
     async fn unload(self: Arc<Self>, name: String) {
         match self.means.registry.unload(&name, None).await {
-            // Another gateway was first.
+            // Another gateway has unloaded it first.
             Ok(_) | Err(AdapterError::NotFound(_) | AdapterError::Database(DatabaseError::Conflict(_))) => {}
             Err(error) => tracing::warn!(name, %error, "an adapter could not be unloaded; it is tried again"),
         }
         lock(&self.unloading).remove(&name);
     }
 
-    /// Removes states whose time is over, and what models that have ended left behind.
+    /// Removes expired states, and files that ended models left behind.
     async fn sweep_files(self: Arc<Self>) {
         let (passages, states) = (self.means.passages.clone(), self.means.states.clone());
         let sweep = move || {
@@ -132,9 +133,9 @@ impl Runs {
         }
     }
 
-    /// Unloads adapters whose time is over, and snapshots whose model is gone. `suspects` are gateways that did not count as
-    /// alive at the last call: a gateway counts as gone once two calls in a row have found it so, for after an outage of the
-    /// registry every gateway is out of date for a moment.
+    /// Unloads expired adapters, and snapshots whose model is gone. `suspects` are gateways that did not
+    /// count as alive at the last call. A gateway counts as gone after two calls in a row, because an outage
+    /// of the registry makes every gateway look dead for a moment.
     pub async fn unload_unwanted(self: &Arc<Self>, suspects: &mut HashSet<String>) {
         let registry = &self.means.registry;
         let gone = match registry.renew_presence().await {
@@ -159,8 +160,8 @@ impl Runs {
         }
     }
 
-    /// Adapters that are to be unloaded, each with the reason: their time is over, their model has ended here, or the gateway
-    /// that made them is one of those that are `gone`.
+    /// Returns the adapters to unload, each with its reason: it expired, its model ended on this gateway, or
+    /// its gateway is among `gone`.
     fn unwanted(&self, gone: &HashSet<String>) -> Vec<(String, &'static str)> {
         let (now, own) = (seconds_since_1970(), self.means.registry.instance());
         let reason = |entry: &AdapterEntry| {

@@ -1,44 +1,41 @@
-//! What a request came to: its tokens, and why each choice ended. Answers, figures and traces say it alike.
+//! Token counts of a request and finish reasons of its choices, shared by answers, metrics and traces.
 
 use serde::Serialize;
 
-/// Why a choice ended.
+/// Reason why a choice ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {
-    /// The model's end token, a stop token or a stop string.
+    /// The model sampled an end token, a stop token or a stop string.
     Stop,
-    /// `max_tokens` or the context length.
+    /// The choice reached `max_tokens` or the context length.
     Length,
-    /// As `Stop`, and the answer calls tools.
+    /// The choice stopped as in `Stop` and contains tool calls.
     ToolCalls,
 }
 
-/// Token counts of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Usage {
     /// Tokens of all prompts.
     pub prompt_tokens: usize,
-    /// Tokens generated over all choices, end tokens included.
+    /// Generated tokens of all choices, including end tokens.
     pub completion_tokens: usize,
-    /// Both together.
+    /// Sum of prompt and completion tokens.
     pub total_tokens: usize,
-    /// What of the prompts was not computed anew.
     pub prompt_tokens_details: PromptTokensDetails,
-    /// What of the answers was thought.
     pub completion_tokens_details: CompletionTokensDetails,
 }
 
-/// Where prompt tokens came from, as OpenAI nests it.
+/// Origin of prompt tokens, nested as in OpenAI's API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct PromptTokensDetails {
     /// Prompt tokens served from the prefix cache.
     pub cached_tokens: usize,
 }
 
-/// What generated tokens were, as OpenAI nests it.
+/// Kinds of generated tokens, nested as in OpenAI's API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct CompletionTokensDetails {
-    /// Tokens before an answer: its thought, and what stands around that.
+    /// Tokens of the reasoning content and its delimiters.
     pub reasoning_tokens: usize,
 }

@@ -1,4 +1,4 @@
-//! What a model guesses for one text.
+//! Draft tokens that a model predicts for one sequence.
 
 use std::{convert::Infallible, fmt, time::Duration};
 
@@ -17,30 +17,29 @@ use crate::{
     kv_slots::TextId,
 };
 
-/// Tokens that are read along with a guess; more are read ahead, as time allows.
+/// Maximum missing tokens that a draft reads itself; [`ModelDraft::read_ahead`] reads only longer tails.
 const FEW_TOKENS: usize = 16;
 
-/// Tokens of the first reading, whose length is not known before.
+/// Number of tokens of the first read, while no timing is known.
 const FIRST_TOKENS: usize = 32;
 
-/// See the module. Dropped, its keys and values are given back.
+/// Drafter of one sequence; dropping the value releases its KV blocks.
 pub struct ModelDraft<L = ResidentLayers> {
     drafter: Drafter<L>,
     id: TextId,
-    /// What the target has said and was asked.
+    /// Prompt and tokens that the target has accepted.
     verified: Vec<u32>,
     calibration: Calibration,
-    /// What the model said behind the last of them.
+    /// Predictions that are not yet compared with accepted tokens.
     asked: Vec<PredictedTokens>,
-    /// Time that it has taken since somebody asked for that.
+    /// Computing time since the last `take_spent`.
     spent: Duration,
 }
 
-/// What the model said at a place.
 struct PredictedTokens {
-    /// The tokens on the way there.
+    /// Tokens from the verified text to the node.
     way: Vec<u32>,
-    /// Tokens, and the probabilities that it gives them.
+    /// Predicted tokens with their probabilities.
     said: Vec<(u32, f64)>,
 }
 
@@ -62,7 +61,7 @@ impl<L: HostLayers<Error = Infallible>> ModelDraft<L> {
         Self { drafter, id, verified, calibration, asked: Vec::new(), spent: Duration::ZERO }
     }
 
-    /// Another text begins, with `prompt`. What was learned stays.
+    /// Starts another sequence with `prompt`; the calibration stays.
     pub fn begin(&mut self, prompt: &[u32]) {
         self.verified.clear();
         self.verified.extend_from_slice(prompt);
@@ -70,24 +69,25 @@ impl<L: HostLayers<Error = Infallible>> ModelDraft<L> {
         self.drafter.lock().forget(self.id);
     }
 
-    /// Seconds that all takes that was foreseen, for this text and others; 0 where nobody has timed it yet.
+    /// Returns the seconds of all prefetched predictions of this drafter, or 0 before the first timing.
     #[must_use]
     pub fn owed_s(&self) -> f64 {
         self.drafter.lock().owed_s()
     }
 
-    /// How far it is to be trusted by now.
+    /// Returns the measured acceptance probabilities of this draft.
     #[must_use]
     pub fn calibration(&self) -> &Calibration {
         &self.calibration
     }
 
-    /// Time that it has taken since this was asked last.
+    /// Returns the computing time since the last call of this function.
     pub fn take_spent(&mut self) -> Duration {
         std::mem::take(&mut self.spent)
     }
 
-    /// Reads what of the text a guess would have to read first, if that is much, for about as many seconds at most.
+    /// Reads unread tokens of the sequence, for about `seconds` at most, so that the next draft is fast.
+    /// Short tails of up to 16 tokens are left to the draft.
     pub fn read_ahead(&mut self, seconds: f64) {
         let mut guessing = self.drafter.lock();
         if !guessing.can_read(&self.verified) {
@@ -120,14 +120,14 @@ impl<L: HostLayers<Error = Infallible>> ModelDraft<L> {
         }
     }
 
-    /// The text as far as `at`.
+    /// Returns the verified text followed by the path to the node `at`.
     fn text(&self, tree: &TokenTree, at: Option<NodeId>) -> Vec<u32> {
         self.verified.iter().copied().chain(way(tree, at)).collect()
     }
 }
 
 impl<L: HostLayers<Error = Infallible>> Drafter<L> {
-    /// Guesses for a text that begins with `prompt`, trusted as `calibration` says. Nothing is read before it is asked.
+    /// Opens a drafter of one sequence that begins with `prompt`. The first request starts the computation.
     #[must_use]
     pub fn text(&self, prompt: &[u32], calibration: Calibration) -> ModelDraft<L> {
         let id = self.lock().texts.open();
@@ -135,7 +135,7 @@ impl<L: HostLayers<Error = Infallible>> Drafter<L> {
     }
 }
 
-/// The tokens from behind the root to `at`.
+/// Returns the tokens of the path below the root, down to `at`.
 fn way(tree: &TokenTree, at: Option<NodeId>) -> impl Iterator<Item = u32> {
     at.into_iter().flat_map(|at| tree.path(at).iter()).map(|node| tree.token(node))
 }
@@ -148,7 +148,7 @@ impl<L: HostLayers<Error = Infallible>> Draft for ModelDraft<L> {
             if let Some(&truth) = tokens.strip_prefix(&way[..]).and_then(<[u32]>::first) {
                 self.calibration.count(&said, truth);
             } else if let Some(rest) = way.strip_prefix(tokens) {
-                // Nobody knows yet: the target has not come so far.
+                // The target has not verified this position yet.
                 self.asked.push(PredictedTokens { way: rest.to_vec(), said });
             }
         }
@@ -157,7 +157,7 @@ impl<L: HostLayers<Error = Infallible>> Draft for ModelDraft<L> {
         Ok(())
     }
 
-    /// None where the text is too long for the model, or has a token that it does not know.
+    /// Returns an empty list if the text is too long for the model or has a token outside its vocabulary.
     fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<DraftToken>, Infallible> {
         let text = self.text(tree, at);
         let mut guessing = self.drafter.lock();
@@ -181,7 +181,7 @@ impl<L: HostLayers<Error = Infallible>> CostedDraft for ModelDraft<L> {
     fn guess_s(&self, tree: &TokenTree, at: Option<NodeId>) -> Option<f64> {
         let (text, guessing) = (self.text(tree, at), self.drafter.lock());
         if !guessing.can_read(&text) {
-            // It will not come, however long one waits.
+            // The model cannot read this text, so no wait is long enough.
             return Some(f64::INFINITY);
         }
         guessing.seconds_along(guessing.missing(self.id, &text))
@@ -193,7 +193,7 @@ impl<L: HostLayers<Error = Infallible>> CostedDraft for ModelDraft<L> {
 
     fn prefetch_logits(&mut self, tree: &TokenTree, at: Option<NodeId>) {
         let (text, mut guessing) = (self.text(tree, at), self.drafter.lock());
-        // Of what takes long to read, others would wait for their answers.
+        // A long read would delay the predictions of other sequences in the same pass.
         if guessing.can_read(&text) && guessing.missing(self.id, &text) <= FEW_TOKENS {
             guessing.prefetch_logits(self.id, text);
         }

@@ -1,4 +1,4 @@
-//! The model that guesses.
+//! The model that predicts draft tokens, shared by several sequences.
 
 use std::{
     collections::HashMap,
@@ -24,10 +24,10 @@ use crate::{
     vocabulary::Vocabulary,
 };
 
-/// Tokens of a text that are read at once.
+/// Maximum tokens of one sequence in a pass.
 pub(crate) const CHUNK_TOKENS: usize = 256;
 
-/// A model that guesses for several texts: what is foreseen for several of them in one pass. Clones are the same.
+/// A draft model for several sequences, whose prefetched predictions share a pass. Clones share the model.
 pub struct Drafter<L = ResidentLayers>(Arc<Mutex<DraftRunner<L>>>);
 
 impl<L> Clone for Drafter<L> {
@@ -67,49 +67,45 @@ impl<L: HostLayers<Error = Infallible>> Drafter<L> {
 
 impl<L> Drafter<L> {
     pub(crate) fn lock(&self) -> MutexGuard<'_, DraftRunner<L>> {
-        // After a panic in the middle of a pass its keys and values are undefined, and guesses wrong at worst.
+        // A panic during a pass leaves undefined KV entries; at worst, later draft tokens are wrong.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The model, and what it has read.
 #[derive(Debug)]
 pub(crate) struct DraftRunner<L> {
     model: ResidentModel<L>,
     adapter: Option<Arc<PreparedAdapter>>,
     vocabulary: Vocabulary,
     pub(crate) texts: DraftSequences,
-    /// Of a text that can be read.
     most_tokens: usize,
     logits: Vec<f32>,
-    /// Rows of a pass to seconds.
+    /// Linear fit of pass seconds over rows.
     timings: Fit<LinearFit>,
-    /// What is about to be asked for; all of it is read when the first of it is.
+    /// Sequences to predict next; the first request reads all of them in one pass.
     foreseen: Vec<PrefetchedLogits>,
-    /// What was said along with others, until somebody asks for it.
+    /// Predictions from a shared pass that their sequences have not asked for yet.
     along: HashMap<TextId, (Vec<u32>, TokenProbabilities)>,
 }
 
-/// Tokens, the likeliest first, and the probabilities that the model gives them.
+/// Tokens with their probabilities, most likely first.
 type TokenProbabilities = Vec<(u32, f64)>;
 
-/// A text behind whose end somebody is about to ask.
 #[derive(Debug)]
 struct PrefetchedLogits {
     id: TextId,
     text: Vec<u32>,
-    /// Tokens of it that were not read.
+    /// Number of tokens without KV entries.
     missing: usize,
 }
 
 impl<L> DraftRunner<L> {
-    /// A text that nobody asks for any more.
     pub(crate) fn close(&mut self, id: TextId) {
         self.forget(id);
         self.texts.close(id);
     }
 
-    /// What was foreseen of a text will not be asked for.
+    /// Drops prefetched work and predictions of a sequence.
     pub(crate) fn forget(&mut self, id: TextId) {
         self.foreseen.retain(|foreseen| foreseen.id != id);
         self.along.remove(&id);
@@ -117,30 +113,30 @@ impl<L> DraftRunner<L> {
 }
 
 impl<L: HostLayers<Error = Infallible>> DraftRunner<L> {
-    /// Whether `text` is one that can be read: not too long, and of tokens that the model knows.
+    /// Whether `text` is short enough and has only tokens of the model's vocabulary.
     pub(crate) fn can_read(&self, text: &[u32]) -> bool {
         !text.is_empty()
             && text.len() <= self.most_tokens
             && text.iter().all(|&token| self.vocabulary.reads(token))
     }
 
-    /// Tokens of `text` that were not read, at least the last.
+    /// Returns the number of tokens of `text` to compute, at least 1 for the last token's logits.
     pub(crate) fn missing(&self, id: TextId, text: &[u32]) -> usize {
         text.len() - self.texts.get(id).map_or(0, |read| read.known(text))
     }
 
-    /// Seconds that reading so many tokens takes; `None` before any were.
+    /// Returns the seconds that a pass of `tokens` rows takes, or `None` before the first pass.
     pub(crate) fn seconds(&self, tokens: usize) -> Option<f64> {
         Some(self.timings.line()?.at(tokens as f64))
     }
 
-    /// Seconds that so many tokens take beside all that is foreseen; `None` before any were read.
+    /// Returns the additional seconds of `tokens` rows in the next shared pass, or `None` without timings.
     pub(crate) fn seconds_along(&self, tokens: usize) -> Option<f64> {
         let foreseen: usize = self.foreseen.iter().map(|foreseen| foreseen.missing).sum();
         Some(self.seconds(foreseen + tokens)? - self.owed_s())
     }
 
-    /// Seconds that all takes that is foreseen; 0 before any tokens were read.
+    /// Returns the seconds of a pass over all prefetched sequences, or 0 before the first pass.
     pub(crate) fn owed_s(&self) -> f64 {
         match self.foreseen.iter().map(|foreseen| foreseen.missing).sum() {
             0 => 0.0,
@@ -148,14 +144,15 @@ impl<L: HostLayers<Error = Infallible>> DraftRunner<L> {
         }
     }
 
-    /// Somebody is about to ask what comes behind `text`, which can be read.
+    /// Queues the prediction after `text` for the next shared pass; `can_read` must hold for `text`.
     pub(crate) fn prefetch_logits(&mut self, id: TextId, text: Vec<u32>) {
         self.forget(id);
         let missing = self.missing(id, &text);
         self.foreseen.push(PrefetchedLogits { id, text, missing });
     }
 
-    /// What comes behind `text`, which can be read, and the time that took: none where it was read along with another.
+    /// Returns the prediction after `text` and the time spent, which is zero if an earlier shared pass has
+    /// computed it. `can_read` must hold for `text`.
     pub(crate) fn said(&mut self, id: TextId, text: &[u32]) -> (TokenProbabilities, Duration) {
         let is_foreseen = |foreseen: &PrefetchedLogits| foreseen.id == id && foreseen.text == text;
         let mut took = Duration::ZERO;
@@ -171,14 +168,14 @@ impl<L: HostLayers<Error = Infallible>> DraftRunner<L> {
         (said, took + alone)
     }
 
-    /// The likeliest tokens of a row of logits.
+    /// Returns the `MAX_GUESSES` likeliest tokens of a row of logits.
     fn likeliest(&self, row: Range<usize>) -> TokenProbabilities {
         let (_, likely) = logprobs(&self.logits[row], 0, MAX_GUESSES);
         let known = |(index, logprob)| Some((self.vocabulary.token(index)?, f64::from(logprob).exp()));
         likely.into_iter().filter_map(known).collect()
     }
 
-    /// Reads all that is foreseen in one pass, but for what finds no room.
+    /// Computes all prefetched predictions in one pass, except those without enough KV blocks.
     fn read_foreseen(&mut self) -> Duration {
         let foreseen = self.with_room();
         let slices = foreseen.iter().filter_map(|one| {
@@ -210,7 +207,7 @@ impl<L: HostLayers<Error = Infallible>> DraftRunner<L> {
         took
     }
 
-    /// What is foreseen and has room, each text cut to what of it was read.
+    /// Returns the prefetched sequences with enough KV blocks; truncates each cache to its common prefix.
     fn with_room(&mut self) -> Vec<PrefetchedLogits> {
         let mut foreseen = std::mem::take(&mut self.foreseen);
         for PrefetchedLogits { id, text, .. } in &foreseen {
@@ -218,13 +215,13 @@ impl<L: HostLayers<Error = Infallible>> DraftRunner<L> {
                 read.tokens.truncate(read.known(text));
             }
         }
-        // Those who came last may have taken the room of others.
+        // A later sequence may have taken the blocks of an earlier one.
         let room = |id| self.texts.get(id).map_or(0, |read| read.blocks.len() * BLOCK_TOKENS);
         foreseen.retain(|one| room(one.id) >= one.text.len());
         foreseen
     }
 
-    /// Reads what of `text` is not there, for logits of its last token or for none. False: there is no room.
+    /// Computes the missing tokens of `text`. Returns false if there are too few KV blocks.
     pub(crate) fn read(&mut self, id: TextId, text: &[u32], logits: LogitRows) -> (bool, Duration) {
         let Some(read) = self.texts.with_room(id, text.len()) else { return (false, Duration::ZERO) };
         let mut start = read.known(text);

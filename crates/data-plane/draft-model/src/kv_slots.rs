@@ -1,34 +1,32 @@
-//! Keys and values of several texts in a bounded pool of blocks. Where it is full, the text that was read longest ago gives way: it is
-//! read again when somebody asks for it.
+//! KV cache of several sequences in a bounded pool of blocks. A full pool evicts the least recently read
+//! sequence, which is computed again when it is needed.
 
 use std::collections::BTreeMap;
 
 use model::forward::BLOCK_TOKENS;
 use types::BlockId;
 
-/// A text's name; never used twice.
+/// Identifier of a sequence, never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct TextId(u64);
 
-/// A text as far as it was read.
 #[derive(Debug, Default)]
 pub(crate) struct CachedText {
-    /// Tokens whose keys and values are there.
+    /// Tokens with KV entries.
     pub(crate) tokens: Vec<u32>,
     pub(crate) blocks: Vec<BlockId>,
-    /// When it was read last, counted in readings.
+    /// Value of the read counter at the last read.
     read_at: u64,
 }
 
 impl CachedText {
-    /// How many tokens of `text` are there, of which the last is not counted: what it says is wanted.
+    /// Returns the length of the common prefix with `text`, without its last token, whose logits are needed.
     pub(crate) fn known(&self, text: &[u32]) -> usize {
         let same = self.tokens.iter().zip(text).take_while(|(a, b)| a == b).count();
         same.min(text.len().saturating_sub(1))
     }
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct DraftSequences {
     texts: BTreeMap<TextId, CachedText>,
@@ -39,13 +37,11 @@ pub(crate) struct DraftSequences {
 }
 
 impl DraftSequences {
-    /// No text, and so many blocks.
     pub(crate) fn new(blocks: usize) -> Self {
         let free = (0..u32::try_from(blocks).unwrap_or(u32::MAX)).map(BlockId).collect();
         Self { texts: BTreeMap::new(), free, blocks, names: 0, readings: 0 }
     }
 
-    /// A new text, of which nothing is read.
     pub(crate) fn open(&mut self) -> TextId {
         self.names += 1;
         let id = TextId(self.names);
@@ -53,22 +49,20 @@ impl DraftSequences {
         id
     }
 
-    /// A text that nobody asks for any more.
     pub(crate) fn close(&mut self, id: TextId) {
         self.free.extend(self.texts.remove(&id).into_iter().flat_map(|read| read.blocks));
     }
 
-    /// Tokens of the longest text there is room for.
     pub(crate) fn most_tokens(&self) -> usize {
         self.blocks * BLOCK_TOKENS
     }
 
-    /// A text as far as it was read; `None` if it was closed.
+    /// Returns the cached prefix of a sequence, or `None` if the sequence is closed.
     pub(crate) fn get(&self, id: TextId) -> Option<&CachedText> {
         self.texts.get(&id)
     }
 
-    /// All of `text` was read.
+    /// Records that all of `text` is in the cache.
     pub(crate) fn note(&mut self, id: TextId, text: &[u32]) {
         if let Some(read) = self.texts.get_mut(&id) {
             read.tokens.clear();
@@ -76,8 +70,8 @@ impl DraftSequences {
         }
     }
 
-    /// The text, with blocks for `tokens` tokens; others have given theirs up for it where that was needed. `None` if there are not so
-    /// many.
+    /// Returns the sequence with blocks for `tokens` tokens, after evicting others if necessary. Returns
+    /// `None` if the pool is too small or the sequence is closed.
     pub(crate) fn with_room(&mut self, id: TextId, tokens: usize) -> Option<&mut CachedText> {
         let needed = tokens.div_ceil(BLOCK_TOKENS);
         if needed > self.blocks || !self.texts.contains_key(&id) {

@@ -1,23 +1,25 @@
-//! Drafts that need a model: a smaller one with the same tokenizer, or the base's own first layers with a draft adapter.
+//! Drafters that need a model: a smaller one, or the base's first layers with a draft adapter.
 //!
 //! ```text
-//! open::by_model(PATH) ----\
-//!                           > Drafter: one model, keys and values of several texts --text()--> ModelDraft, one a sequence
-//! open::by_itself(adapter) /
+//! load::by_model(PATH) ----\
+//!                           > Drafter: one model, several sequences --text()--> ModelDraft: one sequence
+//! load::by_itself(adapter) /
 //! ```
 //!
 //! # Layout
 //!
-//! - [`load`]: a model, or first layers, made ready to guess.
-//! - [`drafter`]: the model that guesses, and for whom. `kv_slots`: whose keys and values are kept. `vocabulary`: which tokens it knows.
-//! - [`draft`]: what it guesses for one text, and how far that is to be trusted.
+//! - [`load`]: opens a model, or the first layers of a base, as a drafter.
+//! - [`drafter`]: the model that several sequences share.
+//! - `kv_slots`: the KV cache of these sequences.
+//! - `vocabulary`: maps between token ids of the base and of the model.
+//! - [`draft`]: the draft tokens of one sequence, with calibrated acceptance probabilities.
 //!
 //! # Principles
 //!
-//! - What several texts are about to be asked for is read in one pass, and is what each would have said alone.
-//! - A draft owns what it computes with: threads, scratch, keys and values. Whoever waits for a pass may ask it meanwhile.
-//! - It never reads a disk once it is open, and takes no memory.
-//! - No adapter of a tenant is part of it (CHECKLIST D4.11).
+//! - One pass computes the prefetched predictions of several sequences, with the same results as alone.
+//! - A drafter owns threads, scratch buffers and KV cache, so a thread that waits for a pass may use it.
+//! - An open drafter reads no disk and allocates no memory.
+//! - No adapter of a tenant is part of a drafter.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! A model, or the base's first layers, made ready to guess.
+//! Opens a model, or the first layers of a base, as a drafter.
 
 use std::{convert::Infallible, path::Path, sync::Arc};
 
@@ -22,80 +22,80 @@ use model_files::{
 
 use crate::{drafter::Drafter, vocabulary::Vocabulary};
 
-/// What a draft may use.
+/// Resources that a drafter may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DraftOptions {
-    /// Cores to compute on. Empty: the thread that asks, not pinned.
+    /// Cores to compute on; if empty, the calling thread computes without pinning.
     pub cores: Vec<usize>,
-    /// Bytes of its keys and values at most, and of rows that it has beside a base that it shares.
+    /// Maximum bytes of the KV cache and of a shortlist's head rows, which are copied from the base.
     pub bytes: u64,
-    /// Bits of keys and values.
+    /// Element type of the KV cache.
     pub kv_dtype: KvDtype,
 }
 
-/// Why a model cannot draft.
+/// Reasons why a model cannot draft.
 #[derive(Debug, thiserror::Error)]
 pub enum DraftError {
-    /// There is no model.
+    /// The path holds no model.
     #[error(transparent)]
     Find(#[from] FindError),
-    /// It cannot be read.
+    /// The model's files cannot be read.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// Its tokens cannot be listed.
+    /// The model's tokens cannot be listed.
     #[error(transparent)]
     Tokens(#[from] TokenListError),
-    /// They are others.
+    /// The model's tokens differ from the base's.
     #[error(transparent)]
     Tokenizer(#[from] TokenMismatch),
-    /// Its weights are not what its configuration says.
+    /// The weights do not match the configuration.
     #[error(transparent)]
     Weights(#[from] WeightsError),
-    /// The base's layers that it needs cannot be had.
+    /// The base's first layers are not available.
     #[error(transparent)]
     Layers(#[from] FirstLayersError),
-    /// Its adapter cannot be computed with.
+    /// The draft adapter does not fit the layers.
     #[error("the draft's adapter cannot be computed: {0}")]
     Adapter(#[from] LayoutError),
-    /// There is no memory for it, or no thread.
+    /// Memory or a thread for the model is missing.
     #[error(transparent)]
     Resident(#[from] ResidentError),
-    /// What it may take does not hold anything.
+    /// The byte limit is below the smallest drafter.
     #[error(
         "{bytes} bytes do not hold a draft: it takes {needed_bytes} at least; raise --draft-bytes (of a split client --draft-kv-bytes)"
     )]
     TooFewBytes {
-        /// What it may take.
+        /// The limit from the options.
         bytes: u64,
-        /// What it takes at least.
+        /// Minimum bytes that a drafter needs.
         needed_bytes: u64,
     },
 }
 
-/// A draft that is ready, and what it takes.
+/// An opened drafter with its memory use.
 #[derive(Debug)]
 pub struct OpenedDraft<L> {
-    /// It.
+    /// The drafter, ready to use.
     pub drafter: Drafter<L>,
-    /// Bytes of memory that are its own: weights, keys and values.
+    /// Bytes of its own memory: weights and KV cache.
     pub bytes: u64,
 }
 
-/// The first layers of a base, ready to guess.
+/// The first layers of a base, opened as a drafter.
 #[derive(Debug)]
 pub struct SelfDraft {
-    /// They.
+    /// The drafter over the first layers.
     pub drafter: Drafter<FirstLayers>,
-    /// The adapter that makes them guess.
+    /// The draft adapter that these layers use.
     pub adapter: Arc<PreparedAdapter>,
-    /// Bytes of memory that are neither the base's nor the adapter's.
+    /// Bytes of memory beyond those of the base and the adapter.
     pub bytes: u64,
 }
 
-/// The model at `path` as a draft for a base with these `tokens`, of which there are `vocab_size`.
+/// Opens the model at `path` as a drafter for a base with `vocab_size` tokens, listed in `tokens`.
 ///
 /// # Errors
-/// It cannot be read, or its tokens are others.
+/// The model cannot be read, or its tokens differ from the base's.
 pub fn by_model(
     path: &Path,
     (tokens, vocab_size): (&TokenList, usize),
@@ -109,10 +109,10 @@ pub fn by_model(
     Ok(OpenedDraft { bytes: opened.bytes + weight_bytes, ..opened })
 }
 
-/// The first layers of `base` with `adapter` as a draft for it.
+/// Opens the first layers of `base` with `adapter` as a drafter for `base`.
 ///
 /// # Errors
-/// They are not in memory, or do not fit beside it.
+/// The layers are not in memory, or the drafter does not fit in `options.bytes`.
 pub fn by_itself(
     base: &SharedBase,
     adapter: &DraftAdapter,
@@ -130,7 +130,6 @@ pub fn by_itself(
     Ok(SelfDraft { drafter, adapter: prepared, bytes: bytes + needed_bytes })
 }
 
-/// Takes memory for keys and values, and starts threads.
 fn ready<L: HostLayers<Error = Infallible>>(
     weights: LoadedWeights<L>,
     adapter: Option<Arc<PreparedAdapter>>,

@@ -1,31 +1,29 @@
-//! Which tokens a model that drafts knows.
+//! Token ids that a draft model can read and predict.
 
 use std::sync::Arc;
 
-/// From the base's ids to the model's, and back.
+/// Maps token ids of the base to those of the model and back.
 #[derive(Debug, Clone)]
 pub(crate) struct Vocabulary {
-    /// Tokens below this are read.
+    /// The model reads tokens below this id.
     read: usize,
     said: RowVocabulary,
 }
 
-/// What the model's rows of logits are about.
 #[derive(Debug, Clone)]
 enum RowVocabulary {
-    /// The first so many tokens.
+    /// The tokens below this id.
     First(usize),
-    /// These.
     Listed(Arc<[u32]>),
 }
 
 impl Vocabulary {
-    /// That of two models which share their first `tokens` tokens.
+    /// Returns the vocabulary of two models that share their first `tokens` tokens.
     pub(crate) fn shared(tokens: usize) -> Self {
         Self { read: tokens, said: RowVocabulary::First(tokens) }
     }
 
-    /// That of a model which reads `tokens` tokens and says only those of a list, if there is one.
+    /// Returns the vocabulary of a model that reads `tokens` tokens and predicts those of `list` (or all).
     pub(crate) fn listed(tokens: usize, list: Option<&Arc<[u32]>>) -> Self {
         Self {
             read: tokens,
@@ -33,12 +31,10 @@ impl Vocabulary {
         }
     }
 
-    /// Whether the model can read a token.
     pub(crate) fn reads(&self, token: u32) -> bool {
         (token as usize) < self.read
     }
 
-    /// The token that a row's logit is about.
     pub(crate) fn token(&self, index: u32) -> Option<u32> {
         match &self.said {
             RowVocabulary::First(tokens) => ((index as usize) < *tokens).then_some(index),

@@ -1,17 +1,18 @@
-//! The copy engine: one thread that moves everything between tiers, piece by piece.
+//! Copy engine: one thread that moves blocks and adapters between memory tiers, piece by piece.
 //!
-//! Before each piece the engine looks again at who is first, so what a request waits for ([`CopyPriority::Demand`])
-//! overtakes at the next piece whatever is brought in ahead of its need. Where a link is emulated, a piece is copied
-//! only when its time on that link is over: it is never seen sooner than it could have arrived. Where somebody comes first at the
-//! disk that copies share, those that nobody waits for give way ([`scheduling::background_io`]).
+//! Before each piece the engine selects the most urgent job again. So a job for which a request waits
+//! ([`CopyPriority::Demand`]) overtakes swap-ins and preloads at the next piece. On an emulated link, a piece
+//! is copied only when its time on that link is over, so no reader sees it earlier than it could have
+//! arrived. If copies share a disk with foreground reads, jobs without a waiting request yield to those reads
+//! ([`policy::background_io`]).
 //!
 //! # Layout
 //!
-//! - `queue`: whose turn it is, and who has ended.
-//! - `worker`: the thread's steps, and what it shares with engine and tickets.
-//! - `link`: when a piece arrives on an emulated link.
+//! - `queue`: orders the jobs and reports their ends.
+//! - `worker`: the thread's steps, and the state that it shares with engine and tickets.
+//! - `link`: computes when a piece arrives on an emulated link.
 //!
-//! A load ends in exactly one way ([`CopyEnd`]), and whoever submitted it is told on the engine's thread.
+//! A job ends in exactly one way ([`CopyEnd`]), which its owner's callback receives on the engine's thread.
 
 mod link;
 mod queue;
@@ -41,74 +42,74 @@ use self::{
     worker::{CopyShared, CopyWorker},
 };
 
-/// Jobs an engine keeps at most.
+/// Maximum number of jobs in an engine.
 pub const MAX_JOBS: usize = 4096;
 
-/// How urgent a job is; the first is the most urgent.
+/// Urgency of a copy job; the first is the most urgent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CopyPriority {
-    /// A request waits for it.
+    /// A request waits for the copied data.
     Demand,
-    /// A policy has decided that it will be used.
+    /// A policy predicts that the data will be used.
     SwapIn,
-    /// It may be used.
+    /// The data may be used later.
     Preload,
 }
 
 impl CopyPriority {
-    /// All classes, the most urgent first.
+    /// All priorities, the most urgent first.
     pub const ALL: [Self; 3] = [Self::Demand, Self::SwapIn, Self::Preload];
 }
 
-/// Something to copy, piece by piece.
+/// Data to copy, piece by piece.
 pub trait CopySource: Send {
-    /// Bytes of the next piece; `None` when nothing is left. The same at every call until the piece is copied.
+    /// Returns the size of the next piece in bytes, the same until it is copied; `None` if nothing is left.
     fn next_bytes(&self) -> Option<usize>;
 
-    /// Copies the next piece; others may see it as soon as this returns. It must not wait for the engine.
+    /// Copies the next piece, which others may see on return. The method must not wait for the engine.
     fn copy_next(&mut self);
 }
 
-/// How a job ended.
+/// Result of a copy job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CopyEnd {
-    /// All of it was copied.
+    /// All pieces were copied.
     Done,
-    /// It was cancelled, or the engine was dropped, before all of it was copied.
+    /// The job was cancelled, or the engine was dropped, before all pieces were copied.
     Cancelled,
-    /// It panicked.
+    /// The copy source panicked during the copy.
     Failed,
 }
 
-/// Why a job was not taken.
+/// Error of a job that was not accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum SubmitError {
     /// The queue is full.
     #[error("the copy engine has {limit} jobs and takes no more; submit again when one has ended")]
     Full {
-        /// Jobs it keeps at most.
+        /// Maximum number of jobs in the engine.
         limit: usize,
     },
 }
 
-/// Figures of an engine since its start.
+/// Statistics of an engine since its start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CopyStats {
-    /// Bytes that were copied.
+    /// Number of bytes that were copied.
     pub copied_bytes: u64,
-    /// Time in which there was a piece to copy, an emulated link's time included, in microseconds.
+    /// Time in which there was a piece to copy, in microseconds, including an emulated link's time.
     pub copy_us: u64,
-    /// Jobs that ended [`CopyEnd::Done`].
+    /// Number of jobs that ended [`CopyEnd::Done`].
     pub done: u64,
-    /// Jobs that ended [`CopyEnd::Cancelled`].
+    /// Number of jobs that ended [`CopyEnd::Cancelled`].
     pub cancelled: u64,
-    /// Jobs that ended [`CopyEnd::Failed`].
+    /// Number of jobs that ended [`CopyEnd::Failed`].
     pub failed: u64,
-    /// Jobs that have not ended, in the order of [`CopyPriority::ALL`].
+    /// Number of unfinished jobs by priority, in the order of [`CopyPriority::ALL`].
     pub queued: [usize; 3],
 }
 
-/// See the module. Dropping it cancels what is left and ends its thread.
+/// Handle of the copy thread. Dropping it cancels all jobs and ends the thread.
 #[derive(Debug)]
 pub struct CopyEngine {
     shared: Arc<CopyShared>,
@@ -117,27 +118,27 @@ pub struct CopyEngine {
 }
 
 impl CopyEngine {
-    /// Starts the thread. With a `link`, copying takes as long as a link of that bandwidth would.
+    /// Starts the thread. With a `link`, copies take as long as on a link of that bandwidth.
     ///
     /// # Errors
-    /// If the thread cannot be started.
+    /// Returns an error if the thread cannot be started.
     pub fn start(link: Option<BytesPerSecond>) -> io::Result<Self> {
         Self::with_clock(link, MAX_JOBS, Box::new(SystemClock))
     }
 
-    /// Starts the thread at a disk at which somebody else comes `first`, but for what a request waits for.
+    /// Starts the thread on a disk where foreground reads `first` precede jobs without a waiting request.
     ///
     /// # Errors
-    /// If the thread cannot be started.
+    /// Returns an error if the thread cannot be started.
     pub fn start_behind(first: Arc<dyn ForegroundIo>) -> io::Result<Self> {
         let shared = Arc::new(CopyShared::new(MAX_JOBS, Box::new(SystemClock)));
         Self::run(CopyWorker::new(Arc::clone(&shared), None).behind(first), shared, None)
     }
 
-    /// As [`start`](Self::start), with another clock and at most `max_jobs` jobs that have not ended.
+    /// Starts as [`start`](Self::start), with another clock and at most `max_jobs` unfinished jobs.
     ///
     /// # Errors
-    /// If the thread cannot be started.
+    /// Returns an error if the thread cannot be started.
     pub fn with_clock(
         link: Option<BytesPerSecond>,
         max_jobs: usize,
@@ -156,11 +157,11 @@ impl CopyEngine {
         Ok(Self { shared, bandwidth, thread: Some(thread) })
     }
 
-    /// Takes a job. `done` is called once, on the engine's thread, after the load was dropped; it may submit and
-    /// cancel others, but whatever it waits for, all other jobs wait for too.
+    /// Queues a job. `done` is called once, on the engine's thread, after `load` was dropped. The callback
+    /// may submit and cancel jobs, but all other jobs wait while it runs.
     ///
     /// # Errors
-    /// If the queue is full; then `load` and `done` are dropped and `done` is not called.
+    /// Returns an error if the queue is full; then `load` and `done` are dropped without a call.
     pub fn submit(
         &self,
         class: CopyPriority,
@@ -170,13 +171,13 @@ impl CopyEngine {
         self.shared.submit(class, load, done)
     }
 
-    /// The bandwidth of the emulated link.
+    /// Returns the bandwidth of the emulated link.
     #[must_use]
     pub fn link(&self) -> Option<BytesPerSecond> {
         self.bandwidth
     }
 
-    /// Figures since the start.
+    /// Returns statistics since the start.
     #[must_use]
     pub fn stats(&self) -> CopyStats {
         self.shared.stats()
@@ -186,14 +187,14 @@ impl CopyEngine {
 impl Drop for CopyEngine {
     fn drop(&mut self) {
         self.shared.close();
-        // A callback may hold the last handle: the thread cannot wait for itself, and ends after it.
+        // A callback may hold the last handle: the thread cannot join itself, and ends after the callback.
         if let Some(thread) = self.thread.take().filter(|t| t.thread().id() != thread::current().id()) {
             let _ = thread.join();
         }
     }
 }
 
-/// A job's owner holds it. Dropping it leaves the job alone.
+/// Handle of a job for its owner. Dropping it does not affect the job.
 #[derive(Debug, Clone)]
 pub struct Ticket {
     shared: Arc<CopyShared>,
@@ -202,19 +203,19 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// Makes the job more urgent: it goes behind those that are in `class` already. Never makes it less urgent.
+    /// Moves the job to the end of the more urgent class `class`; never lowers its urgency.
     pub fn raise(&self, class: CopyPriority) {
         self.shared.lock().raise(self.job, class);
         self.shared.work.notify_one();
     }
 
-    /// Ends the job. When this returns the engine has dropped the load; that takes no longer than copying the piece
-    /// that is being copied, however slow an emulated link is. Must not be called by a load.
+    /// Cancels the job and waits until the engine has dropped the load. The wait is at most the copy of the
+    /// current piece, however slow an emulated link is. A load must not call this method.
     pub fn cancel(&self) {
         self.shared.cancel(self.job);
     }
 
-    /// Whether the job has ended, in whatever way. Its owner was told, or is about to be.
+    /// Whether the job has ended, in any way. The owner's callback was called, or is about to be.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.ended.load(Ordering::Acquire)

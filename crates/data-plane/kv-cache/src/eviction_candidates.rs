@@ -1,4 +1,4 @@
-//! Those that may leave a tier, the least valuable first, and whose share it is.
+//! Eviction candidates of a tier, the least valuable first, with the share of each tenant.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -7,53 +7,48 @@ use std::{
 
 use types::TenantId;
 
-/// How long a tenant's share is kept for it after its last visit.
+/// Time after its last visit for which a tenant keeps its share.
 const SHARE_MEMORY: Duration = Duration::from_secs(600);
 
-/// Sorted as the number is.
+/// Returns an integer that sorts as `worth` does.
 pub(crate) fn key_of(worth: f64) -> i64 {
     let bits = worth.to_bits().cast_signed();
     bits ^ (((bits >> 63).cast_unsigned()) >> 1).cast_signed()
 }
 
-/// The number of a key.
+/// Returns the worth of a key.
 pub(crate) fn worth_of(key: i64) -> f64 {
     f64::from_bits((key ^ (((key >> 63).cast_unsigned()) >> 1).cast_signed()).cast_unsigned())
 }
 
-/// What a tenant has in a tier.
 #[derive(Debug, Default)]
 struct TierShare {
-    /// Its blocks that may leave.
     candidates: BTreeSet<(i64, u32)>,
-    /// All of its blocks.
+    /// Number of all blocks of the tenant in the tier.
     blocks: u32,
     visited_at: Duration,
 }
 
-/// The candidates of one tier.
 #[derive(Debug, Default)]
 pub(crate) struct EvictionCandidates {
     shares: HashMap<TenantId, TierShare>,
-    /// Of tenants whose part is not the usual one.
+    /// Weights of tenants with another weight than 1.
     weights: HashMap<TenantId, u32>,
     adapters: BTreeSet<(i64, u32)>,
 }
 
 impl EvictionCandidates {
-    /// The parts that tenants have in the tier, beside 1 for everybody else.
+    /// Sets the tenants' weights in the tier; all others have weight 1.
     pub(crate) fn weigh(&mut self, weights: HashMap<TenantId, u32>) {
         self.weights = weights;
     }
 
-    /// A tenant has one block more in the tier.
     pub(crate) fn add_block(&mut self, owner: TenantId, now: Duration) {
         let share = self.shares.entry(owner).or_default();
         share.blocks += 1;
         share.visited_at = now;
     }
 
-    /// A tenant has one block less.
     pub(crate) fn remove_block(&mut self, owner: TenantId) {
         let Some(share) = self.shares.get_mut(&owner) else { return };
         share.blocks -= 1;
@@ -62,7 +57,7 @@ impl EvictionCandidates {
         }
     }
 
-    /// A tenant was there.
+    /// Records a request of a tenant.
     pub(crate) fn visit(&mut self, owner: TenantId, now: Duration) {
         if let Some(share) = self.shares.get_mut(&owner) {
             share.visited_at = now;
@@ -87,13 +82,12 @@ impl EvictionCandidates {
         self.adapters.remove(&(key, index));
     }
 
-    /// The least valuable adapter.
     pub(crate) fn first_adapter(&self) -> Option<(i64, u32)> {
         self.adapters.first().copied()
     }
 
-    /// The least valuable block of those who have more than their share of `total` blocks, or have not been here for long; of
-    /// all, if these have none.
+    /// Returns the least valuable block of tenants that exceed their share of `total` blocks or were inactive
+    /// for [`SHARE_MEMORY`]; if they have no candidate, the least valuable of all.
     pub(crate) fn first_block(&self, total: u32, now: Duration) -> Option<(i64, u32)> {
         let is_active = |share: &TierShare| share.visited_at + SHARE_MEMORY > now;
         let weight = |owner: &TenantId| u64::from(self.weights.get(owner).copied().unwrap_or(1));
@@ -107,7 +101,6 @@ impl EvictionCandidates {
         owed.or_else(|| self.shares.values().filter_map(first).min())
     }
 
-    /// Blocks of each tenant.
     pub(crate) fn by_owner(&self) -> impl Iterator<Item = (TenantId, u32)> + '_ {
         self.shares.iter().map(|(owner, share)| (*owner, share.blocks))
     }

@@ -1,8 +1,8 @@
-//! One ledger of memory: what may be held in bytes, by whom, and who holds it now (D4.10, X6).
+//! Ledger of memory: limits in bytes per account, and the bytes that each account holds (D4.10, X6).
 //!
-//! Accounts form a tree: what is charged to one is charged to all that it is a part of, and nothing is charged that is more
-//! than any of them may hold. So the root bounds everything, whoever asks for it. A charge gives its bytes back when it is
-//! dropped, wherever that happens: whoever keeps memory keeps the charge beside it.
+//! Accounts form a tree. A charge to an account also charges all its ancestors, and fails if any of them
+//! would exceed its limit. So the root bounds all accounts together. Dropping a charge returns its bytes; the
+//! owner of memory keeps the charge beside it.
 
 use std::{
     fmt,
@@ -12,23 +12,23 @@ use std::{
     },
 };
 
-/// Why bytes were not granted.
+/// Error of a charge that exceeds a limit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{asked_bytes} bytes are more than is left of the {limit_bytes} bytes of {account}, of which {held_bytes} are held"
 )]
 pub struct OutOfBudget {
-    /// The account that is full: the one that was asked, or one that it is a part of.
+    /// Name of the full account: the charged one, or an ancestor.
     pub account: String,
-    /// Bytes that were asked for.
+    /// Number of bytes that were requested.
     pub asked_bytes: u64,
-    /// Bytes it holds.
+    /// Number of bytes that the account holds.
     pub held_bytes: u64,
-    /// Bytes it may hold.
+    /// Limit of the account in bytes.
     pub limit_bytes: u64,
 }
 
-/// Bytes that somebody may hold. Clones are the same account.
+/// Account with a limit in bytes. Clones are the same account.
 #[derive(Clone)]
 pub struct MemoryAccount(Arc<AccountState>);
 
@@ -40,14 +40,14 @@ struct AccountState {
 }
 
 impl Default for MemoryAccount {
-    /// One without a bound.
+    /// Creates an account without a limit.
     fn default() -> Self {
         Self::new("memory", u64::MAX)
     }
 }
 
 impl MemoryAccount {
-    /// One that is part of no other; `name` is for people.
+    /// Creates a root account; `name` is for people.
     #[must_use]
     pub fn new(name: &str, limit_bytes: u64) -> Self {
         Self(Arc::new(AccountState {
@@ -58,57 +58,58 @@ impl MemoryAccount {
         }))
     }
 
-    /// A part of this one. The parts of an account may be promised more than it has: who comes first has it.
+    /// Creates a child account. The limits of all children may sum to more than this account's limit: the
+    /// first to charge gets the bytes.
     #[must_use]
     pub fn part(&self, name: &str, limit_bytes: u64) -> Self {
         let (name, part_of) = (name.to_owned(), Some(self.clone()));
         Self(Arc::new(AccountState { name, limit_bytes, held_bytes: AtomicU64::new(0), part_of }))
     }
 
-    /// What people call it.
+    /// Returns the account's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// Bytes it may hold.
+    /// Returns the limit in bytes.
     #[must_use]
     pub fn limit_bytes(&self) -> u64 {
         self.0.limit_bytes
     }
 
-    /// Bytes it holds, with those of its parts.
+    /// Returns the bytes that the account and its descendants hold.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
         self.0.held_bytes.load(Relaxed)
     }
 
-    /// Whether anybody has a charge to it, or a clone or part of it.
+    /// Whether a charge, a clone or a child of the account exists.
     #[must_use]
     pub fn is_in_use(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }
 
-    /// Takes `bytes` until the charge is dropped.
+    /// Reserves `bytes` until the returned charge is dropped.
     ///
     /// # Errors
-    /// If it, or one that it is a part of, has too few left.
+    /// Returns an error if the account, or an ancestor, has too few bytes left.
     pub fn charge(&self, bytes: u64) -> Result<MemoryReservation, OutOfBudget> {
         let mut charge = MemoryReservation { account: self.clone(), bytes: 0 };
         charge.resize(bytes).map(|()| charge)
     }
 
-    /// Whether `bytes` could be taken if nothing else were.
+    /// Checks that `bytes` could be reserved if no other charge existed.
     ///
     /// # Errors
-    /// If they are more than it, or one that it is a part of, may hold at all.
+    /// Returns an error if `bytes` exceed the limit of the account or of an ancestor.
     pub fn could_hold(&self, bytes: u64) -> Result<(), OutOfBudget> {
         self.line().try_for_each(|account| {
             if bytes <= account.limit_bytes() { Ok(()) } else { Err(account.full(0, bytes)) }
         })
     }
 
-    /// It, and all that it is a part of.
+    /// Returns the account and all its ancestors.
     fn line(&self) -> impl Iterator<Item = &Self> {
         std::iter::successors(Some(self), |account| account.0.part_of.as_ref())
     }
@@ -118,7 +119,7 @@ impl MemoryAccount {
         let more = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= limit);
         let taken = self.0.held_bytes.fetch_update(Relaxed, Relaxed, more);
         taken.map_err(|held| self.full(held, bytes))?;
-        // One that is full keeps its parts from holding more.
+        // A full ancestor prevents its descendants from holding more.
         self.0
             .part_of
             .as_ref()
@@ -153,7 +154,7 @@ impl fmt::Debug for MemoryAccount {
     }
 }
 
-/// Bytes of an account, given back when dropped.
+/// Reserved bytes of an account, returned when dropped.
 #[derive(Debug)]
 pub struct MemoryReservation {
     account: MemoryAccount,
@@ -161,29 +162,29 @@ pub struct MemoryReservation {
 }
 
 impl MemoryReservation {
-    /// How many.
+    /// Returns the number of reserved bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Holds the bytes for as long as there is the account.
+    /// Keeps the bytes reserved for the lifetime of the account.
     pub fn for_good(mut self) {
         self.bytes = 0;
     }
 
-    /// As many of the same account.
+    /// Reserves `bytes` more of the same account, as a separate charge.
     ///
     /// # Errors
-    /// If there are not so many.
+    /// Returns an error if the account has too few bytes left.
     pub fn another(&self, bytes: u64) -> Result<Self, OutOfBudget> {
         self.account.charge(bytes)
     }
 
-    /// Holds `bytes` instead. Fewer are always granted.
+    /// Changes the reservation to `bytes`. A smaller size always succeeds.
     ///
     /// # Errors
-    /// If there are not so many; it holds what it held.
+    /// Returns an error if the account has too few bytes left; the reservation is unchanged then.
     pub fn resize(&mut self, bytes: u64) -> Result<(), OutOfBudget> {
         match bytes.checked_sub(self.bytes) {
             Some(more) => self.account.try_reserve(more)?,

@@ -1,23 +1,24 @@
-//! Who is in memory.
+//! KV cache and adapters in all memory tiers: what stays in memory, and what is evicted.
 //!
 //! # Layout
 //!
-//! - [`manager`]: [`Cache`], one pool for adapters and for keys and values; what an engine talks to.
-//! - [`pool`]: the blocks of the device, and how many sequences hold each.
-//! - [`tree`]: what every block depends on, and in which tiers it is.
-//! - [`replacement`]: what everything is worth, so who leaves first. `eviction_candidates`: those that may, in this order.
+//! - [`manager`]: [`Cache`], one block pool for adapters and KV blocks; the interface for an engine.
+//! - [`pool`]: blocks of the device, and how many sequences hold each.
+//! - [`tree`]: the dependencies of every block, and the tiers in which it is.
+//! - [`replacement`]: values blocks and adapters, and so decides the order of eviction.
+//!   `eviction_candidates`: keeps candidates in this order.
 //! - [`tier`]: the tiers, and their slots. [`namespace`]: who may share prefixes, and their names on disk.
-//! - [`prefix_path`]: the way of a sequence whose adapter begins somewhere, from the base's prefixes to the adapter's.
-//! - [`residency`]: which adapters are on the device or on their way there, one state for each.
-//! - [`copy`]: the thread that moves everything between tiers, the urgent first.
-//! - [`store`]: blocks in a file, for the next process too.
-//! - [`ledger`]: how many bytes there may be of everything, and who has them.
+//! - [`prefix_path`]: path of a sequence through the namespaces of the base and of an activated adapter.
+//! - [`residency`]: tracks which adapters are on the device or on their way there, one state for each.
+//! - [`copy`]: the thread that copies between tiers, the most urgent job first.
+//! - [`store`]: blocks in a file, which survive a restart.
+//! - [`ledger`]: limits memory in bytes, and counts who holds it.
 //!
 //! # Principles
 //!
-//! - Only ids live here, and bytes that are kept as they are. The floats of a block belong to whoever runs the forward pass.
-//! - A prefix is compared token by token, never by a hash of it: two prompts cannot be taken for each other. In the file, where
-//!   the tokens before a block may be gone, a hash of 256 bits stands for them.
+//! - This crate handles ids and raw bytes. Only the owner of the forward pass interprets a block's values.
+//! - A prefix is compared token by token, not by hash, so two prompts are never confused. In the file the
+//!   tokens before a block may be gone; there a 256-bit hash stands for them.
 
 #![forbid(unsafe_code)]
 

@@ -1,23 +1,24 @@
-//! The cache manager: one pool of blocks for keys, values and adapters, and what lies below it (E-01).
+//! Cache manager: one block pool for KV blocks and adapters, and the lower tiers (E-01).
 //!
-//! Only decisions are made here. Bytes are copied by whoever owns them: what is to be copied is put into a queue
-//! ([`Cache::take_copies`]), and how that ended is told ([`Cache::copied_in`], [`Cache::copied_out`]). So an engine and a simulator run the same code.
+//! This module only decides. The owner of the bytes copies them: it takes copies from a queue
+//! ([`Cache::take_copies`]) and reports their results ([`Cache::copied_in`], [`Cache::copied_out`]). So an
+//! engine and a simulator run the same code.
 //!
 //! # Layout
 //!
-//! - here: what a sequence asks for.
-//! - `adapters`: places of adapters in the pool.
-//! - `eviction`: who leaves a tier when others need the room.
-//! - `invariants`: whether the invariants hold.
-//! - `settings`: what a cache holds itself to.
-//! - `swap`: copies between tiers, and what was there before this process.
+//! - here: the requests of a sequence.
+//! - `adapters`: blocks of adapters in the pool.
+//! - `eviction`: evicts blocks and adapters when a tier lacks capacity.
+//! - `invariants`: checks the invariants.
+//! - `settings`: sizes, limits and policy of a cache.
+//! - `swap`: copies between tiers, and blocks from an earlier process.
 //!
 //! # Invariants
 //!
-//! - At any time every block is exactly one of free, used (a sequence holds it), cached (only the tree knows it) or of an
-//!   adapter.
-//! - Every block of the tree that is on the device has all that it depends on there: the blocks before it, and its adapter
-//!   unless that is computed elsewhere (E-05).
+//! - At any time every block is in exactly one state: free, used (a sequence holds it), cached (only the tree
+//!   knows it) or held by an adapter.
+//! - For every block of the tree on the device, its dependencies are on the device too: the earlier blocks,
+//!   and its adapter unless that is computed elsewhere (E-05).
 
 mod adapters;
 mod eviction;
@@ -46,85 +47,84 @@ use crate::{
     tree::{Cursor, DependencyTree, NodeId},
 };
 
-/// How the blocks of the device are divided; `free + used + cached + adapters = total`.
+/// States of the device's blocks; `free + used + cached + adapters = total`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BlockCounts {
-    /// Blocks of the pool.
+    /// Number of blocks in the pool.
     pub total: usize,
-    /// Blocks that hold nothing.
+    /// Number of blocks that hold nothing.
     pub free: usize,
-    /// Blocks at least one sequence holds: running keys and values.
+    /// Number of KV blocks that at least one sequence holds.
     pub used: usize,
-    /// Blocks that only the tree knows: keys and values of the past.
+    /// Number of KV blocks that only the tree knows.
     pub cached: usize,
-    /// Blocks of adapters.
+    /// Number of blocks that adapters hold.
     pub adapters: usize,
 }
 
-/// A prefix found on the device. The finder holds its blocks.
+/// Prefix found on the device. The caller of the lookup holds its blocks.
 #[derive(Debug)]
 pub struct Prefix {
-    /// Its blocks in order, all full.
+    /// Full blocks of the prefix, in order.
     pub blocks: Vec<BlockId>,
-    /// Its end, where further blocks are added.
+    /// End of the prefix, where further blocks are added.
     pub cursor: Cursor,
 }
 
-/// Counters from the start of the cache.
+/// Counters since the creation of the cache.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Statistics {
-    /// Prefixes looked up.
+    /// Number of prefix lookups.
     pub lookups: u64,
-    /// Blocks found on the device by lookups.
+    /// Number of blocks that lookups found on the device.
     pub found_blocks: u64,
-    /// Blocks fetched from a lower tier for those who asked, by tier.
+    /// Number of blocks fetched from a lower tier for a request, by tier.
     pub fetched_blocks: [u64; Tier::ALL.len()],
-    /// Blocks brought back before anybody asked.
+    /// Number of blocks prefetched before a request needed them.
     pub prefetched_blocks: u64,
-    /// Blocks that entered the tree.
+    /// Number of blocks inserted into the tree.
     pub inserted_blocks: u64,
-    /// Blocks that left the device to make room.
+    /// Number of blocks evicted from the device.
     pub evicted_blocks: u64,
-    /// Of them, those that no tier had room for.
+    /// Number of evicted blocks for which no lower tier had capacity.
     pub lost_blocks: u64,
-    /// Blocks copied to lower tiers.
+    /// Number of blocks copied to lower tiers.
     pub spilled_blocks: u64,
-    /// Copies from and to lower tiers that came to nothing.
+    /// Number of failed copies from and to lower tiers.
     pub failed_copies: u64,
-    /// Adapters that left the device to make room.
+    /// Number of adapters evicted from the device.
     pub evicted_adapters: u64,
-    /// Blocks that adapters gave up to make room, and stayed ([`AdapterUnit::Block`]).
+    /// Number of blocks evicted from adapters that stayed on the device ([`AdapterUnit::Block`]).
     pub shed_adapter_blocks: u64,
 }
 
-/// See the module.
+/// Cache manager; the module describes its invariants.
 #[derive(Debug)]
 pub struct Cache {
     settings: CacheSettings,
     pool: BlockPool,
     tree: DependencyTree,
-    /// The nodes of device blocks.
     node_of: HashMap<BlockId, u32>,
     adapters: adapters::Adapters,
     slots: [FreeSlots; Tier::LOWER.len()],
     frontiers: [EvictionCandidates; Tier::ALL.len()],
     policy: Box<dyn ReplacementPolicy>,
     usage: AdapterUsage,
-    /// Blocks that could come back to the device, the least valuable first.
+    /// Blocks that may return to the device, the least valuable first.
     returning: BTreeSet<(i64, u32)>,
     copies: Vec<TierCopy>,
-    /// Blocks that no lower tier has, in the order in which they were let go of.
+    /// Blocks that no lower tier has, in the order of their release.
     dirty: VecDeque<NodeId>,
-    /// Copies out that may be begun before their bytes have gone: as many as somebody has room for.
+    /// Number of spills that may begin now, as the copier has buffers for them.
     spill_room: usize,
-    /// The next node whose worth is looked at again.
+    /// Next node whose worth is updated.
     reviewed: u32,
     now: Duration,
     statistics: Statistics,
 }
 
 impl Cache {
-    /// An empty cache.
+    /// Creates an empty cache.
     #[must_use]
     pub fn new(settings: CacheSettings) -> Self {
         let settings = settings.divided();
@@ -148,7 +148,7 @@ impl Cache {
         }
     }
 
-    /// How the blocks of the device are divided now.
+    /// Returns the current states of the device's blocks.
     #[must_use]
     pub fn counts(&self) -> BlockCounts {
         let pool = self.pool.counts();
@@ -162,7 +162,7 @@ impl Cache {
         }
     }
 
-    /// Slots in use of a lower tier, and all it has.
+    /// Returns the used slots of a tier, and the total.
     #[must_use]
     pub fn slots(&self, tier: Tier) -> (usize, usize) {
         match tier {
@@ -176,13 +176,13 @@ impl Cache {
         }
     }
 
-    /// Counters from the start.
+    /// Returns the counters since the creation of the cache.
     #[must_use]
     pub fn statistics(&self) -> Statistics {
         self.statistics
     }
 
-    /// Blocks of keys and values that [`allocate`](Self::allocate) can give.
+    /// Returns the number of KV blocks that [`allocate`](Self::allocate) can give.
     #[must_use]
     pub fn available(&self) -> usize {
         let counts = self.counts();
@@ -190,20 +190,20 @@ impl Cache {
         idle.min((self.settings.max_kv_blocks as usize).saturating_sub(counts.used))
     }
 
-    /// Blocks of keys and values that one sequence can have, whatever adapters others use.
+    /// Returns the number of KV blocks that one sequence can always get, with any use of adapters by others.
     #[must_use]
     pub fn sure_kv_blocks(&self) -> u32 {
         let CacheSettings { device, max_kv_blocks, max_adapter_blocks, .. } = self.settings;
         max_kv_blocks.min(device.saturating_sub(max_adapter_blocks))
     }
 
-    /// Blocks that hold `tokens` tokens.
+    /// Returns the number of blocks that hold `tokens` tokens.
     #[must_use]
     pub fn blocks_for(&self, tokens: usize) -> usize {
         tokens.div_ceil(self.settings.block_tokens)
     }
 
-    /// Gives `count` blocks, evicting others where too few are free; all of them or, if there are not so many, none.
+    /// Allocates `count` blocks, evicting others if too few are free; all or none.
     pub fn allocate(&mut self, count: usize) -> Option<Vec<BlockId>> {
         if count > self.available() {
             return None;
@@ -211,10 +211,10 @@ impl Cache {
         (0..count).map(|_| self.allocate_one()).collect()
     }
 
-    /// Lets go of blocks. Those in the tree stay cached.
+    /// Releases blocks. Those in the tree stay cached.
     ///
     /// # Panics
-    /// If the caller did not hold them.
+    /// Panics if the caller does not hold the blocks.
     pub fn release(&mut self, blocks: &[BlockId]) {
         for &block in blocks {
             if self.pool.release(block) == Released::Cached {
@@ -223,14 +223,14 @@ impl Cache {
         }
     }
 
-    /// Tokens that so many full blocks hold.
+    /// Returns the number of tokens in `blocks` full blocks.
     #[must_use]
     pub fn tokens_in(&self, blocks: usize) -> usize {
         blocks * self.settings.block_tokens
     }
 
-    /// Finds the longest run of full blocks on the device that hold the beginning of `tokens` after a prefix, or from the start of a namespace;
-    /// the caller holds them then.
+    /// Finds the longest run of full blocks on the device that match the beginning of `tokens`, after a
+    /// prefix or from the start of a namespace. The caller then holds these blocks.
     pub fn lookup(&mut self, after: impl Into<Cursor>, tokens: &[u32]) -> Prefix {
         let mut prefix = Prefix { blocks: Vec::new(), cursor: after.into() };
         for tokens in tokens.chunks_exact(self.settings.block_tokens) {
@@ -247,14 +247,14 @@ impl Cache {
     }
 
     /// Offers a block that has become full with `tokens` to others, after the prefix at `cursor`, and moves
-    /// `cursor` behind it. Returns the block the caller holds from now on: another than `block` if the cache
-    /// had these tokens already (its content is equal, and `block` was released).
+    /// `cursor` to its end. Returns the block that the caller holds from now on: another than `block` if the
+    /// cache already had these tokens (with equal content; `block` was released).
     ///
     /// # Panics
-    /// If `tokens` is not one block's worth, or the caller does not hold `block`.
+    /// Panics if `tokens` is not one block's worth, or the caller does not hold `block`.
     pub fn insert(&mut self, cursor: &mut Cursor, tokens: &[u32], block: BlockId) -> BlockId {
         assert_eq!(tokens.len(), self.settings.block_tokens, "only full blocks are cached");
-        // What is before it may have left the device under it, as where an adapter was unloaded.
+        // The prefix may have left the device meanwhile, for example because its adapter was unloaded.
         let is_based = self.tree.is_on_device(cursor);
         let known = is_based
             .then(|| self.tree.child(cursor, tokens).or_else(|| self.tree.add(cursor, tokens)))
@@ -270,7 +270,8 @@ impl Cache {
                 *cursor = self.tree.cursor_of(id);
                 return BlockId(other);
             }
-            // Its bytes come from below for somebody else; who holds a block holds all before it, so this way ends here.
+            // The block is being fetched for another request. A holder of a block must hold all earlier ones, so
+            // this prefix ends.
             TierSlot::Coming(_) => *cursor = cursor.nowhere(),
             TierSlot::None => {
                 self.settle_on_device(id, block);
@@ -281,13 +282,13 @@ impl Cache {
         block
     }
 
-    /// Takes away from the device every prefix of an adapter that is unloaded; returns how many blocks that were. Blocks that
-    /// sequences hold stay theirs, and what lower tiers have stays there.
+    /// Removes all prefixes of an unloaded adapter from the device; returns the number of blocks. Sequences
+    /// keep the blocks that they hold, and lower tiers keep theirs.
     pub fn remove_adapter(&mut self, adapter: AdapterId) -> usize {
         let Some(root) = self.tree.adapter(Some(adapter)) else { return 0 };
         let below: Vec<NodeId> =
             self.tree.subtree(root).into_iter().skip(1).map(|index| self.tree.id(index)).collect();
-        // Those below before those above: nothing is ever without what it depends on.
+        // Children leave before their parents, so no block ever lacks its dependencies.
         below
             .into_iter()
             .rev()
@@ -295,21 +296,20 @@ impl Cache {
             .count()
     }
 
-    /// Time has passed; a batch has so many sequences. Called at every step of whoever owns this; it looks again at what some
-    /// nodes are worth.
+    /// Sets the time and the batch size, and updates the worth of some nodes; to be called at every step.
     pub fn advance(&mut self, now: Duration, batch: usize) {
         let passed = now.saturating_sub(std::mem::replace(&mut self.now, now));
         self.review(passed);
         self.usage.advance(now, batch);
     }
 
-    /// How many adapters there are on the device, and how many a batch uses (Eq. 3).
+    /// Returns the number of adapters on the device, and the number that a batch uses (Eq. 3).
     #[must_use]
     pub fn adapter_demand(&self) -> AdapterDemand {
         AdapterDemand { now: self.adapters.placed() as f64, required: self.usage.required() }
     }
 
-    /// Somebody asks for an adapter, or for the base model.
+    /// Records a request for an adapter, or for the base model.
     pub fn note_request(&mut self, adapter: Option<AdapterId>) {
         self.usage.note(adapter);
         if let Some(index) = self.tree.adapter(adapter) {
@@ -317,19 +317,19 @@ impl Cache {
         }
     }
 
-    /// Gives tenants their parts of the tiers, beside 1 for everybody else.
+    /// Sets the tenants' weights in all tiers; all others have weight 1.
     pub fn weigh(&mut self, weights: &HashMap<types::TenantId, u32>) {
         for frontier in &mut self.frontiers {
             frontier.weigh(weights.clone());
         }
     }
 
-    /// Blocks on the device by owner.
+    /// Returns the number of device blocks by owner.
     pub fn shares(&self) -> impl Iterator<Item = (types::TenantId, u32)> + '_ {
         self.frontiers[Tier::Device as usize].by_owner()
     }
 
-    /// A block whose bytes are there joins the tree.
+    /// Adds a block whose bytes are on the device to the tree.
     fn settle_on_device(&mut self, id: NodeId, block: BlockId) {
         self.pool.cache(block);
         self.node_of.insert(block, id.index);
@@ -344,7 +344,7 @@ impl Cache {
         self.relist(index);
     }
 
-    /// The last holder of a block of the tree has let go of it.
+    /// Updates a tree block whose last holder has released it.
     fn mark_released(&mut self, block: BlockId) {
         let Some(&index) = self.node_of.get(&block) else { return };
         let now = self.now;

@@ -1,38 +1,38 @@
-//! Who may share prefixes, and what a prefix is called where its tokens are not at hand.
+//! Namespaces, in which prefixes may be shared, and chains, which name prefixes without their tokens.
 
 use types::{AdapterId, TenantId};
 
-/// Who may share prefixes. The adapter is part of it whatever the gateway hashed into `sharing`: keys and values
-/// computed with one adapter can never answer for another.
+/// Namespace in which prefixes may be shared. The adapter is part of it in addition to `sharing`, so KV
+/// blocks computed with one adapter never serve another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Namespace {
-    /// The adapter that computes the blocks; `None` is the base model.
+    /// Adapter that computes the blocks; `None` is the base model.
     pub adapter: Option<AdapterId>,
-    /// H(tenant, generation), made by the gateway.
+    /// Hash of tenant and adapter version, made by the gateway.
     pub sharing: [u8; 32],
-    /// Whose share of the tiers the blocks are counted against.
+    /// Tenant whose share of the tiers the blocks count against.
     pub owner: TenantId,
 }
 
-/// Names a prefix: a hash over its namespace and all of its tokens. It is what a record has of the blocks before its
-/// own, whose tokens would grow with the context.
+/// Name of a prefix: a hash over its namespace and all its tokens. A record stores it in place of the earlier
+/// blocks' tokens, which would grow with the context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Chain(pub [u8; 32]);
 
 impl Chain {
-    /// The empty prefix of `namespace`. Every chain begins with one, so no two namespaces have a chain in common.
+    /// Returns the chain of the empty prefix in `namespace`, with which every chain of the namespace begins.
     #[must_use]
     pub fn root(namespace: &Namespace) -> Self {
         let mut hasher = blake3::Hasher::new_derive_key("holobiont 2026 kv namespace v1");
         hasher.update(&namespace.sharing);
-        // Without an adapter nothing follows: what is hashed is shorter then.
+        // Without an adapter nothing follows, so the hashed bytes differ in length.
         if let Some(adapter) = &namespace.adapter {
             hasher.update(&adapter.0);
         }
         Self(*hasher.finalize().as_bytes())
     }
 
-    /// The prefix that goes on with `tokens`.
+    /// Returns the chain of the prefix extended by `tokens`.
     #[must_use]
     pub fn then(&self, tokens: &[u32]) -> Self {
         let mut hasher = blake3::Hasher::new_derive_key("holobiont 2026 kv chain v1");

@@ -1,28 +1,28 @@
-//! The blocks of the device: a free list and a count of holders for each.
+//! Block pool of the device: a free list and a count of holders for each block.
 
 use types::BlockId;
 
-/// How the blocks of a pool are divided; `free + used + cached = total`.
+/// States of a pool's blocks; `free + used + cached = total`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PoolCounts {
-    /// Blocks of the pool.
+    /// Number of blocks in the pool.
     pub total: usize,
-    /// Blocks that hold nothing.
+    /// Number of blocks that hold nothing.
     pub free: usize,
-    /// Blocks at least one sequence holds.
+    /// Number of blocks that at least one sequence holds.
     pub used: usize,
-    /// Blocks that only the prefix tree knows.
+    /// Number of blocks that only the prefix tree knows.
     pub cached: usize,
 }
 
-/// What became of a block when a holder let go of it.
+/// State of a block after a holder has released it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Released {
-    /// Others hold it.
+    /// Other sequences hold the block.
     StillUsed,
-    /// Only the prefix tree knows it now.
+    /// Only the prefix tree knows the block now.
     Cached,
-    /// It is free.
+    /// The block is free now.
     Freed,
 }
 
@@ -32,7 +32,7 @@ struct BlockSlot {
     cached: bool,
 }
 
-/// A fixed number of blocks, each free, used or cached.
+/// Fixed number of blocks, each free, used or cached.
 #[derive(Debug)]
 pub struct BlockPool {
     slots: Vec<BlockSlot>,
@@ -41,10 +41,10 @@ pub struct BlockPool {
 }
 
 impl BlockPool {
-    /// A pool of `blocks` free blocks.
+    /// Creates a pool of `blocks` free blocks.
     #[must_use]
     pub fn new(blocks: u32) -> Self {
-        // The last of the list is taken first: low ids are used first and stay warm.
+        // Blocks are taken from the list's end, so low ids are used first and stay warm.
         Self {
             slots: vec![BlockSlot::default(); blocks as usize],
             free: (0..blocks).rev().map(BlockId).collect(),
@@ -52,24 +52,24 @@ impl BlockPool {
         }
     }
 
-    /// How the blocks are divided now.
+    /// Returns the current states of the blocks.
     #[must_use]
     pub fn counts(&self) -> PoolCounts {
         let (total, free, cached) = (self.slots.len(), self.free.len(), self.cached);
         PoolCounts { total, free, used: total - free - cached, cached }
     }
 
-    /// Takes a free block; the caller is its one holder.
+    /// Takes a free block, which the caller alone holds.
     pub fn allocate(&mut self) -> Option<BlockId> {
         let block = self.free.pop()?;
         self.slot(block).holders = 1;
         Some(block)
     }
 
-    /// Adds a holder to a block that is used or cached.
+    /// Adds a holder to a used or cached block.
     ///
     /// # Panics
-    /// If the block is free.
+    /// Panics if the block is free.
     pub fn retain(&mut self, block: BlockId) {
         let slot = self.slot(block);
         assert!(slot.holders > 0 || slot.cached, "block {} is free and cannot be retained", block.0);
@@ -79,10 +79,10 @@ impl BlockPool {
         }
     }
 
-    /// Removes a holder.
+    /// Removes a holder of a block.
     ///
     /// # Panics
-    /// If nobody holds the block.
+    /// Panics if the block has no holder.
     pub fn release(&mut self, block: BlockId) -> Released {
         let slot = self.slot(block);
         assert!(slot.holders > 0, "block {} is released more often than it was retained", block.0);
@@ -100,20 +100,20 @@ impl BlockPool {
         }
     }
 
-    /// Notes that the prefix tree knows a block which the caller holds.
+    /// Marks a block that the caller holds as known to the prefix tree.
     ///
     /// # Panics
-    /// If nobody holds the block or the tree knows it already.
+    /// Panics if the block has no holder or the tree already knows it.
     pub fn cache(&mut self, block: BlockId) {
         let slot = self.slot(block);
         assert!(slot.holders > 0 && !slot.cached, "block {} must be held and new to the tree", block.0);
         slot.cached = true;
     }
 
-    /// Notes that the prefix tree has forgotten a block; it is free unless somebody holds it.
+    /// Marks a block as forgotten by the prefix tree; the block is free unless it has a holder.
     ///
     /// # Panics
-    /// If the tree did not know the block.
+    /// Panics if the tree did not know the block.
     pub fn uncache(&mut self, block: BlockId) {
         let slot = self.slot(block);
         assert!(slot.cached, "block {} is not in the tree", block.0);

@@ -1,38 +1,39 @@
-//! Where a sequence's keys and values are found: the base's up to where its adapter begins, the adapter's from there on.
+//! Path of a sequence's KV blocks: the base's namespace before the adapter begins, its own from there on.
 //!
-//! An activated LoRA changes nothing before its invocation, so what is before has the base's own keys and values, which whoever asks the base
-//! may have left there. The block in which it begins, and all behind it, are the adapter's. They are known by the tokens before them and by
-//! the place where it begins, for the same tokens go on differently where it begins elsewhere.
+//! An activated LoRA changes nothing before its invocation. The blocks before it are the base's, and requests
+//! of the base may have cached them. The block that contains the invocation, and all later ones, belong to
+//! the adapter. Their namespace covers the earlier tokens and the invocation's position, because equal tokens
+//! give other values if the adapter begins elsewhere.
 
 use crate::{Cache, Cursor, Namespace, NodeId, Prefix};
 
-/// See the module.
+/// Path of one sequence through the namespaces of base and adapter.
 #[derive(Debug, Clone, Copy)]
 pub struct PrefixPath {
-    /// Of what the adapter does not change.
+    /// Namespace of blocks that the adapter does not change.
     base: Namespace,
-    /// Of what it does.
+    /// Namespace of blocks that the adapter changes.
     own: Namespace,
-    /// The token from which on it applies: 0 but for activated adapters, the largest number if never.
+    /// First token to which the adapter applies: 0 unless activated, the maximum if it never applies.
     begin: usize,
-    /// Where the adapter's blocks begin.
+    /// Number of tokens before the adapter's first block.
     fork: usize,
 }
 
 impl PrefixPath {
-    /// Of an adapter that applies everywhere, or of none.
+    /// Creates the path for an adapter that applies to all tokens, or for no adapter.
     #[must_use]
     pub fn whole(own: Namespace) -> Self {
         Self { base: own, own, begin: 0, fork: 0 }
     }
 
-    /// Of an adapter that applies from `begin` on, in blocks of `block_tokens`.
+    /// Creates the path for an adapter that applies from token `begin` on, in blocks of `block_tokens`.
     #[must_use]
     pub fn activated(base: Namespace, own: Namespace, begin: usize, block_tokens: usize) -> Self {
         Self { base, own, begin, fork: begin - begin % block_tokens }
     }
 
-    /// By which adapter it is, and for whom.
+    /// Returns the namespace of the adapter's own blocks.
     #[must_use]
     pub fn own(&self) -> &Namespace {
         &self.own
@@ -44,25 +45,25 @@ impl PrefixPath {
         position >= self.begin
     }
 
-    /// How many of `count` tokens from `position` on are computed alike.
+    /// Returns how many of `count` tokens from `position` on are alike: all with the adapter or all without.
     #[must_use]
     pub fn alike(&self, position: usize, count: usize) -> usize {
         if self.applies(position) { count } else { count.min(self.begin - position) }
     }
 
-    /// The empty prefix.
+    /// Returns the cursor of the empty prefix.
     #[must_use]
     pub fn root(&self) -> Cursor {
         Cursor::root(if self.begin == 0 { self.own } else { self.base })
     }
 
-    /// The cursor of the block at `position`, if it is the first of the adapter's and behind others.
+    /// Returns the cursor for the block at `position`, if it is the adapter's first block after base blocks.
     #[must_use]
     pub fn fork_at(&self, position: usize, tokens: &[u32]) -> Option<Cursor> {
         (self.begin > 0 && position == self.fork).then(|| self.forked(tokens))
     }
 
-    /// Finds what the device has of the beginning of `tokens`; the caller holds it then.
+    /// Finds the longest run of device blocks for the beginning of `tokens`, which the caller then holds.
     pub fn lookup(&self, kv: &mut Cache, tokens: &[u32]) -> Prefix {
         if self.begin == 0 {
             return kv.lookup(self.own, tokens);
@@ -77,7 +78,7 @@ impl PrefixPath {
         found
     }
 
-    /// Goes on with what lower tiers have, as [`Cache::fetch`]; not from the base's on to the adapter's.
+    /// Extends `found` by lower tiers, as [`Cache::fetch`], but never from base blocks on to the adapter's.
     pub fn fetch(&self, kv: &mut Cache, found: &mut Prefix, tokens: &[u32]) -> Vec<NodeId> {
         let at = kv.tokens_in(found.blocks.len());
         let end = if at < self.fork { self.fork.min(tokens.len()) } else { tokens.len() };

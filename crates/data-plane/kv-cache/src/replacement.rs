@@ -1,9 +1,9 @@
-//! Who leaves a tier first: the cost model of ELORA, and what it is compared with (E-08 to E-13, E-19).
+//! Replacement policies: ELORA's cost model, and the policies compared with it (E-08 to E-13, E-19).
 //!
-//! A policy says what a candidate is worth as a number that grows with it. The numbers are logarithms, shifted by what all
-//! candidates have in common at a time, so that what nobody asks for keeps its number while time passes: it moves by ln 2 at
-//! most, in the first minute. That is what lets candidates stay sorted. Where a block gets a second place, or loses it, its cost changes
-//! at once, and it is sorted again.
+//! A policy gives each candidate a worth. The numbers are logarithms, shifted by what all candidates share at
+//! a time. So the worth of a node without requests stays nearly constant: it changes by at most ln 2, in the
+//! first minute. Candidates can therefore stay sorted. When a block gains or loses a place in a second tier,
+//! its cost changes at once, and it is sorted again.
 
 mod ablations;
 mod adapter_usage;
@@ -19,41 +19,41 @@ pub use self::{
     cost_model::{AdapterFactor, CostModel, CostTerm, Terms},
 };
 
-/// Nodes whose worth is looked at again in one turn: what that takes is bounded however large the tree is (E-17).
+/// Maximum number of nodes updated in one turn, which bounds its time for every size of the tree (E-17).
 pub const REVIEWED_AT_ONCE: u32 = 1024;
 
-/// What a policy sees of a node.
+/// Properties of a node that a policy uses.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Candidate {
-    /// Blocks that are freed with it.
+    /// Number of blocks that its eviction frees.
     pub blocks: u32,
-    /// What it takes to have one of them back, in copies of a block.
+    /// Cost of recovering one of the blocks, in block copies.
     pub block_cost: f32,
-    /// How often it was asked for, as of its last use, earlier visits counting less.
+    /// Decayed number of requests for the node, as of its last use.
     pub visits: f32,
-    /// When it was last used.
+    /// Time of the node's last use.
     pub last_use: Duration,
 }
 
-/// How many adapters there are on the device, and how many there should be.
+/// Number of adapters on the device, and the number that a batch needs.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct AdapterDemand {
-    /// Adapters on the device: `Now`.
+    /// Number of adapters on the device: `Now`.
     pub now: f64,
-    /// How many a batch uses, by expectation: `Low` (Eq. 3).
+    /// Expected number of adapters that a batch uses: `Low` (Eq. 3).
     pub required: f64,
 }
 
-/// What else a policy decides: how blocks may leave, and whether they stay at all.
+/// Rules of a policy beyond the order: how blocks may leave, and whether they stay at all.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EvictionRules {
-    /// Only what nothing in the tier depends on may leave it (E-05).
+    /// Whether a node may leave a tier only after all nodes that depend on it (E-05).
     pub keeps_dependencies: bool,
-    /// Blocks outlive their sequences.
+    /// Whether blocks stay cached after their sequences end.
     pub keeps_history: bool,
-    /// A whole branch leaves at once.
+    /// Whether a whole branch leaves at once.
     pub by_branch: bool,
-    /// Adapters have this share of the device to themselves, and no more; else one pool is shared.
+    /// Fixed share of the device for adapters; `None` shares one pool with KV blocks.
     pub adapter_share: Option<f64>,
 }
 
@@ -63,23 +63,23 @@ impl Default for EvictionRules {
     }
 }
 
-/// Says what candidates are worth.
+/// Policy that values eviction candidates.
 pub trait ReplacementPolicy: fmt::Debug + Send {
-    /// What a node is worth at a time; the least valuable leaves first.
+    /// Returns the worth of a node at time `now`; the node with the least worth leaves first.
     fn worth(&self, candidate: &Candidate, now: Duration) -> f64;
 
-    /// What is added to the worth of an adapter that would leave.
+    /// Returns a value to add to the worth of an adapter that would leave.
     fn adapter_bonus(&self, demand: AdapterDemand) -> f64 {
         let _ = demand;
         0.0
     }
 
-    /// A candidate of this worth has left.
+    /// Records that a candidate of this worth has left.
     fn note_eviction(&mut self, worth: f64, now: Duration) {
         let _ = (worth, now);
     }
 
-    /// What else it decides.
+    /// Returns the policy's rules beyond the order.
     fn rules(&self) -> EvictionRules {
         EvictionRules::default()
     }

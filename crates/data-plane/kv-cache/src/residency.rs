@@ -1,9 +1,9 @@
-//! Which adapters are on the device, which are on their way there, and which are computed from the host tier meanwhile.
+//! Residency of adapters: on the device, on their way there, or computed from the host tier meanwhile.
 //!
-//! One state for each adapter. What a copy is, and how it travels, is its owner's: here it is asked how far it is, and
-//! told to hurry or to go. Places are those of a [`Cache`], which may take them back whenever it needs the room for others: who
-//! has lost its place is found out by [`Residency::apply_evictions`]. Who has got one sets out by [`Residency::start_copies`], when what was in
-//! its blocks before has been copied away.
+//! Each adapter has one state. The owner defines and performs the copies; this module asks for their
+//! progress, and tells them to hurry or to stop. Blocks come from a [`Cache`], which may evict an adapter
+//! when it needs them for others: [`Residency::apply_evictions`] detects this. The copy of a placed adapter
+//! starts in [`Residency::start_copies`], after the earlier contents of its blocks were copied away.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -14,78 +14,71 @@ use crate::{
     manager::{Cache, PlacementOutcome, RemoveOutcome},
 };
 
-/// A copy on its way to the device, or there.
+/// Copy of an adapter to the device, in progress or complete.
 pub trait DeviceTransfer {
-    /// Bytes that have not arrived.
+    /// Returns the number of bytes that have not arrived.
     fn missing_bytes(&self) -> u64;
 
-    /// All of it is there.
+    /// Whether all bytes have arrived.
     fn is_complete(&self) -> bool;
 
-    /// Nothing more comes: it is complete, or its way has ended early.
+    /// Whether the copy has ended: it is complete, or failed early.
     fn is_over(&self) -> bool;
 
-    /// Makes its way at least as urgent as `class`.
+    /// Raises the copy's priority to at least `class`.
     fn raise(&self, class: CopyPriority);
 
-    /// Ends its way and takes away what has arrived. Nothing computes with it any more.
+    /// Stops the copy and removes the arrived bytes, which no computation uses any more.
     fn discard(self);
 }
 
-/// What an adapter takes on the device.
+/// Space of an adapter on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AdapterSize {
-    /// Blocks of the pool.
+    /// Number of blocks in the pool.
     pub blocks: u32,
-    /// Bytes that travel.
+    /// Number of bytes to copy.
     pub bytes: u64,
 }
 
-/// How far an adapter is on its way to the device.
+/// Progress of an adapter's copy to the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TransferStatus {
-    /// All of it is there.
+    /// The complete adapter is on the device.
     There,
-    /// So much of it is not there yet.
+    /// A part of the adapter has not arrived.
     Missing {
-        /// Bytes that have not arrived.
+        /// Number of bytes that have not arrived.
         bytes: u64,
     },
-    /// There is no room for it now, or it cannot come at all.
+    /// The device lacks capacity now, or the adapter cannot come at all.
     NoRoom,
 }
 
-/// Where an adapter is.
+/// State of an adapter.
 #[derive(Debug)]
 enum ResidencyState<A, C> {
-    /// In the host tier alone.
+    /// The adapter is only in the host tier.
     Host {
-        /// Its users found no room: it gets what others leave.
+        /// The adapter whose users found no capacity, to be loaded when others leave some.
         left_out: Option<A>,
     },
-    /// It has a place on the device, and has not set out.
-    Boarding {
-        adapter: A,
-        bytes: u64,
-        class: CopyPriority,
-        /// As below.
-        is_awaited: bool,
-    },
-    /// It has a place on the device, and its copy is on its way or there.
+    /// The adapter has blocks on the device, and its copy has not started.
+    Boarding { adapter: A, bytes: u64, class: CopyPriority, is_awaited: bool },
+    /// The adapter has blocks on the device, and its copy is in progress or complete.
     Placed {
         copy: C,
-        /// A request waits for it: it keeps its place until it has arrived, or two requests that each wait for an adapter
-        /// would take the room from each other for ever.
+        /// Whether a request waits for the arrival, so the adapter keeps its blocks until then. Otherwise two
+        /// waiting requests could take the blocks from each other for ever.
         is_awaited: bool,
     },
-    /// Its way ended by a fault: it is computed from the host tier until it is unloaded. What has arrived keeps its place
-    /// until others need that.
+    /// The copy failed: the host tier serves the adapter until its unload. Arrived bytes may be evicted.
     Failed { copy: Option<C> },
 }
 
 #[derive(Debug)]
 struct ResidencyEntry<A, C> {
-    /// Requests under way. An adapter with users keeps its place.
+    /// Number of running requests of the adapter, which keeps its blocks while there are any.
     users: u32,
     state: ResidencyState<A, C>,
 }
@@ -106,7 +99,7 @@ impl<A, C: DeviceTransfer> ResidencyEntry<A, C> {
         }
     }
 
-    /// How far it is, now asked for with this urgency.
+    /// Returns the progress of the adapter, and raises its priority to `wanted`.
     fn way(&mut self, wanted: CopyPriority) -> TransferStatus {
         match &mut self.state {
             ResidencyState::Placed { copy, .. } if copy.is_complete() => TransferStatus::There,
@@ -122,17 +115,17 @@ impl<A, C: DeviceTransfer> ResidencyEntry<A, C> {
         }
     }
 
-    /// There is nothing to remember of it.
+    /// Whether the entry can be removed.
     fn is_idle(&self) -> bool {
         self.users == 0 && matches!(self.state, ResidencyState::Host { left_out: None })
     }
 }
 
-/// The adapters `A` of a device, and their copies `C`.
+/// Residency of adapters `A` on one device, with their copies `C`.
 #[derive(Debug)]
 pub struct Residency<A, C> {
     adapters: HashMap<AdapterId, ResidencyEntry<A, C>>,
-    /// Those that are to set out, in this order; some may have lost their place.
+    /// Adapters whose copies have not started, in order; some may have lost their blocks.
     boarding: VecDeque<AdapterId>,
 }
 
@@ -143,13 +136,12 @@ impl<A, C> Default for Residency<A, C> {
 }
 
 impl<A: Clone, C: DeviceTransfer> Residency<A, C> {
-    /// Takes in who has given up its place to others since this was last called. Nothing may be written where an adapter was
-    /// before.
+    /// Handles evictions since the last call. No bytes may be written to an adapter's former blocks any more.
     pub fn apply_evictions(&mut self, pool: &mut Cache) {
         pool.take_evicted_adapters().into_iter().for_each(|key| self.evict(key));
     }
 
-    /// Sees to it that an adapter is there or comes, if there is room. It sets out with the next [`start_copies`](Self::start_copies).
+    /// Places an adapter if there is capacity; its copy starts with [`start_copies`](Self::start_copies).
     pub fn load(
         &mut self,
         pool: &mut Cache,
@@ -180,8 +172,8 @@ impl<A: Clone, C: DeviceTransfer> Residency<A, C> {
         self.adapters.get_mut(&key).map_or(TransferStatus::NoRoom, |entry| entry.way(class))
     }
 
-    /// Starts the ways of those that have a place. Nobody needs what was in their blocks any more. `send` starts one, or says that
-    /// too much is on its way: then it sets out another time.
+    /// Starts the copies of placed adapters, whose blocks hold no needed contents any more. `send` starts a
+    /// copy, or returns `None` if too many are in progress; the rest then starts at a later call.
     pub fn start_copies(
         &mut self,
         pool: &Cache,
@@ -198,7 +190,7 @@ impl<A: Clone, C: DeviceTransfer> Residency<A, C> {
         }
     }
 
-    /// It gives up its place. Evictions happen between two passes, and nobody uses it.
+    /// Handles the eviction of an adapter. Evictions happen between passes, and the adapter has no users.
     fn evict(&mut self, key: AdapterId) {
         let Some(entry) = self.adapters.get_mut(&key) else { return };
         match std::mem::replace(&mut entry.state, ResidencyState::Host { left_out: None }) {
@@ -213,17 +205,17 @@ impl<A: Clone, C: DeviceTransfer> Residency<A, C> {
         self.sweep(key);
     }
 
-    /// Another request computes with it, wherever it is. It keeps its place until all have left.
+    /// Adds a running request of an adapter, which keeps its blocks until all its requests have ended.
     pub fn add_user(&mut self, pool: &mut Cache, key: AdapterId) {
         let entry = self.adapters.entry(key).or_default();
         entry.users += 1;
         if entry.users == 1 {
-            // One that is not there runs from the host tier; it is pinned if it comes.
+            // An adapter without blocks runs from the host tier; it is pinned when it gets blocks.
             let _ = pool.pin_adapter(key);
         }
     }
 
-    /// A request that held it has ended. Says whether others may now have room that they had not.
+    /// Removes a request of an adapter. Returns whether others may have new capacity now.
     pub fn release(&mut self, pool: &mut Cache, key: AdapterId) -> bool {
         let Some(entry) = self.adapters.get_mut(&key).filter(|entry| entry.users > 0) else { return false };
         entry.users -= 1;
@@ -241,7 +233,7 @@ impl<A: Clone, C: DeviceTransfer> Residency<A, C> {
         has_place
     }
 
-    /// A request waits until it has arrived; until then it keeps its place.
+    /// Keeps an adapter's blocks until its arrival, because a request waits for it.
     pub fn await_arrival(&mut self, pool: &mut Cache, key: AdapterId) {
         let Some(entry) = self.adapters.get_mut(&key) else { return };
         if let ResidencyState::Placed { is_awaited, .. } | ResidencyState::Boarding { is_awaited, .. } =
@@ -252,14 +244,14 @@ impl<A: Clone, C: DeviceTransfer> Residency<A, C> {
         }
     }
 
-    /// Its users found no room: it gets what others leave.
+    /// Marks an adapter whose users found no capacity, to be loaded when others leave some.
     pub fn leave_out(&mut self, key: AdapterId, adapter: &A) {
         if let ResidencyState::Host { left_out } = &mut self.adapters.entry(key).or_default().state {
             *left_out = Some(adapter.clone());
         }
     }
 
-    /// Those that get what others leave.
+    /// Returns the adapters marked by [`leave_out`](Self::leave_out).
     #[must_use]
     pub fn left_out(&self) -> Vec<(AdapterId, A)> {
         let wanting = |(key, entry): (&AdapterId, &ResidencyEntry<A, C>)| match &entry.state {
@@ -269,7 +261,7 @@ impl<A: Clone, C: DeviceTransfer> Residency<A, C> {
         self.adapters.iter().filter_map(wanting).collect()
     }
 
-    /// The way of its copy may be over: news that may be of a copy that was given up before it set out again.
+    /// Checks whether an adapter's copy has ended; the notification may concern an earlier copy.
     pub fn arrived(&mut self, pool: &mut Cache, key: AdapterId) {
         let Some(entry) = self.adapters.get_mut(&key) else { return };
         let ResidencyState::Placed { copy, is_awaited } = &mut entry.state else { return };
@@ -287,7 +279,7 @@ impl<A: Clone, C: DeviceTransfer> Residency<A, C> {
         }
     }
 
-    /// It has left the host tier; nobody uses it.
+    /// Removes an adapter that was unloaded from the host tier and has no users.
     pub fn remove(&mut self, pool: &mut Cache, key: AdapterId) {
         let Some(entry) = self.adapters.remove(&key) else { return };
         if let ResidencyState::Placed { is_awaited: true, .. }
@@ -304,26 +296,26 @@ impl<A: Clone, C: DeviceTransfer> Residency<A, C> {
         debug_assert_ne!(removal, RemoveOutcome::Pinned, "an adapter that is used was unloaded");
     }
 
-    /// Forgets an adapter of which there is nothing to remember.
+    /// Removes the entry of an adapter in its default state.
     fn sweep(&mut self, key: AdapterId) {
         if self.adapters.get(&key).is_some_and(ResidencyEntry::is_idle) {
             self.adapters.remove(&key);
         }
     }
 
-    /// Its way ended by a fault.
+    /// Whether the adapter's copy has failed.
     #[must_use]
     pub fn has_failed(&self, key: AdapterId) -> bool {
         self.adapters.get(&key).is_some_and(|entry| matches!(entry.state, ResidencyState::Failed { .. }))
     }
 
-    /// Its copy, on its way or there.
+    /// Returns the adapter's copy, in progress or complete.
     #[must_use]
     pub fn copy(&self, key: AdapterId) -> Option<&C> {
         self.adapters.get(&key)?.copy()
     }
 
-    /// Bytes that have not arrived of all that is on its way.
+    /// Returns the number of bytes that have not arrived, over all adapters.
     #[must_use]
     pub fn on_the_way_bytes(&self) -> u64 {
         let missing = |entry: &ResidencyEntry<A, C>| match &entry.state {

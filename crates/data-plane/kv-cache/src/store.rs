@@ -1,22 +1,22 @@
-//! Blocks of keys and values in a file, which outlives the process: the tier below memory.
+//! KV blocks in a file, which survives the process: the disk tier.
 //!
-//! The file has as many equal slots as it is told, each for the bytes of a block and a [`BlockRecord`] of what they are. It
-//! takes room on the disk as slots are written. Which slot holds what, and which is given up, is for others to decide; they
-//! learn from [`OpenedStore::blocks`] what earlier processes left behind.
+//! The file has a fixed number of equal slots, each for the bytes of a block and a [`BlockRecord`] that
+//! describes them. The file takes disk space as slots are written. Others decide which slot holds which
+//! block, and which is given up; [`OpenedStore::blocks`] tells them what earlier processes left.
 //!
 //! # Layout
 //!
-//! - `record`: what a block holds.
+//! - `record`: describes the content of a block.
 //! - `format`: the file, byte by byte.
 //! - `dir_lock`: its directory and its lock.
 //!
 //! # Principles
 //!
-//! - Never other bytes than were written. A write takes the slot's entry away, writes the bytes, then the entry; every entry
-//!   has a checksum of itself and one of the bytes. So nothing need be synced: what a crash tore, or left unwritten in
-//!   whatever order, is found out when it is read.
-//! - What the file says is not believed: it decides about no offset and no allocation.
-//! - A broken file costs what it held, not the start of a process.
+//! - A read never returns other bytes than were written. A write clears the slot's entry, writes the bytes,
+//!   then the entry; each entry has a checksum of itself and one of the bytes. So no sync is needed: a read
+//!   detects what a crash tore or left unwritten, in any order.
+//! - The file is not trusted: its contents decide no offset and no allocation.
+//! - A broken file loses its contents but never prevents a process from starting.
 
 mod dir_lock;
 mod format;
@@ -41,91 +41,90 @@ use self::{
     format::{HEADER_BYTES, MAGIC, NO_SEAL, SEGMENT_SLOTS, StoreEntry, StoreFormat, VERSION},
 };
 
-/// Bytes of a block at most.
+/// Maximum size of a block in bytes.
 pub const MAX_BLOCK_BYTES: usize = 1 << 30;
-/// Tokens of a block at most.
+/// Maximum number of tokens in a block.
 pub const MAX_BLOCK_TOKENS: usize = 1024;
 
-/// A place for a block, below [`StoreLayout::slots`].
+/// Index of a slot, below [`StoreLayout::slots`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StoreSlot(pub u32);
 
-/// What a store holds.
+/// Sizes of a store, and the identity of its contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoreLayout {
-    /// A hash of all that decides a block's bits: the base model, the kind of device, how the bytes lie.
+    /// Hash of all that determines a block's bits: base model, kind of device, layout of the bytes.
     pub fingerprint: [u8; 32],
-    /// Bytes of a block, from 1 to [`MAX_BLOCK_BYTES`].
+    /// Size of a block in bytes, from 1 to [`MAX_BLOCK_BYTES`].
     pub block_bytes: usize,
-    /// Tokens of a block, from 1 to [`MAX_BLOCK_TOKENS`].
+    /// Number of tokens in a block, from 1 to [`MAX_BLOCK_TOKENS`].
     pub block_tokens: usize,
-    /// Places there are.
+    /// Number of slots in the file.
     pub slots: u32,
 }
 
-/// Why a block was not written, read or forgotten.
+/// Error of writing, reading or forgetting a block.
 #[derive(Debug, Error)]
 pub enum StoreError {
-    /// The disk, a quota or a limit of this process leaves no room. Whether the slot holds what it held is unknown.
+    /// The disk, a quota or a limit of this process leaves no space. The content of the slot is unknown.
     #[error("there is no room to keep KV blocks in {}: {source}; free some, or keep fewer blocks", path.display())]
     Full {
-        /// The file.
+        /// Path of the store's file.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// The operating system said no. After a write or [`BlockStore::forget`], whether the slot holds what it held is unknown.
+    /// The system refused. After a write or [`BlockStore::forget`], the content of the slot is unknown.
     #[error("cannot {action} {}: {source}; check the disk", path.display())]
     Io {
-        /// What was attempted.
+        /// Operation that was attempted.
         action: &'static str,
-        /// The file.
+        /// Path of the store's file.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// The slot is empty, or it holds another block.
     #[error("slot {} does not hold this block; compute it anew", .0.0)]
     Absent(StoreSlot),
-    /// What the slot holds is not what was written.
+    /// The content of the slot is not what was written.
     #[error("the KV block in slot {} is damaged; compute it anew", .0.0)]
     Damaged(StoreSlot),
 }
 
-/// What there was when a store was opened.
+/// Content of the file before a store was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoreContents {
-    /// No file, or an empty one.
+    /// No file existed, or an empty one.
     Nothing,
-    /// A store of this fingerprint and these blocks. All others are begun anew.
+    /// A store of this fingerprint and block size. All other contents are replaced.
     Same,
-    /// A store of another fingerprint, or of other blocks.
+    /// A store of another fingerprint, or of another block size.
     Other,
     /// A store of another version of this program.
     OtherVersion {
-        /// What it says.
+        /// Version number in the header.
         version: u32,
     },
-    /// A store whose beginning is damaged.
+    /// A store whose header is damaged.
     Damaged,
 }
 
-/// An open store, and what is in it.
+/// Open store with its contents.
 #[derive(Debug)]
 pub struct OpenedStore {
-    /// The store.
+    /// The store, ready for reads and writes.
     pub store: BlockStore,
-    /// What was there; nothing is left of it but [`StoreContents::Same`].
+    /// Earlier content of the file, which is kept only for [`StoreContents::Same`].
     pub found: StoreContents,
-    /// The blocks it holds, in the order of their slots. Several slots may hold the same block. Its bytes are checked
-    /// when they are read.
+    /// Blocks in the order of their slots, possibly in several slots each. Reads check their bytes.
     pub blocks: Vec<(StoreSlot, BlockRecord)>,
-    /// Slots whose entries are damaged, as by a process that was killed as it wrote them. They count as empty.
+    /// Number of slots with damaged entries, for example by a killed process. They count as empty.
     pub damaged: usize,
 }
 
-/// See the module. Different slots may be written and read at once. What is read from a slot while it is written is the
-/// block that was asked for or an error.
+/// Store of KV blocks in a file. Different slots may be written and read concurrently. A read during a write
+/// of its slot returns the requested block or an error.
 #[derive(Debug)]
 pub struct BlockStore {
     file: File,
@@ -135,15 +134,15 @@ pub struct BlockStore {
 }
 
 impl BlockStore {
-    /// Opens the store at `path` for this process alone, creates it if it is not there, and begins it anew if it is not of
-    /// this `layout`. Of slots beyond those of `layout` the contents are given up. The file and its directory are this
-    /// user's alone.
+    /// Opens the store at `path` for this process alone; creates a missing store, and replaces one with
+    /// another `layout`. Slots beyond those of `layout` are dropped. File and directory are private to this
+    /// user.
     ///
     /// # Errors
-    /// If the directory is not private, the file is no store, another process has it, or the system refuses.
+    /// Returns an error if the directory is not private, the file is no store or in use, or the disk fails.
     ///
     /// # Panics
-    /// If blocks of this length are not possible.
+    /// Panics if the sizes of a block are out of range.
     pub fn open(path: &Path, layout: &StoreLayout) -> Result<OpenedStore, OpenError> {
         assert!((1..=MAX_BLOCK_BYTES).contains(&layout.block_bytes), "{} bytes a block", layout.block_bytes);
         assert!(
@@ -163,26 +162,26 @@ impl BlockStore {
         Ok(OpenedStore { store, found, blocks, damaged })
     }
 
-    /// Places there are.
+    /// Returns the number of slots.
     #[must_use]
     pub fn slots(&self) -> u32 {
         self.slots
     }
 
-    /// Bytes of a block.
+    /// Returns the size of a block in bytes.
     #[must_use]
     pub fn block_bytes(&self) -> usize {
         self.format.block_bytes
     }
 
-    /// Puts a block into a slot, in place of what it held. The bytes are in the system's hands when this returns: they
-    /// survive this process, and for the most part a crash of the machine.
+    /// Writes a block into a slot, in place of its content. On return the system has the bytes: they survive
+    /// this process, and mostly a crash of the machine.
     ///
     /// # Errors
-    /// If there is no room or the disk fails; then nothing should be read from the slot until it is written again.
+    /// Returns an error if there is no space or the disk fails; the slot must then be written before a read.
     ///
     /// # Panics
-    /// If the slot does not exist, or `bytes` or the record's tokens are not one block's worth.
+    /// Panics if the slot does not exist, or `bytes` or the record's tokens are not one block's worth.
     pub fn write(&self, slot: StoreSlot, record: &BlockRecord, bytes: &[u8]) -> Result<(), StoreError> {
         self.check(slot);
         assert_eq!(bytes.len(), self.format.block_bytes, "bytes of one block");
@@ -198,13 +197,13 @@ impl BlockStore {
         written.map_err(|source| self.not_written(source))
     }
 
-    /// Copies the bytes of `record`'s block to `into`; on errors its contents are undefined.
+    /// Reads the bytes of `record`'s block into `into`, whose contents are undefined after an error.
     ///
     /// # Errors
-    /// If the slot holds something else, or not what was written, or the disk fails.
+    /// Returns an error if the slot holds another block or damaged bytes, or the disk fails.
     ///
     /// # Panics
-    /// If the slot does not exist, or `into` is not one block's worth.
+    /// Panics if the slot does not exist, or `into` is not one block's worth.
     pub fn read(&self, slot: StoreSlot, record: &BlockRecord, into: &mut [u8]) -> Result<(), StoreError> {
         self.check(slot);
         assert_eq!(into.len(), self.format.block_bytes, "bytes of one block");
@@ -222,19 +221,18 @@ impl BlockStore {
         }
     }
 
-    /// Empties a slot and gives its room back, where the file system can do that. A slot that is to be written need not be
-    /// emptied before.
+    /// Empties a slot and frees its disk space, if the file system can. A write needs no emptied slot.
     ///
     /// # Errors
-    /// If the disk fails.
+    /// Returns an error if the disk fails.
     ///
     /// # Panics
-    /// If the slot does not exist.
+    /// Panics if the slot does not exist.
     pub fn forget(&self, slot: StoreSlot) -> Result<(), StoreError> {
         self.check(slot);
         self.take_entry_away(slot).map_err(|source| self.not_written(source))?;
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        // Refused, it costs the room until the slot is written again.
+        // If the system refuses, the space stays in use until the slot is written again.
         let _ = fallocate(&self.file, hole, self.format.payload_at(slot), self.format.block_bytes as u64);
         Ok(())
     }
@@ -247,12 +245,12 @@ impl BlockStore {
         self.file.write_all_at(&NO_SEAL, self.format.entry_at(slot))
     }
 
-    /// Whose the file is, from its beginning.
+    /// Determines the content of the file from its header.
     fn identify(&self) -> Result<StoreContents, OpenError> {
         let mut header = [0; HEADER_BYTES];
         let filled = self.read_at(&mut header, 0).map_err(failed("read", &self.path))?;
         let (magic, rest) = header.split_at(MAGIC.len());
-        // A process or a machine that stopped as it began the file may have left zeroes, or half of it.
+        // A process or machine that stopped while it began the file may have left zeros, or a partial header.
         if header[..filled].iter().all(|&byte| byte == 0) {
             return Ok(StoreContents::Nothing);
         }
@@ -269,14 +267,13 @@ impl BlockStore {
         })
     }
 
-    /// What the file held until now has no valid seal any more, even where it is still there after a crash: the key is
-    /// another one, or the bytes are gone.
+    /// Starts a new store. Old contents lose their seals, even after a crash, because the key differs.
     fn begin_anew(&self) -> io::Result<()> {
         self.file.set_len(0)?;
         self.file.write_all_at(self.format.header(), 0)
     }
 
-    /// Shortens a file of more slots. Entries behind the last slot are in the way of those who come with more slots again.
+    /// Shortens a file with more slots, and clears later entries so that they never reappear.
     fn give_up_excess(&self) -> io::Result<()> {
         let end = self.format.end(self.slots);
         if self.file.metadata()?.len() <= end {
@@ -290,7 +287,7 @@ impl BlockStore {
         self.file.set_len(end)
     }
 
-    /// The blocks that entries tell of, and how many entries are damaged.
+    /// Returns the blocks of all valid entries, and the number of damaged entries.
     fn scan(&self) -> io::Result<(Vec<(StoreSlot, BlockRecord)>, usize)> {
         let (mut blocks, mut damaged) = (Vec::new(), 0);
         let entry_bytes = self.format.entry_bytes();
@@ -313,7 +310,7 @@ impl BlockStore {
         Ok((blocks, damaged))
     }
 
-    /// Fills `into` from what the file has at `at`; returns how many bytes there were.
+    /// Fills `into` from offset `at` of the file; returns the number of bytes that existed.
     fn read_at(&self, into: &mut [u8], at: u64) -> io::Result<usize> {
         let mut filled = 0;
         while filled < into.len() {

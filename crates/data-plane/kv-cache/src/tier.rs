@@ -1,13 +1,13 @@
-//! The tiers: where a block can be.
+//! Memory tiers in which a block can be.
 
-/// A kind of memory; the first is the fastest.
+/// Kind of memory; the first is the fastest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tier {
-    /// Where the forward pass computes.
+    /// Memory of the device, where the forward pass computes.
     Device,
     /// Memory of the host.
     Host,
-    /// A file.
+    /// File on a disk.
     Disk,
 }
 
@@ -15,24 +15,24 @@ impl Tier {
     /// All tiers, the fastest first.
     pub const ALL: [Self; 3] = [Self::Device, Self::Host, Self::Disk];
 
-    /// Those below the device.
+    /// The tiers below the device.
     pub const LOWER: [Self; 2] = [Self::Host, Self::Disk];
 }
 
-/// Whether a node has a place in a tier: the index of its block or slot there.
+/// Place of a node in a tier: the index of its block or slot, if any.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TierSlot {
-    /// It has none.
+    /// The node has no place in the tier.
     #[default]
     None,
-    /// It has one, and its bytes are on their way.
+    /// The node has a place, and its bytes are on their way.
     Coming(u32),
-    /// Its bytes are there.
+    /// The node's bytes are at this place.
     Here(u32),
 }
 
 impl TierSlot {
-    /// The index of the place, if there is one.
+    /// Returns the index of the place, if there is one.
     #[must_use]
     pub fn index(self) -> Option<u32> {
         match self {
@@ -41,20 +41,19 @@ impl TierSlot {
         }
     }
 
-    /// The bytes are there.
+    /// Whether the bytes are at the place.
     #[must_use]
     pub fn is_here(self) -> bool {
         matches!(self, Self::Here(_))
     }
 
-    /// The bytes are on their way.
+    /// Whether the bytes are on their way.
     #[must_use]
     pub fn is_coming(self) -> bool {
         matches!(self, Self::Coming(_))
     }
 }
 
-/// The slots of a lower tier that nobody has.
 #[derive(Debug)]
 pub(crate) struct FreeSlots {
     free: Vec<u32>,
@@ -83,7 +82,7 @@ impl FreeSlots {
         self.free.push(slot);
     }
 
-    /// Takes what was in use before this process.
+    /// Takes the slots that an earlier process used.
     pub(crate) fn claim(&mut self, taken: &std::collections::HashSet<u32>) {
         self.free.retain(|slot| !taken.contains(slot));
     }

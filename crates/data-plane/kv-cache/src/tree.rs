@@ -1,14 +1,14 @@
-//! The dependency tree: which adapter and which prefix every block depends on, and in which tiers it is (E-02 to E-05).
+//! Dependency tree: the adapter and prefix on which every block depends, and its tiers (E-02 to E-05).
 //!
 //! ```text
 //! root -> adapter (none is the base model) -> blocks of its prefixes, namespace by namespace
 //! ```
 //!
-//! A node below an adapter is a full block: its tokens, and through its parents the whole prefix before them. Equal
-//! prefixes of one namespace are therefore one path. A node exists as long as some tier holds it; it may be in several,
-//! and what is in a slower one too can be given up without being written.
+//! A node below an adapter is a full block: its tokens, and through its parents the whole prefix before them.
+//! So equal prefixes of one namespace are one path. A node exists while some tier holds it. It may be in
+//! several tiers, and a block that is also in a slower one can be dropped without a write.
 //!
-//! Tokens are compared on a hit, never a hash of them alone.
+//! A lookup compares the tokens themselves, never only their hash.
 
 mod index;
 mod namespaces;
@@ -29,14 +29,14 @@ use crate::{
     tier::{Tier, TierSlot},
 };
 
-/// Names a node; one that has been removed is never named again.
+/// Id of a node; the id of a removed node is never used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId {
     pub(crate) index: u32,
     stamp: u32,
 }
 
-/// A place in the tree: the end of a prefix. It may outlive its node; then nothing can be added there.
+/// End of a prefix in the tree. A cursor may outlive its node; then nothing can be added there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cursor {
     namespace: Namespace,
@@ -44,13 +44,13 @@ pub struct Cursor {
 }
 
 impl Cursor {
-    /// The empty prefix.
+    /// Returns the cursor of the empty prefix.
     #[must_use]
     pub fn root(namespace: Namespace) -> Self {
         Self { namespace, at: Position::Root }
     }
 
-    /// What is left of a cursor whose node is gone: nothing is found or added there.
+    /// Returns a cursor without a node, where nothing can be found or added.
     #[must_use]
     pub fn nowhere(&self) -> Self {
         Self { namespace: self.namespace, at: Position::Nowhere }
@@ -70,7 +70,7 @@ enum Position {
     Nowhere,
 }
 
-/// The nodes and how they hang together. Who is evicted, and where places come from, is for its owner to know.
+/// Nodes and their links. The owner decides about evictions and places.
 #[derive(Debug, Default)]
 pub(crate) struct DependencyTree {
     nodes: Vec<Node>,
@@ -82,7 +82,7 @@ pub(crate) struct DependencyTree {
 }
 
 impl DependencyTree {
-    /// The node that holds `tokens` after the prefix that ends at `cursor`.
+    /// Returns the node that holds `tokens` after the prefix that ends at `cursor`.
     pub(crate) fn child(&self, cursor: &Cursor, tokens: &[u32]) -> Option<NodeId> {
         let namespace = self.namespaces.find(&cursor.namespace)?;
         let parent = match cursor.at {
@@ -93,13 +93,12 @@ impl DependencyTree {
         self.index.find(&self.nodes, (parent, namespace), tokens).map(|index| self.id(index))
     }
 
-    /// The cursor at the end of a node's prefix.
     pub(crate) fn cursor_of(&self, id: NodeId) -> Cursor {
         let namespace = *self.namespaces.get(self.node(id.index).namespace);
         Cursor { namespace, at: Position::Node(id) }
     }
 
-    /// What ends at `cursor` is on the device, or there is nothing before it.
+    /// Whether the node at `cursor` is on the device, or the prefix is empty.
     pub(crate) fn is_on_device(&self, cursor: &Cursor) -> bool {
         match cursor.at {
             Position::Root => true,
@@ -111,7 +110,7 @@ impl DependencyTree {
     /// Adds a node without a place for `tokens` after `cursor`; `None` if the node at `cursor` is gone.
     ///
     /// # Panics
-    /// If there is one already.
+    /// Panics if the node exists already.
     pub(crate) fn add(&mut self, cursor: &Cursor, tokens: &[u32]) -> Option<NodeId> {
         assert!(self.child(cursor, tokens).is_none(), "the prefix is in the tree already");
         let parent = match cursor.at {
@@ -126,7 +125,7 @@ impl DependencyTree {
         Some(self.id(index))
     }
 
-    /// The node of an adapter, made if there is none.
+    /// Returns the node of an adapter, which is created if it does not exist.
     pub(crate) fn adapter_or_new(&mut self, adapter: Option<AdapterId>) -> u32 {
         if let Some(&index) = self.adapters.get(&adapter) {
             return index;
@@ -136,12 +135,11 @@ impl DependencyTree {
         index
     }
 
-    /// The node of an adapter.
     pub(crate) fn adapter(&self, adapter: Option<AdapterId>) -> Option<u32> {
         self.adapters.get(&adapter).copied()
     }
 
-    /// Says where a node is in a tier; its parent counts along.
+    /// Sets a node's place in a tier, and updates the count of its parent.
     pub(crate) fn set_place(&mut self, index: u32, tier: Tier, place: TierSlot) {
         let node = &mut self.nodes[index as usize];
         let (parent, had) = (node.links.parent, node.place(tier).index().is_some());
@@ -168,14 +166,14 @@ impl DependencyTree {
             }
         }
         let node = &mut self.nodes[index as usize];
-        // Who still names it finds that it is gone.
+        // The new stamp invalidates all ids of the removed node.
         let stamp = node.stamp.wrapping_add(1);
         *node = Node::default();
         node.stamp = stamp;
         self.free.push(index);
     }
 
-    /// A node and all below it, those above before those below.
+    /// Returns a node and all its descendants, parents before their children.
     pub(crate) fn subtree(&self, index: u32) -> Vec<u32> {
         let mut found = vec![index];
         let mut visited = 0;
@@ -186,20 +184,19 @@ impl DependencyTree {
         found
     }
 
-    /// Those that hang on a node.
     pub(crate) fn children(&self, index: u32) -> impl Iterator<Item = u32> + '_ {
         let some = |index: u32| (index != NONE).then_some(index);
         let first = some(self.node(index).links.first_child);
         std::iter::successors(first, move |&index| some(self.node(index).links.next))
     }
 
-    /// What a node depends on; `None` for an adapter.
+    /// Returns the node on which a node depends; `None` for an adapter.
     pub(crate) fn parent(&self, index: u32) -> Option<u32> {
         let parent = self.node(index).links.parent;
         (parent != NONE).then_some(parent)
     }
 
-    /// The adapter that a node is of, which may be itself.
+    /// Returns the adapter of a node, which may be the node itself.
     pub(crate) fn adapter_of(&self, index: u32) -> Option<AdapterId> {
         match self.node(index).adapter() {
             Some(adapter) => adapter,
@@ -207,12 +204,11 @@ impl DependencyTree {
         }
     }
 
-    /// What a block may be shared by.
     pub(crate) fn namespace(&self, index: u32) -> Namespace {
         *self.namespaces.get(self.node(index).namespace)
     }
 
-    /// Whose share a node is counted against.
+    /// Returns the tenant whose share a node counts against.
     pub(crate) fn owner(&self, index: u32) -> TenantId {
         match self.node(index).kind {
             NodeKind::Block(_) => self.namespaces.get(self.node(index).namespace).owner,
@@ -220,7 +216,7 @@ impl DependencyTree {
         }
     }
 
-    /// The node that an id names, if it is still there.
+    /// Returns the node with an id, if it still exists.
     pub(crate) fn get(&self, id: NodeId) -> Option<&Node> {
         self.nodes.get(id.index as usize).filter(|node| node.stamp == id.stamp)
     }
@@ -237,12 +233,11 @@ impl DependencyTree {
         &mut self.nodes[index as usize]
     }
 
-    /// All nodes.
     pub(crate) fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.adapters.values().flat_map(|&root| self.subtree(root))
     }
 
-    /// Nodes there are, and room for those that were.
+    /// Returns the number of node indices, including those of removed nodes.
     pub(crate) fn capacity(&self) -> u32 {
         u32::try_from(self.nodes.len()).unwrap_or(u32::MAX)
     }

@@ -1,8 +1,8 @@
-//! Who a client is: from a key or a certificate, never from what it calls itself.
+//! Authentication of clients by key or certificate, never by the name that a client sends.
 //!
-//! Keys are the gateway's own, from a file of the same lines; roles `user` and `admin` may rent base layers, and the
-//! name beside the key is the tenant. Whoever gives no key and whoever gives a wrong one get the same answer after the
-//! same work. The file is looked at four times a second, and sessions whose key is gone are closed.
+//! Keys come from the gateway's key file. The roles `user` and `admin` may use the layer service, and the
+//! name beside the key is the tenant. A missing key and a wrong key get the same answer after the same work.
+//! The file is polled four times a second, and sessions with a revoked key are closed.
 
 use std::{
     path::Path,
@@ -13,29 +13,29 @@ use security::keys::{Key, KeyFile, KeyFileError, KeyHash, KeyRole};
 
 use super::Tenant;
 
-/// What whoever is not let in is told; the same to all.
+/// Message to a client that is not authenticated, the same in all cases.
 pub const REFUSED: &str =
     "no valid key or certificate; ask the executor's operator for one ('holobiont key add')";
 
-/// Somebody who may open sessions, and what they showed for it.
+/// An authenticated client, and its credential.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Principal {
-    /// Whose sessions they will be.
+    /// Tenant of the client's sessions.
     pub tenant: Tenant,
     shown: ShownCredential,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum ShownCredential {
-    /// Nothing: nothing was asked for.
+    /// No credential was required.
     Nothing,
-    /// A certificate that the client CA has signed.
+    /// A certificate signed by the client CA.
     Certificate,
-    /// A key of the file.
+    /// A key from the key file.
     Key(KeyHash),
 }
 
-/// Knows the keys.
+/// Authenticator of clients, with or without a key file.
 #[derive(Debug)]
 pub struct Authenticator(Option<WatchedKeys>);
 
@@ -46,28 +46,28 @@ struct WatchedKeys {
 }
 
 impl Authenticator {
-    /// Asks nobody for a key: all are the tenant [`Tenant::PUBLIC`].
+    /// Requires no key: every client is the tenant [`Tenant::PUBLIC`].
     #[must_use]
     pub fn without_keys() -> Self {
         Self(None)
     }
 
-    /// Asks for a key of this file.
+    /// Requires a key from this file.
     ///
     /// # Errors
-    /// If the file cannot be used.
+    /// Fails if the file cannot be used.
     pub fn open(path: &Path) -> Result<Self, KeyFileError> {
         let (file, keys) = KeyFile::open(path)?;
         Ok(Self(Some(WatchedKeys { file: Mutex::new(file), keys: RwLock::new(keys.into()) })))
     }
 
-    /// Whether there is a key file.
+    /// Whether keys are required.
     #[must_use]
     pub fn asks_for_keys(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Whoever holds the key; where none is asked for, anybody. No key is an empty one.
+    /// Authenticates the holder of a key; without a key file, any client. An empty `given` means no key.
     #[must_use]
     pub fn by_key(&self, given: &[u8]) -> Option<Principal> {
         let Some(followed) = &self.0 else {
@@ -78,14 +78,14 @@ impl Authenticator {
         Some(Principal { tenant: Tenant::new(&key.tenant), shown: ShownCredential::Key(key.hash) })
     }
 
-    /// Whoever has a certificate for this name; the handshake has verified it.
+    /// Authenticates the holder of a certificate with this name, which the handshake has verified.
     #[must_use]
     pub fn by_certificate(&self, name: &str) -> Option<Principal> {
         security::keys::tenant_name(name).ok()?;
         Some(Principal { tenant: Tenant::new(name), shown: ShownCredential::Certificate })
     }
 
-    /// Whether they would be let in now: their key is still in the file, for the same tenant.
+    /// Whether the client is still admitted: its key is still in the file, for the same tenant.
     #[must_use]
     pub fn still_admits(&self, principal: &Principal) -> bool {
         let (Some(followed), ShownCredential::Key(hash)) = (&self.0, &principal.shown) else { return true };
@@ -94,7 +94,7 @@ impl Authenticator {
         followed.now().iter().any(same)
     }
 
-    /// Looks at the file, and says whether the keys have changed. A file that became bad changes nothing.
+    /// Polls the key file; true if the keys have changed. An invalid file keeps the old keys.
     pub fn refresh_keys(&self) -> bool {
         let Some(followed) = &self.0 else { return false };
         match followed.file.lock().unwrap_or_else(PoisonError::into_inner).poll() {

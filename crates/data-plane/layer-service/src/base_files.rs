@@ -1,4 +1,4 @@
-//! What a client must know of the base, and fetches in pieces.
+//! Catalog and client weights, which clients fetch in pieces.
 
 use model::{
     client_weights::{ClientWeightsPlan, ClientWeightsReadError},
@@ -14,28 +14,28 @@ use shmproto::{
 
 use super::registry::{Maskable, refused};
 
-/// Bit of [`CatalogSite::paths`]: it has the fast path.
+/// Bit of [`CatalogSite::paths`]: the site has the quantized path.
 const FAST: u8 = 1;
-/// It has the linear path.
+/// The site has the float path.
 const LINEAR: u8 = 1 << 1;
-/// Both are the same arithmetic.
+/// Both paths are the same arithmetic.
 const SAME: u8 = 1 << 2;
-/// It has the ring path.
+/// The site has the modular path.
 const RING: u8 = 1 << 3;
 
-/// Gives out the catalog and the model's files, as far as they are given out.
+/// Source of the catalog and of the files with client weights.
 pub trait Blobs: std::fmt::Debug + Send + Sync {
-    /// Bytes of the encoded catalog.
+    /// Returns the bytes of the encoded catalog.
     fn catalog_bytes(&self) -> u32;
 
-    /// At most `bytes` bytes of a blob from `offset` on.
+    /// Returns at most `bytes` bytes of a blob from `offset` on.
     ///
     /// # Errors
-    /// What the client is to be told: there is no such blob, or these bytes are not given out.
+    /// Returns the refusal for the client if the blob does not exist or these bytes are not offered.
     fn read(&self, blob: u32, offset: u64, bytes: u32) -> Result<Vec<u8>, SessionRefused>;
 }
 
-/// The sites as a catalog lists them.
+/// Converts sites to catalog entries.
 #[must_use]
 pub fn catalog_sites(sites: &[Site]) -> Vec<CatalogSite> {
     let word = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
@@ -67,14 +67,14 @@ fn to_wire(site: ModularSite) -> ModularWeights {
     ModularWeights { weight_exponent, l1, commitment }
 }
 
-/// What kinds of masked rows may be sent to every site of a catalog.
+/// Returns the kinds of masked rows that every site of a catalog accepts.
 #[must_use]
 pub fn maskable(sites: &[CatalogSite]) -> Maskable {
     let has = |path: u8| sites.iter().all(|site| site.paths & path != 0);
     Maskable { linear: has(LINEAR), ring: has(RING) }
 }
 
-/// The files of a plan as a catalog lists them.
+/// Converts the files of a plan to catalog entries.
 #[must_use]
 pub fn catalog_files(plan: &ClientWeightsPlan) -> Vec<ClientFileEntry> {
     let files = plan.files().iter().map(|file| ClientFileEntry {
@@ -85,7 +85,7 @@ pub fn catalog_files(plan: &ClientWeightsPlan) -> Vec<ClientFileEntry> {
     files.collect()
 }
 
-/// The catalog is longer than any client takes.
+/// The catalog exceeds the maximum length of the protocol.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "the catalog of layers has {0} bytes, but at most {MAX_CATALOG_BYTES} are possible: serve a model with fewer layers, \
@@ -93,7 +93,7 @@ pub fn catalog_files(plan: &ClientWeightsPlan) -> Vec<ClientFileEntry> {
 )]
 pub struct CatalogTooLong(usize);
 
-/// The catalog, and the parts of the model's own files that hold no linear layer.
+/// The catalog, and the client weights from the model's files.
 #[derive(Debug)]
 pub struct BaseBlobs {
     catalog: Vec<u8>,
@@ -101,11 +101,11 @@ pub struct BaseBlobs {
 }
 
 impl BaseBlobs {
-    /// Gives out `catalog` and the files of `plan`, which it lists; without a plan, for clients that have the model
-    /// themselves, the catalog alone.
+    /// Offers `catalog` and the files of `plan`, which it lists. Without a plan only the catalog is offered,
+    /// for clients with their own copy of the model.
     ///
     /// # Errors
-    /// If the catalog is too long.
+    /// Fails if the catalog is too long.
     pub fn new(catalog: &Catalog, plan: Option<ClientWeightsPlan>) -> Result<Self, CatalogTooLong> {
         let catalog = catalog.to_bytes();
         if catalog.len() > MAX_CATALOG_BYTES as usize {
@@ -118,7 +118,7 @@ impl BaseBlobs {
 
 impl Blobs for BaseBlobs {
     fn catalog_bytes(&self) -> u32 {
-        // No longer than MAX_CATALOG_BYTES.
+        // `new` has checked that the catalog is not longer than MAX_CATALOG_BYTES.
         u32::try_from(self.catalog.len()).unwrap_or(u32::MAX)
     }
 
@@ -137,7 +137,7 @@ impl Blobs for BaseBlobs {
     }
 }
 
-/// A disk's troubles are the operator's; the client is told that there are some.
+/// Converts a read error; disk errors are logged, and the client gets only a general message.
 fn unread(blob: u32, error: &ClientWeightsReadError) -> SessionRefused {
     match error {
         ClientWeightsReadError::NoSuchFile { .. } | ClientWeightsReadError::NotPlanned { .. } => {

@@ -1,4 +1,5 @@
-//! Which calls are computed next, and together. It knows neither rows nor clients, and the time is what it is told.
+//! Selection of the calls that are computed next and together. The batcher knows neither rows nor clients,
+//! and gets the time as an argument.
 
 use std::{
     collections::BTreeMap,
@@ -18,34 +19,32 @@ use super::{
     sweep_order::{AwaitedChunks as Floors, Next, SweepConstraint, SweepOrder},
 };
 
-/// A connection that has not called for so long is not waited for.
+/// Idle time after which a connection counts as inactive and is not waited for.
 const ACTIVE: Duration = Duration::from_secs(1);
 
-/// A call as the batcher needs to know it.
+/// Data of a call that the batcher needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NewCall {
-    /// What it asks for.
+    /// Computation that the call requests.
     pub call: SiteCall,
-    /// The connection it came over.
+    /// Connection of the call.
     pub connection: ConnectionId,
-    /// How urgent it is.
+    /// Class of the call, which decides its urgency.
     pub class: CallClass,
-    /// Rows, at least one.
+    /// Number of rows, at least one.
     pub rows: usize,
-    /// Elements of a row, those that come out of it among them.
+    /// Elements of an input row and its output row together.
     pub row_elements: usize,
 }
 
-/// A connection as the batcher sees it.
 #[derive(Debug, Clone, Copy)]
 struct Presence {
     called: Instant,
     waiting: usize,
-    /// Where it is expected since it was answered, where there is an elevator, and as what.
+    /// Chunk and class of the next expected call, with streamed weights.
     expected: Option<ExpectedCall>,
 }
 
-/// Where a connection is expected.
 #[derive(Debug, Clone, Copy)]
 struct ExpectedCall {
     floor: u32,
@@ -53,12 +52,10 @@ struct ExpectedCall {
     class: CallClass,
 }
 
-/// The calls that wait.
 #[derive(Debug)]
 struct PendingCalls {
     lanes: BTreeMap<SiteCall, CallQueue>,
     connections: BTreeMap<ConnectionId, Presence>,
-    /// The last call that came.
     last: CallId,
 }
 
@@ -79,25 +76,25 @@ impl WaitingCalls for PendingCalls {
     }
 }
 
-/// Which of the calls that wait are computed next.
+/// Queues of waiting calls, with the choice of the next batch.
 #[derive(Debug)]
 pub struct Batcher {
     batching: Batching,
     policy: Box<dyn BatchPolicy>,
-    /// In place of deadlines, where weights come from a disk.
+    /// Order of streamed layer chunks, which replaces deadlines; `None` if weights are in memory.
     elevator: Option<SweepOrder>,
     calls: PendingCalls,
 }
 
 impl Batcher {
-    /// Without calls, for a base of so many sites.
+    /// Makes an empty batcher for a base with `sites` sites.
     #[must_use]
     pub fn new(batching: Batching, sites: usize) -> Self {
         let calls = PendingCalls { lanes: BTreeMap::new(), connections: BTreeMap::new(), last: CallId(0) };
         Self { batching, policy: batching_policy::of(&batching, sites), elevator: None, calls }
     }
 
-    /// Goes over the `floors` of sites whose weights come from a disk, where calls are put together as they usually are.
+    /// Sets the layer chunk of each site for streamed weights; only the opportunistic policy uses it.
     #[must_use]
     pub fn over(self, floors: Option<Vec<u32>>) -> Self {
         let floors = floors.filter(|_| self.batching.policy == BatchingPolicy::Opportunistic);
@@ -105,13 +102,13 @@ impl Batcher {
         Self { elevator, ..self }
     }
 
-    /// Whether calls are served floor by floor.
+    /// Whether calls are served in the order of layer chunks.
     #[must_use]
     pub fn has_floors(&self) -> bool {
         self.elevator.is_some()
     }
 
-    /// A call of `class` over `connection` was answered.
+    /// Records that a call of `class` over `connection` was answered.
     pub fn answered(&mut self, connection: ConnectionId, call: SiteCall, class: CallClass, now: Instant) {
         let Some(elevator) = &mut self.elevator else { return };
         elevator.served(now);
@@ -120,7 +117,7 @@ impl Batcher {
         }
     }
 
-    /// Adds a call.
+    /// Adds a call, and returns its id.
     pub fn add(&mut self, new: NewCall, now: Instant) -> CallId {
         let NewCall { call, connection, class, rows, row_elements } = new;
         let calls = &mut self.calls;
@@ -140,7 +137,7 @@ impl Batcher {
         calls.last
     }
 
-    /// Forgets a call that asks for `call`.
+    /// Removes the call `id`, which waits in the queue of `call`.
     pub fn remove(&mut self, call: SiteCall, id: CallId) {
         let Some(lane) = self.calls.lanes.get_mut(&call) else { return };
         let connections = &mut self.calls.connections;
@@ -148,7 +145,7 @@ impl Batcher {
         self.sweep(call);
     }
 
-    /// Forgets a connection and its calls.
+    /// Removes a connection and its calls.
     pub fn close(&mut self, connection: ConnectionId) {
         self.calls.connections.remove(&connection);
         for lane in self.calls.lanes.values_mut() {
@@ -157,13 +154,13 @@ impl Batcher {
         self.calls.lanes.retain(|_, lane| !lane.is_empty());
     }
 
-    /// No call waits.
+    /// Whether no call waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.calls.lanes.is_empty()
     }
 
-    /// When something will be due, if nothing comes meanwhile; it may be past.
+    /// Returns when a call will be due if no other comes; this may be in the past.
     #[must_use]
     pub fn next_deadline(&self, now: Instant) -> Option<Instant> {
         let waited = self.calls.lanes.values().map(CallQueue::due).min()?;
@@ -176,8 +173,8 @@ impl Batcher {
         Some(self.policy.deadline(now, waited, &self.calls))
     }
 
-    /// Takes the batch whose turn it is into `pieces`, which is emptied before, and says what to compute. `None` if nothing
-    /// is due of the classes that are allowed.
+    /// Takes the next batch into `pieces`, which is cleared first, and returns its computation. `None` if no
+    /// call of the allowed classes is due.
     pub fn next(
         &mut self,
         now: Instant,
@@ -191,7 +188,7 @@ impl Batcher {
         self.pick(now, |_, lane| lane.has(allowed), portion, pieces)
     }
 
-    /// As [`Batcher::next`], beside a resident pass that is about to begin.
+    /// Like [`Batcher::next`], when a resident pass is about to begin.
     pub(crate) fn next_beside(
         &mut self,
         now: Instant,
@@ -221,7 +218,7 @@ impl Batcher {
         }
     }
 
-    /// What a resident pass should do before it goes to `site`, where weights come from a disk.
+    /// Returns the action of a resident pass over streamed weights before it moves to the chunk of `site`.
     pub fn before_leaving(
         &mut self,
         now: Instant,
@@ -245,7 +242,7 @@ impl Batcher {
         }
     }
 
-    /// Where somebody waits who is allowed to.
+    /// Returns the layer chunks for which calls of the allowed classes wait.
     fn floors(&self, allowed: AllowedClasses) -> Floors {
         let mut floors = Floors::default();
         let Some(elevator) = &self.elevator else { return floors };
@@ -254,7 +251,7 @@ impl Batcher {
         floors
     }
 
-    /// Whether somebody who is allowed to will soon call for a floor.
+    /// Whether a call of an allowed class is expected soon for a layer chunk.
     fn is_expected(&self, floor: u32, allowed: AllowedClasses, now: Instant) -> bool {
         let is_meant = |expected: ExpectedCall| {
             let is_active = now.saturating_duration_since(expected.since) < ACTIVE;
@@ -263,7 +260,7 @@ impl Batcher {
         self.calls.connections.values().filter_map(|presence| presence.expected).any(is_meant)
     }
 
-    /// Takes the batch whose turn it is of those that wait on a floor.
+    /// Takes the next batch among calls of one layer chunk.
     fn take_from(
         &mut self,
         floor: u32,
@@ -281,14 +278,13 @@ impl Batcher {
         (!pieces.is_empty()).then_some(call)
     }
 
-    /// When the call of `class` came that has waited longest.
+    /// Returns the arrival time of the oldest waiting call of `class`.
     #[must_use]
     pub fn first_of(&self, class: CallClass) -> Option<Instant> {
         self.calls.lanes.values().filter_map(|lane| lane.first_of(class)).min()
     }
 
-    /// As [`Batcher::next`], for calls that somebody waits for most, of all sites but those that a pass is about to serve
-    /// anyway at `site`.
+    /// Like [`Batcher::next`], for urgent calls, without those that the pass will co-batch at `site` anyway.
     pub fn next_urgent(
         &mut self,
         now: Instant,
@@ -301,7 +297,7 @@ impl Batcher {
         self.pick(now, is_meant, portion, pieces)
     }
 
-    /// Takes calls that ask for `call` and fit into so many rows, due or not: they join a pass.
+    /// Takes calls for `call` with at most `rows` rows in total to join a resident pass, due or not.
     pub fn join(&mut self, now: Instant, call: SiteCall, rows: usize, pieces: &mut Vec<CallChunk>) {
         pieces.clear();
         if self.policy.joins_passes() {
@@ -310,7 +306,7 @@ impl Batcher {
         }
     }
 
-    /// What may be computed now.
+    /// Returns the limits of a batch that is computed now.
     fn portion(&mut self, now: Instant) -> BatchPortion {
         let (until, cut) = (self.policy.until(now, &self.calls), self.policy.cut());
         BatchPortion { rows: self.batching.chunk_rows, until, allowed: any_class, cut }
@@ -354,18 +350,18 @@ impl Batcher {
     }
 }
 
-/// What a resident pass does before it leaves a floor.
+/// Action of a resident pass before it leaves a layer chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BeforeChunkChange {
-    /// Computes this for others.
+    /// Computes this batch of calls first.
     Serve(SiteCall),
-    /// Waits until then for others, who are about to call.
+    /// Waits until this time for calls that are expected soon.
     Hold(Instant),
-    /// Goes.
+    /// Moves to the next layer chunk.
     Go,
 }
 
-/// What a resident pass evaluates at a site.
+/// Returns the computation of a resident pass at a site, which calls can join.
 #[must_use]
 pub fn joinable(site: SiteId) -> SiteCall {
     SiteCall { site, part: None, op: SiteOp::Forward, path: SitePath::Fast }

@@ -1,4 +1,4 @@
-//! When calls that wait are computed, and how long each waits for company.
+//! Policies that decide when waiting calls are computed, and how long each waits for co-batching.
 
 use std::{
     fmt,
@@ -12,44 +12,45 @@ use super::{
     settings::{Batching, BatchingPolicy},
 };
 
-/// The calls that wait, as a policy sees them.
+/// View of the waiting calls for a policy.
 pub trait WaitingCalls {
-    /// The last call that came.
+    /// Returns the newest call that has arrived.
     fn last(&self) -> CallId;
 
-    /// The first of those that wait.
+    /// Returns the oldest waiting call.
     fn oldest(&self) -> Option<&QueuedCall>;
 
-    /// Nobody would come before somebody is answered.
+    /// Whether every active connection waits for an answer, so that no further call can arrive.
     fn everybody_waits(&self, now: Instant) -> bool;
 }
 
-/// When calls are computed, and how many together.
+/// Policy that decides when calls are computed, and how many together.
 pub trait BatchPolicy: fmt::Debug + Send {
-    /// How long a call waits for company.
+    /// Returns how long a call waits for co-batching.
     fn wait(&self, class: CallClass, rows: usize) -> Duration;
 
-    /// The last call whose turn it may be now.
+    /// Returns the newest call that may be in the next batch.
     fn until(&mut self, now: Instant, queue: &dyn WaitingCalls) -> CallId;
 
-    /// Whether calls are due before they have waited.
+    /// Whether calls are due before their waiting time has passed.
     fn is_early(&self, now: Instant, queue: &dyn WaitingCalls) -> bool;
 
-    /// When something will be due, if nothing comes meanwhile; it may be past. The first call has waited at `waited`.
+    /// Returns when a call will be due if no other comes; this may be in the past. At `waited` the first
+    /// call's waiting time has passed.
     fn deadline(&self, now: Instant, waited: Instant, queue: &dyn WaitingCalls) -> Instant;
 
-    /// How the calls of a batch are put together.
+    /// Returns how calls of a batch may be split.
     fn cut(&self) -> SplitPolicy {
         SplitPolicy::Rows
     }
 
-    /// Whether calls join a pass that comes by.
+    /// Whether calls join resident passes.
     fn joins_passes(&self) -> bool {
         true
     }
 }
 
-/// The policy that the settings name, for a base of so many sites.
+/// Returns the policy that the settings select, for a base of `sites` sites.
 #[must_use]
 pub fn of(batching: &Batching, sites: usize) -> Box<dyn BatchPolicy> {
     match batching.policy {
@@ -59,7 +60,7 @@ pub fn of(batching: &Batching, sites: usize) -> Box<dyn BatchPolicy> {
     }
 }
 
-/// After a wait in proportion to its rows, with whatever waits for the same by then (Symbiosis §3.6).
+/// Computes a call after a wait proportional to its rows, with all calls of the same queue (Symbiosis §3.6).
 #[derive(Debug)]
 struct Opportunistic {
     batching: Batching,
@@ -84,7 +85,7 @@ impl BatchPolicy for Opportunistic {
     }
 }
 
-/// At once, each call alone.
+/// Computes each call alone and at once.
 #[derive(Debug)]
 struct NoBatching;
 
@@ -114,18 +115,18 @@ impl BatchPolicy for NoBatching {
     }
 }
 
-/// Longest wait of [`Lockstep`].
+/// Maximum wait of [`Lockstep`].
 pub(crate) const LOCKSTEP: Duration = Duration::from_secs(1);
 
-/// When every active session waits, or somebody has waited for long: all that wait, in one round; for comparison.
+/// Computes all waiting calls in one round when every active session waits, or after [`LOCKSTEP`].
 #[derive(Debug)]
 struct Lockstep {
-    /// The last call of the round that is computed.
+    /// Newest call of the current round.
     round: CallId,
 }
 
 impl Lockstep {
-    /// Calls of the round are left.
+    /// Whether calls of the current round are left.
     fn has_round(&self, queue: &dyn WaitingCalls) -> bool {
         queue.oldest().is_some_and(|call| call.id <= self.round)
     }
@@ -157,9 +158,9 @@ impl BatchPolicy for Lockstep {
     }
 }
 
-/// How long a call of so many rows waits at one of `sites` sites (Symbiosis §3.6, CHECKLIST S-06): in proportion to its
-/// rows, since who brings more gains more from company and loses less by waiting. A drafted tree has many rows and is as
-/// urgent as one.
+/// Returns how long a call of `rows` rows waits at one of `sites` sites (Symbiosis §3.6). The wait is
+/// proportional to the rows, because a larger call gains more from a batch and loses less by waiting. A token
+/// tree has many rows but is as urgent as one.
 pub(crate) fn wait(batching: &Batching, class: CallClass, rows: usize, sites: usize) -> Duration {
     let counted = match class {
         CallClass::Verify => rows.min(1),
@@ -167,56 +168,56 @@ pub(crate) fn wait(batching: &Batching, class: CallClass, rows: usize, sites: us
     };
     let factor = batching.class_factors[class as usize] * batching.wait_factor;
     let wanted = batching.row_wait.as_secs_f64() * counted as f64 * factor;
-    // Factors are finite and not negative, and so is what is left under the bound.
+    // Factors are finite and not negative, and the result is within the maximum.
     Duration::from_secs_f64(wanted.min(batching.max_wait.as_secs_f64()) / sites.max(1) as f64)
 }
 
-/// Whether somebody waits for the next token.
+/// Whether a client waits for its next token.
 #[must_use]
 pub fn is_urgent(class: CallClass) -> bool {
     matches!(class, CallClass::Decode | CallClass::Verify)
 }
 
-/// Whether it is kept to a share beside requests: nobody waits for the next token. Noises are not: a split client that masks
-/// its rows asks for one when it has none left, and its next token waits for it.
+/// Whether calls of the class are limited to a share beside requests, because no client waits for a next
+/// token. Noise calls are not: a client without noises cannot compute its next token.
 #[must_use]
 pub fn is_background(class: CallClass) -> bool {
     class == CallClass::Training
 }
 
-/// A call that has waited for so long has its turn whatever the share: its client must not give the executor up. With a share
-/// of nothing, and nothing but requests to do, this is all that training gets.
+/// Waiting time after which a background call is computed even without budget, so that its client does not
+/// time out. With a share of 0 under constant load, training gets only this.
 pub const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
-/// What background calls may take beside requests that are answered: a share of the time of these. A batch that takes more
-/// than there is goes on credit, and the next one waits until that is paid back, or for [`LONGEST_WAIT`].
+/// Budget of background calls beside requests: a share of the requests' computing time. A batch may overdraw
+/// the budget; the next one waits until that is paid back, or for [`LONGEST_WAIT`].
 #[derive(Debug)]
 pub struct BackgroundBudget {
     share: f64,
     seconds: f64,
 }
 
-/// Seconds that are saved up at most.
+/// Maximum saved budget, in seconds.
 const MAX_SAVED: f64 = 0.01;
 
 impl BackgroundBudget {
-    /// Of nothing so far.
+    /// Makes an empty budget with this share.
     #[must_use]
     pub fn new(share: f64) -> Self {
         Self { share, seconds: 0.0 }
     }
 
-    /// Requests were computed for so long.
+    /// Adds the share of time `requests` that requests took.
     pub fn earn(&mut self, requests: Duration) {
         self.seconds = (self.seconds + self.share * requests.as_secs_f64()).min(MAX_SAVED);
     }
 
-    /// Background calls were.
+    /// Subtracts the time that background calls took.
     pub fn spend(&mut self, background: Duration) {
         self.seconds -= background.as_secs_f64();
     }
 
-    /// Whose turn it may be, where a background call has waited for so long.
+    /// Returns the allowed classes, if the oldest background call has waited for `waited`.
     #[must_use]
     pub fn allowed(&self, waited: Duration) -> AllowedClasses {
         if self.seconds > 0.0 || waited >= LONGEST_WAIT { any_class } else { |class| !is_background(class) }

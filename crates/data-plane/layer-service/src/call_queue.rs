@@ -1,4 +1,4 @@
-//! The calls that ask for the same, in order.
+//! Waiting calls for the same computation, in order.
 
 use std::{
     collections::VecDeque,
@@ -9,46 +9,46 @@ use shmproto::layer::CallClass;
 
 use super::ConnectionId;
 
-/// A cut falls on a multiple of so many rows, so that the place of what follows is a multiple of 64 bytes in any format.
+/// Calls are split at multiples of this number of rows, which aligns parts to 64 bytes in any format.
 pub const CUT_ROWS: usize = 32;
 
-/// A call that waits. Ascending in order of arrival, and never used again.
+/// Id of a waiting call; ids ascend in order of arrival and are never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CallId(pub u64);
 
-/// Consecutive rows of a call, computed in one batch.
+/// Consecutive rows of a call that are computed in one batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CallChunk {
-    /// The call whose rows they are.
+    /// Call to which the rows belong.
     pub id: CallId,
-    /// Rows of the call before the piece.
+    /// Rows of the call before this chunk.
     pub first_row: usize,
-    /// Rows of the piece, at least one.
+    /// Rows of the chunk, at least one.
     pub rows: usize,
-    /// No rows of the call are left to compute after these.
+    /// Whether the call has no rows after this chunk.
     pub is_last: bool,
 }
 
-/// What of a call is left to compute.
+/// The part of a call that is not computed yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueuedCall {
-    /// The call.
+    /// Id of the call.
     pub id: CallId,
-    /// The connection it came over.
+    /// Connection of the call.
     pub connection: ConnectionId,
-    /// How urgent it is.
+    /// Class of the call, which decides its urgency.
     pub class: CallClass,
-    /// Rows computed already.
+    /// Rows that are computed already.
     pub first_row: usize,
-    /// Rows left.
+    /// Rows that are left to compute.
     pub rows: usize,
-    /// When it came.
+    /// Arrival time of the call.
     pub arrived: Instant,
-    /// When it need not wait for company any more.
+    /// Time from which the call does not wait for co-batching any more.
     pub due: Instant,
 }
 
-/// Whose turn it is: the least goes first.
+/// Order of calls: the least goes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CallOrder {
     class: u64,
@@ -56,8 +56,8 @@ pub struct CallOrder {
 }
 
 impl CallOrder {
-    /// The turn of a call of `class`: it rises by a class for every `aging` it has waited, so that in the end it is before
-    /// everybody who came later.
+    /// Returns the order of a call of `class`. The call rises by one class for each `aging` of waiting time,
+    /// so that it finally precedes all later calls.
     #[must_use]
     pub fn of(class: CallClass, arrived: Instant, now: Instant, aging: Duration) -> Self {
         let waited = now.saturating_duration_since(arrived).as_nanos();
@@ -67,50 +67,49 @@ impl CallOrder {
     }
 }
 
-/// Which classes may have their turn.
+/// Predicate for the classes that may be computed.
 pub type AllowedClasses = fn(CallClass) -> bool;
 
-/// Any may.
+/// Allows calls of all classes.
 #[must_use]
 pub fn any_class(_: CallClass) -> bool {
     true
 }
 
-/// What of a lane may be taken.
+/// Limits of the calls taken from a queue.
 #[derive(Debug, Clone, Copy)]
 pub struct BatchPortion {
-    /// Rows at most.
+    /// Maximum number of rows.
     pub rows: usize,
-    /// Calls that came later stay.
+    /// Newest call to take; later ones stay.
     pub until: CallId,
-    /// Other classes stay.
+    /// Classes to take; others stay.
     pub allowed: AllowedClasses,
-    /// What becomes of a call that does not fit.
+    /// Handling of a call that does not fit.
     pub cut: SplitPolicy,
 }
 
-/// What becomes of a call that does not fit.
+/// Handling of a call that does not fit into a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SplitPolicy {
-    /// Its first rows are taken.
+    /// The first rows of the call are taken.
     Rows,
-    /// It stays, and what comes after it too.
+    /// The call stays, and all calls after it too.
     Nothing,
-    /// As [`SplitPolicy::Rows`], and nothing else is taken with it.
+    /// As [`SplitPolicy::Rows`], but each batch has a single call.
     Alone,
 }
 
-/// Calls that ask for the same, by class and within it in order of arrival. Never empty.
+/// Calls for the same computation, by class and in order of arrival. Never empty.
 #[derive(Debug)]
 pub struct CallQueue {
     classes: [VecDeque<QueuedCall>; CallClass::ALL.len()],
-    /// Rows of a batch at most.
     batch_rows: usize,
     due: Instant,
 }
 
 impl CallQueue {
-    /// A lane of one call, of which no batch has more than `batch_rows`.
+    /// Makes a queue of one call; no batch has more than `batch_rows` rows.
     #[must_use]
     pub fn of(call: QueuedCall, batch_rows: usize) -> Self {
         let mut lane = Self { classes: Default::default(), batch_rows, due: call.due };
@@ -118,59 +117,59 @@ impl CallQueue {
         lane
     }
 
-    /// Puts a call behind those of its class.
+    /// Adds a call after those of its class.
     pub fn push(&mut self, call: QueuedCall) {
         self.due = self.due.min(call.due);
         self.classes[call.class as usize].push_back(call);
     }
 
-    /// When the first of them is due.
+    /// Returns when the first call is due.
     #[must_use]
     pub fn due(&self) -> Instant {
         self.due
     }
 
-    /// Those that are the first of their class.
+    /// Iterates over the first call of each class.
     fn heads(&self) -> impl Iterator<Item = &QueuedCall> {
         self.classes.iter().filter_map(VecDeque::front)
     }
 
-    /// The one that came first.
+    /// Returns the call that arrived first.
     #[must_use]
     pub fn oldest(&self) -> Option<&QueuedCall> {
         self.heads().min_by_key(|call| call.id)
     }
 
-    /// When it is its turn.
+    /// Returns the order of the next call.
     #[must_use]
     pub fn next_order(&self, now: Instant, aging: Duration) -> Option<CallOrder> {
         self.heads().map(|call| CallOrder::of(call.class, call.arrived, now, aging)).min()
     }
 
-    /// Some are of these classes.
+    /// Whether calls of allowed classes wait.
     #[must_use]
     pub fn has(&self, allowed: AllowedClasses) -> bool {
         self.heads().any(|call| allowed(call.class))
     }
 
-    /// When the one came that came first of a class.
+    /// Returns the arrival time of the oldest call of a class.
     #[must_use]
     pub fn first_of(&self, class: CallClass) -> Option<Instant> {
         self.classes[class as usize].front().map(|call| call.arrived)
     }
 
-    /// Nobody is left.
+    /// Whether no call is left.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.heads().next().is_none()
     }
 
-    /// All of them.
+    /// Iterates over all calls.
     pub fn iter(&self) -> impl Iterator<Item = &QueuedCall> {
         self.classes.iter().flatten()
     }
 
-    /// Takes what `portion` allows, those whose turn it is first; `taken` is told of each call of which rows were taken.
+    /// Takes the calls that `portion` allows, in order; calls `taken` for each call with taken rows.
     pub fn take(
         &mut self,
         now: Instant,
@@ -208,7 +207,7 @@ impl CallQueue {
         self.look_again();
     }
 
-    /// Takes out those that `is_meant` names.
+    /// Removes the calls for which `is_meant` is true, and calls `removed` for each.
     pub fn remove(&mut self, is_meant: impl Fn(&QueuedCall) -> bool, mut removed: impl FnMut(QueuedCall)) {
         for queue in &mut self.classes {
             queue.retain(|call| {

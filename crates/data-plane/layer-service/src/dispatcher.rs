@@ -1,23 +1,27 @@
-//! The compute thread's side of the layer service.
+//! The part of the layer service that runs on the compute thread.
 //!
 //! ```text
-//! poll: events, rings -> check -> batcher        run_due: batcher -> rows together -> base -> rows apart -> answers
+//! poll: events, rings -> check -> batcher
+//! run_due: batcher -> rows together -> base -> rows apart -> answers
 //! ```
 //!
 //! # Layout
 //!
-//! - this file: sessions and calls come in, sessions go.
-//! - `call`: what a call must be, and what is known of it while it waits.
-//! - `client`: a session, and how its rows are read and answered.
-//! - `run`: batches, and calls that join a resident pass.
+//! - this file: accepting sessions and calls, ending sessions
+//! - `call`: checks of a call, and its state while it waits
+//! - `client`: a session, and how its rows are read and answered
+//! - `run`: batches, and calls that join a resident pass
 //!
 //! # Numbers of calls
 //!
-//! Within one connection (for a local session: one channel) a call's number is above those of all calls answered with rows;
-//! others are refused with [`CallStatus::Sequence`](shmproto::layer::CallStatus::Sequence). A number that still waits is not computed twice: the newer call takes the
-//! place of the older, which is not answered. After a connection was lost, and after a channel was replaced, what waited is
-//! forgotten and the rule begins anew: the client repeats what it has no answer to. It gets the same bits, because nothing
-//! is kept between calls.
+//! Within one connection (for a local session: one channel) a call's number must be above those of all calls
+//! answered with rows; others are refused with
+//! [`CallStatus::Sequence`](shmproto::layer::CallStatus::Sequence). A number that still waits is not computed
+//! twice: the newer call replaces the older one, which gets no answer.
+//!
+//! After a connection was lost or a channel was replaced, waiting calls are dropped and numbers start anew:
+//! the client repeats its unanswered calls. The repeated call gets the same bits, because the service keeps
+//! no state between calls.
 
 mod call;
 mod client;
@@ -54,10 +58,10 @@ use super::{
 };
 use ::scheduling::clock::Clock;
 
-/// When a call that was refused because too many wait is worth repeating.
+/// Retry delay of a call that was refused because too many wait, in milliseconds.
 const RETRY_MS: u32 = 1;
 
-/// Sessions, the calls that wait, and what they wait for.
+/// Sessions and their waiting calls, on the compute thread.
 pub struct Dispatcher {
     sites: Vec<Site>,
     settings: LayerSettings,
@@ -66,20 +70,18 @@ pub struct Dispatcher {
     inbox: Inbox,
     clients: BTreeMap<ConnectionId, ClientSession>,
     batcher: Batcher,
-    /// Of background calls, beside requests.
+    /// Budget of background calls beside requests.
     allowance: BackgroundBudget,
     rows: RowQuotas,
     calls: BTreeMap<CallId, AcceptedCall>,
-    /// What joined the pass that is under way.
+    /// Calls that joined the running pass.
     joined: Option<CoBatchedCalls>,
-    /// Sessions that are to go.
     gone: Vec<(ConnectionId, SessionFault)>,
-    /// A call was taken in since the last wait: the next may be near.
+    /// Whether a call was accepted since the last wait, so that the next may be near.
     is_warm: bool,
     scratch: Scratch,
 }
 
-/// Calls in the course of a resident pass.
 #[derive(Debug)]
 struct CoBatchedCalls {
     call: SiteCall,
@@ -87,25 +89,23 @@ struct CoBatchedCalls {
     since: Instant,
 }
 
-/// Memory kept between batches.
+/// Buffers that are reused between batches.
 #[derive(Debug, Default)]
 struct Scratch {
     events: VecDeque<DispatcherEvent>,
     taken: Vec<(ConnectionId, CallHeader)>,
     pieces: Vec<CallChunk>,
-    /// Those of [`CoBatchedCalls`].
+    /// Chunks of the [`CoBatchedCalls`].
     joined: Vec<CallChunk>,
     x: Activations,
     rows: Vec<f32>,
     out: Vec<f32>,
 }
 
-/// Why the hub lets a session go.
+/// Reason why the dispatcher closes a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SessionFault {
-    /// It broke the protocol.
     Violation(Violation),
-    /// It does not take its answers.
     Slow,
 }
 
@@ -117,7 +117,7 @@ impl std::fmt::Debug for Dispatcher {
 }
 
 impl Dispatcher {
-    /// Serves the sites of `base` to the sessions of `registry`, whose doors send to `inbox`.
+    /// Serves the sites of `base` to the sessions of `registry`, whose events arrive in `inbox`.
     #[must_use]
     pub fn new(
         base: &dyn EvaluateSites,
@@ -145,48 +145,48 @@ impl Dispatcher {
         }
     }
 
-    /// Rung by whatever the doors send; the compute thread's other sources may ring it too.
+    /// Returns the doorbell of all events; other sources of the compute thread may ring it too.
     #[must_use]
     pub fn bell(&self) -> Arc<Doorbell> {
         Arc::clone(self.inbox.bell())
     }
 
-    /// Where doors send to.
+    /// Returns a sender of events to this dispatcher.
     #[must_use]
     pub fn sender(&self) -> DispatcherSender {
         self.inbox.sender()
     }
 
-    /// No call waits.
+    /// Whether no call waits.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.calls.is_empty()
     }
 
-    /// Calls that are not answered.
+    /// Returns the number of unanswered calls.
     #[must_use]
     pub fn waiting_calls(&self) -> usize {
         self.calls.len()
     }
 
-    /// Whether new calls are refused because the process is to end.
+    /// Whether new calls are refused because the process is shutting down.
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.registry.is_draining()
     }
 
-    /// Sessions, and what they use.
+    /// Returns the stats of all sessions.
     #[must_use]
     pub fn figures(&self) -> LayerStats {
         self.registry.figures()
     }
 
-    /// From now on new calls and sessions are refused; calls that wait are answered.
+    /// Refuses new calls and sessions from now on; waiting calls are still answered.
     pub fn drain(&self) {
         self.registry.drain();
     }
 
-    /// Takes in what doors and channels have brought.
+    /// Accepts the events and calls that have arrived.
     pub fn poll(&mut self) {
         self.give_up_joined();
         let mut events = std::mem::take(&mut self.scratch.events);
@@ -202,7 +202,7 @@ impl Dispatcher {
     fn poll_rings(&mut self) {
         let mut taken = std::mem::take(&mut self.scratch.taken);
         for (&connection, client) in &mut self.clients {
-            // As many as the ring has places: a client that refills it meanwhile has its next turn with the others.
+            // Takes at most as many calls as the ring holds, so that a client cannot delay the others.
             for _ in 0..MAX_CALLS {
                 match client.peer.next_call() {
                     Ok(Some(header)) => taken.push((connection, header)),
@@ -220,8 +220,7 @@ impl Dispatcher {
         self.scratch.taken = taken;
     }
 
-    /// Waits until something has come, something is due, or it is `until`. After calls it looks for more for a moment before
-    /// it sleeps.
+    /// Waits for an event, a due call or `until`. After a call was accepted, the thread first spins briefly.
     pub fn wait(&mut self, until: Option<Instant>) {
         let due = self.batcher.next_deadline(self.clock.now());
         self.wait_for_calls([due, until].into_iter().flatten().min());
@@ -255,18 +254,17 @@ impl Dispatcher {
         self.clients.insert(connection, ClientSession::new(facts, account, peer));
     }
 
-    /// A session has a new channel; what came through the old one is forgotten.
+    /// Replaces the channel of a session, and drops the calls of the old one.
     fn connect(&mut self, connection: ConnectionId, channel: AccountedChannel) {
         self.forget_calls(connection);
         let replaced = match self.clients.get_mut(&connection) {
             Some(client) => client.begin(channel),
-            // It was let go in the meantime.
+            // The session was closed in the meantime.
             None => Some(channel),
         };
         replaced.into_iter().for_each(|channel| self.registry.discard(channel));
     }
 
-    /// A session is over.
     fn forget(&mut self, connection: ConnectionId) {
         self.forget_calls(connection);
         let channel = self.clients.remove(&connection).and_then(|client| client.peer.into_channel());
@@ -283,7 +281,7 @@ impl Dispatcher {
         }
     }
 
-    /// Closes those that broke the protocol or take nothing.
+    /// Closes sessions whose clients broke the protocol or do not take answers.
     fn disconnect_faulty(&mut self) {
         while let Some((connection, fault)) = self.gone.pop() {
             let Some(client) = self.clients.get(&connection) else { continue };
@@ -302,11 +300,10 @@ impl Dispatcher {
         }
     }
 
-    /// Takes a call in, or refuses it.
     fn accept_call(&mut self, connection: ConnectionId, header: CallHeader, payload: Option<Payload>) {
         let Some(client) = self.clients.get(&connection) else { return };
         self.is_warm = true;
-        // A remote one was counted when its message came.
+        // A remote call was counted when its message arrived.
         let has_place = payload.is_some() || client.account.begin_call(MAX_CALLS);
         let admitted = if has_place {
             self.admit(connection, &header, payload)
@@ -354,7 +351,7 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// Another call takes its place.
+    /// Drops a call that a newer call with the same number replaces.
     fn forget_call(&mut self, connection: ConnectionId, id: CallId) {
         let (Some(call), Some(client)) = (self.calls.remove(&id), self.clients.get_mut(&connection)) else {
             return;

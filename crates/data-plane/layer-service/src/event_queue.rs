@@ -1,4 +1,4 @@
-//! What the doors tell the hub, and how the hub answers a remote door. Neither ever waits for the other.
+//! Queues between the connection threads and the dispatcher; neither side ever waits for the other.
 
 use std::{
     collections::VecDeque,
@@ -18,19 +18,19 @@ use super::{
     slab_charge::SlabReservation,
 };
 
-/// Calls of all remote sessions that wait to be taken in; more are refused.
+/// Maximum number of remote calls that wait to be accepted; more are refused.
 const MAX_CALLS: usize = 4096;
 
-/// The rows of a message, and the bytes they take of the tenant's quota.
+/// Rows of a message, and the memory they use of the tenant's quota.
 #[derive(Debug)]
 pub struct Payload {
-    /// Numbers as they travel.
+    /// Rows in wire format.
     pub bytes: Vec<u8>,
-    /// Given back with the payload.
+    /// Reservation that ends with the payload.
     pub held: MemoryReservation,
 }
 
-/// This process's end of a channel, and what its memory takes of the tenant's quota. The memory is given back first.
+/// The executor's end of a channel, with its quota share. Fields drop in order: the memory is freed first.
 #[derive(Debug)]
 pub struct AccountedChannel {
     pub(super) channel: ExecutorChannel,
@@ -40,26 +40,26 @@ pub struct AccountedChannel {
 /// An answer to a remote call.
 #[derive(Debug)]
 pub struct Reply {
-    /// What became of it.
+    /// Status and row count of the answer.
     pub header: ReplyHeader,
-    /// The rows, where there are any.
+    /// Output rows, if the call succeeded.
     pub payload: Option<Payload>,
 }
 
-/// Where the answers of a remote session go. A session whose queue is full takes its answers too slowly and is closed;
-/// closed by the hub, the queue ends after what is in it.
+/// Queue of a remote session's answers. A session whose queue is full takes its answers too slowly and is
+/// closed. After the dispatcher closes the queue, the remaining answers are still sent.
 #[derive(Debug, Clone)]
 pub struct Replies(mpsc::Sender<Reply>);
 
 impl Replies {
-    /// A queue of `most` answers, and the end to send them from.
+    /// Makes a queue of at most `most` answers, and returns both ends.
     #[must_use]
     pub fn queue(most: usize) -> (Self, mpsc::Receiver<Reply>) {
         let (sender, receiver) = mpsc::channel(most);
         (Self(sender), receiver)
     }
 
-    /// Puts an answer in; says whether it was taken.
+    /// Adds an answer; false if the queue is full.
     pub(super) fn put(&self, reply: Reply) -> bool {
         self.0.try_send(reply).is_ok()
     }
@@ -68,64 +68,64 @@ impl Replies {
 /// A session that begins.
 #[derive(Debug)]
 pub struct OpenSession {
-    /// Its connection.
+    /// Connection of the session.
     pub connection: ConnectionId,
-    /// Who it is.
+    /// Identity of the session.
     pub facts: Arc<SessionFacts>,
-    /// What it uses.
+    /// Counters of the session.
     pub account: Arc<SessionCounters>,
-    /// The connection whose place it takes.
+    /// Connection that this one replaces.
     pub takes_over: Option<ConnectionId>,
-    /// Where answers go; a local session has a channel instead.
+    /// Queue of answers; a local session has a channel instead.
     pub replies: Option<Replies>,
 }
 
-/// Something the hub reacts to.
+/// An event for the dispatcher.
 #[derive(Debug)]
 pub enum DispatcherEvent {
-    /// A session begins.
+    /// A new session begins.
     Open(OpenSession),
-    /// A remote session calls.
+    /// A remote session sends a call.
     Call {
-        /// The connection it came over.
+        /// Connection of the call.
         connection: ConnectionId,
-        /// What it asks for.
+        /// Header of the call.
         header: CallHeader,
-        /// The rows.
+        /// Rows of the call.
         payload: Payload,
     },
-    /// A local session has a channel, instead of the one it had before.
+    /// A local session has a channel, in place of an older one.
     Channel {
-        /// The connection of the client.
+        /// Connection of the client.
         connection: ConnectionId,
-        /// Its end of this process.
+        /// The executor's end of the channel.
         channel: AccountedChannel,
     },
-    /// A session is over; what it waits for is forgotten.
+    /// A session ends; its waiting calls are dropped.
     Close {
-        /// The connection that is closed.
+        /// Connection of the closed session.
         connection: ConnectionId,
     },
-    /// The process is to end: new calls are refused, those that wait are answered.
+    /// The process is shutting down: new calls are refused, waiting ones answered.
     Drain,
 }
 
-/// Why an event was not taken.
+/// Reason why an event was not accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
-    /// Too many calls wait to be taken in.
+    /// Too many calls wait to be accepted.
     #[error("the layer service has not taken in the calls before: try again in a moment")]
     Full,
-    /// There is no hub any more.
+    /// The dispatcher has ended.
     #[error("the layer service has ended: look for another executor")]
     Ended,
 }
 
-/// The doors' end of the hub's queue. Clones are the same queue.
+/// Sender of events to the dispatcher. Clones share one queue.
 #[derive(Debug, Clone)]
 pub struct DispatcherSender(Arc<EventQueue>);
 
-/// The hub's end. When it is dropped, senders are told so.
+/// The dispatcher's end of the queue. When it is dropped, senders get an error.
 #[derive(Debug)]
 pub struct Inbox(Arc<EventQueue>);
 
@@ -142,7 +142,7 @@ struct QueuedEvents {
     has_ended: bool,
 }
 
-/// A queue to the hub.
+/// Makes a queue of events to the dispatcher.
 #[must_use]
 pub fn inbox() -> (DispatcherSender, Inbox) {
     let queue = Arc::new(EventQueue { waiting: Mutex::default(), bell: Arc::default() });
@@ -151,22 +151,22 @@ pub fn inbox() -> (DispatcherSender, Inbox) {
 
 impl EventQueue {
     fn waiting(&self) -> MutexGuard<'_, QueuedEvents> {
-        // Every change leaves the queue whole, so it is usable even if a holder of the lock panicked.
+        // Every change leaves the queue consistent, so a poisoned lock is usable.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl DispatcherSender {
-    /// Makes the compute thread turn.
+    /// Wakes the compute thread.
     pub fn wake(&self) {
         self.0.bell.ring();
     }
 
-    /// Puts an event in and wakes the compute thread.
+    /// Adds an event and wakes the compute thread.
     ///
     /// # Errors
-    /// A call if too many wait, anything if the hub has ended. Other events are bounded by the number of sessions: one that
-    /// replaces its channel before the hub has seen the last leaves one in the queue.
+    /// Fails for a call if too many wait, and for any event if the dispatcher has ended. The number of
+    /// sessions bounds all other events: a new channel replaces one that the dispatcher has not seen yet.
     pub fn send(&self, event: DispatcherEvent) -> Result<(), SendError> {
         let replaced;
         {
@@ -177,7 +177,7 @@ impl DispatcherSender {
             replaced = waiting.admit_event(&event)?;
             waiting.events.push_back(event);
         }
-        // Unmaps memory, which the hub need not wait for.
+        // Unmapping memory takes a while, and the lock is free here.
         drop(replaced);
         self.0.bell.ring();
         Ok(())
@@ -185,7 +185,7 @@ impl DispatcherSender {
 }
 
 impl QueuedEvents {
-    /// Counts a call; takes out the channel that `event` replaces.
+    /// Counts a call; removes the channel event that `event` replaces.
     fn admit_event(&mut self, event: &DispatcherEvent) -> Result<Option<DispatcherEvent>, SendError> {
         match event {
             DispatcherEvent::Call { .. } if self.calls == MAX_CALLS => Err(SendError::Full),
@@ -203,19 +203,17 @@ impl QueuedEvents {
 }
 
 impl Inbox {
-    /// Moves what has come to `events`, which must be empty.
+    /// Moves the waiting events to `events`, which must be empty.
     pub(super) fn drain_into(&mut self, events: &mut VecDeque<DispatcherEvent>) {
         let mut waiting = self.0.waiting();
         std::mem::swap(&mut waiting.events, events);
         waiting.calls = 0;
     }
 
-    /// The other end.
     pub(super) fn sender(&self) -> DispatcherSender {
         DispatcherSender(Arc::clone(&self.0))
     }
 
-    /// Rung by every event.
     pub(super) fn bell(&self) -> &Arc<Doorbell> {
         &self.0.bell
     }
@@ -228,7 +226,7 @@ impl Drop for Inbox {
             waiting.has_ended = true;
             std::mem::take(&mut waiting.events)
         };
-        // Ends the queues of answers in it.
+        // This ends the queues of answers in the events.
         drop(events);
     }
 }

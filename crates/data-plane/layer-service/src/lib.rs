@@ -1,33 +1,33 @@
 //! The layer service: single linear groups of the base, for split clients on this host and others.
 //!
-//! A client runs the model's pass itself and sends the rows that a linear group takes; the executor sends back what the
-//! group makes of them, and keeps nothing. Calls that ask for the same are computed together: with each other, and with the
-//! resident engine's own pass when it comes by.
+//! A client runs the forward pass itself and sends the input rows of a linear group. The executor returns the
+//! output rows and keeps no state. Calls for the same computation are batched, with each other and with the
+//! passes of the resident engine.
 //!
 //! # Layout
 //!
-//! - [`settings`]: what the service holds itself to.
-//! - [`registry`]: sessions and what tenants may hold; in front of the hub, asked from the doors' threads.
-//! - [`event_queue`]: what the doors tell the hub, and how it answers a remote door.
-//! - [`dispatcher`]: the compute thread's side: takes calls in, checks them, computes what is due, answers.
-//! - [`batcher`], [`call_queue`], [`batching_policy`]: which calls are computed next; pure, with the time as an argument. `sweep_order`: where, of
-//!   a base that comes from a disk.
-//! - `slab_charge`: what a channel takes of a tenant's memory.
-//! - [`quota`]: rows that a tenant has waiting, and rows a second.
-//! - [`session`]: one session as the hub knows it; what it has used.
-//! - `stats`: what the operator is told.
-//! - [`base_files`]: what a client must know of the base.
-//! - [`local`]: the door for clients of this host.
-//! - [`remote`]: the door for clients that speak ZeroMQ, over [`tls`] or a private socket.
-//! - [`start`]: from the settings to open doors.
-//! - [`auth`]: who a client is, from a key or a certificate.
-//! - `wire_dtype`: how rows travel.
+//! - [`settings`]: settings and limits of the service
+//! - [`registry`]: sessions and quotas, used by the connection threads
+//! - [`event_queue`]: queues between the connection threads and the dispatcher
+//! - [`dispatcher`]: accepts, checks, batches and answers calls on the compute thread
+//! - [`batcher`], [`call_queue`], [`batching_policy`]: the choice of the next calls; the time is an argument
+//! - `sweep_order`: the order of layer chunks, for streamed weights
+//! - `slab_charge`: memory of a channel in the tenant's quota
+//! - [`quota`]: limits of waiting rows and of rows per second
+//! - [`session`]: identity and counters of a session
+//! - `stats`: stats for the operator
+//! - [`base_files`]: catalog and client weights
+//! - [`local`]: server for clients on this host
+//! - [`remote`]: server for ZeroMQ clients, over [`tls`] or a private socket
+//! - [`start`]: starts the service from its settings
+//! - [`auth`]: authentication by key or certificate
+//! - `wire_dtype`: rows in wire format
 //!
 //! # Invariants
 //!
-//! - A call that was taken in is answered exactly once, unless its session ends first or repeats its number.
-//! - Nothing a client sends, or fails to take, delays another by more than one batch of [`settings::Batching::chunk_rows`].
-//! - What a call's rows come to depends on the weights and on the row alone: no setting here changes an answer.
+//! - An accepted call is answered exactly once, unless its session ends first or repeats its number.
+//! - No client can delay another by more than one batch of [`settings::Batching::chunk_rows`].
+//! - The result of a row depends on the weights and on the row alone: no setting here changes an answer.
 
 #![forbid(unsafe_code)]
 
@@ -53,30 +53,30 @@ mod wire_dtype;
 
 use std::{fmt, sync::Arc};
 
-/// A connection of a client. Never used again: a session that is taken over after a lost connection has a new one, and
-/// keeps its [`SessionId`].
+/// Id of a client's connection, never reused. A session that resumes after a lost connection gets a new one,
+/// and keeps its [`SessionId`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnectionId(pub u64);
 
-/// A session, as its client calls it. Never used again for another.
+/// Number of a session, as its client knows it; never reused for another session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionId(pub u64);
 
-/// Whose session it is, as the authentication says.
+/// Owner of a session, from the authentication.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tenant(Arc<str>);
 
 impl Tenant {
-    /// Those who need no key.
+    /// Tenant of all clients where no key is required.
     pub const PUBLIC: &'static str = "public";
 
-    /// The tenant of this name.
+    /// Makes the tenant of this name.
     #[must_use]
     pub fn new(name: &str) -> Self {
         Self(name.into())
     }
 
-    /// Its name.
+    /// Returns the tenant's name.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -89,19 +89,19 @@ impl fmt::Display for Tenant {
     }
 }
 
-/// How a client's calls come.
+/// Transport of a client's calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SessionTransport {
-    /// Through shared memory.
+    /// Shared memory on this host.
     Channel,
     /// ZeroMQ over the private Unix socket.
     Ipc,
-    /// ZeroMQ over TLS.
+    /// ZeroMQ inside TLS 1.3.
     Tls,
 }
 
 impl SessionTransport {
-    /// As operators read it.
+    /// Returns the transport's name for operators.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -1,7 +1,8 @@
-//! The door for clients of this host: a socket of control messages, and a channel of shared memory for each of them.
+//! Server for clients on this host: a control socket, and a channel of shared memory per client.
 //!
-//! One connection is one session. Nobody can hold the door up: no call here waits, each caller has its bounded turn, and
-//! who does not take its answers is hung up on. A client that dies takes its session with it.
+//! One connection is one session. No client can block the server: no call waits here, each client has a
+//! bounded turn, and a client that does not take its answers is disconnected. The session of a client that
+//! exits ends with its connection.
 
 use std::{
     path::Path,
@@ -34,33 +35,33 @@ use super::{
     registry::{RegisteredSession, Registry, refused},
 };
 
-/// How often sessions are looked at, at least.
+/// Maximum interval between two checks of all sessions.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Messages of one client that are heard before the others have their turn.
+/// Maximum number of messages of one client before the others have their turn.
 const MAX_MESSAGES: usize = 64;
 
-/// How long a caller may take to open a session, and a client to take an answer.
+/// Time limit for opening a session, and for taking an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Callers without a session; more are hung up on.
+/// Maximum number of connections without a session; more are closed.
 const MAX_CALLERS: usize = 32;
 
-/// After this the process has no descriptors to spare; others may give some back.
+/// Pause after an error such as a lack of file descriptors, which other connections may free.
 const NO_DESCRIPTORS: Duration = Duration::from_millis(50);
 
-/// What the door asks.
+/// Services that the server uses.
 #[derive(Debug, Clone)]
 pub struct LocalParts {
-    /// For sessions.
+    /// Registry of all sessions.
     pub registry: Registry,
-    /// Who may come in.
+    /// Authenticator of the clients.
     pub authenticator: Arc<Authenticator>,
-    /// For the catalog and the model's files.
+    /// Source of the catalog and the client weights.
     pub blobs: Arc<dyn Blobs>,
 }
 
-/// The open door. Dropped, it is closed, and the socket's file is gone.
+/// The running server; dropping it closes the socket and removes its file.
 #[derive(Debug)]
 pub struct LocalServer {
     is_closed: Arc<AtomicBool>,
@@ -68,10 +69,10 @@ pub struct LocalServer {
 }
 
 impl LocalServer {
-    /// Opens a door at `socket`, in a directory that only this user may enter.
+    /// Starts a server at `socket`, in a directory that only this user may enter.
     ///
     /// # Errors
-    /// If the socket cannot be bound or the thread not be started.
+    /// Fails if the socket cannot be bound or the thread cannot be started.
     pub fn open(socket: &Path, parts: LocalParts) -> anyhow::Result<Self> {
         let bound = LayersListener::bind(socket);
         let listener =
@@ -100,20 +101,19 @@ struct LocalListener {
     callers: Vec<LocalCaller>,
 }
 
-/// A connection.
 struct LocalCaller {
     connection: LayersEnd,
     pid: u32,
     session: Option<RegisteredSession>,
     principal: Option<Principal>,
-    /// An answer it has not taken.
+    /// Answer that the client has not taken yet.
     owed: Option<FromLayers>,
-    /// Since when it does not do what it should.
+    /// Time since when the client owes a session or takes no answer.
     owes_since: Option<Instant>,
     knows_of_end: bool,
 }
 
-/// Why a connection ends.
+/// Reason why a connection ends.
 #[derive(Debug, thiserror::Error)]
 enum LocalDisconnect {
     #[error("it is done")]
@@ -169,16 +169,16 @@ impl LocalListener {
         }
     }
 
-    /// Sleeps until somebody says something or takes what it is owed, or it is time to look again.
+    /// Sleeps until a client sends a message or can take its answer, at most for [`LOOK`].
     fn wait(&self) {
         let mut fds = vec![PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN)];
         fds.extend(self.callers.iter().map(|caller| {
-            // Nobody is heard before it has taken the answer to what it said.
+            // A client's next message is read only after it has taken its answer.
             let flags = if caller.owed.is_some() { PollFlags::OUT } else { PollFlags::IN };
             PollFd::from_borrowed_fd(caller.connection.as_fd(), flags)
         }));
         let timeout = Timespec::try_from(LOOK).ok();
-        // Interrupted or not: the next round looks at everything.
+        // An interruption needs no handling: the next round checks everything.
         let _ = poll(&mut fds, timeout.as_ref());
     }
 }
@@ -189,7 +189,7 @@ impl LocalCaller {
         Self { connection, pid, session: None, principal: None, owed: None, owes_since, knows_of_end: false }
     }
 
-    /// Hears what it says and answers, as far as it takes that.
+    /// Handles the client's messages, and sends answers while the client takes them.
     fn serve(&mut self, parts: &LocalParts) -> Result<(), LocalDisconnect> {
         if self.session.as_ref().is_some_and(RegisteredSession::is_closed) {
             return Err(LocalDisconnect::Closed);
@@ -210,7 +210,7 @@ impl LocalCaller {
             let makes_channel = matches!(message, ToLayers::Channel(_));
             self.heard(message, parts)?;
             if makes_channel {
-                // To make its memory takes as long as many other messages.
+                // Creating the memory takes as long as many other messages.
                 break;
             }
         }
@@ -299,7 +299,7 @@ fn admit(open: &SessionOpen, parts: &LocalParts) -> Result<(Principal, Registere
     Ok((principal, session))
 }
 
-/// Makes a channel and gives the client its end.
+/// Creates a channel and sends the client its end.
 fn connect(
     session: &mut RegisteredSession,
     connection: &LayersEnd,

@@ -1,20 +1,20 @@
-//! Rows that tenants have waiting, and rows a second. Known to the compute thread alone.
+//! Limits of waiting rows and of rows per second, per tenant. Only the compute thread uses them.
 
 use std::{collections::BTreeMap, time::Instant};
 
 use super::{Tenant, settings::Quotas};
 
-/// When a call that was refused for waiting rows is worth repeating: some batches later.
+/// Retry delay of a call that was refused for waiting rows: some batches later.
 const RETRY_MS: u32 = 10;
 
-/// A call is not let in now.
+/// A call exceeds the tenant's quota.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OverQuota {
-    /// When it is worth repeating.
+    /// Retry delay, in milliseconds.
     pub retry_after_ms: u32,
 }
 
-/// What tenants have waiting.
+/// Row quotas of all tenants.
 #[derive(Debug)]
 pub struct RowQuotas {
     max_waiting: u64,
@@ -22,27 +22,26 @@ pub struct RowQuotas {
     tenants: BTreeMap<Tenant, TenantRows>,
 }
 
-/// A tenant's rows.
 #[derive(Debug, Clone, Copy)]
 struct TenantRows {
     waiting: u64,
-    /// Rows it may call now; below zero after a large call, which is let in whole.
+    /// Rows that the tenant may send now; negative after a large call, which is admitted whole.
     credit: f64,
     at: Instant,
 }
 
 impl RowQuotas {
-    /// Nobody waits.
+    /// Makes quotas without any waiting rows.
     #[must_use]
     pub fn new(quotas: &Quotas) -> Self {
         let per_second = quotas.tenant_rows_per_s.map(f64::from);
         Self { max_waiting: quotas.tenant_rows.into(), per_second, tenants: BTreeMap::new() }
     }
 
-    /// Lets a call in.
+    /// Admits a call of `rows` rows.
     ///
     /// # Errors
-    /// If the tenant has too many rows waiting, or called too many lately.
+    /// Fails if the tenant has too many rows waiting, or has sent too many lately.
     pub fn admit(&mut self, tenant: &Tenant, rows: u32, now: Instant) -> Result<(), OverQuota> {
         let per_second = self.per_second;
         let fresh = TenantRows { waiting: 0, credit: per_second.unwrap_or(0.0), at: now };
@@ -57,7 +56,7 @@ impl RowQuotas {
             own.earn(per_second, now);
             if own.credit <= 0.0 {
                 let seconds = (1.0 - own.credit) / per_second;
-                // A float beyond the integers becomes the largest of them.
+                // A float above the integer range becomes the largest integer.
                 return Err(OverQuota { retry_after_ms: (seconds * 1e3).ceil() as u32 });
             }
             own.credit -= f64::from(rows);
@@ -66,14 +65,14 @@ impl RowQuotas {
         Ok(())
     }
 
-    /// A call does not wait any more.
+    /// Releases the rows of a call that does not wait any more.
     pub fn release(&mut self, tenant: &Tenant, rows: u32) {
         if let Some(own) = self.tenants.get_mut(tenant) {
             own.waiting = own.waiting.saturating_sub(rows.into());
         }
     }
 
-    /// Forgets tenants that are as new ones: nothing waits, and all credit is back.
+    /// Removes tenants without waiting rows and with full credit, which equal new ones.
     pub fn sweep(&mut self, now: Instant) {
         let per_second = self.per_second;
         self.tenants.retain(|_, own| {
@@ -87,7 +86,7 @@ impl RowQuotas {
 }
 
 impl TenantRows {
-    /// Credit comes evenly, up to a second's.
+    /// Adds credit at an even rate, up to that of one second.
     fn earn(&mut self, per_second: f64, now: Instant) {
         let since = now.saturating_duration_since(self.at).as_secs_f64();
         self.credit = (self.credit + since * per_second).min(per_second);

@@ -1,9 +1,9 @@
-//! Sessions, and what tenants may hold: in front of the hub, asked from the doors' threads.
+//! Sessions and tenants' quotas, used by the connection threads.
 //!
 //! # Layout
 //!
-//! - this file: who may open one, and what there is of them.
-//! - `session`: one of them, as its door holds it.
+//! - this file: opening of sessions, and the table of all sessions
+//! - `session`: a session, as its connection holds it
 
 mod session;
 
@@ -33,35 +33,34 @@ use super::{
     stats::{ClosedSessions, ServiceCounts},
 };
 
-/// Calls of a session under way; more are refused. Also the descriptors of each ring of a local one.
+/// Maximum number of concurrent calls per session, and the number of descriptors in each ring of a local one.
 pub const MAX_CALLS: u32 = 64;
 
-/// Most bytes of a client's name.
 const MAX_NAME_BYTES: usize = 64;
 
-/// When a call that was refused for bytes or places is worth repeating.
+/// Retry delay of a call that was refused for bytes or calls, in milliseconds.
 const RETRY_MS: u32 = 10;
 
-/// When a session that was refused for lack of places is worth opening again.
+/// Retry delay of a session that was refused because the limit is reached, in milliseconds.
 const REOPEN_MS: u32 = 1000;
 
-/// What sessions are told of the base.
+/// Data about the base that sessions get.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ServedBase {
-    /// Chosen at random when the executor starts.
+    /// Random number of this executor process.
     pub instance: u64,
     /// Bytes of the encoded catalog.
     pub catalog_bytes: u32,
-    /// What kinds of masked rows every site takes.
+    /// Kinds of masked rows that every site accepts.
     pub maskable: Maskable,
 }
 
-/// What kinds of masked rows every site takes.
+/// Kinds of masked rows that every site accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Maskable {
-    /// Floats: all sites have the linear path, on which noises cancel out.
+    /// Whether all sites have the float path, on which noises cancel out.
     pub linear: bool,
-    /// Whole numbers modulo 2^64: all sites have the ring path, on which pads cancel out exactly.
+    /// Whether all sites have the modular path, on which pads cancel out exactly.
     pub ring: bool,
 }
 
@@ -75,32 +74,31 @@ struct RegistryEntry {
 struct SessionTable {
     sessions: BTreeMap<ConnectionId, RegistryEntry>,
     memory: BTreeMap<Tenant, ledger::MemoryAccount>,
-    /// Counts connections; the source of ids and numbers.
+    /// Number of connections so far, the source of ids and session numbers.
     connections: u64,
-    /// What closed sessions have used.
     past: ClosedSessions,
 }
 
 #[derive(Debug)]
 struct RegistryShared {
     quotas: Quotas,
-    /// Of all tenants' channels and messages.
+    /// Memory of all tenants' channels and messages.
     memory: ledger::MemoryAccount,
     base: ServedBase,
     hub: DispatcherSender,
     table: Mutex<SessionTable>,
     is_draining: AtomicBool,
     counts: ServiceCounts,
-    /// Channels that the hub is done with. To give their memory back takes a while, so the compute thread leaves it to a door.
+    /// Channels that the dispatcher has released; freeing them takes a while, so a connection thread does.
     discarded: Mutex<Vec<AccountedChannel>>,
 }
 
-/// The sessions of an executor. Clones are the same. It authenticates nobody: a door does, and names the tenant.
+/// The sessions of an executor; clones share them. Authentication is the servers' task; they name the tenant.
 #[derive(Debug, Clone)]
 pub struct Registry(Arc<RegistryShared>);
 
 impl Registry {
-    /// Without sessions, in front of `hub`; what their channels and messages take is charged to `memory`.
+    /// Makes an empty registry in front of the dispatcher `hub`; `memory` pays for channels and messages.
     #[must_use]
     pub fn new(
         quotas: Quotas,
@@ -124,12 +122,14 @@ impl Registry {
         Self(Arc::new(shared))
     }
 
-    /// Opens a session for `tenant`, whose calls come over `transport` and whose answers go to `replies`; a local one is
-    /// given a channel later. With a number, it takes the place of the session of that number, whose connection was lost,
-    /// whether or not that was noticed: what the old connection waits for is forgotten and it is hung up on.
+    /// Opens a session for `tenant`, whose calls come over `transport` and whose answers go to `replies`; a
+    /// local session gets a channel later.
+    ///
+    /// With a session number, the session resumes: waiting calls of the old connection are dropped, and the
+    /// old connection is closed if its loss was not noticed.
     ///
     /// # Errors
-    /// What the client is to be told.
+    /// Returns the refusal for the client.
     pub fn open(
         &self,
         tenant: &Tenant,
@@ -184,18 +184,19 @@ impl Registry {
         Ok(session)
     }
 
-    /// The process is about to end: no sessions are opened any more.
+    /// Stops opening sessions, because the process is shutting down.
     pub fn drain(&self) {
         self.0.is_draining.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it is: clients are to be told once, with [`shmproto::layer::control::FromLayers::Draining`].
+    /// Whether the process is shutting down. Each client gets one
+    /// [`shmproto::layer::control::FromLayers::Draining`].
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.0.is_draining.load(Ordering::Relaxed)
     }
 
-    /// Sessions, and what all of them have used.
+    /// Returns the stats of all sessions, open and closed.
     #[must_use]
     pub fn figures(&self) -> LayerStats {
         let table = self.table();
@@ -203,7 +204,6 @@ impl Registry {
         self.0.counts.report(&table.past, open)
     }
 
-    /// Counts a client that a door refused.
     pub(super) fn count_refusal(&self) {
         self.0.counts.refused.add(1);
     }
@@ -212,28 +212,28 @@ impl Registry {
         &self.0.counts
     }
 
-    /// Leaves a channel for a door to give its memory back.
+    /// Leaves a channel for a connection thread to free its memory.
     pub(super) fn discard(&self, channel: AccountedChannel) {
         self.discarded().push(channel);
     }
 
-    /// Gives back the memory of channels that nobody computes with any more.
+    /// Frees the memory of discarded channels.
     pub(super) fn empty_discarded(&self) {
         let discarded = std::mem::take(&mut *self.discarded());
         drop(discarded);
     }
 
     fn discarded(&self) -> MutexGuard<'_, Vec<AccountedChannel>> {
-        // Every change is one call on a list, as in `table`.
+        // Every change is one call on a list, so a poisoned lock is usable.
         self.0.discarded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn table(&self) -> MutexGuard<'_, SessionTable> {
-        // Every change is one call on a map, so the table is whole even if a holder of the lock panicked.
+        // Every change is one call on a map, so the table is consistent even after a panic.
         self.0.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What has nothing to do with who asks.
+    /// Checks the parts of a request that do not depend on the tenant.
     fn check(&self, open: &SessionOpen) -> Result<(), SessionRefused> {
         if open.version != LAYER_VERSION {
             let message = format!(
@@ -273,20 +273,20 @@ impl Registry {
 
     fn remove_session(&self, connection: ConnectionId) {
         let mut table = self.table();
-        // Gone already if it was taken over.
+        // The entry is gone already if another connection resumed the session.
         if let Some(entry) = table.sessions.remove(&connection) {
             table.past.add(&entry.facts, &entry.account);
         }
         table.memory.retain(|_, account| account.is_in_use());
         drop(table);
         failpoint::pass("layer.session_left");
-        // Without a hub there is nobody to tell.
+        // Without a dispatcher there is no receiver.
         let _ = self.0.hub.send(DispatcherEvent::Close { connection });
     }
 }
 
 impl SessionTable {
-    /// The connection to take over, if there is to be one.
+    /// Returns the connection to replace, if `number` names a session.
     fn predecessor(
         &self,
         tenant: &Tenant,
@@ -317,15 +317,16 @@ impl SessionTable {
         Err(SessionRefused { retry_after_ms: REOPEN_MS, ..refused(code, message) })
     }
 
-    /// What the tenant may hold over all its sessions, in slabs and messages.
+    /// Returns the memory account of the tenant, for slabs and messages of all its sessions.
     fn memory(&mut self, tenant: &Tenant, shared: &RegistryShared) -> ledger::MemoryAccount {
         let new = || shared.memory.part(&tenant.to_string(), shared.quotas.tenant_bytes);
         self.memory.entry(tenant.clone()).or_insert_with(new).clone()
     }
 }
 
-/// Numbers of sessions begin elsewhere in every executor: a client that asks a successor for the session it had must not
-/// be given another client's. They stay below 2^53, so that every reader of JSON keeps them.
+/// Returns the offset of session numbers, which differs between executors: a client that asks a successor for
+/// its old session must not get another client's. Numbers stay below 2^53, so that every JSON reader keeps
+/// them.
 fn before_first(instance: u64) -> u64 {
     (instance >> 32) << 20
 }
@@ -347,7 +348,7 @@ fn check_masking(mode: &str, maskable: Maskable) -> Result<(), SessionRefused> {
     Err(refused(RefusalCode::Masking, message.to_owned()))
 }
 
-/// A refusal that stands.
+/// Makes a refusal without a retry delay.
 pub(super) fn refused(code: RefusalCode, message: String) -> SessionRefused {
     SessionRefused { code, message, retry_after_ms: 0 }
 }

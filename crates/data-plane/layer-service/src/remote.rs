@@ -1,23 +1,22 @@
-//! The door for clients that speak ZeroMQ: over TLS from other hosts, or over a private Unix socket from this one.
+//! Server for ZeroMQ clients: over TLS from other hosts, or over a private Unix socket from this one.
 //!
-//! ZMTP is spoken here, inside the process: nothing of a tenant's bytes goes through another socket library, and a
-//! message is copied once, from the TLS record into the buffer that the hub computes from. Plain TCP is never offered.
+//! ZMTP is implemented in this process, so no other socket library sees a tenant's bytes. A message is copied
+//! once, from the TLS record into the buffer from which the dispatcher computes. Plain TCP is never offered.
 //!
 //! # Layout
 //!
-//! - `accept`: listening, and what becomes of a connection; `handshakes`: those without a session, so many and no more
+//! - `accept`: listening, and the tasks of connections; `handshakes`: connections without a session
 //! - `handshake`: from the first byte to an open session, under one deadline
 //! - `connection`: a session: calls in, answers out
-//! - `gateways`: connections of gateways of other hosts, which drive the executor
-//! - `link`, `send_queue`: bytes to events and messages to bytes, both ways at once
+//! - `gateways`: connections of remote gateways, which use the executor
+//! - `link`, `send_queue`: bytes to events and messages to bytes, in both directions at once
 //!
 //! # Principles
 //!
-//! - Who a client is comes from its key or certificate. ZMTP's identities are not looked at: an answer goes down the
-//!   connection that its call came up.
-//! - One thread serves all connections and waits for none of them: each has bounded queues both ways, and a client that
-//!   takes no answers is not read from, and after a while let go.
-//! - Whatever is held for a connection is free when its task ends, however it ends.
+//! - A key or certificate identifies a client; ZMTP identities are ignored. An answer goes to its connection.
+//! - One thread serves all connections and waits for none. Each has bounded queues in both directions. A
+//!   client that takes no answers is not read from, and is disconnected after a while.
+//! - All resources of a connection are freed when its task ends, for any reason.
 
 mod accept;
 mod connection;
@@ -56,27 +55,26 @@ use super::{
     tls::{ClientCertificates, TlsError, TlsFiles, server_config},
 };
 
-/// Threads that read blobs from a disk.
 const READERS: usize = 2;
 
-/// Where the door is, and its patience.
+/// Addresses and timeouts of the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemoteSettings {
-    /// For clients of other hosts.
+    /// Address and certificates for clients of other hosts.
     pub tls: Option<(SocketAddr, TlsFiles)>,
-    /// Which gateways of other hosts may drive the executor; none without.
+    /// Remote gateways that may use the executor; `None` admits none.
     pub gateways: Option<GatewayAccess>,
-    /// For processes of this user on this host.
+    /// Path of the private socket for processes of this user.
     pub private_socket: Option<PathBuf>,
-    /// Time for everything before a session is open.
+    /// Time limit from the first byte to an open session.
     pub handshake: Duration,
-    /// Connections that are in it; the oldest makes room for a new one.
+    /// Maximum number of connections without a session; a new one evicts the oldest.
     pub handshakes: usize,
-    /// Silence after which a client is asked whether it is there, and then again.
+    /// Silence after which a client gets a heartbeat, repeated at this interval.
     pub ping_every: Duration,
-    /// Silence after which it is given up.
+    /// Silence after which a client is disconnected.
     pub silence: Duration,
-    /// How long a client may take no answers.
+    /// Maximum time that a client may take no answers.
     pub stuck: Duration,
 }
 
@@ -95,56 +93,55 @@ impl Default for RemoteSettings {
     }
 }
 
-/// What the door opens to.
+/// Services that the server uses.
 #[derive(Debug, Clone)]
 pub struct RemoteParts {
-    /// Opens sessions.
+    /// Registry of all sessions.
     pub registry: Registry,
-    /// What clients fetch.
+    /// Source of the catalog and the client weights.
     pub blobs: Arc<dyn Blobs>,
-    /// Who may come in.
+    /// Authenticator of the clients.
     pub authenticator: Arc<Authenticator>,
-    /// Most bytes of a call's rows.
+    /// Maximum bytes of a call's rows.
     pub max_frame_bytes: usize,
 }
 
-/// Why the door cannot be opened.
+/// Reason why the server cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteListenError {
-    /// Anybody could come in.
+    /// The address is open to other hosts, but neither keys nor certificates are required.
     #[error(
         "--layer-listen {0} can be reached from other hosts, and anybody there could rent layers; \
          give --layer-key-file or --layer-client-ca, or listen on 127.0.0.1"
     )]
     Unguarded(SocketAddr),
-    /// TLS cannot be spoken.
+    /// The TLS files cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// The address cannot be listened on.
+    /// The system refuses to listen at the address.
     #[error("cannot listen for layer clients on {address}: {cause}; give --layer-listen another address")]
     Listen {
-        /// The address that was asked for.
+        /// Address from the settings.
         address: SocketAddr,
-        /// What the system says.
+        /// Error of the operating system.
         cause: io::Error,
     },
-    /// The private socket cannot be made.
+    /// The private socket cannot be created.
     #[error("the layers' private socket: {0}")]
     Private(#[from] BindError),
-    /// No place for adapters' files.
+    /// The directory for gateways' adapter files cannot be created.
     #[error("cannot make {} for adapters of gateways of other hosts: {cause}; make its parent writable", path.display())]
     Lent {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the operating system.
         cause: io::Error,
     },
-    /// No thread, or no way to wait for sockets.
+    /// The thread or its event loop cannot be started.
     #[error("cannot start the layer clients' thread: {0}; the system may be out of threads or files")]
     Thread(io::Error),
 }
 
-/// What all connections share.
 #[derive(Debug)]
 struct RemoteShared {
     settings: RemoteSettings,
@@ -157,7 +154,7 @@ struct RemoteShared {
     news: watch::Sender<ConnectionUpdate>,
 }
 
-/// The open door, and its thread. Dropped, it is closed and all its sessions are over.
+/// The running server and its thread; dropping it closes the server and all its sessions.
 #[derive(Debug)]
 pub struct RemoteServer {
     address: Option<SocketAddr>,
@@ -165,17 +162,16 @@ pub struct RemoteServer {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What is listened on.
 struct Listeners {
     tls: Option<(TcpListener, TlsAcceptor)>,
     unix: Option<(PrivateSocket, UnixListener)>,
 }
 
 impl RemoteServer {
-    /// Listens, and serves on a thread of its own.
+    /// Starts listening, and serves on a thread of its own.
     ///
     /// # Errors
-    /// If it would let anybody in from anywhere, or the system or the certificates do not let it.
+    /// Fails if the address is unguarded, or the system or the certificates prevent it.
     pub fn open(settings: RemoteSettings, parts: RemoteParts) -> Result<Self, RemoteListenError> {
         let listeners = Listeners::bind(&settings, &parts.authenticator)?;
         let bound = listeners.tls.as_ref().map(|(listener, _)| listener.local_addr());
@@ -214,7 +210,7 @@ impl RemoteServer {
         Ok(Self { address, close: Some(close), thread })
     }
 
-    /// Where TLS is listened for.
+    /// Returns the address of the TLS listener, if there is one.
     #[must_use]
     pub fn address(&self) -> Option<SocketAddr> {
         self.address
@@ -225,7 +221,7 @@ impl Drop for RemoteServer {
     fn drop(&mut self) {
         drop(self.close.take());
         if let Some(thread) = self.thread.take() {
-            // It has logged what it died of.
+            // The thread has logged its error.
             let _ = thread.join();
         }
     }
@@ -251,14 +247,14 @@ impl Listeners {
         Ok(Self { tls: tls.transpose()?, unix: unix.transpose()? })
     }
 
-    /// Serves until the door's other half is gone; the tasks of connections end with the runtime.
+    /// Serves until the server is dropped; the tasks of connections end with the runtime.
     async fn serve(self, shared: Arc<RemoteShared>, closed: oneshot::Receiver<()>) -> io::Result<()> {
         if let Some((listener, acceptor)) = self.tls {
             listener.set_nonblocking(true)?;
             let listener = tokio::net::TcpListener::from_std(listener)?;
             tokio::spawn(accept::tls(listener, acceptor, Arc::clone(&shared)));
         }
-        // The socket's file is removed when this returns.
+        // The file of the socket is removed when this function returns.
         let _socket = match self.unix {
             None => None,
             Some((socket, listener)) => {
@@ -277,7 +273,7 @@ impl Listeners {
 }
 
 impl RemoteShared {
-    /// Tells connections what is new, for ever.
+    /// Reports changes to the connections, forever.
     async fn follow(&self) {
         loop {
             sleep(security::keys::LOOK_EVERY).await;

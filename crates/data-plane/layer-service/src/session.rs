@@ -1,4 +1,4 @@
-//! A session: who it is, and what it uses.
+//! Identity and counters of a session.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
@@ -9,23 +9,23 @@ use shmproto::layer::{CallClass, control::SessionStats};
 
 use super::{SessionId, SessionTransport, Tenant};
 
-/// Who a session is.
+/// Identity of a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionFacts {
-    /// What its client calls it.
+    /// Number by which the client knows the session.
     pub number: SessionId,
-    /// Whose it is.
+    /// Tenant who owns the session.
     pub tenant: Tenant,
-    /// What the client calls itself.
+    /// Name that the client gave itself.
     pub name: String,
-    /// How the client protects its activations, as it says.
+    /// Masking mode that the client reports.
     pub masking: String,
-    /// How its calls come.
+    /// Transport of the session's calls.
     pub transport: SessionTransport,
 }
 
-/// What a session uses: written by the compute thread and its door, read by anyone. Each figure stands for itself, so
-/// nothing is ordered.
+/// Counters of a session, written by the compute thread and its connection, read by any thread. They are
+/// independent, so relaxed ordering suffices.
 #[derive(Debug, Default)]
 pub struct SessionCounters {
     calls: AtomicU64,
@@ -45,15 +45,15 @@ pub struct SessionCounters {
 /// A call that was answered with rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CompletedCall {
-    /// What the rows were for.
+    /// Purpose of the rows.
     pub class: CallClass,
-    /// Its rows.
+    /// Number of its rows.
     pub rows: u64,
-    /// Bytes of its inputs and outputs as they travelled.
+    /// Bytes of its input and output rows on the wire.
     pub bytes: (u64, u64),
-    /// How long it waited for its turn.
+    /// Waiting time until the first rows were computed.
     pub waited: Duration,
-    /// Its part of the time its batches took.
+    /// The call's share of its batches' computing time.
     pub computed: Duration,
     /// Rows of the largest of its batches.
     pub batch_rows: u64,
@@ -68,7 +68,7 @@ fn add(to: &AtomicU64, count: u64) {
 }
 
 impl SessionCounters {
-    /// Adds what a call took.
+    /// Adds the values of an answered call.
     pub fn answered(&self, call: &CompletedCall) {
         add(&self.calls, 1);
         add(&self.rows[call.class as usize], call.rows);
@@ -79,12 +79,12 @@ impl SessionCounters {
         add(&self.batch_rows, call.batch_rows);
     }
 
-    /// A call was refused.
+    /// Counts a refused call.
     pub fn refused(&self) {
         add(&self.refused, 1);
     }
 
-    /// What it has used so far.
+    /// Returns the usage so far.
     #[must_use]
     pub fn stats(&self) -> SessionStats {
         let read = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
@@ -100,45 +100,45 @@ impl SessionCounters {
         }
     }
 
-    /// Rows that wait now.
+    /// Returns the number of rows that wait now.
     #[must_use]
     pub fn waiting_rows(&self) -> u64 {
         self.waiting_rows.load(Ordering::Relaxed)
     }
 
-    /// Notes how many rows wait.
+    /// Sets the number of waiting rows.
     pub fn set_waiting_rows(&self, rows: u64) {
         self.waiting_rows.store(rows, Ordering::Relaxed);
     }
 
-    /// Bytes of its slab.
+    /// Returns the bytes of the session's slab.
     #[must_use]
     pub fn slab_bytes(&self) -> u64 {
         self.slab_bytes.load(Ordering::Relaxed)
     }
 
-    /// Notes the size of its slab.
+    /// Sets the bytes of the session's slab.
     pub fn set_slab_bytes(&self, bytes: u64) {
         self.slab_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// Counts a call that is under way, unless there are `most`.
+    /// Counts a concurrent call; false if there are `most` already.
     pub fn begin_call(&self, most: u32) -> bool {
         let count = |calls: u32| (calls < most).then_some(calls + 1);
         self.in_flight.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count).is_ok()
     }
 
-    /// A call is not under way any more.
+    /// Counts that a concurrent call has ended.
     pub fn end_call(&self) {
         self.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// The hub has closed the session: its door is to hang up.
+    /// Marks the session as closed, so that its connection is closed too.
     pub fn close(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the hub has closed it.
+    /// Whether the dispatcher has closed the session.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::Relaxed)

@@ -1,4 +1,4 @@
-//! What the layer service holds itself to.
+//! Settings and limits of the layer service.
 
 use std::time::Duration;
 
@@ -7,45 +7,44 @@ use shmproto::layer::CallClass;
 
 use crate::call_queue::CUT_ROWS;
 
-/// When calls that wait are computed.
+/// Policy that decides when waiting calls are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BatchingPolicy {
-    /// After a wait in proportion to its rows, with whatever waits for the same by then (Symbiosis §3.6).
+    /// Computes a call after a wait proportional to its rows, with its whole queue (Symbiosis §3.6).
     Opportunistic,
-    /// At once, each call alone.
+    /// Computes each call alone and at once.
     None,
-    /// When every active session waits, all of them together; for comparison.
+    /// Computes all calls together when every active session waits; for comparison.
     Lockstep,
 }
 
-/// How calls are put together.
+/// Parameters of batching calls.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Batching {
-    /// When they are computed.
+    /// Policy that forms the batches.
     pub policy: BatchingPolicy,
-    /// All waits are multiplied by it.
+    /// Factor of all waits.
     pub wait_factor: f64,
-    /// Waits of a class are multiplied by it; by [`CallClass`](shmproto::layer::CallClass).
+    /// Factor of the waits of each [`CallClass`](shmproto::layer::CallClass).
     pub class_factors: [f64; CallClass::ALL.len()],
-    /// What a row may wait at all sites of a pass together.
+    /// Wait per row, summed over all sites of a pass.
     pub row_wait: Duration,
-    /// Longest wait at all sites of a pass together.
+    /// Maximum wait, summed over all sites of a pass.
     pub max_wait: Duration,
-    /// Rows of a batch at most; calls of more are cut, so that others have their turn in between.
+    /// Maximum rows per batch; larger calls are split, so that others run in between.
     pub chunk_rows: usize,
-    /// Bytes of a batch's rows at most, of what goes in and what comes out together: a batch of a vocabulary's width has
-    /// fewer rows, whoever asks beside others.
+    /// Maximum bytes of a batch's input and output rows: batches as wide as a vocabulary have fewer rows.
     pub chunk_bytes: usize,
-    /// So long a call waits for others to be one class more urgent.
+    /// Waiting time after which a call rises by one class.
     pub aging: Duration,
-    /// Rows that may join a pass that has fewer itself.
+    /// Number of rows that may join a smaller resident pass.
     pub join_rows: usize,
-    /// Rows of urgent calls computed before a site of a resident pass.
+    /// Maximum rows of urgent calls that are computed before a site of a resident pass.
     pub urgent_rows: usize,
 }
 
 impl Batching {
-    /// Rows of a batch at most where a row has so many elements, those that come out among them.
+    /// Returns the maximum rows per batch; `row_elements` counts input and output of a row.
     pub(crate) fn rows(&self, row_elements: usize) -> usize {
         let rows = self.chunk_bytes / (row_elements * size_of::<f32>()).max(1);
         self.chunk_rows.min(rows.max(CUT_ROWS))
@@ -53,7 +52,7 @@ impl Batching {
 }
 
 impl Default for Batching {
-    /// The paper's wait: 50 ms for 256 rows.
+    /// Returns the paper's wait: 50 ms for 256 rows.
     fn default() -> Self {
         Self {
             policy: BatchingPolicy::Opportunistic,
@@ -70,23 +69,23 @@ impl Default for Batching {
     }
 }
 
-/// What a tenant, and all together, may hold.
+/// Limits per tenant, and of all tenants together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Quotas {
-    /// Sessions of all tenants.
+    /// Maximum sessions of all tenants.
     pub sessions: usize,
-    /// Sessions of a tenant.
+    /// Maximum sessions of a tenant.
     pub tenant_sessions: usize,
-    /// Rows a tenant has waiting.
+    /// Maximum waiting rows of a tenant.
     pub tenant_rows: u32,
-    /// Bytes of a tenant in slabs and in messages on their way.
+    /// Maximum bytes of a tenant in slabs and in messages.
     pub tenant_bytes: u64,
-    /// Rows a second of a tenant; `None`: as many as are computed.
+    /// Maximum rows per second of a tenant; `None` means no limit.
     pub tenant_rows_per_s: Option<u32>,
 }
 
 impl Default for Quotas {
-    /// As a deployment has them that sets none.
+    /// Returns the presets of a deployment.
     fn default() -> Self {
         let presets = LayersSection::presets();
         let count = |preset: Option<u32>| preset.expect("every quota but that of rows a second has a preset");
@@ -100,16 +99,16 @@ impl Default for Quotas {
     }
 }
 
-/// What the service as a whole holds itself to.
+/// Settings of the whole service.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LayerSettings {
-    /// How calls are put together.
+    /// Parameters of batching calls.
     pub batching: Batching,
-    /// What tenants may hold.
+    /// Limits of the tenants.
     pub quotas: Quotas,
-    /// Beside requests that are answered, training gets this share of the time that they take; with none, a turn now and then.
+    /// Share of the requests' time that training gets beside them; with 0, one batch after a long wait.
     pub training_share: f64,
-    /// How long the compute thread looks for the next call before it sleeps, after it has computed one.
+    /// How long the compute thread spins for the next call before it sleeps.
     pub spin: Duration,
 }
 

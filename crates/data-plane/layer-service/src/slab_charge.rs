@@ -1,10 +1,10 @@
-//! What a session's channel takes of the memory that its tenant may have.
+//! Memory of a session's channel in the tenant's quota.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kv_cache::ledger::{MemoryReservation, OutOfBudget};
 
-/// What a session holds for its channel, and each of its channels until its memory is given back.
+/// Reservation for a channel, shared by the session and each of its channels until their memory is freed.
 #[derive(Debug, Clone)]
 pub(super) struct SlabReservation(Arc<Mutex<MemoryReservation>>);
 
@@ -13,18 +13,17 @@ impl SlabReservation {
         Self(Arc::new(Mutex::new(held)))
     }
 
-    /// How many bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.lock().bytes()
     }
 
-    /// See [`MemoryReservation::resize`].
+    /// Resizes the reservation, as [`MemoryReservation::resize`] does.
     pub(super) fn resize(&self, bytes: u64) -> Result<(), OutOfBudget> {
         self.lock().resize(bytes)
     }
 
     fn lock(&self) -> MutexGuard<'_, MemoryReservation> {
-        // A number, whole at any time.
+        // A number is consistent at any time, so a poisoned lock is usable.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! From the settings and an opened base to a hub with its doors open.
+//! Start of the layer service from its settings and an open base.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -31,42 +31,41 @@ use super::{
 };
 use ::scheduling::clock::SystemClock;
 
-/// Bytes of a number, at most.
 const NUMBER_BYTES: usize = 4;
 
-/// What there is to say of a base.
+/// Facts about a base for the catalog.
 #[derive(Debug)]
 pub struct BaseFacts {
-    /// What the operator calls it.
+    /// Name that the operator gave the model.
     pub model: String,
-    /// Its architecture, as its files say.
+    /// Architecture from the model's files.
     pub architecture: String,
-    /// Content identity.
+    /// Content hash of the base.
     pub base_hash: [u8; 32],
-    /// Longest sequence of the resident engine, in tokens; 0 without one.
+    /// Context length of the resident engine, in tokens; 0 without one.
     pub context_length: usize,
-    /// How keys and values are kept by an engine beside it, as clients shall keep theirs.
+    /// KV precision of the executor's engine, which clients should use too.
     pub kv: KvPrecision,
-    /// How adapters are.
+    /// Adapter precision of the executor's engine.
     pub adapters: LoraPrecision,
-    /// What clients are given of its files.
+    /// Files that clients may fetch.
     pub plan: ClientWeightsPlan,
 }
 
-/// Where the doors are, and who may come in.
+/// Addresses of the servers, and credentials of their clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenAddresses {
-    /// For clients of this host; `layers.zmq` is beside it.
+    /// Control socket for clients on this host; `layers.zmq` is beside it.
     pub socket: PathBuf,
-    /// For those of others.
+    /// Address and certificates for clients of other hosts.
     pub tls: Option<(std::net::SocketAddr, TlsFiles)>,
-    /// API keys.
+    /// File with the API keys.
     pub key_file: Option<PathBuf>,
-    /// Which gateways of other hosts may drive the executor, where there is TLS.
+    /// Remote gateways that may use the executor, if there is TLS.
     pub gateways: Option<remote::GatewayAccess>,
 }
 
-/// What tenants are told the model is called: a hub's name as it is, of a path the last part alone.
+/// Returns the model's name for tenants: a hub name unchanged, of a path only the last part.
 #[must_use]
 pub fn name_of(model: &str) -> String {
     let path = Path::new(model);
@@ -76,17 +75,17 @@ pub fn name_of(model: &str) -> String {
     }
 }
 
-/// The open doors. Dropped, they are closed.
+/// The running servers, which are closed when this is dropped.
 #[derive(Debug)]
 pub struct RunningServers {
     _remote: remote::RemoteServer,
     _local: LocalServer,
 }
 
-/// Opens the layer service over a base; what clients make it hold is charged to `memory`.
+/// Starts the layer service over a base; memory that clients use is charged to `memory`.
 ///
 /// # Errors
-/// If a door cannot be opened.
+/// Fails if a server cannot be started.
 pub fn start(
     settings: LayerSettings,
     places: ListenAddresses,
@@ -99,7 +98,7 @@ pub fn start(
     let (sender, inbox) = inbox();
     let maskable = maskable(&catalog.sites);
     let blobs: Arc<dyn Blobs> = Arc::new(BaseBlobs::new(&catalog, Some(facts.plan))?);
-    // The standard library keys its hashers at random: a number no other start of the process has.
+    // The standard library keys its hashers at random, so each start of the process gets another number.
     let instance = RandomState::new().hash_one(std::process::id());
     let lent = ServedBase { instance, catalog_bytes: blobs.catalog_bytes(), maskable };
     let registry = Registry::new(settings.quotas, lent, sender, memory);
@@ -119,7 +118,7 @@ pub fn start(
     let ListenAddresses { tls, gateways, .. } = places;
     let remote =
         remote::RemoteSettings { tls, gateways, private_socket, ..remote::RemoteSettings::default() };
-    // The first to bind makes the directory, where there is none.
+    // The first server that binds creates the directory, if it is missing.
     let remote = remote::RemoteServer::open(remote, parts)?;
     let local =
         LocalServer::open(&places.socket, LocalParts { registry: registry.clone(), authenticator, blobs })?;
@@ -154,7 +153,7 @@ fn catalog(sites: &[Site], facts: &BaseFacts) -> Catalog {
     }
 }
 
-/// Most bytes of a call's rows, in or out.
+/// Returns the maximum bytes of a call's input or output rows.
 fn max_frame_bytes(sites: &[Site], settings: &LayerSettings) -> usize {
     let outputs = |site: &Site| site.parts.iter().map(|part| part.rows).sum::<usize>();
     let widest = sites.iter().map(|site| site.columns.max(outputs(site))).max().unwrap_or(0);

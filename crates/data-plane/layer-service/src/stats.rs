@@ -1,4 +1,4 @@
-//! What the layer service tells its operator.
+//! Stats of the layer service for its operator.
 
 use std::{
     cmp::Reverse,
@@ -16,7 +16,7 @@ use super::{
     session::{SessionCounters, SessionFacts},
 };
 
-/// A figure that only grows; it stands for itself, so nothing is ordered.
+/// A monotonic counter, independent of others, so relaxed ordering suffices.
 #[derive(Debug, Default)]
 pub(super) struct EventCount(AtomicU64);
 
@@ -30,32 +30,30 @@ impl EventCount {
     }
 }
 
-/// Counts of the whole service.
 #[derive(Debug, Default)]
 pub(super) struct ServiceCounts {
-    /// Clients that were not given a session.
+    /// Clients that did not get a session.
     pub(super) refused: EventCount,
-    /// Clients that broke the protocol, or did not take their answers, and were let go.
+    /// Clients that were disconnected because they broke the protocol or took no answers.
     pub(super) broken: EventCount,
-    /// Batches computed for clients alone.
+    /// Batches with calls of clients alone.
     pub(super) batches: EventCount,
     /// Rows that joined a resident pass.
     pub(super) joined_rows: EventCount,
 }
 
-/// What the sessions of each tenant have used that are over. As many tenants as there are keys, for keys name them.
+/// Usage of closed sessions, by tenant. Keys name the tenants, so their number is limited.
 #[derive(Debug, Default)]
 pub(super) struct ClosedSessions(BTreeMap<Tenant, SessionStats>);
 
 impl ClosedSessions {
-    /// Adds a session that is over.
     pub(super) fn add(&mut self, facts: &SessionFacts, account: &SessionCounters) {
         add_stats(self.0.entry(facts.tenant.clone()).or_default(), &account.stats());
     }
 }
 
 impl ServiceCounts {
-    /// All figures: of sessions that are over, and of those that are `open`.
+    /// Returns all stats: of closed sessions, and of the `open` ones.
     pub(super) fn report<'a>(
         &self,
         past: &ClosedSessions,
@@ -80,7 +78,7 @@ impl ServiceCounts {
     }
 }
 
-/// What all have used together, and each tenant.
+/// Returns the usage of all tenants together, and of each tenant.
 fn by_tenant(past: &ClosedSessions, sessions: &[LayerSession]) -> (SessionStats, Vec<TenantUse>) {
     let mut tenants: BTreeMap<String, TenantUse> = BTreeMap::new();
     let mut add = |tenant: String, used: &SessionStats, waiting_rows: u32| {
@@ -116,7 +114,6 @@ fn session(facts: &SessionFacts, account: &SessionCounters) -> LayerSession {
     }
 }
 
-/// Adds what one session has used to what others have.
 fn add_stats(to: &mut SessionStats, more: &SessionStats) {
     to.calls += more.calls;
     to.refused += more.refused;

@@ -1,40 +1,37 @@
-//! Where calls are served of a base whose weights come from a disk, floor by floor: one way up and one way down, and nobody
-//! who is about to come back to a floor is left behind (D3.5, D4.9).
+//! Order in which calls are served over streamed weights: layer chunks upwards, then downwards, and no client
+//! that will soon return to a chunk is left behind.
 //!
 //! ```text
-//! floor 3     . A .      forward calls are met on the way up, backward calls on the way down;
-//! floor 2  -> B C .      at a floor everybody who waits there is served, whichever way
-//! floor 1     . . D      who was served on the floor and will call for it again is waited for, for a while
+//! chunk 3     . A .      forward calls are served on the way up, backward calls on the way down;
+//! chunk 2  -> B C .      at a chunk all waiting calls are served, in both directions
+//! chunk 1     . . D      clients served there that will call for it again are awaited, for a limited time
 //! ```
 //!
-//! It knows floors and the time it is told, and neither rows nor clients.
+//! The order knows layer chunks ("floors" in the code) and the time it gets, but neither rows nor clients.
 
 use std::time::{Duration, Instant};
 
 use model::linear_sites::{SiteCall, SiteId, SiteOp};
 use shmproto::layer::CallClass;
 
-/// How long somebody is waited for at least: what an answer, some computing and a call of a client of this host may take on a
-/// busy machine.
+/// Minimum wait: on a busy host a client may take this long from an answer to its next call.
 const LEAST_HOLD: Duration = Duration::from_millis(5);
 
-/// Which way it goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SweepDirection {
     Up,
     Down,
 }
 
-/// Where it may go.
+/// Constraint on the next move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SweepConstraint {
-    /// Anywhere.
     Free,
-    /// Not up: a resident pass is about to go there, and takes everybody along.
+    /// No move upwards, because a resident pass is about to go there and co-batches calls.
     NotUp,
 }
 
-/// Floors that somebody waits on.
+/// Layer chunks with waiting calls, by direction.
 #[derive(Debug, Default)]
 pub(super) struct AwaitedChunks {
     up: Vec<u32>,
@@ -42,7 +39,6 @@ pub(super) struct AwaitedChunks {
 }
 
 impl AwaitedChunks {
-    /// Somebody waits with a call of this kind.
     pub(super) fn add(&mut self, floor: u32, op: SiteOp) {
         match op {
             SiteOp::Backward => self.down.push(floor),
@@ -55,36 +51,35 @@ impl AwaitedChunks {
     }
 }
 
-/// What to do next.
+/// Next action of the sweep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Serve a floor.
     Serve(u32),
-    /// Wait until then for those who will be back.
+    /// Waits until this time for expected calls.
     Hold(Instant),
-    /// Nobody is to be served.
+    /// No call is to be served.
     Rest,
 }
 
-/// See the module.
+/// State of the sweep.
 #[derive(Debug)]
 pub(super) struct SweepOrder {
-    /// The floor of each site.
+    /// Layer chunk of each site.
     floors: Vec<u32>,
     at: u32,
     way: SweepDirection,
-    /// How long somebody is waited for at most.
+    /// Maximum time to wait for expected calls.
     most: Duration,
-    /// When it came.
+    /// Time of arrival at the current chunk.
     came: Option<Instant>,
-    /// How long the first answer took from then on: about as long as the floor's weights took to come.
+    /// Time from arrival to the first answer, about as long as reading the chunk's weights took.
     took: Duration,
-    /// When the last of them was given.
+    /// Time of the last answer at the current chunk.
     answered: Option<Instant>,
 }
 
 impl SweepOrder {
-    /// At the first of these floors, those of the sites.
+    /// Starts at the first chunk; `floors` is the chunk of each site.
     pub(super) fn new(floors: Vec<u32>, most: Duration) -> Self {
         Self {
             floors,
@@ -101,19 +96,19 @@ impl SweepOrder {
         self.floors.get(site.0 as usize).copied().unwrap_or(0)
     }
 
-    /// Where a caller of `class` is likely to call next.
+    /// Returns the chunk that a caller of `class` is likely to call next.
     pub(super) fn after(&self, call: SiteCall, class: CallClass) -> u32 {
         let site = call.site.0;
         match call.op {
             SiteOp::Backward => self.floor(SiteId(site.saturating_sub(1))),
-            // Its way back begins where the way there ends.
+            // The backward pass begins where the forward pass ends.
             _ if class == CallClass::Training && self.is_top(self.floor(call.site)) => self.floor(call.site),
-            // After the head comes the next token.
+            // The head is followed by the next token, at the first chunk.
             SiteOp::Forward | SiteOp::ForwardNoBias => self.floor(SiteId(site + 1)),
         }
     }
 
-    /// Somebody was answered here.
+    /// Records an answer at the current chunk.
     pub(super) fn served(&mut self, now: Instant) {
         if self.answered.is_none() {
             self.took = self.came.map_or(Duration::ZERO, |came| now.saturating_duration_since(came));
@@ -121,8 +116,8 @@ impl SweepOrder {
         self.answered = Some(now);
     }
 
-    /// Until when those are waited for who are expected here: about as long as the weights took to come, since for whoever
-    /// stays behind they will come once more.
+    /// Returns the time until which expected calls are awaited here. The wait is about as long as the weights
+    /// took to arrive, because calls left behind need them read again.
     fn patience(&self) -> Option<Instant> {
         let since = self.answered.or(self.came)?;
         Some(since + self.took.max(LEAST_HOLD).min(self.most))
@@ -133,7 +128,7 @@ impl SweepOrder {
         self.patience().filter(|until| *until > now)
     }
 
-    /// What to do with those who wait; `is_expected` tells on which floors more of them will.
+    /// Returns the next action for waiting calls; `is_expected` tells which chunks get more calls soon.
     pub(super) fn next(
         &mut self,
         now: Instant,
@@ -163,8 +158,8 @@ impl SweepOrder {
         Next::Serve(target)
     }
 
-    /// Whether somebody is to be waited for before `target` is served: who will be back here, or is on the way to the next floor
-    /// while the target is elsewhere. A sweep over the head's many rows is made once, for everybody.
+    /// Whether expected calls are awaited before `target` is served: at the current chunk, or at the next one
+    /// while the target is elsewhere. The many rows of the head are read only once, for all calls.
     fn is_worth_a_wait(&self, target: u32, is_expected: &impl Fn(u32) -> bool) -> bool {
         if target == self.at {
             return self.is_top(target) && is_expected(target);
@@ -177,7 +172,7 @@ impl SweepOrder {
         is_expected(self.at) || (target != next && is_expected(next))
     }
 
-    /// When something is to be done for those who wait; it may be past.
+    /// Returns when waiting calls need an action; this may be in the past.
     pub(super) fn deadline(
         &self,
         now: Instant,
@@ -193,7 +188,8 @@ impl SweepOrder {
         self.patience().filter(|_| holds).unwrap_or(now)
     }
 
-    /// What a resident pass should do that is about to go to `floor`: as [`next`](Self::next), of those who wait where it is.
+    /// Returns the action of a resident pass that is about to go to `floor`: as [`next`](Self::next), for
+    /// calls at its current chunk.
     pub(super) fn before_leaving(
         &mut self,
         now: Instant,
@@ -227,7 +223,7 @@ impl SweepOrder {
         self.floors.last() == Some(&floor)
     }
 
-    /// The next floor of the way it goes, else the first of the other.
+    /// Returns the next chunk in the current direction, else the first in the other.
     fn target(&self, waiting: &AwaitedChunks, travel: SweepConstraint) -> Option<(SweepDirection, u32)> {
         let above = waiting.up.iter().filter(|floor| **floor > self.at).min();
         let below = waiting.down.iter().filter(|floor| **floor < self.at).max();

@@ -1,7 +1,7 @@
-//! TLS of the remote door: version 1.3 alone, one provider, and the tenant that a client certificate names.
+//! TLS of the remote server: version 1.3 only, one provider, and the tenant that a client certificate names.
 //!
-//! A client certificate's tenant is the common name of its subject. There must be exactly one, and it must be a name
-//! that a key file could hold; alternative names are not looked at.
+//! The tenant is the common name of the certificate's subject. There must be exactly one, valid as a name in
+//! a key file; alternative names are ignored.
 
 use std::{
     path::{Path, PathBuf},
@@ -19,53 +19,53 @@ mod subject;
 
 pub use self::subject::common_name;
 
-/// Certificates the door works with, all in PEM.
+/// Certificates of the server, all in PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The door's own chain.
+    /// Certificate chain of the server.
     pub certificate: PathBuf,
-    /// Its private key.
+    /// Private key of the server.
     pub key: PathBuf,
-    /// Who signs clients' certificates; none are asked for without.
+    /// CA of clients' certificates; without it none are requested.
     pub client_ca: Option<PathBuf>,
 }
 
-/// Whether clients must have a certificate, where there is a client CA.
+/// Whether clients must have a certificate, if there is a client CA.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClientCertificates {
-    /// There is no other way in.
+    /// No other credential is accepted.
     Required,
-    /// A key does as well.
+    /// A key is accepted as well.
     Optional,
 }
 
-/// Why the door has no TLS.
+/// Reason why TLS cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file is missing or no PEM.
+    /// A file is missing or not PEM.
     #[error("{flag} {path} cannot be read: {cause}; give a PEM file that this user may read")]
     Read {
-        /// The setting.
+        /// Name of the setting.
         flag: &'static str,
-        /// Its file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// Defect of the file.
         cause: pem::Error,
     },
-    /// A PEM file without what is looked for.
+    /// A PEM file contains no certificate.
     #[error("{flag} {path} holds no certificate; give a PEM file with at least one")]
     Empty {
-        /// The setting.
+        /// Name of the setting.
         flag: &'static str,
-        /// Its file.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// A certificate authority that is none.
+    /// A certificate of the client CA cannot be used.
     #[error(
         "--layer-client-ca holds a certificate that cannot sign others: {0}; give the CA's own certificate"
     )]
     ClientCa(String),
-    /// Certificate and key do not fit, or cannot be used.
+    /// Certificate and key do not belong together, or cannot be used.
     #[error("--layer-cert and --layer-cert-key cannot be used: {0}; they must belong together")]
     Own(rustls::Error),
 }
@@ -74,11 +74,11 @@ const CERTIFICATE: &str = "--layer-cert";
 const KEY: &str = "--layer-cert-key";
 const CLIENT_CA: &str = "--layer-client-ca";
 
-/// Reads the files into what every handshake uses. `protocols` are those that a client may ask for; who asks for none is
-/// a split client.
+/// Reads the files into a configuration for all handshakes. `protocols` are the ALPN protocols that a client
+/// may select; a client without one is a split client.
 ///
 /// # Errors
-/// If a file cannot be used; the setting is named.
+/// Fails if a file cannot be used; the error names the setting.
 pub fn server_config(
     files: &TlsFiles,
     asked: ClientCertificates,
@@ -95,7 +95,7 @@ pub fn server_config(
         Some(ca) => builder.with_client_cert_verifier(client_verifier(ca, asked, provider)?),
     };
     let mut config = builder.with_single_cert(chain, key).map_err(TlsError::Own)?;
-    // Every handshake is a whole one: a certificate that has expired since opens nothing by resumption.
+    // Resumption is off, so that a certificate which has expired since is not accepted.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     config.alpn_protocols = protocols;

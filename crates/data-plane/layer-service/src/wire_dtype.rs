@@ -1,8 +1,8 @@
-//! Rows as they travel in messages.
+//! Rows in the wire format of messages.
 
 use shmproto::layer::Dtype;
 
-/// Reads rows from as many bytes as they have.
+/// Reads rows in wire format.
 pub(super) fn read(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
     match dtype {
         Dtype::F32 => {
@@ -18,7 +18,7 @@ pub(super) fn read(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Appends rows.
+/// Appends rows in wire format.
 pub(super) fn put(dtype: Dtype, rows: &[f32], bytes: &mut Vec<u8>) {
     match dtype {
         Dtype::F32 => bytes.extend(rows.iter().flat_map(|value| value.to_le_bytes())),
@@ -26,11 +26,11 @@ pub(super) fn put(dtype: Dtype, rows: &[f32], bytes: &mut Vec<u8>) {
     }
 }
 
-/// The upper half, rounded to the nearest, of two equally near to the even one. What is no number stays none.
+/// Returns the upper half of `value`, rounded to nearest, ties to even. A NaN stays a NaN.
 fn bf16_bits(value: f32) -> u16 {
     let bits = value.to_bits();
     let rounded = if value.is_nan() { bits | 0x0040_0000 } else { bits + 0x7fff + (bits >> 16 & 1) };
-    // Of 32 bits the upper half fits.
+    // The upper half of 32 bits always fits.
     (rounded >> 16) as u16
 }
 

@@ -1,9 +1,7 @@
-//! An adapter as its files hold it: low-rank deltas (LoRA), these with magnitudes beside (DoRA), of the token embedding as well, or
-//! with an embedding or a head of their own, vectors that scale (IA3), or keys and values that stand before a prompt (prefix tuning).
+//! Reads adapter files: LoRA, DoRA, IA3, prefix tuning, and changed or replaced token embeddings and heads.
 //!
-//! Adapters come from tenants who are not trusted. Files are read whole before anything is looked at, so that one
-//! replaced meanwhile cannot tear; every option, name and shape is checked; and what is not supported is refused by
-//! name, never ignored.
+//! Adapters come from untrusted tenants. Each file is read completely before it is parsed, so a concurrent
+//! replacement cannot mix two versions. Unsupported options, names and shapes are refused by name.
 
 pub mod by_name;
 pub mod dora;
@@ -54,20 +52,20 @@ pub use self::{
 use crate::shape::config::ModelConfig;
 
 impl Adapter {
-    /// As [`AnyAdapter::read`], for those who want answers of it.
+    /// Reads an adapter that answers requests; see [`AnyAdapter::read`].
     ///
     /// # Errors
-    /// As there, and if it does anything else.
+    /// Any error of [`AnyAdapter::read`], or the adapter does not answer requests on its own.
     pub fn read(path: &Path, config: &ModelConfig) -> Result<Self, AdapterError> {
         AnyAdapter::read(path, config)?.answering(path)
     }
 }
 
 impl AnyAdapter {
-    /// What it is, if requests are answered by it and it is nothing besides; `path` is where it was read.
+    /// Returns the adapter if it answers requests without the base's weights; errors name its `path`.
     ///
     /// # Errors
-    /// It is a draft, or a DoRA, which needs the base's weights, or changes embedding or head.
+    /// The adapter is a draft adapter, a DoRA (which needs the base's weights), or changes embedding or head.
     pub fn answering(self, path: &Path) -> Result<Adapter, AdapterError> {
         match self {
             Self::Answers(adapter) => Ok(adapter),
@@ -77,19 +75,19 @@ impl AnyAdapter {
         }
     }
 
-    /// Reads the adapter at `path` for the base model of shape `config`: a PEFT directory, a GGUF file, or a directory
-    /// with a single GGUF file. `config` must have passed [`crate::shape::layout::check_config`].
+    /// Reads the adapter at `path` for the base model of shape `config`: a PEFT directory, a GGUF file, or a
+    /// directory with a single GGUF file. `config` must have passed [`crate::shape::layout::check_config`].
     ///
     /// # Errors
-    /// If anything is missing, broken, not supported, beyond [`limits`], or of another shape than the base model.
+    /// The adapter is incomplete, malformed, unsupported, beyond [`limits`], or does not fit the base.
     pub fn read(path: &Path, config: &ModelConfig) -> Result<Self, AdapterError> {
         Self::read_with_notes(path, config).map(|(adapter, _)| adapter)
     }
 
-    /// As [`read`](Self::read), and what in the files has no effect.
+    /// Reads an adapter as [`read`](Self::read) does, with warnings about file contents that have no effect.
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`read`](Self::read).
     pub fn read_with_notes(
         path: &Path,
         config: &ModelConfig,
@@ -112,8 +110,8 @@ impl AnyAdapter {
         }
     }
 
-    /// Why [`read`](Self::read) refuses the adapter at `path`: everything that is wrong with its layers and tensors,
-    /// where its format allows to go on after the first, else that. Empty if nothing is.
+    /// Returns the reasons why [`read`](Self::read) refuses the adapter at `path`; empty for a valid one.
+    /// PEFT directories give every error of layers and tensors; other formats give the first one.
     #[must_use]
     pub fn problems(path: &Path, config: &ModelConfig) -> Vec<AdapterError> {
         let Err(first) = Self::read(path, config) else { return Vec::new() };

@@ -1,23 +1,30 @@
-//! The reverse pass: gradients of an adapter, from frozen linear layers that keep nothing between two calls.
+//! Reverse pass: gradients of an adapter over frozen linear layers that keep no state between calls.
 //!
-//! A [`Trainer`] runs sequences forward by the one forward pass, on the path that serves, and a [`Tape`] notes what goes by.
-//! On the way back it computes everything but the frozen linear layers itself; these it asks for `g W`
-//! ([`ReverseLayers`](crate::forward::ReverseLayers)).
+//! A [`Trainer`] runs the forward pass on the serving path, and a [`Tape`] records the saved activations. The
+//! reverse pass computes everything but the frozen linear layers, whose products `g W` come from
+//! [`ReverseLayers`](crate::forward::ReverseLayers).
 //!
 //! # Layout
 //!
-//! - [`trainer`]: both passes, over whole batches. [`saved_activations`]: what is kept between them, and how it is noted.
-//! - `reverse`: back through the blocks; `experts`: through those of mixtures. `head`: logits, log-probabilities, and back from them. `deltas`: back through a linear
-//!   group. `pass`: what all three have in hand; `trainable_site`: where something learns. [`dropout`]: what matrices are not given.
-//! - [`gradients`]: sums for the numbers of an adapter. [`ordered_reduction`]: how batches add to them that are under way at the same time.
-//! - [`error`]: why a batch was not learned from.
+//! - [`trainer`]: both passes over whole batches.
+//! - [`saved_activations`]: values kept from the forward pass for the reverse pass.
+//! - `reverse`: the reverse pass through the blocks.
+//! - `experts`: the reverse pass through mixtures of experts.
+//! - `head`: logits, log-probabilities, and the reverse pass from them.
+//! - `deltas`: the reverse pass through the deltas of a linear group.
+//! - `pass`: state that `reverse`, `head` and `deltas` share.
+//! - `trainable_site`: the adapter matrices that learn at one place.
+//! - [`dropout`]: inputs that dropout withholds from matrices.
+//! - [`gradients`]: gradient sums of an adapter's values.
+//! - [`ordered_reduction`]: the order in which concurrent batches add to the gradients.
+//! - [`error`]: reasons why a batch was not learned from.
 //!
 //! # Principles
 //!
-//! - **Same bits as serving**: log-probabilities are those that an engine with the same adapter reports.
-//! - **Sums in the order of sequences**: how they are cut into batches, how many of these are under way at once, and by how many
-//!   threads they are computed, changes no bit of a gradient ([`kernels::backward`]).
-//! - What is not kept is computed once more, to the same bits: [`SavedScope`] trades memory for time and nothing else.
+//! - **Serving bits**: log-probabilities equal those that an engine with the same adapter reports.
+//! - **Sums in sequence order**: the split into batches, the number of concurrent batches and the number of
+//!   threads change no bit of a gradient ([`kernels::backward`]).
+//! - Values that are not saved are computed again to the same bits: [`SavedScope`] trades memory for time.
 
 mod deltas;
 pub mod dropout;

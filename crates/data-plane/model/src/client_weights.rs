@@ -1,19 +1,21 @@
-//! What a client needs of a model besides its linear layers, and how it gets there: a *sparse copy* of the model's own
-//! files, whole where they are small, with holes where the linear layers are.
+//! Client weights: everything a split client needs besides the linear layers. The weights travel as a *sparse
+//! copy* of the model's files, with holes where the linear layers are.
 //!
 //! ```text
-//! executor                                     client
-//! SkeletonPlan::of(path) -> files, ranges -->  SparseCopy::create(directory, files, budget)
-//!               read(file, offset, bytes) -->  write(bytes) ... finish()
-//!                                              ClientBase::open(directory)
+//! executor                                          client
+//! ClientWeightsPlan::of(path) -> files, ranges -->  SparseCopy::create(directory, files, budget)
+//!                    read(file, offset, bytes) -->  write(bytes) ... finish()
+//!                                                   ClientBase::open(directory)
 //! ```
 //!
-//! The copy is opened with the readers of whole models. Who would run it is refused: it has [`SPARSE_COPY`](model_files::model_files::SPARSE_COPY).
+//! The readers of complete models open the copy. The marker file
+//! [`SPARSE_COPY`](files::model_files::SPARSE_COPY) makes an executor refuse to serve the copy.
 //!
 //! # Layout
-//! - this file: what both sides say of a file
-//! - [`plan`]: the executor's side
-//! - [`sparse_copy`]: the client's; [`client_base`]: what it holds once it has read the copy
+//! - this file: the description of a file, shared by both sides
+//! - [`plan`]: the executor's side, which selects the ranges
+//! - [`sparse_copy`]: the client's side, which writes the copy
+//! - [`client_base`]: the client weights read from the copy
 
 pub mod client_base;
 pub mod plan;
@@ -24,24 +26,24 @@ use std::ops::Range;
 pub use plan::{ClientWeightsError, ClientWeightsPlan, ClientWeightsReadError};
 pub use sparse_copy::{FetchRange, SparseCopy, SparseCopyError};
 
-/// Most files of a model.
+/// Maximum number of files per model.
 pub const MAX_FILES: usize = 1 << 11;
-/// Most ranges of a file.
+/// Maximum number of ranges per file.
 pub const MAX_RANGES: usize = 1 << 16;
 
-/// A file of which only some ranges are given out.
+/// A model file of which some byte ranges are sent to clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClientWeightsFile {
-    /// A plain file name.
+    /// Plain file name without directories.
     pub name: String,
-    /// Its whole length.
+    /// Length of the complete file in bytes.
     pub bytes: u64,
-    /// What is given out: ascending, not empty, apart from each other, within the file.
+    /// Byte ranges to send: ascending, not empty, disjoint, within the file.
     pub ranges: Vec<Range<u64>>,
 }
 
 impl ClientWeightsFile {
-    /// Bytes that are given out.
+    /// Returns the number of bytes in all ranges.
     #[must_use]
     pub fn planned_bytes(&self) -> u64 {
         self.ranges.iter().map(|range| range.end.saturating_sub(range.start)).fold(0, u64::saturating_add)

@@ -1,4 +1,4 @@
-//! The CPU as the device of a pass: rows lie in memory of this process, and everything is done when its call returns.
+//! The CPU as a device of the forward pass: rows in process memory, and work done when a call returns.
 
 pub(crate) mod experts;
 pub mod kv;
@@ -16,17 +16,17 @@ use crate::{
     shape::{config::ModelConfig, rope::Angles},
 };
 
-/// The threads and instructions a pass computes with.
+/// Threads and instruction set that a pass computes with.
 #[derive(Debug)]
 pub struct Compute {
-    /// Threads.
+    /// The pool of compute threads.
     pub pool: ThreadPool,
-    /// Instructions.
+    /// The instruction set of the kernels.
     pub isa: Isa,
 }
 
 impl Compute {
-    /// The heads of a layer that are normed and rotated: queries, which take on the scale of the scores, and keys.
+    /// Returns the query and key heads of a layer for norms and rotation; queries also take the score scale.
     pub(crate) fn heads(model: &ModelContext, layer: usize) -> [Heads<'_>; 2] {
         let (layout, norms, eps) = (model.qkv_layout(), &model.norms, model.config.norm_eps);
         let norm = |weight| Norm { weight, eps };
@@ -46,7 +46,7 @@ impl Compute {
     }
 }
 
-/// Where a batch's rows stand.
+/// Positions and KV blocks of a batch's rows.
 #[derive(Debug, Default)]
 pub struct RowTable {
     angles: Angles,
@@ -55,7 +55,7 @@ pub struct RowTable {
     blocks: Vec<u32>,
 }
 
-/// A sequence's rows, and where its blocks are in [`RowTable::blocks`].
+/// Rows of one sequence, and the range of its blocks in [`RowTable::blocks`].
 #[derive(Debug, Clone, Copy)]
 struct Span {
     first_row: usize,
@@ -66,19 +66,19 @@ struct Span {
 }
 
 impl RowTable {
-    /// By what the rows' positions rotate heads, in a layer of this model.
+    /// Returns the rotary tables for the rows' positions in `layer`.
     pub(crate) fn rotation(&self, config: &ModelConfig, layer: usize) -> Rotation<'_> {
         let (cos, sin) = self.angles.tables(config.reach(layer));
         Rotation { width: config.rotary_dim(), cos, sin }
     }
 
-    /// The sequences, as kernels take them.
+    /// Returns the rows of each sequence in the form of the kernels.
     #[must_use]
     pub fn sequences(&self) -> Vec<KvRows<'_>> {
         self.spans.iter().map(|span| self.rows(span)).collect()
     }
 
-    /// Rows that are kept once more, in the blocks of a branch.
+    /// Returns the rows that are also stored in the blocks of a branch.
     pub(crate) fn trunks(&self) -> impl Iterator<Item = KvRows<'_>> {
         self.trunks.iter().map(|span| self.rows(span))
     }
@@ -97,7 +97,7 @@ impl RowTable {
 }
 
 impl Scratch<Compute> {
-    /// No rows.
+    /// Returns scratch buffers for zero rows.
     #[must_use]
     pub fn empty() -> Self {
         Self {
@@ -293,7 +293,7 @@ impl Device for Compute {
         for values in [residual, update] {
             for (to, &from) in kept.iter().enumerate() {
                 let from = from as usize * width;
-                // Rows only move towards the front, so none is overwritten before it was read.
+                // Rows only move towards the front, so no row is overwritten before it is read.
                 values.copy_within(from..from + width, to * width);
             }
             values.truncate(kept.len() * width);

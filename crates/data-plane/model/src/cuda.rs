@@ -1,18 +1,25 @@
-//! The pass on an NVIDIA GPU.
+//! The forward pass on an NVIDIA GPU.
 //!
 //! # Layout
 //!
-//! - [`model`]: the whole, as an engine runs it. `weights`: from files to the device. `modular`: what is promised of these.
-//! - `device`: rows on the device ([`Device`](crate::forward::Device)). `layers`: linear layers, and the calls that join
-//!   them. `kv`: keys and values. `graph_cache`: decode steps that are replayed. `experts`: which rows go to which expert.
-//! - `deltas`, `plan` and `direct`: adapters. [`copies`]: on their way here. [`assist`]: who sums what is not here yet.
+//! - [`model`]: the whole model, as an engine runs it.
+//! - `weights`: uploads weights from files to the device.
+//! - `modular`: commitments of the modular path's weights.
+//! - `device`: rows on the device ([`Device`](crate::forward::Device)).
+//! - `layers`: linear layers, and the calls that join them.
+//! - `kv`: the KV cache on the device.
+//! - `graph_cache`: CUDA graphs of decode steps.
+//! - `experts`: sorts rows by expert.
+//! - `deltas`, `plan` and `direct`: adapter deltas.
+//! - [`copies`]: copies of adapters to the device.
+//! - [`assist`]: partial sums from the CPU for ranks that the device lacks.
 //!
 //! # Principles
 //!
-//! - A pass enqueues everything on one stream and waits once, for its logits. Only rows of split clients, which come from
-//!   the host and go back there, are waited for in between, and what routers say, which decides what is enqueued.
-//! - What changes from step to step lies in tables on the device, uploaded before the pass: a step of the same shape is
-//!   the same sequence of launches, and is replayed as a whole.
+//! - A pass enqueues all work on one stream and waits once, for its logits. Only rows of split clients, which
+//!   pass through the host, and router outputs, which decide the launches, cause further waits.
+//! - Values that change from step to step lie in device tables that are uploaded before the pass. Steps of
+//!   the same shape are thus the same launches, which a CUDA graph replays.
 
 pub mod assist;
 pub mod copies;

@@ -1,11 +1,15 @@
-//! What adapters change, row by row.
+//! Deltas of adapters, row by row.
 //!
 //! # Layout
 //!
-//! - [`matrices`]: an adapter's matrices on the host. [`device_copy`]: on their way to the device, or there; [`cpu_copy`]:
-//!   where that is the CPU. [`prepared`]: the whole adapter, as a pass takes it.
-//! - [`batch`]: the deltas of a batch; [`adapter_rows`]: which of its rows are whose. `adapter_lm_heads`: logits of heads of their own.
-//! - [`assist`]: who sums the ranks that the device does not hold.
+//! - [`matrices`]: an adapter's matrices on the host.
+//! - [`device_copy`]: copies of these matrices that are on the device or being copied.
+//! - [`cpu_copy`]: such copies where the device is the CPU.
+//! - [`prepared`]: the whole adapter in the form that a pass takes.
+//! - [`batch`]: the deltas of a batch.
+//! - [`adapter_rows`]: the adapter of each row of a batch.
+//! - `adapter_lm_heads`: logits of adapters with their own head.
+//! - [`assist`]: partial sums of ranks that the device does not hold.
 
 mod adapter_lm_heads;
 pub mod adapter_rows;

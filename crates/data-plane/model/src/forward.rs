@@ -1,20 +1,22 @@
-//! The one forward pass.
+//! The one forward pass, [`run`], for the resident engine, GPUs and split clients.
 //!
-//! Everything that runs a model runs [`run`]. It is generic over where the rows lie and who computes with them
-//! ([`Device`]), who evaluates the linear layers ([`BaseLayers`]), who adds the adapters' deltas ([`Deltas`]) and who
-//! keeps keys and values ([`KvStore`]): the resident engine has all of them in its process, a split client all but the
-//! linear layers.
+//! [`run`] is generic over the place and arithmetic of rows ([`Device`]), the linear layers ([`BaseLayers`]),
+//! the adapter deltas ([`Deltas`]) and the KV cache ([`KvStore`]). The resident engine has all four in its
+//! process; a split client has all but the linear layers.
 //!
-//! Rows of all sequences are flattened into one batch: no padding anywhere. Linear layers that share an input form one
-//! group, so a transformer block costs four calls; with experts two, and two more for each expert that any row takes.
+//! Rows of all sequences form one batch without padding. Linear layers with a common input form one group: a
+//! transformer block costs four calls, one with experts two, and two more for each expert in use.
 //!
 //! # Layout
 //!
-//! - `batch`: slices of sequences, their rows, and which of these give logits.
-//! - `model_context`: what the pass knows of a model. `device`: where rows lie and who computes with them.
-//! - `moe`: the feed-forward of blocks with experts. `expert_routing`: which rows these take.
-//! - `traits`: who does the rest. `forward_pass`: the whole pass, as an engine runs it.
-//! - `failpoints`: where tests interrupt it.
+//! - `batch`: slices of sequences, their rows, and the rows that give logits.
+//! - `model_context`: the facts about a model that the pass needs.
+//! - `device`: the trait for rows and the arithmetic on them.
+//! - `moe`: the feed-forward of blocks with experts.
+//! - `expert_routing`: the experts of each row.
+//! - `traits`: linear layers, deltas and KV cache.
+//! - `forward_pass`: the whole pass, as an engine runs it.
+//! - `failpoints`: places where tests interrupt the pass.
 
 mod batch;
 mod device;
@@ -38,12 +40,11 @@ pub use crate::shape::layout::LinearGroup;
 
 use self::{batch::wanted_rows, failpoints::WithFailpoints};
 
-/// Runs `batch` through the model and writes the wanted rows of logits to `logits`, `[rows, vocabulary]`; those of hidden
-/// states, `[rows, hidden]`, are in `scratch`.
+/// Runs `batch` through the model and writes logits of the wanted rows to `logits`, `[rows, vocabulary]`.
+/// Wanted hidden states, `[rows, hidden]`, are left in `scratch`.
 ///
 /// # Errors
-/// The base layers' own, or the device's. Keys and values of the batch may be appended by then; running it again
-/// replaces them.
+/// An error of the base layers or of the device. KV entries may be appended already; a retry replaces them.
 pub fn run<A, D: Device, B: BaseLayers<D>>(
     model: &ModelContext,
     parts: (&mut B, &mut impl Deltas<D>, &mut impl KvStore<D>),
@@ -66,7 +67,7 @@ pub fn run<A, D: Device, B: BaseLayers<D>>(
     pass.head(batch, logits)
 }
 
-/// Writes the embeddings of `tokens` to `residual`, as the first block takes them.
+/// Writes the scaled embeddings of `tokens` to `residual`.
 pub(crate) fn embed<D: Device, B: BaseLayers<D>>(
     model: &ModelContext,
     base: &B,
@@ -81,7 +82,7 @@ pub(crate) fn embed<D: Device, B: BaseLayers<D>>(
     Ok(())
 }
 
-/// Makes what attention or the feed-forward gave what is added to the residual stream: normed and scaled, in models that do so.
+/// Norms and scales the output of attention or feed-forward before the residual addition, if the model does.
 pub(crate) fn finish_update<D: Device>(
     model: &ModelContext,
     device: &mut D,
@@ -97,7 +98,7 @@ pub(crate) fn finish_update<D: Device>(
     }
 }
 
-/// Makes room for the rows of `batch`, and takes in where they stand.
+/// Resizes the scratch buffers for the rows of `batch` and records the rows' positions.
 pub(crate) fn lay_out<A, D: Device>(
     model: &ModelContext,
     device: &mut D,
@@ -109,8 +110,9 @@ pub(crate) fn lay_out<A, D: Device>(
     device.lay_out(model, &rows.sequences(), &rows.trunks(), &mut scratch.batch)
 }
 
-/// Runs a block of rows that were [laid out](lay_out) once more, from the residual stream and the update of `scratch`: as far
-/// as the middle of its feed-forward, unless what comes of that is normed. Of experts nothing is noted, and none is asked.
+/// Runs block `layer` again for rows that [`lay_out`] has placed, from the residual stream and update in
+/// `scratch`. The run ends before the activation function, or after the whole feed-forward in models that
+/// norm updates. In a block with experts it ends before the router, so routing is not recorded again.
 pub(crate) fn run_block<D: Device, B: BaseLayers<D>>(
     model: &ModelContext,
     parts: (&mut B, &mut impl Deltas<D>, &mut impl KvStore<D>),
@@ -128,7 +130,7 @@ pub(crate) fn run_block<D: Device, B: BaseLayers<D>>(
     }
 }
 
-/// Logits of `rows` rows, from the residual stream and the update of `scratch`.
+/// Computes logits of `rows` rows from the residual stream and the update in `scratch`.
 pub(crate) fn run_head<D: Device, B: BaseLayers<D>>(
     model: &ModelContext,
     parts: (&mut B, &mut impl Deltas<D>),
@@ -186,7 +188,7 @@ impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K: KvStore<D>> Pass<'_, D, B, T,
         Ok(finish_update(self.model, self.device, NormSite::FeedForwardUpdate(layer), &mut self.s.update)?)
     }
 
-    /// A group's base outputs, then its deltas; whoever helps with these computes at the same time.
+    /// Computes a group's base outputs and adds the deltas; workers compute partial sums at the same time.
     fn linear(&mut self, layer: usize, group: LinearGroup) -> Result<(), B::Error> {
         let s = &mut *self.s;
         let (x, out) = match group {
@@ -204,7 +206,6 @@ impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K: KvStore<D>> Pass<'_, D, B, T,
         Ok(self.deltas.add(self.device, layer, group, x, out)?)
     }
 
-    /// Logits, and hidden states, of the wanted rows.
     fn head<A>(&mut self, batch: &[SequenceSlice<'_, A>], logits: &mut D::Outputs) -> Result<(), B::Error> {
         let config = &self.model.config;
         let (kept, scored) = wanted_rows(batch);
@@ -225,14 +226,14 @@ impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K: KvStore<D>> Pass<'_, D, B, T,
 }
 
 impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K> Pass<'_, D, B, T, K> {
-    /// `normed = norm(residual += update)`, or the same where nothing is normed; before the first layer there is no update yet.
+    /// Computes `normed = norm(residual += update)`, without the norm in models that have none at `site`.
+    /// Before the first layer there is no update yet.
     fn norm(&mut self, site: NormSite) -> Result<(), D::Error> {
         let s = &mut *self.s;
         let update = (site != NormSite::Attention(0)).then_some(&s.update);
         self.device.add_norm(self.model, site, &mut s.residual, update, &mut s.normed)
     }
 
-    /// The last norm, of all `rows` rows that there are.
     fn norm_kept(&mut self, rows: usize) -> Result<(), D::Error> {
         self.device.reshape(
             ScratchBuffer::Inputs(&mut self.s.normed),
@@ -242,7 +243,6 @@ impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K> Pass<'_, D, B, T, K> {
         self.norm(NormSite::Output)
     }
 
-    /// Logits of all rows that were normed.
     fn logits(&mut self, logits: &mut D::Outputs) -> Result<(), B::Error> {
         let (x, device) = (&mut self.s.normed, &mut *self.device);
         self.deltas.scale_inputs(device, 0, LinearGroup::Head, x)?;

@@ -1,17 +1,23 @@
-//! What a model is: its weights, adapter files, sampling, and the one forward pass.
+//! Models: weights, adapter files, sampling, and the one forward pass.
 //!
 //! # Layout, from the bottom up
 //!
-//! - [`shape`]: a model's numbers, the tensors they call for, and what tells it from others. [`sampling`]: the next token.
-//! - [`sources`]: weights as files hold them, or as a number makes them. [`adapter`]: adapters as their files hold them.
-//! - [`weight_stream_stats`]: what it costs that weights come from a disk.
-//! - [`forward`]: the pass, over the traits that all else implements. [`cpu`]: one of its devices.
-//! - [`weights`]: packed for the CPU. [`linear_sites`]: single linear layers, lent to others; [`site_model`]: a base of nothing else.
-//! - [`deltas`]: what adapters change, in the forms the kernels take, on the host and on the device.
-//! - [`precision`]: how finely activations are rounded.
-//! - [`client_weights`]: all but the linear layers, for those who rent them.
-//! - [`backward`]: the reverse pass, for adapters that learn.
-//! - [`resident`]: all of a model in one process; [`cuda`]: the same on a GPU.
+//! - [`shape`]: configurations, the tensors they need, and the identity of a base.
+//! - [`sampling`]: the choice of the next token.
+//! - [`sources`]: weights from files, or from a seed.
+//! - [`adapter`]: adapters as their files hold them.
+//! - [`weight_stream_stats`]: costs of weights that are streamed from a disk.
+//! - [`forward`]: the forward pass, over traits that the other modules implement.
+//! - [`cpu`]: the CPU as a device of the pass.
+//! - [`weights`]: weights packed for the CPU.
+//! - [`linear_sites`]: single linear groups, evaluated for split clients.
+//! - [`site_model`]: a base that serves only its linear layers.
+//! - [`deltas`]: adapter deltas in the kernels' formats, on the host and on the device.
+//! - [`precision`]: the rounding of activations.
+//! - [`client_weights`]: the weights that split clients hold.
+//! - [`backward`]: the reverse pass that trains adapters.
+//! - [`resident`]: a whole model in one process.
+//! - [`cuda`]: a whole model on a GPU.
 #![forbid(unsafe_code)]
 
 pub mod adapter;

@@ -1,9 +1,9 @@
-//! Single linear groups of a base, for those who run the rest of the pass elsewhere.
+//! Single linear groups of a base, for split clients that run the rest of the pass.
 //!
-//! A *site* is a linear group with a number: `[q | k | v]` of layer 0 is site 0, `o` site 1, `[gate | up]` site 2, `down`
-//! site 3, and so on; the head is the last. A block with experts has, behind its `o`, the two groups of each of them. Of a base
-//! whose architecture is not known, every linear layer is a site.
-//! A call takes rows through a site, forward or backward, and leaves nothing behind.
+//! A *site* is a linear group with a number: `[q | k | v]` of layer 0 is site 0, `o` site 1, `[gate | up]`
+//! site 2, `down` site 3, and so on; the head is the last. In a block with experts, the two groups of each
+//! expert follow `o`. In a base of unknown architecture, every linear layer is a site.
+//! A call takes rows through a site, forward or backward, and leaves no state.
 
 use std::error::Error;
 
@@ -14,12 +14,12 @@ use crate::{
     weight_stream_stats::PendingWeights,
 };
 
-/// Which site, counted from 0.
+/// Number of a site, counted from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SiteId(pub u32);
 
 impl SiteId {
-    /// The site of a group of a model.
+    /// Returns the site of a linear group; the head ignores `layer`.
     #[must_use]
     pub fn of(config: &ModelConfig, layer: usize, group: LinearGroup) -> Self {
         let within = match group {
@@ -31,15 +31,15 @@ impl SiteId {
             LinearGroup::ExpertDown(id) => OF_ATTENTION + 2 * usize::from(id.0) + 1,
             LinearGroup::Head => return Self(first_site(config, config.layers)),
         };
-        // Experts are few enough.
+        // The limit on experts keeps the number within 32 bits.
         Self(first_site(config, layer) + within as u32)
     }
 
-    /// Layer and group of a site of a model.
+    /// Returns the layer and linear group of this site, or `None` beyond the last site.
     #[must_use]
     pub fn group(self, config: &ModelConfig) -> Option<(usize, LinearGroup)> {
         let (mut layer, mut behind) = (0, config.layers + 1);
-        // The last whose first site is not behind it.
+        // Binary search for the last layer whose first site is not above this site.
         while behind - layer > 1 {
             let middle = layer.midpoint(behind);
             let is_behind = first_site(config, middle) > self.0;
@@ -63,11 +63,11 @@ impl SiteId {
     }
 }
 
-/// Sites of a block's attention, and of a plain feed-forward.
+/// Number of sites of a block's attention, and of a plain feed-forward.
 const OF_ATTENTION: usize = 2;
 const OF_FEED_FORWARD: usize = 2;
 
-/// The first site of a block, or behind the last one that of the head.
+/// Returns the first site of block `layer`; one past the last block gives the head's site.
 fn first_site(config: &ModelConfig, layer: usize) -> u32 {
     let (sparse, experts) =
         config.experts.as_ref().map_or((0, 0), |experts| (experts.layers_below(layer), experts.count));
@@ -75,125 +75,125 @@ fn first_site(config: &ModelConfig, layer: usize) -> u32 {
     u32::try_from(first).expect("layers and experts are within their limits")
 }
 
-/// What is done with rows at a site.
+/// The operation that a call applies to its rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SiteOp {
-    /// `x Wᵀ + bias`.
+    /// `x Wᵀ + bias`, with the bias of the layer.
     Forward,
-    /// `x Wᵀ`.
+    /// `x Wᵀ`, without the bias.
     ForwardNoBias,
-    /// `g W`: the gradient at the inputs, from that at the outputs.
+    /// `g W`: the gradient at the inputs from the gradient at the outputs.
     Backward,
 }
 
-/// With which arithmetic.
+/// The arithmetic of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SitePath {
-    /// As the resident engine computes; activations may be rounded to what the weights call for.
+    /// Quantized path: the resident engine's arithmetic, with activations rounded for integer weights.
     Fast,
-    /// Activations of 32 bits meet the weights as they are stored: linear up to the rounding of floats.
+    /// Float path: activations of 32 bits and the weights as stored, linear up to float rounding.
     Linear,
-    /// Whole numbers modulo 2^64 meet the whole numbers that the weights consist of: exact. Rows are pairs of words of 32 bits, the
-    /// lower half of a number first, that are no floats. There is no bias.
+    /// Modular path: exact integer arithmetic modulo 2^48 or 2^64, without a bias. Rows are 32-bit words that
+    /// are not floats; an integer modulo 2^64 is two words, the lower half first.
     Ring,
 }
 
-/// What a call asks for, besides its rows. Calls that ask for the same are computed together.
+/// The request of a call without its rows; equal requests are computed together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SiteCall {
-    /// The site that its rows go through.
+    /// The site that the rows go through.
     pub site: SiteId,
-    /// One of the site's linear layers, or all of them side by side.
+    /// Index of one of the site's linear layers, or `None` for all, side by side.
     pub part: Option<u8>,
     /// Forward with or without bias, or backward.
     pub op: SiteOp,
-    /// With which arithmetic.
+    /// The arithmetic of the call.
     pub path: SitePath,
 }
 
-/// A linear layer of a site.
+/// One linear layer of a site.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SitePart {
-    /// The module's name, as in the model's own files or, for files that have others, in the Hugging Face layout
+    /// Module name as in the model's files, or in the Hugging Face layout for files with other names
     /// (`model.layers.0.self_attn.q_proj`).
     pub name: String,
-    /// Output features.
+    /// Number of output features.
     pub rows: usize,
-    /// Whether it adds a bias.
+    /// Whether the layer adds a bias.
     pub has_bias: bool,
 }
 
-/// The whole numbers that the weights of a site consist of: each weight is one of them times `2^weight_exponent`.
+/// Integer weights of a site: each weight is an integer times `2^weight_exponent`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModularSite {
-    /// Of all parts.
+    /// Common exponent of all parts.
     pub weight_exponent: i32,
-    /// The largest sums of magnitudes: forward of an output's weights, backward of an input's.
+    /// Largest sums of absolute integer weights: over one output forward, over one input backward.
     pub l1: [u64; 2],
-    /// BLAKE3 of the columns, the number of parts, the rows of each (u64, little-endian), the exponent and the weights, row after
-    /// row (i32): the same for the same weights, however they are packed.
+    /// BLAKE3 of columns, number of parts, rows of each part (u64, little-endian), exponent, and weights by
+    /// row (i32). The hash depends on the weights alone, not on their packing.
     pub commitment: [u8; 32],
 }
 
 impl ModularSite {
-    /// Whether rows may have bits enough both ways.
+    /// Whether rows of both directions can have enough bits.
     #[must_use]
     pub fn is_usable(&self) -> bool {
         self.l1.iter().all(|&l1| ModularRange::new(l1, false).is_some())
     }
 }
 
-/// What rows of a site are on the ring path, in one direction.
+/// Number range of rows on the modular path, in one direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModularRange {
-    /// What their numbers are taken modulo.
+    /// Modulus of the arithmetic.
     pub modulus: Modulus,
-    /// Bits that the magnitudes of a row's numbers have at most: with more an answer could wrap around.
+    /// Maximum bits of a row value's magnitude; more bits could make a result wrap around.
     pub bits: u32,
 }
 
-/// Most bits of a row's largest number on the ring path.
+/// Maximum bits of a row value on the modular path.
 const MAX_RING_BITS: u32 = 30;
-/// Fewest by either modulus: weights that leave less room by the narrow one take the wide one, and else have no ring path.
+/// Minimum bits of a row value, by modulus. Weights that leave fewer with both have no modular path.
 const MIN_NARROW_BITS: u32 = 18;
 const MIN_WIDE_BITS: u32 = 12;
-/// Bits of a number that an answer does not have: with one more it could wrap around.
+/// Bits of the modulus that a result leaves unused, so that it cannot wrap around.
 const SPARE_RING_BITS: u32 = 2;
 
 impl ModularRange {
-    /// That of a site where sums of the weights' magnitudes come to `l1`; whether it `is_even` says if rows of it have an even number
-    /// of numbers both ways, whichever of its parts they are of. `None` if rows would have too few bits.
+    /// Returns the range for a site whose largest sum of absolute weights is `l1`, or `None` for too few
+    /// bits. `is_even` says whether rows of every part have an even number of values in both directions.
     #[must_use]
     pub fn new(l1: u64, is_even: bool) -> Option<Self> {
-        // Of the smallest power of two that is not below.
+        // Bits of the smallest power of two that is at least `l1`.
         let sum_bits = u64::BITS - l1.saturating_sub(1).leading_zeros();
         let room = |modulus: Modulus, least: u32| {
             let bits = (modulus.bits() - SPARE_RING_BITS).checked_sub(sum_bits)?.min(MAX_RING_BITS);
             (bits >= least).then_some(Self { modulus, bits })
         };
-        // Rows are whole words of 32 bits where they travel.
+        // Rows travel as complete 32-bit words, so 48-bit values must come in pairs.
         let narrow = if is_even { room(Modulus::Bits48, MIN_NARROW_BITS) } else { None };
         narrow.or_else(|| room(Modulus::Bits64, MIN_WIDE_BITS))
     }
 }
 
-/// A site's shape.
+/// Shape and arithmetic of a site.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Site {
-    /// Input features, the same for all parts.
+    /// Input features, common to all parts.
     pub columns: usize,
-    /// Its linear layers, whose outputs lie side by side.
+    /// Linear layers of the site, whose outputs lie side by side.
     pub parts: Vec<SitePart>,
-    /// The fast path takes activations unrounded, so that both paths are one.
+    /// Whether the quantized path takes activations unrounded and so equals the float path.
     pub fast_is_linear: bool,
-    /// How the fast path rounds them for integer weights on a CPU; `None`: it takes them unrounded, whatever the weights are.
+    /// Rounding of activations for integer weights on a CPU, or `None` if activations are never rounded.
     pub rounding: Option<Rounding>,
-    /// The whole numbers that its weights consist of, if it has the ring path and whoever serves it has asked for that.
+    /// Integer weights, if the site has a modular path and the base was told to commit to its weights.
     pub ring: Option<ModularSite>,
 }
 
 impl Site {
-    /// Elements of a row that goes in and of one that comes out; `None` if there is no such part.
+    /// Returns the values per input row and output row, or `None` if there is no such part.
     #[must_use]
     pub fn widths(&self, part: Option<u8>, op: SiteOp) -> Option<(usize, usize)> {
         let outputs = match part {
@@ -206,7 +206,7 @@ impl Site {
         })
     }
 
-    /// Words of 32 bits of a row that goes in and of one that comes out; `None` if there is no such part, or no such path.
+    /// Returns the 32-bit words per input row and output row, or `None` if the part or path does not exist.
     #[must_use]
     pub fn words(&self, call: SiteCall) -> Option<(usize, usize)> {
         let (inputs, outputs) = self.widths(call.part, call.op)?;
@@ -217,14 +217,14 @@ impl Site {
         Some((modulus.words(inputs), modulus.words(outputs)))
     }
 
-    /// What rows of it are on the ring path; `None` without one.
+    /// Returns the number range of rows on the modular path, or `None` without that path.
     #[must_use]
     pub fn ring_room(&self, op: SiteOp) -> Option<ModularRange> {
         let is_even = self.parts.iter().map(|part| part.rows).chain([self.columns]).all(|size| size % 2 == 0);
         ModularRange::new(self.ring?.l1[usize::from(op == SiteOp::Backward)], is_even)
     }
 
-    /// Refuses what the ring path of this site cannot do.
+    /// Refuses modular calls to a site without the modular path, and modular calls with a bias.
     pub(crate) fn check_ring(&self, call: SiteCall) -> Result<(), EvaluateError> {
         match call.path {
             SitePath::Fast | SitePath::Linear => Ok(()),
@@ -235,68 +235,67 @@ impl Site {
     }
 }
 
-/// Why a site was not evaluated.
+/// Reasons why a site was not evaluated.
 #[derive(Debug, thiserror::Error)]
 pub enum EvaluateError {
-    /// There was no memory for so many rows; there may be later.
+    /// Memory for the batch's rows is short; a retry may succeed.
     #[error("the device that holds the base has no memory for a batch")]
     NoMemory(#[source] Box<dyn Error + Send + Sync>),
-    /// The device failed.
+    /// The device failed during the evaluation.
     #[error("the device that holds the base failed")]
     Failed(#[source] Box<dyn Error + Send + Sync>),
-    /// The site has no ring path.
+    /// The site has no modular path.
     #[error("site {} has no ring path: its base is not served with one, or its weights are no whole numbers", .0.0)]
     NoRing(SiteId),
-    /// The ring path adds no bias.
+    /// The modular path adds no bias.
     #[error("site {} adds no bias on the ring path; ask for the product without and add it to the answer", .0.0)]
     RingBias(SiteId),
 }
 
-/// Whoever can evaluate single sites.
+/// Evaluates calls at single sites.
 pub trait EvaluateSites {
-    /// The sites there are.
+    /// Returns all sites of the base, in order.
     fn sites(&self) -> &[Site];
 
-    /// Of a base whose weights come from a disk, floor by floor, the floor of each site: ascending from the first site, those of
-    /// a block the same. Whoever asks for sites of one floor after another of that floor has its weights read once. `None` if all
-    /// weights are in memory.
+    /// Returns the layer chunk of each site for streamed weights, ascending and equal within a block.
+    /// Consecutive calls to sites of one chunk read its weights once. `None` if all weights are in memory.
     fn floors(&self) -> Option<Vec<u32>> {
         None
     }
 
-    /// Evaluates `call` for all rows of `x` into rows of `out`.
+    /// Evaluates `call` for all rows of `x` and writes the results to `out`.
     ///
     /// # Errors
-    /// The device that holds the weights fails, or the site has no ring path and is asked for it.
+    /// The device that holds the weights fails, or a modular call meets a site without that path.
     ///
     /// # Panics
-    /// If the call's shape is not that of the site: whoever lets calls in has compared them with [`Site::words`].
+    /// If the shapes of `x` and `out` do not match the site; callers check them with [`Site::words`].
     fn evaluate(&mut self, call: SiteCall, x: &mut Activations, out: &mut [f32])
     -> Result<(), EvaluateError>;
 }
 
-/// Those whose calls are served in the course of somebody else's pass.
+/// Serves calls of split clients during a pass of the resident engine.
 pub trait PassHooks {
-    /// Whether anybody waits now, so that a pass must look at each site whether it can serve them.
+    /// Whether any call waits; if so, the pass offers each of its sites.
     fn is_waiting(&mut self) -> bool;
 
-    /// A pass is about to evaluate `site`: others' urgent calls may be evaluated first, with `base`.
+    /// Lets urgent calls be evaluated with `base` before the pass evaluates `site`.
     fn before_site(&mut self, site: SiteId, base: &mut dyn EvaluateSites);
 
-    /// Appends to `x` the rows of calls that ask for what the pass is about to evaluate
-    /// ([`Activations::append`]); says how many there are.
+    /// Appends to `x` the rows of waiting calls equal to `call` ([`Activations::append`]); returns their
+    /// number.
     fn join(&mut self, call: SiteCall, x: &mut Activations) -> usize;
 
-    /// The outputs of the rows that joined, in the same order.
+    /// Takes the outputs of the joined rows, in the order of [`join`](Self::join).
     fn part(&mut self, out: &[f32]);
 
-    /// The pass waits for weights on their way from a disk: its thread is free until `wait` is over.
+    /// Lends the pass's thread while the pass waits for streamed weights, until `wait` is over.
     fn while_waiting(&mut self, wait: &dyn PendingWeights) {
         let _ = wait;
     }
 }
 
-/// No company.
+/// Hooks that serve no calls.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoHooks;
 

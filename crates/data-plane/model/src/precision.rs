@@ -1,29 +1,29 @@
-//! How finely the activations of a pass are rounded where they meet integer weights on a CPU.
+//! Rounding of a pass's activations where they meet integer weights on a CPU.
 //!
-//! Where errors come from, on SmolLM2-135M in Q4_1: `docs/performance/accuracy.md`. A group's error goes with its largest
-//! magnitude, and a few groups of each row have nearly all of it; a second byte for these takes most of the error away, for a
-//! tenth of the products.
+//! `docs/performance/accuracy.md` measures the errors on SmolLM2-135M in Q4_1. A quantization group's error
+//! grows with its largest magnitude, and a few groups of each row cause nearly all of it. A second byte for
+//! these groups removes most of the error for a tenth of the products.
 
 use kernels::Rounding;
 
 use crate::{linear_sites::Site, shape::layout::LinearGroup};
 
-/// What an answer is computed with. Each has bits of its own, by every route.
+/// Precision of activations. Each value gives its own result bits, by every route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Precision {
     /// Activations of 8 bits.
     Int8,
-    /// Of 15 bits where the error of 8 would matter, of 8 elsewhere.
+    /// 15 bits for groups with large errors at 8 bits, 8 bits for the others.
     #[default]
     Mixed,
-    /// Of 15 bits.
+    /// Activations of 15 bits.
     Int15,
-    /// Not rounded: what adapters of `tune --precision exact` were trained over. Weights of 16 bits do not round them either then.
+    /// Activations are never rounded, even for 16-bit weights, as in `tune --precision exact`.
     Exact,
 }
 
 impl Precision {
-    /// How the inputs of a linear layer are rounded, of a group if that is known; `None`: they are not.
+    /// Returns the rounding of a linear layer's inputs, if any; `group` is unknown for unknown architectures.
     fn rounding(self, group: Option<LinearGroup>) -> Option<Rounding> {
         match self {
             Self::Int8 => Some(Rounding::INT8),
@@ -33,7 +33,7 @@ impl Precision {
         }
     }
 
-    /// Has `sites` compute with it, which are these `groups` if the architecture is known.
+    /// Sets this precision on `sites`; `groups` names their linear groups if the architecture is known.
     pub(crate) fn apply(self, sites: &mut [Site], groups: &[LinearGroup]) {
         for (number, site) in sites.iter_mut().enumerate() {
             site.rounding = self.rounding(groups.get(number).copied());
@@ -42,8 +42,8 @@ impl Precision {
     }
 }
 
-/// From what on a group is worth two bytes, in means of its row: the less, the more a layer's error shows in the logits, and
-/// the less its products take of the time.
+/// Threshold above which a quantization group gets two bytes, in means of its row. The threshold is lower
+/// where errors show more in the logits and products cost less time.
 const fn mixed(group: Option<LinearGroup>) -> f32 {
     match group {
         Some(LinearGroup::Head) => 0.5,

@@ -1,8 +1,9 @@
-//! A whole model in this process: the client of base layers that happens to live beside them.
+//! A whole model in this process, with base layers, KV cache and threads.
 //!
 //! # Layout
 //!
-//! - this file: the model, and what it may use. `loaded`: its weights, before they are given memory and threads.
+//! - this file: the model and its options.
+//! - `loaded`: weights before they get memory and threads.
 
 mod loaded;
 
@@ -33,7 +34,7 @@ use crate::{
     },
 };
 
-/// Why a model could not be made resident.
+/// Reasons why a model cannot become resident.
 #[derive(Debug, thiserror::Error)]
 pub enum ResidentError {
     /// The weights cannot be loaded.
@@ -42,35 +43,35 @@ pub enum ResidentError {
     /// The threads cannot be started.
     #[error("cannot start threads for cores {cores:?}; raise the limit of threads or name fewer cores")]
     Threads {
-        /// The cores asked for.
+        /// The requested cores, by number.
         cores: Vec<usize>,
-        /// Cause.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// The KV pool does not fit into memory.
     #[error("no memory for {blocks} KV blocks of {block_bytes} bytes; lower the KV budget")]
     KvPool {
-        /// Blocks asked for.
+        /// Requested number of blocks.
         blocks: usize,
-        /// Bytes of each.
+        /// Bytes of each block.
         block_bytes: usize,
-        /// Cause.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
 
-/// What a resident model may use.
+/// Resources that a resident model may use.
 #[derive(Debug, Clone)]
 pub struct ResidentOptions {
-    /// Cores to compute on; the thread that runs the first pass is pinned to the first. Empty: one thread, not pinned.
+    /// Cores to compute on, the first for the thread of the first pass; if empty, one thread without pinning.
     pub cores: Vec<usize>,
     /// Bytes of the KV pool.
     pub kv_bytes: usize,
-    /// Bits of keys and values.
+    /// Element type of the KV cache.
     pub kv_dtype: KvDtype,
 }
 
-/// A model that runs in the calling thread and its helpers; its weights may come from a disk.
+/// A model that runs in the calling thread and its helper threads; weights may be streamed from a disk.
 #[derive(Debug)]
 pub struct ResidentModel<L = ResidentLayers> {
     frame: ModelContext,
@@ -78,7 +79,7 @@ pub struct ResidentModel<L = ResidentLayers> {
     kv: PagedKv,
     compute: Compute,
     scratch: Scratch<Compute>,
-    /// Outputs of a pass's rows and of those that joined them.
+    /// Outputs of a pass's own and joined rows.
     together: Vec<f32>,
     deltas: DeltaScratch,
     assist: Option<Box<dyn Assist>>,
@@ -86,8 +87,7 @@ pub struct ResidentModel<L = ResidentLayers> {
 }
 
 impl<L: HostLayers> ResidentModel<L> {
-    /// Takes memory and starts threads for `weights`. The thread that runs the first pass is pinned to the first of the
-    /// options' cores.
+    /// Allocates memory and starts threads for `weights`; the first pass pins its thread to the first core.
     ///
     /// # Errors
     ///
@@ -117,44 +117,44 @@ impl<L: HostLayers> ResidentModel<L> {
         })
     }
 
-    /// Has `assist` sum what the device does not hold.
+    /// Makes `assist` compute partial sums of ranks that the device lacks.
     #[must_use]
     pub fn with_assist(self, assist: Box<dyn Assist>) -> Self {
         Self { assist: Some(assist), ..self }
     }
 
-    /// Computes with other instructions, for tests.
+    /// Replaces the instruction set, for tests.
     #[must_use]
     pub fn with_isa(mut self, isa: Isa) -> Self {
         self.compute.isa = isa;
         self
     }
 
-    /// The threads that compute, to replace them or ask what they rehearsed.
+    /// Returns the thread pool, to replace it or to read the regions that a simulated pool recorded.
     pub fn pool_mut(&mut self) -> &mut ThreadPool {
         &mut self.compute.pool
     }
 
-    /// KV blocks of the pool.
+    /// Returns the number of KV blocks.
     #[must_use]
     pub fn kv_blocks(&self) -> usize {
         self.kv.blocks()
     }
 
-    /// Where copies of adapters are made: in the pool's blocks.
+    /// Returns the memory for adapter copies, which lie in blocks of the KV pool.
     #[must_use]
     pub fn adapter_memory(&self) -> CpuMemory {
         CpuMemory(Arc::clone(self.kv.memory()))
     }
 
-    /// The model's shape.
+    /// Returns the model's shape.
     #[must_use]
     pub fn config(&self) -> &ModelConfig {
         &self.frame.config
     }
 
-    /// Gives the sites a ring path, as far as they can have one, and commits to their weights: once all of these are read and
-    /// hashed. For those who serve clients that mask their rows.
+    /// Reads and hashes all weights, and gives every eligible site a modular path with a commitment to its
+    /// weights. Executors whose clients mask their rows need this.
     pub fn commit(&mut self) {
         self.layers.commit(&mut self.compute);
     }

@@ -1,14 +1,15 @@
-//! Choosing the next token from a row of logits.
+//! Choice of the next token from a row of logits.
 //!
-//! The order of the steps is that of Hugging Face's `generation/utils.py` (`_get_logits_processor`), with OpenAI's
-//! additions in front: logit bias, repetition penalty, presence and frequency penalties, temperature, top-k,
-//! top-p, min-p, draw. After the temperature every filter keeps a prefix of the tokens sorted by probability, so
-//! together they keep the shortest of the three prefixes; the vocabulary is never sorted as a whole.
+//! The order of the steps is that of Hugging Face's `generation/utils.py` (`_get_logits_processor`), with
+//! OpenAI's additions in front: logit bias, repetition penalty, presence and frequency penalties,
+//! temperature, top-k, top-p, min-p, draw. After the temperature every filter keeps a prefix of the tokens
+//! sorted by probability. All filters together keep the shortest prefix, so the whole vocabulary is never
+//! sorted.
 //!
-//! Draws come from a counter-based generator: the number drawn is a hash of (seed, position). A request that is
-//! redone after a crash draws the same numbers without any generator state to carry over.
+//! Draws come from a counter-based generator: the random number is a hash of (seed, position). A request that
+//! is repeated after a crash draws the same numbers without a saved generator state.
 //!
-//! A logit that is not a number counts as minus infinity: a broken row yields some token, never a panic.
+//! A NaN logit counts as minus infinity: a broken row yields some token, never a panic.
 
 mod candidates;
 mod request;
@@ -25,21 +26,20 @@ use scheduling::random::Rng;
 pub use softmax::LOGPROB_FLOOR;
 use softmax::{LogSoftmax, Scale, TokenWeights};
 
-/// How often a token occurs in a sequence.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Occurrences {
     prompt: u32,
     completion: u32,
 }
 
-/// The tokens of a sequence, counted, as penalties need them.
+/// Token counts of a sequence, for the penalties.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TokenCounts {
     seen: HashMap<u32, Occurrences>,
 }
 
 impl TokenCounts {
-    /// Counts of `prompt` with an empty completion.
+    /// Returns the counts of `prompt` with an empty completion.
     #[must_use]
     pub fn of_prompt(prompt: &[u32]) -> Self {
         let mut counts = Self::default();
@@ -57,8 +57,8 @@ impl TokenCounts {
 
 /// Chooses a token; `logits` (one per token of the vocabulary, at least one) is changed on the way.
 ///
-/// `position` is the position in the sequence the token will take; with the seed it fixes the draw. `banned`
-/// tokens are not chosen (stop tokens before `min_tokens`) unless there is nothing else.
+/// `position` is the chosen token's position in the sequence; seed and position fix the draw. `banned` tokens
+/// (stop tokens before `min_tokens`) are chosen only if no other token is left.
 ///
 /// # Panics
 /// If `logits` is empty: a programmer's error.
@@ -90,8 +90,8 @@ pub fn sample(
     drawn.unwrap_or(best)
 }
 
-/// Leaves those tokens alone a chance that are in `allowed`: a bit for each, 32 to a word, the lowest bit first. Tokens
-/// behind the last word are out.
+/// Sets the logits of all tokens outside `allowed` to minus infinity. `allowed` is a bit mask, 32 tokens a
+/// word, lowest bit first; tokens behind the last word are excluded.
 pub fn restrict(logits: &mut [f32], allowed: &[u32]) {
     let words = allowed.iter().copied().chain(std::iter::repeat(0));
     for (logits, word) in logits.chunks_mut(32).zip(words) {
@@ -106,7 +106,6 @@ pub fn restrict(logits: &mut [f32], allowed: &[u32]) {
     }
 }
 
-/// Changes the logit of `token`, if there is one.
 fn set(logits: &mut [f32], token: u32, change: impl FnOnce(f32) -> f32) {
     if let Some(logit) = logits.get_mut(token as usize) {
         *logit = change(*logit);
@@ -119,8 +118,8 @@ fn add_bias(logits: &mut [f32], biases: &[(u32, f32)]) {
     }
 }
 
-/// Repetition penalty as in `RepetitionPenaltyLogitsProcessor` of transformers (prompt and completion), then
-/// OpenAI's presence and frequency penalties (completion only).
+/// Applies the repetition penalty of transformers' `RepetitionPenaltyLogitsProcessor` (prompt and
+/// completion), then OpenAI's presence and frequency penalties (completion only).
 fn penalize(logits: &mut [f32], request: &SamplingRequest, history: &TokenCounts) {
     let repetition = request.repetition_penalty;
     for (&token, seen) in &history.seen {
@@ -136,11 +135,11 @@ fn penalize(logits: &mut [f32], request: &SamplingRequest, history: &TokenCounts
     }
 }
 
-/// Log-probabilities of the `chosen` token and of the `top` most likely ones, best first, lower id first on ties.
+/// Returns log-probabilities of `chosen` and of the `top` most likely tokens, best first, lower id on ties.
 ///
-/// They are of the model's own distribution: call this with the raw logits, before [`sample`] has applied bias,
-/// penalties and temperature (vLLM's `raw_logprobs`). All values come from one log-softmax, so where the chosen
-/// token is in the list its value there is bit-equal to the returned one.
+/// The values describe the model's own distribution. Call this function with the raw logits, before
+/// [`sample`] applies bias, penalties and temperature (vLLM's `raw_logprobs`). One log-softmax gives all
+/// values, so a chosen token in the list has equal bits in both places.
 #[must_use]
 pub fn logprobs(logits: &[f32], chosen: u32, top: usize) -> (f32, Vec<(u32, f32)>) {
     let softmax = LogSoftmax::new(logits);
@@ -149,7 +148,7 @@ pub fn logprobs(logits: &[f32], chosen: u32, top: usize) -> (f32, Vec<(u32, f32)
     (of(chosen), best.into_iter().map(|token| (token, of(token))).collect())
 }
 
-/// The log-probability of `token` as [`logprobs`] gives it, and the logarithm of the sum of the exponentials of all logits.
+/// Returns the log-probability of `token` as [`logprobs`] does, and the log-sum-exp of all logits.
 #[must_use]
 pub fn log_probability(logits: &[f32], token: u32) -> (f32, f32) {
     let softmax = LogSoftmax::new(logits);

@@ -1,10 +1,13 @@
-//! A model's shape: architectures as data over one forward pass.
+//! Shape of a model: architectures as data for one forward pass.
 //!
 //! # Layout
 //!
-//! - [`config`]: the numbers. [`experts`]: those of mixtures. [`layout`]: which tensors they call for, and how large. [`rope`]: rotary
-//!   frequencies.
-//! - [`source`]: the trait through which weights of that shape come. [`identity`]: what tells one base from another.
+//! - [`config`]: sizes and traits of a model.
+//! - [`experts`]: sizes of mixtures of experts.
+//! - [`layout`]: the required tensors and their shapes.
+//! - [`rope`]: rotary frequencies.
+//! - [`source`]: the trait that supplies weights of a shape.
+//! - [`identity`]: hashes that tell one base from another.
 
 pub mod config;
 pub mod experts;

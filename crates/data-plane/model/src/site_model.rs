@@ -1,8 +1,7 @@
-//! A base of which only the linear layers are served: its clients run the rest of the pass, so that any architecture
-//! will do.
+//! A base that serves only its linear layers. Clients run the rest of the pass, so any architecture works.
 //!
-//! Of architectures that the resident engine knows, the sites are its groups; of others, in a safetensors directory,
-//! every linear layer is a site of its own.
+//! For architectures that the resident engine knows, sites are linear groups. For others, in a safetensors
+//! directory, every linear layer is a site.
 
 mod linear_files;
 
@@ -42,36 +41,36 @@ use crate::{
 };
 pub(crate) use linear_files::LinearFiles;
 
-/// Why a model's linear layers cannot be served.
+/// Reasons why a model's linear layers cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum SiteModelError {
-    /// There is no model, or one that is broken.
+    /// The model is missing or broken.
     #[error(transparent)]
     Open(#[from] OpenError),
     /// The configuration is refused.
     #[error("{}: {reason}; use a model whose config.json names its model_type", path.display())]
     Config {
-        /// The file.
+        /// Path of the configuration file.
         path: PathBuf,
-        /// What is wrong.
+        /// Reason for the refusal.
         reason: String,
     },
     /// A linear layer is refused.
     #[error("{}: tensor `{tensor}` {reason}; convert the model again", path.display())]
     Tensor {
-        /// The directory.
+        /// Path of the model directory.
         path: PathBuf,
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// What is wrong.
+        /// Defect of the tensor.
         reason: String,
     },
-    /// There are none, or too many.
+    /// The number of linear layers is zero or above the limit.
     #[error("{} has {found} linear layers, and 1 to {MAX_SITES} are served; is it a language model?", path.display())]
     Count {
-        /// The directory.
+        /// Path of the model directory.
         path: PathBuf,
-        /// How many there are.
+        /// Number of linear layers found.
         found: usize,
     },
     /// The weights cannot be loaded.
@@ -80,29 +79,29 @@ pub enum SiteModelError {
     /// A tensor cannot be packed.
     #[error("cannot pack `{tensor}`; free memory or use a smaller model")]
     Pack {
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// Cause.
+        /// Error of the packing function.
         source: PackError,
     },
     /// The weights cannot be streamed.
     #[error(transparent)]
     Stream(#[from] StreamError),
-    /// The files were written to while they were read.
+    /// The files changed while they were read.
     #[error(
         "{} was written to while it was loaded, so its weights cannot be trusted; start again once it is whole",
         path.display()
     )]
     Changed {
-        /// The file or directory.
+        /// Path of the file or directory.
         path: PathBuf,
     },
     /// The threads cannot be started.
     #[error("cannot start threads for cores {cores:?}; raise the limit of threads or name fewer cores")]
     Threads {
-        /// The cores asked for.
+        /// The requested cores, by number.
         cores: Vec<usize>,
-        /// Cause.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
@@ -113,20 +112,20 @@ impl From<SafetensorsSourceError> for SiteModelError {
     }
 }
 
-/// What there is to say of a base.
+/// Description of a base.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BaseFacts {
     /// Name of its file or directory.
     pub name: String,
-    /// Its architecture, as its files say.
+    /// Architecture name from the model's files.
     pub architecture: String,
-    /// What tells it from others: the resident engine's, where that knows the architecture.
+    /// Hash that identifies the base; equal to the resident engine's for known architectures.
     pub identity: [u8; 32],
-    /// Longest sequence in tokens, where the architecture is known.
+    /// Maximum sequence length in tokens, if the architecture is known.
     pub context_length: Option<usize>,
 }
 
-/// The linear layers of a base, with the threads that compute them.
+/// Linear layers of a base, with the threads that compute them.
 #[derive(Debug)]
 pub struct SiteModel {
     weights: BaseWeights,
@@ -134,29 +133,28 @@ pub struct SiteModel {
     facts: BaseFacts,
 }
 
-/// Weights of a base.
 #[derive(Debug)]
 enum BaseWeights {
-    /// Of any architecture, in memory.
+    /// In-memory weights of any architecture.
     Sites(SiteWeights),
-    /// Of a known one, from a disk.
+    /// Streamed weights of a known architecture.
     Streamed(Box<StreamedLayers>),
 }
 
 impl SiteModel {
-    /// Reads and packs the linear layers of the model at `path` and starts a thread on each of `cores`; the thread that
-    /// first evaluates is pinned to the first. Without cores there is one thread, not pinned.
+    /// Reads and packs the linear layers of the model at `path` and starts a thread on each of `cores` (or
+    /// one, not pinned). The thread of the first evaluation is pinned to the first core.
     ///
     /// # Errors
-    /// If there is no model, one that is broken or was written to meanwhile, or no memory or threads for it.
+    /// The model is missing, broken or changed during the read, or memory or threads are missing.
     pub fn open(path: &Path, cores: &[usize]) -> Result<Self, SiteModelError> {
         Self::open_telling(path, cores, &|_| {})
     }
 
-    /// As [`open`](Self::open), and tells `told`, from any of the threads, how far it is.
+    /// Opens a model as [`open`](Self::open) does and reports progress to `told`, from any of the threads.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// The errors of [`open`](Self::open).
     pub fn open_telling(
         path: &Path,
         cores: &[usize],
@@ -165,11 +163,11 @@ impl SiteModel {
         Self::open_with(path, None, cores, told)
     }
 
-    /// As [`open_telling`](Self::open_telling), with weights that come from a disk as the options say, of an architecture that
-    /// is known.
+    /// Opens a model of a known architecture as [`open_telling`](Self::open_telling) does, with weights
+    /// streamed from a disk as `options` say.
     ///
     /// # Errors
-    /// As [`open`](Self::open), or if they cannot be streamed.
+    /// The errors of [`open`](Self::open), or the weights cannot be streamed.
     pub fn open_streamed(
         path: &Path,
         options: &StreamOptions,
@@ -205,7 +203,7 @@ impl SiteModel {
         Ok(Self { weights, compute: Compute { pool, isa: Isa::best() }, facts })
     }
 
-    /// Computes with `precision` instead of the default.
+    /// Replaces the default precision by `precision`.
     #[must_use]
     pub fn with_precision(mut self, precision: Precision) -> Self {
         match &mut self.weights {
@@ -215,8 +213,8 @@ impl SiteModel {
         self
     }
 
-    /// Gives every site a ring path whose weights are in memory and have one, and commits to these: once all weights are read and
-    /// hashed. For those who serve clients that mask their rows.
+    /// Reads and hashes all weights, and gives every eligible site in memory a modular path with a commitment
+    /// to its weights. Executors whose clients mask their rows need this.
     pub fn commit(&mut self) {
         match &mut self.weights {
             BaseWeights::Sites(weights) => weights.commit(&mut self.compute),
@@ -224,13 +222,13 @@ impl SiteModel {
         }
     }
 
-    /// What there is to say of it.
+    /// Returns the description of the base.
     #[must_use]
     pub fn facts(&self) -> &BaseFacts {
         &self.facts
     }
 
-    /// Bytes of the packed weights.
+    /// Returns the bytes of the packed weights.
     #[must_use]
     pub fn bytes(&self) -> usize {
         match &self.weights {
@@ -239,7 +237,7 @@ impl SiteModel {
         }
     }
 
-    /// Of weights that come from a disk, what that costs.
+    /// Returns the stats of streamed weights, or `None` if all weights are in memory.
     #[must_use]
     pub fn sweep_figures(&self) -> Option<Arc<WeightStreamStats>> {
         match &self.weights {
@@ -288,7 +286,7 @@ impl EvaluateSites for SiteModel {
     }
 }
 
-/// The groups of a known architecture.
+/// Opens the linear groups of a known architecture.
 fn grouped(
     source: &HashedWeights<impl WeightSource + Sync>,
     text: TextHash,
@@ -314,7 +312,7 @@ fn grouped(
     if source.unchanged() { Ok((weights, facts)) } else { Err(changed(path)) }
 }
 
-/// Every linear layer of a directory.
+/// Opens every linear layer of a directory as a site.
 fn each_its_own(
     directory: &Path,
     text: TextHash,
@@ -337,7 +335,7 @@ fn changed(path: &Path) -> SiteModelError {
 }
 
 fn name(path: &Path) -> String {
-    // A directory may be given as `.`.
+    // A path such as `.` has no file name until it is canonical.
     let whole = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
     let named = if path.file_name().is_some() { path } else { &whole };
     named.file_name().map_or_else(|| "base".to_owned(), |name| name.display().to_string())

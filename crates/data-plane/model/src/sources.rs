@@ -1,11 +1,20 @@
-//! Where weights come from: [`WeightSource`](crate::shape::source::WeightSource) over every kind of file, and over none.
+//! Sources of weights: [`WeightSource`](crate::shape::source::WeightSource) for all formats and for seeds.
 //!
 //! # Layout
 //!
-//! - [`open`]: whatever the files are; [`identity`]: which base they are. [`gguf`]; [`safetensors`], with `config.json` ([`hf_config`]) and names ([`hf_names`]).
-//! - `family`: the families that are read; `fused`: those whose linear layers share tensors; `gemma`, `families`: what all files of these leave unsaid. `norms`: weights that are not stored as they are used. `quantization`: how
-//!   linear layers were quantized, as `config.json` says it.
-//! - [`random`]: weights that nobody trained. [`dequantized`]: those of another source, exact.
+//! - [`open`]: opens model files of any supported format.
+//! - [`identity`]: computes the identity of a base while its files are read.
+//! - [`gguf`]: weights of GGUF files.
+//! - [`safetensors`]: weights of safetensors directories.
+//! - [`hf_config`]: the configuration in `config.json`.
+//! - [`hf_names`]: tensor names of the Hugging Face layout.
+//! - `family`: the supported model families.
+//! - `fused`: families whose linear layers share tensors.
+//! - `gemma` and `families`: facts that the files of these families leave unsaid.
+//! - `norms`: norm weights that are stored in another form than they are used.
+//! - `quantization`: the quantization of linear layers in `config.json`.
+//! - [`random`]: untrained weights from a seed.
+//! - [`dequantized`]: the weights of another source, dequantized exactly.
 
 pub mod dequantized;
 mod families;

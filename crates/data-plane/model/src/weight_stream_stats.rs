@@ -1,4 +1,4 @@
-//! What sweeps over streamed weights cost, for whoever wants to know it while they go on, and what may be done while they wait.
+//! Stats of streamed weights, readable during a pass, and the wait in which a pass lends its thread.
 
 use std::{
     sync::{
@@ -10,61 +10,60 @@ use std::{
 
 use scheduling::background_io::ForegroundIo;
 
-/// Under this name the log has, at level `trace`, what was loaded and what was computed, each when it was done (CHECKLIST L-27).
+/// Target of `trace` log events for finished loads and finished computations of layer chunks.
 pub const PIPELINE: &str = "pipeline";
 
-/// A pass that waits for weights on their way from the disk: nothing else uses its threads meanwhile.
+/// A pass that waits for weights from the disk; no other work uses its threads meanwhile.
 pub trait PendingWeights {
-    /// The pass may go on.
+    /// Whether the pass may go on.
     fn is_over(&self) -> bool;
 
-    /// How much longer it may be kept, by what reads took so far, before a disk idles or an answer is late; nothing while that is
-    /// not known.
+    /// Returns for how long the thread may be borrowed before a disk idles or an answer is late, estimated
+    /// from past reads. Zero while no estimate exists.
     fn left(&self) -> Duration;
 }
 
-/// Counters of a streamed base; they only grow, and may be read at any time by anybody.
+/// Counters of streamed weights. The values only grow, and any thread may read them at any time.
 #[derive(Debug, Default)]
 pub struct WeightStreamStats {
     read_bytes: AtomicU64,
     read_ns: AtomicU64,
-    /// Since when the reader reads what it reads now. Under its lock what was read is counted.
+    /// Start of the read in progress. Finished reads are counted under this lock.
     reading: Mutex<Option<Instant>>,
     waited_ns: AtomicU64,
     computed_ns: AtomicU64,
 }
 
 impl WeightStreamStats {
-    /// Bytes that were read from the disk.
+    /// Returns the number of bytes read from the disk.
     #[must_use]
     pub fn read_bytes(&self) -> u64 {
         self.read_bytes.load(Relaxed)
     }
 
-    /// Time that reading them took, checks included.
+    /// Returns the time of all reads, checks included.
     #[must_use]
     pub fn read_time(&self) -> Duration {
         Duration::from_nanos(self.read_ns.load(Relaxed))
     }
 
-    /// Time of it that a pass waited; the rest was hidden behind its computing.
+    /// Returns the read time that passes waited for; computation hid the rest.
     #[must_use]
     pub fn waited(&self) -> Duration {
         Duration::from_nanos(self.waited_ns.load(Relaxed))
     }
 
-    /// Time that the linear layers took to compute.
+    /// Returns the time that linear layers computed.
     #[must_use]
     pub fn computed(&self) -> Duration {
         Duration::from_nanos(self.computed_ns.load(Relaxed))
     }
 
-    /// The reader begins to read.
     pub(super) fn begin_read(&self, since: Instant) {
         *self.read_now() = Some(since);
     }
 
-    /// It has read so many bytes.
+    /// Records the end of a read of `bytes` bytes that began at `since`.
     pub(super) fn end_read(&self, bytes: u64, since: Instant) {
         let mut reading = self.read_now();
         *reading = None;
@@ -72,7 +71,7 @@ impl WeightStreamStats {
     }
 
     fn read_now(&self) -> MutexGuard<'_, Option<Instant>> {
-        // It is whole whoever panics.
+        // A panic under the lock leaves a valid value, so poison is ignored.
         self.reading.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -87,7 +86,7 @@ impl WeightStreamStats {
         tracing::trace!(target: PIPELINE, floor, took_ns, "compute");
     }
 
-    /// Runs `wait`, during which a pass waits.
+    /// Runs `wait` and counts its duration as waiting time of a pass.
     pub(super) fn waiting<T>(&self, wait: impl FnOnce() -> T) -> T {
         let begun = Instant::now();
         let waited = wait();
@@ -96,7 +95,7 @@ impl WeightStreamStats {
     }
 }
 
-/// Sweeps come first at the disk that history is kept on, too: a pass waits for them.
+/// Weight reads have priority on a disk that also holds offloaded history, because a pass waits for them.
 impl ForegroundIo for WeightStreamStats {
     fn used(&self, now: Instant) -> Duration {
         let reading = self.read_now();
@@ -109,7 +108,7 @@ impl ForegroundIo for WeightStreamStats {
     }
 }
 
-/// Adds what has passed `since` then, and says what that was.
+/// Adds the nanoseconds passed since `since` to `counter` and returns them.
 fn add(counter: &AtomicU64, since: Instant) -> u64 {
     let passed = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
     counter.fetch_add(passed, Relaxed);

@@ -1,12 +1,18 @@
-//! The frozen weights, packed for the CPU.
+//! Frozen weights, packed for the CPU.
 //!
 //! # Layout
 //!
-//! - this file: the linear groups of a known architecture. [`sites`]: those of any base, by number.
-//! - [`embedding`]: the token embedding. [`tensors`]: single tensors, checked. `packing`: many at once.
-//! - [`host`]: base layers on the host's cores, wherever their weights are. [`streamed`]: most of them on a disk. [`served`]: either.
-//!   [`first`]: the first ones of these as a model of their own.
-//! - `modular`: the sites in whole numbers, and what is promised of these. `co_batched`: a pass's layers that serve others' calls too.
+//! - this file: the linear groups of a known architecture, in memory.
+//! - [`sites`]: linear layers of any base, by site number.
+//! - [`embedding`]: the token embedding.
+//! - [`tensors`]: reads and checks single tensors.
+//! - `packing`: packs many tensors with several threads.
+//! - [`host`]: base layers that host cores compute, in memory or streamed.
+//! - [`streamed`]: weights that are mostly on a disk.
+//! - [`served`]: weights that are either in memory or streamed.
+//! - [`first`]: the first layers of a base as a model of their own.
+//! - `modular`: the modular path of sites and the commitments to its weights.
+//! - `co_batched`: layers of a pass that also serve calls of split clients.
 
 pub(crate) mod co_batched;
 pub mod embedding;
@@ -51,7 +57,7 @@ pub use crate::{
     },
 };
 
-/// Base layers of a known architecture with all weights in memory: the sites of block after block, then the head.
+/// Base layers of a known architecture with all weights in memory: the sites of each block, then the head.
 #[derive(Debug)]
 pub struct ResidentLayers {
     sites: SiteWeights,
@@ -60,8 +66,7 @@ pub struct ResidentLayers {
 }
 
 impl ResidentLayers {
-    /// Reads and packs all linear layers and the token embedding with `threads` threads, and tells `told`, from any of
-    /// them, how far it is.
+    /// Reads and packs all linear layers and the embedding with `threads` threads, which report to `told`.
     ///
     /// # Errors
     ///
@@ -86,48 +91,47 @@ impl ResidentLayers {
         Ok(Self { sites: SiteWeights::new(sites, Some(config)), embedding, config: config.clone() })
     }
 
-    /// The linear layers.
+    /// Returns the linear layers by site.
     #[must_use]
     pub fn sites(&self) -> &SiteWeights {
         &self.sites
     }
 
-    /// The linear layers alone, for those who leave the rest of the pass to others.
+    /// Returns only the linear layers, for a base whose clients run the rest of the pass.
     #[must_use]
     pub fn into_sites(self) -> SiteWeights {
         self.sites
     }
 
-    /// Computes with `precision` from now on.
+    /// Sets the precision of later evaluations.
     pub fn set_precision(&mut self, precision: Precision) {
         self.sites.set_precision(precision);
     }
 
-    /// As [`SiteWeights::commit`].
+    /// Commits to the weights, as [`SiteWeights::commit`] does.
     pub fn commit(&mut self, compute: &mut Compute) {
         self.sites.commit(compute);
     }
 
-    /// The token embedding.
+    /// Returns the token embedding.
     #[must_use]
     pub fn embedding(&self) -> &Embedding {
         &self.embedding
     }
 
-    /// The model's shape.
+    /// Returns the model's shape.
     #[must_use]
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// Bytes of memory.
+    /// Returns the bytes of memory that all weights take.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        // A tied head is counted among the sites.
+        // The sites include a tied head.
         self.sites.bytes() + if self.config.tied_head { 0 } else { self.embedding.bytes() }
     }
 
-    /// All of it, to be shared.
     pub(crate) fn shared(&self) -> SharedLayers {
         let config = &self.config;
         let site = |site| self.sites.of(site).to_vec();
@@ -139,7 +143,6 @@ impl ResidentLayers {
         }
     }
 
-    /// The call that a pass makes for a group.
     pub(crate) fn call(&self, layer: usize, group: LinearGroup) -> SiteCall {
         let site = SiteId::of(&self.config, layer, group);
         SiteCall { site, part: None, op: SiteOp::Forward, path: SitePath::Fast }
@@ -187,21 +190,20 @@ impl ReverseLayers<Compute> for ResidentLayers {
     }
 }
 
-/// Elements of a matrix, as the configuration implies.
 pub(crate) fn elements(config: &ModelConfig, id: TensorId) -> u64 {
     let [rows, cols] = tensor_shape(config, id);
     (rows as u64).saturating_mul(cols as u64)
 }
 
-/// The matrices to pack. Head, embedding, then block after block: the largest first, so that no thread ends up alone with them.
+/// Returns the matrices to pack: head, embedding, then each block. The largest come first, so that no thread
+/// packs one of them alone at the end.
 pub(crate) fn matrices(config: &ModelConfig) -> Vec<TensorId> {
     let head = (!config.tied_head).then_some(TensorId::Weight(0, Target::LmHead));
     let blocks = (0..config.layers).flat_map(|layer| block_weights(config, layer));
     head.into_iter().chain([TensorId::TokenEmbedding]).chain(blocks).collect()
 }
 
-/// Bytes that the matrices of `source` take in memory once they are packed, before any is read. One that is missing takes none:
-/// whoever reads it says so.
+/// Returns the bytes of `source`'s packed matrices without reading any; a missing matrix counts as zero.
 #[must_use]
 pub fn packed_bytes(source: &dyn WeightSource) -> u64 {
     let config = source.config();

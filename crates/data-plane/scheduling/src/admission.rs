@@ -1,32 +1,32 @@
 //! Admission by controlled delay: a burst is queued, an overload is refused.
 //!
-//! How long the queue is says little: five hundred requests at once are a burst, which passes, and eight that never get
-//! fewer are an overload. What tells them apart is whether requests wait for longer than a *target* all through an
-//! *interval* (the rule of CoDel, RFC 8289, asked at the queue's entrance instead of its exit: whoever was let in is
-//! served). While there is no such *standing* queue, everyone is let in. While there is one, a request is let in if the
-//! forecast says that it will wait no longer than the target, and others are told the forecast.
+//! The length of the queue says little: five hundred requests at once are a burst, which passes; eight that
+//! never get fewer are an overload. An overload shows when requests wait longer than a *target* throughout an
+//! *interval*. That is the rule of CoDel (RFC 8289), applied at the queue's entrance instead of its exit,
+//! because every admitted request is served. Without such a *standing* queue every request is admitted. With
+//! one, a request is admitted if its forecast wait is at most the target; the others receive the forecast.
 //!
-//! The forecast is Little's law: of `N` requests without a first token, of which `rate` a second get theirs, the last gets
-//! its own `N / rate` from now. What that takes *after* the turn has come (the prompt is computed) is no waiting, and its
-//! mean is subtracted. So nothing needs to be known of how many run together, and a pool of keys and values that holds
-//! fewer of them than are allowed changes nothing.
+//! The forecast is Little's law: if `N` requests lack a first token and `rate` of them get it per second, the
+//! last one gets its own after `N / rate`. The computation of the prompt, after the turn has come, is no
+//! waiting, so its mean is subtracted. The forecast therefore needs no number of concurrent sequences, and a
+//! KV cache that holds fewer sequences than are allowed does not falsify it.
 
 use std::{
     collections::VecDeque,
     time::{Duration, Instant},
 };
 
-/// First tokens whose rate and delay the forecast is made of.
+/// Number of most recent first tokens from which the forecast takes its rate and delay.
 const MAX_SAMPLES: usize = 128;
-/// Nobody is told to come back later than this: a forecast from few samples is worth little.
+/// Upper bound of a forecast, because a forecast from few samples is unreliable.
 const MAX_FORECAST: Duration = Duration::from_secs(600);
 
-/// What counts as a standing queue.
+/// Limits that define a standing queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DelayLimits {
-    /// How long requests may wait for their turn for any length of time.
+    /// Longest wait for a turn that requests may have permanently.
     pub target: Duration,
-    /// For how long they may wait longer than that: within it a burst must have come.
+    /// How long waits may exceed the target before the queue counts as standing; a burst must end within it.
     pub interval: Duration,
 }
 
@@ -39,59 +39,58 @@ impl Default for DelayLimits {
 /// Whether another request could run at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SlotAvailability {
-    /// There are places left.
+    /// At least one slot is free.
     Free,
-    /// As many are under way as run together.
+    /// Every slot runs a request.
     Taken,
 }
 
-/// How long one request took to its first token.
+/// Durations of one request until its first token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FirstToken {
-    /// It waited for its turn so long.
+    /// Time that the request waited for its turn.
     pub queued: Duration,
-    /// From its turn to the token: the prompt was computed.
+    /// Time from the turn to the token, in which the prompt is computed.
     pub computed: Duration,
 }
 
-/// The queue stands, and a newcomer would wait for too long.
+/// Refusal of a request: the queue stands, and the request would wait too long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("requests have waited for longer than {} ms for some time", target.as_millis())]
 pub struct Overload {
-    /// The limit that is passed.
+    /// Limit that the forecast exceeds.
     pub target: Duration,
-    /// How long a newcomer would wait.
+    /// Forecast wait of the refused request.
     pub forecast: Duration,
 }
 
-/// When a first token came, and what its prompt took.
 #[derive(Debug, Clone, Copy)]
 struct FirstTokenSample {
     at: Instant,
     computed: Duration,
 }
 
-/// The controller. It is told what happens, when, and what it is asked about; see the module's description.
+/// Admission controller; the caller reports events and their times.
 #[derive(Debug)]
 pub struct ControlledDelay {
     limits: DelayLimits,
     samples: VecDeque<FirstTokenSample>,
-    /// Since when nobody has had a turn within the target.
+    /// Since when every turn came later than the target.
     late_since: Option<Instant>,
-    /// Since when nobody has had a turn at all, though all places are taken.
+    /// Since when no turn has come although all slots are taken.
     stuck_since: Option<Instant>,
-    /// The queue stands; when that was last felt.
+    /// When the standing queue was last noticed; `None` while no queue stands.
     standing: Option<Instant>,
 }
 
 impl ControlledDelay {
-    /// A controller that has seen nothing.
+    /// Creates a controller without any observations.
     #[must_use]
     pub fn new(limits: DelayLimits) -> Self {
         Self { limits, samples: VecDeque::new(), late_since: None, stuck_since: None, standing: None }
     }
 
-    /// A request got its first token.
+    /// Records that a request got its first token.
     pub fn begun(&mut self, first: FirstToken, now: Instant) {
         if self.samples.len() == MAX_SAMPLES {
             self.samples.pop_front();
@@ -106,8 +105,9 @@ impl ControlledDelay {
         }
     }
 
-    /// Nobody waits any more: what was seen says nothing about the next queue. But for as long as newcomers are refused
-    /// a queue is short *because* of what is known: who forgot the rate then would let all of them in at once.
+    /// Records that no request waits any more, so earlier samples say nothing about the next queue. While
+    /// requests are refused the samples stay: the queue is short only because of the refusals, and without
+    /// the known rate all of them would be admitted at once.
     pub fn emptied(&mut self) {
         if self.standing.is_none() {
             self.samples.clear();
@@ -116,10 +116,10 @@ impl ControlledDelay {
         self.stuck_since = None;
     }
 
-    /// Whether one more is let in beside `waiting` without a first token.
+    /// Admits one more request beside `waiting` requests without a first token.
     ///
     /// # Errors
-    /// The queue stands, and a newcomer would wait for longer than the target.
+    /// Returns `Overload` if the queue stands and the new request would wait longer than the target.
     pub fn admit(&mut self, waiting: usize, places: SlotAvailability, now: Instant) -> Result<(), Overload> {
         match places {
             SlotAvailability::Free => self.stuck_since = None,
@@ -137,8 +137,7 @@ impl ControlledDelay {
         Err(Overload { target: self.limits.target, forecast })
     }
 
-    /// It does from the end of an interval of late turns, and no longer once nothing was late and nobody refused for
-    /// one.
+    /// Whether the queue stands: after an interval of late turns, until one without late turns or refusals.
     fn stands(&mut self, now: Instant) -> bool {
         let DelayLimits { target, interval } = self.limits;
         let is_older = |since: Option<Instant>, age| since.is_some_and(|since| now - since >= age);
@@ -151,7 +150,7 @@ impl ControlledDelay {
         self.standing.is_some()
     }
 
-    /// How long a newcomer behind `waiting` others waits for its turn.
+    /// Forecasts how long a new request behind `waiting` others waits for its turn.
     #[must_use]
     pub fn forecast(&self, waiting: usize, now: Instant) -> Duration {
         let Some(oldest) = self.samples.front() else {

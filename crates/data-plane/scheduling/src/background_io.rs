@@ -1,44 +1,45 @@
-//! What work that can wait may take of a disk beside somebody who comes first there.
+//! Limits background use of a disk beside foreground use, such as reading streamed weights.
 //!
 //! ```text
 //! first     |#####|  |#######################|         |######|
-//! others    o     o oo  o         o         o ooooooooo       o       whenever it idles, else a tenth of the time
+//! others    o     o oo  o         o         o ooooooooo       o       when idle, else a tenth of the time
 //! ```
 //!
-//! The others are in debt for what they took of the disk. They pay with the time it idles, and with a [`SHARE`] of the time that it is in
-//! use by whoever comes first; while they owe something they wait. So whoever comes first is held up by a tenth and one piece of
-//! theirs at most, and they get on however long it keeps the disk busy.
+//! Background work (`others`) has a debt for the disk time that it took. The debt shrinks by the time that
+//! the disk idles and by a [`SHARE`] of the time that foreground work (`first`) uses it; while a debt is
+//! left, background work waits. So foreground work is delayed by at most a tenth and one background piece,
+//! and background work progresses even if the disk is always busy.
 
 use std::{
     fmt,
     time::{Duration, Instant},
 };
 
-/// Of the time that the disk is busy with what comes first, what others may take (CHECKLIST X-05).
+/// Fraction of the disk's foreground time that background work may take (CHECKLIST X-05).
 pub const SHARE: f64 = 0.1;
 
-/// How long at least somebody waits who waits: so often it is seen whether the disk idles.
+/// Shortest wait of background work, after which it checks again whether the disk idles.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Whoever comes first at a disk that others share.
+/// Foreground use of a disk, which takes precedence over background work.
 pub trait ForegroundIo: Send + Sync + fmt::Debug {
-    /// How long it has used the disk until `now`, altogether.
+    /// Returns the total time for which foreground work has used the disk until `now`.
     fn used(&self, now: Instant) -> Duration;
 
-    /// How long the disk takes for so many bytes; nothing while that is not known.
+    /// Returns how long the disk takes for `bytes`; zero while that is unknown.
     fn takes(&self, bytes: usize) -> Duration;
 }
 
-/// See the module. The default owes nothing.
+/// Throttle of background work on one disk; the default has no debt.
 #[derive(Debug, Clone, Default)]
 pub struct BackgroundThrottle {
     debt: Duration,
-    /// When it was asked last, and how long the first had used the disk by then.
+    /// Time of the last call of `wait`, and the foreground time by then.
     seen: Option<(Instant, Duration)>,
 }
 
 impl BackgroundThrottle {
-    /// After how long to ask again; nothing if a piece's turn has come.
+    /// Returns after how long to ask again; zero if the next piece may go.
     pub fn wait(&mut self, first: &dyn ForegroundIo, now: Instant) -> Duration {
         let used = first.used(now);
         let (then, before) = self.seen.replace((now, used)).unwrap_or((now, used));
@@ -48,7 +49,8 @@ impl BackgroundThrottle {
         if self.debt.is_zero() { Duration::ZERO } else { self.debt.max(LOOK) }
     }
 
-    /// A piece of so many bytes took so long. What the system has only taken note of the disk has still to do.
+    /// Adds the debt of a piece of `bytes` that took `took`. The expected disk time counts where it is
+    /// longer, because the system may write cached data only later.
     pub fn add_debt(&mut self, first: &dyn ForegroundIo, bytes: usize, took: Duration) {
         self.debt += took.max(first.takes(bytes));
     }
@@ -60,7 +62,7 @@ mod tests {
 
     use super::*;
 
-    /// Somebody who uses the disk when a test says so.
+    /// Foreground work whose disk use a test sets.
     #[derive(Debug)]
     struct FakeForeground {
         used: Duration,
@@ -106,8 +108,7 @@ mod tests {
     }
 
     proptest! {
-        /// X-05: of any time in which the disk is busy with what comes first, others take a tenth and a piece at most, and they
-        /// come to their turns.
+        /// X-05: beside a busy foreground, background work takes at most a tenth and a piece, and progresses.
         #[test]
         fn a_sweep_is_held_up_by_a_tenth_and_one_piece(
             pieces in prop::collection::vec(1_u64..40, 1..60),

@@ -1,80 +1,81 @@
-//! Continuous batching: who takes part in a step, with how many tokens, and who has to give way.
+//! Continuous batching: decides which sequences take part in a step, their tokens, and which is preempted.
 //!
-//! A snapshot goes in, a step comes out. Everyone who generates goes on by a token; prompts share a budget on top of
-//! that, so neither keeps the other waiting. Blocks are given to the oldest first and taken from the youngest: the
-//! oldest never gives way, so there is always one that ends, and everyone becomes the oldest.
+//! The decision maps a snapshot to a step. Every decoding sequence advances by one token; prompts share a
+//! separate token budget, so decode and prefill do not delay each other. The oldest sequences get blocks
+//! first and the youngest is preempted first. The oldest is never preempted, so some sequence always ends,
+//! and every sequence becomes the oldest in time.
 
-/// What a step is held to.
+/// Limits of one step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchLimits {
-    /// Sequences computed together.
+    /// Maximum number of sequences per step.
     pub max_running: usize,
-    /// Prompt tokens of a step; prompts are cut to fit.
+    /// Maximum number of prompt tokens per step; longer prompts are cut.
     pub chunk_tokens: usize,
-    /// Prompt tokens of a step that may be scored: each has a row of logits, as long as the vocabulary.
+    /// Maximum number of scored prompt tokens per step: each needs a row of logits as long as the vocabulary.
     pub scored_tokens: usize,
 }
 
-/// Where a running sequence is.
+/// Progress of a running sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunningStage {
-    /// It takes part in every step, with one token.
+    /// The sequence takes part in every step with one token.
     Decoding {
-        /// Blocks it needs for that token beside its own: none or one.
+        /// Blocks that the sequence lacks for that token: none or one.
         missing_blocks: usize,
     },
-    /// Its prompt is not computed yet.
+    /// The prompt is not computed yet.
     Prompt {
-        /// Tokens that are left to compute.
+        /// Number of prompt tokens left to compute.
         pending: usize,
-        /// What becomes of them.
+        /// Tokens of the prompt that need logits.
         report: PromptLogits,
     },
-    /// It waits for something outside of the pass, and takes no part in the step.
+    /// The sequence waits for an event outside the pass and takes no part in the step.
     Waiting,
 }
 
-/// Whether logits are owed for the tokens of a prompt.
+/// Tokens of a prompt for which the pass computes logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PromptLogits {
-    /// For none but the last.
+    /// Only the last token needs logits.
     Last,
-    /// For each, but for so many ahead of them, which an adapter has put there.
+    /// Each token needs logits, except the virtual tokens that a prefix adapter puts in front.
     Each {
-        /// Tokens that are left of those.
+        /// Number of virtual tokens left to compute.
         virtual_tokens: usize,
     },
 }
 
-/// What there is to decide about.
+/// Input of the decision.
 #[derive(Debug, Clone, Copy)]
 pub struct Snapshot<'a> {
-    /// The running sequences, in order of arrival.
+    /// Running sequences in order of arrival.
     pub running: &'a [RunningStage],
-    /// Blocks that can be given out.
+    /// Number of blocks that can be assigned.
     pub free_blocks: usize,
 }
 
-/// The next tokens of a running sequence.
+/// Next tokens of a running sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepTokens {
-    /// Its place among those that run.
+    /// Index of the sequence in [`Snapshot::running`].
     pub sequence: usize,
-    /// How many tokens, at least one.
+    /// Number of tokens, at least one.
     pub count: usize,
 }
 
-/// What is to be done.
+/// Result of the decision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StepDecision {
-    /// Blocks are short: the youngest that runs goes back to the queue. Then there is to be decided anew.
+    /// Blocks are short: preempt the youngest running sequence, then decide again.
     GiveWay,
-    /// These compute: first those that decode, then prompts. There are blocks for all of them.
+    /// Compute these sequences, decoding ones first, then prompts. Blocks suffice for all of them.
     Compute(Vec<StepTokens>),
 }
 
 impl Snapshot<'_> {
-    /// Decides.
+    /// Decides what the next step computes.
     #[must_use]
     pub fn step(&self, limits: &BatchLimits) -> StepDecision {
         let mut shares = Vec::with_capacity(self.running.len());
@@ -91,8 +92,7 @@ impl Snapshot<'_> {
         StepDecision::Compute(shares)
     }
 
-    /// First come, first served; but a prompt that would take the whole step for itself leaves a quarter of it to the
-    /// next ones.
+    /// Shares the budget first come, first served; beside other prompts, one takes at most three quarters.
     fn share_prompts(&self, limits: &BatchLimits, shares: &mut Vec<StepTokens>) {
         let budget = limits.chunk_tokens;
         let prompts = || {
@@ -111,7 +111,7 @@ impl Snapshot<'_> {
                     count = count.min(scored_left);
                     scored_left -= count;
                 }
-                // They go ahead of the prompt: no logits are owed for them.
+                // Virtual tokens precede the prompt and need no logits.
                 PromptLogits::Each { virtual_tokens } => count = count.min(virtual_tokens),
             }
             left -= count;
@@ -122,8 +122,8 @@ impl Snapshot<'_> {
     }
 }
 
-/// Whether one more may run beside `running` others, if it needs `missing_blocks` of the `free_blocks`. A block is left
-/// for each that runs, or the newcomer would soon have to give way again.
+/// Whether a sequence that needs `missing_blocks` of `free_blocks` may join `running` others. One block is
+/// left for each running sequence; otherwise the new one would soon be preempted.
 #[must_use]
 pub fn may_enter(limits: &BatchLimits, running: usize, missing_blocks: usize, free_blocks: usize) -> bool {
     running < limits.max_running && free_blocks >= missing_blocks + running

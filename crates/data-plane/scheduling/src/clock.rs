@@ -1,29 +1,29 @@
-//! Where the time comes from, so that tests and simulations can set it.
+//! Source of time, which tests and simulations can replace.
 
 use std::{
     fmt, thread,
     time::{Duration, Instant},
 };
 
-/// Shortest sleep. Pieces of an emulated link are due every few hundred microseconds; a thread that wakes for each of them
-/// takes a sixth of the core that the base computes on. What is late by this much is late once, not once a piece.
+/// Shortest sleep. Pieces of an emulated link are due every few hundred microseconds, and a thread that wakes
+/// for each takes a sixth of the core that computes the base. The delay does not add up over pieces.
 const SHORTEST_SLEEP: Duration = Duration::from_micros(500);
 
-/// A clock that never goes back.
+/// Monotonic clock, which a test can replace.
 pub trait Clock: Send + Sync + fmt::Debug {
-    /// The time now.
+    /// Returns the current time.
     fn now(&self) -> Instant;
 
-    /// Returns at `at` or soon after; at once if that is past.
+    /// Sleeps until `at` or slightly longer; returns at once if `at` is past.
     fn sleep_until(&self, at: Instant) {
-        // The schedule is absolute, so lateness does not add up.
+        // The deadline is absolute, so delays do not add up.
         while let Some(left) = at.checked_duration_since(self.now()).filter(|left| !left.is_zero()) {
             thread::sleep(left.max(SHORTEST_SLEEP));
         }
     }
 }
 
-/// The machine's clock.
+/// Clock of the machine, based on [`Instant`].
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SystemClock;
 

@@ -1,33 +1,34 @@
-//! Fair queueing between tenants, by the tokens they are served (the virtual token counter of Sheng et al., OSDI 2024).
+//! Fair queueing between tenants by served tokens (the virtual token counter of Sheng et al., OSDI 2024).
 //!
-//! Each tenant has a counter of the tokens it was served, divided by its weight; of those who wait, the one with the least goes
-//! next. Who comes back after a pause begins no lower than the least of those who waited meanwhile, so that idleness earns
-//! nothing; and somebody always goes while anybody waits.
+//! Each tenant has a counter of its served tokens, divided by its weight. The waiting tenant with the lowest
+//! counter goes next. A tenant that returns after a pause starts no lower than the lowest waiting counter, so
+//! idling earns no credit. While a permitted request waits, [`FairQueue::pop`] returns one.
 //!
-//! What a request will cost is charged when it goes, as an estimate, and [settled](FairQueue::reconcile) when it is known. Urgent
-//! classes go first, but a class is passed over only so many times in a row. What is too late never goes
-//! ([`FairQueue::expire`]). The queue is bounded; when it is full, who has the longest queue gives.
+//! A request is charged an estimated cost when it goes, and the charge is [corrected](FairQueue::reconcile)
+//! when the cost is known. Urgent classes go first, but a class is passed over only a bounded number of times
+//! in a row. A request past its deadline never goes ([`FairQueue::expire`]). The queue is bounded; when it is
+//! full, the tenant with the most waiting loses its youngest requests.
 //!
 //! # Layout
 //!
 //! - here: the queue.
-//! - [`service_rate`]: how fast those who wait are served.
-//! - [`burst_limit`]: how much some may have under way beside others.
+//! - [`service_rate`]: measures how fast waiting requests are served.
+//! - [`burst_limit`]: bounds the batch slots of some tenants beside others.
 
 pub mod burst_limit;
 pub mod service_rate;
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// Parts of a token that counters count in, so that weights divide it well.
+/// Counter units per token, so that division by a weight loses little.
 const PARTS: u64 = 1 << 16;
 
-/// Bounds of a queue.
+/// Bounds of a fair queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FairLimits {
-    /// What waits together, by its size.
+    /// Maximum total size of waiting entries.
     pub max_waiting: usize,
-    /// How often in a row a class is passed over for more urgent ones.
+    /// How many times in a row a class may be passed over for more urgent ones.
     pub max_passed_over: u32,
 }
 
@@ -37,46 +38,46 @@ impl Default for FairLimits {
     }
 }
 
-/// How urgent a request is: the least is the most urgent.
+/// Urgency of a request: the lowest number is the most urgent.
 pub type PriorityClass = u8;
 
-/// A request that waits.
+/// Request that waits in the queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueueEntry<T> {
-    /// What waits.
+    /// The caller's own description of the request.
     pub item: T,
-    /// Tokens it will cost: its prompt, and what its answer should have.
+    /// Estimated cost in tokens: the prompt and the expected answer.
     pub cost_tokens: u64,
-    /// What it counts in the queue's bound; at least 1.
+    /// Units of [`FairLimits::max_waiting`] that the entry takes; at least 1.
     pub size: usize,
-    /// How urgent it is.
+    /// Urgency of the request.
     pub class: PriorityClass,
-    /// From when on it need not go any more, in the time that everything is told here.
+    /// Time after which the request is dropped, in microseconds of the clock that `now_us` arguments use.
     pub deadline_us: Option<u64>,
 }
 
-/// A request whose turn it is, or whose turn never came.
+/// Request that left the queue, by its turn, displacement, cancellation or deadline.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DequeuedRequest<K, T> {
-    /// Whose it is.
+    /// Tenant that owns the request.
     pub tenant: K,
-    /// What waited.
+    /// The entry as it was queued.
     pub entry: QueueEntry<T>,
 }
 
-/// The queue is full, and whoever asks has the longest part of it. The entry comes back.
+/// Error of a full queue: tenants with more waiting than the asking one cannot free enough capacity.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{waiting} wait, and there may be no more")]
 pub struct QueueFull<T> {
-    /// How much waits.
+    /// Total size of the waiting entries.
     pub waiting: usize,
-    /// What was refused.
+    /// Entry that was refused.
     pub entry: QueueEntry<T>,
 }
 
 #[derive(Debug, Clone)]
 struct TenantQueues<T> {
-    /// Parts of tokens served, over the weight.
+    /// Served tokens in units of `1 / PARTS`, divided by the weight.
     counter: u64,
     weight: u64,
     queues: BTreeMap<PriorityClass, VecDeque<QueueEntry<T>>>,
@@ -88,7 +89,7 @@ impl<T> TenantQueues<T> {
         tokens.saturating_mul(PARTS) / self.weight
     }
 
-    /// What is first in a class among what is not too late.
+    /// Returns the position of the first entry of `class` that is not late.
     fn first(&self, class: PriorityClass, now_us: u64) -> Option<usize> {
         self.queues.get(&class)?.iter().position(|entry| !is_late(entry, now_us))
     }
@@ -104,48 +105,48 @@ impl<T> TenantQueues<T> {
     }
 }
 
-/// See the module. `K` names a tenant.
+/// Fair queue of requests; `K` names a tenant.
 #[derive(Debug, Clone)]
 pub struct FairQueue<K, T> {
     limits: FairLimits,
     tenants: BTreeMap<K, TenantQueues<T>>,
-    /// No counter of one who comes begins below it.
+    /// Lowest start value for the counter of a tenant that joins.
     floor: u64,
     waiting: usize,
-    /// How often in a row each class that waits was passed over.
+    /// How many times in a row each waiting class was passed over.
     passed_over: BTreeMap<PriorityClass, u32>,
 }
 
 impl<K: Ord + Clone, T> FairQueue<K, T> {
-    /// A queue in which nobody waits.
+    /// Creates a queue without entries.
     #[must_use]
     pub fn new(limits: FairLimits) -> Self {
         Self { limits, tenants: BTreeMap::new(), floor: 0, waiting: 0, passed_over: BTreeMap::new() }
     }
 
-    /// How much waits.
+    /// Returns the total size of waiting entries.
     #[must_use]
     pub fn len(&self) -> usize {
         self.waiting
     }
 
-    /// Whether nobody waits.
+    /// Whether no entry waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.waiting == 0
     }
 
-    /// How much of a tenant waits.
+    /// Returns the total size of a tenant's waiting entries.
     #[must_use]
     pub fn waiting_of(&self, tenant: &K) -> usize {
         self.tenants.get(tenant).map_or(0, |tenant| tenant.waiting)
     }
 
-    /// A tenant's request joins; its `weight` (at least 1) holds for all it has. When the queue is full, the youngest of
-    /// the least urgent of whoever has most give their places, and come back.
+    /// Queues a request of `tenant`; `weight` (at least 1) applies to all its entries. In a full queue, the
+    /// tenant with the most waiting loses the youngest of its least urgent entries, which are returned.
     ///
     /// # Errors
-    /// The queue is full, and nobody has more in it than this tenant.
+    /// Returns `QueueFull` with the entry if tenants with more waiting cannot free enough capacity.
     pub fn push(
         &mut self,
         tenant: &K,
@@ -178,12 +179,12 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
         Ok(displaced)
     }
 
-    /// What those have who have more than `so_much`, beyond that.
+    /// Returns the sum, over all tenants, of the waiting size beyond `so_much`.
     fn above(&self, so_much: usize) -> usize {
         self.tenants.values().map(|tenant| tenant.waiting.saturating_sub(so_much)).sum()
     }
 
-    /// Takes one of whoever has most.
+    /// Takes one entry from the tenant with the most waiting.
     fn displace(&mut self) -> Option<DequeuedRequest<K, T>> {
         let (tenant, state) = self.tenants.iter_mut().max_by_key(|(_, state)| state.waiting)?;
         let (&class, queue) = state.queues.last_key_value()?;
@@ -194,7 +195,7 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
         Some(turn)
     }
 
-    /// Whose turn it is, among those whose first request `may` go: it leaves, and its cost is charged. `None` if none may.
+    /// Takes and charges the next request among tenants whose first request passes `may`; `None` if none.
     pub fn pop(&mut self, now_us: u64, may: impl FnMut(&K, &T) -> bool) -> Option<DequeuedRequest<K, T>> {
         let (class, tenant, at) = self.next(now_us, may)?;
         let state = self.tenants.get_mut(&tenant)?;
@@ -205,7 +206,7 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
         self.floor = self.floor.max(least.unwrap_or(before));
         self.count_passed_over(class);
         self.left(&entry);
-        // Who comes back would begin at the floor anyway.
+        // A forgotten tenant that returns starts at the floor, as it would anyway.
         let floor = self.floor;
         self.tenants.retain(|_, one| one.waiting > 0 || one.counter > floor);
         Some(DequeuedRequest { tenant, entry })
@@ -214,7 +215,7 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
     fn next(&self, now_us: u64, mut may: impl FnMut(&K, &T) -> bool) -> Option<(PriorityClass, K, usize)> {
         let mut classes: Vec<(PriorityClass, u32)> =
             self.passed_over.iter().map(|(&class, &n)| (class, n)).collect();
-        // Those that were passed over too often go first, the least urgent of them before all.
+        // Classes that were passed over too often go first, the most passed over before the others.
         classes.sort_by_key(|&(class, passed)| {
             let is_due = passed >= self.limits.max_passed_over;
             (!is_due, if is_due { u32::MAX - passed } else { 0 }, class)
@@ -241,7 +242,7 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
         self.passed_over.insert(served, 0);
     }
 
-    /// It is gone.
+    /// Updates the totals after `entry` left the queue.
     fn left(&mut self, entry: &QueueEntry<T>) {
         self.waiting -= entry.size;
         if !self.tenants.values().any(|tenant| tenant.queues.contains_key(&entry.class)) {
@@ -249,10 +250,10 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
         }
     }
 
-    /// What a request of a tenant of this `weight` came to, instead of what it was charged when it went.
+    /// Replaces the tokens charged for a request of a tenant with this `weight` by its real cost.
     pub fn reconcile(&mut self, tenant: &K, weight: u64, charged_tokens: u64, cost_tokens: u64) {
         let floor = self.floor;
-        // Whoever was forgotten would begin at the floor, and owes what is beyond the charge.
+        // A tenant that was forgotten starts at the floor and owes what exceeds the charge.
         let new =
             || TenantQueues { counter: floor, weight: weight.max(1), queues: BTreeMap::new(), waiting: 0 };
         let state = self.tenants.entry(tenant.clone()).or_insert_with(new);
@@ -263,12 +264,12 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
         }
     }
 
-    /// Takes out what is too late.
+    /// Removes and returns all entries past their deadline.
     pub fn expire(&mut self, now_us: u64) -> Vec<DequeuedRequest<K, T>> {
         self.extract(|entry| is_late(entry, now_us))
     }
 
-    /// Takes out what its owner no longer wants.
+    /// Removes and returns all entries that match `is_it`, which their owners cancelled.
     pub fn cancel(&mut self, mut is_it: impl FnMut(&T) -> bool) -> Vec<DequeuedRequest<K, T>> {
         self.extract(|entry| is_it(&entry.item))
     }
@@ -288,9 +289,9 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
         gone
     }
 
-    /// Tokens that are served before what a tenant would push now, if nobody else comes: of each other tenant as many as
-    /// its counter lets it have until this one's has come so far, and all that waits of its own. It may be off by a request
-    /// of each tenant, and does not know of classes.
+    /// Estimates the tokens served before a request that `tenant` would push now, if no other request
+    /// arrives. It counts all waiting tokens of `tenant`, and those of each other tenant until its counter
+    /// reaches the one of `tenant`. The result may be off by one request per tenant and ignores classes.
     #[must_use]
     pub fn ahead_tokens(&self, tenant: &K) -> u64 {
         let waiting = |state: &TenantQueues<T>| -> u64 {

@@ -1,19 +1,20 @@
 //! Decisions without side effects.
 //!
-//! Nothing here reads a clock, draws a number or touches a socket by itself: what a decision depends on is handed in, and
-//! the same things handed in give the same decision, in a process, in a test and in a simulation.
+//! The functions of this crate read no clock, draw no random number and touch no socket by themselves: the
+//! caller passes everything that a decision depends on. Equal input gives an equal decision, in a process, in
+//! a test and in a simulation.
 //!
 //! # Layout
 //!
-//! - [`admission`]: who is let in when more ask than can be served.
-//! - [`batch`]: who takes part in a step, with how many tokens.
-//! - [`clock`]: where the time comes from.
-//! - [`background_io`]: what may be taken of a disk beside whoever comes first there.
-//! - [`fairness`]: whose turn it is, of tenants who share what there is.
-//! - [`perf`]: what things will take: lines fitted to timings, and what follows from them.
-//! - [`random`]: numbers drawn by key and counter.
-//! - [`routing`]: which executor a request goes to.
-//! - [`token_bucket`]: how much somebody may have in a minute.
+//! - [`admission`]: decides which requests are admitted when more arrive than can be served.
+//! - [`batch`]: decides which sequences take part in a step, and with how many tokens.
+//! - [`clock`]: the source of time.
+//! - [`background_io`]: limits disk use of work that can wait beside foreground reads.
+//! - [`fairness`]: decides which tenant's request goes next.
+//! - [`perf`]: predicts durations from lines fitted to timings, and decides from the predictions.
+//! - [`random`]: random numbers by key and counter.
+//! - [`routing`]: chooses the executor of a request.
+//! - [`token_bucket`]: limits how much a tenant may have in a minute.
 
 #![forbid(unsafe_code)]
 

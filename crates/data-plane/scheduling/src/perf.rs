@@ -1,16 +1,16 @@
-//! What things will take: the performance model, and what it decides (CaraServe §4.2 and §5; C-09, C-12, C-28).
+//! Performance model: predicts durations and decides from them (CaraServe §4.2 and §5; C-09, C-12, C-28).
 //!
-//! Three lines are fitted to timings, at start by a profile and then online: a core that computes a slice of an
-//! adapter, the base model's pass, and the link to the device. From them follow how many tokens one core keeps up
-//! with, and whether a request whose adapter is not on the device should start at once with the workers' help or
-//! wait for the load. Nothing here reads a clock: whoever measures brings the times.
+//! Three lines are fitted to timings, first from a profile at start and then online. They describe a core
+//! that computes a slice of an adapter, the forward pass of the base, and the link to the device. They give
+//! the number of tokens that one core keeps up with, and whether a cold request should start at once with the
+//! workers' help or wait for the load. The caller measures the times; this module reads no clock.
 //!
 //! # Layout
 //!
 //! - [`linear_fit`]: a line by least squares.
-//! - [`linear_model`]: the same for several kinds of work at once.
-//! - [`fit`]: a line or plane that follows its timings, and is not led astray by a few.
-//! - [`serving`]: what a whole executor takes for prompts and steps, for those who choose among several.
+//! - [`linear_model`]: a plane by least squares, for several kinds of work at once.
+//! - [`fit`]: a line or plane that follows its timings and is robust against outliers.
+//! - [`serving`]: predicts prefill and decode times of a whole executor, for routing.
 
 pub mod fit;
 pub mod linear_fit;
@@ -26,32 +26,32 @@ use self::{
     linear_fit::{LinearFit, within},
 };
 
-/// Longest prompt that [`PerfModel::crossover_tokens`] looks at.
+/// Longest prompt in tokens that [`PerfModel::crossover_tokens`] examines.
 const LONGEST_PROMPT: usize = 1 << 20;
 
-/// Most that workers can slow the base down.
+/// Upper bound of the factor by which workers slow the base down.
 const MAX_INTERFERENCE: f64 = 1e6;
 
-/// What a layer of an adapter costs a core.
+/// Work of one adapter layer for a core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayerWork {
-    /// For each token: rank · (in + out), summed over the layer's matrices.
+    /// Multiply-adds per token: rank · (in + out), summed over the layer's matrices.
     pub multiply_adds: u64,
-    /// Slices into which the layer is cut for one core: one for each of its linear groups, or each matrix.
+    /// Slices of the layer for one core: one for each linear group, or one for each matrix.
     pub slices: usize,
 }
 
-/// Who computes what the device does not have.
+/// Threads that compute the part of an adapter that the device lacks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HostCompute {
-    /// Workers on cores of their own, beside the base's product.
+    /// Workers on their own cores, in parallel with the base's product.
     Workers(NonZeroUsize),
     /// The executor's own threads, after the base's product.
     Executor(NonZeroUsize),
 }
 
 impl HostCompute {
-    /// The workers if there are any, else the executor's `threads`, of which there is at least one.
+    /// Returns the workers if there are any, else the executor's `threads`, at least one.
     #[must_use]
     pub fn of(workers: usize, threads: usize) -> Self {
         let threads = NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN);
@@ -65,63 +65,63 @@ impl HostCompute {
     }
 }
 
-/// When a device uses what has arrived of an adapter.
+/// When a device starts to use arrived parts of an adapter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ArrivalPolicy {
-    /// From the next layer on: layers are enqueued one by one.
+    /// From the next layer on, because layers are enqueued one by one.
     ByLayer,
-    /// From the next pass on: a device is given a pass as a whole, and what is missing then the hands compute in all layers.
+    /// From the next pass on: passes are taken whole, so host threads serve the missing part in all layers.
     ByPass,
 }
 
-/// A prompt whose adapter is not, or not all, on the device.
+/// Prompt whose adapter is not completely on the device.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ColdPrefill {
-    /// Tokens to compute: in one pass, where a device takes passes whole.
+    /// Tokens to compute; all in one pass if the device takes passes whole.
     pub tokens: usize,
-    /// What a layer of the adapter costs.
+    /// Work of one adapter layer for a core.
     pub work: LayerWork,
-    /// Layers of the model; at least one.
+    /// Number of layers of the model, at least one.
     pub layers: usize,
-    /// Bytes of the adapter that the device does not have.
+    /// Bytes of the adapter that the device lacks.
     pub missing_bytes: u64,
-    /// Bytes that travel before them.
+    /// Bytes queued on the link before the missing ones.
     pub queued_bytes: u64,
-    /// When what has arrived is used.
+    /// When the device uses arrived parts of the adapter.
     pub uptake: ArrivalPolicy,
-    /// Who computes meanwhile.
+    /// Threads that compute the missing part until it has arrived.
     pub hands: HostCompute,
-    /// How many times longer the base takes while workers compute: 1, and no less, where they have cores of their own.
+    /// Factor by which working cores slow the base down; 1 if the workers have their own cores, never less.
     pub interference: f64,
 }
 
-/// What to do with a cold prompt.
+/// How to serve a cold prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
-    /// Start at once; the hands compute what is missing until it has arrived.
+    /// Start at once; host threads compute the missing part until it has arrived.
     Assist,
     /// Start when the adapter has arrived.
     Wait,
 }
 
-/// Both ways of a cold prompt to its first token, in seconds.
+/// Forecast times to the first token of a cold prompt, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Forecast {
-    /// If it starts at once.
+    /// Seconds to the first token if the prompt starts at once.
     pub assist_s: f64,
-    /// If it waits for the load.
+    /// Seconds to the first token if the prompt waits for the load.
     pub wait_s: f64,
 }
 
 impl Forecast {
-    /// The shorter way; starting at once where they are equal.
+    /// Returns the faster choice; `Assist` if both are equal.
     #[must_use]
     pub fn decision(self) -> Decision {
         if self.wait_s < self.assist_s { Decision::Wait } else { Decision::Assist }
     }
 }
 
-/// See the module.
+/// Fitted lines for core, base and link.
 #[derive(Debug, Clone, Default)]
 pub struct PerfModel {
     core: Fit,
@@ -130,48 +130,48 @@ pub struct PerfModel {
 }
 
 impl PerfModel {
-    /// A model that knows nothing yet.
+    /// Creates a model without timings.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// One core has computed a slice of `multiply_adds` (rows · rank · (in + out)).
+    /// Records that one core computed a slice of `multiply_adds` (rows · rank · (in + out)).
     pub fn observe_core(&mut self, multiply_adds: u64, took: Duration) {
         self.core.observe(multiply_adds as f64, took.as_secs_f64());
     }
 
-    /// The base has computed a pass of `rows` tokens, with no adapter and nobody to wait for.
+    /// Records that the base computed a pass of `rows` tokens without an adapter and without waiting.
     pub fn observe_base(&mut self, rows: usize, took: Duration) {
         self.base.observe(rows as f64, took.as_secs_f64());
     }
 
-    /// The link has carried `bytes`.
+    /// Records that the link carried `bytes`.
     pub fn observe_link(&mut self, bytes: u64, took: Duration) {
         self.link.observe(bytes as f64, took.as_secs_f64());
     }
 
-    /// Multiply-adds of a slice to seconds of one core.
+    /// Returns the fit from multiply-adds of a slice to seconds of one core.
     #[must_use]
     pub fn core(&self) -> &Fit {
         &self.core
     }
 
-    /// Tokens of a pass to seconds of the base.
+    /// Returns the fit from tokens of a pass to seconds of the base.
     #[must_use]
     pub fn base(&self) -> &Fit {
         &self.base
     }
 
-    /// Bytes to seconds of the link.
+    /// Returns the fit from bytes to seconds of the link.
     #[must_use]
     pub fn link(&self) -> &Fit {
         &self.link
     }
 
-    /// CaraServe's c (C-09): the most tokens for which one core needs no longer for a layer than the base does, in a
-    /// pass of `pass_tokens` through `layers`. At least one: where not even that keeps up, no number of cores does.
-    /// `None` before there are timings of both.
+    /// Returns CaraServe's c (C-09): the most tokens for which one core needs no longer per layer than the
+    /// base, in a pass of `pass_tokens` through `layers`. The result is at least one: if one token is too
+    /// slow, no number of cores keeps up. `None` before there are timings of core and base.
     #[must_use]
     pub fn tokens_per_core(&self, work: LayerWork, layers: usize, pass_tokens: usize) -> Option<usize> {
         let (core, base) = (self.core.line()?, self.base.line()?);
@@ -183,17 +183,17 @@ impl PerfModel {
         if token_s <= 0.0 {
             return Some(usize::MAX);
         }
-        // A hair more, since an exact quotient may be rounded below the integer that it is; the cast saturates.
+        // The factor corrects a quotient rounded below the exact integer; the cast saturates.
         Some(((spare_s / token_s * (1.0 + 1e-9)) as usize).max(1))
     }
 
-    /// Both ways of a cold prompt. `None` before there are timings of core, base and link.
+    /// Forecasts both choices for a cold prompt. `None` before there are timings of core, base and link.
     ///
-    /// With `b` the base's time for a layer, `c` the hands' and `m` that of both together, a load of `l` seconds keeps
-    /// the hands at work for `n = l/m + 1/2` layers, at most all: the one in whose middle the load ends, on average,
-    /// is finished by whoever began it. (Rounding `n` up instead makes long prompts change their minds back and
-    /// forth, by less than half a layer.) Then `assist = n · m + (layers - n) · b`, `wait = l + layers · b`. Where a pass is
-    /// taken whole, `n` is all layers.
+    /// Let `b` be the base's time per layer, `c` the host threads' and `m` the time of both together. A load
+    /// of `l` seconds keeps the host threads at work for `n = l/m + 1/2` layers, at most all; `n` is all
+    /// layers if the device takes passes whole. The half stands for the layer that the threads have begun
+    /// when the load ends. (Rounding `n` up instead would let the decision alternate for long prompts.) The
+    /// forecasts are `assist = n · m + (layers - n) · b` and `wait = l + layers · b`.
     #[must_use]
     pub fn forecast(&self, cold: &ColdPrefill) -> Option<Forecast> {
         let (core, base, link) = (self.core.line()?, self.base.line()?, self.link.line()?);
@@ -203,19 +203,19 @@ impl PerfModel {
         let both_s = both_layer_s(hands_layer_s(core, cold), base_s, cold);
         let arrives = cold.uptake == ArrivalPolicy::ByLayer && load_s < both_s * layers;
         let assisted = if arrives { (load_s / both_s + 0.5).min(layers) } else { layers };
-        // As what assisting adds to the base's time, so that no layer costs nothing where both are equal.
+        // The sum adds the extra time of assisting to the base's time, so equal layer times add exactly zero.
         let assist_s = layers * base_s + if load_s > 0.0 { assisted * (both_s - base_s) } else { 0.0 };
         Some(Forecast { assist_s, wait_s: load_s + layers * base_s })
     }
 
-    /// What to do with a cold prompt; assistance as long as the model knows too little.
+    /// Decides how to serve a cold prompt; `Assist` while the model lacks timings.
     #[must_use]
     pub fn decide(&self, cold: &ColdPrefill) -> Decision {
         self.forecast(cold).map_or(Decision::Assist, Forecast::decision)
     }
 
-    /// The shortest prompt of at most `longest` tokens (and 1,048,576) for which waiting is faster (C-28); `cold` says
-    /// the rest. `None` if there is none, or the model knows too little.
+    /// Returns the shortest prompt for which waiting is faster (C-28), up to `longest` and 1,048,576 tokens;
+    /// `cold` gives the other inputs. `None` if there is none, or the model lacks timings.
     #[must_use]
     pub fn crossover_tokens(&self, cold: &ColdPrefill, longest: usize) -> Option<usize> {
         let prompts = 1..=longest.min(LONGEST_PROMPT);
@@ -223,8 +223,8 @@ impl PerfModel {
     }
 }
 
-/// Cores for a prompt of `tokens` where one keeps up with `tokens_per_core`: `ceil(L / c)`. The paper prints
-/// `ceil(L / a)`, where no `a` is defined; its example, 128 tokens at 16 a process, is this.
+/// Returns the number of cores for a prompt of `tokens`: `ceil(L / c)` with `c = tokens_per_core`. The paper
+/// prints `ceil(L / a)` but defines no `a`; its example, 128 tokens at 16 per process, agrees with `c`.
 #[must_use]
 pub fn cores_for(tokens: usize, tokens_per_core: usize) -> usize {
     tokens.div_ceil(tokens_per_core.max(1))
@@ -241,14 +241,13 @@ fn base_layer_s(base: LinearFit, tokens: usize, layers: usize) -> f64 {
     base.at(tokens as f64) / layers.max(1) as f64
 }
 
-/// The hands' time for a layer, the tokens shared evenly.
+/// Returns the host threads' time for a layer; they share the tokens evenly.
 fn hands_layer_s(core: LinearFit, cold: &ColdPrefill) -> f64 {
     let share = cold.tokens as f64 / cold.hands.count() as f64;
     let slices = cold.work.slices.max(1) as f64;
     core.at(share * cold.work.multiply_adds as f64 / slices) * slices
 }
 
-/// A layer's time while the hands are at work.
 fn both_layer_s(hands_s: f64, base_s: f64, cold: &ColdPrefill) -> f64 {
     match cold.hands {
         HostCompute::Workers(_) => hands_s.max(base_s * within(cold.interference, 1.0, MAX_INTERFERENCE)),

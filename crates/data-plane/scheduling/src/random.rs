@@ -1,11 +1,10 @@
-//! Random numbers that carry no state: each is a hash of a key and a counter.
-//!
-//! Whoever is redone after a crash draws the same numbers, in any order and on any thread.
+//! Random numbers without state: each is a hash of a key and a counter. Work that is repeated after a crash
+//! draws the same numbers, in any order and on any thread.
 
 /// The odd constant of SplitMix64: 2^64 divided by the golden ratio.
 const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// SplitMix64's finalizer (Steele, Lea, Flood 2014, with Stafford's variant 13 of the mixing constants): a
+/// Finalizer of SplitMix64 (Steele, Lea, Flood 2014, with Stafford's variant 13 of the mixing constants): a
 /// bijection in which every input bit flips every output bit with a probability near one half.
 fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -13,37 +12,36 @@ fn mix(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// A keyed generator: SplitMix64's own sequence from a place that the key decides.
+/// Keyed generator: SplitMix64's sequence from a start that the key determines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rng {
-    /// Before the first number.
+    /// State before the first number.
     start: u64,
 }
 
 impl Rng {
-    /// The generator of a seed that somebody chose. The seed is hashed, so that neighbouring seeds do not give shifted
-    /// copies of one sequence.
+    /// Creates the generator of a person's seed, which is hashed so that neighbouring seeds differ.
     #[must_use]
     pub fn seeded(seed: u64) -> Self {
         Self { start: mix(seed.wrapping_add(GAMMA)) }
     }
 
-    /// The generator of a key that is a hash itself: keys that follow each other give shifted copies of one sequence.
+    /// Creates the generator of a hashed key; consecutive keys would give shifted copies of one sequence.
     #[must_use]
     pub fn keyed(key: u64) -> Self {
         Self { start: key.wrapping_sub(1).wrapping_mul(GAMMA) }
     }
 
-    /// 64 random bits, the same for the same key and counter on every machine.
+    /// Returns 64 random bits, equal for equal key and counter on every machine.
     #[must_use]
     pub fn bits(self, counter: u64) -> u64 {
         mix(self.start.wrapping_add(counter.wrapping_add(1).wrapping_mul(GAMMA)))
     }
 
-    /// A number in [0, 1).
+    /// Returns a number in [0, 1).
     #[must_use]
     pub fn uniform(self, counter: u64) -> f64 {
-        // The upper 53 bits: every value is a multiple of 2^-53 and exactly representable.
+        // With the upper 53 bits, every value is a multiple of 2^-53 and exactly representable.
         (self.bits(counter) >> 11) as f64 / (1u64 << 53) as f64
     }
 }
@@ -52,7 +50,7 @@ impl Rng {
 mod tests {
     use super::*;
 
-    /// SplitMix64 as its authors print it.
+    /// Generates SplitMix64 as its authors print it.
     fn splitmix64(mut state: u64) -> impl FnMut() -> u64 {
         move || {
             state = state.wrapping_add(GAMMA);

@@ -1,15 +1,15 @@
-//! Which executor a request goes to (CaraServe §5, Algorithm 1; C-13 to C-16).
+//! Routing policy: chooses the executor of a request (CaraServe §5, Algorithm 1; C-13 to C-16).
 //!
-//! A request and a snapshot of all executors go in, a choice with its forecast comes out. The same snapshot gives the same
-//! choice, in whatever order the candidates stand.
+//! A function maps a request and a snapshot of all executors to a choice with its forecast. Equal snapshots
+//! give equal choices, in any order of the candidates.
 //!
 //! # Layout
 //!
-//! - here: what is asked, who could take it, and the policies.
-//! - `score`: what Algorithm 1 makes of a candidate, as printed and mended; forecasts.
-//! - [`in_flight`]: how the load of an executor is kept, request by request.
-//! - [`prefixes`]: who computed the beginning of a prompt last.
-//! - [`cost_estimates`]: what executors are taken to need, from what was seen of them.
+//! - here: requests, candidates and policies.
+//! - `score`: scores of a candidate by Algorithm 1, printed and corrected; forecasts.
+//! - [`in_flight`]: tracks the load of an executor, request by request.
+//! - [`prefixes`]: remembers which executor computed the beginning of a prompt last.
+//! - [`cost_estimates`]: estimates the time models of executors from observed timings.
 
 pub mod cost_estimates;
 pub mod in_flight;
@@ -31,41 +31,41 @@ use crate::{
     random::Rng,
 };
 
-/// How long an answer may take; what is `None` is not promised.
+/// Promised times of an answer; `None` promises nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Slo {
-    /// To the first token.
+    /// Microseconds to the first token.
     pub ttft_us: Option<u64>,
-    /// For each token after it, in the mean.
+    /// Mean microseconds per later token.
     pub tpot_us: Option<u64>,
 }
 
-/// A request that is to be placed.
+/// Request that needs an executor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PlacementRequest {
-    /// Tokens of its prompt.
+    /// Number of tokens of the prompt.
     pub prompt_tokens: u64,
-    /// The rank of its adapter; 0 for the base.
+    /// Rank of the request's adapter; 0 for the base.
     pub rank: u64,
-    /// What it was promised.
+    /// Times that the request was promised.
     pub slo: Slo,
-    /// Tokens that answers have in the mean: [`MeanAnswer`](in_flight::MeanAnswer).
+    /// Mean number of tokens of an answer: [`MeanAnswer`](in_flight::MeanAnswer).
     pub answer_tokens: f64,
 }
 
-/// Where the adapter of a request is, as seen from one executor.
+/// Where a request's adapter is, from the view of one executor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Residency {
-    /// On its device, or there is none.
+    /// On the executor's device, or the request has no adapter.
     Device,
-    /// In its memory; so many bytes would travel to the device.
+    /// In the executor's host memory; `bytes` must travel to the device.
     Host {
         /// Bytes that are not on the device.
         bytes: u64,
     },
-    /// In the store alone.
+    /// Only in the adapter store.
     Absent {
-        /// Bytes of it.
+        /// Total bytes of the adapter.
         bytes: u64,
     },
 }
@@ -73,70 +73,70 @@ pub enum Residency {
 /// Whether an executor can take a request at all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Availability {
-    /// It has the base, memory for the request, and goes on.
+    /// The executor is healthy and has the request's base and memory for the request.
     Open,
-    /// It has another base or no memory, it drains, or it is gone.
+    /// The executor has another base or too little memory, drains, or is gone.
     Closed,
 }
 
-/// An executor as a request sees it.
+/// Executor as one request sees it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Candidate {
-    /// Its number, which ties are broken by.
+    /// Number of the executor, which breaks ties.
     pub executor: usize,
-    /// What it takes for batches.
+    /// Time model of the executor.
     pub model: ServingModel,
-    /// What it is generating for.
+    /// Load of the requests that generate.
     pub running: RequestLoad,
-    /// What it has not begun to.
+    /// Load of the requests that have not begun.
     pub waiting: RequestLoad,
-    /// Requests that it runs together, at most.
+    /// Maximum number of concurrent requests.
     pub places: u64,
-    /// Where it has the adapter.
+    /// Where the executor has the adapter.
     pub adapter: Residency,
-    /// Tokens at the prompt's beginning that it has keys and values of.
+    /// Tokens at the prompt's beginning whose KV cache the executor has.
     pub cached_tokens: u64,
-    /// The shortest time for a token that was promised to one of those it has.
+    /// Shortest time per token that was promised to a request on this executor, in microseconds.
     pub promised_tpot_us: Option<u64>,
     /// Whether it can take the request.
     pub availability: Availability,
 }
 
 impl Candidate {
-    /// Requests that it has, running and waiting.
+    /// Returns the number of requests on this executor, running and waiting.
     #[must_use]
     pub fn requests(&self) -> u64 {
         self.running.requests.saturating_add(self.waiting.requests)
     }
 }
 
-/// How a choice is made.
+/// Rule that chooses an executor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RoutingPolicy {
-    /// Algorithm 1, mended (C-15), with terms for cold adapters and known beginnings (D4.5).
+    /// Algorithm 1, corrected (C-15), with terms for cold adapters and cached prefixes (D4.5).
     #[default]
     RankAware,
     /// Algorithm 1 as the paper prints it, for comparison.
     Algo1Printed,
-    /// Who has the fewest requests.
+    /// The executor with the fewest requests.
     MostIdle,
-    /// The first that has a place (Punica).
+    /// The first executor with a free slot (Punica).
     FirstFit,
-    /// Anybody.
+    /// A random executor for each request.
     Random,
 }
 
-/// A policy that nobody knows.
+/// Error of a policy name that does not exist.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0} is no routing policy; there are rank-aware, algo1-printed, most-idle, first-fit and random")]
 pub struct UnknownPolicy(String);
 
 impl RoutingPolicy {
-    /// All of them.
+    /// All policies, in the order of their description.
     pub const ALL: [Self; 5] =
         [Self::RankAware, Self::Algo1Printed, Self::MostIdle, Self::FirstFit, Self::Random];
 
-    /// What settings call it.
+    /// Returns the policy's name in settings.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -164,26 +164,26 @@ impl FromStr for RoutingPolicy {
     }
 }
 
-/// What a request should see on an executor.
+/// Predicted times of a request on an executor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Forecast {
-    /// To its first token.
+    /// Microseconds to the first token.
     pub ttft_us: u64,
-    /// For each after it.
+    /// Microseconds for each later token.
     pub tpot_us: u64,
 }
 
-/// Where a request goes.
+/// Executor that a request goes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RoutingChoice {
-    /// The candidate's number.
+    /// Number of the chosen candidate.
     pub executor: usize,
-    /// What it should see there.
+    /// Predicted times on that executor.
     pub forecast: Forecast,
 }
 
-/// Chooses among those that can take the request; `None` if nobody can. `draw` are 64 random bits, which `random` alone
-/// looks at. The order of `candidates` says nothing; their numbers must differ.
+/// Chooses among the open candidates; `None` if there is none. `draw` is 64 random bits for the policy
+/// `random`. The order of `candidates` has no effect; their numbers must differ.
 #[must_use]
 pub fn choose(
     policy: RoutingPolicy,
@@ -195,8 +195,7 @@ pub fn choose(
     Some(RoutingChoice { executor: best.executor, forecast: score::forecast(asked, best) })
 }
 
-/// All that can take the request, the best first: [`choose`] takes that one, and whoever cannot have it goes on to the next.
-/// They are sorted as far as somebody looks.
+/// Returns all open candidates, the best first, as in [`choose`]; sorts only as many as the caller takes.
 pub fn ranked<'a>(
     policy: RoutingPolicy,
     asked: &PlacementRequest,
@@ -207,7 +206,6 @@ pub fn ranked<'a>(
     std::iter::from_fn(move || heap.pop().map(|Reverse(standing)| standing.candidate))
 }
 
-/// Those that can take the request, with what they are compared by.
 fn standings<'a>(
     policy: RoutingPolicy,
     asked: &PlacementRequest,
@@ -218,7 +216,7 @@ fn standings<'a>(
     open.map(move |candidate| RankedCandidate { rank: rank(policy, asked, candidate, draw), candidate })
 }
 
-/// A candidate among others: the least is the best.
+/// Candidate with its rank: the least is the best.
 struct RankedCandidate<'a> {
     rank: CandidateRank,
     candidate: &'a Candidate,
@@ -244,19 +242,19 @@ impl PartialEq for RankedCandidate<'_> {
 
 impl Eq for RankedCandidate<'_> {}
 
-/// What a request should see on a candidate.
+/// Predicts the times of a request on a candidate.
 #[must_use]
 pub fn forecast(asked: &PlacementRequest, candidate: &Candidate) -> Forecast {
     score::forecast(asked, candidate)
 }
 
-/// How many promises would be broken if a candidate took the request: those to it, and the strictest to those it has.
+/// Counts promises that would break on `candidate`: to this request, and the strictest to those it has.
 #[must_use]
 pub fn violations(asked: &PlacementRequest, candidate: &Candidate) -> u32 {
     score::violations(asked, candidate)
 }
 
-/// The least is chosen.
+/// Ranks a candidate under a policy; the least is chosen.
 fn rank(policy: RoutingPolicy, asked: &PlacementRequest, candidate: &Candidate, draw: u64) -> CandidateRank {
     let requests = candidate.requests();
     match policy {
@@ -269,7 +267,7 @@ fn rank(policy: RoutingPolicy, asked: &PlacementRequest, candidate: &Candidate, 
             CandidateRank { class: 0, cost: 0.0, requests: 0 }
         }
         RoutingPolicy::FirstFit => CandidateRank { class: 1, cost: 0.0, requests },
-        // Each candidate draws for itself, so that neither their order nor who else is there matters.
+        // Each candidate draws on its own, so neither the order nor other candidates matter.
         RoutingPolicy::Random => {
             CandidateRank { class: 0, cost: 0.0, requests: Rng::keyed(draw).bits(candidate.executor as u64) }
         }

@@ -1,40 +1,40 @@
-//! How much somebody may have in a minute: a bucket that fills as time passes.
+//! Token bucket: limits how much a tenant may have in a minute.
 //!
-//! It holds what a minute brings, so that a burst of that much goes at once. What something costs may be known only when it is
-//! over: somebody begins as long as anything is left, and what is taken later may leave a debt, which time pays.
+//! The bucket holds the allowance of one minute, so a burst of that size goes at once. The cost of a request
+//! may be known only at its end. So a request may begin while one unit is left, and a later charge may leave
+//! a debt, which time repays.
 
-/// Microseconds of a minute.
 const MINUTE_US: f64 = 60e6;
 
-/// See the module. Times are microseconds of a clock that never goes back.
+/// Bucket that refills with time. Times are microseconds of a monotonic clock.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TokenBucket {
     per_minute: f64,
-    /// What may be taken; below 0 it is a debt.
+    /// Units that may be taken; a negative value is a debt.
     left: f64,
     at_us: u64,
 }
 
-/// Nothing is left.
+/// Error of an empty bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("nothing is left of what there is in a minute; some is again in {wait_us} us")]
 pub struct TokensExhausted {
-    /// After so long there is.
+    /// Microseconds until one unit is available again.
     pub wait_us: u64,
 }
 
 impl TokenBucket {
-    /// A full one, of at least one a minute.
+    /// Creates a full bucket that gains `per_minute` units per minute, at least one.
     #[must_use]
     pub fn new(per_minute: u64, now_us: u64) -> Self {
         let per_minute = per_minute.max(1) as f64;
         Self { per_minute, left: per_minute, at_us: now_us }
     }
 
-    /// Fails unless one could be taken.
+    /// Checks that one unit could be taken.
     ///
     /// # Errors
-    /// Nothing is left.
+    /// Returns `TokensExhausted` if less than one unit is left.
     pub fn check(&mut self, now_us: u64) -> Result<(), TokensExhausted> {
         self.fill(now_us);
         if self.left >= 1.0 {
@@ -44,7 +44,7 @@ impl TokenBucket {
         Err(TokensExhausted { wait_us: wait_us.ceil() as u64 })
     }
 
-    /// Takes so much, also what is not there.
+    /// Takes `amount` units, even more than are left.
     pub fn consume(&mut self, amount: u64, now_us: u64) {
         self.fill(now_us);
         self.left -= amount as f64;
@@ -103,7 +103,7 @@ mod tests {
                 bucket.consume(cost, now_us);
                 (begun, last) = (begun + cost, cost);
             }
-            // A minute's worth at first, what time brought, and what the last one cost.
+            // At most a minute's allowance, the refill over time and the cost of the last request.
             let most = per_minute as f64 * (1.0 + now_us as f64 / MINUTE_US) + last as f64;
             prop_assert!(begun as f64 <= most + 1.0, "{begun} of {most}");
         }

@@ -1,12 +1,11 @@
-//! How often guesses of a kind came true, newer ones counting more.
+//! A running acceptance rate with more weight on newer draft tokens.
 
-/// Guesses that an expectation counts for.
+/// Number of draft tokens that the prior counts for.
 const WEIGHT: f64 = 6.0;
 
-/// What a guess counts when another one comes: about the last thirty matter.
+/// Factor on older counts per new draft token. The last thirty or so matter.
 const DECAY: f64 = 0.97;
 
-/// See the module.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct RateEstimate {
     guesses: f64,
@@ -14,12 +13,12 @@ pub(crate) struct RateEstimate {
 }
 
 impl RateEstimate {
-    /// The chance that the next comes true, where so much was `expected` before any was counted.
+    /// Returns the acceptance probability of the next draft token, given the prior `expected`.
     pub(crate) fn chance(self, expected: f64) -> f64 {
         (self.right + expected * WEIGHT) / (self.guesses + WEIGHT)
     }
 
-    /// One came true, or did not.
+    /// Counts whether one draft token was accepted.
     pub(crate) fn count(&mut self, is_right: bool) {
         self.guesses = self.guesses * DECAY + 1.0;
         self.right = self.right * DECAY + f64::from(u8::from(is_right));

@@ -1,5 +1,5 @@
-//! Other ways to decide how much is verified, for comparison (CHECKLIST L-17). They do not look at what a pass takes; what they grow
-//! is verified the same way.
+//! Baseline rules for the amount of verification, for comparison (CHECKLIST L-17). The rules ignore the cost
+//! of a pass; verification is the same.
 
 use crate::{
     draft::Draft,
@@ -9,29 +9,29 @@ use crate::{
     verification::VerificationResult,
 };
 
-/// How much is guessed and verified each time.
+/// A rule for the shape and size of each token tree.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum BaselineRule {
-    /// A tree of so many guesses.
+    /// A tree of at most this number of nodes.
     Nodes(usize),
-    /// A chain of so many, whatever their confidence (SP).
+    /// A chain of this number of draft tokens, regardless of confidence (SP).
     Chain(usize),
-    /// So many branches from the root, of so many guesses each (SI, SpecInfer).
+    /// Branches of equal length from the root (SI, SpecInfer).
     Branches {
-        /// Branches.
+        /// Number of branches from the root.
         width: usize,
-        /// Guesses of each.
+        /// Draft tokens per branch.
         depth: usize,
     },
-    /// A tree, until it is as unlikely as EdgeLLM's threshold, which verdicts move.
+    /// A tree that grows until its confidence falls below EdgeLLM's threshold, which verification adjusts.
     Learned(Threshold),
 }
 
 impl BaselineRule {
-    /// Lets `tree`, whose branches `pacer` knows, grow to what is to be verified, of at most `max_nodes`.
+    /// Grows `tree`, whose branches `pacer` knows, to the size that is to be verified, at most `max_nodes`.
     ///
     /// # Errors
-    /// The draft's own; the tree has what it got before.
+    /// The draft's own; the tree keeps the nodes added before.
     pub fn grow<D: Draft + ?Sized>(
         &self,
         tree: &mut TokenTree,
@@ -48,19 +48,19 @@ impl BaselineRule {
         }
     }
 
-    /// Whether its trees grow as a pacer says, so that they can go on growing.
+    /// Whether the rule's trees grow by a [`BranchSelector`], so that they can grow further later.
     #[must_use]
     pub fn is_paced(&self) -> bool {
         matches!(self, Self::Nodes(_) | Self::Learned(_))
     }
 
-    /// The confidence that ends a tree, where that is what does; else 0.
+    /// Returns the confidence at which growth stops; 0 for rules without a threshold.
     #[must_use]
     pub fn threshold(&self) -> f64 {
         if let Self::Learned(threshold) = self { threshold.alpha() } else { 0.0 }
     }
 
-    /// Takes in what came of a tree.
+    /// Adjusts the threshold, if the rule has one, to the result of a verification.
     pub fn learn(&mut self, verdict: &VerificationResult) {
         if let Self::Learned(threshold) = self {
             threshold.learn(verdict);
@@ -68,10 +68,8 @@ impl BaselineRule {
     }
 }
 
-/// A chain of so many tokens.
 #[derive(Debug, Clone, Copy)]
 struct FixedLength {
-    /// Tokens of each draft.
     tokens: usize,
 }
 
@@ -82,12 +80,11 @@ impl TreeGrowth for FixedLength {
     }
 }
 
-/// So many branches from the root, each of the same length.
 #[derive(Debug, Clone, Copy)]
 struct FixedTree {
-    /// Branches; at most [`MAX_GUESSES`](crate::draft::MAX_GUESSES) come of one draft.
+    /// Number of branches; one draft gives at most [`MAX_GUESSES`](crate::draft::MAX_GUESSES).
     width: usize,
-    /// Tokens of each.
+    /// Draft tokens per branch.
     depth: usize,
 }
 
@@ -102,7 +99,7 @@ impl TreeGrowth for FixedTree {
             }
             return Ok(!tree.is_empty());
         }
-        // Breadth first: the first leaf that is not at its depth is of the shallowest.
+        // Growth is breadth first: the first leaf above `depth` is one of the shallowest.
         let short: Vec<NodeId> = tree.leaves().filter(|&leaf| tree.depth(Some(leaf)) < self.depth).collect();
         for tip in short {
             if lengthen(tree, Some(tip), draft)? {
@@ -113,7 +110,7 @@ impl TreeGrowth for FixedTree {
     }
 }
 
-/// Puts the likeliest token behind `tip`; false if there is none, or no room.
+/// Appends the likeliest token after `tip`; returns false if there is none or the tree is full.
 fn lengthen<D: Draft + ?Sized>(
     tree: &mut TokenTree,
     tip: Option<NodeId>,

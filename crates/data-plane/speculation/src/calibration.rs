@@ -1,55 +1,55 @@
-//! How often what a model guesses comes true, by how sure it sounds.
+//! Measured acceptance of a model's draft tokens, by the probability that the model gives them.
 //!
-//! A model's own probability says how it would go on, not how the target does: a small one is too sure of itself, one that guesses among
-//! a shortlist does not know what is not on it, and a target that samples picks the likeliest less often than one that does not. So
-//! it is counted, as [`ngram`](crate::ngram) does.
+//! A drafter model's probability is not the acceptance probability. A small model is overconfident, a model
+//! with a shortlist does not know the other tokens, and a sampling target picks the likeliest token less
+//! often. The acceptance is therefore measured, as in [`ngram`](crate::ngram).
 
 use crate::{acceptance_rate::RateEstimate, draft::DraftToken};
 
-/// Probabilities that are counted together: the first begins at 0, each ends where the next begins.
+/// Least probability of each class of probabilities that are counted together.
 const CLASSES: [f64; 8] = [0.0, 0.1, 0.25, 0.4, 0.6, 0.8, 0.9, 0.97];
 
-/// What is expected of the likeliest guess of a place before any was counted.
+/// Prior acceptance of the likeliest draft token of a position.
 const USUAL: f64 = 0.6;
 
-/// How far a model's guesses are to be trusted. It is learned within a sequence, and handed on to the next of the same adapter
-/// and client ([`LruTable`](crate::lru::LruTable)).
+/// Acceptance of a model's draft tokens. A sequence learns the table and hands it to the next sequence of the
+/// same adapter and client ([`LruTable`](crate::lru::LruTable)).
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Calibration {
-    /// By class, the likeliest guess of a place and the others.
+    /// Counts by class, for the likeliest draft token of a position and for the others.
     counted: [[RateEstimate; 2]; CLASSES.len()],
-    /// The likeliest of all places.
+    /// Count of the likeliest draft token of all positions.
     usual: RateEstimate,
 }
 
 impl Calibration {
-    /// The chance that the guess of this rank, 0 the likeliest, comes true where the model gives it this probability.
+    /// Returns the acceptance probability of a token of this rank (0: likeliest) and model probability.
     #[must_use]
     pub fn of(&self, probability: f64, rank: usize) -> f64 {
         self.counted[class(probability)][rank.min(1)].chance(probability.clamp(0.0, 1.0))
     }
 
-    /// The chance that the likeliest guess of a place comes true of which nothing is known yet.
+    /// Returns the acceptance probability of the likeliest draft token at a position still unknown.
     #[must_use]
     pub fn usual(&self) -> f64 {
         self.usual.chance(USUAL)
     }
 
-    /// Makes what the model says, the likeliest first, into guesses.
+    /// Turns the model's tokens and probabilities `said`, likeliest first, into draft tokens.
     pub fn guesses<'a>(
         &'a self,
         said: impl Iterator<Item = (u32, f64)> + 'a,
     ) -> impl Iterator<Item = DraftToken> + 'a {
         let mut left = 1.0_f64;
         said.enumerate().map(move |(rank, (token, probability))| {
-            // They exclude each other.
+            // The draft tokens exclude each other, so their probabilities sum to at most 1.
             let probability = self.of(probability, rank).min(left);
             left -= probability;
             DraftToken { token, probability }
         })
     }
 
-    /// At a place where the model `said` so, the target said `truth`.
+    /// Counts a position where the model predicted `said` and the target emitted `truth`.
     pub fn count(&mut self, said: &[(u32, f64)], truth: u32) {
         for (rank, &(token, probability)) in said.iter().enumerate() {
             self.counted[class(probability)][rank.min(1)].count(token == truth);

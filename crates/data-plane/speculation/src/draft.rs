@@ -1,53 +1,53 @@
-//! Who guesses.
+//! Drafter traits.
 
 use crate::tree::{NodeId, TokenTree};
 
-/// Most guesses for one place.
+/// Maximum number of draft tokens that a drafter returns for one position.
 pub const MAX_GUESSES: usize = 4;
 
-/// A token that may come.
+/// A draft token and its acceptance probability.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DraftToken {
-    /// Its id in the vocabulary.
+    /// Token id in the vocabulary.
     pub token: u32,
-    /// How often such guesses come true, 0 to 1.
+    /// Measured acceptance probability of such draft tokens, 0 to 1.
     pub probability: f64,
 }
 
-/// Somebody who guesses what the target will say.
+/// A drafter: predicts the target's next tokens.
 pub trait Draft {
-    /// Why there are no guesses; `Infallible` for a table.
+    /// Error of the drafter; `Infallible` for a table.
     type Error;
 
-    /// The sequence goes on with `tokens`, which the target said: what is guessed from now on comes behind the last of them.
+    /// Appends `tokens`, which the target emitted. Later draft tokens continue after the last of them.
     ///
     /// # Errors
-    /// The draft cannot take them in.
+    /// The drafter cannot process the tokens.
     fn accept(&mut self, tokens: &[u32]) -> Result<(), Self::Error>;
 
-    /// What may come behind `at` (`None`: behind the root), the likeliest first, each token once, at most
-    /// [`MAX_GUESSES`]. Empty: nobody knows.
+    /// Returns draft tokens that may follow node `at` (`None`: the root), likeliest first, without
+    /// duplicates, at most [`MAX_GUESSES`]. An empty result means that the drafter has no prediction.
     ///
     /// # Errors
-    /// The draft cannot say.
+    /// The drafter cannot compute a prediction.
     fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<DraftToken>, Self::Error>;
 
-    /// Whether guessing takes time, so that it is done while there is nothing else to do, and what was guessed is kept. A table
-    /// is asked when everything is known that there is to know.
+    /// Whether prediction takes time. The caller then drafts during idle time and keeps the results. A table
+    /// is asked only when all tokens before the position are known.
     fn takes_time(&self) -> bool {
         false
     }
 }
 
-/// A draft that takes time to ask.
+/// A drafter whose predictions take time.
 pub trait CostedDraft: Draft {
-    /// Seconds that asking behind `at` would take; `None` if nobody has timed it yet.
+    /// Returns the seconds that a prediction after `at` would take; `None` before the first measurement.
     fn guess_s(&self, tree: &TokenTree, at: Option<NodeId>) -> Option<f64>;
 
-    /// The chance that the likeliest guess of a place comes true of which nothing is known yet.
+    /// Returns the acceptance probability of the likeliest draft token at a position still unknown.
     fn usual(&self) -> f64;
 
-    /// It is about to be asked what comes behind `at`, and may answer that along with what else is foreseen.
+    /// Announces a question about `at`, so that the drafter may compute announced positions together.
     fn prefetch_logits(&mut self, tree: &TokenTree, at: Option<NodeId>) {
         let _ = (tree, at);
     }
@@ -61,12 +61,10 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A draft that guesses by a hash of the way: the same way, the same guesses.
+    /// A drafter that predicts by a hash of the token path, so equal paths get equal draft tokens.
     #[derive(Debug)]
     pub(crate) struct HashedDraft {
-        /// Guesses for each place.
         pub(crate) width: usize,
-        /// Places that it was asked about.
         pub(crate) runs: Vec<Option<NodeId>>,
     }
 

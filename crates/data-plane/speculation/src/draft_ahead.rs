@@ -1,14 +1,13 @@
-//! Drafting ahead: what was drafted goes on growing while a part of it is verified (EdgeLLM §III-D, L-10, L-13).
+//! Drafting during verification: the tree grows while a part of it is verified (EdgeLLM §III-D, L-10, L-13).
 //!
 //! ```text
-//!   verified     root - a - b               the target says: a, b, then x of its own
-//!   ahead               |   +-- x - y - z   behind b somebody had guessed x: the next tree is y - z, and is there already
-//!                       +-- w               behind another token than the one that came: of no use
+//!   verified     root - a - b               the target emits a, b, then its own x
+//!   ahead               |   +-- x - y - z   x was drafted after b: the next tree is y - z and exists already
+//!                       +-- w               drafted after a token that did not come: discarded
 //! ```
 //!
-//! Each further token is guessed behind tokens that may not come, so it is *provisional*. The target's word leads down the
-//! tree, token by token. Where it ends the next root stands, and what was guessed behind it is kept; every other guess was made
-//! behind a token that did not come. If the word leads out of the tree, nothing is kept.
+//! Nodes added during verification are *provisional*. The node where the target's tokens end is the next
+//! root, and only its descendants are kept. If the tokens leave the tree, nothing is kept.
 
 use crate::{
     draft::Draft,
@@ -16,56 +15,56 @@ use crate::{
     tree_expansion::{BranchSelector, TreeGrowth as _},
 };
 
-/// A tree that goes on growing while a part of it is verified.
+/// A tree that grows while a part of it is verified.
 #[derive(Debug, Clone)]
 pub struct DraftAhead {
     tree: TokenTree,
     pacer: BranchSelector,
-    /// Nodes it had when the verification began; those that came since are provisional.
+    /// Number of nodes when the verification began; later ones are provisional.
     before: usize,
 }
 
-/// What is left of a tree once the target has said what it says of it.
+/// The remainder of a tree after its verification.
 #[derive(Debug, Clone, Default)]
 pub struct RerootedDraft {
-    /// What was guessed behind the last of its tokens.
+    /// Nodes after the last of the target's tokens.
     pub tree: TokenTree,
-    /// Whoever lets it grow.
+    /// Selector that continues the tree's growth.
     pub pacer: BranchSelector,
-    /// Provisional nodes among it.
+    /// Number of provisional nodes that were kept.
     pub kept: usize,
-    /// Provisional nodes that are gone.
+    /// Number of provisional nodes that were discarded.
     pub discarded: usize,
 }
 
 impl DraftAhead {
-    /// A tree that `pacer` has let grow, of which something is about to be verified.
+    /// Creates the state for a tree that `pacer` grew, before a part of it is verified.
     #[must_use]
     pub fn new(tree: TokenTree, pacer: BranchSelector) -> Self {
         let before = tree.len();
         Self { tree, pacer, before }
     }
 
-    /// The tree as it is.
+    /// Returns the current tree.
     #[must_use]
     pub fn tree(&self) -> &TokenTree {
         &self.tree
     }
 
-    /// Whoever had no more to say may by now.
+    /// Reopens the closed branches, because the draft may know more by now.
     pub fn reopen(&mut self) {
         self.pacer.reopen(&self.tree);
     }
 
-    /// Gives it one more token; false: there is none, or no room.
+    /// Adds one token to the tree; returns false if there is none or the tree is full.
     ///
     /// # Errors
-    /// The draft's own; the tree is as it was.
+    /// The draft's own; the tree is unchanged.
     pub fn step<D: Draft + ?Sized>(&mut self, draft: &mut D) -> Result<bool, D::Error> {
         self.pacer.step(&mut self.tree, draft)
     }
 
-    /// What is left behind the tokens that the target has `said` since, those it accepted and its own.
+    /// Returns the remainder of the tree after the target's tokens `said`, accepted ones and its own.
     #[must_use]
     pub fn reroot(self, said: &[u32]) -> RerootedDraft {
         let Self { tree, pacer, before } = self;
@@ -80,7 +79,7 @@ impl DraftAhead {
 }
 
 impl RerootedDraft {
-    /// Itself if anything was guessed meanwhile. Else nothing, so that all is guessed anew: more is known by now.
+    /// Returns the draft if any token was added during verification, else an empty one to draft anew.
     #[must_use]
     pub fn if_any(self) -> Self {
         if self.kept + self.discarded > 0 { self } else { Self::default() }
@@ -99,14 +98,14 @@ mod tests {
         tree::{NodeId, tests::trees},
     };
 
-    /// The tokens from the root to each node, and the node's own probability.
+    /// Maps the token path of each node to the node's own probability.
     fn paths(tree: &TokenTree) -> BTreeMap<Vec<u32>, u64> {
         let path = |node: NodeId| tree.path(node).iter().map(|node| tree.token(node)).collect();
         tree.nodes().map(|node| (path(node), tree.log_probability(node).exp().to_bits() >> 8)).collect()
     }
 
     proptest! {
-        /// L-13 by brute force: kept is every guess whose tokens begin with what was said, and nothing else.
+        /// L-13 by brute force: exactly the nodes whose paths begin with the target's tokens are kept.
         #[test]
         fn what_is_kept_is_what_was_guessed_behind_all_that_was_said(
             tree in trees(30),
@@ -130,7 +129,7 @@ mod tests {
             prop_assert_eq!((settled.kept, settled.discarded), (kept, tree.len() - before - kept));
         }
 
-        /// Whoever says nothing for want of time is asked again, and nothing that was guessed is forgotten.
+        /// A draft that had no token is asked again after `reopen`, and no draft token is lost.
         #[test]
         fn a_tree_goes_on_where_somebody_had_no_more_to_say(first in 1_usize..20, then in 1_usize..20) {
             let mut draft = HashedDraft { width: 3, runs: Vec::new() };
@@ -149,7 +148,7 @@ mod tests {
             prop_assert_eq!(ahead.tree.len(), had + then, "every step gives a token that was not there");
         }
 
-        /// Whoever goes on behind what was kept finds the guesses that nobody had opened, and no other tree than there would be.
+        /// A kept tree finds its unopened branches again and grows without repetition.
         #[test]
         fn a_tree_that_was_kept_goes_on_growing(first in 1_usize..20, more in 0_usize..20, then in 1_usize..20) {
             let mut draft = HashedDraft { width: 3, runs: Vec::new() };

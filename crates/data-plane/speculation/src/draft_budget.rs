@@ -1,22 +1,21 @@
-//! How long a draft that computes may take: what it has earned, and a little beside.
+//! The time that a drafter model may use: the time it saved plus a small allowance.
 //!
-//! What is worth a guess follows from how often guesses come true and from what steps take ([`verify_selection`](crate::verify_selection)). Both are
-//! estimates. So it is kept count of what came of them: a draft that costs more time than its tokens save stops, and is
-//! tried again seldom, whatever the estimates say. Reading a text before the first guess is paid out of the same.
+//! Predictions are chosen by estimates ([`verify_selection`](crate::verify_selection)), but the budget counts
+//! outcomes: a drafter that costs more time than it saves stops and is retried rarely. Prefill counts too.
 
-/// Steps that a draft may take the time of before it has earned any.
+/// Initial budget, in step durations, before the drafter has saved any time.
 const ADVANCE_STEPS: f64 = 4.0;
 
-/// Of the time that steps take, this part may be lost to a draft that saves nothing.
+/// Part of the step time that a drafter without benefit may lose.
 const LOST_PART: f64 = 0.01;
 
-/// Steps' time that is saved up at most: what was earned long ago is no reason to lose it now.
+/// Maximum budget, in step durations: savings of long ago do not justify losses now.
 const MAX_STEPS: f64 = 32.0;
 
-/// Steps' time that is owed at most: a guess that somebody else's work held up says nothing of the next.
+/// Maximum debt, in step durations: a prediction that other work delayed says nothing about the next.
 const MAX_OWED_STEPS: f64 = 1.0;
 
-/// Time that may be spent on drafting.
+/// Time budget of a drafter model.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct DraftBudget {
     /// Seconds; `None` before the first step.
@@ -24,25 +23,25 @@ pub struct DraftBudget {
 }
 
 impl DraftBudget {
-    /// Seconds that may be spent now; 0 if there are none.
+    /// Returns the seconds that may be spent now; 0 if the budget is exhausted.
     #[must_use]
     pub fn left_s(&self) -> f64 {
         self.left_s.unwrap_or(0.0).max(0.0)
     }
 
-    /// A step has taken place that takes `step_s` seconds without drafts.
+    /// Records a step that takes `step_s` seconds without drafts.
     pub fn add_step(&mut self, step_s: f64) {
         let left_s = self.left_s.unwrap_or(ADVANCE_STEPS * step_s);
         let left_s = left_s.max(-MAX_OWED_STEPS * step_s) + LOST_PART * step_s;
         self.left_s = Some(left_s.min(MAX_STEPS * step_s));
     }
 
-    /// Drafting has taken, or cost, so many seconds.
+    /// Subtracts seconds that drafting took or cost.
     pub fn spend(&mut self, seconds: f64) {
         self.left_s = self.left_s.map(|left_s| left_s - seconds);
     }
 
-    /// Tokens that came true have saved so many seconds.
+    /// Adds seconds that accepted draft tokens saved.
     pub fn earn(&mut self, seconds: f64) {
         self.spend(-seconds);
     }
@@ -52,7 +51,7 @@ impl DraftBudget {
 mod tests {
     use super::*;
 
-    /// Seconds lost in so many steps of one second, by a draft that takes what it may and saves `saved` of it.
+    /// Returns the seconds lost in `steps` steps of 1 s by a drafter that saves a fraction of its budget.
     fn lost(steps: usize, saved: f64) -> f64 {
         let (mut allowance, mut lost) = (DraftBudget::default(), 0.0);
         for _ in 0..steps {

@@ -1,31 +1,31 @@
-//! How much longer than somebody waits anyway guesses may keep them.
+//! The time limit for drafting during a verification.
 //!
-//! What is guessed while something is verified takes no time as long as it is done when that is. So a guess is begun only if it
-//! will be, by what the last few took; what they may go beyond that is [`MAX_SLOWDOWN`] of the wait, all guesses together.
+//! Drafting is free if it ends before the verification that runs meanwhile. A draft run starts only if recent
+//! durations predict that; all runs together may prolong the wait by [`MAX_SLOWDOWN`] at most.
 
 use std::time::Duration;
 
 use crate::verify_selection::MAX_SLOWDOWN;
 
-/// What of a longer guess before the latest is forgotten.
+/// Decay of the longest duration towards the latest, per run.
 const LATEST: f64 = 1.0 / 16.0;
 
-/// See the module.
+/// Time limit of the draft runs during one verification.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct DraftDeadline {
-    /// Of the last few guesses the longest.
+    /// Longest of the last few durations, decaying.
     longest: Option<Duration>,
-    /// How much longer the wait may still become.
+    /// Time by which the wait may still become longer.
     spare: Duration,
 }
 
 impl DraftDeadline {
-    /// Something begins that takes about so long.
+    /// Begins a wait of about `takes`.
     pub fn begin(&mut self, takes: Duration) {
         self.spare = takes.mul_f64(MAX_SLOWDOWN);
     }
 
-    /// A guess took so long.
+    /// Records the duration of one draft run.
     pub fn observe(&mut self, took: Duration) {
         let faded = self
             .longest
@@ -33,19 +33,19 @@ impl DraftDeadline {
         self.longest = Some(faded.max(took));
     }
 
-    /// How much longer the wait may still become.
+    /// Returns the time by which the wait may still become longer.
     #[must_use]
     pub fn spare(&self) -> Duration {
         self.spare
     }
 
-    /// Whether a guess may be begun of which nobody takes note for `left`; not the first, which nobody knows anything of.
+    /// Whether a draft run may start when the wait lasts `left` more. False until a run was observed.
     #[must_use]
     pub fn allows(&self, left: Duration) -> bool {
         self.longest.is_some_and(|longest| longest.saturating_sub(left) <= self.spare)
     }
 
-    /// What was begun with `left` left took so long.
+    /// Records that a run which started with `left` of the wait remaining took `took`.
     pub fn spend(&mut self, left: Duration, took: Duration) {
         self.spare = self.spare.saturating_sub(took.saturating_sub(left));
     }

@@ -1,7 +1,7 @@
-//! A text's own past, and a model where that does not know.
+//! A drafter that combines the n-gram table with a model.
 //!
-//! A table costs nothing to ask, so it is asked first. The model is asked where it is likely to know better, by so much that
-//! the time it takes is worth it.
+//! The table costs nothing, so it is asked first. The model is asked where its higher acceptance probability
+//! is worth its time.
 
 use std::{collections::HashSet, convert::Infallible};
 
@@ -12,32 +12,32 @@ use crate::{
     verify_selection::{StepEstimate, is_worth_asking},
 };
 
-/// What a guess of the model may cost.
+/// Time that the model's predictions may cost.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum DraftCost {
-    /// It is made before a step, which waits for it: it is to be worth that.
+    /// A step waits for the prediction, so its benefit must exceed its cost.
     Worth {
-        /// The step that it is for.
+        /// Estimate of the step that waits.
         step: StepEstimate,
-        /// Seconds that there are for guesses.
+        /// Seconds left for predictions.
         left_s: f64,
-        /// Whether it is to be asked once even where nothing promises that it is worth it, to hear how it does by now.
+        /// Whether one prediction is made regardless of its benefit, to measure the model's acceptance.
         probe: ProbePolicy,
     },
-    /// Nobody waits for it, for so many seconds.
+    /// Predictions that end within `left_s` seconds are free, because no step waits for them.
     Free {
-        /// Seconds.
+        /// Seconds left for predictions.
         left_s: f64,
     },
 }
 
 impl DraftCost {
-    /// Takes the price of a guess that takes `guess_s` seconds, as far as that is known, and comes true with `gain` more than what there
-    /// is without it. False: it is too dear. `at` is where it is asked for.
+    /// Pays for a prediction after `at` if its `gain` in expected tokens is worth it; otherwise returns
+    /// false. `guess_s` is its duration in seconds, `None` if not yet measured.
     pub fn pay(&mut self, guess_s: Option<f64>, (tree, at): (&TokenTree, Option<NodeId>), gain: f64) -> bool {
         match self {
             Self::Worth { step, left_s, probe } => {
-                // What nobody has timed yet is tried once to see what it takes.
+                // A prediction without a measured duration is tried once.
                 let guess_s = guess_s.unwrap_or(0.0);
                 let is_probe = *probe == ProbePolicy::Due && at.is_none();
                 if guess_s > *left_s || !(is_probe || is_worth_asking(step, guess_s, tree, gain)) {
@@ -48,7 +48,7 @@ impl DraftCost {
                 *probe = ProbePolicy::No;
             }
             Self::Free { left_s } => {
-                // How long what nobody has timed yet would hold somebody up is not known either.
+                // A prediction without a measured duration could delay the step by any time.
                 let guess_s = guess_s.unwrap_or(f64::MAX);
                 if guess_s > *left_s {
                     return false;
@@ -60,28 +60,27 @@ impl DraftCost {
     }
 }
 
-/// See [`DraftCost::Worth`].
+/// Whether the model is probed; see [`DraftCost::Worth`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProbePolicy {
-    /// Once.
+    /// Probe the model once at the root.
     Due,
-    /// Not now.
+    /// Do not probe now.
     No,
 }
 
-/// See the module.
+/// The n-gram table and a drafter model behind one interface.
 #[derive(Debug, Clone)]
 pub struct HybridDrafter<M> {
     table: Ngram,
     model: M,
     price: Option<DraftCost>,
-    /// The ways to what the model guessed behind the last token that the target said.
+    /// Token paths, after the last verified token, of the draft tokens that the model predicted.
     of_model: HashSet<Vec<u32>>,
-    /// The way to where it was foreseen to be asked, and whether it will ask the model there.
+    /// Path for which [`prefetch_logits`](Self::prefetch_logits) was called, with the chosen source.
     foreseen: Option<(Vec<u32>, DraftSource)>,
 }
 
-/// Who is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum DraftSource {
     Table,
@@ -89,47 +88,47 @@ enum DraftSource {
 }
 
 impl<M: CostedDraft> HybridDrafter<M> {
-    /// Both know the same text; the model is not asked before it has a [price](Self::set_price).
+    /// Creates a drafter; `table` and `model` know the same text. The model needs a [price](Self::set_price).
     #[must_use]
     pub fn new(table: Ngram, model: M) -> Self {
         Self { table, model, price: None, of_model: HashSet::new(), foreseen: None }
     }
 
-    /// The table.
+    /// Returns the n-gram table.
     #[must_use]
     pub fn table(&self) -> &Ngram {
         &self.table
     }
 
-    /// The model.
+    /// Returns the drafter model.
     #[must_use]
     pub fn model(&self) -> &M {
         &self.model
     }
 
-    /// The model, for its own business.
+    /// Returns the drafter model for changes.
     pub fn model_mut(&mut self) -> &mut M {
         &mut self.model
     }
 
-    /// From now on the model is asked where this allows it.
+    /// Sets the time that predictions of the model may cost from now on.
     pub fn set_price(&mut self, price: DraftCost) {
         self.price = Some(price);
     }
 
-    /// Whether the model guessed anything behind the last token that the target said.
+    /// Whether the model predicted any token after the last verified one.
     #[must_use]
     pub fn was_asked(&self) -> bool {
         !self.of_model.is_empty()
     }
 
-    /// Whether the model guessed this node of a tree that was drafted last.
+    /// Whether the model predicted this node of the latest tree.
     #[must_use]
     pub fn is_of_model(&self, tree: &TokenTree, node: NodeId) -> bool {
         self.of_model.contains(&way(tree, Some(node)))
     }
 
-    /// It is about to be asked what comes behind `at`: if it is to ask the model there, that may answer others along.
+    /// Announces a question about `at`. If the model would be asked, it computes it with others.
     pub fn prefetch_logits(&mut self, tree: &TokenTree, at: Option<NodeId>)
     where
         M: Draft<Error = Infallible>,
@@ -142,7 +141,7 @@ impl<M: CostedDraft> HybridDrafter<M> {
         self.foreseen = Some((way(tree, at), asks));
     }
 
-    /// Whom to ask behind `at`, where the table has these guesses; the model is paid for.
+    /// Chooses the source of draft tokens after `at`, given the table's, and pays for the model.
     fn asks(&mut self, tree: &TokenTree, at: Option<NodeId>, table: &[DraftToken]) -> DraftSource {
         let (usual, best) = (self.model.usual(), table.first().map_or(0.0, |guess| guess.probability));
         let Some(price) = self.price.as_mut().filter(|_| usual > best) else { return DraftSource::Table };
@@ -159,7 +158,7 @@ impl<M: CostedDraft + Draft<Error = Infallible>> Draft for HybridDrafter<M> {
     type Error = Infallible;
 
     fn accept(&mut self, tokens: &[u32]) -> Result<(), Infallible> {
-        // What was guessed further on is still there where the target came by.
+        // Predictions further along the accepted path remain valid.
         let rest = |way: Vec<u32>| Some(way.strip_prefix(tokens)?.to_vec()).filter(|rest| !rest.is_empty());
         self.of_model = std::mem::take(&mut self.of_model).into_iter().filter_map(rest).collect();
         self.foreseen = None;
@@ -197,7 +196,7 @@ impl<M: CostedDraft + Draft<Error = Infallible>> Draft for HybridDrafter<M> {
     }
 }
 
-/// The tokens from behind the root to `node`.
+/// Returns the tokens after the root up to `node`.
 fn way(tree: &TokenTree, node: Option<NodeId>) -> Vec<u32> {
     node.into_iter().flat_map(|node| tree.path(node).iter()).map(|node| tree.token(node)).collect()
 }

@@ -1,32 +1,32 @@
-//! Speculation: tokens are guessed, and many guesses are verified in one pass of the target (EdgeLLM; DESIGN section 11).
+//! Speculative decoding: one pass of the target model verifies many draft tokens (EdgeLLM, DESIGN 11).
 //!
 //! ```text
-//! Draft -> Growth -> TokenTree -> worth -> Segments -> (the target's pass) -> Walk -> Verdict -> Threshold
-//!                       +-- Ahead: grows on meanwhile ----------------------------------+
+//! Draft -> TreeGrowth -> TokenTree -> worth -> Segments -> (target's pass) -> TreeVerifier -> Threshold
+//!                           +-- DraftAhead: grows during the pass ----------------+
 //! ```
 //!
-//! No answer changes: at each position the target draws with its own generator, keyed by seed and position, and a drafted
-//! token survives if it is the one drawn. What is decided here is how soon an answer comes, never what it is.
+//! Speculation never changes an answer. At each position the target samples with its own generator, keyed by
+//! seed and position; a draft token is accepted only if it is the sampled token. Only the latency changes.
 //!
 //! # Layout
 //!
-//! - [`tree`]: drafted tokens, and how they lie in rows of a pass.
-//! - [`verification`]: what the target says of them.
-//! - [`threshold`]: how unlikely a tree becomes before it is verified, learned from verdicts.
-//! - [`draft`]: who guesses. [`ngram`]: out of what the sequence said before, without a model. [`hybrid_drafter`]: a model where that
-//!   does not know.
-//! - [`calibration`]: how often what a model guesses comes true; `acceptance_rate`: how often anything does.
-//! - [`tree_expansion`]: which branch of a tree gets the next token.
-//! - [`baselines`]: the shapes of trees that the paper compares with.
-//! - [`verify_selection`]: which drafted tokens are worth a row of the pass, and which guesses the time they take. [`draft_budget`]: how much of
-//!   it there is.
-//! - [`draft_ahead`]: what is drafted while the target is busy, and what of it is kept. [`draft_deadline`]: for how long.
-//! - [`lru`]: what was learned about the adapters and clients that came last.
+//! - [`tree`]: the token tree, and its layout in rows of a pass.
+//! - [`verification`]: the comparison of a tree with the target's tokens.
+//! - [`threshold`]: the confidence below which a tree is verified, learned from earlier verifications.
+//! - [`draft`]: the drafter traits. [`ngram`]: the drafter over the sequence's own tokens, without a model.
+//! - [`hybrid_drafter`]: the n-gram drafter, with a model where the table is unlikely to be right.
+//! - [`calibration`]: measured acceptance of a model's draft tokens. `acceptance_rate`: a decaying average.
+//! - [`tree_expansion`]: the choice of the branch that gets the next token.
+//! - [`baselines`]: the tree shapes that the paper compares with.
+//! - [`verify_selection`]: the choice of draft tokens worth a row, and of model runs worth their time.
+//! - [`draft_budget`]: the time that drafting may take.
+//! - [`draft_ahead`]: drafting during verification. [`draft_deadline`]: its time limit.
+//! - [`lru`]: statistics of the most recent adapters and clients.
 //!
 //! # Principles
 //!
-//! - Nothing here knows a model, reads a clock or draws a number.
-//! - Confidences are probabilities: whoever guesses says how often such guesses come true, not how sure a model sounds.
+//! - No code here knows a model, reads a clock or draws a random number.
+//! - Confidences are measured acceptance probabilities, not the probabilities that a model computes.
 
 #![forbid(unsafe_code)]
 

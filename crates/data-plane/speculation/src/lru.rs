@@ -1,11 +1,11 @@
-//! What was learned about those who came last.
+//! A bounded table of statistics of the most recent adapters and clients.
 //!
-//! How far a draft is to be trusted depends on whose text it drafts: the adapter, which the draft does not have, and the client
-//! (CHECKLIST D4.11). There may be any number of them, and a server keeps a bounded number in mind.
+//! The acceptance of draft tokens depends on the adapter, which the drafter does not have, and on the client
+//! (CHECKLIST D4.11). Both may be any number, so a server keeps a bounded number of entries.
 
 use std::{collections::HashMap, hash::Hash};
 
-/// A bounded table. Where it is full, whoever was asked for longest ago is forgotten.
+/// A bounded table that evicts the least recently used entry when it is full.
 #[derive(Debug, Clone)]
 pub struct LruTable<K, V> {
     entries: HashMap<K, (u64, V)>,
@@ -14,17 +14,17 @@ pub struct LruTable<K, V> {
 }
 
 impl<K: Hash + Eq + Clone, V: Default> LruTable<K, V> {
-    /// Room for so many, at least one.
+    /// Creates a table of at most `max_entries` entries, at least one.
     #[must_use]
     pub fn new(max_entries: usize) -> Self {
         Self { entries: HashMap::new(), max_entries: max_entries.max(1), asked: 0 }
     }
 
-    /// What is known of `key`: where that is nothing, what is known of nobody.
+    /// Returns the entry of `key`, which is the default value if the table has none.
     pub fn of(&mut self, key: &K) -> &mut V {
         self.asked += 1;
         if self.entries.len() >= self.max_entries && !self.entries.contains_key(key) {
-            // Seldom: a key that is new to a full table. Looking through all of them then is cheaper than an order kept always.
+            // A new key in a full table is rare, so a scan costs less than an order that is always kept.
             let oldest = self.entries.iter().min_by_key(|(_, (asked, _))| *asked).map(|(key, _)| key.clone());
             oldest.map(|key| self.entries.remove(&key));
         }

@@ -1,12 +1,12 @@
-//! A draft without a model: what came the last time these tokens came (prompt lookup).
+//! The n-gram drafter (prompt lookup): predicts what followed the same tokens earlier in the sequence.
 //!
-//! Texts quote: code that is edited, documents that are summed up, JSON of one shape. The index is over the sequence's own
-//! tokens, prompt and answer, and each token costs the same, however many there are. Tokens are chained back to where the same
-//! one to four tokens stood last, as in LZ77; what matched there is followed back to see how much more is equal.
+//! The index covers the sequence's prompt and answer; adding a token takes constant time. Each position links
+//! to the previous position after the same one to four tokens, as in LZ77. The drafter then measures how much
+//! more matches there.
 //!
-//! How sure a guess is says no model, so it is counted: how often what followed a match of this length came again
-//! ([`AcceptanceTable`]). It is counted for every token that the target says, drafted or not, so it costs no verification to find
-//! out that a text does not repeat, or that it has begun to.
+//! The acceptance probability is measured by match length ([`AcceptanceTable`]), for every token of the
+//! target, drafted or not. The drafter thus notices without verification that a text starts or stops
+//! repeating.
 
 mod acceptance_table;
 
@@ -18,43 +18,43 @@ use crate::{
     tree::{NodeId, TokenTree},
 };
 
-/// Longest run of tokens that is looked up at once.
+/// Longest n-gram in the index.
 const MAX_GRAM: usize = 4;
 
-/// Longest match that is told from a shorter one.
+/// Longest match length that is distinguished from a shorter one.
 const MAX_MATCH: usize = 32;
 
-/// Most places that are looked at for one run of tokens.
+/// Maximum number of positions that are compared per n-gram.
 const MAX_LINKS: usize = 8;
 
-/// No token's id: fills up what is shorter than [`MAX_GRAM`].
+/// Padding for n-grams shorter than [`MAX_GRAM`]; not a valid token id.
 const NONE: u32 = u32::MAX;
 
-/// The last tokens before a place, at most [`MAX_GRAM`], behind as many [`NONE`] as are missing.
+/// The last [`MAX_GRAM`] tokens before a position, padded in front with [`NONE`].
 type Gram = [u32; MAX_GRAM];
 
-/// A sequence's own past as a draft.
+/// A drafter that uses the sequence's own tokens.
 #[derive(Debug, Clone)]
 pub struct Ngram {
     tokens: Vec<u32>,
-    /// Where the token behind each run of tokens stands that came last.
+    /// For each n-gram, the position of the token after its latest occurrence.
     latest: HashMap<Gram, u32>,
-    /// For each token and length of run (less one): where the token behind the same run stood before; 0, which no run
-    /// stands before, if nowhere.
+    /// For each position and n-gram length (less one), the position after the previous occurrence; 0 if there
+    /// is none, since no n-gram precedes position 0.
     before: Vec<[u32; MAX_GRAM]>,
     survival: AcceptanceTable,
 }
 
-/// What stood behind a match.
+/// A token that followed a match.
 #[derive(Debug, Clone, Copy)]
 struct NgramMatch {
     token: u32,
-    /// Tokens that are equal.
+    /// Number of equal tokens before the position.
     matched: usize,
 }
 
 impl Ngram {
-    /// Behind `prompt`, trusted as `survival` says.
+    /// Creates a drafter for `prompt` with the acceptance statistics `survival`.
     #[must_use]
     pub fn new(prompt: &[u32], survival: AcceptanceTable) -> Self {
         let mut all = Self { tokens: Vec::new(), latest: HashMap::new(), before: Vec::new(), survival };
@@ -62,7 +62,7 @@ impl Ngram {
         all
     }
 
-    /// How far it is to be trusted by now.
+    /// Returns the acceptance statistics measured so far.
     #[must_use]
     pub fn survival(&self) -> &AcceptanceTable {
         &self.survival
@@ -79,7 +79,7 @@ impl Ngram {
         self.tokens.push(token);
     }
 
-    /// What stood behind the longest matches of the end of `text`, the likeliest first.
+    /// Returns the tokens that followed the longest matches of the end of `text`, likeliest first.
     fn lookup(&self, text: &[u32]) -> Vec<NgramMatch> {
         let mut found: Vec<NgramMatch> = Vec::new();
         for length in (1..=text.len().min(MAX_GRAM)).rev() {
@@ -103,7 +103,7 @@ impl Ngram {
                 break;
             }
         }
-        // Stable: of equal matches the latest first.
+        // The sort is stable, so the latest of equal matches stays first.
         found.sort_by_key(|found| std::cmp::Reverse(found.matched));
         found.truncate(MAX_GUESSES);
         found
@@ -129,7 +129,7 @@ impl Draft for Ngram {
         text.extend(at.into_iter().flat_map(|at| tree.path(at).iter()).map(|node| tree.token(node)));
         let mut left = 1.0_f64;
         let guess = |(rank, found): (usize, NgramMatch)| {
-            // They exclude each other.
+            // The draft tokens exclude each other, so their probabilities sum to at most 1.
             let probability = self.survival.of(found.matched, rank).min(left);
             left -= probability;
             DraftToken { token: found.token, probability }
@@ -138,14 +138,14 @@ impl Draft for Ngram {
     }
 }
 
-/// The last `length` tokens of `text`.
+/// Returns the last `length` tokens of `text`.
 fn gram(text: &[u32], length: usize) -> Gram {
     let mut gram = [NONE; MAX_GRAM];
     gram[MAX_GRAM - length..].copy_from_slice(&text[text.len() - length..]);
     gram
 }
 
-/// How many tokens before the ends of both are equal, at most [`MAX_MATCH`].
+/// Returns the number of equal tokens at the ends of `a` and `b`, at most [`MAX_MATCH`].
 fn matched(a: &[u32], b: &[u32]) -> usize {
     a.iter().rev().zip(b.iter().rev()).take(MAX_MATCH).take_while(|(a, b)| a == b).count()
 }

@@ -1,37 +1,37 @@
-//! When a tree is verified: as soon as its confidence falls below a threshold that verdicts move (EdgeLLM §III-C, L-08, L-09).
+//! The confidence threshold of verification, adjusted by its results (EdgeLLM §III-C, L-08, L-09).
 //!
-//! T_c, the tree's confidence, is the chance that its best branch is right to its end. While it is above alpha the draft goes
-//! on; below, the target is asked (*fallback*). A draft that is right is trusted further: alpha is halved. After an error alpha
-//! rises, by how much is the [`ThresholdRule`].
+//! T_c, the tree's confidence, is the chance that its best branch is accepted to its end. Drafting continues
+//! while T_c is at least alpha; then the target verifies (*fallback*). Alpha is halved after a fully accepted
+//! branch. After an error it rises by the [`ThresholdRule`].
 
 use crate::{tree::TokenTree, verification::VerificationResult};
 
-/// Where alpha starts; the paper finds that it hardly matters (Fig. 12).
+/// Initial alpha; the paper finds that the value hardly matters (Fig. 12).
 pub const INITIAL_ALPHA: f64 = 0.01;
 
-/// Alpha's bounds. Below, a tree would be full before it is verified; above, every token would be verified alone.
+/// Bounds of alpha: below, a tree would be full before it is due; above, each token is verified alone.
 const ALPHA_RANGE: (f64, f64) = (1e-6, 0.9);
 
-/// What alpha is multiplied with when everything was right (Eq. 3; the best of those in Fig. 12).
+/// Factor on alpha when everything was accepted (Eq. 3; the best of those in Fig. 12).
 const TRUST: f64 = 0.5;
 
-/// What alpha becomes after an error, with N_all tokens on the most matching branch, N_correct of them right, and C its
-/// confidence.
+/// The rule for alpha after an error. The most matching branch has N_all tokens, N_correct accepted tokens
+/// and confidence C.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ThresholdRule {
-    /// `alpha / C^((N_all - N_correct) / N_all)`: as the text says, alpha divided by "the average cumulative confidence of all
-    /// tokens subsequent to the incorrectly generated one". C^(1/N_all) is what a token of the branch has on average, and there
-    /// are N_all - N_correct of them.
+    /// `alpha / C^((N_all - N_correct) / N_all)`, as the paper's text says: alpha divided by "the average
+    /// cumulative confidence of all tokens subsequent to the incorrectly generated one". C^(1/N_all) is the
+    /// mean probability of a token of the branch, and N_all - N_correct tokens were rejected.
     #[default]
     Exp,
-    /// `(N_all - N_correct) / N_all`: Eq. 3 as printed. It forgets what alpha was, and where the first token is wrong it
-    /// becomes 1: whatever was learned before, from then on each token is verified alone.
+    /// `(N_all - N_correct) / N_all`: Eq. 3 as printed. The rule ignores the former alpha. After a wrong
+    /// first token alpha is 1, so each token is then verified alone.
     Printed,
-    /// `alpha` divided by the product of the probabilities that those tokens really had.
+    /// `alpha` divided by the product of the actual probabilities of the rejected tokens.
     Suffix,
 }
 
-/// Alpha of one adapter and client, and how it moves.
+/// Alpha of one adapter and client, with its rule.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Threshold {
     rule: ThresholdRule,
@@ -45,25 +45,25 @@ impl Default for Threshold {
 }
 
 impl Threshold {
-    /// Before the first verdict.
+    /// Creates a threshold with [`INITIAL_ALPHA`].
     #[must_use]
     pub fn new(rule: ThresholdRule) -> Self {
         Self { rule, alpha: INITIAL_ALPHA }
     }
 
-    /// Alpha: the confidence below which a tree is verified.
+    /// Returns alpha, the confidence below which a tree is verified.
     #[must_use]
     pub fn alpha(&self) -> f64 {
         self.alpha
     }
 
-    /// Whether `tree` is to be verified now; asked after every drafted token.
+    /// Whether `tree` is to be verified now; asked after every draft token.
     #[must_use]
     pub fn is_due(&self, tree: &TokenTree) -> bool {
         tree.tree_confidence() < self.alpha
     }
 
-    /// Moves alpha as the verdict says. A verdict of no guess says nothing.
+    /// Adjusts alpha to a verification result. A result without draft tokens changes nothing.
     pub fn learn(&mut self, verdict: &VerificationResult) {
         let &VerificationResult { all, correct, confidence, suffix, .. } = verdict;
         if all == 0 {
@@ -76,7 +76,7 @@ impl Threshold {
             ThresholdRule::Printed => wrong_part,
             ThresholdRule::Suffix => self.alpha / suffix,
         };
-        // Divided by nothing it is without bound, or no number where alpha is nothing too, which it never is.
+        // A division by zero gives infinity, which is clamped. NaN cannot occur, since alpha is never zero.
         self.alpha = alpha.clamp(ALPHA_RANGE.0, ALPHA_RANGE.1);
     }
 }
@@ -85,7 +85,7 @@ impl Threshold {
 mod tests {
     use super::*;
 
-    /// A verdict over a chain of tokens of these probabilities, the first `correct` of which were right.
+    /// Result for a chain of tokens with these probabilities and `correct` accepted tokens.
     fn verdict(probabilities: &[f64], correct: usize) -> VerificationResult {
         VerificationResult {
             accepted: Vec::new(),
@@ -97,7 +97,7 @@ mod tests {
         }
     }
 
-    /// By hand: a chain of 0.9 0.8 0.5 0.4 (C = 0.144), alpha 0.01 before.
+    /// By hand: a chain of 0.9 0.8 0.5 0.4 (C = 0.144), with alpha 0.01 before.
     #[test]
     fn alpha_moves_as_each_rule_says() {
         let chain = [0.9, 0.8, 0.5, 0.4];
@@ -110,7 +110,7 @@ mod tests {
             (2, 0.026_352, 0.5, 0.05),
             // 0.01 / 0.144^(3/4), 3/4, 0.01 / 0.16
             (1, 0.042_778, 0.75, 0.062_5),
-            // 0.01 / 0.144, all of it (1, brought into bounds), the same
+            // 0.01 / 0.144, 1 (clamped to 0.9), 0.01 / 0.144
             (0, 0.069_444, 0.9, 0.069_444),
         ];
         for (correct, exp, printed, suffix) in golden {

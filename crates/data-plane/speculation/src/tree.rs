@@ -1,12 +1,12 @@
-//! A tree of drafted tokens.
+//! A tree of draft tokens.
 //!
-//! The root is the last verified token. It is no node: nobody guessed it. Nodes are numbered as they came, so that parents
-//! stand before their children and a tree that grew keeps its numbers. A tree is a set of prefixes: siblings that are equal
-//! are one node.
+//! The root is the last verified token and is not a node, because no drafter predicted it. Node numbers
+//! follow insertion order, so parents come before their children and a growing tree keeps its numbers. A tree
+//! is a set of prefixes: equal siblings are one node.
 //!
 //! # Layout
 //!
-//! - `nodes`: numbers of nodes, and sets of them. `segments`: how a tree lies in the rows of a pass.
+//! - `nodes`: node numbers and node sets. `segments`: the layout of a tree in the rows of a pass.
 
 mod nodes;
 mod segments;
@@ -18,55 +18,55 @@ pub use self::{
     segments::{RowSpan, Segment, Segments},
 };
 
-/// Most nodes of a tree: a set of them is one word.
+/// Maximum number of nodes of a tree. A node set is one 64-bit word.
 pub const MAX_NODES: usize = 64;
 
-/// See the module. A structure of arrays: entry `i` of each is node `i`'s.
+/// A token tree as a structure of arrays: entry `i` of each array belongs to node `i`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TokenTree {
     tokens: Vec<u32>,
     /// `None` for children of the root.
     parents: Vec<Option<NodeId>>,
-    /// Tokens behind the root: 1 for its children.
+    /// Number of tokens after the root: 1 for children of the root.
     depths: Vec<usize>,
-    /// Natural logarithms of the tokens' probabilities.
+    /// Natural logarithms of the token probabilities.
     logprobs: Vec<f64>,
-    /// Products of the probabilities from the root to here (EdgeLLM's C).
+    /// Products of the probabilities on the path from the root (EdgeLLM's C).
     confidences: Vec<f64>,
-    /// The nodes on the way from the root to here, this one among them.
+    /// Nodes on the path from the root, including the node itself.
     paths: Vec<NodeSet>,
 }
 
 impl TokenTree {
-    /// A root alone.
+    /// Creates a tree of only the root.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Nodes there are.
+    /// Returns the number of nodes, without the root.
     #[must_use]
     pub fn len(&self) -> usize {
         self.tokens.len()
     }
 
-    /// True of a root alone.
+    /// True if the tree has only its root.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.tokens.is_empty()
     }
 
-    /// True if it takes no more nodes.
+    /// True if the tree has [`MAX_NODES`] nodes.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.len() >= MAX_NODES
     }
 
-    /// Guesses `token` behind `parent` (`None`: behind the root) with a probability, which is brought into 0 to 1. If it
-    /// was guessed there before, that node remains as it is. `None` if the tree is full.
+    /// Adds draft token `token` after `parent` (`None`: the root) with a probability, which is clamped to 0
+    /// to 1. An equal child remains unchanged and is returned. Returns `None` if the tree is full.
     ///
     /// # Panics
-    /// If `parent` is of another tree: a programmer's error.
+    /// If `parent` belongs to another tree, which is a programmer's error.
     pub fn push(&mut self, parent: Option<NodeId>, token: u32, probability: f64) -> Option<NodeId> {
         if let Some(known) = self.child(parent, token) {
             return Some(known);
@@ -83,65 +83,65 @@ impl TokenTree {
         Some(node)
     }
 
-    /// All nodes, parents before their children.
+    /// Iterates over all nodes, parents before their children.
     pub fn nodes(&self) -> impl DoubleEndedIterator<Item = NodeId> + use<> {
         NodeSet::first(self.len()).iter()
     }
 
-    /// The nodes behind `parent`, the first guess first.
+    /// Iterates over the children of `parent` in insertion order.
     pub fn children(&self, parent: Option<NodeId>) -> impl Iterator<Item = NodeId> {
         self.nodes().filter(move |&node| self.parent(node) == parent)
     }
 
-    /// The node that guesses `token` behind `parent`.
+    /// Returns the child of `parent` with draft token `token`.
     #[must_use]
     pub fn child(&self, parent: Option<NodeId>, token: u32) -> Option<NodeId> {
         self.children(parent).find(|&node| self.token(node) == token)
     }
 
-    /// Nodes with nothing behind them: each is the end of a branch.
+    /// Iterates over the nodes without children; each is the end of a branch.
     pub fn leaves(&self) -> impl Iterator<Item = NodeId> {
         let inner: NodeSet = self.nodes().filter_map(|node| self.parent(node)).collect();
         self.nodes().filter(move |&node| !inner.contains(node))
     }
 
-    /// The token guessed.
+    /// Returns the draft token of `node`.
     #[must_use]
     pub fn token(&self, node: NodeId) -> u32 {
         self.tokens[node.index()]
     }
 
-    /// What it stands behind; `None`: the root.
+    /// Returns the parent of `node`; `None` for the root.
     #[must_use]
     pub fn parent(&self, node: NodeId) -> Option<NodeId> {
         self.parents[node.index()]
     }
 
-    /// Tokens behind the root; 0 for the root.
+    /// Returns the number of tokens after the root; 0 for the root.
     #[must_use]
     pub fn depth(&self, node: Option<NodeId>) -> usize {
         node.map_or(0, |node| self.depths[node.index()])
     }
 
-    /// The natural logarithm of the token's probability behind its parent.
+    /// Returns the natural logarithm of the token's probability, given its parent.
     #[must_use]
     pub fn log_probability(&self, node: NodeId) -> f64 {
         self.logprobs[node.index()]
     }
 
-    /// The product of the probabilities since the last verified token; 1 for that.
+    /// Returns the product of the probabilities after the last verified token; 1 for the root.
     #[must_use]
     pub fn confidence(&self, node: Option<NodeId>) -> f64 {
         node.map_or(1.0, |node| self.confidences[node.index()])
     }
 
-    /// EdgeLLM's T_c (§III-C, L-08): the confidence of the branch that has most; 1 for a root alone.
+    /// Returns EdgeLLM's T_c (§III-C, L-08): the highest confidence of any branch; 1 for a root alone.
     #[must_use]
     pub fn tree_confidence(&self) -> f64 {
         self.leaves().map(|leaf| self.confidence(Some(leaf))).reduce(f64::max).unwrap_or(1.0)
     }
 
-    /// What a token behind the best branch will have, if it is as likely as those before it in the mean; 1 for a root alone.
+    /// Returns the confidence of the best branch after one more token of its mean probability; 1 if empty.
     #[must_use]
     pub fn next_confidence(&self) -> f64 {
         let best =
@@ -152,38 +152,36 @@ impl TokenTree {
         })
     }
 
-    /// The branch that somebody would bet on: from the root always the likeliest child, the first guess of equals.
+    /// Iterates from the root over the likeliest child of each node; the first of equal children wins.
     pub fn likeliest_branch(&self) -> impl Iterator<Item = NodeId> {
         let likelier = |a, b| if self.confidence(Some(b)) > self.confidence(Some(a)) { b } else { a };
         let behind = move |parent| self.children(parent).reduce(likelier);
         std::iter::successors(behind(None), move |&node| behind(Some(node)))
     }
 
-    /// The nodes on the way from the root to `node`, itself among them, in the order of their numbers, which is that of
-    /// their depths.
+    /// Returns the nodes from the root to `node`, including `node`, in the order of numbers and depths.
     #[must_use]
     pub fn path(&self, node: NodeId) -> NodeSet {
         self.paths[node.index()]
     }
 
-    /// The nodes with most confidence, so many of them: with a node, all those before it.
+    /// Returns the `count` nodes with the highest confidence, which include the ancestors of each.
     #[must_use]
     pub fn likeliest(&self, count: usize) -> NodeSet {
         let mut order: Vec<NodeId> = self.nodes().collect();
-        // Stable: of equal confidence, parents stay before their children.
+        // The sort is stable, so parents stay before children of equal confidence.
         order.sort_by(|&a, &b| self.confidence(Some(b)).total_cmp(&self.confidence(Some(a))));
         order.into_iter().take(count).collect()
     }
 
-    /// The tree of the `kept` nodes alone, renumbered in their order. Nodes whose parents are not kept are not either.
+    /// Returns the tree of the `kept` nodes, renumbered in order. Nodes without kept parents are dropped.
     #[must_use]
     pub fn pruned(&self, kept: NodeSet) -> Self {
         self.grafted(None, kept).tree
     }
 
-    /// The tree behind what the target has `said` (L-13): tokens that it accepted, and its own. Where they lead to the new root stands,
-    /// and what was guessed behind it survives. Every other guess was made behind a token that did not come. `None` if they lead
-    /// out of the tree.
+    /// Returns the tree after the target's tokens `said`, accepted ones and its own (L-13). The node at the
+    /// end of `said` becomes the root; only its descendants survive. `None` if `said` leaves the tree.
     #[must_use]
     pub fn rerooted(&self, said: &[u32]) -> Option<RerootedTree> {
         let root = said.iter().try_fold(None, |at, &token| self.child(at, token).map(Some))?;
@@ -191,7 +189,7 @@ impl TokenTree {
         Some(self.grafted(root, self.nodes().filter(behind).collect()))
     }
 
-    /// The `kept` nodes that lead back to `root` by nothing but kept nodes, behind it.
+    /// Returns the `kept` nodes that reach `root` through kept nodes only, as a tree after `root`.
     fn grafted(&self, root: Option<NodeId>, kept: NodeSet) -> RerootedTree {
         let mut grafted = RerootedTree { root, ..RerootedTree::default() };
         for node in kept.iter().filter(|node| node.index() < self.len()) {
@@ -210,25 +208,25 @@ impl TokenTree {
     }
 }
 
-/// What is left of a tree behind another root.
+/// A tree after its root moved to one of its nodes.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RerootedTree {
-    /// The nodes, renumbered.
+    /// The surviving nodes, renumbered.
     pub tree: TokenTree,
-    /// What each of them was called before: whoever keeps something for a node moves it accordingly.
+    /// Former number of each surviving node, by which data kept per node can be moved.
     pub kept: Vec<NodeId>,
-    /// What the root was called; `None` if it is the same.
+    /// Former number of the new root; `None` if the root is unchanged.
     pub root: Option<NodeId>,
 }
 
 impl RerootedTree {
-    /// The number that a former node has now; `None` if it is gone.
+    /// Returns the new number of a former node; `None` if the node was dropped.
     #[must_use]
     pub fn new_id(&self, former: NodeId) -> Option<NodeId> {
         self.kept.iter().position(|&node| node == former).and_then(NodeId::new)
     }
 
-    /// Where a former place is now, `Some(None)` being the root; `None` if it is gone.
+    /// Returns the new place of a former node or root (`Some(None)`: the root); `None` if it was dropped.
     pub(crate) fn place(&self, former: Option<NodeId>) -> Option<Option<NodeId>> {
         if former == self.root { Some(None) } else { self.new_id(former?).map(Some) }
     }

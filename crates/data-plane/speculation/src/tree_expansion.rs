@@ -1,19 +1,19 @@
-//! Which branch gets the next token: the width-adaptive tree and its pacer (EdgeLLM §III-B, L-02 to L-04).
+//! The choice of the branch that gets the next token: the width-adaptive tree (EdgeLLM §III-B, L-02 to L-04).
 //!
-//! A likely branch should be long and an unlikely one short: `L_i = C_i · M` (Eq. 1), with M tokens in the tree, and C_i
-//! branch i's confidence as a part of all branches' (else the lengths would not add up to M). D, the tokens that the
-//! shortest-fallen branch lacks, is how far a tree is from that (Eq. 2):
+//! A likely branch should be long and an unlikely one short: `L_i = C_i · M` (Eq. 1). M is the number of
+//! tokens in the tree and C_i the normalized confidence of branch i. D, the largest deficit of any branch, is
+//! the distance from that (Eq. 2):
 //!
 //! ```text
 //! D = max_i (M · C_i - T_i)
 //! ```
 //!
-//! with T_i tokens in branch i, those before its fork being its parent's. The next token goes where it makes D least. That is
-//! the branch that lacks most, `M` counting the token that is about to come.
+//! T_i is the number of tokens in branch i after its fork. The next token goes where it makes D least. That
+//! is the branch with the largest deficit, if `M` counts the coming token.
 //!
-//! Branches that nobody has *opened* compete too: each guess besides the first, at any place, is one of no tokens so far. So
-//! the tree is as wide as its draft is unsure. One step is one token of one branch: small machines gain nothing from drafting
-//! several branches at once.
+//! *Unopened* branches compete too: each draft token besides the first at a position is a branch of no tokens
+//! yet. The tree is thus as wide as its draft is unsure. One step adds one token to one branch, because small
+//! machines gain nothing from drafting several branches at once.
 
 use std::fmt;
 
@@ -22,22 +22,22 @@ use crate::{
     tree::{MAX_NODES, NodeId, RerootedTree, Segments, TokenTree},
 };
 
-/// Most branches that compete; the paper keeps what it verifies at once below ten.
+/// Maximum number of competing branches; the paper verifies fewer than ten at once.
 pub const MAX_BRANCHES: usize = 10;
 
-/// How a tree grows.
+/// A policy for the growth of a token tree.
 pub trait TreeGrowth: fmt::Debug {
-    /// Gives `tree` one more token. False: it has all it is to have.
+    /// Adds one token to `tree`; returns false if the tree cannot grow further.
     ///
     /// # Errors
-    /// The draft's own; the tree is as it was.
+    /// The draft's own; the tree is unchanged.
     fn step<D: Draft + ?Sized>(&mut self, tree: &mut TokenTree, draft: &mut D) -> Result<bool, D::Error>;
 }
 
-/// Lets `tree` grow to `max_nodes` at most, or until the tree is to be verified, which is asked after every token.
+/// Grows `tree` until it has `max_nodes` nodes, or until `is_due`, asked before every token, returns true.
 ///
 /// # Errors
-/// The draft's own; the tree has what it got before.
+/// The draft's own; the tree keeps the nodes added before.
 pub fn grow<D: Draft + ?Sized>(
     tree: &mut TokenTree,
     (growth, draft): (&mut impl TreeGrowth, &mut D),
@@ -48,18 +48,18 @@ pub fn grow<D: Draft + ?Sized>(
     Ok(())
 }
 
-/// A branch as the pacer sees it.
+/// State of one branch, as the selector compares it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BranchState {
-    /// Its confidence C, up to its last token.
+    /// Confidence C up to the branch's last token.
     pub confidence: f64,
-    /// Tokens T behind its fork; 0 before it is opened.
+    /// Number of tokens T after the branch's fork; 0 for an unopened branch.
     pub tokens: usize,
-    /// Tokens between the root and where its next one will be.
+    /// Depth of the token before the branch's next one; 0 for the root.
     pub depth: usize,
 }
 
-/// What each branch lacks of its length once the tree has a token more: `M · C_i / ΣC - T_i`.
+/// Computes each branch's deficit once the tree has one more token: `M · C_i / ΣC - T_i`.
 fn deficits(branches: &[BranchState]) -> impl Iterator<Item = f64> {
     let after = 1 + branches.iter().map(|branch| branch.tokens).sum::<usize>();
     let sum: f64 = branches.iter().map(|branch| branch.confidence).sum();
@@ -67,8 +67,8 @@ fn deficits(branches: &[BranchState]) -> impl Iterator<Item = f64> {
     branches.iter().map(move |branch| per_confidence * branch.confidence - branch.tokens as f64)
 }
 
-/// The branch that gets the next token: the one that lacks most; of equal ones the more confident, then the shallower, then
-/// the first. `None` if there is none.
+/// Returns the branch that gets the next token, the one with the largest deficit; `None` if there is none.
+/// Ties go to the more confident branch, then the shallower, then the first.
 #[must_use]
 pub fn next_branch(branches: &[BranchState]) -> Option<usize> {
     let rank = |index: usize, deficit: f64| (deficit, branches[index].confidence, branches[index].depth);
@@ -82,27 +82,26 @@ pub fn next_branch(branches: &[BranchState]) -> Option<usize> {
         .map(|(index, _)| index)
 }
 
-/// A branch of the tree that grows.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum OpenBranch {
-    /// It ends at this node, or at the root.
+    /// A branch that ends at this node, or at the root.
     At { tip: Option<NodeId>, tokens: usize },
-    /// A guess that was not the first behind its parent.
+    /// A draft token that was not the first after its parent.
     Unopened { parent: Option<NodeId>, token: u32, probability: f64 },
 }
 
-/// What a pacer does next.
+/// The next action of a [`BranchSelector`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExpandAction {
-    /// It asks what comes behind this node, or the root.
+    /// Asks the draft for tokens after this node (`None`: the root).
     Ask(Option<NodeId>),
-    /// It opens a branch that was guessed already.
+    /// Opens a branch whose first token is already drafted.
     Open,
-    /// Nothing: there is no branch, or no room.
+    /// Stops: there is no branch, or the tree is full.
     End,
 }
 
-/// See the module.
+/// Selects the branch that grows next, and keeps draft tokens that are not in the tree yet.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BranchSelector {
     branches: Vec<OpenBranch>,
@@ -115,7 +114,7 @@ impl Default for BranchSelector {
 }
 
 impl BranchSelector {
-    /// For a tree that goes on growing: its segments are the branches, and nobody knows of guesses that were not opened.
+    /// Creates a selector for a tree that continues to grow, without unopened branches.
     pub(crate) fn new(tree: &TokenTree) -> Self {
         let segments = Segments::of(tree);
         let branches = segments.iter().map(|segment| {
@@ -125,7 +124,7 @@ impl BranchSelector {
         Self { branches: branches.collect() }
     }
 
-    /// Whoever had no more to say behind a branch of `tree` may by now.
+    /// Reopens the closed branches of `tree`, because the draft may know more by now.
     pub(crate) fn reopen(&mut self, tree: &TokenTree) {
         let before = std::mem::replace(self, Self::new(tree));
         let unopened =
@@ -133,7 +132,7 @@ impl BranchSelector {
         self.branches.extend(unopened);
     }
 
-    /// The same behind another root: of what is left of the tree, and of guesses that nobody opened in it.
+    /// Returns a selector for a rerooted tree, with the unopened branches that survive.
     #[must_use]
     pub fn follow(&self, rerooted: &RerootedTree) -> Self {
         let unopened = self.branches.iter().filter_map(|branch| match *branch {
@@ -148,7 +147,7 @@ impl BranchSelector {
         Self { branches }
     }
 
-    /// What it does with `tree` next.
+    /// Returns the action that [`step`](TreeGrowth::step) takes next on `tree`.
     #[must_use]
     pub fn next_action(&self, tree: &TokenTree) -> ExpandAction {
         match next_branch(&self.competing(tree)).filter(|_| !tree.is_full()).map(|index| self.branches[index])
@@ -159,7 +158,7 @@ impl BranchSelector {
         }
     }
 
-    /// The branches that compete, in the order of `self.branches`.
+    /// Returns the competing branches in the order of `self.branches`.
     fn competing(&self, tree: &TokenTree) -> Vec<BranchState> {
         let see = |branch: &OpenBranch| match *branch {
             OpenBranch::At { tip, tokens } => {
@@ -174,7 +173,7 @@ impl BranchSelector {
         self.branches.iter().map(see).collect()
     }
 
-    /// Lets the least confident of the unopened branches go until no more than [`MAX_BRANCHES`] compete.
+    /// Drops the least confident unopened branches until at most [`MAX_BRANCHES`] compete.
     fn narrow(&mut self, tree: &TokenTree) {
         while self.branches.len() > MAX_BRANCHES {
             let seen = self.competing(tree);

@@ -1,12 +1,12 @@
-//! What the target says of a tree (L-07).
+//! Verification of a token tree against the target (L-07).
 //!
-//! The target has one token for each prefix, so what comes true is one path: there is nothing to merge, whatever the paper's
-//! "verified sequence merging" suggests. The walk goes down it, and asks the target for its token only where it stands:
-//! a draw changes what penalties count, so none may be made that plain decoding would not have made, and in no other order.
+//! The target emits one token per prefix, so the accepted tokens form one path and need no merging, despite
+//! the paper's "verified sequence merging". The walk samples only at its current node: a sample changes the
+//! counts of penalties, so samples must be those of plain decoding, in its order.
 
 use crate::tree::{NodeId, TokenTree};
 
-/// A walk from the root down to where the target says something that nobody guessed.
+/// A walk from the root to the first target token that is not in the tree.
 #[derive(Debug, Clone)]
 pub struct TreeVerifier<'a> {
     tree: &'a TokenTree,
@@ -15,20 +15,20 @@ pub struct TreeVerifier<'a> {
 }
 
 impl<'a> TreeVerifier<'a> {
-    /// Before the root's token was drawn. Where the tree went on growing meanwhile, `tree` is as it was verified.
+    /// Creates a verifier before the first sample. `tree` is the verified tree, even if it has grown since.
     #[must_use]
     pub fn new(tree: &'a TokenTree) -> Self {
         Self { tree, accepted: Vec::new(), bonus: None }
     }
 
-    /// Where it stands: the target's token behind this node, or behind the root, is wanted next.
+    /// Returns the node (`None`: the root) after which the target's token is needed next.
     #[must_use]
     pub fn at(&self) -> Option<NodeId> {
         self.accepted.last().copied()
     }
 
-    /// The target has drawn `token` where the walk stands. True if that was guessed: the walk stands there now, and goes on
-    /// unless the answer ends with it. False: it is the target's own, and the walk is at its end.
+    /// Takes the target's `token` at the current node. True if the tree has it: the walk moves there and
+    /// continues, unless the answer ends. False if the token is the target's own, which ends the walk.
     pub fn advance(&mut self, token: u32) -> bool {
         match self.tree.child(self.at(), token) {
             Some(node) => self.accepted.push(node),
@@ -37,13 +37,13 @@ impl<'a> TreeVerifier<'a> {
         self.bonus.is_none()
     }
 
-    /// What came of it.
+    /// Returns the result of the verification.
     #[must_use]
     pub fn verdict(self) -> VerificationResult {
         let leaf = self.most_matching();
         let (all, correct) = match self.bonus {
             Some(_) => (self.tree.depth(leaf), self.accepted.len()),
-            // The answer ended here: what was guessed behind it was never judged.
+            // The answer ended here, so the draft tokens below this node were not judged.
             None => (self.accepted.len(), self.accepted.len()),
         };
         let confidence = self.tree.confidence(if self.bonus.is_some() { leaf } else { self.at() });
@@ -51,7 +51,7 @@ impl<'a> TreeVerifier<'a> {
         VerificationResult { accepted: self.accepted, bonus: self.bonus, all, correct, confidence, suffix }
     }
 
-    /// The end of the most matching branch: of those that are right for longest, the one with most confidence.
+    /// Returns the end of the most confident branch through the last accepted node.
     fn most_matching(&self) -> Option<NodeId> {
         let at = self.at();
         let through = |&leaf: &NodeId| at.is_none_or(|at| self.tree.path(leaf).contains(at));
@@ -63,20 +63,20 @@ impl<'a> TreeVerifier<'a> {
     }
 }
 
-/// What came of a tree.
+/// Result of the verification of one tree.
 #[derive(Debug, Clone, PartialEq)]
 pub struct VerificationResult {
-    /// The guesses that came true, from the root down.
+    /// Accepted nodes, from the root down.
     pub accepted: Vec<NodeId>,
-    /// The target's own token behind them; `None` if the answer ended with the last of them.
+    /// The target's own token after the accepted ones; `None` if the answer ended with an accepted token.
     pub bonus: Option<u32>,
-    /// N_all: tokens of the most matching branch.
+    /// N_all: number of tokens of the most matching branch.
     pub all: usize,
-    /// N_correct: how many of them came true.
+    /// N_correct: number of accepted tokens of that branch.
     pub correct: usize,
-    /// The confidence that the most matching branch had at its end.
+    /// Confidence at the end of the most matching branch.
     pub confidence: f64,
-    /// The product of the probabilities of that branch's tokens that did not come true; 1 if all did.
+    /// Product of the probabilities of that branch's rejected tokens; 1 if all were accepted.
     pub suffix: f64,
 }
 
@@ -87,9 +87,9 @@ mod tests {
     use super::*;
     use crate::tree::{Segments, tests::trees};
 
-    /// What a target that says `truth` makes of `tree`, one draw for each of the rows it is asked for.
+    /// Verifies `tree` against a target that emits `truth`, and returns the rows that were sampled.
     fn judged(tree: &TokenTree, segments: &Segments, truth: &[u32]) -> (VerificationResult, Vec<usize>) {
-        // As a pass gives it: a token for each row, out of the row's own prefix.
+        // A pass gives one token per row, computed from the row's own prefix.
         let drawn: Vec<u32> = segments
             .nodes()
             .iter()
@@ -112,7 +112,7 @@ mod tests {
     }
 
     proptest! {
-        /// L-06 and L-07: both layouts, and a search through all branches, agree.
+        /// L-06 and L-07: both layouts agree with a search through all branches.
         #[test]
         fn both_layouts_give_the_verdict_that_a_search_through_all_branches_gives(
             tree in trees(20),

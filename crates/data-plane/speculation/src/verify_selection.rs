@@ -1,41 +1,39 @@
-//! Which drafted tokens are worth a row of the pass (CHECKLIST D3.3).
+//! The choice of draft tokens that are worth a row of the pass (CHECKLIST D3.3).
 //!
-//! A pass of `r` rows takes `t(r) = base + slope · r`. Where the base is the weights' way from memory, from a disk or over a
-//! network, a row more is cheap; where it is arithmetic, it is dear. A drafted token is worth its row as long as it makes
-//! more tokens come in a second: with `E` expected already, and `C` its confidence,
+//! A pass of `r` rows takes `t(r) = base + slope · r`. If the base is memory, disk or network traffic of
+//! weights, one more row is cheap; if it is arithmetic, the row is expensive. A draft token is worth its row
+//! if it increases the tokens per second. With `E` tokens expected already and confidence `C`:
 //!
 //! ```text
 //! (E + C) / t(r + 1) > E / t(r)    that is    C > E · slope / t(r)
 //! ```
 //!
-//! A node's confidence is its parent's times its own probability, so taking nodes by confidence takes parents first, the
-//! best set of each size is a prefix of that order, and the first node that is not worth it ends the search.
-//!
-//! The right side is what the paper's threshold is for, found from costs: the dearer a sweep, the less likely a token may be.
+//! A node's confidence is its parent's times its own probability. Order by confidence thus puts parents
+//! first, the best set of each size is a prefix of that order, and the first node that is not worth its row
+//! ends the search. The right side serves as the paper's threshold, derived from costs.
 
 use scheduling::perf::linear_fit::LinearFit;
 
 use crate::tree::{NodeId, NodeSet, TokenTree};
 
-/// By how much longer a step may take because somebody in it verifies a draft, where others take part: they wait for
-/// their next token no longer than that.
+/// Maximum relative slowdown of a step by verification of drafts, for the other sequences in the step.
 pub const MAX_SLOWDOWN: f64 = 0.05;
 
-/// A step as it would be without drafts.
+/// Estimate of a step without drafts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepEstimate {
-    /// Rows of a step to seconds.
+    /// Duration of a step in seconds, by its number of rows.
     pub cost: LinearFit,
-    /// Rows it has anyway.
+    /// Number of rows without drafts.
     pub rows: usize,
-    /// Sequences that get their next token from it.
+    /// Number of sequences that get their next token from the step.
     pub sequences: usize,
-    /// Seconds that drafting for it took: whoever takes part waits that long, too.
+    /// Seconds that drafting for this step took; every sequence in the step waits for it.
     pub drafting_s: f64,
 }
 
 impl StepEstimate {
-    /// Seconds that it may still take longer for something that the others have nothing from; no bound for who is alone.
+    /// Returns the seconds that drafting may still add; infinite for a single sequence.
     #[must_use]
     pub fn spare_s(&self) -> f64 {
         if self.sequences <= 1 {
@@ -44,24 +42,23 @@ impl StepEstimate {
         (self.plain_s() * MAX_SLOWDOWN - self.drafting_s).max(0.0)
     }
 
-    /// Seconds it takes without drafts.
+    /// Returns the step's duration without drafts, in seconds.
     #[must_use]
     pub fn plain_s(&self) -> f64 {
         self.cost.at(self.rows as f64)
     }
 
-    /// Seconds it takes with so many drafted tokens, from the beginning of their drafting on.
+    /// Returns the seconds from the beginning of drafting to the end of a step with `drafted` draft tokens.
     fn drafted_s(&self, drafted: usize) -> f64 {
         self.cost.at((self.rows + drafted) as f64) + self.drafting_s
     }
 }
 
-/// Whether to hear what comes behind a tree is worth `guess_s` seconds, where what is heard comes true with `confidence`: whether
-/// more tokens come in a second, of all that the step takes with what was guessed so far. That was paid for, by the time that it
-/// took: a second guess of a place took none, nor did one that was made while nobody waited.
+/// Whether one more draft prediction of `guess_s` seconds increases the tokens per second. `confidence` is
+/// the expected gain in accepted tokens. The comparison includes all drafting time of the step so far.
 #[must_use]
 pub fn is_worth_asking(step: &StepEstimate, guess_s: f64, tree: &TokenTree, confidence: f64) -> bool {
-    // Whoever else takes part gains nothing by it.
+    // Other sequences in the step gain nothing from the prediction.
     let with_it_s = step.drafted_s(tree.len() + 1) + guess_s;
     let is_in_time = step.sequences <= 1 || with_it_s <= step.plain_s() * (1.0 + MAX_SLOWDOWN);
     let kept = worth(step, &[tree]).kept[0];
@@ -69,26 +66,26 @@ pub fn is_worth_asking(step: &StepEstimate, guess_s: f64, tree: &TokenTree, conf
     is_in_time && confidence * step.drafted_s(kept.len()) > expected * (step.cost.alpha + guess_s)
 }
 
-/// What is to be verified.
+/// The draft tokens that are to be verified.
 #[derive(Debug, Clone, PartialEq)]
 pub struct VerifySelection {
-    /// The nodes of each tree: with a node, all those before it.
+    /// Nodes of each tree, with all their ancestors.
     pub kept: Vec<NodeSet>,
-    /// The confidence above which one more token would be worth its row.
+    /// Confidence above which one more token would be worth its row.
     pub least_confidence: f64,
 }
 
-/// Which nodes of `trees`, drafted for sequences of the same step, are worth their rows.
+/// Selects the nodes of `trees`, drafted for sequences of one step, that are worth their rows.
 ///
-/// As many as bring most tokens in a second, if everybody in the step gains by that, or loses no more than [`MAX_SLOWDOWN`]; else
-/// as many as take no longer than that.
+/// The selection maximizes tokens per second if no sequence in the step then waits more than [`MAX_SLOWDOWN`]
+/// longer per token. Otherwise the step's duration is limited to that slowdown.
 #[must_use]
 pub fn worth(step: &StepEstimate, trees: &[&TokenTree]) -> VerifySelection {
     let nodes =
         |(index, tree): (usize, &&TokenTree)| tree.nodes().map(|node| (index, node)).collect::<Vec<_>>();
     let mut order: Vec<(usize, NodeId)> = trees.iter().enumerate().flat_map(nodes).collect();
     let confidence = |&(tree, node): &(usize, NodeId)| trees[tree].confidence(Some(node));
-    // Stable: of equal confidence, parents stay before their children.
+    // The sort is stable, so parents stay before children of equal confidence.
     order.sort_by(|a, b| confidence(b).total_cmp(&confidence(a)));
     let order: Vec<_> = order.into_iter().map(|node| (node, confidence(&node))).collect();
     let best = select_nodes(step, trees.len(), &order, f64::INFINITY);
@@ -99,8 +96,8 @@ pub fn worth(step: &StepEstimate, trees: &[&TokenTree]) -> VerifySelection {
     }
 }
 
-/// Takes nodes in `order`, each with its confidence, as long as they are worth their rows and the step takes no more than `times` as
-/// long.
+/// Takes nodes in `order`, each with its confidence, while they are worth their rows and the step takes at
+/// most `times` as long as without drafts.
 fn select_nodes(
     step: &StepEstimate,
     trees: usize,
@@ -120,18 +117,18 @@ fn select_nodes(
     worth
 }
 
-/// What one more row must promise behind `taken` drafted ones, of which, with the step's own, `expected` tokens come: 1, which
-/// nothing exceeds, where the step would take more than `times` as long.
+/// Returns the confidence that one more row needs after `taken` draft rows, with `expected` tokens so far; 1,
+/// which no confidence exceeds, if the step would take more than `times` as long.
 fn least_confidence(step: &StepEstimate, expected: f64, taken: usize, times: f64) -> f64 {
     if step.drafted_s(taken + 1) > step.plain_s() * times {
         return 1.0;
     }
     let taken_s = step.drafted_s(taken);
-    // A pass that takes no time has no row to spare either.
+    // Without a positive duration, no row is worth its cost.
     if taken_s > 0.0 { (expected * step.cost.alpha / taken_s).min(1.0) } else { 1.0 }
 }
 
-/// Whether nobody in the step waits longer for a token, by more than [`MAX_SLOWDOWN`], because of what is verified in it.
+/// Whether no sequence waits more than [`MAX_SLOWDOWN`] longer per token because of the verified drafts.
 fn is_fair(step: &StepEstimate, trees: &[&TokenTree], kept: &[NodeSet]) -> bool {
     let expected = |(tree, kept): (&&TokenTree, &NodeSet)| {
         1.0 + kept.iter().map(|node| tree.confidence(Some(node))).sum::<f64>()
@@ -149,7 +146,7 @@ mod tests {
     use super::*;
     use crate::tree::tests::trees;
 
-    /// Tokens in a second where `kept` of each tree are verified.
+    /// Tokens per second if `kept` of each tree are verified.
     fn pace(step: &StepEstimate, trees: &[&TokenTree], kept: &[NodeSet]) -> f64 {
         let confidences = trees
             .iter()
@@ -159,7 +156,6 @@ mod tests {
         (step.sequences as f64 + confidences.sum::<f64>()) / step.cost.at(rows as f64)
     }
 
-    /// All sets of nodes that are parents' with every child.
     fn closed_sets(tree: &TokenTree) -> Vec<NodeSet> {
         let sets = (0_u32..1 << tree.len())
             .map(|bits| tree.nodes().filter(|node| bits >> node.index() & 1 == 1).collect());
@@ -192,7 +188,7 @@ mod tests {
             let slowest = tokens(&a, found.kept[0]).min(tokens(&b, found.kept[1]));
             let slowest = if step.sequences > 2 { 1.0 } else { slowest };
             prop_assert!(times(&found.kept) <= slowest * (1.0 + MAX_SLOWDOWN) * (1.0 + 1e-12), "nobody waits longer");
-            // Whatever more would bring keeps somebody waiting.
+            // Any selection with more tokens makes another sequence wait too long.
             let within = |kept: &[NodeSet]| times(kept) <= 1.0 + MAX_SLOWDOWN;
             let best = closed_sets(&a)
                 .iter()
@@ -268,7 +264,7 @@ mod tests {
             let step = StepEstimate { cost, rows: sequences, sequences, drafting_s: 0.0 };
             is_worth_asking(&step, guess_s, &TokenTree::new(), 0.8)
         };
-        // One token a second, against 1.8 in 1.1 seconds and those of the guess.
+        // Without the draft, one token per second; with it, 1.8 in 1.1 seconds plus the prediction.
         assert!(asks(0.2, 1) && asks(0.6, 1) && !asks(0.75, 1));
         assert!(!asks(0.2, 2), "another would wait a fifth longer");
     }
@@ -291,8 +287,8 @@ mod tests {
                 tip = next;
             }
         };
-        // By hand: four promise 3.36 tokens in 1.4 s, and the fifth 0.328, above 3.36 x 0.1 / 1.4; five 3.69 in 1.5, and the sixth
-        // 0.262, above 0.246; six 3.95 in 1.6, and the seventh 0.210, below 0.247.
+        // By hand: four promise 3.36 tokens in 1.4 s, and the fifth 0.328, above 3.36 x 0.1 / 1.4. Five: 3.69
+        // in 1.5 s, and the sixth 0.262, above 0.246. Six: 3.95 in 1.6 s, and the seventh 0.210, below 0.247.
         assert_eq!(asks(false), 6);
         assert!(asks(true) >= 5, "a second guess of each place beside");
     }

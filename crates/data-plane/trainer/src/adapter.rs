@@ -1,4 +1,4 @@
-//! Adapters before they have learned anything: as PEFT begins them, with random numbers that a seed decides.
+//! New adapters, initialised as PEFT initialises them, with random numbers from a seed.
 
 use std::{collections::BTreeSet, f64::consts::TAU, fmt, str::FromStr, sync::Arc};
 
@@ -13,11 +13,11 @@ use model::{
 use scheduling::random::Rng;
 use serde::{Deserialize, Serialize};
 
-/// A linear layer by the name that PEFT's `target_modules` has for it.
+/// A linear layer, by its name in PEFT's `target_modules`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TargetModule(pub Target);
 
-/// All modules by name, in the order of a pass.
+/// All modules by name, in the order of a forward pass.
 const MODULES: [(&str, Target); 8] = [
     ("q_proj", Target::Q),
     ("k_proj", Target::K),
@@ -35,7 +35,7 @@ impl fmt::Display for TargetModule {
     }
 }
 
-/// There is no module of this name.
+/// Error of an unknown module name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "'{0}' is no linear layer; use q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj or lm_head"
@@ -63,38 +63,33 @@ impl<'de> Deserialize<'de> for TargetModule {
     }
 }
 
-/// What kind of adapter learns, and how large it is.
+/// Kind and size of an adapter to train.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "method", rename_all = "snake_case")]
 pub enum AdapterSpec {
-    /// Low-rank deltas.
     Lora {
-        /// Of every delta.
+        /// Rank of every delta.
         rank: usize,
-        /// `lora_alpha`.
+        /// PEFT's scaling parameter `lora_alpha`.
         alpha: f64,
-        /// Whether alpha is divided by the root of the rank.
+        /// Whether alpha is divided by the square root of the rank.
         rslora: bool,
-        /// The layers that get one, in every block.
+        /// The adapted layers, in every block.
         targets: BTreeSet<TargetModule>,
     },
-    /// Vectors that scale: outputs, or where inputs are one layer's alone, these.
+    /// Vectors that scale the outputs of a layer, or its inputs where only this layer uses them.
     Ia3 {
-        /// The layers that get one, in every block.
+        /// The scaled layers, in every block.
         targets: BTreeSet<TargetModule>,
     },
-    /// Keys and values before the first token.
-    Prefix {
-        /// As many tokens of them.
-        virtual_tokens: usize,
-    },
+    /// Keys and values of virtual tokens before the first token.
+    Prefix { virtual_tokens: usize },
 }
 
-/// The deviation of a prefix' first numbers.
+/// Standard deviation of a prefix's initial values.
 const PREFIX_DEVIATION: f64 = 0.02;
 
 impl AdapterSpec {
-    /// The kind of adapter, in a word.
     #[must_use]
     pub fn method(&self) -> &'static str {
         match self {
@@ -104,8 +99,10 @@ impl AdapterSpec {
         }
     }
 
-    /// An adapter of this shape that changes nothing yet (a prefix cannot but change something): A as torch's
-    /// `kaiming_uniform_(a=√5)` draws it, B zero; vectors of ones; a prefix of small normal numbers.
+    /// Creates an adapter of this kind that does not change the base yet.
+    ///
+    /// LoRA: A is drawn as torch's `kaiming_uniform_(a=√5)` does, B is zero. IA3: vectors of ones. Only a
+    /// prefix changes the base from the start; its values are small normal random numbers.
     #[must_use]
     pub fn start(&self, config: &ModelConfig, seed: u64) -> MethodWeights {
         match self {
@@ -134,7 +131,8 @@ impl AdapterSpec {
         }
     }
 
-    /// What it has of a model of this shape: nothing learns in experts, and there may be no plain feed-forward.
+    /// Removes the targets that the model `config` lacks: experts are not trained, and a model may have no
+    /// plain feed-forward network.
     #[must_use]
     pub fn on(mut self, config: &ModelConfig) -> Self {
         if let Self::Lora { targets, .. } | Self::Ia3 { targets } = &mut self {
@@ -143,7 +141,7 @@ impl AdapterSpec {
         self
     }
 
-    /// The first of its modules that such a model has nowhere.
+    /// Returns the first target that the model `config` has in no block.
     #[must_use]
     pub fn missing_on(&self, config: &ModelConfig) -> Option<TargetModule> {
         match self {
@@ -167,7 +165,7 @@ impl AdapterSpec {
         LoraModule { layer, target, rank, scale: self.scale(), a, b: vec![0.0; outputs * rank] }
     }
 
-    /// The shape of an adapter that was trained, as far as one can be said: one with several ranks has the largest.
+    /// Returns the kind of a trained adapter, with the largest rank of its modules.
     #[must_use]
     pub fn like(method: &MethodWeights) -> Self {
         let targets = |of: &mut dyn Iterator<Item = Target>| of.map(TargetModule).collect();
@@ -185,7 +183,7 @@ impl AdapterSpec {
         }
     }
 
-    /// What a delta is multiplied with; 1 for what has none.
+    /// Returns the factor of a delta; 1 for IA3 and prefix.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "PEFT rounds the scale to single precision too")]
     pub fn scale(&self) -> f32 {
@@ -197,19 +195,19 @@ impl AdapterSpec {
     }
 }
 
-/// Which side of a layer IA3 scales: PEFT's `feedforward_modules` are those whose inputs it does.
+/// Returns the side that IA3 scales: the inputs of PEFT's `feedforward_modules`, else the outputs.
 #[must_use]
 pub fn scaled_side(target: Target) -> ScaledSide {
     if target == Target::Down { ScaledSide::Input } else { ScaledSide::Output }
 }
 
-/// Whether a model has a module in any block, or as its head.
+/// True if the model has this module in some block or as its head.
 fn is_there(config: &ModelConfig, module: TargetModule) -> bool {
     let mut blocks = 0..config.layers;
     module.0 == Target::LmHead || blocks.any(|layer| layer_targets(config, layer).contains(&module.0))
 }
 
-/// The linear layers of all blocks, then the head. Experts are none of them: a block that has some has those of its attention alone.
+/// Returns (layer, target) of all adapted layers, then the head; blocks with experts have only attention.
 fn places(config: &ModelConfig, targets: &BTreeSet<TargetModule>) -> impl Iterator<Item = (usize, Target)> {
     let in_blocks = targets.iter().filter(|module| module.0 != Target::LmHead).map(|module| module.0);
     let in_blocks: Vec<Target> = in_blocks.collect();
@@ -223,7 +221,7 @@ fn places(config: &ModelConfig, targets: &BTreeSet<TargetModule>) -> impl Iterat
     places.into_iter()
 }
 
-/// The random numbers of one tensor.
+/// Returns the random numbers of the tensor with number `tensor`.
 fn draw(seed: u64, tensor: usize) -> Rng {
     Rng::keyed(Rng::seeded(seed).bits(tensor as u64))
 }
@@ -233,7 +231,7 @@ fn uniform(draw: Rng, at: u64, bound: f64) -> f32 {
     ((2.0 * draw.uniform(at) - 1.0) * bound) as f32
 }
 
-/// A normal number of two uniform ones (Box, Muller 1958).
+/// Returns a normal random number from two uniform ones (Box, Muller 1958).
 #[expect(clippy::cast_possible_truncation, reason = "parameters are numbers of 32 bits")]
 fn normal(draw: Rng, at: u64) -> f32 {
     let radius = (-2.0 * (1.0 - draw.uniform(2 * at)).ln()).sqrt();

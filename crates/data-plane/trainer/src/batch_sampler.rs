@@ -1,14 +1,14 @@
-//! Which examples a step sees, and which are held out: shuffles that depend on a seed alone.
+//! Selection of the examples of each step and of the held-out ones, by shuffles that a seed determines.
 //!
-//! Every epoch is a permutation of its own, drawn by the key (seed, epoch). Nothing is carried from step to step, so a
-//! training goes on at any step as if it had never stopped.
+//! Every epoch has its own permutation, drawn with the key (seed, epoch). No state passes from step to step,
+//! so a run resumes at any step as if it had never stopped.
 
 use scheduling::random::Rng;
 
-/// The key of the permutation whose end is held out; no training has as many epochs.
+/// Key of the permutation whose end is held out; no run has so many epochs.
 const HELD_OUT: u64 = u64::MAX;
 
-/// The numbers 0 to `len - 1` as `epoch` of `seed` has them (Fisher, Yates 1938; Durstenfeld 1964).
+/// Returns the permutation of 0 to `len - 1` for `epoch` of `seed` (Fisher, Yates 1938; Durstenfeld 1964).
 #[must_use]
 pub fn permutation(len: usize, seed: u64, epoch: u64) -> Vec<usize> {
     let rng = Rng::keyed(Rng::seeded(seed).bits(epoch));
@@ -19,16 +19,16 @@ pub fn permutation(len: usize, seed: u64, epoch: u64) -> Vec<usize> {
     order
 }
 
-/// A number below `bound`: the upper half of a product. Of 2^64 draws some numbers get one more than others.
+/// Returns a number below `bound`: the upper half of a product. Of 2^64 draws some get one more.
 #[expect(clippy::cast_possible_truncation, reason = "the upper half is below the bound")]
 fn below(bound: usize, bits: u64) -> usize {
     ((bound as u128 * u128::from(bits)) >> 64) as usize
 }
 
-/// The numbers 0 to `len - 1` in two: those to learn from, and `percent` of them, rounded down, to hold out. Both are sorted.
+/// Splits 0 to `len - 1` into sorted training and held-out numbers; `percent` are held out, rounded down.
 ///
 /// # Panics
-/// If `percent` is above 100.
+/// Panics if `percent` is above 100.
 #[must_use]
 pub fn split(len: usize, percent: usize, seed: u64) -> (Vec<usize>, Vec<usize>) {
     assert!(percent <= 100, "at most all of them");
@@ -39,49 +39,47 @@ pub fn split(len: usize, percent: usize, seed: u64) -> (Vec<usize>, Vec<usize>) 
     (learned, held_out)
 }
 
-/// The batches of a training.
+/// Iterator over the batches of a run.
 #[derive(Debug, Clone)]
 pub struct Batches {
     len: usize,
     batch: usize,
     epochs: u64,
     seed: u64,
-    /// The step that comes next.
+    /// Next step, from 0.
     step: u64,
-    /// The permutation of the epoch that was last asked for.
+    /// Permutation of the current epoch.
     order: Option<(u64, Vec<usize>)>,
 }
 
 impl Batches {
-    /// Of `len` examples, `batch` a step, all of them `epochs` times. What is left at the end of an epoch is a batch too.
+    /// Makes batches of `batch` examples out of `len`, `epochs` times; an epoch's last batch may be smaller.
     ///
     /// # Panics
-    /// If a batch has no example.
+    /// Panics if `batch` is 0.
     #[must_use]
     pub fn new(len: usize, batch: usize, epochs: u64, seed: u64) -> Self {
         assert!(batch > 0, "a batch has an example");
         Self { len, batch, epochs, seed, step: 0, order: None }
     }
 
-    /// The same from `step` on.
+    /// Skips the steps before `step`.
     #[must_use]
     pub fn starting_at(self, step: u64) -> Self {
         Self { step, ..self }
     }
 
-    /// Steps of an epoch.
     #[must_use]
     pub fn steps_per_epoch(&self) -> u64 {
         self.len.div_ceil(self.batch) as u64
     }
 
-    /// Steps of all epochs.
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.steps_per_epoch().saturating_mul(self.epochs)
     }
 
-    /// The step that comes next, counted from 0.
+    /// Returns the number of the next step, from 0.
     #[must_use]
     pub fn step(&self) -> u64 {
         self.step
@@ -148,7 +146,7 @@ mod tests {
         let orders: std::collections::BTreeSet<Vec<usize>> =
             (0..10).flat_map(|seed| (0..10).map(move |epoch| permutation(20, seed, epoch))).collect();
         assert_eq!(orders.len(), 100);
-        // Worked out apart from this code, from the published generator: the order is part of what a training gives.
+        // Computed independently from the published generator: the order is part of the result.
         assert_eq!(permutation(8, 7, 0), [2, 0, 4, 6, 7, 1, 3, 5]);
     }
 
@@ -160,7 +158,7 @@ mod tests {
                 counts[place][number] += 1;
             }
         }
-        // A thousand each, give or take six standard deviations.
+        // A thousand each, plus or minus six standard deviations.
         assert!(counts.iter().flatten().all(|count| (800..1200).contains(count)), "{counts:?}");
     }
 }

@@ -1,7 +1,7 @@
-//! Where a job was: the adapter, the optimizer, and which step comes next, in one file that is there whole or not at all.
+//! Checkpoints: adapter, optimizer state and step number in one file, which is replaced atomically.
 //!
-//! Random numbers and the order of examples depend on seed and step alone, so they need no place in it. A job that goes on
-//! ends with the same bits as one that never stopped.
+//! Random numbers and the order of examples depend only on seed and step, so the file does not hold them. A
+//! resumed job ends with the same bits as an uninterrupted one.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -18,79 +18,66 @@ use crate::{
     peft::{Dtype, METADATA, NamedTensor, serialize, sync, write_file},
 };
 
-/// The file's name.
 pub const FILE: &str = control_protocol::training::CHECKPOINT_FILE;
 
-/// Largest file that is read: three or four numbers for each of the adapter.
+/// Maximum size of a file that is read; a checkpoint has three or four values per parameter.
 const MAX_BYTES: u64 = 16 << 30;
 
-/// What must be the same for a job to go on.
+/// Data of a job that must not change when it resumes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckpointOrigin {
-    /// What the job does, as [`JobPlan`](crate::plan::JobPlan) has it in JSON.
+    /// The [`JobPlan`](crate::plan::JobPlan) in JSON.
     pub plan: String,
-    /// Hash of the data.
+    /// Hash of the training data.
     pub data: String,
-    /// Identity of the base.
+    /// Content hash of the base.
     pub base: String,
 }
 
-/// A job's place.
+/// The saved state of a job.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Checkpoint {
-    /// What the job is.
     pub origin: CheckpointOrigin,
-    /// The adapter's numbers.
     pub method: MethodWeights,
-    /// The optimizer's.
     pub state: OptimizerState,
-    /// Gradients that were gathered for the next step, as many as the adapter has numbers; a job has none between its steps.
+    /// Gradients accumulated for the next step, per tensor; `None` for a job, which saves between steps.
     pub gradients: Option<Vec<Vec<f32>>>,
 }
 
-/// Why a job does not go on, or leaves nothing to go on from.
+/// Error of writing or reading a checkpoint.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// The file cannot be written or read.
     #[error("{} cannot be {done}", path.display())]
     Io {
-        /// The file.
         path: PathBuf,
-        /// Written or read.
+        /// Failed operation: `written` or `read`.
         done: &'static str,
-        /// Cause.
         source: io::Error,
     },
-    /// It is of another job.
+    /// The checkpoint belongs to another job.
     #[error("{} is of another job: its {what} is another; go on with what it began with, or leave out --resume", path.display())]
     Other {
-        /// The file.
         path: PathBuf,
-        /// What differs.
+        /// Part of the origin that differs.
         what: &'static str,
     },
     /// Another job uses the directory.
     #[error("{} is in use by another trainer: wait for its end, or name another directory", .0.display())]
     InUse(PathBuf),
-    /// It is none.
+    /// The file is not a valid checkpoint.
     #[error("{} is no checkpoint: {why}; leave out --resume to begin anew", path.display())]
-    Broken {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        why: String,
-    },
+    Broken { path: PathBuf, why: String },
 }
 
-/// Keeps other jobs out of a directory of checkpoints.
+/// Lock of a checkpoint directory that excludes other jobs until it is dropped.
 #[derive(Debug)]
 pub struct CheckpointLock(#[expect(dead_code, reason = "held, not read")] File);
 
 impl CheckpointLock {
-    /// Takes the directory `path`, which is made if it is not there.
+    /// Locks the directory `path`, and creates it if it is missing.
     ///
     /// # Errors
-    /// Another job has it, or it cannot be made.
+    /// Fails if another job holds the lock, or the directory cannot be created.
     pub fn new(path: &Path) -> Result<Self, CheckpointError> {
         let to = path.join("lock");
         let failed = |source| CheckpointError::Io { path: to.clone(), done: "written", source };
@@ -114,10 +101,10 @@ struct CheckpointHeader {
 const VERSION: u32 = 1;
 
 impl Checkpoint {
-    /// Writes it to the directory `path`, in the place of the last one, and sees that it is on the disk.
+    /// Writes the checkpoint to the directory `path`, in place of an older one, and syncs it to disk.
     ///
     /// # Errors
-    /// It cannot be written; the last one stands.
+    /// Fails if it cannot be written; an older checkpoint is kept.
     pub fn write(&self, path: &Path) -> Result<(), CheckpointError> {
         let to = path.join(FILE);
         let failed = |source| CheckpointError::Io { path: to.clone(), done: "written", source };
@@ -146,26 +133,26 @@ impl Checkpoint {
             .and_then(|()| fs::rename(&beside, &to))
             .and_then(|()| sync(path))
             .map_err(|error| {
-                // Of a full disk it would hold what the next one needs.
+                // On a full disk this file would take the space that the next checkpoint needs.
                 let _ = fs::remove_file(&beside);
                 failed(error)
             })
     }
 
-    /// What the checkpoint of the directory `path` is of; `None` if there is none.
+    /// Reads the origin of the checkpoint in the directory `path`; `None` if there is no checkpoint.
     ///
     /// # Errors
-    /// It is broken.
+    /// Fails if the file cannot be read or is not valid.
     pub fn origin(path: &Path) -> Result<Option<CheckpointOrigin>, CheckpointError> {
         let from = path.join(FILE);
         let broken = |why: String| CheckpointError::Broken { path: from.clone(), why };
         bytes(&from)?.map(|bytes| words(&bytes).map(|words| words.origin).map_err(broken)).transpose()
     }
 
-    /// Reads that of the directory `path` into an adapter of the shape of `start`; `None` if there is none.
+    /// Reads the checkpoint in the directory `path` for an adapter shaped as `start`; `None` if missing.
     ///
     /// # Errors
-    /// It is of another job, or broken.
+    /// Fails if the checkpoint has another origin, cannot be read or is not valid.
     pub fn read(
         path: &Path,
         origin: &CheckpointOrigin,
@@ -213,7 +200,7 @@ impl CheckpointOrigin {
     }
 }
 
-/// The file, if there is one.
+/// Reads the file, if it exists.
 fn bytes(from: &Path) -> Result<Option<Vec<u8>>, CheckpointError> {
     let failed = |source| CheckpointError::Io { path: from.to_owned(), done: "read", source };
     match fs::metadata(from) {

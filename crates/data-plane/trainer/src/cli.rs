@@ -1,5 +1,7 @@
-//! The program `holobiont-trainer`: one job, over rented base layers, told in lines of JSON; one adapter as somebody orders it
-//! step by step; or either for everybody who connects.
+//! The program `holobiont-trainer`.
+//!
+//! `run` trains one adapter over the layer service and reports events as lines of JSON. `session` trains one
+//! adapter by commands. `serve` starts such a process for each connection.
 
 mod arguments;
 mod error;
@@ -18,7 +20,7 @@ use control_protocol::training::TrainingEvent;
 
 use self::error::TunerError;
 
-/// Trains adapters of a base model whose linear layers are rented from an executor.
+/// Trains adapters of a base model whose linear layers an executor computes.
 #[derive(Debug, Parser)]
 #[command(name = "holobiont-trainer", version, about, max_term_width = 100)]
 pub struct TrainerCli {
@@ -28,22 +30,21 @@ pub struct TrainerCli {
 
 #[derive(Debug, Subcommand)]
 enum TrainerCommand {
-    /// Runs one job to its end, or until SIGINT or SIGTERM; what happens is printed as lines of JSON
+    /// Runs one job to its end, or until SIGINT or SIGTERM; events are printed as lines of JSON
     Run(Box<arguments::RunArguments>),
-    /// Tells the prompts of the training data on stdin, a line each, so that a model can be asked them, for a draft
+    /// Prints the prompts of the training data on stdin, one per line, for a teacher model of a draft
     Prompts,
-    /// Trains one adapter as the orders on stdin say, and answers each on stdout
+    /// Trains one adapter by the commands on stdin, and answers each on stdout
     Session(Box<session::SessionArguments>),
-    /// Starts a trainer for everybody who connects and says what it is to do
+    /// Starts a trainer for each client that connects and sends a request
     Serve(serve::ServeArguments),
 }
 
-/// How the program ends: as others do, or as a shell says that a signal ended it.
+/// How the program ends: with an exit code, or with the shell's code for a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProgramExit {
-    /// By itself.
     Exit(Exit),
-    /// A signal of this number wanted it.
+    /// Number of the signal that stopped the program.
     Signal(u8),
 }
 
@@ -56,10 +57,10 @@ impl From<ProgramExit> for std::process::ExitCode {
     }
 }
 
-/// Does what the command line says.
+/// Runs the command of the command line.
 #[must_use]
 pub fn run(cli: TrainerCli) -> ProgramExit {
-    // Whoever reads the lines need not also listen to stderr.
+    // The error is also an event on stdout, so that a reader of the events need not read stderr.
     let tell = |error: &TunerError| {
         let _ = writeln!(io::stdout().lock(), "{}", failure(error.to_string(), error.exit()));
     };
@@ -75,7 +76,7 @@ pub fn run(cli: TrainerCli) -> ProgramExit {
     })
 }
 
-/// The line of a trainer that failed.
+/// Returns the event line of a failed trainer.
 fn failure(message: String, exit: Exit) -> String {
     serde_json::to_string(&TrainingEvent::Failed { message, exit: exit.as_str().to_owned() })
         .unwrap_or_default()

@@ -1,21 +1,21 @@
-//! Training data as people have it: JSON, one example a line.
+//! Training data: JSON, one example per line.
 //!
-//! Several kinds of lines are known ([`DataKind`]). The first line says which kind a file has, and every line must be of it. All
-//! lines are read and turned into tokens before anything runs, so that a fault in the last one costs no training; faults are
-//! collected, each with its line and with what to do.
+//! There are several kinds of lines ([`DataKind`]). The first line decides the kind of the file, and every
+//! line must have it. All lines are read and tokenized before training starts, so that a fault in the last
+//! line costs no training. Faults are collected, each with its line and a remedy.
 //!
-//! An answer is learned as the model would have to give it: the tokens before it are those a request would send, byte for
-//! byte and token for token, and it ends with the token at which serving stops. Where a template shows earlier turns
-//! otherwise than it showed them when they were the last (Qwen3 takes their thoughts out), no one row of tokens is right for
-//! all turns, and the conversation becomes several examples.
+//! An answer is learned as the model would generate it: the tokens before it are exactly those of a request,
+//! and it ends with the token at which serving stops. Some templates show earlier turns differently from the
+//! last turn (Qwen3 removes their reasoning content). Then no single token row is right for all turns, and
+//! the conversation becomes several examples.
 //!
 //! # Layout
-//! - `lines`: the lines of a file, and its hash, in one reading
-//! - `kind`, `fields`: what a line is, field by field
-//! - `sample`: what it means, whatever its form was; `distillation_data`: what a model said
-//! - `encode`: the same in tokens
-//! - `prompts`: what is asked, without the answers
-//! - `fault`: what can be wrong with it
+//! - `lines`: the lines of a file and its hash, in one pass
+//! - `kind`, `fields`: the kind of a line and access to its fields
+//! - `sample`: the content of a line, for all kinds; `distillation_data`: recorded answers of a model
+//! - `encode`: samples as tokens
+//! - `prompts`: prompts without their answers
+//! - `fault`: errors of files and lines
 
 mod distillation_data;
 mod encode;
@@ -41,16 +41,16 @@ use encode::Encoded;
 use fields::LineFields;
 use lines::DataLines;
 
-/// Bounds on a file.
+/// Limits of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DataLimits {
-    /// Bytes of a line.
+    /// Maximum bytes per line.
     pub line_bytes: usize,
-    /// Lines of a file.
+    /// Maximum lines per file.
     pub lines: usize,
-    /// Tokens of an example.
+    /// Maximum tokens per example.
     pub max_tokens: usize,
-    /// Tokens of all examples together. Each takes eight bytes.
+    /// Maximum tokens of all examples; each takes eight bytes.
     pub total_tokens: usize,
 }
 
@@ -60,39 +60,37 @@ impl Default for DataLimits {
     }
 }
 
-/// A row of tokens to learn from.
+/// Tokens to learn from.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Example {
-    /// The line it is from, counted from 1.
+    /// Line of the file, from 1.
     pub line: usize,
-    /// At least two.
+    /// At least two tokens.
     pub tokens: Vec<u32>,
-    /// How much the prediction of each token but the first counts: `weights[i]` is that of `tokens[i + 1]`.
+    /// Weight of each token's prediction, except the first: `weights[i]` belongs to `tokens[i + 1]`.
     pub weights: Vec<f32>,
 }
 
-/// Two answers to one prompt. The weights are 1 where the answers are.
+/// Two answers to one prompt. The weights are 1 for answer tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PreferencePair {
-    /// The better one.
+    /// The better answer and its prompt.
     pub chosen: Example,
-    /// The worse one.
+    /// The worse answer and its prompt.
     pub rejected: Example,
 }
 
-/// What a file holds.
+/// The content of a file, in the order of its lines.
 #[derive(Debug, Clone, PartialEq)]
 pub enum DataItems {
-    /// Rows to learn from, in the order of their lines.
     Examples(Vec<Example>),
-    /// Answers to compare, in the order of their lines.
     Pairs(Vec<PreferencePair>),
-    /// What a model said, in the order of its lines.
+    /// Recorded answers of a model.
     Said(Vec<DistillationSample>),
 }
 
 impl DataItems {
-    /// Examples, or pairs.
+    /// Returns the number of examples, pairs or answers.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
@@ -102,13 +100,12 @@ impl DataItems {
         }
     }
 
-    /// True if there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Tokens of all of them.
+    /// Returns the number of tokens of all items.
     #[must_use]
     pub fn tokens(&self) -> usize {
         let of = |example: &Example| example.tokens.len();
@@ -119,7 +116,7 @@ impl DataItems {
         }
     }
 
-    /// Of each line that there is, in order, the numbers of what it became.
+    /// Returns for each line, in order, the range of item numbers that come from it.
     #[must_use]
     pub fn of_lines(&self) -> Vec<Range<usize>> {
         let mut end = 0;
@@ -140,10 +137,10 @@ impl DataItems {
         }
     }
 
-    /// The line of each of those with these numbers.
+    /// Returns the line of each item in `numbers`.
     ///
     /// # Panics
-    /// If there is no such number.
+    /// Panics if a number is out of range.
     #[must_use]
     pub fn lines(&self, numbers: &[usize]) -> Vec<u64> {
         let line = |&number: &usize| match self {
@@ -154,10 +151,10 @@ impl DataItems {
         numbers.iter().map(line).collect()
     }
 
-    /// Those with these numbers.
+    /// Returns copies of the items in `numbers`.
     ///
     /// # Panics
-    /// If there is no such number.
+    /// Panics if a number is out of range.
     #[must_use]
     pub fn pick(&self, numbers: &[usize]) -> Self {
         fn of<T: Clone>(all: &[T], numbers: &[usize]) -> Vec<T> {
@@ -171,21 +168,18 @@ impl DataItems {
     }
 }
 
-/// A file of training data.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Dataset {
-    /// What its lines are.
     pub kind: DataKind,
-    /// What they hold.
     pub items: DataItems,
-    /// The hash of the file's bytes.
+    /// Hash of the file's bytes.
     pub hash: blake3::Hash,
 }
 
 /// Reads the file at `path`.
 ///
 /// # Errors
-/// If it cannot be read or holds too much, and if anything is wrong with any line: then all of that.
+/// Fails if the file cannot be read or exceeds a limit, or if any line has a fault; all faults are reported.
 pub fn read_file(path: &Path, encoder: &Encoder<'_>, limits: &DataLimits) -> Result<Dataset, DataError> {
     let open = |source| DataError::Read { path: path.to_owned(), source };
     read(File::open(path).map_err(open)?, encoder, limits).map_err(|error| match error {
@@ -194,10 +188,10 @@ pub fn read_file(path: &Path, encoder: &Encoder<'_>, limits: &DataLimits) -> Res
     })
 }
 
-/// Reads what `file` gives.
+/// Reads training data from `file`.
 ///
 /// # Errors
-/// As [`read_file`].
+/// Fails as [`read_file`] does.
 pub fn read(file: impl io::Read, encoder: &Encoder<'_>, limits: &DataLimits) -> Result<Dataset, DataError> {
     let mut encoded = Vec::new();
     let (kind, hash) = each_line(file, limits, |number, kind, map| {
@@ -210,8 +204,8 @@ pub fn read(file: impl io::Read, encoder: &Encoder<'_>, limits: &DataLimits) -> 
     Ok(Dataset { kind, items: items(encoded), hash })
 }
 
-/// Takes what `file` gives line by line: `take` is given each one's number, kind and fields, and says how many tokens it has.
-/// Gives the lines' kind and the file's hash.
+/// Calls `take` with the number, kind and fields of each line; `take` returns the line's number of tokens.
+/// Returns the kind of the lines and the hash of the file.
 fn each_line(
     file: impl io::Read,
     limits: &DataLimits,
@@ -244,7 +238,7 @@ fn each_line(
     Ok((kind.ok_or(DataError::Empty)?, lines.hash()))
 }
 
-/// The fields of a line, which must be of the kind of those before it.
+/// Returns the fields of a line, whose kind must be that of the lines before.
 fn fields(kind: &mut Option<DataKind>, line: &str) -> Result<(DataKind, Map<String, Value>), LineFault> {
     let value = strict_json::parse(line.as_bytes()).map_err(|error| LineFault::Json(error.to_string()))?;
     let Value::Object(map) = value else { return Err(LineFault::NoObject) };
@@ -253,7 +247,7 @@ fn fields(kind: &mut Option<DataKind>, line: &str) -> Result<(DataKind, Map<Stri
     if kind.fits(&map) { Ok((kind, map)) } else { Err(LineFault::OtherKind { expected: kind, found }) }
 }
 
-/// The lines' items in one row; all are of one kind.
+/// Joins the items of all lines, which have one kind.
 fn items(encoded: Vec<Encoded>) -> DataItems {
     let (mut examples, mut pairs, mut said) = (Vec::new(), Vec::new(), Vec::new());
     for one in encoded {

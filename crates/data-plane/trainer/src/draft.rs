@@ -1,34 +1,36 @@
-//! Draft adapters: the first blocks of a base, with deltas of their own, guess what all of it would say.
+//! Draft adapters: the first blocks of a base, with their own deltas, predict the tokens of the whole base.
 //!
-//! A guess is the likeliest token of a *shortlist*: most of what a small draft costs is the head, and most of a vocabulary is
-//! hardly ever said.
+//! Predictions come from a *shortlist* of tokens, because the head is most of a small draft's cost, and most
+//! tokens of a vocabulary are rare.
 
 use serde::{Deserialize, Serialize};
 use text::tokenizer::Tokenizer;
 
 use crate::data::{DataItems, DistillationSample};
 
-/// How large a draft is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DraftSize {
-    /// The blocks that it has.
+    /// Number of blocks that the draft runs.
     pub layers: usize,
-    /// The tokens that it may guess; 0 for all.
+    /// Number of tokens that the draft may predict; 0 for all.
     pub shortlist: usize,
 }
 
-/// A draft that is trained.
+/// A draft in training.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DraftTraining {
-    /// The blocks that it has.
+    /// Number of blocks that the draft runs.
     pub layers: usize,
-    /// The tokens that it may guess, ascending; all, if it is empty.
+    /// Tokens that the draft may predict, ascending; empty for all.
     pub shortlist: Vec<u32>,
 }
 
-/// The `size` tokens that a draft of the model with this tokenizer may guess, ascending: those without which some text could
-/// not be said (special tokens, and those of one byte), then those that were expected most often in `said`, and of tokens that
-/// never were the first, which byte-pair encodings made of the commonest pairs. All tokens, if that is not more: an empty list.
+/// Returns the `size` tokens that a draft of the model with this tokenizer may predict, ascending. An empty
+/// list means all tokens.
+///
+/// Special tokens and single-byte tokens come first, because some texts need them. Then come the tokens
+/// expected most often in `said`. Tokens that `said` never expects are taken by ascending id, because
+/// byte-pair encodings give low ids to common pairs.
 #[must_use]
 pub fn shortlist(
     said: &[DistillationSample],
@@ -46,15 +48,14 @@ pub fn shortlist(
         }
     }
     let mut ranked: Vec<(u32, f64)> = (0..).zip(expected).collect();
-    // Stable: of equals the first tokens stay in front.
+    // The sort is stable, so of equal tokens those with lower ids stay in front.
     ranked.sort_by(|(_, a), (_, b)| b.total_cmp(a));
     let mut chosen: Vec<u32> = ranked.into_iter().take(size).map(|(token, _)| token).collect();
     chosen.sort_unstable();
     chosen
 }
 
-/// How often each token was to be expected, where answers are: as often as it was said, and where more is known, as often as
-/// it was likely.
+/// Returns the expected count of each token in the answers: its occurrences plus its recorded probabilities.
 fn expected(said: &[DistillationSample], vocabulary: usize) -> Vec<f64> {
     let mut expected = vec![0.0; vocabulary];
     for DistillationSample { example, likely, .. } in said {
@@ -69,7 +70,7 @@ fn expected(said: &[DistillationSample], vocabulary: usize) -> Vec<f64> {
     expected
 }
 
-/// What a draft learns from, of data that are what a model said.
+/// Returns the recorded answers from which a draft learns, if `items` are such.
 #[must_use]
 pub fn said(items: &DataItems) -> Option<&[DistillationSample]> {
     match items {

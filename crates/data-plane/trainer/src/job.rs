@@ -1,4 +1,4 @@
-//! A job from its first step to its last, told step by step.
+//! A training job from its first step to its last, with an event per step.
 
 use std::{error::Error, time::Instant};
 
@@ -14,50 +14,45 @@ use crate::{
     step::{StepResult, TrainState, TrainStepError, microbatch_pool::BorrowedBase},
 };
 
-/// How a job ended.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum JobEnd {
-    /// All steps were made.
     Done {
-        /// Of the last step's batch.
+        /// Loss of the last step's batch.
         loss: Option<f64>,
-        /// Of what is held out.
         held_out_loss: Option<f64>,
     },
-    /// Somebody wanted it to stop; a checkpoint was kept if there is a place for it.
+    /// The listener stopped the job; a checkpoint was written if the job has a directory for it.
     Stopped {
-        /// Steps that were made.
+        /// Number of steps that were made.
         step: u64,
     },
 }
 
-/// Why a job ended before its end.
+/// Reason why a job failed.
 #[derive(Debug, thiserror::Error)]
 pub enum JobError<E: Error + 'static> {
-    /// A step was not made.
     #[error(transparent)]
     Learn(#[from] TrainStepError<E>),
-    /// Its place cannot be kept.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// Nobody hears of it any more.
+    /// The listener cannot receive events any more.
     #[error("what is told of the job cannot be written")]
     Tell(#[from] std::io::Error),
 }
 
-/// Who hears of a job, and may end it.
+/// Receiver of a job's events, which may also stop the job.
 pub trait JobListener {
-    /// Hears of what has happened.
+    /// Receives an event.
     ///
     /// # Errors
-    /// It cannot; the job ends.
+    /// Fails if the event cannot be delivered; the job then fails.
     fn hear(&mut self, event: &TrainingEvent) -> std::io::Result<()>;
 
-    /// True once the job is to stop.
+    /// True once the job has to stop.
     fn wants_stop(&self) -> bool;
 }
 
-/// Examples or pairs, those to learn from and those to judge by.
+/// Examples or pairs, split into training and held-out items.
 #[derive(Debug)]
 pub struct DatasetSplit {
     learned: DataItems,
@@ -65,8 +60,8 @@ pub struct DatasetSplit {
 }
 
 impl DatasetSplit {
-    /// Holds out as many lines of `items` as the plan says, or judges by `validation`. Of a conversation that became several
-    /// examples all are learned from or none: each shows what the earlier ones teach.
+    /// Splits the lines of `items` as the plan says, or holds out `validation` instead. All examples of one
+    /// conversation are on the same side, because each contains the answers of the earlier ones.
     #[must_use]
     pub fn new(items: DataItems, validation: Option<DataItems>, plan: &JobPlan) -> Self {
         if let Some(held_out) = validation {
@@ -80,19 +75,19 @@ impl DatasetSplit {
         Self { learned: pick(learned), held_out: pick(held_out) }
     }
 
-    /// Examples or pairs to learn from.
+    /// Returns the items to learn from.
     #[must_use]
     pub fn learned(&self) -> &DataItems {
         &self.learned
     }
 
-    /// Those to judge by.
+    /// Returns the held-out items.
     #[must_use]
     pub fn held_out(&self) -> &DataItems {
         &self.held_out
     }
 
-    /// The batches, and how many steps there are.
+    /// Returns the batches, and the number of steps.
     #[must_use]
     pub fn batches(&self, plan: &JobPlan) -> (Batches, u64) {
         let batches = Batches::new(self.learned.len(), plan.batch_size, plan.epochs, plan.seed);
@@ -101,28 +96,24 @@ impl DatasetSplit {
     }
 }
 
-/// A job that is ready to run.
 #[derive(Debug)]
 pub struct TrainingJob {
-    /// What it does.
     pub plan: JobPlan,
-    /// What it learns from.
     pub course: DatasetSplit,
-    /// What is trained, if that is a draft: then `course` is what a model said.
+    /// The draft to train, if any; then `course` holds recorded answers of a model.
     pub draft: Option<DraftTraining>,
-    /// What must be the same to go on.
     pub origin: CheckpointOrigin,
-    /// Where its checkpoint is kept.
+    /// Directory of the checkpoint.
     pub checkpoints: Option<std::path::PathBuf>,
-    /// Steps between two of them.
+    /// Number of steps between two checkpoints.
     pub checkpoint_steps: u64,
 }
 
 impl TrainingJob {
-    /// Learns from where `learning` is to the last step.
+    /// Trains from the current step of `learning` to the last step.
     ///
     /// # Errors
-    /// The executor is gone, a loss is no number, or a checkpoint cannot be kept. The last checkpoint stands.
+    /// Fails if the executor is gone, a loss is not a number, or a checkpoint write fails; the last is kept.
     pub fn run<B: BorrowedBase>(
         &self,
         learning: &mut TrainState<B>,
@@ -220,7 +211,7 @@ impl TrainingJob {
         Ok(loss)
     }
 
-    /// Tells how often a draft is right, and gives its mean loss.
+    /// Reports how often a draft predicts correctly, and returns its mean loss per token.
     fn judge_draft<B: BorrowedBase>(
         &self,
         held_out: &[DistillationSample],

@@ -1,26 +1,28 @@
-//! A client that learns: adapters, activations, optimizer and data are its own, base layers are rented, forward and
-//! backward, and whoever lends them keeps nothing between two calls.
+//! A split client that trains adapters.
+//!
+//! Adapters, activations, optimizer and data stay in this process. The layer service computes the base's
+//! linear layers, forward and backward, and keeps no state between two calls.
 //!
 //! # Layout
 //!
-//! - [`data`]: training data as people have it, checked to the last line before anything runs, and turned into tokens with
-//!   weights.
-//! - [`batch_sampler`]: which examples a step sees, and which are held out.
-//! - [`loss`]: what is wrong with the log-probabilities of tokens, and how much each matters.
-//! - [`optimizer`], [`schedule`]: what is done about it.
-//! - [`adapter`]: what an adapter begins as. [`draft`]: one that guesses what the base says. [`plan`]: every choice of a job.
-//! - [`step`]: one step over a rented base. [`job`]: all of them. [`checkpoint`]: where a job was.
-//! - [`session`]: one adapter, trained order by order, as Tinker has it.
-//! - [`peft`]: the adapter, as others read it.
+//! - [`data`]: training data, checked to the last line before training starts, and tokenized with weights.
+//! - [`batch_sampler`]: the examples of each step, and the held-out examples.
+//! - [`loss`]: losses over the log-probabilities of tokens, and their gradients.
+//! - [`optimizer`], [`schedule`]: AdamW, and the learning rate of each step.
+//! - [`adapter`]: new adapters. [`draft`]: draft adapters. [`plan`]: all choices of a job.
+//! - [`step`]: one step over the layer service. [`job`]: all steps. [`checkpoint`]: the saved state of a job.
+//! - [`session`]: one adapter, trained command by command, as in the Tinker API.
+//! - [`peft`]: adapters in PEFT's format.
 //! - [`cli`]: the program `holobiont-trainer`.
 //!
 //! # Principles
 //!
-//! - The same data and seed give the same training, bit for bit: random numbers are drawn by key and counter, sums have a fixed
-//!   order, and any step can be resumed at.
-//! - Names and conventions are those of the libraries whose users come here: torch's AdamW, transformers' schedules, Tinker's
-//!   losses, TRL's and OpenAI's files.
+//! - The same data and seed give the same result, bit for bit: random numbers are drawn by key and counter,
+//!   sums have a fixed order, and a job can resume at any step.
+//! - Names and conventions are those of libraries that users know: torch's AdamW, transformers' schedules,
+//!   Tinker's losses, TRL's and OpenAI's files.
 #![forbid(unsafe_code)]
+#![allow(missing_docs, reason = "only this program and its tests use the items")]
 
 pub mod adapter;
 pub mod batch_sampler;

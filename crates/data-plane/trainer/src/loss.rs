@@ -1,7 +1,8 @@
 //! Losses over log-probabilities of tokens, by the names and formulas that Tinker documents, and DPO.
 //!
-//! All are sums over tokens, not means: whoever wants a mean divides weights or advantages. With p the policy that learns, q
-//! the one that sampled, r = p / q, A the advantage and w the weight of a token:
+//! All losses are sums over tokens, not means: a caller that wants a mean divides the weights or advantages.
+//! With p the policy in training, q the policy that sampled, r = p / q, A the advantage and w the weight of a
+//! token:
 //!
 //! | Loss | Summed over tokens | Its derivative by log p |
 //! |---|---|---|
@@ -11,15 +12,14 @@
 //! | `cispo` (MiniMax 2025) | -clip(r) A log p, with clip(r) held constant | -clip(r) A |
 //! | `dro` (Richemond et al. 2024) | -(A log p - β/2 (log p - log q)²) | -(A - β (log p - log q)) |
 //!
-//! DPO (Rafailov et al. 2023, equation 7) is -log σ(β (c - d)) of a pair, where c and d are the sums of w (log p - log q) of the
-//! chosen and of the rejected answer, and q is the reference.
+//! DPO (Rafailov et al. 2023, equation 7) is -log σ(β (c - d)) of a pair. Here c and d are the sums of w (log
+//! p - log q) of the chosen and of the rejected answer, and q is the reference.
 //!
-//! Everything is computed in f64 and summed in the order of the tokens.
+//! All values are computed in f64 and summed in the order of the tokens.
 
 use std::collections::BTreeMap;
 
-/// Sums of a batch by their names, as Tinker has them: a name and how values of parts become one. Here all are sums, which
-/// [`add`] joins.
+/// Sums of a batch by name; as in Tinker, the name says how [`add`] combines parts, here always by a sum.
 pub type LossMetrics = BTreeMap<&'static str, f64>;
 
 /// Adds the metrics of a part to those of the whole.
@@ -29,49 +29,32 @@ pub fn add(whole: &mut LossMetrics, part: &LossMetrics) {
     }
 }
 
-/// Why there is no such loss.
+/// Error of an unknown loss or of its options.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum LossError {
-    /// Of this name.
     #[error("the loss '{0}' is not supported; use cross_entropy, importance_sampling, ppo, cispo or dro")]
     UnknownLoss(String),
-    /// With this option.
     #[error("the loss '{loss}' has no option '{option}'; leave it out")]
-    UnknownOption {
-        /// Its name.
-        loss: String,
-        /// The option's.
-        option: String,
-    },
-    /// Without this option.
+    UnknownOption { loss: String, option: String },
     #[error("the loss '{loss}' needs the option '{option}'")]
-    MissingOption {
-        /// Its name.
-        loss: String,
-        /// The option's.
-        option: &'static str,
-    },
-    /// With these values.
+    MissingOption { loss: String, option: &'static str },
     #[error("the options of '{loss}' must be {rule}")]
     Invalid {
-        /// Its name.
         loss: String,
-        /// What is allowed.
+        /// Condition that the options must meet.
         rule: &'static str,
     },
 }
 
-/// Bounds of the ratio itself: 0.8 and 1.2, where others write 0.2.
+/// Bounds of the ratio itself: 0.8 and 1.2, where other libraries write 0.2.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Clip {
-    /// The least.
     pub low: f64,
-    /// The most.
     pub high: f64,
 }
 
 impl Default for Clip {
-    /// Tinker's.
+    /// Returns the default bounds of Tinker.
     fn default() -> Self {
         Self { low: 0.8, high: 1.2 }
     }
@@ -79,41 +62,41 @@ impl Default for Clip {
 
 impl Clip {
     fn of(self, ratio: f64) -> f64 {
-        // Unlike `clamp`, which panics where a bound is no number.
+        // Unlike `clamp`, this does not panic if a bound is not a number.
         ratio.max(self.low).min(self.high)
     }
 }
 
-/// A loss of what was sampled.
+/// A loss over sampled answers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum PolicyLoss {
-    /// REINFORCE, corrected for having been sampled by another.
+    /// REINFORCE with an importance ratio, because another policy sampled.
     ImportanceSampling,
-    /// Without a reward for going further than the bounds.
+    /// PPO: moving the ratio beyond the bounds gains nothing.
     Ppo(Clip),
-    /// With the correction bounded.
+    /// CISPO: the importance ratio is bounded.
     Cispo(Clip),
-    /// With a price on the distance from who sampled.
+    /// DRO: the distance from the sampling policy is penalised.
     Dro {
-        /// The price.
+        /// Factor of the penalty.
         beta: f64,
     },
 }
 
-/// A loss by its name.
+/// A loss, selected by its name.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Loss {
-    /// Of given answers.
+    /// Cross-entropy of given answers.
     CrossEntropy,
-    /// Of sampled ones.
+    /// Policy gradient loss of sampled answers.
     Policy(PolicyLoss),
 }
 
 impl Loss {
-    /// The loss that `loss_fn` and `loss_fn_config` of Tinker's `forward_backward` mean.
+    /// Returns the loss that `loss_fn` and `loss_fn_config` of Tinker's `forward_backward` select.
     ///
     /// # Errors
-    /// If there is none, or none with these options.
+    /// Fails if there is no such loss, or it does not have these options.
     pub fn named(name: &str, config: &BTreeMap<String, f64>) -> Result<Self, LossError> {
         let mut options = LossOptions { loss: name, config: config.clone() };
         let loss = match name {
@@ -146,7 +129,7 @@ impl LossOptions<'_> {
         Err(self.invalid("0 <= clip_low_threshold <= clip_high_threshold; they bound the ratio, around 1"))
     }
 
-    /// No default is documented, and guessing one would decide what is learned.
+    /// Beta is required: no default is documented, and a guessed one would change the result.
     fn beta(&mut self) -> Result<f64, LossError> {
         let missing = || LossError::MissingOption { loss: self.loss.to_owned(), option: "beta" };
         let beta = self.config.remove("beta").ok_or_else(missing)?;
@@ -165,21 +148,20 @@ impl LossOptions<'_> {
     }
 }
 
-/// What a loss says of one row of tokens.
+/// Loss and gradients of one token row.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Evaluated {
-    /// Its value.
     pub loss: f64,
-    /// Its derivative by the log-probability of each token.
+    /// Derivative of the loss by the log-probability of each token.
     pub gradients: Vec<f32>,
-    /// The value and others, to be summed over rows.
+    /// The loss and other values, to be summed over rows.
     pub metrics: LossMetrics,
 }
 
-/// `cross_entropy` of one row.
+/// Returns the `cross_entropy` of one row.
 ///
 /// # Panics
-/// If there is not one weight for each token.
+/// Panics if the lengths differ.
 #[must_use]
 pub fn cross_entropy(logprobs: &[f32], weights: &[f32]) -> Evaluated {
     assert_eq!(logprobs.len(), weights.len(), "a weight for each token");
@@ -192,18 +174,17 @@ pub fn cross_entropy(logprobs: &[f32], weights: &[f32]) -> Evaluated {
     }
 }
 
-/// The sum of `values`, each times its weight. What has no weight counts nothing, whatever it is.
+/// Returns the weighted sum of `values`. A value with weight 0 counts nothing, even if it is not finite.
 fn weighted(values: &[f32], weights: &[f32]) -> f64 {
     let counted = values.iter().zip(weights).filter(|(_, weight)| **weight != 0.0);
     counted.map(|(value, weight)| f64::from(*value) * f64::from(*weight)).sum()
 }
 
 impl PolicyLoss {
-    /// This loss of one row: what the tokens' log-probabilities are, what they were when they were sampled, and what each was
-    /// worth.
+    /// Returns this loss of one row, from the log-probabilities now, those at sampling, and the advantages.
     ///
     /// # Panics
-    /// If there is not one of each for every token.
+    /// Panics if the lengths differ.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "gradients are numbers of 32 bits")]
     pub fn of(self, logprobs: &[f32], sampling_logprobs: &[f32], advantages: &[f32]) -> Evaluated {
@@ -216,7 +197,7 @@ impl PolicyLoss {
             let token = self.of_token(f64::from(logprob), f64::from(sampling), f64::from(advantage));
             gradients.push(token.gradient as f32);
             sums[0] += token.loss;
-            // Prompts have no advantage.
+            // Prompt tokens have no advantage.
             if advantage != 0.0 {
                 sums[1] += 1.0;
                 sums[2] += f64::from(u8::from(token.is_clipped));
@@ -235,7 +216,7 @@ impl PolicyLoss {
                 let loss = 0.5 * beta * distance * distance - advantage * logprob;
                 Token { loss, gradient: beta * distance - advantage, is_clipped: false }
             }
-            // An infinite ratio times nothing would be no number.
+            // An infinite ratio times 0 would not be a number.
             _ if advantage == 0.0 => Token { loss: 0.0, gradient: 0.0, is_clipped: false },
             Self::ImportanceSampling => Token { loss: -reward, gradient: -reward, is_clipped: false },
             Self::Ppo(clip) => {
@@ -253,26 +234,26 @@ impl PolicyLoss {
     }
 }
 
-/// What a loss says of one token.
+/// Loss and gradient of one token.
 struct Token {
     loss: f64,
     gradient: f64,
     is_clipped: bool,
 }
 
-/// An answer of a pair: one number for each token.
+/// An answer of a pair, with one value per token.
 #[derive(Debug, Clone, Copy)]
 pub struct PairAnswer<'a> {
-    /// By the policy that learns.
+    /// Log-probabilities under the policy in training.
     pub logprobs: &'a [f32],
-    /// By the reference.
+    /// Log-probabilities under the reference.
     pub reference_logprobs: &'a [f32],
-    /// 1 for the answer, 0 for the prompt.
+    /// Weights: 1 for answer tokens, 0 for prompt tokens.
     pub weights: &'a [f32],
 }
 
 impl PairAnswer<'_> {
-    /// By how much the policy is likelier than the reference to say this, as a logarithm.
+    /// Returns the log of the ratio between the answer's probabilities under policy and reference.
     fn gain(&self) -> f64 {
         assert_eq!(self.logprobs.len(), self.weights.len(), "a weight for each token");
         assert_eq!(self.reference_logprobs.len(), self.weights.len(), "a reference for each token");
@@ -285,28 +266,27 @@ impl PairAnswer<'_> {
     }
 }
 
-/// What DPO says of one pair.
+/// DPO loss and gradients of one pair.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DpoResult {
-    /// Its value.
     pub loss: f64,
-    /// Its derivative by the log-probability of each token of the chosen answer.
+    /// Derivative of the loss by the log-probability of each token of the chosen answer.
     pub chosen_gradients: Vec<f32>,
-    /// And of the rejected one.
+    /// Derivative of the loss by the log-probability of each token of the rejected answer.
     pub rejected_gradients: Vec<f32>,
-    /// The value and others, to be summed over pairs.
+    /// The loss and other values, to be summed over pairs.
     pub metrics: LossMetrics,
 }
 
-/// DPO of one pair. Larger `beta` keeps the policy nearer to the reference.
+/// Returns the DPO loss of one pair. Larger `beta` keeps the policy nearer to the reference.
 ///
 /// # Panics
-/// If an answer has not one number of each kind for every token.
+/// Panics if an answer's lengths differ.
 #[must_use]
 pub fn dpo(beta: f64, chosen: PairAnswer<'_>, rejected: PairAnswer<'_>) -> DpoResult {
     let rewards = [chosen, rejected].map(|answer| beta * answer.gain());
     let margin = rewards[0] - rewards[1];
-    // -log σ(x) = log(1 + e^-x), and its derivative -σ(-x), without an overflow on either side.
+    // -log σ(x) = log(1 + e^-x) and its derivative -σ(-x), computed without overflow on either side.
     let loss = (-margin).max(0.0) + (-margin.abs()).exp().ln_1p();
     let by_margin = -1.0 / (1.0 + margin.exp());
     let metrics = [

@@ -1,4 +1,4 @@
-//! The program that trains adapters over rented base layers.
+//! The program `holobiont-trainer`, which trains adapters over the layer service.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

@@ -1,26 +1,25 @@
-//! AdamW as torch defines it: weight decay apart from the gradient (Loshchilov, Hutter 2019), moments corrected for their
-//! start at zero (Kingma, Ba 2015).
+//! AdamW as torch defines it: weight decay separate from the gradient (Loshchilov, Hutter 2019), moments
+//! corrected for their start at zero (Kingma, Ba 2015).
 //!
-//! The operations and their order are those of `torch.optim.AdamW` with one tensor at a time, in f32 with scalars worked out
-//! in f64, so that a hundred steps end where torch's end.
+//! The operations and their order are those of `torch.optim.AdamW` with one tensor at a time, in f32 with
+//! scalars computed in f64. A hundred steps therefore end where torch's end.
 
-/// What a step depends on, by torch's names; they may differ from step to step.
+/// Hyperparameters of a step, by torch's names; each step may have others.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Hyperparameters {
-    /// Length of a step.
     pub learning_rate: f64,
-    /// How much of the mean of gradients stays.
+    /// Decay rate of the moving mean of gradients.
     pub beta1: f64,
-    /// How much of the mean of their squares stays.
+    /// Decay rate of the moving mean of squared gradients.
     pub beta2: f64,
-    /// Added to the root of that mean.
+    /// Term added to the denominator, the root of the second mean.
     pub eps: f64,
-    /// How much of the parameters a step of length 1 takes away.
+    /// Fraction of the parameters that a step subtracts, times the learning rate.
     pub weight_decay: f64,
 }
 
 impl Default for Hyperparameters {
-    /// Those of torch.
+    /// Returns the default values of torch.
     fn default() -> Self {
         Self { learning_rate: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 1e-2 }
     }
@@ -29,33 +28,33 @@ impl Default for Hyperparameters {
 /// Moving means of one tensor's gradients.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Moments {
-    /// Of the gradients.
+    /// Moving mean of the gradients.
     pub exp_avg: Vec<f32>,
-    /// Of their squares.
+    /// Moving mean of the squared gradients.
     pub exp_avg_sq: Vec<f32>,
 }
 
-/// All there is to know of the steps so far.
+/// State of the optimizer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OptimizerState {
-    /// How many there were.
+    /// Number of steps so far.
     pub step: u64,
-    /// In the order of the tensors.
+    /// Moments in the order of the tensors.
     pub moments: Vec<Moments>,
 }
 
 impl OptimizerState {
-    /// Before the first step, of tensors with these numbers of elements.
+    /// Returns the state before the first step; `elements` are the lengths of the tensors.
     #[must_use]
     pub fn new(elements: &[usize]) -> Self {
         let zeros = |&len: &usize| Moments { exp_avg: vec![0.0; len], exp_avg_sq: vec![0.0; len] };
         Self { step: 0, moments: elements.iter().map(zeros).collect() }
     }
 
-    /// Moves `tensors` one step against their `gradients`.
+    /// Updates `tensors` with a step against their `gradients`.
     ///
     /// # Panics
-    /// If these are not the tensors of the state, in their order.
+    /// Panics if number or lengths of the tensors are not those of the state.
     pub fn step(
         &mut self,
         hyper: &Hyperparameters,
@@ -72,7 +71,7 @@ impl OptimizerState {
     }
 }
 
-/// What a step multiplies by, worked out in f64.
+/// Factors of a step, computed in f64.
 struct Scalars {
     decay: f32,
     gradient_share: f32,
@@ -115,24 +114,25 @@ impl Moments {
     }
 }
 
-/// From `start` to `end` by `share`, from the nearer side.
+/// Interpolates from `start` to `end` by `share`, computed from the nearer end, as torch does.
 fn lerp(start: f32, end: f32, share: f32) -> f32 {
     if share < 0.5 { start + share * (end - start) } else { end - (end - start) * (1.0 - share) }
 }
 
-/// The length of all gradients as one vector. The squares are summed in f64, in the order of tensors and elements.
+/// Returns the norm of all gradients as one vector; squares are summed in f64, in the order of elements.
 #[must_use]
 pub fn global_norm(gradients: &[impl AsRef<[f32]>]) -> f64 {
     let elements = gradients.iter().flat_map(AsRef::as_ref);
     elements.map(|&element| f64::from(element) * f64::from(element)).sum::<f64>().sqrt()
 }
 
-/// Shortens `gradients` together to `max_norm` if they are longer, as `torch.nn.utils.clip_grad_norm_`. Gives their norm
-/// before, which is not finite if one of them is not: then they are left alone, and no step must be taken with them.
+/// Clips `gradients` together to the norm `max_norm`, as `torch.nn.utils.clip_grad_norm_` does, and returns
+/// the norm before. If the norm is not finite, the gradients are left unchanged, and the caller must not use
+/// them.
 #[expect(clippy::cast_possible_truncation, reason = "torch rounds a scalar to the tensor's type")]
 pub fn clip_global_norm(gradients: &mut [impl AsMut<[f32]> + AsRef<[f32]>], max_norm: f64) -> f64 {
     let norm = global_norm(gradients);
-    // Torch's: a norm of zero divides by it too.
+    // The term is torch's and avoids a division by a norm of zero.
     let factor = max_norm / (norm + 1e-6);
     if norm.is_finite() && factor < 1.0 {
         gradients.iter_mut().flat_map(AsMut::as_mut).for_each(|element| *element *= factor as f32);
@@ -161,7 +161,7 @@ mod tests {
         let mut gradients = vec![vec![f32::NAN, 1.0], vec![f32::INFINITY]];
         assert!(!clip_global_norm(&mut gradients, 1.0).is_finite());
         assert!(gradients[0][0].is_nan() && gradients[0][1] == 1.0);
-        // A gradient too long for f32 is not too long to be clipped.
+        // A gradient whose norm exceeds f32 can still be clipped.
         let mut long = vec![vec![1e30, 1e30]];
         clip_global_norm(&mut long, 1.0);
         assert!((long[0][0] - 0.5f32.sqrt()).abs() < 1e-6, "{long:?}");

@@ -1,4 +1,4 @@
-//! Adapters as PEFT writes them: a directory that transformers loads, and every other server.
+//! Adapters in PEFT's format: a directory that transformers and other servers load.
 
 use std::path::Path;
 
@@ -16,15 +16,15 @@ pub(crate) use model::adapter::writing::{METADATA, NamedTensor, sync, write_file
 
 use crate::adapter::{AdapterSpec, TargetModule, scaled_side};
 
-/// With what numbers an adapter is stored.
+/// Number format of a stored adapter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum Dtype {
-    /// 32 bits: as it was trained
+    /// 32-bit float, as it was trained
     #[default]
     F32,
-    /// 16 bits, of which most are digits
+    /// 16-bit float with more digits and a smaller range
     F16,
-    /// 16 bits that reach as far as 32
+    /// 16-bit float with the range of 32 bits and fewer digits
     Bf16,
 }
 
@@ -38,11 +38,13 @@ impl Dtype {
     }
 }
 
-/// Writes an adapter with the configuration `options`, and the shortlist of a draft, if it has one, to the directory `path`, which must not exist: beside it first, so that
-/// it is there whole or not at all, and on the disk before this returns. The same numbers give the same bytes.
+/// Writes an adapter, its configuration `options` and a draft's shortlist to the new directory `path`.
+///
+/// The directory is written under another name, synced and renamed, so that it is complete or missing. The
+/// same values give the same bytes.
 ///
 /// # Errors
-/// It cannot be written.
+/// Fails if the directory exists or cannot be written.
 pub fn write(
     path: &Path,
     options: &[u8],
@@ -54,7 +56,7 @@ pub fn write(
     writing::write(path, options, &serialize(&tensors(method, config), dtype, shortlist, None)?)
 }
 
-/// The tensors in one file, with the shortlist of a draft, if there is one, and words about them.
+/// Serializes the tensors into one file, with a draft's shortlist and a text as metadata.
 pub(crate) fn serialize(
     tensors: &[NamedTensor<'_>],
     dtype: Dtype,
@@ -104,7 +106,7 @@ fn peft_name(layer: usize, target: Target) -> String {
     format!("base_model.model.{}", module_name(layer, target))
 }
 
-/// `adapter_config.json` of a new adapter.
+/// Returns the `adapter_config.json` of a new adapter.
 #[must_use]
 pub fn options(shape: &AdapterSpec, dropout: f64, config: &ModelConfig) -> Vec<u8> {
     let names =
@@ -141,8 +143,9 @@ pub fn options(shape: &AdapterSpec, dropout: f64, config: &ModelConfig) -> Vec<u
     to_bytes(&options)
 }
 
-/// `adapter_config.json` of a new draft adapter of the blocks that `config` has: what else PEFT says of a LoRA, its modules by an
-/// expression that names the blocks, since PEFT's own list of blocks leaves out a head.
+/// Returns the `adapter_config.json` of a new draft adapter with the blocks of `config`. Its modules are
+/// given by a regular expression that names the blocks, because PEFT's own list of blocks cannot include the
+/// head.
 #[must_use]
 pub fn draft_options(shape: &AdapterSpec, dropout: f64, config: &ModelConfig) -> Vec<u8> {
     let mut own: Value = serde_json::from_slice(&options(shape, dropout, config)).unwrap_or_default();

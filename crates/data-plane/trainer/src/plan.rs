@@ -1,80 +1,79 @@
-//! What a job does, with every choice made: those of the user, and for the rest what is known to work.
+//! The plan of a job, with every choice made: by the user, or by defaults that are known to work.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{adapter::AdapterSpec, draft::DraftSize, optimizer::Hyperparameters, schedule::Decay};
 
-/// How the way forward computes.
+/// Precision of the forward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum JobPrecision {
-    /// As the engine that will serve the adapter: its log-probabilities are these, bit for bit
+    /// As the engine that will serve the adapter: same log-probabilities, bit for bit
     #[default]
     Serving,
-    /// Activations, keys, values and the adapter unrounded
+    /// Activations, keys, values and adapter without rounding
     Exact,
 }
 
-/// What an adapter begins as.
+/// Adapter with which a job begins.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InitialAdapter {
-    /// A new one.
     New(AdapterSpec),
-    /// One that has been trained, in PEFT's format, by the hash of its content.
+    /// A trained adapter in PEFT's format, by its content hash.
     From(String),
 }
 
-/// Everything that decides what a job gives, but the data and the base.
+/// All inputs that determine the result of a job, except the data and the base.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JobPlan {
-    /// What the adapter begins as.
     pub start: InitialAdapter,
-    /// Length of the longest step.
+    /// Peak of the learning rate.
     pub learning_rate: f64,
-    /// How it becomes shorter.
+    /// Decay of the learning rate after the warm-up.
     pub decay: Decay,
-    /// Steps until it is the longest.
+    /// Number of steps until the learning rate reaches its peak.
     pub warmup_steps: u64,
-    /// Examples, or pairs, of a step.
+    /// Number of examples, or pairs, per step.
     pub batch_size: usize,
-    /// How often every example is seen.
+    /// Number of passes over the examples.
     pub epochs: u64,
-    /// Steps at most.
+    /// Maximum number of steps.
     pub max_steps: Option<u64>,
-    /// Of AdamW.
+    /// Weight decay of AdamW.
     pub weight_decay: f64,
-    /// The share of what LoRA's matrices are given that is dropped.
+    /// Dropout probability of the inputs of LoRA's matrices.
     #[serde(default)]
     pub dropout: f64,
-    /// Longer gradients are shortened to this length.
+    /// Norm to which larger gradients are clipped.
     pub max_grad_norm: f64,
-    /// Of DPO: how much a preference weighs against staying where the adapter began.
+    /// Beta of DPO: larger values keep the policy nearer to the initial adapter.
     pub beta: f64,
-    /// Percent of the examples that are held out.
+    /// Percentage of the lines that are held out.
     pub held_out: usize,
-    /// Decides order and first numbers.
+    /// Seed of the example order and of the initial parameters.
     pub seed: u64,
-    /// How the way forward computes.
     pub precision: JobPrecision,
-    /// Tokens of the longest example.
+    /// Maximum tokens per example.
     pub max_tokens: usize,
-    /// What becomes a draft is of this size.
+    /// Size of the draft, if a draft is trained.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draft: Option<DraftSize>,
 }
 
 impl JobPlan {
-    /// AdamW's numbers for a step of `learning_rate`.
+    /// Returns AdamW's hyperparameters for a step with `learning_rate`.
     #[must_use]
     pub fn hyperparameters(&self, learning_rate: f64) -> Hyperparameters {
         Hyperparameters { learning_rate, weight_decay: self.weight_decay, ..Hyperparameters::default() }
     }
 }
 
-/// A learning rate for adapters of a model `hidden` wide: ten times what full fine-tuning takes, less for wide models
-/// (Thinking Machines, "LoRA Without Regret", 2025), and less for high ranks whose scale is not divided by them, where more
-/// ranks make longer steps.
+/// Returns the default learning rate for adapters of a model with hidden size `hidden`.
+///
+/// LoRA gets ten times the rate of full fine-tuning, less for wide models (Thinking Machines, "LoRA Without
+/// Regret", 2025). High ranks also get less: the scale of their deltas is not divided by the rank, so more
+/// ranks make larger steps.
 #[must_use]
 pub fn usual_learning_rate(hidden: usize, shape: &AdapterSpec) -> f64 {
     const FULL: f64 = 5e-5;
@@ -85,7 +84,7 @@ pub fn usual_learning_rate(hidden: usize, shape: &AdapterSpec) -> f64 {
         AdapterSpec::Lora { rank, .. } => {
             (10.0 * FULL * by_width * (USUAL_RANK / *rank as f64).sqrt().min(1.0)).min(MOST)
         }
-        // Vectors near one, and a prefix of small numbers, have farther to go: PEFT's own examples take as much.
+        // Vectors near one and a small prefix have farther to move; PEFT's own examples use this rate.
         AdapterSpec::Ia3 { .. } | AdapterSpec::Prefix { .. } => 5e-3,
     }
 }

@@ -1,18 +1,18 @@
-//! How long a step is: schedules by the names and definitions of transformers (`optimization.py`).
+//! Learning rate schedules, by the names and definitions of transformers (`optimization.py`).
 
 use std::f64::consts::PI;
 
 use serde::{Deserialize, Serialize};
 
-/// How the learning rate goes down, once it has gone up.
+/// Decay of the learning rate after the warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Decay {
-    /// It stays
+    /// Stays constant after the warm-up
     Constant,
-    /// In a line to zero
+    /// Decreases linearly to zero
     Linear,
-    /// In half a wave to zero
+    /// Decreases along half a cosine wave to zero
     #[default]
     Cosine,
 }
@@ -27,19 +27,18 @@ impl std::fmt::Display for Decay {
     }
 }
 
-/// The learning rate of each step, as a part of the one that was set.
+/// Learning rate of each step, relative to the peak rate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Schedule {
-    /// How it goes down.
     pub decay: Decay,
-    /// Steps in which it goes up from zero, in a line; the first step of them does nothing, as in transformers.
+    /// Number of steps with a linear increase from zero; the first one has the rate zero, as in transformers.
     pub warmup_steps: u64,
-    /// All steps, those included.
+    /// Number of all steps, warm-up included.
     pub total_steps: u64,
 }
 
 impl Schedule {
-    /// The part for a step, counted from 0. After the last step, what decays stays at zero.
+    /// Returns the factor of the peak rate for `step`, from 0; a decaying schedule stays at 0 after its end.
     #[must_use]
     pub fn multiplier(&self, step: u64) -> f64 {
         let &Self { decay, warmup_steps, total_steps } = self;

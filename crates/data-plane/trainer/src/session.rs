@@ -1,5 +1,7 @@
-//! One adapter, trained order by order: gradients are gathered, a step is made of them, and what has been learned is kept or
-//! written out whenever somebody says so. These are the verbs of Tinker's API; who speaks HTTP is somebody else.
+//! One adapter, trained command by command.
+//!
+//! The verbs are those of Tinker's API: accumulate gradients, make a step, save or export the adapter. HTTP
+//! is served elsewhere.
 
 pub mod commands;
 
@@ -24,13 +26,12 @@ use crate::{
     },
 };
 
-/// Largest rank.
 const MAX_RANK: usize = 256;
 
-/// What an order comes to: names with numbers, what the adapter is if it has just begun, log-probabilities.
+/// Result of a command: metrics, kind and size of a new or loaded adapter, log-probabilities.
 type CommandResult = Result<(LossMetrics, Option<AdapterSpec>, Vec<f32>), CommandRefusal>;
 
-/// Whose fault a step is that was not made.
+/// Attributes a failed step to the server if the base failed, else to the user.
 fn refusal<E: Error + 'static>(error: &TrainStepError<E>) -> CommandRefusal {
     match error {
         TrainStepError::Train(TrainError::Base(_)) => CommandRefusal::server(error.to_string()),
@@ -38,25 +39,24 @@ fn refusal<E: Error + 'static>(error: &TrainStepError<E>) -> CommandRefusal {
     }
 }
 
-/// What becomes of gathered gradients in what is kept.
+/// Whether a saved state includes the accumulated gradients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum GradientRetention {
     Keep,
     Forget,
 }
 
-/// What there is to train.
 #[derive(Debug)]
 enum SessionStage<B> {
-    /// Nothing yet.
+    /// No adapter exists yet.
     Waiting(Box<MicrobatchPool<B>>),
-    /// An adapter.
+    /// An adapter is in training.
     Learning(Box<TrainState<B>>, AdapterSpec),
-    /// Nothing any more: what was to begin could not.
+    /// Creating the adapter failed, and the session cannot be used any more.
     Broken,
 }
 
-/// See the module's description.
+/// A trainer that executes commands.
 #[derive(Debug)]
 pub struct TrainerSession<B> {
     stage: SessionStage<B>,
@@ -65,12 +65,12 @@ pub struct TrainerSession<B> {
 }
 
 impl<B: BorrowedBase> TrainerSession<B> {
-    /// A session on the base of this identity.
+    /// Makes a session on the base with the content hash `base`.
     pub fn new(lanes: MicrobatchPool<B>, precision: LoraPrecision, base: String) -> Self {
         Self { stage: SessionStage::Waiting(Box::new(lanes)), precision, base }
     }
 
-    /// Carries an order out. `numbers` are those behind its line; those behind the answer's come with it.
+    /// Executes a command with its `numbers`; returns the reply and the values after its line.
     pub fn carry_out(&mut self, order: &TrainingCommand, numbers: &[[u8; 4]]) -> (CommandReply, Vec<f32>) {
         match self.try_to(order, numbers) {
             Ok((metrics, shape, logprobs)) => {
@@ -220,7 +220,7 @@ impl<B: BorrowedBase> TrainerSession<B> {
 }
 
 impl<B: BorrowedBase> TrainState<B> {
-    /// Goes on from what was kept; without the optimizer's numbers, from its beginning. What was gathered is gone.
+    /// Restores a saved state. Without `state`, the optimizer starts anew. Accumulated gradients are dropped.
     fn restore(&mut self, method: MethodWeights, state: Option<OptimizerState>) {
         let lengths: Vec<usize> = method.tensors().into_iter().map(<[f32]>::len).collect();
         self.method = method;
@@ -265,7 +265,7 @@ fn check_step(adam: &Adam) -> Result<(), CommandRefusal> {
     }
 }
 
-/// What a loss needs of every token.
+/// Returns the per-token inputs that a loss needs.
 fn needed(loss: Loss) -> &'static [&'static str] {
     match loss {
         Loss::CrossEntropy => &["weights"],
@@ -273,7 +273,7 @@ fn needed(loss: Loss) -> &'static [&'static str] {
     }
 }
 
-/// Takes the numbers apart: of each datum its tokens, its targets, and its inputs.
+/// Splits `numbers` into sequences: for each its tokens, its targets, and its inputs.
 fn data(
     loss: Loss,
     lengths: &[usize],
@@ -336,7 +336,6 @@ fn check(data: &[SequenceSample], config: &ModelConfig) -> Result<(), CommandRef
     Ok(())
 }
 
-/// A LoRA of this size.
 fn shape(lora: &Lora) -> Result<AdapterSpec, CommandRefusal> {
     let targets = lora.targets.iter().map(|name| name.parse());
     let targets =

@@ -1,11 +1,11 @@
-//! One step: the gradient of a batch, and what AdamW makes of it.
+//! One optimizer step: the gradient of a batch, and AdamW's update.
 //!
 //! # Layout
 //!
 //! - this file: steps from examples and from pairs
-//! - `distil`: what another model says, learned
-//! - `grad_accumulation`: gradients gathered over several batches
-//! - `microbatch`: batches cut into parts; [`microbatch_pool`]: parts that go through the model at the same time
+//! - `distil`: distillation from recorded answers of another model
+//! - `grad_accumulation`: gradients accumulated over several batches
+//! - `microbatch`: batches cut into microbatches; [`microbatch_pool`]: microbatches that run concurrently
 
 mod distil;
 mod grad_accumulation;
@@ -39,70 +39,68 @@ use self::{
     microbatch_pool::{BorrowedBase, MicrobatchPool, RowCount as _},
 };
 
-/// Rows that go through the model together. More would only take memory: every row's bits are its own.
+/// Maximum rows of a microbatch; more would only take memory, because each row's bits are independent.
 pub const BATCH_ROWS: usize = 512;
 
-/// Rows under way at once, of which everything is kept on the way forward. Longer sequences are under way alone, and the way back
-/// computes them once more.
+/// Maximum rows under way whose activations are all saved by the forward pass. Longer sequences run alone,
+/// and the backward pass recomputes their activations.
 const KEPT_ROWS: usize = 1024;
 
-/// Tells the numbers that decide what is dropped from others of the same seed.
+/// Separates the random numbers of dropout from others of the same seed.
 const DROPOUT: u64 = 0x6472_6f70_6f75_7421;
 
-/// Why a step was not made.
+/// Reason why a step failed.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainStepError<E: Error + 'static> {
-    /// The base layers were not evaluated.
+    /// The layer service failed.
     #[error(transparent)]
     Train(#[from] TrainError<E>),
-    /// The adapter's matrices have shapes that the kernels do not take.
+    /// The adapter's matrices have shapes that the kernels do not support.
     #[error(transparent)]
     Layout(#[from] LayoutError),
-    /// The loss or its gradient is no number.
+    /// The loss or the gradient is not a number.
     #[error(
         "the {what} of step {step} is not a number: lower the learning rate, or look at the data of this step"
     )]
     NotANumber {
-        /// Loss or gradient.
+        /// The value that is not a number: loss, gradient or result.
         what: &'static str,
-        /// Counted from 1.
+        /// Number of the step, from 1.
         step: u64,
     },
 }
 
-/// What a step came to.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepResult {
-    /// The mean over weights, or over pairs, before the step.
+    /// Mean over the weights, or over pairs, before the step.
     pub loss: f64,
-    /// Length of the gradient, before it was shortened.
+    /// Norm of the gradient before clipping.
     pub grad_norm: f64,
-    /// Rows that went through the model.
+    /// Number of rows that went through the model.
     pub rows: usize,
 }
 
-/// An adapter that learns over base layers of somebody else.
+/// An adapter in training over a base that another process computes.
 #[derive(Debug)]
 pub struct TrainState<B> {
     lanes: MicrobatchPool<B>,
-    /// How the adapter is kept where it will be served.
+    /// Precision of the adapter where it will be served.
     precision: LoraPrecision,
-    /// What it is now.
+    /// Current weights of the adapter.
     pub method: MethodWeights,
-    /// What it began as, which DPO compares with.
+    /// Initial adapter, the reference of DPO.
     start: TrainableAdapter,
-    /// The optimizer.
     pub state: OptimizerState,
-    /// What the adapter's matrices are not given while it learns from examples, if anything.
+    /// Dropout of the matrices' inputs while the adapter learns from examples.
     dropout: Option<Dropout>,
     gradients: Gradients,
 }
 
 impl<B: BorrowedBase> TrainState<B> {
-    /// An adapter that begins as `start`.
+    /// Makes the state of an adapter that begins as `start`.
     ///
     /// # Errors
-    /// Its matrices have shapes that the kernels do not take.
+    /// Fails if the matrices have shapes that the kernels do not support.
     pub fn new(
         lanes: MicrobatchPool<B>,
         precision: LoraPrecision,
@@ -114,30 +112,30 @@ impl<B: BorrowedBase> TrainState<B> {
         Ok(Self { lanes, precision, method: start, start: learner, state, dropout: None, gradients })
     }
 
-    /// The same, with a share of what the adapter's matrices are given dropped while it learns from examples; which, `seed`
-    /// decides. Preferences, and what is only judged, are computed with all of it.
+    /// Adds dropout with probability `rate` to the inputs of the adapter's matrices while it learns from
+    /// examples; `seed` selects the dropped values. Preferences and evaluations use no dropout.
     #[must_use]
     pub fn with_dropout(self, rate: f64, seed: u64) -> Self {
         let key = Rng::seeded(seed ^ DROPOUT).bits(0);
         Self { dropout: (rate > 0.0).then_some(Dropout { rate, key }), ..self }
     }
 
-    /// Numbers that are learned.
+    /// Returns the number of trained values.
     #[must_use]
     pub fn parameters(&self) -> usize {
         self.method.tensors().into_iter().map(<[f32]>::len).sum()
     }
 
-    /// The model that it learns on.
+    /// Returns the model without its linear layers.
     #[must_use]
     pub fn model(&self) -> &ModelContext {
         self.lanes.model()
     }
 
-    /// Learns from `examples`: the mean of their weighted tokens becomes likelier.
+    /// Makes a step on `examples` that lowers the weighted mean of their cross-entropy.
     ///
     /// # Errors
-    /// The executor is gone, or the gradient is no number; the adapter is as it was.
+    /// Fails if the executor is gone, or loss or gradient is not a number. The adapter is unchanged then.
     pub fn learn(
         &mut self,
         examples: &[&Example],
@@ -156,7 +154,7 @@ impl<B: BorrowedBase> TrainState<B> {
         self.teach(inputs, total, hyper, max_norm)
     }
 
-    /// A step against the losses of parts, whose sum over `total` is what became of them before it.
+    /// Makes a step on microbatches with their losses; `total` divides the sum of the losses.
     fn teach<L: TokenLoss + Send>(
         &mut self,
         inputs: Vec<(Inputs, L)>,
@@ -177,10 +175,10 @@ impl<B: BorrowedBase> TrainState<B> {
         self.step(sum / total, rows, hyper, max_norm)
     }
 
-    /// Learns to prefer the better answers of `pairs` (DPO).
+    /// Makes a DPO step on `pairs`.
     ///
     /// # Errors
-    /// As [`learn`](Self::learn).
+    /// Fails as [`learn`](Self::learn) does.
     pub fn prefer(
         &mut self,
         pairs: &[&PreferencePair],
@@ -206,10 +204,10 @@ impl<B: BorrowedBase> TrainState<B> {
         self.step(sum / pairs.len() as f64, rows, hyper, max_norm)
     }
 
-    /// The mean loss of examples that nothing is learned from; nothing of none.
+    /// Returns the mean loss of held-out examples; `None` without examples.
     ///
     /// # Errors
-    /// The executor is gone.
+    /// Fails if the executor is gone.
     pub fn evaluate(&mut self, examples: &[&Example]) -> Result<Option<f64>, TrainStepError<B::Error>> {
         let learner = self.learner()?;
         let losses = self.lanes.each(parts(examples, rows).map(Inputs::of), |trainer, inputs| {
@@ -220,10 +218,10 @@ impl<B: BorrowedBase> TrainState<B> {
         Ok((total > 0.0).then(|| sum / total))
     }
 
-    /// The mean loss of pairs that nothing is learned from; nothing of none.
+    /// Returns the mean DPO loss of held-out pairs; `None` without pairs.
     ///
     /// # Errors
-    /// The executor is gone.
+    /// Fails if the executor is gone.
     pub fn evaluate_pairs(
         &mut self,
         pairs: &[&PreferencePair],
@@ -240,7 +238,7 @@ impl<B: BorrowedBase> TrainState<B> {
         Ok((!pairs.is_empty()).then(|| sum / pairs.len() as f64))
     }
 
-    /// Forgets the gradients that were gathered.
+    /// Drops the accumulated gradients.
     pub fn forget(&mut self) {
         self.gradients.clear();
     }
@@ -249,7 +247,7 @@ impl<B: BorrowedBase> TrainState<B> {
         Ok(TrainableAdapter::new(&self.method, &self.model().config, self.precision)?)
     }
 
-    /// What is dropped of an example of this step.
+    /// Returns the dropout of example `number` in this step.
     fn dropped(&self, number: u64) -> Option<Dropout> {
         let Dropout { rate, key } = self.dropout?;
         let of_step = Rng::keyed(key).bits(self.state.step);
@@ -295,7 +293,7 @@ fn log_probabilities<B: BorrowedBase>(
     trainer.log_probabilities(learner, &tape)
 }
 
-/// Losses and rows of all parts, in their order.
+/// Returns the sums of losses and rows, added in order.
 fn summed(parts: Vec<(f64, usize)>) -> (f64, usize) {
     parts.into_iter().fold((0.0, 0), |(sum, rows), (loss, own)| (sum + loss, rows + own))
 }
@@ -320,11 +318,11 @@ fn compared(inputs: &Inputs, values: &[f32], reference: &[f32], beta: f64) -> lo
 
 /// A loss that is summed over tokens.
 trait TokenLoss: backward::Loss {
-    /// Of those so far.
+    /// Returns the sum over the tokens so far.
     fn sum(&self) -> f64;
 }
 
-/// The mean of weighted tokens, of which this is a part.
+/// One microbatch of a weighted mean over tokens.
 struct WeightedMean {
     weights: Vec<f32>,
     total: f64,
@@ -348,7 +346,7 @@ impl backward::Loss for WeightedMean {
     }
 }
 
-/// Gradients that are known, and how much of them counts.
+/// Gradients that are known in advance, and their factor.
 struct FixedGradients {
     gradients: Vec<f32>,
     scale: f64,

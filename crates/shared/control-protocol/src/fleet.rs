@@ -1,18 +1,19 @@
-//! What a gateway tells whoever chooses among hosts (`GET /v1/load`): its executors, what each has to do and takes for it,
-//! and which adapters it knows and holds.
+//! The report of a gateway to the endpoint picker, which chooses a host for each request (`GET /v1/load`).
 //!
-//! It is asked many times a second, so what changes seldom has a tag, made of its content: who names the tag of what they
-//! have is not told it again, and hosts that know the same adapters have the same tag.
+//! The report lists the gateway's executors, their load and timings, and the adapters that it knows and
+//! holds. A picker polls many times a second, so the parts that seldom change have a tag, a hash of their
+//! content. The gateway omits the content if the request names its tag. Hosts that know the same adapters
+//! have the same tag.
 //!
 //! # Layout
 //!
 //! - [`GatewayReport`]: the answer; [`ReportedExecutor`], [`ReportedAdapter`], [`Tagged`]: its parts.
-//! - [`adapter_of`]: which adapter a request means by `model`.
+//! - [`adapter_of`]: the adapter that a request names in `model`.
 //!
 //! # Principles
 //!
-//! - It says what is; what is made of it is `scheduling::routing`'s.
-//! - Nothing in it names a tenant, a key or a prompt.
+//! - A report contains only facts; `policy::routing` draws the conclusions.
+//! - A report contains no tenant, no key and no prompt.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher as _},
@@ -29,71 +30,71 @@ use scheduling::{
 };
 use serde::{Deserialize, Serialize};
 
-/// Most of anything that a host has: sums of a few are far from the largest number.
+/// Upper limit of every count in a report, low enough that sums of a few counts cannot overflow.
 pub const MAX_COUNT: u64 = 1 << 48;
 
-/// Where it is asked for.
+/// Path of the endpoint that returns the report.
 pub const PATH: &str = "/v1/load";
 
 /// Whether a gateway takes requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GatewayState {
-    /// It does.
+    /// The gateway accepts requests.
     Ready,
-    /// Not yet, or no executor of it is there.
+    /// The gateway does not accept requests yet, or has no connected executor.
     Unready,
-    /// Not any more: it ends.
+    /// The gateway is shutting down.
     Stopping,
 }
 
-/// What a gateway says of itself.
+/// The report of one gateway.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GatewayReport {
-    /// Whether it takes requests.
+    /// Whether the gateway accepts requests.
     pub state: GatewayState,
-    /// A number that another process at the same address has not.
+    /// Random number of the process, different from that of another process at the same address.
     pub instance: u64,
-    /// What the base model is called; empty as long as none is served.
+    /// Name of the base model; empty until the gateway serves one.
     pub base: String,
-    /// Tokens that answers have in the mean.
+    /// Mean number of tokens per answer.
     pub answer_tokens: f64,
-    /// Sequences that wait for their turn, and are with no executor yet.
+    /// Sequences in the admission queue that no executor has yet.
     pub queued: u64,
-    /// In the order of its settings.
+    /// Executors, in the order of the gateway's settings.
     pub executors: Vec<ReportedExecutor>,
-    /// All adapters that it can answer for.
+    /// All adapters that the gateway can serve.
     pub registered: Tagged<Vec<ReportedAdapter>>,
-    /// Names of adapters that are in the memory of each executor.
+    /// Names of the adapters in the memory of each executor.
     pub resident: Tagged<Vec<Vec<String>>>,
 }
 
-/// One of its executors.
+/// One executor of a gateway.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ReportedExecutor {
-    /// Whether it takes new requests: it is there, not drained, and not full.
+    /// Whether the executor takes new requests: it is connected, not drained, and not full.
     pub open: bool,
-    /// Sequences that it computes together, at most.
+    /// Number of batch slots: the maximum number of sequences per step.
     pub places: u64,
-    /// What it is generating for.
+    /// Requests for which the executor generates tokens.
     pub running: ReportedLoad,
-    /// What it has not begun to.
+    /// Requests that the executor has not begun.
     pub waiting: ReportedLoad,
-    /// The shortest time for a token that was promised to one of those it has, in microseconds.
+    /// The shortest time per output token promised to any of its requests, in microseconds.
     pub promised_tpot_us: Option<u64>,
-    /// What it takes for it; `None` before it was seen to work.
+    /// Measured timings of the executor; `None` before its first measured work.
     pub timings: Option<Timings>,
 }
 
 impl ReportedExecutor {
-    /// Whether it can take a request.
+    /// Returns whether the executor can take a request.
     #[must_use]
     pub fn availability(&self) -> Availability {
         if self.open { Availability::Open } else { Availability::Closed }
     }
 }
 
-/// Requests, as far as time goes.
+/// Work of a group of requests, in the quantities that determine its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ReportedLoad {
     requests: u64,
@@ -111,7 +112,7 @@ impl From<RequestLoad> for ReportedLoad {
 }
 
 impl From<ReportedLoad> for RequestLoad {
-    /// What no host can have counts as the most it can.
+    /// Limits every count to [`MAX_COUNT`].
     fn from(work: ReportedLoad) -> Self {
         let ReportedLoad { requests, ranks, max_rank, tokens, token_ranks } = work;
         let [requests, ranks, max_rank, tokens, token_ranks] =
@@ -120,7 +121,7 @@ impl From<ReportedLoad> for RequestLoad {
     }
 }
 
-/// What an executor takes, in seconds for each unit of work ([`ServingModel`], whose kernel computes each row at its own rank).
+/// Cost of an executor's work, in seconds per unit ([`ServingModel`] with each row computed at its own rank).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Timings {
     decode: [f64; 4],
@@ -128,7 +129,7 @@ pub struct Timings {
     link: [f64; 2],
     store: [f64; 2],
     waits_for_link: bool,
-    /// They are old, and it has nothing to do.
+    /// The timings are old, and the executor is idle.
     is_stale: bool,
 }
 
@@ -147,7 +148,7 @@ impl From<CostEstimate> for Timings {
 }
 
 impl From<Timings> for CostEstimate {
-    /// What is no time is none.
+    /// Replaces negative and non-finite times by 0.
     fn from(told: Timings) -> Self {
         let time = |seconds: f64| if seconds.is_finite() { seconds.max(0.0) } else { 0.0 };
         let line = |[alpha, beta]: [f64; 2]| LinearFit { alpha: time(alpha), beta: time(beta) };
@@ -163,47 +164,48 @@ impl From<Timings> for CostEstimate {
     }
 }
 
-/// An adapter that a gateway can answer for.
+/// An adapter that a gateway can serve.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ReportedAdapter {
-    /// What it is called.
+    /// Name of the adapter in requests.
     pub name: String,
-    /// Its rank.
+    /// Rank of the adapter's deltas.
     pub rank: u64,
-    /// Bytes of its factors.
+    /// Bytes of the adapter's factors.
     pub bytes: u64,
-    /// The beginning of its generation ([`beginning_of`]); 0 from a gateway of before, which does not say it.
+    /// The beginning of the adapter version ([`beginning_of`]); 0 from an older gateway.
     #[serde(default)]
     pub generation: u64,
 }
 
-/// The first 16 of a generation's hexadecimal digits, which tell all generations of a fleet apart; `None` if they are none.
+/// Returns the number that the first 16 hexadecimal digits of an adapter version form; `None` if `generation`
+/// does not begin with 16 such digits. These digits distinguish all versions of a fleet.
 #[must_use]
 pub fn beginning_of(generation: &str) -> Option<u64> {
     u64::from_str_radix(generation.get(..16)?, 16).ok()
 }
 
-/// What is told only to those who do not have it.
+/// Content that is omitted for receivers that already have it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tagged<T> {
-    /// A hash of the content.
+    /// Hash of the content.
     pub tag: u64,
-    /// The content; `None` for who has this tag.
+    /// The content; `None` for a receiver that named this tag.
     pub content: Option<T>,
 }
 
 impl<T: Hash> Tagged<T> {
-    /// For somebody who has what `known` is the tag of.
+    /// Tags `content`, and omits it if `known` is its tag.
     #[must_use]
     pub fn of(content: T, known: Option<u64>) -> Self {
-        // Without a key, so that all hosts find the same.
+        // This hasher has no random key, so all hosts compute the same tag.
         let mut hasher = DefaultHasher::new();
         content.hash(&mut hasher);
         let tag = hasher.finish();
         Self { tag, content: (known != Some(tag)).then_some(content) }
     }
 
-    /// The same for somebody else.
+    /// Returns a copy for another receiver, without the content if `known` is its tag.
     #[must_use]
     pub fn unless_known(&self, known: Option<u64>) -> Self
     where
@@ -214,17 +216,17 @@ impl<T: Hash> Tagged<T> {
     }
 }
 
-/// The tags of what somebody has, as the query of a request: `registered=1&resident=2`.
+/// The tags of the content that a receiver has, as the query of a request: `registered=1&resident=2`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct KnownTags {
-    /// Of the adapters that are known.
+    /// Tag of the known list of registered adapters.
     pub registered: Option<u64>,
-    /// Of those that are in memory.
+    /// Tag of the known lists of resident adapters.
     pub resident: Option<u64>,
 }
 
 impl KnownTags {
-    /// Path and query of the request.
+    /// Returns path and query of the request.
     #[must_use]
     pub fn uri(&self) -> String {
         let named = [("registered", self.registered), ("resident", self.resident)];
@@ -234,7 +236,7 @@ impl KnownTags {
     }
 }
 
-/// A query that is none of [`KnownTags`]'s.
+/// The query string does not parse as [`KnownTags`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InvalidTags;
 
@@ -259,8 +261,9 @@ impl FromStr for KnownTags {
     }
 }
 
-/// The adapter that `model` names where the base is called `base`: an adapter, `base:adapter` or `base::adapter`; `None` is
-/// the base.
+/// Returns the adapter that `model` names, where `base` is the name of the base model.
+///
+/// An adapter is written as `adapter`, `base:adapter` or `base::adapter`. `None` means the base itself.
 #[must_use]
 pub fn adapter_of<'a>(model: &'a str, base: &str) -> Option<&'a str> {
     match model.strip_prefix(base) {
@@ -280,7 +283,7 @@ mod tests {
             assert_eq!(adapter_of(model, "base"), Some("a"), "{model}");
         }
         assert_eq!(adapter_of("base", "base"), None);
-        // Never the base for something that only looks like it.
+        // A name that only begins like the base's is never the base.
         for model in ["basement", "bas", "other:a"] {
             assert_eq!(adapter_of(model, "base"), Some(model));
         }

@@ -1,216 +1,218 @@
-//! What trainers are asked to do, and what they say: lines of JSON, on a pipe or a Unix socket.
+//! The protocol of trainers: lines of JSON on a pipe or a Unix socket.
 //!
-//! The first line of a connection to the trainer service is a [`TrainerRequest`]; what follows belongs to the trainer that it starts.
-//! A trainer that runs a job says an [`TrainingEvent`] a line; one that is given orders answers them ([`session`]). Readers leave out what they do not know, so that a later trainer may say more.
+//! The first line of a connection to the trainer service is a [`TrainerRequest`]; the lines after it belong
+//! to the trainer that the service starts. A trainer that runs a job writes one [`TrainingEvent`] per line;
+//! a trainer that executes commands speaks the protocol in [`session`]. Readers ignore unknown events and
+//! fields, so that a later trainer may write more.
 
 pub mod session;
 
 use serde::{Deserialize, Serialize};
 
-/// Longest request, in bytes.
+/// Maximum length of a request, in bytes.
 pub const MAX_REQUEST_BYTES: usize = 64 << 10;
 
-/// What the file is called that a trainer keeps in its directory of checkpoints, and replaces at one stroke.
+/// Name of the checkpoint file in a trainer's directory of checkpoints; the trainer replaces it atomically.
 pub const CHECKPOINT_FILE: &str = "checkpoint.safetensors";
 
-/// What a trainer is to do.
+/// A request to the trainer service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainerRequest {
-    /// Its command line, without what the service adds of its own.
+    /// Command line of the trainer, without the arguments that the service adds.
     pub arguments: Vec<String>,
 }
 
-/// A line of a trainer, or of a command about its run.
+/// A line that a trainer, or a command about its run, writes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum TrainingEvent {
-    /// What will be done.
+    /// The plan of the run.
     Plan(TrainingPlan),
-    /// What a model is to be asked.
+    /// A prompt that the teacher model is to answer.
     Prompt(TeacherPrompt),
-    /// The data are what a model said: nothing needs to be asked.
+    /// The data already hold the answers of a model: no prompt has to be answered.
     Answered {},
-    /// How far a model is that was asked.
+    /// Progress of the teacher model.
     Asked {
-        /// Prompts that it has answered.
+        /// Number of answered prompts.
         prompts: u64,
-        /// Of how many.
+        /// Number of all prompts.
         of: u64,
     },
-    /// What is wrong with the data.
+    /// A defect of the training data.
     Problem {
-        /// Where, from 1.
+        /// Number of the line, from 1.
         line: u64,
-        /// For a person.
+        /// Description for the user.
         message: String,
     },
-    /// The optimizer has moved.
+    /// An optimizer step is done.
     Step(StepReport),
-    /// The loss of what is held out.
+    /// The loss on the held-out examples.
     Evaluation {
-        /// After this step.
+        /// Number of the step after which this was measured.
         step: u64,
-        /// Its mean.
+        /// Mean loss per token, or per pair of answers.
         loss: f64,
     },
-    /// How often a draft is right about what is held out.
+    /// How often a draft adapter predicts the tokens of the held-out examples correctly.
     Drafted {
-        /// After this step.
+        /// Number of the step after which this was measured.
         step: u64,
-        /// By kind of text.
+        /// Results by kind of text.
         kinds: Vec<Correctness>,
     },
-    /// What is needed to go on is on disk.
+    /// A checkpoint, from which the job can resume, is on disk.
     Checkpoint {
-        /// After this step.
+        /// Number of the last step that the checkpoint contains.
         step: u64,
     },
-    /// The adapter is written.
+    /// The adapter is written; the run has ended.
     Done(RunResult),
-    /// The adapter is served.
+    /// The adapter is published and served.
     Published {
-        /// Its content hash, in hexadecimal.
+        /// Content hash of the adapter, in hexadecimal digits.
         generation: String,
     },
-    /// There will be no adapter.
+    /// The run has failed and yields no adapter.
     Failed {
-        /// Why, for a person.
+        /// Cause, for the user.
         message: String,
-        /// What kind of failure, as exit codes are called: `usage`, `unavailable` ...
+        /// Kind of failure, by the names of exit codes: `usage`, `unavailable` ...
         exit: String,
     },
-    /// Something else.
+    /// An event that this version does not know.
     #[serde(other)]
     Other,
 }
 
-/// What will be done.
+/// The plan of a run, reported before it begins.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TrainingPlan {
-    /// Examples to train on.
+    /// Number of training examples.
     pub examples: u64,
-    /// Examples to judge by.
+    /// Number of held-out examples.
     pub held_out: u64,
-    /// Tokens of the examples to train on.
+    /// Number of tokens in the training examples.
     pub tokens: u64,
-    /// The form of the data, as `conversations`.
+    /// Format of the data, such as `conversations`.
     pub kind: String,
-    /// Steps in all.
+    /// Number of all optimizer steps.
     pub steps: u64,
-    /// How often every example is seen.
+    /// Number of passes over the examples.
     pub epochs: u64,
-    /// The kind of adapter, as `lora`.
+    /// Kind of adapter, such as `lora`.
     pub method: String,
-    /// Of a LoRA alone.
+    /// Rank; only for LoRA.
     pub rank: Option<u64>,
-    /// Of a LoRA alone.
+    /// Scaling `lora_alpha`; only for LoRA.
     pub alpha: Option<f64>,
-    /// Of a LoRA alone: the share that is dropped of what it is given, if any is.
+    /// Dropout probability of a delta's input, if not 0; only for LoRA.
     pub dropout: Option<f64>,
-    /// Linear layers that get a part.
+    /// Names of the linear layers that are adapted.
     pub targets: Vec<String>,
-    /// Length of the longest step.
+    /// Peak learning rate of the schedule.
     pub learning_rate: f64,
-    /// How steps become shorter.
+    /// Name of the learning rate schedule.
     pub schedule: String,
-    /// Steps until they are the longest.
+    /// Steps until the learning rate reaches its peak.
     pub warmup_steps: u64,
-    /// Examples of a step.
+    /// Number of examples per step.
     pub batch_size: u64,
-    /// Decides order and first numbers.
+    /// Seed of the example order and of the initial parameters.
     pub seed: u64,
-    /// Numbers that are trained.
+    /// Number of trained parameters.
     pub parameters: u64,
-    /// Where it goes on.
+    /// Step from which a checkpoint resumes the run.
     pub resumed_step: Option<u64>,
-    /// Of a draft alone.
+    /// Size of the draft; only for draft adapters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub draft: Option<DraftSummary>,
 }
 
-/// A conversation that somebody is to answer.
+/// A conversation that the teacher model is to answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TeacherPrompt {
-    /// The kind of text, as `code`.
+    /// Kind of text, such as `code`.
     pub kind: String,
-    /// As OpenAI has them.
+    /// Messages in OpenAI's format.
     pub messages: Vec<ConversationMessage>,
 }
 
 /// A message of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConversationMessage {
-    /// Who said it, as `user`.
+    /// Role of the author, such as `user`.
     pub role: String,
-    /// What was said.
+    /// Text of the message.
     pub content: String,
 }
 
-/// How large a draft is.
+/// Size of a draft adapter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DraftSummary {
-    /// The blocks of the base that it has.
+    /// Number of the base's transformer blocks that the draft runs.
     pub layers: u64,
-    /// The tokens that it may guess.
+    /// Number of tokens in the draft's vocabulary.
     pub tokens: u64,
 }
 
-/// How often a draft is right: its likeliest token is the one that was said greedily.
+/// Accuracy of a draft adapter: the share of tokens that it predicts as the target model's greedy choice.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Correctness {
-    /// The kind of text, as `code`.
+    /// Kind of text, such as `code`.
     pub kind: String,
-    /// Tokens that it guesses.
+    /// Number of correctly predicted tokens.
     pub right: u64,
-    /// Of how many.
+    /// Number of all compared tokens.
     pub tokens: u64,
 }
 
-/// A step that is done.
+/// Report of one optimizer step.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct StepReport {
-    /// From 1.
+    /// Number of the step, from 1.
     pub step: u64,
-    /// Of how many.
+    /// Number of all steps.
     pub steps: u64,
-    /// Mean over the tokens of its batch, before the step.
+    /// Mean loss over the tokens of the batch, before the step.
     pub loss: f64,
-    /// Length of its gradient, before it was shortened.
+    /// Norm of the gradient before clipping.
     #[serde(default)]
     pub grad_norm: f64,
-    /// Length of the step.
+    /// Learning rate of this step.
     #[serde(default)]
     pub learning_rate: f64,
-    /// Tokens of its batch.
+    /// Number of tokens in the batch.
     #[serde(default)]
     pub tokens: u64,
-    /// Lines of the data that its batch is from, in the order in which they are learned.
+    /// Lines of the data from which the batch comes, in the order in which they are learned.
     #[serde(default)]
     pub lines: Vec<u64>,
-    /// Since the job began, or went on.
+    /// Mean throughput since the job began or resumed.
     pub tokens_per_second: Option<f64>,
-    /// Until the last step.
+    /// Estimated time until the last step ends.
     pub seconds_left: Option<f64>,
 }
 
-/// What came of a run.
+/// Result of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunResult {
-    /// Steps that were made.
+    /// Number of steps that were made.
     pub steps: u64,
-    /// Of the last step; none if the run only had to be ended.
+    /// Loss of the last step; `None` if the resumed run had no step left.
     pub loss: Option<f64>,
-    /// Of what is held out, if anything is.
+    /// Loss of the held-out examples, if there are any.
     pub held_out_loss: Option<f64>,
-    /// Content hash of the adapter, in hexadecimal.
+    /// Content hash of the adapter, in hexadecimal digits.
     pub generation: String,
-    /// How long it took.
+    /// Duration of the run, in seconds.
     pub seconds: f64,
 }
 
-/// The event of a line; one that is no event is something else.
+/// Parses a line; a line that is no known event gives [`TrainingEvent::Other`].
 #[must_use]
 pub fn parse(line: &str) -> TrainingEvent {
     serde_json::from_str(line).unwrap_or(TrainingEvent::Other)

@@ -1,7 +1,8 @@
-//! Named places where a test may make a process die, stop, wait or fail.
+//! Failpoints: named places where a test may kill, stop, delay or fail a process.
 //!
-//! [`hit`] marks a place by name: `failpoint::hit("gateway.after_commit")`. In release builds it is nothing at all. In
-//! debug builds, and only if `HOLOBIONT_FAILPOINTS` names a directory, it looks there for a file of the place's name:
+//! [`hit`] marks a failpoint by name: `failpoint::hit("gateway.after_commit")`. In release builds the call
+//! compiles to nothing. In debug builds, and only if `HOLOBIONT_FAILPOINTS` names a directory, `hit` looks
+//! there for a file with the failpoint's name:
 //!
 //! ```text
 //! echo "kill"     > $HOLOBIONT_FAILPOINTS/gateway.after_commit     die by SIGKILL at the next hit
@@ -12,8 +13,9 @@
 //! echo "slow 4"   > ...                                            wait so many milliseconds at every hit
 //! ```
 //!
-//! Whoever hits the place renames the file to `NAME.fired` first: a place that is armed once fires once, in one
-//! process, and the test sees that it did. So a process that is started again does not die again. A place that is slow stays so.
+//! The process that hits the failpoint first renames the file to `NAME.fired`. So a failpoint armed once
+//! fires once, in one process; the test sees that it fired, and a restarted process is not killed again. A
+//! `slow` failpoint keeps its file and stays armed.
 
 #![forbid(unsafe_code)]
 
@@ -28,20 +30,19 @@ use std::{
 
 use rustix::process::{Signal, getpid, kill_process};
 
-/// The environment variable that names the directory.
+/// Environment variable that names the directory with the armed failpoints.
 pub const DIRECTORY: &str = "HOLOBIONT_FAILPOINTS";
 
-/// What an armed place asks of the code around it.
+/// How the code around a failpoint must behave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "a place that cannot fail says so with `let _ =`"]
 pub enum FailpointOutcome {
-    /// Go on.
+    /// Continue as without the failpoint.
     Pass,
-    /// Behave as if what follows had failed.
+    /// Behave as if the next operation had failed.
     Fail,
 }
 
-/// What a file asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Action {
     Kill,
@@ -51,7 +52,7 @@ enum Action {
     Fail,
 }
 
-/// Marks a place. See the crate's description.
+/// Marks a failpoint by name, as the crate's description explains.
 #[inline]
 pub fn hit(name: &str) -> FailpointOutcome {
     #[cfg(debug_assertions)]
@@ -62,7 +63,7 @@ pub fn hit(name: &str) -> FailpointOutcome {
     FailpointOutcome::Pass
 }
 
-/// Marks a place that cannot fail, only die, stop or wait.
+/// Marks a failpoint that may kill, stop or delay the process but cannot fail.
 #[inline]
 pub fn pass(name: &str) {
     let _ = hit(name);
@@ -87,7 +88,7 @@ fn reached(directory: &Path, name: &str) -> FailpointOutcome {
     if count(name) < at {
         return FailpointOutcome::Pass;
     }
-    // Of two processes, or threads, that get here together one fires.
+    // The rename succeeds in only one of several processes or threads that get here together.
     if fs::rename(&file, directory.join(format!("{name}.fired"))).is_err() {
         return FailpointOutcome::Pass;
     }
@@ -125,7 +126,7 @@ fn hits() -> &'static Mutex<HashMap<String, u32>> {
     HITS.get_or_init(Mutex::default)
 }
 
-/// Hits of an armed place so far, this one included.
+/// Counts a hit of an armed failpoint and returns the number of its hits, this one included.
 fn count(name: &str) -> u32 {
     let mut hits = hits().lock().unwrap_or_else(PoisonError::into_inner);
     let count = hits.entry(name.to_owned()).or_default();

@@ -1,16 +1,16 @@
-//! HOST:PORT, as people write it.
+//! Network addresses in the form HOST:PORT.
 
 use std::{fmt, net::Ipv6Addr, str::FromStr};
 
-/// Longest name of a host, as DNS has it.
+/// Maximum length of a host name in DNS.
 const MAX_HOST_BYTES: usize = 253;
 
-/// A port of a host.
+/// A host and a TCP port of it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostPort {
-    /// Name or number of the host, without brackets; its certificate must be for it.
+    /// Name or IP address of the host, without brackets; its certificate must be for it.
     pub host: String,
-    /// TCP port.
+    /// TCP port, never 0.
     pub port: u16,
 }
 

@@ -1,11 +1,10 @@
-//! Who may connect, and how: API keys, TLS 1.3, addresses and sockets.
+//! Addresses, TLS and socket options for connections between hosts.
 //!
 //! # Layout
 //!
-//! - [`keys`]: the file of hashed API keys.
-//! - [`address`]: HOST:PORT, as people write it.
-//! - [`tls_client`]: TLS 1.3 towards an executor: trusted roots and the client's own certificate.
-//! - [`socket`]: options of connections, so that a vanished peer is noticed.
+//! - [`address`]: network addresses in the form HOST:PORT.
+//! - [`client`]: TLS 1.3 towards an executor: trusted authorities and the client's certificate.
+//! - [`socket`]: socket options that send at once and detect vanished peers.
 
 #![forbid(unsafe_code)]
 

@@ -1,22 +1,22 @@
-//! Options of connections between hosts: no waiting for more to send, and peers that vanish are noticed.
+//! Socket options for connections between hosts: data is sent at once, and vanished peers are detected.
 
 use std::{io, os::fd::AsFd, time::Duration};
 
 use rustix::net::sockopt;
 
-/// Silence after which the kernel asks whether the peer is there.
+/// Idle time after which the kernel sends the first keepalive probe.
 const KEEPALIVE_AFTER: Duration = Duration::from_secs(20);
-/// Between two questions.
+/// Interval between two keepalive probes.
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(5);
-/// Questions without an answer until the peer counts as gone.
+/// Number of unanswered probes after which the connection is closed.
 const KEEPALIVE_PROBES: u32 = 4;
-/// How long sent bytes may stay unacknowledged.
+/// Maximum time that sent bytes may stay unacknowledged, in milliseconds.
 const UNACKNOWLEDGED_MS: u32 = 20_000;
 
-/// Sets them for a TCP connection.
+/// Sets the options for a TCP connection.
 ///
 /// # Errors
-/// If the system refuses one.
+/// Fails if the system refuses an option.
 pub fn prepare(socket: impl AsFd) -> io::Result<()> {
     let socket = socket.as_fd();
     sockopt::set_tcp_nodelay(socket, true)?;

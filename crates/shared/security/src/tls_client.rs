@@ -1,4 +1,4 @@
-//! TLS 1.3 towards an executor on another host: whom to trust, and who one is.
+//! TLS 1.3 towards an executor on another host: trusted authorities and the client's certificate.
 
 use std::{
     path::{Path, PathBuf},
@@ -8,7 +8,7 @@ use std::{
 use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 
-/// Where systems keep the authorities they trust.
+/// Paths of the trusted authorities on common systems.
 const SYSTEM_BUNDLES: [&str; 5] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -17,38 +17,38 @@ const SYSTEM_BUNDLES: [&str; 5] = [
     "/etc/ssl/cert.pem",
 ];
 
-/// Whom a client trusts, and how it proves who it is.
+/// Files with the authorities that a client trusts, and with its own certificate.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// PEM file of authorities; `None`: those of the system.
+    /// PEM file of authorities; `None` means the system's.
     pub ca: Option<PathBuf>,
     /// PEM files of the client's own certificate, with the chain to its authority, and of its key.
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
-/// A file with certificates or a key is not what it should be.
+/// A file with certificates or a key does not hold the expected content.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{path} cannot be used ({reason}): name a PEM file with {wanted}")]
 pub struct CredentialsError {
-    /// Which file.
+    /// Path of the unusable file.
     pub path: PathBuf,
-    /// What should be in it.
+    /// Content that the file should have.
     pub wanted: &'static str,
-    /// Cause.
+    /// Cause, for the user.
     pub reason: String,
 }
 
-/// Reads the files.
+/// Builds a TLS configuration from the files.
 ///
 /// # Errors
-/// One is missing or holds something else.
+/// Fails if a file is missing or has unexpected content.
 pub fn config(files: &TlsFiles) -> Result<ClientConfig, CredentialsError> {
     let ca = match &files.ca {
         Some(path) => path.clone(),
         None => system_bundle()?,
     };
     let mut roots = RootCertStore::empty();
-    // A system's bundle may hold some that are too old to be used; the others count.
+    // A system's bundle may hold certificates that are too old to be used; the others suffice.
     let (added, _) = roots.add_parsable_certificates(certificates(&ca)?);
     if added == 0 {
         return Err(unusable(&ca, "certificates of authorities", &"none of them can be used"));

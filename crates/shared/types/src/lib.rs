@@ -1,15 +1,16 @@
-//! What everybody names, and nobody owns: the ids that go from room to room.
+//! Ids that several crates of the workspace share.
 //!
 //! # Layout
 //!
-//! - [`BlockId`]: a block of keys and values. [`Generation`], [`AdapterId`]: an adapter, by its content and under its owner.
-//! - [`TenantId`]: that owner.
-//! - [`TensorType`]: how the numbers of a tensor are stored, for those who find it and those who compute with it.
+//! - [`BlockId`]: index of a KV block.
+//! - [`Generation`], [`AdapterId`]: content hash of an adapter, and the id of that content under one owner.
+//! - [`TenantId`]: owner of adapters, requests and cache entries.
+//! - [`TensorType`]: encoding of a stored tensor's elements.
 //!
 //! # Principles
 //!
-//! - An id says which, never what: no floats, no other crate of this workspace.
-//! - A hash names content; what a person calls it is an alias, and stays in the registry.
+//! - An id only identifies: this crate contains no floats and depends on no other crate of the workspace.
+//! - A hash names content. The name that a person gives is an alias and stays in the registry.
 #![forbid(unsafe_code)]
 
 mod tensor_type;
@@ -26,13 +27,13 @@ pub struct BlockId(pub u32);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Generation(pub [u8; 32]);
 
-/// What an adapter is called inside an executor: its generation under its owner. The same weights under two owners
-/// are two adapters, so that neither can tell by time or memory what the other has loaded (RELIABILITY T2).
+/// Id of an adapter inside an executor: the hash of owner and adapter version. Equal weights under two owners
+/// are two adapters, so neither owner can learn by time or memory what the other has loaded (RELIABILITY T2).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AdapterId(pub [u8; 32]);
 
 impl Generation {
-    /// That of several adapters added up, each times a weight, of which this takes the bits: in whatever order they are named.
+    /// Returns the version of a merged adapter from its parts and the bits of their weights, in any order.
     #[must_use]
     pub fn of_sum(mut parts: Vec<(Self, u32)>) -> Self {
         parts.sort_unstable();
@@ -44,7 +45,7 @@ impl Generation {
         Self(*hasher.finalize().as_bytes())
     }
 
-    /// That of an adapter of these weights with a chat template of its own, of which this is the text.
+    /// Returns the version of an adapter with these weights and the chat template `template`.
     #[must_use]
     pub fn with_chat_template(self, template: &str) -> Self {
         let mut hasher = blake3::Hasher::new_derive_key("holobiont 2026 adapter with a chat template v1");
@@ -54,7 +55,7 @@ impl Generation {
 }
 
 impl AdapterId {
-    /// The id of `generation` under `owner`.
+    /// Returns the id of `generation` under `owner`.
     #[must_use]
     pub fn new(owner: TenantId, generation: Generation) -> Self {
         let mut hasher = blake3::Hasher::new_derive_key("holobiont 2026 adapter id v1");
@@ -63,15 +64,15 @@ impl AdapterId {
     }
 }
 
-/// A hash of a tenant's name: enough to keep two apart, not enough to name them.
+/// Hash of a tenant's name: the hash separates tenants but does not reveal their names.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TenantId(pub [u8; 32]);
 
 impl TenantId {
-    /// The owner of what all tenants may use. No name hashes to it.
+    /// Owner of content that all tenants may use; no tenant name hashes to this value.
     pub const EVERYBODY: Self = Self([0; 32]);
 
-    /// The id of the tenant called `name`; what is nobody's is [`EVERYBODY`](Self::EVERYBODY)'s.
+    /// Returns the id of the tenant called `name`; `None` gives the owner of shared content.
     #[must_use]
     pub fn of(name: Option<&str>) -> Self {
         let hash = |name: &str| blake3::derive_key("holobiont 2026 adapter owner v1", name.as_bytes());
@@ -79,7 +80,7 @@ impl TenantId {
     }
 }
 
-/// An id that is shown in lower-case hexadecimal, 64 characters; `{:.12}` shortens it, as `Debug` does.
+/// Implements `Display` as 64 lower-case hexadecimal digits; `{:.12}` shortens the id, as `Debug` does.
 macro_rules! shown_as_hexadecimal {
     ($($id:ident),+) => {$(
         impl fmt::Display for $id {

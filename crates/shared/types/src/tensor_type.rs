@@ -3,11 +3,11 @@
 /// How the elements of a stored tensor are encoded. Quantized types group elements of a row in blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TensorType {
-    /// IEEE single precision.
+    /// IEEE single precision, 32 bits.
     F32,
-    /// IEEE half precision.
+    /// IEEE half precision, 16 bits.
     F16,
-    /// The upper half of a single.
+    /// Brain float: the upper 16 bits of a single.
     Bf16,
     /// 32 signed 4-bit values and a scale.
     Q4_0,
@@ -28,7 +28,7 @@ pub enum TensorType {
 }
 
 impl TensorType {
-    /// Elements in one block.
+    /// Returns the number of elements in one block.
     #[must_use]
     pub const fn block_elements(self) -> usize {
         match self {
@@ -38,7 +38,7 @@ impl TensorType {
         }
     }
 
-    /// Bytes of one block.
+    /// Returns the number of bytes in one block.
     #[must_use]
     pub const fn block_bytes(self) -> usize {
         match self {
@@ -55,7 +55,7 @@ impl TensorType {
         }
     }
 
-    /// Bytes of a row of `elements`, or `None` if the row is not whole blocks or the size overflows.
+    /// Returns the bytes of a row of `elements`; `None` for an incomplete block or on overflow.
     #[must_use]
     pub const fn row_bytes(self, elements: usize) -> Option<usize> {
         if !elements.is_multiple_of(self.block_elements()) {

@@ -1,4 +1,4 @@
-//! Blocks of keys and values on the device, and the launches that write and read them.
+//! KV blocks on the device, and the launches that write and read them.
 
 use std::sync::Arc;
 
@@ -12,29 +12,29 @@ use crate::{
     lora::ElementKind,
 };
 
-/// Widths that the kernels for halves are made for; heads are padded to the next.
+/// Head widths of the kernels for halves; heads are padded to the next width.
 const WIDTHS: [usize; 4] = [64, 96, 128, MAX_HEAD_DIM];
 
-/// Queries of a group that one block of threads has at most, decoding and otherwise.
+/// Maximum number of queries of a group per thread block, in decode and in prefill.
 const DECODE_QUERIES: usize = 8;
 const PREFILL_QUERIES: usize = 64;
 
-/// Threads of a block, and features that a thread appends.
+/// Threads per block, and features that one thread appends.
 const ATTEND_THREADS: u32 = 128;
 const APPEND_THREADS: u32 = 256;
 const APPEND_FEATURES: usize = 8;
 
-/// A pool of KV blocks on the device. Adapters may borrow some of its [memory](KvPool::memory), which it then does not touch.
+/// A pool of KV blocks on the device. Adapters may borrow blocks of its [memory](KvPool::memory).
 #[derive(Debug)]
 pub struct KvPool {
     shape: KvShape,
-    /// Blocks as `kernels/cuda/attention.cuh` draws them.
+    /// Blocks in the layout that `kernels/cuda/attention.cuh` draws.
     memory: Arc<BlockMemory>,
 }
 
 const BYTES: &str = "keys and values are bytes on a CPU alone";
 
-/// The width that heads are padded to.
+/// Returns the width that heads are padded to.
 pub(super) fn padded_head(head_dim: usize) -> usize {
     WIDTHS.into_iter().find(|&width| head_dim <= width).unwrap_or(MAX_HEAD_DIM)
 }
@@ -44,15 +44,13 @@ fn layer_elements(shape: KvShape) -> usize {
 }
 
 impl KvPool {
-    /// A pool of `blocks` blocks, whose contents are unspecified: what was not written is never seen.
+    /// Allocates a pool of `blocks` blocks. Contents are unspecified, but unwritten slots are never read.
     ///
     /// # Errors
-    ///
-    /// The device has no room.
+    /// Fails if the device has no free memory.
     ///
     /// # Panics
-    ///
-    /// If the heads are wider than [`MAX_HEAD_DIM`], or of an odd width, or numbers are to be bytes.
+    /// Panics if the heads are wider than [`MAX_HEAD_DIM`] or of odd width, or if the precision is `Int8`.
     pub fn new(cuda: &Arc<Cuda>, shape: KvShape, blocks: usize) -> Result<Self, CudaError> {
         assert!(shape.head_dim <= MAX_HEAD_DIM, "heads of at most {MAX_HEAD_DIM}");
         assert!(shape.head_dim.is_multiple_of(2), "heads of an even width");
@@ -60,66 +58,60 @@ impl KvPool {
         Ok(Self { shape, memory: BlockMemory::new(cuda, Self::block_bytes(shape), blocks)? })
     }
 
-    /// Bytes of a block on the device: heads are padded further than on the CPU.
+    /// Returns the bytes of a block on the device, where heads are padded further than on the CPU.
     #[must_use]
     pub fn block_bytes(shape: KvShape) -> usize {
         shape.layers * layer_elements(shape) * shape.precision.number_bytes()
     }
 
-    /// Its shape.
+    /// Returns the shape of all blocks.
     #[must_use]
     pub fn shape(&self) -> KvShape {
         self.shape
     }
 
-    /// How many blocks it has.
+    /// Returns the number of blocks.
     #[must_use]
     pub fn blocks(&self) -> usize {
         self.memory.blocks()
     }
 
-    /// The blocks themselves.
+    /// Returns the memory that holds the blocks.
     #[must_use]
     pub fn memory(&self) -> &Arc<BlockMemory> {
         &self.memory
     }
 
-    /// Copies what a block holds, [`KvPool::block_bytes`] bytes, once `stream` has come so far, and waits for that.
+    /// Copies the [`KvPool::block_bytes`] bytes of a block in the order of `stream`, and waits for the copy.
     ///
     /// # Errors
-    ///
-    /// The device is lost.
+    /// Fails if the device is lost.
     ///
     /// # Panics
-    ///
-    /// If the block does not exist or is lent to an adapter, or `bytes` is not one block's worth.
+    /// Panics if the block does not exist or is lent to an adapter, or `bytes` is not one block long.
     pub fn read_block(&self, stream: &CudaStream, block: u32, bytes: &mut [u8]) -> Result<(), CudaError> {
         self.memory.read(stream, block, bytes)
     }
 
-    /// Replaces what a block holds by what [`KvPool::read_block`] gave, of whatever pool of this shape on a device; in the
-    /// order of `stream`, and waits for that.
+    /// Overwrites a block with bytes from [`KvPool::read_block`] of any device pool of this shape, in the
+    /// order of `stream`, and waits for the copy.
     ///
     /// # Errors
-    ///
-    /// The device is lost.
+    /// Fails if the device is lost.
     ///
     /// # Panics
-    ///
-    /// As [`KvPool::read_block`].
+    /// Panics under the conditions of [`KvPool::read_block`].
     pub fn write_block(&mut self, stream: &CudaStream, block: u32, bytes: &[u8]) -> Result<(), CudaError> {
         self.memory.write(stream, block, bytes)
     }
 
-    /// Writes the keys and values of `qkv` to their sequences' blocks.
+    /// Writes the keys and values of `qkv` to the blocks of their sequences.
     ///
     /// # Errors
-    ///
-    /// The device is lost.
+    /// Fails if the device is lost.
     ///
     /// # Panics
-    ///
-    /// If the shapes do not fit together.
+    /// Panics if the shapes do not match.
     pub fn append(
         &mut self,
         stream: &CudaStream,
@@ -153,21 +145,19 @@ impl KvPool {
             Arg::U64(self.block_elements()),
             Arg::U64(self.layer_offset(layer)),
         ];
-        // SAFETY: the arguments are the kernel's. It reads rows of `qkv`, entries of the table for as many rows, and
-        // writes blocks that the table has seen to be of this pool, in a layer that exists.
+        // SAFETY: the arguments match the kernel. The kernel reads rows of `qkv` and as many entries of the table. The
+        // kernel writes blocks that the table has verified to be of this pool, in a layer that exists.
         unsafe { launch(stream, name, shape, &arguments) }
     }
 
-    /// `out[row, head] = softmax(q · keys) values` over the row's position and those before it, within these `limits`.
-    /// `out` has rows of `heads * head_dim`; rows of no sequence keep what they held. Queries are scaled already.
+    /// Computes `out[row, head] = softmax(q · keys) values` over the row's position and earlier ones within
+    /// `limits`. `out` has rows of `heads * head_dim`; rows of no sequence are unchanged. Queries are scaled.
     ///
     /// # Errors
-    ///
-    /// The device is lost.
+    /// Fails if the device is lost.
     ///
     /// # Panics
-    ///
-    /// If the shapes do not fit together.
+    /// Panics if the shapes do not match.
     #[allow(clippy::too_many_arguments, reason = "one operation; its operands are what they are")]
     pub fn attend(
         &self,
@@ -196,7 +186,6 @@ impl KvPool {
         }
     }
 
-    /// Checks what the kernels rely on.
     fn check(&self, layer: usize, qkv: &Matrix, layout: QkvLayout, rows: &RowTable) {
         assert!(layer < self.shape.layers, "layer {layer}");
         let heads = (layout.kv_heads, layout.head_dim);
@@ -223,7 +212,6 @@ impl KvPool {
     }
 }
 
-/// A matrix's kind as the kernels take it.
 fn kind(matrix: &Matrix) -> Arg {
     Arg::U32(match matrix.kind() {
         ElementKind::F32 => 0,
@@ -232,7 +220,6 @@ fn kind(matrix: &Matrix) -> Arg {
     })
 }
 
-/// One call of [`KvPool::attend`], checked.
 struct Attend<'a> {
     pool: &'a KvPool,
     stream: &'a CudaStream,
@@ -245,7 +232,7 @@ struct Attend<'a> {
 }
 
 impl Attend<'_> {
-    /// Rows and heads that a block of threads has, each with what reads them: parts of a group of `queries` at most.
+    /// Returns the thread blocks per item or tile: parts of head groups of at most `queries` heads.
     fn parts(&self, queries: usize) -> usize {
         self.layout.kv_heads * (self.layout.heads / self.layout.kv_heads).div_ceil(queries)
     }
@@ -254,7 +241,7 @@ impl Attend<'_> {
         padded_head(self.layout.head_dim)
     }
 
-    /// Queries, results, and how they lie: what the kernels for halves begin with.
+    /// Returns the first arguments of all kernels for halves: queries, results and their layout.
     fn front(&self) -> [Arg; 8] {
         let QkvLayout { heads, kv_heads, head_dim } = self.layout;
         [
@@ -269,13 +256,12 @@ impl Attend<'_> {
         ]
     }
 
-    /// How many positions a row sees at most.
     fn window(&self) -> Arg {
-        // No context is longer than 32 bits can say.
+        // No context has more than 2^32 positions.
         Arg::U32(self.limits.window.and_then(|window| u32::try_from(window).ok()).unwrap_or(u32::MAX))
     }
 
-    /// Where keys and values are, which are seen, and how large scores get: 0 stands for no cap.
+    /// Returns the arguments for the KV cache, the window and the cap; a cap of 0 means none.
     fn keys(&self) -> [Arg; 6] {
         [
             Arg::Ptr(self.rows.blocks()),
@@ -287,7 +273,7 @@ impl Attend<'_> {
         ]
     }
 
-    /// Sequences with many new rows.
+    /// Computes sequences with many new rows.
     fn tiles(&self) -> Result<(), CudaError> {
         let padded = self.padded();
         let (name, step) = match padded {
@@ -296,18 +282,20 @@ impl Attend<'_> {
             128 => ("attention_prefill_128", 64),
             _ => ("attention_prefill_256", 32),
         };
-        // Two stages of keys and values, rows 16 bytes apart; queries that registers have no room for.
+        // Two stages of keys and values with rows padded by 16 bytes, plus the queries where registers cannot hold
+        // them.
         let stages = 4 * step * (padded + 8) * 2;
         let queries = if padded > 128 { PREFILL_QUERIES * padded * 2 } else { 0 };
         let blocks = self.rows.shape().tiles * self.parts(PREFILL_QUERIES);
         let shape = LaunchShape::line(blocks, ATTEND_THREADS).sharing(stages + queries);
         let arguments = [&self.front()[..], &[Arg::Ptr(self.rows.tiles())], &self.keys()].concat();
-        // SAFETY: the arguments are the kernel's, the shared memory as large as its `Sizes` say. Tiles name rows below
-        // the number given, and blocks that the table has seen to be of this pool, written in this stream's order.
+        // SAFETY: the arguments match the kernel, and the shared memory has the size of its `Sizes`. Tiles name rows
+        // below the given count, and blocks that the table has verified to be of this pool, written earlier in this
+        // stream.
         unsafe { launch(self.stream, name, shape, &arguments) }
     }
 
-    /// Sequences with few new rows: each span of each item.
+    /// Computes each span of each item (sequences with few new rows).
     fn spans(&self) -> Result<(), CudaError> {
         let padded = self.padded();
         let name = match padded {
@@ -316,7 +304,7 @@ impl Attend<'_> {
             128 => "attention_decode_128",
             _ => "attention_decode_256",
         };
-        // A slot of 16 bytes for each load of each thread, for the blocks of positions that are under way.
+        // 16 bytes for each load of each thread, for the blocks of positions in flight.
         let (loads, stages) = (padded / 16 + 4 * padded.div_ceil(64), if padded > 128 { 1 } else { 2 });
         let slots = ATTEND_THREADS as usize * stages * loads * 16;
         let shape = LaunchShape::plane(self.rows.shape().units, self.parts(DECODE_QUERIES), ATTEND_THREADS)
@@ -324,11 +312,12 @@ impl Attend<'_> {
         let tables = [Arg::Ptr(self.rows.units()), Arg::Ptr(self.rows.items())];
         let results = [Arg::Ptr(self.rows.stats()), Arg::Ptr(self.rows.partials())];
         let arguments = [&self.front()[..], &tables, &self.keys(), &results].concat();
-        // SAFETY: as for tiles; partial results have a slot for each span and row of an item that has several.
+        // SAFETY: the conditions of `tiles` hold for items; partial results have a slot for each span and row of an
+        // item with several spans.
         unsafe { launch(self.stream, name, shape, &arguments) }
     }
 
-    /// Items with several spans.
+    /// Joins the spans of items with several spans.
     fn join(&self) -> Result<(), CudaError> {
         let QkvLayout { heads, head_dim, .. } = self.layout;
         let shape = LaunchShape::plane(self.rows.shape().joined_items, heads, ATTEND_THREADS);
@@ -344,11 +333,10 @@ impl Attend<'_> {
             Arg::Ptr(self.rows.stats()),
             Arg::Ptr(self.rows.partials()),
         ];
-        // SAFETY: as above; what is read was written by the launch before.
+        // SAFETY: the arguments match the kernel; it reads only results that the previous launch of this stream wrote.
         unsafe { launch(self.stream, "attention_combine", shape, &arguments) }
     }
 
-    /// All rows, in 32 bits.
     fn exactly(&self) -> Result<(), CudaError> {
         let QkvLayout { heads, kv_heads, head_dim } = self.layout;
         let shape = LaunchShape::line(self.qkv.rows() * heads, ATTEND_THREADS);
@@ -365,7 +353,8 @@ impl Attend<'_> {
             Arg::Ptr(self.rows.row_blocks()),
         ];
         let arguments = [&front[..], &self.keys()].concat();
-        // SAFETY: the arguments are the kernel's; rows exist in all of the matrices and in the table, blocks as above.
+        // SAFETY: the arguments match the kernel. Rows exist in all matrices and in the table; blocks are verified to
+        // be of this pool.
         unsafe { launch(self.stream, "attention_exact", shape, &arguments) }
     }
 }

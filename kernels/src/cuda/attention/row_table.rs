@@ -1,4 +1,4 @@
-//! What the rows of a batch are: their positions, their sequences' blocks, and the pieces that attention is cut into.
+//! Table of a batch's rows: their positions, their sequences' blocks, and the work items of attention.
 
 use std::sync::Arc;
 
@@ -9,56 +9,55 @@ use crate::{
 
 use super::pool::padded_head;
 
-/// An entry that stands for nothing, as the kernels know it.
+/// Marks an unused entry, for the kernels too.
 const NONE: u32 = u32::MAX;
 
 /// Sequences with more new rows than this are cut into tiles.
 const FEW_ROWS: usize = 8;
 
-/// Queries of an item and of a tile, as the kernels are made.
+/// Queries per item and per tile, as in the kernels.
 const ITEM_QUERIES: usize = 8;
 const TILE_QUERIES: usize = 64;
 
-/// Words of a table's entry, as the kernels are made.
+/// Words per table entry, as in the kernels.
 const ITEM_WORDS: usize = 8;
 const UNIT_WORDS: usize = 2;
 const TILE_WORDS: usize = 4;
 
-/// Positions of the shortest span, and the most spans of a context: a lane of a warp joins each.
+/// Positions of the shortest span, and maximum number of spans of a context: one warp lane joins each span.
 const SHORTEST_SPAN: usize = 128;
 const MAX_SPANS: usize = 32;
 
-/// Entries that a table has room for at first.
+/// Initial capacity of a table, in entries.
 const FIRST_CAPACITY: usize = 16;
 
-/// Sizes of the launches that a table asks for. They grow in steps, so that a recorded pass fits many tables: it may be
-/// replayed with each table of the same shape.
+/// Sizes of a table's launches. The sizes grow in steps, so a CUDA graph serves every table of the same
+/// shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct TableShape {
-    /// Spans of items.
+    /// Number of spans of items.
     pub(super) units: usize,
-    /// Items, if any has several spans.
+    /// Number of items if any item has several spans, else 0.
     pub(super) joined_items: usize,
-    /// Tiles.
+    /// Number of prefill tiles.
     pub(super) tiles: usize,
 }
 
-/// The rows of a batch on the device, uploaded once a pass.
+/// The rows of a batch on the device, uploaded once per pass.
 ///
-/// Its memory grows by doubling and stays where it is otherwise. Entries that are not in use say so, and rows of a batch
-/// that belong to no sequence, or lie behind the last one, have position 0 and neither keys nor results: a recorded pass
-/// may have more rows than are in use.
+/// Its memory grows by doubling and otherwise keeps its address. Unused entries are marked. Rows of no
+/// sequence have position 0, no keys and no results, so a CUDA graph may have more rows than are in use.
 #[derive(Debug)]
 pub struct RowTable {
     layout: QkvLayout,
-    /// The blocks of the pool that it serves.
+    /// Blocks of the pool that the table refers to.
     pool: Arc<BlockMemory>,
     capacity: Sections,
     used: Sections,
     /// `[row_blocks | items | units | tiles | blocks]`, each as long as its capacity.
     words: DeviceVec<u32>,
     positions: DeviceVec<u32>,
-    /// Results of spans, to be joined; written and read in the order of the stream.
+    /// Results of spans that a later launch joins; written and read in the order of the stream.
     stats: DeviceVec<f32>,
     partials: DeviceVec<f32>,
     shape: TableShape,
@@ -67,7 +66,6 @@ pub struct RowTable {
     staged: Staged,
 }
 
-/// Entries of each part.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sections {
     rows: usize,
@@ -100,7 +98,7 @@ impl Sections {
         self.blocks_at() + self.blocks
     }
 
-    /// Room for `used` too, doubling what is too small.
+    /// Returns capacities for at least `used`, doubling those that are too small.
     fn grown(self, used: Self) -> Self {
         let grow = |has: usize, needs: usize| if needs <= has { has } else { needs.next_power_of_two() };
         Self {
@@ -114,7 +112,7 @@ impl Sections {
     }
 }
 
-/// The table as the host writes it; kept for its memory.
+/// The table as the host writes it; reused for its memory.
 #[derive(Debug, Default)]
 struct Staged {
     positions: Vec<u32>,
@@ -128,11 +126,10 @@ struct Staged {
 }
 
 impl RowTable {
-    /// A table without rows, for models of this layout and the pool with these blocks.
+    /// Creates an empty table for models of this `layout` and the pool with these blocks.
     ///
     /// # Errors
-    ///
-    /// The device has no room.
+    /// Fails if the device has no free memory.
     pub fn new(pool: &Arc<BlockMemory>, layout: QkvLayout) -> Result<Self, CudaError> {
         let first = FIRST_CAPACITY;
         let capacity =
@@ -153,15 +150,13 @@ impl RowTable {
         })
     }
 
-    /// Makes it the table of `batch`: the host's part is done at once, the device's in the order of `stream`.
+    /// Replaces the table by that of `batch`: on the host at once, on the device in the order of `stream`.
     ///
     /// # Errors
-    ///
-    /// The device has no room.
+    /// Fails if the device has no free memory.
     ///
     /// # Panics
-    ///
-    /// If a sequence has too few blocks, a block does not exist or is lent to an adapter, or rows overlap or do not ascend.
+    /// Panics if a sequence has too few blocks, a block is missing or lent, or rows overlap or do not ascend.
     pub fn upload(&mut self, stream: &CudaStream, batch: &[KvRows<'_>]) -> Result<(), CudaError> {
         let rows = check(batch, &self.pool);
         self.staged.fill(batch, rows, self.layout);
@@ -175,7 +170,7 @@ impl RowTable {
         Ok(())
     }
 
-    /// Takes all the memory that is lacking before it lets go of any: without room, the table stays what it was.
+    /// Allocates all missing memory before it frees any: if allocation fails, the table is unchanged.
     fn grow(&mut self, stream: &CudaStream, used: Sections) -> Result<(), CudaError> {
         let (cuda, capacity) = (stream.cuda(), self.capacity.grown(used));
         let slots = capacity.slots * self.layout.heads;
@@ -195,53 +190,52 @@ impl RowTable {
         Ok(())
     }
 
-    /// Each row's position in its sequence, and 0 for rows of none; at least [`RowTable::capacity`] of them.
+    /// Returns the position of each of at least [`RowTable::capacity`] rows; 0 for rows of no sequence.
     #[must_use]
     pub fn positions(&self) -> &DeviceVec<u32> {
         &self.positions
     }
 
-    /// Rows of the batch, those between sequences among them.
+    /// Returns the number of rows of the batch, including rows between sequences.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.used.rows
     }
 
-    /// Rows that a launch may have.
+    /// Returns the maximum number of rows of a launch.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.capacity.rows
     }
 
-    /// Sequences of the batch.
+    /// Returns the number of sequences of the batch.
     #[must_use]
     pub fn sequences(&self) -> usize {
         self.sequences
     }
 
-    /// Positions of the longest context, new rows among them.
+    /// Returns the number of positions of the longest context, new rows included.
     #[must_use]
     pub fn longest(&self) -> usize {
         self.longest
     }
 
-    /// What a recorded pass depends on.
+    /// Returns the launch sizes, which a CUDA graph depends on.
     #[must_use]
     pub fn shape(&self) -> TableShape {
         self.shape
     }
 
-    /// Heads it was made for.
     pub(super) fn layout(&self) -> QkvLayout {
         self.layout
     }
 
-    /// The blocks that its entries number.
+    /// Returns the memory whose blocks the entries number.
     pub(super) fn pool(&self) -> &Arc<BlockMemory> {
         &self.pool
     }
 
-    /// Where each row's block ids begin.
+    /// Returns the address of each row's first index into the block list.
     pub(super) fn row_blocks(&self) -> u64 {
         self.words.address()
     }
@@ -297,11 +291,11 @@ impl Staged {
                 self.cut_into_tiles(slice, first_block, (TILE_QUERIES / group).max(1));
             }
         }
-        // The longest first: what is begun last should be done soon.
+        // The longest tiles come first, so that the last tiles to start are short.
         self.tiles.sort_by_key(|&[_, rows, position, _]| std::cmp::Reverse(position + rows));
     }
 
-    /// Items of `rows_each` rows, and a unit for each span of an item's context.
+    /// Adds items of `rows_each` rows, and a unit for each span of an item's context.
     fn cut_into_items(&mut self, slice: &KvRows<'_>, first_block: u32, rows_each: usize) {
         for first in (0..slice.rows).step_by(rows_each) {
             let rows = rows_each.min(slice.rows - first);
@@ -347,7 +341,7 @@ impl Staged {
         }
     }
 
-    /// Everything in one run of words, unused entries filled with [`NONE`]; positions are filled up with 0.
+    /// Packs all sections into one run of words, unused entries filled with [`NONE`]; pads positions with 0.
     fn pack(&mut self, capacity: Sections) -> &[u32] {
         self.positions.resize(capacity.rows, 0);
         let words = &mut self.words;
@@ -371,7 +365,7 @@ fn replace<T>(old: &mut T, new: Option<T>) {
     }
 }
 
-/// Checks what the kernels rely on; returns the number of rows.
+/// Checks the conditions that the kernels rely on and returns the number of rows.
 fn check(batch: &[KvRows<'_>], pool: &BlockMemory) -> usize {
     let in_order = |pair: &[KvRows<'_>]| pair[0].first_row + pair[0].rows <= pair[1].first_row;
     assert!(batch.windows(2).all(in_order), "slices have rows of their own, in ascending order");
@@ -382,7 +376,7 @@ fn check(batch: &[KvRows<'_>], pool: &BlockMemory) -> usize {
     batch.last().map_or(0, |slice| slice.first_row + slice.rows)
 }
 
-/// Positions of a span of a context: it is the context's own affair, so that no company changes a result's bits.
+/// Returns the positions per span, from `context` alone, so other sequences never change a result's bits.
 fn span(context: usize) -> usize {
     let mut span = SHORTEST_SPAN;
     while context > span * MAX_SPANS {
@@ -391,8 +385,8 @@ fn span(context: usize) -> usize {
     span
 }
 
-/// The next size of a launch: few different ones, none a third too large. Never more than the next power of two, which
-/// is what tables have room for.
+/// Rounds a launch size up to one of few sizes, at most a third larger. The result never exceeds the next
+/// power of two, which is the capacity of tables.
 fn step(count: usize) -> usize {
     match count {
         0 => 0,
@@ -401,7 +395,7 @@ fn step(count: usize) -> usize {
     }
 }
 
-/// A number of the table. Rows, positions and blocks are far below.
+/// Converts a table entry; rows, positions and blocks are far below 2^32.
 fn to_u32(of: usize) -> u32 {
     u32::try_from(of).expect("a batch's numbers fit 32 bits")
 }

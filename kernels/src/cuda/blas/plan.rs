@@ -1,4 +1,4 @@
-//! How cuBLASLt multiplies matrices of one shape.
+//! Plans of cuBLASLt for products of one shape.
 
 use std::{ffi::c_void, mem::size_of_val};
 
@@ -18,18 +18,18 @@ use crate::{cuda::CudaStream, lora::ElementKind};
 /// The largest alignment that makes a difference to the library.
 const MAX_ALIGNMENT: u64 = 256;
 
-/// The least alignment that it is asked with: below it has few algorithms and may refuse late.
+/// The smallest alignment for the library: below it there are few algorithms, and calls may fail late.
 const LEAST_ALIGNMENT: u32 = 16;
 
-/// How an algorithm that cuts sums into parts may join them: in 32 bits. Unless told so it may also round each part to the
-/// kind of the output, or add it there.
+/// Split-K algorithms must join their partial sums in 32 bits. By default they may also round each part to
+/// the output's kind, or add in that kind.
 const JOINED_IN_32_BITS: u32 = cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
 
 /// `CUBLAS_OP_N` and `CUBLAS_OP_T` of `cublasOperation_t`.
 const AS_IT_LIES: i32 = 0;
 const TRANSPOSED: i32 = 1;
 
-/// What a plan depends on.
+/// Properties of a product that its plan depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct BlasShape {
     weights_are: WeightLayout,
@@ -40,7 +40,7 @@ pub(super) struct BlasShape {
     out_stride: i64,
     kind: ElementKind,
     out_kind: ElementKind,
-    /// Bytes that the addresses of W, x and out are multiples of.
+    /// Alignments in bytes of the addresses of W, x and out.
     alignments: [u32; 3],
 }
 
@@ -71,7 +71,6 @@ pub(super) struct BlasPlan {
 }
 
 impl BlasPlan {
-    /// The plan for `shape`, or `None` if the library has none.
     pub(super) fn new(handle: cublasLtHandle_t, shape: &BlasShape, workspace_bytes: usize) -> Option<Self> {
         if shape.alignments.iter().any(|&bytes| bytes < LEAST_ALIGNMENT) {
             return None;
@@ -85,7 +84,7 @@ impl BlasPlan {
         let x = BlasLayout::new(shape.kind, shape.inner, shape.rows, shape.x_stride)?;
         let out = BlasLayout::new(shape.out_kind, shape.columns, shape.rows, shape.out_stride)?;
         let preference = Preferences::new(shape.alignments, workspace_bytes)?;
-        // SAFETY: all of them were just made and live.
+        // SAFETY: all of these objects were just made and are alive.
         let found = unsafe {
             result::get_matmul_algo_heuristic(
                 handle,
@@ -100,12 +99,11 @@ impl BlasPlan {
         Some(Self { description, weights, x, out, algorithm: found.ok()?.algo })
     }
 
-    /// Enqueues `product` with the workspace at an address, of so many bytes.
+    /// Enqueues `product` with a workspace, given as address and bytes.
     ///
     /// # Safety
-    ///
-    /// The plan was made by `handle` for the product's shape; its operands exist; nobody else uses its output or the workspace
-    /// but in the order of the stream.
+    /// The plan was made by `handle` for the product's shape. The operands exist. Other work uses the output
+    /// or the workspace only in the order of the stream.
     pub(super) unsafe fn run(
         &self,
         handle: cublasLtHandle_t,
@@ -115,7 +113,8 @@ impl BlasPlan {
     ) -> Result<(), cublasStatus_t> {
         let (one, zero) = (1.0f32, 0.0f32);
         let beta = if product.accumulate { &one } else { &zero };
-        // SAFETY: the caller's promise; factors are f32, as the description says, and read before this returns.
+        // SAFETY: the caller upholds this function's contract; factors are f32, as described, and read before this
+        // returns.
         let done = unsafe {
             result::matmul(
                 handle,
@@ -140,7 +139,7 @@ impl BlasPlan {
     }
 }
 
-/// An address on the device as the library takes it.
+/// Converts a device address to the pointer type of the library.
 fn pointer(address: u64) -> *const c_void {
     std::ptr::without_provenance(address as usize)
 }
@@ -156,7 +155,7 @@ fn data_type(kind: ElementKind) -> cudaDataType {
 struct Description(cublasLtMatmulDesc_t);
 
 impl Description {
-    /// Sums and factors in f32; the weights transposed or not.
+    /// Describes a product with sums and factors in f32 and the weights transposed or not.
     fn new(weights_are: WeightLayout) -> Option<Self> {
         let compute = cublasComputeType_t::CUBLAS_COMPUTE_32F;
         let new = Self(result::create_matmul_desc(compute, cudaDataType::CUDA_R_32F).ok()?);
@@ -165,7 +164,7 @@ impl Description {
             WeightLayout::Plain => AS_IT_LIES,
         };
         let (value, bytes) = ((&raw const operation).cast(), size_of_val(&operation));
-        // SAFETY: the description lives; the attribute is an operation of this size.
+        // SAFETY: the description is alive; the attribute is an operation of this size.
         let set = unsafe {
             result::set_matmul_desc_attribute(new.0, Attribute::CUBLASLT_MATMUL_DESC_TRANSA, value, bytes)
         };
@@ -175,7 +174,7 @@ impl Description {
 
 impl Drop for Description {
     fn drop(&mut self) {
-        // SAFETY: ours, and not used again.
+        // SAFETY: this object owns the description and does not use it again.
         let _ = unsafe { result::destroy_matmul_desc(self.0) };
     }
 }
@@ -183,7 +182,7 @@ impl Drop for Description {
 struct BlasLayout(cublasLtMatrixLayout_t);
 
 impl BlasLayout {
-    /// A matrix of columns, `stride` elements apart.
+    /// Describes a column-major matrix with columns `stride` elements apart.
     fn new(kind: ElementKind, rows: u64, columns: u64, stride: i64) -> Option<Self> {
         result::create_matrix_layout(data_type(kind), rows, columns, stride).ok().map(Self)
     }
@@ -191,7 +190,7 @@ impl BlasLayout {
 
 impl Drop for BlasLayout {
     fn drop(&mut self) {
-        // SAFETY: ours, and not used again.
+        // SAFETY: this object owns the layout and does not use it again.
         let _ = unsafe { result::destroy_matrix_layout(self.0) };
     }
 }
@@ -199,7 +198,7 @@ impl Drop for BlasLayout {
 struct Preferences(cublasLtMatmulPreference_t);
 
 impl Preferences {
-    /// What algorithms may count on: the workspace, and what addresses are multiples of; and what they may not do.
+    /// Sets the workspace and alignments that algorithms may rely on, and their reductions.
     fn new([weights, x, out]: [u32; 3], workspace_bytes: usize) -> Option<Self> {
         let new = Self(result::create_matmul_pref().ok()?);
         new.set(Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(workspace_bytes as u64))?;
@@ -213,14 +212,14 @@ impl Preferences {
 
     fn set<T>(&self, attribute: Preference, value: &T) -> Option<()> {
         let (value, bytes) = (std::ptr::from_ref(value).cast(), size_of_val(value));
-        // SAFETY: the preferences live; the value has the attribute's type, by the calls above.
+        // SAFETY: the preferences are alive; the calls above pass a value of the attribute's type.
         unsafe { result::set_matmul_pref_attribute(self.0, attribute, value, bytes) }.ok()
     }
 }
 
 impl Drop for Preferences {
     fn drop(&mut self) {
-        // SAFETY: ours, and not used again.
+        // SAFETY: this object owns the preferences and does not use them again.
         let _ = unsafe { sys::cublasLtMatmulPreferenceDestroy(self.0) };
     }
 }

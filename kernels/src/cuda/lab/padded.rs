@@ -1,5 +1,5 @@
-//! Punica's BGMV: every segment of a group is computed with as many ranks as the largest has. The same results as at true
-//! ranks (S-LoRA's MBGMV), for more work.
+//! Punica's BGMV: every segment of a group is computed with the ranks of the largest adapter. The results
+//! equal those at true ranks (S-LoRA's MBGMV), for more work.
 
 use std::sync::Arc;
 
@@ -12,17 +12,16 @@ use crate::{
 };
 
 impl LoraPlan {
-    /// A plan without segments whose groups are padded, for comparison.
+    /// Creates an empty plan whose groups are padded to their largest rank, for comparison.
     ///
     /// # Errors
-    ///
-    /// The device is lost.
+    /// Fails if the device is lost.
     pub fn padded(cuda: &Arc<Cuda>) -> Result<Self, CudaError> {
         Self::with_padding(cuda, largest)
     }
 }
 
-/// Rank blocks of the largest rank.
+/// Returns the rank blocks of the largest rank in the group.
 fn largest(group: &[LoraSegment<'_>]) -> Option<usize> {
     group.iter().map(|segment| segment.matrix.layout().rank.div_ceil(RANK_BLOCK)).max()
 }

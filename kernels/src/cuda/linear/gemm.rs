@@ -1,4 +1,4 @@
-//! Products of many rows: in cuBLASLt, or in `gemm.cu` and `gemm_transposed.cu`.
+//! Products of many rows (GEMM): in cuBLASLt, or in `gemm.cu` and `gemm_transposed.cu`.
 
 use super::{LinearPart, Operand, TILE_BYTES, Workspace, check_parts, gemv};
 use crate::{
@@ -12,14 +12,14 @@ use crate::{
     lora::ElementKind,
 };
 
-/// Threads of a block of the tiled kernels.
+/// Threads per block of the tiled kernels.
 const GEMM_THREADS: u32 = 256;
 
-/// Rows and columns of out that a block makes: `TILE_M`, `TILE_N` of `gemm.cuh`, of f32 `F32_TILE`.
+/// Rows and columns of out per block: `TILE_M` and `TILE_N` of `gemm.cuh`, and `F32_TILE` for f32.
 const HALF_TILE: (usize, usize) = (64, 128);
 const F32_TILE: (usize, usize) = (64, 64);
 
-/// Threads of a block of `bias.cu`, and the most rows of blocks.
+/// Threads per block of `bias.cu`, and maximum number of rows of blocks.
 const BIAS_THREADS: u32 = 256;
 const BIAS_BLOCKS: usize = 4096;
 
@@ -54,11 +54,11 @@ fn multiply(
     {
         return add_bias(stream, part, out);
     }
-    // SAFETY: x, the part and out were checked by `linear`; out is borrowed exclusively.
+    // SAFETY: `linear` has checked x, the part and out; out is borrowed exclusively.
     unsafe { multiply_tiles(stream, &product, part.bias_address()) }
 }
 
-/// Enqueues our own kernel for `product`, whose operands exist and whose output nobody else writes.
+/// Enqueues our own kernel for `product`, whose operands must exist and whose output no other work writes.
 unsafe fn multiply_tiles(stream: &CudaStream, product: &BlasProduct, bias: u64) -> Result<(), CudaError> {
     let (tile_rows, tile_columns) = if product.kind == ElementKind::F32 { F32_TILE } else { HALF_TILE };
     let transposed = product.weights_are == WeightLayout::Plain;
@@ -80,11 +80,11 @@ unsafe fn multiply_tiles(stream: &CudaStream, product: &BlasProduct, bias: u64) 
         Arg::U32(u32::from(product.accumulate)),
     ];
     let blocks = (product.columns.div_ceil(tile_columns), product.rows.div_ceil(tile_rows));
-    // SAFETY: 1. The kernels are declared with these arguments. 2. The caller's promise.
+    // SAFETY: 1. The kernels are declared with these arguments. 2. The caller guarantees operands and output.
     unsafe { launch(stream, name, LaunchShape::plane(blocks.0, blocks.1, GEMM_THREADS), &arguments) }
 }
 
-/// Adds a part's bias to its columns of `out`, behind cuBLASLt.
+/// Adds a part's bias to its columns of `out` after a cuBLASLt product.
 fn add_bias(stream: &CudaStream, part: &Operand<'_>, out: &mut Matrix) -> Result<(), CudaError> {
     if part.bias.is_none() {
         return Ok(());
@@ -99,13 +99,13 @@ fn add_bias(stream: &CudaStream, part: &Operand<'_>, out: &mut Matrix) -> Result
     ];
     let blocks = part.rows.div_ceil(BIAS_THREADS as usize);
     let shape = LaunchShape::plane(blocks, out.rows().min(BIAS_BLOCKS), BIAS_THREADS);
-    // SAFETY: 1. The kernel is declared with these arguments. 2. The part's columns lie within out's rows. 3. What it writes
-    // is borrowed exclusively.
+    // SAFETY: 1. The kernel is declared with these arguments. 2. The part's columns lie within out's rows. 3. The
+    // output is borrowed exclusively.
     unsafe { launch(stream, by_kind!("add_bias", out.kind()), shape, &arguments) }
 }
 
-/// Enqueues the product with any weights: those of another kind than x are written out in x's kind, tile by tile, and each
-/// tile is multiplied.
+/// Enqueues the product with weights of any type. Weights of another kind are dequantized to x's and
+/// multiplied by tiles.
 pub(super) fn multiply_part(
     stream: &CudaStream,
     workspace: &mut Workspace,
@@ -121,8 +121,8 @@ pub(super) fn multiply_part(
     })
 }
 
-/// Calls `each` with the output features of `part` as weights of `kind`: the stored ones, or tiles of them written out. A tile is
-/// overwritten by the next one, behind what `each` enqueued.
+/// Calls `each` with the output features of `part` as weights of `kind`: the stored weights, or dequantized
+/// tiles. The next tile overwrites a tile after the work that `each` enqueued.
 fn for_each_tile<'a>(
     stream: &CudaStream,
     workspace: &mut Workspace,
@@ -152,7 +152,7 @@ fn for_each_tile<'a>(
     Ok(())
 }
 
-/// The type of weights that are plain numbers of `kind`.
+/// Returns the tensor type of unquantized weights of `kind`.
 fn tensor_type(kind: ElementKind) -> TensorType {
     match kind {
         ElementKind::F32 => TensorType::F32,
@@ -161,19 +161,17 @@ fn tensor_type(kind: ElementKind) -> TensorType {
     }
 }
 
-/// `out[r, i] = sum over parts and their outputs o of g[r, column + o] W[o, i]`: the gradient at the inputs of
-/// [`linear`](super::linear()), whose parts these are. g is `[rows, _]`, out `[rows, inputs]` of 32 bits; biases are not looked
-/// at.
+/// Computes `out[r, i] = sum over parts and their outputs o of g[r, column + o] W[o, i]`: the gradient at the
+/// inputs of [`linear`](super::linear()) with these parts. g is `[rows, _]`, out `[rows, inputs]` of 32 bits;
+/// biases are ignored.
 ///
-/// The first call of a shape may take memory: it must not be recorded in a graph.
+/// The first call of a shape may allocate memory: it must not be recorded in a CUDA graph.
 ///
 /// # Errors
-///
-/// The device is lost, or has no room for a tile of weights.
+/// Fails if the device is lost or has no memory for a tile of weights.
 ///
 /// # Panics
-///
-/// If the shapes or kinds do not fit together.
+/// Panics if the shapes or element kinds do not match.
 pub fn linear_transposed(
     stream: &CudaStream,
     workspace: &mut Workspace,
@@ -206,7 +204,7 @@ pub fn linear_transposed(
     Ok(())
 }
 
-/// The product of the tile's columns of `g` with the tile.
+/// Describes the product of the tile's columns of `g` with the tile.
 fn transposed(g: &Matrix, tile: &Operand<'_>, out: &Matrix, accumulate: bool) -> BlasProduct {
     BlasProduct {
         weights: tile.address,

@@ -1,4 +1,4 @@
-//! Products of few rows: every weight is read once. See `gemv.cuh`, `gemv_f32.cu`.
+//! Products of few rows (GEMV), which read every weight once; kernels in `gemv.cuh` and `gemv_f32.cu`.
 
 use super::Operand;
 use crate::{
@@ -10,22 +10,20 @@ use crate::{
     lora::ElementKind,
 };
 
-/// Matrices that one launch takes.
 pub(super) const MAX_PARTS: usize = 3;
 
-/// Threads of a block.
 const THREADS: u32 = 256;
 
-/// Rows up to which f32 weights are multiplied here; a launch takes as many.
+/// Maximum number of rows for f32 weights, also per launch.
 const F32_ROWS: usize = 8;
 
-/// Rows up to which 16-bit weights are multiplied here; of any kind a launch takes as many.
+/// Maximum number of rows for 16-bit weights, and per launch for all types but f32.
 const HALF_ROWS: usize = 32;
 
-/// Rows up to which block formats are multiplied here, with two readings of the weights.
+/// Maximum number of rows for block formats, whose weights are then read twice.
 const QUANTIZED_ROWS: usize = 64;
 
-/// True if weights of `kind` are multiplied with the rows of `x` here.
+/// True if this module multiplies weights of `kind` with the rows of `x`.
 pub(super) fn takes(kind: TensorType, x: &Matrix) -> bool {
     match (kind, x.kind()) {
         (TensorType::F32, ElementKind::F32) => x.rows() <= F32_ROWS,
@@ -39,7 +37,7 @@ pub(super) fn takes(kind: TensorType, x: &Matrix) -> bool {
 
 /// Enqueues the products of up to [`MAX_PARTS`] matrices of one kind.
 ///
-/// Weights are read before the kernels in front have ended: those that one of them makes are [`Operand::is_made`].
+/// The kernel reads weights before earlier kernels have ended, except weights marked [`Operand::is_made`].
 pub(super) fn multiply(
     stream: &CudaStream,
     x: &Matrix,
@@ -57,14 +55,14 @@ pub(super) fn multiply(
         let shape = LaunchShape::line(blocks, THREADS);
         let shape = if parts.iter().any(|part| part.is_made) { shape.in_order() } else { shape };
         let arguments = arguments(x, parts, out, first, rows);
-        // SAFETY: 1. The kernels are declared with these arguments, all of them alike. 2. The parts' shapes and columns were
-        // checked; rows `first..first + rows` of x and out exist. 3. What it writes is borrowed exclusively.
+        // SAFETY: 1. The kernels all have this argument list. 2. The parts' shapes and columns were checked; rows
+        // `first..first + rows` of x and out exist. 3. The output is borrowed exclusively.
         unsafe { launch(stream, name, shape, &arguments)? };
     }
     Ok(())
 }
 
-/// Three parts, the rows of x, and those of out.
+/// Returns the kernel's arguments: three parts, the rows of x, and the rows of out.
 fn arguments(x: &Matrix, parts: &[Operand<'_>], out: &Matrix, first: usize, rows: usize) -> [Arg; 18] {
     let of_part = |read: fn(&Operand<'_>) -> Arg, none: Arg| {
         std::array::from_fn::<_, MAX_PARTS, _>(|at| parts.get(at).map_or(none, read))
@@ -84,7 +82,7 @@ fn arguments(x: &Matrix, parts: &[Operand<'_>], out: &Matrix, first: usize, rows
     ]
 }
 
-/// The kernel for weights of `kind` and so many rows, and how many output features a block of it takes.
+/// Returns the kernel for weights of `kind` and `rows` rows, and the output features per block.
 fn kernel(kind: TensorType, rows: usize) -> (&'static str, usize) {
     let f32_kernel = || match rows {
         0 | 1 => "gemv_f32_1",
@@ -102,7 +100,7 @@ fn kernel(kind: TensorType, rows: usize) -> (&'static str, usize) {
     }
 }
 
-/// The names of the kernels that take so many rows.
+/// Defines a function that returns the kernel's name for each type at this number of rows.
 macro_rules! by_form_and_rows {
     ($function:ident, $rows:literal) => {
         fn $function(kind: TensorType) -> &'static str {

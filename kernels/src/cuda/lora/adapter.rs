@@ -15,17 +15,17 @@ use crate::{
     lora::{LoraMatrix, PIECE_ALIGNMENT, Packing},
 };
 
-/// Copies of all matrices of one adapter in blocks that were lent to it, and the lane on which they come.
+/// Copies of all matrices of one adapter in blocks lent to it, and the queue that uploads them.
 #[derive(Debug)]
 pub struct StagedAdapter {
     lane: Arc<UploadQueue>,
     lent: Arc<DeviceBlockLease>,
     matrices: Box<[StagedMatrix]>,
-    /// What is not on its way yet of the tables of all matrices' pieces.
+    /// Piece tables of the matrices that are not enqueued yet.
     tables: Mutex<Vec<AdapterTables>>,
 }
 
-/// Tables that lie side by side.
+/// Contiguous tables of one or more matrices.
 #[derive(Debug)]
 struct AdapterTables {
     to: u64,
@@ -33,7 +33,8 @@ struct AdapterTables {
 }
 
 impl StagedAdapter {
-    /// Blocks of `block_bytes` that copies of `matrices` take; `None` if a block is too small for the least piece of one.
+    /// Returns the blocks that copies of `matrices` take, or `None` if a block is too small for the smallest
+    /// piece.
     pub fn blocks_for<'a>(
         matrices: impl IntoIterator<Item = &'a LoraMatrix>,
         block_bytes: usize,
@@ -43,11 +44,10 @@ impl StagedAdapter {
         Some(packing.blocks())
     }
 
-    /// Room for `matrices`, of which no rank is there yet.
+    /// Reserves blocks for `matrices`; no rank has arrived yet.
     ///
     /// # Panics
-    ///
-    /// If these are fewer blocks than [`StagedAdapter::blocks_for`] says, or of another device than the lane.
+    /// Panics if `lent` has too few blocks ([`StagedAdapter::blocks_for`]) or another device than `lane`.
     pub fn new<'a>(
         lane: &Arc<UploadQueue>,
         lent: DeviceBlockLease,
@@ -64,40 +64,38 @@ impl StagedAdapter {
         Self { lane: Arc::clone(lane), tables: Mutex::new(tables(&matrices)), lent, matrices }
     }
 
-    /// The device.
+    /// Returns the device of the copy.
     #[must_use]
     pub fn cuda(&self) -> &Arc<Cuda> {
         self.lane.cuda()
     }
 
-    /// Its matrices, in the order in which they were given.
+    /// Returns the matrices, in the order passed to [`Self::new`].
     #[must_use]
     pub fn matrices(&self) -> &[StagedMatrix] {
         &self.matrices
     }
 
-    /// Bytes that the next [`Self::copy_next`] of matrix `index` enqueues; `None` once all ranks are on their way or here.
+    /// Returns the bytes of the next [`Self::copy_next`] of matrix `index`, or `None` once all ranks are
+    /// enqueued.
     ///
     /// # Panics
-    ///
-    /// If there is no such matrix.
+    /// Panics if there is no such matrix.
     #[must_use]
     pub fn next_bytes(&self, index: usize) -> Option<usize> {
         self.matrices[index].next_bytes()
     }
 
-    /// Enqueues the copy of the last rank block of matrix `index` that is not on its way yet, A's and B's part of it, and
-    /// returns their bytes: 0 if there is none, or all were revoked. [`StagedMatrix::first_rank`] moves when the lane sees
-    /// that they have arrived, not before. Waits only while the lane is full. `registered` is `host`'s memory if it could be
-    /// registered; else its bytes are staged.
+    /// Enqueues the copy of the last rank block of matrix `index` that is not enqueued yet, both its A and
+    /// its B part. Returns the bytes, 0 if no block is left or the copy was revoked.
+    /// [`StagedMatrix::first_rank`] changes only when the queue observes the arrival. Waits only while the
+    /// queue is full. `registered` is `host`'s memory; without it the bytes are staged.
     ///
     /// # Errors
-    ///
-    /// The device is lost.
+    /// Fails if the device is lost.
     ///
     /// # Panics
-    ///
-    /// If there is no such matrix, or `host` is not what it is the copy of.
+    /// Panics if there is no such matrix, or `host` is not the matrix that was copied before.
     pub fn copy_next(
         &self,
         index: usize,
@@ -108,7 +106,7 @@ impl StagedAdapter {
         self.matrices[index].copy_next(&self.lane, host, registered)
     }
 
-    /// Enqueues the tables before the first rank block of any matrix. The lane keeps its order: they are there when a rank is.
+    /// Enqueues the tables before the first rank block, so that they arrive before any rank.
     fn copy_tables(&self) -> Result<(), CudaError> {
         let mut tables = self.tables();
         if tables.is_empty() {
@@ -125,33 +123,33 @@ impl StagedAdapter {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for all copies that are on the lane.
+    /// Waits for all copies in the queue.
     ///
     /// # Errors
-    ///
-    /// The device is lost.
+    /// Fails if the device is lost.
     pub fn finish(&self) -> Result<(), CudaError> {
         self.lane.finish()
     }
 
-    /// True if all of it is there.
+    /// True if all ranks have arrived.
     #[must_use]
     pub fn has_arrived(&self) -> bool {
         self.matrices.iter().all(|matrix| matrix.first_rank() == 0)
     }
 
-    /// Gives the blocks back: from here on no rank is there, none comes, and nothing writes to the blocks. Waits for what is
-    /// on the lane. Between two passes; plans that have this adapter are not launched again.
+    /// Ends the lease of the blocks after waiting for the queue. From then on no rank is present, none
+    /// arrives, and nothing writes the blocks. The caller revokes between two passes and launches no plan
+    /// with this adapter again.
     pub fn revoke(&self) {
         drop(mem::take(&mut *self.tables()));
         self.matrices.iter().for_each(StagedMatrix::revoke);
-        // A device that is lost writes nothing any more, and the next pass says so.
+        // A lost device writes nothing any more, and the next pass reports the loss.
         let _ = self.lane.finish();
         self.lent.end();
     }
 }
 
-/// The tables of all matrices' pieces, those that lie side by side as one.
+/// Returns the tables of all matrices' pieces, joining contiguous ones.
 fn tables(matrices: &[StagedMatrix]) -> Vec<AdapterTables> {
     let mut tables: Vec<AdapterTables> = Vec::new();
     for matrix in matrices {

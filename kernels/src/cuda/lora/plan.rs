@@ -1,4 +1,4 @@
-//! Who adds what in a pass: tables on the device, made and uploaded once, at the beginning of the pass.
+//! The deltas of a pass as tables on the device, made and uploaded once at the start of the pass.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -8,65 +8,63 @@ use crate::{
     lora::{Factor, FactorCut, RANK_BLOCK},
 };
 
-/// Rows of a unit: `TILE_ROWS` of `lora.cu`.
+/// Rows per unit: `TILE_ROWS` of `lora.cu`.
 const TILE_ROWS: usize = 32;
 
 /// Words of a segment in the table: `Segment` of `lora.cu`.
 const SEGMENT_WORDS: usize = 16;
 
-/// Columns of a unit of the shrink, at least, and into how many parts A's columns are cut at most. What a matrix's chunks
-/// are is decided by its columns alone: sums over them have one order, whatever else is in the batch.
+/// Minimum columns of a shrink unit, and maximum number of chunks of A's columns. A matrix's chunks depend on
+/// its columns alone, so the order of its sums does not depend on the batch.
 const LEAST_CHUNK: usize = 1024;
 const MAX_CHUNKS: usize = 8;
 
-/// Panels that a unit of the expand takes of one rank block.
+/// Panels of one rank block per expand unit.
 const PANELS: usize = 64;
 
-/// The shift of a factor that is not cut, as `lora.cu` knows it.
+/// Shift of a factor that is not cut, as in `lora.cu`.
 const UNCUT: u32 = 31;
 
 /// A delta to add: consecutive rows of one adapter, one linear layer.
 #[derive(Debug, Clone, Copy)]
 pub struct LoraSegment<'a> {
-    /// First row.
+    /// First row of the segment.
     pub first_row: usize,
-    /// Rows.
+    /// Number of consecutive rows.
     pub rows: usize,
     /// The adapter's matrices for this layer.
     pub matrix: &'a StagedMatrix,
-    /// Ranks from here on are added: a multiple of [`RANK_BLOCK`], or the rank, if there is nothing to add. Those before
-    /// are somebody else's to add.
+    /// First rank to add: a multiple of [`RANK_BLOCK`], or the rank itself for none. CPU workers add the
+    /// others.
     pub first_rank: usize,
     /// Column of `out` of the layer's first output.
     pub column: usize,
 }
 
-/// Rank blocks that are computed of every segment of a group; `None`: of each its own.
+/// Function that returns the rank blocks to compute of every segment of a group; `None` for each segment's
+/// own.
 type Padding = fn(&[LoraSegment<'_>]) -> Option<usize>;
 
-/// What launches for a group depend on.
+/// Sizes that the launches for a group depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(super) struct GroupShape {
-    /// Segments that the table has room for.
+    /// Capacity of the table, in segments.
     pub(super) segments: u32,
-    /// Thread blocks of the shrink.
     pub(super) shrink_units: u32,
-    /// Thread blocks of the expand.
     pub(super) expand_units: u32,
 }
 
-/// What a record of launches with a plan depends on: a record is good for every plan with an equal shape.
+/// Sizes of a plan's launches; a CUDA graph serves every plan of equal shape.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct PlanShape(Vec<GroupShape>);
 
-/// What [`super::add_deltas`] launches with.
+/// A group's sizes and device addresses, as [`super::add_deltas`] needs them.
 pub(super) struct Group {
     pub(super) shape: GroupShape,
-    /// Input features of its matrices.
     pub(super) columns: usize,
-    /// Behind the last row.
+    /// One past the last row.
     pub(super) rows: usize,
-    /// Behind the last output.
+    /// One past the last output.
     pub(super) outputs: usize,
     pub(super) segments: u64,
     pub(super) shrink_first: u64,
@@ -74,18 +72,17 @@ pub(super) struct Group {
     pub(super) sums: u64,
 }
 
-/// A group as the host keeps it.
 #[derive(Debug, Clone, Copy, Default)]
 struct GroupEntry {
     columns: usize,
     rows: usize,
     outputs: usize,
-    /// Word of the table at which it begins.
+    /// Index of its first word in the table.
     at: usize,
 }
 
-/// Who adds what in a pass. Keeps what it points to lent until the next upload, unless it is revoked: then it is not launched
-/// again.
+/// The deltas to add in a pass. The plan keeps the blocks that it points to lent until the next upload. If an
+/// adapter is revoked before, the plan must not be launched again.
 #[derive(Debug)]
 pub struct LoraPlan {
     padding: Padding,
@@ -93,18 +90,17 @@ pub struct LoraPlan {
     entries: Vec<GroupEntry>,
     words: Vec<u32>,
     table: DeviceVec<u32>,
-    /// What is in `table`.
+    /// Contents of `table` on the device.
     uploaded: Vec<u32>,
     sums: DeviceVec<f32>,
     held: HashMap<usize, Arc<DeviceBlockLease>>,
 }
 
 impl LoraPlan {
-    /// A plan without segments, each of which will be computed at its true rank.
+    /// Creates an empty plan that computes each segment at its true rank.
     ///
     /// # Errors
-    ///
-    /// The device is lost.
+    /// Fails if the device is lost.
     pub fn new(cuda: &Arc<Cuda>) -> Result<Self, CudaError> {
         Self::with_padding(cuda, |_| None)
     }
@@ -122,17 +118,15 @@ impl LoraPlan {
         })
     }
 
-    /// Replaces all groups, in the order of `stream`. Tables grow by doubling, which invalidates records; an unchanged plan
-    /// is not uploaded again.
+    /// Replaces all groups, in the order of `stream`. Tables grow by doubling, which makes CUDA graphs stale;
+    /// an unchanged plan is not uploaded again.
     ///
     /// # Errors
-    ///
-    /// The device has no room.
+    /// Fails if the device has no free memory.
     ///
     /// # Panics
-    ///
-    /// If a group's segments are not in ascending order of rows and then columns, its matrices have different input
-    /// features, or a segment starts at a rank that is no block's first or has not arrived.
+    /// Panics if a group's segments are not in ascending order of rows and then columns, if its matrices
+    /// differ in input features, or if a segment's first rank is not the first of a block or has not arrived.
     pub fn upload(&mut self, stream: &CudaStream, groups: &[Vec<LoraSegment<'_>>]) -> Result<(), CudaError> {
         self.words.clear();
         self.entries.clear();
@@ -155,19 +149,18 @@ impl LoraPlan {
         Ok(())
     }
 
-    /// What a record of launches with this plan depends on.
+    /// Returns the shape that a CUDA graph of this plan's launches depends on.
     #[must_use]
     pub fn shape(&self) -> &PlanShape {
         &self.shape
     }
 
-    /// How many groups there are.
+    /// Returns the number of groups.
     #[must_use]
     pub fn groups(&self) -> usize {
         self.entries.len()
     }
 
-    /// Makes room, and uploads what changed.
     fn send(&mut self, stream: &CudaStream, most_sums: usize) -> Result<(), CudaError> {
         if most_sums > self.sums.len() {
             self.sums = DeviceVec::new(stream.cuda(), most_sums.max(2 * self.sums.len()))?;
@@ -177,7 +170,7 @@ impl LoraPlan {
             self.table = DeviceVec::new(stream.cuda(), self.words.len().max(2 * self.table.len()))?;
         }
         if self.words != self.uploaded {
-            // Unknown until the upload is enqueued.
+            // The contents are unknown until the upload is enqueued.
             self.uploaded.clear();
             stream.upload(&self.words, &mut self.table, 0)?;
             self.uploaded.clone_from(&self.words);
@@ -185,7 +178,7 @@ impl LoraPlan {
         Ok(())
     }
 
-    /// Group `index`, if it has anything to add.
+    /// Returns group `index` if it has segments.
     pub(super) fn group(&self, index: usize) -> Option<Group> {
         let (GroupEntry { columns, rows, outputs, at }, shape) = (self.entries[index], self.shape.0[index]);
         if shape.segments == 0 {
@@ -206,7 +199,6 @@ impl LoraPlan {
     }
 }
 
-/// A group's table while it is made.
 struct GroupTable {
     entry: GroupEntry,
     /// Rank blocks of every segment, if they are padded.
@@ -280,7 +272,7 @@ impl GroupTable {
         self.sums += rows * computed * chunks * RANK_BLOCK;
     }
 
-    /// Appends the table, with the room that its shape says.
+    /// Appends the table, padded to the capacity in its shape.
     fn append(mut self, words: &mut Vec<u32>) -> GroupShape {
         let segments = self.shrink_first.len();
         if segments == 0 {
@@ -293,7 +285,7 @@ impl GroupTable {
         words.extend(self.segments);
         words.extend(self.shrink_first);
         words.extend(self.expand_first);
-        // The next group's segments are read 16 bytes at a time.
+        // The kernels read segments 16 bytes at a time, so the next group must be aligned.
         words.resize(words.len().next_multiple_of(4), 0);
         GroupShape {
             segments: count(room),
@@ -303,29 +295,29 @@ impl GroupTable {
     }
 }
 
-/// Segments ascend by rows, those of the same rows by columns: so no two of them meet.
+/// True if two segments are disjoint and ascend by rows, or by columns within equal rows.
 fn in_order(a: &LoraSegment<'_>, b: &LoraSegment<'_>) -> bool {
     let same_rows = (a.first_row, a.rows) == (b.first_row, b.rows);
     a.first_row + a.rows <= b.first_row || same_rows && a.column + a.matrix.layout().rows <= b.column
 }
 
-/// Panels that a unit of the expand takes: they lie within one piece.
+/// Returns the panels per expand unit; all panels of a unit lie within one piece.
 fn unit_panels(computed_blocks: usize, cut: FactorCut) -> usize {
     let panels = (PANELS / computed_blocks).next_multiple_of(8).max(8);
     if cut.count == 1 { panels } else { (1 << panels.ilog2()).min((1 << cut.shift) / RANK_BLOCK) }
 }
 
-/// How many features a piece has, as a power of two, for the kernels.
+/// Returns the features per piece as a power of two, for the kernels.
 fn shift(cut: FactorCut) -> u32 {
     if cut.count == 1 { UNCUT } else { cut.shift }
 }
 
-/// A little more than `units`, so that plans that differ a little have one shape: a quarter too much at most.
+/// Rounds `units` up by at most a quarter, so that similar plans have one shape.
 fn bucket(units: usize) -> usize {
     units.next_multiple_of((units.next_power_of_two() / 8).max(1))
 }
 
-/// An address as two words, the lower first.
+/// Splits an address into two words, the lower first.
 fn halves(address: u64) -> [u32; 2] {
     [address as u32, (address >> 32) as u32]
 }

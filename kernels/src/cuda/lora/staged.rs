@@ -14,20 +14,19 @@ use crate::{
     lora::{Factor, FactorCut, LoraMatrix, MatrixLayout, Packing, PieceOffset, PieceTable, RANK_BLOCK},
 };
 
-/// Bytes of a table's entry: an address.
 const ENTRY_BYTES: usize = size_of::<u64>();
 
-/// Where a matrix's copy lies in its adapter's blocks.
+/// Offsets of a matrix's copy in its adapter's blocks.
 #[derive(Debug)]
 pub(super) struct MatrixPieces {
     pieces: PieceTable,
-    /// Of A's pieces' addresses, then of B's.
+    /// Offset of the table: addresses of A's pieces, then of B's.
     table: PieceOffset,
 }
 
 impl MatrixPieces {
-    /// Packs the matrices of an adapter; `None` if a block does not hold a table, or the least piece of a factor. Tables come
-    /// last, so that most lie side by side.
+    /// Packs the matrices of an adapter; `None` if a block is too small for a table or the smallest piece of
+    /// a factor. Tables come last, so that most are contiguous.
     pub(super) fn pack<'a>(
         matrices: impl IntoIterator<Item = &'a LoraMatrix>,
         packing: &mut Packing,
@@ -42,20 +41,20 @@ impl MatrixPieces {
     }
 }
 
-/// The device's copy of a [`LoraMatrix`], with the same bytes in pieces; what it lacks is a head of its ranks.
+/// The device's copy of a [`LoraMatrix`], with the same bytes in pieces; only leading ranks can be missing.
 #[derive(Debug)]
 pub struct StagedMatrix {
     lent: Arc<DeviceBlockLease>,
     layout: MatrixLayout,
     places: MatrixPieces,
-    /// Ranks from here on are on the device, or [`REVOKED`]. Written by the lane, when it knows that they are.
+    /// First rank on the device, or [`REVOKED`]. The upload queue writes it after the arrival.
     first_rank: Arc<AtomicUsize>,
-    /// Ranks from here on were given to a lane.
+    /// First rank that is enqueued or has arrived.
     given: Mutex<usize>,
 }
 
 impl StagedMatrix {
-    /// Room for `host` at `places`, with no rank in it yet.
+    /// Creates the copy of `host` at `places`; no rank has arrived yet.
     pub(super) fn new(lent: &Arc<DeviceBlockLease>, places: MatrixPieces, host: &LoraMatrix) -> Self {
         let layout = *host.layout();
         Self {
@@ -67,7 +66,7 @@ impl StagedMatrix {
         }
     }
 
-    /// Bytes that the next [`Self::copy_next`] enqueues; `None` once all ranks are on their way or here.
+    /// Returns the bytes that the next [`Self::copy_next`] enqueues, or `None` once all ranks are enqueued.
     pub(super) fn next_bytes(&self) -> Option<usize> {
         let end = *self.given();
         let first = end.checked_sub(1)? / RANK_BLOCK * RANK_BLOCK;
@@ -78,8 +77,8 @@ impl StagedMatrix {
         )
     }
 
-    /// Enqueues the copy of the last rank block that is not on its way yet, A's and B's part of it, and returns their
-    /// bytes: 0 if there is none. [`Self::first_rank`] moves when `lane` sees that they have arrived, not before.
+    /// Enqueues the copy of the last rank block that is not enqueued yet, both its A and its B part. Returns
+    /// the bytes, 0 if no block is left. [`Self::first_rank`] changes only when `lane` observes the arrival.
     pub(super) fn copy_next(
         &self,
         lane: &UploadQueue,
@@ -98,13 +97,12 @@ impl StagedMatrix {
         Ok(pieces.iter().map(|piece| piece.from.len()).sum())
     }
 
-    /// The addresses of A's pieces, and then of B's: what the table at [`Self::tables`] holds.
+    /// Returns the addresses of A's pieces, then of B's: the contents of the table at [`Self::tables`].
     pub(super) fn addresses(&self) -> impl Iterator<Item = u64> {
         let places = [Factor::A, Factor::B].into_iter().flat_map(|factor| self.places.pieces.of(factor));
         places.map(|&place| self.lent.address_of(place))
     }
 
-    /// Where the parts of a rank block come from, and where they go.
     fn pieces<'a>(&self, rank_block: usize, host: &'a LoraMatrix) -> Vec<UploadPiece<'a>> {
         let mut pieces = Vec::new();
         for (factor, bytes) in [Factor::A, Factor::B].into_iter().zip(host.factors()) {
@@ -118,49 +116,48 @@ impl StagedMatrix {
         pieces
     }
 
-    /// Has nothing read from here on, and nothing enqueued: what is under way may still be written.
+    /// Marks all ranks as missing and enqueues no more. Copies in flight may still write the blocks.
     pub(super) fn revoke(&self) {
         self.first_rank.store(REVOKED, Ordering::Relaxed);
         *self.given() = 0;
     }
 
-    /// Ranks from this one on are here: whoever enqueues a kernel after this has returned reads their bytes.
+    /// Returns the first rank that has arrived. Kernels enqueued from now on may read the ranks from there
+    /// on.
     #[must_use]
     pub fn first_rank(&self) -> usize {
         // SYNC POINT cuda-staged-ranks: acquires the bytes of the ranks that were seen to arrive.
         self.first_rank.load(Ordering::Acquire).min(self.layout.rank)
     }
 
-    /// Bytes of both factors, whether or not they are here.
+    /// Returns the bytes of both factors, arrived or not.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.layout.a_bytes() + self.layout.b_bytes()
     }
 
-    /// Shape and scale, and where the factors lie on the host.
+    /// Returns shape and scale, and the layout of the factors on the host.
     #[must_use]
     pub fn layout(&self) -> &MatrixLayout {
         &self.layout
     }
 
-    /// True if `host` has this copy's shape, scale and kinds.
+    /// True if `host` has this copy's shape, scale and element kinds.
     #[must_use]
     pub fn is_of(&self, host: &LoraMatrix) -> bool {
         self.layout == *host.layout()
     }
 
-    /// Where the tables of A's and of B's pieces lie on the device.
+    /// Returns the device addresses of the tables of A's and of B's pieces.
     pub(super) fn tables(&self) -> [u64; 2] {
         let a = self.lent.address_of(self.places.table);
         [a, a + (self.places.pieces.of(Factor::A).len() * ENTRY_BYTES) as u64]
     }
 
-    /// How a factor is cut.
     pub(super) fn cut(&self, factor: Factor) -> FactorCut {
         self.places.pieces.cut(factor)
     }
 
-    /// What keeps it there.
     pub(super) fn lent(&self) -> &Arc<DeviceBlockLease> {
         &self.lent
     }

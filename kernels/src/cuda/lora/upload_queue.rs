@@ -1,8 +1,8 @@
-//! Where adapters' bytes travel to the device: a stream of their own, beside the one that computes.
+//! Uploads adapters to the device on a stream of their own, beside the compute stream.
 //!
-//! Several flights are under way at a time, each with a mark behind it: all pieces of a rank block, or a part of one that
-//! goes through locked memory. Marks are reached in order; only then are the ranks of a flight announced, so whoever sees
-//! them may enqueue a kernel that reads them on any stream.
+//! Several uploads are in flight at a time. Each copies all pieces of a rank block, or a part of one that
+//! fits locked memory, and ends in an event. Events are reached in order, and only then are an upload's ranks
+//! announced. A thread that sees the ranks may therefore enqueue a kernel that reads them on any stream.
 
 use std::{
     collections::VecDeque,
@@ -18,30 +18,29 @@ use cudarc::driver::sys;
 use super::RegisteredBytes;
 use crate::cuda::{Cuda, CudaError, CudaEvent, CudaStream, DeviceBlockLease, Pinned, error::check};
 
-/// Most flights under way. Pieces are small, and a copy engine that has waited for the host moves half as much.
+/// Maximum uploads in flight. Pieces are small; a copy engine that waits for the host reaches half the rate.
 const MAX_FLIGHTS: usize = 64;
 
-/// Slots of locked memory, through which bytes travel that the device cannot read where they are, and bytes of each.
+/// Number of slots of locked memory, for bytes that the device cannot read directly, and bytes per slot.
 const MAX_SLOTS: usize = 8;
 const SLOT_BYTES: usize = 1 << 20;
 
-/// Some bytes and where they go.
 pub(super) struct UploadPiece<'a> {
     pub(super) to: u64,
     pub(super) from: &'a [u8],
 }
 
-/// What is true once the bytes are there.
+/// First rank of a matrix once its upload has arrived.
 pub(super) struct UploadArrival {
     pub(super) first_rank: Arc<AtomicUsize>,
     pub(super) rank: usize,
 }
 
-/// What a matrix's first rank is once nothing is to be read any more: no rank is as large.
+/// Value of a revoked matrix's first rank, above every rank.
 pub(super) const REVOKED: usize = usize::MAX;
 
 impl UploadArrival {
-    /// Tells it, unless the matrix was revoked.
+    /// Publishes the rank, unless the matrix was revoked.
     fn announce(self) {
         let arrived = |now| (now != REVOKED).then_some(self.rank);
         // SYNC POINT cuda-staged-ranks: releases the ranks whose bytes are on the device.
@@ -49,30 +48,29 @@ impl UploadArrival {
     }
 }
 
-/// Copies under way with one mark behind them.
+/// Copies in flight, followed by one event.
 struct PendingUpload {
     event: CudaEvent,
-    /// Kept while the device reads it.
+    /// Keeps the source while the device reads it.
     _source: Option<Arc<RegisteredBytes>>,
-    /// Kept lent while the device writes it.
+    /// Keeps the blocks lent while the device writes them.
     _target: Arc<DeviceBlockLease>,
-    /// `None` while more of the same block follows.
+    /// `None` if further parts of the same rank block follow.
     arrival: Option<UploadArrival>,
 }
 
 #[derive(Default)]
 struct PendingUploads {
     under_way: VecDeque<PendingUpload>,
-    /// Marks to be used again.
     events: Vec<CudaEvent>,
-    /// How many slots were taken, in turn.
+    /// Number of slots used so far, in turn.
     staged: usize,
 }
 
-/// A queue of copies to one device. Shared by all who copy, and by who looks whether something has arrived.
+/// A queue of copies to one device, shared by the threads that copy and those that poll for arrivals.
 pub struct UploadQueue {
     stream: CudaStream,
-    /// [`MAX_SLOTS`] of [`SLOT_BYTES`]: flights take them in turn.
+    /// [`MAX_SLOTS`] of [`SLOT_BYTES`], used in turn.
     slots: Vec<Pinned<u8>>,
     flights: Mutex<PendingUploads>,
 }
@@ -84,32 +82,31 @@ impl fmt::Debug for UploadQueue {
 }
 
 impl UploadQueue {
-    /// A lane without copies.
+    /// Creates an empty queue.
     ///
     /// # Errors
-    ///
-    /// The device is lost, or the host has no memory that may be locked.
+    /// Fails if the device is lost or the host cannot lock memory.
     pub fn new(cuda: &Arc<Cuda>) -> Result<Arc<Self>, CudaError> {
         let slots = (0..MAX_SLOTS).map(|_| Pinned::new(cuda, SLOT_BYTES)).collect::<Result<_, _>>()?;
-        // All marks at once: a copy takes no memory, so none fails for want of it.
+        // All events are created now: a copy allocates nothing, so no copy fails for lack of memory.
         let events = (0..MAX_FLIGHTS).map(|_| CudaEvent::new(cuda)).collect::<Result<_, _>>()?;
         let flights = Mutex::new(PendingUploads { events, ..PendingUploads::default() });
         Ok(Arc::new(Self { stream: CudaStream::new(cuda)?, slots, flights }))
     }
 
-    /// The device.
+    /// Returns the device of the queue.
     #[must_use]
     pub fn cuda(&self) -> &Arc<Cuda> {
         self.stream.cuda()
     }
 
-    /// Announces what has arrived, without waiting: at the beginning of a pass, say, or while a copy engine is idle.
+    /// Announces uploads that have arrived, without waiting: at the start of a pass, or while copying is
+    /// idle.
     ///
     /// # Errors
-    ///
-    /// The device is lost.
+    /// Fails if the device is lost.
     pub fn poll_arrivals(&self) -> Result<(), CudaError> {
-        // Whoever holds the lock announces arrivals itself.
+        // The thread that holds the lock announces arrivals itself.
         let Ok(mut flights) = self.flights.try_lock() else { return Ok(()) };
         while flights.under_way.front().map_or(Ok(false), |flight| flight.event.is_reached())? {
             flights.land();
@@ -117,16 +114,15 @@ impl UploadQueue {
         Ok(())
     }
 
-    /// Waits for all copies, and announces them.
+    /// Waits for all copies and announces them.
     ///
     /// # Errors
-    ///
-    /// The device is lost.
+    /// Fails if the device is lost.
     pub fn finish(&self) -> Result<(), CudaError> {
         self.lock().wait_for_room(0)
     }
 
-    /// Copies `pieces` to `target`, then announces `arrival`. Waits while too many copies are under way.
+    /// Copies `pieces` to `target`, then announces `arrival`. Waits while too many uploads are in flight.
     pub(super) fn enqueue(
         &self,
         pieces: &[UploadPiece<'_>],
@@ -148,12 +144,12 @@ impl UploadQueue {
         flights.wait_for_room(MAX_FLIGHTS - 1)?;
         let mut pieces = pieces.iter();
         let copied = pieces.try_for_each(|piece| self.copy(piece.to, piece.from.as_ptr(), piece.from.len()));
-        // What is under way keeps its ends, although the rest is not.
+        // Copies in flight keep source and target even if the rest failed.
         let arrival = arrival.filter(|_| copied.is_ok());
         self.mark(&mut flights, Some(Arc::clone(source)), target, arrival).and(copied)
     }
 
-    /// Copies a part that fits a slot through the next one.
+    /// Copies a part that fits a slot through the next slot.
     fn stage(
         &self,
         flights: &mut PendingUploads,
@@ -161,7 +157,7 @@ impl UploadQueue {
         target: &Arc<DeviceBlockLease>,
         arrival: Option<UploadArrival>,
     ) -> Result<(), CudaError> {
-        // The flight that had the slot last has landed then: fewer than all slots are under way.
+        // With fewer uploads in flight than slots, the previous upload of this slot has arrived.
         flights.wait_for_room(MAX_SLOTS - 1)?;
         let slot = &self.slots[flights.staged % MAX_SLOTS];
         flights.staged += 1;
@@ -170,7 +166,7 @@ impl UploadQueue {
         self.mark(flights, None, target, arrival)
     }
 
-    /// A flight of what was copied since the last one.
+    /// Adds an upload for the copies since the last event.
     fn mark(
         &self,
         flights: &mut PendingUploads,
@@ -187,9 +183,9 @@ impl UploadQueue {
 
     fn copy(&self, to: u64, from: *const u8, bytes: usize) -> Result<(), CudaError> {
         self.cuda().bind()?;
-        // SAFETY: 1. `to` is a range of an adapter's blocks that nobody reads before it is announced, and that the flight
-        // keeps lent. 2. `from` is registered memory that the flight keeps and nobody writes, or a slot that is written next
-        // when the flight has landed.
+        // SAFETY: 1. `to` is a range of an adapter's blocks that no kernel reads before it is announced, and that the
+        // upload keeps lent. 2. `from` is registered memory that the upload keeps and no thread writes, or a slot that
+        // is written again only after the upload has arrived.
         let result = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.stream.raw()) };
         check("copy an adapter", result)
     }
@@ -201,13 +197,13 @@ impl UploadQueue {
 
 impl Drop for UploadQueue {
     fn drop(&mut self) {
-        // What is read and written by copies under way is given back only when they are done.
+        // Sources and targets of copies in flight are released only after the copies are done.
         let _ = self.stream.synchronize();
     }
 }
 
 impl PendingUploads {
-    /// The first flight is over.
+    /// Announces the first upload, which has arrived.
     fn land(&mut self) {
         let Some(PendingUpload { event, arrival, .. }) = self.under_way.pop_front() else { return };
         if let Some(arrival) = arrival {
@@ -216,7 +212,7 @@ impl PendingUploads {
         self.events.push(event);
     }
 
-    /// Waits until at most `most` flights are under way, and lets all land that are over by then.
+    /// Waits until at most `most` uploads are in flight, and announces all that have arrived by then.
     fn wait_for_room(&mut self, most: usize) -> Result<(), CudaError> {
         while let Some(flight) = self.under_way.front() {
             if self.under_way.len() > most {
@@ -231,7 +227,7 @@ impl PendingUploads {
 }
 
 impl<'a> UploadPiece<'a> {
-    /// Cut so that each part fits a slot.
+    /// Splits the piece into parts that fit a slot.
     fn slots(&self) -> impl Iterator<Item = UploadPiece<'a>> + use<'a> {
         let to = self.to;
         let parts = self.from.chunks(SLOT_BYTES).enumerate();

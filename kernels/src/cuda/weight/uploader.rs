@@ -1,4 +1,4 @@
-//! Loading many weights, as fast as the host reads them.
+//! Uploads many weights as fast as the host reads them.
 
 use std::sync::Arc;
 
@@ -10,23 +10,21 @@ use crate::{
     cuda::{Cuda, CudaError, CudaEvent, CudaStream, DeviceVec, Pinned, error::check},
 };
 
-/// Bytes of a slot: a piece long enough that starting its copy costs nothing.
+/// Bytes per slot: a piece long enough that the start of its copy costs nothing.
 const SLOT_BYTES: usize = 16 << 20;
 
-/// Slots: the host fills one while the device empties another.
+/// Number of slots: the host fills one while the device empties the other.
 const SLOTS: usize = 2;
 
-/// Page-locked memory on its way to the device.
 struct UploadSlot {
     pinned: Pinned<u8>,
-    /// Where block formats wait to be taken apart. Taken when first needed.
+    /// Device buffer for block formats before repacking; allocated on first use.
     raw: Option<DeviceVec<u8>>,
-    /// Set behind the last use of the slot.
+    /// Recorded after the last use of the slot.
     emptied: CudaEvent,
 }
 
-/// A ring of page-locked memory through which weights travel: the host's only copy of a piece of them, whatever their size.
-/// Used by one thread at a time.
+/// A ring of page-locked memory for uploads: the host copies each piece once. One thread uses it at a time.
 pub struct WeightUploader {
     stream: CudaStream,
     slots: Vec<UploadSlot>,
@@ -40,11 +38,10 @@ impl std::fmt::Debug for WeightUploader {
 }
 
 impl WeightUploader {
-    /// A ring of two slots of 16 MiB, on a stream of its own.
+    /// Allocates a ring of two slots of 16 MiB, with a stream of its own.
     ///
     /// # Errors
-    ///
-    /// The host has no memory that may be locked.
+    /// Fails if the host cannot lock the memory.
     pub fn new(cuda: &Arc<Cuda>) -> Result<Self, CudaError> {
         let slot = || {
             Ok(UploadSlot {
@@ -57,16 +54,14 @@ impl WeightUploader {
         Ok(Self { stream: CudaStream::new(cuda)?, slots, next: 0 })
     }
 
-    /// As [`Weight::upload`], but returns while the last pieces are still on their way: [`Self::finish`] waits for them.
-    /// `bytes` may be dropped at once.
+    /// Uploads like [`Weight::upload`], but returns while the last pieces are in flight; [`Self::finish`]
+    /// waits for them. `bytes` may be dropped at once.
     ///
     /// # Errors
-    ///
-    /// The device has no room.
+    /// Fails if the device has no free memory.
     ///
     /// # Panics
-    ///
-    /// If `bytes` is not `rows` rows of `columns` elements of `kind`.
+    /// Panics if `bytes` is not `rows` rows of `columns` elements of `kind`.
     pub fn upload(
         &mut self,
         kind: TensorType,
@@ -92,16 +87,14 @@ impl WeightUploader {
         Ok(weight)
     }
 
-    /// Waits until all weights are where they belong.
+    /// Waits until all weights have arrived.
     ///
     /// # Errors
-    ///
-    /// The device is lost.
+    /// Fails if the device is lost.
     pub fn finish(&mut self) -> Result<(), CudaError> {
         self.stream.synchronize()
     }
 
-    /// Copies `piece` to bytes `at..` of `to`.
     fn send(&mut self, piece: &[u8], to: &mut DeviceVec<u8>, at: usize) -> Result<(), CudaError> {
         let index = self.fill(piece)?;
         let slot = &self.slots[index];
@@ -109,7 +102,7 @@ impl WeightUploader {
         slot.emptied.record(&self.stream)
     }
 
-    /// Copies `piece` to the device and takes it apart there: it is rows `first..first + rows`.
+    /// Copies `piece` to the device and repacks it there as rows `first..first + rows`.
     fn send_blocks(
         &mut self,
         piece: &[u8],
@@ -128,7 +121,7 @@ impl WeightUploader {
         slot.emptied.record(&self.stream)
     }
 
-    /// Writes `piece` to the next slot once that is empty. Returns the slot.
+    /// Waits until the next slot is empty, writes `piece` to it, and returns its index.
     fn fill(&mut self, piece: &[u8]) -> Result<usize, CudaError> {
         let index = self.next;
         self.next = (index + 1) % self.slots.len();
@@ -139,8 +132,8 @@ impl WeightUploader {
     }
 }
 
-/// Enqueues the copy of the first `bytes` bytes of `from` to bytes `at..` of `to`. Until that is done the caller leaves both
-/// as they are.
+/// Enqueues the copy of the first `bytes` bytes of `from` to the bytes of `to` from `at` on. The caller
+/// changes neither until the copy is done.
 fn copy(
     stream: &CudaStream,
     from: &Pinned<u8>,
@@ -150,7 +143,7 @@ fn copy(
 ) -> Result<(), CudaError> {
     assert!(bytes <= from.len() && at + bytes <= to.len(), "what is copied exists, and has room");
     stream.cuda().bind()?;
-    // SAFETY: both ranges exist. The page-locked memory is not written before the event behind this copy.
+    // SAFETY: both ranges exist. The page-locked memory is not written before the event that follows this copy.
     let result =
         unsafe { sys::cuMemcpyHtoDAsync_v2(to.address_of(at), from.host_address(), bytes, stream.raw()) };
     check("copy weights", result)

@@ -1,8 +1,9 @@
-//! Sums over codes, with words as bytes: what the instructions for bytes are there for.
+//! Sums over codes with words split into bytes, by the byte product instructions.
 //!
-//! A number is eight bytes with signs, `sum over p: 256^p byte_p` modulo 2^64, so a row of numbers is eight rows of bytes, *planes*, to
-//! codes of a byte; or six modulo 2^48, without the last two below. Sums of a group of 32 elements are exact in 32 bits, also of two planes together; and of the upper four planes
-//! together 32 bits are all that matters:
+//! An integer is eight signed bytes, `sum over p: 256^p byte_p` modulo 2^64. A row of integers is thus eight
+//! rows of bytes, *planes*, multiplied by codes of a byte; modulo 2^48 the last two planes are missing. Sums
+//! of a group of 32 elements are exact in 32 bits, also of two planes together. Of the upper four together,
+//! 32 bits matter:
 //!
 //! ```text
 //! pair_j = sum_i (code_i - zero) (byte_2j_i + 256 byte_2j+1_i)                     below 2^29
@@ -10,11 +11,13 @@
 //! out    = sum over groups: scale (pair_0 + 2^16 pair_1 + 2^32 upper) + sum over groups: minimum (sum of x)
 //! ```
 //!
-//! A group costs eight steps for each plane and three products for all of them, where words cost two products an element.
+//! A group costs eight steps per plane and three products in all; with words, two products per element.
 //!
 //! # Layout
 //!
-//! - this file: the sums. `cut`: planes. `sums`: what their sums come to.
+//! - this file: the sums.
+//! - `cut`: splits rows into planes.
+//! - `sums`: combines the planes' sums.
 
 mod cut;
 mod sums;
@@ -36,12 +39,12 @@ use crate::{
 use cut::{BytePlanes, GroupTerms, JOINED, STEPS};
 use sums::{PlaneSums, joined};
 
-/// Rows that meet a panel before the next one does: they stay in the second-level cache.
+/// Rows multiplied by one panel before the next panel; they stay in the second-level cache.
 const ROW_BLOCK: usize = 64;
 
-/// A packing, and what the zero points of its codes make of a row.
+/// A packing, with the zero-point terms of its codes.
 trait Codes: IntegerPacking {
-    /// What the joined sums of a part of a group begin with.
+    /// Returns the initial joined sums for each part of a group.
     fn begin(numbers: &GroupTerms) -> [[i32; JOINED]; 2];
 }
 
@@ -133,7 +136,7 @@ impl<P: Codes, const B: usize> Kernel for ForwardOf<'_, P, B> {
 }
 
 impl<P: Codes, const B: usize> ForwardOf<'_, P, B> {
-    /// The sums of a row with a panel. Of two rows at once, the sums would not fit the registers.
+    /// Computes the sums of a row with a panel. The registers do not hold the sums of two rows.
     #[inline(always)]
     fn row<S: Simd>(&self, panel: usize, row: usize) {
         let PanelRange { x, part, factors, .. } = self.0;
@@ -151,23 +154,22 @@ impl<P: Codes, const B: usize> ForwardOf<'_, P, B> {
                 sums.add::<P>(parts, numbers, scales);
             }
         }
-        // SAFETY: there is room for sixteen.
+        // SAFETY: `words` has room for sixteen.
         unsafe { S::store_wide(words.as_mut_ptr(), sums.words()) };
         self.0.put(row, panel, true, &words);
     }
 }
 
-/// A packing's numbers as whole numbers.
+/// Converts a packing's scales and minima to integers.
 #[inline(always)]
 fn scales<S: Simd>([first, second]: [S::F; 2], factor: S::F) -> [S::I; 2] {
     [S::to_i32(S::mul(first, factor)), S::to_i32(S::mul(second, factor))]
 }
 
-/// The joined sums of planes with the parts of a group.
+/// Computes the joined sums of planes with the parts of a group.
 ///
 /// # Safety
-///
-/// The planes of a group lie at `bytes`.
+/// `bytes` points to the planes of a group.
 #[inline(always)]
 unsafe fn dot<S: Simd, P: Codes, const B: usize>(
     bytes: *const i32,
@@ -184,7 +186,7 @@ unsafe fn dot<S: Simd, P: Codes, const B: usize>(
         (planes[0], planes[2], planes[4]) = (S::splat_i32(first), S::splat_i32(second), S::splat_i32(upper));
         for (plane, sum) in planes.iter_mut().enumerate() {
             for step in part * steps..(part + 1) * steps {
-                // SAFETY: the caller's.
+                // SAFETY: the caller guarantees the planes of a group at `bytes`.
                 *sum = S::dot_bytes(*sum, codes[step], unsafe { *bytes.add(plane * STEPS + step) });
             }
         }

@@ -1,20 +1,22 @@
-//! Sums over digits, through a matrix unit: what many rows are worth, whatever the weights' packing, forward and backward.
+//! Sums over digits on a matrix unit, for many rows and any packing of weights, forward and backward.
 //!
-//! A number of a row is `B` bytes with signs, eight or six, and a whole number of a weight at most four, their *digits*,
-//! `sum over i: 256^i digit_i`:
+//! An integer of a row has `B` signed bytes, eight or six; an integer weight has at most four. The bytes are
+//! the integer's *digits*, `sum over i: 256^i digit_i`:
 //!
 //! ```text
 //! out = sum over p < B: 256^p (sum over i + j = p: sum over k: x_j[k] w_i[k])        modulo 2^8B
 //! ```
 //!
-//! That is 26 products of tiles of eight, or 21 where three digits hold all weights of a panel, and 18 or 15 of six; scales and minima
-//! need none of their own: they are in the whole numbers. A group of planes (`byte_planes`) takes less of a single row, but more of many: it
-//! is scaled for each. Sums of a place are whole numbers of 32 bits, and meet in words once for 1536 elements: those of one product
-//! while the unit makes the next.
+//! This takes 26 tile products for eight bytes, or 21 where three digits hold all weights of a panel, and 18
+//! or 15 for six bytes. Scales and minima are part of the integer weights and need no products of their own.
+//! For a single row, byte planes (`byte_planes`) are faster, but their groups are scaled for each row, so
+//! many rows are slower. Sums of a digit position are 32-bit integers, joined to words once per 1536
+//! elements. The sums of one product are joined while the unit computes the next.
 //!
 //! # Layout
 //!
-//! - this file: both products. `rows`, `weights`: what is cut to digits.
+//! - this file: both products.
+//! - `rows`, `weights`: rows and weights cut to digits.
 
 mod rows;
 mod weights;
@@ -41,13 +43,13 @@ use crate::{
 use rows::{DigitRows, OperandSide, SIDE};
 use weights::{DEPTHS, DigitScratch, RowSink};
 
-/// Rows from which on it is worth to cut weights: with fewer, planes and words are faster.
+/// Minimum number of rows: with fewer, planes and words are faster.
 const WORTH: usize = 8;
 
 /// Bytes of rows that stay in the second-level cache.
 const CACHED_BYTES: usize = 5 << 18;
 
-/// Whether so many rows are best multiplied here.
+/// True if this module is the fastest for `rows` rows.
 pub(super) fn are_worth_it(isa: Isa, rows: usize) -> bool {
     rows >= WORTH && isa.matrix_unit() == MatrixUnit::Amx
 }
@@ -88,7 +90,7 @@ impl<V: DecodeIntegers, const B: usize> Kernel for ForwardOf<'_, V, B> {
     #[inline(always)]
     fn run<S: Simd>(self) {
         let PanelRange { x, rows, part, panels, factors, .. } = self.0;
-        // SAFETY: the set says that the unit may be used, and this thread does nothing else meanwhile.
+        // SAFETY: the set says that the unit may be used, and this thread does not use it otherwise.
         let (unit, mut desk) = (unsafe { AmxGemm::lay_out() }, DigitScratch::new());
         let mut last = Block { share: self.0, rows: 0..0, panel: 0, is_first: true };
         for rows in blocks(0..*rows, rows_together(B * part.matrix.columns())) {
@@ -116,7 +118,7 @@ impl<V: DecodeIntegers, const B: usize> Kernel for ForwardOf<'_, V, B> {
     }
 }
 
-/// At most sixteen rows that have met some elements of a panel.
+/// Product of at most sixteen rows with some elements of a panel.
 struct Block<'a, const B: usize> {
     share: &'a PanelRange<'a, DigitRows<B>, B>,
     rows: Range<usize>,
@@ -133,7 +135,7 @@ impl<const B: usize> RowSink for Block<'_, B> {
     }
 }
 
-/// Rows whose digits stay in the second-level cache while all panels meet them: whole tiles.
+/// Returns the rows whose digits stay in the second-level cache for all panels, a multiple of [`SIDE`].
 fn rows_together(row_bytes: usize) -> usize {
     (CACHED_BYTES / row_bytes.max(1) / SIDE * SIDE).max(SIDE)
 }
@@ -174,7 +176,7 @@ impl<const B: usize> Kernel for Backward<'_, B> {
 
 struct BackwardOf<'a, V, const B: usize>(&'a Inputs<'a, DigitRows<B>, B>, PhantomData<V>);
 
-/// Panels whose outputs lie on a half of the desk.
+/// Panels whose outputs fill half of the scratch buffer.
 const TALL: usize = DEPTHS / 2 * DEPTH / LANES;
 
 impl<V: DecodeIntegers, const B: usize> Kernel for BackwardOf<'_, V, B> {
@@ -184,7 +186,7 @@ impl<V: DecodeIntegers, const B: usize> Kernel for BackwardOf<'_, V, B> {
     fn run<S: Simd>(self) {
         let Inputs { g, rows, part, inputs, factors, .. } = self.0;
         let w = part.matrix;
-        // SAFETY: the set says that the unit may be used, and this thread does nothing else meanwhile.
+        // SAFETY: the set says that the unit may be used, and this thread does not use it otherwise.
         let (unit, mut desk) = (unsafe { AmxGemm::lay_out() }, DigitScratch::new());
         let mut last = Gradients { share: self.0, rows: 0..0, inputs: 0..0 };
         for panels in blocks(0..w.panels(), TALL) {
@@ -209,7 +211,7 @@ impl<V: DecodeIntegers, const B: usize> Kernel for BackwardOf<'_, V, B> {
     }
 }
 
-/// At most sixteen inputs of as many rows, of some outputs.
+/// Product of at most sixteen rows for at most sixteen inputs, over some outputs.
 struct Gradients<'a, const B: usize> {
     share: &'a Inputs<'a, DigitRows<B>, B>,
     rows: Range<usize>,

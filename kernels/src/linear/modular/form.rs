@@ -1,4 +1,4 @@
-//! The weights of a packed matrix as whole numbers.
+//! Weights of a packed matrix as integers.
 
 use half::f16;
 
@@ -11,16 +11,16 @@ use crate::{
     simd::LANES,
 };
 
-/// Bits behind the point that weights of floats keep.
+/// Fractional bits that float weights keep.
 const FLOAT_BITS: i32 = 24;
-/// Below this magnitude their whole numbers have 30 bits.
+/// Bound of float weights, below which their integers have 30 bits.
 const FLOAT_LIMIT: f32 = 64.0;
-/// Units of scales within which every product with a power of two that is taken here is a normal number.
+/// Exponents of scale units for which every product with a power of two in this module is a normal float.
 const UNITS: std::ops::RangeInclusive<i32> = -80..=80;
-/// Bits of a magnitude: one less than there are, for what rounding adds.
+/// Maximum bits of a magnitude: one less than an `i32` has, because rounding may add one.
 const MAX_BITS: i32 = 30;
 
-/// How the weights of a matrix are whole numbers times a power of two.
+/// Representation of a matrix's weights as integers times a power of two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModularForm {
     exact: i32,
@@ -28,20 +28,20 @@ pub struct ModularForm {
 }
 
 impl ModularForm {
-    /// The largest exponent `e` for which every weight is a whole number times `2^e`; of floats, -24.
+    /// Returns the largest exponent `e` for which every weight is an integer times `2^e`; -24 for floats.
     #[must_use]
     pub fn exact(self) -> i32 {
         self.exact
     }
 
-    /// The smallest exponent for which the whole numbers are below 2^30.
+    /// Returns the smallest exponent for which the integers are below 2^30.
     #[must_use]
     pub fn smallest(self) -> i32 {
         self.exact + self.bits.cast_signed() - MAX_BITS
     }
 
-    /// The exponent of matrices that share one: exact for all of them where their whole numbers are small enough, and else the
-    /// smallest for which they are. `None` without matrices.
+    /// Returns a common exponent of matrices: exact for all of them if their integers are small enough, else
+    /// the smallest valid one. `None` without matrices.
     #[must_use]
     pub fn common(forms: &[Self]) -> Option<i32> {
         let exact = forms.iter().map(|form| form.exact).min()?;
@@ -50,7 +50,8 @@ impl ModularForm {
 }
 
 impl PackedMatrix {
-    /// How its weights are whole numbers; `None` if they are not: floats of 64 and more, numbers that are not finite.
+    /// Returns the integer form of the weights; `None` for floats of magnitude 64 or more, infinities and
+    /// NaN.
     #[must_use]
     pub fn ring_form(&self) -> Option<ModularForm> {
         match self.packing().integer_form() {
@@ -64,7 +65,7 @@ impl PackedMatrix {
         let mut values = vec![0.0; self.columns()];
         for row in 0..self.rows() {
             self.read_row(row, &mut values);
-            // Neither a maximum nor a comparison sees what is no number; the sum does.
+            // `max` and comparisons skip NaN; the sum does not.
             let sum = values.iter().fold(0.0, |sum, value| sum + value * 0.0);
             largest = values.iter().fold(largest, |largest, value| largest.max(value.abs()));
             if sum != 0.0 || largest >= FLOAT_LIMIT {
@@ -80,7 +81,7 @@ impl PackedMatrix {
     fn integer_ring_form(&self, form: IntegerLayout) -> Option<ModularForm> {
         let unit = exponent_of(self.unit())?;
         let (scales, minima) = self.panel_numbers(form)?;
-        // Neither has a bit below this one.
+        // No scale and no minimum has a bit below this one.
         let lowest = scales.lowest.min(minima.lowest).min(0);
         let whole = |largest: f32| (f64::from(largest) * 2.0f64.powi(-lowest)) as u64;
         let codes = (1u64 << form.bits) - 1;
@@ -90,7 +91,6 @@ impl PackedMatrix {
         })
     }
 
-    /// What its scales and its minima are like.
     fn panel_numbers(&self, form: IntegerLayout) -> Option<(NumberRange, NumberRange)> {
         let (mut scales, mut minima) = (NumberRange::default(), NumberRange::default());
         let (codes, groups) = (self.columns() * LANES * form.bits / 8, self.columns() / form.group);
@@ -110,11 +110,10 @@ impl PackedMatrix {
         are_finite.then_some((scales, minima))
     }
 
-    /// Writes row `row` as whole numbers times `2^exponent` to `out`.
+    /// Writes row `row` as integers times `2^exponent` to `out`.
     ///
     /// # Panics
-    ///
-    /// If there is no such row or `out` is not as long as a row.
+    /// Panics if there is no such row or `out` is not as long as a row.
     pub fn read_ring_row(&self, row: usize, exponent: i32, out: &mut [i32]) {
         assert!(row < self.rows() && out.len() == self.columns(), "row {row} of {} elements", out.len());
         let Some(form) = self.packing().integer_form() else {
@@ -156,7 +155,7 @@ impl PackedMatrix {
         }
     }
 
-    /// What its numbers are multiplied with to be whole numbers times `2^exponent`.
+    /// Returns the factors that turn the stored numbers into integers times `2^exponent`.
     pub(super) fn factors(&self, exponent: i32) -> Factors {
         let power = |n: i32| 2.0f32.powi(n.clamp(-126, 127));
         match self.packing() {
@@ -168,18 +167,17 @@ impl PackedMatrix {
     }
 }
 
-/// Powers of two that weights are multiplied with; those of floats are rounded between.
+/// Powers of two that weights are multiplied by; floats are rounded between the two.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Factors {
     pub(super) first: f32,
     pub(super) then: f32,
 }
 
-/// What numbers of 16 bits are like.
+/// Largest magnitude and lowest bit of some 16-bit floats.
 #[derive(Debug, Clone, Copy)]
 struct NumberRange {
     largest: f32,
-    /// Exponent of the lowest bit that any of them has.
     lowest: i32,
 }
 
@@ -198,23 +196,23 @@ impl NumberRange {
             if mantissa != 0 {
                 self.lowest = self.lowest.min(exponent.max(1) - 25 + mantissa.trailing_zeros().cast_signed());
                 let magnitude = f16::from_bits(bits & 0x7fff).to_f32();
-                // Not a maximum, which overlooks what is no number.
+                // Not `max`, which would skip NaN.
                 self.largest = if magnitude <= self.largest { self.largest } else { magnitude };
             }
         }
     }
 }
 
-/// A weight as a whole number times `2^-24`, times `shift`.
+/// Converts a weight to an integer times `2^-24`, times `shift`.
 #[inline]
 fn float_whole(weight: f32, shift: f64) -> i32 {
-    // Sums with this number have no bits behind the point: they are rounded to the nearest, ties to even.
+    // Sums with this constant have no fractional bits: they are rounded to nearest, ties to even.
     const ROUND: f64 = 1.5 * (1u64 << 52) as f64;
     let rounded = |x: f64| (x + ROUND) - ROUND;
     rounded(rounded(f64::from(weight) * f64::from(1 << FLOAT_BITS)) * shift) as i32
 }
 
-/// The exponent of a power of two, if it is one that can be computed with.
+/// Returns the exponent of a power of two if it lies in [`UNITS`].
 fn exponent_of(unit: f32) -> Option<i32> {
     let exponent = (unit.to_bits() >> 23).cast_signed() - 127;
     (unit == 2.0f32.powi(exponent)).then_some(exponent).filter(|exponent| UNITS.contains(exponent))

@@ -1,7 +1,7 @@
-//! Weights as whole numbers, decoded in registers.
+//! Weights as integers, decoded in registers.
 //!
 //! ```text
-//! integers   code * scale + offset      each a whole number of at most 31 bits, and so are products of 8 and 11 bits in floats
+//! integers   code * scale + offset      all of at most 31 bits; products of 8 and 11 bits are exact floats
 //! floats     round(value * 2^24) * 2^n
 //! ```
 
@@ -18,13 +18,11 @@ use crate::{
     simd::{LANES, Simd},
 };
 
-/// How a packing's whole numbers are decoded.
 pub(super) trait DecodeIntegers: Values {
-    /// Elements `4 step` to `4 step + 3` of half `H` of group `group`, whose numbers are `numbers`.
+    /// Returns elements `4 step` to `4 step + 3` of half `H` of `group`; `numbers` are its scale and offset.
     ///
     /// # Safety
-    ///
-    /// As [`Values::four`].
+    /// The conditions of [`Values::four`] hold.
     unsafe fn four_whole<S: Simd, const H: usize>(
         w: &PackedMatrix,
         place: (usize, usize, usize),
@@ -41,7 +39,7 @@ impl<E: Element> DecodeIntegers for Floats<E> {
         numbers: [S::F; 2],
         factors: Factors,
     ) -> [S::I; 4] {
-        // SAFETY: passed on.
+        // SAFETY: the caller upholds the same contract.
         let four = unsafe { Self::four::<S, H>(w, panel, group, step, numbers) };
         rounded_four::<S>(four, factors)
     }
@@ -55,7 +53,7 @@ impl DecodeIntegers for Bf16Pairs {
         numbers: [S::F; 2],
         factors: Factors,
     ) -> [S::I; 4] {
-        // SAFETY: passed on.
+        // SAFETY: the caller upholds the same contract.
         let four = unsafe { Self::four::<S, H>(w, panel, group, step, numbers) };
         rounded_four::<S>(four, factors)
     }
@@ -69,11 +67,11 @@ impl<B: Bits, N: GroupScales> DecodeIntegers for Integers<B, N> {
         [scale, offset]: [S::F; 2],
         factors: Factors,
     ) -> [S::I; 4] {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         let codes = unsafe { B::step::<S, H>(w.panel(panel).add(group * B::GROUP_BYTES), step) };
         let factor = S::splat(factors.first);
         let scale = S::round(S::mul(scale, factor));
-        // A zero point times the scale as it was rounded.
+        // The zero point times the rounded scale.
         let offset = match N::ZERO {
             0 => S::mul(offset, factor),
             zero => S::mul(scale, S::splat(-(zero as f32))),
@@ -89,7 +87,7 @@ impl<B: Bits, N: GroupScales> DecodeIntegers for Integers<B, N> {
     }
 }
 
-/// Floats as whole numbers. No adapter: what one is given is not always compiled for the set.
+/// Rounds floats to integers. Not an iterator adapter, whose closure is not always compiled for the set.
 #[inline(always)]
 fn rounded_four<S: Simd>(four: [S::F; 4], factors: Factors) -> [S::I; 4] {
     [
@@ -100,18 +98,16 @@ fn rounded_four<S: Simd>(four: [S::F; 4], factors: Factors) -> [S::I; 4] {
     ]
 }
 
-/// Floats as whole numbers.
 #[inline(always)]
 fn rounded<S: Simd>(value: S::F, factors: Factors) -> S::I {
     let whole = S::round(S::mul(value, S::splat(factors.first)));
     S::to_i32(S::mul(whole, S::splat(factors.then)))
 }
 
-/// Decodes elements `depth` of the rows of `panel` to `[depth, LANES]` numbers. Stretches begin at groups.
+/// Decodes elements `depth` of the rows of `panel` to `[depth, LANES]` integers; `depth` begins at a group.
 ///
 /// # Safety
-///
-/// Panel and elements exist, and there is room at `to`.
+/// Panel and elements exist, and `to` has room for them.
 #[inline(always)]
 pub(super) unsafe fn decode<S: Simd, V: DecodeIntegers>(
     w: &PackedMatrix,
@@ -121,7 +117,7 @@ pub(super) unsafe fn decode<S: Simd, V: DecodeIntegers>(
     to: *mut i32,
 ) {
     debug_assert!(depth.start.is_multiple_of(GROUP));
-    // SAFETY: the caller's.
+    // SAFETY: the caller upholds this function's contract.
     unsafe {
         for group in depth.start / GROUP..depth.end / GROUP {
             let to = to.add((group * GROUP - depth.start) * LANES);
@@ -136,8 +132,7 @@ pub(super) unsafe fn decode<S: Simd, V: DecodeIntegers>(
 }
 
 /// # Safety
-///
-/// As of [`decode`].
+/// The conditions of [`decode`] hold for half a group.
 #[inline(always)]
 unsafe fn half<S: Simd, V: DecodeIntegers, const H: usize>(
     w: &PackedMatrix,
@@ -145,7 +140,7 @@ unsafe fn half<S: Simd, V: DecodeIntegers, const H: usize>(
     factors: Factors,
     to: *mut i32,
 ) {
-    // SAFETY: passed on.
+    // SAFETY: the caller upholds the same contract.
     unsafe {
         let numbers = V::numbers::<S, H>(w, panel, group);
         for step in 0..HALF / 4 {

@@ -1,21 +1,21 @@
-//! What numbers of rows are taken modulo.
+//! Modulus of the integers in rows.
 
-/// Rows of the ring path are whole numbers modulo a power of two: of so many bytes each, the lowest first, one behind the other.
+/// Modulus of the modular path: rows are integers modulo a power of two, contiguous and little-endian.
 ///
-/// Fewer bytes are faster in every respect, but for the bits that they leave for a row and the sums of its products.
+/// Fewer bytes are faster in every respect but leave fewer bits for a row and the sums of its products.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Modulus {
-    /// 2^48.
+    /// 2^48, six bytes per integer.
     Bits48,
-    /// 2^64.
+    /// 2^64, eight bytes per integer.
     Bits64,
 }
 
 impl Modulus {
-    /// Each of them.
+    /// All moduli of the modular path.
     pub const ALL: [Self; 2] = [Self::Bits48, Self::Bits64];
 
-    /// Bits of a number.
+    /// Returns the bits per integer.
     #[must_use]
     pub const fn bits(self) -> u32 {
         match self {
@@ -24,13 +24,13 @@ impl Modulus {
         }
     }
 
-    /// Words of 32 bits that so many numbers are, which are as many as whole words hold.
+    /// Returns the 32-bit words of `numbers` integers, whose bytes must fill whole words.
     #[must_use]
     pub const fn words(self, numbers: usize) -> usize {
         numbers * self.bytes() / 4
     }
 
-    /// Bytes of a number.
+    /// Returns the bytes per integer.
     #[must_use]
     pub const fn bytes(self) -> usize {
         self.bits() as usize / 8

@@ -1,4 +1,4 @@
-//! How a product is shared out: what a thread takes of it at a time.
+//! Distribution of a modular product to threads.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use crate::{
     simd::LANES,
 };
 
-/// Some panels of a part, for all rows, which are prepared as `X`; numbers of rows have `B` bytes.
+/// Some panels of a part, for all rows, prepared as `X`; integers of rows have `B` bytes.
 pub(super) struct PanelRange<'a, X, const B: usize> {
     pub(super) x: &'a X,
     pub(super) rows: usize,
@@ -25,7 +25,7 @@ pub(super) struct PanelRange<'a, X, const B: usize> {
 }
 
 impl<X, const B: usize> PanelRange<'_, X, B> {
-    /// Writes the sums of a row with a panel, or adds them to those of elements before.
+    /// Writes the sums of a row with a panel, or adds them to those of earlier elements.
     #[inline(always)]
     pub(super) fn put(&self, row: usize, panel: usize, is_first: bool, sums: &[u64; LANES]) {
         let lanes = LANES.min(self.part.matrix.rows() - panel * LANES);
@@ -33,7 +33,7 @@ impl<X, const B: usize> PanelRange<'_, X, B> {
         // SAFETY: columns were checked to lie within `out`, and no other chunk uses these.
         unsafe {
             if is_first {
-                // Bytes of a word that a number lacks lie where the next one is written.
+                // The excess bytes of a word lie where the next integer is written.
                 for (lane, &sum) in sums.iter().enumerate().take(lanes - 1) {
                     to.add(lane).cast::<u64>().write_unaligned(sum);
                 }
@@ -48,7 +48,7 @@ impl<X, const B: usize> PanelRange<'_, X, B> {
     }
 }
 
-/// Gives the panels of all parts to the threads of `pool`. Rows of `out` have `stride` numbers.
+/// Distributes the panels of all parts to the threads of `pool`. Rows of `out` have `stride` integers.
 #[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
 pub(super) fn for_panels<X: Sync, const B: usize>(
     pool: &mut ThreadPool,
@@ -72,7 +72,7 @@ pub(super) fn for_panels<X: Sync, const B: usize>(
     });
 }
 
-/// Some inputs of a part, at most a group of them, for all rows, which are prepared as `G`; numbers of rows have `B` bytes.
+/// Some inputs of a part, at most a group, for all rows, prepared as `G`; integers of rows have `B` bytes.
 pub(super) struct Inputs<'a, G, const B: usize> {
     pub(super) g: &'a G,
     pub(super) rows: usize,
@@ -83,7 +83,6 @@ pub(super) struct Inputs<'a, G, const B: usize> {
 }
 
 impl<G, const B: usize> Inputs<'_, G, B> {
-    /// Adds to an input of a row.
     #[inline(always)]
     pub(super) fn add(&self, row: usize, input: usize, sum: u64) {
         let to = self.out.wrapping_add(row * self.part.matrix.columns() + input);
@@ -92,7 +91,7 @@ impl<G, const B: usize> Inputs<'_, G, B> {
     }
 }
 
-/// Gives the inputs of all parts, each of which has rows of its own, to the threads of `pool`, a group at a time.
+/// Distributes the inputs of all parts, each with its own rows `G`, to the threads, a group at a time.
 pub(super) fn for_inputs<G: Sync, const B: usize>(
     pool: &mut ThreadPool,
     rows: usize,

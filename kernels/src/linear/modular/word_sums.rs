@@ -1,14 +1,14 @@
-//! Sums over whole numbers of 32 bits, for weights of any packing: the product that needs no explanation. Numbers of rows have `B`
-//! bytes.
+//! Sums over 32-bit integer weights of any packing: the plain method. Integers of rows have `B` bytes.
 //!
-//! A word is two numbers of 32 bits with signs, `low + 2^32 high`, so that products are those of 32 bits:
+//! A word is two signed 32-bit halves, `low + 2^32 high`, so that products have 32-bit factors:
 //!
 //! ```text
-//! forward    out[r, o] = sum over k: w[o, k] low[r, k] + 2^32 (sum over k: w[o, k] high[r, k])      a lane is an output
-//! backward   the same over outputs, a lane being every sixteenth of them, and then over the lanes
+//! forward    out[r, o] = sum over k: w[o, k] low[r, k] + 2^32 (sum over k: w[o, k] high[r, k])      lane: an
+//! output
+//! backward   the same sum over outputs; a lane sums every sixteenth output, then the lanes are summed
 //! ```
 //!
-//! Weights are decoded once to a buffer that stays in the first-level cache, and all rows pass over it.
+//! Weights are decoded once to a buffer in the first-level cache, and all rows use it.
 
 use std::{marker::PhantomData, mem::MaybeUninit, ops::Range};
 
@@ -32,17 +32,17 @@ use crate::{
 
 /// Elements of a panel that are decoded at once: 16 KB.
 const DEPTH: usize = 256;
-/// Panels that a group's inputs are summed over before their lanes are: 16 KB too.
+/// Panels that a group's inputs are summed over before the lanes are summed: also 16 KB.
 const TALL: usize = DEPTH / GROUP;
 
-/// Words in halves.
+/// Words as signed low and high halves.
 struct SplitWords {
     low: Vec<i32>,
     high: Vec<i32>,
 }
 
 impl SplitWords {
-    /// The halves of numbers, and zeroes where the last panel has no output.
+    /// Splits integers, and appends zeros for the missing outputs of the last panel.
     fn of<const B: usize>(numbers: &[[u8; B]]) -> Self {
         let behind = std::iter::repeat_n((0, 0), LANES);
         let (low, high) = numbers.iter().map(|number| halves(to_u64(number))).chain(behind).unzip();
@@ -50,7 +50,7 @@ impl SplitWords {
     }
 }
 
-/// Decoded numbers, `[_, LANES]`.
+/// Decoded integers, `[_, LANES]`.
 #[repr(align(64))]
 struct IntegerScratch([MaybeUninit<i32>; DEPTH * LANES]);
 
@@ -100,10 +100,10 @@ impl<V: DecodeIntegers, const B: usize> Kernel for ForwardOf<'_, V, B> {
         let weights = room.0.as_mut_ptr().cast::<i32>();
         for panel in panels.clone() {
             for depth in blocks(0..part.matrix.columns(), DEPTH) {
-                // SAFETY: panel and elements exist, and the room holds `DEPTH` vectors.
+                // SAFETY: panel and elements exist, and the buffer holds `DEPTH` vectors.
                 unsafe { decode::<S, V>(part.matrix, panel, depth.clone(), *factors, weights) };
                 for row in 0..*rows {
-                    // SAFETY: as above, and the row exists.
+                    // SAFETY: the buffer holds the decoded elements, and the row exists.
                     let sums = unsafe { sums::<S, B>(self.0, row, &depth, weights) };
                     self.0.put(row, panel, depth.start == 0, &sums);
                 }
@@ -112,11 +112,10 @@ impl<V: DecodeIntegers, const B: usize> Kernel for ForwardOf<'_, V, B> {
     }
 }
 
-/// The sums of a row with a panel over some elements, which lie decoded at `weights`.
+/// Computes the sums of a row with a panel over the elements `depth`, decoded at `weights`.
 ///
 /// # Safety
-///
-/// The row has these elements.
+/// The row has these elements, and `weights` holds them.
 #[inline(always)]
 unsafe fn sums<S: Simd, const B: usize>(
     share: &PanelRange<'_, SplitWords, B>,
@@ -126,7 +125,7 @@ unsafe fn sums<S: Simd, const B: usize>(
 ) -> [u64; LANES] {
     let (mut low, mut high) = (S::zero_wide(), S::zero_wide());
     let at = row * share.part.matrix.columns() + depth.start;
-    // SAFETY: the caller's.
+    // SAFETY: the caller upholds this function's contract.
     unsafe {
         let (x_low, x_high) = (share.x.low.as_ptr().add(at), share.x.high.as_ptr().add(at));
         for k in 0..depth.len() {
@@ -136,7 +135,7 @@ unsafe fn sums<S: Simd, const B: usize>(
         }
     }
     let mut sums = [0; LANES];
-    // SAFETY: there are sixteen.
+    // SAFETY: `sums` has room for sixteen.
     unsafe { S::store_wide(sums.as_mut_ptr(), S::add_shifted::<32>(low, high)) };
     sums
 }
@@ -186,13 +185,13 @@ impl<V: DecodeIntegers, const B: usize> Kernel for BackwardOf<'_, V, B> {
         for panels in blocks(0..w.panels(), TALL) {
             for (tall, panel) in panels.clone().enumerate() {
                 w.prefetch(panel + TALL, inputs.start / GROUP * V::GROUP_BYTES, V::GROUP_BYTES);
-                // SAFETY: panel and inputs exist, and the room holds a group of `TALL` panels.
+                // SAFETY: panel and inputs exist, and the buffer holds a group of `TALL` panels.
                 unsafe {
                     decode::<S, V>(w, panel, inputs.clone(), *factors, weights.add(tall * GROUP * LANES));
                 }
             }
             for row in 0..*rows {
-                // SAFETY: as above, and the row exists.
+                // SAFETY: the buffer holds the decoded panels, and the row exists.
                 unsafe { self.0.add::<S>(row, &panels, weights) };
             }
         }
@@ -200,18 +199,18 @@ impl<V: DecodeIntegers, const B: usize> Kernel for BackwardOf<'_, V, B> {
 }
 
 impl<const B: usize> Backward<'_, B> {
-    /// Adds what some panels, which lie decoded at `weights`, contribute to a row's inputs.
+    /// Adds the products of some panels, decoded at `weights`, to a row's inputs.
     ///
     /// # Safety
-    ///
-    /// Row and panels exist.
+    /// Row and panels exist, and `weights` holds the panels.
     #[inline(always)]
     unsafe fn add<S: Simd>(&self, row: usize, panels: &Range<usize>, weights: *const i32) {
         let Inputs { g, part, inputs, .. } = &self.share;
         let at = row * self.stride + part.column + panels.start * LANES;
         for (k, input) in inputs.clone().enumerate() {
             let (mut low, mut high) = (S::zero_wide(), S::zero_wide());
-            // SAFETY: the caller's. Where the last panel has no output, its weights are zeroes and there are halves all the same.
+            // SAFETY: the caller guarantees row and panels. Missing outputs of the last panel have zero weights, and
+            // `SplitWords` pads their halves.
             unsafe {
                 let (g_low, g_high) = (g.low.as_ptr().add(at), g.high.as_ptr().add(at));
                 for tall in 0..panels.len() {

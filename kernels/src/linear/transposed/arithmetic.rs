@@ -1,34 +1,31 @@
-//! How gradients meet the values of a tile. Here: as numbers of 32 bits.
+//! Arithmetic between gradients and the values of a tile, with the 32-bit implementation.
 
 use super::WIDE;
 use crate::simd::{LANES, Simd};
 
-/// Where a tile's outputs begin.
 #[derive(Clone, Copy)]
 pub(super) struct TileOffset {
     pub(super) row: usize,
-    /// The tile's number, among those of all parts.
+    /// Index of the tile among those of all parts.
     pub(super) tile: usize,
-    /// Of a row of gradients as they were given.
+    /// Column in a row of the original gradients.
     pub(super) column: usize,
 }
 
-/// Rows of gradients, and how they meet values.
+/// Rows of gradients, and their products with values.
 pub(super) trait Gradients: Copy + Sync {
     fn rows(self) -> usize;
 
-    /// Makes of decoded values, `[outputs, WIDE]`, what gradients meet.
+    /// Converts decoded values, `[outputs, WIDE]`, to the form that the products use.
     ///
     /// # Safety
-    ///
-    /// `weights` has room for a tile, and holds so many vectors of each of its outputs.
+    /// `weights` has room for a tile and holds `vectors` vectors of each of its outputs.
     unsafe fn pack<S: Simd>(weights: *mut f32, outputs: usize, vectors: usize);
 
     /// Sums over `outputs` for `M` rows and `V` vectors of inputs, from zero.
     ///
     /// # Safety
-    ///
-    /// Rows and inputs exist; `weights` are those of the outputs.
+    /// Rows and inputs exist; `weights` are those of the outputs, converted by [`Gradients::pack`].
     unsafe fn sums<S: Simd, const M: usize, const V: usize>(
         self,
         from: TileOffset,
@@ -37,10 +34,10 @@ pub(super) trait Gradients: Copy + Sync {
     ) -> [[S::F; V]; M];
 }
 
-/// Numbers of 32 bits, as they are.
+/// Gradients of 32 bits, not rounded.
 #[derive(Clone, Copy)]
 pub(super) struct Floats<'a> {
-    /// `[rows, stride]`.
+    /// Gradients as rows, `[rows, stride]`.
     pub(super) g: &'a [f32],
     pub(super) rows: usize,
     pub(super) stride: usize,
@@ -65,7 +62,7 @@ impl Gradients for Floats<'_> {
         let g = self.g.as_ptr().wrapping_add(from.row * self.stride + from.column);
         let mut sums = [[S::splat(0.0); V]; M];
         for o in 0..outputs {
-            // SAFETY: the caller's.
+            // SAFETY: the caller upholds this function's contract.
             unsafe {
                 let w: [S::F; V] = std::array::from_fn(|v| S::load(weights.add(o * WIDE + v * LANES)));
                 for (m, sums) in sums.iter_mut().enumerate() {

@@ -1,11 +1,11 @@
-//! Gradients and values as whole numbers of 16 bits, two outputs at a step.
+//! Gradients and values as 16-bit integers, two outputs per step.
 //!
 //! ```text
 //! out[r, k] += scale_g[r] * scale_w[k] * (sum over the outputs of a tile, over o: g[r, o] * w[o, k])
 //! ```
 //!
-//! The sum is of whole numbers, and exact: [`TALL`] products of 14 and 13 bits with their signs fit 32 bits. A scale is the
-//! largest amount among what it scales, over the largest whole number.
+//! The integer sum is exact: [`TALL`] products of signed 14-bit and 13-bit values fit 32 bits. A scale is the
+//! largest magnitude of its values divided by the largest integer.
 
 use super::{Gradients, TALL, TileOffset, WIDE, tiles};
 use crate::{
@@ -15,27 +15,26 @@ use crate::{
     simd::{Kernel, LANES, Simd},
 };
 
-/// The largest whole numbers.
+/// Largest quantized magnitudes of gradients and values.
 const GRADIENT: f32 = 8191.0;
 const VALUE: f32 = 4095.0;
 const _: () = assert!(TALL as i64 * GRADIENT as i64 * VALUE as i64 <= i32::MAX as i64);
 
-/// Amounts that are less throughout are taken for nothing: their quotients would not be numbers.
+/// Magnitudes below this are rounded to 0, because their quotients would not be finite.
 const TINY: f32 = 1e-30;
 
-/// Rows of gradients, rounded.
 pub(super) struct RoundedGradients {
     words: Vec<i16>,
     scales: Vec<f32>,
     rows: usize,
 }
 
-/// The same, as products see them.
+/// Rounded rows of gradients, as products read them.
 #[derive(Clone, Copy)]
 pub(super) struct GradientWords<'a> {
-    /// `[tiles of all parts, rows, TALL]`: what a tile needs lies together.
+    /// `[tiles of all parts, rows, TALL]`: the words of a tile are contiguous.
     words: &'a [i16],
-    /// `[tiles of all parts, rows]`: what the words are multiples of.
+    /// `[tiles of all parts, rows]`: scales of the words.
     scales: &'a [f32],
     rows: usize,
 }
@@ -49,7 +48,7 @@ impl Gradients for GradientWords<'_> {
     #[inline(always)]
     unsafe fn pack<S: Simd>(weights: *mut f32, outputs: usize, vectors: usize) {
         for vector in 0..vectors {
-            // SAFETY: the caller's.
+            // SAFETY: the caller upholds this function's contract.
             unsafe { pack::<S>(weights.add(vector * LANES), outputs) };
         }
     }
@@ -65,7 +64,7 @@ impl Gradients for GradientWords<'_> {
         let pairs = self.words.as_ptr().wrapping_add(first * TALL).cast::<i32>();
         let mut sums = [[S::splat_i32(0); V]; M];
         for pair in 0..outputs.div_ceil(2) {
-            // SAFETY: the caller's; the last pair of an odd number ends in zeroes.
+            // SAFETY: the caller guarantees rows and weights; the last pair of an odd number ends in zeros.
             unsafe {
                 let w: [S::B; V] =
                     std::array::from_fn(|v| S::load_bytes(weights.add(pair * WIDE + v * LANES).cast()));
@@ -79,7 +78,7 @@ impl Gradients for GradientWords<'_> {
         }
         let mut scaled = [[S::splat(0.0); V]; M];
         for (m, (scaled, sums)) in scaled.iter_mut().zip(sums).enumerate() {
-            // SAFETY: the caller's; the inputs' scales lie behind the values.
+            // SAFETY: the caller guarantees rows and weights; the inputs' scales follow the values.
             unsafe {
                 let scale = S::splat(*self.scales.as_ptr().add(first + m));
                 for (v, (scaled, sum)) in scaled.iter_mut().zip(sums).enumerate() {
@@ -92,14 +91,13 @@ impl Gradients for GradientWords<'_> {
     }
 }
 
-/// Replaces a vector's values by pairs of whole numbers, and puts their scales behind the tile.
+/// Replaces a vector's values by pairs of integers, and stores their scales after the tile.
 ///
 /// # Safety
-///
 /// `weights` holds a vector of each of `outputs` outputs of a tile.
 #[inline(always)]
 unsafe fn pack<S: Simd>(weights: *mut f32, outputs: usize) {
-    // SAFETY: the caller's. Pair by pair, what is written has been read.
+    // SAFETY: the caller upholds this function's contract. Each pair is read before it is overwritten.
     unsafe {
         let mut largest = LaneMaximum::none::<S>();
         for o in 0..outputs {
@@ -119,10 +117,10 @@ unsafe fn pack<S: Simd>(weights: *mut f32, outputs: usize) {
     }
 }
 
-/// The largest amount of some numbers, lane by lane.
+/// Largest magnitude of some values, per lane.
 struct LaneMaximum<F> {
     amount: F,
-    /// Zero, unless a number was none, or infinite.
+    /// NaN if a value was NaN or infinite, else zero.
     lost: F,
 }
 
@@ -138,19 +136,19 @@ impl<F: Copy> LaneMaximum<F> {
         self.lost = S::fma(v, S::splat(0.0), self.lost);
     }
 
-    /// The same of all lanes, in each of them.
+    /// Joins all lanes; every lane then has the result.
     #[inline(always)]
     fn across<S: Simd<F = F>>(self) -> Self {
         Self { amount: S::splat(S::max_lane(self.amount)), lost: S::splat(S::sum(self.lost)) }
     }
 
-    /// What the numbers are multiplied by to become whole ones, up to `whole`.
+    /// Returns the factor that scales the values to integers of at most `whole`.
     #[inline(always)]
     fn unit<S: Simd<F = F>>(&self, whole: f32) -> F {
         S::div(S::splat(whole), self.amount)
     }
 
-    /// What the whole numbers are multiples of.
+    /// Returns the value of one integer unit.
     #[inline(always)]
     fn scale<S: Simd<F = F>>(&self, whole: f32) -> F {
         S::add(S::div(self.amount, S::splat(whole)), self.lost)
@@ -176,7 +174,7 @@ impl RoundedGradients {
             let (words, scales) = (words.wrapping_add(row * TALL), scales.wrapping_add(row));
             isa.dispatch(Round { g: &g[row * stride..][..stride], parts, words, scales, rows });
         });
-        // SAFETY: every row has put its words and its scale for every tile.
+        // SAFETY: every row has written its words and its scale for every tile.
         unsafe {
             words.set_len(tiles * rows * TALL);
             scales.set_len(tiles * rows);
@@ -190,14 +188,13 @@ impl RoundedGradients {
 }
 
 struct SharedPtr<T>(*mut T);
-// SAFETY: each row is one thread's alone, of a buffer that outlives the region.
+// SAFETY: each row belongs to one thread; the buffers outlive the region.
 unsafe impl<T> Sync for SharedPtr<T> {}
 
-/// Rounds a row.
 struct Round<'a> {
     g: &'a [f32],
     parts: &'a [LinearPart<'a>],
-    /// The row's words and scale of the first tile; those of the next tile come `rows` rows later.
+    /// Words and scale of the row's first tile; those of the next tile follow `rows` rows later.
     words: *mut i16,
     scales: *mut f32,
     rows: usize,
@@ -220,10 +217,9 @@ impl Kernel for Round<'_> {
     }
 }
 
-/// Rounds the gradients of a tile, and gives what their words are multiples of.
+/// Rounds the gradients of a tile and returns the scale of their words.
 ///
 /// # Safety
-///
 /// There is room for [`TALL`] words, all of which are written.
 #[inline(always)]
 unsafe fn round<S: Simd>(g: &[f32], words: *mut i16) -> f32 {
@@ -236,7 +232,7 @@ unsafe fn round<S: Simd>(g: &[f32], words: *mut i16) -> f32 {
     let unit = largest.unit::<S>(GRADIENT);
     for first in (0..TALL).step_by(LANES) {
         let count = g.len().saturating_sub(first).min(LANES);
-        // SAFETY: as above, and there is room; beyond the last gradient come zeroes.
+        // SAFETY: the gradients exist, and there is room for the words; zeros follow the last gradient.
         unsafe {
             let v = S::load_head(g.as_ptr().wrapping_add(first), count);
             S::store_words(words.add(first), S::to_i32(S::mul(v, unit)));

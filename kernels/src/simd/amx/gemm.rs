@@ -1,54 +1,51 @@
-//! Products of numbers by their digits, through registers that are all of sixteen rows of 64 bytes.
+//! Digit-wise products of integers, with all registers of sixteen rows of 64 bytes.
 
 use std::arch::asm;
 
 use super::{Registers, TileConfig};
 
-/// Digits of a number at most: bytes with signs, the lowest first.
+/// Maximum digits of an integer: signed bytes, the lowest first.
 pub(crate) const MAX_DIGITS: usize = 8;
-/// Digits that weights have at most.
+/// Maximum digits of a weight.
 pub(crate) const WEIGHT_DIGITS: usize = 4;
 /// Elements of a row of bytes in a tile.
 pub(crate) const DEPTH: usize = 64;
-/// Bytes of a tile.
 pub(crate) const TILE_BYTES: usize = 16 * DEPTH;
-/// Numbers of a tile of sums.
 pub(crate) const TILE_SUMS: usize = 256;
 
-/// The registers, all of sixteen rows of 64 bytes, for products of numbers by their digits:
+/// The registers, all of sixteen rows of 64 bytes, for digit-wise products of integers:
 ///
 /// ```text
-/// 0 to 5   sums of products whose digits' places add up to 0 to 5, or to 6 and 7, [16, 16] whole numbers
+/// 0 to 5   sums of products whose digit positions add up to 0 to 5, or to 6 and 7, [16, 16] integers
 /// 6        a digit of weights        7   a digit of rows
 /// ```
 ///
-/// Of both, one is on the left: `[16, 64]` bytes; the other on the right, `[64 / 4, 16 x 4]` bytes.
+/// One digit is the left operand, `[16, 64]` bytes, the other the right, `[64 / 4, 16 x 4]` bytes.
 ///
-/// They are this thread's, until they are given back: when this is dropped.
+/// The tile registers belong to this thread until `drop` releases them.
 pub(crate) struct AmxGemm(Registers);
 
 static SQUARES: TileConfig = TileConfig::of([64; 8], [16; 8]);
 
 impl AmxGemm {
-    /// Lays this thread's registers out.
+    /// Configures this thread's registers.
     ///
     /// # Safety
-    ///
-    /// As [`Tiles::lay_out`](super::Tiles::lay_out).
+    /// The conditions of [`Tiles::lay_out`](super::Tiles::lay_out) hold.
     #[inline(always)]
     pub(crate) unsafe fn lay_out() -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         Self(unsafe { Registers::lay_out(&SQUARES) })
     }
 
-    /// Sums of products of digits, by the place they stand for: `sums[p][m][n]` is that over `i + j = p` and all `k` of
-    /// `x[j][m][k] w[i][k][n]`, or where weights are on the `LEFT` of `w[i][m][k] x[j][k][n]`; of rows of `X` digits and weights of
-    /// `W`, and of `X` places. It is exact as long as it is below 2^31. It is the turn of `meanwhile` at least `depths` times.
+    /// Sums products of digits by position: `sums[p][m][n]` is the sum over `i + j = p` and all `k` of
+    /// `x[j][m][k] w[i][k][n]`, or of `w[i][m][k] x[j][k][n]` if weights are on the `LEFT`. Rows have `X`
+    /// digits, weights `W`, and there are `X` positions. Sums below 2^31 are exact. Calls `meanwhile` at
+    /// least `depths` times.
     ///
     /// # Safety
-    ///
-    /// `depths` times `X` tiles lie at `x`, and as many times [`WEIGHT_DIGITS`] at `w`; there is room for [`MAX_DIGITS`] times
-    /// [`TILE_SUMS`] numbers at `sums`.
+    /// `x` points to `depths` times `X` tiles, `w` to `depths` times [`WEIGHT_DIGITS`]. `sums` has room for
+    /// [`MAX_DIGITS`] times [`TILE_SUMS`] integers.
     #[inline(always)]
     pub(crate) unsafe fn multiply<const X: usize, const W: usize, const LEFT: bool>(
         &self,
@@ -58,7 +55,7 @@ impl AmxGemm {
         sums: *mut i32,
         meanwhile: &mut impl Interleave,
     ) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds this function's contract.
         unsafe {
             self.places::<X, W, 0, LEFT>(x, w, depths, sums, meanwhile);
             if X > PLACES {
@@ -68,7 +65,7 @@ impl AmxGemm {
         }
     }
 
-    /// The sums of six places from `FIRST` on, as far as there are so many.
+    /// Computes the sums of up to six positions from `FIRST` on.
     #[inline(always)]
     unsafe fn places<const X: usize, const W: usize, const FIRST: usize, const LEFT: bool>(
         &self,
@@ -78,7 +75,7 @@ impl AmxGemm {
         sums: *mut i32,
         meanwhile: &mut impl Interleave,
     ) {
-        // SAFETY: the caller's. What is stored too early is stored again.
+        // SAFETY: the caller guarantees tiles and sums. Sums stored early are stored again at the end.
         unsafe {
             asm!(
                 "tilezero tmm0",
@@ -111,20 +108,20 @@ impl AmxGemm {
     }
 }
 
-/// What is done while the unit is busy, a bit at each turn. No closure: those are not always compiled for the set.
+/// Work done while the unit is busy, one step at a time. A trait, because closures are not always compiled
+/// for the set.
 pub(crate) trait Interleave {
-    /// Does a bit of it. Implementations are `#[inline(always)]`.
+    /// Does one step. Implementations are `#[inline(always)]`.
     fn step(&mut self);
 }
 
-/// Places that are summed together.
 const PLACES: usize = 6;
 
-/// Depths after which sums are stored although they go on: a unit that has stored nothing for 700 ns, as long as eight of them, takes
-/// 260 ns for the next time, and nobody knows why.
+/// Depths after which sums are stored early: a unit that stores nothing for 700 ns (eight depths) takes 260
+/// ns for the next store. The cause is unknown.
 const AWAKE: usize = 4;
 
-/// Products of digit `I` of weights, if they have so many, with all of `X` digits of rows that it comes to these places with.
+/// Multiplies digit `I` of the weights, if any, by all digits of rows that contribute to these positions.
 #[inline(always)]
 unsafe fn meet<const X: usize, const I: usize, const W: usize, const FIRST: usize, const LEFT: bool>(
     x: *const u8,
@@ -133,7 +130,7 @@ unsafe fn meet<const X: usize, const I: usize, const W: usize, const FIRST: usiz
     if I >= W {
         return;
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller upholds this function's contract.
     unsafe {
         load::<6>(w.add(I * TILE_BYTES));
         product::<X, I, 0, FIRST, LEFT>(x);
@@ -147,7 +144,7 @@ unsafe fn meet<const X: usize, const I: usize, const W: usize, const FIRST: usiz
     }
 }
 
-/// The product of the digit of weights that was loaded, the `I`th, with the `J`th of rows, if it comes to these places.
+/// Multiplies the loaded digit `I` of the weights by digit `J` of rows, if these positions include it.
 #[inline(always)]
 unsafe fn product<const X: usize, const I: usize, const J: usize, const FIRST: usize, const LEFT: bool>(
     x: *const u8,
@@ -155,7 +152,7 @@ unsafe fn product<const X: usize, const I: usize, const J: usize, const FIRST: u
     if I + J < FIRST || I + J >= FIRST + PLACES || I + J >= X {
         return;
     }
-    // SAFETY: the caller's; the registers are laid out, and whatever they hold are whole numbers.
+    // SAFETY: the caller guarantees the tile; the registers are configured, and any contents are valid integers.
     unsafe {
         load::<7>(x.add(J * TILE_BYTES));
         asm!(
@@ -170,7 +167,7 @@ unsafe fn product<const X: usize, const I: usize, const J: usize, const FIRST: u
 
 #[inline(always)]
 unsafe fn load<const TILE: usize>(from: *const u8) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller upholds this function's contract.
     unsafe {
         asm!(
             "tileloadd tmm{tile}, [{from} + {row}]",
@@ -179,13 +176,13 @@ unsafe fn load<const TILE: usize>(from: *const u8) {
     }
 }
 
-/// Stores the sums of the `TILE`th place from `FIRST` on, if there are so many.
+/// Stores the sums of position `FIRST + TILE`, if it exists.
 #[inline(always)]
 unsafe fn store<const TILE: usize, const X: usize, const FIRST: usize>(sums: *mut i32) {
     if FIRST + TILE >= X {
         return;
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller upholds this function's contract.
     unsafe {
         asm!(
             "tilestored [{sums} + {row}], tmm{tile}",

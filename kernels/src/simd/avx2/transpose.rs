@@ -1,4 +1,4 @@
-//! Rows into lanes, eight by eight.
+//! Transposes eight by eight lanes.
 
 #![allow(clippy::wildcard_imports, reason = "an instruction set is used whole")]
 

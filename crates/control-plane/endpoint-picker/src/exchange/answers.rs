@@ -1,4 +1,4 @@
-//! What Envoy is told.
+//! Messages to Envoy.
 
 use std::collections::VecDeque;
 
@@ -13,32 +13,30 @@ use crate::{
     },
 };
 
-/// The header, and in the metadata of `envoy.lb` the field, that says where a request goes.
+/// Header, and field in the `envoy.lb` metadata, with the destination of a request.
 const DESTINATION: &str = "x-gateway-destination-endpoint";
-/// Longest piece of a body that is sent on, in bytes.
+/// Maximum size of a body piece that is sent on, in bytes.
 const MAX_PIECE_BYTES: usize = 60 << 10;
 
-/// A head goes on as it is.
 pub(super) fn head_goes_on() -> ProcessingResponse {
     plain(PartAnswer::RequestHeaders(CommonAnswer::default()))
 }
 
-/// A piece of a body goes on as it is.
 pub(super) fn body_goes_on() -> ProcessingResponse {
     plain(PartAnswer::RequestBody(CommonAnswer::default()))
 }
 
-/// A request's head goes to one of `endpoints`.
+/// Sets the destination in the request's head.
 pub(super) fn choice_in_head(endpoints: &[String]) -> ProcessingResponse {
     choice(PartAnswer::RequestHeaders, endpoints)
 }
 
-/// A request whose body was waited for goes to one of `endpoints`.
+/// Sets the destination after the body was buffered.
 pub(super) fn choice_in_body(endpoints: &[String]) -> ProcessingResponse {
     choice(PartAnswer::RequestBody, endpoints)
 }
 
-/// A request without a body goes to one of `endpoints`; its head is gone.
+/// Sets the destination in metadata only, because the head has already gone.
 pub(super) fn choice_in_trailers(endpoints: &[String]) -> ProcessingResponse {
     let metadata = Some(metadata(endpoints.join(",")));
     ProcessingResponse { answer: Some(PartAnswer::RequestTrailers(Empty {})), dynamic_metadata: metadata }
@@ -55,19 +53,19 @@ fn choice(part: fn(CommonAnswer) -> PartAnswer, endpoints: &[String]) -> Process
     }
 }
 
-/// What later filters are told: the same as the header says.
+/// Returns the destination for later filters, equal to the header.
 fn metadata(list: String) -> Struct {
     let field = |name: &str, kind| Struct { fields: [(name.to_owned(), Value { kind: Some(kind) })].into() };
     field("envoy.lb", Kind::StructValue(field(DESTINATION, Kind::StringValue(list))))
 }
 
-/// A piece that goes on because it is sent back.
+/// Returns a body piece to Envoy, which forwards it.
 pub(super) fn sent_back(piece: HttpBody) -> CommonAnswer {
     let body_mutation = Some(BodyMutation { streamed_response: Some(piece) });
     CommonAnswer { response: Some(CommonResponse { header_mutation: None, body_mutation }) }
 }
 
-/// A whole body, piece by piece; nothing follows it if `is_last`.
+/// Appends a whole body in pieces to `out`. The last piece ends the stream if `is_last`.
 pub(super) fn pieces(body: &[u8], is_last: bool, out: &mut VecDeque<ProcessingResponse>) {
     let count = body.len().div_ceil(MAX_PIECE_BYTES).max(usize::from(is_last));
     for index in 0..count {
@@ -80,7 +78,6 @@ pub(super) fn pieces(body: &[u8], is_last: bool, out: &mut VecDeque<ProcessingRe
     }
 }
 
-/// A request that goes nowhere.
 pub(super) fn refused(refusal: PickRefusal) -> ProcessingResponse {
     let message = refusal.to_string();
     match refusal {
@@ -91,13 +88,12 @@ pub(super) fn refused(refusal: PickRefusal) -> ProcessingResponse {
     }
 }
 
-/// A request whose body is longer than `limit` bytes.
 pub(super) fn too_large(limit: usize) -> ProcessingResponse {
     let message = format!("the request body is longer than {limit} bytes (--picker-max-body-bytes)");
     failure(413, "invalid_request_error", "body_too_large", &message, None)
 }
 
-/// A failure in the shape that gateways give it.
+/// Returns an error answer in the gateway's JSON format.
 fn failure(
     code: i32,
     kind: &str,

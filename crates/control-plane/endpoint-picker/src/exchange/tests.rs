@@ -48,7 +48,6 @@ fn picker(ready: &[&str]) -> Arc<Picker> {
     Arc::new(picker)
 }
 
-/// The head of a completion, as the first message of a stream.
 fn opening(mode: BodySendMode) -> ProcessingRequest {
     let header = |key: &str, value: &str| HeaderValue {
         key: key.to_owned(),
@@ -69,7 +68,7 @@ fn body(bytes: &[u8], end_of_stream: bool) -> ProcessingRequest {
     part(RequestPart::RequestBody(HttpBody { body: bytes.to_vec(), end_of_stream }))
 }
 
-/// What is said to each message, with the messages as they are on the wire.
+/// Returns the answers to each message, after an encoding round trip.
 fn replies(picker: &Arc<Picker>, messages: &[ProcessingRequest]) -> Vec<Vec<ProcessingResponse>> {
     let mut exchange = Exchange::new(Arc::clone(picker));
     let take = |message: &ProcessingRequest| {
@@ -83,7 +82,7 @@ fn replies(picker: &Arc<Picker>, messages: &[ProcessingRequest]) -> Vec<Vec<Proc
     messages.iter().map(take).collect()
 }
 
-/// The endpoints of an answer, which say the same in the header and in the metadata.
+/// Returns the endpoints of an answer, which are equal in header and metadata.
 fn destination(response: &ProcessingResponse) -> String {
     let (Some(PartAnswer::RequestHeaders(common)) | Some(PartAnswer::RequestBody(common))) = &response.answer
     else {
@@ -275,7 +274,7 @@ fn who_answered_in_the_place_of_another_is_counted() {
     let fields = Struct { fields: [(key.to_owned(), value)].into() };
     let mut answered = part(RequestPart::ResponseHeaders(HttpHeaders::default()));
     answered.metadata_context = Some(Metadata { filter_metadata: [(namespace.to_owned(), fields)].into() });
-    // The next request goes to the other one, since the first is on its way to this.
+    // The next request goes to the other host, since the first request is still on its way to this one.
     replies(&picker, &[opening.clone(), answered.clone()]);
     replies(&picker, &[opening, answered]);
     let figures = picker.metrics.render(&picker.fleet);

@@ -1,8 +1,9 @@
-//! Which hosts a request goes to, by the functions that choose among the executors of one host ([`scheduling::routing`]).
+//! The choice of hosts for a request, by the functions that choose among the executors of one host
+//! ([`policy::routing`]).
 //!
-//! A candidate is an executor of a host. Hosts that know the adapter come into question, or, if none does, all: they say
-//! that there is none. Requests that generate nothing are about something that lies on one host, a file, a job or a session;
-//! they go to the first host there is, so that they meet again.
+//! A candidate is an executor of a host that knows the adapter. If no host knows it, all are candidates, and
+//! the chosen one reports the error. Requests that generate nothing concern a file, a job or a session of one
+//! host. All of them go to the first host, so that they find it again.
 
 use std::{hash::BuildHasher as _, sync::Arc, time::Instant};
 
@@ -22,60 +23,59 @@ use super::{
 };
 use crate::request_parser::{AdapterField, MAX_BEGINNING_BYTES, ParsedRequest, RequestHead, TOKEN_BYTES};
 
-/// Bytes of a prompt that are remembered as one.
+/// Bytes of prompt text per remembered block.
 const BLOCK_BYTES: usize = 256;
-/// Most executors of a host that are told apart.
+/// Maximum number of executors per host that are distinguished.
 const MAX_EXECUTORS: usize = 64;
 
-/// Where a request goes.
 #[derive(Debug)]
 pub struct Pick {
-    /// Endpoints, the best first.
+    /// Endpoints in order, best first.
     pub endpoints: Vec<String>,
     blocks: Blocks,
 }
 
-/// Why a request goes nowhere.
+/// The reason why no host was chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PickRefusal {
-    /// No host that may be taken is ready.
+    /// No permitted host is ready.
     #[error("no host is ready; try again shortly")]
     Nobody,
-    /// Every host would break a promise.
+    /// Every host would miss an SLO target.
     #[error("no host can begin to answer in time; try again in {retry_after_s} s")]
     Late {
-        /// When it may be better, in seconds.
+        /// Time until a host may meet the target, in seconds.
         retry_after_s: u64,
     },
 }
 
-/// Hosts that may be taken; `None` for all.
+/// Endpoints of the permitted hosts; `None` permits all.
 pub type Subset = Option<Vec<String>>;
 
-/// An adapter, as far as it matters where it is.
+/// The adapter of a request, as the routing policy needs it.
 #[derive(Debug, Clone, Copy)]
 struct RequestedAdapter {
-    /// Of its name.
+    /// Keyed hash of the adapter name.
     hash: u64,
     rank: u64,
     bytes: u64,
 }
 
-/// A host that comes into question, as the request sees it.
+/// A host with the adapter that the request names.
 struct HostCandidate<'a> {
     host: &'a Host,
     word: &'a HostReport,
-    /// `None` for the base, and for one that nobody knows.
+    /// `None` for the base and for an unknown adapter.
     adapter: Option<RequestedAdapter>,
-    /// It knows what was asked for.
+    /// Whether the host knows the requested adapter or base.
     is_known: bool,
 }
 
 impl HostFleet {
-    /// Where a request goes, now.
+    /// Chooses the hosts of a request.
     ///
     /// # Errors
-    /// Why it goes nowhere.
+    /// If no permitted host is ready, or none can meet the SLO targets.
     pub fn pick(
         &self,
         head: &RequestHead,
@@ -93,7 +93,7 @@ impl HostFleet {
         let mut candidates = candidates(&asked, &seats, &table.prefixes.known(&blocks));
         let draw = self.hasher.hash_one(table.decisions);
         if candidates.iter().all(|one| one.availability == Availability::Closed) {
-            // All are full: the one with the least to do lets it wait, or says that it may not.
+            // All executors are full: the least loaded one queues the request or rejects it.
             candidates.iter_mut().for_each(|one| one.availability = Availability::Open);
         }
         let mut ranked = routing::ranked(self.rules.policy, &asked, &candidates, draw);
@@ -109,7 +109,7 @@ impl HostFleet {
         Ok(Pick { endpoints, blocks })
     }
 
-    /// A request was answered at an endpoint, which may be another than the first.
+    /// Records that `endpoint` answered a request, which need not be the first one picked.
     pub fn served(&self, pick: &Pick, endpoint: &str) {
         if pick.endpoints.first().is_some_and(|first| first == endpoint) {
             return;
@@ -121,7 +121,7 @@ impl HostFleet {
         }
     }
 
-    /// The first host, and others if it fails.
+    /// Returns the first ready host and its fallbacks.
     fn home(&self, table: &HostTable, subset: &Subset, now: Instant) -> Result<Pick, PickRefusal> {
         let ready = table.hosts.values().filter(|host| host.is_ready(now, self.rules.stale));
         let allowed = ready.filter(|host| is_in(subset, host)).take(1 + self.rules.fallbacks);
@@ -133,14 +133,14 @@ impl HostFleet {
         }
     }
 
-    /// What of the prompt is remembered. Whose key it came with, and which model it is for, share nothing with others.
+    /// Returns the prompt blocks of a request, which depend on its key, model and adapter too.
     pub(super) fn blocks(&self, head: &RequestHead, ask: &ParsedRequest) -> Blocks {
         let namespace = (&head.key, &ask.model, &ask.adapter);
         let size = (BLOCK_BYTES, BLOCK_BYTES / TOKEN_BYTES, MAX_BEGINNING_BYTES / BLOCK_BYTES);
         Blocks::of(&self.hasher, namespace, ask.beginning(), size)
     }
 
-    /// The hosts that come into question.
+    /// Returns the candidate hosts.
     fn seats<'a>(
         &self,
         table: &'a HostTable,
@@ -150,12 +150,12 @@ impl HostFleet {
     ) -> Vec<HostCandidate<'a>> {
         let allowed = table.hosts.values().filter(|host| is_in(subset, host));
         let ready = allowed.filter_map(|host| Some((host, host.ready_word(now, self.rules.stale)?)));
-        // Hosts that know the same adapters are asked once.
+        // Hosts with the same adapter list are looked up once.
         let mut last: Option<(&Arc<RegisteredAdapters>, Option<RequestedAdapter>)> = None;
         let mut seats: Vec<_> = ready
             .map(|(host, word)| {
                 let Some(name) = named(ask, word) else {
-                    // The base; or a generation, if this host has none of it.
+                    // The request names the base, or an adapter version that this host does not have.
                     let is_known = !matches!(ask.adapter, AdapterField::Generation(_));
                     return HostCandidate { host, word, adapter: None, is_known };
                 };
@@ -193,7 +193,7 @@ impl HostFleet {
     }
 }
 
-/// The adapter a request means; `None` for the base.
+/// Returns the adapter that a request names; `None` for the base.
 fn named<'a>(ask: &'a ParsedRequest, word: &'a HostReport) -> Option<&'a str> {
     match &ask.adapter {
         AdapterField::Not => adapter_of(&ask.model, &word.base),
@@ -206,7 +206,7 @@ fn is_in(subset: &Subset, host: &Host) -> bool {
     subset.as_ref().is_none_or(|subset| subset.contains(&host.endpoint))
 }
 
-/// Every executor of every host.
+/// Returns every executor of every host.
 fn candidates(asked: &PlacementRequest, seats: &[HostCandidate<'_>], known: &KnownPrefix) -> Vec<Candidate> {
     let each = |seat| executors(seat).map(move |(index, told)| (seat, index, told));
     let executors = || seats.iter().flat_map(each);
@@ -230,7 +230,7 @@ fn candidates(asked: &PlacementRequest, seats: &[HostCandidate<'_>], known: &Kno
             availability: told.availability,
         }
     };
-    // Their number is not known to the iterator, and candidates are large: they would be moved each time the list grows.
+    // The iterator does not know its length, and growth of the list would move large candidates.
     let mut all = Vec::with_capacity(seats.iter().map(|seat| seat.word.executors.len()).sum());
     all.extend(executors().map(candidate));
     all
@@ -242,7 +242,7 @@ fn executors<'a>(
     seat.word.executors.iter().take(MAX_EXECUTORS).enumerate()
 }
 
-/// Refuses if the best executor would break a promise although there is something to wait for.
+/// Refuses if the best executor would miss an SLO target although it has work that will end.
 fn check(asked: &PlacementRequest, best: &Candidate) -> Result<(), PickRefusal> {
     if best.requests() == 0 || routing::violations(asked, best) == 0 {
         return Ok(());
@@ -252,7 +252,7 @@ fn check(asked: &PlacementRequest, best: &Candidate) -> Result<(), PickRefusal> 
     Err(PickRefusal::Late { retry_after_s: late_us.div_ceil(1_000_000).max(1) })
 }
 
-/// The hosts of executors, each once.
+/// Returns the endpoints of the ranked executors, each host once.
 fn endpoints<'a>(
     seats: &[HostCandidate<'_>],
     ranked: impl Iterator<Item = &'a Candidate>,

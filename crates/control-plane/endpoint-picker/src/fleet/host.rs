@@ -1,4 +1,4 @@
-//! One host: what it said last, and what was sent there since.
+//! The state of one host: its latest report, and the requests sent since.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -16,34 +16,33 @@ use scheduling::{
     routing::{Availability, cost_estimates::CostEstimate},
 };
 
-/// A request that was sent so long before a host was asked is in what it says; later ones may be on their way.
+/// Age from which a request is part of a host's report; later ones may still be on their way.
 const ON_THE_WAY: Duration = Duration::from_millis(50);
 
-/// Most requests that are remembered as on their way to a host.
+/// Maximum number of requests remembered as on their way to a host.
 const MAX_SENT: usize = 4_096;
 
-/// A host left something out that nobody here has.
+/// A report omits a list that is unknown here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("it left out adapters that were not told before")]
 pub struct MissingDelta;
 
-/// The adapters that a host can answer for, by name.
+/// The adapters that a host can serve, by name.
 #[derive(Debug, Default)]
 pub struct RegisteredAdapters {
     tag: u64,
     by_name: HashMap<String, ReportedAdapter>,
-    /// A name of each generation, by its beginning.
+    /// One name per adapter version, by the first bytes of the version's hash.
     names: HashMap<u64, String>,
 }
 
 impl RegisteredAdapters {
-    /// The adapter of a name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&ReportedAdapter> {
         self.by_name.get(name)
     }
 
-    /// What an adapter is called that is asked for by its generation.
+    /// Returns a name of an adapter version.
     #[must_use]
     pub fn name_of(&self, generation: u64) -> Option<&str> {
         self.names.get(&generation).map(String::as_str)
@@ -56,7 +55,6 @@ impl RegisteredAdapters {
     }
 }
 
-/// What a host said.
 #[derive(Debug)]
 pub(super) struct HostReport {
     asked_at: Instant,
@@ -68,11 +66,11 @@ pub(super) struct HostReport {
     pub(super) executors: Vec<ExecutorReport>,
     pub(super) registered: Arc<RegisteredAdapters>,
     resident_tag: u64,
-    /// Hashes of the names of those that each executor has in memory.
+    /// Name hashes of the adapters in each executor's memory.
     resident: Vec<HashSet<u64, BuildHasherDefault<IdentityHasher>>>,
 }
 
-/// What a host said of an executor, as candidates are made of it.
+/// One executor of a report.
 #[derive(Debug)]
 pub(super) struct ExecutorReport {
     pub(super) availability: Availability,
@@ -96,7 +94,7 @@ impl From<ReportedExecutor> for ExecutorReport {
     }
 }
 
-/// A hash of what is a hash with a secret key already: every decision looks into one set of each host.
+/// A hasher that returns its input, a keyed hash; each choice looks into one set per host.
 #[derive(Debug, Default)]
 pub(super) struct IdentityHasher(u64);
 
@@ -114,7 +112,6 @@ impl Hasher for IdentityHasher {
     }
 }
 
-/// A request that was sent to a host.
 #[derive(Debug)]
 struct SentRequest {
     at: Instant,
@@ -122,16 +119,15 @@ struct SentRequest {
     load: RequestLoad,
 }
 
-/// A host.
 #[derive(Debug)]
 pub(super) struct Host {
-    /// No other ever has it.
+    /// Unique number, never reused.
     pub(super) number: usize,
-    /// As Envoy is told it.
+    /// Address in the form that Envoy expects.
     pub(super) endpoint: String,
     word: Option<HostReport>,
     sent: Vec<SentRequest>,
-    /// What [`Self::sent`] comes to, for each executor: every decision asks for it.
+    /// Sum of [`Self::sent`] per executor, kept because every choice needs it.
     on_the_way: Vec<RequestLoad>,
 }
 
@@ -149,18 +145,18 @@ impl Host {
         }
     }
 
-    /// Its adapters, if they have this tag.
+    /// Returns the host's adapters, if they have this tag.
     pub(super) fn registered(&self, tag: u64) -> Option<Arc<RegisteredAdapters>> {
         let word = self.word.as_ref().filter(|word| word.registered.tag == tag)?;
         Some(Arc::clone(&word.registered))
     }
 
-    /// Whether another process is there than before.
+    /// Whether the report comes from another process than the previous one.
     pub(super) fn is_another(&self, report: &GatewayReport) -> bool {
         self.word.as_ref().is_some_and(|word| word.instance != report.instance)
     }
 
-    /// It said this; `shared` are adapters of the same tag that another host knows. `hasher` is the same for all hosts.
+    /// Stores a report. `shared`: another host's adapters with the same tag. `hasher`: equal for all hosts.
     pub(super) fn hear(
         &mut self,
         asked_at: Instant,
@@ -195,7 +191,7 @@ impl Host {
         Ok(())
     }
 
-    /// It does not answer: what it said holds no more.
+    /// Drops the report of a host that does not answer.
     pub(super) fn forget(&mut self) {
         self.word = None;
         self.sent.clear();
@@ -210,14 +206,14 @@ impl Host {
         self.ready_word(now, stale).is_some()
     }
 
-    /// What it said, if that is not old and it takes requests.
+    /// Returns the report, if it is recent and the host accepts requests.
     pub(super) fn ready_word(&self, now: Instant, stale: Duration) -> Option<&HostReport> {
         let word = self.word.as_ref()?;
         let is_fresh = now.saturating_duration_since(word.asked_at) <= stale;
         (is_fresh && word.state == GatewayState::Ready).then_some(word)
     }
 
-    /// A request goes to one of its executors now.
+    /// Records a request that is sent to an executor.
     pub(super) fn send(&mut self, at: Instant, executor: usize, load: RequestLoad) {
         if self.sent.len() < MAX_SENT {
             let sent = SentRequest { at, executor, load };
@@ -226,13 +222,12 @@ impl Host {
         }
     }
 
-    /// What was sent to an executor since it said what it has.
+    /// Returns the load that was sent to an executor since its last report.
     pub(super) fn on_the_way(&self, executor: usize) -> RequestLoad {
         self.on_the_way.get(executor).copied().unwrap_or_default()
     }
 }
 
-/// One more is on its way to its executor.
 fn add(on_the_way: &mut Vec<RequestLoad>, sent: &SentRequest) {
     if on_the_way.len() <= sent.executor {
         on_the_way.resize(sent.executor + 1, RequestLoad::default());
@@ -241,12 +236,12 @@ fn add(on_the_way: &mut Vec<RequestLoad>, sent: &SentRequest) {
 }
 
 impl HostReport {
-    /// Whether an executor has the adapter of this hash in memory.
+    /// Whether an executor has the adapter with this hash in memory.
     pub(super) fn has(&self, executor: usize, adapter: u64) -> bool {
         self.resident.get(executor).is_some_and(|hashes| hashes.contains(&adapter))
     }
 
-    /// Sequences that wait in the gateway, for each executor.
+    /// Returns the sequences that wait in the gateway, divided by the number of executors.
     pub(super) fn queued_each(&self) -> u64 {
         self.queued.min(MAX_COUNT).div_ceil(self.executors.len().max(1) as u64)
     }

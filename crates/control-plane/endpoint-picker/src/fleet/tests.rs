@@ -32,7 +32,7 @@ fn executor(running: ReportedLoad) -> ReportedExecutor {
     ReportedExecutor { open: true, places: 64, running, waiting, promised_tpot_us, timings: Some(timings) }
 }
 
-/// A host that has nothing to do, knows the adapters `a` and `b`, and holds those of `resident`.
+/// A report of an idle host with adapters `a` and `b`, and `resident` ones in memory.
 fn report(resident: &[&str]) -> GatewayReport {
     let adapter = |name: &str, generation| ReportedAdapter {
         name: name.to_owned(),
@@ -56,7 +56,7 @@ fn rules() -> PickRules {
     PickRules { policy: RoutingPolicy::RankAware, slo: Slo::default(), stale: STALE, fallbacks: 2 }
 }
 
-/// The hosts 1, 2 and so on, which said this now.
+/// A fleet of hosts 1, 2 and so on with these reports, and the time of the reports.
 fn fleet(rules: PickRules, reports: &[GatewayReport]) -> (HostFleet, Instant) {
     let (fleet, now) = (HostFleet::new(rules), Instant::now());
     let numbers = 1..=u8::try_from(reports.len()).unwrap();
@@ -154,7 +154,7 @@ fn a_prompt_that_begins_like_one_before_goes_to_the_same_host() {
     for number in [1, 2] {
         fleet.heard(address(number), later, report(&["a"])).unwrap();
     }
-    // The other has less to do, if anything.
+    // The other host has less work, if any.
     assert_eq!(at("Second?", b"k", later), home);
     let number = if home == endpoint(1) { 1 } else { 2 };
     let known = |key: &[u8]| {

@@ -1,4 +1,4 @@
-//! The base model that adapters are loaded for, and how the text files beside an adapter differ from its text.
+//! The base model of adapters, and the comparison of an adapter's text files with those of the base.
 
 use std::sync::Arc;
 
@@ -7,21 +7,21 @@ use text::adapter_text::{AdapterText, AdapterTextError, BaseTokens};
 use super::record::Record;
 use crate::text::Text;
 
-/// The base model, as far as a load needs to know it.
+/// The facts about the base model that a load needs.
 #[derive(Debug, Clone, Copy)]
 pub struct Base<'a> {
-    /// Its name, which no adapter has.
+    /// Name of the base; no adapter may have it.
     pub name: &'a str,
-    /// Its tokenizer and chat template; `None` where nobody writes text.
+    /// Tokenizer and chat template; `None` if the gateway serves no text.
     pub text: Option<&'a Arc<dyn Text>>,
 }
 
-/// The text of an adapter, compared with its base's.
+/// Result of comparing the text files of an adapter with those of its base.
 #[derive(Debug, Default)]
 pub(super) struct ComparedText {
-    /// Its chat template, if that is another than the base's.
+    /// Chat template of the adapter, if it differs from the base's.
     pub(super) template: Option<Arc<str>>,
-    /// How its tokenizer differs from the base's, which is used.
+    /// Differences of the adapter's tokenizer from the base's; requests use the base's tokenizer.
     pub(super) warnings: Vec<String>,
 }
 
@@ -32,7 +32,8 @@ impl<'a> From<&'a str> for Base<'a> {
 }
 
 impl ComparedText {
-    /// Compares the text files beside an adapter with the base's text, and compiles its chat template. May block.
+    /// Compares an adapter's text files with the text of the base, and compiles the adapter's chat template.
+    /// May block.
     pub(super) fn of(beside: &AdapterText, base: Option<&dyn Text>) -> Result<Self, AdapterTextError> {
         let Some(base) = base else {
             return Ok(Self { template: beside.own_template(None).map(Arc::from), warnings: Vec::new() });
@@ -48,12 +49,11 @@ impl ComparedText {
         Ok(Self { template: template.map(Arc::from), warnings: beside.differences(&tokens) })
     }
 
-    /// Whether a registered adapter has this chat template.
+    /// Whether the registered adapter `record` has this chat template.
     pub(super) fn is_of(&self, record: &Record) -> bool {
         self.template.as_ref() == record.template.as_ref().map(|own| &own.source)
     }
 
-    /// Bytes of the chat template.
     pub(super) fn template_bytes(&self) -> u64 {
         self.template.as_ref().map_or(0, |source| source.len() as u64)
     }

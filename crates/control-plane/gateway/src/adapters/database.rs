@@ -1,8 +1,8 @@
-//! What is registered, on disk: a SQLite database with one writer.
+//! The SQLite database of registered adapters, with one writer.
 //!
-//! Every change is one transaction, and it is synced before it is answered (write-ahead log, `synchronous=FULL`). The
-//! file is built under another name and renamed when it is whole: an empty or missing one is damage, never an
-//! empty registry. The layout is numbered by `PRAGMA user_version` and only ever moves forward.
+//! Every change is one transaction and is synced before it is answered (write-ahead log, `synchronous=FULL`).
+//! The file is built under another name and renamed when it is complete: an empty or missing file is damage,
+//! never an empty registry. The layout is numbered by `PRAGMA user_version`, and the number only grows.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -29,24 +29,23 @@ use super::{
     store::{self, ContentId},
 };
 
-/// Name of the registry within the state directory.
 const FILE: &str = "registry.sqlite3";
-/// Name of the file that is locked while a gateway uses the directory.
+/// Name of the file that a gateway locks while it uses the state directory.
 const LOCK: &str = "gateway.lock";
-/// How long a gateway that is just ending may keep the lock.
+/// How long a start waits for the lock of a gateway that is about to end.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
-/// How long SQLite waits for somebody who looks at the file with a tool.
+/// How long SQLite waits while another tool has locked the database file.
 const BUSY_WAIT: Duration = Duration::from_secs(5);
 
-/// Keeps a second gateway out of the state directory as long as it lives.
+/// Lock that keeps other gateways out of the state directory until it is dropped.
 #[derive(Debug)]
 pub struct Lock(#[expect(dead_code, reason = "held, not read")] File);
 
 impl Lock {
-    /// Takes the lock of `state`, which is created if it is not there.
+    /// Takes the lock of the directory `state`, and creates the directory if it is missing.
     ///
     /// # Errors
-    /// If another process has it, or the system refuses.
+    /// If another process holds the lock, or the system refuses.
     pub async fn acquire(state: &Path) -> Result<Self, DatabaseError> {
         fs::create_dir_all(state).map_err(failed("creating", state))?;
         let path = state.join(LOCK);
@@ -65,7 +64,7 @@ impl Lock {
     }
 }
 
-/// True if `state` has a registry. Fails if it lost the one it had.
+/// True if `state` has a registry. Fails if the file is empty.
 pub(super) fn exists(state: &Path) -> Result<bool, DatabaseError> {
     exists_at(state.join(FILE))
 }
@@ -81,12 +80,12 @@ fn exists_at(path: PathBuf) -> Result<bool, DatabaseError> {
     }
 }
 
-/// Makes a registry of `records`, whole or not at all.
+/// Creates a registry with `records`, completely or not at all.
 pub(super) async fn create(state: &Path, records: &[Record]) -> Result<(), DatabaseError> {
     create_at(&state.join(FILE), records).await
 }
 
-/// The same under any name.
+/// Like [`create`], under any file name.
 pub(super) async fn create_at(path: &Path, records: &[Record]) -> Result<(), DatabaseError> {
     let with = |end: &str| PathBuf::from(format!("{}{end}", path.display()));
     let (fresh, state) = (with(".new"), path.parent().unwrap_or(Path::new(".")));
@@ -112,22 +111,22 @@ pub(super) async fn create_at(path: &Path, records: &[Record]) -> Result<(), Dat
     File::open(state).and_then(|directory| directory.sync_all()).map_err(failed("syncing", state))
 }
 
-/// The open registry. One change at a time.
+/// The open registry, which makes one change at a time.
 #[derive(Debug)]
 pub struct Database {
     connection: Mutex<SqliteConnection>,
 }
 
 impl Database {
-    /// Opens the registry of `state` and reads all of it.
+    /// Opens the registry of `state` and reads all records.
     ///
     /// # Errors
-    /// If it is missing, damaged, or newer than this version.
+    /// If the file is missing, damaged, or newer than this version of the program.
     pub async fn open(state: &Path) -> Result<(Self, Vec<Record>), DatabaseError> {
         Self::open_at(&state.join(FILE)).await
     }
 
-    /// The same under any name.
+    /// Like [`Database::open`], under any file name.
     pub(super) async fn open_at(path: &Path) -> Result<(Self, Vec<Record>), DatabaseError> {
         let path = path.to_owned();
         if !exists_at(path.clone())? {
@@ -148,10 +147,10 @@ impl Database {
         Ok((Self { connection: Mutex::new(connection) }, records))
     }
 
-    /// Registers an adapter in place of whatever had its name. On disk when this returns.
+    /// Registers an adapter, in place of one with the same name. The change is on disk when this returns.
     ///
     /// # Errors
-    /// [`DatabaseError::Full`], [`DatabaseError::Failed`], or [`DatabaseError::NotHeld`]; nothing has changed then.
+    /// [`DatabaseError::Full`], `Failed` or `NotHeld`; nothing has changed then.
     pub async fn put(&self, record: &Record, of: Option<&Publication>) -> Result<(), DatabaseError> {
         let mut connection = self.writer().await?;
         let mut transaction = connection.begin().await.map_err(DatabaseError::of)?;
@@ -165,10 +164,10 @@ impl Database {
         transaction.commit().await.map_err(DatabaseError::of)
     }
 
-    /// Registers many adapters at once. On disk when this returns.
+    /// Registers many adapters in one transaction. The change is on disk when this returns.
     ///
     /// # Errors
-    /// As [`Database::put`].
+    /// Fails as [`Database::put`] does.
     pub(super) async fn put_all(&self, records: &[Record]) -> Result<(), DatabaseError> {
         let mut connection = self.writer().await?;
         let mut transaction = connection.begin().await.map_err(DatabaseError::of)?;
@@ -178,29 +177,29 @@ impl Database {
         transaction.commit().await.map_err(DatabaseError::of)
     }
 
-    /// Forgets an adapter. On disk when this returns.
+    /// Deletes an adapter. The change is on disk when this returns.
     ///
     /// # Errors
-    /// As [`Database::put`].
+    /// Fails as [`Database::put`] does.
     pub async fn remove(&self, name: &str) -> Result<(), DatabaseError> {
         let mut connection = self.writer().await?;
         delete(&mut connection, name).await.map_err(DatabaseError::of)
     }
 
-    /// Remembers whether an adapter is pinned. On disk when this returns.
+    /// Stores whether an adapter is pinned. The change is on disk when this returns.
     ///
     /// # Errors
-    /// As [`Database::put`].
+    /// Fails as [`Database::put`] does.
     pub async fn set_pinned(&self, name: &str, pinned: bool) -> Result<(), DatabaseError> {
         let mut connection = self.writer().await?;
         let changed = sqlx::query("UPDATE adapters SET pinned = ?2 WHERE name = ?1").bind(name).bind(pinned);
         changed.execute(&mut *connection).await.map(drop).map_err(DatabaseError::of)
     }
 
-    /// Remembers when adapters were last used, in microseconds since 1970.
+    /// Stores when adapters were last used, in microseconds since 1970.
     ///
     /// # Errors
-    /// As [`Database::put`].
+    /// Fails as [`Database::put`] does.
     pub async fn set_used(&self, used: &[(String, u64)]) -> Result<(), DatabaseError> {
         let mut connection = self.connection.lock().await;
         let mut transaction = connection.begin().await.map_err(DatabaseError::of)?;
@@ -212,7 +211,7 @@ impl Database {
         transaction.commit().await.map_err(DatabaseError::of)
     }
 
-    /// How many fine-tuning jobs have not ended.
+    /// Counts the fine-tuning jobs that have not ended.
     ///
     /// # Errors
     /// [`DatabaseError::Failed`].
@@ -223,7 +222,7 @@ impl Database {
         count.map(i64::cast_unsigned).map_err(DatabaseError::of)
     }
 
-    /// The connection, for one statement or transaction.
+    /// Locks the connection for one statement or transaction.
     pub(crate) async fn writer(&self) -> Result<MutexGuard<'_, SqliteConnection>, DatabaseError> {
         let connection = self.connection.lock().await;
         if failpoint::hit("gateway.commit_fails") == FailpointOutcome::Fail {
@@ -243,7 +242,6 @@ fn options(path: &Path) -> SqliteConnectOptions {
         .busy_timeout(BUSY_WAIT)
 }
 
-/// Brings the layout up to date.
 async fn migrate(connection: &mut SqliteConnection, path: &Path) -> Result<(), DatabaseError> {
     let damaged =
         |error: sqlx::Error| DatabaseError::Damaged { path: path.to_owned(), reason: error.to_string() };
@@ -257,7 +255,7 @@ async fn migrate(connection: &mut SqliteConnection, path: &Path) -> Result<(), D
         let number = format!("PRAGMA user_version = {}", index + 1);
         let mut transaction = connection.begin().await.map_err(DatabaseError::of)?;
         sqlx::raw_sql(*step).execute(&mut *transaction).await.map_err(damaged)?;
-        // A number of ours: pragmas take no parameters.
+        // The number is not input of a user; pragmas take no bound parameters.
         let numbered = sqlx::raw_sql(sqlx::AssertSqlSafe(number)).execute(&mut *transaction).await;
         numbered.map_err(DatabaseError::of)?;
         transaction.commit().await.map_err(DatabaseError::of)?;
@@ -265,17 +263,14 @@ async fn migrate(connection: &mut SqliteConnection, path: &Path) -> Result<(), D
     Ok(())
 }
 
-/// Forgets everything.
 pub(super) async fn clear(connection: &mut SqliteConnection) -> Result<(), sqlx::Error> {
     sqlx::query("DELETE FROM adapters").execute(connection).await.map(drop)
 }
 
-/// Forgets an adapter.
 pub(super) async fn delete(connection: &mut SqliteConnection, name: &str) -> Result<(), sqlx::Error> {
     sqlx::query("DELETE FROM adapters WHERE name = ?1").bind(name).execute(connection).await.map(drop)
 }
 
-/// Registers an adapter in place of whatever had its name.
 pub(super) async fn insert(connection: &mut SqliteConnection, record: &Record) -> Result<(), sqlx::Error> {
     let put = sqlx::query(
         "INSERT OR REPLACE INTO adapters (name, tenant, content, generation, rank, bytes, modules, source, \
@@ -332,7 +327,7 @@ fn record(row: &SqliteRow) -> Result<Record, sqlx::Error> {
     })
 }
 
-/// A database's integers have a sign; ours stay far below it.
+/// Converts to the signed integers of databases; all stored values stay far below `i64::MAX`.
 pub(super) fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
@@ -341,7 +336,6 @@ pub(super) fn signed(number: u64) -> i64 {
 const SQLITE_FULL: &str = "13";
 
 impl DatabaseError {
-    /// What it means that a statement failed.
     pub(crate) fn of(error: sqlx::Error) -> Self {
         let code = error.as_database_error().and_then(|error| error.code());
         if code.as_deref() == Some(SQLITE_FULL) { Self::Full } else { Self::Failed(error) }
@@ -353,7 +347,7 @@ pub(super) fn failed(attempt: &'static str, path: &Path) -> impl FnOnce(io::Erro
     move |source| DatabaseError::Io { attempt, path, source }
 }
 
-/// Fails if the store has adapters that no registry knows.
+/// Fails if the store has adapters, or a write-ahead log exists, although the registry is missing.
 pub(super) fn check_not_lost(state: &Path) -> Result<(), DatabaseError> {
     let log = state.join(format!("{FILE}-wal"));
     if store::is_inhabited(state) || log.exists() {

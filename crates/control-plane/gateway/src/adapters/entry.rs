@@ -1,4 +1,4 @@
-//! An adapter under a name, who uses it, and how much.
+//! An adapter under a name, the requests that use it, and its token rate.
 
 use std::{
     collections::BTreeMap,
@@ -19,49 +19,45 @@ use crate::{
     text::{Text, TextError},
 };
 
-/// Seconds over which tokens per second are counted.
 const RATE_WINDOW_S: u64 = 10;
 
-/// An adapter under a name.
 #[derive(Debug)]
 pub struct AdapterEntry {
-    /// What was registered; `pinned` and `last_used_us` as they were then.
+    /// The record as it was registered; `pinned` and `last_used_us` may have changed since.
     pub record: Record,
     id: AdapterId,
     pinned: AtomicBool,
-    /// `record.version`, and those of what was changed of it since.
+    /// Number of the last change: `record.version` at first.
     version: AtomicU64,
     last_used_us: AtomicU64,
-    /// `record.expires_at`, or as it was changed since; 0 is never.
+    /// Seconds since 1970 at which the adapter is unloaded; 0 is never.
     expires_at: AtomicU64,
-    /// True if `last_used_us` is newer than what is on disk.
+    /// True if `last_used_us` is newer than the value on disk.
     used_since_saved: AtomicBool,
-    /// Why it cannot be used now, if it cannot.
+    /// Why the adapter cannot be used now, if it cannot.
     fault: Mutex<Option<String>>,
-    /// Its receivers are the leases.
+    /// Each lease holds a receiver of this channel, so the receiver count is the number of leases.
     leases: watch::Sender<()>,
-    /// Where it is used.
     uses: Mutex<AdapterUses>,
     rate: Mutex<Rate>,
-    /// What it is the sum of; nothing, if it has files of its own.
+    /// Parts of a merged adapter; empty if the adapter has files of its own.
     parts: Vec<MergePart>,
-    /// How the tokenizer beside its files differs from the base's; known to the process that loaded it.
+    /// Differences of the adapter's tokenizer from the base's; known only to the process that loaded it.
     warnings: Mutex<Vec<String>>,
 }
 
-/// An adapter of a sum, and what it is multiplied with.
 #[derive(Debug, Clone)]
 pub(super) struct MergePart {
     pub(super) entry: Arc<AdapterEntry>,
     pub(super) weight: f32,
 }
 
-/// Who uses an adapter on which executor.
+/// Leases and pins of an adapter, by executor.
 #[derive(Debug, Default)]
 struct AdapterUses {
-    /// Leases of requests that have no executor yet: they may come to any.
+    /// Number of leases whose request has no executor yet, so the adapter may be used on any.
     anywhere: usize,
-    /// Places, by the number of the executor; none is zero.
+    /// Number of [`ExecutorPin`]s by executor index; no value is zero.
     at: BTreeMap<usize, usize>,
 }
 
@@ -84,13 +80,13 @@ impl AdapterEntry {
         }
     }
 
-    /// What whoever loaded it should know.
+    /// Returns warnings for the client that loaded the adapter.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         lock(&self.warnings).clone()
     }
 
-    /// Notes and logs what whoever loads it should know.
+    /// Stores and logs warnings for the client that loads the adapter.
     pub(super) fn set_warnings(&self, warnings: Vec<String>) {
         for warning in &warnings {
             tracing::warn!(name = %self.record.name, %warning, "an adapter was trained with another tokenizer");
@@ -98,10 +94,10 @@ impl AdapterEntry {
         *lock(&self.warnings) = warnings;
     }
 
-    /// The text that its conversations are written in: the base's, with the adapter's own chat template if it has one.
+    /// Returns the adapter's text side: that of the base, with the adapter's chat template if it has one.
     ///
     /// # Errors
-    /// The template cannot be used with this base.
+    /// The chat template cannot be used with this base.
     pub fn text(&self, base: &Arc<dyn Text>) -> Result<Arc<dyn Text>, TextError> {
         match &self.record.template {
             None => Ok(Arc::clone(base)),
@@ -109,23 +105,21 @@ impl AdapterEntry {
         }
     }
 
-    /// The same as the sum of others.
     pub(super) fn with_parts(self, parts: Vec<MergePart>) -> Self {
         Self { parts, ..self }
     }
 
-    /// What it is the sum of; nothing, if it has files of its own.
     pub(super) fn parts(&self) -> &[MergePart] {
         &self.parts
     }
 
-    /// Whether both are the sum of the same adapters, with the same weights.
+    /// Whether both entries merge the same adapters with the same weights.
     pub(super) fn is_sum_of(&self, other: &Self) -> bool {
         let pairs = || self.parts.iter().zip(&other.parts);
         self.id == other.id && pairs().all(|(one, other)| Arc::ptr_eq(&one.entry, &other.entry))
     }
 
-    /// Those whose files it is made of, each with its weight: itself, or its parts.
+    /// Returns the records with the adapter's files, with weights: its own record, or those of its parts.
     pub(super) fn sources(&self) -> Vec<(&Record, f32)> {
         if self.parts.is_empty() {
             return vec![(&self.record, 1.0)];
@@ -133,51 +127,48 @@ impl AdapterEntry {
         self.parts.iter().map(|part| (&part.entry.record, part.weight)).collect()
     }
 
-    /// What it is called in the executor.
     #[must_use]
     pub fn id(&self) -> AdapterId {
         self.id
     }
 
-    /// Whether `caller` may know that it exists.
+    /// Whether `caller` may know that the adapter exists.
     #[must_use]
     pub fn is_for(&self, caller: &Caller) -> bool {
         let owner = self.record.tenant.as_deref();
         owner.is_none_or(|tenant| *tenant == *caller.tenant) || caller.role == KeyRole::Admin
     }
 
-    /// Requests that use it now.
+    /// Number of requests that use the adapter now.
     #[must_use]
     pub fn requests(&self) -> usize {
         self.leases.receiver_count()
     }
 
-    /// Whether requests use it on the executor at `index`, or may come to do so.
+    /// Whether requests use the adapter on the executor at `index`, or may still do so.
     #[must_use]
     pub fn is_used_at(&self, index: usize) -> bool {
         let uses = lock(&self.uses);
         uses.anywhere > 0 || uses.at.contains_key(&index)
     }
 
-    /// Whether it is kept resident.
     #[must_use]
     pub fn is_pinned(&self) -> bool {
         self.pinned.load(Ordering::Relaxed)
     }
 
-    /// When a request last used it, in microseconds since 1970; when it was loaded, if none did.
+    /// Time of the last use by a request, or of the load if there was none, in microseconds since 1970.
     #[must_use]
     pub fn last_used_us(&self) -> u64 {
         self.last_used_us.load(Ordering::Relaxed)
     }
 
-    /// Tokens its requests generate in a second, over the last ten.
+    /// Generated tokens per second with this adapter, over the last ten seconds.
     #[must_use]
     pub fn tokens_per_s(&self) -> f64 {
         lock(&self.rate).per_s(now_us() / 1_000_000)
     }
 
-    /// Why it cannot be used now, if it cannot.
     #[must_use]
     pub fn fault(&self) -> Option<String> {
         lock(&self.fault).clone()
@@ -201,7 +192,6 @@ impl AdapterEntry {
         self.expires_at.store(at.unwrap_or(0), Ordering::Relaxed);
     }
 
-    /// Number of its last change.
     pub(super) fn version(&self) -> u64 {
         self.version.load(Ordering::Relaxed)
     }
@@ -210,13 +200,13 @@ impl AdapterEntry {
         self.version.store(version, Ordering::Relaxed);
     }
 
-    /// True if `record` is this entry, whatever was said of it since.
+    /// True if `record` is the same registration as this entry; pin, expiry and last use may differ.
     pub(super) fn is(&self, record: &Record) -> bool {
         let key = |record: &Record| (record.content, record.generation, record.loaded_at);
         key(&self.record) == key(record) && self.record.tenant == record.tenant
     }
 
-    /// Resolves when nobody uses it.
+    /// Waits until no request uses the adapter.
     pub(super) async fn drained(&self) {
         self.leases.closed().await;
     }
@@ -240,7 +230,7 @@ impl AdapterEntry {
         ExecutorPin { entry: Arc::clone(self), index }
     }
 
-    /// When it was last used, once: if that has not been saved.
+    /// Returns the name and the last use if that use is not saved yet, and marks it as saved.
     pub(super) fn unsaved_use(&self) -> Option<(String, u64)> {
         let unsaved = self.used_since_saved.swap(false, Ordering::Relaxed);
         unsaved.then(|| (self.record.name.clone(), self.last_used_us()))
@@ -252,41 +242,38 @@ impl AdapterEntry {
     }
 }
 
-/// Keeps a generation from being freed, and its adapter from being evicted.
+/// Keeps an adapter version from being freed, and its adapter from being evicted.
 #[derive(Debug)]
 pub struct Lease {
-    /// The generation, whatever the name stands for by now.
+    /// Leased adapter version; the name may refer to another version by now.
     pub generation: Generation,
-    /// What it is called in the executor.
     pub id: AdapterId,
     pub(super) entry: Arc<AdapterEntry>,
-    /// True once it is known on which executor it is used.
+    /// True once the executor of the request is known.
     is_placed: AtomicBool,
     _held: watch::Receiver<()>,
-    /// What keeps the parts of a sum.
+    /// Leases of the parts of a merged adapter.
     _parts: Vec<watch::Receiver<()>>,
 }
 
 impl Lease {
-    /// What it is taken on.
     #[must_use]
     pub(crate) fn entry(&self) -> &AdapterEntry {
         &self.entry
     }
 
-    /// Another of the same generation.
+    /// Returns another lease of the same adapter version.
     #[must_use]
     pub fn again(&self) -> Self {
         self.entry.lease()
     }
 
-    /// The name it was taken under.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.entry.record.name
     }
 
-    /// From now on it is used where its places say: the first is on the executor at `index`.
+    /// Pins the adapter on the executor at `index`. After the first call, only pins say where it is used.
     pub(super) fn place(&self, index: usize) -> ExecutorPin {
         let place = self.entry.place(index);
         self.mark_placed();
@@ -299,7 +286,6 @@ impl Lease {
         }
     }
 
-    /// Notes that `count` tokens have been generated with it.
     pub fn count_tokens(&self, count: usize) {
         lock(&self.entry.rate).count(count as u64, now_us() / 1_000_000);
     }
@@ -312,7 +298,7 @@ impl Drop for Lease {
     }
 }
 
-/// Keeps an adapter on one executor as long as a request uses it there.
+/// Keeps an adapter on one executor while a request uses it there.
 #[derive(Debug)]
 pub struct ExecutorPin {
     pub(super) entry: Arc<AdapterEntry>,
@@ -320,13 +306,12 @@ pub struct ExecutorPin {
 }
 
 impl ExecutorPin {
-    /// The number of the executor.
     #[must_use]
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// A place on another executor beside this one.
+    /// Pins the same adapter on another executor, in addition to this pin.
     pub(super) fn beside(&self, index: usize) -> Self {
         self.entry.place(index)
     }
@@ -344,7 +329,7 @@ impl Drop for ExecutorPin {
     }
 }
 
-/// Tokens of each of the last seconds.
+/// Generated tokens in each of the last seconds.
 #[derive(Debug, Default)]
 struct Rate {
     seconds: [(u64, u64); RATE_WINDOW_S as usize],

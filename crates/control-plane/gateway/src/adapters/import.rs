@@ -1,7 +1,7 @@
-//! The registry of earlier versions: one JSON file, `adapters.json`, that pointed at files anywhere.
+//! Imports the registry of earlier versions: one JSON file, `adapters.json`, with paths of adapter files.
 //!
-//! It is read once. The files it points at are copied into the store; an adapter whose files are gone is kept by
-//! name and shows what is wrong with it.
+//! The import runs once and copies the files into the store. An adapter whose files are missing stays
+//! registered by name, with a fault.
 
 use std::{
     fs::{self, File},
@@ -18,15 +18,11 @@ use super::{
     store::{AdapterStore, ContentId, StoreError},
 };
 
-/// Its name within the state directory.
 const FILE: &str = "adapters.json";
-/// What it is called once it has been read.
 const IMPORTED: &str = "adapters.json.imported";
-/// The only layout there was.
 const VERSION: u32 = 1;
-/// Largest file that is read.
 const MAX_FILE_BYTES: u64 = 64 << 20;
-/// The files of an adapter that has none.
+/// Content id of an adapter without files.
 const NO_FILES: ContentId = ContentId([0; 32]);
 
 #[derive(Deserialize)]
@@ -68,7 +64,7 @@ pub(super) fn read(state: &Path, store: &AdapterStore) -> Result<Vec<Record>, Da
     contents.adapters.into_iter().map(|old| record(old, store, &damaged)).collect()
 }
 
-/// Says on disk that the old registry has been read.
+/// Renames the old registry, so that it is not imported again.
 pub(super) fn finish(state: &Path) -> Result<(), DatabaseError> {
     match fs::rename(state.join(FILE), state.join(IMPORTED)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -87,7 +83,7 @@ fn record(
         .map_err(|error| damaged(format!("'{}' is no generation: {error}", old.generation)))?;
     let content = match copy(&old.path, store) {
         Ok(content) => content,
-        // A disk without room is no reason to lose an adapter for good.
+        // A full disk must not lose an adapter for good.
         Err(error @ StoreError::Full(_)) => {
             return Err(failed("importing", &old.path)(io::Error::new(io::ErrorKind::StorageFull, error)));
         }
@@ -118,7 +114,7 @@ fn record(
 
 fn copy(path: &Path, store: &AdapterStore) -> Result<ContentId, StoreError> {
     let incoming = store.copy(&AdapterLocation::anywhere(path)?, TenantId::EVERYBODY)?;
-    // Nobody makes room before it is registered.
+    // No eviction runs before the adapters are registered, so the file needs no hold.
     drop(store.install(&incoming)?);
     Ok(incoming.content)
 }

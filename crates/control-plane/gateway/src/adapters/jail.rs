@@ -1,9 +1,9 @@
 //! Opens adapter files by paths that came over HTTP, without ever leaving the adapter root.
 //!
-//! The kernel keeps the bounds (`openat2` with `RESOLVE_BENEATH`), so there is no moment between a check and its
-//! use in which a link could be swapped. Links may be followed as long as they stay beneath the root. What is opened
-//! must be a regular file: the check is made on the open descriptor, and `O_NONBLOCK` keeps a FIFO from holding the
-//! thread. A hard link is the file itself and is read like any other.
+//! The kernel keeps the bounds (`openat2` with `RESOLVE_BENEATH`), so no link can be swapped between a check
+//! and its use. Links are followed if they stay beneath the root. Only regular files are opened: the check is
+//! made on the open descriptor, and `O_NONBLOCK` keeps a FIFO from blocking the thread. A hard link is an
+//! ordinary file and is read like any other.
 
 use std::{
     fs::File,
@@ -17,93 +17,71 @@ use rustix::{
     io::Errno,
 };
 
-/// The configuration in PEFT's format.
+/// Configuration file in PEFT's format.
 pub const CONFIG_FILE: &str = "adapter_config.json";
-/// The weights in PEFT's format.
+/// Weight file in PEFT's format.
 pub const WEIGHT_FILE: &str = "adapter_model.safetensors";
-/// What a GGUF adapter is called in the store, whatever it was called before.
+/// Name of every GGUF adapter in the store, regardless of its original name.
 pub const GGUF_FILE: &str = "adapter.gguf";
 
-/// Longest configuration that is read, in bytes.
 pub(super) const MAX_CONFIG_BYTES: u64 = 1 << 20;
-/// Longest path that is looked at, in bytes.
 const MAX_PATH_BYTES: usize = 4095;
-/// Most entries of a directory that are looked through for a GGUF file.
+/// Maximum number of directory entries that are searched for a GGUF file.
 const MAX_ENTRIES: usize = 4096;
-/// How often a lookup is repeated that raced with a rename somewhere in the tree.
+/// How often a lookup is retried that raced with a rename somewhere in the tree.
 const MAX_RACES: usize = 64;
 
-/// Why a path names no adapter that may be read.
 #[derive(Debug, thiserror::Error)]
 pub enum JailError {
-    /// It leads, or could lead, out of the root.
+    /// The path leads, or could lead, out of the root.
     #[error(
         "'{}' is not a path inside the adapter root ({reason}); copy the adapter into the root, or start with \
          another --adapter-root", path.display()
     )]
-    Forbidden {
-        /// As asked.
-        path: PathBuf,
-        /// Which rule it breaks.
-        reason: &'static str,
-    },
-    /// The system refused to open it.
+    Forbidden { path: PathBuf, reason: &'static str },
     #[error(
         "'{}' cannot be opened ({reason}); give the directory that holds {CONFIG_FILE} and {WEIGHT_FILE}, or a \
          .gguf file", path.display()
     )]
-    Unreadable {
-        /// What was opened.
-        path: PathBuf,
-        /// What the system said.
-        reason: Errno,
-    },
-    /// It is a FIFO, a device, a socket.
+    Unreadable { path: PathBuf, reason: Errno },
+    /// The file is a FIFO, a device or a socket.
     #[error("'{}' is not a regular file; adapters are read from regular files only", .0.display())]
     NotAFile(PathBuf),
-    /// Weights in a format that runs code when it is read.
     #[error(
         "'{}' is a pickle, which runs code when it is read; convert it to {WEIGHT_FILE} (in PEFT: \
          save_pretrained(..., safe_serialization=True)) and load that", .0.display()
     )]
     Pickle(PathBuf),
-    /// Nothing there is an adapter.
     #[error("'{}' holds no adapter: {reason}", path.display())]
-    NoAdapter {
-        /// The directory or file.
-        path: PathBuf,
-        /// What is missing, or there twice.
-        reason: &'static str,
-    },
+    NoAdapter { path: PathBuf, reason: &'static str },
 }
 
-/// A file of an adapter, opened.
 #[derive(Debug)]
 pub struct AdapterFile {
-    /// What it is called in the store.
+    /// Name of the file in the store.
     pub name: &'static str,
-    /// Open for reading, at its beginning.
     pub file: File,
-    /// A limit of its own, in bytes; `None` is that of weights.
+    /// Limit in bytes; `None` means the limit for weights.
     pub max_bytes: Option<u64>,
 }
 
-/// Where an adapter's files are.
+/// Directory or file with an adapter.
 #[derive(Debug)]
 pub struct AdapterLocation {
-    /// What `inside` is relative to.
+    /// Directory to which `inside` is relative.
     base: OwnedFd,
     inside: PathBuf,
     resolve: ResolveFlags,
-    /// As it was asked for.
+    /// Path as requested, for errors.
     asked: PathBuf,
 }
 
 impl AdapterLocation {
-    /// `asked` inside `root`, which must be absolute and without links; a relative path is relative to the root.
+    /// Returns the location `asked` inside `root`. A relative path is relative to `root`, which must be
+    /// absolute and without links.
     ///
     /// # Errors
-    /// If the path says by itself that it is not inside the root, or the root cannot be opened.
+    /// If the path itself shows that it is not inside the root, or the root cannot be opened.
     pub fn inside(root: &Path, asked: &Path) -> Result<Self, JailError> {
         let forbidden = |reason| JailError::Forbidden { path: shortened(asked), reason };
         let bytes = asked.as_os_str().as_encoded_bytes();
@@ -119,7 +97,7 @@ impl AdapterLocation {
         let inside = match asked.strip_prefix(root) {
             Ok(inside) => inside.to_owned(),
             Err(_) if asked.is_relative() => asked.to_owned(),
-            // The root may have been reached by another name. Whatever this finds, the kernel checks it again.
+            // The path may name the root differently; the kernel checks the result again.
             Err(_) => {
                 let real = asked.canonicalize().ok();
                 let inside = real.as_deref().and_then(|real| real.strip_prefix(root).ok());
@@ -133,7 +111,7 @@ impl AdapterLocation {
         Ok(Self { base, inside, resolve, asked: asked.to_owned() })
     }
 
-    /// Any place: for paths that the operator gave on the command line.
+    /// Returns a location outside of any root, for paths that the operator gave on the command line.
     ///
     /// # Errors
     /// If the working directory cannot be opened.
@@ -144,16 +122,16 @@ impl AdapterLocation {
         Ok(Self { base, inside: asked.to_owned(), resolve, asked: asked.to_owned() })
     }
 
-    /// The same place, called `asked` in errors.
+    /// Returns the same location, named `asked` in errors.
     #[must_use]
     pub(super) fn told_as(self, asked: &Path) -> Self {
         Self { asked: asked.to_owned(), ..self }
     }
 
-    /// Opens the files of the adapter that is there: PEFT's two in a directory, or one GGUF file.
+    /// Opens the files of the adapter: PEFT's two files in a directory, or one GGUF file.
     ///
     /// # Errors
-    /// If there is none, or one that may not be read; see [`JailError`].
+    /// If there is no adapter, or its files may not be read; see [`JailError`].
     pub fn pieces(&self) -> Result<Vec<AdapterFile>, JailError> {
         let found = self.open(Path::new(""), OFlags::PATH)?;
         let kind = fstat(&found).map_err(|reason| self.unreadable(Path::new(""), reason))?.st_mode;
@@ -164,14 +142,14 @@ impl AdapterLocation {
         }
     }
 
-    /// The file called `name` beside the adapter's own, if there is one: `limit` bytes at most.
+    /// Returns the file `name` beside the adapter's own files, if there is one.
     ///
     /// # Errors
-    /// It may not be read, or is longer.
+    /// If the file cannot be read or is longer than `limit`.
     pub(super) fn beside(&self, name: &str, limit: u64) -> io::Result<Option<Vec<u8>>> {
         let file = match self.regular_if_there(Path::new(name)) {
             Ok(Some(file)) => file,
-            // Beside a GGUF file nothing belongs to it.
+            // A GGUF file has no text files beside it.
             Ok(None) | Err(JailError::Unreadable { reason: Errno::NOTDIR, .. }) => return Ok(None),
             Err(error) => return Err(io::Error::other(error)),
         };
@@ -249,7 +227,7 @@ impl AdapterLocation {
         }
     }
 
-    /// Always from the base down: a link within a directory may lead to another place beneath the root.
+    /// Opens from the base, not from a directory, because links may lead elsewhere beneath the root.
     fn open(&self, name: &Path, flags: OFlags) -> Result<OwnedFd, JailError> {
         let path = if name.as_os_str().is_empty() { self.inside.clone() } else { self.inside.join(name) };
         let mut races = 0;
@@ -268,7 +246,7 @@ impl AdapterLocation {
             Errno::XDEV | Errno::AGAIN => {
                 JailError::Forbidden { path, reason: "a link in it leads out of the root" }
             }
-            // Sockets cannot be opened, and devices without a driver neither.
+            // `openat2` reports these errors for sockets and for devices without a driver.
             Errno::NXIO | Errno::NODEV => JailError::NotAFile(path),
             reason => JailError::Unreadable { path, reason },
         }
@@ -279,7 +257,7 @@ fn gguf(file: File) -> AdapterFile {
     AdapterFile { name: GGUF_FILE, file, max_bytes: None }
 }
 
-/// Names of 4 KiB are not repeated in full.
+/// Shortens a path to 200 characters, so that errors do not repeat names of 4 KiB.
 fn shortened(path: &Path) -> PathBuf {
     let text = path.display().to_string();
     if text.chars().count() <= 200 {

@@ -1,6 +1,6 @@
-//! The tables of the database.
+//! Tables of the SQLite database.
 
-/// Steps from an empty file to the layout of today; the layout's number is how many were taken. Never edit one.
+/// Migrations in order; the layout number is the number of applied ones. Never edit one.
 pub(super) const MIGRATIONS: &[&str] = &[
     "CREATE TABLE adapters (
         name TEXT PRIMARY KEY NOT NULL,
@@ -41,7 +41,7 @@ pub(super) const MIGRATIONS: &[&str] = &[
     "ALTER TABLE jobs ADD COLUMN key BLOB;
     CREATE UNIQUE INDEX jobs_of_key ON jobs (tenant, key) WHERE key IS NOT NULL;",
     "ALTER TABLE adapters ADD COLUMN draft_layers INTEGER NOT NULL DEFAULT 0;",
-    // Snapshots of Tinker's models were known by their names alone. The gateway that made them has ended.
+    // Old snapshots of Tinker's models were known only by name. The gateway that made them has ended.
     "ALTER TABLE adapters ADD COLUMN made_by TEXT;
     ALTER TABLE adapters ADD COLUMN expires_at INTEGER;
     UPDATE adapters SET made_by = 'unknown'

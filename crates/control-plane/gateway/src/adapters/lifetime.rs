@@ -1,4 +1,4 @@
-//! How long adapters that were made here stay registered: until a time, or as long as the run of a gateway needs them.
+//! Lifetime of adapters that were made here: until a given time, or until the gateway that needs them ends.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -11,13 +11,13 @@ use super::{
 use crate::random;
 
 impl Registry {
-    /// What this process is called among the gateways of a fleet. No other process has the name.
+    /// Name of this process among the gateways of a fleet. No other process has this name.
     #[must_use]
     pub fn instance(&self) -> &str {
         &self.instance
     }
 
-    /// Says that this gateway is alive, and returns the gateways that are. Without a fleet there is no other.
+    /// Announces that this gateway is alive, and returns all that are; without a fleet only this one.
     ///
     /// # Errors
     /// If the registry of the fleet cannot be reached.
@@ -28,10 +28,11 @@ impl Registry {
         }
     }
 
-    /// What addresses of downloads are signed with: one secret for all gateways of a fleet; of a host alone, until it ends.
+    /// Returns the secret that signs download addresses. All gateways of a fleet share it; a single host
+    /// makes a new one at each start.
     ///
     /// # Errors
-    /// If the registry of the fleet cannot be reached, or the system gives no secret.
+    /// If the registry of the fleet cannot be reached, or the system provides no random bytes.
     pub(crate) async fn download_secret(&self) -> Result<&[u8; 32], DatabaseError> {
         let first = async {
             let fresh = random::secret().map_err(|error| DatabaseError::Failed(sqlx::Error::Io(error)))?;
@@ -43,7 +44,7 @@ impl Registry {
         self.download_secret.get_or_try_init(|| first).await
     }
 
-    /// Says that this gateway ends. If that fails, others find out a while later.
+    /// Announces that this gateway ends. If the announcement fails, the other gateways notice the end later.
     pub async fn remove_presence(&self) {
         let Some(shared) = self.records.shared() else { return };
         if let Err(error) = shared.remove_presence(&self.instance).await {
@@ -51,7 +52,7 @@ impl Registry {
         }
     }
 
-    /// Unloads an adapter at a time from now on, in seconds since 1970, or never.
+    /// Sets when an adapter is unloaded, in seconds since 1970; `None` is never.
     ///
     /// # Errors
     /// See [`AdapterError`]; nothing has changed then.
@@ -72,10 +73,10 @@ impl Registry {
 }
 
 impl Database {
-    /// Remembers when an adapter is to be unloaded. On disk when this returns.
+    /// Stores when an adapter is to be unloaded. The change is on disk when this returns.
     ///
     /// # Errors
-    /// As [`Database::put`].
+    /// Fails as [`Database::put`] does.
     pub(super) async fn set_expiry(&self, name: &str, at: Option<u64>) -> Result<(), DatabaseError> {
         let mut connection = self.writer().await?;
         let changed = sqlx::query("UPDATE adapters SET expires_at = ?2 WHERE name = ?1");

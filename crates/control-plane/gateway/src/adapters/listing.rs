@@ -1,4 +1,4 @@
-//! What is told of adapters to whoever chooses among hosts.
+//! The adapters as reported to the endpoint picker, which chooses the host of a request.
 
 use std::{
     collections::HashMap,
@@ -12,26 +12,24 @@ use types::AdapterId;
 use super::{entry::AdapterEntry, registry::Registry, table::AdapterNames};
 use crate::lock::lock;
 
-/// After so long it is looked again which adapters can be used.
+/// Maximum age of a listing.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Which adapters there are, put together once for all who ask: thousands of them do not change ten times a second.
+/// Listing shared by all callers, because thousands of adapters do not change ten times a second.
 #[derive(Debug, Default)]
 pub struct AdapterListing(Mutex<Option<Arc<ListedAdapters>>>);
 
-/// All adapters at one moment.
 #[derive(Debug)]
 pub struct ListedAdapters {
     table: Arc<AdapterNames>,
     at: Instant,
-    /// Those that answer.
+    /// Adapters that answer requests.
     pub(crate) registered: Tagged<Vec<ReportedAdapter>>,
-    /// What is in an executor, by the names it has.
+    /// Names by which each adapter id is registered.
     names: HashMap<AdapterId, Vec<String>>,
 }
 
 impl AdapterListing {
-    /// What is true now.
     pub(crate) fn now(&self, registry: &Registry) -> Arc<ListedAdapters> {
         let mut listed = lock(&self.0);
         let table = registry.entries();
@@ -55,7 +53,7 @@ impl ListedAdapters {
         Self { registered: Tagged::of(registered, None), names, at: Instant::now(), table }
     }
 
-    /// Names of what is in an executor, in their order.
+    /// Returns the sorted names of the adapters with `ids`.
     pub(crate) fn resident(&self, ids: &[AdapterId]) -> Vec<String> {
         let mut names: Vec<_> = ids.iter().filter_map(|id| self.names.get(id)).flatten().cloned().collect();
         names.sort_unstable();
@@ -63,7 +61,6 @@ impl ListedAdapters {
     }
 }
 
-/// Whether it answers requests.
 fn answers(entry: &AdapterEntry) -> bool {
     entry.record.draft_layers == 0 && entry.fault().is_none()
 }

@@ -1,8 +1,8 @@
-//! What `a:0.7+b:0.3` stands for: several adapters at once, each times a weight.
+//! Merged adapters: the weighted sums that requests name as `a:0.7+b:0.3`.
 //!
-//! A sum is an adapter made of others, which nobody has registered. What it is follows from what they are: it has a generation of its
-//! own, is loaded, evicted and used like any other, and goes with the first of its parts that goes ([`super::merged_load`]). It is
-//! remembered here alone, and made again when somebody asks for it again.
+//! A merged adapter is not registered, and its adapter version follows from its parts. The executor loads,
+//! evicts and uses it like any other adapter. A merged adapter is freed with the first of its parts
+//! ([`super::merged_load`]). Only this process remembers it, and the next request for it builds it again.
 
 use std::{
     path::PathBuf,
@@ -22,21 +22,19 @@ use crate::{
     lock::lock,
 };
 
-/// Most sums that are remembered.
 const MAX_SUMS: usize = 1024;
 
-/// The sums there are.
 #[derive(Debug, Default)]
 pub(super) struct MergedAdapters(Mutex<Vec<Arc<AdapterEntry>>>);
 
 impl MergedAdapters {
-    /// Those that are known.
     pub(super) fn all(&self) -> Vec<Arc<AdapterEntry>> {
         lock(&self.0).clone()
     }
 
-    /// What `take` makes of the sum that `new` is, as it is known, or from now on; and the sum that was forgotten for it, if there
-    /// were too many. While it is taken none is forgotten, so that what has a lease stays.
+    /// Calls `take` with the known merged adapter equal to `new`, or with `new`, which is then remembered.
+    /// Returns the result, and the merged adapter that was forgotten if there were too many. The lock is held
+    /// during `take`, so a merged adapter that `take` leases is not forgotten.
     pub(super) fn get_or_insert<T>(
         &self,
         new: AdapterEntry,
@@ -59,7 +57,7 @@ impl MergedAdapters {
         Ok((taken, forgotten))
     }
 
-    /// Forgets those that `part` is in.
+    /// Forgets and returns the merged adapters that contain `part`.
     pub(super) fn forget(&self, part: &Arc<AdapterEntry>) -> Vec<Arc<AdapterEntry>> {
         let is_in =
             |sum: &mut Arc<AdapterEntry>| sum.parts().iter().any(|other| Arc::ptr_eq(&other.entry, part));
@@ -67,14 +65,13 @@ impl MergedAdapters {
     }
 }
 
-/// A part as it is asked for.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct MergeTerm<'a> {
     pub(super) name: &'a str,
     pub(super) weight: f32,
 }
 
-/// What `asked` adds up; `None` if it can only be a name: it has neither a `+` nor a number behind a colon.
+/// Parses an expression; `None` if it can only be a name, without a `+` and without a number after a colon.
 pub(super) fn read(asked: &str) -> Result<Option<Vec<MergeTerm<'_>>>, WeightedMergeError> {
     let parts: Vec<&str> = asked.split('+').collect();
     if parts.len() > MAX_PARTS {
@@ -102,7 +99,7 @@ fn read_part(part: &str) -> Result<MergeTerm<'_>, WeightedMergeError> {
         return Err(WeightedMergeError::NoName);
     }
     match weight.parse::<f32>() {
-        // A weight of 0 would be an adapter that is asked for and has no say.
+        // A part with weight 0 would have no effect.
         Ok(weight) if weight.is_normal() => Ok(MergeTerm { name, weight }),
         _ => Err(WeightedMergeError::Weight {
             name: name.to_owned(),
@@ -111,7 +108,7 @@ fn read_part(part: &str) -> Result<MergeTerm<'_>, WeightedMergeError> {
     }
 }
 
-/// What the parts are together, in an order that does not depend on how they were named.
+/// Builds the merged adapter of `parts`, in an order that does not depend on the order of the request.
 pub(super) fn sum(mut parts: Vec<MergePart>) -> Result<AdapterEntry, WeightedMergeError> {
     if let Some(other) = parts.iter().find(|part| part.entry.record.rank == 0) {
         return Err(WeightedMergeError::NoRank(other.entry.record.name.clone()));
@@ -131,7 +128,7 @@ pub(super) fn sum(mut parts: Vec<MergePart>) -> Result<AdapterEntry, WeightedMer
     let record = Record {
         name: names.join("+"),
         tenant,
-        // It has no files of its own.
+        // A merged adapter has no files of its own.
         content: ContentId(generation.0),
         generation,
         template,
@@ -150,7 +147,7 @@ pub(super) fn sum(mut parts: Vec<MergePart>) -> Result<AdapterEntry, WeightedMer
     Ok(AdapterEntry::new(record).with_parts(parts))
 }
 
-/// The chat template that all parts have of their own; `None` if all have the base's.
+/// Returns the chat template that all parts share; `None` if all use the base's.
 fn template(parts: &[MergePart]) -> Result<Option<Arc<str>>, WeightedMergeError> {
     let own =
         |part: &MergePart| part.entry.record.template.as_ref().map(|template| Arc::clone(&template.source));
@@ -158,7 +155,7 @@ fn template(parts: &[MergePart]) -> Result<Option<Arc<str>>, WeightedMergeError>
     if parts.iter().all(|part| own(part) == first) { Ok(first) } else { Err(WeightedMergeError::Templates) }
 }
 
-/// By what parts are sorted: the name last, so that equal adapters have one order too.
+/// Sort key of parts. The name is last, so that equal adapters have a fixed order too.
 fn key(part: &MergePart) -> (Generation, u32, &str) {
     (part.entry.record.weights(), part.weight.to_bits(), &part.entry.record.name)
 }

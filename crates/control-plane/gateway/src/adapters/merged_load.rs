@@ -1,4 +1,4 @@
-//! Sums of adapters leased, and freed with what they are made of.
+//! Leases merged adapters, and frees them with their parts.
 
 use std::sync::Arc;
 
@@ -11,18 +11,18 @@ use super::{
 use crate::caller::Caller;
 
 impl Registry {
-    /// As [`lease`](Self::lease), where `asked` may also name a sum of adapters: `a+b`, each with a colon and a weight behind it if
-    /// that is not 1. What is registered under that very name comes first.
+    /// Like [`lease`](Self::lease), but `asked` may also name a merged adapter, such as `a+b` or `a:0.7+b`.
+    /// An adapter registered under exactly that name takes precedence.
     ///
     /// # Errors
-    /// As there, and if they do not add up.
+    /// Fails as [`lease`](Self::lease) does, and if the parts cannot be merged.
     pub fn lease_any(self: &Arc<Self>, asked: &str, caller: &Caller) -> Result<Option<Lease>, LeaseError> {
         if let Some(lease) = self.lease(asked, caller)? {
             return Ok(Some(lease));
         }
         let Some(named) = merged::read(asked)? else { return Ok(None) };
         let is_alone = named.len() == 1;
-        // Held until the sum's own lease holds them: so none of them goes in between.
+        // These leases last until the merged adapter's lease holds the parts, so no part is freed before.
         let mut held = Vec::with_capacity(named.len());
         for MergeTerm { name, weight } in named {
             match self.lease(name, caller)? {
@@ -52,7 +52,7 @@ impl Registry {
         Ok(lease?)
     }
 
-    /// Forgets the sums that `part` is in, which nobody leases any more, and frees them; returns the bytes freed.
+    /// Forgets and frees the merged adapters with `part`, which have no leases. Returns the bytes freed.
     pub(super) async fn free_sums_of(&self, part: &Arc<AdapterEntry>) -> u64 {
         let mut freed = 0;
         for sum in self.sums.forget(part) {

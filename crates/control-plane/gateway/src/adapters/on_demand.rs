@@ -1,8 +1,8 @@
-//! Adapters brought into the executor, and who makes room for whom.
+//! Loads adapters into an executor on demand, and evicts others to free memory.
 //!
-//! A request takes its lease first and looks here second; whoever evicts counts leases under the same lock. So either
-//! the request sees that the adapter is leaving and waits for it to come back, or the evictor sees the lease and picks
-//! another.
+//! A request first takes its lease and then looks up the adapter here. An eviction counts leases under the
+//! same lock. So either the request sees the eviction and waits until the adapter is loaded again, or the
+//! eviction sees the lease and picks another adapter.
 
 use std::{
     collections::HashMap,
@@ -25,20 +25,20 @@ use super::{
 };
 use crate::{executor::CallError, lock::lock, thread};
 
-/// Adapters that requests may wait for at once.
+/// Maximum number of adapters per executor that requests wait for at once.
 const MAX_PENDING_LOADS: usize = 64;
-/// Requests that may wait for adapters at once.
+/// Maximum number of requests per executor that wait for adapters at once.
 const MAX_WAITERS: usize = 1024;
 
-/// How long a request waits for others to leave room for its adapter.
+/// How long a load retries while requests use the adapters that would have to be evicted.
 const ROOM_WAIT: Duration = Duration::from_secs(1);
-/// How often it looks.
+/// Pause between two retries of such a load.
 const ROOM_PAUSE: Duration = Duration::from_millis(20);
 
-/// Whether an adapter was registered itself, and when it was last used, in microseconds.
+/// Order of eviction, lowest first: merged before registered adapters, then by last use in microseconds.
 type EvictionRank = (bool, u64);
 
-/// A request that waits; says so until it is dropped.
+/// Counts a waiting request until it is dropped.
 struct WaitingRequest<'a>(&'a ExecutorAdapters);
 
 impl Drop for WaitingRequest<'_> {
@@ -48,8 +48,9 @@ impl Drop for WaitingRequest<'_> {
 }
 
 impl Registry {
-    /// Returns when the leased adapter is in the executor at `index`, where it stays as long as the place lives. At once if
-    /// it is there; otherwise it is loaded, and all who wait for it share that load.
+    /// Loads the leased adapter into the executor at `index`, and keeps it there until the returned pin is
+    /// dropped. Returns at once if the adapter is resident. All requests that wait for the same adapter share
+    /// one load.
     ///
     /// # Errors
     /// See [`ResidencyError`].
@@ -63,7 +64,7 @@ impl Registry {
         Ok(place)
     }
 
-    /// The same for a request that lost its executor, where it keeps its place meanwhile.
+    /// Like [`Registry::load_on`], for a request that lost its executor and keeps the pin `place` meanwhile.
     ///
     /// # Errors
     /// See [`ResidencyError`].
@@ -105,12 +106,12 @@ impl Registry {
         };
         match pending.wait_for(Option::is_some).await {
             Ok(outcome) => outcome.clone().unwrap_or(Ok(())),
-            // Its task is gone without a word.
+            // The task of the load ended without a result.
             Err(_) => Err(CallError::Unavailable("the gateway is shutting down".to_owned()).into()),
         }
     }
 
-    /// Starts the load that waiters share; it goes on if they leave.
+    /// Starts the load that waiting requests share; the load continues if they leave.
     fn start_load(
         self: &Arc<Self>,
         home: &ExecutorAdapters,
@@ -130,13 +131,13 @@ impl Registry {
         pending
     }
 
-    /// Loads a registered adapter as soon as requests that use others leave room for it, within [`ROOM_WAIT`].
+    /// Loads a registered adapter, and retries for [`ROOM_WAIT`] while other requests use the memory.
     async fn load_when_there_is_room(
         &self,
         home: &ExecutorAdapters,
         entry: &AdapterEntry,
     ) -> Result<(), ResidencyError> {
-        // Without the lock: other adapters go their ways while this one comes from elsewhere.
+        // The lock is not held here, so other adapters can be loaded while this one is fetched.
         let mut held = self.fetch(entry).await?;
         let mut is_fetched_again = false;
         let mut until = Instant::now() + ROOM_WAIT;
@@ -148,7 +149,7 @@ impl Registry {
                 Err(ResidencyError::Busy(_)) if Instant::now() < until => {
                     tokio::time::sleep(ROOM_PAUSE).await
                 }
-                // What lies here may have rotted: what lies in the bucket has not.
+                // A cached file may be corrupt, so the load fetches the files from the bucket once more.
                 Err(ResidencyError::Unusable(_) | ResidencyError::Sum(_))
                     if held.iter().any(CacheHold::is_of_bucket) && !is_fetched_again =>
                 {
@@ -169,7 +170,6 @@ impl Registry {
         }
     }
 
-    /// Brings all files that an adapter is made of to this host, if they lie elsewhere.
     pub(super) async fn fetch(&self, entry: &AdapterEntry) -> Result<Vec<CacheHold>, ResidencyError> {
         let mut held = Vec::new();
         for (record, _) in entry.sources() {
@@ -178,14 +178,14 @@ impl Registry {
         Ok(held)
     }
 
-    /// Brings the files of a registered adapter to this host, if they lie elsewhere.
+    /// Fetches the files of one record, if this host lacks them.
     pub(super) async fn fetch_files(&self, record: &Record) -> Result<CacheHold, ResidencyError> {
         let fetched = self.store.fetch(record.content, TenantId::of(record.tenant.as_deref())).await;
         self.trim().await;
         fetched.map_err(|error| FetchFailure { name: record.name.clone(), reason: error.to_string() }.into())
     }
 
-    /// Lets files go that the cache has no room for, but for those of adapters in use or kept resident.
+    /// Deletes cached files beyond the cache's limit, except those of pinned adapters and of adapters in use.
     pub(super) async fn trim(&self) {
         if self.fetch_figures().is_none() {
             return;
@@ -193,11 +193,12 @@ impl Registry {
         let needed = |entry: &&Arc<AdapterEntry>| entry.is_pinned() || entry.requests() > 0;
         let keep = self.every_entry().iter().filter(needed).map(|entry| entry.record.content).collect();
         let store = self.store.clone();
-        // Without a thread there is time for it later.
+        // If no thread can be started, a later call trims the cache.
         let _ = thread::run("adapter-trim", move || store.trim(&keep)).await;
     }
 
-    /// Loads an adapter whose files lie here, evicting others if it must. Call it with the home's `moving` held.
+    /// Loads an adapter with files on this host, evicting others if necessary. The caller holds
+    /// `home.moving`.
     pub(super) async fn make_resident(
         &self,
         home: &ExecutorAdapters,
@@ -231,8 +232,8 @@ impl Registry {
         Err(unusable(entry, &format!("its files are {found}, not {expected}")))
     }
 
-    /// Loads files of the store, of one adapter or of several with their weights, evicting one adapter after the other until they
-    /// fit. Call it with the home's `moving` held.
+    /// Loads store files of one adapter, or of several with their weights, and evicts adapters until the
+    /// files fit. The caller holds `home.moving`.
     pub(super) async fn load_files(
         &self,
         home: &ExecutorAdapters,
@@ -241,7 +242,7 @@ impl Registry {
     ) -> Result<AdapterLoaded, ResidencyError> {
         let owner = TenantId::of(tenant);
         let mut started = Instant::now();
-        // For as long as others make room.
+        // The staged files last while other adapters are evicted.
         let mut lent = Vec::with_capacity(files.len());
         for LoadFiles { content, told, weight } in files {
             let part = home.executor.stage_files(&self.store.path(*content)).await;
@@ -270,10 +271,10 @@ impl Registry {
         }
     }
 
-    /// Evicts until `bytes` are free, or nothing at all if that cannot be had.
+    /// Evicts adapters until `bytes` are free, or none if evictions cannot free enough.
     async fn make_room(&self, home: &ExecutorAdapters, bytes: u64) -> Result<(), ResidencyError> {
         let Some(budget) = home.budget_bytes() else {
-            // The load itself says why.
+            // The load itself reports the error.
             return Ok(());
         };
         let (held, evictable) = {
@@ -297,7 +298,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Whether waiting helps depends on why the rest cannot go.
+    /// Returns `Busy` if the end of running requests can free memory, and `NeverFits` otherwise.
     fn no_room(&self, home: &ExecutorAdapters, reason: &str) -> ResidencyError {
         let residency = lock(&home.residency);
         let is_resident = |entry: &AdapterEntry| residency.host.contains_key(&entry.id());
@@ -311,7 +312,7 @@ impl Registry {
         }
     }
 
-    /// Unloads the adapter that was used least recently; false if none can go.
+    /// Unloads the least recently used adapter; returns false if none can be evicted.
     async fn evict_one(&self, home: &ExecutorAdapters) -> Result<bool, ResidencyError> {
         let victim = {
             let mut residency = lock(&home.residency);
@@ -328,7 +329,7 @@ impl Registry {
         Ok(true)
     }
 
-    /// Frees an adapter that was just taken out of `host`, or puts it back; returns the bytes freed.
+    /// Unloads an adapter just removed from `host`, or reinserts it on an error. Returns the bytes freed.
     async fn unload_from_host(
         &self,
         home: &ExecutorAdapters,
@@ -337,7 +338,7 @@ impl Registry {
     ) -> Result<u64, CallError> {
         match home.executor.unload_adapter(id.0).await {
             Ok(unloaded) => Ok(unloaded.freed_bytes),
-            // It does not know it: so it holds nothing.
+            // The executor does not know the adapter, so it holds no memory for it.
             Err(CallError::Refused(wire)) if wire.code == ErrorCode::AdapterNotFound => Ok(0),
             Err(error) => {
                 lock(&home.residency).host.insert(id, bytes);
@@ -346,8 +347,8 @@ impl Registry {
         }
     }
 
-    /// What may go, with its worth. What is in the executor and nobody's is first; then what is made of others, of which whoever may
-    /// ask makes as much as they like; each of them by when it was last used.
+    /// Returns the adapters that may be evicted, with rank: first those without an entry, then merged
+    /// adapters, of which clients can create any number, then registered ones; each group by last use.
     fn evictable(&self, home: &ExecutorAdapters, residency: &Residency) -> Vec<(EvictionRank, AdapterId)> {
         let mut uses: HashMap<AdapterId, Option<EvictionRank>> =
             residency.host.keys().map(|id| (*id, Some((false, 0)))).collect();
@@ -361,7 +362,7 @@ impl Registry {
         uses.into_iter().filter_map(|(id, worth)| Some((worth?, id))).collect()
     }
 
-    /// Frees an adapter in all executors, unless a name or a request needs it; returns the bytes freed.
+    /// Unloads an adapter from all executors, unless an entry needs it. Returns the bytes freed.
     pub(super) async fn free_everywhere(&self, entry: &AdapterEntry) -> u64 {
         let mut freed = 0;
         for home in &self.homes {
@@ -371,31 +372,29 @@ impl Registry {
         freed
     }
 
-    /// Frees an adapter in the executor unless a name or a request needs it; returns the bytes freed. Call it with
-    /// the home's `moving` held.
+    /// Like [`Registry::free_everywhere`], for one executor. The caller holds `home.moving`.
     pub(super) async fn free(&self, home: &ExecutorAdapters, id: AdapterId) -> u64 {
         let taken = {
-            // As those do who evict: a sum may be asked for again at any time.
+            // Evictions hold the same lock, because a merged adapter may be requested again at any time.
             let mut residency = lock(&home.residency);
             let is_needed = self.every_entry().iter().any(|entry| entry.id() == id);
             if is_needed { None } else { residency.host.remove(&id) }
         };
         let Some(bytes) = taken else { return 0 };
         self.unload_from_host(home, id, bytes).await.unwrap_or_else(|error| {
-            // It is the first to be evicted, and an executor that is gone holds nothing.
+            // The adapter is the next to be evicted, and an executor that has ended holds nothing.
             tracing::warn!(adapter = %id, %error, "an adapter could not be freed");
             0
         })
     }
 }
 
-/// Files of the store that an executor is to load.
 #[derive(Debug)]
 pub(super) struct LoadFiles<'a> {
     pub(super) content: ContentId,
-    /// What errors call them.
+    /// Path of the files in errors.
     pub(super) told: &'a Path,
-    /// What the adapter is multiplied with.
+    /// Weight of the adapter in the merged adapter.
     pub(super) weight: f32,
 }
 

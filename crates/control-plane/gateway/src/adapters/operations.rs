@@ -1,5 +1,5 @@
-//! Changes of the registry: load, replace, unload. Each is answered when it is on disk, and runs to its end even if its
-//! caller goes away (`to_end`).
+//! Changes of the registry: load, replace, unload. A change is answered when it is on disk, and runs to its
+//! end even if its caller goes away (`to_end`).
 
 use std::{
     path::Path,
@@ -34,11 +34,11 @@ use crate::{
     thread,
 };
 
-/// After so long what another gateway has changed has been heard of.
+/// Time after which this gateway knows the change of another gateway that caused a conflict.
 const AFTER_CONFLICT: Duration = Duration::from_secs(2);
 
 impl Registry {
-    /// Loads an adapter from inside the root.
+    /// Loads an adapter from inside the adapter root.
     ///
     /// # Errors
     /// See [`AdapterError`]; nothing has changed then.
@@ -53,7 +53,7 @@ impl Registry {
         self.load_from(place, request, base, LoadOrigin::Administrator, slot).await
     }
 
-    /// Loads an adapter the operator named at start, from anywhere, replacing what has the name.
+    /// Loads an adapter that the operator named at start, from any path, in place of one with that name.
     ///
     /// # Errors
     /// See [`AdapterError`].
@@ -68,7 +68,7 @@ impl Registry {
         let (name, path) = (name.to_owned(), path.to_owned());
         let request = LoadRequest { name, path, replace: Replace::Always, tenant: None, pinned: None };
         match self.load_from(place, request.clone(), base, LoadOrigin::Administrator, ()).await {
-            // The gateways of a fleet start together, with the same adapters.
+            // The gateways of a fleet start at once with the same adapters, so one retry follows.
             Err(AdapterError::Database(DatabaseError::Conflict(_))) => {
                 tokio::time::sleep(AFTER_CONFLICT).await;
                 let place = AdapterLocation::anywhere(&request.path)?;
@@ -78,8 +78,7 @@ impl Registry {
         }
     }
 
-    /// Loads an adapter that was made for a tenant here, from anywhere, on these terms, if the tenant's share of the registry
-    /// has room for it.
+    /// Loads an adapter that was made for a tenant, from any path, within the tenant's limits.
     ///
     /// # Errors
     /// See [`AdapterError`]; nothing has changed then.
@@ -94,7 +93,7 @@ impl Registry {
         self.load_from(place, request, base, LoadOrigin::Tenant(terms), ()).await
     }
 
-    /// Loads from `place`. What is `held` is given back when the load has ended.
+    /// Loads an adapter from `place`. `held` is dropped when the load has ended.
     pub(super) async fn load_from(
         self: &Arc<Self>,
         place: AdapterLocation,
@@ -161,7 +160,7 @@ impl Registry {
         Ok(entry)
     }
 
-    /// Copies an adapter into the store, where it has no name yet, and compares the text files beside it with the base's text.
+    /// Copies an adapter into the store, still without a name, and compares its text files with the base's.
     async fn copy(
         &self,
         place: AdapterLocation,
@@ -180,8 +179,9 @@ impl Registry {
         copied.await?
     }
 
-    /// The entry there is, if the request asks for just that: it is brought in, and nothing is written. Whoever shares the
-    /// registry may have changed it a moment ago, so it is asked.
+    /// Returns the existing entry if the request asks for exactly that. The adapter is made resident, and
+    /// nothing is written. A fleet's registry is asked first, because another gateway may have just changed
+    /// the entry.
     async fn already(
         &self,
         request: &LoadRequest,
@@ -211,7 +211,7 @@ impl Registry {
         Ok(Some(Arc::clone(old)))
     }
 
-    /// Stores, loads and registers. On an error the executor is as before; the store may hold the content.
+    /// Stores, loads and registers an adapter. After an error, only the store may have changed.
     async fn admit(
         &self,
         request: &LoadRequest,
@@ -225,13 +225,13 @@ impl Registry {
         let _held = thread::run("adapter-install", move || store.install(&incoming)).await??;
         self.store.publish(content).await?;
         let home = self.least_loaded();
-        // Until it is registered: who makes this executor ready would free it.
+        // `moving` is held until the adapter is registered; otherwise `restore` would free it.
         let moving = home.moving.lock().await;
         let files =
             LoadFiles { content, told: self.display_source(&request.name, &request.path), weight: 1.0 };
         let loaded = self.load_files(home, &[files], tenant.as_deref()).await?;
         failpoint::pass("gateway.loaded_before_commit");
-        // No request asks for a draft, so nothing else would keep it in the executors.
+        // No request uses a draft adapter, so only its pin keeps it in the executors.
         let is_draft = loaded.draft_layers > 0;
         let pinned = request.pinned.unwrap_or_else(|| is_draft || old.is_some_and(AdapterEntry::is_pinned));
         let (generation, template) = OwnTemplate::over(Generation(loaded.generation), text.template);
@@ -292,7 +292,8 @@ impl Registry {
         Ok(entry)
     }
 
-    /// Refuses new requests on `name`, waits for those that run, frees the adapter, and returns the bytes freed.
+    /// Refuses new requests for `name`, waits for running ones, frees the adapter, and returns the bytes
+    /// freed.
     ///
     /// # Errors
     /// See [`AdapterError`]; nothing has changed then.
@@ -323,8 +324,7 @@ impl Registry {
         self.entries().get(name).cloned().ok_or_else(|| AdapterError::NotFound(name.to_owned()))
     }
 
-    /// Puts an entry into the table, unless what was registered under its name has been taken over already, or something that
-    /// came later.
+    /// Inserts an entry into the table, unless replication has already inserted the same or a later version.
     fn insert_entry(&self, entry: Arc<AdapterEntry>) -> Arc<AdapterEntry> {
         let mut entered = Arc::clone(&entry);
         self.change_table(|table| match table.get(&entry.record.name) {
@@ -337,17 +337,17 @@ impl Registry {
         entered
     }
 
-    /// Makes a changed table the one that is read; what it no longer holds goes on in `draining`.
+    /// Publishes a changed table. An entry that was removed from the table moves to `draining`.
     fn change_table(&self, change: impl FnOnce(&mut AdapterNames) -> Option<Arc<AdapterEntry>>) {
         let _editing = lock(&self.editing);
         let mut table = AdapterNames::clone(&self.entries());
-        // First there, then gone here: at no moment is it in neither.
+        // The entry enters `draining` before it leaves the table, so readers always find it.
         let old = change(&mut table);
         lock(&self.draining).extend(old);
         *self.table.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(table);
     }
 
-    /// Waits for the leases of an entry that has left the table, then frees what it had.
+    /// Waits for the leases of an entry that has left the table, then frees its memory and files.
     pub(super) async fn retire(&self, entry: &Arc<AdapterEntry>) -> u64 {
         entry.drained().await;
         failpoint::pass("gateway.unload_drained");
@@ -358,18 +358,17 @@ impl Registry {
         freed
     }
 
-    /// Takes back what a failed load put into the store.
+    /// Removes from the store the content of a failed load.
     fn discard(&self, content: ContentId, error: &AdapterError) {
         if let AdapterError::Database(DatabaseError::Failed(_) | DatabaseError::Unclear { .. }) = error {
-            // The system failed in the middle of it: after a power cut the change may turn out to have happened.
-            // Its files stay until a later change has overwritten it.
+            // A failed commit may turn out to have happened, so the files stay until a later change overwrites it.
             self.sweep_due.store(true, Ordering::Relaxed);
         } else {
             self.remove_unreferenced(content);
         }
     }
 
-    /// What a change that succeeded makes possible. Call it with `changing` held: nothing may be installed meanwhile.
+    /// Runs a due cleanup. The caller holds `changing`, so that nothing is installed meanwhile.
     pub(super) async fn after_commit(&self) {
         if self.sweep_due.swap(false, Ordering::Relaxed) {
             let keep = self.every_entry().iter().map(|entry| entry.record.content).collect();

@@ -1,4 +1,4 @@
-//! Adapters that are kept resident.
+//! Pins keep adapters resident.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -9,17 +9,15 @@ use super::{
     to_end::to_end,
 };
 
-/// What to do with an adapter that requests do not use.
+/// Whether an adapter stays resident while no request uses it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pin {
-    /// Keep it resident.
     Keep,
-    /// Let it make room for others.
     Release,
 }
 
 impl Registry {
-    /// Keeps an adapter resident from now on, also after a restart, or lets it go.
+    /// Pins or releases an adapter; the setting survives a restart.
     ///
     /// # Errors
     /// See [`AdapterError`]; nothing has changed then.
@@ -51,8 +49,8 @@ impl Registry {
         Ok(entry)
     }
 
-    /// Brings a pinned adapter to every executor. It is registered: one that cannot take it now gets it when it is made
-    /// ready, or asked for.
+    /// Loads a pinned adapter into every executor. After a failure the executor gets it later, on restore or
+    /// on request.
     pub(super) async fn load_everywhere(&self, entry: &AdapterEntry) {
         let _held = match self.fetch(entry).await {
             Ok(held) => held,
@@ -68,7 +66,7 @@ impl Registry {
         }
     }
 
-    /// Fails if `id` and all that is pinned do not fit each executor together: what is pinned is on all of them.
+    /// Fails if `id` and all pinned adapters exceed an executor's budget; every executor holds all of them.
     pub(super) fn check_pins(&self, name: &str, id: AdapterId, bytes: u64) -> Result<(), AdapterError> {
         let entries = self.entries();
         let pinned = entries.values().filter(|entry| entry.is_pinned() && entry.record.name != name);

@@ -1,21 +1,20 @@
-//! The result of a fine-tuning job on its way into the registry: the transaction that registers the adapter notes it in the job's
-//! row, and fails unless the job is all but done and its holder asks.
+//! Registration of a fine-tuning job's result. The transaction that registers the adapter also notes it in
+//! the job's row. The transaction fails unless the job is about to end and the caller holds the job.
 
 use sqlx::{PgConnection, SqliteConnection};
 
-/// A fine-tuning job whose result is registered, by whoever works on it and nobody else.
+/// A fine-tuning job whose result is registered by the gateway that works on the job.
 #[derive(Debug, Clone)]
 pub struct Publication {
-    /// The job's id.
     pub job: String,
-    /// In a fleet, the gateway that works on the job, and the number of its take-over.
+    /// In a fleet, the gateway that works on the job, and the fence number of its lease.
     pub holder: Option<(String, i64)>,
-    /// Turns the job's row into one that names the adapter's generation; `None` if the job is not all but done.
+    /// Returns the job's row with the adapter version noted; `None` if the job is not about to end.
     pub note: fn(row: &str, generation: &str) -> Option<String>,
 }
 
 impl Publication {
-    /// Notes the generation in the row of a host alone. False if it must not be registered.
+    /// Notes the adapter version in a host's job row. Returns false if the adapter must not be registered.
     pub(super) async fn write_here(
         &self,
         connection: &mut SqliteConnection,
@@ -28,8 +27,8 @@ impl Publication {
         put.execute(connection).await.map(|_| true)
     }
 
-    /// Notes the generation in the row that a fleet shares, which is locked until the end of the transaction. False if it must not
-    /// be registered.
+    /// Notes the adapter version in a fleet's job row, locked until the transaction ends. Returns false if
+    /// the adapter must not be registered.
     pub(super) async fn write(
         &self,
         connection: &mut PgConnection,

@@ -1,4 +1,4 @@
-//! What is remembered of an adapter.
+//! The stored data of one adapter.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -6,60 +6,57 @@ use types::Generation;
 
 use super::store::ContentId;
 
-/// An adapter as it is remembered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
-    /// What people call it.
     pub name: String,
-    /// Whose it is; `None` is everybody's.
+    /// Tenant that owns the adapter; `None` means all tenants.
     pub tenant: Option<String>,
-    /// Its files in the store.
+    /// Content id of the adapter's files in the store.
     pub content: ContentId,
-    /// What it is: its weights, and its chat template if it has one of its own.
+    /// Adapter version: the hash of the weights, and of the adapter's own chat template if there is one.
     pub generation: Generation,
-    /// Its own chat template; `None` is the base model's.
+    /// Chat template of the adapter; `None` means that of the base.
     pub template: Option<OwnTemplate>,
-    /// Largest rank of its modules.
+    /// Largest rank of the adapter's modules.
     pub rank: u32,
-    /// Bytes it takes in the executor.
+    /// Bytes that the adapter takes in the executor.
     pub bytes: u64,
-    /// Linear layers it changes.
+    /// Number of linear layers that the adapter changes.
     pub modules: u32,
-    /// Of a draft, which answers nobody, the layers of the base that it computes; 0 of all others.
+    /// Number of base layers that a draft adapter computes; 0 for all other adapters.
     pub draft_layers: u32,
-    /// Where its files were copied from.
+    /// Path from which the files were copied.
     pub source: PathBuf,
-    /// Seconds since 1970.
+    /// Time of the load, in seconds since 1970.
     pub loaded_at: u64,
-    /// Microseconds since 1970.
+    /// Time of the last use, in microseconds since 1970.
     pub last_used_us: u64,
-    /// True if it is to be resident always.
+    /// True if the adapter is always resident.
     pub pinned: bool,
-    /// Number of its last change in a registry of many hosts; 0 in that of one, where nobody else changes it.
+    /// Number of the record's last change in a fleet's registry; 0 on a single host.
     pub version: u64,
-    /// The gateway process whose run needs the adapter, and unloads it with the run. `None` if people unload it.
+    /// Gateway process that needs the adapter and unloads it at its end; `None` if users unload it.
     pub made_by: Option<String>,
     /// When the adapter is unloaded, in seconds since 1970. `None` is never.
     pub expires_at: Option<u64>,
 }
 
-/// The chat template that an adapter has in place of the base model's.
+/// The chat template of an adapter that replaces the base's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OwnTemplate {
-    /// Its text.
+    /// Jinja source of the template.
     pub source: Arc<str>,
-    /// The generation of the adapter's weights alone: that which executors know.
+    /// Adapter version by the weights alone, which executors use.
     pub weights: Generation,
 }
 
 impl Record {
-    /// The generation that executors know: of the weights alone.
     #[must_use]
     pub fn weights(&self) -> Generation {
         self.template.as_ref().map_or(self.generation, |template| template.weights)
     }
 
-    /// Bytes that count to its tenant: those in the executor, and its chat template.
+    /// Bytes that count against the tenant's limit: those in the executor, and those of the chat template.
     pub(super) fn tenant_bytes(&self) -> u64 {
         let template_bytes = self.template.as_ref().map_or(0, |template| template.source.len() as u64);
         self.bytes.saturating_add(template_bytes)
@@ -67,7 +64,7 @@ impl Record {
 }
 
 impl OwnTemplate {
-    /// The generation of an adapter of these weights with this chat template, if it has one, and both as they are remembered.
+    /// Returns the adapter version of `weights` with the chat template `source`, and the template to store.
     pub(super) fn over(weights: Generation, source: Option<Arc<str>>) -> (Generation, Option<Self>) {
         match source {
             None => (weights, None),
@@ -75,7 +72,7 @@ impl OwnTemplate {
         }
     }
 
-    /// As a row has it: both of its columns, or neither.
+    /// Builds the template from the two columns of a row; `None` if one of them is NULL.
     pub(super) fn of_row(
         source: Option<String>,
         weights: Option<Vec<u8>>,

@@ -1,16 +1,17 @@
-//! Where it is written what is registered: in the database of this host, or in a PostgreSQL that the gateways of many hosts
-//! share.
+//! Storage of the registered adapters: the database of this host, or a PostgreSQL database of a fleet.
 //!
-//! - [`address`]: where that PostgreSQL is, as it is set: never with a password in it.
-//! - `changes`: what gateways change; [`instances`]: which of them are alive.
-//! - [`change_feed`]: the connection to it: changes of other gateways as they come, and how old what is known is.
-//! - [`cache`]: what of it lies on this host, for when it is away.
-//! - [`postgres`]: what is said to it; `layout` has its tables.
-//! - [`cleanup`]: what of the bucket belongs to no adapter, removed.
-//! - [`transfer`]: a registry copied from the one kind to the other.
-//! - [`read_only`]: what is asked of it by who is none of its gateways.
+//! - [`address`]: the address of the PostgreSQL database, which never contains a password.
+//! - `changes`: changes of records by gateways; [`instances`]: which gateways are alive.
+//! - [`change_feed`]: the connection to PostgreSQL, which delivers changes; also the age of the known
+//!   records.
+//! - [`cache`]: a copy of the records on this host, for times when PostgreSQL is unreachable.
+//! - [`postgres`]: the queries; `layout` has the tables.
+//! - [`cleanup`]: removes objects of the bucket that belong to no adapter.
+//! - [`transfer`]: copies a registry from a host to a fleet, or back.
+//! - [`read_only`]: queries for programs that are not gateways.
 //!
-//! A change names the version of what it changes, and is refused if another gateway was first.
+//! Each change of a fleet's record names the version that it changes, and fails if another gateway changed
+//! the record first.
 
 pub mod address;
 mod cache;
@@ -32,40 +33,36 @@ use super::{
     publication::Publication,
 };
 
-/// What was read, of all or of what has changed.
+/// Records that were read: all, or those that changed.
 #[derive(Debug)]
 pub(super) struct RegistryChanges {
-    /// Number of the last change that is in here.
+    /// Number of the last change that these records contain.
     pub(super) number: u64,
-    /// Whether names that are not in here are not registered.
+    /// Whether names without a record here are unregistered.
     pub(super) scope: ReadScope,
-    /// Each name, and what it stands for now.
+    /// Names with their current records; `None` for a name that is no longer registered.
     pub(super) records: Vec<(String, Option<Record>)>,
 }
 
-/// How much was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReadScope {
-    /// Everything there is.
     Whole,
-    /// What has changed since what was read last.
+    /// Records that changed since the last read.
     Since,
 }
 
-/// See the module's description.
 #[derive(Debug)]
 pub(super) enum RegistryBackend {
-    /// Of this host alone; whoever changes it holds the registry's lock.
+    /// The database of a single host; the process holds the registry's lock.
     Host(Arc<Database>),
-    /// Of many hosts.
     Shared(Arc<SharedRegistry>),
 }
 
 impl RegistryBackend {
-    /// Registers an adapter in place of `old`, and returns the version it has. Durable when this returns.
+    /// Durably registers an adapter in place of `old`, and returns the new record version.
     ///
     /// # Errors
-    /// See [`DatabaseError`]; nothing has changed then, but after [`DatabaseError::Unclear`].
+    /// See [`DatabaseError`]; nothing has changed then, except perhaps after [`DatabaseError::Unclear`].
     pub(super) async fn put(
         &self,
         record: &Record,
@@ -78,10 +75,10 @@ impl RegistryBackend {
         }
     }
 
-    /// Forgets an adapter. Durable when this returns.
+    /// Durably deletes an adapter.
     ///
     /// # Errors
-    /// As [`RegistryBackend::put`].
+    /// Fails as [`RegistryBackend::put`] does.
     pub(super) async fn remove(&self, entry: &AdapterEntry) -> Result<(), DatabaseError> {
         match self {
             Self::Host(database) => database.remove(&entry.record.name).await,
@@ -89,10 +86,10 @@ impl RegistryBackend {
         }
     }
 
-    /// Remembers whether an adapter is pinned, and returns the version it has then. Durable when this returns.
+    /// Durably stores whether an adapter is pinned, and returns the new record version.
     ///
     /// # Errors
-    /// As [`RegistryBackend::put`].
+    /// Fails as [`RegistryBackend::put`] does.
     pub(super) async fn set_pinned(&self, entry: &AdapterEntry, pinned: bool) -> Result<u64, DatabaseError> {
         let name = &entry.record.name;
         match self {
@@ -101,10 +98,10 @@ impl RegistryBackend {
         }
     }
 
-    /// Remembers when an adapter is to be unloaded, and returns the version it has then. Durable when this returns.
+    /// Durably stores when an adapter is to be unloaded, and returns the new record version.
     ///
     /// # Errors
-    /// As [`RegistryBackend::put`].
+    /// Fails as [`RegistryBackend::put`] does.
     pub(super) async fn set_expiry(
         &self,
         entry: &AdapterEntry,
@@ -117,10 +114,10 @@ impl RegistryBackend {
         }
     }
 
-    /// Fails unless an adapter is registered as it is known here.
+    /// Fails unless the record version of `entry` is the one in the registry.
     ///
     /// # Errors
-    /// As [`RegistryBackend::put`].
+    /// Fails as [`RegistryBackend::put`] does.
     pub(super) async fn confirm(&self, entry: &AdapterEntry) -> Result<(), DatabaseError> {
         match self {
             Self::Host(_) => Ok(()),
@@ -128,10 +125,10 @@ impl RegistryBackend {
         }
     }
 
-    /// Remembers when adapters were last used, in microseconds since 1970.
+    /// Stores when adapters were last used, in microseconds since 1970.
     ///
     /// # Errors
-    /// As [`RegistryBackend::put`].
+    /// Fails as [`RegistryBackend::put`] does.
     pub(super) async fn set_used(&self, used: &[(String, u64)]) -> Result<(), DatabaseError> {
         match self {
             Self::Host(database) => database.set_used(used).await,
@@ -139,7 +136,6 @@ impl RegistryBackend {
         }
     }
 
-    /// The registry of many hosts, if that is what it is.
     pub(super) fn shared(&self) -> Option<&Arc<SharedRegistry>> {
         match self {
             Self::Host(_) => None,

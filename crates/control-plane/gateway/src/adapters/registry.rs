@@ -1,4 +1,5 @@
-//! The registry: the table of names, the files and the database behind it, and the locks that keep them in step.
+//! The registry: the table of names, the files and database behind it, and the locks that keep them
+//! consistent.
 
 use std::{
     path::{Path, PathBuf},
@@ -28,83 +29,76 @@ use super::{
 };
 use crate::{caller::Caller, executors::Executors, lock::lock, random::random_u64, thread};
 
-/// Loads that may be under way; more are refused.
+/// Maximum number of concurrent loads; further loads are refused.
 pub(super) const MAX_LOADS: usize = 8;
-/// Copies made at once, each on a thread of its own.
+/// Maximum number of concurrent copies, each on its own thread.
 const MAX_COPIES: usize = 2;
-/// How often the times of last use are written down.
+/// Interval at which times of last use are saved.
 const SAVE_INTERVAL: Duration = Duration::from_secs(30);
 
-/// What a registry is opened with.
 #[derive(Debug, Clone)]
 pub struct RegistryOptions {
-    /// The directory of what outlives the process.
+    /// Directory of the data that outlives the process.
     pub state: PathBuf,
-    /// Where adapters loaded over HTTP must be: absolute and without links.
+    /// Directory that must contain adapters loaded over HTTP: absolute and without links.
     pub adapter_root: PathBuf,
-    /// Most names.
     pub max_adapters: usize,
-    /// Longest file of an adapter.
     pub max_adapter_file_bytes: u64,
-    /// Most bytes of adapters that one tenant may publish.
+    /// Maximum bytes of adapters that one tenant may publish.
     pub tenant_bytes: u64,
-    /// What is shared with other hosts, if anything is.
     pub fleet: Option<FleetStorage>,
 }
 
-/// What the gateways of many hosts share.
 #[derive(Debug, Clone)]
 pub struct FleetStorage {
-    /// Where it is written what is registered.
     pub registry: PostgresAddress,
-    /// Where the adapters' files are.
+    /// Address of the adapters' files.
     pub store: BucketAddress,
-    /// How many bytes of them may lie on this host.
+    /// Maximum bytes of these files in this host's cache.
     pub cache_bytes: u64,
-    /// The file that the registry's API keys are kept in on this host, if they are asked for.
+    /// File on this host that receives the registry's API keys, if they are wanted.
     pub key_file: Option<PathBuf>,
 }
 
-/// Every adapter that is registered, and what is held to serve and to change them.
+/// All registered adapters, and the resources to serve and change them.
 #[derive(Debug)]
 pub struct Registry {
     pub(super) executors: Executors,
     pub(super) homes: Vec<ExecutorAdapters>,
-    /// What belongs to this host, whoever else there is.
+    /// The database of this host, which a gateway of a fleet has too.
     database: Arc<Database>,
     pub(super) records: RegistryBackend,
     pub(super) store: AdapterStore,
-    /// The directory of what outlives the process.
     state: PathBuf,
     pub(super) root: PathBuf,
     pub(super) max_adapters: usize,
     pub(super) share: TenantQuota,
     pub(super) table: RwLock<Arc<AdapterNames>>,
-    /// Held for the moment in which one table takes the place of another.
+    /// Held while one table replaces another.
     pub(super) editing: Mutex<()>,
-    /// Out of the table, but requests still use them.
+    /// Entries that left the table while requests still use them.
     pub(super) draining: Mutex<Vec<Arc<AdapterEntry>>>,
     pub(super) sums: MergedAdapters,
     /// Held while the registry changes; readers never wait for it.
     pub(super) changing: tokio::sync::Mutex<()>,
     pub(super) loads: Arc<Semaphore>,
     pub(super) copies: Arc<Semaphore>,
-    /// True if the store may hold contents nothing refers to.
+    /// True if the store may hold contents without a reference.
     pub(super) sweep_due: AtomicBool,
     pub(super) counters: RegistryCounters,
-    /// See [`Registry::instance`].
     pub(super) instance: String,
-    /// What addresses of downloads are signed with, once it is known.
+    /// Secret that signs download addresses, once it is known.
     pub(super) download_secret: OnceCell<[u8; 32]>,
-    /// Dropped last: the next gateway may open the directory then.
+    /// Dropped last, because the next gateway may then open the directory.
     _lock: Lock,
 }
 
 impl Registry {
-    /// Opens the registry, or makes one where there never was one.
+    /// Opens the registry, or creates one if there never was one.
     ///
     /// # Errors
-    /// If it is in use, damaged, or written by a later version; never an empty registry instead.
+    /// If the registry is in use, damaged, or written by a later version. A damaged registry is never
+    /// replaced by an empty one.
     pub async fn open(executors: Executors, options: RegistryOptions) -> Result<Arc<Self>, OpenError> {
         let lock = Lock::acquire(&options.state).await?;
         let (opened, store) = match options.fleet.clone() {
@@ -150,41 +144,38 @@ impl Registry {
         Ok(registry)
     }
 
-    /// Every adapter, by name.
     #[must_use]
     pub fn entries(&self) -> Arc<AdapterNames> {
         Arc::clone(&self.table.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Adapters that have lost their name while requests still use them.
+    /// Returns the adapters without a name that requests still use.
     #[must_use]
     pub fn draining(&self) -> Vec<Arc<AdapterEntry>> {
         lock(&self.draining).clone()
     }
 
-    /// Adapters in all.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries().len()
     }
 
-    /// True if there is none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries().is_empty()
     }
 
-    /// What else of this host must outlive the process is kept there too.
+    /// Database of this host, which also stores other persistent data of the host.
     pub(crate) fn database(&self) -> &Arc<Database> {
         &self.database
     }
 
-    /// What else the hosts of a fleet share is kept there too: rows in its PostgreSQL, bytes in its bucket.
+    /// Shared registry and bucket, which also store other data of the fleet: rows and objects.
     pub(crate) fn shared(&self) -> Option<(&Arc<SharedRegistry>, &Arc<Bucket>)> {
         Some((self.records.shared()?, self.store.bucket()?))
     }
 
-    /// The files of an adapter, as they were copied; they stay as long as what else is returned lives.
+    /// Returns the path of an adapter's files as they were copied. The files stay until the hold is dropped.
     pub(crate) async fn files_of(
         &self,
         entry: &AdapterEntry,
@@ -193,48 +184,45 @@ impl Registry {
         Ok((self.store.path(entry.record.content), held))
     }
 
-    /// How old what is known is, if other hosts change it too.
+    /// Age of the known records; `None` if no other host changes them.
     #[must_use]
     pub fn freshness(&self) -> Option<Freshness> {
         self.records.shared().map(|shared| shared.freshness())
     }
 
-    /// What is counted of the bucket, if there is one.
     #[must_use]
     pub fn fetch_figures(&self) -> Option<FetchStats> {
         self.store.fetch_figures()
     }
 
-    /// Directory below which adapters are loaded over HTTP; absolute.
+    /// Absolute path of the directory from which adapters are loaded over HTTP.
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// What errors call the files of the adapter `name` that came from `source`: by name where that is a place of the gateway's own.
+    /// Path of an adapter's files in errors; the adapter's name replaces paths inside the state directory.
     pub(super) fn display_source<'a>(&self, name: &'a str, source: &'a Path) -> &'a Path {
         if source.starts_with(&self.state) { Path::new(name) } else { source }
     }
 
-    /// Most names there may be.
     #[must_use]
     pub fn max_adapters(&self) -> usize {
         self.max_adapters
     }
 
-    /// What has been counted since the process began.
     #[must_use]
     pub fn figures(&self) -> RegistryStats {
         self.counters.read()
     }
 
-    /// Takes a lease on what `name` stands for now; it may have to be brought in ([`Registry::ensure_resident`]). Another
-    /// tenant's adapter is not there.
+    /// Leases the adapter that `name` refers to now. The adapter need not be resident; see
+    /// [`Registry::load_on`]. Adapters of other tenants count as missing.
     ///
     /// # Errors
-    /// If it is registered, but cannot be used, or answers nobody.
+    /// If the adapter is registered but cannot be used, or is a draft adapter.
     pub fn lease(&self, name: &str, caller: &Caller) -> Result<Option<Lease>, LeaseError> {
-        // The lock is held until the lease is taken: whoever removes the entry then waits for it.
+        // The lock is held until the lease is taken, so a removal of the entry waits for the lease.
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         let Some(entry) = table.find(name, caller) else {
             return Ok(None);
@@ -246,68 +234,64 @@ impl Registry {
         }
     }
 
-    /// Where an adapter is.
     #[must_use]
     pub fn tier(&self, entry: &AdapterEntry) -> Tier {
         let is_host = self.homes.iter().any(|home| home.holds(entry.id()));
         if is_host { Tier::Host } else { Tier::Disk }
     }
 
-    /// Whether an adapter is in the executor at `index`.
     #[must_use]
     pub fn is_at(&self, id: AdapterId, index: usize) -> bool {
         self.homes[index].holds(id)
     }
 
-    /// The adapters in the executor at `index`.
     #[must_use]
     pub fn held_at(&self, index: usize) -> Vec<AdapterId> {
         self.homes[index].held()
     }
 
-    /// Whether requests wait for an adapter to arrive.
+    /// Whether requests wait for the adapter to be loaded.
     #[must_use]
     pub fn is_loading(&self, entry: &AdapterEntry) -> bool {
         self.homes.iter().any(|home| home.is_loading(entry.id()))
     }
 
-    /// Adapters in the executors, and the bytes they take; one that is in two counts twice.
+    /// Number and bytes of resident adapters; an adapter in two executors counts twice.
     #[must_use]
     pub fn resident(&self) -> (usize, u64) {
         let each = self.homes.iter().map(ExecutorAdapters::resident);
         each.fold((0, 0), |(count, bytes), (more, of_them)| (count + more, bytes + of_them))
     }
 
-    /// Bytes of adapters the executors can hold together; `None` as long as none is connected.
+    /// Bytes of adapters that all executors together can hold; `None` while no executor is connected.
     #[must_use]
     pub fn budget_bytes(&self) -> Option<u64> {
         let each = self.homes.iter().filter_map(ExecutorAdapters::budget_bytes);
         each.reduce(u64::saturating_add)
     }
 
-    /// Where adapters are brought that no request has asked for: the executor in use with the least to do. With none in
-    /// use, any, for its call says why.
+    /// Executor for loads that no request asked for: the ready executor with the least load. If none is
+    /// ready, the first executor, whose call reports the reason.
     pub(super) fn least_loaded(&self) -> &ExecutorAdapters {
         let in_use = self.in_use();
         let load = |home: &&ExecutorAdapters| home.executor.load().held;
         in_use.into_iter().min_by_key(load).unwrap_or(&self.homes[0])
     }
 
-    /// The executors that are used; of a single one it does not matter whether it is there.
+    /// Returns the ready executors; a single executor is returned even if it is not ready.
     pub(super) fn in_use(&self) -> Vec<&ExecutorAdapters> {
         let (members, is_only) = (self.executors.all(), !self.executors.are_several());
         let used = self.homes.iter().filter(|home| is_only || members[home.index].is_ready());
         used.collect()
     }
 
-    /// All that has a name or a lease, and all that is made of these.
+    /// Returns all entries with a name or a lease, and all merged adapters.
     pub(super) fn every_entry(&self) -> Vec<Arc<AdapterEntry>> {
-        // In this order: an entry goes from the table to those that drain.
+        // The table is read first, because entries move from the table to `draining`.
         let table = self.entries();
         table.values().cloned().chain(self.draining()).chain(self.sums.all()).collect()
     }
 
-    /// Writes down when adapters were last used.
     async fn save_uses(&self) {
         let used: Vec<_> = self.entries().values().filter_map(|entry| entry.unsaved_use()).collect();
         if used.is_empty() {
@@ -319,14 +303,12 @@ impl Registry {
     }
 }
 
-/// What a registry is read from, and what was read.
 struct RegistryContents {
     database: Arc<Database>,
     records: RegistryBackend,
     found: Vec<Record>,
 }
 
-/// Opens the registry of one host.
 async fn open_host(options: &RegistryOptions) -> Result<(RegistryContents, AdapterStore), OpenError> {
     let state = &options.state;
     let is_new = !database::exists(state)?;
@@ -345,7 +327,7 @@ async fn open_host(options: &RegistryOptions) -> Result<(RegistryContents, Adapt
     Ok((RegistryContents { records: RegistryBackend::Host(Arc::clone(&database)), database, found }, store))
 }
 
-/// Opens the registry of many hosts. This host's own database keeps what else belongs to it.
+/// Opens the shared registry of a fleet. The database of this host keeps the host's other data.
 async fn open_fleet(
     options: &RegistryOptions,
     fleet: FleetStorage,

@@ -1,5 +1,5 @@
-//! What other gateways have changed, taken over: names appear, go, and stand for something else, as if it had been asked for
-//! here. Files come when a request needs them, and at once if they are pinned.
+//! Applies changes that other gateways of the fleet made: names appear, disappear or refer to other adapters,
+//! as after a local change. Files are fetched when a request needs them, and at once for pinned adapters.
 
 use std::{
     collections::HashSet,
@@ -15,17 +15,17 @@ use super::{
 };
 use crate::lock::lock;
 
-/// A table on its way from what was known to what was read.
+/// A copy of the table to which changes are applied.
 struct Merge {
     table: AdapterNames,
-    /// Out of the table.
+    /// Entries that left the table.
     gone: Vec<Arc<AdapterEntry>>,
-    /// To be kept resident from now on.
+    /// Entries to load into every executor.
     pinned: Vec<Arc<AdapterEntry>>,
 }
 
 impl Merge {
-    /// `name` stands for `record` now.
+    /// Lets `name` refer to `record`, or removes the name if there is no record.
     fn set(&mut self, name: &str, record: Option<Record>) {
         let Some(record) = record else {
             self.gone.extend(self.table.remove(name));
@@ -53,7 +53,6 @@ impl Merge {
         }
     }
 
-    /// Nothing else is registered than `names`.
     fn keep_only(&mut self, names: &HashSet<String>) {
         let others: Vec<_> = self.table.keys().filter(|name| !names.contains(*name)).cloned().collect();
         self.gone.extend(others.iter().filter_map(|name| self.table.remove(name)));

@@ -1,53 +1,46 @@
-//! A load as it is asked for, and whether what it expects is there.
+//! Parameters of a load, and the check of the caller's expectations.
 
 use std::path::PathBuf;
 
 use super::{entry::AdapterEntry, errors::AdapterError, publication::Publication};
 
-/// A load as a caller asks for it.
 #[derive(Debug, Clone)]
 pub struct LoadRequest {
-    /// The name it will have.
     pub name: String,
-    /// Where its files are.
     pub path: PathBuf,
-    /// What to do if the name is taken.
     pub replace: Replace,
-    /// Whose it will be. `None` is everybody's, or for a name that is taken, whose it was.
+    /// Owner of the adapter. `None` means all tenants, or the previous owner if the name is taken.
     pub tenant: Option<String>,
-    /// Whether to keep it resident. `None` is no, or for a name that is taken, as it was.
+    /// Whether to keep the adapter resident. `None` means no, or as before if the name is taken.
     pub pinned: Option<bool>,
 }
 
-/// What holds for an adapter that was made here, besides what a caller may say.
+/// Properties of an adapter that was made here, which a client cannot set.
 #[derive(Debug, Clone, Default)]
 pub struct Terms {
-    /// See [`Record::made_by`](super::Record).
+    /// Gateway process that needs the adapter; see [`Record::made_by`](super::Record).
     pub made_by: Option<String>,
     /// When the adapter is unloaded, in seconds since 1970.
     pub expires_at: Option<u64>,
-    /// The fine-tuning job that the adapter is the result of.
+    /// Fine-tuning job whose result the adapter is.
     pub publication: Option<Publication>,
 }
 
-/// What to do with a name that is taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Replace {
-    /// A name that is taken is refused.
     Never,
-    /// Replace whatever it is.
     Always,
-    /// Replace only this generation: in hexadecimal, 12 digits at least, or `*` for any that is there.
+    /// Replace only this adapter version: at least 12 hexadecimal digits, or `*` for any.
     Only(String),
 }
 
-/// Stands for whatever generation is there, if there is one.
+/// Matches any existing adapter version.
 const ANY_GENERATION: &str = "*";
 
-/// So many digits of a generation name it: as many as tables print.
+/// Minimum number of digits that identify an adapter version: as many as tables print.
 const MIN_DIGITS: usize = 12;
 
-/// Fails if what has the name is not to be replaced.
+/// Fails unless the request allows to replace `old`.
 pub(super) fn check_replace(request: &LoadRequest, old: Option<&AdapterEntry>) -> Result<(), AdapterError> {
     match &request.replace {
         Replace::Never if old.is_some() => Err(AdapterError::NameTaken(request.name.clone())),
@@ -56,7 +49,7 @@ pub(super) fn check_replace(request: &LoadRequest, old: Option<&AdapterEntry>) -
     }
 }
 
-/// `expected` is a generation, its first digits as tables print them, or `*` for any.
+/// Fails unless `expected` is the adapter version of `old`, its first digits, or `*`.
 pub(super) fn check_generation(
     name: &str,
     expected: Option<&str>,

@@ -1,4 +1,4 @@
-//! An executor that was just connected made ready: what it holds is taken over, what is needed is brought back.
+//! Prepares an executor that was just connected: records its adapters, and loads those that are needed.
 
 use std::sync::{Arc, Weak};
 
@@ -9,9 +9,9 @@ use super::{entry::AdapterEntry, errors::ResidencyError, registry::Registry, res
 use crate::executor::CallError;
 
 impl Registry {
-    /// Makes the executor at `index` ready, which was just connected and holds `resident`: adapters that requests wait for
-    /// and pinned ones are loaded before this returns, others in the background as long as there is room. False if
-    /// the executor went away.
+    /// Prepares the executor at `index`, which was just connected and holds `resident`. Pinned adapters, and
+    /// those that requests wait for, are loaded before this returns; others follow in the background while
+    /// memory lasts. Returns false if the executor disconnected.
     pub async fn restore(
         self: &Arc<Self>,
         index: usize,
@@ -28,7 +28,7 @@ impl Registry {
             let is_base = entry.record.name == base_name;
             entry.set_fault(is_base.then(|| "the base model has the same name now".to_owned()));
         }
-        // Whatever else is resident was loaded just before a crash and is in nobody's registry.
+        // Other resident adapters were loaded just before a crash and are in no registry.
         for id in resident {
             self.free(home, AdapterId(*id)).await;
         }
@@ -38,7 +38,7 @@ impl Registry {
         needed.sort_by_key(|entry| (!entry.is_used_at(index), u64::MAX - entry.last_used_us()));
         for entry in needed {
             if !entry.sources().iter().all(|(record, _)| self.store.has(record.content)) {
-                // Nobody waits for what has to come from elsewhere.
+                // A fetch from the bucket must not delay the other adapters.
                 let (registry, entry) = (Arc::clone(self), Arc::clone(entry));
                 tokio::spawn(async move { registry.load_everywhere(&entry).await });
                 continue;
@@ -51,7 +51,7 @@ impl Registry {
         true
     }
 
-    /// Brings a registered adapter into the executor, and notes if that cannot be. False if the executor is gone.
+    /// Loads a registered adapter, or records a fault. Returns false if the executor disconnected.
     async fn bring_back(&self, home: &ExecutorAdapters, entry: &AdapterEntry) -> bool {
         if entry.fault().is_some() {
             return true;
@@ -62,7 +62,7 @@ impl Registry {
             Err(error) => {
                 tracing::error!(name = %entry.record.name, %error, "an adapter could not be brought back");
                 if matches!(error, ResidencyError::Unusable(_)) && self.store.fetch_figures().is_some() {
-                    // It may have rotted here: whoever needs it fetches it again.
+                    // The local copy may be corrupt, so the next request fetches the files again.
                     self.store.remove(entry.record.content);
                 } else if matches!(error, ResidencyError::Unusable(_)) {
                     entry.set_fault(Some(error.to_string()));
@@ -73,8 +73,7 @@ impl Registry {
     }
 }
 
-/// Brings adapters in that are nowhere else as long as there is room, those used last first, while the same connection
-/// lasts.
+/// Loads adapters that no other executor holds, last used first, while memory and connection last.
 async fn preload(registry: Weak<Registry>, index: usize, epoch: Option<u64>) {
     let Some(mut entries) = registry.upgrade().map(|registry| registry.every_entry()) else {
         return;
@@ -84,7 +83,7 @@ async fn preload(registry: Weak<Registry>, index: usize, epoch: Option<u64>) {
         let Some(registry) = registry.upgrade() else {
             return;
         };
-        // Taken for each anew, so that requests and changes get their turn.
+        // The lock is taken anew for each adapter, so that requests and changes are not delayed.
         let home = &registry.homes[index];
         let _moving = home.moving.lock().await;
         let fits = home.resident().1.saturating_add(entry.record.bytes) <= home.budget_bytes().unwrap_or(0);

@@ -1,20 +1,20 @@
-//! What one tenant may publish: adapters of fine-tuning jobs and of Tinker's models, which nobody but the tenant asks for.
+//! Limits on what one tenant may publish: results of fine-tuning jobs and snapshots of Tinker models, which
+//! only the tenant uses.
 
 use super::{errors::AdapterError, request::Terms, table::AdapterNames};
 
-/// Most adapters that a tenant may publish, however many the registry holds.
+/// Maximum number of adapters that a tenant may publish, regardless of the registry's limit.
 const MAX_PUBLISHED: usize = 1024;
 
-/// Whose limits a load is held to.
+/// Limits that apply to a load.
 #[derive(Debug)]
 pub(super) enum LoadOrigin {
-    /// An administrator, who is bound by the limits of the registry alone.
+    /// An administrator, whose loads have only the limits of the registry.
     Administrator,
-    /// A tenant, whose share of the registry is bounded too, on these terms.
+    /// A tenant, whose published adapters are limited too.
     Tenant(Terms),
 }
 
-/// The limits of each tenant.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TenantQuota {
     max_adapters: usize,
@@ -22,12 +22,13 @@ pub(super) struct TenantQuota {
 }
 
 impl TenantQuota {
-    /// The share of a registry for `max_adapters`: half of it, [`MAX_PUBLISHED`] adapters at most, and `max_bytes`.
+    /// Limits for a registry of `max_adapters` names: half of them, at most [`MAX_PUBLISHED`], and
+    /// `max_bytes` bytes.
     pub(super) fn of(max_adapters: usize, max_bytes: u64) -> Self {
         Self { max_adapters: max_adapters.div_ceil(2).min(MAX_PUBLISHED), max_bytes }
     }
 
-    /// Checks that `tenant` may publish the adapter `name` with files of `bytes`, in the place of the one that has the name.
+    /// Checks that `tenant` may publish the adapter `name` with `bytes`, in place of the one with that name.
     pub(super) fn check(
         self,
         table: &AdapterNames,
@@ -40,7 +41,7 @@ impl TenantQuota {
         let others = others.filter(|record| record.tenant.as_deref() == tenant && record.name != name);
         let (adapters, held_bytes) = others
             .fold((0, 0u64), |(count, sum), record| (count + 1, sum.saturating_add(record.tenant_bytes())));
-        // As with states, the last one may go beyond.
+        // As with saved training states, the last adapter may exceed the byte limit.
         if adapters < max_adapters && held_bytes < max_bytes {
             return Ok(());
         }

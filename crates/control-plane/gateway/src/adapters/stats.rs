@@ -1,14 +1,13 @@
-//! What the registry counts about itself, for whoever renders figures.
+//! Counters of the registry, which the metrics endpoint renders.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::Duration,
 };
 
-/// Upper bounds of the load time's buckets, in seconds; one more bucket holds what is above.
+/// Upper bounds of the load time's buckets, in seconds; one more bucket counts longer loads.
 pub const LOAD_BOUNDS_S: [f64; 12] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
 
-/// Counts since the process began.
 #[derive(Debug, Default)]
 pub(super) struct RegistryCounters {
     loads: AtomicU64,
@@ -20,22 +19,18 @@ pub(super) struct RegistryCounters {
     buckets: [AtomicU64; LOAD_BOUNDS_S.len() + 1],
 }
 
-/// The counters at one moment.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RegistryStats {
-    /// Adapters the executor took.
     pub loads: u64,
-    /// Adapters it did not take.
     pub load_failures: u64,
-    /// Adapters that were unloaded to make room for others.
     pub evictions: u64,
-    /// Requests whose adapter was resident.
+    /// Number of requests whose adapter was resident.
     pub hits: u64,
-    /// Requests that waited for their adapter.
+    /// Number of requests that waited for their adapter.
     pub misses: u64,
-    /// Seconds all loads took together.
+    /// Total time of all loads, in seconds.
     pub load_s: f64,
-    /// Loads in each bucket of [`LOAD_BOUNDS_S`] alone (not summed up), then those above the last bound.
+    /// Loads in each bucket of [`LOAD_BOUNDS_S`] (not cumulative), then those above the last bound.
     pub load_buckets: [u64; LOAD_BOUNDS_S.len() + 1],
 }
 

@@ -1,22 +1,23 @@
-//! The adapters' files, kept by content: what the executor loads, and what a restart brings back.
+//! The store keeps the adapters' files by content; executors load them, also after a restart.
 //!
 //! ```text
 //! STATE/adapters/                          only the gateway's user may enter
-//!     .incoming-0123456789abcdef/          a copy that is being made, or one that goes; swept at start
-//!     .partial-<64 hexadecimal digits>/    what has come of a content from the bucket
+//!     .incoming-0123456789abcdef/          a copy in progress, or an old copy to delete; removed at start
+//!     .partial-<64 hexadecimal digits>/    the fetched beginning of a content from the bucket
 //!     <64 hexadecimal digits>/             named after its content and never changed
 //!         adapter_config.json, adapter_model.safetensors     or: adapter.gguf
 //! ```
 //!
-//! - [`content`]: what files are called by.
-//! - [`incoming`]: files that come over HTTP, until they can be copied like any.
-//! - [`address`]: where a store is that many hosts share.
-//! - [`bucket`]: such a store, over `transport`. The directory is its cache then, and goes by `cache`.
-//! - [`fetch`]: what is needed here brought from the bucket, and what came in brought there.
+//! - [`content`]: content ids and hashing.
+//! - [`incoming`]: files of an upload over HTTP, until they are copied like any others.
+//! - [`address`]: address of a store that many hosts share.
+//! - [`bucket`]: the shared store, over `transport`. The directory is then a cache of the bucket, with limits
+//!   by `cache`.
+//! - [`fetch`]: fetches contents from the bucket, and publishes new contents there.
 //!
-//! A copy is written, its files are synced, its directory is synced, it is renamed, and the store is synced: after
-//! a power cut a directory with a content's name is whole. The name also hashes the owner, so that two tenants share
-//! nothing, while two names of one tenant share one directory.
+//! A copy is written, its files are synced, its directory is synced, it is renamed, and the store is synced.
+//! So after a power cut a directory with a content's name is complete. The name also hashes the owner: two
+//! tenants never share files, while two names of one tenant may share a directory.
 
 pub(crate) mod address;
 pub(crate) mod bucket;
@@ -54,65 +55,39 @@ use self::{
 use super::jail::{AdapterFile, AdapterLocation, GGUF_FILE, JailError};
 use crate::random::random_u64;
 
-/// The store within the state directory.
 const DIRECTORY: &str = "adapters";
-/// What a copy is called before it is whole.
+/// Prefix of a copy in progress.
 const INCOMING: &str = ".incoming-";
-/// What is before a content's name as long as it is not whole.
+/// Prefix of an incomplete content.
 const PARTIAL: &str = ".partial-";
 
-/// Why files did not get into the store.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// They may not be read.
     #[error(transparent)]
     Jail(#[from] JailError),
-    /// A file has more bytes than are taken.
     #[error(
         "'{name}' has more than {limit_bytes} bytes, which is the limit (--max-adapter-file-bytes; 1 MiB for adapter_config.json)"
     )]
-    TooLarge {
-        /// The file.
-        name: &'static str,
-        /// The limit it exceeds.
-        limit_bytes: u64,
-    },
-    /// It is sent with an adapter, and is none of its files.
+    TooLarge { name: &'static str, limit_bytes: u64 },
+    /// A file of an upload is not a file of an adapter.
     #[error("'{name}' {reason}; send adapter_config.json and adapter_model.safetensors, or one .gguf file")]
-    NoPart {
-        /// What its sender calls it.
-        name: String,
-        /// What is wrong with it.
-        reason: &'static str,
-    },
-    /// No room.
+    NoPart { name: String, reason: &'static str },
     #[error("the disk of the state directory is full: {0}; free some space, then load the adapter again")]
     Full(io::Error),
-    /// The system refused something else.
     #[error("{attempt} '{}' failed: {source}; check the state directory's disk", path.display())]
-    Io {
-        /// What was tried.
-        attempt: &'static str,
-        /// On what.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// The bucket did not take or give it.
+    Io { attempt: &'static str, path: PathBuf, source: io::Error },
     #[error(transparent)]
     Bucket(#[from] BucketError),
-    /// What the bucket gave is not what is called so.
+    /// The contents from the bucket do not match their hash.
     #[error("what the bucket {0} has of it was changed there; load the adapter again")]
     Damaged(BucketAddress),
-    /// The thread that looked at it is gone.
     #[error("looking at its files stopped: {0}; the log says why")]
     Stopped(String),
 }
 
-/// A whole copy that has no name yet; dropping it removes it.
+/// A complete copy without a name; dropping it removes the copy.
 #[derive(Debug)]
 pub struct Incoming {
-    /// What it is.
     pub content: ContentId,
     /// Bytes of all files.
     pub(super) bytes: u64,
@@ -124,21 +99,19 @@ struct Temporary(PathBuf);
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        // It is not there any more once it has its name; what stays behind is swept at the next start.
+        // After `install` the path is missing or holds an older copy; the next start removes remains.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
-/// What a sweep is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CleanupScope {
-    /// Contents, and copies that were being made: at start there is nobody who makes one.
+    /// Contents, and copies in progress, which only exist at start if a previous gateway left them.
     Everything,
-    /// Contents alone.
     Contents,
 }
 
-/// See the module's description. What is not `async` may block.
+/// The files of adapters by content. Functions that are not `async` may block.
 #[derive(Debug, Clone)]
 pub struct AdapterStore {
     directory: PathBuf,
@@ -146,7 +119,7 @@ pub struct AdapterStore {
     remote: Option<Arc<Remote>>,
 }
 
-/// A bucket, and what of it is here.
+/// A bucket, and the part of it that is cached here.
 #[derive(Debug)]
 struct Remote {
     bucket: Arc<Bucket>,
@@ -155,7 +128,7 @@ struct Remote {
 }
 
 impl AdapterStore {
-    /// Opens the store of the state directory `state`, and creates it if it is not there.
+    /// Opens the store of the state directory `state`, and creates it if it is missing.
     ///
     /// # Errors
     /// If the system refuses.
@@ -164,15 +137,15 @@ impl AdapterStore {
         let created = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
         created.map_err(failed("creating", &directory))?;
         sync(state)?;
-        // Absolute: the executor that is told these paths may run somewhere else.
+        // The path is absolute because the executor may have another working directory.
         let directory = directory.canonicalize().map_err(failed("finding", &directory))?;
         Ok(Self { directory, max_file_bytes, remote: None })
     }
 
-    /// Copies the adapter at `place`, hashing what is copied. The copy is on disk when this returns.
+    /// Copies and hashes the adapter at `place`. The copy is on disk when this returns.
     ///
     /// # Errors
-    /// If it cannot be read, is too large, or does not fit the disk; nothing is left behind.
+    /// If the adapter cannot be read, is too large, or does not fit the disk; nothing is left behind.
     pub fn copy(&self, place: &AdapterLocation, owner: TenantId) -> Result<Incoming, StoreError> {
         let pieces = place.pieces()?;
         let path = self.directory.join(format!("{INCOMING}{:016x}", random_u64()));
@@ -211,7 +184,7 @@ impl AdapterStore {
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) => return Err(failed("reading", Path::new(piece.name))(error)),
             };
-            // Counted as it comes: what the file's length said a moment ago binds nobody.
+            // Counted while reading, because the file may have grown since its length was read.
             total_bytes = total_bytes.saturating_add(count as u64);
             if total_bytes > limit_bytes {
                 return Err(StoreError::TooLarge { name: piece.name, limit_bytes });
@@ -226,9 +199,9 @@ impl AdapterStore {
         Ok((path, copy))
     }
 
-    /// Gives a copy its name. One that has it already should be equal, but may have rotted: the fresh one takes its
-    /// place at one stroke, and the other goes with `incoming`. Durable when this returns, and it stays as long as what is
-    /// returned lives.
+    /// Renames a copy to its content id. An existing directory with that name may be corrupt, so it is
+    /// exchanged atomically and removed with `incoming`. The change is durable when this returns, and the
+    /// files stay until the returned hold is dropped.
     ///
     /// # Errors
     /// If the system refuses.
@@ -252,7 +225,7 @@ impl AdapterStore {
         Ok(held.unwrap_or_else(CacheHold::by_nobody))
     }
 
-    /// What the executor is told to load.
+    /// Path that the executor loads.
     #[must_use]
     pub fn path(&self, content: ContentId) -> PathBuf {
         let directory = self.directory(content);
@@ -260,7 +233,7 @@ impl AdapterStore {
         if gguf.exists() { gguf } else { directory }
     }
 
-    /// Removes a content that nothing here refers to. In a bucket it stays: there somebody else may.
+    /// Removes a content from this host; the bucket keeps it, because other hosts may use it.
     pub fn remove(&self, content: ContentId) {
         if let Some(remote) = &self.remote {
             remote.cache.forget(content);
@@ -268,7 +241,7 @@ impl AdapterStore {
         remove(&self.directory(content));
     }
 
-    /// Removes contents that are not in `keep`; returns how many things went.
+    /// Removes contents that are not in `keep`. Returns the number of removed entries.
     ///
     /// # Errors
     /// If the store cannot be listed.
@@ -303,22 +276,22 @@ impl AdapterStore {
     }
 }
 
-/// Sees whether a bucket can be written and read.
+/// Tests whether a bucket can be written and read.
 ///
 /// # Errors
-/// What it says.
+/// If the bucket refuses, or cannot be reached.
 pub(crate) async fn try_out(address: &BucketAddress) -> Result<(), BucketError> {
     Bucket::open(address.clone())?.try_out().await
 }
 
-/// True if the state directory holds whole contents: then there must be a registry that knows them.
+/// True if the state directory holds complete contents, so there must be a registry that knows them.
 #[must_use]
 pub(super) fn is_inhabited(state: &Path) -> bool {
     let entries = fs::read_dir(state.join(DIRECTORY)).into_iter().flatten().flatten();
     entries.map(|entry| entry.file_name()).any(|name| !name.to_string_lossy().starts_with('.'))
 }
 
-/// What stays behind is swept at the next start, so a failure is only worth a word.
+/// Removes a file or directory. A failure is only logged, because the next start removes the remains.
 fn remove(path: &Path) {
     let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
     match removed {
@@ -329,7 +302,7 @@ fn remove(path: &Path) {
     }
 }
 
-/// Makes the names in a directory outlive a power cut.
+/// Syncs a directory, so that its names survive a power cut.
 pub(super) fn sync(directory: &Path) -> Result<(), StoreError> {
     let synced = File::open(directory).and_then(|opened| opened.sync_all());
     synced.map_err(failed("syncing", directory))

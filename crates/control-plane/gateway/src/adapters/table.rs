@@ -1,7 +1,7 @@
-//! The names there are, and who sees them.
+//! The names of adapters, and who sees them.
 //!
-//! What a caller sees is looked up among the caller's own adapters and everybody's, and nowhere else: how long it
-//! takes cannot depend on whether another tenant has something of that name.
+//! A name is looked up only among the caller's own adapters and those without a tenant. So the duration of a
+//! lookup cannot reveal whether another tenant has an adapter of that name.
 
 use std::{collections::BTreeMap, ops::Deref, sync::Arc};
 
@@ -10,18 +10,18 @@ use crate::caller::{Caller, KeyRole};
 
 type AdaptersByName = BTreeMap<String, Arc<AdapterEntry>>;
 
-/// Every adapter by name. It reads as one map; [`AdapterNames::find`] looks at the part that a caller sees.
+/// The table dereferences to a map of all adapters; [`AdapterNames::find`] searches the caller's part.
 #[derive(Debug, Clone, Default)]
 pub struct AdapterNames {
     all: AdaptersByName,
-    /// Those that have no tenant.
+    /// Adapters without a tenant.
     everybodys: AdaptersByName,
-    /// The others, by tenant; no map is empty.
+    /// Adapters with a tenant, by tenant; no map is empty.
     tenants: BTreeMap<String, AdaptersByName>,
 }
 
 impl AdapterNames {
-    /// What `name` stands for, if `caller` may know that it exists.
+    /// Returns the adapter `name`, if `caller` may know that it exists.
     #[must_use]
     pub fn find(&self, name: &str, caller: &Caller) -> Option<&Arc<AdapterEntry>> {
         if caller.role == KeyRole::Admin {
@@ -31,7 +31,7 @@ impl AdapterNames {
         own.or_else(|| self.everybodys.get(name))
     }
 
-    /// Adds an entry under its name; returns the one that had it.
+    /// Adds an entry under its name, and returns the previous entry with that name.
     pub(super) fn insert(&mut self, entry: Arc<AdapterEntry>) -> Option<Arc<AdapterEntry>> {
         let name = entry.record.name.clone();
         let old = self.remove(&name);
@@ -44,7 +44,6 @@ impl AdapterNames {
         old
     }
 
-    /// Takes a name out; returns what it stood for.
     pub(super) fn remove(&mut self, name: &str) -> Option<Arc<AdapterEntry>> {
         let old = self.all.remove(name)?;
         match &old.record.tenant {

@@ -1,12 +1,12 @@
-//! Changes that run to their end, whoever stops waiting for them.
+//! Runs changes to their end, even if their callers stop waiting.
 //!
-//! Half a change would leave an adapter in an executor that nobody frees, files that no name stands for, or a name in the
-//! database that the table does not have. So every change of the registry is made in here, and its callers, who may hang up or
-//! be aborted at any `await`, need not see to it.
+//! Half a change would leak an adapter in an executor, leave files without a name, or leave a name in the
+//! database that the table lacks. So every change of the registry runs here, and its callers may be aborted
+//! at any `await`.
 
 use super::errors::AdapterError;
 
-/// What comes of `change`, which goes on if nobody waits for it any more.
+/// Runs `change` in a task of its own, which continues if the caller is dropped.
 pub(crate) async fn to_end<T: Send + 'static>(
     change: impl Future<Output = Result<T, AdapterError>> + Send + 'static,
 ) -> Result<T, AdapterError> {

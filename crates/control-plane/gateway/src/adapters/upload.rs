@@ -1,4 +1,4 @@
-//! Adapters whose files are sent along, and what every load is asked before a byte is taken.
+//! Loads adapters from uploaded files, and checks loads before their first byte is read.
 
 use std::sync::Arc;
 
@@ -16,15 +16,15 @@ use super::{
 };
 
 impl Registry {
-    /// A turn to load an adapter.
+    /// Returns a permit to load an adapter.
     ///
     /// # Errors
-    /// Too many are under way.
+    /// If too many loads are running.
     pub fn begin_load(&self) -> Result<OwnedSemaphorePermit, AdapterError> {
         Arc::clone(&self.loads).try_acquire_owned().map_err(|_| AdapterError::Busy(MAX_LOADS))
     }
 
-    /// Refuses a load that can be refused before a byte is copied.
+    /// Rejects an invalid load before a byte is copied.
     ///
     /// # Errors
     /// See [`AdapterError`].
@@ -34,7 +34,7 @@ impl Registry {
         check_replace(request, self.entries().get(&request.name).map(|old| &**old))
     }
 
-    /// Makes room for an adapter's files.
+    /// Creates a directory for the files of an upload.
     ///
     /// # Errors
     /// If the system refuses.
@@ -42,7 +42,7 @@ impl Registry {
         Ok(self.store.receive()?)
     }
 
-    /// Loads an adapter whose files have come, in its turn.
+    /// Loads an adapter from received files, with the permit `turn`.
     ///
     /// # Errors
     /// See [`AdapterError`]; nothing has changed then.

@@ -1,4 +1,4 @@
-//! The queue itself, and what is known of each tenant in it.
+//! State of the admission queue and of each tenant in it.
 
 use std::{
     collections::BTreeMap,
@@ -22,10 +22,9 @@ use crate::{
     service_classes::{ClassState, Objective, ServiceClasses, SloOutcome},
 };
 
-/// Tenants remembered before those who have nothing to do with us are forgotten.
+/// Number of remembered tenants above which idle ones are forgotten.
 const SWEEP_ABOVE: usize = 1024;
 
-/// Somebody in the queue.
 #[derive(Debug)]
 pub(super) struct Waiter {
     number: u64,
@@ -33,7 +32,7 @@ pub(super) struct Waiter {
     pub(super) standing: Vec<WaitingEntry>,
 }
 
-/// Somebody whose turn it is.
+/// A request whose permit is granted.
 #[derive(Debug)]
 pub(super) struct AdmittedRequest {
     pub(super) principal: Principal,
@@ -42,14 +41,11 @@ pub(super) struct AdmittedRequest {
     pub(super) waiter: Waiter,
 }
 
-/// What a tenant has and had, in one class.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TenantQueueStats {
-    /// Tenant and class.
     pub principal: Principal,
-    /// Sequences without a token, here and in executors.
+    /// Number of sequences without a token, here and in executors.
     pub waiting: usize,
-    /// Tokens served so far.
     pub served_tokens: u64,
 }
 
@@ -61,7 +57,6 @@ struct TenantState {
     served_tokens: u64,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct QueueState {
     limits: AdmissionLimits,
@@ -72,7 +67,7 @@ pub(super) struct QueueState {
     tenants: BTreeMap<Principal, TenantState>,
     rate: ServiceRate,
     headroom: BurstLimit<Principal>,
-    /// Turns that were given and are not under way.
+    /// Number of granted permits whose capacity is still reserved.
     reserved: usize,
     last: u64,
 }
@@ -94,7 +89,7 @@ impl QueueState {
         }
     }
 
-    /// Fails if whatever a tenant asks is refused.
+    /// Fails if every request of a tenant would be refused.
     pub(super) fn check_tenant(&mut self, tenant: &Arc<str>, room: FreeCapacity) -> Result<(), QueueRefusal> {
         if self.classes.look_at_adapters() {
             return Ok(());
@@ -130,7 +125,8 @@ impl QueueState {
         }
     }
 
-    /// Whether a tenant has its part, by weight, of all that waits: those who have less are not why others wait.
+    /// Whether a tenant has its share, by weight, of all waiting sequences. Tenants below their share do not
+    /// cause the delay of others.
     fn has_its_share(&self, principal: &Principal) -> bool {
         let (mut all, mut weights, mut own) = (0, 0, (0, 1));
         for (other, tenant) in &self.tenants {
@@ -146,7 +142,7 @@ impl QueueState {
         own.0 * weights >= all * own.1
     }
 
-    /// Somebody joins: by what number, and where the turn will come.
+    /// Adds a request to the queue. Returns its number and the receiver of its permit.
     pub(super) fn join(
         &mut self,
         asked: &AdmissionRequest,
@@ -186,7 +182,7 @@ impl QueueState {
         Ok((self.last, receiver))
     }
 
-    /// Fails if what a class was promised would be missed by a request that joins now.
+    /// Fails if a request that joins now would miss an SLO target of its class.
     fn keeps_promise(&self, asked: &AdmissionRequest, class: &ClassState) -> Result<(), QueueRefusal> {
         let ahead_tokens = match self.queue.is_empty() {
             true => 0,
@@ -215,7 +211,7 @@ impl QueueState {
         Ok(())
     }
 
-    /// Those whose turn it is, and for whom there is room.
+    /// Removes and returns the next requests for which there is capacity.
     pub(super) fn dispatch(&mut self, room: FreeCapacity) -> Vec<AdmittedRequest> {
         let now_us = self.now_us();
         let mut grants = Vec::new();
@@ -241,23 +237,21 @@ impl QueueState {
         grants
     }
 
-    /// Sequences of a turn have their first tokens, or never will.
+    /// Notes that `sequences` sequences have their first tokens, or will never have any.
     pub(super) fn begin(&mut self, principal: &Principal, sequences: usize) {
         self.headroom.begin(principal, sequences);
     }
 
-    /// Whoever waits by this number waits no longer.
     pub(super) fn cancel(&mut self, number: u64) -> Option<Waiter> {
         let gone = self.queue.cancel(|waiter| waiter.number == number).pop();
         gone.map(|turn| turn.entry.item)
     }
 
-    /// A turn is under way.
     pub(super) fn release(&mut self) {
         self.reserved -= 1;
     }
 
-    /// A turn of so many sequences is over, which was charged one number of tokens and came to another.
+    /// Settles a finished request of `sequences` sequences: replaces the charged tokens by the served ones.
     pub(super) fn reconcile(
         &mut self,
         principal: &Principal,
@@ -292,7 +286,7 @@ impl QueueState {
 
     fn tenant(&mut self, principal: &Principal) -> &mut TenantState {
         if self.tenants.len() > SWEEP_ABOVE && !self.tenants.contains_key(principal) {
-            // What is left of a minute's allowance is not to be had again by staying away.
+            // Tenants with a limit per minute are kept, so that they cannot reset it by staying away.
             self.tenants.retain(|_, tenant| {
                 !tenant.line.is_left() || tenant.requests.is_some() || tenant.tokens.is_some()
             });
@@ -317,7 +311,7 @@ impl QueueState {
     }
 }
 
-/// Refuses more sequences than executors ever take together.
+/// Refuses a request with more sequences than executors can ever run together.
 pub(super) fn fits(sequences: usize, room: FreeCapacity) -> Result<(), QueueRefusal> {
     if room.limit > 0 && sequences > room.limit {
         return Err(QueueRefusal::TooMany { asked: sequences, limit: room.limit });

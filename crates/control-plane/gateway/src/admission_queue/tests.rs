@@ -1,4 +1,4 @@
-//! The desk, with a clock that a test sets and no executors.
+//! Tests of the queue's state, with a clock that the test advances and without executors.
 
 use std::{
     sync::{Arc, Mutex},
@@ -28,7 +28,6 @@ impl Clock for QueueTestClock {
     }
 }
 
-/// A desk, and whoever asks at it.
 struct QueueHarness {
     desk: QueueState,
     classes: Arc<ServiceClasses>,
@@ -37,7 +36,7 @@ struct QueueHarness {
 }
 
 const PLACES: BurstCapacity = BurstCapacity { executors: 1, all: 64, floods: 4 };
-/// An executor for nine, with room for one.
+/// An executor for nine sequences, with capacity for one request.
 const SMALL: FreeCapacity = FreeCapacity { places: PLACES, requests: 1, sequences: 9, limit: 9 };
 const ROOMY: FreeCapacity = FreeCapacity { places: PLACES, requests: 1, sequences: 1000, limit: 1000 };
 
@@ -70,7 +69,7 @@ impl QueueHarness {
         self.ask(&self.asked(tenant))
     }
 
-    /// Serves one as it was charged, and says whose it was.
+    /// Serves one request as charged, and returns its tenant.
     fn serve(&mut self) -> Option<String> {
         let AdmittedRequest { principal, sequences, charged_tokens, mut waiter } =
             self.desk.dispatch(ROOMY).pop()?;
@@ -205,7 +204,7 @@ fn what_would_miss_its_promise_is_refused_with_the_forecast() {
         "it would take about 51 ms for each token, and the service class 'fast' is promised 50 ms (tpot_ms); \
          try again in 1 s"
     );
-    // A hundred tokens a second are served while others wait: a request each second.
+    // The queue serves 100 tokens per second, one request each second, while others wait.
     (0..40).for_each(|_| bench.join("other").unwrap());
     for _ in 0..20 {
         bench.advance(Duration::from_secs(1));

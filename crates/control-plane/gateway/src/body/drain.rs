@@ -1,6 +1,6 @@
-//! What nobody has read of a request's body when it is answered: a short rest is read and thrown away, so that the connection is
-//! good for the next request; after a long one it is not, and the answer says so. Otherwise it would be closed without a word, and a
-//! client that was just about to ask again would believe that its next request was lost.
+//! Handles the unread rest of a request's body. A short rest is read and discarded, so that the connection
+//! can serve the next request. After a long rest the answer announces that the connection closes. Without the
+//! announcement, a client that reuses the connection would lose its next request.
 
 use std::{
     pin::Pin,
@@ -20,12 +20,12 @@ use http_body_util::BodyExt as _;
 use hyper::body::{Frame, SizeHint};
 use tokio::time::timeout;
 
-/// The longest rest that is read.
+/// Longest rest that is read, in bytes.
 const SHORT_BYTES: u64 = 64 * 1024;
-/// It has been sent with the request, or is not waited for.
+/// Timeout for the rest, which has normally arrived with the request.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Reads the rest, or says that the connection closes.
+/// Reads the rest of the body, or announces that the connection closes.
 pub(crate) async fn read(request: Request, next: Next) -> Response {
     if request.body().is_end_stream() {
         return next.run(request).await;
@@ -44,7 +44,7 @@ pub(crate) async fn read(request: Request, next: Next) -> Response {
     response
 }
 
-/// Whether a body was short, and came to its end.
+/// Discards a short body; false if the body is too long or too slow.
 async fn skip(mut body: Body) -> bool {
     let to_the_end = async {
         let mut left = Some(SHORT_BYTES);
@@ -59,10 +59,10 @@ async fn skip(mut body: Body) -> bool {
     timeout(PATIENCE, to_the_end).await.unwrap_or(false)
 }
 
-/// A body that comes back, if it is dropped before its end.
+/// A body that stores itself in `rest` if it is dropped before its end.
 struct DrainableBody {
     body: Body,
-    /// Of one in chunks, nothing else says so.
+    /// Needed for chunked bodies, whose `is_end_stream` may be false at the end.
     has_ended: bool,
     rest: Arc<Mutex<Option<Body>>>,
 }

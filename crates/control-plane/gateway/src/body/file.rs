@@ -1,4 +1,4 @@
-//! A file as the body of an answer: read as it is sent, one piece at a time.
+//! A file as the body of an answer, read in pieces as it is sent.
 
 use axum::{
     body::Body,
@@ -10,7 +10,7 @@ use tokio::{fs::File, io::AsyncReadExt as _};
 /// Bytes of a file that are in memory at once.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// The answer that is a file of so many bytes. What keeps the file there is `held` until all of it is sent.
+/// Returns an answer with a file of `bytes` bytes. `held` is dropped when all bytes are sent.
 pub(crate) fn respond(file: File, bytes: u64, held: impl Send + 'static) -> Response {
     let pieces = futures::stream::unfold((file, held), |(mut file, held)| async move {
         let mut piece = vec![0; PIECE_BYTES];

@@ -1,10 +1,11 @@
-//! Forms with files (`multipart/form-data`), of which only a piece is in memory at a time.
+//! Forms with files (`multipart/form-data`), of which only a small piece is in memory at a time.
 //!
-//! The parser of forms keeps all it is given until a boundary or the head of a part is whole. So a body reaches it in small
-//! pieces, and is refused when [`MAX_HEAD_BYTES`] have come without a part or a piece of one.
+//! The form parser buffers its input until a boundary or the head of a part is complete. So a body reaches
+//! the parser in small pieces, and is refused after [`MAX_HEAD_BYTES`] bytes without a part or a piece of
+//! one.
 //!
-//! A sender may lag `--body-timeout-ms` behind [`LEAST_BYTES_PER_S`], see [`PeerTimeBudget`]. With the limit on the length of files this
-//! is also a deadline for the whole form.
+//! A sender may lag `--body-timeout-ms` behind [`LEAST_BYTES_PER_S`]; see [`PeerTimeBudget`]. With the limit
+//! on the length of files this bounds the duration of a form.
 
 use std::{
     pin::Pin,
@@ -29,18 +30,15 @@ use tokio::time::timeout;
 use super::{broken, caller_of, kind};
 use crate::{app::App, errors::ApiError, pace::PeerTimeBudget, tenant_memory::Reservation};
 
-/// The slowest sender that is waited for.
+/// Minimum rate of a sender, in bytes per second.
 const LEAST_BYTES_PER_S: u64 = 32 << 10;
-/// What may come before a part begins or goes on: boundaries and a part's head.
+/// Maximum bytes before a part begins or continues: boundaries and a part's head.
 const MAX_HEAD_BYTES: u64 = 64 << 10;
-/// What the parser is given at once.
 const PIECE_BYTES: usize = 16 << 10;
-/// Memory that reading a form takes: a head, and pieces at the parser and on their way.
+/// Memory that a form takes: a head, and pieces in the parser and in transit.
 const FORM_BYTES: usize = 128 << 10;
-/// Longest text field, in bytes.
 const MAX_FIELD_BYTES: usize = 1024;
 
-/// A form that is being read.
 #[derive(Debug)]
 pub struct MultipartForm {
     parts: Multipart,
@@ -58,7 +56,6 @@ impl FromRequest<Arc<App>> for MultipartForm {
 }
 
 impl MultipartForm {
-    /// The form of a request.
     async fn of(request: Request, limit: Duration, memory: Reservation) -> Result<Self, ApiError> {
         let (kind, unparsed) = (kind(&request).map(str::to_owned), Arc::new(AtomicU64::new(0)));
         let pieces = |body| Body::new(BodyChunks::new(body, Arc::clone(&unparsed)));
@@ -71,17 +68,16 @@ impl MultipartForm {
         })
     }
 
-    /// The next part.
+    /// Returns the next part.
     ///
     /// # Errors
-    /// The form breaks off, is no form, or comes too slowly.
+    /// If the form breaks off, is invalid, or arrives too slowly.
     pub async fn next(&mut self) -> Result<Option<FormPart<'_>>, ApiError> {
         let field = self.clock.wait(self.parts.next_field()).await?;
         Ok(field.map(|field| FormPart { field, clock: &mut self.clock }))
     }
 }
 
-/// A part of a form.
 #[derive(Debug)]
 pub struct FormPart<'a> {
     field: Field<'a>,
@@ -89,30 +85,29 @@ pub struct FormPart<'a> {
 }
 
 impl FormPart<'_> {
-    /// Its name; empty if it has none.
+    /// Name of the part; empty if it has none.
     #[must_use]
     pub fn name(&self) -> &str {
         self.field.name().unwrap_or_default()
     }
 
-    /// The name of its file, if it has one.
     #[must_use]
     pub fn file_name(&self) -> Option<&str> {
         self.field.file_name()
     }
 
-    /// Its next bytes; `None` at its end.
+    /// Next bytes of the part; `None` at its end.
     ///
     /// # Errors
-    /// As [`MultipartForm::next`].
+    /// Fails as [`MultipartForm::next`] does.
     pub async fn chunk(&mut self) -> Result<Option<Bytes>, ApiError> {
         self.clock.wait(self.field.chunk()).await
     }
 
-    /// All of it, which is a short text.
+    /// Reads the whole part as a short text.
     ///
     /// # Errors
-    /// As [`MultipartForm::next`], or it is too long.
+    /// Fails as [`MultipartForm::next`] does, or if the text is too long.
     pub async fn text(mut self) -> Result<String, ApiError> {
         let mut text = Vec::new();
         while let Some(bytes) = self.chunk().await? {
@@ -126,17 +121,17 @@ impl FormPart<'_> {
     }
 }
 
-/// Cuts off a sender who is too slow.
+/// Cuts off a sender that is too slow.
 #[derive(Debug)]
 struct Clock {
     limit: Duration,
     pace: PeerTimeBudget,
-    /// Bytes that came since the parser last made something of them.
+    /// Bytes received since the parser last returned something.
     unparsed: Arc<AtomicU64>,
 }
 
 impl Clock {
-    /// Waits for what comes next of a form.
+    /// Waits for the parser's next result, within the sender's time budget.
     async fn wait<T>(
         &mut self,
         next: impl Future<Output = Result<T, MultipartError>>,
@@ -149,15 +144,15 @@ impl Clock {
     }
 }
 
-/// Why a form is refused.
 #[derive(Debug, thiserror::Error)]
 #[error("{MAX_HEAD_BYTES} bytes came without the head of a part")]
 struct HeadTooLong;
 
-/// A body in small pieces. After each the reader has to come back, so that it looks at one before it takes the next.
+/// A body in small pieces. The reader is woken again between two pieces, so that it parses one before it
+/// takes the next.
 struct BodyChunks {
     body: Body,
-    /// What has come and has not been handed on.
+    /// Received bytes that were not passed on yet.
     rest: Bytes,
     unparsed: Arc<AtomicU64>,
     is_due: bool,
@@ -211,9 +206,7 @@ mod tests {
     use super::*;
     use crate::tenant_memory::{MemoryLimits, TenantMemory};
 
-    /// What stands before the bytes of a file.
     const FILE: &str = "--x\r\ncontent-disposition: form-data; name=\"file\"; filename=\"f\"\r\n\r\n";
-    /// Longer than any test takes.
     const LONG: Duration = Duration::from_secs(600);
 
     async fn form(body: Body, limit: Duration) -> MultipartForm {
@@ -222,7 +215,7 @@ mod tests {
         MultipartForm::of(request.body(body).unwrap(), limit, memory).await.unwrap()
     }
 
-    /// A body that begins so and goes on with `piece`, for ever, one each `pause`.
+    /// A body that begins with `begin` and then repeats `piece` after each `pause`.
     fn endless(begin: &str, piece: &'static [u8], pause: Duration) -> Body {
         let begin = Bytes::from(begin.to_owned());
         Body::from_stream(stream::unfold(Some(begin), move |begin| async move {

@@ -11,71 +11,71 @@ use settings::{ByteCount, Fraction, LogFormat, ReasoningParser, ServiceClass, To
 use super::values::{ConnectionLimits, ExecutorEndpoint, NamedEndpoint, StartAdapter, TrainingLimits};
 use crate::tenant_memory::MemoryLimits;
 
-/// The gateway: OpenAI's HTTP API in front of a base-executor.
+/// The gateway serves OpenAI's HTTP API in front of a base-executor.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "gateway", version, about, mut_args(settings::described))]
 pub struct Args {
-    /// Settings about executors.
+    /// Settings of the executors' endpoints.
     #[command(flatten)]
     pub executors: ExecutorArgs,
-    /// Where to serve HTTP; beyond loopback only with --api-key-file or --insecure
+    /// Address of the HTTP server; beyond loopback only with --api-key-file or --insecure
     #[arg(long, value_name = "ADDR:PORT")]
     pub listen: SocketAddr,
-    /// Directory for what must outlive the process: the adapter registry
+    /// Directory of what outlives the process: the adapter registry
     #[arg(long, value_name = "DIR")]
     pub state: PathBuf,
-    /// What the base model is called [default: from its file name]
+    /// Name of the base model [default: from its file name]
     #[arg(long, value_name = "NAME")]
     pub served_model_name: Option<String>,
-    /// How the model writes calls of tools
+    /// Format of tool calls in the model's output
     #[arg(long, value_name = "FORMAT")]
     pub tool_call_parser: ToolCallParser,
-    /// What stands around the model's thoughts
+    /// Tags around the model's reasoning content
     #[arg(long, value_name = "TAGS")]
     pub reasoning_parser: ReasoningParser,
-    /// Settings about adapters.
+    /// Settings of the adapters.
     #[command(flatten)]
     pub adapters: AdapterArgs,
-    /// Settings about callers.
+    /// Settings of keys and rate limits.
     #[command(flatten)]
     pub callers: CallerArgs,
-    /// Settings about connections.
+    /// Settings of the connections.
     #[command(flatten)]
     pub connections: ConnectionArgs,
-    /// Settings about figures.
+    /// Settings of metrics and traces.
     #[command(flatten)]
     pub figures: TelemetryArgs,
-    /// Settings about the queue.
+    /// Settings of the admission queue.
     #[command(flatten)]
     pub admission: AdmissionArgs,
-    /// Settings about fine-tuning.
+    /// Settings of fine-tuning jobs.
     #[command(flatten)]
     pub training: TrainingArgs,
-    /// Milliseconds that running requests get to end after SIGTERM
+    /// Time in milliseconds that running requests get to end after SIGTERM
     #[arg(long, value_name = "N")]
     pub grace_ms: u64,
-    /// Milliseconds after which an executor that owes an answer and is silent counts as lost
+    /// Time in milliseconds after which a silent executor that owes an answer counts as lost
     #[arg(long, value_name = "N")]
     pub executor_timeout_ms: u64,
-    /// Threads that move messages; text work has its own
+    /// Number of threads for network I/O; text work has threads of its own
     #[arg(long, value_name = "N")]
     pub threads: usize,
-    /// How to write the log to stderr
+    /// Format of the log on stderr
     #[arg(long, value_enum, default_value_t = LogFormat::Human)]
     pub log_format: LogFormat,
-    /// Stop in order when standard input ends: whoever started this process is gone then
+    /// Stops the process in order when standard input ends, because the parent process is gone then
     #[arg(long)]
     pub exit_with_stdin: bool,
 }
 
-/// Settings about where executors are.
+/// Settings of the executors' endpoints.
 #[derive(Debug, Clone, clap::Args)]
 #[group(skip)]
 pub struct ExecutorArgs {
-    /// The executor's ipc socket
+    /// Path of the executor's ipc socket
     #[arg(long, env = "HOLOBIONT_SOCKET", value_name = "PATH", required_unless_present = "executors")]
     pub socket: Option<PathBuf>,
-    /// One of several executors in the place of --socket: its name, and its ipc socket or, on another host,
+    /// One of several executors in place of --socket: its name, and its ipc socket or, on another host,
     /// tls://HOST:PORT; may be given many times
     #[arg(
         long = "executor",
@@ -88,128 +88,128 @@ pub struct ExecutorArgs {
     /// Certificate authority of executors on other hosts [default: the system's]
     #[arg(long, value_name = "PEM")]
     pub executor_ca: Option<PathBuf>,
-    /// Certificate that executors on other hosts are shown
+    /// Client certificate of the gateway for executors on other hosts
     #[arg(long, value_name = "PEM", requires = "executor_cert_key")]
     pub executor_cert: Option<PathBuf>,
-    /// The certificate's private key
+    /// Private key of the client certificate
     #[arg(long, value_name = "PEM", requires = "executor_cert")]
     pub executor_cert_key: Option<PathBuf>,
-    /// The model, whose tokenizer is read while executors load it; of those on other hosts, too: a file, a directory, or a
-    /// name of a hub
+    /// Model whose tokenizer is read while executors load: a file, a directory, or a name of a hub; required
+    /// for executors on other hosts
     #[arg(long, value_name = "NAME_OR_PATH")]
     pub model: Option<String>,
-    /// How one of several executors is chosen for a request
+    /// Policy that chooses one of several executors for a request
     #[arg(long, value_name = "POLICY")]
     pub routing: RoutingPolicy,
 }
 
-/// Settings about adapters.
+/// Settings of the adapters.
 #[derive(Debug, Clone, clap::Args)]
 pub struct AdapterArgs {
-    /// An adapter to load at start; may be given many times
+    /// Adapter to load at start; may be given many times
     #[arg(long = "adapter", value_name = "NAME=DIR", value_parser = start_adapter)]
     pub start_adapters: Vec<StartAdapter>,
-    /// Adapters loaded over HTTP must be in here
+    /// Directory that contains all adapters loaded over HTTP
     #[arg(long, value_name = "DIR")]
     pub adapter_root: PathBuf,
-    /// Most adapters the registry holds
+    /// Maximum number of registered adapters
     #[arg(long, value_name = "N")]
     pub max_adapters: usize,
-    /// Longest file of an adapter
+    /// Maximum size of one file of an adapter
     #[arg(long, value_name = "N")]
     pub max_adapter_file_bytes: ByteCount,
-    /// A PostgreSQL that many hosts have as their registry
+    /// PostgreSQL registry that many hosts share
     #[arg(long, value_name = "URL")]
     pub registry: Option<String>,
-    /// A bucket that many hosts keep adapters in
+    /// Bucket of adapters that many hosts share
     #[arg(long, value_name = "URL")]
     pub store: Option<String>,
-    /// Adapters of that bucket on this host
+    /// Maximum size of the bucket's cache on this host
     #[arg(long, value_name = "N")]
     pub store_cache_bytes: ByteCount,
 }
 
-/// Settings about who may ask, and how often.
+/// Keys and rate limits of callers.
 #[derive(Debug, Clone, clap::Args)]
 pub struct CallerArgs {
     /// File of hashed API keys, kept by 'holobiont key' [default: $CREDENTIALS_DIRECTORY/api-keys if there is
-    /// one, otherwise no key is asked for]
+    /// one, otherwise no key is required]
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
-    /// Take API keys from --registry, and keep them in --api-key-file
+    /// Takes API keys from --registry, and keeps them in --api-key-file
     #[arg(long)]
     pub shared_keys: bool,
-    /// Serve without keys beyond loopback and under any host name: whoever reaches the port is an administrator
+    /// Serves without keys beyond loopback, under any host name: each client is an administrator
     #[arg(long)]
     pub insecure: bool,
-    /// Most requests a minute for each key that has no limit of its own; 0 is no limit
+    /// Maximum number of requests per minute of a key without a limit of its own; 0 is no limit
     #[arg(long, value_name = "N")]
     pub requests_per_min_per_key: u32,
-    /// Most requests a minute for each adapter; 0 is no limit
+    /// Maximum number of requests per minute of an adapter; 0 is no limit
     #[arg(long, value_name = "N")]
     pub requests_per_min_per_adapter: u32,
-    /// A service class: {name="gold",tenants=["alice"],weight=3,ttft_ms=500}; may be given many times
+    /// Service class: {name="gold",tenants=["alice"],weight=3,ttft_ms=500}; may be given many times
     #[arg(long = "class", value_name = "TABLE")]
     pub classes: Vec<ServiceClass>,
-    /// Web pages of these origins may ask from a browser: 'https://a.example,https://b.example' [default: none]
+    /// Origins whose web pages may send requests: 'https://a.example,https://b.example' [default: none]
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     pub cors_origins: Vec<String>,
 }
 
-/// Settings about who may wait.
+/// Settings of the admission queue.
 #[derive(Debug, Clone, clap::Args)]
 pub struct AdmissionArgs {
-    /// Most sequences that wait for their turn; more are answered with 429
+    /// Maximum number of sequences in the admission queue; more are answered 429
     #[arg(long, value_name = "N")]
     pub max_sequences: usize,
-    /// Milliseconds that the requests of a tenant may wait for their turn for any length of time
+    /// CoDel target: queue delay of a tenant in milliseconds that may last for any length of time
     #[arg(long, value_name = "N")]
     pub codel_target_ms: u64,
-    /// Milliseconds for which they may wait longer than that, as in a burst; then new ones are answered with 429
+    /// CoDel interval: after these milliseconds above the target, new requests of the tenant are answered 429
     #[arg(long, value_name = "N")]
     pub codel_interval_ms: u64,
-    /// Of an executor's places, those that tenants have together that want more than their part, beside others
+    /// Share of an executor's batch slots that over-quota tenants hold together while others are under quota
     #[arg(long, value_name = "SHARE")]
     pub burst_share: Fraction,
 }
 
-/// Settings about connections.
+/// Settings of the connections.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ConnectionArgs {
-    /// Longest body of a request
+    /// Maximum size of a request's body
     #[arg(long, value_name = "N")]
     pub max_body_bytes: ByteCount,
-    /// Memory for what requests keep, all tenants together
+    /// Memory for what requests keep in the gateway, all tenants together
     #[arg(long, value_name = "N")]
     pub memory_bytes: ByteCount,
-    /// The part of it that one tenant may have; more is answered with 429
+    /// Maximum part of that memory for one tenant; more is answered 429
     #[arg(long, value_name = "N")]
     pub tenant_memory_bytes: ByteCount,
-    /// Most open connections; more are answered with 503
+    /// Maximum number of open connections; more are answered 503
     #[arg(long, value_name = "N")]
     pub max_connections: usize,
-    /// Milliseconds within which a request's header must come, and after which an idle connection is closed
+    /// Timeout of a request's header and of an idle connection, in milliseconds
     #[arg(long, value_name = "N")]
     pub header_timeout_ms: u64,
-    /// Milliseconds within which a request's body must come
+    /// Timeout of a request's body, in milliseconds
     #[arg(long, value_name = "N")]
     pub body_timeout_ms: u64,
-    /// Milliseconds after which a reader that takes nothing is cut off and its request cancelled
+    /// Timeout of a client that reads nothing, in milliseconds; its request is cancelled
     #[arg(long, value_name = "N")]
     pub client_write_timeout_ms: u64,
 }
 
-/// Settings about figures and traces.
+/// Settings of metrics and traces.
 #[derive(Debug, Clone, clap::Args)]
 pub struct TelemetryArgs {
-    /// Write vLLM's metric names beside our own
+    /// Adds vLLM's metric names to this gateway's own
     #[arg(long)]
     pub vllm_metrics: bool,
-    /// Most adapters with metrics of their own; the others share the label 'other'
+    /// Maximum number of adapters with metrics of their own; the others share the label 'other'
     #[arg(long, value_name = "N")]
     pub max_adapter_labels: usize,
-    /// Workers that there should be beside the executor; fewer are shown as missing. Of several executors a number each, in
-    /// the order of --executor, or one for all
+    /// Expected workers of the executor; fewer are shown as missing. For several executors one number for
+    /// each, in the order of --executor, or one for all
     #[arg(
         long,
         env = "HOLOBIONT_EXPECTED_WORKERS",
@@ -218,34 +218,35 @@ pub struct TelemetryArgs {
         default_value = "0"
     )]
     pub expected_workers: Vec<u32>,
-    /// Send traces to this OpenTelemetry collector (OTLP over HTTP)
+    /// Endpoint of an OpenTelemetry collector for traces (OTLP over HTTP)
     #[cfg(feature = "otel")]
     #[arg(long, value_name = "URL")]
     pub otlp_endpoint: Option<String>,
 }
 
-/// Settings about fine-tuning.
+/// Settings of fine-tuning jobs.
 #[derive(Debug, Clone, clap::Args)]
 pub struct TrainingArgs {
-    /// The socket at which trainers are asked for; without it nothing is trained
+    /// Socket of the trainer service; without it there is no training
     #[arg(long, env = "HOLOBIONT_TRAINER_SOCKET", value_name = "PATH")]
     pub trainer_socket: Option<PathBuf>,
-    /// Trainers that the service at that socket starts at once; with 0 nothing is trained
+    /// Maximum number of trainers that the service at that socket runs at once; with 0 there is no training
     #[arg(long, env = "HOLOBIONT_MAX_TRAINERS", value_name = "N")]
     pub max_trainers: Option<u32>,
-    /// Most fine-tuning jobs of a tenant that wait or are under way; more are answered with 429
+    /// Maximum number of a tenant's fine-tuning jobs that wait or run; more are answered 429
     #[arg(long, value_name = "N")]
     pub tenant_jobs: usize,
-    /// Steps of a fine-tuning job between two checkpoints, from which it goes on when a process or a host is lost
+    /// Steps between two checkpoints of a fine-tuning job, from which it resumes when a process or a host is
+    /// lost
     #[arg(long, value_name = "N")]
     pub checkpoint_steps: u32,
-    /// Longest file of training data
+    /// Maximum size of one file of training data
     #[arg(long, value_name = "N")]
     pub max_training_file_bytes: ByteCount,
-    /// Most bytes of a tenant's files of training data
+    /// Maximum size of one tenant's files of training data together
     #[arg(long, value_name = "N")]
     pub tenant_training_bytes: ByteCount,
-    /// Most bytes of a tenant's states of training order by order; more are refused
+    /// Maximum size of one tenant's states of Tinker training together; more are refused
     #[arg(long, value_name = "N")]
     pub tenant_state_bytes: ByteCount,
 }

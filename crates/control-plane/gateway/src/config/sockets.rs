@@ -1,4 +1,4 @@
-//! Where executors and trainers are found.
+//! Endpoints of executors, and checks of socket paths.
 
 use std::path::{Path, PathBuf};
 
@@ -17,13 +17,13 @@ use crate::{
     executors::{Address, MAX_EXECUTORS, ONLY},
 };
 
-/// `sun_path` without its final zero.
+/// Length of `sun_path` without its final zero.
 pub(super) const MAX_SOCKET_BYTES: usize = 107;
 
-/// Below the state directory: our own ends of tunnels to other hosts.
+/// Subdirectory of the state directory with the local ends of tunnels to other hosts.
 const TUNNELS: &str = "tunnels";
 
-/// Where executors are: those that were named, or the only one.
+/// Returns the addresses of the named executors, or that of the only one.
 pub(super) fn addresses(args: &Args) -> Result<Vec<Address>, GatewayConfigError> {
     let executors = &args.executors;
     if executors.executors.is_empty() {
@@ -54,7 +54,7 @@ fn check_different(executors: &[NamedEndpoint]) -> Result<(), GatewayConfigError
     Ok(())
 }
 
-/// The way to an executor on another host.
+/// Returns the endpoint of an executor on another host.
 fn far(
     args: &ExecutorArgs,
     state: &Path,
@@ -73,7 +73,7 @@ fn far(
     far.ok_or_else(|| GatewayConfigError::NoHostName(host.clone()))
 }
 
-/// Fails if the system would not take a path.
+/// Fails if a path is longer than the system accepts for sockets.
 pub(super) fn check_sockets(
     executors: &[Address],
     trainers: Option<&PathBuf>,

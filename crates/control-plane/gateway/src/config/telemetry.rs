@@ -1,31 +1,25 @@
-//! Which figures and traces there are.
+//! Settings of metrics and traces.
 
 use super::{GatewayConfigError, args::TelemetryArgs};
 
-/// See the module.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TelemetryConfig {
-    /// Whether vLLM's names stand beside our own.
     pub names: MetricNames,
-    /// Most adapters with metrics of their own.
     pub max_adapter_labels: usize,
-    /// Workers that there should be beside each executor, in their order; a single number is for all.
+    /// Expected number of workers of each executor, in the executors' order; a single number applies to all.
     pub expected_workers: Vec<u32>,
-    /// Where traces go; `None` without the feature `otel`.
+    /// Endpoint of traces; `None` without the feature `otel`.
     pub otlp_endpoint: Option<String>,
 }
 
-/// Whose metric names are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MetricNames {
-    /// Ours alone.
     Own,
-    /// Ours, and vLLM's beside them.
     WithVllm,
 }
 
 impl TelemetryConfig {
-    /// As `args` say, for so many executors.
+    /// Takes the settings from `args`, and checks them for the number of executors.
     pub(super) fn of(args: &TelemetryArgs, executors: usize) -> Result<Self, GatewayConfigError> {
         let given = args.expected_workers.len();
         if given != 1 && given != executors {
@@ -42,7 +36,6 @@ impl TelemetryConfig {
         })
     }
 
-    /// Workers that there should be beside the executor at `index`.
     #[must_use]
     pub fn expected_workers(&self, index: usize) -> u32 {
         match self.expected_workers[..] {

@@ -1,4 +1,4 @@
-//! What the command line may say, and what is refused.
+//! Tests of valid and refused command lines.
 
 use clap::Parser as _;
 

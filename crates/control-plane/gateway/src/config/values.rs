@@ -1,4 +1,4 @@
-//! The settings that other rooms are handed: each a value of its own, with what holds if nobody says otherwise.
+//! Settings that other modules receive, each a type of its own with its defaults.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -7,91 +7,74 @@ use settings::{ReasoningParser, ToolCallParser};
 
 use crate::{limits::RequestsPerMinute, tenant_memory::MemoryLimits};
 
-/// What ends the process, beside SIGTERM and SIGINT.
+/// Event that shuts the process down, beside SIGTERM and SIGINT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShutdownTrigger {
     /// The end of standard input.
     Stdin,
-    /// Nothing else.
     Signals,
 }
 
-/// An adapter to load at start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StartAdapter {
-    /// What it is called.
     pub name: String,
-    /// Where its files are.
     pub path: PathBuf,
 }
 
-/// An executor, as it was given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedEndpoint {
-    /// What it is called.
     pub name: String,
-    /// Where it is.
     pub place: ExecutorEndpoint,
 }
 
-/// Where an executor is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ExecutorEndpoint {
-    /// Its ipc socket.
     Socket(PathBuf),
-    /// The TLS door of another host.
+    /// Address of the TLS listener on another host.
     Host(HostPort),
 }
 
-/// Under which host names a gateway without keys answers.
+/// Host names under which a gateway without keys answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AllowedHosts {
-    /// Those of this machine: a web page elsewhere that points its own name at us is refused (DNS rebinding).
+    /// Names of this machine only. A web page that resolves its own name to this address is refused (DNS
+    /// rebinding).
     Local,
-    /// Any (`--insecure`).
+    /// Any host name (`--insecure`).
     Any,
 }
 
-/// How often callers may ask.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RateLimits {
-    /// For each key that has no limit of its own; `GatewayConfig::keys` knows it already.
+    /// Limit of each key without a limit of its own; `GatewayConfig::keys` has it already.
     pub per_key: RequestsPerMinute,
-    /// For each adapter.
     pub per_adapter: RequestsPerMinute,
 }
 
-/// What connections may cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectionLimits {
-    /// Longest body of a request.
     pub max_body_bytes: usize,
     /// Memory for what requests keep.
     pub memory: MemoryLimits,
-    /// Most open connections.
     pub max_connections: usize,
-    /// Within this a request's header must come; also how long a connection may be idle.
+    /// Timeout of a request's header, and of an idle connection.
     pub header_timeout: Duration,
-    /// Within this a request's body must come.
     pub body_timeout: Duration,
-    /// How long a reader may take nothing.
+    /// Timeout of a client that reads nothing.
     pub stall_timeout: Duration,
 }
 
-/// What fine-tuning may cost, and who does it.
+/// Limits of fine-tuning, and the socket of the trainer service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrainingLimits {
-    /// Where trainers are asked for; without it nothing is trained.
+    /// Socket of the trainer service; without it there is no training.
     pub trainer_socket: Option<PathBuf>,
-    /// Most jobs of a tenant that wait or are under way.
+    /// Maximum number of a tenant's jobs that wait or run.
     pub tenant_jobs: usize,
-    /// Steps of a job between two checkpoints.
     pub checkpoint_steps: u32,
-    /// Longest file of training data.
     pub max_file_bytes: u64,
-    /// Most bytes of a tenant's files of training data.
     pub tenant_bytes: u64,
-    /// No more states are kept for a tenant whose states take so many bytes.
+    /// Bytes of a tenant's saved states above which no further states are kept.
     pub tenant_state_bytes: u64,
 }
 
@@ -121,11 +104,8 @@ impl Default for TrainingLimits {
     }
 }
 
-/// How a model writes what is no plain text.
 #[derive(Debug, Clone, Copy)]
 pub struct OutputParsers {
-    /// Calls of tools.
     pub calls: ToolCallParser,
-    /// What stands around its thoughts.
     pub reasoning: ReasoningParser,
 }

@@ -1,4 +1,4 @@
-//! File descriptors: how many connections they allow, and one that is kept back for when they run out.
+//! File descriptors: how many connections they allow, and a reserved one for when they run out.
 
 use std::{fs::File, io, time::Duration};
 
@@ -8,24 +8,23 @@ use rustix::{
 };
 use tokio::{net::TcpListener, time::timeout};
 
-/// Descriptors for everything that is no connection: log, registry, executor, adapters being loaded.
+/// Number of descriptors for other purposes: log, registry, executor, adapters being loaded.
 const OTHERS: u64 = 96;
-/// Connections kept free for probes when all others are taken.
+/// Number of connections reserved for probes when all others are taken.
 const MAX_RESERVE: usize = 64;
-/// How long accepting rests when there is no descriptor left.
+/// How long accepting pauses when no descriptor is left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// How many connections there may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Budget {
-    /// Served.
     pub(super) connections: usize,
-    /// Beyond those, for probes and refusals.
+    /// Number of further connections for probes and refusals.
     pub(super) reserve: usize,
 }
 
 impl Budget {
-    /// What of `wanted` connections the system's limit allows; the limit is raised first as far as it may be.
+    /// Returns how many of `wanted` connections the system allows, after raising its limit as far as
+    /// permitted.
     pub(super) fn find(wanted: usize) -> Self {
         let limit = getrlimit(Resource::Nofile);
         let needed = (wanted.saturating_add(MAX_RESERVE) as u64).saturating_add(OTHERS);
@@ -57,7 +56,7 @@ impl Budget {
     }
 }
 
-/// A descriptor that is kept back, so that a newcomer can be turned away when there is no other.
+/// A reserved descriptor, with which a newcomer can be turned away when no other is left.
 #[derive(Debug)]
 pub(super) struct ReservedDescriptor(Option<File>);
 
@@ -66,18 +65,18 @@ impl ReservedDescriptor {
         Self(File::open("/dev/null").ok())
     }
 
-    /// Handles what `accept` failed with: rests if the system has no more to give, otherwise goes on at once.
+    /// Handles an error of `accept`, and pauses if the system's resources are exhausted.
     pub(super) async fn after(&mut self, error: &io::Error, listener: &TcpListener) {
         let exhausted = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
         let is_exhausted = Errno::from_io_error(error).is_some_and(|errno| exhausted.contains(&errno));
         if !is_exhausted {
-            // A peer that went away before it was accepted.
+            // The peer disconnected before it was accepted.
             tracing::debug!(%error, "a connection was not accepted");
             return;
         }
         tracing::warn!(%error, "no more connections can be accepted; trying again shortly");
         self.0 = None;
-        // Whoever waits at the door hears that nobody opens, instead of nothing.
+        // The freed descriptor accepts and closes one connection, so that the peer is refused at once.
         drop(timeout(ACCEPT_PAUSE, listener.accept()).await);
         self.0 = File::open("/dev/null").ok();
         tokio::time::sleep(ACCEPT_PAUSE).await;

@@ -1,7 +1,7 @@
-//! A stream on which refusals without a word get one.
+//! A stream that adds a message to the HTTP library's own error answers.
 //!
-//! What cannot be read as a request never reaches a route: the HTTP library answers it itself, with a status and nothing
-//! else. Here such an answer is exchanged for one in the shape that every failure has.
+//! Input that is no valid request never reaches a route: the HTTP library answers it with a bare status. The
+//! stream replaces such an answer by one with the JSON error that all failures have.
 
 use std::{
     io,
@@ -11,7 +11,7 @@ use std::{
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// The statuses the library answers with by itself, the code and what is to be said.
+/// Statuses of the library's own answers, with error code and message.
 const WORDS: [(&str, &str, &str); 3] = [
     ("400 Bad Request", "invalid_request", "this is no HTTP request; check the request line and the header"),
     ("414 URI Too Long", "uri_too_long", "the path of the request is too long"),
@@ -22,11 +22,10 @@ const WORDS: [(&str, &str, &str); 3] = [
     ),
 ];
 
-/// See the module's description.
 #[derive(Debug)]
 pub(super) struct RejectionStream<T> {
     inner: T,
-    /// What is left to write of an exchanged answer, and for how many bytes of the library's it stands.
+    /// Unwritten rest of a replaced answer, and the length of the library's answer that it replaces.
     exchanged: Option<(Vec<u8>, usize)>,
 }
 
@@ -36,7 +35,7 @@ impl<T> RejectionStream<T> {
     }
 }
 
-/// The answer that takes the place of `answer`, if that is one of the library's own.
+/// Returns the replacement for `answer`, if that is the library's own.
 fn exchange(answer: &[u8]) -> Option<Vec<u8>> {
     let rest = answer.strip_prefix(b"HTTP/1.1 ")?;
     let (status, code, message) = WORDS.iter().find(|(status, ..)| rest.starts_with(status.as_bytes()))?;
@@ -90,7 +89,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for RejectionStream<T> {
     ) -> Poll<io::Result<usize>> {
         let mut filled = bufs.iter().filter(|buf| !buf.is_empty());
         match (filled.next(), filled.next()) {
-            // An answer without a body comes in one piece.
+            // An answer without a body is written in one piece.
             (Some(alone), None) => self.poll_write(cx, alone),
             _ => Pin::new(&mut self.inner).poll_write_vectored(cx, bufs),
         }

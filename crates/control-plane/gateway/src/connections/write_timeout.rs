@@ -1,4 +1,4 @@
-//! A stream that waits only so long for a reader who takes nothing, or too little.
+//! A stream with a time limit for clients that read nothing, or too slowly.
 
 use std::{
     io,
@@ -14,15 +14,14 @@ use tokio::{
 
 use crate::pace::PeerTimeBudget;
 
-/// The slowest reader that is waited for. What an answer has and its reader has not taken is in memory so long.
+/// Minimum rate of a client, in bytes per second. The unread part of an answer stays in memory meanwhile.
 const LEAST_BYTES_PER_S: u64 = 4 << 10;
 
-/// A stream whose writes fail once its reader lags too far behind [`LEAST_BYTES_PER_S`], see [`PeerTimeBudget`].
+/// A stream whose writes fail when its client lags behind [`LEAST_BYTES_PER_S`]; see [`PeerTimeBudget`].
 #[derive(Debug)]
 pub(super) struct WriteTimeout<T> {
     inner: T,
     pace: PeerTimeBudget,
-    /// A write that waits.
     waiting: Option<WriteWait>,
 }
 
@@ -33,12 +32,12 @@ struct WriteWait {
 }
 
 impl<T> WriteTimeout<T> {
-    /// Lets the reader lag at most `timeout` behind the least rate.
     pub(super) fn new(inner: T, timeout: Duration) -> Self {
         Self { inner, pace: PeerTimeBudget::new(timeout, LEAST_BYTES_PER_S), waiting: None }
     }
 
-    /// Gives up on a write whose reader is too slow; `bytes` says how many it took.
+    /// Fails a pending write when the client's time budget is used up; `bytes` returns the length of a
+    /// completed write.
     fn limit<R>(
         &mut self,
         cx: &mut Context<'_>,

@@ -1,4 +1,4 @@
-//! Failures of other rooms, as callers see them.
+//! Conversions of other modules' errors to API errors.
 
 use axum::http::StatusCode;
 use shmproto::message::{ErrorCode, WireError};
@@ -64,7 +64,7 @@ impl From<TextError> for ApiError {
                 "invalid_text"
             }
             TextError::NoTemplate | TextError::Template(_) => "no_chat_template",
-            // What takes so much to render has more tokens than any context.
+            // A prompt that exceeds the rendering limit has more tokens than any context.
             TextError::Chat(ChatError::Template(TemplateError::Limit { .. })) => {
                 return Self::bad_request("context_length_exceeded", error.to_string()).of("messages");
             }

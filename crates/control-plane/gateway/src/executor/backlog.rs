@@ -1,5 +1,5 @@
-//! What a request keeps in memory while it is computed, counted in bytes to its tenant: its prompts, and outputs that its reader
-//! has not taken yet.
+//! Memory of a running request, charged to its tenant in bytes: its prompts, and outputs that the client has
+//! not read yet.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,10 +8,9 @@ use crate::{
     tenant_memory::{MemoryFull, Reservation},
 };
 
-/// Bytes are counted to the tenant in steps of so many: what all tenants share is not locked for each token.
+/// Granularity of charges to the tenant, so that the lock that all tenants share is not taken for each token.
 const STEP_BYTES: usize = 16 << 10;
 
-/// See the module's description.
 #[derive(Debug)]
 pub struct Backlog(Mutex<BacklogMemory>);
 
@@ -22,13 +21,13 @@ struct BacklogMemory {
 }
 
 impl Backlog {
-    /// Of a request that keeps as much as `memory` has for as long as it is computed.
+    /// Creates the backlog of a request whose prompts take the bytes of `memory` until it ends.
     #[must_use]
     pub fn new(memory: Reservation) -> Arc<Self> {
         Arc::new(Self(Mutex::new(BacklogMemory { bytes: memory.bytes(), memory })))
     }
 
-    /// Counts an output that nobody has read.
+    /// Adds the bytes of an unread output.
     pub(super) fn add(&self, bytes: usize) -> Result<(), MemoryFull> {
         let mut kept = lock(&self.0);
         let all = kept.bytes + bytes;
@@ -39,13 +38,12 @@ impl Backlog {
         Ok(())
     }
 
-    /// An output was read.
     pub(super) fn remove(&self, bytes: usize) {
         let mut kept = lock(&self.0);
         kept.bytes -= bytes;
         let needed = kept.bytes.next_multiple_of(STEP_BYTES);
         if kept.memory.bytes() > needed + STEP_BYTES {
-            // Giving back passes no limit.
+            // A smaller reservation exceeds no limit.
             let _ = kept.memory.resize(needed);
         }
     }

@@ -1,4 +1,4 @@
-//! The sequences of one HTTP request.
+//! The sequences of one HTTP request, and their outputs.
 
 use std::sync::Arc;
 
@@ -17,10 +17,11 @@ use super::{
 };
 use crate::queue_delay::WaitingEntry;
 
-/// Outputs without a token that a sequence may have: its end, the scores of its prompt.
+/// Maximum number of outputs without a token per sequence: its end, and the scores of its prompt.
 const EMPTY_OUTPUTS: usize = 16;
 
-/// Most outputs a sequence may have: all others carry a token, and each may come after one that says what may be in it.
+/// Maximum number of outputs of a sequence. All but [`EMPTY_OUTPUTS`] carry a token, and each may follow a
+/// provisional output.
 fn outputs_of(sequence: &Generate) -> usize {
     let outputs = sequence.max_tokens as usize + EMPTY_OUTPUTS;
     match sequence.provisional {
@@ -29,24 +30,24 @@ fn outputs_of(sequence: &Generate) -> usize {
     }
 }
 
-/// Sequences that were started together, and what they produce. Dropping it cancels those still running: this
-/// is how a caller who went away frees what was being computed for them.
+/// Sequences that were started together. Dropping the batch cancels them, so a disconnected client frees
+/// slots.
 #[derive(Debug)]
 pub struct SequenceBatch {
-    /// Where each sequence runs.
+    /// Queue of each sequence's executor.
     queues: Vec<CommandQueue>,
-    /// Kept so that a lost sequence can be started again on the same channel.
+    /// Kept so that a lost sequence can be restarted on the same channel.
     sink: mpsc::Sender<RoutedEvent>,
     events: mpsc::Receiver<RoutedEvent>,
     backlog: Arc<Backlog>,
-    /// The running request of each sequence.
+    /// Request id of each running sequence.
     live: Vec<Option<RequestId>>,
-    /// The slot of each sequence that was lost: nobody else gets it before it is started again or given up.
+    /// Slot of each lost sequence, reserved until the sequence is restarted or cancelled.
     kept: Vec<Option<SequenceSlot>>,
 }
 
 impl SequenceBatch {
-    /// Starts `sequences` over connection `epoch`, each in a slot of its own, for those who are `standing` in line.
+    /// Starts `sequences` over connection `epoch`, each in its own slot, with the queue entries `standing`.
     pub(super) fn start(
         queue: &CommandQueue,
         epoch: u64,
@@ -57,8 +58,8 @@ impl SequenceBatch {
         let tokens: Vec<usize> = sequences.iter().map(|sequence| sequence.prompt.len()).collect();
         let mut slots = queue.take_slots(&tokens)?;
         slots.iter_mut().for_each(|slot| slot.attach_waiting(standing.pop()));
-        // Room for all a sequence may produce and the loss of the connection: the link never waits for a reader. The backlog
-        // bounds what of it is in memory.
+        // The channel has capacity for all outputs and the loss of the connection, so the link never waits
+        // for a reader. The backlog bounds the bytes in memory.
         let messages: usize = sequences.iter().map(|sequence| outputs_of(sequence) + 1).sum();
         let (sink, events) = mpsc::channel(messages.min(Semaphore::MAX_PERMITS));
         let (queues, live, kept) = (Vec::new(), Vec::new(), Vec::new());
@@ -77,8 +78,7 @@ impl SequenceBatch {
         self.launch(index, epoch, sequence, slot);
     }
 
-    /// Starts the lost sequence `index` again as `sequence`, over connection `epoch` of the executor behind `queue`, which
-    /// may be another than before.
+    /// Restarts the lost sequence `index` as `sequence`, over connection `epoch` of the executor of `queue`.
     pub(super) fn restart(
         &mut self,
         index: usize,
@@ -114,7 +114,7 @@ impl SequenceBatch {
         queue.send(LinkCommand::Start(StartSequence { id, epoch, message, route }));
     }
 
-    /// The next event of any sequence that is still running, with its index; `None` when none is.
+    /// Waits for the next event of a running sequence, with its index; `None` when none is running.
     pub async fn next(&mut self) -> Option<(usize, SequenceEvent)> {
         while self.live.iter().any(Option::is_some) {
             let delivery = self.events.recv().await?;
@@ -125,7 +125,7 @@ impl SequenceBatch {
         None
     }
 
-    /// An event that has already arrived, if there is one.
+    /// Returns an event that has already arrived, if there is one.
     pub fn ready(&mut self) -> Option<(usize, SequenceEvent)> {
         while let Ok(delivery) = self.events.try_recv() {
             if let Some(event) = self.accept(delivery) {
@@ -135,7 +135,6 @@ impl SequenceBatch {
         None
     }
 
-    /// Ends sequence `index` early.
     pub fn cancel(&mut self, index: usize) {
         self.kept[index] = None;
         if let Some(id) = self.live[index].take() {
@@ -143,7 +142,7 @@ impl SequenceBatch {
         }
     }
 
-    /// `None` for what a cancelled sequence still had under way.
+    /// Filters an event; `None` for outputs of a cancelled sequence that were still in transit.
     fn accept(
         &mut self,
         RoutedEvent { index, event, slot, bytes }: RoutedEvent,

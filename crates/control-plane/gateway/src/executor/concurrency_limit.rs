@@ -1,10 +1,11 @@
-//! How many sequences an executor may have: what it takes, and never more than the gateway was told to.
+//! Limits the sequences that an executor has: by its capacity, and by the gateway's own limit.
 //!
-//! The executor would refuse what is too much as well, but only between two of its steps, which may be long. Counting
+//! The executor would also refuse excess sequences, but only between two steps, which may be long. Counting
 //! here refuses at once.
 //!
-//! It takes more than it computes together, but in the order in which they come, whosever they are. So that tenants have
-//! their turns ([`crate::admission_queue`]), no more are sent to it than keep it busy: [`SlotUsage::room`].
+//! An executor accepts more sequences than it runs at once, and serves them in the order of arrival,
+//! regardless of tenant. To leave the order to the admission queue ([`crate::admission_queue`]), the gateway
+//! sends only enough to keep the executor busy: [`SlotUsage::room`].
 
 use std::{
     fmt,
@@ -16,43 +17,41 @@ use tokio::sync::Notify;
 
 use crate::queue_delay::WaitingEntry;
 
-/// Of those that run together, one of so many may end without a new one being there at once. More would keep it no busier,
-/// and whoever comes waits behind all of them, however little they have had.
+/// One spare sequence waits in the executor for this many batch slots, to fill slots that come free. More
+/// spares would keep it no busier, and each new request would wait behind all of them.
 const PLACES_A_SPARE: usize = 32;
-/// So many steps have prompts to compute: the one under way, and the next.
+/// Number of steps with enough prompt tokens in the executor: the running one, and the next.
 const STEPS_AHEAD: usize = 2;
 
-/// What an executor takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ExecutorCapacity {
-    /// Sequences that are computed together.
+    /// Maximum number of sequences that run at once.
     pub(super) places: usize,
-    /// Those that may wait beside them.
+    /// Maximum number of sequences that wait in the executor.
     pub(super) waiting: usize,
-    /// Prompt tokens of a step.
+    /// Maximum number of prompt tokens per step.
     pub(super) chunk_tokens: usize,
 }
 
-/// How much of an executor is taken.
+/// Occupied part of an executor's capacity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlotUsage {
-    /// Sequences under way.
+    /// Number of sequences in the executor.
     pub held: usize,
-    /// Of them those without a first token.
+    /// Number of these sequences without a first token.
     pub waiting: usize,
-    /// What these have to compute first, each a step's tokens at most: no step computes more of one.
+    /// Prompt tokens of the waiting sequences, each counted up to `chunk_tokens`, since a step computes no
+    /// more of one sequence.
     pub waiting_tokens: usize,
-    /// Sequences that are computed together.
     pub places: usize,
-    /// Prompt tokens of a step.
     pub chunk_tokens: usize,
-    /// Sequences there may be in all.
+    /// Maximum number of sequences, running and waiting.
     pub limit: usize,
 }
 
 impl SlotUsage {
-    /// How many more requests keep it busy: until places are taken and some wait to take those that come free, and until
-    /// prompts are enough for the next steps.
+    /// Number of further requests that keep the executor busy: until its batch slots and spares are filled,
+    /// and until the next steps have enough prompt tokens.
     #[must_use]
     pub fn room(&self) -> usize {
         let spare = self.places / PLACES_A_SPARE + 1;
@@ -62,32 +61,30 @@ impl SlotUsage {
     }
 }
 
-/// More sequences would be under way than there may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct TooManySequences {
-    /// Sequences there may be in all.
     pub(super) limit: usize,
 }
 
 #[derive(Debug)]
 struct SlotCounts {
-    /// Never more than this, whatever the executor takes.
+    /// The gateway's own limit, regardless of the executor's capacity.
     max: usize,
     load: SlotUsage,
 }
 
-/// The slots of one executor; clones share them.
+/// Slots of one executor; clones share them.
 #[derive(Clone)]
 pub(super) struct SequenceSlots {
     counts: Arc<Mutex<SlotCounts>>,
-    /// Told whenever there may be room again.
+    /// Notified when there may be capacity again.
     room: Arc<Notify>,
 }
 
-/// The right to have one sequence under way, given back when dropped.
+/// The right to run one sequence, released on drop.
 pub(super) struct SequenceSlot {
     slots: SequenceSlots,
-    /// Of the sequence, to be computed before its first token; `None` once it has that.
+    /// Counted prompt tokens of the sequence; `None` once it has its first token.
     tokens: Option<usize>,
     standing: Option<WaitingEntry>,
 }
@@ -105,7 +102,7 @@ impl fmt::Debug for SequenceSlot {
 }
 
 impl SequenceSlots {
-    /// `max` slots, until the executor says that it takes fewer.
+    /// Creates `max` slots, until the executor reports a lower capacity.
     pub(super) fn new(max: usize, room: Arc<Notify>) -> Self {
         let load = SlotUsage {
             held: 0,
@@ -118,7 +115,7 @@ impl SequenceSlots {
         Self { counts: Arc::new(Mutex::new(SlotCounts { max, load })), room }
     }
 
-    /// An executor is there that takes so much. Those under way go on even if they are more.
+    /// Sets the capacity of a connected executor. Running sequences continue even if they exceed it.
     pub(super) fn set_capacity(&self, capacity: ExecutorCapacity) {
         let mut counts = self.counts();
         let max = counts.max;
@@ -129,7 +126,7 @@ impl SequenceSlots {
         self.room.notify_one();
     }
 
-    /// Takes one for each of `tokens`, which are those of prompts, or none.
+    /// Takes a slot for each prompt length in `tokens`, or none.
     pub(super) fn acquire(&self, tokens: &[usize]) -> Result<Vec<SequenceSlot>, TooManySequences> {
         let mut counts = self.counts();
         let load = &mut counts.load;
@@ -147,7 +144,6 @@ impl SequenceSlots {
         Ok(slots.collect())
     }
 
-    /// How much of it is taken.
     pub(super) fn load(&self) -> SlotUsage {
         self.counts().load
     }
@@ -158,24 +154,22 @@ impl SequenceSlots {
 }
 
 impl SequenceSlot {
-    /// Whose turn it was.
     pub(super) fn attach_waiting(&mut self, standing: Option<WaitingEntry>) {
         self.standing = standing;
     }
 
-    /// Its sequence goes on in another slot.
+    /// Returns the queue entry of the sequence, which continues in another slot.
     pub(super) fn take_standing(&mut self) -> Option<WaitingEntry> {
         self.standing.take()
     }
 
-    /// Its sequence is sent to an executor, for the first time or again.
     pub(super) fn launched(&mut self) {
         if let Some(standing) = &mut self.standing {
             standing.launched();
         }
     }
 
-    /// Its sequence has a token, for which it `queued` so long.
+    /// Notes that the sequence has its first token, after waiting `queued` in the executor.
     pub(super) fn begun(&mut self, queued: Duration) {
         if let Some(standing) = self.standing.take() {
             standing.begun(queued);

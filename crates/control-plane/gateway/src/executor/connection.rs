@@ -1,10 +1,10 @@
 //! The one task that owns the ZeroMQ connection.
 //!
-//! It sends what handles queue, reads what the executor answers, and hands every output to the sequence it
-//! belongs to. A lost connection ends everything in flight with one event and is then rebuilt with backoff:
-//! a DEALER of this library never reconnects by itself, and only its monitor tells that the peer is gone.
-//! That a peer is stopped nothing tells: so it is asked, and one that does not answer is lost too. What it
-//! says when it goes on is said to a socket that nobody reads any more.
+//! The task sends the commands of handles, reads the executor's answers, and passes each output to its
+//! sequence. A lost connection ends everything in flight with one event, and is then rebuilt with backoff: a
+//! DEALER of this library never reconnects by itself, and only its monitor reports that the peer is gone. The
+//! monitor does not report a stopped peer. So a silent peer is pinged, and counts as lost without an answer.
+//! Later messages of that peer go to a socket that is no longer read.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -30,23 +30,20 @@ use super::{
 };
 use crate::tenant_memory::MemoryFull;
 
-/// First pause before a connection is tried again; doubled up to [`MAX_BACKOFF`].
+/// First pause before a reconnection; doubled up to [`MAX_BACKOFF`].
 const MIN_BACKOFF: Duration = Duration::from_millis(20);
-/// Longest pause between two tries.
 const MAX_BACKOFF: Duration = Duration::from_millis(500);
-/// The silence after which an executor is lost is counted in so many parts. It is asked for a sign of life after the
-/// first. Counting, because a gateway that was itself stopped finds one part passed, not all of them.
+/// Number of ticks of silence after which an executor counts as lost; the ping is sent after the first. Ticks
+/// are counted because a gateway that was itself stopped sees one tick passed, not all.
 const SILENT_PARTS: u32 = 4;
-/// The call that asks for a sign of life; those of handles have other numbers.
+/// Request id of the ping; handles use other ids.
 const PROBE: RequestId = 0;
 
-/// Why [`LinkTask::serve`] returned.
 enum ServeEnd {
     Closed,
     Lost(String),
 }
 
-/// The task; see the module's description.
 pub(super) struct LinkTask {
     peer: ConnectTarget,
     commands: mpsc::UnboundedReceiver<LinkCommand>,
@@ -55,7 +52,7 @@ pub(super) struct LinkTask {
     epoch: u64,
     routes: HashMap<RequestId, OutputRoute>,
     calls: HashMap<RequestId, oneshot::Sender<Result<CallReply, CallError>>>,
-    /// Sequences that the executor is still to be told of: nobody waits for them.
+    /// Sequences whose cancellation is still to be sent to the executor.
     given_up: Vec<RequestId>,
 }
 
@@ -72,7 +69,7 @@ impl LinkTask {
 
     pub(super) async fn run(mut self) {
         self.keep_connected().await;
-        // Nothing may wait for an answer that will not come.
+        // Queued commands must not wait for an answer that cannot come.
         self.commands.close();
         while let Some(command) = self.commands.recv().await {
             refuse(command, self.epoch);
@@ -103,7 +100,7 @@ impl LinkTask {
         }
     }
 
-    /// Connects and waits for the welcome, refusing commands meanwhile; `None` when the gateway closes.
+    /// Connects and waits for the welcome, and refuses commands meanwhile; `None` when the gateway closes.
     async fn connect(&mut self) -> Option<Result<(ExecutorSocket, Welcome), String>> {
         let attempt = open(self.peer.clone(), self.link.clone());
         self.refuse_until(attempt).await
@@ -137,7 +134,7 @@ impl LinkTask {
         }
     }
 
-    /// Moves messages until the connection or the gateway ends.
+    /// Sends and receives messages until the connection or the gateway ends.
     async fn serve(&mut self, mut wire: ExecutorSocket) -> ServeEnd {
         let mut silent_parts = 0;
         let part = (self.peer.silence / SILENT_PARTS).max(Duration::from_millis(1));
@@ -145,7 +142,7 @@ impl LinkTask {
         clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let done = tokio::select! {
-                // What has arrived counts before the clock does.
+                // Arrived messages take precedence over the clock.
                 biased;
                 message = wire.receive.recv() => {
                     silent_parts = 0;
@@ -173,7 +170,7 @@ impl LinkTask {
         }
     }
 
-    /// Nothing has been heard for `silent_parts` of the time allowed: asks for a sign of life, once, then gives up.
+    /// Handles `silent_parts` ticks of silence: pings the executor after the first, gives up after the last.
     async fn probe(&self, silent_parts: u32, send: &mut DealerSendHalf) -> Result<(), ServeEnd> {
         match silent_parts {
             1 => self.transmit(ToExecutor::GetStats(PROBE).to_bytes(), send).await,
@@ -189,7 +186,7 @@ impl LinkTask {
     ) -> Result<(), ServeEnd> {
         let message = match command {
             None | Some(LinkCommand::Close) => return Err(ServeEnd::Closed),
-            // Prepared for an executor that is gone: whoever waits for it looks what this one serves, and starts it again.
+            // The owner of a sequence for an earlier connection checks the new executor and restarts it.
             Some(LinkCommand::Start(start)) if start.epoch != self.epoch => {
                 lose(start.route, start.epoch);
                 return Ok(());
@@ -200,7 +197,7 @@ impl LinkTask {
             }
             Some(LinkCommand::Cancel(id)) => match self.routes.remove(&id) {
                 Some(_) => ToExecutor::Cancel(id).to_bytes(),
-                // It ended before its owner knew.
+                // The sequence ended before its owner knew.
                 None => return Ok(()),
             },
             Some(LinkCommand::Ping(pong)) => {
@@ -215,7 +212,7 @@ impl LinkTask {
         self.transmit(message, send).await
     }
 
-    /// Waits no longer for a peer that does not read than for one that does not speak.
+    /// Sends a message with the same timeout as for a silent peer.
     async fn transmit(&self, message: Vec<u8>, send: &mut DealerSendHalf) -> Result<(), ServeEnd> {
         match timeout(self.peer.silence, send.send(ZmqMessage::from(message))).await {
             Ok(sent) => sent.map_err(|error| ServeEnd::Lost(format!("sending to it failed: {error}"))),
@@ -246,7 +243,7 @@ impl LinkTask {
     fn deliver(&mut self, output: Output) -> Result<(), ServeEnd> {
         let id = output.request;
         let last = output.finish.is_some() || output.error.is_some();
-        // Outputs of a cancelled sequence may still be on their way.
+        // Outputs of a cancelled sequence may still arrive.
         let Some(route) = self.routes.get_mut(&id) else {
             return Ok(());
         };
@@ -268,7 +265,7 @@ impl LinkTask {
         if last {
             self.end(id, output, bytes);
         } else {
-            // Fails only when the reader is gone; its cancellation is on its way.
+            // The send fails only if the reader was dropped; its cancellation will arrive.
             let _ = route.sink.try_send(RoutedEvent {
                 index: route.index,
                 event: SequenceEvent::Output(output),
@@ -279,8 +276,8 @@ impl LinkTask {
         Ok(())
     }
 
-    /// Delivers the last output of a sequence. One that an executor gave up because it is shutting down may be started
-    /// again by the next, so it keeps its slot.
+    /// Delivers the last output of a sequence. A sequence that the executor ends because it shuts down keeps
+    /// its slot, because it may be restarted on the next executor.
     fn end(&mut self, id: RequestId, output: Output, bytes: usize) {
         let Some(OutputRoute { sink, index, slot, .. }) = self.routes.remove(&id) else { return };
         let returns = output.error.as_ref().is_some_and(|error| error.code == ErrorCode::ShuttingDown);
@@ -288,7 +285,7 @@ impl LinkTask {
         let _ = sink.try_send(RoutedEvent { index, event: SequenceEvent::Output(output), slot, bytes });
     }
 
-    /// Ends a sequence whose outputs find no room, here and, unless it has ended there, in the executor.
+    /// Ends a sequence whose outputs exceed the memory limit, here and in the executor.
     fn give_up(&mut self, id: RequestId, full: MemoryFull, has_ended: bool) {
         let Some(OutputRoute { sink, index, .. }) = self.routes.remove(&id) else { return };
         let _ = sink.try_send(RoutedEvent { index, event: SequenceEvent::Full(full), slot: None, bytes: 0 });
@@ -297,7 +294,7 @@ impl LinkTask {
         }
     }
 
-    /// Tells the executor of sequences that were given up.
+    /// Sends the cancellations of sequences that were given up.
     async fn cancel_given_up(&mut self, send: &mut DealerSendHalf) -> Result<(), ServeEnd> {
         while let Some(id) = self.given_up.pop() {
             self.transmit(ToExecutor::Cancel(id).to_bytes(), send).await?;

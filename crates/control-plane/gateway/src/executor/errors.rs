@@ -1,33 +1,29 @@
-//! Why the executor did not do what it was asked.
+//! Error of a call to the executor.
 
 use shmproto::message::WireError;
 
 use super::concurrency_limit::TooManySequences;
 
-/// Why the executor did not do what it was asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
-    /// No executor is connected, or the connection broke before the answer came.
+    /// No executor is connected, or the connection broke before the answer arrived.
     #[error(
         "the base-executor is not reachable ({0}); it is reconnected to automatically, try again shortly"
     )]
     Unavailable(String),
-    /// An adapter's files did not get to an executor on another host.
     #[error("the adapter's files could not be brought to the base-executor: {0}")]
     NotLent(String),
-    /// It answered with a typed error.
     #[error("{}", .0.message)]
     Refused(WireError),
-    /// As many sequences or calls are under way as the executor takes. Said at once, without asking it.
+    /// The limit on concurrent sequences or calls is reached. The executor was not asked.
     #[error(
         "{limit} {what} are under way, which is all the base-executor takes; try again when some have ended"
     )]
     Busy {
-        /// The limit that was met.
         limit: usize,
-        /// What is limited.
+        /// Limited quantity: `sequences` or `calls`.
         what: &'static str,
-        /// How long a new one would wait, rounded up.
+        /// Expected wait of a new request in seconds, rounded up.
         wait_s: u32,
     },
 }

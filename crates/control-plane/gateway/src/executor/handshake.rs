@@ -1,4 +1,4 @@
-//! From a socket's path to a welcome.
+//! The start of a connection, from connecting the socket to the executor's welcome.
 
 use futures::StreamExt as _;
 use shmproto::{
@@ -13,13 +13,13 @@ use super::{
     socket::{ConnectTarget, ExecutorSocket, read},
 };
 
-/// Connects, says hello, and waits for the welcome. Says meanwhile how far the executor is.
+/// Connects, sends hello, and waits for the welcome. Publishes the executor's loading progress meanwhile.
 pub(super) async fn open(
     peer: ConnectTarget,
     link: watch::Sender<LinkState>,
 ) -> Result<(ExecutorSocket, Welcome), String> {
     let silence = peer.silence;
-    // A stopped process has a socket that can be connected to, and then says nothing.
+    // A stopped process has a socket that can be connected to, but never answers.
     let connected = timeout(silence, connect(peer)).await;
     let mut wire = connected.map_err(|_| "it does not take the connection".to_owned())??;
     loop {
@@ -43,7 +43,7 @@ async fn connect(peer: ConnectTarget) -> Result<ExecutorSocket, String> {
     Ok(wire)
 }
 
-/// The next message of an executor that has not sent its welcome.
+/// Returns the next message of an executor that has not sent its welcome.
 async fn answer_of(wire: &mut ExecutorSocket) -> Result<ToGateway, String> {
     loop {
         tokio::select! {
@@ -60,7 +60,6 @@ async fn answer_of(wire: &mut ExecutorSocket) -> Result<ToGateway, String> {
     }
 }
 
-/// What a hello is answered with.
 enum HelloReply {
     Loading(Loading),
     Welcome(Box<Welcome>),

@@ -1,5 +1,5 @@
-//! What goes between the handles and the task that owns the connection: the commands, what sequences and calls hear,
-//! and the state of the connection.
+//! Messages between handles and the task that owns the connection: commands, events of sequences, replies to
+//! calls, and the state of the connection.
 
 use std::sync::Arc;
 
@@ -9,81 +9,70 @@ use tokio::sync::{mpsc, oneshot};
 use super::{backlog::Backlog, concurrency_limit::SequenceSlot, errors::CallError};
 use crate::tenant_memory::MemoryFull;
 
-/// The state of the connection.
 #[derive(Debug, Clone)]
 pub enum LinkState {
-    /// Not connected.
     Down {
-        /// Why, for a person.
         reason: String,
     },
-    /// Connected, and the executor reads its weights.
+    /// Connected while the executor reads its weights.
     Loading {
-        /// What it is doing, for a person.
+        /// Current activity, in readable form.
         stage: String,
-        /// How much of it is done, 0 to 100.
+        /// Progress in percent, 0 to 100.
         percent: u32,
     },
-    /// Connected and welcomed.
+    /// Connected, and welcomed by the executor.
     Up {
-        /// Counts connections; greater than that of every earlier one.
+        /// Number of the connection; greater than all earlier ones.
         epoch: u64,
-        /// What the executor serves.
         welcome: Arc<Welcome>,
     },
 }
 
-/// What a sequence hears.
 #[derive(Debug)]
 pub enum SequenceEvent {
-    /// From the executor.
     Output(Output),
-    /// The connection numbered `epoch` is gone, and the sequence with it.
     Lost {
-        /// Number of the connection that was lost, or 0 before the first.
+        /// Number of the lost connection; 0 before the first.
         epoch: u64,
     },
-    /// Its outputs are read too slowly: its tenant has no memory left for more of them.
+    /// The outputs are read too slowly, and the tenant has no memory for more.
     Full(MemoryFull),
 }
 
-/// An event on its way to a batch.
 #[derive(Debug)]
 pub(super) struct RoutedEvent {
-    /// Position of the sequence in its batch.
     pub(super) index: usize,
     pub(super) event: SequenceEvent,
-    /// Its slot, if this is an end after which it may be started again.
+    /// Slot of the sequence, if the sequence ended but may be restarted.
     pub(super) slot: Option<SequenceSlot>,
-    /// Bytes of the backlog that it takes until it is read.
+    /// Bytes that the event takes in the backlog until it is read.
     pub(super) bytes: usize,
 }
 
-/// Where a sequence's outputs go.
+/// Destination of a sequence's outputs.
 #[derive(Debug)]
 pub(super) struct OutputRoute {
     pub(super) sink: mpsc::Sender<RoutedEvent>,
-    /// Position of the sequence in its batch.
     pub(super) index: usize,
-    /// Outputs that may still come; `sink` has room for them and for one [`SequenceEvent::Lost`].
+    /// Maximum number of further outputs. `sink` has capacity for them and for one [`SequenceEvent::Lost`].
     pub(super) budget: usize,
-    /// Where outputs are counted that nobody has read.
+    /// Counter of unread outputs.
     pub(super) backlog: Arc<Backlog>,
-    /// Given back when the link forgets the sequence.
+    /// Released when the link removes the sequence.
     pub(super) slot: SequenceSlot,
 }
 
-/// A sequence to start.
 #[derive(Debug)]
 pub(super) struct StartSequence {
     pub(super) id: RequestId,
-    /// Number of the connection whose executor it was prepared for; another one might take it for something else.
+    /// Number of the connection for which the sequence was prepared; another executor may read it
+    /// differently.
     pub(super) epoch: u64,
     pub(super) message: Vec<u8>,
     pub(super) route: OutputRoute,
 }
 
-/// A call that is answered once.
 #[derive(Debug)]
 pub(super) struct ExecutorCall {
     pub(super) id: RequestId,
@@ -91,7 +80,6 @@ pub(super) struct ExecutorCall {
     pub(super) answer: oneshot::Sender<Result<CallReply, CallError>>,
 }
 
-/// The answer to a [`ExecutorCall`].
 #[derive(Debug)]
 pub(super) enum CallReply {
     Loaded(AdapterLoaded),
@@ -99,13 +87,12 @@ pub(super) enum CallReply {
     Stats(Box<Stats>),
 }
 
-/// What handles ask of the link.
 #[derive(Debug)]
 pub(super) enum LinkCommand {
     Start(StartSequence),
     Cancel(RequestId),
     Call(ExecutorCall),
-    /// Answered by the link itself, as long as it moves.
+    /// Answered by the link itself while its task runs.
     Ping(oneshot::Sender<()>),
     Close,
 }
@@ -118,17 +105,17 @@ pub(super) fn refuse(command: LinkCommand, epoch: u64) {
             let _ = call.answer.send(Err(CallError::Unavailable("not connected".to_owned())));
         }
         LinkCommand::Ping(pong) => {
-            // Fails only when whoever asked is gone.
+            // The send fails only if the sender of the ping was dropped.
             let _ = pong.send(());
         }
         LinkCommand::Cancel(_) | LinkCommand::Close => {}
     }
 }
 
-/// Tells a sequence that its connection is gone.
+/// Reports to a sequence that its connection is lost.
 pub(super) fn lose(route: OutputRoute, epoch: u64) {
     let OutputRoute { sink, index, slot, .. } = route;
-    // Fails only when the reader is gone.
+    // The send fails only if the reader was dropped.
     let _ = sink.try_send(RoutedEvent {
         index,
         event: SequenceEvent::Lost { epoch },
@@ -137,7 +124,7 @@ pub(super) fn lose(route: OutputRoute, epoch: u64) {
     });
 }
 
-/// What an output takes until it is read.
+/// Returns the bytes that an output takes until it is read.
 pub(super) fn bytes_of(output: &Output) -> usize {
     let tokens = |tokens: &[TokenOutput]| {
         let top = |token: &TokenOutput| size_of::<TokenOutput>() + size_of_val(&*token.top);

@@ -1,4 +1,4 @@
-//! The way from the handles to the task that owns the connection.
+//! The queue of commands from the handles to the task that owns the connection.
 
 use std::sync::{
     Arc,
@@ -14,16 +14,16 @@ use super::{
     link_messages::{LinkCommand, refuse},
 };
 
-/// What the executors of a gateway have in common; clones are the same.
+/// State that all executors of a gateway share; clones share it too.
 #[derive(Debug, Clone, Default)]
 pub struct SharedConnections {
-    /// Requests so far: a sequence may move from one executor to another.
+    /// Number of requests so far. The number is shared because a sequence may move to another executor.
     requests: Arc<AtomicU64>,
-    /// Told whenever one of them may have room again.
+    /// Notified when one of the executors may have capacity again.
     pub room: Arc<Notify>,
 }
 
-/// Where commands are put; clones share it, its numbers and its slots.
+/// Sender of commands; clones share the channel, the request ids and the slots.
 #[derive(Debug, Clone)]
 pub(super) struct CommandQueue {
     commands: mpsc::UnboundedSender<LinkCommand>,
@@ -40,34 +40,31 @@ impl CommandQueue {
         Self { commands, slots, common }
     }
 
-    /// Queues a command. Once the task has ended, it is answered as if the connection had broken.
+    /// Queues a command. Once the task has ended, the command is answered as if the connection had broken.
     pub(super) fn send(&self, command: LinkCommand) {
         if let Err(mpsc::error::SendError(command)) = self.commands.send(command) {
             refuse(command, u64::MAX);
         }
     }
 
-    /// A number that no other request of this gateway has.
+    /// Returns an id that no other request of this gateway has.
     pub(super) fn request_id(&self) -> RequestId {
         self.common.requests.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Whether it leads to the same executor.
     pub(super) fn is(&self, other: &Self) -> bool {
         self.commands.same_channel(&other.commands)
     }
 
-    /// How many sequences are under way, and how many there may be.
     pub(super) fn load(&self) -> SlotUsage {
         self.slots.load()
     }
 
-    /// There may be room.
     pub(super) fn room_changed(&self) {
         self.common.room.notify_one();
     }
 
-    /// Room for sequences together whose prompts have so many `tokens`.
+    /// Takes slots for sequences with prompts of `tokens` tokens each.
     pub(super) fn take_slots(&self, tokens: &[usize]) -> Result<Vec<SequenceSlot>, CallError> {
         self.slots.acquire(tokens).map_err(CallError::from)
     }

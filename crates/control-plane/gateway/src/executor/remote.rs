@@ -1,11 +1,12 @@
-//! An executor on another host, behind its TLS door.
+//! An executor on another host, behind its TLS listener.
 //!
-//! - here: a connection to the door, and what it is for.
-//! - [`tunnel`]: what goes to the executor's socket and comes from it, carried through TLS.
-//! - [`adapter_files`]: an adapter's files, which the other host does not have.
+//! - this module: a connection to the listener, opened for one purpose.
+//! - [`tunnel`]: carries the traffic of the executor's socket through TLS.
+//! - [`adapter_files`]: uploads an adapter's files, which the other host lacks.
 //!
-//! The link is the same as to an executor of this host: the same messages over the same socket library, to a private socket of
-//! our own whose other end is the tunnel. So silence, losses and reconnections are dealt with in one place.
+//! The link works as for an executor on this host: it sends the same messages with the same socket library to
+//! a private local socket, whose other end is the tunnel. So one place handles silence, losses and
+//! reconnections.
 
 pub(super) mod adapter_files;
 pub(super) mod tunnel;
@@ -27,7 +28,6 @@ use tokio_rustls::{TlsConnector, client::TlsStream};
 
 type TlsTunnel = TlsStream<TcpStream>;
 
-/// Why an executor on another host is not reached.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RemoteError {
     #[error("cannot reach {address}: {cause}")]
@@ -53,7 +53,7 @@ pub(super) enum RemoteError {
     File(#[source] io::Error),
 }
 
-/// The way to an executor on another host; clones are the same.
+/// Endpoint of an executor on another host; clones share it.
 #[derive(Clone)]
 pub struct RemoteEndpoint(Arc<RemoteAddress>);
 
@@ -61,7 +61,7 @@ struct RemoteAddress {
     to: HostPort,
     host: ServerName<'static>,
     tls: TlsConnector,
-    /// Our own end of the tunnel, between the socket library and TLS.
+    /// Path of the local end of the tunnel, between the socket library and TLS.
     socket: PathBuf,
 }
 
@@ -72,7 +72,7 @@ impl fmt::Debug for RemoteEndpoint {
 }
 
 impl RemoteEndpoint {
-    /// The way to the door at `to`, with a private socket of our own at `socket`. `None` if no certificate can be for that host.
+    /// Creates an endpoint for the listener at `to`. Returns `None` if no certificate can name that host.
     #[must_use]
     pub fn new(to: HostPort, mut tls: ClientConfig, socket: PathBuf) -> Option<Self> {
         tls.alpn_protocols = vec![remote_executor::ALPN.to_vec()];
@@ -80,19 +80,18 @@ impl RemoteEndpoint {
         Some(Self(Arc::new(RemoteAddress { to, host, tls: TlsConnector::from(Arc::new(tls)), socket })))
     }
 
-    /// Where it is.
+    /// Address of the executor's host.
     #[must_use]
     pub fn address(&self) -> &HostPort {
         &self.0.to
     }
 
-    /// Our own end of the tunnel.
     #[must_use]
     pub fn socket(&self) -> &std::path::Path {
         &self.0.socket
     }
 
-    /// A connection that is let in for what it asks.
+    /// Opens a connection for the request `ask`, and waits until it is admitted.
     async fn open(&self, ask: &RemoteRequest) -> Result<TlsTunnel, RemoteError> {
         let unreachable = |cause| RemoteError::Unreachable { address: self.0.to.clone(), cause };
         let tcp = TcpStream::connect((self.0.to.host.as_str(), self.0.to.port)).await.map_err(unreachable)?;
@@ -124,7 +123,7 @@ impl RemoteEndpoint {
         RemoteReply::from_bytes(&body).map_err(|_| protocol())
     }
 
-    /// A connection that ended is one thing, what TLS has against going on another.
+    /// Distinguishes errors of TLS from a lost connection.
     fn failed(&self, cause: io::Error) -> RemoteError {
         let address = self.0.to.clone();
         match cause.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()) {

@@ -1,4 +1,4 @@
-//! The ZeroMQ socket: opened, and read one protocol message at a time.
+//! The ZeroMQ socket: opens it, and decodes one protocol message at a time.
 
 use std::time::Duration;
 
@@ -9,32 +9,30 @@ use zeromq::{
 
 use super::{Endpoint, remote::tunnel::Tunnel};
 
-/// How long one try to reach a socket of this host may take.
+/// Timeout of one connection attempt to a socket on this host.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// An open connection.
 pub(super) struct ExecutorSocket {
     pub(super) send: DealerSendHalf,
     pub(super) receive: DealerRecvHalf,
     pub(super) monitor: futures::channel::mpsc::Receiver<SocketEvent>,
-    /// What carries the bytes to another host.
+    /// Tunnel to another host, kept open while the socket lives.
     _tunnel: Option<Tunnel>,
 }
 
-/// Whom the task connects to, and as whom.
 #[derive(Debug, Clone)]
 pub(super) struct ConnectTarget {
     pub(super) door: Endpoint,
-    /// Of this gateway.
+    /// Random id of this gateway.
     pub(super) instance: u64,
-    /// Who says nothing for so long is lost.
+    /// Silence after which the executor counts as lost.
     pub(super) silence: Duration,
 }
 
 impl ExecutorSocket {
-    /// Connects to the executor's ROUTER, and says nothing yet.
+    /// Connects to the executor's ROUTER without sending a message.
     pub(super) async fn open(peer: &ConnectTarget) -> Result<Self, String> {
-        // Who is far away is given as long as silence is borne: greetings travel there and back.
+        // A remote executor gets the longer timeout, because the greetings cross the network.
         let (socket, limit, tunnel) = match &peer.door {
             Endpoint::Socket(socket) => (socket.as_path(), CONNECT_TIMEOUT, None),
             Endpoint::Far(far) => {
@@ -53,7 +51,7 @@ impl ExecutorSocket {
     }
 }
 
-/// The one protocol message that a ZeroMQ message holds.
+/// Decodes the one protocol message in a ZeroMQ message.
 pub(super) fn read(message: &ZmqMessage) -> Result<ToGateway, String> {
     let frame = match (message.get(0), message.len()) {
         (Some(frame), 1) => frame,

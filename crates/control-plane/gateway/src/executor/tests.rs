@@ -1,4 +1,4 @@
-//! The connection against a ROUTER that loads, falls silent and comes back as a test wants it.
+//! Tests of the connection with a ROUTER that loads, falls silent and returns as each test needs.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::sync::{
@@ -17,16 +17,16 @@ use zeromq::{RouterSendHalf, RouterSocket, Socket as _, SocketRecv as _, SocketS
 use super::{link_messages::SequenceEvent, *};
 use crate::tenant_memory::{MemoryLimits, TenantMemory};
 
-/// Long enough for a busy machine to answer in, short enough for a test to wait for.
+/// Long enough for an answer of a busy machine, and short enough for a test to wait for.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// Of a tenant with enough memory.
+/// Returns the backlog of a tenant with enough memory.
 fn backlog() -> Arc<Backlog> {
     let memory = TenantMemory::new(MemoryLimits::default());
     Backlog::new(memory.reserve(&"alice".into(), 0).unwrap())
 }
 
-/// An executor that takes three sequences and generates nothing until it is told to.
+/// An executor that accepts three sequences and generates only on a test's request.
 struct Router {
     state: Arc<FakeRouterState>,
     task: JoinHandle<()>,
@@ -35,13 +35,13 @@ struct Router {
 
 #[derive(Default)]
 struct FakeRouterState {
-    /// Reads, but does not answer: as a stopped process looks from outside.
+    /// If true, the router reads but does not answer, like a stopped process.
     is_mute: AtomicBool,
-    /// What hellos are answered with before the welcome.
+    /// Answers to a hello before the welcome.
     loading: Mutex<Vec<Loading>>,
     hellos: Mutex<Vec<Hello>>,
     generates: Mutex<Vec<Generate>>,
-    /// The connection that spoke last.
+    /// The connection that last sent a message.
     peer: Mutex<Option<(RouterSendHalf, Vec<u8>)>>,
 }
 
@@ -122,7 +122,7 @@ impl FakeRouterState {
 async fn send_message((send, peer): &(RouterSendHalf, Vec<u8>), message: &ToGateway) {
     let mut frames = ZmqMessage::from(peer.clone());
     frames.push_back(message.to_bytes().into());
-    // The gateway may have given the connection up.
+    // The gateway may have closed the connection.
     let _ = send.clone().send(frames).await;
 }
 
@@ -218,7 +218,7 @@ async fn more_sequences_than_the_executor_takes_are_refused_without_asking_it() 
     assert_eq!(executor.load().limit, 3, "two run and one waits");
     let three = executor.generate(1, vec![sequence(); 3], &mut Vec::new(), backlog()).unwrap();
     router.eventually_generates(3).await;
-    // From here on nobody would answer, and nobody has to.
+    // The router no longer answers, so the refusal below cannot come from it.
     router.mute(true);
     let refused = executor.generate(1, vec![sequence()], &mut Vec::new(), backlog()).unwrap_err();
     assert_eq!(refused, CallError::Busy { limit: 3, what: "sequences", wait_s: 1 });
@@ -258,7 +258,7 @@ async fn a_silence_shorter_than_the_limit_disturbs_nothing() {
     router.mute(true);
     tokio::time::sleep(SILENCE / 2).await;
     router.mute(false);
-    // A sign of life was asked for while nobody answered; what was owed comes now.
+    // The gateway pinged while the router was mute; the answer arrives now.
     router.end(router.generates()[0].request).await;
     assert!(matches!(next(&mut batch).await, SequenceEvent::Output(output) if output.finish.is_some()));
     assert_eq!((up(&executor).await, router.generates().len()), (1, 1));
@@ -297,7 +297,7 @@ async fn a_lost_sequence_keeps_its_place_is_redone_once_and_hears_nothing_late()
     );
     executor.restart(&mut three, 1, 2, sequence()).unwrap();
     router.eventually_generates(4).await;
-    // What the former connection still had to say.
+    // A late output of the former connection.
     router.end(former[1].request).await;
     router.end(router.generates()[3].request).await;
     let SequenceEvent::Output(output) = next(&mut three).await else { panic!("it ends") };

@@ -1,4 +1,4 @@
-//! One executor, as those see it who choose among several.
+//! One executor, as the routing policy and the lifecycle see it.
 
 use std::sync::{
     Arc, Mutex,
@@ -10,42 +10,34 @@ use shmproto::message::Welcome;
 use super::load_tracker::LoadTracker;
 use crate::{executor::Executor, lock::lock};
 
-/// Whether an executor can be used.
 #[derive(Debug, Clone)]
 pub enum ExecutorState {
-    /// Not yet, or not again.
+    /// Not ready yet, or not ready again.
     Starting {
-        /// What is being waited for.
         stage: String,
-        /// How much of it is done, 0 to 100, if that is known.
+        /// Progress in percent, 0 to 100, if it is known.
         percent: Option<u32>,
     },
-    /// It was there and is gone.
+    /// The executor was ready and has disconnected.
     Lost {
-        /// How the connection ended, for a person.
+        /// How the connection ended, in readable form.
         detail: String,
     },
-    /// It is there, and may not be used: why, for a person.
+    /// Connected, but not used because it differs from the others.
     Refused {
-        /// What differs from the others.
         detail: String,
     },
-    /// It is used.
     Ready(ReadyExecutor),
 }
 
-/// An executor that can be used, over one connection.
+/// A ready executor with its connection.
 #[derive(Debug, Clone)]
 pub struct ReadyExecutor {
-    /// Its place among the executors.
     pub index: usize,
-    /// Number of the connection.
     pub epoch: u64,
-    /// What it said of itself.
     pub welcome: Arc<Welcome>,
 }
 
-/// See the module's description.
 #[derive(Debug)]
 pub struct ExecutorHandle {
     index: usize,
@@ -53,9 +45,8 @@ pub struct ExecutorHandle {
     executor: Executor,
     state: Mutex<ExecutorState>,
     books: LoadTracker,
-    /// True if it gets no new requests.
     drained: AtomicBool,
-    /// Requests it was sent, and sequences others had lost.
+    /// Number of requests sent to the executor; `taken_over` counts sequences that other executors lost.
     chosen: AtomicU64,
     taken_over: AtomicU64,
 }
@@ -76,31 +67,27 @@ impl ExecutorHandle {
         }
     }
 
-    /// Its place among the executors.
     #[must_use]
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// What people call it.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The connection to it.
     #[must_use]
     pub fn executor(&self) -> &Executor {
         &self.executor
     }
 
-    /// What it has to do, and what it takes for it.
     #[must_use]
     pub fn books(&self) -> &LoadTracker {
         &self.books
     }
 
-    /// Whether it can be used, as the lifecycle saw it last.
+    /// State of the executor, as the lifecycle last set it.
     #[must_use]
     pub fn state(&self) -> ExecutorState {
         lock(&self.state).clone()
@@ -111,46 +98,43 @@ impl ExecutorHandle {
         self.executor.room_changed();
     }
 
-    /// Whether it can be used.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         matches!(&*lock(&self.state), ExecutorState::Ready(_))
     }
 
-    /// Whether it is kept from new requests.
+    /// Whether new requests are kept from the executor.
     #[must_use]
     pub fn is_drained(&self) -> bool {
         self.drained.load(Relaxed)
     }
 
-    /// Whether it is used for new requests.
+    /// Whether the executor accepts new requests.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.is_ready() && !self.is_drained()
     }
 
-    /// From now on it gets no new requests.
+    /// Keeps new requests from the executor from now on.
     pub fn drain(&self) {
         self.drained.store(true, Relaxed);
     }
 
-    /// It gets requests again.
     pub fn undrain(&self) {
         self.drained.store(false, Relaxed);
         self.executor.room_changed();
     }
 
-    /// It was sent a request.
     pub(crate) fn count_request(&self) {
         self.chosen.fetch_add(1, Relaxed);
     }
 
-    /// It goes on with a sequence that another one lost.
+    /// Counts a sequence that the executor resumes after another executor lost it.
     pub(crate) fn count_taken_over(&self) {
         self.taken_over.fetch_add(1, Relaxed);
     }
 
-    /// Requests it was sent, and sequences it took over from others.
+    /// Number of requests sent to the executor, and of sequences taken over from other executors.
     #[must_use]
     pub fn counts(&self) -> (u64, u64) {
         (self.chosen.load(Relaxed), self.taken_over.load(Relaxed))

@@ -1,7 +1,7 @@
-//! What an executor has to do, request by request, and what it takes for it: what a choice among several is made from.
+//! Load and observed costs of an executor, on which the routing policy bases its choice.
 //!
-//! Everything is seen from here: what was sent, when its first token came, how far apart the others are, how long adapters
-//! took to arrive. So it holds whatever the executor is.
+//! All values are measured in the gateway: when a sequence was sent, when its tokens arrived, and how long
+//! adapters took to load. So they are independent of the kind of executor.
 
 use std::{
     sync::{Arc, Mutex},
@@ -15,24 +15,23 @@ use scheduling::{
 
 use crate::lock::lock;
 
-/// Every so many outputs of an executor one is timed.
+/// One of this many outputs is timed.
 const TIMED_EVERY: u64 = 8;
 
-/// An executor that was not timed for so long may have changed since.
+/// Age after which the timings of an idle executor count as stale.
 const FRESH: Duration = Duration::from_secs(10);
 
-/// The books of one executor; clones share them.
+/// Load and timings of one executor; clones share them.
 #[derive(Debug, Clone)]
 pub struct LoadTracker(Arc<Mutex<LoadState>>);
 
-/// What an executor has to do.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Loads {
-    /// What has no token yet.
+    /// Load of sequences without a token.
     pub waiting: RequestLoad,
-    /// What has.
+    /// Load of sequences with tokens.
     pub running: RequestLoad,
-    /// The shortest time for a token that was promised to one of all.
+    /// Strictest SLO target for the time per output token among all sequences, in microseconds.
     pub promised_tpot_us: Option<u64>,
 }
 
@@ -54,8 +53,8 @@ impl Default for LoadTracker {
 }
 
 impl LoadTracker {
-    /// A sequence is sent there that has `prompt_tokens` to compute, with an adapter of `rank`; each token of its answer may
-    /// have been promised within a time.
+    /// Records that a sequence with `prompt_tokens` to compute is sent to the executor. `promised_tpot_us` is
+    /// the SLO target for the time per output token, if there is one.
     #[must_use]
     pub fn track(&self, rank: u64, promised_tpot_us: Option<u64>, prompt_tokens: u64) -> TrackedSequence {
         lock(&self.0).waiting.add_request(rank, promised_tpot_us, prompt_tokens);
@@ -63,7 +62,6 @@ impl LoadTracker {
         TrackedSequence { books: self.clone(), rank, promised_tpot_us, tokens: prompt_tokens, stage }
     }
 
-    /// What it has to do.
     #[must_use]
     pub fn loads(&self) -> Loads {
         let LoadState { waiting, running, .. } = &*lock(&self.0);
@@ -75,7 +73,7 @@ impl LoadTracker {
         }
     }
 
-    /// What it takes; `None` as long as too little was seen.
+    /// Returns cost estimates from observed timings; `None` if there are too few.
     #[must_use]
     pub fn seen(&self) -> Option<CostEstimate> {
         self.seen_at(Instant::now())
@@ -88,7 +86,7 @@ impl LoadTracker {
         fit.model().map(|model| CostEstimate { model, is_stale })
     }
 
-    /// An adapter's bytes were `took` on their way from the store.
+    /// Records that an adapter of `bytes` bytes took `took` to load from the store.
     pub fn arrived(&self, bytes: u64, took: Duration) {
         lock(&self.0).fit.observe_store(bytes, took);
     }
@@ -96,13 +94,13 @@ impl LoadTracker {
 
 #[derive(Debug, Clone, Copy)]
 enum SequenceStage {
-    /// It was sent then, and has no token.
+    /// Sent at this time, and without a token.
     Waiting(Instant),
-    /// Its last output came then.
+    /// The last output arrived at this time.
     Running(Instant),
 }
 
-/// A sequence in the books, until it is dropped.
+/// A sequence that counts in the executor's load until it is dropped.
 #[derive(Debug)]
 pub struct TrackedSequence {
     books: LoadTracker,
@@ -113,7 +111,8 @@ pub struct TrackedSequence {
 }
 
 impl TrackedSequence {
-    /// An output came with so many tokens; `cached` of the prompt's needed not be computed, and it `queued` so long.
+    /// Records an output of `tokens` tokens. Of the prompt, `cached` tokens came from the prefix cache; the
+    /// sequence waited `queued` in the executor.
     pub fn output(&mut self, tokens: u64, cached: u64, queued: Duration) {
         let now = Instant::now();
         let mut pages = lock(&self.books.0);

@@ -1,4 +1,4 @@
-//! Whether requests can be served, and what is served then.
+//! Status of the gateway: whether it can serve requests, and with which model.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use shmproto::message::Welcome;
 
 use crate::{adapters::Base, executors::executor_handle::ReadyExecutor, text::Text};
 
-/// What is served, as long as somebody serves it.
+/// The base's text and name, while any executor serves it.
 #[derive(Debug, Clone)]
 pub(super) struct ServedIdentity {
     pub(super) text: Arc<dyn Text>,
@@ -14,20 +14,18 @@ pub(super) struct ServedIdentity {
     pub(super) since: u64,
 }
 
-/// What is served, over connections to executors.
+/// The served base, with the executors that serve it.
 #[derive(Debug)]
 pub struct ServingState {
-    /// The executors that serve it; there is at least one.
+    /// Executors that serve the base; at least one.
     pub ready: Vec<ReadyExecutor>,
-    /// What the first of them said of itself; about the base all say the same.
+    /// Welcome of the first executor; all executors agree about the base.
     pub welcome: Arc<Welcome>,
-    /// Tokenizer and chat template.
     pub text: Arc<dyn Text>,
-    /// What the base model is called.
     pub base_name: String,
-    /// Most tokens of prompt and completion together that each of them takes.
+    /// Maximum number of prompt and completion tokens together that every executor accepts.
     pub context_tokens: usize,
-    /// Seconds since 1970 when it began to be served.
+    /// Seconds since 1970 at which serving began.
     pub since: u64,
 }
 
@@ -51,35 +49,30 @@ impl<'a> From<&'a ServingState> for Base<'a> {
     }
 }
 
-/// What the model can read, as far as there is room for it.
+/// Context length of the model, limited by the KV cache.
 fn context_tokens(welcome: &Welcome) -> u64 {
     let pool = u64::from(welcome.kv_blocks) * u64::from(welcome.block_tokens);
     u64::from(welcome.context_length).min(pool)
 }
 
-/// Whether requests can be served.
 #[derive(Debug, Clone)]
 pub enum GatewayReadiness {
-    /// Nothing has been served yet, or the executor has come back and is being prepared.
+    /// Nothing has been served yet, or a returned executor is being prepared.
     Starting {
-        /// What is being waited for.
         stage: String,
-        /// How much of it is done, 0 to 100, if that is known.
+        /// Progress in percent, 0 to 100, if it is known.
         percent: Option<u32>,
     },
-    /// The executor that was served is gone or cannot be used; requests under way wait for it.
+    /// The executor is lost or cannot be used; running requests wait for it.
     Lost {
-        /// How the connection ended, or what keeps requests from being served, for a person.
         detail: String,
     },
-    /// Requests are served, with what is said here.
     Ready(Arc<ServingState>),
-    /// The gateway ends.
     Closing,
 }
 
 impl GatewayReadiness {
-    /// What is served, or why nothing is.
+    /// Returns what is served, or why nothing is.
     pub fn serving(&self) -> Result<Arc<ServingState>, ServingUnavailable> {
         match self {
             Self::Ready(serving) => Ok(Arc::clone(serving)),
@@ -93,16 +86,14 @@ impl GatewayReadiness {
     }
 }
 
-/// Why no request can be served now.
 #[derive(Debug, thiserror::Error)]
 pub enum ServingUnavailable {
-    /// Not yet: what is being waited for.
+    /// Serving has not begun; contains the current activity.
     #[error("still loading: {0}")]
     Starting(String),
-    /// Not now: why.
+    /// The executor was lost; contains the reason.
     #[error("the base-executor was lost: {0}; try again shortly")]
     Lost(String),
-    /// Never again.
     #[error("the gateway is shutting down")]
     Closing,
 }

@@ -1,4 +1,5 @@
-//! What service classes have and had. Classes are the operator's: there are few, and callers cannot make any.
+//! Metrics of service classes. The operator defines the classes, so their number is small and callers cannot
+//! add labels.
 
 use super::{GatewayMetrics, table::Id};
 use crate::{
@@ -7,7 +8,7 @@ use crate::{
 };
 
 impl GatewayMetrics {
-    /// Takes over what classes counted, and who waits.
+    /// Updates the metrics from the counters of the classes and from the admission queue.
     pub(super) fn refresh_classes(&self, classes: &ServiceClasses, turns: &AdmissionQueue) {
         #[expect(clippy::cast_precision_loss, reason = "counts stay below 2^53")]
         let set = |id, labels: &[&str], count: u64| self.store.number(id, labels).set(count as f64);
@@ -31,7 +32,7 @@ impl GatewayMetrics {
         let queued = turns.queued() as u64;
         let reported = match &*self.executors {
             [only] => u64::from(only.latest().stats.waiting),
-            // Each says its own, with its label.
+            // With several executors, each reports its own value with its label.
             _ => 0,
         };
         set(Id::Waiting, &[], queued + reported);

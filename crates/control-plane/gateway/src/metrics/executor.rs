@@ -1,4 +1,4 @@
-//! What the executor reports of itself.
+//! Metrics that an executor reports about itself.
 
 use std::{sync::Arc, time::Instant};
 
@@ -9,25 +9,23 @@ use super::{
     table::Id,
 };
 
-/// What the executor said last.
 #[derive(Debug, Clone, Default)]
 pub struct LastStats {
-    /// The figures of its last answer.
     pub stats: Arc<Stats>,
-    /// Prompt tokens computed, a second, since the report before.
+    /// Prompt tokens computed per second since the previous report.
     pub prompt_tokens_per_s: f64,
-    /// Tokens generated, a second, since the report before.
+    /// Tokens generated per second since the previous report.
     pub generated_tokens_per_s: f64,
     at: Option<Instant>,
 }
 
 impl LastStats {
-    /// What there was before, if this executor has reported before.
+    /// Returns the last stats, if this executor process has reported before.
     pub(super) fn before(&self) -> Option<&Stats> {
         self.at.map(|_| &*self.stats)
     }
 
-    /// Another executor process is there than before: its counters begin at zero.
+    /// Discards the last report: a new executor process counts from zero.
     pub(super) fn forget(&mut self) {
         self.at = None;
     }
@@ -53,7 +51,6 @@ impl LastStats {
     }
 }
 
-/// The figures, ready to be changed.
 #[derive(Debug)]
 pub(super) struct ExecutorMetrics {
     up: Arc<MetricValue>,
@@ -71,7 +68,7 @@ pub(super) struct ExecutorMetrics {
     generated_tokens: Arc<MetricValue>,
     draft_verifications: Arc<MetricValue>,
     draft_accepted: Arc<Histogram>,
-    /// By text, then by models: accepted and rejected.
+    /// Indexed by drafter (text, model), then by verdict (accepted, rejected).
     drafted: [[Arc<MetricValue>; 2]; 2],
     ahead: [Arc<MetricValue>; 2],
     draft_hidden: Arc<MetricValue>,
@@ -82,10 +79,9 @@ pub(super) struct ExecutorMetrics {
     steps: Arc<MetricValue>,
 }
 
-/// Microseconds of a second.
 const MICROS: f64 = 1e6;
 
-/// Tokens that no model drafted: accepted and rejected.
+/// Returns accepted and rejected draft tokens that no model drafted.
 fn of_text(stats: &SpeculationStats) -> [u64; 2] {
     let accepted = stats.accepted.saturating_sub(stats.model_accepted);
     [accepted, stats.drafted.saturating_sub(stats.model_drafted).saturating_sub(accepted)]
@@ -124,24 +120,23 @@ impl ExecutorMetrics {
         }
     }
 
-    /// Takes over what an executor says of itself once.
+    /// Updates the metrics from the executor's welcome message.
     pub(super) fn greeted(&self, welcome: &Welcome) {
         self.adapter_budget.set(float(welcome.adapter_budget_bytes));
     }
 
-    /// Counts an executor process that took another's place.
     pub(super) fn restarted(&self) {
         self.restarts.add(1.0);
     }
 
-    /// Counts verifications by what they accepted.
+    /// Counts verifications by their number of accepted tokens.
     fn count_accepted(&self, now: &SpeculationStats, before: Option<&SpeculationStats>) {
         let counts = now.accepted_counts.iter().enumerate();
         let counts = counts.map(|(at, count)| grown(*count, before.map(|before| before.accepted_counts[at])));
         self.draft_accepted.add(counts, float(grown(now.accepted, before.map(|before| before.accepted))));
     }
 
-    /// Takes over what was reported since `before`.
+    /// Updates the metrics with the report `now`; `before` is the previous report.
     pub(super) fn report(&self, now: &Stats, before: Option<&Stats>) {
         self.up.set(1.0);
         self.waiting.set(f64::from(now.waiting));
@@ -180,7 +175,7 @@ impl ExecutorMetrics {
         self.draft_hidden.add(float(grown(hidden_us(now), before.map(hidden_us))) * 1e-6);
     }
 
-    /// Nothing runs in an executor that is not there.
+    /// Sets the gauges of a lost executor to zero.
     pub(super) fn lost(&self) {
         for gauge in [&self.up, &self.waiting, &self.running, &self.kv_used, &self.kv_usage] {
             gauge.set(0.0);
@@ -188,7 +183,7 @@ impl ExecutorMetrics {
     }
 }
 
-/// What to add to a counter. A smaller figure than before is that of another executor, which began at zero.
+/// Returns the increase of a counter; a decrease means that a new executor counts from zero.
 pub(super) fn grown(now: u64, before: Option<u64>) -> u64 {
     before.and_then(|before| now.checked_sub(before)).unwrap_or(now)
 }

@@ -1,8 +1,8 @@
-//! Figures by adapter, for a bounded number of adapters.
+//! Metrics by adapter, for a bounded number of adapters.
 //!
-//! The first adapters that are used get labels of their own, up to `--max-adapter-labels`; the others share `other`
-//! until one of the first is unloaded and its figures are taken away. The base model is `base`. An adapter that
-//! happens to be called `base` or `other` counts under `other`, so that neither word ever has two meanings.
+//! The first `--max-adapter-labels` adapters in use get their own labels. All others share `other` until an
+//! adapter with a label is unloaded and its series are removed. The base model is `base`. An adapter named
+//! `base` or `other` counts under `other`, so both labels stay unambiguous.
 
 use std::{
     collections::BTreeMap,
@@ -14,12 +14,11 @@ use super::{
     table::Id,
 };
 
-/// The base model's label.
 pub const BASE: &str = "base";
-/// The label of adapters beyond the cap.
+/// Label of adapters beyond the limit.
 pub const OTHER: &str = "other";
 
-/// Rows of the table whose first label is `adapter`.
+/// Metrics whose first label is `adapter`.
 const BY_ADAPTER: [Id; 8] = [
     Id::AdapterTimeToFirstToken,
     Id::AdapterTimePerOutputToken,
@@ -31,10 +30,9 @@ const BY_ADAPTER: [Id; 8] = [
     Id::AdapterRankRows,
 ];
 
-/// The series of one label.
 #[derive(Debug)]
 pub struct AdapterMetrics {
-    /// The adapter's name, [`BASE`] or [`OTHER`].
+    /// Adapter name, [`BASE`] or [`OTHER`].
     pub(super) label: String,
     pub(super) first_token: Arc<Histogram>,
     pub(super) per_token: Arc<Histogram>,
@@ -61,13 +59,13 @@ impl AdapterMetrics {
     }
 }
 
-/// See the module's description.
+/// The adapters that have labels.
 #[derive(Debug)]
 pub(super) struct AdapterLabels {
-    /// Most entries of `shown`.
+    /// Maximum number of entries in `shown`.
     cap: usize,
     base: Arc<AdapterMetrics>,
-    /// Made when first needed, so that it is not shown before.
+    /// Each entry is created on first use, so that unused adapters have no series.
     shown: Mutex<BTreeMap<String, Arc<AdapterMetrics>>>,
 }
 
@@ -76,7 +74,7 @@ impl AdapterLabels {
         Self { cap, base: AdapterMetrics::new(store, BASE), shown: Mutex::default() }
     }
 
-    /// The figures of `adapter`; `None` is the base model.
+    /// Returns the series of `adapter`; `None` is the base model.
     pub(super) fn of(&self, store: &MetricStore, adapter: Option<&str>) -> Arc<AdapterMetrics> {
         let Some(name) = adapter else {
             return Arc::clone(&self.base);
@@ -93,12 +91,11 @@ impl AdapterLabels {
         figures
     }
 
-    /// Whether an adapter of this name has a label of its own.
     pub(super) fn have(&self, name: &str) -> bool {
         self.shown().contains_key(name)
     }
 
-    /// Takes away the labels of adapters that are not registered any more and that no request uses.
+    /// Removes the labels of adapters that are neither registered nor in use.
     pub(super) fn retain(&self, store: &MetricStore, registered: impl Fn(&str) -> bool) {
         let mut shown = self.shown();
         let before = shown.len();
@@ -111,7 +108,7 @@ impl AdapterLabels {
         }
     }
 
-    /// At most as many of `names` as there may be labels; those that have one first.
+    /// Returns at most `cap` of `names`, those with labels first.
     pub(super) fn choose<'a>(&self, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
         let shown = self.shown();
         let (mut first, rest): (Vec<_>, Vec<_>) = names.partition(|name| shown.contains_key(*name));

@@ -1,5 +1,5 @@
-//! Base layers rented to split clients: how much is used, all tenants together. Who uses how much `/v1/status` tells
-//! administrators: figures are read by keys that may not know who the tenants are.
+//! Metrics of the layer service, for all tenants together. `/v1/status` shows use by tenant to
+//! administrators, because keys for metrics may not learn tenants' names.
 
 use std::sync::Arc;
 
@@ -12,7 +12,6 @@ use super::{
 };
 use crate::layer_stats::CLASSES;
 
-/// The figures that have no labels.
 #[derive(Debug)]
 pub(super) struct LayerMetrics {
     open: Arc<MetricValue>,
@@ -36,7 +35,6 @@ impl LayerMetrics {
         }
     }
 
-    /// Takes over what was reported since `before`.
     pub(super) fn report(&self, store: &MetricStore, now: &LayerStats, before: Option<&LayerStats>) {
         self.open.set(f64::from(now.open));
         self.waiting_rows.set(now.tenants.iter().map(|tenant| f64::from(tenant.waiting_rows)).sum());
@@ -51,7 +49,6 @@ impl LayerMetrics {
         count(store, &now.used, before.map(|before| &before.used));
     }
 
-    /// Nobody rents anything of an executor that is not there.
     pub(super) fn lost(&self) {
         self.open.set(0.0);
         self.waiting_rows.set(0.0);

@@ -1,8 +1,8 @@
-//! `vllm:lora_requests_info`, as the Gateway API inference extension reads it.
+//! `vllm:lora_requests_info`, in the form that the Gateway API inference extension reads.
 //!
-//! A gauge whose value is the time of the line and whose labels are lists. Its one series is made anew for every
-//! answer, so that it leaves none behind for each list there ever was. The lists hold adapters in use alone;
-//! residency has metrics of its own.
+//! The metric is a gauge whose value is the current time and whose labels are lists of adapter names. The
+//! single series is built for each scrape, so changing lists leave no old series behind. The lists name only
+//! adapters in use; other metrics show where adapters reside.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -21,10 +21,10 @@ use crate::clock::seconds_since_1970;
 const NAME: &str = "vllm:lora_requests_info";
 const HELP: &str =
     "Adapters with requests that run and that wait; the value is the time of this line in seconds since 1970";
-/// Most adapters named in one list.
+/// Maximum number of adapters named in one list.
 const MAX_NAMED: usize = 256;
 
-/// Appends the gauge. `names` says what adapters are called; `max_lora` is how many may be used at once.
+/// Appends the gauge. `names` maps adapters to their names; `max_lora` is the maximum number in use at once.
 pub(super) fn write(
     out: &mut String,
     max_lora: u32,
@@ -35,7 +35,7 @@ pub(super) fn write(
         let adapters =
             reports.iter().flat_map(|report| &report.stats.adapters).filter(|adapter| is_in(adapter));
         let names = adapters.filter_map(|adapter| names.get(&adapter.adapter)).flatten();
-        // A comma in a name would make two of it.
+        // A comma inside a name would split it.
         let mut seen = HashSet::new();
         let names = names.filter(|name| seen.insert(*name)).take(MAX_NAMED);
         let names: Vec<String> = names.map(|name| name.replace(',', "_")).collect();

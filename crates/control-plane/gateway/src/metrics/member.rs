@@ -1,4 +1,4 @@
-//! All that one executor reports.
+//! All metrics of one executor.
 
 use std::sync::{
     Arc, Mutex, MutexGuard,
@@ -16,7 +16,6 @@ use super::{
 };
 use crate::{config::TelemetryConfig, lock::lock};
 
-/// The figures of one executor.
 #[derive(Debug)]
 pub(super) struct PerExecutorMetrics {
     label: Option<String>,
@@ -26,12 +25,12 @@ pub(super) struct PerExecutorMetrics {
     placement: PlacementMetrics,
     layers: LayerMetrics,
     latest: Mutex<LastStats>,
-    /// Sequences it computes together: as many adapters may be in use at once.
+    /// Maximum number of running sequences, hence of adapters in use.
     max_running: AtomicU32,
 }
 
 impl PerExecutorMetrics {
-    /// All at zero, in `store`, of the executor at `index`; with a `label` none but its own may be there.
+    /// Creates the metrics at zero in `store`; a labelled executor needs a store of its own.
     pub(super) fn new(
         store: Arc<MetricStore>,
         label: Option<&str>,
@@ -50,7 +49,7 @@ impl PerExecutorMetrics {
         }
     }
 
-    /// The value of its label, if it has one.
+    /// Returns the value of the label `executor`, if there are several executors.
     pub(super) fn label(&self) -> Option<&str> {
         self.label.as_deref()
     }
@@ -67,7 +66,6 @@ impl PerExecutorMetrics {
         lock(&self.latest)
     }
 
-    /// Takes over what was reported since `before`.
     pub(super) fn report(&self, stats: &Stats, before: Option<&Stats>) {
         self.executor.report(stats, before);
         self.memory.report(stats, before);
@@ -75,20 +73,18 @@ impl PerExecutorMetrics {
         self.layers.report(&self.store, &stats.layers, before.map(|before| &before.layers));
     }
 
-    /// Takes over what it says of itself once.
     pub(super) fn greeted(&self, welcome: &Welcome) {
         self.executor.greeted(welcome);
         self.placement.greeted(&self.store, welcome, &self.latest().stats);
         self.max_running.store(welcome.max_running, Relaxed);
     }
 
-    /// Another process took its place: its counters begin at zero.
+    /// Handles a replaced executor process, whose counters begin at zero.
     pub(super) fn restarted(&self) {
         self.latest().forget();
         self.executor.restarted();
     }
 
-    /// It is not there.
     pub(super) fn lost(&self) {
         self.executor.lost();
         self.placement.lost();

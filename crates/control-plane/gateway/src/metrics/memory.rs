@@ -1,4 +1,4 @@
-//! What the executor reports of its tiers.
+//! Metrics of an executor's memory tiers.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use super::{
     table::Id,
 };
 
-/// A label, and the figure that it counts.
+/// A label value and the value that it counts.
 type LabelledStat<S> = (&'static str, fn(&S) -> u64);
 
-/// What the counters of copies count.
+/// Labels and values of the counters of moved KV blocks.
 const MOVES: [LabelledStat<MemoryStats>; 7] = [
     ("fetched_host", |memory| memory.fetched_host_blocks),
     ("fetched_disk", |memory| memory.fetched_disk_blocks),
@@ -24,7 +24,7 @@ const MOVES: [LabelledStat<MemoryStats>; 7] = [
     ("failed", |memory| memory.failed_copies),
 ];
 
-/// What the executor holds of its host's memory.
+/// Labels and values of the gauges of host memory.
 const HELD: [LabelledStat<MemoryAccountStats>; 7] = [
     ("weights", |held| held.weights_bytes),
     ("blocks", |held| held.blocks_bytes),
@@ -35,27 +35,24 @@ const HELD: [LabelledStat<MemoryAccountStats>; 7] = [
     ("drafts", |held| held.drafts_bytes),
 ];
 
-/// Microseconds of a second.
 const MICROS: f64 = 1e6;
 
-/// A counter, the unit of its figure, and the figure.
+/// A counter, the reported units per unit of the metric, and the reported value.
 type MemoryCounter = (Id, f64, fn(&MemoryStats) -> u64);
 
-/// What the counters of weights count, in the reported unit's parts of their own.
+/// The counters of weight reads.
 const WEIGHTS: [MemoryCounter; 3] = [
     (Id::WeightReadBytes, 1.0, |memory| memory.weights.read_bytes),
     (Id::WeightRead, MICROS, |memory| memory.weights.read_us),
     (Id::WeightWait, MICROS, |memory| memory.weights.waited_us),
 ];
 
-/// Slots of a tier.
 #[derive(Debug)]
 struct TierSlotGauges {
     total: Arc<MetricValue>,
     used: Arc<MetricValue>,
 }
 
-/// The figures, ready to be changed.
 #[derive(Debug)]
 pub(super) struct MemoryMetrics {
     host: TierSlotGauges,
@@ -86,7 +83,6 @@ impl MemoryMetrics {
         }
     }
 
-    /// Takes over what was reported since `before`.
     pub(super) fn report(&self, now: &Stats, before: Option<&Stats>) {
         let now = &now.memory;
         self.host.total.set(f64::from(now.host_blocks_total));

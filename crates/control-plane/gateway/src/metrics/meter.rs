@@ -1,4 +1,4 @@
-//! Measures one generation request from its start until it is dropped, however it ends.
+//! Measures one generation request from its start until the meter is dropped.
 
 use std::{
     sync::Arc,
@@ -13,7 +13,6 @@ use crate::{
     usage::{FinishReason, Usage},
 };
 
-/// The tokens of one choice in time.
 #[derive(Debug, Clone, Default)]
 struct Clock {
     first: Option<Instant>,
@@ -22,19 +21,19 @@ struct Clock {
     ended: bool,
 }
 
-/// What a sequence waited for before it was admitted.
+/// Waits of a sequence before admission.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AdmissionWaits {
-    /// All of it.
+    /// Total wait, including the adapter's and the KV blocks'.
     pub queued: Duration,
-    /// Until its adapter was on the device.
+    /// Wait until the adapter was on the device.
     pub adapter: Duration,
-    /// Until keys and values had come back from a lower tier.
+    /// Wait until KV blocks had returned from a lower tier.
     pub kv: Duration,
 }
 
 impl AdmissionWaits {
-    /// As the first output of a sequence says.
+    /// Reads the waits from the first output of a sequence.
     #[must_use]
     pub fn of(output: &Output) -> Self {
         let [queued, adapter, kv] =
@@ -42,14 +41,14 @@ impl AdmissionWaits {
         Self { queued, adapter, kv }
     }
 
-    /// The part that was a wait for its turn.
+    /// Returns the wait in queues, without the waits for adapter and KV blocks.
     #[must_use]
     pub fn alone(&self) -> Duration {
         self.queued.saturating_sub(self.adapter + self.kv)
     }
 }
 
-/// What is counted so far.
+/// Token counts that the metrics already contain.
 #[derive(Debug, Clone, Copy, Default)]
 struct CountedTokens {
     prompt: usize,
@@ -57,18 +56,17 @@ struct CountedTokens {
     cached: usize,
 }
 
-/// See the module's description.
 #[derive(Debug)]
 pub struct Meter {
     metrics: Arc<GatewayMetrics>,
     adapter: Arc<AdapterMetrics>,
     classes: Arc<ServiceClasses>,
     class: ClassId,
-    /// For requests that name an adapter: the base never has to be waited for.
+    /// `None` for the base, which is always on the device.
     load_wait: Option<Arc<Histogram>>,
     started: Instant,
     first_token: Option<Duration>,
-    /// Of the sequence that was admitted first.
+    /// Waits of the sequence that was admitted first.
     waits: Option<AdmissionWaits>,
     clocks: Vec<Clock>,
     counted: CountedTokens,
@@ -76,7 +74,7 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// A request of a class for `choices` choices of `adapter` (`None` is the base) that started at `started`.
+    /// Starts the measurement of a request with `choices` choices; `adapter` is `None` for the base.
     #[must_use]
     pub fn start(
         metrics: &Arc<GatewayMetrics>,
@@ -101,7 +99,7 @@ impl Meter {
         }
     }
 
-    /// A sequence was admitted after it had waited.
+    /// Records the waits of an admitted sequence.
     pub fn admitted(&mut self, waits: AdmissionWaits) {
         self.waits.get_or_insert(waits);
         self.metrics.queue.record(waits.queued);
@@ -112,7 +110,7 @@ impl Meter {
         }
     }
 
-    /// Tokens have come for `choice`.
+    /// Records that `count` tokens of `choice` arrived.
     pub fn tokens(&mut self, choice: usize, count: usize) {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
         if count == 0 {
@@ -134,7 +132,7 @@ impl Meter {
         clock.tokens = clock.tokens.saturating_add(count);
     }
 
-    /// Counts what `usage` reports beyond what was counted before: what is counted is what callers are told.
+    /// Counts the tokens that `usage` adds to earlier calls, so metrics equal the usage that callers receive.
     pub fn usage(&mut self, usage: &Usage) {
         let now = CountedTokens {
             prompt: usage.prompt_tokens,
@@ -154,7 +152,7 @@ impl Meter {
         }
     }
 
-    /// A choice ended well.
+    /// Records the normal end of a choice.
     pub fn finished(&mut self, choice: usize, reason: FinishReason) {
         let clock = &mut self.clocks[choice];
         clock.ended = true;
@@ -173,18 +171,17 @@ impl Meter {
         });
     }
 
-    /// The request ended in an error.
     pub fn failed(&mut self) {
         self.failed = true;
     }
 
-    /// What the sequence waited for that was admitted first.
+    /// Returns the waits of the sequence that was admitted first.
     #[must_use]
     pub fn waits(&self) -> Option<AdmissionWaits> {
         self.waits
     }
 
-    /// From the start to the first token, if one has come.
+    /// Returns the time to first token, if a token has arrived.
     #[must_use]
     pub fn first_token(&self) -> Option<Duration> {
         self.first_token

@@ -1,4 +1,4 @@
-//! Adapters on the device and before they are there: who computes them, how they get there, what waiting costs.
+//! Metrics of adapter placement: where adapters are computed, how they reach the device, cost of waiting.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -15,7 +15,6 @@ use crate::{
     placement_stats::{kind, mode},
 };
 
-/// The figures that have no labels, ready to be changed.
 #[derive(Debug)]
 pub(super) struct PlacementMetrics {
     expected_workers: u32,
@@ -50,12 +49,11 @@ impl PlacementMetrics {
         }
     }
 
-    /// Workers that there should be.
     pub(super) fn expected_workers(&self) -> u32 {
         self.expected_workers
     }
 
-    /// Takes over what an executor says of itself once, and whether its link was emulated when it reported last.
+    /// Updates the metrics from the executor's welcome message; `latest` tells whether its link is emulated.
     pub(super) fn greeted(&self, store: &MetricStore, welcome: &Welcome, latest: &Stats) {
         self.device_budget.set(float(welcome.device_budget_bytes));
         self.memory.set(float(welcome.device.memory_bytes));
@@ -68,7 +66,6 @@ impl PlacementMetrics {
         store.number(Id::ColdStart, &labels).set(1.0);
     }
 
-    /// Takes over what was reported since `before`.
     pub(super) fn report(&self, store: &MetricStore, now: &Stats, before: Option<&Stats>) {
         self.memory_free.set(float(now.device_free_bytes));
         self.device_bytes.set(float(now.device_bytes));
@@ -85,7 +82,6 @@ impl PlacementMetrics {
         count_workers(store, now, before);
     }
 
-    /// Nothing is held or computed by an executor that is not there.
     pub(super) fn lost(&self) {
         self.memory_free.set(0.0);
         self.device_bytes.set(0.0);
@@ -93,7 +89,7 @@ impl PlacementMetrics {
     }
 }
 
-/// By core, because a worker that is started again goes on where the one before it was.
+/// Counts by core, because a restarted worker continues its predecessor's series.
 fn count_workers(store: &MetricStore, now: &Stats, before: Option<&Stats>) {
     for worker in &now.workers {
         let old = before.and_then(|before| {
@@ -109,10 +105,9 @@ fn count_workers(store: &MetricStore, now: &Stats, before: Option<&Stats>) {
     }
 }
 
-/// A figure of an adapter that only grows, and the label it has beside the adapter's.
+/// A counter of an adapter: metric, second label, and reported value.
 type AdapterCounter = (Id, &'static str, fn(&AdapterStats) -> u64);
 
-/// What is counted of each adapter.
 const BY_ADAPTER: [AdapterCounter; 5] = [
     (Id::AdapterRankRows, "device", |stats| stats.rank_rows_device),
     (Id::AdapterRankRows, "workers", |stats| stats.rank_rows_workers),
@@ -121,7 +116,7 @@ const BY_ADAPTER: [AdapterCounter; 5] = [
     (Id::AdapterDraftedTokens, "rejected", |stats| stats.drafted.saturating_sub(stats.accepted)),
 ];
 
-/// Counts what was done for adapters, by name, within the limit on labels. Only an adapter that was computed takes one.
+/// Counts work for adapters by name, within the limit on labels; adapters without work take no label.
 pub(super) fn count_by_adapter(
     store: &MetricStore,
     adapters: &AdapterLabels,
@@ -146,7 +141,7 @@ pub(super) fn count_by_adapter(
         for ((id, kind, _), count) in BY_ADAPTER.iter().zip(counts) {
             store.number(*id, &[label, kind]).add(float(count));
         }
-        // Of those beyond the limit nobody's is everybody's.
+        // Adapters share the label `other`, which therefore has no single confidence.
         if adapter.drafted > 0 && label != OTHER {
             let least = f64::from(adapter.least_confidence);
             store.number(Id::AdapterDraftLeastConfidence, &[label]).set(least);
@@ -154,8 +149,8 @@ pub(super) fn count_by_adapter(
     }
 }
 
-/// The name of each adapter. Of several names one that has a label of its own counts, because requests named it, and of those the
-/// first; one without a name has the name it had.
+/// Returns one name per adapter. A name with a label comes first, because requests used it, then the
+/// alphabetically first. An unnamed adapter keeps its former name.
 fn names(registry: &Registry, adapters: &AdapterLabels) -> HashMap<AdapterIdBytes, String> {
     let (draining, named) = (registry.draining(), registry.entries());
     let mut names = HashMap::<AdapterIdBytes, String>::new();

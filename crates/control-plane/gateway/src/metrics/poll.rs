@@ -1,4 +1,4 @@
-//! Asks each executor each second what it has to report, and follows what its connection tells.
+//! Polls each executor once per second, and follows the state of its connection.
 
 use std::{
     sync::Arc,
@@ -15,11 +15,9 @@ use crate::{
     lifecycle::GatewayReadiness,
 };
 
-/// How often the executor is asked.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 impl GatewayMetrics {
-    /// Takes over what the executor at `index` reported about itself and about adapters of `registry`.
     fn report(&self, index: usize, stats: Stats, registry: &Registry) {
         let executor = &self.executors[index];
         let mut latest = executor.latest();
@@ -30,7 +28,7 @@ impl GatewayMetrics {
         *latest = next;
     }
 
-    /// Takes over what the connected executor says of itself; `instance` is the one that was seen last.
+    /// Updates the metrics from a connected executor's welcome message; `instance` is the process seen last.
     fn see(&self, index: usize, link: &LinkState, instance: &mut Option<u64>) {
         let LinkState::Up { welcome, .. } = link else { return };
         let executor = &self.executors[index];
@@ -41,7 +39,7 @@ impl GatewayMetrics {
     }
 }
 
-/// Asks the executor at `index` for its figures, as long as there is one, and watches which process it is.
+/// Polls the executor at `index`, and detects when its process is replaced.
 pub async fn poll(
     metrics: Arc<GatewayMetrics>,
     index: usize,
@@ -61,7 +59,7 @@ pub async fn poll(
         tokio::select! {
             _ = ticks.tick() => match executor.stats().await {
                 Ok(stats) => {
-                    // Whose figures they are must be known before they are counted.
+                    // The reporting process must be known before its counters are added.
                     metrics.see(index, &link.borrow(), &mut instance);
                     metrics.report(index, stats, &registry);
                 }

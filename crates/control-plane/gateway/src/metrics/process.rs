@@ -1,4 +1,4 @@
-//! What the gateway process itself costs, from `/proc`.
+//! Resource use of the gateway process, from `/proc`.
 
 use std::{fs, sync::Arc};
 
@@ -7,7 +7,6 @@ use super::{
     table::Id,
 };
 
-/// The figures, ready to be refreshed.
 #[derive(Debug)]
 pub(super) struct ProcessMetrics {
     memory: Arc<MetricValue>,
@@ -29,7 +28,7 @@ impl ProcessMetrics {
         }
     }
 
-    /// Reads them anew; what cannot be read keeps its value.
+    /// Reads all values; a value that cannot be read keeps its last state.
     pub(super) fn refresh(&self) {
         let set = |number: &MetricValue, value: Option<f64>| {
             if let Some(value) = value {
@@ -53,7 +52,7 @@ fn status_kib(field: &str) -> Option<f64> {
 }
 
 fn open_fds() -> Option<f64> {
-    // The directory that is being read is one of them.
+    // The count includes the directory that is being read.
     let count = fs::read_dir("/proc/self/fd").ok()?.count().saturating_sub(1);
     u32::try_from(count).ok().map(f64::from)
 }
@@ -64,13 +63,13 @@ fn max_fds() -> Option<f64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// Ticks in a second, in which `/proc` counts on every Linux: `USER_HZ` is part of its interface.
+/// Ticks per second in `/proc`: `USER_HZ`, which is fixed on Linux.
 const TICKS_PER_S: f64 = 100.0;
 
-/// Processor time used, and when the process began in seconds since 1970.
+/// Returns processor time in seconds, and the process's start in seconds since 1970.
 fn times() -> Option<(f64, f64)> {
     let stat = fs::read_to_string("/proc/self/stat").ok()?;
-    // The name of the process comes before and may hold anything, also parentheses.
+    // The process name comes first and may contain spaces and parentheses.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let field = |number: usize| fields.get(number - 3)?.parse::<f64>().ok();
     let (user, system, start) = (field(14)?, field(15)?, field(22)?);

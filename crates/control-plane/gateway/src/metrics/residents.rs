@@ -1,4 +1,4 @@
-//! Which adapters there are, where they are, what they are called, and how often they came and went.
+//! Metrics of registered adapters, the fleet and training: tiers, names, loads, evictions and jobs.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -10,10 +10,8 @@ use crate::{
     training::Training,
 };
 
-/// Characters of a generation that tell it from others.
 const GENERATION_CHARS: usize = 12;
 
-/// An adapter as its metrics show it.
 struct MetricAdapter {
     generation: String,
     id: AdapterIdBytes,
@@ -22,7 +20,6 @@ struct MetricAdapter {
     pinned: &'static str,
 }
 
-/// Everything registered, by name.
 fn residents(registry: &Registry) -> BTreeMap<String, MetricAdapter> {
     let entries = registry.entries();
     let named = entries.iter().map(|(name, entry)| {
@@ -42,7 +39,7 @@ fn residents(registry: &Registry) -> BTreeMap<String, MetricAdapter> {
 }
 
 impl GatewayMetrics {
-    /// Brings what is shown of the registry up to date; returns the names of each adapter.
+    /// Updates the metrics of registered adapters; returns the names of each adapter.
     pub(super) fn refresh_residents(&self, registry: &Registry) -> HashMap<AdapterIdBytes, Vec<String>> {
         let residents = residents(registry);
         let count = |is: &dyn Fn(&MetricAdapter) -> bool| {
@@ -64,7 +61,7 @@ impl GatewayMetrics {
         names
     }
 
-    /// Takes over what the registry counted.
+    /// Updates the metrics of loads, evictions and look-ups.
     pub(super) fn refresh_loads(&self, registry: &Registry) {
         let figures = registry.figures();
         #[expect(clippy::cast_precision_loss, reason = "counts stay below 2^53")]
@@ -78,7 +75,7 @@ impl GatewayMetrics {
         self.refresh_fleet(registry);
     }
 
-    /// What is shared with other hosts.
+    /// Updates the metrics of the shared registry and the adapter store.
     fn refresh_fleet(&self, registry: &Registry) {
         if let Some(freshness) = registry.freshness() {
             self.store.number(Id::RegistryAge, &[]).set(freshness.age.as_secs_f64());
@@ -93,7 +90,6 @@ impl GatewayMetrics {
         set(Id::StoreEvictions, &[], figures.evicted);
     }
 
-    /// Takes over what is known of fine-tuning jobs.
     pub(super) fn refresh_training(&self, training: &Training) {
         let figures = training.figures();
         #[expect(clippy::cast_precision_loss, reason = "counts stay below 2^53")]
@@ -109,7 +105,7 @@ impl GatewayMetrics {
         set(Id::TrainedTokens, &[], figures.tokens);
     }
 
-    /// One series for each adapter that may have one, and none that is out of date.
+    /// Writes one info series per adapter with a label, and removes outdated ones.
     fn show(&self, residents: &BTreeMap<String, MetricAdapter>) {
         let shown: Vec<[String; 5]> = self
             .adapters

@@ -1,23 +1,24 @@
-//! Where the figures are: one family for each row of the table, one series for each combination of labels.
+//! The metric series: one family per metric, one series per combination of labels.
 //!
-//! A series is an atomic that is written without a lock by whoever holds it.
+//! A series is an atomic that its holders write without a lock.
 //!
-//! # Why none of the usual libraries
+//! # Why no library
 //!
-//! This and [`super::text`] are all that one could take over: some 270 lines of 1,900; the others say what is counted, and
-//! when. Each library falls short of something that is promised (looked at: `prometheus-client` 0.24, `metrics` 0.24 with
+//! A library could replace only this module and [`super::text`], a small part of the metrics code. Each
+//! candidate lacks a required property (examined: `prometheus-client` 0.24, `metrics` 0.24 with
 //! `metrics-exporter-prometheus` 0.18):
 //!
-//! - An adapter that is gone leaves no figures behind: [`MetricStore::retain`]. The families of the one cannot be listed, only
-//!   asked for labels that are known; the other forgets by idle time alone, of everything or nothing of a kind.
-//! - A family is bounded ([`MAX_SERIES`]). Neither bounds one.
-//! - Between two readings nothing grows. The exporter of the other keeps every sample of a histogram until somebody reads
-//!   or tidies up.
-//! - What the executor or the registry counted is taken over whole: [`Histogram::replace`]. Neither lets a histogram be
-//!   set; counters of the other are whole numbers, and ours count seconds.
-//! - The text is that of Prometheus 0.0.4, which request routers parse, in the table's order, and vLLM's names are the
-//!   same series written twice. The one writes `OpenMetrics`, where a counter's type is told under another name than its
-//!   samples, in the order of a hash table.
+//! - Series of a removed adapter disappear: [`MetricStore::retain`]. Families of `prometheus-client` cannot
+//!   be listed, only queried for known labels. `metrics` forgets series only by idle time, for all metrics of
+//!   a kind.
+//! - A family is bounded ([`MAX_SERIES`]). Neither library bounds families.
+//! - Memory does not grow between scrapes. The exporter of `metrics` keeps every histogram sample until a
+//!   scrape or its upkeep.
+//! - Counts of the executor or the registry are taken over as a whole: [`Histogram::replace`]. Neither
+//!   library can set a histogram; counters of `metrics` are integers, while ours also count seconds.
+//! - The text is Prometheus 0.0.4, which request routers parse, in the table's order, and vLLM's names repeat
+//!   the same series. `prometheus-client` writes `OpenMetrics`, where a counter's type has another name than
+//!   its samples, in the order of a hash table.
 
 use std::{
     collections::BTreeMap,
@@ -30,10 +31,9 @@ use std::{
 
 use super::table::{Id, MetricKind, TABLE};
 
-/// Most series of a family. Closed sets and the cap on adapters keep below it; beyond it a series is not shown.
+/// Maximum number of series per family, above all closed label sets; further series are not shown.
 const MAX_SERIES: usize = 4096;
 
-/// A number that is set or added to.
 #[derive(Debug, Default)]
 pub struct MetricValue(AtomicU64);
 
@@ -41,39 +41,35 @@ impl MetricValue {
     /// Adds `amount`, which may be negative for a gauge.
     pub fn add(&self, amount: f64) {
         let add = |bits| Some((f64::from_bits(bits) + amount).to_bits());
-        // The closure always gives a value, so this cannot fail.
+        // The closure always returns a value, so the update cannot fail.
         let _ = self.0.fetch_update(Relaxed, Relaxed, add);
     }
 
-    /// Replaces the value.
     pub fn set(&self, value: f64) {
         self.0.store(value.to_bits(), Relaxed);
     }
 
-    /// The value.
     #[must_use]
     pub fn get(&self) -> f64 {
         f64::from_bits(self.0.load(Relaxed))
     }
 }
 
-/// Durations, or numbers of things, in buckets.
 #[derive(Debug)]
 pub struct Histogram {
     bounds_s: &'static [f64],
-    /// One for each bound, and one for what is above all of them.
+    /// One count per bound, and one for values above all bounds.
     counts: Box<[AtomicU64]>,
     sum_s: MetricValue,
 }
 
-/// A histogram at one moment.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Snapshot {
-    /// Upper bound and how many were at most that, ascending.
+    /// Upper bounds with cumulative counts, ascending.
     pub buckets: Vec<(f64, u64)>,
-    /// How many there were.
+    /// Total number of values.
     pub count: u64,
-    /// All of them together, in seconds.
+    /// Sum of all values, in seconds.
     pub sum_s: f64,
 }
 
@@ -86,7 +82,6 @@ impl Histogram {
         }
     }
 
-    /// Counts `time`.
     pub fn record(&self, time: Duration) {
         self.record_s(time.as_secs_f64());
     }
@@ -97,7 +92,7 @@ impl Histogram {
         self.sum_s.add(seconds);
     }
 
-    /// Takes over what somebody else counted: each bucket alone, then what is above all bounds.
+    /// Replaces the counts: one per bucket, not cumulative, the last for values above all bounds.
     pub fn replace(&self, counts: &[u64], sum_s: f64) {
         for (own, count) in self.counts.iter().zip(counts) {
             own.store(*count, Relaxed);
@@ -105,7 +100,7 @@ impl Histogram {
         self.sum_s.set(sum_s);
     }
 
-    /// Counts what somebody else counted since they told last: each bucket alone, then what is above all bounds.
+    /// Adds counts: one per bucket, not cumulative, the last for values above all bounds.
     pub fn add(&self, counts: impl IntoIterator<Item = u64>, sum: f64) {
         for (own, count) in self.counts.iter().zip(counts) {
             own.fetch_add(count, Relaxed);
@@ -113,7 +108,6 @@ impl Histogram {
         self.sum_s.add(sum);
     }
 
-    /// What it holds now.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         let mut count = 0;
@@ -128,34 +122,27 @@ impl Histogram {
     }
 }
 
-/// What is kept for one combination of labels.
 #[derive(Debug, Clone)]
 pub enum Series {
-    /// Of a counter or gauge.
     Number(Arc<MetricValue>),
-    /// Of a histogram.
     Histogram(Arc<Histogram>),
 }
 
-/// Values of a row's labels, in the row's order.
+/// Label values, in the order of the metric's labels.
 pub type Labels = Box<[String]>;
-/// The series of one row.
 pub type Family = BTreeMap<Labels, Series>;
 
-/// See the module's description.
 #[derive(Debug)]
 pub struct MetricStore {
     families: Vec<Mutex<Family>>,
 }
 
 impl MetricStore {
-    /// One empty family for each row of the table.
     #[must_use]
     pub fn new() -> Self {
         Self { families: TABLE.iter().map(|_| Mutex::default()).collect() }
     }
 
-    /// The number of a counter or gauge.
     #[must_use]
     pub fn number(&self, id: Id, labels: &[&str]) -> Arc<MetricValue> {
         match self.series(id, labels) {
@@ -164,7 +151,6 @@ impl MetricStore {
         }
     }
 
-    /// The buckets of a histogram.
     #[must_use]
     pub fn histogram(&self, id: Id, labels: &[&str]) -> Arc<Histogram> {
         match self.series(id, labels) {
@@ -190,12 +176,11 @@ impl MetricStore {
         series
     }
 
-    /// Takes away the series whose labels `keep` does not want. Who still holds one writes to it unseen.
+    /// Removes the series whose labels `keep` rejects; later writes to a removed series have no effect.
     pub fn retain(&self, id: Id, keep: impl Fn(&[String]) -> bool) {
         self.family(id).retain(|labels, _| keep(labels));
     }
 
-    /// The series of a row, held while they are looked at.
     pub fn family(&self, id: Id) -> MutexGuard<'_, Family> {
         self.families[id as usize].lock().unwrap_or_else(PoisonError::into_inner)
     }

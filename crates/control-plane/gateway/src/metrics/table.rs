@@ -1,79 +1,69 @@
-//! Every metric there is, in one table: registration, rendering, documentation and tests all read it.
+//! The table of all metrics, from which registration, rendering, documentation and tests are derived.
 //!
-//! Names follow Prometheus: a prefix, base units (seconds, bytes, ratios from 0 to 1), `_total` for counters, `_info`
-//! for facts. What the process itself costs has the names that every Prometheus client gives it (`process_`).
-//! There are no labels for tenants, and none whose values callers can invent: adapters are capped
-//! ([`super::labels`]), all others come from closed sets. An adapter that a job made has its tenant in its name.
+//! Names follow Prometheus: a prefix, base units (seconds, bytes, ratios from 0 to 1), `_total` for counters,
+//! `_info` for facts. Metrics of the process have the standard names of Prometheus clients (`process_`). No
+//! label names tenants, and callers cannot invent label values: the number of adapters is capped
+//! ([`super::labels`]), all other values come from closed sets. Only the name of an adapter that a job made
+//! contains its tenant.
 
 use crate::adapters::stats::LOAD_BOUNDS_S;
 
-/// What a metric is.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum MetricKind {
-    /// Only grows.
+    /// A value that only grows.
     Counter,
-    /// Goes up and down.
+    /// A value that rises and falls.
     Gauge,
     /// Counts in buckets with these upper bounds.
     Histogram(&'static [f64]),
 }
 
-/// What it is measured in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
-    /// A number of things.
     Count,
-    /// A time in seconds, also where it is a fraction; names end in `_seconds`.
+    /// Times in seconds; names end in `_seconds`.
     Seconds,
-    /// An amount of memory or traffic in bytes; names end in `_bytes`.
+    /// Memory or traffic in bytes; names end in `_bytes`.
     Bytes,
-    /// From 0 to 1.
+    /// Ratios from 0 to 1.
     Ratio,
-    /// A fact: the value is 1, the labels say it.
+    /// Facts: the value is 1, the labels hold the information.
     Info,
 }
 
-/// A row of the table.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Metric {
-    /// As Prometheus sees it.
     pub name: &'static str,
-    /// How its value may change, which Prometheus is told as its type.
     pub kind: MetricKind,
-    /// What it is measured in.
     pub unit: Unit,
-    /// Names of its labels.
     pub labels: &'static [&'static str],
-    /// What it says, for a person.
     pub help: &'static str,
 }
 
 macro_rules! metrics {
     ($($id:ident = $kind:expr, $unit:ident, $name:literal, [$($label:literal),*], $help:literal;)*) => {
-        /// Names a row of [`TABLE`]; its number is the row's.
+        /// Identifies a row of [`TABLE`]; the discriminant is the row's index.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
         pub enum Id {
             $(#[doc = $help] $id,)*
         }
 
-        /// The table.
         pub const TABLE: &[Metric] = &[
             $(Metric { name: $name, kind: $kind, unit: Unit::$unit, labels: &[$($label),*], help: $help },)*
         ];
 
-        /// The names of the rows, in the table's order.
         pub const IDS: &[Id] = &[$(Id::$id,)*];
     };
 }
 
-/// Bounds for what a request as a whole takes, in seconds.
+/// Bucket bounds for the duration of a request, in seconds.
 const LONG_S: &[f64] =
     &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0];
-/// Bounds for what one token takes, in seconds.
+/// Bucket bounds for the time per token, in seconds.
 const TOKEN_S: &[f64] =
     &[0.0005, 0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0];
 
-/// Bounds for how many drafted tokens a verification accepts, as executors count them.
+/// Bucket bounds for accepted draft tokens per verification, as executors count them.
 pub(super) const ACCEPTED: &[f64] = &[0.0, 1.0, 2.0, 4.0, 8.0, 16.0];
 
 use MetricKind::{Counter, Gauge, Histogram};
@@ -122,7 +112,7 @@ metrics! {
         "From a request's arrival to the admission of each of its sequences: for its turn, and in the executor";
     RequestDuration = Histogram(LONG_S), Seconds, "holobiont_request_duration_seconds", [],
         "From a generation request's start to its end, however it ended";
-    // Adapters in use. `adapter` is a name, `base`, or `other` beyond the cap.
+    // Adapters in use; `adapter` is a name, `base`, or `other` beyond the cap.
     AdapterTimeToFirstToken = Histogram(LONG_S), Seconds, "holobiont_adapter_time_to_first_token_seconds", ["adapter"],
         "From a request's start to its first token, by adapter";
     AdapterTimePerOutputToken = Histogram(TOKEN_S), Seconds, "holobiont_adapter_time_per_output_token_seconds", ["adapter"],
@@ -137,7 +127,7 @@ metrics! {
         "Tokens generated for answers, by adapter";
     AdapterCachedTokens = Counter, Count, "holobiont_adapter_cached_tokens_total", ["adapter"],
         "Prompt tokens served from the prefix cache, by adapter";
-    // Adapters as residents.
+    // Registered and resident adapters.
     AdaptersRegistered = Gauge, Count, "holobiont_adapters_registered", [],
         "Adapters that have a name";
     Adapters = Gauge, Count, "holobiont_adapters", ["tier"],
@@ -158,7 +148,7 @@ metrics! {
         "Adapters taken out of the executor's memory to make room for others";
     AdapterLookups = Counter, Count, "holobiont_adapter_lookups_total", ["outcome"],
         "Requests for an adapter, by outcome: hit if it was in the executor's memory, miss if it had to be brought there";
-    // What the gateways of many hosts share; nothing is shown where nothing is shared.
+    // Shared registry and adapter store; absent without a fleet.
     RegistryAge = Gauge, Seconds, "holobiont_registry_age_seconds", [],
         "Since the registry of many hosts was read last, which is done each second";
     StoreFetches = Counter, Count, "holobiont_store_fetches_total", ["outcome"],
@@ -180,7 +170,7 @@ metrics! {
         "Steps of the optimizers of all jobs";
     TrainedTokens = Counter, Count, "holobiont_trained_tokens_total", [],
         "Tokens that jobs have learned from, each as often as it was seen";
-    // The device, adapters on it, and before they are there.
+    // Device, adapters on the device, and cold starts.
     Device = Gauge, Info, "holobiont_device_info", ["kind", "name"],
         "What the base is computed on: kind is cpu or cuda, name what its maker calls it";
     DeviceMemory = Gauge, Bytes, "holobiont_device_memory_bytes", [],
@@ -219,7 +209,7 @@ metrics! {
         "Slices workers had begun and the executor computed, because they took too long";
     WorkerWait = Counter, Seconds, "holobiont_worker_wait_seconds_total", [],
         "How long the engine waited for workers after its own part was done";
-    // Base layers rented to split clients.
+    // Layer service for split clients.
     LayerSessions = Gauge, Count, "holobiont_layer_sessions", [],
         "Sessions of split clients that are open";
     LayerSessionsRefused = Counter, Count, "holobiont_layer_sessions_refused_total", [],
@@ -297,7 +287,7 @@ metrics! {
         "How long a sequence waited for keys and values to come back from a lower tier before it was admitted";
     KvUsage = Gauge, Ratio, "holobiont_kv_usage_ratio", [],
         "KV blocks used by running sequences, as a part of all";
-    // The gateway process.
+    // Gateway process.
     ResidentMemory = Gauge, Bytes, "process_resident_memory_bytes", [],
         "Memory of the gateway process that is resident";
     OpenFds = Gauge, Count, "process_open_fds", [],
@@ -313,7 +303,6 @@ metrics! {
 }
 
 impl Id {
-    /// Its row.
     #[must_use]
     pub fn metric(self) -> &'static Metric {
         &TABLE[self as usize]

@@ -7,19 +7,17 @@ use super::{
     table::{Metric, MetricKind},
 };
 
-/// The content type of what is written here.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// A label that all lines of a family carry beside the row's own.
+/// A label that all lines of a family have beside the metric's own.
 #[derive(Debug, Clone, Copy)]
 pub struct ExtraLabel<'a> {
-    /// The label's name.
     pub name: &'static str,
-    /// Its value, not yet escaped.
+    /// Label value before escaping.
     pub value: &'a str,
 }
 
-/// Appends a family under `name`, or nothing if it has no series.
+/// Appends a family under `name`, or nothing if the family is empty.
 pub fn write_family(
     out: &mut String,
     name: &str,
@@ -45,16 +43,15 @@ pub fn write_family(
     }
 }
 
-/// Series of a row, and whose they are.
 #[derive(Debug)]
 pub struct SeriesRows<'a> {
-    /// The executor that reported them, where there are several.
+    /// Reporting executor, if there are several.
     pub executor: Option<&'a str>,
-    /// Held while they are written.
+    /// The locked family, so that no series is added while they are written.
     pub family: MutexGuard<'a, Family>,
 }
 
-/// Appends what stands in front of a family.
+/// Appends the `HELP` and `TYPE` lines of a family.
 pub fn write_head(out: &mut String, name: &str, kind: MetricKind, help: &str) {
     let kind = match kind {
         MetricKind::Counter => "counter",
@@ -66,7 +63,7 @@ pub fn write_head(out: &mut String, name: &str, kind: MetricKind, help: &str) {
     let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
 }
 
-/// `a="x",b="y"`.
+/// Returns labels in the form `a="x",b="y"`.
 #[must_use]
 pub fn label_list(names: &[&str], values: &Labels, extra: &[ExtraLabel<'_>]) -> String {
     let extra = extra.iter().map(|extra| (extra.name, extra.value));

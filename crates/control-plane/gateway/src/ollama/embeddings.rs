@@ -1,4 +1,4 @@
-//! `/api/embed` and, as older clients ask, `/api/embeddings`.
+//! `/api/embed`, and `/api/embeddings` of older clients.
 
 use std::{sync::Arc, time::Instant};
 
@@ -19,7 +19,7 @@ use crate::{
     },
 };
 
-/// `POST /api/embed`.
+/// `POST /api/embed`: vectors of one or several texts.
 pub async fn many(State(app): State<Arc<App>>, ask: RequestContext) -> Result<Json<Value>, ApiError> {
     let begun = Instant::now();
     let read =
@@ -35,7 +35,7 @@ pub async fn many(State(app): State<Arc<App>>, ask: RequestContext) -> Result<Js
     })))
 }
 
-/// `POST /api/embeddings`.
+/// `POST /api/embeddings`: the vector of one text.
 pub async fn one(State(app): State<Arc<App>>, ask: RequestContext) -> Result<Json<Value>, ApiError> {
     let read = |body: &[u8]| texts(body, PromptField { field: "prompt", most: 1 }).map(|texts| (texts, ()));
     let (embedded, ()) = embed(&app, ask, read).await?;
@@ -45,13 +45,13 @@ pub async fn one(State(app): State<Arc<App>>, ask: RequestContext) -> Result<Jso
 /// Reads the body of either route.
 ///
 /// # Errors
-/// Whatever is not honoured, by its name.
+/// Names the field that is missing, malformed or unknown.
 pub fn texts(body: &[u8], place: PromptField) -> Result<EmbeddingInput, ApiError> {
     let mut fields = StrictFields::parse(body)?;
     let wanted = request::wanted(&mut fields)?;
     request::keep_alive(&mut fields)?;
     let input = fields.take(place.field);
-    // Ollama's clients send texts alone.
+    // Ollama's clients send texts, never token ids.
     let is_text = match &input {
         Some(Value::Array(items)) if place.most > 1 => items.iter().all(Value::is_string),
         Some(value) => value.is_string(),
@@ -67,7 +67,7 @@ pub fn texts(body: &[u8], place: PromptField) -> Result<EmbeddingInput, ApiError
         _ => OverlongPolicy::Refused,
     };
     let length = if place.most > 1 { Length::One } else { Length::AsItIs };
-    // Options of sampling: nothing is drawn here, so none changes anything.
+    // Sampling options have no effect, because an embedding samples no tokens.
     if let Some(options) = fields.take("options") {
         StrictFields::of(options, "options")?;
     }

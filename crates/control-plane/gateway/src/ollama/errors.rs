@@ -1,4 +1,4 @@
-//! How a failure looks to Ollama's clients: `{"error": "..."}`.
+//! The error body of Ollama's API: `{"error": "..."}`.
 
 use axum::{
     body::Body,
@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::{body::is_of_ollama, errors::ErrorMessage};
 
-/// Says errors about Ollama's paths as Ollama says them, whoever made them.
+/// Rewrites every error on Ollama's paths to Ollama's format.
 pub(crate) async fn reshape(request: Request, next: Next) -> Response {
     let is_ours = is_of_ollama(request.uri().path());
     let mut response = next.run(request).await;

@@ -1,4 +1,4 @@
-//! Which models there are, as Ollama lists them: the base, and every adapter that the caller may use.
+//! Lists of models in Ollama's format: the base, and every adapter that the caller may use.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -23,16 +23,16 @@ use crate::{
     },
 };
 
-/// The release of Ollama whose API these routes speak: clients refuse older ones.
+/// Release of Ollama whose API these routes implement; clients refuse older releases.
 const API_VERSION: &str = "0.12.11";
 
-/// `GET /api/version`.
+/// `GET /api/version`: Ollama's and this server's version.
 pub async fn version() -> Json<Value> {
     let server = concat!("holobiont ", env!("CARGO_PKG_VERSION"));
     Json(json!({ "version": API_VERSION, "server": server }))
 }
 
-/// `GET /api/tags`.
+/// `GET /api/tags`: all models that the caller may use.
 pub async fn tags(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -45,7 +45,7 @@ pub async fn tags(
     Ok(Json(json!({ "models": models })))
 }
 
-/// `GET /api/ps`: what is on the device now.
+/// `GET /api/ps`: the models that are on the device now.
 pub async fn ps(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -68,7 +68,7 @@ pub async fn ps(
     Ok(Json(json!({ "models": models.collect::<Vec<_>>() })))
 }
 
-/// `POST /api/show`.
+/// `POST /api/show`: details of one model.
 pub async fn show(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -76,11 +76,11 @@ pub async fn show(
 ) -> Result<Json<Value>, ApiError> {
     let serving = app.serving()?;
     let mut fields = StrictFields::parse(&body)?;
-    // `name` is what older clients call it.
+    // Older clients send `name`.
     let (new, old) = (fields.text("model")?, fields.text("name")?);
     let named = new.or(old).filter(|name| !name.is_empty());
     let name = named.ok_or_else(|| ApiError::missing("model", "'model' is required: the name of one"))?;
-    // All there is to say is said anyway.
+    // Accepted without effect: the answer always has all details.
     fields.flag("verbose", false)?;
     fields.finish()?;
     let name = name.strip_suffix(":latest").unwrap_or(&name);
@@ -111,7 +111,7 @@ pub async fn show(
     })))
 }
 
-/// What is known of the base. Clients read the context's length below the name of the architecture.
+/// Returns properties of the base; clients read the context length under the architecture's name.
 fn model_info(serving: &ServingState) -> Value {
     let ModelSummary { architecture, parameters, .. } = &serving.text.facts().description;
     let architecture = if architecture.is_empty() { "base" } else { architecture };
@@ -152,7 +152,7 @@ fn model(
         Some(architecture.as_str()).filter(|name| !name.is_empty()).into_iter().collect();
     json!({
         "name": name, "model": name, "modified_at": rfc3339(Duration::from_secs(since)), "size": bytes, "digest": digest,
-        // What is not known is empty, as with Ollama.
+        // Unknown values are empty, as in Ollama's answers.
         "details": {
             "parent_model": parent, "format": format, "family": architecture, "families": families,
             "parameter_size": parameters.map(shortened).unwrap_or_default(), "quantization_level": weights,
@@ -160,7 +160,7 @@ fn model(
     })
 }
 
-/// A number of parameters as Ollama writes it (`format.HumanNumber`).
+/// Formats a parameter count as Ollama does (`format.HumanNumber`).
 fn shortened(parameters: u64) -> String {
     const UNITS: [(u64, usize, char); 3] = [(1_000_000_000, 1, 'B'), (1_000_000, 2, 'M'), (1_000, 0, 'K')];
     let Some((unit, decimals, letter)) = UNITS.into_iter().find(|(unit, ..)| parameters >= *unit) else {
@@ -170,7 +170,7 @@ fn shortened(parameters: u64) -> String {
     format!("{:.decimals$}{letter}", parameters as f64 / unit as f64)
 }
 
-/// Bytes of a model's file, or of its weights in a folder; 0 if it lies on another host.
+/// Returns the size of a model's file, or of the weights in its folder; 0 if the model is on another host.
 fn bytes_of(path: &Path) -> u64 {
     let length = |path: &Path| path.metadata().map_or(0, |metadata| metadata.len());
     let Ok(folder) = path.read_dir() else { return length(path) };

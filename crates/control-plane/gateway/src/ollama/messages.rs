@@ -1,4 +1,4 @@
-//! A conversation as Ollama writes it: calls of tools have values for arguments, and no numbers of their own.
+//! Reads conversations in Ollama's format, where calls have JSON arguments and often no ids.
 
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ use crate::{
     text::{AnsweredCall, ChatMessage},
 };
 
-/// Reads `messages`; none are no conversation.
+/// Reads `messages`, which may be empty.
 pub(super) fn read(items: Vec<Value>) -> Result<Vec<ChatMessage>, ApiError> {
     if items.len() > MAX_MESSAGES {
         let message = format!("'messages' may hold at most {MAX_MESSAGES} messages");
@@ -26,7 +26,7 @@ pub(super) fn read(items: Vec<Value>) -> Result<Vec<ChatMessage>, ApiError> {
     items.into_iter().enumerate().map(message).collect()
 }
 
-/// Numbers calls, and finds those that are answered: by their number, else by their function's name, else in their order.
+/// Assigns ids to calls and finds the call that a tool message answers: by id, function name, or order.
 #[derive(Default)]
 struct CallNumbering {
     made: usize,
@@ -36,7 +36,7 @@ struct CallNumbering {
 impl CallNumbering {
     fn make(&mut self, id: Option<String>, name: &str) -> String {
         self.made += 1;
-        // Nine letters or digits: templates of Mistral's take nothing else.
+        // Nine letters or digits, because Mistral's templates accept nothing else.
         let id = id.unwrap_or_else(|| format!("call{:05}", self.made));
         self.unanswered.push(AnsweredCall { id: id.clone(), name: Some(name.to_owned()) });
         id
@@ -77,7 +77,7 @@ fn message(mut fields: StrictFields, calls: &mut CallNumbering) -> Result<ChatMe
     }
     if role == "tool" {
         let id = fields.text("tool_call_id")?;
-        // `name` is what older clients call it.
+        // Older clients send `name`.
         let (new, old) = (fields.text("tool_name")?, fields.text("name")?);
         message.answers = Some(calls.answer(id, new.or(old)));
     }
@@ -88,7 +88,7 @@ fn message(mut fields: StrictFields, calls: &mut CallNumbering) -> Result<ChatMe
 fn call(item: Value, calls: &mut CallNumbering) -> Result<Value, ApiError> {
     let mut fields = StrictFields::of(item, "a call")?;
     let id = fields.text("id")?;
-    // Other clients' word for what there is alone.
+    // Other clients send `type`, which can only be a function here.
     fields.text("type")?;
     let function = fields.take("function");
     fields.finish()?;
@@ -99,7 +99,7 @@ fn call(item: Value, calls: &mut CallNumbering) -> Result<Value, ApiError> {
     let arguments = match fields.take("arguments") {
         None => json!({}),
         Some(arguments @ Value::Object(_)) => arguments,
-        // As OpenAI's clients keep them.
+        // OpenAI's clients keep arguments as text.
         Some(Value::String(text)) => arguments_of(&text),
         Some(other) => return Err(wrong("arguments", "an object", &other)),
     };

@@ -1,4 +1,4 @@
-//! An answer as Ollama tells it: a line of JSON for each piece, the last of them with what it all came to.
+//! Writes an answer in Ollama's format: a line of JSON per update, the last with usage and durations.
 
 use std::time::{Duration, Instant};
 
@@ -18,33 +18,31 @@ use crate::{
     usage::FinishReason,
 };
 
-/// Which route answers: they put their text in different places.
+/// The route, which decides where the text stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OllamaRoute {
     Chat,
     Generate,
 }
 
-/// A call that is being made.
 #[derive(Debug)]
 struct OllamaCall {
     id: String,
     name: String,
     arguments: String,
-    /// All that the model wrote of it.
+    /// Text of the call as the model wrote it.
     written: String,
 }
 
-/// See the module's description.
 #[derive(Debug)]
 pub(super) struct NdjsonBody {
     route: OllamaRoute,
     started: Instant,
-    /// Not told yet.
+    /// Content that is not written yet.
     thought: String,
     text: String,
     scores: Vec<Value>,
-    /// Calls are told whole: those that are.
+    /// Complete calls, because Ollama's format has no partial calls.
     calls: Vec<Value>,
     open: Option<OllamaCall>,
     finish: FinishReason,
@@ -65,7 +63,7 @@ impl NdjsonBody {
         }
     }
 
-    /// Takes a step, without telling of it.
+    /// Records an update without writing a line.
     pub(super) fn record_step(&mut self, answer: &GenerationResponse, step: ChoiceUpdate) {
         let piece = step.piece;
         if answer.job.logprobs.is_some() {
@@ -99,7 +97,7 @@ impl NdjsonBody {
         }
     }
 
-    /// Ends a call. One that was cut off, or has no JSON for arguments, is told as the text that it is, tags and all.
+    /// Ends a call. A truncated call, or one without JSON arguments, becomes text with its tags.
     fn close(&mut self) {
         let Some(OllamaCall { id, name, arguments, written }) = self.open.take() else { return };
         match serde_json::from_str::<Value>(&arguments) {
@@ -111,12 +109,11 @@ impl NdjsonBody {
         }
     }
 
-    /// Whether there is something to tell.
     fn has_news(&self) -> bool {
         !self.text.is_empty() || !self.thought.is_empty() || !self.scores.is_empty() || !self.calls.is_empty()
     }
 
-    /// What is new.
+    /// Returns a line with the content since the last line.
     fn line(&mut self, answer: &GenerationResponse) -> Value {
         let mut line = json!({ "model": answer.job.target.name, "created_at": now_rfc3339(), "done": false });
         let (text, thought) = (std::mem::take(&mut self.text), std::mem::take(&mut self.thought));
@@ -142,14 +139,14 @@ impl NdjsonBody {
         line
     }
 
-    /// What is new, and what it all came to.
+    /// Returns the last line, with usage and durations.
     pub(super) fn last(&mut self, answer: &GenerationResponse) -> Value {
         let mut line = self.line(answer);
         let (usage, total) = (answer.usage(), self.started.elapsed());
         let (first, load) = answer.first_token();
         line["done"] = true.into();
         line["done_reason"] = match self.finish {
-            // Ollama has no word of its own for calls.
+            // Ollama has no finish reason for tool calls.
             FinishReason::Stop | FinishReason::ToolCalls => "stop",
             FinishReason::Length => "length",
         }
@@ -175,7 +172,7 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The answer to a request that only wants the model to be there.
+/// Answers a request that only loads the model.
 pub(super) fn loaded(model: &str, route: OllamaRoute) -> Value {
     let mut line =
         json!({ "model": model, "created_at": now_rfc3339(), "done": true, "done_reason": "load" });
@@ -188,7 +185,7 @@ pub(super) fn loaded(model: &str, route: OllamaRoute) -> Value {
 
 impl StreamFormat for NdjsonBody {
     const CONTENT_TYPE: &'static str = "application/x-ndjson";
-    /// A line that says nothing is no JSON.
+    /// The format has no keep-alive, because an empty line is not JSON.
     const KEEP_ALIVE: &'static [u8] = b"";
 
     fn step(&mut self, answer: &GenerationResponse, step: ChoiceUpdate, out: &mut Vec<u8>) {

@@ -1,4 +1,4 @@
-//! Bodies of `/api/chat` and `/api/generate`.
+//! Reads the bodies of `/api/chat` and `/api/generate`.
 
 use serde_json::{Value, json};
 use text::{chat_template::GenerationPrompt, tokenizer::AddSpecial};
@@ -22,13 +22,13 @@ use crate::{
     text::{ChatMessage, TemplateOptions},
 };
 
-/// What Ollama's clients put behind a model's name that has no tag.
+/// Tag that Ollama's clients add to a model name without tag.
 const TAG: &str = ":latest";
 
-/// Whether the model is to think, or how much.
+/// Field of the reasoning effort: a boolean or a level.
 const THINK: &str = "think";
 
-/// Options about the machine, which its operator has decided on: no answer depends on them, and clients send them unasked.
+/// Options of the machine, which the operator decides; answers do not depend on them.
 const OF_THE_MACHINE: [&str; 10] = [
     "f16_kv",
     "low_vram",
@@ -42,25 +42,23 @@ const OF_THE_MACHINE: [&str; 10] = [
     "use_mmap",
 ];
 
-/// The order of a request, checked as far as it can be without looking anything up.
+/// A request, checked without looking up the model.
 #[derive(Debug)]
 pub enum OllamaRequestKind {
-    /// To go on with a conversation.
+    /// Continues a conversation through the chat template.
     Chat(Box<ChatRequest>),
-    /// To go on with a text, as it is.
+    /// Continues a text without template.
     Raw(Box<completions::CompletionBody>),
-    /// To have the model ready.
+    /// Loads the model without generating text.
     Load(ModelRef),
 }
 
-/// What both routes have.
 struct CommonFields {
     wanted: ModelRef,
     params: Params,
     logprobs: Option<u32>,
 }
 
-/// The body of `/api/chat`.
 #[derive(Debug)]
 pub struct ChatBody;
 
@@ -68,7 +66,7 @@ impl ChatBody {
     /// Reads `body`.
     ///
     /// # Errors
-    /// Whatever is not honoured, by its name.
+    /// Names the field that is missing, malformed or unknown.
     pub fn read(body: &[u8], limits: &ParamLimits<'_>) -> Result<OllamaRequestKind, ApiError> {
         let mut fields = StrictFields::parse(body)?;
         let common = common(&mut fields, limits)?;
@@ -80,7 +78,7 @@ impl ChatBody {
         if messages.is_empty() {
             return Ok(OllamaRequestKind::Load(wanted));
         }
-        // Ollama's templates leave a last message of the assistant's open.
+        // Ollama's templates leave a final assistant message open, so the answer continues it.
         let is_begun = messages.last().is_some_and(|last| {
             last.role == "assistant" && last.calls.is_empty() && !last.content.is_empty()
         });
@@ -91,7 +89,6 @@ impl ChatBody {
     }
 }
 
-/// The body of `/api/generate`.
 #[derive(Debug)]
 pub struct GenerateBody;
 
@@ -99,13 +96,13 @@ impl GenerateBody {
     /// Reads `body`.
     ///
     /// # Errors
-    /// Whatever is not honoured, by its name.
+    /// Names the field that is missing, malformed or unknown.
     pub fn read(body: &[u8], limits: &ParamLimits<'_>) -> Result<OllamaRequestKind, ApiError> {
         let mut fields = StrictFields::parse(body)?;
         let common = common(&mut fields, limits)?;
         let (prompt, system) = (fields.text("prompt")?.unwrap_or_default(), fields.text("system")?);
         let raw = fields.flag("raw", false)?;
-        // Of a prompt that is shown as it is no template says how it is thought about.
+        // A raw prompt uses no template, which alone could set the reasoning effort.
         let effort = if raw { None } else { effort::read_switch(&mut fields, THINK)? };
         fields.finish()?;
         let CommonFields { wanted, params, logprobs } = common;
@@ -145,7 +142,7 @@ impl GenerateBody {
     }
 }
 
-/// The model that a body names.
+/// Reads the model's name without Ollama's tag.
 pub(super) fn wanted(fields: &mut StrictFields) -> Result<ModelRef, ApiError> {
     let mut wanted = ModelRef::read(fields)?;
     if let Some(name) = wanted.model.strip_suffix(TAG).filter(|name| !name.is_empty()) {
@@ -168,14 +165,14 @@ fn common(fields: &mut StrictFields, limits: &ParamLimits<'_>) -> Result<CommonF
     let asked = RouteOptions { max_tokens, delivery, structure };
     let mut params = params::read_beside(asked, &mut options, limits).map_err(within)?;
     repetition(&mut options, &mut params).map_err(within)?;
-    // The context is as long as the model's: a prompt that does not fit is refused, whatever was asked for here.
+    // The context length is fixed, and a prompt that exceeds it is refused, so `num_ctx` has no effect.
     options.count("num_ctx", 1..=u32::MAX).map_err(within)?;
     OF_THE_MACHINE.iter().for_each(|option| drop(options.take(option)));
     options.finish().map_err(within)?;
     Ok(CommonFields { wanted, params, logprobs })
 }
 
-/// `num_predict`: -1 and -2 ask for as much as the context holds.
+/// Reads `num_predict`; -1 and -2 mean as many tokens as the context holds.
 fn most(options: &mut StrictFields) -> Result<Option<u32>, ApiError> {
     let most = options.integer("num_predict", -2..=i64::from(u32::MAX))?;
     match most {
@@ -187,7 +184,7 @@ fn most(options: &mut StrictFields) -> Result<Option<u32>, ApiError> {
     }
 }
 
-/// Ollama's name for the repetition penalty, which looks at the whole text here.
+/// Reads Ollama's repetition penalty, which applies to the whole text here.
 fn repetition(options: &mut StrictFields, params: &mut Params) -> Result<(), ApiError> {
     if let Some(penalty) = options.number("repeat_penalty", 0.0..=10.0)? {
         if penalty == 0.0 {
@@ -197,7 +194,7 @@ fn repetition(options: &mut StrictFields, params: &mut Params) -> Result<(), Api
     }
     match options.integer("repeat_last_n", -1..=i64::MAX)? {
         None | Some(-1) => Ok(()),
-        // Of a penalty that is off it does not matter how far it looks.
+        // A disabled penalty needs no range.
         Some(_) if params.sampling.repetition_penalty == 1.0 => Ok(()),
         Some(0) => {
             params.sampling.repetition_penalty = 1.0;
@@ -210,7 +207,7 @@ fn repetition(options: &mut StrictFields, params: &mut Params) -> Result<(), Api
     }
 }
 
-/// Models stay where they are: what asks for that is true, and what asks for them to go is refused.
+/// Accepts `keep_alive`, because models stay loaded, but refuses a request to unload the model.
 pub(super) fn keep_alive(fields: &mut StrictFields) -> Result<(), ApiError> {
     let Some(value) = fields.take("keep_alive") else { return Ok(()) };
     let is_nothing = match &value {

@@ -1,4 +1,4 @@
-//! What Ollama does and this server does in other ways: each says how.
+//! Routes of Ollama that this server does not have; each error names the alternative.
 
 use crate::errors::ApiError;
 
@@ -6,17 +6,17 @@ fn refuse(what: &str, instead: &str) -> ApiError {
     ApiError::not_implemented("not_supported", format!("this server does not {what}; {instead}"))
 }
 
-/// `POST /api/pull`.
+/// `POST /api/pull`: not implemented.
 pub async fn pull() -> ApiError {
     refuse("pull models", "its operator starts it with one, and adds adapters with 'holobiont adapters add'")
 }
 
-/// `POST /api/push`.
+/// `POST /api/push`: not implemented.
 pub async fn push() -> ApiError {
     refuse("push models", "its adapters are files of its operator's")
 }
 
-/// `POST /api/create`.
+/// `POST /api/create`: not implemented.
 pub async fn create() -> ApiError {
     refuse(
         "create models from a Modelfile",
@@ -24,12 +24,12 @@ pub async fn create() -> ApiError {
     )
 }
 
-/// `POST /api/copy`.
+/// `POST /api/copy`: not implemented.
 pub async fn copy() -> ApiError {
     refuse("copy models", "one adapter may be added under several names with 'holobiont adapters add'")
 }
 
-/// `DELETE /api/delete`.
+/// `DELETE /api/delete`: not implemented.
 pub async fn delete() -> ApiError {
     refuse("delete models here", "take an adapter away with DELETE /v1/models/NAME")
 }

@@ -1,4 +1,4 @@
-//! `GET /v1/lora_adapter_files`: the files of an adapter, for its tenant and for administrators to take away.
+//! `GET /v1/lora_adapter_files`: lets an adapter's tenant and administrators download its files.
 
 use std::sync::Arc;
 
@@ -21,17 +21,16 @@ use crate::{
     errors::ApiError,
 };
 
-/// Whose files are asked for.
+/// Query that names an adapter.
 #[derive(Debug, Deserialize)]
 pub struct AdapterFilesQuery {
-    /// What requests call the adapter.
     lora_name: String,
-    /// Only this generation.
+    /// Adapter version that the caller expects; any other is a conflict.
     expected_generation: Option<String>,
 }
 
 impl AdapterFilesQuery {
-    /// The adapter, if the caller may take its files away.
+    /// Returns the adapter if the caller may download its files.
     fn entry(&self, app: &App, caller: &Caller) -> Result<Arc<AdapterEntry>, ApiError> {
         let name = &self.lora_name;
         let entry = app.registry.entries().find(name, caller).cloned();
@@ -51,7 +50,6 @@ impl AdapterFilesQuery {
     }
 }
 
-/// Which files there are.
 pub async fn list(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -68,7 +66,6 @@ pub async fn list(
     })))
 }
 
-/// What is in one of them.
 pub async fn one(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -79,7 +76,6 @@ pub async fn one(
     send(app.registry.download(&entry).await?, &file).await
 }
 
-/// A file of a download.
 pub(crate) async fn send(download: Download, name: &str) -> Result<Response, ApiError> {
     let opened = download.open(name).await;
     let opened = opened.map_err(|error| ApiError::internal(format!("'{name}' cannot be read: {error}")))?;

@@ -23,15 +23,14 @@ use crate::{
     training_sessions::checkpoint_path,
 };
 
-/// Which adapters are listed.
 #[derive(Debug, Deserialize)]
 pub struct AdapterListQuery {
-    /// Those that Tinker's runs keep, instead of those that people have named.
+    /// True lists the checkpoints of Tinker runs; false lists the other adapters.
     #[serde(default)]
     runs: bool,
 }
 
-/// Every adapter with what it is, where it is, and who uses it.
+/// Lists adapters with their state, placement and use.
 pub async fn list(
     State(app): State<Arc<App>>,
     Query(AdapterListQuery { runs }): Query<AdapterListQuery>,
@@ -54,7 +53,7 @@ pub async fn list(
     }))
 }
 
-/// Loads an adapter, or replaces one; answers when it is durable and serving.
+/// Loads or replaces an adapter; answers once the adapter is durable and ready.
 pub async fn load(State(app): State<Arc<App>>, body: JsonBody) -> Result<Json<Value>, ApiError> {
     let serving = app.serving()?;
     let request = load_request(&body, &serving.base_name)?;
@@ -62,7 +61,6 @@ pub async fn load(State(app): State<Arc<App>>, body: JsonBody) -> Result<Json<Va
     Ok(Json(loaded(&app, &entry)))
 }
 
-/// What is answered when an adapter has been loaded.
 pub(super) fn loaded(app: &App, entry: &AdapterEntry) -> Value {
     let mut answer = describe_one(app, entry);
     answer["status"] = "loaded".into();
@@ -73,7 +71,7 @@ pub(super) fn loaded(app: &App, entry: &AdapterEntry) -> Value {
 /// Reads the body of a load.
 ///
 /// # Errors
-/// Whatever is not a load, by the name of the field.
+/// Names the field that is missing, malformed or unknown.
 pub fn load_request(body: &[u8], base_name: &str) -> Result<LoadRequest, ApiError> {
     let mut fields = StrictFields::parse(body)?;
     let name = fields.required_text("lora_name")?;
@@ -91,9 +89,9 @@ pub fn load_request(body: &[u8], base_name: &str) -> Result<LoadRequest, ApiErro
     Ok(LoadRequest { name, path, replace, tenant, pinned })
 }
 
-/// Fields of vLLM that ask for nothing else than what happens anyway.
+/// Accepts fields of vLLM that ask for nothing but the default behaviour.
 fn take_harmless(fields: &mut StrictFields, base_name: &str) -> Result<(), ApiError> {
-    // vLLM's number for the same adapter; names are enough here.
+    // vLLM's number of the adapter; this API identifies adapters by name.
     fields.integer("lora_int_id", 0..=i64::MAX)?;
     if fields.flag("is_3d_lora_weight", false)? {
         return Err(ApiError::unsupported("is_3d_lora_weight"));
@@ -107,11 +105,10 @@ fn take_harmless(fields: &mut StrictFields, base_name: &str) -> Result<(), ApiEr
     }
 }
 
-/// The body of an unload.
 #[derive(Debug)]
 pub struct UnloadRequest {
     name: String,
-    /// The generation it must have, in hexadecimal.
+    /// Expected adapter version in hexadecimal.
     expected: Option<String>,
 }
 
@@ -119,7 +116,7 @@ impl UnloadRequest {
     /// Reads `body`.
     ///
     /// # Errors
-    /// Whatever is not an unload, by the name of the field.
+    /// Names the field that is missing, malformed or unknown.
     pub fn read(body: &[u8]) -> Result<Self, ApiError> {
         let mut fields = StrictFields::parse(body)?;
         let name = fields.required_text("lora_name")?;
@@ -130,7 +127,7 @@ impl UnloadRequest {
     }
 }
 
-/// Refuses new requests, waits for those that run, and answers when the adapter's bytes are free.
+/// Refuses new requests, waits for running ones, and answers when the adapter's memory is free.
 pub async fn unload(State(app): State<Arc<App>>, body: JsonBody) -> Result<Json<Value>, ApiError> {
     let serving = app.serving()?;
     let UnloadRequest { name, expected } = UnloadRequest::read(&body)?;
@@ -139,7 +136,6 @@ pub async fn unload(State(app): State<Arc<App>>, body: JsonBody) -> Result<Json<
     Ok(Json(json!({ "status": "unloaded", "name": name, "freed_bytes": freed_bytes })))
 }
 
-/// The body of a pin.
 #[derive(Debug)]
 pub struct PinRequest {
     name: String,
@@ -150,7 +146,7 @@ impl PinRequest {
     /// Reads `body`.
     ///
     /// # Errors
-    /// Whatever is not a pin, by the name of the field.
+    /// Names the field that is missing, malformed or unknown.
     pub fn read(body: &[u8]) -> Result<Self, ApiError> {
         let mut fields = StrictFields::parse(body)?;
         let name = fields.required_text("lora_name")?;
@@ -160,7 +156,7 @@ impl PinRequest {
     }
 }
 
-/// Keeps an adapter resident, or lets it make room for others.
+/// Pins an adapter in host memory, or permits its eviction again.
 pub async fn pin(State(app): State<Arc<App>>, body: JsonBody) -> Result<Json<Value>, ApiError> {
     let serving = app.serving()?;
     let PinRequest { name, pin } = PinRequest::read(&body)?;
@@ -169,7 +165,7 @@ pub async fn pin(State(app): State<Arc<App>>, body: JsonBody) -> Result<Json<Val
     Ok(Json(describe_one(&app, &entry)))
 }
 
-/// The base is there as long as the executor is, whatever is asked for.
+/// Refuses the name of the base, which can neither be unloaded nor pinned.
 pub(super) fn check_is_adapter(name: &str, base_name: &str) -> Result<(), ApiError> {
     if name != base_name {
         return Ok(());
@@ -178,7 +174,7 @@ pub(super) fn check_is_adapter(name: &str, base_name: &str) -> Result<(), ApiErr
     Err(ApiError::invalid("lora_name", message))
 }
 
-/// Whether requests can still ask for an adapter.
+/// Whether the adapter's name still resolves for new requests.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum NameState {
     Yes,

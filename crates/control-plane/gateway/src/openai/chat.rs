@@ -13,12 +13,11 @@ use super::{
 };
 use crate::{app::App, errors::ApiError};
 
-/// A body, checked as far as it can be without looking anything up.
+/// Body of a chat completion, checked without looking up the model.
 #[derive(Debug)]
 pub struct ChatCompletionBody(ChatRequest);
 
 impl ChatCompletionBody {
-    /// Reads `body`.
     pub fn read(body: &[u8], limits: &ParamLimits<'_>) -> Result<Self, ApiError> {
         let mut fields = StrictFields::parse(body)?;
         let wanted = ModelRef::read(&mut fields)?;
@@ -37,7 +36,6 @@ impl ChatCompletionBody {
     }
 }
 
-/// Turns a request into a job.
 pub fn job(app: &App, ask: RequestContext) -> Result<GenerationRequest, ApiError> {
     let RequestContext { caller, serving, default_seed, body } = ask;
     let ChatCompletionBody(conversation) =
@@ -45,7 +43,7 @@ pub fn job(app: &App, ask: RequestContext) -> Result<GenerationRequest, ApiError
     conversation.job(app, &caller, serving)
 }
 
-/// Reads `logprobs` and `top_logprobs`: alternatives to report for each token.
+/// Reads `logprobs` and `top_logprobs`: the number of alternatives to report for each token.
 pub fn logprobs(fields: &mut StrictFields) -> Result<Option<u32>, ApiError> {
     let wanted = fields.flag("logprobs", false)?;
     let top = fields.count("top_logprobs", 0..=MAX_LOGPROBS)?;

@@ -1,4 +1,4 @@
-//! A conversation to go on with, by whatever route it came: chat, the Responses API and Ollama's routes all become this.
+//! The chat request that chat completions, the Responses API and Ollama's routes are read into.
 
 use std::sync::Arc;
 
@@ -20,32 +20,29 @@ use crate::{
     text::{ChatMessage, TemplateOptions},
 };
 
-/// Checked as far as it can be without looking anything up.
+/// Conversation to continue, checked without looking up the model.
 #[derive(Debug)]
 pub struct ChatRequest {
-    /// The model.
     pub wanted: ModelRef,
-    /// How to go on.
     pub params: Params,
-    /// Alternatives to report for each token; `None` is no log-probabilities.
+    /// Alternatives to report for each token; `None` reports no log-probabilities.
     pub logprobs: Option<u32>,
-    /// At least one.
+    /// Messages of the conversation, at least one.
     pub messages: Vec<ChatMessage>,
-    /// Functions that may be called, if any may be.
     pub tools: Option<Tools>,
-    /// How they are shown, but for the tools.
+    /// Template options without the tools.
     pub showing: TemplateOptions,
-    /// How much the model is to think, if that is said.
     pub effort: Option<ReasoningEffort>,
-    /// What the route calls the messages.
+    /// Name of the field that holds the messages on this route, for errors.
     pub field: &'static str,
 }
 
 impl ChatRequest {
-    /// Turns it into a job of `caller`.
+    /// Turns the conversation into a generation request of `caller`.
     ///
     /// # Errors
-    /// The model is not there for them, or cannot be shown the conversation or what is asked of it.
+    /// The model is not available to the caller, or the model's template or grammar cannot express the
+    /// request.
     pub fn job(
         self,
         app: &App,
@@ -98,7 +95,7 @@ impl ChatRequest {
     }
 }
 
-/// Refuses options that do not go with tools, whose calls have to look like something or not.
+/// Refuses options that conflict with tools.
 fn check_beside_calls(params: &Params, is_formed: bool) -> Result<(), ApiError> {
     if params.delivery.provisional() == ProvisionalMode::Wanted {
         let message =

@@ -1,8 +1,8 @@
-//! One choice: tokens in; text, log-probabilities and a finish reason out.
+//! One choice: turns tokens into text, log-probabilities and a finish reason.
 //!
-//! Text that may be the beginning of a stop string is held back until it is decided, and with it the
-//! log-probabilities of its tokens: what a caller has received never has to be taken back. What is told of drafts is another
-//! matter: it stands until the next output, which says how much of it came true.
+//! Text that may begin a stop string is held back, with its log-probabilities, until the match is decided.
+//! Text sent to a caller is therefore never taken back. Provisional text is the exception: it holds until the
+//! next output, whose `retracted` says how many of its characters were wrong.
 
 use std::collections::VecDeque;
 
@@ -12,38 +12,34 @@ use text::stop::{Scan, StopScanner};
 use super::tools::ToolCallDelta;
 use crate::{text::Decoder, usage::FinishReason};
 
-/// A token with its place in the choice's text.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ScoredToken {
-    /// Characters before the token's text.
+    /// Number of characters of the choice's text before this token.
     pub offset: usize,
-    /// The token and how likely it was.
+    /// The token with its log-probabilities.
     pub token: TokenOutput,
 }
 
-/// What is new in a choice.
 #[derive(Debug, Default, PartialEq)]
 pub struct ChoiceDelta {
     /// New text; may be empty.
     pub text: String,
-    /// More of what is thought before it; empty where thoughts are not told apart.
+    /// New reasoning content; empty without a reasoning parser.
     pub thought: String,
-    /// The text has not begun: all so far is a thought, or may be one.
+    /// True while the answer has not begun: all text so far is, or may be, reasoning content.
     pub thinks: bool,
-    /// New parts of calls of tools; none where there are no tools.
     pub calls: Vec<ToolCallDelta>,
-    /// New tokens, if log-probabilities were asked for.
+    /// New tokens, if log-probabilities were requested.
     pub scored: Vec<ScoredToken>,
-    /// Set in the last piece.
     pub finish: Option<FinishReason>,
-    /// So many characters, from its end, of what was told of drafts before are not in the text.
+    /// Number of characters at the end of earlier provisional text that verification rejected.
     pub retracted: usize,
-    /// What the text goes on with if what is drafted comes true; may be empty.
+    /// Continuation of the text if all draft tokens are accepted; may be empty.
     pub provisional: String,
 }
 
 impl ChoiceDelta {
-    /// Its text and the parts of its calls, in the order in which the model wrote them.
+    /// Returns the text and the parts of tool calls in the order in which the model wrote them.
     pub fn parts(&self) -> impl Iterator<Item = DeltaPart<'_>> {
         let ends = self.calls.iter().map(|call| call.at).chain([self.text.len()]);
         let begins = std::iter::once(0).chain(self.calls.iter().map(|call| call.at));
@@ -53,7 +49,7 @@ impl ChoiceDelta {
         parts.filter(|part| *part != DeltaPart::Text(""))
     }
 
-    /// Goes on with the piece behind it.
+    /// Appends the next delta.
     pub fn append(&mut self, next: Self) {
         let before = self.text.len();
         self.text.push_str(&next.text);
@@ -65,49 +61,43 @@ impl ChoiceDelta {
     }
 }
 
-/// A part of a piece.
 #[derive(Debug, PartialEq)]
 pub enum DeltaPart<'a> {
-    /// Text.
     Text(&'a str),
-    /// A part of a call.
     Call(&'a ToolCallDelta),
 }
 
-/// Whether to keep what tokens scored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scores {
-    /// Log-probabilities were asked for.
+    /// Keeps scores, without those of a stop string's tokens.
     Keep,
-    /// They were, and those of a stop string too.
+    /// Keeps all scores, including those of a stop string's tokens.
     KeepAll,
-    /// They were not.
     Drop,
 }
 
-/// A token whose text is not all out yet.
+/// A token whose text is not fully emitted.
 struct HeldToken {
     scored: ScoredToken,
-    /// Byte range of its text in everything decoded.
+    /// Byte range of the token's text in all decoded text.
     start: usize,
     end: usize,
 }
 
-/// The state of a choice.
 pub struct Choice {
     decoder: Box<dyn Decoder>,
-    /// `None` if there are no stop strings.
+    /// `None` if the request has no stop strings.
     stop: Option<StopScanner>,
     min_tokens: usize,
     scores: Scores,
     tokens: usize,
-    /// Text decoded so far, in bytes and characters.
+    /// Length of the text decoded so far, in bytes and characters.
     decoded_bytes: usize,
     decoded_chars: usize,
-    /// Text handed out so far, in bytes.
+    /// Length of the emitted text, in bytes.
     emitted_bytes: usize,
     held: VecDeque<HeldToken>,
-    /// Told of drafts, behind the text, and not decided.
+    /// Provisional text after the emitted text, not yet verified.
     provisional: String,
 }
 
@@ -118,7 +108,6 @@ impl std::fmt::Debug for Choice {
 }
 
 impl Choice {
-    /// A choice without tokens yet.
     #[must_use]
     pub fn new(
         decoder: Box<dyn Decoder>,
@@ -140,13 +129,12 @@ impl Choice {
         }
     }
 
-    /// Tokens so far.
     #[must_use]
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// Takes what a step produced. When the piece has a finish reason, nothing more is to be pushed.
+    /// Processes the output of one step; after a delta with a finish reason, the caller pushes no more.
     pub fn push(&mut self, mut output: Output) -> ChoiceDelta {
         let drafted = std::mem::take(&mut output.provisional);
         let mut piece = ChoiceDelta::default();
@@ -159,14 +147,14 @@ impl Choice {
         piece
     }
 
-    /// Ends what was told of drafts, now that `said` has come in its place; returns how many characters are not in it.
+    /// Ends the provisional text; returns how many of its characters `said`, the next text, does not repeat.
     pub fn retract(&mut self, said: &str) -> usize {
         let told = std::mem::take(&mut self.provisional);
         let same = told.chars().zip(said.chars()).take_while(|(told, said)| told == said).count();
         told.chars().count() - same
     }
 
-    /// What the text would go on with.
+    /// Returns the text that the draft tokens would add.
     fn provisional_text(&self, drafted: &[u32]) -> String {
         let (mut decoder, mut stop) = (self.decoder.fork(), self.stop.clone());
         let mut text = String::new();
@@ -182,7 +170,7 @@ impl Choice {
     fn append_tokens(&mut self, output: Output, piece: &mut ChoiceDelta) {
         let last = output.tokens.len().checked_sub(1);
         for (position, token) in output.tokens.into_iter().enumerate() {
-            // The token that ended the generation is no part of the text.
+            // The token that ended the generation adds no text.
             let silent = output.finish == Some(Finish::Stop) && Some(position) == last;
             if self.token(token, silent, &mut piece.text) {
                 return self.cut(piece);
@@ -194,7 +182,7 @@ impl Choice {
         }
     }
 
-    /// Takes one token; true if a stop string is complete.
+    /// Processes one token; returns true if a stop string is complete.
     fn token(&mut self, token: TokenOutput, silent: bool, out: &mut String) -> bool {
         self.tokens += 1;
         let fresh = if silent { "" } else { self.decoder.push(token.token) };
@@ -209,7 +197,7 @@ impl Choice {
             });
         }
         let before = out.len();
-        // Before `min_tokens` nothing stops, so nothing is looked for.
+        // Stop strings do not count before `min_tokens`.
         let scanner = self.stop.as_mut().filter(|_| self.tokens >= self.min_tokens);
         let stopped = scan(scanner, fresh, out);
         self.emitted_bytes += out.len() - before;
@@ -243,7 +231,7 @@ impl Choice {
         piece.finish = Some(FinishReason::Stop);
     }
 
-    /// Hands out the scores of tokens whose text is out.
+    /// Releases the scores of tokens whose text is emitted.
     fn release(&mut self, piece: &mut ChoiceDelta) {
         while self.held.front().is_some_and(|held| held.end <= self.emitted_bytes) {
             piece.scored.extend(self.held.pop_front().map(|held| held.scored));
@@ -251,7 +239,7 @@ impl Choice {
     }
 }
 
-/// Appends what of `fresh` can go out; true if a stop string is complete.
+/// Appends the part of `fresh` that is safe to emit; returns true if a stop string is complete.
 fn scan(scanner: Option<&mut StopScanner>, fresh: &str, out: &mut String) -> bool {
     let Some(scanner) = scanner else {
         out.push_str(fresh);
@@ -276,7 +264,7 @@ mod tests {
 
     use super::*;
 
-    /// Tokens are ASCII letters.
+    /// Decodes tokens as ASCII letters.
     struct LetterDecoder(String);
 
     impl Decoder for LetterDecoder {

@@ -1,4 +1,4 @@
-//! An answer as one body.
+//! Collects an answer into one JSON body.
 
 use axum::{
     body::Body as HttpBody,
@@ -18,11 +18,10 @@ use super::{
 };
 use crate::{errors::ApiError, usage::FinishReason};
 
-/// All of a choice.
 #[derive(Default)]
 struct CompleteChoice {
     echoed: Option<EchoedPrompt>,
-    /// What tokens of the prompt scored.
+    /// Scores of the prompt's tokens.
     prompt: Vec<TokenOutput>,
     thought: String,
     text: String,
@@ -31,23 +30,21 @@ struct CompleteChoice {
     calls: Vec<CompleteCall>,
 }
 
-/// All of a call.
 struct CompleteCall {
     kind: CallKind,
     id: String,
     name: String,
-    /// Its arguments, or its input.
+    /// Arguments of a function, or input of a custom tool.
     arguments: String,
 }
 
 impl CompleteCall {
-    /// As OpenAI tells it.
     fn to_tool_call(&self) -> ToolCall<'_> {
         ToolCall::of(self.kind, Some((&self.id, &self.name)), &self.arguments)
     }
 }
 
-/// Waits for the rest of `answer`, whose first step has come already.
+/// Collects the rest of `answer`, whose first update is `first`, and writes the body.
 pub async fn respond(
     mut answer: GenerationResponse,
     first: ChoiceUpdate,
@@ -98,21 +95,21 @@ fn chat(answer: &GenerationResponse, wholes: &[CompleteChoice]) -> Result<Respon
     send(answer, "chat.completion", (&choices.collect::<Vec<_>>(), prompt))
 }
 
-/// What is told of the prompt of choice `index`.
+/// Returns the requested token ids and log-probabilities of the prompt of choice `index`.
 fn prompt<'a>(answer: &'a GenerationResponse, index: usize, whole: &CompleteChoice) -> PromptReport<'a> {
     let told = answer.job.params.prompt_logprobs;
     let prompt_logprobs = told.map(|_| logprobs::of_prompt(answer.job.text(), &whole.prompt));
     PromptReport { prompt_logprobs, ..prompt_ids(answer, index) }
 }
 
-/// The tokens of the prompt of choice `index`, if they are to be told.
+/// Returns the token ids of the prompt of choice `index`, if the request asks for token ids.
 pub(super) fn prompt_ids(answer: &GenerationResponse, index: usize) -> PromptReport<'_> {
     let told = answer.job.params.returns_token_ids;
     let prompt_token_ids = told.then(|| &answer.job.prompt_of(index).tokens[..]);
     PromptReport { prompt_token_ids, prompt_logprobs: None }
 }
 
-/// The tokens of a piece, if they are to be told.
+/// Returns the token ids of `scored`, if the request asks for token ids.
 pub(super) fn token_ids(answer: &GenerationResponse, scored: &[ScoredToken]) -> Option<Vec<u32>> {
     let told = answer.job.params.returns_token_ids;
     told.then(|| scored.iter().map(|scored| scored.token.token).collect())
@@ -144,7 +141,7 @@ fn text(answer: &GenerationResponse, wholes: &mut [CompleteChoice]) -> Result<Re
     send(answer, "text_completion", (&choices.collect::<Vec<_>>(), PromptReport::default()))
 }
 
-/// The scores of prompt and completion in one.
+/// Joins the log-probabilities of the echoed prompt and of the completion.
 fn text_logprobs(answer: &GenerationResponse, whole: &mut CompleteChoice) -> TextLogprobs {
     let mut logprobs = TextLogprobs::default();
     let mut shift = 0;

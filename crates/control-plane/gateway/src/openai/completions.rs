@@ -14,19 +14,18 @@ use super::{
 };
 use crate::{app::App, caller::Caller, errors::ApiError, lifecycle::ServingState};
 
-/// OpenAI's default for this route.
+/// Default of OpenAI for this route.
 const DEFAULT_MAX_TOKENS: u32 = 16;
 
-/// Where prompts stand in a body.
 #[derive(Debug, Clone, Copy)]
 pub struct PromptField {
-    /// The field.
+    /// Name of the body's field.
     pub field: &'static str,
-    /// Most prompts.
+    /// Maximum number of prompts.
     pub most: usize,
 }
 
-/// A body, checked as far as it can be without looking anything up.
+/// Body of a completion, checked without looking up the model.
 #[derive(Debug)]
 pub struct CompletionBody {
     pub(crate) wanted: ModelRef,
@@ -38,7 +37,6 @@ pub struct CompletionBody {
 }
 
 impl CompletionBody {
-    /// Reads `body`.
     pub fn read(body: &[u8], limits: &ParamLimits<'_>) -> Result<Self, ApiError> {
         let mut fields = StrictFields::parse(body)?;
         let wanted = ModelRef::read(&mut fields)?;
@@ -55,7 +53,6 @@ impl CompletionBody {
         Ok(Self { wanted, params, logprobs, echo, add, prompt })
     }
 
-    /// Turns it into a job of `caller`.
     pub(crate) fn job(
         self,
         app: &App,
@@ -86,7 +83,6 @@ impl CompletionBody {
     }
 }
 
-/// Turns a request into a job.
 pub fn job(app: &App, ask: RequestContext) -> Result<GenerationRequest, ApiError> {
     let RequestContext { caller, serving, default_seed, body } = ask;
     CompletionBody::read(&body, &ParamLimits::of(&serving, default_seed))?.job(app, &caller, serving)
@@ -97,7 +93,7 @@ pub fn add_special(fields: &mut StrictFields) -> Result<AddSpecial, ApiError> {
     Ok(if fields.flag("add_special_tokens", true)? { AddSpecial::Yes } else { AddSpecial::No })
 }
 
-/// A string, an array of strings, an array of token ids, or an array of those.
+/// Reads a string, an array of strings, an array of token ids, or an array of such arrays.
 pub(crate) fn prompts(
     serving: &ServingState,
     place: PromptField,

@@ -1,4 +1,4 @@
-//! The prompt repeated in front of a completion, with its log-probabilities.
+//! The prompt echoed before a completion, with its log-probabilities.
 
 use shmproto::message::TokenOutput;
 use text::detokenize::TextStart;
@@ -11,18 +11,17 @@ use super::{
 };
 use crate::text::Text;
 
-/// A repeated prompt.
 #[derive(Debug, PartialEq)]
 pub struct EchoedPrompt {
-    /// As the caller wrote it, or decoded.
+    /// Prompt as the caller wrote it, or decoded from token ids.
     pub text: String,
-    /// Its length in characters: where the completion begins.
+    /// Length in characters, which is the offset of the completion.
     pub chars: usize,
-    /// Set if log-probabilities were asked for.
+    /// Set if log-probabilities were requested.
     pub logprobs: Option<TextLogprobs>,
 }
 
-/// Repeats `prompt`; `scores` are those of its tokens from the second on, `None` if nobody asked for them.
+/// Echoes `prompt`; `scores` belong to the tokens from the second on and are `None` if not requested.
 #[must_use]
 pub fn echo(
     text: &dyn Text,

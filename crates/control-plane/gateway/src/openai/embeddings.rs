@@ -1,4 +1,4 @@
-//! `POST /v1/embeddings`: texts as vectors, by the base or by an adapter.
+//! `POST /v1/embeddings`: vectors of texts, computed by the base or by an adapter.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -19,71 +19,63 @@ use super::{
 };
 use crate::{app::App, caller::Caller, errors::ApiError, lifecycle::ServingState};
 
-/// Most texts of a request, as at OpenAI.
+/// Maximum number of texts in a request, as in OpenAI's API.
 pub(crate) const MAX_INPUTS: usize = 2048;
-/// Texts that go to the executors together: the next are sent when these are done, so that a long list leaves room for others.
+/// Number of texts that go to the executors together, so that a long list leaves capacity for other requests.
 const TEXTS_AT_ONCE: usize = 32;
 
-/// What is to be embedded, and how.
 #[derive(Debug)]
 pub struct EmbeddingInput {
-    /// By what.
     pub wanted: ModelRef,
-    /// What the route calls them, and how many it takes.
+    /// The route's field name and its maximum number of texts.
     pub place: PromptField,
-    /// A string, an array of strings, token ids, or an array of those.
+    /// A string, an array of strings, an array of token ids, or an array of such arrays.
     pub input: Option<Value>,
-    /// Whether tokens that the model wants around a text are added.
+    /// Whether to add the tokenizer's special tokens to each text.
     pub add: AddSpecial,
-    /// How a text's hidden states become one vector.
+    /// How the hidden states of a text become one vector.
     pub pooling: Pooling,
-    /// What becomes of a vector's length.
     pub length: Length,
-    /// What becomes of a text that is longer than the context.
     pub overlong: OverlongPolicy,
 }
 
-/// What becomes of a vector's length.
+/// Whether vectors are normalized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Length {
-    /// It becomes 1.
+    /// Each vector is scaled to length 1.
     One,
-    /// It stays.
     AsItIs,
 }
 
-/// What becomes of a text that is longer than the context.
+/// Treatment of a text that is longer than the context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OverlongPolicy {
-    /// The request is refused.
+    /// The request fails, naming the text's field.
     Refused,
-    /// Its end is left out.
+    /// The end of the text is cut.
     Cut,
 }
 
-/// Vectors of texts.
 #[derive(Debug)]
 pub struct EmbeddingVectors {
     /// The model as the request named it.
     pub model: String,
     /// Content hash of the adapter; `None` for the base model.
     pub generation: Option<String>,
-    /// One for each text.
     pub vectors: Vec<Vec<f32>>,
-    /// Tokens of all texts.
+    /// Number of tokens of all texts.
     pub tokens: usize,
 }
 
-/// How vectors are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Encoding {
-    /// As numbers.
+    /// A JSON array of numbers.
     Float,
-    /// As the bytes of little-endian 32-bit numbers.
+    /// Base64 of little-endian 32-bit floats.
     Base64,
 }
 
-/// The body of `/v1/embeddings`, checked as far as it can be without looking anything up.
+/// The body of `/v1/embeddings`, checked without looking up the model.
 #[derive(Debug)]
 pub struct EmbeddingsBody {
     texts: EmbeddingInput,
@@ -94,7 +86,7 @@ impl EmbeddingsBody {
     /// Reads `body`.
     ///
     /// # Errors
-    /// Whatever is not honoured, by its name.
+    /// Names the field that is malformed or unknown.
     pub fn read(body: &[u8]) -> Result<Self, ApiError> {
         let mut fields = StrictFields::parse(body)?;
         fields.labels()?;
@@ -124,7 +116,7 @@ impl EmbeddingsBody {
 }
 
 impl EmbeddingInput {
-    /// Turns them into jobs of `caller`, one after the other.
+    /// Splits the texts into generation requests of at most `TEXTS_AT_ONCE` texts.
     fn jobs(
         self,
         app: &App,
@@ -145,7 +137,7 @@ impl EmbeddingInput {
                 tenant: Arc::clone(&caller.tenant),
                 namespace: namespace(caller, &target, serving),
                 prompts: prompts.to_vec(),
-                // Nothing is drawn.
+                // An embedding samples no tokens.
                 params: Params { max_tokens: Some(0), ..Params::plain(0) },
                 logprobs: None,
                 echo: Echo::Nothing,
@@ -159,10 +151,10 @@ impl EmbeddingInput {
     }
 }
 
-/// What finds texts in a body, and whatever else its answer needs.
+/// Reads the texts from a body, with other values that the route's answer needs.
 type EmbeddingReader<T> = fn(&[u8]) -> Result<(EmbeddingInput, T), ApiError>;
 
-/// Embeds what `read` finds in a body; what else it finds comes along.
+/// Embeds the texts that `read` finds in the body; returns the vectors and the other values of `read`.
 pub(crate) async fn embed<T: Send + 'static>(
     app: &Arc<App>,
     ask: RequestContext,
@@ -196,7 +188,7 @@ pub(crate) async fn embed<T: Send + 'static>(
     Ok((embedded, rest))
 }
 
-/// `POST /v1/embeddings`.
+/// `POST /v1/embeddings`: computes the vectors and writes them as requested.
 pub async fn create(State(app): State<Arc<App>>, ask: RequestContext) -> Result<Json<Value>, ApiError> {
     let read =
         |body: &[u8]| EmbeddingsBody::read(body).map(|EmbeddingsBody { texts, encoding }| (texts, encoding));
@@ -221,7 +213,7 @@ pub async fn create(State(app): State<Arc<App>>, ask: RequestContext) -> Result<
     })))
 }
 
-/// Makes its length 1, unless it is 0.
+/// Scales the vector to length 1; a zero vector stays zero.
 fn normalize(vector: &mut [f32]) {
     let squares: f64 = vector.iter().map(|value| f64::from(*value).powi(2)).sum();
     if squares > 0.0 {

@@ -1,4 +1,4 @@
-//! `/v1/files`: what people send to learn from, and what jobs have measured.
+//! `/v1/files`: training data that callers upload, and result files of training jobs.
 
 use std::sync::Arc;
 
@@ -26,11 +26,10 @@ use crate::{
     },
 };
 
-/// Longest name of a file, in bytes.
 const MAX_NAME_BYTES: usize = 256;
-/// Longest piece of a file on its way to its reader, in bytes.
+/// Memory reserved for one download, in bytes.
 const PIECE_BYTES: usize = 64 << 10;
-/// Takes a file in; answers when it is durable.
+/// Stores an uploaded file; answers when the file is durable.
 pub async fn upload(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -48,7 +47,7 @@ pub async fn upload(
     Ok(Json(describe(&file)))
 }
 
-/// Reads the form: `file`, and `purpose` before or behind it.
+/// Reads the form's parts `file` and `purpose`, in either order.
 async fn read_form(
     training: &Training,
     mut form: MultipartForm,
@@ -80,7 +79,7 @@ async fn read_form(
     Ok(upload.keep(&caller.tenant, name, Purpose::FineTune).await?)
 }
 
-/// Takes the bytes of a file in; returns its name with them.
+/// Receives the bytes of a file; returns the upload with the file's name.
 async fn receive<'a>(
     training: &'a Training,
     mut part: FormPart<'_>,
@@ -101,7 +100,6 @@ async fn receive<'a>(
     Ok((name, upload))
 }
 
-/// What a list of files may be narrowed to.
 #[derive(Debug, Deserialize)]
 pub struct FileQuery {
     purpose: Option<String>,
@@ -109,7 +107,7 @@ pub struct FileQuery {
     page: PageQuery,
 }
 
-/// The caller's files, the newest first.
+/// Lists the caller's files, newest first.
 pub async fn list(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -121,7 +119,6 @@ pub async fn list(
     Ok(Json(paging::list(&data, listed.has_more)))
 }
 
-/// One of the caller's files.
 pub async fn one(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -130,7 +127,7 @@ pub async fn one(
     Ok(Json(describe(&app.training.file(&id, &caller.tenant).await?)))
 }
 
-/// What is in one of the caller's files.
+/// Sends the content of a file.
 pub async fn content(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -150,7 +147,6 @@ pub async fn content(
     Ok(body::file::respond(opened, file.bytes, (slot, memory)))
 }
 
-/// Removes one of the caller's files.
 pub async fn delete(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -168,7 +164,7 @@ fn describe(file: &FileRecord) -> Value {
         "created_at": file.created_at,
         "filename": file.name,
         "purpose": file.purpose.as_str(),
-        // What is in it is looked at when a job begins.
+        // The content is checked only when a job begins.
         "status": "processed",
     })
 }

@@ -1,4 +1,4 @@
-//! `/v1/fine_tuning/jobs`: adapters trained here, and served when they are done.
+//! `/v1/fine_tuning/jobs`: training jobs, whose adapters this server serves when a job succeeds.
 
 use std::{io, sync::Arc};
 
@@ -28,10 +28,10 @@ use crate::{
     },
 };
 
-/// Most things of a list.
+/// Maximum number of list items per page.
 const MAX_PAGE: u32 = 100;
 
-/// Creates a job; answers when it is durable. With an `Idempotency-Key` there is one job however often it is sent.
+/// Creates a job; answers when the job is durable. Requests with equal `Idempotency-Key` create one job.
 pub async fn create(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -42,12 +42,12 @@ pub async fn create(
     let order = JobSpec::read(&body)?;
     let key = idempotency::key(&headers)?.map(<[u8]>::to_vec);
     let training = Arc::clone(&app.training);
-    // Before the task begins: whoever goes away while it waits leaves nothing behind.
+    // Acquired before the task starts, so a caller that disconnects while waiting leaves no task behind.
     let slot = training.creation_slots().acquire(&caller.tenant, app.connections.body_timeout).await;
     let slot = slot.ok_or_else(|| {
         ApiError::queue_full(1, "other jobs are being created, of yours or of others; try again shortly")
     })?;
-    // Runs to its end even if the caller goes away.
+    // The task completes even if the caller disconnects.
     let created = tokio::spawn(async move {
         let _slot = slot;
         training.create(order, key.as_deref(), &caller, &serving).await
@@ -57,7 +57,7 @@ pub async fn create(
     Ok(Json(describe(&job)))
 }
 
-/// The caller's jobs, the newest first.
+/// Lists the caller's jobs, newest first.
 pub async fn list(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -67,7 +67,6 @@ pub async fn list(
     Ok(Json(paging::list(&listed.items.iter().map(describe).collect::<Vec<_>>(), listed.has_more)))
 }
 
-/// One of the caller's jobs.
 pub async fn one(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -76,7 +75,7 @@ pub async fn one(
     Ok(Json(describe(&app.training.job(&id, &caller.tenant).await?)))
 }
 
-/// What happened to a job, the newest first.
+/// Lists the events of a job, newest first.
 pub async fn events(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -90,7 +89,7 @@ pub async fn events(
     Ok(Json(paging::list(&data, listed.has_more)))
 }
 
-/// The checkpoint that a job would go on from.
+/// Returns the checkpoint from which the job would resume, if there is one.
 pub async fn checkpoints(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -111,7 +110,6 @@ pub async fn checkpoints(
     Ok(Json(paging::list(mark.as_slice(), false)))
 }
 
-/// Ends a job.
 pub async fn cancel(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -120,7 +118,6 @@ pub async fn cancel(
     Ok(Json(describe(&app.training.cancel(&id, &caller.tenant).await?)))
 }
 
-/// Lets a job wait.
 pub async fn pause(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -129,7 +126,6 @@ pub async fn pause(
     Ok(Json(describe(&app.training.pause(&id, &caller.tenant).await?)))
 }
 
-/// Lets a job go on.
 pub async fn resume(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -138,7 +134,7 @@ pub async fn resume(
     Ok(Json(describe(&app.training.resume(&id, &caller.tenant).await?)))
 }
 
-/// What ids of events begin with.
+/// Prefix of event ids.
 const EVENT: &str = "ftevent-";
 
 fn of_event(number: i64, event: &EventRecord) -> Value {
@@ -188,14 +184,14 @@ fn describe(job: &JobRecord) -> Value {
         "metadata": job.order.metadata,
         "integrations": [],
         "user_provided_suffix": job.order.suffix,
-        // What OpenAI does not say.
+        // Fields beyond OpenAI's API.
         "generation": job.generation,
         "step": job.step,
         "plan": job.plan,
     })
 }
 
-/// As they were chosen, or as the trainer chose them.
+/// Returns the hyperparameters that the request or the trainer chose.
 fn hyperparameters(job: &JobRecord) -> Value {
     let JobHyperparameters { n_epochs, batch_size, learning_rate_multiplier, beta, .. } = job.order.choices;
     let auto = |value: Option<Value>| value.unwrap_or_else(|| "auto".into());

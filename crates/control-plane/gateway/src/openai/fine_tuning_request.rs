@@ -1,4 +1,4 @@
-//! A fine-tuning job as it is asked for, checked field by field.
+//! Reads the body of a fine-tuning request, field by field.
 
 use std::{collections::BTreeMap, ops::RangeInclusive};
 
@@ -10,16 +10,16 @@ use crate::{
     training::records::{JobHyperparameters, JobSpec, TrainingMethod},
 };
 
-/// Longest suffix, as OpenAI has it.
+/// Maximum length of a suffix, as in OpenAI's API.
 const MAX_SUFFIX_BYTES: usize = 64;
-/// Most pairs of metadata, and the longest key and value, as OpenAI has them.
+/// Maximum number of metadata pairs, and maximum length of a key and a value, as in OpenAI's API.
 const MAX_METADATA: (usize, usize, usize) = (16, 64, 512);
 
 impl JobSpec {
     /// Reads the body of a request.
     ///
     /// # Errors
-    /// Whatever is not an order, by the name of the field.
+    /// Names the field that is missing, malformed or unknown.
     pub fn read(body: &[u8]) -> Result<Self, ApiError> {
         let mut fields = StrictFields::parse(body)?;
         let model = fields.required_text("model")?;
@@ -40,7 +40,7 @@ impl JobSpec {
     }
 }
 
-/// A whole number within `range`, or the word for "as you like".
+/// Reads an integer in `range`, or "auto" as `None`.
 fn count(fields: &mut StrictFields, name: &str, range: RangeInclusive<i64>) -> Result<Option<u64>, ApiError> {
     match fields.take(name) {
         None => Ok(None),
@@ -55,7 +55,7 @@ fn count(fields: &mut StrictFields, name: &str, range: RangeInclusive<i64>) -> R
     }
 }
 
-/// A number above 0, or the word for "as you like".
+/// Reads a number above 0, or "auto" as `None`.
 fn positive(fields: &mut StrictFields, name: &str) -> Result<Option<f64>, ApiError> {
     match fields.take(name) {
         None => Ok(None),
@@ -75,7 +75,7 @@ fn share(fields: &mut StrictFields, name: &str) -> Result<Option<f64>, ApiError>
     }
 }
 
-/// The method, with its hyperparameters; OpenAI's older field for these alone is the supervised method's.
+/// Reads the method; OpenAI's older field `hyperparameters` sets the hyperparameters of `supervised`.
 fn method(fields: &mut StrictFields, choices: &mut JobHyperparameters) -> Result<TrainingMethod, ApiError> {
     if let Some(old) = fields.take("hyperparameters") {
         read_hyperparameters(old, TrainingMethod::Supervised, choices)

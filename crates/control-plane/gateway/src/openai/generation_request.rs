@@ -1,4 +1,4 @@
-//! A checked request, and how it becomes sequences.
+//! A checked generation request, and its conversion to sequences.
 
 use std::sync::Arc;
 
@@ -18,19 +18,18 @@ use crate::{
     service_classes::ServiceClasses, text::Text,
 };
 
-/// Most prompts of a request.
+/// Maximum number of prompts per request.
 pub const MAX_PROMPTS: usize = 64;
 
-/// What is continued, and what the answer is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GenerationKind {
-    /// A conversation, in a turn of its own or in more of the last one.
+    /// Continues a conversation, in a new turn or in the last one.
     Chat(TextStart),
-    /// A text, in more text.
     Text,
-    /// A text, in tokens, as Tinker's samples: each is told with its log-probability, and those of a stop string too.
+    /// Continues a text with tokens, as Tinker's sampling does: the answer has the log-probability of each
+    /// token, a stop string's too.
     Tokens,
-    /// A text, which is not continued: the answer is its embedding.
+    /// Computes the embedding of a text; no tokens are generated.
     Embedding(Pooling),
 }
 
@@ -43,64 +42,54 @@ impl GenerationKind {
 /// Whether the answer repeats the prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Echo {
-    /// It does, with the prompt's log-probabilities if any are asked for.
+    /// The answer repeats the prompt, with its log-probabilities if any are requested.
     Prompt,
-    /// It does not.
     Nothing,
 }
 
-/// What to continue.
 #[derive(Debug, Clone)]
 pub struct PromptInput {
-    /// As token ids.
     pub tokens: Vec<u32>,
-    /// As the caller wrote it, if they wrote text.
+    /// Prompt as the caller wrote it; `None` if the caller sent token ids.
     pub text: Option<String>,
 }
 
-/// Everything known about a request before it starts.
 #[derive(Debug)]
 pub struct GenerationRequest {
-    /// What is continued.
     pub kind: GenerationKind,
-    /// What the route calls what is to be continued.
+    /// Name of the field that holds the prompt on this route, for errors.
     pub prompt_field: &'static str,
-    /// What is served.
     pub serving: Arc<ServingState>,
-    /// The model.
     pub target: ModelTarget,
-    /// Who asks.
     pub tenant: Arc<str>,
-    /// H(tenant, generation).
+    /// Prefix cache namespaces, derived from the tenant and the adapter version.
     pub namespace: Namespace,
-    /// At least one.
+    /// At least one prompt.
     pub prompts: Vec<PromptInput>,
-    /// The shared options.
     pub params: Params,
-    /// Alternatives to report for each token; `None` is no log-probabilities.
+    /// Alternatives to report for each token; `None` reports no log-probabilities.
     pub logprobs: Option<u32>,
-    /// Whether to repeat the prompt.
     pub echo: Echo,
-    /// What each choice has to look like.
+    /// Grammar that constrains each choice.
     pub grammar: Option<GrammarSource>,
-    /// How calls of tools are told from text, if there may be any.
+    /// Reader of tool calls, if the request has tools.
     pub answering: Option<ToolCallReader>,
-    /// How thoughts are told from text, if there may be any.
+    /// Parser of reasoning content, if the model reasons.
     pub reasoning: Option<Reasoning>,
 }
 
-/// Under what an executor keeps prefixes.
+/// Keys under which an executor caches prefixes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Namespace {
-    /// Who may share them.
+    /// Namespace of the request's own weights.
     pub hash: [u8; 32],
-    /// Who may share those of the base, which an adapter that is not invoked yet does not change.
+    /// Namespace of the base, for tokens before the invocation of an activated LoRA.
     pub base: [u8; 32],
-    /// Whose share of the executor's memory they take.
+    /// Tenant that the cached memory is charged to.
     pub owner: TenantId,
 }
 
-/// What may share cached prefixes: the same tenant asking the same weights.
+/// Derives the namespace: requests share cached prefixes if their tenant and weights are equal.
 #[must_use]
 pub fn namespace(caller: &Caller, target: &ModelTarget, serving: &ServingState) -> Namespace {
     let hash = |kind: &[u8], weights: &[u8; 32]| {
@@ -115,10 +104,11 @@ pub fn namespace(caller: &Caller, target: &ModelTarget, serving: &ServingState) 
 }
 
 impl GenerationRequest {
-    /// Checks what can only be checked with all of it in hand.
+    /// Checks prompt length and `min_tokens` against the context.
     pub fn check(self) -> Result<Self, ApiError> {
         let limit = self.serving.context_tokens;
-        // An answer that is cut at the end of the context is told as `length`; a prompt only has to leave room for one token.
+        // A generation that reaches the end of the context finishes with `length`, so a prompt must leave
+        // only one token free.
         let wanted = self.params.max_tokens.unwrap_or(1).min(1) as usize;
         for prompt in &self.prompts {
             if prompt.tokens.is_empty() {
@@ -143,26 +133,24 @@ impl GenerationRequest {
         Ok(self)
     }
 
-    /// To whom it counts.
+    /// Returns the tenant and the service class that the request is charged to.
     #[must_use]
     pub fn principal(&self, classes: &ServiceClasses) -> Principal {
         let adapter = self.target.lease.as_ref().map(Lease::name);
         Principal { class: classes.of(adapter, &self.tenant), tenant: Arc::clone(&self.tenant) }
     }
 
-    /// Choices in all.
     #[must_use]
     pub fn choices(&self) -> usize {
         self.prompts.len() * self.params.choices as usize
     }
 
-    /// The prompt that choice `index` continues.
+    /// Returns the prompt that choice `index` continues.
     #[must_use]
     pub fn prompt_of(&self, index: usize) -> &PromptInput {
         &self.prompts[index / self.params.choices as usize]
     }
 
-    /// One sequence for each choice.
     #[must_use]
     pub fn sequences(&self) -> Vec<Generate> {
         (0..self.choices()).map(|index| self.sequence(index)).collect()
@@ -176,7 +164,7 @@ impl GenerationRequest {
         sampling.seed = choice_seed(sampling.seed, index as u64 % u64::from(self.params.choices));
         let mut stop_tokens = self.params.stop_tokens.clone();
         if self.params.end_tokens == EndTokens::Stop {
-            // A tokenizer may know more tokens than the model has rows for.
+            // A tokenizer may know more tokens than the model's vocabulary has rows.
             let end_tokens = self.serving.text.facts().end_tokens.iter();
             stop_tokens.extend(end_tokens.filter(|token| **token < self.serving.welcome.vocab_size));
         }
@@ -202,26 +190,25 @@ impl GenerationRequest {
         }
     }
 
-    /// What of its form the answer need not keep to.
+    /// Returns the parts of a JSON schema that the grammar does not enforce.
     #[must_use]
     pub fn warnings(&self) -> &[SchemaWarning] {
         self.grammar.as_ref().map_or(&[], |form| &form.warnings)
     }
 
-    /// Alternatives to report for each token of a prompt that is repeated.
+    /// Returns the number of alternatives to report for each token of an echoed prompt.
     #[must_use]
     pub fn echoed_logprobs(&self) -> Option<u32> {
         self.logprobs.filter(|_| self.echo == Echo::Prompt)
     }
 
-    /// The tokenizer.
     #[must_use]
     pub fn text(&self) -> &dyn Text {
         &*self.serving.text
     }
 }
 
-/// The first choice has the request's own seed; the others are far from it and from each other.
+/// Derives a seed per choice: the first choice keeps the request's seed, the others get distant seeds.
 fn choice_seed(seed: u64, choice: u64) -> u64 {
     seed ^ choice.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }

@@ -1,4 +1,4 @@
-//! A running job: which choice each step adds to, when it is over, and what it used.
+//! A running request: assigns each output to its choice, and tracks completion and usage.
 
 use std::{sync::Arc, time::Duration};
 
@@ -26,45 +26,41 @@ use crate::{
     usage::{CompletionTokensDetails, FinishReason, PromptTokensDetails, Usage},
 };
 
-/// What one output adds to one choice.
 #[derive(Debug)]
 pub struct ChoiceUpdate {
-    /// Which choice.
     pub index: usize,
-    /// What is new.
     pub piece: ChoiceDelta,
-    /// The prompt, in the first step of a choice that repeats it.
+    /// The echoed prompt, in the first update of a choice if requested.
     pub echoed: Option<EchoedPrompt>,
-    /// What tokens of the prompt scored, from the second on, in the first step of a choice, if that was asked for
+    /// Scores of the prompt from its second token on, in the first update of a choice, if requested
     /// ([`Params::prompt_logprobs`](super::params::Params::prompt_logprobs)).
     pub prompt: Vec<TokenOutput>,
-    /// The prompt's embedding, in the last step of a choice that asks for it.
+    /// The prompt's embedding, in the last update of an embedding request.
     pub embedding: Vec<f32>,
 }
 
 struct ChoiceParser {
     choice: Choice,
-    /// Tells thoughts from text, if there may be any.
+    /// Separates reasoning content from the answer.
     thoughts: Option<ThoughtScanner>,
-    /// Tokens up to the end of the thought.
+    /// Number of tokens up to the end of the reasoning content.
     thought_tokens: usize,
-    /// Tells calls of tools from text, if there may be any.
+    /// Separates tool calls from text.
     scanner: Option<Scanner>,
     begun: bool,
     finish: Option<FinishReason>,
     cached_tokens: usize,
 }
 
-/// See the module's description. Dropping it cancels what is still running.
+/// A running request; dropping the response cancels its unfinished sequences.
 pub struct GenerationResponse {
-    /// What was asked.
     pub job: GenerationRequest,
     id: String,
     created: u64,
     generation: Option<String>,
     session: SequenceGroup,
     slots: Vec<ChoiceParser>,
-    /// Choices that have not ended.
+    /// Number of choices that have not ended.
     open: usize,
     meter: Meter,
     failed: bool,
@@ -77,7 +73,7 @@ impl std::fmt::Debug for GenerationResponse {
 }
 
 impl GenerationResponse {
-    /// Starts `job` and waits for its first step: what fails before has a status of its own.
+    /// Starts `job` and waits for its first update, so that earlier errors get an HTTP status of their own.
     pub async fn begin(app: &App, job: GenerationRequest) -> Result<(Self, ChoiceUpdate), ApiError> {
         if let Some(lease) = &job.target.lease {
             app.adapter_limits.check(&lease.id.0, &job.target.name)?;
@@ -90,7 +86,7 @@ impl GenerationResponse {
         Ok((answer, first))
     }
 
-    /// Starts `job`, on the executor that is chosen for it, once its grammar is known to be good and its adapter is there.
+    /// Starts `job` on the executor that routing chooses, after its grammar is checked.
     pub async fn start(app: &App, job: GenerationRequest) -> Result<Self, ApiError> {
         app.turns.check_size(job.choices())?;
         check_grammar(app, &job).await?;
@@ -120,16 +116,16 @@ impl GenerationResponse {
         })
     }
 
-    /// The next step; `None` when every choice has ended.
+    /// Returns the next update; `None` when every choice has ended.
     pub async fn next(&mut self) -> Option<Result<ChoiceUpdate, ApiError>> {
         let output = self.session.next().await?;
         Some(self.accept_output(output))
     }
 
-    /// Takes `first`, and then every step up to the end as it comes.
+    /// Passes `first` and all later updates to `take` until every choice has ended.
     ///
     /// # Errors
-    /// The answer fails, or ends before its choices do.
+    /// The generation fails, or its outputs end before every choice has ended.
     pub async fn each(
         &mut self,
         first: ChoiceUpdate,
@@ -144,19 +140,19 @@ impl GenerationResponse {
         Ok(())
     }
 
-    /// A step that can be had without waiting.
+    /// Returns an update that is available without waiting.
     pub fn ready(&mut self) -> Option<Result<ChoiceUpdate, ApiError>> {
         let output = self.session.ready()?;
         Some(self.accept_output(output))
     }
 
-    /// True when every choice has ended.
+    /// True if every choice has ended.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.open == 0
     }
 
-    /// What the answer's body begins with.
+    /// Returns the fields that every answer body begins with.
     #[must_use]
     pub fn envelope(&self, object: &'static str) -> GenerationEnvelope<'_> {
         GenerationEnvelope {
@@ -168,32 +164,30 @@ impl GenerationResponse {
         }
     }
 
-    /// When it was begun, in seconds since 1970.
     #[must_use]
     pub fn created(&self) -> u64 {
         self.created
     }
 
-    /// Content hash of the adapter; `None` for the base model.
+    /// Returns the adapter version as a hexadecimal hash; `None` for the base model.
     #[must_use]
     pub fn generation(&self) -> Option<&str> {
         self.generation.as_deref()
     }
 
-    /// From the request to its first token, and what of that was a wait for its adapter.
+    /// Returns the time to first token, and the part of that time spent waiting for the adapter.
     #[must_use]
     pub fn first_token(&self) -> (Duration, Duration) {
         let adapter = self.meter.waits().map(|waits| waits.adapter);
         (self.meter.first_token().unwrap_or_default(), adapter.unwrap_or_default())
     }
 
-    /// Tokens so far.
     #[must_use]
     pub fn usage(&self) -> Usage {
         let prompt_tokens = self.job.prompts.iter().map(|prompt| prompt.tokens.len()).sum();
         let completion_tokens = self.slots.iter().map(|slot| slot.choice.tokens()).sum();
         let reasoning_tokens = self.slots.iter().map(|slot| slot.thought_tokens).sum();
-        // A prompt counts once, however many choices continue it.
+        // A prompt counts once, even if several choices continue it.
         let first_choices = self.slots.iter().step_by(self.job.params.choices as usize);
         Usage {
             prompt_tokens,
@@ -206,7 +200,7 @@ impl GenerationResponse {
         }
     }
 
-    /// Ends what was told of drafts: each choice of which some stood, and its characters.
+    /// Ends all provisional text; returns each affected choice with the number of characters to retract.
     pub fn retract(&mut self) -> Vec<(usize, usize)> {
         let retracted = self.slots.iter_mut().map(|slot| slot.choice.retract("")).enumerate();
         retracted.filter(|(_, characters)| *characters > 0).collect()
@@ -243,14 +237,14 @@ impl GenerationResponse {
             self.open -= 1;
             self.meter.finished(index, reason);
             if !ended_by_itself {
-                // A stop string: the executor does not know of it.
+                // The gateway found a stop string, so the executor does not know that the choice ended.
                 self.session.cancel(index);
             }
         }
         if let Some(lease) = &self.job.target.lease {
             lease.count_tokens(fresh);
         }
-        // What is counted is what usage says, at every moment.
+        // The metrics count exactly what the usage reports, at every moment.
         let usage = self.usage();
         self.meter.usage(&usage);
         Ok(ChoiceUpdate { index, piece, echoed, prompt, embedding })
@@ -261,7 +255,7 @@ impl GenerationResponse {
         self.meter.failed();
     }
 
-    /// How the choices ended, each way once.
+    /// Returns the distinct finish reasons of the choices, comma-separated.
     fn endings(&self) -> String {
         let mut endings: Vec<&str> = Vec::new();
         for slot in &self.slots {
@@ -319,11 +313,11 @@ impl ChoiceParser {
         Self { choice, thoughts, thought_tokens: 0, scanner, begun, finish, cached_tokens: 0 }
     }
 
-    /// Takes what a step produced.
+    /// Processes the output of one step.
     fn push(&mut self, mut output: Output) -> ChoiceDelta {
         let mut all = ChoiceDelta::default();
         if self.thoughts.as_ref().is_some_and(ThoughtScanner::thinks) {
-            // One by one, so that a thought has as many tokens however many come together.
+            // Tokens go one by one, so that the reasoning token count does not depend on batching.
             let last = output.tokens.len().saturating_sub(1);
             for token in output.tokens.drain(..last).collect::<Vec<_>>() {
                 all.append(self.think(Output { tokens: vec![token], ..Output::default() }));
@@ -336,7 +330,7 @@ impl ChoiceParser {
         all
     }
 
-    /// Tells thoughts from the text of a piece.
+    /// Separates reasoning content from the text of a delta.
     fn think(&mut self, output: Output) -> ChoiceDelta {
         let mut piece = self.choice.push(output);
         let Some(scanner) = self.thoughts.as_mut().filter(|scanner| scanner.thinks()) else { return piece };
@@ -350,14 +344,14 @@ impl ChoiceParser {
             told.append(&scanner.finish());
         }
         (piece.text, piece.thought) = (told.answer, told.thought);
-        // What is drafted may be a thought, or a tag.
+        // Draft tokens may be reasoning content or a tag, so the choice shows none of them.
         self.choice.retract("");
         piece.provisional.clear();
         piece
     }
 }
 
-/// Tells calls of tools from the text of a piece.
+/// Moves tool calls out of the delta's text.
 fn scan(piece: &mut ChoiceDelta, scanner: &mut Scanner, answering: &ToolCallReader) {
     let text = std::mem::take(&mut piece.text);
     tools::append(scanner.push(&text), answering, &mut piece.text, &mut piece.calls);
@@ -369,7 +363,7 @@ fn scan(piece: &mut ChoiceDelta, scanner: &mut Scanner, answering: &ToolCallRead
     }
 }
 
-/// The same scores with at most `most` alternatives each.
+/// Returns `scores` with at most `most` alternatives each.
 fn likeliest(scores: &[TokenOutput], most: u32) -> Vec<TokenOutput> {
     let cut = |score: &TokenOutput| {
         let top = score.top.iter().copied().take(most as usize).collect();
@@ -378,7 +372,7 @@ fn likeliest(scores: &[TokenOutput], most: u32) -> Vec<TokenOutput> {
     scores.iter().map(cut).collect()
 }
 
-/// Checks that the grammar of `job` can be honoured, if it has one.
+/// Checks that the grammar of `job` compiles, if there is one.
 async fn check_grammar(app: &App, job: &GenerationRequest) -> Result<(), ApiError> {
     let Some(grammar) = &job.grammar else { return Ok(()) };
     for grammar in grammar.parts.iter().chain([grammar]) {

@@ -1,17 +1,16 @@
-//! `Idempotency-Key`: by which a request that is sent again is known.
+//! `Idempotency-Key`: the header that identifies a request sent again.
 
 use axum::http::HeaderMap;
 
 use crate::errors::ApiError;
 
-/// Longest key.
 const MAX_KEY_BYTES: usize = 255;
 const HEADER: &str = "idempotency-key";
 
-/// The key of a request, if it has one.
+/// Returns the key of a request, if there is one.
 ///
 /// # Errors
-/// It is empty, or too long.
+/// The key is empty or too long.
 pub(super) fn key(headers: &HeaderMap) -> Result<Option<&[u8]>, ApiError> {
     let Some(key) = headers.get(HEADER).map(|key| key.as_bytes()) else { return Ok(None) };
     if (1..=MAX_KEY_BYTES).contains(&key.len()) {

@@ -1,4 +1,4 @@
-//! Log-probabilities in OpenAI's two shapes.
+//! Log-probabilities in OpenAI's two formats.
 
 use shmproto::message::TokenOutput;
 
@@ -10,12 +10,11 @@ use super::{
 };
 use crate::text::Text;
 
-/// How tokens are called.
+/// How tokens are named in log-probabilities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenNames {
-    /// By their text.
     Text,
-    /// By their numbers, as `token_id:5` (`return_tokens_as_token_ids`, as vLLM has it): two tokens may have one text.
+    /// Token ids as `token_id:5` (vLLM's `return_tokens_as_token_ids`), because two tokens may have one text.
     Ids,
 }
 
@@ -28,10 +27,10 @@ impl TokenNames {
     }
 }
 
-/// JSON has no infinity; OpenAI sends this for what cannot happen.
+/// JSON has no infinity; OpenAI sends this value for an impossible token.
 const IMPOSSIBLE: f32 = -9999.0;
 
-/// The chat shape.
+/// Returns the format of chat completions.
 #[must_use]
 pub fn chat<'a>(text: &'a dyn Text, names: TokenNames, scored: &[ScoredToken]) -> ChatLogprobs<'a> {
     let content = scored.iter().map(|ScoredToken { token, .. }| TokenLogprob {
@@ -41,7 +40,7 @@ pub fn chat<'a>(text: &'a dyn Text, names: TokenNames, scored: &[ScoredToken]) -
     ChatLogprobs { content: content.collect() }
 }
 
-/// The shape of completions, appended to `out`. `shift` is added to the offsets.
+/// Appends scores to `out` in the format of completions; `shift` is added to the offsets.
 pub fn append(
     text: &dyn Text,
     names: TokenNames,
@@ -57,7 +56,7 @@ pub fn append(
     }
 }
 
-/// The first token of a prompt: nothing comes before it, so it has no probability.
+/// Appends the first token of a prompt, which has no probability because no token precedes it.
 pub fn append_first(text: &dyn Text, names: TokenNames, token: u32, out: &mut TextLogprobs) {
     out.text_offset.push(0);
     out.tokens.push(names.of(text, token));
@@ -65,7 +64,7 @@ pub fn append_first(text: &dyn Text, names: TokenNames, token: u32, out: &mut Te
     out.top_logprobs.push(None);
 }
 
-/// Token by token, how likely a prompt was; `scores` are those of its tokens from the second on.
+/// Returns the scores of each prompt token; `scores` begin at the prompt's second token.
 pub fn of_prompt(text: &dyn Text, scores: &[TokenOutput]) -> Vec<Option<TokenLikelihoods>> {
     let ranked = |token: u32, logprob: f32, rank: Option<usize>| {
         (token, RankedToken { logprob: finite(logprob), rank, decoded_token: name(text.token_bytes(token)) })
@@ -80,7 +79,7 @@ pub fn of_prompt(text: &dyn Text, scores: &[TokenOutput]) -> Vec<Option<TokenLik
     std::iter::once(None).chain(scores.iter().map(likely)).collect()
 }
 
-/// The most likely tokens and the chosen one. Two tokens of one text keep the likelier.
+/// Returns the most likely tokens and the chosen token; of tokens with equal text only the likelier stays.
 fn top(text: &dyn Text, names: TokenNames, token: &TokenOutput) -> TopLogprobs {
     let mut entries: Vec<(String, f32)> = Vec::with_capacity(token.top.len() + 1);
     for (id, logprob) in token.top.iter().copied().chain([(token.token, token.logprob)]) {
@@ -101,7 +100,7 @@ fn finite(logprob: f32) -> f32 {
     if logprob.is_finite() { logprob } else { IMPOSSIBLE }
 }
 
-/// A token as text; bytes that are not whole characters are spelt out, so that different tokens stay different.
+/// Returns a token as text; invalid UTF-8 is spelled out, so that different tokens stay different.
 pub(super) fn name(bytes: &[u8]) -> String {
     use std::fmt::Write as _;
     match std::str::from_utf8(bytes) {

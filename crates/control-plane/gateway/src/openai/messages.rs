@@ -1,4 +1,4 @@
-//! A conversation, message by message.
+//! Reads the messages of a conversation.
 
 use std::collections::HashMap;
 
@@ -13,14 +13,13 @@ use crate::{
     text::{AnsweredCall, ChatMessage},
 };
 
-/// Most messages of a conversation.
+/// Maximum number of messages in a conversation.
 pub const MAX_MESSAGES: usize = 4096;
-/// Most calls of a message.
 const MAX_CALLS: usize = 128;
-/// Fields of a message that clients keep for themselves, or that direct the caches of other servers.
+/// Fields of a message that clients keep for themselves, or that direct other servers' caches.
 pub const INERT: [&str; 4] = ["cache_control", "id", "metadata", "opts"];
 
-/// Reads a conversation: at least one message.
+/// Reads at least one message.
 pub fn messages(items: Option<Vec<Value>>) -> Result<Vec<ChatMessage>, ApiError> {
     let items = items.unwrap_or_default();
     if items.is_empty() {
@@ -39,7 +38,7 @@ pub fn messages(items: Option<Vec<Value>>) -> Result<Vec<ChatMessage>, ApiError>
     items.into_iter().enumerate().map(|(index, item)| message(index, item, &mut called)).collect()
 }
 
-/// Functions by the numbers of their calls, so far.
+/// Function names by tool call id.
 type CalledFunctions = HashMap<String, String>;
 
 fn message(index: usize, item: Value, called: &mut CalledFunctions) -> Result<ChatMessage, ApiError> {
@@ -50,7 +49,7 @@ fn message(index: usize, item: Value, called: &mut CalledFunctions) -> Result<Ch
 
 fn one(mut fields: StrictFields, called: &mut CalledFunctions) -> Result<ChatMessage, ApiError> {
     let role = match fields.required_text("role")?.as_str() {
-        // OpenAI's newer name for the same thing.
+        // OpenAI's newer name of the role `system`.
         "system" | "developer" => "system",
         "user" => "user",
         "assistant" => "assistant",
@@ -60,7 +59,7 @@ fn one(mut fields: StrictFields, called: &mut CalledFunctions) -> Result<ChatMes
             return Err(ApiError::bad_request("unsupported_parameter", message).of("role"));
         }
     };
-    // A label, as are those of the request: the model is told roles alone.
+    // Accepted and ignored: templates show the model roles only.
     fields.text("name")?;
     fields.inert(&INERT);
     let content = content(&mut fields, role)?;
@@ -74,25 +73,24 @@ fn one(mut fields: StrictFields, called: &mut CalledFunctions) -> Result<ChatMes
     Ok(ChatMessage { role, content, reasoning, calls: made, answers })
 }
 
-/// The text of a message.
 fn content(fields: &mut StrictFields, role: &str) -> Result<String, ApiError> {
     match fields.take("content") {
         Some(Value::String(text)) => Ok(text),
         Some(Value::Array(parts)) => parts.into_iter().map(|part| text_part("content", part)).collect(),
-        // A turn that only called tools, in a history from elsewhere.
+        // Histories of other servers contain assistant messages with tool calls and no content.
         None if role == "assistant" => Ok(String::new()),
         None => Err(ApiError::missing("content", "a message needs 'content': a string or text parts")),
         Some(other) => Err(wrong("content", "a string or an array of text parts", &other)),
     }
 }
 
-/// What an assistant thought, by the name that most servers give it or that vLLM does.
+/// Reads reasoning content under its common name `reasoning_content` or vLLM's name `reasoning`.
 fn reasoned(fields: &mut StrictFields) -> Result<Option<String>, ApiError> {
     let (usual, other) = (fields.text("reasoning_content")?, fields.text("reasoning")?);
     Ok(usual.or(other))
 }
 
-/// The calls of an assistant's message, with their arguments as values: so templates take them.
+/// Reads the tool calls of an assistant message, with arguments parsed to JSON because templates take values.
 fn calls(fields: &mut StrictFields, called: &mut CalledFunctions) -> Result<Vec<Value>, ApiError> {
     let items = fields.array("tool_calls")?.unwrap_or_default();
     if items.len() > MAX_CALLS {
@@ -110,7 +108,7 @@ fn calls(fields: &mut StrictFields, called: &mut CalledFunctions) -> Result<Vec<
 fn call(item: Value, called: &mut CalledFunctions) -> Result<Value, ApiError> {
     let mut fields = StrictFields::of(item, "a call")?;
     let (id, kind) = (fields.required_text("id")?, fields.text("type")?);
-    // As parts of a stream have it, and what puts them together again.
+    // Clients that join the parts of a stream leave its `index` in the message.
     fields.integer("index", 0..=i64::MAX)?;
     let field = match kind.as_deref() {
         None | Some("function") => "function",
@@ -130,7 +128,7 @@ fn call(item: Value, called: &mut CalledFunctions) -> Result<Value, ApiError> {
     Ok(call)
 }
 
-/// The name of what is called, and its arguments.
+/// Reads the name of the called tool and the arguments.
 fn called_with(mut fields: StrictFields, field: &str) -> Result<(String, Value), ApiError> {
     let name = fields.required_text("name")?;
     let arguments = match field {
@@ -141,7 +139,7 @@ fn called_with(mut fields: StrictFields, field: &str) -> Result<(String, Value),
     Ok((name, arguments))
 }
 
-/// Arguments as templates take them. A text that is no JSON, as of a call that was cut off, is shown as it is.
+/// Parses arguments for the template; text that is not JSON, as of a truncated call, stays a string.
 #[must_use]
 pub fn arguments_of(text: &str) -> Value {
     if text.trim().is_empty() {
@@ -150,26 +148,25 @@ pub fn arguments_of(text: &str) -> Value {
     model_files::strict_json::parse(text.as_bytes()).unwrap_or_else(|_| Value::from(text))
 }
 
-/// The input of a custom tool, as the arguments of the function that templates are shown in its place.
+/// Wraps a custom tool's input as the arguments of the function that templates show in its place.
 #[must_use]
 pub fn custom_arguments(input: &str) -> Value {
     json!({ INPUT: input })
 }
 
-/// A call as templates take it.
+/// Returns a tool call in the form that templates take.
 #[must_use]
 pub fn function_call(id: &str, name: &str, arguments: &Value) -> Value {
     json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } })
 }
 
-/// Which call a tool's message answers.
+/// Returns the tool call that a tool message answers.
 fn answers(fields: &mut StrictFields, called: &CalledFunctions) -> Result<AnsweredCall, ApiError> {
     let id = fields.required_text("tool_call_id")?;
     let name = called.get(&id).cloned();
     Ok(AnsweredCall { id, name })
 }
 
-/// The text of a part of `field`.
 fn text_part(field: &str, part: Value) -> Result<String, ApiError> {
     let mut fields = StrictFields::of(part, field)?;
     let kind = fields.required_text("type").map_err(|error| error.of(field))?;
@@ -178,7 +175,7 @@ fn text_part(field: &str, part: Value) -> Result<String, ApiError> {
         return Err(ApiError::bad_request("unsupported_parameter", message).of(field));
     }
     let text = fields.text("text").map_err(|error| error.of(field))?;
-    // Where other servers are to begin to keep what they computed; here all beginnings are kept.
+    // `cache_control` marks where other servers begin to cache; this server caches every prefix.
     fields.inert(&["cache_control"]);
     fields.finish().map_err(|error| error.within(field))?;
     text.ok_or_else(|| ApiError::missing(field, "a text part needs 'text'"))

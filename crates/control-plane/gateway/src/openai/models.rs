@@ -1,4 +1,4 @@
-//! `/v1/models`: the base model and every adapter that the caller may use, but for what Tinker's runs keep.
+//! `/v1/models`: the base model and the adapters that the caller may use, without checkpoints of Tinker runs.
 
 use std::sync::Arc;
 
@@ -19,29 +19,26 @@ use crate::{
     training_sessions::checkpoint_path,
 };
 
-/// A model a request may name.
 #[derive(Debug, Serialize)]
 pub struct ModelCard {
     id: String,
     object: &'static str,
     created: u64,
     owned_by: &'static str,
-    /// What the weights are called where they lie.
+    /// File name of the weights.
     root: String,
-    /// The base of an adapter.
     parent: Option<String>,
     max_model_len: usize,
     adapter_generation: Option<String>,
 }
 
-/// See the module's description.
 #[derive(Debug, Serialize)]
 pub struct ModelList {
     object: &'static str,
     data: Vec<ModelCard>,
 }
 
-/// `GET /v1/models`.
+/// `GET /v1/models`: lists the base model and the usable adapters.
 pub async fn list(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -53,7 +50,7 @@ pub async fn list(
     Ok(Json(ModelList { object: "list", data: std::iter::once(base(&serving)).chain(adapters).collect() }))
 }
 
-/// `GET /v1/models/{id}`.
+/// `GET /v1/models/{id}`: describes the base model or one adapter.
 pub async fn one(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -68,7 +65,7 @@ pub async fn one(
     entry.map(|entry| Json(adapter(entry, &serving))).ok_or_else(|| ApiError::model_not_found(&id))
 }
 
-/// `DELETE /v1/models/{id}`: takes an adapter of the caller's away.
+/// `DELETE /v1/models/{id}`: unloads an adapter of the caller.
 pub async fn delete(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -85,13 +82,13 @@ pub async fn delete(
     Ok(Json(json!({ "id": id, "object": "model", "deleted": true })))
 }
 
-/// Whether lists of models have it: requests can be answered by it, and people named it. What Tinker's runs keep is listed by
-/// its own routes; requests may name it too.
+/// True if model lists show the adapter. Checkpoints of Tinker runs have their own list, but requests may
+/// name them.
 pub(crate) fn is_listed(entry: &AdapterEntry) -> bool {
     answers(entry) && !checkpoint_path::is_of_run(&entry.record.name)
 }
 
-/// Whether requests can be answered by it: it is there, and no draft.
+/// True if the adapter can answer requests: usable, and no draft adapter.
 pub(crate) fn answers(entry: &AdapterEntry) -> bool {
     entry.fault().is_none() && entry.record.draft_layers == 0
 }
@@ -122,7 +119,7 @@ fn adapter(entry: &AdapterEntry, serving: &ServingState) -> ModelCard {
     }
 }
 
-/// The last part only: where things lie on this machine is nobody's business.
+/// Returns the last component of the path, because callers should not learn paths on this machine.
 fn file_name(path: &std::path::Path) -> String {
     path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
 }

@@ -1,4 +1,4 @@
-//! Tests that what is documented in `openapi.json` is what the parsers take, field by field.
+//! Tests that `openapi.json` documents exactly the fields that the parsers read.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{errors::ApiError, pages::OPENAPI};
 
-/// Names that parsers take inside of a field, not at the top of a body.
+/// Names that parsers read inside a field, not at the top of a body.
 const INSIDE: &[&str] = &[
     "role",
     "name",
@@ -29,7 +29,7 @@ fn documented(schema: &str) -> BTreeSet<String> {
     properties.keys().cloned().collect()
 }
 
-/// Every name that `parse` asks for in a body with these fields.
+/// Returns every name that `parse` looks up in a body with these fields.
 fn taken(body: &Value, parse: fn(&[u8]) -> Result<(), ApiError>) -> BTreeSet<String> {
     TAKEN.with_borrow_mut(BTreeSet::clear);
     parse(body.to_string().as_bytes()).unwrap();
@@ -52,7 +52,7 @@ fn every_field_that_is_documented_is_taken_and_the_other_way_round() {
     let response = serde_json::json!({ "model": "m", "input": [{ "role": "user", "content": "a", "id": "msg_1", "status": "completed" }] });
     let read = |body: &[u8]| limits(|limits| request::ResponsesBody::read(body, limits)).map(drop);
     let mut fields = taken(&response, read);
-    // What is of an item, and what is the name of a part of one, too.
+    // `id` and `status` belong to items; `INSIDE` filters out `text`, which is also a name inside of parts.
     fields.retain(|name| !["id", "status"].contains(&name.as_str()));
     fields.insert("text".to_owned());
     assert_eq!(fields, documented("ResponseRequest"));
@@ -84,7 +84,7 @@ fn the_ranges_that_are_documented_are_the_ranges_that_are_taken() {
                 Value::from(value)
             };
             let mut body = serde_json::json!({ "model": "m", "prompt": "a", "echo": true });
-            // What belongs together must agree.
+            // `min_tokens` must not exceed `max_tokens`.
             if name == "min_tokens" {
                 body["max_tokens"] = u32::MAX.into();
             }

@@ -1,11 +1,10 @@
-//! Lists in pieces, the newest first, as OpenAI has them.
+//! Pages of lists, newest first, in OpenAI's format.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{errors::ApiError, training::table::Page};
 
-/// Which piece is asked for.
 #[derive(Debug, Deserialize)]
 pub struct PageQuery {
     after: Option<String>,
@@ -14,10 +13,10 @@ pub struct PageQuery {
 }
 
 impl PageQuery {
-    /// The piece, of at most `most` things.
+    /// Checks the query; a page has at most `most` items.
     ///
     /// # Errors
-    /// There is no such piece, by the name of the field.
+    /// Names the query parameter that is out of range.
     pub fn checked(&self, most: u32) -> Result<Page, ApiError> {
         let limit = match self.limit.as_deref().map(str::parse::<u32>) {
             None => most.min(20),
@@ -35,7 +34,6 @@ impl PageQuery {
     }
 }
 
-/// A piece of a list.
 pub fn list(data: &[Value], has_more: bool) -> Value {
     let id = |item: Option<&Value>| item.and_then(|item| item.get("id")).cloned();
     let (first, last) = (id(data.first()), id(data.last()));

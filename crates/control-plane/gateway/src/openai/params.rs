@@ -14,26 +14,23 @@ use super::{
 };
 use crate::{errors::ApiError, lifecycle::ServingState};
 
-/// Most choices for a prompt.
 const MAX_CHOICES: u32 = 128;
-/// Most alternatives reported for a token.
 pub const MAX_LOGPROBS: u32 = 20;
-/// Most tokens a request may bias.
+/// Maximum number of entries in `logit_bias`.
 const MAX_BIASES: usize = 1024;
 
-/// What of the model the options are checked against.
+/// Properties of the model against which options are checked.
 #[derive(Debug, Clone, Copy)]
 pub struct ParamLimits<'a> {
-    /// Token ids are below this.
+    /// Exclusive upper bound of token ids.
     pub vocab_size: u32,
-    /// The seed if the request names none.
+    /// Seed of a request that sets none.
     pub default_seed: u64,
-    /// Where the model's own configuration differs from OpenAI's defaults.
+    /// Defaults of the model's generation configuration, which replace OpenAI's.
     pub defaults: &'a GenerationDefaults,
 }
 
 impl<'a> ParamLimits<'a> {
-    /// Those of the model that is served.
     #[must_use]
     pub fn of(serving: &'a ServingState, default_seed: u64) -> Self {
         let defaults = &serving.text.facts().defaults;
@@ -41,41 +38,36 @@ impl<'a> ParamLimits<'a> {
     }
 }
 
-/// Checked options.
 #[derive(Debug, Clone)]
 pub struct Params {
-    /// How to choose tokens. The seed is the request's, or drawn.
+    /// Sampling options; the seed is the request's or the default seed.
     pub sampling: Sampling,
-    /// As asked; `None` leaves it to the route.
+    /// The requested maximum; `None` leaves the maximum to the route.
     pub max_tokens: Option<u32>,
-    /// No stop before this many tokens.
+    /// Number of tokens before which the text cannot stop.
     pub min_tokens: u32,
-    /// Strings that end the text and are not part of it, if there are any.
+    /// Strings that end the text and are not part of it.
     pub stop: Option<StopStrings>,
-    /// Tokens that end the text beside the model's own.
+    /// Tokens that end the text beside the model's own end tokens.
     pub stop_tokens: Vec<u32>,
-    /// Whether the model's own end tokens count.
     pub end_tokens: EndTokens,
-    /// Choices for each prompt.
     pub choices: u32,
-    /// How the answer travels.
     pub delivery: ResponseMode,
-    /// 0 is none.
+    /// Deadline in milliseconds; 0 means none.
     pub deadline_ms: u32,
-    /// How tokens are called beside their log-probabilities.
     pub token_names: TokenNames,
-    /// How finely the base's layers round what they are given.
+    /// Precision of the activations in the base's linear layers.
     pub precision: Precision,
-    /// What the answer has to look like, if it has to.
+    /// The structured output that the request requires.
     pub structure: Option<Structure>,
-    /// Whether token ids of prompt and answer are told (`return_token_ids`, as vLLM has it).
+    /// Whether the answer contains the token ids of prompt and choices (vLLM's `return_token_ids`).
     pub returns_token_ids: bool,
-    /// Alternatives to report for each token of the prompt; `None` is no log-probabilities of it.
+    /// Alternatives to report for each prompt token; `None` reports no log-probabilities of the prompt.
     pub prompt_logprobs: Option<u32>,
 }
 
 impl Params {
-    /// Those of one choice from the model's own distribution, as long as there is room, and of nothing else.
+    /// Returns the options of one choice from the model's own distribution, limited only by the context.
     #[must_use]
     pub fn plain(seed: u64) -> Self {
         Self {
@@ -107,27 +99,24 @@ impl Params {
     }
 }
 
-/// What the model's end tokens do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EndTokens {
-    /// End the text.
+    /// End tokens end the text.
     Stop,
-    /// Are tokens like any other (`ignore_eos`).
+    /// End tokens are ordinary tokens (`ignore_eos`).
     Ignore,
 }
 
-/// Options that routes have each under a name of its own.
+/// Options whose field names differ between routes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RouteOptions {
-    /// Most tokens to generate; `None` leaves it to the route.
+    /// Maximum number of tokens to generate; `None` leaves the maximum to the route.
     pub max_tokens: Option<u32>,
-    /// How the answer travels.
     pub delivery: ResponseMode,
-    /// What the answer has to look like, if it has to.
+    /// The structured output that the request requires.
     pub structure: Option<Structure>,
 }
 
-/// Reads the options that chat and completions share.
 pub fn read(fields: &mut StrictFields, limits: &ParamLimits<'_>) -> Result<Params, ApiError> {
     fields.labels()?;
     let max_tokens = max_tokens(fields)?;
@@ -151,7 +140,7 @@ fn prompt_logprobs(fields: &mut StrictFields, delivery: ResponseMode) -> Result<
     Ok(asked)
 }
 
-/// Reads the options that all routes have under the same names, beside those that are `asked` under others.
+/// Reads the options that have the same names on all routes; `asked` holds the route's other options.
 pub fn read_beside(
     asked: RouteOptions,
     fields: &mut StrictFields,
@@ -203,7 +192,7 @@ fn precision(fields: &mut StrictFields) -> Result<Precision, ApiError> {
     }
 }
 
-/// OpenAI has two names for it.
+/// Reads `max_tokens` or OpenAI's newer name `max_completion_tokens`.
 fn max_tokens(fields: &mut StrictFields) -> Result<Option<u32>, ApiError> {
     let old = fields.count("max_tokens", 0..=u32::MAX)?;
     let new = fields.count("max_completion_tokens", 0..=u32::MAX)?;
@@ -229,7 +218,7 @@ fn sampling(fields: &mut StrictFields, limits: &ParamLimits<'_>) -> Result<Sampl
     Ok(Sampling {
         temperature: fields.number("temperature", 0.0..=2.0)?.or(defaults.temperature).unwrap_or(1.0),
         top_k: top_k(fields)?.or(defaults.top_k).unwrap_or(0),
-        // A nucleus holds at least the most likely token: 0 means that one alone.
+        // A nucleus holds at least the most likely token, so 0 keeps exactly that token.
         top_p: top_p.max(f32::MIN_POSITIVE),
         min_p: fields.number("min_p", 0.0..=1.0)?.unwrap_or(0.0),
         presence_penalty: fields.number("presence_penalty", -2.0..=2.0)?.unwrap_or(0.0),
@@ -240,7 +229,7 @@ fn sampling(fields: &mut StrictFields, limits: &ParamLimits<'_>) -> Result<Sampl
     })
 }
 
-/// -1 and 0 both keep all tokens.
+/// Reads `top_k`; -1 and 0 both keep all tokens.
 fn top_k(fields: &mut StrictFields) -> Result<Option<u32>, ApiError> {
     let top_k = fields.integer("top_k", -1..=i64::from(u32::MAX))?;
     Ok(top_k.map(|top_k| u32::try_from(top_k).unwrap_or(0)))
@@ -276,7 +265,7 @@ fn logit_bias(fields: &mut StrictFields, limits: &ParamLimits<'_>) -> Result<Vec
 }
 
 fn bias_of(token: &str, bias: &Value, limits: &ParamLimits<'_>) -> Result<(u32, f32), ApiError> {
-    // One token has one spelling: `5`, `05` and `+5` would be three biases of the same token.
+    // Only one spelling per token: `5`, `05` and `+5` would be three biases of one token.
     let is_plain = |id: &u32| *id < limits.vocab_size && id.to_string() == token;
     let id = token.parse().ok().filter(is_plain).ok_or_else(|| {
         let message = format!(

@@ -1,12 +1,14 @@
-//! What a model thinks before it answers, told apart from its answer.
+//! Reasoning content: the text that a model generates before its answer.
 //!
-//! Models that reason write their thoughts between two tags, and their answer behind them. Chat templates tell which tags, and some
-//! end a prompt with the first one, or with a thought that is over: so that the model has to think, or does not.
+//! Reasoning models write reasoning between two tags, before the answer. The chat template shows which tags
+//! the model uses. Some templates end the prompt with the first tag, which forces reasoning, or with both
+//! tags, which prevents reasoning.
 //!
 //! # Layout
 //!
-//! - this file: the tags, and where an answer begins. [`scan`]: thoughts out of an answer's text, as it comes.
-//! - [`effort`]: how much a model is to think.
+//! - this file: the tags, and the state in which an answer begins. [`scan`]: separates reasoning content from
+//!   the answer.
+//! - [`effort`]: the requested reasoning effort.
 
 pub mod effort;
 pub mod scan;
@@ -17,42 +19,40 @@ use text::grammar::Thought;
 use self::scan::Scanner;
 use crate::text::Text;
 
-/// Last tokens of a prompt among which a tag is looked for, with white space behind it.
+/// Number of final prompt tokens that are searched for a tag followed by white space.
 const TAIL: usize = 24;
 
-/// Where an answer begins.
+/// State in which an answer begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ReasoningStart {
-    /// Before a thought, if there is one.
+    /// Before the first tag, if the model writes one.
     Before,
-    /// In a thought that the prompt has begun.
+    /// Inside reasoning content that the prompt has opened.
     Within,
 }
 
-/// How thoughts are told from the text of an answer.
+/// Parser settings of the reasoning content of one answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reasoning {
     tags: ReasoningTags,
     beginning: ReasoningStart,
 }
 
-/// What stands around a thought.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReasoningTags {
     open: &'static str,
     close: &'static str,
 }
 
-/// Qwen 3, DeepSeek R1, SmolLM 3 and most others.
+/// Qwen 3, DeepSeek R1, SmolLM 3 and most other models.
 const THINK: ReasoningTags = ReasoningTags { open: "<think>", close: "</think>" };
-/// Magistral.
+/// Tags of Mistral's Magistral models.
 const MISTRAL: ReasoningTags = ReasoningTags { open: "[THINK]", close: "[/THINK]" };
 
 impl ReasoningTags {
-    /// All of them.
     pub const ALL: [Self; 2] = [THINK, MISTRAL];
 
-    /// Those that an operator has chosen, or else those of a chat template; `None` if no thoughts are to be told apart.
+    /// Returns the tags that the operator or the chat template chooses; `None` disables the separation.
     #[must_use]
     pub fn of(chosen: ReasoningParser, template: Option<&str>) -> Option<Self> {
         match chosen {
@@ -66,7 +66,7 @@ impl ReasoningTags {
         }
     }
 
-    /// Names of tokens that are tags, and to be read where others are no text.
+    /// Returns the special tokens that must be decoded as text although the decoder hides others.
     #[must_use]
     pub fn words(self) -> [&'static str; 2] {
         [self.open, self.close]
@@ -74,7 +74,7 @@ impl ReasoningTags {
 }
 
 impl Reasoning {
-    /// Of an answer to `prompt`. `None` if it has no thoughts: the prompt ends with one that is over.
+    /// Returns the settings for an answer to `prompt`; `None` if the prompt ends with a closing tag.
     #[must_use]
     pub fn of(tags: ReasoningTags, prompt: &[u32], text: &dyn Text) -> Option<Self> {
         let tail = text.decode(&prompt[prompt.len().saturating_sub(TAIL)..]);
@@ -84,19 +84,18 @@ impl Reasoning {
         (!tail.ends_with(tags.close)).then_some(Self { tags, beginning })
     }
 
-    /// Names of tokens that are tags.
+    /// Returns the tags' special tokens.
     #[must_use]
     pub fn words(self) -> [&'static str; 2] {
         self.tags.words()
     }
 
-    /// For one answer.
     #[must_use]
     pub fn scanner(self) -> Scanner {
         Scanner::new(self.tags, self.beginning == ReasoningStart::Within)
     }
 
-    /// What may, or has to, stand before an answer that has to look like something.
+    /// Returns the reasoning content that a grammar permits or requires before structured output.
     #[must_use]
     pub fn thought(self, text: &dyn Text) -> Thought {
         let tag = |name| text::grammar::Tag { name, token: text.special_token(name) };

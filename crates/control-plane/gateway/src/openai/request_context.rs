@@ -1,5 +1,4 @@
-//! What the generation routes take from a request before they read its body: who asks, of what, and with which seed
-//! if the body names none.
+//! The parts of a request that generation routes extract first: caller, served model, default seed and body.
 
 use std::sync::Arc;
 
@@ -13,16 +12,12 @@ use crate::{
     app::App, body::JsonBody, caller::Caller, errors::ApiError, lifecycle::ServingState, random::random_u64,
 };
 
-/// A request whose body has come.
 #[derive(Debug)]
 pub struct RequestContext {
-    /// Whose it is.
     pub caller: Caller,
-    /// What is served.
     pub serving: Arc<ServingState>,
-    /// The seed if the body names none.
+    /// Seed of a request whose body sets none.
     pub default_seed: u64,
-    /// As it came.
     pub body: JsonBody,
 }
 
@@ -40,8 +35,8 @@ impl FromRequest<Arc<App>> for RequestContext {
     }
 }
 
-/// With an `Idempotency-Key` a number that depends on it and on the tenant alone: whoever sends the request again, even
-/// after a crash of every process, gets the same tokens. Without one, any number.
+/// Returns the default seed, derived from `Idempotency-Key` and tenant alone. A request sent again gets the
+/// same tokens, even after a crash of every process. Without the header the seed is random.
 fn default_seed(headers: &HeaderMap, caller: &Caller) -> Result<u64, ApiError> {
     let Some(key) = idempotency::key(headers)? else { return Ok(random_u64()) };
     let mut hasher = blake3::Hasher::new_derive_key("holobiont 2026 idempotent seed v1");

@@ -1,10 +1,10 @@
-//! The Responses API: `/v1/responses`, where a conversation goes on by the number of its last answer.
+//! The Responses API, `/v1/responses`: a request continues a conversation by the id of its last response.
 //!
 //! # Layout
 //!
-//! - [`request`]: what may be asked; [`items`]: what a conversation is made of there.
-//! - `output`: an answer's items as they are made, and the events that tell of them; `object`: the response itself.
-//! - `writing`: an answer as one body or as events, and into what is kept of it ([`crate::response_store`]).
+//! - [`request`]: the body of a request; [`items`]: the items of a conversation.
+//! - `output`: the items of an answer and their events; `object`: the response object.
+//! - `writing`: writes an answer as one body or as events, and stores it ([`crate::response_store`]).
 
 pub mod items;
 mod object;
@@ -38,10 +38,9 @@ use super::{
 };
 use crate::{app::App, caller::Caller, errors::ApiError, response_store::StoredResponse};
 
-/// Most items of a piece of a list.
 const MAX_ITEMS: usize = 100;
 
-/// `POST /v1/responses`.
+/// `POST /v1/responses`: generates a response as one body or as events.
 pub async fn create(
     State(app): State<Arc<App>>,
     ask: RequestContext,
@@ -57,7 +56,7 @@ pub async fn create(
     }
 }
 
-/// Turns a request into a job, with what its answer repeats of it, and all that it answers.
+/// Reads a request; returns the generation request, the fields to repeat, and all input items.
 fn job(app: &App, ask: RequestContext) -> Result<(GenerationRequest, ResponseEcho, Vec<Value>), ApiError> {
     let RequestContext { caller, serving, default_seed, body } = ask;
     let mut body = ResponsesBody::read(&body, &ParamLimits::of(&serving, default_seed))?;
@@ -69,7 +68,6 @@ fn job(app: &App, ask: RequestContext) -> Result<(GenerationRequest, ResponseEch
     Ok((conversation.job(app, &caller, serving)?, asked, input))
 }
 
-/// Waits for the rest of `answer`.
 async fn whole(
     mut answer: GenerationResponse,
     first: ChoiceUpdate,
@@ -85,7 +83,6 @@ fn json_text(text: String) -> Response<HttpBody> {
     response
 }
 
-/// A response of the caller's that is kept.
 fn find(app: &App, caller: &Caller, id: &str) -> Result<Arc<StoredResponse>, ApiError> {
     app.kept.get(&caller.tenant, id).ok_or_else(|| gone(id))
 }
@@ -98,20 +95,20 @@ fn gone(id: &str) -> ApiError {
     ))
 }
 
-/// `POST /v1/responses/input_tokens`.
+/// `POST /v1/responses/input_tokens`: not implemented.
 pub async fn input_tokens() -> ApiError {
     let message = "this server does not count the tokens of a response before it answers; POST /tokenize counts those of 'messages', and \
                    'usage' of a response those of its input";
     ApiError::not_implemented("not_supported", message)
 }
 
-/// `POST /v1/responses/compact`.
+/// `POST /v1/responses/compact`: not implemented.
 pub async fn compact() -> ApiError {
     let message = "this server does not shorten conversations; leave old items out of 'input', or send a summary of them";
     ApiError::not_implemented("not_supported", message)
 }
 
-/// `GET /v1/responses/{id}`.
+/// `GET /v1/responses/{id}`: returns a stored response.
 pub async fn one(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -120,7 +117,7 @@ pub async fn one(
     Ok(json_text(find(&app, &caller, &id)?.response.to_string()))
 }
 
-/// `DELETE /v1/responses/{id}`.
+/// `DELETE /v1/responses/{id}`: deletes a stored response.
 pub async fn delete(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -132,7 +129,6 @@ pub async fn delete(
     Ok(Json(json!({ "id": id, "object": "response", "deleted": true })))
 }
 
-/// Which items are asked for.
 #[derive(Debug, Deserialize)]
 pub struct ItemsQuery {
     after: Option<String>,
@@ -140,7 +136,7 @@ pub struct ItemsQuery {
     order: Option<String>,
 }
 
-/// `GET /v1/responses/{id}/input_items`: all that a response answers, the newest first unless asked otherwise.
+/// `GET /v1/responses/{id}/input_items`: all input items of a response, newest first by default.
 pub async fn input_items(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,

@@ -1,16 +1,17 @@
-//! The sequences of a job, with the promise that losing the executor does not lose them: another one goes on, or the same
-//! when it is back.
+//! The sequences of a request. If an executor is lost, its sequences resume on another executor, or on the
+//! same one after a restart.
 //!
-//! Tokens are drawn from a generator keyed by seed and position, so a sequence that was cut off goes on from
-//! prompt and emitted tokens as if nothing had happened.
+//! Sampling draws from a generator keyed by seed and position. A resumed sequence therefore continues from
+//! its prompt and emitted tokens as if nothing had happened.
 //!
-//! A deadline counts from the start, whatever is lost in between. The executor keeps it; an executor that is gone or
-//! stuck cannot, so the session ends what is late by more than [`DEADLINE_SLACK`] itself.
+//! A deadline counts from the start, including time lost with an executor. The executor enforces the
+//! deadline. An executor that is gone or stuck cannot, so the group ends a request that is late by more than
+//! [`DEADLINE_SLACK`].
 //!
 //! # Layout
 //!
-//! - here: what comes of sequences that are under way.
-//! - `start`: how a job's sequences come to be.
+//! - here: running sequences and their outputs.
+//! - `start`: the start of a request's sequences.
 
 mod start;
 
@@ -33,40 +34,40 @@ use crate::{
     routing::RoutingRequest,
 };
 
-/// How long a lost sequence waits for the executor to come back.
+/// Time that a lost sequence waits for an executor.
 const REDO_WAIT: Duration = Duration::from_secs(20);
-/// How often it looks whether another executor has room for it.
+/// Interval of checks whether another executor has capacity.
 const ROOM_PAUSE: Duration = Duration::from_millis(50);
-/// How often a sequence is redone.
+/// Maximum number of resumptions per sequence.
 const MAX_REDOS: u32 = 10;
-/// How much later than the executor the gateway ends what missed its deadline.
+/// Time after the deadline at which the gateway ends a request that the executor should have ended.
 const DEADLINE_SLACK: Duration = Duration::from_millis(250);
 
 #[derive(Debug)]
 struct ActiveSequence {
-    /// As it was first asked for.
+    /// The request as first sent, before any resumption.
     generate: Generate,
     emitted: Vec<u32>,
-    /// True once the scores of the prompt and the count of cached tokens have come.
+    /// True once the prompt's scores and the count of cached tokens are received.
     begun: bool,
-    /// Tokens were told that are not verified yet.
+    /// True if provisional tokens were reported that are not verified yet.
     foretold: bool,
     redos: u32,
-    /// The executor it runs on, and the connection.
+    /// The executor that runs the sequence, and the epoch of its connection.
     index: usize,
     epoch: u64,
-    /// Keeps its adapter there.
+    /// Keeps the adapter on the executor.
     place: Option<Arc<ExecutorPin>>,
-    /// It is in the books of its executor as long as it runs.
+    /// Counts the sequence in its executor's load while the sequence runs.
     booked: Option<Booked>,
 }
 
-/// See the module's description.
+/// The sequences of one HTTP request; dropping the group cancels them.
 #[derive(Debug)]
 pub struct SequenceGroup {
     route: RoutingRequest,
     turn: AdmissionPermit,
-    /// How long it waited for its turn.
+    /// Time spent in the admission queue.
     waited: Duration,
     executors: Executors,
     registry: Arc<Registry>,
@@ -76,16 +77,16 @@ pub struct SequenceGroup {
     base_hash: [u8; 32],
     metrics: Arc<GatewayMetrics>,
     started: Instant,
-    /// When the gateway gives up, if the request has a deadline.
+    /// Time at which the gateway gives up, if the request has a deadline.
     give_up: Option<Instant>,
-    /// Read while looking for outputs that are ready, but to be acted on later.
+    /// Event that `ready` received but that only `next` may handle.
     stashed: Option<(usize, SequenceEvent)>,
-    /// Until when the executor has to be back.
+    /// Time by which an executor must resume the lost sequences.
     redo_by: Option<Instant>,
 }
 
 impl SequenceGroup {
-    /// The next output with the index of its sequence; `None` when all have ended.
+    /// Returns the next output with the index of its sequence; `None` when all sequences have ended.
     pub async fn next(&mut self) -> Option<Result<(usize, Output), ApiError>> {
         match self.give_up {
             None => self.wait().await,
@@ -93,7 +94,6 @@ impl SequenceGroup {
         }
     }
 
-    /// How often a sequence was redone.
     #[must_use]
     pub fn redone(&self) -> u32 {
         self.sequences.iter().map(|sequence| sequence.redos).sum()
@@ -112,10 +112,10 @@ impl SequenceGroup {
                     return Some(Err(full.into()));
                 }
                 (index, SequenceEvent::Lost { epoch }) => {
-                    // Put back until it is done: the caller may stop waiting here and come again.
+                    // Stashed until the sequence is resumed, because the caller may drop this future.
                     self.stashed = Some((index, SequenceEvent::Lost { epoch }));
                     if std::mem::take(&mut self.sequences[index].foretold) {
-                        // Whoever goes on with it may draft something else, and not soon.
+                        // Retracts the provisional text at once, because resuming may take long.
                         return Some(Ok((index, Output::default())));
                     }
                     let redone = self.redo(index, epoch).await;
@@ -128,7 +128,7 @@ impl SequenceGroup {
         }
     }
 
-    /// An output that has already arrived, if there is one.
+    /// Returns an output that has already arrived.
     pub fn ready(&mut self) -> Option<Result<(usize, Output), ApiError>> {
         if self.stashed.is_some() {
             return None;
@@ -143,14 +143,13 @@ impl SequenceGroup {
         }
     }
 
-    /// Ends a sequence early.
     pub fn cancel(&mut self, index: usize) {
         self.batch.cancel(index);
         self.sequences[index].booked = None;
     }
 
-    /// An executor that shuts down is one that is lost: another takes its place. So is one that does not know an adapter
-    /// which is leased: it took the place of the one that did while the request was on its way.
+    /// Turns errors into a loss if another executor can serve the sequence. An executor that shuts down is
+    /// lost. An executor that does not know a leased adapter has replaced the one that knew it.
     fn as_loss(&self, (index, event): (usize, SequenceEvent)) -> (usize, SequenceEvent) {
         let sequence = &self.sequences[index];
         let is_another = |error: &WireError| match error.code {
@@ -174,7 +173,7 @@ impl SequenceGroup {
         }
         sequence.foretold = !output.provisional.is_empty();
         if sequence.foretold {
-            // Nothing has been computed yet.
+            // Provisional tokens are not computed tokens.
             return Ok((index, output));
         }
         let mut computed = output.tokens.len() as u64;
@@ -241,8 +240,8 @@ impl SequenceGroup {
         }
     }
 
-    /// A place for a sequence's adapter in the executor at `to`. At home as well: what came back there has those whose files lie on
-    /// this host, and no more.
+    /// Reloads the sequence's adapter on the executor at `to`, if the sequence has one. The home executor
+    /// needs the reload too: after a restart it has only adapters whose files lie on this host.
     async fn place_at(&self, index: usize, to: usize) -> Result<Option<Arc<ExecutorPin>>, ResidencyError> {
         match &self.sequences[index].place {
             Some(place) => Ok(Some(Arc::new(self.registry.reload_on(place, to).await?))),
@@ -268,7 +267,7 @@ impl SequenceGroup {
         self.route.note(to.index);
     }
 
-    /// What is served as soon as an executor can go on with a sequence that the one at `home` lost.
+    /// Waits until an executor can resume a sequence that the one at `home` lost; returns the serving state.
     async fn another(&mut self, home: usize, deadline: Instant) -> Result<Arc<ServingState>, ApiError> {
         let (route, registry) = (&self.route, &self.registry);
         loop {
@@ -279,7 +278,7 @@ impl SequenceGroup {
                 GatewayReadiness::Closing => true,
                 GatewayReadiness::Starting { .. } | GatewayReadiness::Lost { .. } => false,
             });
-            // No status tells that one of several has room again.
+            // With several executors, no status change reports that one has capacity again.
             let look = match self.executors.are_several() {
                 true => deadline.min(Instant::now() + ROOM_PAUSE),
                 false => deadline,
@@ -297,7 +296,7 @@ impl SequenceGroup {
 }
 
 impl ActiveSequence {
-    /// What is left to do `elapsed` after the start.
+    /// Returns the rest of the request, `elapsed` after the start.
     fn again(&self, elapsed: Duration) -> Result<Generate, ApiError> {
         if self.redos == MAX_REDOS {
             return Err(lost(&format!("this request was redone {MAX_REDOS} times already")));
@@ -321,7 +320,7 @@ fn book(executors: &Executors, route: &RoutingRequest, index: usize, generate: &
     executors.member(index).books().track(route.rank(), route.promised_tpot_us(), tokens)
 }
 
-/// What is left of a deadline after so long; 0 is none.
+/// Returns the remaining milliseconds of a deadline; 0 means no deadline.
 fn left_ms(deadline_ms: u32, elapsed: Duration) -> Result<u32, ApiError> {
     if deadline_ms == 0 {
         return Ok(0);

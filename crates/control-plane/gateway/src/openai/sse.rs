@@ -1,7 +1,7 @@
-//! An answer as it comes, in the shape of whoever asked: pieces of a body, each as many events as are ready.
+//! Streams an answer in the format of an API: each frame of the body holds all events that are ready.
 //!
-//! A stream ends in exactly one of two ways: [`StreamFormat::finish`] or [`StreamFormat::fail`]. One that just ends would be read as success.
-//! Every way out of [`SseBody::frame`] but the two that set `ended` leads back into it.
+//! A stream ends with [`StreamFormat::finish`] or [`StreamFormat::fail`], because a client would read a bare
+//! end as success. [`SseBody::frame`] therefore continues until one of the two sets `ended`.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -13,30 +13,28 @@ use axum::{
 use super::generation_response::{ChoiceUpdate, GenerationResponse};
 use crate::{errors::ApiError, telemetry};
 
-/// So long a silence is not left to be taken for an end by anybody between us and the caller.
+/// Silence after which a keep-alive is sent, so that no proxy takes the connection for dead.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
-/// Where tests may kill or stop a process that streams (see the crate `failpoint`).
+/// Failpoints at which tests may kill or stop a streaming process (see the crate `failpoint`).
 pub const FAILPOINTS: &[&str] = &["gateway.mid_stream", "gateway.redo", "gateway.before_last_chunk"];
-/// Events that are ready are sent together up to about this many bytes.
+/// Ready events are sent together up to about this many bytes.
 const FRAME_BYTES: usize = 16 * 1024;
-/// The content type of server-sent events.
 pub const EVENT_STREAM: &str = "text/event-stream";
 
-/// What the events of an answer look like.
+/// The format of an API's events.
 pub trait StreamFormat: Send + 'static {
-    /// Of the body.
     const CONTENT_TYPE: &'static str;
-    /// What silence is broken with; nothing, if the shape has nothing that means nothing.
+    /// Bytes sent during silence; empty if the format has no comments.
     const KEEP_ALIVE: &'static [u8];
-    /// Appends what a step tells.
+    /// Appends the events of an update.
     fn step(&mut self, answer: &GenerationResponse, step: ChoiceUpdate, out: &mut Vec<u8>);
-    /// Appends what stands behind the last step.
+    /// Appends what follows the last update.
     fn finish(&mut self, answer: &GenerationResponse, out: &mut Vec<u8>);
-    /// Appends the last event of an answer that failed.
+    /// Appends the last event of a failed answer.
     fn fail(&mut self, answer: &mut GenerationResponse, error: &ApiError, out: &mut Vec<u8>);
 }
 
-/// Streams `answer`, whose first step has come already: a request that fails before has a status of its own.
+/// Streams `answer`, whose first update has arrived; earlier failures get an HTTP status of their own.
 #[must_use]
 pub fn respond<S: StreamFormat>(
     answer: GenerationResponse,
@@ -60,13 +58,12 @@ struct SseBody<S> {
     answer: GenerationResponse,
     shape: S,
     first: Option<ChoiceUpdate>,
-    /// True once bytes have been handed to the body.
     begun: bool,
     ended: bool,
 }
 
 impl<S: StreamFormat> SseBody<S> {
-    /// The next bytes to send: at least one event, and all others that are ready.
+    /// Returns the next bytes to send: at least one event, and all others that are ready.
     async fn frame(&mut self) -> Option<Bytes> {
         if self.ended {
             return None;
@@ -79,7 +76,7 @@ impl<S: StreamFormat> SseBody<S> {
         if let Some(step) = self.first.take() {
             self.step(step, &mut out);
         }
-        // Text that is held back makes no event: there is nothing to send until some comes out.
+        // An update whose text is held back makes no event, so the loop waits for further updates.
         while !self.ended && out.is_empty() {
             match tokio::time::timeout(KEEP_ALIVE, self.answer.next()).await {
                 Err(_) => out.extend_from_slice(S::KEEP_ALIVE),

@@ -1,4 +1,4 @@
-//! What ends a text before it is as long as it may be.
+//! Stop strings and stop tokens, which end a text before its maximum length.
 
 use serde_json::Value;
 use text::stop::StopStrings;
@@ -6,14 +6,10 @@ use text::stop::StopStrings;
 use super::strict_fields::{StrictFields, token_id, wrong};
 use crate::errors::ApiError;
 
-/// Most stop strings of a request.
 const MAX_STOPS: usize = 16;
-/// Longest stop string, in characters.
 const MAX_STOP_CHARS: usize = 256;
-/// Most stop tokens a request may name.
 const MAX_STOP_TOKENS: usize = 64;
 
-/// Reads `stop`: strings that end the text.
 pub(super) fn stop_strings(fields: &mut StrictFields) -> Result<Option<StopStrings>, ApiError> {
     let stops = match fields.take("stop") {
         None => return Ok(None),
@@ -39,7 +35,6 @@ fn stop_string(value: Value) -> Result<String, ApiError> {
     }
 }
 
-/// Reads `stop_token_ids`: tokens that end it.
 pub(super) fn stop_tokens(fields: &mut StrictFields, vocab_size: u32) -> Result<Vec<u32>, ApiError> {
     let Some(items) = fields.array("stop_token_ids")? else {
         return Ok(Vec::new());

@@ -1,9 +1,9 @@
-//! An answer as server-sent events.
+//! Writes an answer of chat or completions as server-sent events.
 //!
-//! It ends in a finish reason of every choice and `data: [DONE]`, or in one `data: {"error": ...}`.
+//! The stream ends with a finish reason per choice and `data: [DONE]`, or with one `data: {"error": ...}`.
 //!
-//! Who asks for it is told what is drafted, too, in events that leave the answer as it is ([`DraftUpdate`]). None of that stands at the
-//! end, whichever it is: it has become text, or was taken back.
+//! On request, the stream also shows provisional tokens in events that do not change the answer
+//! ([`DraftUpdate`]). All provisional text has become text or is retracted before the stream ends.
 
 use serde::Serialize;
 
@@ -25,16 +25,14 @@ use super::{
 };
 use crate::{errors::ApiError, usage::Usage};
 
-/// The shape of chat and completions.
 #[derive(Debug)]
 pub struct OpenAiStream {
     usage: StreamUsage,
-    /// Characters of prompt in front of each choice that has been opened.
+    /// Characters of echoed prompt before each choice that has begun.
     opened: Vec<Option<usize>>,
 }
 
 impl OpenAiStream {
-    /// Of an answer of so many choices.
     #[must_use]
     pub fn new(choices: usize, usage: StreamUsage) -> Self {
         Self { usage, opened: vec![None; choices] }
@@ -43,7 +41,7 @@ impl OpenAiStream {
 
 impl StreamFormat for OpenAiStream {
     const CONTENT_TYPE: &'static str = EVENT_STREAM;
-    /// A comment.
+    /// A comment of the event stream.
     const KEEP_ALIVE: &'static [u8] = b": keep-alive\n\n";
 
     fn step(&mut self, answer: &GenerationResponse, mut step: ChoiceUpdate, out: &mut Vec<u8>) {
@@ -94,7 +92,7 @@ impl<'a> ChunkWriter<'a> {
         let ChoiceUpdate { index, piece, .. } = step;
         let index = *index;
         if self.chunks.opened[index].replace(0).is_none() {
-            // Where calls may come, nobody knows yet whether there will be any text.
+            // With tools, the answer may have no text, so the first chunk has no `content`.
             let content = self.answer.job.answering.is_none().then_some("");
             let delta = Delta { role: Some("assistant"), content: Some(content), ..Delta::default() };
             let prompt = prompt_ids(self.answer, index);
@@ -133,7 +131,7 @@ impl<'a> ChunkWriter<'a> {
         }
     }
 
-    /// Tells the prompt of a choice, if that is wanted.
+    /// Writes the prompt's chunk of a choice, if requested.
     fn open(&mut self, index: usize, echoed: Option<EchoedPrompt>) {
         let prompt = prompt_ids(self.answer, index);
         self.chunks.opened[index] = Some(echoed.as_ref().map_or(0, |echoed| echoed.chars));
@@ -151,7 +149,7 @@ impl<'a> ChunkWriter<'a> {
         logprobs
     }
 
-    /// Tells something of drafts.
+    /// Writes an event about provisional text.
     fn aside(&mut self, index: usize, draft: DraftUpdate<'_>) {
         match self.answer.job.kind {
             GenerationKind::Chat(_) => {
@@ -167,7 +165,7 @@ impl<'a> ChunkWriter<'a> {
         self.write(choice, PromptReport::default(), &[]);
     }
 
-    /// Tells the end of a choice, with warnings where no chunk with the whole usage follows.
+    /// Writes the end of a choice, with the warnings unless a later usage chunk carries them.
     fn last<C: Serialize>(&mut self, choice: C) {
         let ends_here = self.chunks.usage == StreamUsage::Never;
         let warnings = if ends_here { self.answer.job.warnings() } else { &[] };
@@ -185,7 +183,7 @@ impl<'a> ChunkWriter<'a> {
         write_event(self.out, &body);
     }
 
-    /// The usage field of a chunk that is not the last.
+    /// Returns the usage field of a chunk that is not the last.
     fn running(&self) -> Option<Option<Usage>> {
         match self.chunks.usage {
             StreamUsage::Never => None,
@@ -202,18 +200,15 @@ fn object(answer: &GenerationResponse) -> &'static str {
     }
 }
 
-/// A piece of a chat with nothing but `delta` in it.
 fn delta_of(index: usize, delta: Delta<'_>) -> ChatDelta<'_> {
     ChatDelta { index, delta, logprobs: None, finish_reason: None, token_ids: None }
 }
 
-/// A piece of a completion with nothing but `text` in it.
 fn text_of(index: usize, text: &str) -> TextChoice<'_> {
     let prompt = PromptReport::default();
     TextChoice { index, text, logprobs: None, finish_reason: None, token_ids: None, prompt }
 }
 
-/// A part of a call, as OpenAI tells it.
 fn part_of(part: &ToolCallDelta) -> ToolCall<'_> {
     let begun = part.begun.as_ref().map(|(id, name)| (id.as_str(), name.as_str()));
     ToolCall { index: Some(part.index), ..ToolCall::of(part.kind, begun, &part.arguments) }
@@ -225,7 +220,7 @@ fn has_content(piece: &ChoiceDelta) -> bool {
 
 fn write_event<C: Serialize>(out: &mut Vec<u8>, body: &GenerationBody<'_, C>) {
     out.extend_from_slice(b"data: ");
-    // Plain data into memory: serializing it cannot fail.
+    // Serializing plain data to memory cannot fail.
     let _ = serde_json::to_writer(&mut *out, body);
     out.extend_from_slice(b"\n\n");
 }

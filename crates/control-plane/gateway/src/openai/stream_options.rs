@@ -1,4 +1,4 @@
-//! How an answer travels: as one body, or as a stream.
+//! Options of delivery: one body or a stream, and what a stream contains.
 
 use shmproto::message::ProvisionalMode;
 
@@ -7,42 +7,36 @@ use crate::errors::ApiError;
 
 const NAME: &str = "stream_options";
 
-/// When usage is reported in a stream.
+/// When a stream reports usage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StreamUsage {
     /// No chunk has usage.
     Never,
-    /// In a last chunk of its own.
+    /// A separate last chunk has usage.
     Last,
-    /// In every chunk, and in a last one.
+    /// Every chunk and a separate last chunk have usage.
     Always,
 }
 
-/// How the answer travels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResponseMode {
-    /// As one body.
     Whole,
-    /// As server-sent events.
+    /// Server-sent events; lines of JSON on Ollama's routes.
     Stream(StreamOptions),
 }
 
-/// What a stream has besides text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamOptions {
-    /// Counts of tokens.
     pub usage: StreamUsage,
-    /// Drafted tokens, before they are verified.
+    /// Whether draft tokens are shown before verification.
     pub provisional: ProvisionalMode,
 }
 
 impl StreamOptions {
-    /// Text alone.
     pub const PLAIN: Self = Self { usage: StreamUsage::Never, provisional: ProvisionalMode::Unwanted };
 }
 
 impl ResponseMode {
-    /// Whether drafted tokens are told before they are verified.
     #[must_use]
     pub fn provisional(self) -> ProvisionalMode {
         match self {
@@ -52,7 +46,6 @@ impl ResponseMode {
     }
 }
 
-/// Reads the fields about it.
 pub fn read(fields: &mut StrictFields) -> Result<ResponseMode, ApiError> {
     let stream = fields.flag("stream", false)?;
     let Some(options) = fields.take(NAME) else {
@@ -80,7 +73,7 @@ fn stream_options(mut options: StrictFields) -> Result<StreamOptions, ApiError> 
     Ok(StreamOptions { usage, provisional })
 }
 
-/// Reads the fields about it of the Responses API, which tells usage in its last event.
+/// Reads `stream` and `stream_options` of the Responses API, whose last event always has usage.
 pub fn read_response(fields: &mut StrictFields) -> Result<ResponseMode, ApiError> {
     let stream = fields.flag("stream", false)?;
     if let Some(options) = fields.take(NAME) {
@@ -90,7 +83,7 @@ pub fn read_response(fields: &mut StrictFields) -> Result<ResponseMode, ApiError
     Ok(if stream { ResponseMode::Stream(StreamOptions::PLAIN) } else { ResponseMode::Whole })
 }
 
-/// Nothing is added to hide the lengths of pieces, so a caller may ask for just that.
+/// Refuses `include_obfuscation`: this server adds no padding that hides the lengths of chunks.
 fn obfuscation(options: &mut StrictFields) -> Result<(), ApiError> {
     const NAME: &str = "include_obfuscation";
     if options.flag(NAME, false)? { Err(ApiError::unsupported(NAME)) } else { Ok(()) }

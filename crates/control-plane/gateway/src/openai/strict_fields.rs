@@ -1,7 +1,7 @@
-//! A JSON body, read field by field.
+//! Reads a JSON body field by field.
 //!
-//! Each field is taken out with the type and range it must have, so an error names the field. Whatever is left
-//! at the end is an option nobody honours: it is refused by name, unless its value asks for nothing.
+//! Each field is taken with its required type and range, so an error names the field. A field that is left at
+//! the end is refused by name, unless its value asks for nothing.
 
 use std::ops::RangeInclusive;
 
@@ -10,14 +10,14 @@ use serde_json::{Map, Value};
 
 use crate::errors::ApiError;
 
-/// Labels for the caller's own books: they change nothing, and tenants come from keys alone.
+/// Labels for the caller's own records: labels change nothing, and the tenant comes from the API key alone.
 const LABELS: [&str; 3] = ["user", "safety_identifier", "prompt_cache_key"];
 
-/// Values that ask for nothing, of fields this server does not have. `null`, `[]`, `{}` and `""` never do, but for
-/// [`ASKS_WHEN_EMPTY`].
+/// Values that ask for nothing, of fields that this server does not have. `null`, `[]`, `{}` and `""` never
+/// ask for anything, except in [`ASKS_WHEN_EMPTY`].
 const NEUTRAL: &[(&str, &str)] = &[
     ("best_of", "1"),
-    // Of no tools none is chosen, and none are called beside each other.
+    // Without tools, these values change nothing.
     ("tool_choice", r#""none""#),
     ("tool_choice", r#""auto""#),
     ("parallel_tool_calls", "true"),
@@ -53,30 +53,29 @@ const NEUTRAL: &[(&str, &str)] = &[
     ("typical_p", "1.0"),
 ];
 
-/// Fields that ask for something by being there.
+/// Fields whose presence alone asks for something.
 const ASKS_WHEN_EMPTY: &[&str] = &["web_search_options"];
 
 #[cfg(test)]
 std::thread_local! {
-    /// Every field that was asked for on this thread: what the parsers know, for comparison with what is documented.
+    /// Every field that parsers looked up on this thread, which tests compare with the documented fields.
     pub(super) static TAKEN: std::cell::RefCell<std::collections::BTreeSet<String>> = const {
         std::cell::RefCell::new(std::collections::BTreeSet::new())
     };
 }
 
-/// The fields of an object that have not been read yet.
+/// The fields of an object that are not read yet.
 #[derive(Debug)]
 pub struct StrictFields {
     map: Map<String, Value>,
 }
 
 impl StrictFields {
-    /// Reads `body` as a JSON object.
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
         Self::of(strict_json::parse(body).map_err(no_json)?, "the body")
     }
 
-    /// Takes `value` as an object; `what` names it in the error.
+    /// Reads the fields of `value`, which must be an object; `what` names the value in errors.
     pub fn of(value: Value, what: &str) -> Result<Self, ApiError> {
         match value {
             Value::Object(map) => Ok(Self { map }),
@@ -86,20 +85,19 @@ impl StrictFields {
         }
     }
 
-    /// Takes a field; `null` is the same as absent.
+    /// Takes a field; `null` counts as absent.
     pub fn take(&mut self, name: &str) -> Option<Value> {
         #[cfg(test)]
         TAKEN.with_borrow_mut(|taken| taken.insert(name.to_owned()));
         self.map.remove(name).filter(|value| !value.is_null())
     }
 
-    /// A field as it came, left where it is.
+    /// Returns a field without taking it.
     #[must_use]
     pub fn peek(&self, name: &str) -> Option<&Value> {
         self.map.get(name).filter(|value| !value.is_null())
     }
 
-    /// Takes a number within `range`.
     pub fn number(&mut self, name: &str, range: RangeInclusive<f64>) -> Result<Option<f32>, ApiError> {
         let Some(value) = self.take(name) else {
             return Ok(None);
@@ -112,7 +110,6 @@ impl StrictFields {
         }
     }
 
-    /// Takes an integer within `range`.
     pub fn integer(&mut self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
         let Some(value) = self.take(name) else {
             return Ok(None);
@@ -123,13 +120,12 @@ impl StrictFields {
         }
     }
 
-    /// Takes a count of at most `most`.
     pub fn count(&mut self, name: &str, range: RangeInclusive<u32>) -> Result<Option<u32>, ApiError> {
         let number = self.integer(name, i64::from(*range.start())..=i64::from(*range.end()))?;
         Ok(number.and_then(|number| u32::try_from(number).ok()))
     }
 
-    /// Takes a boolean that means something else when it is absent.
+    /// Takes a boolean; an absent field has a meaning of its own.
     pub fn optional_flag(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
         match self.take(name) {
             None => Ok(None),
@@ -138,7 +134,6 @@ impl StrictFields {
         }
     }
 
-    /// Takes a boolean.
     pub fn flag(&mut self, name: &str, default: bool) -> Result<bool, ApiError> {
         match self.take(name) {
             None => Ok(default),
@@ -147,7 +142,6 @@ impl StrictFields {
         }
     }
 
-    /// Takes a string.
     pub fn text(&mut self, name: &str) -> Result<Option<String>, ApiError> {
         match self.take(name) {
             None => Ok(None),
@@ -156,7 +150,7 @@ impl StrictFields {
         }
     }
 
-    /// Takes a string that must be there and not empty.
+    /// Takes a required, non-empty string.
     pub fn required_text(&mut self, name: &str) -> Result<String, ApiError> {
         match self.text(name)? {
             Some(text) if !text.is_empty() => Ok(text),
@@ -164,7 +158,6 @@ impl StrictFields {
         }
     }
 
-    /// Takes an array.
     pub fn array(&mut self, name: &str) -> Result<Option<Vec<Value>>, ApiError> {
         match self.take(name) {
             None => Ok(None),
@@ -173,7 +166,7 @@ impl StrictFields {
         }
     }
 
-    /// Takes what callers add for their own books. Its type is checked, and nothing else becomes of it.
+    /// Takes the caller's labels, of which only the types are checked.
     pub fn labels(&mut self) -> Result<(), ApiError> {
         for name in LABELS {
             self.text(name)?;
@@ -194,7 +187,7 @@ impl StrictFields {
         }
     }
 
-    /// Succeeds if nothing is left that asks for something.
+    /// Fails if a remaining field asks for something.
     pub fn finish(self) -> Result<(), ApiError> {
         match self.map.iter().find(|(name, value)| !is_neutral(name, value)) {
             None => Ok(()),
@@ -211,15 +204,15 @@ fn no_json(error: StrictJsonError) -> ApiError {
     }
 }
 
-/// The error for a field of another type or range.
+/// Returns the error for a field of wrong type or range.
 pub fn wrong(name: &str, expected: &str, found: &Value) -> ApiError {
     ApiError::invalid(name, format!("'{name}' must be {expected}, not {}", excerpt(found)))
 }
 
-/// The largest whole number up to which every whole number has a double of its own.
+/// Largest integer up to which every integer has a distinct double.
 const MAX_EXACT: f64 = 9_007_199_254_740_991.0;
 
-/// The whole number that `value` is. A number written with an empty fraction (`16.0`) is whole, as JSON Schema has it.
+/// Returns the integer that `value` is; as in JSON Schema, `16.0` is an integer.
 #[must_use]
 pub fn whole(value: &Value) -> Option<i128> {
     if let Some(number) = value.as_i64() {
@@ -233,7 +226,7 @@ pub fn whole(value: &Value) -> Option<i128> {
     Some(number as i128)
 }
 
-/// A token id below `vocab_size`; `name` is the field it stands in.
+/// Returns a token id below `vocab_size`; `name` is the field's name for the error.
 pub fn token_id(name: &str, value: &Value, vocab_size: u32) -> Result<u32, ApiError> {
     let id = whole(value).and_then(|id| u32::try_from(id).ok()).filter(|id| *id < vocab_size);
     id.ok_or_else(|| wrong(name, &format!("token ids from 0 to {}", vocab_size.saturating_sub(1)), value))

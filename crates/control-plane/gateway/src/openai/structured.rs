@@ -1,4 +1,4 @@
-//! What an answer has to look like, as OpenAI (`response_format`) and vLLM (`structured_outputs`) let it be said.
+//! Structured output, requested with OpenAI's `response_format` or vLLM's `structured_outputs`.
 
 mod source;
 
@@ -9,10 +9,9 @@ pub use self::source::{GrammarSource, SchemaWarning, Structure, refused};
 use super::strict_fields::{StrictFields, wrong};
 use crate::errors::ApiError;
 
-/// Most texts to choose from.
 const MAX_CHOICES: usize = 4096;
 
-/// Reads both fields, of which one may ask for something.
+/// Reads both fields, of which at most one may request structured output.
 pub fn read(fields: &mut StrictFields) -> Result<Option<Structure>, ApiError> {
     check_names(fields)?;
     let openai = fields.take("response_format").map(response_format).transpose()?.flatten();
@@ -26,7 +25,7 @@ pub fn read(fields: &mut StrictFields) -> Result<Option<Structure>, ApiError> {
     }
 }
 
-/// Refuses fields by which other servers are asked for a form, and says how to ask for it here.
+/// Refuses other servers' fields for structured output, and names the field to use instead.
 fn check_names(fields: &StrictFields) -> Result<(), ApiError> {
     const ELSEWHERE: [(&str, &str); 7] = [
         ("guided_json", "json"),
@@ -47,7 +46,7 @@ fn check_names(fields: &StrictFields) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// What is wrong with a type of a response format.
+/// Returns the error for an unsupported type of a response format.
 fn unknown_type(kind: &str) -> ApiError {
     let message = match kind {
         "regex" | "grammar" => format!(
@@ -73,7 +72,7 @@ fn response_format(value: Value) -> Result<Option<Structure>, ApiError> {
     }
 }
 
-/// Reads a schema under `json_schema`, or under `schema` right beside the type, as llama.cpp has it.
+/// Reads the schema in `json_schema`, or, as in llama.cpp, in `schema` beside the type.
 fn json_schema(mut fields: StrictFields) -> Result<Structure, ApiError> {
     let Some(value) = fields.take("json_schema") else {
         if fields.peek("schema").is_some() {
@@ -88,7 +87,7 @@ fn json_schema(mut fields: StrictFields) -> Result<Structure, ApiError> {
     named_schema(fields, "response_format.json_schema.schema").map_err(|error| error.within("json_schema"))
 }
 
-/// A schema with its name; `field` is where it stands.
+/// Reads a schema with its name; `field` is the schema's field for errors.
 fn named_schema(mut fields: StrictFields, field: &str) -> Result<Structure, ApiError> {
     // Labels, which change nothing.
     for label in ["name", "description"] {
@@ -106,7 +105,7 @@ fn named_schema(mut fields: StrictFields, field: &str) -> Result<Structure, ApiE
     Ok(Structure { field: field.to_owned(), grammar, enforcement })
 }
 
-/// Reads `text.format` of the Responses API, which is a response format in one piece.
+/// Reads `text.format` of the Responses API, which has the schema beside the type.
 pub fn text_format(value: Value) -> Result<Option<Structure>, ApiError> {
     const NAME: &str = "text.format";
     let within = |error: ApiError| error.within(NAME);
@@ -119,7 +118,7 @@ pub fn text_format(value: Value) -> Result<Option<Structure>, ApiError> {
     }
 }
 
-/// Reads `format` of Ollama's routes: `json`, or a schema.
+/// Reads `format` of Ollama's routes: `json` or a schema.
 pub fn ollama_format(value: Value) -> Result<Option<Structure>, ApiError> {
     let grammar = match value {
         Value::String(word) if word.is_empty() => return Ok(None),
@@ -161,7 +160,7 @@ fn structured_outputs(value: Value) -> Result<Option<Structure>, ApiError> {
     Ok(asked.pop())
 }
 
-/// A schema, or the text of one.
+/// Reads a schema, or the text of one.
 fn schema_of(value: Value) -> Result<Value, ApiError> {
     match value {
         Value::String(text) => model_files::strict_json::parse(text.as_bytes())
@@ -182,7 +181,7 @@ fn choices_of(items: Vec<Value>) -> Result<Vec<String>, ApiError> {
     items.into_iter().map(text).collect()
 }
 
-/// As vLLM has it: what defines rules with `::=` is in Backus-Naur form, anything else in Lark.
+/// Guesses the grammar's syntax as vLLM does: rules with `::=` are GBNF, anything else is Lark.
 fn grammar_of(source: String) -> Grammar {
     if source.contains("::=") { Grammar::Gbnf(source) } else { Grammar::Lark(source) }
 }

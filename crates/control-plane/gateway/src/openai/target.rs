@@ -1,4 +1,5 @@
-//! Which model a request means: the base, or an adapter by name or by generation. Never the base for anything else.
+//! Resolves the model of a request: the base, or an adapter by name or version. Unknown names never resolve
+//! to the base.
 
 use std::sync::Arc;
 
@@ -16,38 +17,34 @@ use crate::{
     text::Text,
 };
 
-/// What `model` and `adapter` say.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelRef {
-    /// `model`: the base, an adapter, `base:adapter` or `base::adapter`; instead of one adapter several, `a:0.7+b:0.3`.
+    /// The base, an adapter, `base:adapter` or `base::adapter`; a merged adapter is written `a:0.7+b:0.3`.
     pub model: String,
-    /// `adapter`.
     pub adapter: Option<AdapterRef>,
 }
 
-/// What `adapter` says.
+/// The request's field `adapter`: a name or a version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AdapterRef {
-    /// A name.
     Named(String),
-    /// The content hash, in hexadecimal digits: whatever it is called.
+    /// Content hash in 64 hexadecimal digits, which identifies the version under any name.
     Generation(String),
 }
 
-/// The model a request named, found.
 #[derive(Debug)]
 pub struct ModelTarget {
-    /// As the request named it.
+    /// The model as the request named it.
     pub name: String,
-    /// Held until the request is over; `None` is the base model.
+    /// Lease of the adapter until the request ends; `None` for the base model.
     pub lease: Option<Lease>,
 }
 
 impl ModelTarget {
-    /// The text that conversations with it are written in: an adapter may have a chat template of its own.
+    /// Returns the tokenizer and chat template of the model; an adapter may have a chat template of its own.
     ///
     /// # Errors
-    /// That template cannot be used with this base.
+    /// The adapter's template cannot be used with this base.
     pub fn text(&self, serving: &ServingState) -> Result<Arc<dyn Text>, ApiError> {
         match &self.lease {
             None => Ok(Arc::clone(&serving.text)),
@@ -55,7 +52,7 @@ impl ModelTarget {
         }
     }
 
-    /// The same once more, for as long as somebody else needs it.
+    /// Returns a second target with a lease of its own.
     #[must_use]
     pub fn again(&self) -> Self {
         Self { name: self.name.clone(), lease: self.lease.as_ref().map(Lease::again) }
@@ -63,12 +60,11 @@ impl ModelTarget {
 }
 
 impl ModelRef {
-    /// Takes both fields.
     pub fn read(fields: &mut StrictFields) -> Result<Self, ApiError> {
         Ok(Self { model: fields.required_text("model")?, adapter: adapter(fields)? })
     }
 
-    /// Finds it among what `caller` may see: to everybody else it does not exist.
+    /// Resolves the model among those that `caller` may use; other callers' adapters count as unknown.
     pub fn find(self, app: &App, serving: &ServingState, caller: &Caller) -> Result<ModelTarget, ApiError> {
         let named = adapter_of(&self.model, &serving.base_name);
         let lease = match (named, &self.adapter) {
@@ -116,7 +112,7 @@ fn adapter(fields: &mut StrictFields) -> Result<Option<AdapterRef>, ApiError> {
     }
 }
 
-/// `asked` is what the error calls it.
+/// Leases the adapter `alias`; errors name it `asked`.
 fn lease(
     app: &App,
     serving: &ServingState,
@@ -145,7 +141,7 @@ fn of_generation(
     let found = entries.values().find(is).map(|entry| entry.record.name.clone());
     let name = found.ok_or_else(|| ApiError::model_not_found(wanted))?;
     let lease = lease(app, serving, caller, &name, wanted)?;
-    // The name may stand for something else since it was found.
+    // The name may have been reassigned between look-up and lease.
     check_generation(&lease.generation, wanted, &name)?;
     Ok(lease)
 }

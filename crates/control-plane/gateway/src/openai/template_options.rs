@@ -1,6 +1,6 @@
-//! How a conversation is shown to the model, as vLLM's clients ask for it: variables of the chat template, and where the prompt ends.
+//! Options of the chat template in vLLM's fields: variables of the template, and where the prompt ends.
 //!
-//! The template itself is the model's: a request gives it values and never text to run.
+//! The template itself is the model's: a request sets values and never template text, which would be code.
 
 use serde_json::{Map, Value};
 use text::chat_template::GenerationPrompt;
@@ -8,9 +8,9 @@ use text::chat_template::GenerationPrompt;
 use super::strict_fields::{StrictFields, wrong};
 use crate::{errors::ApiError, text::TemplateOptions};
 
-/// Most variables of a request.
+/// Maximum number of variables per request.
 const MAX_VARIABLES: usize = 16;
-/// Variables that other fields say, and what other servers take for a template or its environment.
+/// Variables that other fields set, or that other servers take as a template or its environment.
 const RESERVED: [&str; 12] = [
     "add_generation_prompt",
     "bos_token",
@@ -44,7 +44,7 @@ pub fn read(fields: &mut StrictFields) -> Result<TemplateOptions, ApiError> {
     Ok(TemplateOptions { variables, prompt, ..TemplateOptions::default() })
 }
 
-/// Whether a chat template has a word, and not as a part of another one.
+/// True if the template contains `word`, not as a part of a longer word.
 #[must_use]
 pub fn has_word(template: &str, word: &str) -> bool {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';

@@ -1,4 +1,4 @@
-//! `POST /tokenize`, `POST /detokenize`, `GET /tokenizer_info`: the tokenizer for callers who have none.
+//! `POST /tokenize`, `POST /detokenize`, `GET /tokenizer_info`: the tokenizer for callers without one.
 
 use std::sync::Arc;
 
@@ -28,14 +28,13 @@ use crate::{
     text::{ChatMessage, TemplateOptions, Text},
 };
 
-/// What to make tokens of.
 #[derive(Debug)]
 enum TokenizeSource {
     Prompt(String, AddSpecial),
     Chat(Box<TokenizeConversation>),
 }
 
-/// A conversation as a chat would show it.
+/// A conversation, encoded as a chat completion would encode it.
 #[derive(Debug)]
 struct TokenizeConversation {
     messages: Vec<ChatMessage>,
@@ -43,7 +42,6 @@ struct TokenizeConversation {
     tools: Option<Tools>,
 }
 
-/// The body of `/tokenize`.
 #[derive(Debug)]
 pub struct TokenizeBody {
     wanted: Option<ModelRef>,
@@ -51,7 +49,6 @@ pub struct TokenizeBody {
     wants_strings: bool,
 }
 
-/// The body of `/detokenize`.
 #[derive(Debug)]
 pub struct DetokenizeBody {
     wanted: Option<ModelRef>,
@@ -59,7 +56,6 @@ pub struct DetokenizeBody {
 }
 
 impl TokenizeBody {
-    /// Reads `body`.
     pub fn read(body: &[u8]) -> Result<Self, ApiError> {
         let mut fields = StrictFields::parse(body)?;
         let wanted = wanted(&mut fields)?;
@@ -83,7 +79,7 @@ impl TokenizeBody {
         Ok(Self { wanted, source, wants_strings })
     }
 
-    /// The answer, by the text of the model that was asked.
+    /// Writes the answer with the tokenizer and template `text`.
     fn answer(
         self,
         parser: ToolCallParser,
@@ -116,7 +112,6 @@ impl TokenizeConversation {
 }
 
 impl DetokenizeBody {
-    /// Reads `body`.
     pub fn read(body: &[u8], vocab_size: u32) -> Result<Self, ApiError> {
         let mut fields = StrictFields::parse(body)?;
         let wanted = wanted(&mut fields)?;
@@ -129,7 +124,8 @@ impl DetokenizeBody {
     }
 }
 
-/// `{prompt, add_special_tokens}` or `{messages, tools}` to `{tokens, count, max_model_len}`.
+/// `POST /tokenize`: `{prompt, add_special_tokens}` or `{messages, tools}` to `{tokens, count,
+/// max_model_len}`.
 pub async fn tokenize(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -145,7 +141,7 @@ pub async fn tokenize(
         .await
 }
 
-/// `{tokens}` to `{prompt}`.
+/// `POST /detokenize`: `{tokens}` to `{prompt}`.
 pub async fn detokenize(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -161,7 +157,7 @@ pub async fn detokenize(
         .await
 }
 
-/// What an evaluation tool needs to know of the tokenizer.
+/// Returns the tokenizer properties that evaluation tools need.
 pub async fn info(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     let serving = app.serving()?;
     let facts = serving.text.facts();
@@ -176,13 +172,13 @@ pub async fn info(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> 
     })))
 }
 
-/// `model` may be left out here.
+/// Reads `model`, which is optional here.
 fn wanted(fields: &mut StrictFields) -> Result<Option<ModelRef>, ApiError> {
     Ok(fields.text("model")?.map(|model| ModelRef { model, adapter: None }))
 }
 
-/// The text of the model that is wanted. All models share one tokenizer, but an adapter may have a chat template of its own, and a
-/// name that does not exist is an error.
+/// Returns the text of the requested model. All models share one tokenizer, but an adapter may have its own
+/// chat template, and an unknown name is an error.
 fn text(
     app: &App,
     caller: &Caller,

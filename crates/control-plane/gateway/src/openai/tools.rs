@@ -1,13 +1,14 @@
-//! Tools: functions of a caller's that a model may ask it to call.
+//! Tools: functions of the caller that a model may ask it to call.
 //!
 //! # Layout
 //!
-//! - [`tool_params`]: the tools of a request, and whether the model has to call one.
-//! - [`format`]: how models write calls, and which way a chat template shows its model.
-//! - [`grammar`]: the grammar of an answer whose calls have to keep to their schemas.
-//! - [`scan`] finds calls in an answer's text as it comes; [`scan_result`] is what it found. Four readers do it by format: `object`
-//!   reads a JSON object, `bare` a whole answer that is one, `pythonic` a Python list (with literals by `python`), and `tagged`
-//!   a call in tags, whose values have the [`parameter_kinds`] that the function takes.
+//! - [`tool_params`]: the tools of a request, and whether the model must call one.
+//! - [`format`]: the formats in which models write calls, and how a chat template reveals its model's format.
+//! - [`grammar`]: the grammar of an answer whose calls must match their schemas.
+//! - [`scan`]: finds calls in a stream of text; [`scan_result`]: the calls found.
+//! - `object`, `bare`, `pythonic`, `tagged`: readers of a JSON object, an answer that is only an object, a
+//!   Python list, a call in tags; `python`: Python literals; [`parameter_kinds`]: the JSON types of
+//!   parameters.
 
 mod bare;
 pub mod format;
@@ -42,35 +43,31 @@ use crate::{
     text::{ChatMessage, Text},
 };
 
-/// How calls of tools are told from the text of an answer.
+/// Settings for separating tool calls from the text of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ToolCallReader {
-    /// How the model writes them.
     pub format: ToolCallFormat,
-    /// Those there are.
     pub functions: Arc<[Function]>,
-    /// The reading of text outside of tags.
     pub untagged: UntaggedCalls,
 }
 
-/// The reading of an answer that names a function without the tags that announce calls.
+/// Treatment of text that names a function without the tags that announce calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UntaggedCalls {
-    /// A call, where models are known to forget the tags.
+    /// The text may be a call, because some models forget the tags.
     MayCall,
-    /// Text: calls keep to a grammar, which has the tags in it.
+    /// The text is no call, because a grammar forces the tags.
     Text,
 }
 
 impl ToolCallReader {
-    /// For one answer.
     #[must_use]
     pub fn scanner(&self) -> Scanner {
         let scanner = Scanner::new(self.format, Arc::clone(&self.functions));
         if self.untagged == UntaggedCalls::Text { scanner.of_grammar() } else { scanner }
     }
 
-    /// A number for a call that nobody else has. Templates of Mistral's take nine letters and digits alone.
+    /// Returns a random call id; Mistral's templates accept only nine letters and digits.
     #[must_use]
     pub fn new_id(&self) -> String {
         match self.format {
@@ -80,19 +77,17 @@ impl ToolCallReader {
     }
 }
 
-/// Tools of a request, ready to be shown and read.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RequestTools {
     tools: Tools,
-    /// How its calls are read.
     pub answering: ToolCallReader,
 }
 
 impl RequestTools {
-    /// What `tools` mean to a model whose calls are written as `parser` says.
+    /// Prepares `tools` for a model whose call format `parser` or the chat template determines.
     ///
     /// # Errors
-    /// The model can be shown no tools.
+    /// The chat template shows no tools, or its call format is unknown or disabled.
     pub fn new(tools: Tools, parser: ToolCallParser, text: &dyn Text) -> Result<Self, ApiError> {
         let template = text.facts().chat_template.as_deref();
         let shows = template.is_some_and(shows_tools);
@@ -106,16 +101,16 @@ impl RequestTools {
         Ok(Self { tools, answering: ToolCallReader { format, functions, untagged: UntaggedCalls::MayCall } })
     }
 
-    /// What the chat template is to show.
     #[must_use]
     pub fn shown(&self) -> Vec<Value> {
         self.tools.list.iter().map(|tool| tool.definition.clone()).collect()
     }
 
-    /// What the answer has to look like, if it has to, with `thought` before it; where it calls nothing, `answer` says that.
+    /// Returns the grammar of the answer, if calls or the answer are constrained. `thought` comes before the
+    /// answer; `answer` constrains answers without calls.
     ///
     /// # Errors
-    /// Calls cannot be made to look like what they have to.
+    /// The format or the schemas cannot be expressed as a grammar.
     pub fn grammar(
         &mut self,
         text: &dyn Text,
@@ -143,7 +138,7 @@ impl RequestTools {
         })
     }
 
-    /// The grammars of custom tools' inputs, each with the field that asks for it.
+    /// Returns the grammars of custom tools' inputs, each with the field that requests it.
     fn inputs(&self) -> Result<Vec<GrammarSource>, GrammarError> {
         let input = |tool: &Tool| match &tool.input {
             Some(CustomInput::Grammar { field, grammar }) => {
@@ -155,7 +150,7 @@ impl RequestTools {
     }
 }
 
-/// Whether a model whose calls are written as `parser` says can be shown tools.
+/// True if the model can be shown tools and `parser` can read its calls.
 #[must_use]
 pub fn are_called(parser: ToolCallParser, text: &dyn Text) -> bool {
     let template = text.facts().chat_template.as_deref();
@@ -174,10 +169,10 @@ fn no_tools(parser: ToolCallParser, shows: bool) -> ApiError {
     ApiError::bad_request("unsupported_parameter", message).of("tools")
 }
 
-/// Refuses calls in a conversation that the model would not be shown.
+/// Refuses tool calls in a conversation whose model would not be shown them.
 ///
 /// # Errors
-/// There are some, and its template has no place for them.
+/// There are tool calls, and the chat template does not show tools.
 pub fn check_history(messages: &[ChatMessage], text: &dyn Text) -> Result<(), ApiError> {
     let is_about_tools = |message: &ChatMessage| !message.calls.is_empty() || message.answers.is_some();
     if !messages.iter().any(is_about_tools) {
@@ -190,32 +185,29 @@ pub fn check_history(messages: &[ChatMessage], text: &dyn Text) -> Result<(), Ap
     Err(ApiError::bad_request("unsupported_parameter", message))
 }
 
-/// A part of a call as it goes out.
+/// A part of a tool call in a delta.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ToolCallDelta {
-    /// Which call of the answer, counted from 0.
     pub index: usize,
-    /// Bytes of its piece's text that stand before it.
+    /// Byte offset of the part in the delta's text.
     pub at: usize,
-    /// The kind of tool that is called.
     pub kind: CallKind,
-    /// Its number and its function, in its first part.
+    /// Id and function of the call, in the call's first part.
     pub begun: Option<(String, String)>,
-    /// New text of its arguments, or of its input.
+    /// New text of the arguments, or of a custom tool's input.
     pub arguments: String,
-    /// New text of it as the model wrote it, tags included.
+    /// New text of the call as the model wrote it, tags included.
     pub written: String,
 }
 
 impl ToolCallDelta {
-    /// Whether there is nothing in it for those who are told of calls.
+    /// True if the part has nothing for readers of tool calls.
     #[must_use]
     pub fn is_silent(&self) -> bool {
         self.begun.is_none() && self.arguments.is_empty()
     }
 }
 
-/// Appends `found` to what goes out.
 pub fn append(
     found: ScanResult,
     answering: &ToolCallReader,

@@ -1,18 +1,17 @@
-//! The bodies that are sent, as borrowed views: serializing one allocates nothing but the output.
+//! The bodies of answers, as borrowed views: serializing one allocates only the output.
 
 use serde::{Serialize, Serializer, ser::SerializeMap as _};
 
 use super::{structured::SchemaWarning, tools::scan_result::CallKind};
 use crate::usage::{FinishReason, Usage};
 
-/// What every answer about a generation carries.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct GenerationEnvelope<'a> {
-    /// Number of the answer, `chatcmpl-` or `cmpl-` and random digits; no other answer has it.
+    /// Unique id: `chatcmpl-` or `cmpl-` and random digits.
     pub id: &'a str,
-    /// What kind of body this is.
+    /// Type of the body.
     pub object: &'static str,
-    /// Seconds since 1970.
+    /// Creation time in seconds since 1970.
     pub created: u64,
     /// The model as the request named it.
     pub model: &'a str,
@@ -20,48 +19,44 @@ pub struct GenerationEnvelope<'a> {
     pub adapter_generation: Option<&'a str>,
 }
 
-/// A whole answer or a chunk of one.
 #[derive(Debug, Serialize)]
 pub struct GenerationBody<'a, C> {
-    /// What it is about.
     #[serde(flatten)]
     pub envelope: GenerationEnvelope<'a>,
-    /// The choices, in the order of their index.
     pub choices: &'a [C],
-    /// What is told of the prompt of a chat.
+    /// Token ids and log-probabilities of a chat's prompt.
     #[serde(flatten)]
     pub prompt: PromptReport<'a>,
     /// `None` leaves the field out, `Some(None)` sends null.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Option<Usage>>,
-    /// What of its form the answer need not keep to; in a stream, at its end.
+    /// Schema keywords that the grammar does not enforce; in a stream, at the end.
     #[serde(skip_serializing_if = "<[SchemaWarning]>::is_empty")]
     pub warnings: &'a [SchemaWarning],
 }
 
-/// What is told of a prompt where that was asked for, as vLLM tells it.
+/// Token ids and log-probabilities of a prompt, if requested, in vLLM's format.
 #[derive(Debug, Default, Serialize)]
 pub struct PromptReport<'a> {
-    /// Its tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<&'a [u32]>,
-    /// How likely each of them was: null for the first.
+    /// Log-probabilities per token; null for the first token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_logprobs: Option<Vec<Option<TokenLikelihoods>>>,
 }
 
-/// A JSON object from token id to how likely that token was: the one that stands in the prompt first.
+/// A JSON object from token id to log-probability; the prompt's own token comes first.
 #[derive(Debug, PartialEq)]
 pub struct TokenLikelihoods(pub Vec<(u32, RankedToken)>);
 
-/// How likely a token was.
+/// A token with its log-probability.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct RankedToken {
-    /// Natural logarithm of its probability.
+    /// Natural logarithm of the probability.
     pub logprob: f32,
-    /// Its place among all tokens, from 1; null where it is not among those that were asked for.
+    /// Rank among all tokens, from 1; null if the token is not among the requested alternatives.
     pub rank: Option<usize>,
-    /// The token as text; `bytes:\x..` where it is not whole characters.
+    /// The token as text; `bytes:\x..` if the token is not valid UTF-8.
     pub decoded_token: String,
 }
 
@@ -71,61 +66,52 @@ impl Serialize for TokenLikelihoods {
     }
 }
 
-/// A whole choice of a chat.
 #[derive(Debug, Serialize)]
 pub struct ChatChoice<'a> {
-    /// Which of the choices asked for (`n` for each prompt), counted from 0.
+    /// Index among all choices (`n` per prompt), from 0.
     pub index: usize,
-    /// What the assistant said.
     pub message: AssistantMessage<'a>,
-    /// Null unless asked for.
+    /// Null unless the request asks for log-probabilities.
     pub logprobs: Option<ChatLogprobs<'a>>,
-    /// Always set.
     pub finish_reason: FinishReason,
-    /// Its tokens, those of a stop string too; absent unless asked for.
+    /// Token ids, a stop string's included; absent unless requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<u32>>,
 }
 
-/// The assistant's message.
 #[derive(Debug, Serialize)]
 pub struct AssistantMessage<'a> {
-    /// `assistant`.
     pub role: &'static str,
-    /// Its text; null where it does nothing but call tools.
+    /// The text; null in a message that only calls tools.
     pub content: Option<&'a str>,
-    /// Part of OpenAI's shape; never used here.
+    /// Part of OpenAI's format; always null here.
     pub refusal: Option<&'a str>,
-    /// What the model thought before it; absent where it did not, or that is not told apart.
+    /// Reasoning content; absent if there is none or if reasoning is not parsed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<&'a str>,
-    /// Tools that it calls; absent where it calls none.
+    /// Absent if there are no calls.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall<'a>>,
 }
 
-/// A call of a tool, or a part of one.
 #[derive(Debug, Serialize)]
 pub struct ToolCall<'a> {
-    /// Which call of the answer, counted from 0; in streams alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub index: Option<usize>,
-    /// Its number, by which its result is told; in its first part.
+    /// Id, to which the tool's result refers; only in the first part.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<&'a str>,
-    /// `function` or `custom`, in its first part.
+    /// `function` or `custom`, in the first part.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub r#type: Option<&'static str>,
-    /// The function that is called.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub function: Option<Function<'a>>,
-    /// The custom tool that is called.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub custom: Option<CustomCall<'a>>,
 }
 
 impl<'a> ToolCall<'a> {
-    /// A call, or a part of one, as OpenAI tells it; `begun` is its number and what it calls.
+    /// Returns a call, or a part of one, in OpenAI's format; `begun` is the call's id and the tool's name.
     #[must_use]
     pub fn of(kind: CallKind, begun: Option<(&'a str, &'a str)>, text: &'a str) -> Self {
         let (id, name) = begun.unzip();
@@ -137,147 +123,122 @@ impl<'a> ToolCall<'a> {
     }
 }
 
-/// A function that is called.
 #[derive(Debug, Serialize)]
 pub struct Function<'a> {
-    /// Its name, in the call's first part.
+    /// Name of the function, in the call's first part.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<&'a str>,
-    /// A JSON text, or what it goes on with.
+    /// JSON text, or the next part of it.
     pub arguments: &'a str,
 }
 
-/// A custom tool that is called.
 #[derive(Debug, Serialize)]
 pub struct CustomCall<'a> {
-    /// Its name, in the call's first part.
+    /// Name of the tool, in the call's first part.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<&'a str>,
-    /// A text, or what it goes on with.
+    /// Input text, or the next part of it.
     pub input: &'a str,
 }
 
-/// A piece of a choice of a chat.
 #[derive(Debug, Serialize)]
 pub struct ChatDelta<'a> {
-    /// Which of the choices asked for (`n` for each prompt), counted from 0.
     pub index: usize,
-    /// What the choice has produced since the chunk before.
     pub delta: Delta<'a>,
-    /// Null unless asked for.
     pub logprobs: Option<ChatLogprobs<'a>>,
-    /// Null until the last piece.
+    /// Null until the last chunk.
     pub finish_reason: Option<FinishReason>,
-    /// New tokens, those of a stop string too; absent unless asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<u32>>,
 }
 
-/// New text of a message.
 #[derive(Debug, Default, Serialize)]
 pub struct Delta<'a> {
-    /// In the first piece only.
+    /// Only in the first chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub role: Option<&'static str>,
-    /// New text; absent in the last piece, and null in the first one of an answer that may call tools.
+    /// New text; absent in the last chunk, and null in the first chunk if the answer may call tools.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<Option<&'a str>>,
-    /// More of what the model thinks before it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<&'a str>,
-    /// New parts of calls of tools.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall<'a>>,
 }
 
-/// A choice, or a piece of one, of a completion.
 #[derive(Debug, Serialize)]
 pub struct TextChoice<'a> {
-    /// Which of the choices asked for (`n` for each prompt), counted from 0.
     pub index: usize,
-    /// Text, or new text.
     pub text: &'a str,
-    /// Null unless asked for.
     pub logprobs: Option<TextLogprobs>,
-    /// Null until the last piece.
     pub finish_reason: Option<FinishReason>,
-    /// Tokens, or new tokens, those of a stop string too; absent unless asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<u32>>,
-    /// What is told of the prompt.
     #[serde(flatten)]
     pub prompt: PromptReport<'a>,
 }
 
-/// A piece of a choice with nothing new in it, but with what is told of drafts: whoever does not know the field reads on.
+/// An otherwise empty chunk with an update of provisional text; clients that do not know its field ignore it.
 #[derive(Debug, Serialize)]
 pub struct DraftEvent<'a, C> {
-    /// The piece.
     #[serde(flatten)]
     pub choice: C,
-    /// What is told.
     #[serde(flatten)]
     pub draft: DraftUpdate<'a>,
 }
 
-/// What a stream tells of drafts, each in a field of its own.
+/// Updates of provisional text, each in a field of its own.
 #[derive(Debug, Clone, Copy, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DraftUpdate<'a> {
-    /// The text may go on with this; the next piece or the next retraction says whether it does.
+    /// Possible continuation of the text; the next chunk or retraction decides whether it stands.
     Provisional {
-        /// Behind all text so far.
+        /// Text after all text so far.
         text: &'a str,
     },
-    /// It does not go on with all of that.
+    /// Part of the provisional text is wrong.
     Retract {
-        /// So many of its last characters are to be taken back.
+        /// Number of characters to remove from its end.
         characters: usize,
     },
 }
 
-/// Log-probabilities in the chat shape.
+/// Log-probabilities in the format of chat completions.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct ChatLogprobs<'a> {
-    /// One entry for each token.
     pub content: Vec<TokenLogprob<'a>>,
 }
 
-/// A token of [`ChatLogprobs`].
 #[derive(Debug, PartialEq, Serialize)]
 pub struct TokenLogprob<'a> {
-    /// Which token, and how likely.
     #[serde(flatten)]
     pub token: Alternative<'a>,
-    /// The most likely tokens at this position.
     pub top_logprobs: Vec<Alternative<'a>>,
 }
 
-/// A token and how likely it was.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct Alternative<'a> {
-    /// As text; `bytes:\x..` where it is not whole characters.
+    /// The token as text; `bytes:\x..` if the token is not valid UTF-8.
     pub token: String,
-    /// Natural logarithm of its probability.
+    /// Natural logarithm of the probability.
     pub logprob: f32,
-    /// The UTF-8 bytes it stands for, of which it may have part of a character.
+    /// Bytes of the token, which may be part of a UTF-8 character.
     pub bytes: &'a [u8],
 }
 
-/// Log-probabilities in the shape of completions: parallel arrays.
+/// Log-probabilities in the format of completions: parallel arrays.
 #[derive(Debug, Default, PartialEq, Serialize)]
 pub struct TextLogprobs {
-    /// Where each token's text begins, in characters.
+    /// Offset of each token's text, in characters.
     pub text_offset: Vec<usize>,
-    /// How likely each token was; null for the first token of a prompt.
+    /// Log-probabilities; null for the first token of a prompt.
     pub token_logprobs: Vec<Option<f32>>,
-    /// The tokens as text.
     pub tokens: Vec<String>,
     /// The most likely tokens at each position; null for the first token of a prompt.
     pub top_logprobs: Vec<Option<TopLogprobs>>,
 }
 
-/// A JSON object from token text to log-probability, best first.
+/// A JSON object from token text to log-probability, most likely first.
 #[derive(Debug, Default, PartialEq)]
 pub struct TopLogprobs(pub Vec<(String, f32)>);
 

@@ -1,4 +1,4 @@
-//! `POST /v1/upload_lora_adapter`: an adapter loaded from files that come with the request.
+//! `POST /v1/upload_lora_adapter`: loads an adapter from files in the request.
 
 use std::sync::Arc;
 
@@ -13,11 +13,11 @@ use crate::{
     errors::ApiError,
 };
 
-/// Text fields that a load by path has, too, and those of them that are true or false.
+/// Text fields and boolean fields that a load by path has too.
 const TEXTS: &[&str] = &["lora_name", "tenant", "expected_generation"];
 const FLAGS: &[&str] = &["pinned", "load_inplace"];
 
-/// Takes an adapter's files, and answers when it is durable and serving.
+/// Receives an adapter's files; answers once the adapter is durable and ready.
 pub async fn upload(State(app): State<Arc<App>>, form: MultipartForm) -> Result<Json<Value>, ApiError> {
     let serving = app.serving()?;
     let turn = app.registry.begin_load()?;
@@ -27,7 +27,7 @@ pub async fn upload(State(app): State<Arc<App>>, form: MultipartForm) -> Result<
     Ok(Json(loaded(&app, &entry)))
 }
 
-/// Reads the form. What says how to load stands before the files, so that nobody sends a file in vain.
+/// Reads the form. Text fields must precede the files, so that a bad request fails before files are sent.
 async fn read_form(
     app: &App,
     base_name: &str,
@@ -63,9 +63,9 @@ async fn read_form(
     request.ok_or_else(|| ApiError::missing("file", "send an adapter's files, each as 'file'"))
 }
 
-/// What the text fields ask for, refused here if it would be in the end.
+/// Builds the load request of the text fields, and refuses early what the load would refuse.
 fn request_of(app: &App, base_name: &str, texts: &mut Map<String, Value>) -> Result<LoadRequest, ApiError> {
-    // Where the files were before says nothing here.
+    // A load request needs a path, but uploaded files have none on this host.
     let name = texts.get("lora_name").cloned().unwrap_or_default();
     texts.insert("lora_path".to_owned(), name);
     let request = load_request(Value::Object(std::mem::take(texts)).to_string().as_bytes(), base_name)?;

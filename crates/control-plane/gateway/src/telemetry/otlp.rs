@@ -1,13 +1,13 @@
-//! Spans for a collector of traces: OTLP over HTTP, in its JSON form, by OpenTelemetry's own crates.
+//! Sends spans to a trace collector: OTLP over HTTP in JSON, with OpenTelemetry's crates.
 //!
-//! One span for each request, with the attribute names of OpenTelemetry's conventions for HTTP and for generative
-//! models. Their tracer would draw ids of its own, where [`trace`](super::trace) has told them to the caller already:
-//! a span is made whole when its request has ended, and handed to their processor, which batches and sends on a thread
-//! of its own. Collectors stand beside the gateway, so there is no TLS.
+//! Each request is one span, with attribute names of OpenTelemetry's conventions for HTTP and generative
+//! models. OpenTelemetry's tracer would generate its own ids, but [`trace`](super::trace) has already sent
+//! ids to the caller. Therefore each span is built when its request ends and given to OpenTelemetry's
+//! processor, which sends batches on its own thread. Collectors run beside the gateway, so there is no TLS.
 //!
-//! Nothing waits for a collector: at most [`QUEUE_SPANS`] are on their way, and what does not fit or cannot be
-//! delivered is lost, counted and said in the log. The counting is ours ([`SpanCounters`]): the processor tells what it had no
-//! room for once, and how much at its end, and does not count what it could not deliver.
+//! Requests never wait for a collector: at most [`QUEUE_SPANS`] spans are queued, and further or
+//! undeliverable spans are dropped, counted and logged. [`SpanCounters`] counts them, because the processor
+//! reports a full queue only once, its total only at shutdown, and failed deliveries not at all.
 
 use std::{
     fmt,
@@ -44,18 +44,16 @@ use super::{
     trace::TraceFlag,
 };
 
-/// Spans that wait to be sent or are being sent.
+/// Maximum number of spans that are queued or being sent.
 const QUEUE_SPANS: usize = 2048;
-/// Most spans in one message.
 const BATCH_SPANS: usize = 256;
-/// How long a span waits for company.
+/// Time that a span waits for others to share its batch.
 const BATCH_TIME: Duration = Duration::from_secs(1);
-/// How long one message may take, and until when it is tried again.
+/// Timeout of one message, retries included.
 const SEND_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long the end of the gateway waits for what is still to be sent.
+/// Time that shutdown waits for queued spans.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A handle to the thread that sends.
 #[derive(Debug, Clone)]
 pub struct Exporter {
     processor: Arc<BatchSpanProcessor>,
@@ -63,8 +61,8 @@ pub struct Exporter {
 }
 
 impl Exporter {
-    /// Starts to send to the collector at `endpoint` (`http://host:port`, to which `/v1/traces` is added). `None` if
-    /// it is no such address.
+    /// Starts the export to the collector at `endpoint` (`http://host:port`, to which `/v1/traces` is added).
+    /// Returns `None` if the address is invalid.
     #[must_use]
     pub fn start(endpoint: &str) -> Option<Self> {
         let collector = traces_url(endpoint)?;
@@ -81,36 +79,34 @@ impl Exporter {
         Some(Self { processor: Arc::new(BatchSpanProcessor::new(counted, batches)), tally })
     }
 
-    /// Queues a span, if its trace is kept.
+    /// Queues a span if its trace is sampled.
     pub fn send(&self, record: &SpanRecord) {
         if record.arrival.trace.sampled == TraceFlag::Yes && self.tally.admit() {
             self.processor.on_end(span(record));
         }
     }
 
-    /// Sends what waits, as far as [`FLUSH_TIMEOUT`] allows, and nothing after it.
+    /// Sends queued spans within [`FLUSH_TIMEOUT`] and stops the export.
     pub async fn close(&self) {
         let processor = Arc::clone(&self.processor);
         let flushed = spawn_blocking(move || processor.shutdown_with_timeout(FLUSH_TIMEOUT));
-        // Its own limit does not hold while it waits for a thread.
+        // The processor's own timeout does not cover the wait for a blocking thread.
         let _ = timeout(FLUSH_TIMEOUT, flushed).await;
         self.tally.abandon();
     }
 }
 
-/// What becomes of spans.
 #[derive(Debug)]
 struct SpanCounters {
-    /// The collector's address.
     collector: String,
-    /// Spans that are queued or being sent.
+    /// Number of spans that are queued or being sent.
     waiting: AtomicUsize,
-    /// Spans that will not arrive, and of which the log has not told yet.
+    /// Number of lost spans that are not logged yet.
     lost: AtomicUsize,
 }
 
 impl SpanCounters {
-    /// Whether there is room for one more span, which has it then.
+    /// Counts a span if the queue has capacity for it; returns whether it has.
     fn admit(&self) -> bool {
         let has_room = self.waiting.fetch_add(1, Ordering::Relaxed) < QUEUE_SPANS;
         if !has_room {
@@ -120,7 +116,7 @@ impl SpanCounters {
         has_room
     }
 
-    /// A message of `spans` was delivered, or was not.
+    /// Counts the result of a message with `spans` spans.
     fn sent(&self, spans: usize, result: &OTelSdkResult) {
         self.waiting.fetch_sub(spans, Ordering::Relaxed);
         if result.is_err() {
@@ -129,7 +125,7 @@ impl SpanCounters {
         self.log_lost(result.as_ref().err());
     }
 
-    /// Nothing more will be sent.
+    /// Counts all waiting spans as lost.
     fn abandon(&self) {
         self.lost.fetch_add(self.waiting.load(Ordering::Relaxed), Ordering::Relaxed);
         self.log_lost(Some("the gateway has ended"));
@@ -144,7 +140,7 @@ impl SpanCounters {
     }
 }
 
-/// The library's exporter, whose deliveries are counted.
+/// OpenTelemetry's exporter with counted deliveries.
 #[derive(Debug)]
 struct CountedExporter {
     exporter: OtlpExporter,
@@ -160,22 +156,21 @@ impl SpanExporter for CountedExporter {
     }
 }
 
-/// How the library reaches the collector: from the processor's thread, which may wait.
+/// HTTP client of the exporter, which blocks on the processor's thread.
 #[derive(Debug)]
 struct CollectorClient(Agent);
 
 #[async_trait]
 impl HttpClient for CollectorClient {
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
-        // The library tells only that there was an error.
+        // Logged here, because the library does not report the cause.
         let told = |error: &ureq::Error| tracing::debug!(%error, "the collector was not reached");
         let response = self.0.run(request.map(Vec::from)).inspect_err(told)?;
-        // The body says nothing that is needed; it is read so that the connection serves again.
+        // The body is read so that the connection can be reused.
         Ok(response.map(|mut body| body.read_to_vec().unwrap_or_default().into()))
     }
 }
 
-/// Where the collector at `endpoint` takes traces.
 fn traces_url(endpoint: &str) -> Option<String> {
     let uri: Uri = endpoint.parse().ok()?;
     let authority = uri.authority().filter(|_| uri.scheme_str() == Some("http"))?;
@@ -234,7 +229,7 @@ fn span(record: &SpanRecord) -> SpanData {
     }
 }
 
-/// The names are those of OpenTelemetry's conventions for generative models; `holobiont.` where they have none.
+/// Returns attributes with OpenTelemetry's names for generative models, or our own with `holobiont.`.
 fn generation_attributes(generated: &Generated) -> Vec<KeyValue> {
     let Generated { model, generation, usage, first_token, finish, redone, waits: _ } = generated;
     let reasons = finish.split(',').map(|reason| reason.to_owned().into()).collect();

@@ -1,8 +1,8 @@
 //! The record of one HTTP request, from its arrival until the last byte of its answer.
 //!
-//! Handlers do not pass it around: while a request is worked on, and while its body is written, it is the task's
-//! current one. Whoever learns something ([`failed`], [`generated`]) notes it there; outside of a request that
-//! does nothing.
+//! A task-local variable holds the record while the request is processed and its body is written, so handlers
+//! do not pass it around. [`failed`] and [`generated`] add facts to the current record; outside a request
+//! they do nothing.
 
 use std::{
     pin::Pin,
@@ -24,32 +24,29 @@ use super::{
     sinks::Sinks,
 };
 
-/// The status that is counted for a caller who went away before the answer began.
+/// Status that is counted if the caller disconnects before the answer begins.
 const CALLER_GONE: u16 = 499;
 
 tokio::task_local! {
     static CURRENT: Arc<RequestRecord>;
 }
 
-/// What went wrong.
 #[derive(Debug, Clone)]
 struct Failure {
     code: &'static str,
-    /// Of a fault of this server.
+    /// Set for faults of this server.
     message: Option<String>,
 }
 
-/// What is learnt on the way.
 #[derive(Debug, Default)]
 struct RequestFacts {
     status: Option<u16>,
     failure: Option<Failure>,
     generated: Option<Generated>,
-    /// True once an output has come.
+    /// True once an output was received.
     began: bool,
 }
 
-/// See the module's description.
 #[derive(Debug)]
 struct RequestRecord {
     arrival: ArrivalRecord,
@@ -58,19 +55,18 @@ struct RequestRecord {
     facts: Mutex<RequestFacts>,
 }
 
-/// The id of the current request.
 #[must_use]
 pub fn current_id() -> Option<Arc<str>> {
     CURRENT.try_with(|request| Arc::clone(&request.arrival.id)).ok()
 }
 
-/// When the current request came, or now.
+/// Returns the start time of the current request, or now outside a request.
 #[must_use]
 pub fn started() -> Instant {
     CURRENT.try_with(|request| request.started).unwrap_or_else(|_| Instant::now())
 }
 
-/// Notes that the current request ends in an error. Counts it, as a refusal if nothing was done for it yet.
+/// Records that the current request fails. Counts an error, and also a refusal if no output was produced.
 pub fn failed(status: StatusCode, code: &'static str, message: &str) {
     with_current(|request, facts| {
         request.sinks.metrics.failed(code);
@@ -82,32 +78,30 @@ pub fn failed(status: StatusCode, code: &'static str, message: &str) {
     });
 }
 
-/// Notes that the current request has had its first output.
 pub fn began() {
     with_current(|_, facts| facts.began = true);
 }
 
-/// Notes what the current request generated.
 pub fn generated(generated: Generated) {
     with_current(|_, facts| facts.generated = Some(generated));
 }
 
 fn with_current(note: impl FnOnce(&RequestRecord, &mut RequestFacts)) {
-    // An error means that nobody is being answered.
+    // Outside a request there is no record to change.
     let _ = CURRENT.try_with(|request| note(request, &mut request.facts()));
 }
 
-/// Whether the status says that something is wrong here, rather than that it is not had.
+/// True if the status is a fault of this server; an unsupported feature is none.
 pub fn is_fault(status: StatusCode) -> bool {
     status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED
 }
 
-/// Whether the status says that the request was turned away.
+/// True if the status means that the request was refused.
 fn is_refusal(status: StatusCode) -> bool {
     matches!(status.as_u16(), 401 | 403 | 408 | 413 | 429 | 503)
 }
 
-/// Keeps the record of a request that `answer` answers.
+/// Runs `answer` with a record of its request.
 pub async fn observe(
     sinks: &Sinks,
     arrival: ArrivalRecord,
@@ -119,7 +113,7 @@ pub async fn observe(
         sinks: sinks.clone(),
         facts: Mutex::default(),
     });
-    // Declared before the future it outlives: what the future still notes while it is dropped is not lost.
+    // Dropped after the future, so that it sees facts recorded while the future is dropped.
     let mut unanswered = UnansweredRequest(Some(Arc::clone(&record)));
     let answer = answer.instrument(record.arrival.span.clone());
     let response = CURRENT.scope(Arc::clone(&record), answer).await;
@@ -138,7 +132,7 @@ impl RequestRecord {
         self.facts().status = Some(status);
     }
 
-    /// The last thing that happens to a request.
+    /// Logs and exports the record; called once, at the end of the request.
     fn ended(&self) {
         let facts = self.facts();
         self.arrival.span.in_scope(|| self.log(&facts));
@@ -152,7 +146,7 @@ impl RequestRecord {
         let generated = facts.generated.as_ref();
         let usage = generated.map(|generated| &generated.usage);
         let waits = generated.and_then(|generated| generated.waits);
-        // The level must be known when this is compiled.
+        // `tracing` requires a constant level.
         macro_rules! line {
             ($level:ident) => {
                 tracing::$level!(
@@ -180,7 +174,7 @@ impl RequestRecord {
         if failure.is_some_and(|failure| failure.message.is_some()) {
             line!(error);
         } else if self.arrival.method == "GET" && status < 400 {
-            // Probes and scrapes come every second.
+            // Probes and scrapes arrive every second.
             line!(debug);
         } else {
             line!(info);
@@ -201,18 +195,18 @@ impl RequestRecord {
     }
 }
 
-/// Enough of a generation to know it by.
+/// Returns the first characters of a version, enough to distinguish versions in the log.
 fn short(generation: &str) -> &str {
     generation.get(..12).unwrap_or(generation)
 }
 
-/// In milliseconds, to the microsecond.
+/// Returns milliseconds with microsecond precision.
 #[expect(clippy::cast_precision_loss, reason = "a time of 2^53 microseconds is centuries")]
 fn milliseconds(time: Duration) -> f64 {
     time.as_micros() as f64 / 1000.0
 }
 
-/// Ends the record of a request that is dropped before it has an answer.
+/// Ends the record of a request that is dropped without an answer.
 struct UnansweredRequest(Option<Arc<RequestRecord>>);
 
 impl Drop for UnansweredRequest {
@@ -231,9 +225,9 @@ impl Drop for UnansweredRequest {
     }
 }
 
-/// A body whose writing belongs to a request; its end, or its drop, is the request's.
+/// A response body; its end or drop ends the request's record.
 struct ObservedBody {
-    /// `None` only while this is dropped.
+    /// `None` only during `drop`.
     body: Option<Body>,
     record: Arc<RequestRecord>,
 }
@@ -267,7 +261,7 @@ impl HttpBody for ObservedBody {
 impl Drop for ObservedBody {
     fn drop(&mut self) {
         let record = Arc::clone(&self.record);
-        // What is generated is noted when the answer inside is dropped.
+        // Dropping the body drops the generation inside, which records its result.
         CURRENT.sync_scope(Arc::clone(&record), || drop(self.body.take()));
         record.ended();
     }

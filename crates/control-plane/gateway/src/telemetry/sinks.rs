@@ -1,4 +1,4 @@
-//! Who is told about requests beside the log: the figures, and a collector of traces if there is one.
+//! Receivers of request records beside the log: the metrics, and a trace collector if configured.
 
 use std::sync::Arc;
 
@@ -6,14 +6,13 @@ use std::sync::Arc;
 use super::otlp::Exporter;
 use crate::metrics::GatewayMetrics;
 
-/// Spans cannot be sent there.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "--otlp-endpoint '{0}' cannot be used; give http://host:port of a collector that takes OTLP over HTTP (no TLS)"
 )]
 pub struct EndpointError(pub String);
 
-/// See the module's description; clones tell the same.
+/// Receivers of request records; clones share them.
 #[derive(Debug, Clone)]
 pub struct Sinks {
     pub(super) metrics: Arc<GatewayMetrics>,
@@ -22,10 +21,10 @@ pub struct Sinks {
 }
 
 impl Sinks {
-    /// Counts in `metrics`, and sends spans to the collector at `otlp_endpoint` if somebody is to have them.
+    /// Creates sinks for `metrics`, and for the collector at `otlp_endpoint` if given.
     ///
     /// # Errors
-    /// If spans cannot be sent there.
+    /// `otlp_endpoint` is not a valid address.
     #[cfg(feature = "otel")]
     pub fn open(metrics: Arc<GatewayMetrics>, otlp_endpoint: Option<&str>) -> Result<Self, EndpointError> {
         let start =
@@ -33,10 +32,10 @@ impl Sinks {
         Ok(Self { metrics, exporter: otlp_endpoint.map(start).transpose()? })
     }
 
-    /// Counts in `metrics`. Without the feature `otel` there is nothing that could send.
+    /// Creates sinks for `metrics`; without the feature `otel` there is no trace exporter.
     ///
     /// # Errors
-    /// If spans are to be sent.
+    /// `otlp_endpoint` is given.
     #[cfg(not(feature = "otel"))]
     pub fn open(metrics: Arc<GatewayMetrics>, otlp_endpoint: Option<&str>) -> Result<Self, EndpointError> {
         match otlp_endpoint {
@@ -45,7 +44,7 @@ impl Sinks {
         }
     }
 
-    /// Nobody will be told anything more: spans that wait are sent, in bounded time.
+    /// Sends queued spans within a bounded time.
     pub async fn close(&self) {
         #[cfg(feature = "otel")]
         if let Some(exporter) = &self.exporter {

@@ -4,33 +4,27 @@ use std::fmt;
 
 use crate::random::random_u64;
 
-/// The header's name.
 pub const HEADER: &str = "traceparent";
 
-/// Where a request stands in a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Trace {
-    /// The trace: the caller's, or one that begins here.
+    /// Trace id, from the caller or new.
     pub trace: u128,
-    /// This request's own span.
     pub span: u64,
-    /// The caller's span, if it sent one.
+    /// Span id of the caller, if sent.
     pub parent: Option<u64>,
-    /// Whether the trace is kept: as the caller says, otherwise yes.
+    /// Whether the trace is sampled; yes unless the caller says no.
     pub sampled: TraceFlag,
 }
 
-/// The flag that asks for a trace to be kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TraceFlag {
-    /// It is set.
     Yes,
-    /// It is not.
     No,
 }
 
 impl Trace {
-    /// Goes on with the caller's trace, or begins one if its header is absent or not one.
+    /// Continues the caller's trace, or begins one if the header is absent or malformed.
     #[must_use]
     pub fn after(header: Option<&str>) -> Self {
         let own = || u128::from(random_u64()) << 64 | u128::from(random_u64() | 1);
@@ -44,7 +38,7 @@ impl Trace {
 }
 
 impl fmt::Display for Trace {
-    /// As the header that names this request's span as the parent.
+    /// Writes the header that names this request's span as the parent.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -62,7 +56,7 @@ fn parse(header: &str) -> Option<(u128, u64, TraceFlag)> {
     let trace = hex(parts.next()?, 32).filter(|trace| *trace != 0)?;
     let parent = hex(parts.next()?, 16).filter(|parent| *parent != 0)?;
     let flags = hex(parts.next()?, 2)?;
-    // A later version may have more parts; version 0 has none, and 255 is not allowed.
+    // Later versions may have more parts; version 0 has none, and 255 is invalid.
     if version == 255 || (version == 0 && parts.next().is_some()) {
         return None;
     }

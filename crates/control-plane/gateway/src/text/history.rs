@@ -1,4 +1,5 @@
-//! Conversations that a chat template cannot be shown as they are: several system messages, and calls whose arguments are no object.
+//! Adapts conversations that a chat template cannot render as they are: several system messages, or tool call
+//! arguments that are no object.
 
 use std::borrow::Cow;
 
@@ -10,11 +11,11 @@ use text::{
 
 use super::{ChatMessage, TextError};
 
-/// Texts that are looked for in a rendered conversation.
+/// Marker texts that are searched in a rendered conversation.
 const FIRST: &str = "holobiont-first";
 const SECOND: &str = "holobiont-second";
 
-/// Which system messages a chat template shows.
+/// How a chat template treats several system messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SystemMessages {
     leading: LeadingSystemMessages,
@@ -24,23 +25,23 @@ pub(super) struct SystemMessages {
 /// Several system messages at the beginning of a conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LeadingSystemMessages {
-    /// Each is shown.
+    /// The template renders each message.
     Apart,
-    /// One is shown, or taken.
+    /// The template renders or accepts only one message.
     One,
 }
 
-/// System messages behind others.
+/// System messages after other messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LaterSystemMessages {
-    /// The template shows them, or refuses them itself.
+    /// The template renders or refuses them.
     Judged,
-    /// The template leaves them out.
+    /// The template silently drops them.
     Dropped,
 }
 
 impl SystemMessages {
-    /// The system messages that `template` shows; two conversations are rendered to find out.
+    /// Determines how `template` treats system messages by rendering two conversations.
     pub(super) fn of(template: &ChatTemplate) -> Self {
         let shown = |messages: &[(&str, &str)]| {
             let value = |(role, content): &(&str, &str)| json!({ "role": role, "content": content });
@@ -58,10 +59,10 @@ impl SystemMessages {
         }
     }
 
-    /// `messages` with all of their system messages where the template shows them: leading ones are joined where it takes one.
+    /// Returns `messages` so that the template renders all of them; leading system messages may be joined.
     ///
     /// # Errors
-    /// The template would leave a later one out.
+    /// The template would drop a later system message.
     pub(super) fn prepared(self, messages: &[ChatMessage]) -> Result<Cow<'_, [ChatMessage]>, TextError> {
         let is_system = |message: &ChatMessage| message.role == "system";
         let leading = messages.iter().take_while(|message| is_system(message)).count();
@@ -78,11 +79,11 @@ impl SystemMessages {
     }
 }
 
-/// The result of `render` for `messages`. Arguments that are no object, as those of a call that was cut off, are shown as they are; a
-/// template that takes nothing but objects is shown an object with them in it.
+/// Renders `messages`. Arguments that are no object, as of a truncated call, are tried unchanged first. If
+/// the template accepts only objects, such arguments are wrapped in one.
 ///
 /// # Errors
-/// As `render`.
+/// `render` fails.
 pub(super) fn shown<T>(
     messages: &mut [Value],
     render: impl Fn(&[Value]) -> Result<T, ChatError>,
@@ -95,7 +96,7 @@ pub(super) fn shown<T>(
     }
 }
 
-/// Puts arguments that are no object into one; `false`: there are none.
+/// Wraps arguments that are no object; returns false if there are none.
 fn wrap_arguments(messages: &mut [Value]) -> bool {
     let calls =
         messages.iter_mut().filter_map(|message| message.get_mut("tool_calls")?.as_array_mut()).flatten();

@@ -1,4 +1,4 @@
-//! Texts of a model with chat templates of adapters: those that were used last, so that adapters of one template share it.
+//! Cache of texts with adapters' chat templates, so that adapters with equal templates share one.
 
 use std::{
     collections::VecDeque,
@@ -8,15 +8,15 @@ use std::{
 use super::Text;
 use crate::lock::lock;
 
-/// Most bytes of the templates that are kept. A compiled template takes some twenty times the bytes of its source.
+/// Maximum size of cached template sources in bytes; compiled templates take about twenty times as much.
 const MAX_KEPT_BYTES: usize = 2 << 20;
 
-/// The texts that are kept; the one that was used last comes last.
+/// Cached texts, most recently used last.
 #[derive(Debug, Default)]
 pub(super) struct OtherTemplates(Mutex<VecDeque<Arc<dyn Text>>>);
 
 impl OtherTemplates {
-    /// The text with this chat template, if it is kept.
+    /// Returns the cached text with this chat template.
     pub(super) fn get(&self, source: &str) -> Option<Arc<dyn Text>> {
         let mut kept = lock(&self.0);
         let index = kept.iter().position(|text| template(&**text) == source)?;
@@ -25,7 +25,7 @@ impl OtherTemplates {
         Some(text)
     }
 
-    /// Keeps a text in the place of those that were used longest ago.
+    /// Caches a text and evicts the least recently used.
     pub(super) fn keep(&self, text: &Arc<dyn Text>) {
         let mut kept = lock(&self.0);
         kept.retain(|other| template(&**other) != template(&**text));

@@ -1,5 +1,5 @@
-//! Routes about what is kept: `training_runs`, their `checkpoints`, and `weights_info`. There is nothing of a run but what it
-//! has kept and what it does now: one that has ended without keeping anything is gone.
+//! Routes of checkpoints: `training_runs`, their `checkpoints`, and `weights_info`. A run exists while it
+//! trains or has checkpoints.
 
 use std::{collections::BTreeMap, io, sync::Arc};
 
@@ -27,12 +27,12 @@ use crate::{
     },
 };
 
-/// Things of a piece of a list, unless it is said how many.
+/// Default number of list items per page.
 const USUAL_PIECE: usize = 20;
-/// Most of them.
+/// Maximum number of list items per page.
 const MAX_PIECE: usize = 1000;
 
-/// Which piece of a list is asked for. The rest of what clients say is about projects, which there are none of.
+/// A page of a list. Clients also send project parameters, which are ignored because there are no projects.
 #[derive(Debug, Deserialize)]
 pub struct ListRange {
     limit: Option<String>,
@@ -40,7 +40,6 @@ pub struct ListRange {
 }
 
 impl ListRange {
-    /// That piece of `all`.
     fn of(&self, name: &str, all: Vec<Value>) -> Result<Json<Value>, ApiError> {
         let limit = number("limit", self.limit.as_deref(), USUAL_PIECE)?.min(MAX_PIECE);
         let (offset, total) = (number("offset", self.offset.as_deref(), 0)?, all.len());
@@ -55,13 +54,13 @@ fn number(name: &str, said: Option<&str>, otherwise: usize) -> Result<usize, Api
     said.map_or(Ok(otherwise), |said| said.parse().map_err(wrong))
 }
 
-/// A run, as clients may name it.
+/// Reads a run's name in either spelling of clients.
 fn named(run: &str) -> Result<String, ApiError> {
     let run = run.replacen(":train:", "-", 1);
     checkpoint_path::checked(&run).map(str::to_owned).map_err(|refusal| ApiError::not_found(refusal.message))
 }
 
-/// Everything that is kept for a tenant, the newest first.
+/// Returns all checkpoints of a tenant, newest first.
 async fn all(app: &App, caller: &Caller) -> Result<Vec<Checkpoint>, ApiError> {
     let (states, tenant) = (app.runs.means.states.clone(), Arc::clone(&caller.tenant));
     let listed = thread::run("tinker-states", move || states.list(&tenant)).await;
@@ -73,7 +72,7 @@ async fn all(app: &App, caller: &Caller) -> Result<Vec<Checkpoint>, ApiError> {
     Ok(all)
 }
 
-/// What a tenant trains now, by run.
+/// Returns the models that a tenant trains now, by run.
 fn active_models_by_run(app: &App, caller: &Caller) -> BTreeMap<String, ActiveModel> {
     let own = app.runs.book.active_models().into_iter().filter(|live| live.tenant == caller.tenant);
     own.map(|live| (live.run.clone(), live)).collect()
@@ -86,7 +85,7 @@ fn described(checkpoint: &Checkpoint) -> Value {
     })
 }
 
-/// The runs of a tenant, the newest first.
+/// Returns the runs of a tenant, newest first.
 async fn all_runs(app: &App, caller: &Caller) -> Result<Vec<Value>, ApiError> {
     let base = app.serving()?.base_name.clone();
     let mut runs: BTreeMap<String, Vec<Checkpoint>> = BTreeMap::new();
@@ -115,7 +114,7 @@ async fn all_runs(app: &App, caller: &Caller) -> Result<Vec<Value>, ApiError> {
     Ok(runs.into_iter().map(|(_, run)| run).collect())
 }
 
-/// `GET training_runs`.
+/// `GET training_runs`: lists the tenant's runs.
 pub async fn runs(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -124,7 +123,7 @@ pub async fn runs(
     piece.of("training_runs", all_runs(&app, &caller).await?)
 }
 
-/// `GET training_runs/{run}`.
+/// `GET training_runs/{run}`: describes one run.
 pub async fn run(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -139,7 +138,7 @@ fn no_run(run: &str) -> ApiError {
     ApiError::not_found(format!("there is no run '{run}' that does anything or has kept anything"))
 }
 
-/// `GET training_runs/{run}/checkpoints`.
+/// `GET training_runs/{run}/checkpoints`: lists one run's checkpoints.
 pub async fn of_run(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -154,7 +153,7 @@ pub async fn of_run(
     Ok(Json(json!({ "checkpoints": kept })))
 }
 
-/// `GET checkpoints`.
+/// `GET checkpoints`: lists the tenant's checkpoints.
 pub async fn list(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -164,7 +163,7 @@ pub async fn list(
     piece.of("checkpoints", all.iter().map(described).collect())
 }
 
-/// What a route names of a run.
+/// The run and checkpoint that a route's path names.
 pub(super) struct RunPath {
     pub(super) path: String,
     kept: CheckpointPath,
@@ -179,7 +178,7 @@ impl RunPath {
         }
     }
 
-    /// The adapter, if the path is one of an adapter of the caller's tenant.
+    /// Returns the adapter at this path, if it belongs to the caller's tenant.
     pub(super) fn adapter(&self, app: &App, caller: &Caller) -> Result<Arc<AdapterEntry>, ApiError> {
         let (CheckpointPath::Sampler { adapter } | CheckpointPath::External { adapter }) = &self.kept else {
             return Err(nothing(&self.path));
@@ -188,7 +187,7 @@ impl RunPath {
         app.registry.entries().get(adapter).filter(own).cloned().ok_or_else(|| nothing(&self.path))
     }
 
-    /// Does something with the directory of a state of the caller's tenant.
+    /// Applies `work` to a saved training state of the caller's tenant.
     async fn with_state(
         &self,
         app: &App,
@@ -213,7 +212,8 @@ fn nothing(path: &str) -> ApiError {
     ApiError::not_found(format!("nothing is kept at {path}"))
 }
 
-/// `DELETE training_runs/{run}/checkpoints/{kind}/{name}`: takes a state away, or an adapter. Whoever samples from it finishes.
+/// `DELETE training_runs/{run}/checkpoints/{kind}/{name}`: deletes a training state or an adapter; running
+/// requests finish.
 pub async fn delete(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -240,7 +240,7 @@ struct Ttl {
     ttl_seconds: Option<u64>,
 }
 
-/// `PUT training_runs/{run}/checkpoints/{kind}/{name}/ttl`: lets it end so many seconds from now, or stay.
+/// `PUT training_runs/{run}/checkpoints/{kind}/{name}/ttl`: sets the time to live in seconds, or removes it.
 pub async fn set_ttl(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -263,7 +263,8 @@ pub async fn set_ttl(
     Ok(Json(json!({})))
 }
 
-/// `POST` and `DELETE training_runs/{run}/checkpoints/{kind}/{name}/publish`: nothing here is open to everybody.
+/// `POST` and `DELETE training_runs/{run}/checkpoints/{kind}/{name}/publish`: this server has no public
+/// checkpoints.
 pub async fn publish() -> ApiError {
     ApiError::not_implemented(
         "not_supported",
@@ -278,7 +279,7 @@ struct WeightsInfo {
     tinker_path: String,
 }
 
-/// `weights_info`: what a model would be that goes on from a state.
+/// `weights_info`: properties of a model that would resume from a checkpoint.
 pub async fn weights_info(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,

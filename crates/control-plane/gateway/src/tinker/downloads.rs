@@ -1,4 +1,4 @@
-//! Addresses from which the files of a checkpoint are downloaded without a key, as the SDK does: each is signed, and for an hour.
+//! Signed addresses for downloads of a checkpoint's files without a key; each is valid for one hour.
 
 use std::sync::Arc;
 
@@ -18,10 +18,9 @@ use crate::{
     openai::adapter_files,
 };
 
-/// How long an address is good, in seconds. Clients ask for another five minutes before its end.
+/// Validity of an address in seconds; clients request new addresses five minutes before the end.
 const GOOD_S: u64 = 3600;
 
-/// What an address says besides the name of the file.
 #[derive(Debug, Deserialize)]
 pub struct SignedQuery {
     adapter: String,
@@ -30,7 +29,7 @@ pub struct SignedQuery {
     signature: String,
 }
 
-/// Signs the file of an adapter until a time.
+/// Signs an adapter's file for downloads until `expires`, in seconds since 1970.
 fn signature(secret: &[u8; 32], file: &str, adapter: &str, generation: &str, expires: u64) -> Hash {
     let mut hasher = blake3::Hasher::new_keyed(secret);
     for part in [file, adapter, generation, &expires.to_string()] {
@@ -39,7 +38,7 @@ fn signature(secret: &[u8; 32], file: &str, adapter: &str, generation: &str, exp
     hasher.finalize()
 }
 
-/// Where the client has reached this server.
+/// Returns this server's address as the client knows it.
 fn server(headers: &HeaderMap, uri: &Uri) -> Result<String, ApiError> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let host = text(header::HOST.as_str()).or_else(|| uri.authority().map(|authority| authority.as_str()));
@@ -50,7 +49,8 @@ fn server(headers: &HeaderMap, uri: &Uri) -> Result<String, ApiError> {
     Ok(format!("{scheme}://{host}"))
 }
 
-/// `GET training_runs/{run}/checkpoints/{kind}/{name}/external_weights_urls`: an address for each file of an adapter.
+/// `GET training_runs/{run}/checkpoints/{kind}/{name}/external_weights_urls`: one address per file of an
+/// adapter.
 pub async fn urls(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -64,7 +64,7 @@ pub async fn urls(
     let (adapter, generation) = (&entry.record.name, entry.record.generation.to_string());
     let address = |file: &str| {
         let signature = signature(secret, file, adapter, &generation, expires);
-        // Names of runs and of files are plain, so nothing is escaped.
+        // Names of runs and files contain only plain characters, so nothing is escaped.
         format!(
             "{server}/api/v1/downloads/{file}?adapter={adapter}&generation={generation}&expires={expires}&signature={signature}"
         )
@@ -75,7 +75,7 @@ pub async fn urls(
     Ok(Json(json!({ "urls": urls, "expires": expires })))
 }
 
-/// `GET downloads/{file}`: a file, for whoever has its address.
+/// `GET downloads/{file}`: sends a file to any client with a signed address.
 pub async fn one(
     State(app): State<Arc<App>>,
     Path(file): Path<String>,

@@ -1,4 +1,4 @@
-//! What comes of a sample: tokens as they are generated, collected and counted, and the answer that is made of them.
+//! Collects the tokens of a Tinker sample, counts their memory, and builds the answer.
 
 use std::sync::Arc;
 
@@ -17,21 +17,21 @@ use crate::{
     usage::FinishReason,
 };
 
-/// Bytes of collected tokens that are counted at once.
+/// Step in bytes in which the memory of collected tokens is reserved.
 const HELD_STEP_BYTES: usize = 64 << 10;
 
-/// What is to be said of a sample besides its tokens.
+/// Optional parts of a sample's answer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SampleOptions {
-    /// Log-probabilities of the prompt's tokens.
+    /// Whether to return log-probabilities of the prompt's tokens.
     pub(super) prompt_logprobs: bool,
-    /// Likeliest tokens at each place of the prompt.
+    /// Number of most likely tokens per prompt position.
     pub(super) topk_prompt: u32,
-    /// Likeliest tokens at each sampled place.
+    /// Number of most likely tokens per sampled position.
     pub(super) topk_sample: u32,
 }
 
-/// Samples, and keeps the promise with what comes of it. `prompt_bytes` are counted in the promise already.
+/// Samples and completes the future; `prompt_bytes` are already reserved in the future's memory.
 pub(super) async fn keep(
     app: Arc<App>,
     job: Result<(GenerationRequest, SampleOptions), CommandRefusal>,
@@ -47,7 +47,7 @@ pub(super) async fn keep(
     promise.keep(sampled.into());
 }
 
-/// Sees that a promise is kept even if the task that samples ends by a fault: one that stands forever would count forever.
+/// Completes the future if the sampling task panics, because an open future keeps its memory reserved.
 struct FutureGuard(Arc<RequestFuture>);
 
 impl Drop for FutureGuard {
@@ -57,19 +57,18 @@ impl Drop for FutureGuard {
     }
 }
 
-/// What a continuation is so far.
 #[derive(Default)]
 struct SampledTokens {
     tokens: Vec<TokenOutput>,
     finish: Option<FinishReason>,
 }
 
-/// Memory of what is collected, counted to the tenant as it grows.
+/// Memory of collected tokens, reserved from the tenant as it grows.
 struct SampleMemory<'a> {
     promise: &'a RequestFuture,
-    /// Bytes that there are.
+    /// Memory in use, in bytes.
     bytes: usize,
-    /// Bytes that are counted.
+    /// Memory reserved from the tenant, in bytes.
     counted: usize,
 }
 
@@ -140,7 +139,7 @@ fn floats(values: impl Iterator<Item = f32>) -> Vec<u8> {
     values.flat_map(f32::to_le_bytes).collect()
 }
 
-/// The `k` likeliest tokens of each place, as far as there are so many.
+/// Returns the `k` most likely tokens per position, padded with [`NO_LOGPROB`].
 fn top<'a>(places: impl Iterator<Item = &'a TokenOutput>, k: u32) -> TopkLogprobs {
     let mut top = TopkLogprobs { token_ids: Vec::new(), logprobs: Vec::new(), k, length: 0 };
     for place in places {

@@ -1,5 +1,5 @@
-//! Routes of samplers: `create_sampling_session`, `samplers/{id}`, `asample`. What is sampled goes the way of every
-//! completion, so that its log-probabilities are those that anybody sees.
+//! Routes of samplers: `create_sampling_session`, `samplers/{id}`, `asample`. Samples run as ordinary
+//! generation requests, so their log-probabilities equal those of completions.
 
 use std::sync::Arc;
 
@@ -36,9 +36,7 @@ use crate::{
     },
 };
 
-/// Most continuations of a request.
 const MAX_SAMPLES: u32 = 128;
-/// Most stop strings or tokens.
 const MAX_STOPS: usize = 64;
 
 #[derive(Deserialize)]
@@ -52,7 +50,7 @@ struct CreateSampler {
     _type: Option<String>,
 }
 
-/// Something to sample from: the base, or weights that were saved for it.
+/// Creates a sampler of the base or of saved weights.
 pub async fn create(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -88,7 +86,6 @@ fn adapter_of(app: &App, caller: &Caller, path: &str) -> Result<String, ApiError
     }
 }
 
-/// What a sampler is.
 pub async fn one(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -171,7 +168,7 @@ enum Stop {
     Strings(Vec<String>),
 }
 
-/// Continues a prompt.
+/// Samples continuations of a prompt.
 pub async fn sample(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -183,7 +180,7 @@ pub async fn sample(
     let sequences: Vec<String> =
         (0..request.num_samples.min(MAX_SAMPLES)).map(|n| format!("{id}:{n}")).collect();
     if app.runs.promises.find(&id, &caller.tenant).is_none() {
-        // Asked before anything is promised: the client comes back.
+        // Checked before a future exists, so a refused client can retry.
         app.turns.check(&caller.tenant)?;
         let job = job(&app, &caller, &sampler, &request);
         let prompt_bytes = job.as_ref().map_or(0, |(job, _)| size_of_val(&*job.prompts[0].tokens));

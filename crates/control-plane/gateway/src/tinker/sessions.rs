@@ -1,4 +1,4 @@
-//! Routes about who is there and what they wait for: `client/config`, `create_session`, `session_heartbeat`,
+//! Routes of sessions and futures: `client/config`, `create_session`, `session_heartbeat`,
 //! `sessions/{id}/finish`, `get_server_capabilities`, `retrieve_future`, `telemetry`.
 
 use std::{sync::Arc, time::Duration};
@@ -17,21 +17,21 @@ use crate::{
     app::App, body::JsonBody, caller::Caller, errors::ApiError, training_sessions::sessions::SESSION_BYTES,
 };
 
-/// How long a client waits for an answer before it asks again. Its own patience is 45 s.
+/// Time that `retrieve` waits for an answer; the client's own timeout is 45 s.
 const LONG_POLL: Duration = Duration::from_secs(25);
-/// How often is looked whether the gateway ends meanwhile.
+/// Interval of checks whether the gateway shuts down.
 const LOOK: Duration = Duration::from_millis(500);
-/// Longest body of a request that brings neither a batch nor a prompt.
+/// Maximum body size in bytes of requests without batch or prompt.
 const MAX_BODY_BYTES: usize = 256 << 10;
-/// Longest message that quotes a client, in bytes.
+/// Maximum length in bytes of a message that quotes a client.
 const MAX_MESSAGE_BYTES: usize = 512;
-/// Tokens of a body that the client counts are about as many bytes when they come.
+/// Number of parts of the maximum body size, of which a chunk may use three.
 const CHUNK_SHARE: usize = 4;
 
-/// Reads a short body of these fields and no others.
+/// Reads a short JSON body.
 ///
 /// # Errors
-/// The body is too long, or a field is missing, wrong, or not known; it is named.
+/// The body is too long, or a field is missing, malformed or unknown; the error names it.
 pub(super) async fn read<T>(app: &App, body: JsonBody) -> Result<T, ApiError>
 where
     T: DeserializeOwned + Send + 'static,
@@ -46,23 +46,23 @@ where
     app.bodies.run(body.origin(), move || parse(&body)).await
 }
 
-/// Reads a body of these fields and no others.
+/// Parses a JSON body.
 ///
 /// # Errors
-/// A field is missing, wrong, or not known; it is named.
+/// A field is missing, malformed or unknown; the error names it.
 pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let invalid =
         |error: serde_json::Error| ApiError::bad_request("invalid_value", clipped(error.to_string()));
     serde_json::from_slice(body).map_err(invalid)
 }
 
-/// A message without what a client made too long to be read, as the name of an unknown field.
+/// Truncates a message that quotes the client, such as the name of an unknown field.
 pub(super) fn clipped(mut message: String) -> String {
     message.truncate(message.floor_char_boundary(MAX_MESSAGE_BYTES));
     message
 }
 
-/// What the client is to do differently from its defaults.
+/// Returns the settings in which this server differs from the client's defaults.
 pub async fn config(State(app): State<Arc<App>>) -> Json<Value> {
     let largest = app.connections.max_body_bytes / CHUNK_SHARE * 3;
     Json(json!({
@@ -73,7 +73,6 @@ pub async fn config(State(app): State<Arc<App>>) -> Json<Value> {
     }))
 }
 
-/// What can be trained and sampled.
 pub async fn capabilities(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     let serving = app.serving()?;
     Ok(Json(json!({
@@ -86,7 +85,6 @@ pub async fn capabilities(State(app): State<Arc<App>>) -> Result<Json<Value>, Ap
     })))
 }
 
-/// Begins a session.
 pub async fn create(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -106,7 +104,6 @@ struct Heartbeat {
     _type: Option<String>,
 }
 
-/// A sign of life.
 pub async fn heartbeat(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -117,7 +114,6 @@ pub async fn heartbeat(
     Ok(Json(json!({ "type": "session_heartbeat" })))
 }
 
-/// Ends a session.
 pub async fn finish(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -127,7 +123,7 @@ pub async fn finish(
     Json(json!({}))
 }
 
-/// Takes what the client tells of itself, and keeps nothing of it: without this route the SDK ends each run with a traceback.
+/// Accepts and discards the client's telemetry; without this route the SDK ends each run with a traceback.
 pub async fn telemetry(_batch: JsonBody) -> Json<Value> {
     Json(json!({ "status": "accepted" }))
 }
@@ -140,7 +136,7 @@ struct RetrieveFuture {
     _allow_metadata_only: bool,
 }
 
-/// The answer to a request, or word that it is not there yet.
+/// Returns the answer of a future, or a retry message while the answer is not ready.
 pub async fn retrieve(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,

@@ -1,5 +1,5 @@
-//! Routes of models that are trained. Each request is a piece of work with a number, done when its turn comes; whoever sends
-//! one gets a promise.
+//! Routes of models in training. Each request is a numbered command; commands run in order, and each answer
+//! is a future.
 
 use std::sync::Arc;
 
@@ -26,12 +26,12 @@ use crate::{
     },
 };
 
-/// `lora_alpha` of every adapter: whatever the rank, the same learning rate suits ("LoRA Without Regret", 2025).
+/// `lora_alpha` of every adapter: one learning rate then suits all ranks ("LoRA Without Regret", 2025).
 const ALPHA: f64 = 32.0;
 
 type FutureReply = Result<Json<Value>, ApiError>;
 
-/// Takes a piece of work in, unless it is there already.
+/// Queues a command and returns its future; a repeated request returns the existing future.
 fn promise(app: &App, caller: &Caller, model: &TrainedModel, seq: u64, work: ModelCommand) -> FutureReply {
     let id = format!("{}:{seq}", model.run);
     if app.runs.promises.find(&id, &caller.tenant).is_none() {
@@ -47,7 +47,7 @@ fn promise(app: &App, caller: &Caller, model: &TrainedModel, seq: u64, work: Mod
     Ok(Json(json!({ "request_id": id, "model_id": model.id })))
 }
 
-/// Work, or that it was refused: either way its number has had its turn.
+/// Turns a refusal into a command, because its number must also take its turn.
 fn or_refused(work: Result<ModelCommand, CommandRefusal>) -> ModelCommand {
     let refused = |refusal: CommandRefusal| {
         ModelCommand::Refused(CommandRefusal { message: clipped(refusal.message), ..refusal })
@@ -117,7 +117,6 @@ fn check_optimizer(config: Option<&OptimizerConfig>) -> Result<(), ApiError> {
     }
 }
 
-/// Begins a model with a new adapter.
 pub async fn create(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -138,7 +137,7 @@ fn model(app: &Arc<App>, caller: &Caller, session: &str, number: u64) -> Result<
     app.runs.book.model(session, number, memory, &app.runs.means)
 }
 
-/// Names of layers that a part of a model is made of.
+/// Module names of each part of a model.
 const ATTENTION: [&str; 4] = ["q_proj", "k_proj", "v_proj", "o_proj"];
 const MLP: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 const UNEMBED: [&str; 1] = ["lm_head"];
@@ -159,7 +158,6 @@ struct ModelQuery {
     _type: Option<String>,
 }
 
-/// What a model is.
 pub async fn info(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -179,7 +177,7 @@ pub async fn info(
     })))
 }
 
-/// Evaluates a batch, and gathers its gradients.
+/// Runs a batch forward and backward and accumulates gradients.
 pub async fn forward_backward(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -190,7 +188,7 @@ pub async fn forward_backward(
     promise(&app, &caller, &model, check_seq(u64::try_from(seq).ok())?, work)
 }
 
-/// Whose batch it is, its number, and what is to be done. Its parts are counted before they are decoded.
+/// Reads model id, number and command; counts the message's parts before decoding, as a limit.
 fn read_batch(body: &[u8]) -> Result<(String, i32, ModelCommand), ApiError> {
     if parts::count(body) > MAX_PARTS {
         let RequestAddress { model_id, seq_id } = decoded(body)?;
@@ -220,7 +218,7 @@ struct OptimStep {
     _type: Option<String>,
 }
 
-/// Tinker's defaults.
+/// Defaults of Tinker's API.
 const ADAM: Adam =
     Adam { learning_rate: 1e-4, beta1: 0.9, beta2: 0.95, eps: 1e-12, weight_decay: 0.0, grad_clip_norm: 0.0 };
 
@@ -236,7 +234,7 @@ fn step(request: OptimStep) -> Result<ModelCommand, CommandRefusal> {
     adam.map(ModelCommand::Step).map_err(|error| CommandRefusal::user(format!("adam_params: {error}")))
 }
 
-/// Makes a step of what was gathered.
+/// Queues an optimizer step with the accumulated gradients.
 pub async fn optim_step(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -266,7 +264,7 @@ struct Save {
     _type: Option<String>,
 }
 
-/// Keeps adapter and optimizer.
+/// Saves the adapter and the optimizer state.
 pub async fn save(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -284,7 +282,7 @@ pub async fn save(
     promise(&app, &caller, &model, seq, or_refused(work))
 }
 
-/// Serves the adapter as it is: under a name, or to a sampler of its own.
+/// Publishes the current adapter under a name, or for a sampler of its own.
 pub async fn save_for_sampler(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -345,7 +343,7 @@ fn external(run: &str, request: &SaveExternal) -> Result<ModelCommand, CommandRe
     Ok(ModelCommand::Publish { adapter: checkpoint_path::export(run, name), answer, ttl_s })
 }
 
-/// Keeps the adapter for download, as PEFT has it.
+/// Saves the adapter in PEFT format for download.
 pub async fn save_external(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -374,7 +372,7 @@ struct LoadWeightsRequest {
     _type: Option<String>,
 }
 
-/// Begins a model with what was kept, or takes a model there.
+/// Creates a model from a saved state, or loads the state into an existing model.
 pub async fn load(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,

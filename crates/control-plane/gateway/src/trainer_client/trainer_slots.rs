@@ -1,9 +1,11 @@
-//! Who gets the next trainer, a model of a session or a fine-tuning job, and which model gives its trainer back because others wait.
+//! Queue for trainers: the next model or fine-tuning job to get one, and the model that must give its own
+//! back.
 //!
-//! Of models and jobs that wait, one of the tenant who has the fewest trainers asks first, of these the one that waits longest. Who
-//! has not asked for [`ABSENCE`] is passed over. A model gives its trainer back while somebody waits: the one that is idle longest,
-//! once nothing was asked of it for [`IDLE`]; or one that has had its own for [`TENURE`], if its tenant has two trainers more than
-//! one who waits. A job keeps its trainer to its end.
+//! Among waiting models and jobs, the tenant with the fewest trainers is served first, and of that tenant the
+//! one that waits longest. A waiter that has not asked for [`ABSENCE`] is skipped. A model gives its trainer
+//! back while others wait, in two cases. First, it has been idle for [`IDLE`] and longer than other models.
+//! Second, it has had its trainer for [`TENURE`], and its tenant has at least two trainers more than a
+//! waiting tenant. A job keeps its trainer to its end.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -13,61 +15,61 @@ use std::{
 
 use crate::lock::lock;
 
-/// A model that was asked nothing for so long gives its trainer to others.
+/// Idle time after which a model gives its trainer to others.
 const IDLE: Duration = Duration::from_secs(30);
-/// How long a model has a trainer at least while it is asked for work.
+/// Minimum time that a busy model keeps its trainer.
 const TENURE: Duration = Duration::from_secs(60);
-/// Between two models that give their trainers back: whoever waits needs some seconds to take one.
+/// Pause between two models that give their trainers back, since a waiter needs some seconds to take one.
 const PAUSE: Duration = Duration::from_secs(5);
-/// Who waits and has not asked for so long keeps nobody else waiting.
+/// Time without a request after which a waiter no longer delays others.
 const ABSENCE: Duration = Duration::from_secs(10);
-/// Bytes that a suspended model counts as at least.
+/// Minimum bytes that a suspended model counts.
 const LEAST_BYTES: u64 = 1 << 20;
 
-/// All of them.
+/// Shared queue for trainers.
 #[derive(Debug, Clone, Default)]
 pub struct TrainerSlots(Arc<Mutex<TrainerSlotState>>);
 
 #[derive(Debug, Default)]
 struct TrainerSlotState {
     tickets: Ticket,
-    /// Who waits, in the order in which they came.
+    /// Waiting models and jobs, in the order of their arrival.
     waiting: BTreeMap<Ticket, Waiting>,
-    /// When models that have a trainer and nothing to do were last used.
+    /// Time of last use of each model that has a trainer but no work.
     idle: HashMap<Ticket, Instant>,
     tenants: HashMap<Arc<str>, TenantModels>,
-    /// When a model last gave its trainer back.
+    /// Time when a model last gave its trainer back.
     yielded: Option<Instant>,
 }
 
-/// Tells places apart; who came later has a larger one.
+/// Identifier of a slot; a later slot has a larger one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(u64);
 
 #[derive(Debug)]
 struct Waiting {
     tenant: Arc<str>,
-    /// When it last asked, or said that it waits.
+    /// Time of the last request or renewal.
     asked: Instant,
 }
 
-/// Models and jobs of a tenant.
+/// Use of trainers by one tenant.
 #[derive(Debug, Default, PartialEq)]
 struct TenantModels {
-    /// With a trainer, or asking for one.
+    /// Number of models and jobs that have a trainer or request one.
     trained: usize,
-    /// Of those that are suspended, on the disk.
+    /// Bytes on disk of suspended models.
     suspended_bytes: u64,
 }
 
 impl TrainerSlotState {
-    /// Whose places wait, but for those who have not asked for long.
+    /// Returns waiting slots with their tenants, except those that have not asked for [`ABSENCE`].
     fn present(&self) -> impl Iterator<Item = (Ticket, &Arc<str>)> {
         let present = self.waiting.iter().filter(|(_, waiting)| waiting.asked.elapsed() < ABSENCE);
         present.map(|(ticket, waiting)| (*ticket, &waiting.tenant))
     }
 
-    /// Which place is to ask next.
+    /// Returns the slot that may ask next.
     fn first(&self) -> Option<Ticket> {
         self.present()
             .min_by_key(|(ticket, tenant)| (self.trained(tenant), *ticket))
@@ -85,7 +87,7 @@ impl TrainerSlotState {
 }
 
 impl TrainerSlots {
-    /// Waits for a trainer, behind whoever waits already.
+    /// Adds a waiting slot at the end of the queue.
     #[must_use]
     pub fn wait(&self, tenant: &str) -> TrainerSlot {
         let place = self.place(tenant, SlotStage::Waits);
@@ -101,7 +103,7 @@ impl TrainerSlots {
         place
     }
 
-    /// Which place is to ask for a trainer next.
+    /// Returns the slot that may ask for a trainer next.
     #[must_use]
     pub fn first(&self) -> Option<Ticket> {
         lock(&self.0).first()
@@ -114,7 +116,7 @@ impl TrainerSlots {
     }
 }
 
-/// What a model or a job has of trainers, until this is dropped.
+/// Slot of a model or a job in the queue for trainers; dropping it frees the trainer.
 #[derive(Debug)]
 pub struct TrainerSlot {
     places: TrainerSlots,
@@ -125,16 +127,16 @@ pub struct TrainerSlot {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SlotStage {
-    /// Nothing yet.
+    /// The slot waits for a trainer.
     Waits,
-    /// A trainer, or it asks for one.
+    /// The slot has a trainer or requests one.
     Trains,
-    /// None: what it has learned is on the disk, in so many bytes.
+    /// The model is suspended, with this number of bytes on disk.
     Suspended(u64),
 }
 
 impl TrainerSlot {
-    /// Whether it may ask for a trainer now; while it asks, the next one may.
+    /// Whether this slot may request a trainer now. While it does, the next slot may request one too.
     pub fn ask(&mut self) -> bool {
         if !self.waits() {
             return false;
@@ -150,7 +152,7 @@ impl TrainerSlot {
         true
     }
 
-    /// It was given none, and waits on in its place.
+    /// Returns the slot to its place in the queue, because it received no trainer.
     pub fn wait_on(&mut self) {
         let mut state = lock(&self.places.0);
         state.change(&self.tenant, |tenant| tenant.trained -= 1);
@@ -159,25 +161,25 @@ impl TrainerSlot {
         self.renew();
     }
 
-    /// What tells it from others.
     #[must_use]
     pub fn ticket(&self) -> Ticket {
         self.ticket
     }
 
-    /// Whether it has no trainer and is to get one.
+    /// Whether the slot waits for a trainer.
     #[must_use]
     pub fn waits(&self) -> bool {
         self.stage == SlotStage::Waits
     }
 
-    /// Says that whoever waits is still there.
+    /// Records that the waiter is still there.
     pub fn renew(&self) {
         let waiting = Waiting { tenant: Arc::clone(&self.tenant), asked: Instant::now() };
         lock(&self.places.0).waiting.insert(self.ticket, waiting);
     }
 
-    /// Whether a model that has nothing to do is to give its trainer back, which it `used` last at a time, and has had for `tenure`.
+    /// Whether an idle model must give its trainer back. The model last `used` the trainer then, and has had
+    /// it for `tenure`.
     #[must_use]
     pub fn is_to_yield(&self, used: Instant, tenure: Duration) -> bool {
         let mut state = lock(&self.places.0);
@@ -196,18 +198,18 @@ impl TrainerSlot {
         yields
     }
 
-    /// The model has something to do.
+    /// Records that the model has work.
     pub fn works(&self) {
         lock(&self.places.0).idle.remove(&self.ticket);
     }
 
-    /// Bytes on the disk of the tenant's models that are suspended.
+    /// Bytes on disk of the tenant's suspended models.
     #[must_use]
     pub fn suspended_bytes(&self) -> u64 {
         lock(&self.places.0).tenants.get(&self.tenant).map_or(0, |tenant| tenant.suspended_bytes)
     }
 
-    /// Its trainer is free, and what it has learned is on the disk, in so many bytes.
+    /// Releases the trainer of a model whose state takes `bytes` on disk.
     pub fn suspend(&mut self, bytes: u64) {
         let bytes = bytes.max(LEAST_BYTES);
         lock(&self.places.0).change(&self.tenant, |tenant| {
@@ -238,7 +240,7 @@ mod tests {
 
     const NOW: Duration = Duration::ZERO;
 
-    /// A time that is so long ago.
+    /// Returns the time `time` before now.
     fn ago(time: Duration) -> Instant {
         Instant::now().checked_sub(time).unwrap()
     }

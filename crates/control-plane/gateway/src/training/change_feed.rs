@@ -1,5 +1,5 @@
-//! What other hosts of a fleet do to jobs, taken over as it is heard of. What is heard is a hint; what is read counts, and is
-//! read each second in any case.
+//! Changes of a fleet's jobs by other hosts. A notification is only a hint; the jobs are read from the table,
+//! at least once per second.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -13,13 +13,13 @@ use super::{
     table::shared::leases::ObservedJob,
 };
 
-/// How often jobs are read when nothing is heard.
+/// Interval of reads without notifications.
 const LOOK: Duration = Duration::from_secs(1);
-/// Between a connection that was lost and the next.
+/// Pause before a lost connection is opened again.
 const PAUSE: Duration = Duration::from_millis(500);
 
 impl Training {
-    /// Takes over what happens to jobs elsewhere.
+    /// Applies changes of jobs by other hosts, forever.
     pub(super) async fn follow(&self, fleet: &TrainingFleet) {
         let mut is_swept = false;
         loop {
@@ -30,7 +30,7 @@ impl Training {
         }
     }
 
-    /// The same over one connection.
+    /// Applies changes over one database connection until it is lost.
     async fn listen_to(&self, fleet: &TrainingFleet, is_swept: &mut bool) -> Result<(), TrainingError> {
         let mut listener = fleet.table.listener().await?;
         loop {
@@ -43,7 +43,7 @@ impl Training {
             self.take_over(fleet, seen, asked);
             self.due.notify_one();
             match timeout(LOOK, listener.try_recv()).await {
-                // One reading is enough for all that was heard.
+                // One read covers all pending notifications.
                 Ok(Ok(Some(_))) => while listener.next_buffered().is_some() {},
                 Ok(_) => return Ok(()),
                 Err(_) => {}
@@ -51,7 +51,7 @@ impl Training {
         }
     }
 
-    /// Takes over what was there when it was `asked` for.
+    /// Updates the live jobs to the rows that were read at `asked`.
     fn take_over(&self, fleet: &TrainingFleet, seen: Vec<ObservedJob>, asked: Instant) {
         let ids: HashSet<String> = seen.iter().map(|seen| seen.job.id.clone()).collect();
         let mut live = self.active_jobs();
@@ -79,7 +79,8 @@ impl Training {
     }
 }
 
-/// Jobs that are not among `ids` have ended: who works on one lets go of it first, the others are removed.
+/// Handles live jobs that are not among `ids`, because they have ended. A worker on such a job is told to
+/// stop; other jobs are removed, and their ids returned.
 fn remove_ended(live: &mut HashMap<String, ActiveJob>, ids: &HashSet<String>, asked: Instant) -> Vec<String> {
     let ended = live.iter().filter(|(id, found)| !ids.contains(*id) && found.known <= asked);
     let (attended, gone): (Vec<_>, Vec<_>) = ended.partition(|(_, found)| found.is_attended);

@@ -1,5 +1,5 @@
-//! Checkpoints of a job on their way to a fleet's bucket: the newest, one at a time, while its trainer goes on. The job's row
-//! names it once it is there whole, and no longer the one before.
+//! Upload of a job's checkpoints to a fleet's bucket: always the newest, one at a time, while the trainer
+//! continues. After a complete upload the job's row names the new checkpoint instead of the previous one.
 
 use std::{
     fs, io,
@@ -17,20 +17,20 @@ use super::{
     trainer_args::CHECKPOINT_NAME,
 };
 
-/// Between two tries to bring a checkpoint.
+/// Pause before another attempt to upload a checkpoint.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Tries after the end of the trainer.
+/// Maximum number of attempts after the end of the trainer.
 const LAST_TRIES: u32 = 10;
 
-/// Where a trainer's checkpoints are handed over.
+/// Sending end for a trainer's checkpoints.
 #[derive(Debug)]
 pub(super) struct CheckpointSender {
     directory: PathBuf,
-    /// After which step; none if no checkpoint is needed any more.
+    /// Last step of each checkpoint; `None` if no checkpoint is needed any more.
     steps: UnboundedSender<Option<u64>>,
 }
 
-/// The other end of it.
+/// Receiving end for a trainer's checkpoints.
 #[derive(Debug)]
 pub(super) struct CheckpointUploader {
     directory: PathBuf,
@@ -38,13 +38,13 @@ pub(super) struct CheckpointUploader {
 }
 
 impl CheckpointSender {
-    /// Both ends, for a job in `directory`.
+    /// Creates both ends for a job in `directory`.
     pub(super) fn new(directory: PathBuf) -> (Self, CheckpointUploader) {
         let (to, from) = unbounded_channel();
         (Self { directory: directory.clone(), steps: to }, CheckpointUploader { directory, steps: from })
     }
 
-    /// Hands over the checkpoint that is there now, before the trainer puts another in its place.
+    /// Hands over the current checkpoint, by a hard link made before the trainer replaces the file.
     pub(super) fn hand_over(&self, step: u64) -> Result<(), TrainingError> {
         let path = link(&self.directory, step);
         match fs::remove_file(&path) {
@@ -54,24 +54,24 @@ impl CheckpointSender {
             _ => {}
         }
         fs::hard_link(self.directory.join(CHECKPOINT_NAME), &path).map_err(failed("linking", &path))?;
-        // Where nobody takes it, it goes with the directory.
+        // Without a receiver, the link is removed with the directory.
         let _ = self.steps.send(Some(step));
         Ok(())
     }
 
-    /// The adapter is there: nobody will go on from a checkpoint.
+    /// Ends the upload, because the adapter is complete and no job will resume from a checkpoint.
     pub(super) fn is_not_needed(&self) {
         let _ = self.steps.send(None);
     }
 }
 
-/// What the checkpoint after `step` is called until it is in the bucket.
+/// Returns the path of the checkpoint after `step` until its upload is complete.
 fn link(directory: &Path, step: u64) -> PathBuf {
     directory.join(format!("outgoing-{step}"))
 }
 
 impl Training {
-    /// Brings checkpoints to the bucket until the trainer has ended, and the last one too.
+    /// Uploads checkpoints until the trainer has ended and its last one is uploaded.
     pub(super) async fn upload_checkpoints(&self, job: &JobRecord, mut from: CheckpointUploader) {
         let Some(fleet) = &self.fleet else { return };
         let mut tries = LAST_TRIES;

@@ -1,4 +1,4 @@
-//! What comes of work on a job: another trainer, an adapter under its name, or why there is none.
+//! Results of the work on a job: a retry with another trainer, a registered adapter, or a failure.
 
 use std::{
     sync::atomic::Ordering::Relaxed,
@@ -16,32 +16,34 @@ use crate::adapters::{
     AdapterError, Base, LoadRequest, Publication, Replace, StoreError, Terms, database::DatabaseError,
 };
 
-/// Trainers in a row that may die without a step.
+/// Maximum number of consecutive trainers that end without a step.
 const MAX_FAILURES: u32 = 5;
 
-/// How long a job that could not begin lets others ask for a trainer.
+/// Time that a job without a trainer lets other jobs request one.
 const UNAVAILABLE: Duration = Duration::from_secs(3);
-/// How long a job waits before it tries again to publish its adapter.
+/// Delay before another attempt to publish an adapter.
 const PUBLISH_AGAIN: Duration = Duration::from_secs(15);
 
-/// How work on a job ended.
+/// Outcome of the work on a job.
 pub(super) enum JobOutcome {
-    /// The adapter is there.
+    /// The adapter is complete.
     Done,
-    /// All trainers are busy.
     Busy(String),
-    /// No trainer answers, or what it needs does not come.
+    /// No trainer answers, or an input cannot be downloaded.
     Unavailable(String),
-    /// The trainer said why there will be no adapter.
-    Failed { message: String, exit: String },
-    /// It was told to stop.
+    /// The trainer reported why it cannot train the adapter.
+    Failed {
+        message: String,
+        exit: String,
+    },
+    /// The worker was told to stop.
     Stopped,
-    /// It ended without a word, or never began.
+    /// The trainer ended without a report, or never began.
     Lost(String),
 }
 
 impl Training {
-    /// Writes down how it ended, and puts the adapter under its name if there is one.
+    /// Records the outcome, and registers the adapter if there is one.
     pub(super) async fn complete(&self, id: &str, ending: JobOutcome) -> Result<(), TrainingError> {
         match ending {
             JobOutcome::Stopped => {}
@@ -78,7 +80,8 @@ impl Training {
         Ok(())
     }
 
-    /// Counts a trainer that got nowhere, and lets the next one wait the longer for it.
+    /// Counts a failed trainer, and delays the next one exponentially. Returns the number of failures in a
+    /// row.
     pub(super) fn back_off(&self, id: &str) -> u32 {
         let mut live = self.active_jobs();
         let Some(found) = live.get_mut(id) else { return 0 };
@@ -88,8 +91,8 @@ impl Training {
         found.failures
     }
 
-    /// Lets a job whose adapter is made try again to publish it. No trainer failed, and the first attempt alone is told: the events
-    /// of a job are kept.
+    /// Schedules another attempt to publish a finished adapter. No trainer failed, and only the first attempt
+    /// adds an event, because events are kept.
     async fn publish_later(&self, id: &str, error: &AdapterError) -> Result<(), TrainingError> {
         let is_told = self.active_jobs().get_mut(id).is_none_or(|found| {
             found.not_before = Some(Instant::now() + PUBLISH_AGAIN);
@@ -99,7 +102,7 @@ impl Training {
         self.requeue(id, (!is_told).then_some(why)).await
     }
 
-    /// Lets a job wait for another trainer, unless it is no longer wanted.
+    /// Queues a job for another trainer, unless it was paused or has ended.
     pub(super) async fn requeue(&self, id: &str, why: Option<String>) -> Result<(), TrainingError> {
         let requeued = |job: &mut JobRecord| {
             if job.status.is_due() {
@@ -113,10 +116,10 @@ impl Training {
         self.change(id, JobActor::Worker, requeued).await.map(drop)
     }
 
-    /// Registers the adapter of a job and ends the job. From its first write on nobody can cancel the job.
+    /// Registers the adapter of a job and ends the job. After the first write the job cannot be cancelled.
     ///
-    /// Copying and loading hold no lock: what keeps callers away is `is_closing`, and what keeps another gateway away is the
-    /// transaction that registers the adapter, which the holder of the job alone can commit.
+    /// Copying and loading hold no lock. Callers are kept out by `is_closing`. Another gateway is kept out
+    /// because only the lease holder can commit the transaction that registers the adapter.
     async fn publish(&self, id: &str) -> Result<(), TrainingError> {
         let Ok(serving) = self.status.borrow().serving() else {
             self.back_off(id);
@@ -149,7 +152,8 @@ impl Training {
         }
     }
 
-    /// Registers the adapter of a job under its name, as long as this gateway works on the job; returns its generation.
+    /// Registers the adapter of a job under its name, if this gateway still holds the job; returns its
+    /// adapter version.
     async fn register(&self, job: &JobRecord, base: Base<'_>) -> Result<String, AdapterError> {
         let holder = match &self.fleet {
             None => None,
@@ -173,7 +177,6 @@ impl Training {
         loaded.map(|entry| entry.record.generation.to_string())
     }
 
-    /// Ends a job whose adapter is registered.
     async fn succeed(&self, job: &JobRecord, generation: String) -> Result<(), TrainingError> {
         let page = Page { after: None, limit: u32::MAX - 1 };
         let events = self.table.events(&job.id, &page).await?;
@@ -191,7 +194,7 @@ impl Training {
     }
 }
 
-/// Whether a finished adapter that cannot be published now is worth another attempt: somebody may make room for it.
+/// Whether another attempt to publish may succeed, because space or a service may become available.
 fn may_succeed_later(error: &AdapterError) -> bool {
     matches!(
         error,

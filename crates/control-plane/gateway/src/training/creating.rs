@@ -1,4 +1,4 @@
-//! Creating a job: what it needs is put where its trainer finds it, and the job is kept. Both happen or neither.
+//! Creation of a job: provides its inputs to its future trainer and stores the job, both or neither.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -12,16 +12,17 @@ use super::{
 use crate::{caller::Caller, lifecycle::ServingState, tenant_slots::TenantSlots};
 
 impl Training {
-    /// Who may create a job takes a slot here first, and has it until the job is created.
+    /// Creation slots; a caller takes one before it creates a job, and keeps it until the job is created.
     #[must_use]
     pub fn creation_slots(&self) -> &Arc<TenantSlots> {
         &self.creations
     }
 
-    /// Creates a job for `caller`, unless a request with this key has. It is durable when this returns, and waits for a trainer.
+    /// Creates a job for `caller`, unless a request with the same `key` has created it. The job is durable
+    /// when this returns, and waits for a trainer.
     ///
     /// # Errors
-    /// What it names is not there, the caller has enough to do, or the key was another request's.
+    /// If an input is missing, the caller has too many jobs, or the key belongs to a different request.
     pub async fn create(
         &self,
         order: JobSpec,
@@ -29,7 +30,7 @@ impl Training {
         caller: &Caller,
         serving: &ServingState,
     ) -> Result<JobRecord, TrainingError> {
-        // Of a fleet, another host may train.
+        // In a fleet, another host may train.
         if self.fleet.is_none() {
             self.trainers.check()?;
         }
@@ -37,7 +38,8 @@ impl Training {
         if let Some(job) = self.created_before(&order, key, tenant).await? {
             return Ok(job);
         }
-        // Before anything is copied for it; `keep` looks again, together with what other hosts create.
+        // This early check avoids needless copies. `keep` checks again, in a transaction that also counts
+        // jobs of other hosts.
         let limit = self.limits.tenant_jobs;
         if self.table.unfinished_of(tenant).await? >= limit {
             return Err(TrainingError::TooManyJobs(limit));
@@ -49,7 +51,7 @@ impl Training {
         let id = fresh_id("ftjob");
         let short = &id[id.len() - 8..];
         let name = format!("{tenant}/{}", order.suffix.as_deref().unwrap_or(short));
-        // Held until the job goes on from its own copy: what is leased is not removed.
+        // The lease keeps the adapter's files until the job has its own copy.
         let lease = match order.model == serving.base_name {
             true => None,
             false => {
@@ -67,14 +69,15 @@ impl Training {
         let kept = self.keep(&job, key).await;
         match &kept {
             Ok(kept) if kept.id == job.id => {}
-            // It may turn out to be kept: what nobody needs is swept at the next start.
+            // The database may have stored the job nevertheless; the sweep at the next start removes unused
+            // files.
             Err(TrainingError::Database(_)) if self.fleet.is_none() => {}
             _ => self.forget(&job).await,
         }
         kept
     }
 
-    /// Keeps a job that has all it needs, unless the same request has created one.
+    /// Stores a job with all its inputs, unless the same request has created one.
     async fn keep(&self, job: &JobRecord, key: Option<&[u8]>) -> Result<JobRecord, TrainingError> {
         let event = EventRecord::now(EventLevel::Info, format!("created fine-tuning job {}", job.id));
         let limit = self.limits.tenant_jobs;
@@ -86,7 +89,7 @@ impl Training {
             JobAdded::NoFile(id) => Err(TrainingError::NoFile(id)),
             JobAdded::Kept => {
                 failpoint::pass("gateway.job_committed");
-                // Whoever follows the fleet may have heard of it first, and it may be worked on already.
+                // The change feed of the fleet may have added the job already, and a worker may run it.
                 self.active_jobs().entry(job.id.clone()).or_insert_with(|| ActiveJob::new(job.clone()));
                 self.due.notify_one();
                 Ok(job.clone())
@@ -94,7 +97,7 @@ impl Training {
         }
     }
 
-    /// Sees that a job has what it needs wherever it gets its trainer; returns what of it lies in a bucket.
+    /// Provides the inputs of a job to any host that may train it; returns the objects in the bucket.
     async fn provide(
         &self,
         job: &JobRecord,
@@ -112,7 +115,7 @@ impl Training {
         Ok(objects)
     }
 
-    /// Removes what was provided for a job that is not kept.
+    /// Removes the inputs of a job that was not stored.
     async fn forget(&self, job: &JobRecord) {
         match &self.fleet {
             None => files::remove(self.job_directory(&job.id)).await,
@@ -124,7 +127,7 @@ impl Training {
         }
     }
 
-    /// The job that the same request with this key has created.
+    /// Returns the job that the same request with this key has created.
     async fn created_before(
         &self,
         order: &JobSpec,
@@ -138,7 +141,7 @@ impl Training {
         }
     }
 
-    /// A file to learn from.
+    /// Returns a training or validation file, after a check of its purpose.
     async fn data(&self, id: &str, tenant: &str) -> Result<FileRecord, TrainingError> {
         let file = self.file(id, tenant).await?;
         match file.purpose {
@@ -147,7 +150,7 @@ impl Training {
         }
     }
 
-    /// The generation that `name` stands for, if it is the tenant's.
+    /// Returns the adapter version that `name` stands for, if the adapter belongs to the tenant.
     fn stands_for(&self, name: &str, tenant: &str) -> Result<Option<String>, TrainingError> {
         match self.registry.entries().get(name) {
             None => Ok(None),

@@ -1,4 +1,4 @@
-//! What is written of what a trainer says.
+//! Event records made from a trainer's reports.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -7,16 +7,16 @@ use control_protocol::training::{StepReport, TrainingEvent};
 use super::records::{CheckpointRecord, EventLevel, EventRecord, JobRecord, JobStatus, StepMetrics};
 use crate::clock::seconds_since_1970;
 
-/// Most steps of a job that are kept as events; of longer jobs every second is, or every third ...
+/// Maximum number of step events per job; longer jobs record every second step, every third, and so on.
 const MAX_STEP_EVENTS: u64 = 1000;
-/// Most faults of data that a message names.
+/// Maximum number of data problems that a message names.
 const MAX_PROBLEMS: usize = 20;
 
-/// Figures of a job, the oldest first, as CSV.
+/// Formats the metrics of a job as CSV, the oldest step first.
 pub(super) fn table(metrics: impl Iterator<Item = StepMetrics>) -> String {
     let mut steps: BTreeMap<u64, StepMetrics> = BTreeMap::new();
     for metrics in metrics {
-        // A step that was made again has the same figures.
+        // A repeated step has the same metrics.
         let of_step = steps.entry(metrics.step).or_insert(metrics);
         of_step.valid_loss = of_step.valid_loss.or(metrics.valid_loss);
         if metrics.train_loss.is_some() {
@@ -27,13 +27,13 @@ pub(super) fn table(metrics: impl Iterator<Item = StepMetrics>) -> String {
     let number = |value: Option<f64>| value.map_or_else(String::new, |value| value.to_string());
     for (step, StepMetrics { train_loss, valid_loss, grad_norm, learning_rate, .. }) in steps {
         let [train, valid, norm, rate] = [train_loss, valid_loss, grad_norm, learning_rate].map(number);
-        // Into memory: it cannot fail.
+        // Writing to a string cannot fail.
         let _ = writeln!(text, "{step},{train},{valid},{norm},{rate}");
     }
     text
 }
 
-/// What is wrong with the data, line by line.
+/// Appends the data problems with their line numbers to `message`.
 pub(super) fn with_problems(message: String, problems: &[(u64, String)]) -> String {
     let named = problems.iter().take(MAX_PROBLEMS).map(|(line, what)| format!("line {line}: {what}"));
     let more = problems.len().saturating_sub(MAX_PROBLEMS);
@@ -42,9 +42,10 @@ pub(super) fn with_problems(message: String, problems: &[(u64, String)]) -> Stri
     if all.is_empty() { message } else { all.join("; ") }
 }
 
-/// A job to which this happened, and what is said of it. A checkpoint is pending until it is [`confirmed`].
+/// Applies `event` to `job` and returns the events to record. A checkpoint is pending until it is
+/// [`confirmed`].
 pub(super) fn noted(job: &mut JobRecord, event: TrainingEvent) -> Vec<EventRecord> {
-    // A trainer that is told to stop ends its step first, and keeps a checkpoint.
+    // A trainer that is told to stop ends its step first, and writes a checkpoint.
     let is_heard =
         job.status.is_due() || matches!(event, TrainingEvent::Step(_) | TrainingEvent::Checkpoint { .. });
     if !is_heard || job.status.is_final() {
@@ -57,7 +58,7 @@ pub(super) fn noted(job: &mut JobRecord, event: TrainingEvent) -> Vec<EventRecor
                 false => format!("fine-tuning started: {} examples, {} steps", plan.examples, plan.steps),
             };
             let resumed_step = plan.resumed_step.unwrap_or(0);
-            // What was made behind the checkpoint is made again.
+            // Steps after the checkpoint are computed again.
             if resumed_step != job.step {
                 let mark = job.mark.filter(|mark| mark.step == resumed_step);
                 job.trained_tokens = mark.map_or(0, |mark| mark.trained_tokens);
@@ -87,7 +88,7 @@ pub(super) fn noted(job: &mut JobRecord, event: TrainingEvent) -> Vec<EventRecor
     }
 }
 
-/// The job can go on after `step` now, and no longer after what was before it.
+/// Records that the job can resume after `step`, and no longer from an earlier checkpoint.
 pub(super) fn confirmed(job: &mut JobRecord, step: u64) {
     job.mark = job.pending_marks.iter().find(|mark| mark.step == step).copied().or(job.mark);
     job.pending_marks.retain(|mark| mark.step > step);
@@ -95,7 +96,7 @@ pub(super) fn confirmed(job: &mut JobRecord, step: u64) {
 
 fn of_step(job: &mut JobRecord, step: &StepReport) -> Vec<EventRecord> {
     if step.step <= job.step {
-        // It has been written, though nobody heard that it was.
+        // The step was recorded already, but the confirmation was lost.
         return Vec::new();
     }
     let now = seconds_since_1970();

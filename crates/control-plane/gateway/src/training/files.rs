@@ -1,4 +1,5 @@
-//! Files that people send: on disk, synced, or in a fleet's bucket, before they are acknowledged.
+//! Training files that clients upload: synced to disk, or stored in a fleet's bucket, before they are
+//! acknowledged.
 
 use std::{
     collections::HashSet,
@@ -17,10 +18,10 @@ use super::{
 };
 use crate::{clock::seconds_since_1970, random::random_u64, tenant_slots::TenantSlots, thread};
 
-/// What a file is called until all of it has come.
+/// File extension of an incomplete upload.
 const PARTIAL: &str = "partial";
 
-/// A file that is being taken in; what has come of it goes away with it, unless it is kept.
+/// Upload in progress; dropping it removes the received bytes unless the file was kept.
 #[derive(Debug)]
 pub struct Upload<'a> {
     training: &'a Training,
@@ -32,10 +33,10 @@ pub struct Upload<'a> {
 }
 
 impl Training {
-    /// Begins to take a file in.
+    /// Begins an upload.
     ///
     /// # Errors
-    /// The system refuses.
+    /// If the file cannot be created.
     pub async fn upload(&self) -> Result<Upload<'_>, TrainingError> {
         self.upload_as(fresh_id("file")).await
     }
@@ -46,25 +47,24 @@ impl Training {
         Ok(Upload { training: self, id, file, bytes: 0, hasher: blake3::Hasher::new(), is_kept: false })
     }
 
-    /// Who may send a file takes a slot here first.
+    /// Upload slots; a caller takes one before it sends a file.
     #[must_use]
     pub fn upload_slots(&self) -> &Arc<TenantSlots> {
         &self.uploads
     }
 
-    /// Who may read a file takes a slot here first, and has it until the file is read.
+    /// Download slots; a caller takes one before it reads a file, and keeps it until the end.
     #[must_use]
     pub fn download_slots(&self) -> &Arc<TenantSlots> {
         &self.downloads
     }
 
-    /// Longest file, in bytes.
+    /// Maximum length of a file in bytes.
     #[must_use]
     pub fn max_file_bytes(&self) -> u64 {
         self.limits.max_file_bytes
     }
 
-    /// Where a file's bytes are.
     #[must_use]
     pub fn file_path(&self, id: &str) -> PathBuf {
         self.directory.join("files").join(id)
@@ -74,18 +74,18 @@ impl Training {
         self.file_path(id).with_extension(PARTIAL)
     }
 
-    /// Files of `tenant`.
+    /// Lists the files of `tenant`.
     ///
     /// # Errors
-    /// The database's.
+    /// If the database fails.
     pub async fn files(&self, tenant: &str, page: &Page) -> Result<ListedPage<FileRecord>, TrainingError> {
         Ok(self.table.files(tenant, page).await?)
     }
 
-    /// What is in a file.
+    /// Opens the content of a file.
     ///
     /// # Errors
-    /// It cannot be read, or does not come.
+    /// If the file cannot be read or downloaded.
     pub async fn content(&self, file: &FileRecord) -> Result<File, TrainingError> {
         let path = self.file_path(&file.id);
         let Some(fleet) = &self.fleet else {
@@ -94,27 +94,28 @@ impl Training {
         let path = path.with_extension(format!("{:016x}", random_u64()));
         fleet.download(&file.object(""), &path).await?;
         let opened = File::open(&path).await.map_err(failed("reading", &path));
-        // Whoever reads it has it open.
+        // The open file stays readable after its removal.
         let _ = tokio::fs::remove_file(&path).await;
         opened
     }
 
-    /// Removes a file. Jobs that were created with it keep what they need of it.
+    /// Removes a file. Jobs that were created with it keep their own link or object.
     ///
     /// # Errors
-    /// There is none, or it cannot be removed.
+    /// If the tenant has no such file, or it cannot be removed.
     pub async fn remove_file(&self, id: &str, tenant: &str) -> Result<FileRecord, TrainingError> {
         let removed = self.table.remove_file(id, tenant).await?;
         let file = removed.ok_or_else(|| TrainingError::NoFile(shown(id)))?;
         match &self.fleet {
-            // If this fails, the next start does it.
+            // If the removal fails, the sweep at the next start repeats it.
             None => drop(tokio::fs::remove_file(self.file_path(&file.id)).await),
             Some(fleet) => fleet.litter.notify_one(),
         }
         Ok(file)
     }
 
-    /// Keeps `text`, which a job has measured; returns the file's id. However often a job ends, there is one such file of it.
+    /// Stores `text`, the metrics of a job, as a file; returns its id. A job has one such file, even if it
+    /// ends repeatedly.
     pub(super) async fn keep_results(&self, job: &JobRecord, text: &str) -> Result<String, TrainingError> {
         let id = job.results_id();
         if self.table.file(&id, &job.tenant).await?.is_some() {
@@ -127,10 +128,10 @@ impl Training {
 }
 
 impl Upload<'_> {
-    /// Takes in some more.
+    /// Appends received bytes.
     ///
     /// # Errors
-    /// The system refuses.
+    /// If the system cannot write them.
     pub async fn write(&mut self, bytes: &[u8]) -> Result<(), TrainingError> {
         self.bytes += bytes.len() as u64;
         self.hasher.update(bytes);
@@ -138,16 +139,16 @@ impl Upload<'_> {
         written.map_err(failed("writing", &self.training.partial(&self.id)))
     }
 
-    /// Bytes that have come.
+    /// Number of received bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Keeps what has come as a file of `tenant`. Durable when this returns.
+    /// Stores the upload as a file of `tenant`. The file is durable when this returns.
     ///
     /// # Errors
-    /// The tenant has too much already, or the system refuses; then there is no file.
+    /// If the tenant's limit would be exceeded, or the system fails; there is no file then.
     pub async fn keep(
         mut self,
         tenant: &str,
@@ -169,7 +170,7 @@ impl Upload<'_> {
         let limits_it = (purpose == Purpose::FineTune).then_some(limit);
         match training.table.add_file(&record, limits_it).await {
             Ok(FileAdded::Kept) => {
-                // In a fleet nothing of it needs to stay here.
+                // In a fleet the local copy is not needed, since the bucket has the file.
                 self.is_kept = training.fleet.is_none();
                 Ok(record)
             }
@@ -183,7 +184,7 @@ impl Upload<'_> {
         }
     }
 
-    /// Puts what has come where it is to lie.
+    /// Moves the received bytes to their final place, on disk or in the bucket.
     async fn put(&mut self, record: &FileRecord) -> Result<(), TrainingError> {
         let (training, path) = (self.training, self.training.file_path(&self.id));
         self.file.flush().await.map_err(failed("writing", &path))?;
@@ -207,7 +208,7 @@ impl Drop for Upload<'_> {
         }
         let paths = [self.training.partial(&self.id), self.training.file_path(&self.id)];
         let remove = move || paths.iter().for_each(|path| drop(fs::remove_file(path)));
-        // Removing a large file takes its time. What is not removed now is swept at the next start.
+        // Removing a large file takes long. The sweep at the next start removes what is left.
         match Handle::try_current() {
             Ok(runtime) => drop(runtime.spawn_blocking(remove)),
             Err(_) => remove(),
@@ -215,7 +216,7 @@ impl Drop for Upload<'_> {
     }
 }
 
-/// Makes a directory with links to the files of a job, and its own copy of the adapter it goes on from.
+/// Creates the directory of a job, with links to its files and a copy of the adapter that it trains further.
 pub(super) async fn prepare(
     directory: PathBuf,
     links: Vec<(PathBuf, &'static str)>,
@@ -236,7 +237,6 @@ pub(super) async fn prepare(
     thread::run("training-files", work).await?
 }
 
-/// Copies the files of a directory.
 fn copy(from: &Path, to: &Path) -> Result<(), TrainingError> {
     fs::create_dir(to).map_err(failed("creating", to))?;
     for entry in fs::read_dir(from).map_err(failed("reading", from))? {
@@ -248,7 +248,6 @@ fn copy(from: &Path, to: &Path) -> Result<(), TrainingError> {
     sync(to)
 }
 
-/// Removes a job's directory.
 pub(super) async fn remove(directory: PathBuf) {
     let removed = thread::run("training-files", move || (fs::remove_dir_all(&directory), directory)).await;
     if let Ok((Err(error), directory)) = removed
@@ -258,7 +257,7 @@ pub(super) async fn remove(directory: PathBuf) {
     }
 }
 
-/// Makes the directory `place` if it is not there, and removes what is in it but for `keep`.
+/// Creates the directory `place` if it is missing, and removes all its entries except `keep`.
 pub(super) fn sweep(place: &Path, keep: &HashSet<String>) -> Result<(), TrainingError> {
     fs::create_dir_all(place).map_err(failed("creating", place))?;
     for entry in fs::read_dir(place).map_err(failed("reading", place))? {

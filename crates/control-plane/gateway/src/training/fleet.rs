@@ -1,13 +1,13 @@
-//! What the hosts of a fleet share of files and jobs: rows in PostgreSQL, bytes in the bucket.
+//! Files and jobs that the hosts of a fleet share: rows in PostgreSQL, bytes in the bucket.
 //!
 //! ```text
-//! PREFIX/training/files/ID                      a file that somebody sent
-//! PREFIX/training/jobs/ID/checkpoint-...        the last checkpoint of a job, as long as it has not ended
-//! PREFIX/training/jobs/ID/from-...              the files of the adapter that it goes on from, as long
+//! PREFIX/training/files/ID                      a file that a client uploaded
+//! PREFIX/training/jobs/ID/checkpoint-...        the last checkpoint of an unfinished job
+//! PREFIX/training/jobs/ID/from-...              the adapter that an unfinished job trains further
 //! ```
 //!
-//! Before anything is brought there it stands in the table's litter, and what goes stands there again: see
-//! [`table::shared`](super::table::shared). What comes back is hashed before it is used.
+//! An object is listed in the table's litter before its upload and again before its removal: see
+//! [`table::shared`](super::table::shared). Downloads are hashed before they are used.
 
 use std::{
     fs::File,
@@ -28,17 +28,16 @@ use crate::{
     thread,
 };
 
-/// How often something is brought that is not what it should be.
+/// Number of downloads of an object before it counts as damaged.
 const ATTEMPTS: usize = 2;
 
-/// See the module's description.
 #[derive(Debug)]
 pub(super) struct TrainingFleet {
     pub(super) table: Arc<SharedTable>,
     bucket: Arc<Bucket>,
-    /// A trainer has said something that is to be written.
+    /// Signal that a trainer's reports wait to be written.
     pub(super) notes: Notify,
-    /// Something may be removed from the bucket.
+    /// Signal that an object may be removed from the bucket.
     pub(super) litter: Notify,
 }
 
@@ -47,13 +46,13 @@ impl TrainingFleet {
         Self { table, bucket, notes: Notify::new(), litter: Notify::new() }
     }
 
-    /// Brings a file to the bucket as `path`; it stays there if a row names it in time.
+    /// Uploads a file as `path`. The object stays if a row names it before the litter entry expires.
     pub(super) async fn send(&self, path: &str, from: &Path) -> Result<(), TrainingError> {
         self.table.intend(path).await?;
         Ok(self.bucket.put(path, from).await?)
     }
 
-    /// Brings the files of a directory to the bucket for a job, which calls the directory `name`.
+    /// Uploads the files of a directory for a job, under the directory name `name` within the job.
     pub(super) async fn send_all(
         &self,
         job: &JobRecord,
@@ -78,7 +77,7 @@ impl TrainingFleet {
         Ok(objects)
     }
 
-    /// Brings a file to the bucket that a job calls `name`.
+    /// Uploads a file that the job calls `name`.
     pub(super) async fn send_as(
         &self,
         job: &JobRecord,
@@ -91,7 +90,7 @@ impl TrainingFleet {
         Ok(ObjectRecord { name, path, bytes, hash })
     }
 
-    /// Lets what was sent, and will not be named, go.
+    /// Marks an uploaded object that no row will name for removal.
     pub(super) async fn discard(&self, path: &str) {
         if let Err(error) = self.table.discard(path).await {
             tracing::debug!(path, %error, "what is not needed is removed from the bucket later");
@@ -99,7 +98,7 @@ impl TrainingFleet {
         self.litter.notify_one();
     }
 
-    /// Brings what lies in the bucket here as `to`, whole or not at all.
+    /// Downloads an object to `to`, completely or not at all.
     pub(super) async fn download(&self, object: &ObjectRecord, to: &Path) -> Result<(), TrainingError> {
         let incoming = to.with_file_name(format!("incoming-{:016x}", random_u64()));
         let brought = self.bring_as(object, &incoming).await;
@@ -128,7 +127,7 @@ impl TrainingFleet {
         Err(TrainingError::Damaged(object.path.clone()))
     }
 
-    /// Removes from the bucket what may be.
+    /// Removes all objects from the bucket whose litter entry has expired.
     pub(super) async fn sweep(&self) -> Result<(), TrainingError> {
         loop {
             let litter = self.table.litter().await?;
@@ -143,13 +142,13 @@ impl TrainingFleet {
     }
 }
 
-/// Whether the file `path` is that object.
+/// Whether length and hash of the file at `path` match `object`.
 pub(super) async fn is(object: &ObjectRecord, path: &Path) -> Result<bool, TrainingError> {
     let (hash, bytes) = hash_of(path.to_owned()).await?;
     Ok(hash == object.hash && bytes == object.bytes)
 }
 
-/// The hash of a file, in hexadecimal, and its length.
+/// Returns the hash of a file, in hexadecimal, and its length in bytes.
 pub(super) async fn hash_of(path: PathBuf) -> Result<(String, u64), TrainingError> {
     let work = move || {
         let mut hasher = blake3::Hasher::new();

@@ -1,5 +1,5 @@
-//! What may happen to a job: paused, resumed, cancelled; and what is written of it. Each change is durable before it is
-//! answered.
+//! Changes of a job: pausing, resuming, cancelling, and their events. Each change is durable before it is
+//! acknowledged.
 
 use std::time::Instant;
 
@@ -16,63 +16,63 @@ use crate::{
     trainer_client::trainer_slots::{TrainerSlot, TrainerSlots},
 };
 
-/// How often a job may be paused: each time is an event that is kept.
+/// Maximum number of pauses per job, since each adds an event that is kept.
 const MAX_PAUSES: u32 = 1000;
-/// Jobs that have ended of which a tenant's newest are kept, with their events and results.
+/// Number of a tenant's newest ended jobs that are kept, with their events and results.
 const KEPT_JOBS: u32 = 1000;
 
-/// A job that has not ended.
+/// An unfinished job in memory.
 #[derive(Debug)]
 pub(super) struct ActiveJob {
     pub(super) job: JobRecord,
-    /// Its trainer, if it has one, ends when this says so.
+    /// Signal that stops the job's trainer.
     pub(super) stop: watch::Sender<bool>,
-    /// Whether somebody works on it: has a trainer for it, or puts its adapter under its name.
+    /// Whether a worker here trains the job or registers its adapter.
     pub(super) is_attended: bool,
-    /// What it has of trainers: it waits for one, or has one here or on another host.
+    /// Place in the queue for trainers, or the trainer that the job has here or on another host.
     pub(super) place: Option<TrainerSlot>,
-    /// Trainers in a row that got nowhere.
+    /// Number of consecutive trainers without progress.
     pub(super) failures: u32,
-    /// Whether its events say that its adapter is made and waits to be published.
+    /// Whether an event reports that the finished adapter waits to be published.
     pub(super) is_unpublished: bool,
-    /// When the next trainer may be asked for.
+    /// Earliest time for the next request for a trainer.
     pub(super) not_before: Option<Instant>,
-    /// What its trainer learns from in a second, as it said last.
+    /// Training speed in tokens per second, as the trainer last reported.
     pub(super) tokens_per_s: Option<f64>,
-    /// In a fleet, as long as it is this host that works on it.
+    /// In a fleet, the lease that this host has on the job.
     pub(super) hold: Option<JobLease>,
-    /// In a fleet, whether another host works on it.
+    /// In a fleet, whether another host works on the job.
     pub(super) is_elsewhere: bool,
-    /// In a fleet, what its trainer has said and nobody has written yet.
+    /// In a fleet, the trainer's reports that are not written yet.
     pub(super) unwritten: Vec<TrainingEvent>,
-    /// When this was so: what was read before says nothing of it.
+    /// Time of this state; rows that were read earlier are ignored.
     pub(super) known: Instant,
 }
 
-/// That it is this host that works on a job.
+/// Lease of this host on a job.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct JobLease {
     pub(super) fence: Fence,
-    /// Until it is no longer sure of that.
+    /// Time until which this host can rely on the lease.
     pub(super) until: Instant,
 }
 
-/// Who changes a job.
+/// Author of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum JobActor {
-    /// Whoever asks for it.
+    /// The tenant, over the API.
     Caller,
-    /// Who works on it, here.
+    /// The worker on this host.
     Worker,
 }
 
 impl ActiveJob {
-    /// One that waits.
+    /// Creates the entry of a queued job.
     pub(super) fn new(job: JobRecord) -> Self {
         Self::known_at(Instant::now(), job)
     }
 
-    /// One that waited at a time.
+    /// Creates the entry of a job as it was at the time `known`.
     pub(super) fn known_at(known: Instant, mut job: JobRecord) -> Self {
         if job.status.is_due() {
             job.status = JobStatus::Queued;
@@ -94,7 +94,8 @@ impl ActiveJob {
         }
     }
 
-    /// Brings the place of a job that nobody attends to here up to date: it waits for a trainer, has one elsewhere, or neither.
+    /// Updates the queue place of a job without a worker here: it waits, has a trainer on another host, or
+    /// neither.
     pub(super) fn queue(&mut self, places: &TrainerSlots, now: Instant) {
         let waits = self.job.status.is_due() && self.not_before.is_none_or(|time| time <= now);
         let (found, tenant) = (self.place.take(), &self.job.tenant);
@@ -108,7 +109,7 @@ impl ActiveJob {
 }
 
 impl JobStatus {
-    /// As people say it.
+    /// Status as error messages name it.
     fn said(self) -> &'static str {
         match self {
             Self::Queued => "queued",
@@ -123,18 +124,18 @@ impl JobStatus {
 }
 
 impl Training {
-    /// Jobs of `tenant`.
+    /// Lists the jobs of `tenant`.
     ///
     /// # Errors
-    /// The database's.
+    /// If the database fails.
     pub async fn jobs(&self, tenant: &str, page: &Page) -> Result<ListedPage<JobRecord>, TrainingError> {
         Ok(self.table.jobs(tenant, page).await?)
     }
 
-    /// What happened to a job.
+    /// Lists the events of a job.
     ///
     /// # Errors
-    /// There is no such job.
+    /// If there is no such job.
     pub async fn events(
         &self,
         id: &str,
@@ -148,23 +149,23 @@ impl Training {
     /// Ends a job without an adapter.
     ///
     /// # Errors
-    /// It has ended already.
+    /// If the job has ended already.
     pub async fn cancel(&self, id: &str, tenant: &str) -> Result<JobRecord, TrainingError> {
         self.turn_to(id, tenant, JobStatus::Cancelled, "cancelled", |status| !status.is_final()).await
     }
 
-    /// Lets a job wait, at its last checkpoint.
+    /// Pauses a job at its last checkpoint.
     ///
     /// # Errors
-    /// It neither runs nor waits for its turn.
+    /// If the job neither runs nor waits for a trainer.
     pub async fn pause(&self, id: &str, tenant: &str) -> Result<JobRecord, TrainingError> {
         self.turn_to(id, tenant, JobStatus::Paused, "paused", JobStatus::is_due).await
     }
 
-    /// Lets a job go on that was paused.
+    /// Resumes a paused job.
     ///
     /// # Errors
-    /// It is not paused.
+    /// If the job is not paused.
     pub async fn resume(&self, id: &str, tenant: &str) -> Result<JobRecord, TrainingError> {
         self.turn_to(id, tenant, JobStatus::Queued, "resumed", |status| status == JobStatus::Paused).await
     }
@@ -199,8 +200,8 @@ impl Training {
         changed.ok_or(TrainingError::WrongState { status: job.status.said(), wanted })
     }
 
-    /// Changes a job that has not ended, on disk and in memory; `None` if it has, or if the worker is here no longer. A trainer
-    /// that works on what is no longer wanted is stopped.
+    /// Changes an unfinished job on disk and in memory. Returns `None` if the job has ended, or if its lease
+    /// is lost. A trainer whose job is no longer due is stopped.
     pub(super) async fn change(
         &self,
         id: &str,
@@ -231,18 +232,18 @@ impl Training {
         if job.status.is_final()
             && let Err(error) = self.remove_ended(&job.tenant, KEPT_JOBS).await
         {
-            // The next job of the tenant that ends does it.
+            // The removal is repeated when the tenant's next job ends.
             tracing::debug!(%error, "jobs that ended long ago could not be removed");
         }
         Ok(Some(job))
     }
 
-    /// Removes jobs of `tenant` that have ended, with their events and results, but for the `keep` newest.
+    /// Removes ended jobs of `tenant` with their events and results, except the `keep` newest.
     async fn remove_ended(&self, tenant: &str, keep: u32) -> Result<(), TrainingError> {
         for job in self.table.remove_ended(tenant, keep).await? {
             let Some(results) = job.result_file else { continue };
             match self.remove_file(&results, tenant).await {
-                // The tenant has removed it before.
+                // The tenant has removed the file before.
                 Ok(_) | Err(TrainingError::NoFile(_)) => {}
                 Err(error) => return Err(error),
             }
@@ -250,7 +251,8 @@ impl Training {
         Ok(())
     }
 
-    /// In whose name a job is changed, and what is to be written of it before; `None` if it is somebody else's to change.
+    /// Returns the author to record, and the reports to write first; `None` if this host does not hold the
+    /// job.
     fn change_authority(&self, id: &str, author: JobActor) -> Option<(UpdatedBy, Vec<TrainingEvent>)> {
         if author == JobActor::Caller || self.fleet.is_none() {
             return Some((UpdatedBy::Anyone, Vec::new()));
@@ -260,7 +262,7 @@ impl Training {
         Some((UpdatedBy::Holder(found.hold?.fence), found.unwritten.clone()))
     }
 
-    /// Takes over a job as it was written, with the first `written` of what its trainer has said.
+    /// Updates the entry of a job whose row and first `written` reports were stored.
     fn changed(&self, job: &JobRecord, written: usize) {
         let mut live = self.active_jobs();
         if let Some(found) = live.get_mut(&job.id) {
@@ -270,7 +272,7 @@ impl Training {
                 let is_unwanted = !job.status.is_due();
                 std::mem::replace(stop, is_unwanted) != is_unwanted
             });
-            // Whoever works on it lets go of it first.
+            // A running worker removes the entry itself when it ends.
             if job.status.is_final() && !found.is_attended {
                 live.remove(&job.id);
                 tokio::spawn(files::remove(self.job_directory(&job.id)));
@@ -284,7 +286,7 @@ impl Training {
     }
 }
 
-/// A job that failed for this reason.
+/// Returns a change that fails a job.
 pub(super) fn fail(
     code: &str,
     message: String,

@@ -1,5 +1,6 @@
-//! Jobs of a fleet that are this host's to work on: taken for a time, which is made longer as long as it works. A host that
-//! cannot say so in time lets go: its trainer stops at a checkpoint, and another host goes on from the one in the bucket.
+//! Leases of a fleet's jobs: a host holds a job for a limited time and renews the lease while it works. A
+//! host that cannot renew in time stops its trainer at a checkpoint, and another host resumes from the
+//! checkpoint in the bucket.
 
 use std::{
     fs,
@@ -20,17 +21,17 @@ use super::{
     trainer_args::{CHECKPOINT, CHECKPOINT_NAME},
 };
 
-/// How long a job is a host's to work on.
+/// Duration of a lease.
 const LEASE: Duration = Duration::from_secs(10);
-/// How often that time begins anew.
+/// Interval between renewals of a lease.
 const RENEWAL: Duration = Duration::from_secs(2);
-/// After what could not be written.
+/// Pause after a failed write.
 const PAUSE: Duration = Duration::from_millis(500);
-/// How often the bucket is looked through for what may be removed, unasked.
+/// Interval of sweeps of the bucket without a signal.
 const SWEEP: Duration = Duration::from_secs(30);
 
 impl Training {
-    /// Makes a job this host's to work on. False if it is another's, or waits no longer.
+    /// Takes the lease of a job. False if another host holds it, or the job does not wait any more.
     pub(super) async fn acquire_lease(&self, id: &str) -> Result<bool, TrainingError> {
         let Some(fleet) = &self.fleet else { return Ok(true) };
         let asked = Instant::now();
@@ -46,7 +47,7 @@ impl Training {
         Ok(true)
     }
 
-    /// Lets others work on a job, once all is written that is to be.
+    /// Releases the lease of a job, after all reports of its trainer are written.
     pub(super) async fn release_lease(&self, id: &str) {
         let Some(fleet) = &self.fleet else { return };
         let written = self.change(id, JobActor::Worker, |_| Ok(Vec::new())).await;
@@ -61,7 +62,7 @@ impl Training {
         }
     }
 
-    /// Lets other hosts work on what this one has worked on, at its end.
+    /// Releases all leases of this host, at its shutdown.
     pub async fn let_all_go(&self) {
         let Some(fleet) = &self.fleet else { return };
         if let Err(error) = fleet.table.give_all_back().await {
@@ -69,12 +70,12 @@ impl Training {
         }
     }
 
-    /// A job is no longer this host's: its trainer stops.
+    /// Drops a lost lease and stops the job's trainer.
     pub(super) fn lose(&self, id: &str, fence: Fence) {
         let mut live = self.active_jobs();
         let held = live.get_mut(id).filter(|found| found.hold.is_some_and(|hold| hold.fence == fence));
         if let Some(found) = held {
-            // One that is over is nobody's.
+            // The lease of an ended job is lost as a matter of course.
             if !found.job.status.is_final() {
                 tracing::warn!(
                     job = id,
@@ -86,7 +87,7 @@ impl Training {
         }
     }
 
-    /// Keeps jobs this host's that it works on.
+    /// Renews the leases of this host, forever.
     pub(super) async fn renew_leases(&self, fleet: &TrainingFleet) {
         loop {
             sleep(RENEWAL).await;
@@ -126,7 +127,7 @@ impl Training {
         }
     }
 
-    /// Writes what trainers say, as fast as it can be written; what cannot be is written later.
+    /// Writes the reports of trainers as they arrive; a failed write is repeated.
     pub(super) async fn write(&self, fleet: &TrainingFleet) {
         loop {
             fleet.notes.notified().await;
@@ -145,7 +146,7 @@ impl Training {
         }
     }
 
-    /// Removes from the bucket what nothing names any more.
+    /// Removes objects that no row names from the bucket, forever.
     pub(super) async fn sweep_bucket(&self, fleet: &TrainingFleet) {
         loop {
             let _ = timeout(SWEEP, fleet.litter.notified()).await;
@@ -155,7 +156,7 @@ impl Training {
         }
     }
 
-    /// Brings here what a job needs; if it does not come, how work on it ends.
+    /// Downloads the inputs of a job; returns the job's outcome if one is not available.
     pub(super) async fn prepare_inputs(
         &self,
         job: &JobRecord,
@@ -167,7 +168,7 @@ impl Training {
         }
         fs::create_dir_all(directory.join(CHECKPOINT)).map_err(failed("creating", directory))?;
         if !job.objects.iter().any(|object| object.name == CHECKPOINT_NAME) {
-            // One that nobody has heard of would not be counted.
+            // A checkpoint that no row names would not be counted.
             let _ = fs::remove_file(directory.join(CHECKPOINT_NAME));
         }
         for object in &job.objects {
@@ -187,7 +188,7 @@ impl Training {
         Ok(None)
     }
 
-    /// A job has lost its checkpoint.
+    /// Removes a lost checkpoint from the record, so that the job starts from its beginning.
     async fn begin_anew(&self, id: &str) -> Result<(), TrainingError> {
         let anew = |job: &mut JobRecord| {
             job.objects.retain(|object| object.name != CHECKPOINT_NAME);
@@ -198,14 +199,15 @@ impl Training {
     }
 }
 
-/// Brings an object here as `to`, unless it is here.
+/// Downloads an object to `to`, unless the file is there.
 async fn download_object(
     fleet: &TrainingFleet,
     object: &ObjectRecord,
     to: &Path,
 ) -> Result<(), TrainingError> {
     if let Ok(about) = fs::metadata(to) {
-        // Data have their name only since they were whole; of checkpoints there are many.
+        // Complete data files alone have their name, so the length suffices; checkpoints need the hash, since
+        // there are many.
         let is_it =
             about.len() == object.bytes && (object.name != CHECKPOINT_NAME || fleet::is(object, to).await?);
         if is_it {

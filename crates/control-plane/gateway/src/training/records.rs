@@ -1,43 +1,41 @@
-//! What is kept of files and jobs, as it stands in the database.
+//! Records of files and jobs, as the database stores them.
 
 use std::collections::BTreeMap;
 
 use control_protocol::training::TrainingPlan;
 use serde::{Deserialize, Serialize};
 
-/// A file that somebody sent, or that came of a job.
+/// A file that a client uploaded or a job produced.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileRecord {
-    /// `file-` and digits.
+    /// Id: `file-` and digits.
     pub id: String,
-    /// Whose it is.
     pub tenant: String,
-    /// What its sender calls it.
+    /// Name that the client gave.
     pub name: String,
-    /// What it is for.
     pub purpose: Purpose,
-    /// Its length.
+    /// Length of the file.
     pub bytes: u64,
-    /// The BLAKE3 hash of its bytes, in hexadecimal; empty of a file that came before hashes were kept.
+    /// BLAKE3 hash of the content in hexadecimal; empty for files from before hashes were stored.
     #[serde(default)]
     pub hash: String,
-    /// Seconds since 1970.
+    /// Creation time in seconds since 1970.
     pub created_at: u64,
 }
 
-/// What is before a file's id in a fleet's bucket.
+/// Prefix of file objects in a fleet's bucket.
 pub(super) const FILES: &str = "training/files/";
-/// What is before a job's id there.
+/// Prefix of job objects in a fleet's bucket.
 const JOBS: &str = "training/jobs/";
 
 impl FileRecord {
-    /// What its bytes are called in a fleet's bucket.
+    /// Path of the file in a fleet's bucket.
     #[must_use]
     pub fn path(&self) -> String {
         format!("{FILES}{}", self.id)
     }
 
-    /// Its bytes there, as a job calls them `name`.
+    /// Returns the file's object in the bucket, under the name `name` within a job.
     #[must_use]
     pub fn object(&self, name: &str) -> ObjectRecord {
         let (bytes, hash) = (self.bytes, self.hash.clone());
@@ -45,37 +43,36 @@ impl FileRecord {
     }
 }
 
-/// The file whose bytes are called so in a fleet's bucket, if they are a file's.
+/// Returns the id of the file at `path` in a fleet's bucket, if `path` is a file's.
 #[must_use]
 pub fn file_of(path: &str) -> Option<&str> {
     path.strip_prefix(FILES)
 }
 
-/// Something in a fleet's bucket that a job needs.
+/// Object in a fleet's bucket that a job needs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ObjectRecord {
-    /// What it is called within the job's directory.
+    /// Name within the job's directory.
     pub name: String,
-    /// What it is called in the bucket.
+    /// Path in the bucket.
     pub path: String,
-    /// Its length.
+    /// Length of the object.
     pub bytes: u64,
-    /// The BLAKE3 hash of its bytes, in hexadecimal.
+    /// BLAKE3 hash of the content in hexadecimal.
     pub hash: String,
 }
 
-/// What a file is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Purpose {
-    /// To learn from.
+    /// Training or validation data.
     FineTune,
-    /// What a job has measured, as CSV.
+    /// Metrics of a job, as CSV.
     FineTuneResults,
 }
 
 impl Purpose {
-    /// As the API calls it.
+    /// Name in the API.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -85,176 +82,165 @@ impl Purpose {
     }
 }
 
-/// How far a job is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum JobStatus {
-    /// It waits for a trainer.
+    /// The job waits for a trainer.
     Queued,
-    /// Its trainer reads the data.
+    /// The trainer reads the data.
     ValidatingFiles,
-    /// Its trainer learns.
+    /// The trainer runs steps.
     Running,
-    /// Its owner wants it to wait; it goes on from its checkpoint.
+    /// The owner paused the job; it resumes from its checkpoint.
     Paused,
     /// The adapter is served.
     Succeeded,
-    /// There will be no adapter.
+    /// The job ended without an adapter.
     Failed,
-    /// Its owner wants none.
+    /// The owner cancelled the job.
     Cancelled,
 }
 
 impl JobStatus {
-    /// True if nothing will happen any more.
+    /// True if the status cannot change any more.
     #[must_use]
     pub fn is_final(self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed | Self::Cancelled)
     }
 
-    /// True if it has a trainer, or waits for one.
+    /// True if the job has a trainer or waits for one.
     #[must_use]
     pub fn is_due(self) -> bool {
         matches!(self, Self::Queued | Self::ValidatingFiles | Self::Running)
     }
 }
 
-/// What the losses of a job are made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TrainingMethod {
-    /// The log-probabilities of what should be said.
+    /// Cross-entropy of the target tokens.
     Supervised,
-    /// Which of two answers is the better one.
+    /// Direct preference optimization over pairs of answers.
     Dpo,
 }
 
-/// What a caller chose of a job; the rest is left to the trainer.
+/// Hyperparameters that the caller chose; the trainer chooses the others.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct JobHyperparameters {
-    /// How often every example is seen.
+    /// Number of passes over the examples.
     pub n_epochs: Option<u64>,
-    /// Examples of a step.
+    /// Number of examples per step.
     pub batch_size: Option<u64>,
-    /// The usual learning rate is multiplied by it.
+    /// Factor of the default learning rate.
     pub learning_rate_multiplier: Option<f64>,
-    /// Of preferences.
+    /// Strength `beta` of DPO.
     pub beta: Option<f64>,
-    /// Of LoRA.
+    /// Rank of the LoRA adapter.
     pub rank: Option<u64>,
-    /// `lora_alpha`.
+    /// Scale `lora_alpha` of LoRA.
     pub alpha: Option<f64>,
-    /// Whether alpha is divided by the root of the rank.
+    /// Whether alpha is divided by the square root of the rank (rsLoRA).
     pub use_rslora: bool,
-    /// The share of what LoRA is given that is dropped.
+    /// Dropout probability of LoRA's input.
     #[serde(default)]
     pub dropout: Option<f64>,
-    /// Linear layers that get a part; the usual ones if it is empty.
+    /// Linear layers that get an adapter; the default ones if empty.
     pub target_modules: Vec<String>,
-    /// Decides order and first numbers.
+    /// Seed of the example order and the initial weights.
     pub seed: Option<u64>,
 }
 
 /// A job as its caller described it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JobSpec {
-    /// The base, or the adapter that is trained further.
+    /// Base, or the adapter that is trained further.
     pub model: String,
-    /// The file to learn from.
+    /// Id of the training file.
     pub training_file: String,
-    /// The file to judge by.
+    /// Id of the validation file.
     pub validation_file: Option<String>,
-    /// What the adapter will be called, behind the tenant's name.
+    /// Last part of the adapter's name, after the tenant.
     pub suffix: Option<String>,
-    /// What losses are made of.
     pub method: TrainingMethod,
-    /// What is chosen of it.
     pub choices: JobHyperparameters,
-    /// The caller's own words.
+    /// Free key-value pairs of the caller.
     pub metadata: BTreeMap<String, String>,
 }
 
-/// Where a job has got to, that it can go on from.
+/// A checkpoint from which a job can resume.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct CheckpointRecord {
-    /// After this step.
+    /// Last step in the checkpoint.
     pub step: u64,
-    /// Of this step's batch.
+    /// Loss of the step's batch.
     pub loss: Option<f64>,
-    /// Of what is held out, if it was judged there.
+    /// Loss of the validation data, if it was evaluated at this step.
     pub held_out_loss: Option<f64>,
-    /// Tokens that were learned from until then.
+    /// Tokens trained up to this step.
     pub trained_tokens: u64,
-    /// Seconds since 1970.
+    /// Time of the checkpoint in seconds since 1970.
     pub at: u64,
 }
 
-/// Why there is no adapter.
+/// Reason why a job has no adapter.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// A stable word.
+    /// Stable error code for programs.
     pub code: String,
-    /// For a person.
     pub message: String,
-    /// The field of the order that is to blame, if one is.
+    /// Request field that caused the failure, if any.
     pub param: Option<String>,
 }
 
-/// A job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JobRecord {
-    /// `ftjob-` and digits.
+    /// Id: `ftjob-` and digits.
     pub id: String,
-    /// Whose it is.
     pub tenant: String,
-    /// As it was asked for.
     pub order: JobSpec,
-    /// What the adapter will be called.
+    /// Name of the resulting adapter.
     pub name: String,
-    /// The generation that the name stood for when the job was created; nothing else is replaced.
+    /// Adapter version of the name when the job was created; no other version is replaced.
     pub replaces: Option<String>,
-    /// How far it is.
     pub status: JobStatus,
-    /// Seconds since 1970.
+    /// Creation time in seconds since 1970.
     pub created_at: u64,
-    /// When its first trainer began to learn.
+    /// Time when the first trainer began, in seconds since 1970.
     pub started_at: Option<u64>,
-    /// When it ended.
+    /// Time of the end in seconds since 1970.
     pub finished_at: Option<u64>,
-    /// When its trainer thinks it will.
+    /// End as the trainer estimates it, in seconds since 1970.
     pub estimated_finish: Option<u64>,
-    /// Every choice, once its trainer has made them.
+    /// Complete choices of the trainer, once it has reported them.
     pub plan: Option<TrainingPlan>,
-    /// Steps that were made.
     pub step: u64,
-    /// Tokens that were learned from, over all steps.
+    /// Tokens trained over all steps.
     pub trained_tokens: u64,
-    /// Of the last step's batch.
+    /// Loss of the last step's batch.
     pub loss: Option<f64>,
-    /// Where it can go on.
+    /// Checkpoint from which the job resumes.
     pub mark: Option<CheckpointRecord>,
-    /// In a fleet, checkpoints that are there and not yet in the bucket, the oldest first.
+    /// In a fleet, checkpoints on this host that are not in the bucket yet, the oldest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pending_marks: Vec<CheckpointRecord>,
-    /// In a fleet, what it needs, by the name it has here: data, checkpoint, the adapter to go on from.
+    /// In a fleet, the job's inputs by name within its directory: data, checkpoint, the adapter to train
+    /// further.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub objects: Vec<ObjectRecord>,
-    /// How often it was paused.
     #[serde(default)]
     pub pauses: u32,
-    /// Whether its adapter is being put under its name: nobody can cancel it then.
+    /// Whether the adapter is being registered; the job cannot be cancelled then.
     #[serde(default)]
     pub is_closing: bool,
-    /// What came of it: the content hash of the adapter. Written by the transaction that registers the adapter.
+    /// Adapter version of the result, written by the transaction that registers the adapter.
     pub generation: Option<String>,
-    /// The file of its losses.
+    /// Id of the file with the metrics.
     pub result_file: Option<String>,
-    /// Why nothing came of it.
     pub error: Option<Failure>,
 }
 
 impl JobRecord {
-    /// A job that waits.
+    /// Creates the record of a queued job.
     #[must_use]
     pub fn new(id: String, tenant: &str, order: JobSpec, name: String, replaces: Option<String>) -> Self {
         Self {
@@ -283,14 +269,14 @@ impl JobRecord {
         }
     }
 
-    /// The id of the file that has what the job has measured.
+    /// Id of the file with the job's metrics.
     #[must_use]
     pub fn results_id(&self) -> String {
         format!("file-{}", self.id.trim_start_matches("ftjob-"))
     }
 
-    /// The row of a job once its adapter of this generation is registered; `None` if `row` is not one of a job that is all but
-    /// done.
+    /// Returns the row of a job after its adapter version `generation` is registered. Returns `None` if `row`
+    /// is not a job whose adapter is being registered.
     #[must_use]
     pub fn with_generation(row: &str, generation: &str) -> Option<String> {
         let mut job: Self = serde_json::from_str(row).ok()?;
@@ -298,68 +284,63 @@ impl JobRecord {
         (job.is_closing && job.status.is_due()).then(|| serde_json::to_string(&job).ok()).flatten()
     }
 
-    /// Whether the job's adapter is registered, or is about to be: then the job is not paused or cancelled any more.
+    /// Whether the adapter is registered or being registered; the job cannot be paused or cancelled then.
     #[must_use]
     pub fn is_all_but_done(&self) -> bool {
         self.is_closing || self.generation.is_some()
     }
 
-    /// What something new of it is called in a fleet's bucket: there is nothing else of that name.
+    /// Returns a new unique path for an object of the job in a fleet's bucket.
     #[must_use]
     pub fn fresh_path(&self, name: &str) -> String {
         format!("{JOBS}{}/{name}-{:016x}", self.id, crate::random::random_u64())
     }
 }
 
-/// What happened to a job.
+/// An event of a job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EventRecord {
-    /// Seconds since 1970.
+    /// Time of the event in seconds since 1970.
     pub created_at: u64,
-    /// `info`, `warn` or `error`.
     pub level: EventLevel,
-    /// For a person.
     pub message: String,
-    /// Of a step: its figures.
+    /// Metrics of a step, if the event reports one.
     pub metrics: Option<StepMetrics>,
 }
 
-/// How much an event matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EventLevel {
-    /// It goes as it should.
+    /// Regular progress of the job.
     Info,
-    /// It goes on, but not as it should.
+    /// A problem that the job survives.
     Warn,
-    /// It is the end.
+    /// The failure of the job.
     Error,
 }
 
-/// Figures of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StepMetrics {
-    /// From 1.
+    /// Step number, from 1.
     pub step: u64,
-    /// Of how many.
+    /// Total number of steps.
     pub total_steps: u64,
-    /// Of the step's batch.
+    /// Loss of the step's batch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub train_loss: Option<f64>,
-    /// Length of its gradient.
+    /// Norm of the gradient.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grad_norm: Option<f64>,
-    /// Length of the step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub learning_rate: Option<f64>,
-    /// Of what is held out, after the step.
+    /// Loss of the validation data after the step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub valid_loss: Option<f64>,
 }
 
 impl EventRecord {
-    /// An event without figures, now.
+    /// Creates an event with the current time and without metrics.
     #[must_use]
     pub fn now(level: EventLevel, message: impl Into<String>) -> Self {
         Self { created_at: crate::clock::seconds_since_1970(), level, message: message.into(), metrics: None }

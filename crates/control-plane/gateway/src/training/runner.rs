@@ -1,8 +1,9 @@
-//! Who gets a trainer when, and what it says.
+//! Assignment of trainers to jobs, and processing of the trainers' output.
 //!
-//! The trainer service says how many trainers there may be, by refusing more. So jobs are tried one after the other, each in its
-//! turn among the jobs and the models of sessions that wait ([`trainer_slots`](crate::trainer_client::trainer_slots)). A trainer that dies is replaced by
-//! one that goes on from the checkpoint; one that says why it failed is believed.
+//! The trainer service limits the number of trainers by refusing more. So jobs request a trainer one at a
+//! time, in the order of [`trainer_slots`](crate::trainer_client::trainer_slots), which session models share.
+//! A trainer that crashes is replaced by one that resumes from the checkpoint. A trainer that reports why it
+//! failed ends the job.
 
 use std::{
     io,
@@ -30,19 +31,19 @@ use super::{
 };
 use crate::trainer_client::trainer_slots::TrainerSlot;
 
-/// How long nobody is asked for a trainer after one was refused.
+/// Time without requests after the service refused a trainer.
 const WAIT_FOR_PLACE: Duration = Duration::from_secs(2);
-/// How long a trainer is waited for that has been told to stop: it ends its step first.
+/// Time for a trainer to end its step and stop.
 const WAIT_FOR_END: Duration = Duration::from_secs(120);
-/// A trainer that says nothing for so long has a place: a refusal comes at once.
+/// A trainer without output for this time is accepted, since a refusal arrives at once.
 const WAIT_FOR_REFUSAL: Duration = Duration::from_millis(500);
-/// Longest line of a trainer, in bytes.
+/// Maximum length of a line of trainer output in bytes.
 const MAX_LINE_BYTES: u64 = 1 << 20;
-/// The word for data that only preferences are learned from.
+/// Name of preference data in a training plan.
 const PREFERENCES: &str = "preferences";
 
 impl Training {
-    /// Gives jobs their trainers, until the task is dropped: trainers end with it, at a checkpoint.
+    /// Assigns trainers to jobs until the task is dropped. Trainers then stop at a checkpoint.
     pub async fn run(self: Arc<Self>) {
         let Some(fleet) = &self.fleet else { return self.assign().await };
         tokio::join!(
@@ -59,7 +60,7 @@ impl Training {
         loop {
             while attended.try_join_next().is_some() {}
             let Some(id) = self.next() else {
-                // Some wait for a time and not for an event.
+                // Some jobs wait for a time and not for an event.
                 let _ = timeout(WAIT_FOR_PLACE, self.due.notified()).await;
                 continue;
             };
@@ -72,7 +73,7 @@ impl Training {
         }
     }
 
-    /// The job that gets the next trainer, which is now attended to.
+    /// Returns the next job for a trainer, marked as attended.
     fn next(&self) -> Option<String> {
         if self.trainers.check().is_err() || self.status.borrow().serving().is_err() {
             return None;
@@ -92,7 +93,7 @@ impl Training {
         found.is_attended.then(|| found.job.id.clone())
     }
 
-    /// Works on a job to its end, or as far as it gets.
+    /// Works on a job to its end, or as far as possible.
     async fn run_job(&self, id: &str, begun: oneshot::Sender<bool>) {
         let mut waits_on = false;
         match self.acquire_lease(id).await {
@@ -130,7 +131,7 @@ impl Training {
         self.due.notify_one();
     }
 
-    /// Has a trainer work on a job, if there is one to be had and something left to do.
+    /// Runs a trainer on a job, if a trainer is available and work is left.
     async fn work(&self, id: &str, begun: oneshot::Sender<bool>) -> Result<JobOutcome, TrainingError> {
         let Some((job, stop)) =
             self.active_jobs().get(id).map(|live| (live.job.clone(), live.stop.subscribe()))
@@ -139,7 +140,7 @@ impl Training {
         };
         let directory = self.job_directory(id);
         if directory.join(ADAPTER).exists() || job.generation.is_some() {
-            // The adapter is there; what is left is to register it and to end the job.
+            // The adapter is complete; the job only has to register it and end.
             let _ = begun.send(true);
             return Ok(JobOutcome::Done);
         }
@@ -164,7 +165,7 @@ impl Training {
         ending
     }
 
-    /// Hears a trainer to its end, and writes down what it says.
+    /// Reads a trainer's output to its end and records its reports.
     async fn listen(
         &self,
         job: &JobRecord,
@@ -181,7 +182,7 @@ impl Training {
             let next = tokio::select! {
                 line = lines.next() => line,
                 () = wait_for_stop(&mut stop) => {
-                    // The end of its stdin tells the trainer to keep a checkpoint and end.
+                    // The end of its stdin makes the trainer write a checkpoint and stop.
                     let _ = write.shutdown().await;
                     let _ = timeout(WAIT_FOR_END, self.drain_events(id, &mut lines, &outgoing)).await;
                     return Ok(JobOutcome::Stopped);
@@ -203,7 +204,7 @@ impl Training {
                 TrainingEvent::Failed { message, .. } if is_refused && !has_plan => {
                     return Ok(JobOutcome::Busy(message));
                 }
-                // Its executor went away: that is nobody's fault.
+                // The trainer lost its executor, so the job is retried.
                 TrainingEvent::Failed { message, .. } if is_refused => return Ok(JobOutcome::Lost(message)),
                 TrainingEvent::Failed { message, exit } => {
                     return Ok(JobOutcome::Failed {
@@ -232,7 +233,7 @@ impl Training {
         }
     }
 
-    /// Hears of the checkpoint that a trainer keeps when it is told to stop.
+    /// Records the checkpoint that a trainer writes when it is told to stop.
     async fn drain_events(
         &self,
         id: &str,
@@ -249,7 +250,7 @@ impl Training {
         }
     }
 
-    /// Writes down what a trainer says; in a fleet, has it written down.
+    /// Records a trainer's report; in a fleet, queues it for the writer.
     async fn note(
         &self,
         id: &str,
@@ -281,16 +282,15 @@ impl Training {
     }
 }
 
-/// Waits until the trainer is to stop.
 async fn wait_for_stop(stop: &mut watch::Receiver<bool>) {
-    // What `wait_for` returns locks the value.
+    // The result of `wait_for` locks the value and is dropped here.
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-/// Lines of a trainer.
+/// Line reader for the output of a trainer.
 struct TrainerLines<R> {
     read: BufReader<R>,
-    /// What has come of a line. The bytes stay here when a wait for the rest is given up.
+    /// Received bytes of an incomplete line. The bytes stay here when `next` is cancelled.
     begun: Vec<u8>,
 }
 
@@ -299,7 +299,7 @@ impl<R: AsyncRead + Unpin> TrainerLines<R> {
         Self { read: BufReader::new(read), begun: Vec::new() }
     }
 
-    /// The next line; `None` at the end. Nothing is lost if this is dropped before it is done.
+    /// Returns the next line; `None` at the end. The call is cancel safe.
     async fn next(&mut self) -> io::Result<Option<String>> {
         let room = MAX_LINE_BYTES - self.begun.len() as u64;
         (&mut self.read).take(room).read_until(b'\n', &mut self.begun).await?;
@@ -324,7 +324,7 @@ mod tests {
         let mut lines = TrainerLines::new(near);
         for piece in ["{\"event\":", "\"check", "point\"}"] {
             far.write_all(piece.as_bytes()).await.unwrap();
-            // Reads what is there, and is dropped while it waits for more.
+            // The call reads the available bytes, and is dropped while it waits for more.
             let next = timeout(Duration::from_millis(20), lines.next()).await;
             assert!(next.is_err(), "the line has not ended");
         }

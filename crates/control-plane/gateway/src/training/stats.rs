@@ -1,4 +1,4 @@
-//! What is counted of jobs, for whoever renders figures.
+//! Counters of fine-tuning jobs for metrics and status.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -10,7 +10,7 @@ use super::{
     records::{JobRecord, JobStatus},
 };
 
-/// Counts since the process began.
+/// Counts since the process started.
 #[derive(Debug, Default)]
 pub(super) struct TrainingCounters {
     succeeded: AtomicU64,
@@ -21,32 +21,29 @@ pub(super) struct TrainingCounters {
     tokens: AtomicU64,
 }
 
-/// The counters at one moment, and what there is now.
+/// Counters at one moment, and the number of unfinished jobs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrainingStats {
-    /// Jobs that have not ended, by what they do.
+    /// Unfinished jobs by status.
     pub unfinished: [(&'static str, u64); 3],
-    /// Jobs that ended, by how.
+    /// Ended jobs by final status.
     pub ended: [(&'static str, u64); 3],
-    /// Trainers that died.
+    /// Trainers that ended without a result.
     pub trainers_lost: u64,
-    /// Steps that were made.
     pub steps: u64,
-    /// Tokens that were learned from.
     pub tokens: u64,
 }
 
-/// A job that has not ended, for whoever watches all of them.
+/// An unfinished job as the status report shows it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct JobInProgress {
-    /// As it is now.
     pub job: JobRecord,
-    /// What its trainer learns from in a second, if it has one that has made a step.
+    /// Training speed in tokens per second, if the job's trainer has reported a step.
     pub tokens_per_s: Option<f64>,
 }
 
 impl TrainingCounters {
-    /// Counts a job that has just ended, if it has.
+    /// Counts a job whose status has just become final.
     pub(super) fn changed(&self, job: &JobRecord) {
         let counter = match job.status {
             JobStatus::Succeeded => &self.succeeded,
@@ -57,7 +54,7 @@ impl TrainingCounters {
         counter.fetch_add(1, Relaxed);
     }
 
-    /// Counts what a trainer says.
+    /// Counts the steps and tokens that a trainer reports.
     pub(super) fn said(&self, event: &TrainingEvent) {
         if let TrainingEvent::Step(step) = event {
             self.steps.fetch_add(1, Relaxed);
@@ -67,7 +64,7 @@ impl TrainingCounters {
 }
 
 impl Training {
-    /// Every job that has not ended, the oldest first.
+    /// Returns every unfinished job, the oldest first.
     #[must_use]
     pub fn under_way(&self) -> Vec<JobInProgress> {
         let live = self.active_jobs();
@@ -78,7 +75,7 @@ impl Training {
         all
     }
 
-    /// What has been counted since the process began, and what there is now.
+    /// Returns the counters and the current number of unfinished jobs.
     #[must_use]
     pub fn figures(&self) -> TrainingStats {
         let live = self.active_jobs();

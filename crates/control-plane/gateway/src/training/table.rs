@@ -1,12 +1,13 @@
-//! Files, jobs and events, durable when a change returns: in the database of this host, or in the PostgreSQL that the hosts of
-//! a fleet share.
+//! Files, jobs and events, durable when a change returns: in the database of this host, or in the PostgreSQL
+//! of a fleet.
 //!
 //! - `host`: rows in this host's SQLite.
-//! - [`shared`]: rows in PostgreSQL, jobs with their holders, and what is to go from the bucket.
+//! - [`shared`]: rows in PostgreSQL, leases on jobs, and objects to remove from the bucket.
 //!
-//! A limit is looked at in the transaction that could break it, so it holds however many ask at once.
+//! A limit is checked in the transaction that could exceed it, so it holds for concurrent requests.
 //!
-//! Ids come from callers and may be any text. One that no database holds names nothing, and is never sent to either.
+//! Ids come from callers and may be any text. An id that no database can store matches nothing and is sent to
+//! neither database.
 
 mod host;
 pub mod shared;
@@ -25,91 +26,85 @@ use crate::adapters::{
     database::{Database, DatabaseError},
 };
 
-/// Part of a list, the newest first.
+/// Part of a list to return, the newest items first.
 #[derive(Debug, Clone, Default)]
 pub struct Page {
-    /// Behind this one; from the newest, if there is none.
+    /// Id of the item before the page; the page begins with the newest item if there is none.
     pub after: Option<String>,
-    /// At most so many.
+    /// Maximum number of items.
     pub limit: u32,
 }
 
 impl Page {
-    /// The same page; behind an id that no database holds it begins with the newest, as behind any id that is not there.
+    /// Drops an id that no database can store; like any unknown id, it selects the newest items.
     fn stored(&self) -> Self {
         Self { after: self.after.clone().filter(|id| is_storable(id)), limit: self.limit }
     }
 }
 
-/// Whether both databases hold `id` as a text: U+0000 is none of PostgreSQL's characters.
+/// Whether both databases can store `id` as text: PostgreSQL text cannot contain U+0000.
 fn is_storable(id: &str) -> bool {
     !id.contains('\0')
 }
 
-/// What a page holds, and whether there is more behind it.
+/// A page of a list.
 #[derive(Debug, Clone)]
 pub struct ListedPage<T> {
-    /// In order.
     pub items: Vec<T>,
-    /// Whether more follow.
+    /// Whether more items follow the page.
     pub has_more: bool,
 }
 
-/// What came of adding a file.
+/// Result of adding a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileAdded {
-    /// It is kept.
     Kept,
-    /// With it the tenant's files would have so many bytes, which is too much.
+    /// The tenant's files would have this many bytes in total, more than the limit.
     TooManyBytes(u64),
 }
 
-/// A job to be added.
 #[derive(Debug, Clone, Copy)]
 pub struct NewJob<'a> {
-    /// As it begins.
     pub job: &'a JobRecord,
-    /// By this its request is known if it is sent again.
+    /// Idempotency key of the request, if any.
     pub key: Option<&'a [u8]>,
-    /// What is said of it.
+    /// First event of the job.
     pub event: &'a EventRecord,
-    /// Jobs that the tenant may have unfinished.
+    /// Maximum number of the tenant's unfinished jobs.
     pub limit: usize,
 }
 
-/// What came of adding a job.
+/// Result of adding a job.
 #[derive(Debug, Clone, PartialEq)]
 pub enum JobAdded {
-    /// It is kept.
     Kept,
-    /// A request with this key has created that one.
+    /// A request with the same key created this job before.
     Before(Box<JobRecord>),
-    /// The tenant has as many as it may.
+    /// The tenant has reached its limit of unfinished jobs.
     TooMany,
-    /// This file of its data is gone.
+    /// A data file with this id is gone.
     NoFile(String),
 }
 
-/// Who changes a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UpdatedBy {
-    /// Anybody who may.
+    /// A caller that needs no lease.
     Anyone,
-    /// Whoever works on it, as long as nobody else does.
+    /// The worker that holds the job's lease.
     Holder(Fence),
 }
 
-/// See the module's description.
+/// Table of files, jobs and events.
 #[derive(Debug, Clone)]
 pub enum TrainingTable {
-    /// Of this host alone.
+    /// Database of this host alone.
     Host(Arc<Database>),
-    /// Of all hosts of a fleet.
+    /// PostgreSQL that all hosts of a fleet share.
     Shared(Arc<SharedTable>),
 }
 
 impl TrainingTable {
-    /// That which belongs to a registry.
+    /// Returns the table that belongs to a registry.
     #[must_use]
     pub fn of(registry: &Registry) -> Self {
         match registry.shared() {
@@ -120,10 +115,10 @@ impl TrainingTable {
         }
     }
 
-    /// Keeps a file, unless the tenant's would have more than `limit` bytes then.
+    /// Adds a file, unless the tenant's files would exceed `limit` bytes then.
     ///
     /// # Errors
-    /// The database's; nothing has changed then, but after [`DatabaseError::Unclear`].
+    /// If the database fails; nothing has changed then, except possibly after [`DatabaseError::Unclear`].
     pub async fn add_file(&self, file: &FileRecord, limit: Option<u64>) -> Result<FileAdded, DatabaseError> {
         match self {
             Self::Host(database) => database.add_file(file, limit).await,
@@ -131,10 +126,10 @@ impl TrainingTable {
         }
     }
 
-    /// Forgets the file `id` of `tenant`; returns what it was.
+    /// Removes the file `id` of `tenant`; returns its record.
     ///
     /// # Errors
-    /// As [`TrainingTable::add_file`].
+    /// As for [`TrainingTable::add_file`].
     pub async fn remove_file(&self, id: &str, tenant: &str) -> Result<Option<FileRecord>, DatabaseError> {
         match self {
             _ if !is_storable(id) => Ok(None),
@@ -143,10 +138,10 @@ impl TrainingTable {
         }
     }
 
-    /// The file `id` of `tenant`, if there is one.
+    /// Returns the file `id` of `tenant`, if there is one.
     ///
     /// # Errors
-    /// The database's.
+    /// If the database fails.
     pub async fn file(&self, id: &str, tenant: &str) -> Result<Option<FileRecord>, DatabaseError> {
         match self {
             _ if !is_storable(id) => Ok(None),
@@ -155,10 +150,10 @@ impl TrainingTable {
         }
     }
 
-    /// Files of `tenant`.
+    /// Lists the files of `tenant`.
     ///
     /// # Errors
-    /// The database's.
+    /// If the database fails.
     pub async fn files(&self, tenant: &str, page: &Page) -> Result<ListedPage<FileRecord>, DatabaseError> {
         match self {
             Self::Host(database) => database.files(tenant, &page.stored()).await,
@@ -166,10 +161,10 @@ impl TrainingTable {
         }
     }
 
-    /// Keeps a new job, unless its request came before or its tenant has enough.
+    /// Adds a new job, unless its request came before or its tenant has reached the limit.
     ///
     /// # Errors
-    /// As [`TrainingTable::add_file`].
+    /// As for [`TrainingTable::add_file`].
     pub async fn add_job(&self, new: NewJob<'_>) -> Result<JobAdded, DatabaseError> {
         match self {
             Self::Host(database) => database.add_job(new).await,
@@ -177,11 +172,11 @@ impl TrainingTable {
         }
     }
 
-    /// Changes a job that has not ended, and keeps what `change` says of it; `None` if it has ended, or whoever changes it
-    /// does not hold it any more.
+    /// Changes an unfinished job and stores the events that `change` returns. Returns `None` if the job has
+    /// ended, or if `by` has lost its lease.
     ///
     /// # Errors
-    /// As [`TrainingTable::add_file`], and what `change` says: then nothing has changed.
+    /// As for [`TrainingTable::add_file`]; or the error of `change`, and nothing has changed then.
     pub async fn change(
         &self,
         id: &str,
@@ -189,16 +184,16 @@ impl TrainingTable {
         change: impl FnOnce(&mut JobRecord) -> Result<Vec<EventRecord>, TrainingError>,
     ) -> Result<Option<JobRecord>, TrainingError> {
         match self {
-            // Nobody else works on it.
+            // A host's own database has no other holders.
             Self::Host(database) => database.change(id, change).await,
             Self::Shared(table) => table.change(id, by, change).await,
         }
     }
 
-    /// Jobs of `tenant` that have not ended.
+    /// Counts the unfinished jobs of `tenant`.
     ///
     /// # Errors
-    /// The database's.
+    /// If the database fails.
     pub async fn unfinished_of(&self, tenant: &str) -> Result<usize, DatabaseError> {
         match self {
             Self::Host(database) => database.unfinished_of(tenant).await,
@@ -206,10 +201,10 @@ impl TrainingTable {
         }
     }
 
-    /// Removes jobs of `tenant` that have ended, with their events, but for the `keep` newest; returns what is removed.
+    /// Removes ended jobs of `tenant` with their events, except the `keep` newest; returns the removed jobs.
     ///
     /// # Errors
-    /// As [`TrainingTable::add_file`].
+    /// As for [`TrainingTable::add_file`].
     pub async fn remove_ended(&self, tenant: &str, keep: u32) -> Result<Vec<JobRecord>, DatabaseError> {
         match self {
             Self::Host(database) => database.remove_ended(tenant, keep).await,
@@ -217,10 +212,10 @@ impl TrainingTable {
         }
     }
 
-    /// The job `id` of `tenant`, if there is one.
+    /// Returns the job `id` of `tenant`, if there is one.
     ///
     /// # Errors
-    /// The database's.
+    /// If the database fails.
     pub async fn job(&self, id: &str, tenant: &str) -> Result<Option<JobRecord>, DatabaseError> {
         match self {
             _ if !is_storable(id) => Ok(None),
@@ -229,10 +224,10 @@ impl TrainingTable {
         }
     }
 
-    /// The job that a request of `tenant` with this key has created, if there is one.
+    /// Returns the job that a request of `tenant` with this key created, if there is one.
     ///
     /// # Errors
-    /// The database's.
+    /// If the database fails.
     pub async fn job_of_key(&self, key: &[u8], tenant: &str) -> Result<Option<JobRecord>, DatabaseError> {
         match self {
             Self::Host(database) => database.job_of_key(key, tenant).await,
@@ -240,10 +235,10 @@ impl TrainingTable {
         }
     }
 
-    /// Jobs of `tenant`.
+    /// Lists the jobs of `tenant`.
     ///
     /// # Errors
-    /// The database's.
+    /// If the database fails.
     pub async fn jobs(&self, tenant: &str, page: &Page) -> Result<ListedPage<JobRecord>, DatabaseError> {
         match self {
             Self::Host(database) => database.jobs(tenant, &page.stored()).await,
@@ -251,10 +246,10 @@ impl TrainingTable {
         }
     }
 
-    /// Every job that has not ended, in the order in which they were created.
+    /// Returns every unfinished job, in the order of creation.
     ///
     /// # Errors
-    /// The database's.
+    /// If the database fails.
     pub async fn unfinished_jobs(&self) -> Result<Vec<JobRecord>, DatabaseError> {
         match self {
             Self::Host(database) => database.unfinished_jobs().await,
@@ -262,10 +257,10 @@ impl TrainingTable {
         }
     }
 
-    /// What happened to a job, with the number of each event.
+    /// Lists the events of a job, each with its number.
     ///
     /// # Errors
-    /// The database's.
+    /// If the database fails.
     pub async fn events(
         &self,
         job: &str,
@@ -278,20 +273,20 @@ impl TrainingTable {
     }
 }
 
-/// One more was asked for than is given: whether it was there says whether there are more.
+/// Makes a page of `items`, which were queried with one more than `limit` to see whether more follow.
 fn cut<T>(mut items: Vec<T>, limit: u32) -> ListedPage<T> {
     let has_more = items.len() > limit as usize;
     items.truncate(limit as usize);
     ListedPage { items, has_more }
 }
 
-/// The number of the event that a page lies behind.
+/// Number of the event before the page; events are listed from the newest.
 fn before(page: &Page) -> i64 {
     page.after.as_deref().and_then(|number| number.parse().ok()).unwrap_or(i64::MAX)
 }
 
 fn text(record: &impl Serialize) -> String {
-    // Strings, numbers and lists of them.
+    // Records contain only strings, numbers, maps and lists, so serialization cannot fail.
     serde_json::to_string(record).unwrap_or_default()
 }
 

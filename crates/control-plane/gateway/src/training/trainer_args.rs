@@ -1,24 +1,21 @@
-//! What the trainer of a job is told.
+//! Command line of a job's trainer, and file names in the job's directory.
 
 use std::path::Path;
 
 use super::records::{JobHyperparameters, JobRecord};
 
-/// Names within a job's directory: its data.
+/// Training data within a job's directory.
 pub(super) const DATA: &str = "data.jsonl";
-/// What it is judged by.
 pub(super) const VALIDATION: &str = "validation.jsonl";
-/// The adapter that it goes on from.
+/// Adapter that is trained further.
 pub(super) const FROM: &str = "from";
-/// Where its trainer keeps its checkpoint.
+/// Directory of the trainer's checkpoint.
 pub(super) const CHECKPOINT: &str = "checkpoint";
-/// Its checkpoint there.
 pub(super) const CHECKPOINT_NAME: &str = "checkpoint/checkpoint.safetensors";
-/// What comes of it.
 pub(super) const ADAPTER: &str = "adapter";
 
 impl JobRecord {
-    /// What the job's trainer is told.
+    /// Returns the command-line arguments of the job's trainer.
     #[must_use]
     pub fn arguments(&self, directory: &Path, checkpoint_steps: u32) -> Vec<String> {
         let path = |name: &str| directory.join(name).display().to_string();

@@ -1,4 +1,4 @@
-//! A batch as the client sends it, turned into what a trainer takes, and what the trainer says of it turned back.
+//! Conversion of a client's batch into a trainer command, and of the trainer's result into an answer.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,29 +12,28 @@ use super::{
     },
 };
 
-/// What every loss needs.
+/// Input that every loss needs.
 const TARGETS: &str = "target_tokens";
-/// Longest name of a loss, of an option and of an input, in bytes.
+/// Maximum length in bytes of the name of a loss, an option or an input.
 const MAX_NAME_BYTES: usize = 64;
-/// Most options, and most inputs.
+/// Maximum number of options, and of inputs.
 const MAX_NAMES: usize = 16;
 
-/// An order to evaluate sequences, and their numbers.
+/// Command to evaluate sequences, with its values.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TrainingBatch {
-    /// The order.
     pub order: TrainingCommand,
-    /// Its numbers.
+    /// Values of all sequences, 4 bytes each.
     pub numbers: Vec<u8>,
-    /// Tokens of each sequence.
+    /// Number of tokens of each sequence.
     lengths: Vec<usize>,
 }
 
 impl TrainingBatch {
-    /// Reads a request.
+    /// Converts a request.
     ///
     /// # Errors
-    /// It asks for what is not done here; it is said what.
+    /// If the request uses a feature that is not supported; the error names it.
     pub fn read(request: &ForwardBackwardRequest) -> Result<Self, CommandRefusal> {
         let inputs = inputs(&request.data);
         check_names("loss_fn", std::iter::once(request.loss_fn.as_str()))?;
@@ -58,18 +57,18 @@ impl TrainingBatch {
                 "a request holds at most {MAX_NUMBERS} numbers: send fewer tokens at once"
             )));
         }
-        // A trainer would end if it read a longer line.
+        // A trainer ends when it reads a longer line.
         order.line()?;
         Ok(Self { order, numbers, lengths })
     }
 
-    /// Bytes that are kept of it until it is evaluated. What the trainer says of it takes no more.
+    /// Bytes that the batch keeps until it is evaluated. The trainer's result needs no more.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.numbers.len() + 2 * size_of_val(&*self.lengths)
     }
 
-    /// What the trainer says of it, for the client.
+    /// Converts the trainer's result into an answer for the client.
     #[must_use]
     pub fn answer(&self, done: CommandDone, logprobs: Vec<u8>) -> FutureResult {
         let mut offsets = vec![0i64];
@@ -98,7 +97,7 @@ impl TrainingBatch {
     }
 }
 
-/// Adds the numbers of one sequence; says how many tokens it has.
+/// Appends the values of one sequence; returns its number of tokens.
 fn push(numbers: &mut Vec<u8>, datum: &Datum, inputs: &[&str]) -> Result<usize, String> {
     let tokens = tokens(&datum.model_input)?;
     let length = tokens.len() / size_of::<i32>();
@@ -116,7 +115,7 @@ fn push(numbers: &mut Vec<u8>, datum: &Datum, inputs: &[&str]) -> Result<usize, 
     Ok(length)
 }
 
-/// The names of the first datum's inputs besides its targets, in order.
+/// Returns the names of the first datum's inputs except the targets, in order.
 fn inputs(data: &[Datum]) -> Vec<&str> {
     let names = data.first().into_iter().flat_map(|datum| datum.loss_fn_inputs.keys());
     let mut names: Vec<&str> = names.map(String::as_str).filter(|name| *name != TARGETS).collect();
@@ -124,7 +123,8 @@ fn inputs(data: &[Datum]) -> Vec<&str> {
     names
 }
 
-/// Refuses names that no loss has: each would be kept until the batch is evaluated.
+/// Checks names before they are kept until the batch is evaluated; no loss has names of this length or
+/// number.
 fn check_names<'a>(field: &str, names: impl Iterator<Item = &'a str>) -> Result<(), CommandRefusal> {
     for (number, name) in names.enumerate() {
         if number >= MAX_NAMES {
@@ -153,7 +153,7 @@ fn options(request: &ForwardBackwardRequest) -> Result<BTreeMap<String, f64>, Co
     };
     let finite = |(name, value): (&String, Option<f64>)| match value.filter(|value| value.is_finite()) {
         Some(value) => Ok((name.clone(), value)),
-        // JSON, which the trainer is told options in, has no other numbers.
+        // The trainer receives options in JSON, which has no infinities and no NaN.
         None => Err(CommandRefusal::user(format!("'{name}' in loss_fn_config must be a finite number"))),
     };
     options.into_iter().map(finite).collect()
@@ -176,7 +176,7 @@ fn tokens(chunks: &[ModelInputChunk]) -> Result<Vec<u8>, String> {
     Ok(tokens)
 }
 
-/// All numbers of a tensor of one dimension.
+/// Returns the values of a dense tensor with one dimension.
 fn dense(tensor: &TensorData, length: usize) -> Result<&[u8], String> {
     let is_flat = match tensor.shape[..] {
         [] => true,
@@ -229,7 +229,7 @@ mod tests {
         TensorData { values: Some(Values::Dense(values)), dtype: dtype.into(), shape: shape.to_vec() }
     }
 
-    /// Two tokens with their targets and weights.
+    /// Request with two tokens, their targets and weights.
     fn request() -> ForwardBackwardRequest {
         let text = EncodedText { tokens: [5i32, 6].iter().flat_map(|token| token.to_le_bytes()).collect() };
         let targets = [6i64, 7].iter().flat_map(|token| token.to_le_bytes()).collect();

@@ -1,44 +1,38 @@
-//! Names of what is kept of models: `tinker://RUN/weights/NAME` is a state, `tinker://RUN/sampler_weights/NAME` an adapter
-//! that requests may name, and `tinker://RUN/external_weights/NAME` an adapter for download.
+//! Names of checkpoints: `tinker://RUN/weights/NAME` is a state, `tinker://RUN/sampler_weights/NAME` an
+//! adapter that requests may name, and `tinker://RUN/external_weights/NAME` an adapter for download.
 
 use control_protocol::training::session::CommandRefusal;
 
-/// Longest name, in bytes.
+/// Maximum length of a name in bytes.
 const MAX_NAME_BYTES: usize = 128;
-/// What stands between the name of a run and the name of its sampler.
+/// Separator between run and sampler name in an adapter name.
 const SAMPLER: char = '-';
-/// What stands between the name of a run and the number of a snapshot; no name holds it.
+/// Separator between run and snapshot number; names cannot contain it.
 const SNAPSHOT: char = '~';
-/// What stands between the name of a run and the name of what is kept for download; no name holds it.
+/// Separator between run and the name of an adapter for download; names cannot contain it.
 const EXPORT: char = '@';
 
-/// What a path names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CheckpointPath {
-    /// A state to go on from.
-    State {
-        /// Of which model.
-        run: String,
-        /// By its name.
-        name: String,
-    },
-    /// An adapter of this name.
+    /// A state from which training continues.
+    State { run: String, name: String },
+    /// An adapter for sampling.
     Sampler {
-        /// In the registry.
+        /// Name in the registry.
         adapter: String,
     },
-    /// An adapter that is kept for download.
+    /// An adapter for download.
     External {
-        /// In the registry.
+        /// Name in the registry.
         adapter: String,
     },
 }
 
 impl CheckpointPath {
-    /// What `path` names.
+    /// Parses a checkpoint path.
     ///
     /// # Errors
-    /// It is no path.
+    /// If `path` is malformed.
     pub fn parse(path: &str) -> Result<Self, CommandRefusal> {
         let wrong = || {
             CommandRefusal::user(format!(
@@ -59,10 +53,10 @@ impl CheckpointPath {
     }
 }
 
-/// The run and the name of the state that `path` names.
+/// Returns the run and the name of the state that `path` names.
 ///
 /// # Errors
-/// It names none.
+/// If `path` does not name a state.
 pub fn state(path: &str) -> Result<(String, String), CommandRefusal> {
     match CheckpointPath::parse(path)? {
         CheckpointPath::State { run, name } => Ok((run, name)),
@@ -72,10 +66,10 @@ pub fn state(path: &str) -> Result<(String, String), CommandRefusal> {
     }
 }
 
-/// The name if it can be one: it becomes part of a path and of an adapter's name.
+/// Returns `name` if it is valid as part of a path and of an adapter's name.
 ///
 /// # Errors
-/// It cannot.
+/// If `name` is invalid.
 pub fn checked(name: &str) -> Result<&str, CommandRefusal> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     if !name.is_empty() && name.len() <= MAX_NAME_BYTES && !name.starts_with('.') && name.chars().all(plain) {
@@ -87,49 +81,49 @@ pub fn checked(name: &str) -> Result<&str, CommandRefusal> {
     )))
 }
 
-/// What the adapter of a run's sampler is called.
+/// Returns the adapter name of a run's sampler.
 #[must_use]
 pub fn adapter(run: &str, name: &str) -> String {
     format!("tinker-{run}-{name}")
 }
 
-/// What the adapter of a sampler without a name is called.
+/// Returns the adapter name of a sampler without a name.
 #[must_use]
 pub fn snapshot(run: &str, number: u64) -> String {
     format!("tinker-{run}{SNAPSHOT}{number}")
 }
 
-/// Which run a snapshot is of, if that is what the adapter is.
+/// Returns the run of a snapshot, if `adapter` is one.
 #[must_use]
 pub fn run_of_snapshot(adapter: &str) -> Option<&str> {
     adapter.strip_prefix("tinker-")?.split_once(SNAPSHOT).map(|(run, _)| run)
 }
 
-/// What the adapter is called that is kept of a run for download.
+/// Returns the adapter name of a run's adapter for download.
 #[must_use]
 pub fn export(run: &str, name: &str) -> String {
     format!("tinker-{run}{EXPORT}{name}")
 }
 
-/// Which run an adapter is served of, and under which name, if one of a tenant's choice.
+/// Returns run and name of an adapter for sampling, unless the client gave it no name.
 #[must_use]
 pub fn sampler_of(adapter: &str) -> Option<(&str, &str)> {
     split(adapter).filter(|(_, mark, _)| *mark == SAMPLER).map(|(run, _, name)| (run, name))
 }
 
-/// Which run an adapter for download is of, and under which name.
+/// Returns run and name of an adapter for download.
 #[must_use]
 pub fn export_of(adapter: &str) -> Option<(&str, &str)> {
     split(adapter).filter(|(_, mark, _)| *mark == EXPORT).map(|(run, _, name)| (run, name))
 }
 
-/// Whether an adapter belongs to a run, and not to people: lists of models leave it out.
+/// Whether an adapter belongs to a run; lists of models omit such adapters.
 #[must_use]
 pub fn is_of_run(adapter: &str) -> bool {
     split(adapter).is_some_and(|(_, mark, _)| [SAMPLER, SNAPSHOT, EXPORT].contains(&mark))
 }
 
-/// The run in the name of its adapter, the character behind it, and what follows.
+/// Splits an adapter name into its run, the separator, and the rest.
 fn split(adapter: &str) -> Option<(&str, char, &str)> {
     const SESSION_DIGITS: usize = 32;
     let of_run = adapter.strip_prefix("tinker-")?;
@@ -143,10 +137,10 @@ fn split(adapter: &str) -> Option<(&str, char, &str)> {
     is_run.then_some((run, mark, name.as_str()))
 }
 
-/// How long something is kept, in seconds, if that is said: Tinker has 1 hour to 10 years.
+/// Checks a time to live in seconds; Tinker allows 1 hour to 10 years, or none.
 ///
 /// # Errors
-/// The time is shorter or longer.
+/// If the time is out of range.
 pub fn checked_ttl(ttl_s: Option<u64>) -> Result<Option<u64>, CommandRefusal> {
     const TTL_S: std::ops::RangeInclusive<u64> = 3600..=10 * 366 * 86_400;
     match ttl_s {

@@ -1,4 +1,5 @@
-//! What is kept of a tenant's runs: states in directories, and adapters in the registry that are called after their run.
+//! Checkpoints of a tenant's runs: states in directories, and adapters in the registry, which are named after
+//! their run.
 
 use std::{
     fs::{self, File},
@@ -16,26 +17,25 @@ use super::{
 };
 use crate::adapters::{AdapterEntry, table::AdapterNames};
 
-/// Most states that a tenant keeps.
+/// Maximum number of states per tenant.
 const MAX_STATES: usize = 1024;
-/// What a state is of, beside what the trainer wrote.
+/// File with the base and adapter size of a state.
 const ABOUT: &str = "about.json";
-/// The same while it is written.
+/// Temporary name of that file while it is written.
 const PARTIAL_ABOUT: &str = "about.json.partial";
 
-/// What a state is of.
+/// Base and adapter size of a state.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CheckpointBase {
-    /// The model that was trained.
+    /// Name of the base.
     pub base: String,
-    /// The size of its adapter.
+    /// Size of the adapter.
     pub lora: Option<Lora>,
 }
 
-/// What can be gone on from, or sampled from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CheckpointKind {
-    /// Adapter and optimizer.
+    /// Adapter and optimizer state, to resume training.
     State,
     /// An adapter that is served.
     Sampler,
@@ -44,7 +44,7 @@ pub enum CheckpointKind {
 }
 
 impl CheckpointKind {
-    /// As paths have it.
+    /// Segment of the kind in checkpoint paths.
     #[must_use]
     pub fn segment(self) -> &'static str {
         match self {
@@ -54,7 +54,7 @@ impl CheckpointKind {
         }
     }
 
-    /// As lists have it.
+    /// Name of the kind in lists.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -65,40 +65,37 @@ impl CheckpointKind {
     }
 }
 
-/// Something that is kept of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Checkpoint {
-    /// Of which run.
+    /// Run that the checkpoint belongs to.
     pub run: String,
-    /// Its name.
     pub name: String,
-    /// What can be done with it.
     pub kind: CheckpointKind,
-    /// What it takes.
+    /// Size on disk in bytes.
     pub bytes: u64,
-    /// When it was kept, in seconds since 1970.
+    /// Creation time in seconds since 1970.
     pub at: u64,
-    /// Rank of the adapter, if that is known.
+    /// Rank of the adapter, if known.
     pub rank: Option<usize>,
-    /// When it ends, in seconds since 1970, if it does.
+    /// Expiry time in seconds since 1970, if any.
     pub expires_at: Option<u64>,
 }
 
 impl Checkpoint {
-    /// Where clients find it.
+    /// Returns the path by which clients name the checkpoint.
     #[must_use]
     pub fn path(&self) -> String {
         format!("tinker://{}/{}", self.run, self.id())
     }
 
-    /// The same within its run.
+    /// Returns the part of the path after the run.
     #[must_use]
     pub fn id(&self) -> String {
         format!("{}/{}", self.kind.segment(), self.name)
     }
 }
 
-/// Adapters of `tenant` that are kept of runs under names.
+/// Iterates over the adapters of `tenant` that are checkpoints with names.
 pub fn adapters<'a>(table: &'a AdapterNames, tenant: &'a str) -> impl Iterator<Item = Checkpoint> + 'a {
     let of_tenant = |entry: &&AdapterEntry| entry.record.tenant.as_deref() == Some(tenant);
     table.values().map(|entry| &**entry).filter(of_tenant).filter_map(|entry| {
@@ -118,38 +115,38 @@ pub fn adapters<'a>(table: &'a AdapterNames, tenant: &'a str) -> impl Iterator<I
     })
 }
 
-/// Where states are.
 #[derive(Debug, Clone)]
 pub struct CheckpointStore {
     root: PathBuf,
-    /// What those of a tenant may take.
+    /// Maximum bytes of one tenant's states.
     tenant_bytes: u64,
 }
 
 impl CheckpointStore {
-    /// Below `state`, the gateway's directory; no more is kept for a tenant whose states take `tenant_bytes`.
+    /// Opens the store below `state`, the gateway's state directory. A tenant with `tenant_bytes` of states
+    /// can add none.
     #[must_use]
     pub fn below(state: &Path, tenant_bytes: u64) -> Self {
         Self { root: state.join("tinker"), tenant_bytes }
     }
 
-    /// What states of a tenant may take, and again its suspended models.
+    /// Maximum bytes of a tenant's states, and again of its suspended models.
     #[must_use]
     pub fn tenant_bytes(&self) -> u64 {
         self.tenant_bytes
     }
 
-    /// Where the state of this name is, or is to be. What one tenant names never leads to another's.
+    /// Returns the directory of a state. Names of one tenant never lead to another tenant's directory.
     #[must_use]
     pub fn directory(&self, tenant: &str, run: &str, name: &str) -> PathBuf {
         self.of(tenant).join(run).join(name)
     }
 
-    /// Checks that a state may be kept under this name, makes room for its directory, and says where that is. How much the
-    /// state will take is not known yet: the last one may go beyond the limit.
+    /// Checks that a state may be stored under this name, and creates its parent directory. Returns the
+    /// state's directory. The size of the state is not known yet, so the last state may exceed the limit.
     ///
     /// # Errors
-    /// There is no room, or a state of this name that is not to be overwritten.
+    /// If the limit is reached, or a state of this name exists and `overwrite` is false.
     pub fn make_room(
         &self,
         tenant: &str,
@@ -171,7 +168,7 @@ impl CheckpointStore {
         let limit = self.tenant_bytes;
         if count < MAX_STATES && bytes < limit {
             if directory.exists() {
-                // A sweep must not remove what is about to be written.
+                // A sweep must not remove the state that is about to be written.
                 expiry::set(&directory, None).map_err(failed)?;
             }
             return Ok(directory);
@@ -183,21 +180,21 @@ impl CheckpointStore {
     }
 
     fn of(&self, tenant: &str) -> PathBuf {
-        // A tenant's name may be anything; a directory's may not.
+        // A tenant's name may be any text, so its hash names the directory.
         self.root.join("states").join(&blake3::hash(tenant.as_bytes()).to_hex()[..32])
     }
 
-    /// Whether there is a state of this name whose time is not over.
+    /// Whether a state of this name exists and has not expired.
     #[must_use]
     pub fn has(&self, tenant: &str, run: &str, name: &str) -> bool {
         let directory = self.directory(tenant, run, name);
         directory.exists() && !is_over(expires_at(&directory))
     }
 
-    /// Removes states of all tenants whose time is over.
+    /// Removes the expired states of all tenants.
     ///
     /// # Errors
-    /// They cannot be looked at, or one cannot be removed.
+    /// If states cannot be listed or removed.
     pub fn sweep(&self) -> io::Result<()> {
         for tenant in entries(&self.root.join("states"))? {
             for run in entries(&tenant)? {
@@ -208,7 +205,7 @@ impl CheckpointStore {
                     fs::remove_dir_all(state)?;
                 }
                 if !states.is_empty() {
-                    // The last one takes its run along.
+                    // The directory of the run is removed with its last state.
                     let _ = fs::remove_dir(&run);
                 }
             }
@@ -216,25 +213,26 @@ impl CheckpointStore {
         Ok(())
     }
 
-    /// Every state of `tenant`.
+    /// Lists the states of `tenant`.
     ///
     /// # Errors
-    /// They cannot be looked at.
+    /// If the directories cannot be read.
     pub fn list(&self, tenant: &str) -> io::Result<Vec<Checkpoint>> {
         let mut all = Vec::new();
         for run in entries(&self.of(tenant))? {
             for state in entries(&run)? {
-                // One that is being removed, or was never finished, is none.
+                // A state that is being removed or was never finished is skipped.
                 all.extend(state_at(&state).ok().filter(|state| !is_over(state.expires_at)));
             }
         }
         Ok(all)
     }
 
-    /// Writes down what a state is of. When this returns, that is on the disk, and so is the way to the state's directory.
+    /// Writes base and adapter size of a state. When this returns, the file and all parent directories are
+    /// synced.
     ///
     /// # Errors
-    /// It cannot be written; what was written before stands.
+    /// If the file cannot be written; an earlier file stays then.
     pub fn describe(&self, directory: &Path, about: &CheckpointBase) -> io::Result<()> {
         let (beside, bytes) = (directory.join(PARTIAL_ABOUT), serde_json::to_vec(about)?);
         let mut file = File::create(&beside)?;
@@ -244,29 +242,29 @@ impl CheckpointStore {
         way.chain(self.root.parent()).try_for_each(|place| File::open(place)?.sync_all())
     }
 
-    /// What a state is of, if that was written down.
+    /// Returns base and adapter size of a state, if they were written.
     #[must_use]
     pub fn about(directory: &Path) -> Option<CheckpointBase> {
         serde_json::from_slice(&fs::read(directory.join(ABOUT)).ok()?).ok()
     }
 
-    /// Takes a state away; false if there is none.
+    /// Removes a state; false if there is none.
     ///
     /// # Errors
-    /// It cannot be taken away.
+    /// If the state cannot be removed.
     pub fn remove(&self, tenant: &str, run: &str, name: &str) -> io::Result<bool> {
         let directory = self.directory(tenant, run, name);
         match fs::remove_dir_all(&directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
             removed => removed?,
         }
-        // The last one takes its run along.
+        // The directory of the run is removed with its last state.
         let _ = directory.parent().map(fs::remove_dir);
         Ok(true)
     }
 }
 
-/// Paths in a directory; none if it is not there.
+/// Lists the paths in a directory; none if the directory does not exist.
 fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
     match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),

@@ -1,4 +1,4 @@
-//! When a state that is kept in a directory ends: a file in it says so, and there is none of a state that stays.
+//! Expiry of a state: a file in its directory has the time; a state without the file never expires.
 
 use std::{
     fs::{self, File},
@@ -8,13 +8,13 @@ use std::{
 
 use crate::clock::seconds_since_1970;
 
-/// Holds the end, in seconds since 1970.
+/// Name of the file with the expiry time, in seconds since 1970.
 const EXPIRES: &str = "expires";
 
-/// Lets a state end at a time, in seconds since 1970, or never. Durable when this returns.
+/// Sets the expiry time of a state, in seconds since 1970, or none. The change is durable when this returns.
 ///
 /// # Errors
-/// That cannot be written.
+/// If the file cannot be written or removed.
 pub fn set(directory: &Path, at: Option<u64>) -> io::Result<()> {
     let path = directory.join(EXPIRES);
     match at {
@@ -32,12 +32,12 @@ pub fn set(directory: &Path, at: Option<u64>) -> io::Result<()> {
     File::open(directory)?.sync_all()
 }
 
-/// When the state in a directory ends, in seconds since 1970.
+/// Returns the expiry time of the state in `directory`, in seconds since 1970.
 pub(super) fn expires_at(directory: &Path) -> Option<u64> {
     fs::read_to_string(directory.join(EXPIRES)).ok()?.parse().ok()
 }
 
-/// Whether that time has come.
+/// Whether the expiry time has passed.
 pub(super) fn is_over(expires_at: Option<u64>) -> bool {
     expires_at.is_some_and(|at| at <= seconds_since_1970())
 }

@@ -1,4 +1,4 @@
-//! What comes of a request whose answer is fetched later.
+//! Result of a request whose answer is fetched later.
 
 use axum::{
     Json,
@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 
 use crate::errors::ApiError;
 
-/// What protobuf is called in HTTP.
+/// Media type of protobuf.
 pub const PROTOBUF: &str = "application/x-protobuf";
 
-/// A failure in the client's words: the same again would fail again, or not.
+/// Converts an error; its category says whether the same request would fail again.
 impl From<ApiError> for CommandRefusal {
     fn from(error: ApiError) -> Self {
         let category = if error.status().is_client_error() { Category::User } else { Category::Server };
@@ -22,19 +22,15 @@ impl From<ApiError> for CommandRefusal {
     }
 }
 
-/// What came of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub enum FutureResult {
-    /// A result in JSON.
     Json(Value),
-    /// A result in protobuf.
     Protobuf(Bytes),
-    /// None.
     Failed(CommandRefusal),
 }
 
 impl FutureResult {
-    /// Bytes that it takes besides those that every promise is counted with, which cover small results in JSON.
+    /// Bytes of the result besides those that every future counts, which cover small JSON results.
     #[must_use]
     pub fn bytes(&self) -> usize {
         match self {
@@ -44,7 +40,7 @@ impl FutureResult {
         }
     }
 
-    /// As the client wants it.
+    /// Returns the HTTP response for the client.
     #[must_use]
     pub fn respond(&self) -> Response<Body> {
         match self {

@@ -1,11 +1,11 @@
-//! How many parts a request to evaluate a batch has, counted in its bytes before it is decoded: two bytes of protobuf can
-//! become a hundred in memory.
+//! Number of parts of a forward-backward request, counted before decoding: two bytes of protobuf can need a
+//! hundred bytes in memory.
 
-/// Most parts of a request. A batch of 1,024 sequences, as the SDK sends at most, has about 30,000.
+/// Maximum number of parts per request. The SDK sends at most 1,024 sequences per batch, about 30,000 parts.
 pub const MAX_PARTS: usize = 1 << 16;
 
-/// Fields of all messages of a `ForwardBackwardRequest`, each number of a tensor's shape among them. What is malformed ends
-/// the count: the decoder refuses it there.
+/// Counts the fields of all messages of a `ForwardBackwardRequest`, and each dimension of a tensor's shape.
+/// Counting stops at malformed input, which the decoder refuses.
 #[must_use]
 pub fn count(request: &[u8]) -> usize {
     sum(request, |field, bytes| match field {
@@ -23,26 +23,26 @@ fn datum(bytes: &[u8]) -> usize {
     })
 }
 
-/// Numbers of a shape may be packed into one field, a byte each.
+/// The dimensions of a shape may be packed into one field, with one byte each.
 fn tensor(bytes: &[u8]) -> usize {
     sum(bytes, |field, bytes| if field == 4 { bytes.len() } else { 0 })
 }
 
-/// The fields of a message, each with the parts that are `within` it.
+/// Counts the fields of a message, and for each field the parts that `within` counts inside it.
 fn sum(message: &[u8], within: impl Fn(usize, &[u8]) -> usize) -> usize {
     let mut rest = message;
     let fields = std::iter::from_fn(|| field(&mut rest));
     fields.map(|(number, bytes)| 1 + within(number, bytes)).sum()
 }
 
-/// Takes a field off `rest`: its number, and its bytes if it has a length.
+/// Takes a field from `rest`; returns its number and, for a length-delimited field, its bytes.
 fn field<'a>(rest: &mut &'a [u8]) -> Option<(usize, &'a [u8])> {
     let key = varint(rest)?;
     let bytes = match key & 7 {
         0 => return varint(rest).map(|_| (key >> 3, &[][..])),
         1 => 8,
         2 => varint(rest)?,
-        // The ends of a group: what stands between is counted as if it stood here.
+        // Fields of a group are counted as fields of the enclosing message.
         3 | 4 => 0,
         5 => 4,
         _ => return None,
@@ -85,8 +85,8 @@ mod tests {
             data: vec![datum; 3],
             ..ForwardBackwardRequest::default()
         };
-        // Of each datum itself, its chunk, the chunk's text; its input, the input's name, tensor, numbers, type and shape,
-        // whose two bytes count themselves.
+        // A datum has 3 parts for datum, chunk and text; 6 for input, name, tensor, values, dtype and shape;
+        // and 2 for the shape's bytes.
         assert_eq!(count(&request.encode_to_vec()), 2 + 3 * (3 + 6 + 2));
     }
 

@@ -1,5 +1,5 @@
-//! Requests whose answers are fetched later. A promise has the name of what it is of, so that whoever sends a request again
-//! gets the promise there is.
+//! Requests whose results are fetched later. A future is named by the model or sampler and the number of its
+//! request, so a repeated request finds the existing future.
 
 use std::{
     collections::HashMap,
@@ -16,25 +16,23 @@ use crate::{
     tenant_memory::{MemoryFull, Reservation},
 };
 
-/// Most promises of a tenant.
+/// Maximum number of futures per tenant.
 const MAX_PROMISES: usize = 8192;
-/// Bytes that a promise is counted with besides its work and its result: its names, its place, small numbers.
+/// Bytes of tenant memory that a future counts besides its work and its result.
 pub const PROMISE_BYTES: usize = 2048;
-/// How long a result is kept that was fetched: its answer may have been lost.
+/// Time that a fetched result is kept, because the answer may have been lost.
 const KEPT_FETCHED: Duration = Duration::from_secs(60);
-/// How long one is kept that was not.
+/// Time that a result is kept which was not fetched.
 const KEPT: Duration = Duration::from_secs(15 * 60);
 
-/// A request whose answer is fetched later.
 #[derive(Debug)]
 pub struct RequestFuture {
     /// Bytes of the work until it is done, then of the result.
     memory: Mutex<Reservation>,
-    /// Whose it is.
     tenant: Arc<str>,
     outcome: watch::Sender<Option<Arc<FutureResult>>>,
     times: Mutex<FutureTimes>,
-    /// What it waits for, for a person.
+    /// Reason for the wait, as text for the user.
     reason: Mutex<Option<String>>,
 }
 
@@ -45,7 +43,8 @@ struct FutureTimes {
 }
 
 impl RequestFuture {
-    /// Keeps it. A second outcome changes nothing. A result that does not fit the tenant's memory becomes a refusal.
+    /// Stores the outcome; a second outcome is ignored. A result that does not fit the tenant's memory
+    /// becomes a refusal.
     pub fn keep(&self, outcome: FutureResult) {
         lock(&self.times).kept.get_or_insert_with(Instant::now);
         self.outcome.send_if_modified(|kept| {
@@ -55,7 +54,7 @@ impl RequestFuture {
         });
     }
 
-    /// The outcome, with its bytes in the place of the work's.
+    /// Returns the outcome after its bytes have replaced those of the work in the reservation.
     fn counted(&self, outcome: FutureResult) -> FutureResult {
         match self.resize_reservation(outcome.bytes()) {
             Ok(()) => outcome,
@@ -63,26 +62,25 @@ impl RequestFuture {
         }
     }
 
-    /// Counts `bytes` of work or of a result in the place of what was counted before.
+    /// Replaces the reserved bytes of the work or result by `bytes`.
     ///
     /// # Errors
-    /// They do not fit the tenant's memory; what was counted before stays.
+    /// If the bytes do not fit the tenant's memory; the reservation is unchanged then.
     pub fn resize_reservation(&self, bytes: usize) -> Result<(), MemoryFull> {
         lock(&self.memory).resize(PROMISE_BYTES + bytes)
     }
 
-    /// Says what it waits for.
     pub fn set_reason(&self, reason: String) {
         *lock(&self.reason) = Some(reason);
     }
 
-    /// What it waits for, if that is said.
+    /// Returns the reason for the wait, if it was set.
     #[must_use]
     pub fn reason(&self) -> Option<String> {
         lock(&self.reason).clone()
     }
 
-    /// What came of it, once it has; nothing if it has not within `patience`.
+    /// Waits at most `patience` for the outcome.
     pub async fn wait(&self, patience: Duration) -> Option<Arc<FutureResult>> {
         let mut watched = self.outcome.subscribe();
         let kept = tokio::time::timeout(patience, watched.wait_for(Option::is_some)).await;
@@ -99,24 +97,24 @@ impl RequestFuture {
     }
 }
 
-/// All of them.
+/// All futures by name.
 #[derive(Debug, Default)]
 pub struct RequestFutures(Mutex<HashMap<String, Arc<RequestFuture>>>);
 
-/// Whether a promise was there already.
+/// Whether a future existed already.
 #[derive(Debug)]
 pub enum InsertedFuture {
-    /// It is to be kept.
+    /// The future is new, and its result must be stored.
     Now(Arc<RequestFuture>),
-    /// Somebody is at it.
+    /// A request with this name is in progress or done.
     Before,
 }
 
 impl RequestFutures {
-    /// A promise of this name, of the tenant whose `memory` its work is counted to.
+    /// Creates the future `id` for the tenant of `memory`.
     ///
     /// # Errors
-    /// The tenant has too many.
+    /// If the tenant has too many futures.
     pub fn make(&self, id: &str, memory: Reservation) -> Result<InsertedFuture, ApiError> {
         let (mut all, tenant) = (lock(&self.0), Arc::clone(memory.tenant()));
         if all.get(id).is_some_and(|promise| promise.tenant == tenant) {
@@ -139,13 +137,13 @@ impl RequestFutures {
         Ok(InsertedFuture::Now(promise))
     }
 
-    /// The promise of this name, if it is this tenant's.
+    /// Returns the future `id` if it belongs to `tenant`.
     #[must_use]
     pub fn find(&self, id: &str, tenant: &str) -> Option<Arc<RequestFuture>> {
         lock(&self.0).get(id).filter(|promise| *promise.tenant == *tenant).cloned()
     }
 
-    /// Forgets what nobody will ask for.
+    /// Removes futures whose results are no longer kept.
     pub fn sweep(&self) {
         let now = Instant::now();
         lock(&self.0).retain(|_, promise| !promise.is_over(now));

@@ -1,4 +1,4 @@
-//! Who trains and samples now: sessions with their models and samplers. One that gives no sign of life for a while is closed.
+//! Training sessions with their models and samplers. A session without requests is closed after some time.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -16,36 +16,35 @@ use crate::{
     clock::seconds_since_1970, errors::ApiError, lock::lock, random::random_u64, tenant_memory::Reservation,
 };
 
-/// How long a session lives without a sign of it.
+/// Time without requests or heartbeats after which a session is closed.
 const PATIENCE: Duration = Duration::from_secs(5 * 60);
-/// Most sessions of a tenant.
+/// Maximum number of sessions per tenant.
 const MAX_SESSIONS: usize = 256;
-/// Most models of a session.
+/// Maximum number of models per session.
 const MAX_MODELS: usize = 16;
-/// Most samplers of a session.
+/// Maximum number of samplers per session.
 const MAX_SAMPLERS: usize = 16_384;
 
-/// Bytes that a session is counted with.
+/// Bytes of tenant memory that a session counts.
 pub const SESSION_BYTES: usize = 1024;
-/// Bytes that a model is counted with besides its work: its task and the buffers of its connection.
+/// Bytes of tenant memory that a model counts besides its commands, for its task and connection buffers.
 pub const MODEL_BYTES: usize = 32 << 10;
-/// Bytes that a sampler is counted with besides the path that the client named.
+/// Bytes of tenant memory that a sampler counts besides the client's model path.
 pub const SAMPLER_BYTES: usize = 1024;
 
-/// What stands between a session and a model's number.
+/// Separator between session and model number in a model id.
 const TRAINED: &str = ":train:";
 
-/// A model that is trained.
 #[derive(Debug)]
 pub struct TrainedModel {
-    /// What clients call it: `SESSION:train:NUMBER`, which some make up themselves.
+    /// Id for clients: `SESSION:train:NUMBER`, which some clients build themselves.
     pub id: String,
-    /// The same in names of what is kept of it.
+    /// Name of the model in checkpoint paths.
     pub run: String,
-    /// What it is to do.
+    /// Queue of the model's commands.
     pub desk: Arc<WorkQueue>,
     worker: AbortHandle,
-    /// Given back when the model ends.
+    /// Reservation that ends with the model.
     _memory: Reservation,
 }
 
@@ -55,29 +54,26 @@ impl Drop for TrainedModel {
     }
 }
 
-/// A model that is trained, for whoever watches.
+/// A model as status and run lists show it.
 #[derive(Debug, Clone)]
 pub struct ActiveModel {
-    /// Its name in what is kept of it.
+    /// Name of the model in checkpoint paths.
     pub run: String,
-    /// Whose it is.
     pub tenant: Arc<str>,
-    /// When its session gave the last sign of life, in seconds since 1970.
+    /// Time of the session's last request or heartbeat, in seconds since 1970.
     pub at: u64,
-    /// Of its adapter, once it has one.
+    /// Rank of the adapter, once there is one.
     pub rank: Option<usize>,
-    /// How far it is.
     pub progress: ModelProgress,
 }
 
-/// What is sampled from.
 #[derive(Debug)]
 pub struct Sampler {
-    /// As the client named it.
+    /// Model path as the client gave it.
     pub model_path: Option<String>,
-    /// The adapter; none is the base.
+    /// Name of the adapter; `None` for the base.
     pub adapter: Option<String>,
-    /// Given back when the sampler is forgotten.
+    /// Reservation that ends with the sampler.
     pub memory: Reservation,
 }
 
@@ -87,19 +83,18 @@ struct TrainingSession {
     touched: Instant,
     models: HashMap<String, Arc<TrainedModel>>,
     samplers: HashMap<String, Arc<Sampler>>,
-    /// Given back when the session ends.
+    /// Reservation that ends with the session.
     _memory: Reservation,
 }
 
-/// See the module's description.
 #[derive(Debug, Default)]
 pub struct TrainingSessions(Mutex<HashMap<String, TrainingSession>>);
 
 impl TrainingSessions {
-    /// Begins a session of the tenant whose `memory` it is counted to, and gives its name.
+    /// Begins a session of the tenant of `memory`; returns its id.
     ///
     /// # Errors
-    /// The tenant has too many.
+    /// If the tenant has too many sessions.
     pub fn begin(&self, memory: Reservation) -> Result<String, ApiError> {
         let (mut sessions, tenant) = (lock(&self.0), memory.tenant());
         if sessions.values().filter(|session| session.tenant == *tenant).count() >= MAX_SESSIONS {
@@ -120,7 +115,7 @@ impl TrainingSessions {
         Ok(id)
     }
 
-    /// Ends a session with all that belongs to it.
+    /// Ends a session with its models and samplers.
     pub fn end(&self, id: &str, tenant: &str) {
         let mut sessions = lock(&self.0);
         if sessions.get(id).is_some_and(|session| *session.tenant == *tenant) {
@@ -128,18 +123,19 @@ impl TrainingSessions {
         }
     }
 
-    /// Notes a sign of life.
+    /// Records a heartbeat.
     ///
     /// # Errors
-    /// There is no such session.
+    /// If there is no such session.
     pub fn touch(&self, id: &str, tenant: &str) -> Result<(), ApiError> {
         self.with(id, tenant, |_| Ok(()))
     }
 
-    /// The model of this number, which works from now on, of the tenant whose `memory` it is counted to.
+    /// Returns the model `number` of a session, and starts its worker if the model is new. `memory` belongs
+    /// to the model's tenant.
     ///
     /// # Errors
-    /// There is no such session, or it has too many.
+    /// If there is no such session, or it has too many models.
     pub fn model(
         &self,
         session: &str,
@@ -175,10 +171,10 @@ impl TrainingSessions {
         })
     }
 
-    /// The model of this name.
+    /// Returns the model with this id.
     ///
     /// # Errors
-    /// There is none, or it is somebody else's.
+    /// If the tenant has no such model.
     pub fn find_model(&self, id: &str, tenant: &str) -> Result<Arc<TrainedModel>, ApiError> {
         let (session, number) = id.split_once(TRAINED).unwrap_or_default();
         let run = format!("{session}-{number}");
@@ -191,10 +187,10 @@ impl TrainingSessions {
         self.with(session, tenant, |open| open.models.get(&run).cloned().ok_or_else(gone)).map_err(|_| gone())
     }
 
-    /// The sampler of this number.
+    /// Registers the sampler `number` of a session, and returns its id.
     ///
     /// # Errors
-    /// There is no such session, or it has too many.
+    /// If there is no such session, or it has too many samplers.
     pub fn sampler(
         &self,
         session: &str,
@@ -213,17 +209,17 @@ impl TrainingSessions {
         })
     }
 
-    /// The sampler of this name.
+    /// Returns the sampler with this id.
     ///
     /// # Errors
-    /// There is none, or it is somebody else's.
+    /// If the tenant has no such sampler.
     pub fn find_sampler(&self, id: &str, tenant: &str) -> Result<Arc<Sampler>, ApiError> {
         let session = id.split_once('.').map_or("", |(session, _)| session);
         let gone = || ApiError::not_found("there is no such sampler; its session has ended: create another");
         self.with(session, tenant, |open| open.samplers.get(id).cloned().ok_or_else(gone)).map_err(|_| gone())
     }
 
-    /// All models that are trained, in the order of their names.
+    /// Returns all models, sorted by name.
     #[must_use]
     pub fn active_models(&self) -> Vec<ActiveModel> {
         let now = Instant::now();
@@ -243,13 +239,13 @@ impl TrainingSessions {
         all
     }
 
-    /// Whether a model of this name is there.
+    /// Whether there is a model with this run name.
     #[must_use]
     pub fn has_run(&self, run: &str) -> bool {
         lock(&self.0).values().any(|session| session.models.contains_key(run))
     }
 
-    /// Ends sessions that gave no sign of life.
+    /// Ends sessions without a recent request or heartbeat.
     pub fn sweep(&self) {
         let now = Instant::now();
         lock(&self.0).retain(|_, session| now.saturating_duration_since(session.touched) < PATIENCE);

@@ -7,34 +7,32 @@ use control_protocol::training::session::CommandRefusal;
 use super::{trainer::Trainer, transfer_directories::TransferDirectory};
 use crate::trainer_client::trainer_slots::TrainerSlot;
 
-/// See the module's description.
 pub(super) enum TrainerStage {
-    /// It has none, for this reason.
+    /// The model has no trainer, for this reason.
     Without(CommandRefusal),
-    /// It has one.
     Trains(OpenTrainer),
-    /// It gave its own to others. What it has learned is on the disk.
+    /// The model gave its trainer to others; its state is on disk.
     Suspended(SuspendedTrainer),
 }
 
-/// A trainer, and how long the model has had it.
+/// Trainer of a model, with the times of its start and last use.
 pub(super) struct OpenTrainer {
     pub(super) trainer: Trainer,
     pub(super) place: TrainerSlot,
     pub(super) since: Instant,
-    /// When it last did something.
+    /// Time of the last use.
     pub(super) used: Instant,
 }
 
-/// What another trainer goes on with.
+/// State on disk from which another trainer resumes.
 pub(super) struct SuspendedTrainer {
     pub(super) passage: TransferDirectory,
-    /// Given back when the model goes on or ends.
+    /// Slot that is released when the model resumes or ends.
     pub(super) _place: TrainerSlot,
 }
 
 impl TrainerStage {
-    /// There is nothing to train.
+    /// Stage of a model before its first command.
     pub(super) fn new() -> Self {
         Self::Without(CommandRefusal::server("this model has not begun"))
     }

@@ -1,4 +1,5 @@
-//! How a model gets a trainer, gives it to others while it is asked nothing, and goes on with another.
+//! Trainers of a model: requesting one, giving it to others while the model is idle, and resuming with
+//! another.
 
 use std::{
     fs, io, mem,
@@ -18,15 +19,15 @@ use super::{
     worker::{ModelWorker, ended, on_disk},
 };
 
-/// How long a model waits for a trainer.
+/// Maximum time that a model waits for a trainer.
 const PLACE_WAIT: Duration = Duration::from_secs(30 * 60);
-/// How often it asks.
+/// Interval between requests for a trainer.
 const LOOK: Duration = Duration::from_millis(500);
-/// How often an idle model looks whether somebody waits for a trainer.
+/// Interval at which an idle model checks whether others wait for a trainer.
 const IDLE_LOOK: Duration = Duration::from_secs(2);
 
 impl ModelWorker {
-    /// The next piece of work. While others wait for a trainer, the model may give its own to them.
+    /// Returns the next command. While others wait for a trainer, the idle model may give up its own.
     pub(super) async fn next(&self, stage: &mut TrainerStage) -> (ModelCommand, Arc<RequestFuture>) {
         while let TrainerStage::Trains(open) = stage {
             if open.place.is_to_yield(open.used, open.since.elapsed()) {
@@ -43,7 +44,7 @@ impl ModelWorker {
         self.desk.next().await
     }
 
-    /// The trainer that `work` is for, once there is one.
+    /// Returns the trainer for `work`, once there is one.
     pub(super) async fn opened<'a>(
         &self,
         stage: &'a mut TrainerStage,
@@ -70,7 +71,7 @@ impl ModelWorker {
         self.desk.note(|progress| progress.has_trainer = stage.has_trainer());
     }
 
-    /// A trainer, once it is this model's turn and there is one.
+    /// Waits for this model's turn and returns a free trainer.
     async fn trainer(&self) -> Result<OpenTrainer, CommandRefusal> {
         let until = Instant::now() + PLACE_WAIT;
         let mut place = self.means.trainers.places().wait(&self.tenant);
@@ -110,7 +111,7 @@ impl ModelWorker {
         }
     }
 
-    /// Has what was learned, and gathered, written to the disk, and lets the trainer go.
+    /// Makes the trainer write weights and gathered gradients to disk, and releases it.
     async fn suspend(&self, mut open: OpenTrainer) -> TrainerStage {
         if open.place.suspended_bytes() >= self.means.states.tenant_bytes() {
             return TrainerStage::Without(ended(
@@ -126,7 +127,7 @@ impl ModelWorker {
                 tracing::debug!(run = self.run, bytes, "a model gave its trainer to others who wait");
                 TrainerStage::Suspended(SuspendedTrainer { passage, _place: open.place })
             }
-            // What was to begin was refused.
+            // The model has no adapter, because its first command was refused.
             Ok(Err(_)) if self.desk.lora.get().is_none() => TrainerStage::new(),
             Ok(Err(refusal)) => {
                 tracing::warn!(run = self.run, why = refusal.message, "a model cannot be suspended");
@@ -138,7 +139,7 @@ impl ModelWorker {
         }
     }
 
-    /// Goes on with another trainer as if it were the one before.
+    /// Resumes on another trainer from the suspended state.
     async fn resume(&self, suspended: SuspendedTrainer) -> Result<TrainerStage, CommandRefusal> {
         let mut open = self.trainer().await.map_err(|refusal| ended(&refusal.message))?;
         let order = TrainingCommand::Load { directory: suspended.passage.path(), optimizer: true };
@@ -150,7 +151,7 @@ impl ModelWorker {
     }
 }
 
-/// Bytes of the files in a directory.
+/// Returns the total length of the files in a directory.
 fn bytes_in(directory: &Path) -> u64 {
     let files = fs::read_dir(directory).into_iter().flatten().flatten();
     files.filter_map(|file| file.metadata().ok()).map(|found| found.len()).sum()

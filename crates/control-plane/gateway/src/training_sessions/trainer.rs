@@ -1,4 +1,4 @@
-//! A trainer of one model: orders and answers over a connection to a process of its own.
+//! Connection to the trainer process of one model: commands and replies.
 
 use std::io;
 
@@ -12,20 +12,19 @@ use tokio::{
 
 use crate::trainer_client::is_closed;
 
-/// See the module's description.
 #[derive(Debug)]
 pub struct Trainer {
     stream: BufReader<UnixStream>,
 }
 
-/// What comes of an order: what is known of it, and its numbers. The outer error is the end of the trainer.
+/// Result of a command: its reply and values. The outer error means that the trainer has ended.
 pub type OrderResult = io::Result<Result<(CommandDone, Vec<u8>), CommandRefusal>>;
 
 impl Trainer {
-    /// Waits until it can take orders.
+    /// Waits until the trainer accepts commands.
     ///
     /// # Errors
-    /// It cannot be had; it may help to wait.
+    /// If the trainer cannot start. The kind `ResourceBusy` means that a retry may succeed.
     pub async fn ready(stream: UnixStream) -> io::Result<Self> {
         let mut trainer = Self { stream: BufReader::new(stream) };
         match trainer.answer().await? {
@@ -40,10 +39,10 @@ impl Trainer {
         }
     }
 
-    /// Has an order carried out.
+    /// Runs a command.
     ///
     /// # Errors
-    /// The trainer is gone.
+    /// If the trainer has ended.
     pub async fn order(&mut self, order: &TrainingCommand, numbers: &[u8]) -> OrderResult {
         let line = match order.line() {
             Ok(line) => line,
@@ -55,7 +54,7 @@ impl Trainer {
         {
             return Err(error);
         }
-        // A trainer that has ended says why in its last line, whether or not it has read the order.
+        // A trainer that has ended gives the reason in its last line, whether or not it has read the command.
         match self.answer().await? {
             CommandReply::Done(done) if done.numbers <= MAX_NUMBERS => {
                 let mut numbers = vec![0; done.numbers * size_of::<f32>()];

@@ -1,4 +1,4 @@
-//! Directories in which a trainer writes an adapter that the registry then copies, or a model that another trainer goes on with.
+//! Directories in which a trainer writes an adapter for the registry, or a state for another trainer.
 
 use std::{
     collections::HashSet,
@@ -13,35 +13,36 @@ use std::{
 
 use crate::lock::lock;
 
-/// All of them.
+/// Root and names of all transfer directories.
 #[derive(Debug, Clone)]
 pub struct TransferDirectories {
     root: PathBuf,
-    /// Names of those that are in use.
+    /// Names of directories in use.
     open: Arc<Mutex<HashSet<String>>>,
     made: Arc<AtomicU64>,
 }
 
 impl TransferDirectories {
-    /// Below `state`, the gateway's directory.
+    /// Uses directories below `state`, the gateway's state directory.
     #[must_use]
     pub fn below(state: &Path) -> Self {
         Self { root: state.join("tinker").join("passing"), open: Arc::default(), made: Arc::default() }
     }
 
-    /// A passage for an adapter of `run`. Its directory is not there yet, and is removed when the passage is dropped.
+    /// Returns a transfer directory for `run`. The trainer creates it, and dropping the value removes it.
     #[must_use]
     pub fn open(&self, run: &str) -> TransferDirectory {
-        // No run of an earlier process had this name.
+        // Runs have unique names, so no earlier process used this name.
         let name = format!("{run}-{}", self.made.fetch_add(1, Relaxed));
         lock(&self.open).insert(name.clone());
         TransferDirectory { passages: self.clone(), name }
     }
 
-    /// Removes what nobody uses: a gateway that was killed left it behind, or a trainer that wrote on when its model had ended.
+    /// Removes unused directories: a killed gateway left them, or a trainer that continued after its model
+    /// had ended.
     ///
     /// # Errors
-    /// The system refuses.
+    /// If the system cannot list or remove them.
     pub fn sweep(&self) -> io::Result<()> {
         let entries = match fs::read_dir(&self.root) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -57,7 +58,7 @@ impl TransferDirectories {
     }
 }
 
-/// A directory that is in use.
+/// A transfer directory in use.
 #[derive(Debug)]
 pub struct TransferDirectory {
     passages: TransferDirectories,
@@ -65,7 +66,6 @@ pub struct TransferDirectory {
 }
 
 impl TransferDirectory {
-    /// Where it is.
     #[must_use]
     pub fn path(&self) -> PathBuf {
         self.passages.root.join(&self.name)
@@ -76,7 +76,7 @@ impl Drop for TransferDirectory {
     fn drop(&mut self) {
         let path = self.path();
         lock(&self.passages.open).remove(&self.name);
-        // Whatever is not removed here, the next sweep removes.
+        // The next sweep removes what this removal leaves.
         let _ = thread::Builder::new()
             .name("tinker-passage".to_owned())
             .spawn(move || drop(fs::remove_dir_all(path)));

@@ -1,202 +1,187 @@
-//! Tinker's messages in protobuf (package `tinker_public`), as far as they are read or written here. Tensors are raw bytes,
-//! little-endian.
+//! Protobuf messages of Tinker (package `tinker_public`), as far as this gateway uses them. Tensors are raw
+//! little-endian bytes.
 
 use std::collections::HashMap;
 
-/// What numbers a tensor holds.
+/// Dtype of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, prost::Enumeration)]
 #[repr(i32)]
 pub enum DType {
-    /// Nobody said.
     Unspecified = 0,
-    /// Floats of 32 bits.
     Float32 = 1,
-    /// Integers of 64 bits.
     Int64 = 2,
-    /// Integers of 32 bits.
     Int32 = 3,
-    /// The upper half of floats.
     Bfloat16 = 4,
 }
 
-/// Data, and what to evaluate of them.
+/// Request to evaluate sequences with a loss, with or without gradients.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ForwardBackwardRequest {
-    /// Of which model.
     #[prost(string, tag = "1")]
     pub model_id: String,
-    /// When, among the requests of this model.
+    /// Number of the request within its model.
     #[prost(int32, tag = "2")]
     pub seq_id: i32,
-    /// Sequences.
     #[prost(message, repeated, tag = "3")]
     pub data: Vec<Datum>,
-    /// The loss' name.
+    /// Name of the loss.
     #[prost(string, tag = "4")]
     pub loss_fn: String,
-    /// Its options, as older clients send them.
+    /// Options of the loss, as older clients send them.
     #[prost(map = "string, double", tag = "5")]
     pub loss_fn_config: HashMap<String, f64>,
-    /// Without gradients.
+    /// Whether gradients are skipped.
     #[prost(bool, tag = "6")]
     pub forward_only: bool,
-    /// Its options; these count if there are any.
+    /// Options of the loss; these take precedence over `loss_fn_config`.
     #[prost(map = "string, message", tag = "7")]
     pub loss_fn_config_v2: HashMap<String, LossConfigValue>,
 }
 
-/// Of a [`ForwardBackwardRequest`] whose it is, and when its turn is.
+/// Model and number of a [`ForwardBackwardRequest`], decoded without the rest.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RequestAddress {
-    /// Of which model.
     #[prost(string, tag = "1")]
     pub model_id: String,
-    /// When, among the requests of this model.
+    /// Number of the request within its model.
     #[prost(int32, tag = "2")]
     pub seq_id: i32,
 }
 
-/// An option's value.
+/// Value of a loss option.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct LossConfigValue {
-    /// Of either kind.
+    /// Number or text, if set.
     #[prost(oneof = "LossConfig", tags = "1, 2")]
     pub value: Option<LossConfig>,
 }
 
-/// A number or a word.
+/// A number or a text.
 #[derive(Clone, PartialEq, prost::Oneof)]
 pub enum LossConfig {
-    /// A number.
     #[prost(double, tag = "1")]
     Number(f64),
-    /// A word.
     #[prost(string, tag = "2")]
     Text(String),
 }
 
-/// A sequence with what its loss needs.
+/// A sequence with the inputs of its loss.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Datum {
-    /// Its tokens, in pieces.
+    /// Tokens of the sequence, in chunks.
     #[prost(message, repeated, tag = "1")]
     pub model_input: Vec<ModelInputChunk>,
-    /// A tensor for each input.
+    /// Input tensors by name.
     #[prost(map = "string, message", tag = "2")]
     pub loss_fn_inputs: HashMap<String, TensorData>,
 }
 
-/// A piece of a sequence.
+/// Part of a sequence.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ModelInputChunk {
-    /// Of one kind.
+    /// Content of the chunk, if it is known.
     #[prost(oneof = "ChunkKind", tags = "1, 2, 3")]
     pub kind: Option<ChunkKind>,
 }
 
-/// What a piece is.
 #[derive(Clone, PartialEq, prost::Oneof)]
 pub enum ChunkKind {
-    /// Tokens.
     #[prost(message, tag = "1")]
     EncodedText(EncodedText),
-    /// A picture.
+    /// An image, which is not supported.
     #[prost(message, tag = "2")]
     Image(IgnoredMessage),
-    /// A sound.
+    /// Audio, which is not supported.
     #[prost(message, tag = "3")]
     Dmel(IgnoredMessage),
 }
 
-/// Tokens.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct EncodedText {
-    /// Integers of 32 bits.
+    /// Token ids as 32-bit integers.
     #[prost(bytes = "vec", tag = "1")]
     pub tokens: Vec<u8>,
 }
 
-/// Something that is not looked into.
+/// Message whose content is skipped.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub struct IgnoredMessage {}
 
-/// Numbers in a shape.
+/// Values with dtype and shape.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct TensorData {
-    /// Its numbers.
     #[prost(oneof = "Values", tags = "1, 2")]
     pub values: Option<Values>,
-    /// Their kind.
+    /// Dtype of the values ([`DType`]).
     #[prost(enumeration = "DType", tag = "3")]
     pub dtype: i32,
-    /// Its shape; empty if it has one dimension.
+    /// Shape; empty for one dimension.
     #[prost(int64, repeated, tag = "4")]
     pub shape: Vec<i64>,
 }
 
-/// A tensor's numbers.
+/// Values of a tensor.
 #[derive(Clone, PartialEq, prost::Oneof)]
 pub enum Values {
-    /// All of them.
+    /// Every value, in row-major order.
     #[prost(bytes, tag = "1")]
     Dense(Vec<u8>),
-    /// Some of them.
+    /// Nonzero values only, which is not supported.
     #[prost(message, tag = "2")]
     SparseCsr(SparseCsr),
 }
 
-/// Compressed rows.
+/// Sparse matrix in compressed row format.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct SparseCsr {
-    /// The numbers that are there.
+    /// Stored values of the matrix.
     #[prost(bytes = "vec", tag = "1")]
     pub values: Vec<u8>,
-    /// Where each row begins among them, integers of 64 bits.
+    /// Index of the first value of each row, in 64-bit integers.
     #[prost(bytes = "vec", tag = "2")]
     pub crow_indices: Vec<u8>,
-    /// In which column each stands, integers of 64 bits.
+    /// Column of each value, in 64-bit integers.
     #[prost(bytes = "vec", tag = "3")]
     pub col_indices: Vec<u8>,
 }
 
-/// What data came to.
+/// Result of a [`ForwardBackwardRequest`].
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ForwardBackwardOutput {
-    /// `ArrayRecord`.
+    /// Always `ArrayRecord` in this gateway.
     #[prost(string, tag = "1")]
     pub loss_fn_output_type: String,
-    /// Arrays of all data.
+    /// Arrays of all sequences.
     #[prost(message, repeated, tag = "2")]
     pub loss_fn_outputs: Vec<ArrayRecord>,
-    /// `name:reduction` to number.
+    /// Metrics, from `name:reduction` to value.
     #[prost(map = "string, double", tag = "3")]
     pub metrics: HashMap<String, f64>,
 }
 
-/// Arrays of several data.
+/// Arrays of several sequences.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ArrayRecord {
-    /// Empty.
+    /// Always empty in this gateway.
     #[prost(string, tag = "1")]
     pub type_tag: String,
-    /// By name.
     #[prost(map = "string, message", tag = "2")]
     pub fields: HashMap<String, BatchedTensor>,
-    /// Of how many.
+    /// Number of sequences in the arrays.
     #[prost(int64, tag = "3")]
     pub num_datums: i64,
 }
 
-/// One array of each datum, end to end.
+/// One array per sequence, concatenated.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct BatchedTensor {
-    /// The numbers.
+    /// Values of all arrays.
     #[prost(bytes = "vec", tag = "1")]
     pub data: Vec<u8>,
-    /// At which byte each begins, and where the last ends: integers of 64 bits.
+    /// Byte offset of each array and the end of the last one, in 64-bit integers.
     #[prost(bytes = "vec", tag = "2")]
     pub offsets: Vec<u8>,
-    /// What numbers they are.
+    /// Dtype of the values ([`DType`]).
     #[prost(enumeration = "DType", tag = "3")]
     pub dtype: i32,
     /// All dimensions but the first.
@@ -204,66 +189,65 @@ pub struct BatchedTensor {
     pub trailing_shape: Vec<i64>,
 }
 
-/// What was sampled.
+/// Result of a sampling request.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct SampleResponse {
-    /// One for each that was asked for.
+    /// One sequence per requested sample.
     #[prost(message, repeated, tag = "1")]
     pub sequences: Vec<SampledSequence>,
-    /// Floats of 32 bits, NaN where there is none.
+    /// Log-probabilities of the prompt tokens as 32-bit floats, NaN for none.
     #[prost(bytes = "vec", optional, tag = "2")]
     pub prompt_logprobs: Option<Vec<u8>>,
-    /// The likeliest tokens at each place of the prompt.
+    /// Most likely tokens at each position of the prompt.
     #[prost(message, optional, tag = "3")]
     pub topk_prompt_logprobs: Option<TopkLogprobs>,
-    /// Tokens that were not computed again.
+    /// Prompt tokens served from the prefix cache.
     #[prost(int32, tag = "4")]
     pub prompt_cache_hit_tokens: i32,
 }
 
-/// A continuation.
+/// A completion of the prompt.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct SampledSequence {
-    /// Why it ends.
+    /// Reason of the end ([`StopReason`]).
     #[prost(enumeration = "StopReason", tag = "1")]
     pub stop_reason: i32,
-    /// Integers of 32 bits.
+    /// Sampled tokens as 32-bit integers.
     #[prost(bytes = "vec", tag = "2")]
     pub tokens: Vec<u8>,
-    /// Floats of 32 bits.
+    /// Log-probabilities of the tokens as 32-bit floats.
     #[prost(bytes = "vec", optional, tag = "3")]
     pub logprobs: Option<Vec<u8>>,
-    /// The likeliest tokens at each place.
+    /// Most likely tokens at each position.
     #[prost(message, optional, tag = "4")]
     pub topk_sampled_logprobs: Option<TopkLogprobs>,
 }
 
-/// Why a continuation ends.
+/// Reason why a completion ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, prost::Enumeration)]
 #[repr(i32)]
 pub enum StopReason {
-    /// A stop token or string.
+    /// A stop token or a stop string.
     Stop = 0,
-    /// There was to be no more.
+    /// The maximum number of tokens.
     Length = 1,
 }
 
-/// The likeliest tokens at each of `length` places.
+/// The `k` most likely tokens at each of `length` positions.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct TopkLogprobs {
-    /// `[length, k]`, integers of 32 bits; 0 where there is none.
+    /// Token ids `[length, k]` as 32-bit integers; 0 for none.
     #[prost(bytes = "vec", tag = "1")]
     pub token_ids: Vec<u8>,
-    /// `[length, k]`, floats of 32 bits; [`NO_LOGPROB`] where there is none.
+    /// Log-probabilities `[length, k]` as 32-bit floats; [`NO_LOGPROB`] for none.
     #[prost(bytes = "vec", tag = "2")]
     pub logprobs: Vec<u8>,
-    /// How many at each place.
+    /// Number of tokens per position.
     #[prost(uint32, tag = "3")]
     pub k: u32,
-    /// Places.
     #[prost(uint32, tag = "4")]
     pub length: u32,
 }
 
-/// What stands where there is no log-probability.
+/// Log-probability of a missing token.
 pub const NO_LOGPROB: f32 = -99_999.0;

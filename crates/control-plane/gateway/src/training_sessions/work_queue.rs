@@ -1,4 +1,4 @@
-//! What one model is to do: pieces of work, each with its number and its promise, which may come in any order.
+//! Queue of one model's commands. Each command has a number and a future; commands may arrive in any order.
 
 use std::{
     collections::BTreeMap,
@@ -12,61 +12,58 @@ use tokio::sync::Notify;
 use super::{batch::TrainingBatch, future_result::FutureResult, request_futures::RequestFuture};
 use crate::{errors::ApiError, lock::lock};
 
-/// Pieces of work that a model may have waiting. Their bytes count to their tenant's memory, in their promises.
+/// Maximum number of waiting commands per model. Their bytes count to the tenant's memory in their futures.
 const MAX_WAITING: usize = 4096;
 
-/// A piece of work.
 #[derive(Debug)]
 pub enum ModelCommand {
     /// Begin with a new adapter.
     Create {
-        /// How large it is.
+        /// Size of the adapter.
         lora: Lora,
-        /// Decides its first numbers.
+        /// Seed of the initial weights.
         seed: u64,
     },
-    /// Begin, or go on, with the state `tinker://RUN/weights/NAME`.
+    /// Begin or continue with the state `tinker://RUN/weights/NAME`.
     Load {
-        /// The run that kept the state.
+        /// Run that saved the state.
         run: String,
-        /// The state's name.
         name: String,
-        /// The optimizer's numbers too.
+        /// Whether the optimizer state is loaded too.
         optimizer: bool,
     },
-    /// Evaluate.
+    /// Evaluate a batch of sequences.
     ForwardBackward(Box<TrainingBatch>),
-    /// Make a step.
+    /// Run an optimizer step.
     Step(Adam),
-    /// Keep a state.
+    /// Save adapter and optimizer state.
     SaveState {
-        /// Under this name.
         name: String,
-        /// In the place of one that has it.
+        /// Whether an existing state of this name is replaced.
         overwrite: bool,
-        /// For so many seconds; `None` is until it is deleted.
+        /// Time to live in seconds; `None` keeps the state until it is deleted.
         ttl_s: Option<u64>,
     },
-    /// Serve the adapter.
+    /// Serve the current adapter.
     Publish {
-        /// What it is called in the registry.
+        /// Name of the adapter in the registry.
         adapter: String,
-        /// What the client is told.
+        /// Answer for the client.
         answer: Value,
-        /// For so many seconds; `None` is until it is deleted.
+        /// Time to live in seconds; `None` keeps the adapter until it is deleted.
         ttl_s: Option<u64>,
     },
-    /// Nothing: it was refused, but has its number.
+    /// A refused command that still uses its number.
     Refused(CommandRefusal),
 }
 
 impl ModelCommand {
-    /// Whether it can be done by a trainer that has no adapter yet.
+    /// Whether the command can run on a trainer that has no adapter yet.
     pub(super) fn begins(&self) -> bool {
         matches!(self, Self::Create { .. } | Self::Load { .. })
     }
 
-    /// Bytes that the piece keeps besides those that every promise is counted with, which cover names and small numbers.
+    /// Bytes of the command besides those that every future counts, which cover names and small numbers.
     #[must_use]
     pub fn bytes(&self) -> usize {
         match self {
@@ -77,57 +74,55 @@ impl ModelCommand {
     }
 }
 
-/// What a model is to do, and what is known of it.
 #[derive(Debug, Default)]
 pub struct WorkQueue {
     queue: Mutex<PendingCommands>,
     arrived: Notify,
-    /// Of its adapter, once it has one.
+    /// Size of the model's adapter, once it has one.
     pub lora: OnceLock<Lora>,
     progress: Mutex<ModelProgress>,
 }
 
-/// How far a model is.
+/// Training progress of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct ModelProgress {
-    /// Whether somebody trains it.
     pub has_trainer: bool,
-    /// Steps that were made.
+    /// Number of optimizer steps.
     pub steps: u64,
-    /// Of the last batch that was evaluated, summed.
+    /// Loss of the last evaluated batch, summed.
     pub loss: Option<f64>,
 }
 
-/// When a piece of work can be done.
+/// Time when a command can run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CommandTiming {
-    /// As soon as the piece that is under way is done.
+    /// The command runs after the current one.
     Next,
-    /// After pieces that have not come yet.
+    /// The command waits for earlier commands that have not arrived.
     Later,
 }
 
 #[derive(Debug, Default)]
 struct PendingCommands {
-    /// The number whose turn it is.
+    /// Number of the next command.
     next: u64,
     waiting: BTreeMap<u64, (ModelCommand, Arc<RequestFuture>)>,
-    /// Whether the session has ended: what still comes is refused.
+    /// Whether the session has ended; later commands are refused.
     is_closed: bool,
 }
 
 impl WorkQueue {
-    /// Checks that a piece of this number can be taken, and says when its turn is.
+    /// Checks that a command with this number can be queued, and returns when it can run.
     ///
     /// # Errors
-    /// Too much is waiting, or the number has had its turn.
+    /// If too many commands wait, or the number was used before.
     pub fn check(&self, seq: u64) -> Result<CommandTiming, ApiError> {
         let queue = lock(&self.queue);
         if seq < queue.next {
             let message = format!("seq_id {seq} was done before, and its result is not kept any more");
             return Err(ApiError::invalid("seq_id", message));
         }
-        // Whatever else waits, the piece whose turn it is must get in.
+        // The next command must be accepted even if the queue is full.
         if seq == queue.next {
             return Ok(CommandTiming::Next);
         }
@@ -138,7 +133,7 @@ impl WorkQueue {
         Ok(CommandTiming::Later)
     }
 
-    /// Takes a piece in; refuses it if the session has ended meanwhile.
+    /// Queues a command, or refuses it if the session has ended meanwhile.
     pub fn put(&self, seq: u64, work: ModelCommand, promise: Arc<RequestFuture>) {
         let mut queue = lock(&self.queue);
         if queue.is_closed {
@@ -148,7 +143,6 @@ impl WorkQueue {
         self.arrived.notify_one();
     }
 
-    /// How far the model is.
     #[must_use]
     pub fn progress(&self) -> ModelProgress {
         *lock(&self.progress)
@@ -158,7 +152,7 @@ impl WorkQueue {
         change(&mut lock(&self.progress));
     }
 
-    /// The next piece, once it is there.
+    /// Waits for the next command and returns it.
     pub(super) async fn next(&self) -> (ModelCommand, Arc<RequestFuture>) {
         loop {
             if let Some(piece) = self.next_command() {
@@ -168,7 +162,7 @@ impl WorkQueue {
         }
     }
 
-    /// Refuses all that waits, and all that still comes: the session has ended.
+    /// Refuses all waiting and later commands, because the session has ended.
     pub(super) fn close(&self) {
         let waiting = {
             let mut queue = lock(&self.queue);
@@ -189,7 +183,7 @@ impl WorkQueue {
     }
 }
 
-/// What becomes of work whose session has ended.
+/// Returns the outcome of commands whose session has ended.
 pub(super) fn session_ended() -> FutureResult {
     FutureResult::Failed(CommandRefusal::server("the session of this model has ended"))
 }

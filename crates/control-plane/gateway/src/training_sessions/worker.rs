@@ -1,4 +1,4 @@
-//! The work of one model, piece by piece, in the order of its numbers.
+//! Worker of one model: runs its commands in the order of their numbers.
 
 use std::{collections::VecDeque, fmt::Display, io, sync::Arc, time::Instant};
 
@@ -26,45 +26,42 @@ use crate::{
     trainer_client::TrainerClient,
 };
 
-/// Snapshots that are served of a model; the oldest goes.
+/// Maximum number of served snapshots per model; the oldest is unloaded.
 const MAX_SNAPSHOTS: usize = 4;
 
-/// What work is done with.
+/// Services and directories that workers use.
 #[derive(Debug, Clone)]
 pub struct WorkerContext {
-    /// Where trainers are asked for, each in its turn.
+    /// Client of the trainer service.
     pub trainers: TrainerClient,
-    /// Where adapters are served.
+    /// Registry that serves adapters.
     pub registry: Arc<Registry>,
-    /// On which base.
+    /// Readiness of the gateway, with its base.
     pub status: watch::Receiver<GatewayReadiness>,
-    /// Where states are.
     pub states: CheckpointStore,
-    /// Where trainers leave adapters for the registry, and models for the next trainer.
+    /// Directories in which trainers leave adapters for the registry, and states for the next trainer.
     pub passages: TransferDirectories,
 }
 
-/// What works at a desk.
+/// Worker that runs the commands of one model.
 #[derive(Debug)]
 pub struct ModelWorker {
-    /// Where work comes from.
+    /// Queue of the model's commands.
     pub desk: Arc<WorkQueue>,
-    /// Whose it is.
     pub tenant: Arc<str>,
-    /// What the model is called by clients.
+    /// Id of the model for clients.
     pub model_id: String,
-    /// And in names of what is kept of it.
+    /// Name of the model in checkpoint paths.
     pub run: String,
-    /// What with.
     pub means: WorkerContext,
-    /// What is under way.
+    /// Future of the current command.
     pub running: Option<Arc<RequestFuture>>,
-    /// Snapshots that are served, the oldest first.
+    /// Names of the served snapshots, the oldest first.
     pub snapshots: VecDeque<String>,
 }
 
 impl ModelWorker {
-    /// Works until nobody wants it any more, which is when it is dropped.
+    /// Runs commands until the worker is dropped.
     pub async fn work(mut self) {
         let mut stage = TrainerStage::new();
         loop {
@@ -93,7 +90,7 @@ impl ModelWorker {
         }
     }
 
-    /// The outer error is the end of the trainer.
+    /// Runs a command. The outer error means that the trainer has ended.
     async fn carry_out(
         &mut self,
         trainer: &mut Trainer,
@@ -132,7 +129,7 @@ impl ModelWorker {
 
     fn begun(&self, done: Result<(CommandDone, Vec<u8>), CommandRefusal>) -> Result<(), CommandRefusal> {
         if let Some(lora) = done?.0.lora {
-            // A model that loads later has the size it had.
+            // A model keeps the adapter size of its first command.
             let _ = self.desk.lora.set(lora);
         }
         Ok(())
@@ -211,7 +208,7 @@ impl ModelWorker {
         Ok(published.map(|()| FutureResult::Json(answer)))
     }
 
-    /// Serves what is in `passage`, which stays until it is copied even if this model ends meanwhile.
+    /// Registers the adapter in `passage`, which stays until it is copied even if this model ends meanwhile.
     async fn register(
         &mut self,
         name: String,
@@ -242,7 +239,7 @@ impl ModelWorker {
         if self.snapshots.len() > MAX_SNAPSHOTS
             && let Some(oldest) = self.snapshots.pop_front()
         {
-            // Whoever samples from it may finish; that must not hold the model up.
+            // Requests that sample from the snapshot may finish; the model does not wait for them.
             let registry = Arc::clone(&self.means.registry);
             tokio::spawn(async move { registry.unload(&oldest, None).await });
         }
@@ -257,7 +254,7 @@ impl Drop for ModelWorker {
     }
 }
 
-/// What comes of `work` on files, which may block.
+/// Returns the result of `work` on files, which may block.
 pub(super) async fn on_disk<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, CommandRefusal> {
@@ -265,12 +262,12 @@ pub(super) async fn on_disk<T: Send + 'static>(
     done.map_err(|error| CommandRefusal::server(format!("the disk cannot be looked at: {error}")))
 }
 
-/// A time so many seconds from now, in seconds since 1970.
+/// Returns the time `ttl_s` seconds from now, in seconds since 1970.
 fn from_now(ttl_s: u64) -> u64 {
     seconds_since_1970().saturating_add(ttl_s)
 }
 
-/// What becomes of a model whose trainer has ended.
+/// Returns the refusal of commands after the end of the trainer.
 pub(super) fn ended(why: &dyn Display) -> CommandRefusal {
     CommandRefusal::server(format!(
         "the trainer of this model has ended ({why}); go on from the last state that was saved, with \

@@ -1,32 +1,30 @@
-//! A link of limited bandwidth, emulated: when each piece would have arrived.
+//! Emulates a link of limited bandwidth: computes when each piece would have arrived.
 //!
 //! The schedule is absolute: a run of pieces arrives at `start + bytes so far / bandwidth`, rounded up to a
-//! nanosecond once, however late the copying thread was for each of them. A piece cannot start before it was handed
-//! over, so time in which nothing waited is lost, as on a wire.
+//! nanosecond once. Delays of the copying thread do not add up. A piece cannot start before it was submitted,
+//! so idle time is lost, as on a wire.
 
 use std::{num::NonZeroU64, time::Duration};
 
 const NANOS_PER_SECOND: u128 = 1_000_000_000;
 
-/// A bandwidth.
+/// Bandwidth of a link in bytes per second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BytesPerSecond(pub NonZeroU64);
 
 impl BytesPerSecond {
-    /// Bytes per second.
+    /// Returns the bytes per second.
     #[must_use]
     pub fn get(self) -> u64 {
         self.0.get()
     }
 }
 
-/// The schedule of a link.
 #[derive(Debug)]
 pub(super) struct LinkSchedule {
     bandwidth: BytesPerSecond,
-    /// When the present run of pieces began.
+    /// Start of the current run of pieces.
     started: Duration,
-    /// Bytes of that run.
     run_bytes: u128,
 }
 
@@ -35,7 +33,7 @@ impl LinkSchedule {
         Self { bandwidth, started: Duration::ZERO, run_bytes: 0 }
     }
 
-    /// Sends a piece that was handed over at `ready`; returns when it arrives.
+    /// Sends a piece that was ready at `ready`; returns its arrival time.
     pub(super) fn send(&mut self, ready: Duration, bytes: usize) -> Duration {
         if ready > self.free_at() {
             self.started = ready;
@@ -66,7 +64,7 @@ mod tests {
     fn idle_time_is_no_credit() {
         let mut link = link(1_000);
         assert_eq!(link.send(Duration::ZERO, 1_000), Duration::from_secs(1));
-        // Nine seconds of nothing; then a burst, which takes as long as its bytes.
+        // After nine idle seconds a burst still takes as long as its bytes.
         let burst = Duration::from_secs(10);
         assert_eq!(link.send(burst, 500), Duration::from_millis(10_500));
         assert_eq!(link.send(burst, 500), Duration::from_millis(11_000));

@@ -1,7 +1,6 @@
-//! The jobs of a copy engine: who is next, who is in hand, who has ended and must be told.
+//! Jobs of a copy engine: queued, being copied, or ended but not reported.
 //!
-//! A job's load is at one place at a time: here, or in the hands of one thread that copies a piece or drops it.
-//! That is what makes a cancellation final when it returns.
+//! A load has one owner: this queue, or one thread that copies or drops it. So a cancellation is final.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -16,11 +15,10 @@ use super::{CopyEnd, CopyPriority, CopySource, SubmitError};
 
 pub(super) type DoneCallback = Box<dyn FnOnce(CopyEnd) + Send>;
 
-/// Names a job of an engine; never used twice.
+/// Id of a job in an engine; never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct JobId(u64);
 
-/// What a job's owner gives to the queue.
 pub(super) struct Submission {
     pub(super) class: CopyPriority,
     pub(super) load: Box<dyn CopySource>,
@@ -28,32 +26,31 @@ pub(super) struct Submission {
     pub(super) ended: Arc<AtomicBool>,
 }
 
-/// The next piece of the first job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct NextPiece {
     pub(super) job: JobId,
-    /// `None` if there is no piece: the job had nothing to copy.
+    /// `None` if the job has nothing to copy.
     pub(super) bytes: Option<usize>,
-    /// When its job was handed over.
+    /// Time at which the job was submitted.
     pub(super) ready: Duration,
     pub(super) class: CopyPriority,
 }
 
 impl NextPiece {
-    /// Whether it gives way to whoever comes first at its disk.
+    /// Whether the piece yields to foreground reads on its disk.
     pub(super) fn gives_way(&self) -> bool {
         self.class != CopyPriority::Demand && self.bytes.is_some()
     }
 }
 
-/// When a job's turn comes: by class, then by its arrival in the class.
+/// Position of a job in the queue: by class, then by arrival in the class.
 type QueueOrder = (CopyPriority, u64);
 
 struct CopyJob {
     place: QueueOrder,
-    /// `None` while it is in a thread's hands.
+    /// `None` while a thread holds the load.
     load: Option<Box<dyn CopySource>>,
-    /// Of the next piece; `None` when nothing is left.
+    /// Size of the next piece; `None` if nothing is left.
     next_bytes: Option<usize>,
     ready: Duration,
     cancelled: bool,
@@ -61,7 +58,6 @@ struct CopyJob {
     ended: Arc<AtomicBool>,
 }
 
-/// How many jobs ended in which way.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct EndedCounts {
     pub(super) done: u64,
@@ -69,16 +65,15 @@ pub(super) struct EndedCounts {
     pub(super) failed: u64,
 }
 
-/// See the module.
 pub(super) struct CopyQueue {
     jobs: HashMap<JobId, CopyJob>,
-    /// Jobs that still want pieces, first come first.
+    /// Jobs that have pieces left, the most urgent first.
     order: BTreeMap<QueueOrder, JobId>,
-    /// Jobs that have ended and whose owner has not been told.
+    /// Ended jobs whose owners were not yet called.
     farewells: VecDeque<(DoneCallback, CopyEnd)>,
     ended: EndedCounts,
     max_jobs: usize,
-    /// Counts submissions and raises: the source of ids and places.
+    /// Number of submissions and raises: the source of ids and positions.
     arrivals: u64,
 }
 
@@ -94,7 +89,6 @@ impl CopyQueue {
         }
     }
 
-    /// Whether one more job is taken.
     pub(super) fn check_room(&self) -> Result<(), SubmitError> {
         if self.jobs.len() + self.farewells.len() >= self.max_jobs {
             return Err(SubmitError::Full { limit: self.max_jobs });
@@ -102,7 +96,6 @@ impl CopyQueue {
         Ok(())
     }
 
-    /// Takes a job whose first piece has `next_bytes`.
     pub(super) fn push(&mut self, submission: Submission, next_bytes: Option<usize>, now: Duration) -> JobId {
         let Submission { class, load, done, ended } = submission;
         let place = (class, self.arrival());
@@ -113,7 +106,6 @@ impl CopyQueue {
         id
     }
 
-    /// The piece that is next.
     pub(super) fn first(&self) -> Option<NextPiece> {
         let (_, &job) = self.order.first_key_value()?;
         let known = self.jobs.get(&job)?;
@@ -130,12 +122,12 @@ impl CopyQueue {
         }
     }
 
-    /// Takes the load in hand; `None` if the job was cancelled or has ended.
+    /// Takes the load to copy a piece; `None` if the job was cancelled or has ended.
     pub(super) fn take(&mut self, id: JobId) -> Option<Box<dyn CopySource>> {
         self.jobs.get_mut(&id)?.load.take()
     }
 
-    /// Gives a load back that has more pieces; returns it if its job was cancelled meanwhile.
+    /// Returns a load with more pieces to the queue; gives it back if its job was cancelled meanwhile.
     pub(super) fn put_back(
         &mut self,
         id: JobId,
@@ -152,8 +144,8 @@ impl CopyQueue {
         }
     }
 
-    /// Makes sure that no further piece is taken. Returns the load for the caller to drop and then to
-    /// [`end`](Self::end) the job; `None` if the job has ended, or another hand will end it.
+    /// Ensures that no further piece is taken. Returns the load, which the caller must drop before it
+    /// [`end`](Self::end)s the job; `None` if the job has ended, or another thread will end it.
     pub(super) fn cancel(&mut self, id: JobId) -> Option<Box<dyn CopySource>> {
         let job = self.jobs.get_mut(&id)?;
         job.cancelled = true;
@@ -161,7 +153,7 @@ impl CopyQueue {
         job.load.take()
     }
 
-    /// Ends a job whose load is gone. Its owner is told in turn.
+    /// Ends a job whose load is dropped, and queues the call of its owner.
     pub(super) fn end(&mut self, id: JobId, end: CopyEnd) {
         let Some(job) = self.jobs.remove(&id) else { return };
         self.order.remove(&job.place);
@@ -174,27 +166,25 @@ impl CopyQueue {
         self.farewells.push_back((job.done, end));
     }
 
-    /// Whether the job has not ended.
     pub(super) fn lives(&self, id: JobId) -> bool {
         self.jobs.contains_key(&id)
     }
 
-    /// The next owner to tell.
+    /// Returns the next owner to call.
     pub(super) fn farewell(&mut self) -> Option<(DoneCallback, CopyEnd)> {
         self.farewells.pop_front()
     }
 
-    /// Whether every job has ended and every owner was told.
+    /// Whether every job has ended and every owner was called.
     pub(super) fn is_empty(&self) -> bool {
         self.jobs.is_empty() && self.farewells.is_empty()
     }
 
-    /// Whether the engine's thread has something to do.
     pub(super) fn has_work(&self) -> bool {
         !self.order.is_empty() || !self.farewells.is_empty()
     }
 
-    /// Whether there is nothing to do but what gives way.
+    /// Whether all work yields to foreground reads.
     pub(super) fn gives_way(&self) -> bool {
         self.farewells.is_empty() && self.first().is_some_and(|piece| piece.gives_way())
     }
@@ -203,7 +193,6 @@ impl CopyQueue {
         self.ended
     }
 
-    /// Jobs of a class that have not ended.
     pub(super) fn queued(&self, class: CopyPriority) -> usize {
         self.order.range((class, 0)..=(class, u64::MAX)).count()
     }

@@ -1,4 +1,4 @@
-//! The courier step by step, on a clock of the tests' own.
+//! Tests of the copy worker, step by step, on a fake clock.
 
 mod sorted_list;
 
@@ -18,7 +18,7 @@ use super::{
     worker::{CopyShared, CopyWorker, WorkerStep},
 };
 
-/// A clock on which only waiting takes time. What is `planned` happens in the middle of the next wait.
+/// Clock on which only waiting takes time. The `planned` event happens in the middle of the next wait.
 #[derive(Clone)]
 struct FakeClock(Arc<Mutex<FakeTime>>);
 
@@ -34,7 +34,6 @@ impl FakeClock {
         Self(Arc::new(Mutex::new(FakeTime { began, now: began, planned: None })))
     }
 
-    /// The time since it began.
     fn passed(&self) -> Duration {
         let time = self.0.lock().unwrap();
         time.now - time.began
@@ -48,7 +47,7 @@ impl FakeClock {
         self.0.lock().unwrap().planned = Some(Box::new(event));
     }
 
-    /// Has what is planned happen now; nothing if it has happened.
+    /// Runs the planned event now, unless it has happened.
     fn happen(&self) {
         let planned = self.0.lock().unwrap().planned.take();
         if let Some(event) = planned {
@@ -75,7 +74,7 @@ impl Clock for FakeClock {
     }
 }
 
-/// Who copied which piece, and when; and how each job ended.
+/// Log of copied pieces with their times, and of the jobs' ends.
 #[derive(Debug, Default)]
 struct Journal {
     pieces: Vec<(usize, usize, Duration)>,
@@ -109,7 +108,7 @@ impl Drop for JournaledCopy {
     }
 }
 
-/// An engine without its thread: the test takes the steps.
+/// Engine without its thread: the test calls the steps.
 struct CopyHarness {
     shared: Arc<CopyShared>,
     courier: CopyWorker,
@@ -170,7 +169,7 @@ fn a_demand_overtakes_at_the_next_piece() {
     assert_eq!(stage.pieces(), [(0, 0), (1, 0), (1, 1), (0, 1), (0, 2)]);
 }
 
-/// Somebody who uses the disk until a time, and for whom a byte takes a millisecond.
+/// Foreground reader that uses the disk until a fixed time; each byte takes a millisecond.
 #[derive(Debug)]
 struct BusyDisk {
     clock: FakeClock,
@@ -289,7 +288,7 @@ fn a_closed_engine_cancels_what_is_left_and_tells_every_owner() {
     stage.submit(0, CopyPriority::Demand, &[10, 10]).unwrap();
     stage.submit(1, CopyPriority::Preload, &[10]).unwrap();
     stage.courier.step();
-    // In the middle of a piece: it is not worth waiting for any more.
+    // The engine closes in the middle of a piece, which is then not awaited.
     let shared = Arc::clone(&stage.shared);
     stage.clock.plan(move || shared.close());
     assert_eq!(stage.run_dry(), WorkerStep::Closed);

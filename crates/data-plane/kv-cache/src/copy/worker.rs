@@ -1,7 +1,6 @@
-//! The copy thread: its steps, and what it shares with the engine's handle and the tickets.
+//! Copy thread: its steps, and the state that it shares with the engine's handle and the tickets.
 //!
-//! Loads and callbacks are foreign code. They run without the lock held, and their panics end here: one faulty load
-//! stops nobody else's.
+//! Loads and callbacks are foreign code: they run without the lock, and their panics do not stop other jobs.
 
 use std::{
     fmt,
@@ -24,21 +23,20 @@ use super::{
     queue::{CopyQueue, DoneCallback, JobId, NextPiece, Submission},
 };
 
-/// Longest sleep after which the thread looks whether the engine is being dropped.
+/// Longest sleep before the thread checks whether the engine is being dropped.
 const LONGEST_SLEEP: Duration = Duration::from_millis(10);
 
-/// What the thread, the engine and its tickets share.
 pub(super) struct CopyShared {
     queue: Mutex<CopyQueue>,
-    /// There is something to do.
+    /// Signals that there is work.
     pub(super) work: Condvar,
-    /// A job has ended.
+    /// Signals that a job has ended.
     settled: Condvar,
     closing: AtomicBool,
     copied_bytes: AtomicU64,
     busy_ns: AtomicU64,
     clock: Box<dyn Clock>,
-    /// Times are counted from here.
+    /// Origin of all times.
     began: Instant,
 }
 
@@ -62,13 +60,12 @@ impl CopyShared {
         }
     }
 
-    /// The time since it began.
     fn now(&self) -> Duration {
         self.clock.now().saturating_duration_since(self.began)
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, CopyQueue> {
-        // No foreign code runs under the lock, so a panic elsewhere leaves the queue whole.
+        // No foreign code runs under the lock, so a panic elsewhere leaves the queue consistent.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -81,7 +78,7 @@ impl CopyShared {
         let ended = Arc::new(AtomicBool::new(false));
         let next_bytes = load.next_bytes();
         let submission = Submission { class, load, done, ended: Arc::clone(&ended) };
-        // If there is no room the lock goes before the submission does: what its owner drops is foreign code.
+        // On a full queue the lock goes before `submission`, whose drop is foreign code.
         let mut queue = self.lock();
         queue.check_room()?;
         let job = queue.push(submission, next_bytes, self.now());
@@ -109,10 +106,10 @@ impl CopyShared {
         self.settled.notify_all();
     }
 
-    /// Has every job cancelled and the thread ended.
+    /// Cancels every job and ends the thread.
     pub(super) fn close(&self) {
         self.closing.store(true, Ordering::Release);
-        // Under the lock, so that the thread cannot miss it between looking and waiting.
+        // Locking once ensures that the thread cannot miss the flag between its check and its wait.
         drop(self.lock());
         self.work.notify_all();
     }
@@ -135,25 +132,23 @@ impl CopyShared {
     }
 }
 
-/// What a step of the thread came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WorkerStep {
     Worked,
-    /// There is nothing to do for so long but what gives way to somebody else.
+    /// All work yields to foreground reads; the next check is due after this time.
     GaveWay(Duration),
-    /// There is nothing to do until somebody brings something.
+    /// There is no work until an owner submits a job.
     Idle,
-    /// The engine was dropped and nothing is left.
+    /// The engine was dropped and no job is left.
     Closed,
 }
 
-/// The thread's own part.
 pub(super) struct CopyWorker {
     shared: Arc<CopyShared>,
     link: Option<LinkSchedule>,
-    /// Whoever comes first at the disk, and what is owed to them.
+    /// Foreground reads of the disk, and the debt to them.
     first: Option<(Arc<dyn ForegroundIo>, BackgroundThrottle)>,
-    /// When the last piece had been copied.
+    /// Time at which the last piece had been copied.
     busy_until: Duration,
 }
 
@@ -162,7 +157,7 @@ impl CopyWorker {
         Self { shared, link: bandwidth.map(LinkSchedule::new), first: None, busy_until: Duration::ZERO }
     }
 
-    /// Copies that nobody waits for give way to whoever comes `first`.
+    /// Lets jobs without a waiting request yield to the foreground reads `first`.
     pub(super) fn behind(self, first: Arc<dyn ForegroundIo>) -> Self {
         Self { first: Some((first, BackgroundThrottle::default())), ..self }
     }
@@ -178,7 +173,7 @@ impl CopyWorker {
         }
     }
 
-    /// Sleeps until there is something to do: an owner to tell, a piece to copy, or the end.
+    /// Sleeps until there is work: an owner to call, a piece to copy, or the end.
     fn wait(&self) {
         let mut queue = self.shared.lock();
         while !(queue.has_work() || self.shared.is_closing() && queue.is_empty()) {
@@ -186,7 +181,7 @@ impl CopyWorker {
         }
     }
 
-    /// Sleeps for so long, or until there is something to do that does not give way.
+    /// Sleeps for `wait`, or until there is work that does not yield.
     fn give_way(&self, wait: Duration) {
         let queue = self.shared.lock();
         if queue.gives_way() && !self.shared.is_closing() {
@@ -194,20 +189,20 @@ impl CopyWorker {
         }
     }
 
-    /// For how long a piece gives way yet.
+    /// Returns how long a piece must still yield.
     fn remaining_wait(&mut self, piece: &NextPiece) -> Duration {
         let now = self.shared.clock.now();
         let wait = self.first.as_mut().map(|(first, deference)| deference.wait(&**first, now));
         wait.filter(|_| piece.gives_way()).unwrap_or_default()
     }
 
-    /// Tells one owner, or copies one piece, or drops one load that nobody wants any more.
+    /// Calls one owner, copies one piece, or drops one cancelled load.
     pub(super) fn step(&mut self) -> WorkerStep {
         let shared = Arc::clone(&self.shared);
         let mut queue = shared.lock();
         if let Some((done, end)) = queue.farewell() {
             drop(queue);
-            // The fault of one owner must not stop the others' loads.
+            // A faulty callback must not stop other jobs.
             let _ = catch_unwind(AssertUnwindSafe(|| done(end)));
             return WorkerStep::Worked;
         }
@@ -228,7 +223,7 @@ impl CopyWorker {
 
     fn deliver(&mut self, piece: NextPiece) {
         let Some(bytes) = piece.bytes else { return self.finish(piece.job) };
-        // What waited behind the last piece has waited since then, and all else since it was handed over.
+        // A piece that was queued behind the last one has waited since then, any other since its submission.
         let began = piece.ready.max(self.busy_until);
         let arrival = self.link.as_mut().map(|link| link.send(piece.ready, bytes));
         if let Some(arrival) = arrival {
@@ -255,7 +250,7 @@ impl CopyWorker {
         }
     }
 
-    /// Waits until a piece arrives. The load is in nobody's hands meanwhile, so it can be cancelled.
+    /// Waits until a piece arrives. The queue holds the load meanwhile, so the job can be cancelled.
     fn wait_on_link(&self, arrival: Duration) {
         let CopyShared { clock, began, .. } = &*self.shared;
         let mut now = self.shared.now();
@@ -266,7 +261,7 @@ impl CopyWorker {
     }
 
     fn copy(&self, job: JobId, bytes: usize) {
-        // Gone if it was cancelled on its way.
+        // The load is gone if the job was cancelled during the wait.
         let Some(mut load) = self.shared.lock().take(job) else { return };
         let copied = catch_unwind(AssertUnwindSafe(|| {
             load.copy_next();
@@ -289,7 +284,7 @@ impl CopyWorker {
     }
 }
 
-/// Drops a load; the fault of one must not stop the others.
+/// Drops a load; a panic in its drop must not stop other jobs.
 fn discard(load: Box<dyn CopySource>) {
     let _ = catch_unwind(AssertUnwindSafe(|| drop(load)));
 }

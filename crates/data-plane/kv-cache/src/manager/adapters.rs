@@ -1,4 +1,4 @@
-//! Places of adapters in the pool.
+//! Blocks of adapters in the pool.
 
 use std::collections::HashMap;
 
@@ -10,64 +10,60 @@ use crate::{
     tier::{Tier, TierSlot},
 };
 
-/// Whether there is a place for an adapter.
+/// Result of placing an adapter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlacementOutcome {
-    /// It had one already, for all of it.
+    /// The adapter already had all its blocks.
     AlreadyThere,
-    /// It has one now, or a larger one; others may have given up theirs ([`Cache::take_evicted_adapters`]).
+    /// The adapter has all or more of its blocks; others may be evicted ([`Cache::take_evicted_adapters`]).
     Placed,
-    /// What is in use leaves too little room; nothing was evicted.
+    /// Pinned adapters and running sequences leave too little capacity; nothing was evicted.
     NoRoom,
-    /// It is larger than what adapters may have.
+    /// The adapter exceeds the limit of all adapters together.
     TooLarge,
 }
 
-/// What became of a wish to remove an adapter's place.
+/// Result of removing an adapter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RemoveOutcome {
-    /// Its place is free.
+    /// The adapter's blocks are free.
     Removed,
-    /// It is pinned and stays.
+    /// The adapter is pinned and stays.
     Pinned,
-    /// It had no place.
+    /// The adapter had no blocks.
     Absent,
 }
 
-/// The place of one adapter.
 #[derive(Debug, Default)]
 struct AdapterBlocks {
-    /// In the order in which they are filled.
+    /// Blocks in the order in which they are filled.
     blocks: Vec<BlockId>,
-    /// Blocks that all of it takes.
+    /// Number of blocks of the complete adapter.
     wanted: usize,
     pins: u32,
 }
 
-/// All places of adapters.
 #[derive(Debug, Default)]
 pub(super) struct Adapters {
     homes: HashMap<AdapterId, AdapterBlocks>,
     blocks: usize,
     pinned_blocks: usize,
-    /// Those that gave way and have not been told of.
+    /// Evicted adapters that were not yet reported.
     evicted: Vec<AdapterId>,
-    /// Those that gave up part of their place and have not been told of.
+    /// Adapters that lost some blocks, not yet reported.
     shrunk: Vec<AdapterId>,
 }
 
 impl Adapters {
-    /// Blocks of all places.
     pub(super) fn blocks(&self) -> usize {
         self.blocks
     }
 
-    /// Blocks that nobody pins.
+    /// Returns the number of unpinned blocks.
     pub(super) fn idle_blocks(&self) -> usize {
         self.blocks - self.pinned_blocks
     }
 
-    /// Adapters that have a place.
     pub(super) fn placed(&self) -> usize {
         self.homes.len()
     }
@@ -91,7 +87,7 @@ impl Adapters {
         home.blocks.extend(blocks);
     }
 
-    /// Takes the last block of one that nobody pins.
+    /// Takes the last block of an unpinned adapter.
     fn shrink(&mut self, id: AdapterId) -> Option<BlockId> {
         let block = self.homes.get_mut(&id)?.blocks.pop()?;
         self.blocks -= 1;
@@ -101,7 +97,7 @@ impl Adapters {
 }
 
 impl CacheSettings {
-    /// With the device divided as the policy wants it, unless its owner has divided it already.
+    /// Divides the device between adapters and KV blocks as the policy requires, unless already divided.
     #[must_use]
     pub fn divided(self) -> Self {
         let is_divided = self.max_kv_blocks.saturating_add(self.max_adapter_blocks) <= self.device;
@@ -116,8 +112,8 @@ impl CacheSettings {
 }
 
 impl Cache {
-    /// Gives an adapter a place of `blocks` blocks, unpinned, if it has none; where part of one is of use, what it lacks of
-    /// them, or as many as there is room for ([`Cache::adapter_blocks`]).
+    /// Allocates `blocks` blocks for an adapter, unpinned, or the ones that it lacks. If parts of adapters
+    /// are useful, the adapter may get fewer ([`Cache::adapter_blocks`]).
     pub fn place_adapter(&mut self, id: AdapterId, blocks: u32) -> PlacementOutcome {
         let wanted = blocks as usize;
         let has = self.adapters.homes.get(&id).map(|home| home.blocks.len());
@@ -127,7 +123,7 @@ impl Cache {
         if wanted > self.settings.max_adapter_blocks as usize {
             return PlacementOutcome::TooLarge;
         }
-        // What it has is no room for the rest of it.
+        // The pin keeps the adapter's own blocks from being evicted for its rest.
         let is_pinned = self.pin_adapter(id);
         let place = self.extend_adapter(id, wanted, has.unwrap_or(0));
         if is_pinned {
@@ -165,8 +161,8 @@ impl Cache {
         PlacementOutcome::Placed
     }
 
-    /// The least valuable adapter that nobody pins gives up its place, and before it what depends on it, or a block that it can do
-    /// without: keys and values of others would make no room for adapters.
+    /// Evicts the least valuable unpinned adapter after its dependent blocks, or one of its blocks if the
+    /// rest stays useful. Evicting KV blocks of others would not free capacity of the adapters' limit.
     fn evict_idle_adapter(&mut self) -> Option<()> {
         let idle = self.adapters.homes.iter().filter(|(_, home)| home.pins == 0);
         let roots = idle.filter_map(|(id, _)| self.tree.adapter(Some(*id)));
@@ -183,7 +179,7 @@ impl Cache {
         Some(())
     }
 
-    /// Blocks that an adapter may be given without another giving up its place: those that are free, and those of history.
+    /// Returns how many blocks an adapter may get without evicting another: free ones; free and cached ones.
     #[must_use]
     pub fn room_for_adapter(&self) -> [usize; 2] {
         let left = (self.settings.max_adapter_blocks as usize).saturating_sub(self.adapters.blocks);
@@ -191,14 +187,14 @@ impl Cache {
         [counts.free, counts.free + counts.cached].map(|blocks| blocks.min(left))
     }
 
-    /// Blocks that adapters may have.
+    /// Returns the maximum number of blocks of all adapters together.
     #[must_use]
     pub fn max_adapter_blocks(&self) -> u32 {
         self.settings.max_adapter_blocks
     }
 
-    /// Keeps an adapter in its place until [`unpin_adapter`](Self::unpin_adapter) was called as often; says whether it has one.
-    /// Every sequence of an adapter that has a place pins it, also one that began before it had.
+    /// Pins an adapter until an equal number of calls of [`unpin_adapter`](Self::unpin_adapter); returns
+    /// whether it has blocks. Every sequence of an adapter with blocks pins it, even one that began before.
     #[must_use]
     pub fn pin_adapter(&mut self, id: AdapterId) -> bool {
         let Some(home) = self.adapters.homes.get_mut(&id) else { return false };
@@ -210,10 +206,10 @@ impl Cache {
         true
     }
 
-    /// Takes one pin back.
+    /// Removes one pin of an adapter.
     ///
     /// # Panics
-    /// If the adapter is not pinned.
+    /// Panics if the adapter is not pinned.
     pub fn unpin_adapter(&mut self, id: AdapterId) {
         let home = self.adapters.homes.get_mut(&id).filter(|home| home.pins > 0);
         let Some(home) = home else { panic!("an adapter is unpinned more often than it was pinned") };
@@ -224,7 +220,7 @@ impl Cache {
         }
     }
 
-    /// Takes an adapter's place away, and what depends on it, unless it is pinned.
+    /// Frees an adapter's blocks, and removes the KV blocks that depend on it, unless it is pinned.
     pub fn remove_adapter_place(&mut self, id: AdapterId) -> RemoveOutcome {
         match self.adapters.homes.get(&id) {
             None => return RemoveOutcome::Absent,
@@ -236,7 +232,7 @@ impl Cache {
         RemoveOutcome::Removed
     }
 
-    /// Whether an adapter has a place, if not for all of it.
+    /// Whether an adapter has any blocks.
     #[must_use]
     pub fn has_adapter_place(&self, id: AdapterId) -> bool {
         self.adapters.homes.contains_key(&id)
@@ -246,8 +242,9 @@ impl Cache {
         self.adapters.homes.get(&id).is_some_and(|home| home.blocks.len() >= home.wanted)
     }
 
-    /// The adapter that is asked for most of those without a place whose `blocks` are free, as long as the device is idle: its
-    /// owner may place it, or the rest of it, before somebody waits for it (E-07). One that needs no place, or cannot have one, has none of them.
+    /// Returns the most requested adapter that lacks blocks and fits into free ones, while the device is
+    /// idle. Its owner may place it before a request waits (E-07). `blocks` gives an adapter's size; `None`
+    /// excludes it.
     #[must_use]
     pub fn wanted_adapter(&self, blocks: impl Fn(AdapterId) -> Option<u32>) -> Option<AdapterId> {
         if self.settings.max_adapter_blocks == 0 || !self.is_idle() {
@@ -259,23 +256,23 @@ impl Cache {
         self.usage.favourite(|id| !self.has_whole_place(id) && fits(id))
     }
 
-    /// Adapters that gave up their places since this was last asked.
+    /// Returns the adapters that were evicted since the last call.
     pub fn take_evicted_adapters(&mut self) -> Vec<AdapterId> {
         std::mem::take(&mut self.adapters.evicted)
     }
 
-    /// Adapters that gave up part of their places since this was last asked; some may have given up the rest, too.
+    /// Returns the adapters that lost some blocks since the last call; some may have been evicted since.
     pub fn take_shrunk_adapters(&mut self) -> Vec<AdapterId> {
         std::mem::take(&mut self.adapters.shrunk)
     }
 
-    /// The blocks of an adapter's place, in the order in which they are filled; none without one.
+    /// Returns the blocks of an adapter, in the order in which they are filled; empty without any.
     #[must_use]
     pub fn adapter_blocks(&self, id: AdapterId) -> &[BlockId] {
         self.adapters.homes.get(&id).map_or(&[], |home| &home.blocks)
     }
 
-    /// An adapter gives up its place, on which nothing depends, or a block of it.
+    /// Evicts an adapter on which no block depends, or one of its blocks.
     pub(super) fn evict_adapter(&mut self, index: u32) {
         let Some(id) = self.tree.adapter_of(index) else { return };
         if self.can_shrink(index) {
@@ -288,7 +285,7 @@ impl Cache {
         self.vacate(id);
     }
 
-    /// It is an adapter that is of use with a block less.
+    /// Whether the node is an adapter that stays useful with one block less.
     pub(super) fn can_shrink(&self, index: u32) -> bool {
         let adapter = self.tree.node(index).adapter().flatten();
         self.settings.adapter_unit != AdapterUnit::Whole && self.adapters.blocks_of(adapter) > 1

@@ -1,4 +1,4 @@
-//! Who leaves a tier when others need the room.
+//! Evicts blocks and adapters when a tier lacks capacity.
 
 use std::time::Duration;
 
@@ -12,17 +12,17 @@ use crate::{
     tree::{NodeKind, RETURNING},
 };
 
-/// How often every node is looked at again, if there are not too many: much more often than worth moves, at every step is waste.
+/// Period in which every node is updated, if there are not too many; worth changes more slowly.
 const REVIEW_PERIOD: Duration = Duration::from_secs(1);
 
-/// A copy for which nobody waits, in copies for which somebody does.
+/// Cost of a copy for which no request waits, relative to an awaited copy.
 const UNAWAITED_COPY: f32 = 0.1;
 
-/// Candidates whose worth has moved by less stay where they are sorted.
+/// Smallest change of worth that moves a candidate in its order.
 const WORTH_RESOLUTION: f64 = 1e-3;
 
 impl Cache {
-    /// Frees one block of the device, of the kind that is worth less.
+    /// Frees one block of the device, from KV blocks or adapters, whichever is worth less.
     pub(super) fn evict_any(&mut self) -> Option<()> {
         let block = self.frontiers[Tier::Device as usize].first_block(self.settings.device, self.now);
         let adapter = self.frontiers[Tier::Device as usize].first_adapter();
@@ -38,7 +38,6 @@ impl Cache {
         Some(())
     }
 
-    /// Frees one block or slot of a tier.
     pub(super) fn evict_block(&mut self, tier: Tier) -> Option<()> {
         let total = self.settings.blocks(tier);
         let (key, index) = self.frontiers[tier as usize].first_block(total, self.now)?;
@@ -51,7 +50,6 @@ impl Cache {
         Some(())
     }
 
-    /// A block gives up its place in a tier.
     pub(super) fn evict(&mut self, index: u32, tier: Tier) {
         if tier != Tier::Device {
             self.leave_lower(index, tier);
@@ -66,7 +64,7 @@ impl Cache {
         failpoint::pass("executor.prefix_evicted");
     }
 
-    /// The whole branch that a leaf is of gives up its places on the device, as far as nobody holds it.
+    /// Evicts a leaf's whole branch from the device, as far as no sequence holds it.
     fn evict_branch(&mut self, leaf: u32) {
         let above = std::iter::successors(Some(leaf), |&index| self.tree.parent(index));
         let blocks: Vec<u32> = above.filter(|&index| self.tree.node(index).adapter().is_none()).collect();
@@ -78,7 +76,7 @@ impl Cache {
         }
     }
 
-    /// A node has no place on the device any more; says whether it had one. Whoever holds its block keeps that.
+    /// Removes a node from the device; returns whether it was there. A holder keeps the block itself.
     pub(super) fn leave_device(&mut self, index: u32) -> bool {
         let Some(block) = self.tree.node(index).place(Tier::Device).index() else { return false };
         self.node_of.remove(&BlockId(block));
@@ -89,7 +87,6 @@ impl Cache {
         true
     }
 
-    /// A node has no slot in a lower tier any more.
     pub(super) fn leave_lower(&mut self, index: u32, tier: Tier) {
         if let Some(slot) = self.tree.node(index).place(tier).index() {
             self.slots[tier as usize - 1].give_back(slot);
@@ -97,8 +94,8 @@ impl Cache {
         }
     }
 
-    /// Forgets a node that no tier has, and what hangs on it: a prefix without its beginning is worth nothing. A policy that keeps
-    /// no dependencies does not know that, and what hangs on it stays where it is, of no use.
+    /// Removes a node that is in no tier, with all its descendants: without its beginning a prefix is
+    /// useless. A policy that ignores dependencies keeps the descendants, although they are of no use.
     pub(super) fn drop_if_nowhere(&mut self, index: u32) {
         if self.tree.node(index).adapter().is_none() {
             let is_kept = self.tree.node(index).is_somewhere()
@@ -113,7 +110,7 @@ impl Cache {
         }
     }
 
-    /// Removes a node and all below it, in all tiers. Blocks that sequences hold stay theirs.
+    /// Removes a node and its descendants from all tiers. Sequences keep the blocks that they hold.
     pub(super) fn forget_branch(&mut self, index: u32) {
         let parent = self.tree.parent(index);
         for index in self.tree.subtree(index).into_iter().rev() {
@@ -132,7 +129,7 @@ impl Cache {
         }
     }
 
-    /// Says where a node is in a tier, and keeps candidates and shares up to date.
+    /// Sets a node's place in a tier, and updates candidates and shares.
     pub(super) fn set_place(&mut self, index: u32, tier: Tier, place: TierSlot) {
         let had = self.tree.node(index).place(tier).index().is_some();
         self.tree.set_place(index, tier, place);
@@ -148,13 +145,13 @@ impl Cache {
             self.relist(parent);
         }
         if tier == Tier::Device {
-            // What hangs on it may come now, or may not any more.
+            // Children of the node may become able to return, or unable.
             let children: Vec<u32> = self.tree.children(index).collect();
             children.into_iter().for_each(|child| self.relist_returning(child));
         }
     }
 
-    /// A node is asked for: it is worth more.
+    /// Records a request for a node, which raises its worth.
     pub(super) fn visit(&mut self, index: u32) {
         let (now, owner) = (self.now, self.tree.owner(index));
         let node = self.tree.node_mut(index);
@@ -168,7 +165,7 @@ impl Cache {
         self.relist(index);
     }
 
-    /// Lists a node among those that may leave, tier by tier, or takes it off.
+    /// Adds a node to the candidates of each tier, or removes it.
     pub(super) fn relist(&mut self, index: u32) {
         for tier in Tier::ALL {
             let is_listed = self.tree.node(index).key(tier as usize).is_some();
@@ -181,7 +178,7 @@ impl Cache {
         self.relist_returning(index);
     }
 
-    /// Lists a block among those that may come back to the device, or takes it off.
+    /// Adds a block to those that may return to the device, or removes it.
     fn relist_returning(&mut self, index: u32) {
         match self.may_return(index) {
             true if self.tree.node(index).key(RETURNING).is_none() => {
@@ -200,7 +197,7 @@ impl Cache {
         }
     }
 
-    /// A lower tier has it, and the device has all that it depends on (E-05).
+    /// Whether a lower tier has a slot for the block, and the device has all its dependencies (E-05).
     pub(super) fn may_return(&self, index: u32) -> bool {
         let node = self.tree.node(index);
         let is_away = node.place(Tier::Device) == TierSlot::None && node.lower().is_some();
@@ -213,16 +210,16 @@ impl Cache {
 
     pub(super) fn may_leave(&self, index: u32, tier: Tier) -> bool {
         let node = self.tree.node(index);
-        // What hangs on it in the host has its beginning on the device.
+        // Children in the host tier find their prefix on the device.
         let is_doubled = tier == Tier::Host && node.place(Tier::Device).is_here();
         let is_alone = node.children_in[tier as usize] == 0
             || is_doubled
             || !self.policy.rules().keeps_dependencies
             || (tier == Tier::Device && self.can_shrink(index));
         let is_idle = match tier {
-            // What nobody waits for gives way even before it is there.
+            // A prefetched block that no sequence holds may be evicted even before its bytes have arrived.
             Tier::Device => node.place(tier) != TierSlot::None && !node.is_held,
-            // A slot that is being written or read stays.
+            // A slot stays while it is written or read.
             Tier::Host | Tier::Disk => node.place(tier).is_here() && !node.place(Tier::Device).is_coming(),
         };
         is_idle && is_alone
@@ -247,7 +244,7 @@ impl Cache {
         }
     }
 
-    /// A node that is listed moves to where it belongs, if its worth has moved.
+    /// Moves a listed node to its new position if its worth has changed.
     fn sort_again(&mut self, index: u32, tier: Tier) {
         let Some(key) = self.tree.node(index).key(tier as usize) else { return };
         if (worth_of(key) - self.worth(index, tier)).abs() > WORTH_RESOLUTION {
@@ -256,7 +253,7 @@ impl Cache {
         }
     }
 
-    /// What a node's place in a tier is worth now.
+    /// Returns the worth of a node's place in a tier.
     pub(super) fn worth(&self, index: u32, tier: Tier) -> f64 {
         let node = self.tree.node(index);
         let blocks = match node.adapter() {
@@ -268,11 +265,11 @@ impl Cache {
         self.policy.worth(&candidate, self.now)
     }
 
-    /// What it takes to have a block back that leaves a tier, in copies of a block.
+    /// Returns the cost of recovering a block that leaves a tier, in block copies.
     fn block_cost(&self, index: u32, tier: Tier) -> f32 {
         let node = self.tree.node(index);
         if node.adapter().is_some() {
-            // The store of the host keeps every adapter.
+            // The host's adapter store keeps every adapter.
             return match self.settings.adapter_unit {
                 AdapterUnit::Whole => 1.0,
                 AdapterUnit::Block { cost } => cost,
@@ -280,16 +277,17 @@ impl Cache {
         }
         let is_copied = match tier {
             Tier::Device => node.lower().is_some(),
-            // Nobody fetches it from here; it is copied here again when it leaves the device.
+            // While the device has the block, no request fetches this copy; it is copied again on leaving the
+            // device.
             Tier::Host if node.place(Tier::Device).index().is_some() => return UNAWAITED_COPY,
-            // A read from the disk takes about as long as computing, and after a restart there is nothing but the disk.
+            // A disk read takes about as long as computing, and after a restart only the disk has the block.
             Tier::Host | Tier::Disk => false,
         };
         if is_copied { 1.0 } else { self.settings.recompute_cost }
     }
 
-    /// Sorts some nodes again: what they are worth moves while they are young.
-    /// After `passed`, as many as that each has its turn once in a while.
+    /// Updates the position of some nodes, because the worth of young nodes changes. The number is in
+    /// proportion to `passed`, so that each node has its turn once per period.
     pub(super) fn review(&mut self, passed: Duration) {
         let capacity = self.tree.capacity();
         let due = (f64::from(capacity) * passed.as_secs_f64() / REVIEW_PERIOD.as_secs_f64()).ceil() as u32;

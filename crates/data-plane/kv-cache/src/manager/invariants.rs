@@ -1,4 +1,4 @@
-//! Looking whether what must always hold does.
+//! Checks the invariants of the cache.
 
 use std::collections::HashSet;
 
@@ -12,10 +12,10 @@ use crate::{
     tree::RETURNING,
 };
 
-/// By how much a worth moves while nobody asks for a node (ln 2), and a little.
+/// Largest change of a worth without requests (ln 2), with a margin.
 const WORTH_MOVES: f64 = 0.7;
 
-/// What does not hold.
+/// Description of a violated invariant.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the cache is not what it must be: {0}")]
 pub struct InvariantViolation(String);
@@ -29,10 +29,10 @@ macro_rules! hold {
 }
 
 impl Cache {
-    /// Looks at every node and every block; for tests and simulations, since it takes time with all of them.
+    /// Checks every node and every block, in proportional time; for tests and simulations.
     ///
     /// # Errors
-    /// Something does not hold.
+    /// Returns the first violated invariant.
     pub fn audit(&self) -> Result<(), InvariantViolation> {
         let counts = self.counts();
         let sum = counts.free + counts.used + counts.cached + counts.adapters;
@@ -79,17 +79,17 @@ impl Cache {
         Ok(())
     }
 
-    /// Blocks of the device that nobody can use where they are: their adapter, or a block before them, is neither there nor on
-    /// its way. None where a policy keeps dependencies. For reports, since it looks at all nodes.
+    /// Counts device blocks that are useless because their adapter, or an earlier block, is neither on the
+    /// device nor on its way. The result is 0 if the policy keeps dependencies. The call visits all nodes.
     #[must_use]
     pub fn invalid_blocks(&self) -> usize {
         let mut is_valid = vec![false; self.tree.capacity() as usize];
         let mut invalid = 0;
-        // Those above come before those below them.
+        // Parents come before their children.
         for index in self.tree.iter() {
             let node = self.tree.node(index);
             let place = node.place(Tier::Device);
-            // Of what is fetched together, any may arrive first.
+            // Blocks that are fetched together may arrive in any order.
             let has_place = place != TierSlot::None;
             is_valid[index as usize] = match (node.adapter(), self.tree.parent(index)) {
                 (Some(adapter), _) => adapter.is_none() || has_place,
@@ -113,7 +113,7 @@ impl Cache {
             let key = node.key(tier as usize);
             hold!(key.is_some() == self.may_leave(index, tier), "node {index} is listed wrongly in {tier:?}");
             let moved = key.map_or(0.0, |key| (worth_of(key) - self.worth(index, tier)).abs());
-            // An epoch of RRIP begins in the midst of an instant, in which candidates have been used already.
+            // An epoch of RRIP may begin in the middle of an instant, when candidates were already evicted.
             let is_sorted = moved <= WORTH_MOVES || self.settings.variant == Variant::Rrip;
             hold!(is_sorted, "node {index} is sorted wrongly in {tier:?}, by {moved}");
         }

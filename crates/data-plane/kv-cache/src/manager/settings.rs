@@ -1,54 +1,54 @@
-//! What a cache holds itself to.
+//! Sizes, limits and policy of a cache.
 
 use std::time::Duration;
 
 use crate::{replacement::Variant, tier::Tier};
 
-/// How adapters give up their places.
+/// Unit in which adapters are evicted.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum AdapterUnit {
-    /// All at once: an adapter is there, or it is not (E-14).
+    /// Complete adapters: an adapter is on the device, or it is not (E-14).
     #[default]
     Whole,
-    /// Block by block, the one that came last first: of use where somebody computes the ranks that are missing (D4.4). So one
-    /// whose history is on the device may give up all but its first block, and one that there is no room for may have some.
+    /// Single blocks, the last first, where other threads compute missing ranks (D4.4). An adapter with
+    /// cached KV blocks may lose all but its first block; one that does not fit may have some blocks.
     Block {
-        /// What it costs who asks for an adapter that one of its blocks is missing: the time that computing its ranks elsewhere
-        /// adds, or a copy's where that is shorter. In copies of a block.
+        /// Cost of a missing block for a request: the time that computing its ranks elsewhere adds, or a
+        /// copy's if that is shorter; in block copies.
         cost: f32,
     },
 }
 
-/// What a cache holds itself to.
+/// Sizes, limits and policy of a cache.
 #[derive(Debug, Clone, Copy)]
 pub struct CacheSettings {
-    /// Blocks of the device.
+    /// Number of blocks on the device.
     pub device: u32,
-    /// Slots of the host tier; 0 is none.
+    /// Number of slots in the host tier; 0 disables it.
     pub host: u32,
-    /// Slots of the disk tier; 0 is none.
+    /// Number of slots in the disk tier; 0 disables it.
     pub disk: u32,
-    /// Tokens of a block.
+    /// Number of tokens in a block.
     pub block_tokens: usize,
-    /// Blocks of the device that keys and values may take at most.
+    /// Maximum number of device blocks for the KV cache.
     pub max_kv_blocks: u32,
-    /// Blocks of the device that adapters may take at most.
+    /// Maximum number of device blocks for adapters.
     pub max_adapter_blocks: u32,
-    /// How adapters give up their places.
+    /// Unit in which adapters are evicted.
     pub adapter_unit: AdapterUnit,
-    /// Who leaves first.
+    /// Replacement policy that orders the eviction.
     pub variant: Variant,
-    /// The cost model's unit of time.
+    /// Time unit of the cost model.
     pub tau: Duration,
-    /// What computing a block again takes, in copies of a block between host and device.
+    /// Cost of computing a block again, in block copies between host and device.
     pub recompute_cost: f32,
 }
 
 impl CacheSettings {
-    /// That of a model of 7 billion weights on a GPU with a link of 25 GB/s.
+    /// Cost for a model of 7 billion weights on a GPU with a link of 25 GB/s.
     pub const RECOMPUTE_COST: f32 = 10.0;
 
-    /// A device of so many blocks, all of which may be anybody's, and nothing below.
+    /// Settings of a device with `blocks` blocks for KV cache and adapters alike, without lower tiers.
     #[must_use]
     pub fn device_alone(blocks: u32, block_tokens: usize) -> Self {
         Self {
@@ -65,7 +65,7 @@ impl CacheSettings {
         }
     }
 
-    /// Slots of a tier.
+    /// Returns the number of blocks or slots in a tier.
     #[must_use]
     pub fn blocks(&self, tier: Tier) -> u32 {
         match tier {

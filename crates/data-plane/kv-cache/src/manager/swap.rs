@@ -1,4 +1,4 @@
-//! Copies between tiers, and what was there before this process (E-06, E-07, E-15).
+//! Copies between tiers, and blocks from an earlier process (E-06, E-07, E-15).
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,65 +13,66 @@ use crate::{
     tree::{Cursor, NodeId},
 };
 
-/// Above this share of the device nothing is brought back before somebody asks for it.
+/// Used fraction of the device above which nothing is prefetched.
 const IDLE_SHARE: f64 = 0.7;
 
-/// Blocks in a row that may have no chain kept.
+/// Maximum number of consecutive blocks without a stored chain.
 const UNCHAINED_BLOCKS: usize = 8;
 
-/// A copy that somebody is to make.
+/// Copy that the owner of the bytes must make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TierCopy {
-    /// A block's bytes to slots of lower tiers. They are to be taken before the block is computed into again.
+    /// A block's bytes go to slots of lower tiers. The owner must read them before the block is overwritten.
     Out {
-        /// Whose they are.
+        /// Node of the block.
         node: NodeId,
-        /// Where they are.
+        /// Source block on the device.
         block: BlockId,
-        /// Where they go, by lower tier.
+        /// Target slots, by lower tier.
         slots: [Option<u32>; Tier::LOWER.len()],
     },
-    /// Bytes of a lower tier to a block of the device.
+    /// Bytes of a lower tier go to a block of the device.
     In {
-        /// Whose they are.
+        /// Node of the block.
         node: NodeId,
-        /// Where they go.
+        /// Target block on the device.
         block: BlockId,
-        /// Where they are.
+        /// Source tier of the bytes.
         tier: Tier,
-        /// Where they are in it.
+        /// Slot in the source tier.
         slot: u32,
-        /// How urgent it is.
+        /// Urgency of the copy.
         class: CopyPriority,
     },
-    /// Somebody waits by now for a block that was to come without haste.
+    /// A request now waits for a block that was being prefetched: the copy becomes urgent.
     Hasten {
-        /// Whose bytes they are.
+        /// Node of the awaited block.
         node: NodeId,
     },
 }
 
-/// How a copy ended.
+/// Result of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CopyOutcome {
-    /// The bytes are there.
+    /// The bytes are complete at the target.
     Done,
-    /// They are not, and what was there is not to be trusted.
+    /// The copy failed, and the bytes at source and target are not to be trusted.
     Failed,
 }
 
-/// What a restart found.
+/// Result of restoring blocks from disk.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RestoredBlocks {
-    /// Blocks that can be asked for again.
+    /// Number of blocks that can be fetched again.
     pub blocks: usize,
-    /// Blocks whose beginning is gone, or that are there twice.
+    /// Number of blocks whose beginning is missing, or that are duplicates.
     pub dropped: usize,
 }
 
 impl Cache {
-    /// Goes on with `prefix`, the one that [`lookup`](Self::lookup) found of `tokens`, by blocks of lower tiers: takes blocks of
-    /// the device for them, which the caller holds, and has them copied. Returns their nodes, whose bytes may not be there yet.
+    /// Extends `prefix`, which [`lookup`](Self::lookup) found for `tokens`, by blocks of lower tiers:
+    /// allocates device blocks for the caller and queues the copies. Returns their nodes, whose bytes may
+    /// arrive later.
     pub fn fetch(&mut self, prefix: &mut Prefix, tokens: &[u32]) -> Vec<NodeId> {
         let (mut nodes, mut cursor) = (Vec::new(), prefix.cursor);
         let found = prefix.blocks.len();
@@ -86,7 +87,7 @@ impl Cache {
         nodes
     }
 
-    /// Blocks that [`fetch`](Self::fetch) would bring.
+    /// Returns the number of blocks that [`fetch`](Self::fetch) would add.
     #[must_use]
     pub fn below(&self, prefix: &Prefix, tokens: &[u32]) -> usize {
         let mut cursor = prefix.cursor;
@@ -111,7 +112,7 @@ impl Cache {
         }
         let (tier, slot) = node.lower()?;
         let block = self.allocate_one()?;
-        // Making room may have cost it its place.
+        // The eviction for `block` may have removed the node's slot.
         if self.tree.get(id).and_then(|node| node.place(tier).index()) != Some(slot) {
             self.pool.release(block);
             return None;
@@ -129,7 +130,7 @@ impl Cache {
         self.copies.push(TierCopy::In { node: id, block, tier, slot, class });
     }
 
-    /// How many of `nodes`, from the first, are on the device; `None` while some are on their way.
+    /// Returns how many of `nodes`, from the first, are on the device; `None` while some are on their way.
     #[must_use]
     pub fn arrived(&self, nodes: &[NodeId]) -> Option<usize> {
         for (count, &id) in nodes.iter().enumerate() {
@@ -142,24 +143,24 @@ impl Cache {
         Some(nodes.len())
     }
 
-    /// The end of the prefix that ends with a node.
+    /// Returns the end of the prefix that ends with a node.
     #[must_use]
     pub fn cursor_at(&self, id: NodeId) -> Option<Cursor> {
         self.tree.get(id).map(|_| self.tree.cursor_of(id))
     }
 
-    /// A node's bytes are wanted in this block: nobody has given it up since its copy was asked for.
+    /// Whether a node still waits for its bytes in this block.
     #[must_use]
     pub fn awaits(&self, id: NodeId, block: BlockId) -> bool {
         self.tree.get(id).is_some_and(|node| node.place(Tier::Device) == TierSlot::Coming(block.0))
     }
 
-    /// What is to be copied, in order.
+    /// Takes the queued copies, in order.
     pub fn take_copies(&mut self) -> Vec<TierCopy> {
         std::mem::take(&mut self.copies)
     }
 
-    /// What was to come to the device has come, or never will.
+    /// Records the result of a copy to the device.
     pub fn copied_in(&mut self, id: NodeId, block: BlockId, outcome: CopyOutcome) {
         if !self.awaits(id, block) {
             return;
@@ -173,7 +174,7 @@ impl Cache {
         }
     }
 
-    /// What was to go to a lower tier is there, or never will be.
+    /// Records the result of a copy to a lower tier.
     pub fn copied_out(&mut self, id: NodeId, tier: Tier, outcome: CopyOutcome) {
         let Some(TierSlot::Coming(slot)) = self.tree.get(id).map(|node| node.place(tier)) else { return };
         match outcome {
@@ -185,7 +186,7 @@ impl Cache {
                 self.statistics.failed_copies += 1;
                 self.leave_lower(id.index, tier);
                 self.drop_if_nowhere(id.index);
-                // To be tried again, once there is room for it.
+                // The spill is repeated when there is capacity.
                 if self.tree.get(id).is_some_and(|node| node.lower().is_none()) {
                     self.dirty.push_back(id);
                 }
@@ -193,13 +194,13 @@ impl Cache {
         }
     }
 
-    /// So many blocks may be copied out until this is said again: their bytes wait in memory for a slower tier.
+    /// Sets how many spills may begin until the next call; their bytes are buffered in host memory.
     pub fn set_spill_room(&mut self, blocks: usize) {
         self.spill_room = blocks;
     }
 
-    /// Has up to `count` blocks copied out that no lower tier has, those first that were let go of first: what has been copied
-    /// can leave the device at once, and is there after a restart.
+    /// Queues spills of up to `count` blocks that no lower tier has, the earliest released first. Spilled
+    /// blocks can leave the device at once, and survive a restart.
     pub fn spill(&mut self, count: usize) {
         let mut begun = 0;
         while begun < count && self.spill_room > 0 {
@@ -212,13 +213,13 @@ impl Cache {
         }
     }
 
-    /// Blocks that wait to be copied out.
+    /// Returns the number of blocks that wait to be spilled.
     #[must_use]
     pub fn unspilled(&self) -> usize {
         self.dirty.len()
     }
 
-    /// Gives a block of the device slots below, and has it copied there; false if there is no room.
+    /// Allocates lower slots for a device block and queues the copy; returns false without capacity.
     pub(super) fn begin_spill(&mut self, index: u32) -> bool {
         let TierSlot::Here(block) = self.tree.node(index).place(Tier::Device) else { return false };
         if self.spill_room == 0 {
@@ -247,7 +248,7 @@ impl Cache {
         Some(slot)
     }
 
-    /// Brings back what is worth most, as long as the device is idle: up to `count` blocks whose beginnings are there (E-07).
+    /// Prefetches up to `count` of the most valuable blocks after present prefixes, on an idle device (E-07).
     pub fn prefetch(&mut self, count: usize) {
         for _ in 0..count {
             let counts = self.counts();
@@ -265,13 +266,13 @@ impl Cache {
         }
     }
 
-    /// There is room for what nobody has asked for yet.
+    /// Whether the device has capacity for prefetching.
     pub(super) fn is_idle(&self) -> bool {
         let counts = self.counts();
         ((counts.total - counts.free) as f64) < counts.total as f64 * IDLE_SHARE
     }
 
-    /// What a slot is to be told of the bytes it gets.
+    /// Returns the record to store with a node's bytes in a slot.
     #[must_use]
     pub fn record(&mut self, id: NodeId, used_at_s: u64) -> Option<BlockRecord> {
         self.tree.get(id)?;
@@ -280,7 +281,7 @@ impl Cache {
         Some(BlockRecord { namespace: self.tree.namespace(id.index), parent, tokens, used_at_s })
     }
 
-    /// The chain of what is before a block. Some are kept, so that a long prefix is hashed once and nodes stay small.
+    /// Returns the chain before a block. Storing some chains avoids hashing a long prefix for every block.
     fn chain_before(&mut self, index: u32) -> Chain {
         let namespace = self.tree.namespace(index);
         let mut unhashed = Vec::new();
@@ -305,7 +306,7 @@ impl Cache {
         chain
     }
 
-    /// Takes in what an earlier process left on the disk. What was used last is worth most.
+    /// Adds blocks that an earlier process left on the disk. The last used ones are worth most.
     pub fn restore(&mut self, mut records: Vec<(StoreSlot, BlockRecord)>) -> RestoredBlocks {
         let block_tokens = self.settings.block_tokens;
         records.retain(|(slot, record)| slot.0 < self.settings.disk && record.tokens.len() == block_tokens);

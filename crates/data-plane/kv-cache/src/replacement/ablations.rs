@@ -1,4 +1,4 @@
-//! What the cost model is compared with, by name.
+//! Policies with which the cost model is compared, by name.
 
 use std::{collections::VecDeque, fmt, str::FromStr, time::Duration};
 
@@ -7,10 +7,10 @@ use super::{AdapterFactor, Candidate, CostModel, CostTerm, EvictionRules, Replac
 /// Share of the device that vLLM's default gives to adapters (E-18).
 const STATIC_ADAPTER_SHARE: f64 = 0.2;
 
-/// What was used least recently leaves first.
+/// Policy that evicts the least recently used node first.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Lru {
-    /// How nodes may leave.
+    /// Rules for the eviction of nodes.
     pub rules: EvictionRules,
 }
 
@@ -24,15 +24,15 @@ impl ReplacementPolicy for Lru {
     }
 }
 
-/// Re-reference interval prediction with two bits: what is new leaves before what was hit. All intervals grow alike, so the
-/// epoch grows instead; what counts is the one in which a candidate was used last, whenever it is looked at.
+/// Re-reference interval prediction with two bits: new nodes leave before nodes that were hit. All intervals
+/// would grow alike, so an epoch counter grows instead; only the epoch of a candidate's last use counts.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Rrip {
-    /// When each epoch but the first, 0, began.
+    /// Start time and number of each epoch, except the first, 0.
     epochs: VecDeque<(Duration, f64)>,
 }
 
-/// Epochs that are remembered; what was used before them was used in the oldest of them.
+/// Maximum number of stored epochs; an earlier use counts for the oldest of them.
 const MAX_EPOCHS: usize = 1024;
 
 impl Rrip {
@@ -45,13 +45,13 @@ impl Rrip {
 
 impl ReplacementPolicy for Rrip {
     fn worth(&self, candidate: &Candidate, _: Duration) -> f64 {
-        // Prediction 2 for what was asked for once, 0 for what was hit; ties in order of use.
+        // The prediction is 2 after one request and 0 after a hit; ties are in order of use.
         let predicted = if candidate.visits > 1.5 { 0.0 } else { 2.0 };
         self.epoch_at(candidate.last_use) - predicted + candidate.last_use.as_secs_f64() * 1e-9
     }
 
     fn note_eviction(&mut self, worth: f64, now: Duration) {
-        // The victim's interval was the longest, 3; whoever stays is compared with what comes from now on.
+        // The evicted node had the longest interval, 3; later uses are compared with the nodes that stay.
         let epoch = worth.floor() + 3.0;
         if epoch > self.epoch_at(now) {
             self.epochs.push_back((now, epoch));
@@ -64,17 +64,17 @@ impl ReplacementPolicy for Rrip {
 
 macro_rules! variants {
     ($($(#[$doc:meta])* $variant:ident = $name:literal),+ $(,)?) => {
-        /// A policy by name.
+        /// Replacement policy, selected by name.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
         pub enum Variant {
             $($(#[$doc])* $variant),+
         }
 
         impl Variant {
-            /// All of them.
+            /// All policies, in the order of their description.
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
 
-            /// What it is called.
+            /// Returns the policy's name in settings.
             #[must_use]
             pub fn name(self) -> &'static str {
                 match self {
@@ -86,37 +86,37 @@ macro_rules! variants {
 }
 
 variants! {
-    /// The cost model, mended.
+    /// Cost model with corrected equations.
     #[default]
     Elora = "elora",
-    /// The cost model with Eq. 4 as printed.
+    /// Cost model with Eq. 4 as printed.
     Eq4Printed = "eq4-printed",
-    /// The cost model with the cost of Eq. 5 as printed: what is larger stays longer.
+    /// Cost model with the cost of Eq. 5 as printed: larger nodes stay longer.
     Eq5Printed = "eq5-printed",
     /// Least recently used, in one pool with dependencies (WOS).
     Lru = "lru",
-    /// Re-reference interval prediction.
+    /// Re-reference interval prediction with dependencies.
     Rrip = "rrip",
-    /// A fixed share for adapters, each kind least recently used, no dependencies (vLLM-like).
+    /// Fixed share for adapters, each kind least recently used, without dependencies (vLLM-like).
     Static = "static",
-    /// One pool, and no block outlives its sequence (S-LoRA-like).
+    /// One pool, in which no block outlives its sequence (S-LoRA-like).
     NoHistory = "no-history",
-    /// Without dependencies (WOM).
+    /// Cost model without dependencies (WOM).
     NoDependencies = "wom",
-    /// Without the number of adapters needed (WOL).
+    /// Cost model without the number of needed adapters (WOL).
     NoAdapterFactor = "wol",
-    /// Without cost (WOC).
+    /// Cost model without cost (WOC).
     NoCost = "woc",
-    /// Without visits (WOV).
+    /// Cost model without visits (WOV).
     NoVisits = "wov",
-    /// Without recency (WOU).
+    /// Cost model without recency (WOU).
     NoRecency = "wou",
-    /// Whole branches.
+    /// Cost model that evicts whole branches.
     Branches = "bfs",
 }
 
 impl Variant {
-    /// The policy, with `tau` as its unit of time.
+    /// Creates the policy, with `tau` as its time unit.
     #[must_use]
     pub fn policy(self, tau: Duration) -> Box<dyn ReplacementPolicy> {
         let (terms, rules) = (Terms::default(), EvictionRules::default());
@@ -143,7 +143,7 @@ impl Variant {
     }
 }
 
-/// A name that no policy has.
+/// Error of a name that no policy has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no policy is called that; there are {}", names())]
 pub struct UnknownVariant;

@@ -1,22 +1,22 @@
-//! How many adapters a batch uses (Eq. 3).
+//! Estimates how many adapters a batch uses (Eq. 3).
 
 use std::{collections::BTreeMap, time::Duration};
 
 use types::AdapterId;
 
-/// Over which requests and batches are averaged.
+/// Time constant of the decayed request counts.
 const WINDOW: Duration = Duration::from_secs(60);
 const BATCH_WINDOW: Duration = Duration::from_secs(5);
 
-/// How often all adapters are looked at: a step, or an eviction, must not take time with their number.
+/// Period of the evaluation, whose time grows with the number of adapters; steps use its last result.
 const PERIOD: Duration = Duration::from_millis(100);
 
-/// Which adapters were asked for of late, and how large batches were.
+/// Recent requests by adapter, and the recent batch size.
 #[derive(Debug, Default)]
 pub struct AdapterUsage {
-    /// Requests, earlier ones counting less; in order, so that sums have the same bits in every process.
+    /// Decayed number of requests. The order of the map makes sums equal to the bit in every process.
     requests: BTreeMap<AdapterId, f64>,
-    /// Of all of them, the base model's too.
+    /// Decayed number of all requests, including those for the base model.
     all: f64,
     batch: f64,
     as_of: Duration,
@@ -25,7 +25,7 @@ pub struct AdapterUsage {
 }
 
 impl AdapterUsage {
-    /// A request asks for it; `None` is the base model.
+    /// Records a request for an adapter; `None` is the base model.
     pub fn note(&mut self, adapter: Option<AdapterId>) {
         self.all += 1.0;
         if let Some(adapter) = adapter {
@@ -33,7 +33,7 @@ impl AdapterUsage {
         }
     }
 
-    /// Time has passed, with so many sequences in a batch.
+    /// Sets the time and the number of sequences in the batch.
     pub fn advance(&mut self, now: Duration, batch: usize) {
         let passed = now.saturating_sub(self.as_of).as_secs_f64();
         self.as_of = now;
@@ -55,13 +55,14 @@ impl AdapterUsage {
         });
     }
 
-    /// `Low`: how many different adapters a batch uses, by expectation: the sum of `1 - (1 - p)^BS`, as of the last 100 ms.
+    /// Returns `Low`, the expected number of adapters in a batch (sum of `1 - (1 - p)^BS`), at most 100 ms
+    /// old.
     #[must_use]
     pub fn required(&self) -> f64 {
         self.required
     }
 
-    /// The adapter that was asked for most of late, of those that `is_meant` names.
+    /// Returns the most requested adapter among those that pass `is_meant`.
     pub(crate) fn favourite(&self, is_meant: impl Fn(AdapterId) -> bool) -> Option<AdapterId> {
         let meant = self.requests.iter().filter(|(id, _)| is_meant(**id));
         meant.max_by(|one, other| one.1.total_cmp(other.1)).map(|(id, _)| *id)
@@ -85,14 +86,14 @@ mod tests {
         for adapter in 0..adapters {
             usage.note(Some(AdapterId([adapter; 32])));
         }
-        // Long enough for the average of batches, and no time at all for requests.
+        // The batch average is set directly, and request counts have had no time to decay.
         usage.batch = batch as f64;
         usage
     }
 
     #[test]
     fn fifty_adapters_asked_for_alike_and_batches_of_16_need_13_8() {
-        // The worked example of E-08.
+        // The expected value is the worked example of E-08.
         assert!((usage(50, 16).evaluate() - 13.8).abs() < 0.05);
         assert_eq!(AdapterUsage::default().required(), 0.0);
     }

@@ -1,49 +1,49 @@
-//! The cost model: cost of a copy, probability of a visit, recency, and how many adapters are needed (Eq. 4 to 6).
+//! Cost model: cost of a copy, probability of a visit, recency, and number of needed adapters (Eq. 4 to 6).
 
 use std::time::Duration;
 
 use super::{AdapterDemand, Candidate, EvictionRules, ReplacementPolicy};
 
-/// `(Now - 1) / Low` is never taken for less: a logarithm must exist, and even the last adapter can leave.
+/// Lower bound of `(Now - 1) / Low`, so that its logarithm exists and even the last adapter can leave.
 const LEAST_COVERAGE: f64 = 1e-3;
 
-/// How much earlier visits count: after this time e times less.
+/// Time in which a visit's weight decays by a factor e.
 const VISIT_MEMORY: Duration = Duration::from_secs(600);
 
-/// What Eq. 4 does to adapters.
+/// Variant of Eq. 4, the term for adapters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AdapterFactor {
-    /// Where too few are on the device, they are worth more (E-13: the sign mended).
+    /// Corrected sign: adapters are worth more if too few are on the device (E-13).
     #[default]
     Mended,
-    /// As printed: where too few are on the device, they leave even sooner.
+    /// As printed: adapters leave even sooner if too few are on the device.
     Printed,
-    /// Nothing.
+    /// No adapter term (ablation WOL).
     None,
 }
 
-/// What Eq. 5 takes for the cost of a node.
+/// Variant of the cost in Eq. 5.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CostTerm {
-    /// To have back one of its blocks. What is larger takes longer to bring back, but makes as much more room.
+    /// Cost of recovering one block. A larger node costs more, but frees more blocks in proportion.
     #[default]
     PerBlock,
-    /// As printed: to copy all of it.
+    /// As printed: cost of copying the whole node.
     Printed,
-    /// Nothing.
+    /// No cost term (ablation WOC).
     None,
 }
 
-/// Which terms count; without one it is a variant of the ablation.
+/// Terms of the cost model that count; leaving one out gives an ablation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terms {
-    /// To have it back (Eq. 5).
+    /// Cost of recovering the node (Eq. 5).
     pub cost: CostTerm,
-    /// How often it was visited (Eq. 5).
+    /// Whether the number of visits counts (Eq. 5).
     pub visits: bool,
-    /// When it was used last (Eq. 5).
+    /// Whether the time since the last use counts (Eq. 5).
     pub recency: bool,
-    /// How many adapters are needed (Eq. 4).
+    /// Effect of the number of needed adapters (Eq. 4).
     pub adapters: AdapterFactor,
 }
 
@@ -53,14 +53,15 @@ impl Default for Terms {
     }
 }
 
-/// `cost * visits * (1 - sigmoid(t / tau))`, in logarithms: the product is 0 in singles after 90 s, its logarithm never (E-12).
+/// Cost model `cost * visits * (1 - sigmoid(t / tau))`, in logarithms: in f32 the product is 0 after 90 s,
+/// its logarithm never (E-12).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CostModel {
-    /// Which terms count.
+    /// Terms of the model that count.
     pub terms: Terms,
-    /// The unit of time, which the paper leaves open.
+    /// Time unit of the recency term, which the paper leaves open.
     pub tau: Duration,
-    /// How nodes may leave.
+    /// Rules for the eviction of nodes.
     pub rules: EvictionRules,
 }
 
@@ -74,11 +75,11 @@ impl ReplacementPolicy for CostModel {
             CostTerm::None => 0.0,
         };
         if visits {
-            // All visits fade alike, so fading is a shift by the time that has passed.
+            // All visits decay alike, so the decay is a shift by the elapsed time.
             worth += f64::from(visited).max(f64::MIN_POSITIVE).ln() + ratio(last_use, VISIT_MEMORY);
         }
         if recency {
-            // -softplus(t / tau), shifted by now / tau.
+            // Computes -softplus(t / tau), shifted by now / tau.
             let idle = ratio(now.saturating_sub(last_use), self.tau);
             worth += ratio(last_use, self.tau) - (-idle).exp().ln_1p();
         }
@@ -99,14 +100,14 @@ impl ReplacementPolicy for CostModel {
     }
 }
 
-/// Visits as of `now`, of so many as of `since`, with one more.
+/// Returns the decayed visits as of `now` plus one; `visits` are as of `since`.
 pub(crate) fn visited_again(visits: f32, since: Duration, now: Duration) -> f32 {
     let faded = (-ratio(now.saturating_sub(since), VISIT_MEMORY)).exp();
-    // Singles are as exact as a count that fades needs.
+    // Single precision suffices for a decaying count.
     visits * faded as f32 + 1.0
 }
 
-/// `min(1, adapters / required)`, and never 0.
+/// Returns `min(1, adapters / required)`, but never 0.
 fn coverage(adapters: f64, required: f64) -> f64 {
     if required <= 0.0 { 1.0 } else { (adapters / required).clamp(LEAST_COVERAGE, 1.0) }
 }
@@ -142,7 +143,7 @@ mod tests {
         Duration::from_secs_f64(s)
     }
 
-    /// Eq. 5 per block that is freed, with visits as they have faded.
+    /// Computes Eq. 5 per freed block, with decayed visits.
     fn product(candidate: &Candidate, now: Duration) -> f64 {
         let idle = (now - candidate.last_use).as_secs_f64();
         let visits = f64::from(candidate.visits) * (-idle / VISIT_MEMORY.as_secs_f64()).exp();

@@ -6,10 +6,10 @@ use std::{
 use super::*;
 use crate::manager::CacheSettings;
 
-/// Blocks of the device.
+/// Number of blocks on the device.
 const LIMIT: u32 = 100;
 
-/// How far a copy of these tests is.
+/// Progress of a fake copy.
 #[derive(Debug, Default)]
 struct FakeCopyState {
     is_complete: Cell<bool>,
@@ -40,12 +40,12 @@ impl DeviceTransfer for FakeCopy {
     }
 }
 
-/// Adapters by number, their places, and the copies that were sent.
+/// Adapters by number, their blocks, and the copies that were started.
 struct ResidencyHarness {
     all: Residency<usize, FakeCopy>,
     pool: Cache,
     sent: RefCell<Vec<Rc<FakeCopyState>>>,
-    /// Too much is on its way.
+    /// Whether too many copies are in progress.
     is_full: bool,
 }
 
@@ -98,13 +98,13 @@ impl ResidencyHarness {
         self.all.remove(&mut self.pool, id(key));
     }
 
-    /// Blocks that adapters have, and those of them that nobody may take.
+    /// Returns the number of blocks that adapters hold, and the pinned part.
     fn blocks(&self) -> [usize; 2] {
         let held = self.pool.counts().adapters;
         [held, held - (self.pool.available() - self.pool.counts().free)]
     }
 
-    /// The copy that was sent last comes to this end.
+    /// Ends the last started copy.
     fn ends(&self, is_complete: bool) {
         let sent = self.sent.borrow();
         let last = sent.last().unwrap();
@@ -120,7 +120,7 @@ fn who_found_too_much_on_its_way_keeps_its_place_and_sets_out_later() {
     assert_eq!(bench.load(2, 10), TransferStatus::Missing { bytes: 1 });
     assert_eq!((bench.blocks()[0], bench.sent.borrow().len()), (20, 0));
     assert_eq!(bench.all.on_the_way_bytes(), 2);
-    // One of them goes again before it has set out, and comes back.
+    // One adapter is removed before its copy starts, and is loaded again.
     bench.remove(1);
     assert_eq!(bench.board(1, 10), TransferStatus::Missing { bytes: 1 });
     bench.is_full = false;
@@ -140,7 +140,7 @@ fn who_waits_for_one_that_has_not_set_out_keeps_its_place() {
     bench.ends(true);
     bench.arrived(1);
     assert_eq!((bench.blocks()[1], bench.board(2, 60)), (0, TransferStatus::Missing { bytes: 1 }));
-    // Who is pushed out before it has set out never does.
+    // An adapter that is evicted before its copy starts never starts.
     assert_eq!(bench.board(3, 60), TransferStatus::Missing { bytes: 1 });
     bench.start_copies();
     assert_eq!(bench.sent.borrow().len(), 2);
@@ -157,7 +157,7 @@ fn who_failed_is_not_sent_again_until_it_was_unloaded() {
     bench.arrived(1);
     assert!(bench.all.has_failed(id(1)));
     assert_eq!((bench.blocks()[1], bench.load(1, 10)), (0, TransferStatus::NoRoom));
-    // What had arrived gives way to another.
+    // Arrived bytes of the failed copy give way to another adapter.
     assert_eq!(bench.load(2, 95), TransferStatus::Missing { bytes: 1 });
     assert!(bench.sent.borrow()[0].is_discarded.get() && bench.all.has_failed(id(1)));
     bench.remove(1);
@@ -210,7 +210,7 @@ fn any_order_of_asking_holding_and_unloading_keeps_the_books() {
     assert!(bench.sent.borrow().iter().all(|copy| copy.is_discarded.get()), "no copy is forgotten");
 }
 
-/// Who has a place has a copy, or will; users, and those who wait, keep it and nobody else.
+/// Checks that exactly placed adapters have copies, and exactly used and awaited ones are pinned.
 fn check(bench: &ResidencyHarness, users: &[u32], sizes: &[u32]) {
     bench.pool.audit().unwrap();
     let (mut held, mut pinned) = (0, 0);

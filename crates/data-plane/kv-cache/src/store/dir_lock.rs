@@ -1,4 +1,4 @@
-//! The place of the file: a directory that nobody else may enter, and one process at a time.
+//! Opens the file in a directory that only this user may enter, for one process at a time.
 
 use std::{
     fs::{self, DirBuilder, File, TryLockError},
@@ -13,48 +13,48 @@ use rustix::{
 };
 use thiserror::Error;
 
-/// Why a store was not opened.
+/// Error of a store that could not be opened.
 #[derive(Debug, Error)]
 pub enum OpenError {
-    /// Others may enter the directory.
+    /// Other users may enter the directory.
     #[error(
         "others may enter {} (mode {mode:o}), where KV blocks are to be kept; run `chmod 700 {}`",
         directory.display(), directory.display()
     )]
     DirectoryOpen {
-        /// The directory.
+        /// Path of the directory.
         directory: PathBuf,
-        /// Its permissions.
+        /// Permission bits of the directory.
         mode: u32,
     },
-    /// The directory is somebody else's.
+    /// Another user owns the directory.
     #[error(
         "{}, where KV blocks are to be kept, belongs to user {owner}, not to this user; use another directory",
         directory.display()
     )]
     ForeignDirectory {
-        /// The directory.
+        /// Path of the directory.
         directory: PathBuf,
-        /// Its owner.
+        /// Id of the owner.
         owner: u32,
     },
-    /// The path leads to a link, a directory, a device; or it names nothing in a directory.
+    /// The path is a link, a directory or a device, or names no file in a directory.
     #[error("{} is not a plain file; remove it or give another path", .0.display())]
     NotAFile(PathBuf),
-    /// The file was not made by a store, and is left as it is.
+    /// The file was not made by a store, and is left unchanged.
     #[error("{} does not hold KV blocks; remove it or give another path", .0.display())]
     NotAStore(PathBuf),
-    /// Another process has it open.
+    /// Another process has the file open.
     #[error("another process keeps its KV blocks in {}; stop it or give another path", .0.display())]
     InUse(PathBuf),
-    /// The operating system said no.
+    /// The operating system refused an operation.
     #[error("cannot {action} {}: {source}; check the disk, and that the path is writable", path.display())]
     Io {
-        /// What was attempted.
+        /// Operation that was attempted.
         action: &'static str,
-        /// On what.
+        /// Path of the file or directory.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
@@ -64,7 +64,7 @@ pub(super) fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error
     move |source| OpenError::Io { action, path, source }
 }
 
-/// Opens the file at `path` for this process alone, and creates what is not there.
+/// Opens the file at `path` for this process alone; creates missing directories and the file.
 pub(super) fn claim(path: &Path) -> Result<File, OpenError> {
     let directory = match (path.parent(), path.file_name()) {
         (Some(parent), Some(_)) if parent.as_os_str().is_empty() => Path::new("."),
@@ -77,7 +77,7 @@ pub(super) fn claim(path: &Path) -> Result<File, OpenError> {
         return Err(OpenError::NotAFile(path.to_owned()));
     }
     match file.try_lock() {
-        // It is held as long as the file is open, also if this process is killed.
+        // The system holds the lock while the file is open, and releases it even if this process is killed.
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => Err(OpenError::InUse(path.to_owned())),
         Err(TryLockError::Error(source)) => Err(failed("lock", path)(source)),
@@ -99,7 +99,7 @@ fn prepare_directory(directory: &Path) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Does not follow a link, nor wait for whoever is at the other end of a pipe.
+/// Opens without following a link, and without waiting for the other end of a pipe.
 fn open(path: &Path) -> Result<File, OpenError> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     match rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR) {

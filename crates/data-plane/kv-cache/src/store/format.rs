@@ -1,20 +1,21 @@
-//! Where everything lies in the file, and what it looks like.
+//! Layout of the file, byte by byte.
 //!
 //! ```text
 //! file    = header, to 4096 | segments, for 1024 slots each
-//! header  = magic "HOLO-KV\n" | version u32 | block_tokens u32 | block_bytes u64 | fingerprint [32] | key [32]
+//! header  = magic "HOLO-KV\n" | version u32 | block_tokens u32 | block_bytes u64 | fingerprint [32]
+//!         | key [32]
 //! segment = 1024 x entry | 1024 x payload
 //! entry   = seal [32] | hash of the payload [32] | parent [32] | sharing [32] | owner [32] | adapter [32]
 //!         | used_at_s u64 | has_adapter u32 | block_tokens x u32 | zeroes to a multiple of 64
 //! payload = block_bytes | zeroes to a multiple of 4096
 //! ```
 //!
-//! Numbers are little-endian. Where a slot lies does not depend on how many there are, so a file grows and shrinks in
-//! place, and opening reads long runs of entries.
+//! Numbers are little-endian. The offset of a slot does not depend on the number of slots. So a file grows
+//! and shrinks in place, and opening reads long runs of entries.
 //!
-//! The key is a hash of the header before it. An entry's seal is a hash with this key of the slot's number and of the
-//! rest of the entry: one that was torn, damaged, moved, or left behind by a file of another fingerprint has no valid seal.
-//! A seal of zeroes, as in a hole of the file, is that of an empty slot.
+//! The key is a hash of the preceding header. An entry's seal is a keyed hash of the slot's number and of the
+//! rest of the entry. So an entry that was torn, damaged, moved, or left by a file of another fingerprint has
+//! no valid seal. A seal of zeros, as in a hole of the file, marks an empty slot.
 
 use blake3::Hash;
 use types::{AdapterId, TenantId};
@@ -25,29 +26,26 @@ use crate::namespace::{Chain, Namespace};
 pub(super) const MAGIC: [u8; 8] = *b"HOLO-KV\n";
 pub(super) const VERSION: u32 = 1;
 
-/// What payloads begin at a multiple of: a page, and a block of all common file systems.
+/// Alignment of payloads in bytes: a page, and a block of all common file systems.
 const PAGE_BYTES: usize = 4096;
-/// What an entry's length is a multiple of.
 const ENTRY_ALIGN_BYTES: usize = 64;
-/// Slots whose entries lie together: 320 KiB of them with 16 tokens each.
+/// Number of slots whose entries are adjacent: 320 KiB of entries with 16 tokens each.
 pub(super) const SEGMENT_SLOTS: u32 = 1024;
 
 const HASH_BYTES: usize = 32;
-/// The seal of an empty slot.
 pub(super) const NO_SEAL: [u8; HASH_BYTES] = [0; HASH_BYTES];
-/// An entry without its tokens.
+/// Size of an entry without its tokens, in bytes.
 const ENTRY_FRONT_BYTES: usize = 6 * HASH_BYTES + 8 + 4;
-/// The header without the rest of its page.
+/// Size of the header without the rest of its page, in bytes.
 pub(super) const HEADER_BYTES: usize = 8 + 4 + 4 + 8 + 2 * HASH_BYTES;
 
-/// What an entry says.
 #[derive(Debug, PartialEq)]
 pub(super) enum StoreEntry {
-    /// Nothing.
+    /// The slot holds no block.
     Empty,
-    /// Something that nobody wrote here.
+    /// The entry was not written to this slot.
     Damaged,
-    /// This block, and the hash of its payload.
+    /// Block in the slot, and the hash of its payload.
     Block(BlockRecord, Hash),
 }
 
@@ -55,7 +53,6 @@ fn key(fields: &[u8]) -> [u8; HASH_BYTES] {
     blake3::derive_key("holobiont 2026 kv store v1", fields)
 }
 
-/// The format for blocks of one shape and one fingerprint.
 #[derive(Debug)]
 pub(super) struct StoreFormat {
     pub(super) block_bytes: usize,
@@ -78,12 +75,11 @@ impl StoreFormat {
         Self { block_bytes: layout.block_bytes, block_tokens: layout.block_tokens, header, key }
     }
 
-    /// The beginning of a file.
     pub(super) fn header(&self) -> &[u8; HEADER_BYTES] {
         &self.header
     }
 
-    /// True for what was once a header of this version, of whatever layout.
+    /// True if `bytes` are an intact header of this version, with any layout.
     pub(super) fn is_header(bytes: &[u8; HEADER_BYTES]) -> bool {
         bytes.split_last_chunk().is_some_and(|(fields, last)| key(fields) == *last)
     }
@@ -100,7 +96,7 @@ impl StoreFormat {
         u64::from(SEGMENT_SLOTS) * self.entry_bytes() as u64
     }
 
-    /// Where the entries of a slot's segment begin.
+    /// Returns the offset of the entries of a slot's segment.
     fn segment_at(&self, slot: StoreSlot) -> u64 {
         let segment_bytes = self.table_bytes() + u64::from(SEGMENT_SLOTS) * self.stride();
         PAGE_BYTES as u64 + u64::from(slot.0 / SEGMENT_SLOTS) * segment_bytes
@@ -114,14 +110,14 @@ impl StoreFormat {
         self.segment_at(slot) + self.table_bytes() + u64::from(slot.0 % SEGMENT_SLOTS) * self.stride()
     }
 
-    /// Where a file of `slots` slots ends at the latest.
+    /// Returns the maximum size of a file with `slots` slots.
     pub(super) fn end(&self, slots: u32) -> u64 {
         slots
             .checked_sub(1)
             .map_or(PAGE_BYTES as u64, |last| self.payload_at(StoreSlot(last)) + self.stride())
     }
 
-    /// A slot's entry for a block.
+    /// Encodes a slot's entry for a block.
     pub(super) fn seal(&self, slot: StoreSlot, record: &BlockRecord, payload: &Hash) -> Vec<u8> {
         let mut entry = Vec::with_capacity(self.entry_bytes());
         entry.extend_from_slice(&NO_SEAL);
@@ -139,7 +135,7 @@ impl StoreFormat {
         entry
     }
 
-    /// What a slot's entry says, whatever its bytes are.
+    /// Decodes a slot's entry from arbitrary bytes.
     pub(super) fn unseal(&self, slot: StoreSlot, entry: &[u8]) -> StoreEntry {
         match entry.split_first_chunk::<HASH_BYTES>() {
             Some((seal, _)) if *seal == NO_SEAL => StoreEntry::Empty,

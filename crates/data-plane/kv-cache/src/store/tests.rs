@@ -1,4 +1,4 @@
-//! Damage, byte by byte: whatever becomes of the file, a block is what was written or it is not there.
+//! Tests with damaged files, byte by byte: a read returns what was written or an error.
 
 use std::fs;
 
@@ -27,7 +27,7 @@ fn bytes(number: u32) -> Vec<u8> {
     (0..LAYOUT.block_bytes).map(|index| (number as usize * 31 + index) as u8 + 1).collect()
 }
 
-/// A directory for a store, where a disk does not slow it down if the system has such a place.
+/// Directory for a store, in memory if the system has such a place.
 struct StoreDirectory {
     _directory: TempDir,
     path: PathBuf,
@@ -43,7 +43,7 @@ impl StoreDirectory {
         BlockStore::open(&self.path, &LAYOUT).unwrap()
     }
 
-    /// A store with a block of its number in each slot.
+    /// Creates a store whose slot `n` holds block `n`.
     fn filled() -> Self {
         let bench = Self::new();
         let store = bench.open().store;
@@ -51,7 +51,7 @@ impl StoreDirectory {
         bench
     }
 
-    /// Puts `image` in place of the file, and checks that nothing comes back but what was written.
+    /// Replaces the file by `image`, and checks that only written blocks come back; returns their numbers.
     fn survives(&self, image: &[u8], what: &str) -> Vec<u32> {
         fs::write(&self.path, image).unwrap();
         let opened = match BlockStore::open(&self.path, &LAYOUT) {
@@ -60,7 +60,7 @@ impl StoreDirectory {
             Err(error) => panic!("{what}: {error}"),
         };
         for n in 0..LAYOUT.slots {
-            // What is not told of is not there, whoever asks.
+            // A block that was not reported cannot be read either.
             let is_told = opened.blocks.iter().any(|(slot, _)| slot.0 == n);
             let read = opened.store.read(StoreSlot(n), &record(n), &mut [0; LAYOUT.block_bytes]);
             assert!(is_told || read.is_err(), "{what}: slot {n}");
@@ -132,7 +132,7 @@ fn a_file_cut_anywhere_keeps_what_lies_before_the_cut() {
     }
 }
 
-/// What a write of block 5 to slot 1 does to the file, in its order.
+/// Returns the file operations of a write of block 5 to slot 1, in order.
 fn steps(format: &StoreFormat) -> [(u64, Vec<u8>); 3] {
     let (slot, new) = (StoreSlot(1), bytes(5));
     let entry = format.seal(slot, &record(5), &blake3::hash(&new));
@@ -162,7 +162,7 @@ fn a_write_torn_anywhere_leaves_the_old_block_the_new_one_or_none() {
             let left = bench.survives(&torn, &format!("{length} bytes of step {number}"));
             let expected = match (number, length) {
                 (0, 0) => vec![0, 1, 2],
-                // What is missing may be what was there.
+                // The missing bytes may equal the earlier ones.
                 _ if torn == done => vec![0, 5, 2],
                 _ => vec![0, 2],
             };

@@ -1,4 +1,4 @@
-//! Finding a child by its tokens.
+//! Finds the child of a node by its tokens.
 
 use std::hash::{BuildHasher as _, RandomState};
 
@@ -6,11 +6,11 @@ use hashbrown::HashTable;
 
 use super::node::Node;
 
-/// Whose child: a node and a namespace.
+/// Key of a parent: a node and a namespace.
 type Parent = (u32, u32);
 
-/// Children of all nodes. It keeps their indices alone: tokens are compared where they are, so nothing is stored twice, and
-/// the keyed hash leaves nobody a way to make prefixes collide.
+/// Index of the children of all nodes. The table stores node indices only and compares tokens in the nodes,
+/// so no token is stored twice. The hash is keyed, so no client can make prefixes collide.
 #[derive(Debug, Default)]
 pub(super) struct ChildIndex {
     children: HashTable<u32>,
@@ -29,7 +29,7 @@ impl ChildIndex {
     pub(super) fn insert(&mut self, nodes: &[Node], index: u32) {
         let hash = |index: u32| self.hash_of(&nodes[index as usize]);
         let of_new = hash(index);
-        // The closure borrows the hasher, the table is another field.
+        // The closure borrows the hasher alone, because the table is borrowed mutably.
         let (children, hasher) = (&mut self.children, &self.hasher);
         children.insert_unique(of_new, index, |&other| hash_with(hasher, &nodes[other as usize]));
     }

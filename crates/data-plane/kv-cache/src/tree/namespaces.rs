@@ -1,4 +1,4 @@
-//! The namespaces that have nodes, each under a small number.
+//! Numbers the namespaces that have nodes, so that nodes stay small.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ struct NamespaceEntry {
     nodes: u32,
 }
 
-/// Numbers of namespaces; one that has lost its last node gives its number back.
+/// Numbers of namespaces. The number is free again when the namespace loses its last node.
 #[derive(Debug, Default)]
 pub(super) struct Namespaces {
     numbers: HashMap<Namespace, u32>,
@@ -27,14 +27,13 @@ impl Namespaces {
         &self.entries[number as usize].namespace
     }
 
-    /// The number of a namespace, for one more node of it.
+    /// Returns the number of a namespace, and counts one more node in it.
     pub(super) fn add_node(&mut self, namespace: Namespace) -> u32 {
         let number = self.find(&namespace).unwrap_or_else(|| self.number(namespace));
         self.entries[number as usize].nodes += 1;
         number
     }
 
-    /// A node of it is gone.
     pub(super) fn remove_node(&mut self, number: u32) {
         let entry = &mut self.entries[number as usize];
         entry.nodes -= 1;

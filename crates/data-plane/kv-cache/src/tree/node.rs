@@ -1,4 +1,4 @@
-//! One node of the dependency tree.
+//! Node of the dependency tree.
 
 use std::time::Duration;
 
@@ -9,10 +9,9 @@ use crate::{
     tier::{Tier, TierSlot},
 };
 
-/// No node.
+/// Index that stands for no node.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// How a node hangs in the tree.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Links {
     pub(super) parent: u32,
@@ -21,7 +20,6 @@ pub(super) struct Links {
     pub(super) next: u32,
 }
 
-/// What a node is of.
 #[derive(Debug)]
 pub(crate) enum NodeKind {
     /// An adapter; `None` is the base model.
@@ -30,7 +28,7 @@ pub(crate) enum NodeKind {
     Block(Box<[u32]>),
 }
 
-/// A [`TierSlot`] in four bytes: two bits of kind, and an index of thirty.
+/// [`TierSlot`] in four bytes: two bits of kind, and an index of thirty bits.
 #[derive(Debug, Clone, Copy, Default)]
 struct Packed(u32);
 
@@ -57,7 +55,6 @@ impl Packed {
     }
 }
 
-/// A key, if there is one.
 #[derive(Debug, Clone, Copy)]
 struct PackedKey(i64);
 
@@ -69,30 +66,29 @@ impl PackedKey {
     }
 }
 
-/// What is known of a node (E-03).
+/// Node of the tree with its state (E-03).
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(super) stamp: u32,
     pub(super) links: Links,
     pub(super) namespace: u32,
     pub(crate) kind: NodeKind,
-    /// Where it is, by tier.
     places: [Packed; Tier::ALL.len()],
-    /// Children with a place, by tier.
+    /// Number of children with a place, by tier.
     pub(crate) children_in: [u32; Tier::ALL.len()],
-    /// Its keys among those that may leave, by tier; then among those that may come back to the device.
+    /// Sort keys among the eviction candidates, by tier; then among the blocks that may return to the device.
     keys: [PackedKey; Tier::ALL.len() + 1],
-    /// What names its prefix on disk; kept here and there.
+    /// Chain of the node's prefix on disk; stored for some nodes only.
     pub(crate) chain: Option<Box<Chain>>,
-    /// When it was last asked for or let go of.
+    /// Time of the last request or release.
     last_use_us: u64,
-    /// How often it was asked for, recent visits counting more.
+    /// Decayed number of requests.
     pub(crate) visits: f32,
-    /// Somebody computes with it.
+    /// Whether a sequence holds the block or adapter.
     pub(crate) is_held: bool,
 }
 
-/// The key among those that may come back.
+/// Index of the key among the blocks that may return.
 pub(crate) const RETURNING: usize = Tier::ALL.len();
 
 impl Default for Node {
@@ -118,7 +114,7 @@ impl Node {
         }
     }
 
-    /// The adapter that it is; `None` if it is a block.
+    /// Returns the adapter of an adapter node; `None` for a block.
     pub(crate) fn adapter(&self) -> Option<Option<AdapterId>> {
         match &self.kind {
             NodeKind::Adapter(adapter) => Some(adapter.as_deref().copied()),
@@ -126,7 +122,7 @@ impl Node {
         }
     }
 
-    /// Its tokens; none if it is an adapter.
+    /// Returns the tokens of a block; empty for an adapter.
     pub(crate) fn tokens(&self) -> &[u32] {
         match &self.kind {
             NodeKind::Block(tokens) => tokens,
@@ -142,13 +138,13 @@ impl Node {
         self.places[tier as usize] = Packed::of(place);
     }
 
-    /// Its key among those that may leave a tier, or [`RETURNING`].
+    /// Returns the sort key among a tier's eviction candidates, or in [`RETURNING`].
     pub(crate) fn key(&self, list: usize) -> Option<i64> {
         self.keys[list].get()
     }
 
     pub(crate) fn set_key(&mut self, list: usize, key: i64) {
-        // One number means none; what would have it sorts beside its neighbour.
+        // The minimum stands for no key, so that key is stored as its neighbour.
         self.keys[list] = PackedKey(key.max(i64::MIN + 1));
     }
 
@@ -164,12 +160,12 @@ impl Node {
         self.last_use_us = u64::try_from(at.as_micros()).unwrap_or(u64::MAX);
     }
 
-    /// Some tier has a place for it.
+    /// Whether the node has a place in any tier.
     pub(crate) fn is_somewhere(&self) -> bool {
         Tier::ALL.into_iter().any(|tier| self.place(tier) != TierSlot::None)
     }
 
-    /// The fastest tier below the device that has its bytes.
+    /// Returns the fastest lower tier in which the node has a slot, and the slot.
     pub(crate) fn lower(&self) -> Option<(Tier, u32)> {
         Tier::LOWER.into_iter().find_map(|tier| self.place(tier).index().map(|slot| (tier, slot)))
     }
@@ -182,7 +178,7 @@ mod tests {
     #[test]
     fn a_node_its_tokens_and_its_entries_take_a_quarter_of_a_kilobyte_at_most() {
         let tokens = 16 * size_of::<u32>();
-        // In the index of children, and in two lists: a key, an index, and what the containers add.
+        // A node is in the index of children and in two lists: a key, an index and overhead each.
         let (index, lists, chain) = (8, 2 * 24, size_of::<Chain>() / 8);
         let bytes = size_of::<Node>() + tokens + index + lists + chain;
         assert!(bytes <= 256, "{bytes}, of which {} are the node", size_of::<Node>());

@@ -1,4 +1,4 @@
-//! The batcher against a clock of its own.
+//! Tests of the batcher with a simulated clock.
 
 use std::collections::HashMap;
 
@@ -30,14 +30,13 @@ fn take(batcher: &mut Batcher, now: Instant) -> Option<(SiteCall, Vec<CallChunk>
     batcher.next(now, any_class, &mut pieces).map(|call| (call, pieces))
 }
 
-/// A call as a test makes it up: after how many microseconds, where, whose, what for, how many rows.
+/// A call in a test plan: microseconds after the previous one, site, connection, class and rows.
 type PlannedCall = (u64, u32, u64, usize, usize);
 
 fn planned() -> impl Strategy<Value = Vec<PlannedCall>> {
     prop::collection::vec((0..3000_u64, 0..3_u32, 0..4_u64, 0..5_usize, 1..200_usize), 1..60)
 }
 
-/// What became of a call.
 #[derive(Debug)]
 struct TracedCall {
     new: NewCall,
@@ -48,11 +47,9 @@ struct TracedCall {
     ended: bool,
 }
 
-/// When it was, and what.
 type TracedBatch = (Instant, SiteCall, Vec<CallChunk>);
 
-/// Plays a plan: a batch takes a millisecond, and whatever comes meanwhile waits. Returns the calls, and what the batches
-/// were and when.
+/// Simulates a plan, in which each batch takes a millisecond. Returns the calls and the batches.
 fn play(policy: BatchingPolicy, plan: &[PlannedCall]) -> (HashMap<CallId, TracedCall>, Vec<TracedBatch>) {
     let took = Duration::from_millis(1);
     let (mut batcher, begin) = (Batcher::new(batching(policy), 1), Instant::now());
@@ -110,7 +107,7 @@ proptest! {
     #[test]
     fn decode_is_never_behind_more_than_one_batch_of_a_lower_class(plan in planned()) {
         let (fates, batches) = play(BatchingPolicy::Opportunistic, &plan);
-        // Young enough that nobody has risen to its class.
+        // Calls younger than this have not been raised to its class.
         let aging = Batching::default().aging;
         for (id, fate) in fates.iter().filter(|(_, fate)| fate.new.class == CallClass::Decode) {
             let Some(begun) = fate.begun else { continue };
@@ -158,7 +155,7 @@ fn everything_that_waits_for_the_same_goes_together() {
 #[test]
 fn batches_of_wide_rows_have_fewer_of_them() {
     let now = Instant::now();
-    // Of a vocabulary's width, of a block's, and so wide that less could not be cut off.
+    // Rows as wide as a vocabulary, as a block, and so wide that the minimum cut applies.
     for (row_elements, most) in [(49_152 + 576, 64), (1_536 + 576, 256), (10_000_000, CUT_ROWS)] {
         let mut batcher = Batcher::new(Batching::default(), 1);
         for connection in 1..=8 {
@@ -181,7 +178,7 @@ fn nobody_waits_for_company_that_cannot_come() {
     assert_eq!(batcher.next_deadline(now), Some(now));
     assert!(take(&mut batcher, now).is_some());
     batcher.add(new(0, 2, CallClass::Prefill, 64), now);
-    // The first is expected back.
+    // Another call is expected from the first connection.
     assert!(take(&mut batcher, now).is_none());
     assert!(take(&mut batcher, now + Duration::from_micros(12_480)).is_some());
     batcher.add(new(0, 2, CallClass::Prefill, 64), now + Duration::from_secs(2));
@@ -210,7 +207,7 @@ fn a_call_of_any_class_has_its_turn_under_a_flood_of_tokens() {
     let noise = batcher.add(new(0, 1, CallClass::Noise, 8), begin);
     let mut now = begin;
     loop {
-        // Always more tokens than a batch takes.
+        // There are always more tokens than a batch takes.
         for _ in 0..80 {
             batcher.add(new(1, 2, CallClass::Decode, 1), now);
         }

@@ -1,4 +1,4 @@
-//! What a call must be, and what is known of it while it waits.
+//! Checks of a call, and its state while it waits.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,6 @@ use shmproto::layer::{
 
 use crate::{ConnectionId, event_queue::Payload, quota::OverQuota};
 
-/// Why a call is not taken in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct CallRefusal {
     pub(super) status: CallStatus,
@@ -29,22 +28,21 @@ impl From<OverQuota> for CallRefusal {
     }
 }
 
-/// What a call asks for, compared with the site it names.
+/// Parameters of a call after comparison with its site.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ResolvedCall {
     pub(super) call: SiteCall,
     pub(super) rows: usize,
-    /// Words of a row that is computed with.
+    /// Words of 32 bits of an input row.
     pub(super) input: usize,
-    /// Words of a row that goes out.
+    /// Words of 32 bits of an output row.
     pub(super) output: usize,
     pub(super) dtype: Dtype,
-    /// Whether rows come, or what they are made from.
+    /// Whether rows are sent, or a seed for them.
     pub(super) source: RowSource,
 }
 
 impl ResolvedCall {
-    /// Compares a call with the site it names.
     pub(super) fn by(header: &CallHeader, sites: &[Site], max_rows: u32) -> Result<Self, CallStatus> {
         let site = sites.get(header.site as usize).ok_or(CallStatus::UnknownSite)?;
         let op = match header.op {
@@ -68,7 +66,7 @@ impl ResolvedCall {
         Ok(Self { call, rows: header.rows as usize, input, output, dtype, source })
     }
 
-    /// Bytes of what comes for all rows.
+    /// Returns the bytes that are sent for all rows.
     pub(super) fn coming_bytes(&self) -> u64 {
         match self.source {
             RowSource::Rows => self.input_bytes(self.rows),
@@ -76,24 +74,23 @@ impl ResolvedCall {
         }
     }
 
-    /// Bytes of so many rows, if they come.
+    /// Returns the bytes of `rows` input rows.
     pub(super) fn input_bytes(&self, rows: usize) -> u64 {
         bytes(rows, self.input, self.dtype)
     }
 
-    /// Bytes of so many rows that go out.
+    /// Returns the bytes of `rows` output rows.
     pub(super) fn output_bytes(&self, rows: usize) -> u64 {
         bytes(rows, self.output, self.dtype)
     }
 }
 
-/// At most 2^16 rows of what a site has as columns, which is in memory times as many rows: far from the end of u64.
+/// At most 2^16 rows of a site's width, of which as many rows are weights in memory, so u64 cannot overflow.
 fn bytes(rows: usize, width: usize, dtype: Dtype) -> u64 {
     rows as u64 * width as u64 * dtype.bytes() as u64
 }
 
-/// Whether what is asked goes together: a bias is no ring element, bf16 would round what is exact, and only on the ring path are
-/// rows made here.
+/// Whether the parameters fit: the modular path has no bias and no bf16, and only this path takes seeds.
 fn suits(header: &CallHeader) -> bool {
     match header.path {
         Path::Ring => header.op != Op::Forward && header.dtype == Dtype::F32,
@@ -101,7 +98,7 @@ fn suits(header: &CallHeader) -> bool {
     }
 }
 
-/// Where both are the same arithmetic, calls for either are computed together.
+/// Where both paths are the same arithmetic, calls for either share a queue.
 fn path(op: SiteOp, path: Path, site: &Site) -> SitePath {
     match (op, path) {
         (_, Path::Ring) => SitePath::Ring,
@@ -111,26 +108,24 @@ fn path(op: SiteOp, path: Path, site: &Site) -> SitePath {
     }
 }
 
-/// A call that was taken in and not answered.
 #[derive(Debug)]
 pub(super) struct AcceptedCall {
     pub(super) connection: ConnectionId,
     pub(super) header: CallHeader,
     pub(super) asked: ResolvedCall,
     pub(super) arrived: Instant,
-    /// How long it waited until the first of its rows were computed.
+    /// Waiting time until the first of its rows were computed.
     pub(super) waited: Option<Duration>,
-    /// Its part of what its batches took.
+    /// The call's share of its batches' computing time.
     pub(super) computed: Duration,
-    /// Rows of the largest of them.
+    /// Rows of the largest of its batches.
     pub(super) batch_rows: usize,
-    /// What its rows are made from, if they did not come.
+    /// Seed of the rows, if they were not sent.
     pub(super) draw: Option<SeededRows>,
-    /// A remote call's rows, and room for its answer.
+    /// Buffers of a remote call.
     pub(super) payload: Option<RemoteBuffers>,
 }
 
-/// A remote call's rows and its answer.
 #[derive(Debug)]
 pub(super) struct RemoteBuffers {
     pub(super) input: Payload,
@@ -152,7 +147,7 @@ impl AcceptedCall {
 }
 
 impl Payload {
-    /// Holds what the answer will take, too.
+    /// Reserves the tenant's memory for the answer, too.
     pub(super) fn with_answer(self, asked: &ResolvedCall) -> Result<RemoteBuffers, CallRefusal> {
         let over = OverQuota { retry_after_ms: super::RETRY_MS };
         let held = self.held.another(asked.output_bytes(asked.rows)).map_err(|_| over)?;

@@ -1,4 +1,4 @@
-//! A session, and how its rows are read and answered.
+//! A session on the compute thread, and how its rows are read and answered.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -22,23 +22,21 @@ use crate::{
     wire_dtype,
 };
 
-/// A session as the compute thread knows it.
 pub(super) struct ClientSession {
     pub(super) facts: Arc<SessionFacts>,
     pub(super) account: Arc<SessionCounters>,
     pub(super) peer: SessionPeer,
-    /// The highest number that was answered with rows.
+    /// Highest number of a call answered with rows.
     answered: Option<u64>,
-    /// Calls that are not answered, by number.
     waiting: BTreeMap<u64, CallId>,
     waiting_rows: u64,
 }
 
-/// The other side of a session.
+/// The client's end of a session.
 pub(super) enum SessionPeer {
-    /// A client of this host; it has no channel at first.
+    /// A client on this host, initially without a channel.
     Local(Option<Box<AccountedChannel>>),
-    /// A remote one's connection.
+    /// Reply queue of a remote client's connection.
     Remote(Replies),
 }
 
@@ -47,13 +45,13 @@ impl ClientSession {
         Self { facts, account, peer, answered: None, waiting: BTreeMap::new(), waiting_rows: 0 }
     }
 
-    /// Goes on with another channel; returns the one before.
+    /// Replaces the channel; returns the old one.
     pub(super) fn begin(&mut self, channel: AccountedChannel) -> Option<AccountedChannel> {
         self.answered = None;
         std::mem::replace(&mut self.peer, SessionPeer::Local(Some(Box::new(channel)))).into_channel()
     }
 
-    /// Whether rows and places fit what is asked; also what rows are made from that do not come.
+    /// Checks the lengths and positions of the rows; returns the seed, if rows are not sent.
     pub(super) fn check_payload(
         &self,
         header: &CallHeader,
@@ -77,7 +75,7 @@ impl ClientSession {
         }
     }
 
-    /// Whether a call may have this number; also the call whose place it takes.
+    /// Checks the number of a call; returns the waiting call that it replaces, if any.
     pub(super) fn check_sequence(&self, sequence: u64) -> Result<Option<CallId>, CallStatus> {
         match self.waiting.get(&sequence) {
             Some(&older) => Ok(Some(older)),
@@ -91,20 +89,19 @@ impl ClientSession {
         self.count_rows(self.waiting_rows + u64::from(header.rows));
     }
 
-    /// A call is not awaited any more.
     pub(super) fn forget(&mut self, header: &CallHeader) {
         self.waiting.remove(&header.sequence);
         self.count_rows(self.waiting_rows.saturating_sub(header.rows.into()));
         self.account.end_call();
     }
 
-    /// A call was answered with rows.
+    /// Removes a call that was answered with rows, and records its number.
     pub(super) fn answered(&mut self, header: &CallHeader) {
         self.forget(header);
         self.answered = self.answered.max(Some(header.sequence));
     }
 
-    /// Forgets everything that waits, and says what that was.
+    /// Removes all waiting calls and returns their ids.
     pub(super) fn take_waiting(&mut self) -> impl Iterator<Item = CallId> + use<> {
         let waiting = std::mem::take(&mut self.waiting);
         waiting.iter().for_each(|_| self.account.end_call());
@@ -126,7 +123,7 @@ impl SessionPeer {
         }
     }
 
-    /// The channel, for whoever gives its memory back.
+    /// Returns the channel, so that the caller can free its memory.
     pub(super) fn into_channel(self) -> Option<AccountedChannel> {
         match self {
             Self::Local(lent) => lent.map(|lent| *lent),
@@ -134,7 +131,6 @@ impl SessionPeer {
         }
     }
 
-    /// The next call of a local client.
     pub(super) fn next_call(&mut self) -> Result<Option<CallHeader>, Violation> {
         match self {
             Self::Local(Some(lent)) => lent.channel.take(),
@@ -142,7 +138,7 @@ impl SessionPeer {
         }
     }
 
-    /// What rows are made from, where it fits in.
+    /// Reads the seed of rows; `None` if it lies outside the slab.
     fn read_draw(&self, header: &CallHeader, payload: Option<&Payload>) -> Option<SeededRows> {
         let mut words = [0.0; DRAW_WORDS];
         match (self, payload) {
@@ -157,7 +153,7 @@ impl SessionPeer {
         Some(draw)
     }
 
-    /// Copies the rows of a piece, or makes them.
+    /// Copies the rows of a chunk, or generates them from the seed.
     pub(super) fn read(
         &self,
         call: &AcceptedCall,
@@ -180,7 +176,7 @@ impl SessionPeer {
         Ok(())
     }
 
-    /// Keeps the answer to a piece; the pieces of a call come in order.
+    /// Stores the answer to a chunk; the chunks of a call come in order.
     pub(super) fn write(
         &self,
         call: &mut AcceptedCall,

@@ -18,38 +18,37 @@ use crate::{
     session::CompletedCall,
 };
 
-/// What callers of a batch hear that has failed.
+/// Refusal of the calls of a batch that has failed.
 const FAULT: CallRefusal = CallRefusal { status: CallStatus::Failed, retry_after_ms: 0 };
 
-/// What they hear where the device had no memory even for a few rows: it may have in a while.
+/// Refusal of calls for which the device lacks memory even for a few rows; a later retry may succeed.
 const NO_MEMORY: CallRefusal = CallRefusal { status: CallStatus::Busy, retry_after_ms: 100 };
 
-/// What was computed.
+/// Result of one run of the dispatcher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ComputedRows {
-    /// Rows of it; 0 if nothing was due.
+    /// Number of computed rows; 0 if no call was due.
     pub rows: usize,
-    /// What those took that nobody waits for.
+    /// Time that background calls took.
     pub background: Duration,
 }
 
-/// A batch that was computed.
 #[derive(Debug, Clone, Copy)]
 struct BatchResult {
-    /// Rows it had, those of a resident pass among them.
+    /// Rows of the batch, including those of a resident pass.
     rows: usize,
     took: Duration,
 }
 
 impl BatchResult {
-    /// The part of so many of its rows.
+    /// Returns the share of `rows` rows in the computing time.
     fn part(&self, rows: usize) -> Duration {
         self.took.mul_f64(rows as f64 / self.rows.max(1) as f64)
     }
 }
 
 impl Dispatcher {
-    /// Computes the batch whose turn it is, if one is due.
+    /// Computes the next batch, if one is due.
     pub fn run_due(&mut self, base: &mut dyn EvaluateSites) -> ComputedRows {
         let mut pieces = std::mem::take(&mut self.scratch.pieces);
         let call = self.batcher.next(self.clock.now(), any_class, &mut pieces);
@@ -58,8 +57,8 @@ impl Dispatcher {
         ran
     }
 
-    /// Computes what is due, and what comes meanwhile, after requests were computed for `step`: until nothing is due or as
-    /// much time has passed, and background calls within their share of it.
+    /// Computes due calls after a step of requests that took `step`, until none is due or as much time has
+    /// passed. Background calls get only their share.
     pub fn run_beside(&mut self, step: Duration, base: &mut dyn EvaluateSites) {
         let begin = self.clock.now();
         self.allowance.earn(step);
@@ -73,7 +72,7 @@ impl Dispatcher {
         }
     }
 
-    /// As [`Dispatcher::run_due`], of calls of some classes, and of those that the next pass does not take along.
+    /// Like [`Dispatcher::run_due`], for allowed classes, without calls that the next resident pass can join.
     fn run_beside_pass(&mut self, allowed: AllowedClasses, base: &mut dyn EvaluateSites) -> ComputedRows {
         let mut pieces = std::mem::take(&mut self.scratch.pieces);
         let call = self.batcher.next_beside(self.clock.now(), allowed, &mut pieces);
@@ -82,8 +81,8 @@ impl Dispatcher {
         ran
     }
 
-    /// A resident pass is about to go to `site`, and weights come from a disk: whoever needs those that are here is served
-    /// first, also who will need them in a moment.
+    /// Serves the calls that need the current layer chunk of streamed weights, also those expected in a
+    /// moment, before a resident pass moves to the chunk of `site`.
     fn before_leaving(&mut self, site: SiteId, base: &mut dyn EvaluateSites) {
         loop {
             let allowed = self.allowance.allowed(self.training_waits());
@@ -104,7 +103,7 @@ impl Dispatcher {
         }
     }
 
-    /// How long a call of a trainer has waited.
+    /// Returns how long the oldest call of a trainer has waited.
     fn training_waits(&self) -> Duration {
         let first = self.batcher.first_of(CallClass::Training);
         first.map_or(Duration::ZERO, |came| self.clock.now().saturating_duration_since(came))
@@ -128,7 +127,7 @@ impl Dispatcher {
             self.gather(piece, begun, own);
             rest = others;
         }
-        // Never made smaller: every element of a batch is written.
+        // The buffer never shrinks, because a batch writes every element that it uses.
         if out.len() < rows * output {
             out.resize(rows * output, 0.0);
         }
@@ -173,7 +172,6 @@ impl Dispatcher {
         self.sites.get(call.site.0 as usize)?.words(call)
     }
 
-    /// Copies the rows of a piece.
     fn gather(&mut self, piece: &CallChunk, begun: Instant, rows: &mut [f32]) {
         let Some(call) = self.calls.get_mut(&piece.id) else { return rows.fill(0.0) };
         call.waited.get_or_insert(begun.saturating_duration_since(call.arrived));
@@ -184,7 +182,7 @@ impl Dispatcher {
         }
     }
 
-    /// Hands out the rows of a batch, and answers the calls that are whole.
+    /// Distributes the output rows of a batch, and answers the calls that are complete.
     fn distribute_rows(&mut self, pieces: &[CallChunk], out: &[f32], width: usize, done: BatchResult) {
         let mut rest = out;
         for piece in pieces {
@@ -238,7 +236,7 @@ impl Dispatcher {
         }
     }
 
-    /// The batch of these pieces has failed: their calls may be repeated, all others go on.
+    /// Refuses the calls of a failed batch, which clients may repeat; all other calls continue.
     fn fail(&mut self, pieces: &[CallChunk], why: CallRefusal) {
         for piece in pieces {
             let Some(call) = self.calls.remove(&piece.id) else { continue };
@@ -254,7 +252,7 @@ impl Dispatcher {
         }
     }
 
-    /// What joined a pass that was not brought to its end has failed with it.
+    /// Refuses calls that joined a pass which did not reach its end.
     pub(super) fn give_up_joined(&mut self) {
         if self.joined.take().is_some() {
             let pieces = std::mem::take(&mut self.scratch.joined);
@@ -293,7 +291,7 @@ impl PassHooks for Dispatcher {
             return 0;
         }
         let now = self.clock.now();
-        // A pass gets at most twice as long: whoever waits for its tokens pays for the company.
+        // A pass gets at most twice as long, because clients that wait for its tokens pay for it.
         let room = x.rows().max(self.settings.batching.join_rows);
         let mut pieces = std::mem::take(&mut self.scratch.joined);
         self.batcher.join(now, call, room, &mut pieces);

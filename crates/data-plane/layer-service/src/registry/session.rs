@@ -1,4 +1,4 @@
-//! A session as its door holds it.
+//! A session, as its connection holds it.
 
 use std::sync::Arc;
 
@@ -19,16 +19,15 @@ use crate::{
     slab_charge::SlabReservation,
 };
 
-/// A session as its door knows it. Dropped, it is over: its place is free, and the hub forgets it.
+/// A session, as its connection holds it. Dropping it ends the session.
 #[derive(Debug)]
 pub struct RegisteredSession {
     pub(super) registry: Registry,
     pub(super) connection: ConnectionId,
     pub(super) facts: Arc<SessionFacts>,
     pub(super) account: Arc<SessionCounters>,
-    /// What its tenant may hold.
     pub(super) memory: ledger::MemoryAccount,
-    /// What the channel takes, until its memory is given back.
+    /// Memory of the channel, until it is freed.
     pub(super) slab: Option<SlabReservation>,
     pub(super) opened: SessionOpened,
 }
@@ -49,42 +48,42 @@ impl RegisteredSession {
         self.registry.0.hub.send(event).map_err(refuse)
     }
 
-    /// What the client is to be told.
+    /// Returns the limits that the client gets at opening.
     #[must_use]
     pub fn opened(&self) -> &SessionOpened {
         &self.opened
     }
 
-    /// Who it is.
+    /// Returns the identity of the session.
     #[must_use]
     pub fn facts(&self) -> &SessionFacts {
         &self.facts
     }
 
-    /// What it has used.
+    /// Returns the usage of the session.
     #[must_use]
     pub fn stats(&self) -> SessionStats {
         self.account.stats()
     }
 
-    /// The hub has let it go, or another connection has taken it over: hang up.
+    /// Whether the dispatcher closed the session or another connection resumed it; this one must then close.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.account.is_closed()
     }
 
-    /// Takes `bytes` of the tenant's quota for a message, best before its payload is read.
+    /// Reserves `bytes` of the tenant's quota for a message, preferably before its payload is read.
     ///
     /// # Errors
-    /// What the client is to be answered if the quota is used up.
+    /// Returns the refusal for the client if the quota is used up.
     pub fn reserve(&self, call: &CallHeader, bytes: u64) -> Result<MemoryReservation, ReplyHeader> {
         self.memory.charge(bytes).map_err(|_| self.refuse(call, CallStatus::Quota))
     }
 
-    /// Hands a remote call to the hub.
+    /// Sends a remote call to the dispatcher.
     ///
     /// # Errors
-    /// What the client is to be answered if it is not taken.
+    /// Returns the refusal for the client if the call is not accepted.
     pub fn call(&self, header: CallHeader, payload: Payload) -> Result<(), ReplyHeader> {
         if !self.account.begin_call(MAX_CALLS) {
             return Err(self.refuse(&header, CallStatus::Busy));
@@ -103,14 +102,14 @@ impl RegisteredSession {
         ReplyHeader::refusal(call, status, RETRY_MS)
     }
 
-    /// Makes a channel whose slab has at least so many bytes, instead of the one there was, and hands one end to the hub
-    /// once `give` has given the other to the client.
+    /// Creates a channel with a slab of at least `slab_bytes`, in place of an older one. Sends the executor's
+    /// end to the dispatcher after `give` has given the other end to the client.
     ///
-    /// For a moment both slabs are there; the quota counts the new one. That of a session that is over counts until its
-    /// memory is given back.
+    /// For a moment both slabs exist, but only the new one counts towards the quota. The slab of a closed
+    /// session counts until its memory is freed.
     ///
     /// # Errors
-    /// What the client is to be told.
+    /// Returns the refusal for the client.
     pub fn channel(
         &mut self,
         slab_bytes: u64,
@@ -128,7 +127,7 @@ impl RegisteredSession {
             })
             .and_then(|channel| give(&channel).map(|()| channel));
         let channel = made.inspect_err(|_| {
-            // Less than it holds, so it is given back.
+            // The old size is smaller, so this cannot fail.
             let _ = held.resize(before);
         })?;
         self.account.set_slab_bytes(geometry.slab_bytes);
@@ -140,7 +139,7 @@ impl RegisteredSession {
 
     fn hold_slab(&mut self, bytes: u64) -> Result<SlabReservation, SessionRefused> {
         let held = self.try_hold_slab(bytes).or_else(|_| {
-            // What the hub is done with may be what is missing.
+            // Discarded channels may hold the missing memory.
             self.registry.empty_discarded();
             self.try_hold_slab(bytes)
         });

@@ -1,4 +1,4 @@
-//! Listening, and what becomes of a connection: handshake, session.
+//! Listening for connections, and their tasks from handshake to session.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -20,10 +20,10 @@ use super::{
 use crate::{SessionTransport, tls};
 use ::security::socket;
 
-/// After an error that is not one connection's, such as too many open files.
+/// Pause after an error that does not belong to one connection, such as too many open files.
 const AFTER_ERROR: Duration = Duration::from_millis(100);
 
-/// Takes TLS connections for ever.
+/// Accepts TLS connections forever.
 pub(super) async fn tls(listener: TcpListener, acceptor: TlsAcceptor, shared: Arc<RemoteShared>) {
     loop {
         match listener.accept().await {
@@ -38,7 +38,7 @@ pub(super) async fn tls(listener: TcpListener, acceptor: TlsAcceptor, shared: Ar
     }
 }
 
-/// Takes connections of this user's own processes for ever.
+/// Accepts connections of this user's own processes forever.
 pub(super) async fn unix(listener: UnixListener, shared: Arc<RemoteShared>) {
     loop {
         match listener.accept().await {
@@ -57,7 +57,7 @@ pub(super) async fn unix(listener: UnixListener, shared: Arc<RemoteShared>) {
     }
 }
 
-/// Gives a connection a place among the handshakes and a task.
+/// Registers a connection as a handshake and starts its task.
 fn admit<F: Future<Output = ()> + Send + 'static>(
     shared: &Arc<RemoteShared>,
     serve: impl FnOnce(Handshake, Arc<RemoteShared>) -> F,
@@ -68,7 +68,6 @@ fn admit<F: Future<Output = ()> + Send + 'static>(
     shared.handshakes.register(number, task.abort_handle(), shared.settings.handshakes);
 }
 
-/// Who has come over TLS and been let in.
 enum AdmittedConnection<C> {
     Client(C),
     Gateway(Box<AdmittedGateway>),
@@ -111,7 +110,7 @@ fn arrival(
     Ok(ArrivedClient { transport: SessionTransport::Tls, certified: certified.transpose()? })
 }
 
-/// Everything before the session has one deadline.
+/// Runs `greeting` under the deadline of the handshake.
 async fn within<T>(
     shared: &RemoteShared,
     greeting: impl Future<Output = Result<T, HandshakeError>>,

@@ -1,4 +1,4 @@
-//! A session over ZeroMQ: calls go to the hub, answers come back, until one side has had enough.
+//! A session over ZeroMQ: calls go to the dispatcher, answers come back, until one side ends the session.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -28,19 +28,16 @@ use crate::{
     registry::{RegisteredSession, refused},
 };
 
-/// Longest control message of a client.
 pub(super) const MAX_CONTROL_BYTES: usize = 4 << 10;
 
-/// What a connection may have to know that is no message of its client.
+/// Changes that a connection must handle besides messages of its client.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct ConnectionUpdate {
-    /// Counts changes of the key file.
+    /// Number of changes of the key file.
     pub(super) keys: u64,
-    /// The executor is about to end.
     pub(super) is_draining: bool,
 }
 
-/// Why a session ended.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SessionEnd {
     #[error("the client closed it")]
@@ -64,13 +61,12 @@ pub(super) enum SessionEnd {
 }
 
 impl SessionEnd {
-    /// Whether the client did what no client of ours does.
+    /// Whether the client broke the protocol.
     pub(super) fn is_violation(&self) -> bool {
         matches!(self, Self::Zmtp(_) | Self::Header(_) | Self::Nonsense)
     }
 }
 
-/// A client that has been let in.
 #[derive(Debug)]
 pub(super) struct AdmittedClient {
     pub(super) session: RegisteredSession,
@@ -78,34 +74,32 @@ pub(super) struct AdmittedClient {
     pub(super) replies: mpsc::Receiver<Reply>,
 }
 
-/// One connection of a client.
 #[derive(Debug)]
 pub(super) struct Connection<S> {
     link: ZmtpLink<S>,
     client: AdmittedClient,
     shared: Arc<RemoteShared>,
     news: watch::Receiver<ConnectionUpdate>,
-    /// The rows of a call that has not come wholly.
+    /// Rows of a call whose message is incomplete.
     coming: IncomingRows,
-    /// Part of a blob that is being read; the client's next messages wait for it.
+    /// Read of a blob in progress; the client's next messages wait for it.
     fetch: Option<JoinHandle<FromLayers>>,
-    /// PINGs since something was heard.
+    /// Number of heartbeats since the last received byte.
     pings: u32,
     is_told_of_draining: bool,
 }
 
-/// Rows that are under way.
+/// State of rows that are being received.
 #[derive(Debug)]
 enum IncomingRows {
-    /// None whose call is known.
+    /// No header has arrived yet.
     Nothing,
-    /// There is room for them in the tenant's quota.
+    /// The rows are reserved in the tenant's quota.
     Charge(MemoryReservation),
-    /// There is none: the call was answered, and they are not kept.
+    /// The quota is used up: the call was refused, and its rows are dropped.
     Refused,
 }
 
-/// What [`Connection::wait`] has waited for.
 enum WaitOutcome {
     Reply(Option<Reply>),
     Moved(IoProgress),
@@ -122,7 +116,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         Self { link, client, shared, news, coming, fetch: None, pings: 0, is_told_of_draining: false }
     }
 
-    /// Serves until the session ends, and says why.
+    /// Serves until the session ends, and returns the reason.
     pub(super) async fn serve(mut self) -> SessionEnd {
         let ending = loop {
             match self.step().await {
@@ -131,7 +125,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             }
         };
         let Self { link, client, .. } = self;
-        // What the session held is free before the last word is said.
+        // The session's resources are freed before the last message is sent.
         drop(client);
         let revoked = matches!(ending, SessionEnd::Revoked)
             .then(|| FromLayers::Refused(refused(RefusalCode::Unauthenticated, REFUSED.to_owned())));
@@ -171,7 +165,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             biased;
             changed = news.changed() => match changed {
                 Ok(()) => Ok(WaitOutcome::News),
-                // The door has closed.
+                // The server has been dropped.
                 Err(_) => Err(SessionEnd::LetGo),
             },
             reply = client.replies.recv(), if has_room => Ok(WaitOutcome::Reply(reply)),
@@ -181,7 +175,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         }
     }
 
-    /// Answers that are there together are written together.
+    /// Queues all available answers, so that they are written together.
     fn answer(&mut self, first: Reply) {
         self.link.outbox.put_reply(first);
         while self.link.outbox.has_room()
@@ -202,7 +196,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         Ok(())
     }
 
-    /// Counts the rows of a call before they are there. What there is no room for is refused and not kept.
+    /// Reserves memory for a call's rows before they arrive; without quota the call is refused.
     fn make_room(&mut self) -> Result<(), SessionEnd> {
         let (IncomingRows::Nothing, Some((frames, bytes))) = (&self.coming, self.link.zmtp().under_way())
         else {
@@ -230,7 +224,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         let held = match std::mem::replace(&mut self.coming, IncomingRows::Nothing) {
             IncomingRows::Refused => return,
             IncomingRows::Charge(held) => Ok(held),
-            // It came at once.
+            // The whole message arrived at once.
             IncomingRows::Nothing => session.reserve(&header, bytes.len() as u64),
         };
         let taken = held.and_then(|held| session.call(header, Payload { bytes, held }));
@@ -272,18 +266,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         if self.link.outbox.has_room() && self.fetch.is_none() { Reading::On } else { Reading::Paused }
     }
 
-    /// When the client is to be looked after if nothing happens.
+    /// Returns when the client's liveness must be checked if nothing happens.
     fn next_look(&self) -> Instant {
         let RemoteSettings { ping_every, silence, stuck, .. } = self.shared.settings;
         let quiet = match self.reading() {
             Reading::On => self.link.heard_at() + silence.min(ping_every * (self.pings + 1)),
-            // Who is not listened to is not silent.
+            // A client that is not read from does not count as silent.
             Reading::Paused => Instant::now() + silence,
         };
         self.link.stuck_since().map_or(quiet, |since| quiet.min(since + stuck))
     }
 
-    /// Asks a silent client whether it is there, and gives up one that is not.
+    /// Sends a heartbeat to a silent client, and disconnects one that stays silent.
     fn check_liveness(&mut self) -> Result<(), SessionEnd> {
         let RemoteSettings { ping_every, silence, stuck, .. } = self.shared.settings;
         let now = Instant::now();
@@ -305,7 +299,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
 }
 
 impl RemoteShared {
-    /// Reads part of a blob where a disk may be waited for.
+    /// Reads part of a blob on a thread that may wait for the disk.
     fn fetch(&self, asked: &Fetch) -> JoinHandle<FromLayers> {
         let Fetch { blob, offset, bytes } = *asked;
         let blobs = Arc::clone(&self.blobs);
@@ -321,7 +315,7 @@ fn call_header(frame: &[u8]) -> Result<CallHeader, SessionEnd> {
     Ok(CallHeader::from_bytes(header)?)
 }
 
-/// Waits for a fetch; for ever if there is none.
+/// Waits for a fetch; forever if there is none.
 async fn ended(fetch: &mut Option<JoinHandle<FromLayers>>) -> FromLayers {
     match fetch {
         None => std::future::pending().await,

@@ -1,9 +1,10 @@
-//! Gateways of other hosts: they drive this executor through the TLS door, as one of this host does at its socket.
+//! Remote gateways, which use this executor over TLS as a local gateway uses its socket.
 //!
-//! A connection whose handshake asks for [`remote_executor::ALPN`](shmproto::remote_executor::ALPN) is a gateway's. Only a certificate whose name the settings list opens
-//! it: a gateway owns everything on an executor, so neither a key nor a tenant's certificate is enough. Whoever is let in
-//! gets a *tunnel*, which is joined to the executor's own socket (one protocol, one implementation of both ends), or
-//! brings an adapter's files (`adapter_files`).
+//! A connection whose handshake selects [`remote_executor::ALPN`](shmproto::remote_executor::ALPN) is a
+//! gateway's. Only a certificate with a name from the settings is accepted: a gateway has full control of an
+//! executor, so neither a key nor a tenant's certificate suffices. An accepted gateway gets a *tunnel* to the
+//! executor's own socket (one protocol, one implementation of both ends), or sends adapter files
+//! (`adapter_files`).
 
 mod adapter_files;
 
@@ -24,27 +25,25 @@ use tokio_rustls::server::TlsStream;
 use super::{RemoteShared, handshake::HandshakeError};
 use crate::tls;
 
-/// Connections of gateways at once: each gateway has a tunnel, and one connection more while it loads an adapter.
+/// Maximum number of gateway connections: each gateway has a tunnel, and another during a load.
 const MAX_CONNECTIONS: usize = 64;
-/// Bytes of a tunnel that are on their way through this process, each way.
 const TUNNEL_BYTES: usize = 64 << 10;
-/// How long a last word may take.
+/// Time limit for sending a refusal.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// Which gateways of other hosts are let in, and to what.
+/// Accepted gateways, and the resources that they may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GatewayAccess {
-    /// Names in their certificates.
+    /// Names in the certificates of accepted gateways.
     pub names: Vec<String>,
-    /// The executor's own socket.
+    /// Path of the executor's own socket.
     pub socket: PathBuf,
-    /// A directory of this door's own for files that are lent; what is in it is removed at start.
+    /// Directory for adapter files that gateways lend; emptied at start.
     pub lent: PathBuf,
-    /// Longest file of an adapter.
+    /// Maximum size of an adapter file.
     pub max_file_bytes: u64,
 }
 
-/// The door, and who is in.
 #[derive(Debug)]
 pub(super) struct Gateways {
     door: GatewayAccess,
@@ -52,14 +51,13 @@ pub(super) struct Gateways {
 }
 
 impl Gateways {
-    /// A door that nobody has come through yet.
+    /// Empties the directory of lent files, and admits gateways from now on.
     pub(super) fn open(door: GatewayAccess) -> io::Result<Self> {
         adapter_files::clear(&door.lent)?;
         Ok(Self { door, connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)) })
     }
 }
 
-/// A gateway that is let in, until its connection ends.
 #[derive(Debug)]
 pub(super) struct AdmittedGateway {
     stream: TlsStream<TcpStream>,
@@ -68,12 +66,11 @@ pub(super) struct AdmittedGateway {
     _connection: OwnedSemaphorePermit,
 }
 
-/// Whether it is a gateway's connection.
 pub(super) fn is_gateway(stream: &TlsStream<TcpStream>) -> bool {
     stream.get_ref().1.alpn_protocol() == Some(remote_executor::ALPN)
 }
 
-/// Who it is and what it asks for. Nothing else is touched before that is known.
+/// Reads the gateway's request and checks its certificate. Touches no other state before that.
 pub(super) async fn greet(
     mut stream: TlsStream<TcpStream>,
     shared: &RemoteShared,
@@ -111,7 +108,7 @@ impl Gateways {
 }
 
 impl AdmittedGateway {
-    /// Does what is asked until the connection ends.
+    /// Serves the request until the connection ends.
     pub(super) async fn serve(self, shared: &RemoteShared) {
         let Some(Gateways { door, .. }) = &shared.gateways else { return };
         let Self { stream, ask, name, _connection } = self;
@@ -127,7 +124,7 @@ impl AdmittedGateway {
     }
 }
 
-/// Carries bytes both ways. Each side may end its half.
+/// Copies bytes in both directions. Each side may end its half.
 async fn tunnel(mut stream: TlsStream<TcpStream>, door: &GatewayAccess, name: &str) -> io::Result<()> {
     let mut own = match UnixStream::connect(&door.socket).await {
         Ok(own) => own,
@@ -158,14 +155,14 @@ async fn reply(stream: &mut TlsStream<TcpStream>, answer: &RemoteReply) -> io::R
     stream.flush().await
 }
 
-/// Says why it ends. What the peer still sends is read, for a connection that is closed over unread bytes is reset, and the last
-/// word with it.
+/// Sends a refusal. Then reads what the peer still sends: closing a connection with unread bytes would reset
+/// it and lose the refusal.
 async fn refuse(mut stream: TlsStream<TcpStream>, why: String) {
     let last_word = async {
         reply(&mut stream, &RemoteReply::Refused(why)).await?;
         stream.shutdown().await?;
         tokio::io::copy(&mut stream, &mut tokio::io::sink()).await
     };
-    // A peer that is gone hears nothing.
+    // A peer that is gone does not get the refusal.
     let _ = timeout(FAREWELL, last_word).await;
 }

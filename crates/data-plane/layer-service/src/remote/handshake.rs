@@ -1,8 +1,9 @@
-//! The first seconds of a connection: who is there, and does it get a session.
+//! Handshake of a connection: authentication and opening of a session.
 //!
-//! A client says who it is with a certificate, with ZMTP's PLAIN (user `key`, the API key as password), or with the key
-//! in its [`SessionOpen`](shmproto::layer::control::SessionOpen). Whoever is not let in hears so as the answer to that, whichever way it came: libzmq cannot tell its
-//! user why a login was rejected, and nobody learns anything from how he is turned away. Without a key file, whoever reaches the door is the tenant `public`, or whom its certificate names.
+//! A client authenticates with a certificate, with ZMTP's PLAIN (user `key`, the API key as password), or
+//! with the key in its [`SessionOpen`](shmproto::layer::control::SessionOpen). A refusal is always the answer
+//! to that message: libzmq cannot report why a login was rejected, and the kind of refusal reveals nothing.
+//! Without a key file, a client is the tenant `public`, or the one that its certificate names.
 
 use std::{io, sync::Arc};
 
@@ -28,12 +29,11 @@ use crate::{
     registry::{MAX_CALLS, refused},
 };
 
-/// Who logs in with a key.
+/// ZMTP user name of a login with a key.
 const KEY_USER: &str = "key";
-/// Longest frame before a session is open.
+/// Maximum length of a frame before a session is open.
 const MAX_OPEN_BYTES: usize = 4 << 10;
 
-/// Why there is no session.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum HandshakeError {
     #[error("it took longer than {} s", .0.as_secs())]
@@ -56,17 +56,15 @@ pub(super) enum HandshakeError {
     Refused(String),
 }
 
-/// How somebody came to the door.
+/// Transport and certificate of a new connection.
 #[derive(Debug, Clone)]
 pub(super) struct ArrivedClient {
     pub(super) transport: SessionTransport,
-    /// Whom a certificate names.
     pub(super) certified: Option<Principal>,
 }
 
 impl RemoteShared {
-    /// Lets somebody in who shows this key, or none. A certificate stands for itself; a key beside it must be of the
-    /// same tenant.
+    /// Authenticates a client, by certificate or key; a key beside a certificate must be the same tenant's.
     fn admit(&self, arrival: &ArrivedClient, key: Option<&str>) -> Option<Principal> {
         let by_key = || self.authenticator.by_key(key.unwrap_or_default().as_bytes());
         match &arrival.certified {
@@ -116,7 +114,7 @@ pub(super) async fn greet<S: AsyncRead + AsyncWrite + Unpin>(
     }
 }
 
-/// The work is the same whatever is wrong with the login.
+/// Checks the login; the work is the same for every defect, to reveal nothing by its duration.
 fn log_in(login: &Login, arrival: &ArrivedClient, shared: &RemoteShared) -> Option<Principal> {
     shared.admit(arrival, Some(&login.password)).filter(|_| login.username == KEY_USER)
 }

@@ -1,5 +1,4 @@
-//! Connections that have not opened a session yet: so many and no more. A newcomer never waits for the idle: when all
-//! places are taken, whoever has had one longest must go.
+//! Connections without a session, limited in number: a new one closes the oldest, so idle ones never block.
 
 use std::{
     collections::BTreeMap,
@@ -8,7 +7,7 @@ use std::{
 
 use tokio::task::AbortHandle;
 
-/// Those without a session, by arrival.
+/// Connections without a session, by arrival.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Handshakes(Arc<Mutex<Pending>>);
 
@@ -18,7 +17,7 @@ struct Pending {
     present: BTreeMap<u64, AbortHandle>,
 }
 
-/// A place among them, free when dropped.
+/// Registration of one handshake, which ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct Handshake {
     all: Handshakes,
@@ -26,14 +25,13 @@ pub(super) struct Handshake {
 }
 
 impl Handshakes {
-    /// The place of somebody who arrives.
     pub(super) fn begin(&self) -> Handshake {
         let mut pending = self.pending();
         pending.arrivals += 1;
         Handshake { all: self.clone(), number: pending.arrivals }
     }
 
-    /// Notes the task that serves the place. If there are more than `most`, the oldest are ended.
+    /// Records the task of a handshake. If there are more than `most`, the oldest are aborted.
     pub(super) fn register(&self, number: u64, task: AbortHandle, most: usize) {
         let mut pending = self.pending();
         pending.present.insert(number, task);

@@ -1,4 +1,4 @@
-//! A connection that speaks ZMTP: bytes in, events out; messages in, bytes out. It never waits for one direction alone.
+//! A ZMTP connection, which turns bytes into events and messages into bytes, in both directions at once.
 
 use std::{
     io,
@@ -18,26 +18,23 @@ use tokio::{
 
 use super::send_queue::Outbox;
 
-/// How long a last word may take.
+/// Time limit for the last message.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// Which way bytes have gone.
+/// Direction in which bytes moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum IoProgress {
-    /// Some came.
     In,
-    /// Some went.
     Out,
     /// The peer sends no more.
     End,
 }
 
-/// Whether more is read.
+/// Whether bytes are received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reading {
-    /// Whatever comes is read.
     On,
-    /// Not before what there is has been dealt with.
+    /// No bytes are received until earlier messages are handled.
     Paused,
 }
 
@@ -46,11 +43,10 @@ pub(super) struct ZmtpLink<S> {
     stream: S,
     zmtp: ZmtpServer,
     pub(super) outbox: Outbox,
-    /// Written, but perhaps still in a buffer of the stream.
+    /// Whether written bytes may still be in a buffer of the stream.
     is_unflushed: bool,
-    /// When bytes last came.
     heard_at: Instant,
-    /// Since when the peer has taken nothing of what waits for it.
+    /// Time since when the peer has taken none of the waiting bytes.
     stuck_since: Option<Instant>,
 }
 
@@ -78,12 +74,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ZmtpLink<S> {
         self.stuck_since
     }
 
-    /// What the peer has sent, as far as it is there.
     pub(super) fn next_event(&mut self) -> Result<Option<ZmtpEvent>, ZmtpError> {
         self.zmtp.next_event()
     }
 
-    /// Waits until bytes have moved, or the peer has closed. Nothing is lost if the wait is given up.
+    /// Waits until bytes have moved or the peer has closed. Cancelling the wait loses nothing.
     pub(super) async fn moved(&mut self, reading: Reading) -> io::Result<IoProgress> {
         std::future::poll_fn(|context| self.poll_moved(context, reading)).await
     }
@@ -108,9 +103,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ZmtpLink<S> {
         Poll::Ready(Ok(count))
     }
 
-    /// Writes what can be written; whether that was anything.
+    /// Writes what can be written; true if that was anything.
     fn poll_out(&mut self, context: &mut Context<'_>) -> io::Result<bool> {
-        // What the codec has to say of itself goes between whole messages.
+        // The protocol's own bytes go between whole messages.
         if !self.zmtp.outgoing().is_empty() && self.outbox.has_room() {
             let own = self.zmtp.outgoing().to_vec();
             self.zmtp.sent(own.len());
@@ -143,7 +138,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ZmtpLink<S> {
         }
     }
 
-    /// Says a last word, if the peer takes it soon, and closes.
+    /// Sends a last message, if the peer takes it within the time limit, and closes.
     pub(super) async fn farewell(mut self, message: Option<&FromLayers>) {
         if let Some(message) = message {
             self.outbox.put_control(message);
@@ -154,7 +149,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ZmtpLink<S> {
             }
             self.stream.shutdown().await
         };
-        // A peer that is gone hears nothing.
+        // A peer that is gone does not get the message.
         let _ = timeout(FAREWELL, close).await;
     }
 }

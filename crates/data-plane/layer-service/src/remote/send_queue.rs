@@ -1,4 +1,4 @@
-//! Messages on their way to a client: in order, each written whole, none copied.
+//! Queue of messages to a client: written in order and completely, without copies.
 
 use std::{collections::VecDeque, io::IoSlice};
 
@@ -10,15 +10,14 @@ use shmproto::{
 
 use crate::event_queue::{Payload, Reply};
 
-/// Messages that wait at most; a client that lets more come together is not read from until it has taken some.
+/// Number of waiting messages from which on a client is not read from.
 const MAX_MESSAGES: usize = 64;
 
-/// A message as it travels.
 #[derive(Debug)]
 struct OutgoingMessage {
-    /// Everything but the rows.
+    /// All bytes but the rows.
     head: Vec<u8>,
-    /// The rows; their bytes are given back to the tenant's quota once they are written.
+    /// Rows, whose bytes return to the tenant's quota when they are written.
     rows: Option<Payload>,
 }
 
@@ -32,11 +31,10 @@ impl OutgoingMessage {
     }
 }
 
-/// The messages of a connection that are not written yet.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     messages: VecDeque<OutgoingMessage>,
-    /// Bytes of the first one that are written.
+    /// Written bytes of the first message.
     written: usize,
 }
 
@@ -45,12 +43,11 @@ impl Outbox {
         self.messages.is_empty()
     }
 
-    /// Whether another message may be made. What is under way already may still be put in.
+    /// Whether new messages may be created. Messages already in progress may still be added.
     pub(super) fn has_room(&self) -> bool {
         self.messages.len() < MAX_MESSAGES
     }
 
-    /// Bytes as they are.
     pub(super) fn put_bytes(&mut self, head: Vec<u8>) {
         self.messages.push_back(OutgoingMessage { head, rows: None });
     }
@@ -73,7 +70,7 @@ impl Outbox {
         self.messages.push_back(OutgoingMessage { head, rows });
     }
 
-    /// What is left of the first message.
+    /// Returns the unwritten rest of the first message.
     pub(super) fn first(&self) -> Option<[IoSlice<'_>; 2]> {
         let message = self.messages.front()?;
         let head = self.written.min(message.head.len());
@@ -81,7 +78,7 @@ impl Outbox {
         Some([IoSlice::new(&message.head[head..]), IoSlice::new(&message.rows()[rows..])])
     }
 
-    /// So many bytes of the first message were written.
+    /// Records that `bytes` bytes of the first message were written.
     pub(super) fn wrote(&mut self, bytes: usize) {
         self.written += bytes;
         if self.messages.front().is_some_and(|message| self.written >= message.bytes()) {

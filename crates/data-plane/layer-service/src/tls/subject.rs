@@ -1,4 +1,4 @@
-//! The common name of a certificate's subject, by a walk along the DER that reads nothing else.
+//! The common name of a certificate's subject, from a walk along the DER that reads nothing else.
 //!
 //! ```text
 //! Certificate     SEQUENCE { TBSCertificate SEQUENCE {
@@ -6,7 +6,7 @@
 //! subject         SEQUENCE OF SET OF SEQUENCE { OID, text }
 //! ```
 //!
-//! It is called with certificates that the handshake has verified; bytes that are none give no name all the same.
+//! The input is a certificate that the handshake has verified; other bytes give no name and no panic.
 
 use rustls_pki_types::CertificateDer;
 
@@ -15,14 +15,14 @@ const SET: u8 = 0x31;
 const OBJECT_ID: u8 = 0x06;
 const UTF8_STRING: u8 = 0x0c;
 const PRINTABLE_STRING: u8 = 0x13;
-/// `[0]`, constructed.
+/// The tag `[0]`, constructed.
 const VERSION: u8 = 0xa0;
-/// 2.5.4.3.
+/// The object identifier 2.5.4.3.
 const COMMON_NAME: &[u8] = &[0x55, 0x04, 0x03];
 /// Serial, algorithm, issuer, validity.
 const BEFORE_SUBJECT: usize = 4;
 
-/// The common name of the subject, if there is exactly one.
+/// Returns the common name of the subject, if there is exactly one.
 #[must_use]
 pub fn common_name<'a>(certificate: &'a CertificateDer<'_>) -> Option<&'a str> {
     let (whole, _) = tagged(SEQUENCE, certificate)?;
@@ -57,7 +57,7 @@ fn text_of(bytes: &[u8]) -> Option<&str> {
     std::str::from_utf8(value).ok()
 }
 
-/// A tag, its value, and what follows.
+/// A DER element and the bytes after it.
 struct Element<'a> {
     tag: u8,
     value: &'a [u8],
@@ -68,7 +68,7 @@ fn tagged(tag: u8, bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     element(bytes).filter(|element| element.tag == tag).map(|element| (element.value, element.rest))
 }
 
-/// Lengths of up to three bytes are read: no certificate of a handshake is longer.
+/// Reads one element. Lengths of up to three bytes suffice, because no certificate of a handshake is longer.
 fn element(bytes: &[u8]) -> Option<Element<'_>> {
     let (&tag, bytes) = bytes.split_first()?;
     let (&length, bytes) = bytes.split_first()?;

@@ -1,4 +1,4 @@
-//! LoRAs by the names of their layers, for whatever base: what tools look at, compare and merge that have no base at hand.
+//! LoRAs by layer name, without a base: for tools that inspect, compare and merge adapters.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -21,54 +21,53 @@ use crate::sources::hf_names::EMBEDDING;
 /// A LoRA or DoRA in PEFT's format.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NamedLora {
-    /// `base_model_name_or_path` of its configuration.
+    /// Value of `base_model_name_or_path` in the configuration.
     pub base_model: Option<String>,
-    /// Its configuration, as it is written.
+    /// The configuration as written in its file.
     pub options: Map<String, Value>,
-    /// What it changes, by the layers' names.
+    /// Changes of linear layers, by layer name.
     pub modules: BTreeMap<String, NamedModule>,
-    /// It applies only from where it is invoked.
     is_activated: bool,
 }
 
-/// What it does to a linear layer.
+/// The change of one linear layer: `scale * B A`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NamedModule {
-    /// Rows of A.
+    /// Number of rows of A.
     pub rank: usize,
-    /// What both factors are multiplied with.
+    /// Factor of the product `B A`.
     pub scale: f32,
-    /// Input features.
+    /// Number of input features.
     pub inputs: usize,
-    /// Output features.
+    /// Number of output features.
     pub outputs: usize,
-    /// `[rank, in]`.
+    /// Matrix A, shape `[rank, in]`.
     pub a: Vec<f32>,
-    /// `[out, rank]`.
+    /// Matrix B, shape `[out, rank]`.
     pub b: Vec<f32>,
-    /// `[out]`, of a DoRA.
+    /// Magnitudes of a DoRA, shape `[out]`.
     pub magnitude: Option<Vec<f32>>,
-    /// How its numbers are stored: F32 if one of them is.
+    /// Stored element type; F32 if the matrices' types differ.
     pub kind: TensorType,
 }
 
-/// Why adapters were not merged.
+/// Reasons why adapters were not merged.
 #[derive(Debug, thiserror::Error)]
 pub enum MergeError {
-    /// They do not add up.
+    /// The adapters do not add up.
     #[error(transparent)]
     Sum(#[from] AdapterMergeError),
-    /// One has a layer that another has in another shape.
+    /// Two adapters have different shapes for one layer.
     #[error("`{module}` is {one:?} in one of them and {other:?} in another: they are not for the same base")]
     Shape {
-        /// The layer.
+        /// Name of the layer.
         module: String,
-        /// `[out, in]`.
+        /// Shape in the first adapter, `[out, in]`.
         one: [usize; 2],
-        /// The same.
+        /// Shape in the other adapter, `[out, in]`.
         other: [usize; 2],
     },
-    /// What came of it cannot be written.
+    /// The merged adapter cannot be written.
     #[error(transparent)]
     Write(#[from] WriteError),
 }
@@ -77,7 +76,7 @@ impl NamedLora {
     /// Reads the adapter in `directory`.
     ///
     /// # Errors
-    /// If anything is missing, broken, not supported, or it is no LoRA or DoRA.
+    /// A part of the adapter is missing, broken or unsupported, or the adapter is neither a LoRA nor a DoRA.
     pub fn read(directory: &Path) -> Result<Self, AdapterError> {
         let (config, weights) = read_files(directory)?;
         let config_path = directory.join(CONFIG_FILE);
@@ -115,7 +114,7 @@ impl NamedLora {
         Ok(Self { base_model, options: written, modules, is_activated })
     }
 
-    /// The sum of several, each times its weight: exactly what they are together in a request.
+    /// Returns the weighted sum of `parts`, which equals exactly what a request computes with all of them.
     ///
     /// # Errors
     /// See [`MergeError`].
@@ -138,10 +137,10 @@ impl NamedLora {
         Ok(Self { base_model, options, modules, is_activated: false })
     }
 
-    /// Writes it as a directory of PEFT's, which must not exist.
+    /// Writes the adapter as a PEFT directory at `path`, which must not exist.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The directory cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), WriteError> {
         let options = serde_json::to_vec_pretty(&self.options).expect("JSON can be written to memory");
         let tensors: Vec<NamedTensor<'_>> =
@@ -161,13 +160,13 @@ impl NamedModule {
         Ok(Self { rank, scale, inputs, outputs, a, b, magnitude, kind })
     }
 
-    /// Its factors.
+    /// Returns the low-rank factors of the change.
     #[must_use]
     pub fn factors(&self) -> Factors<'_> {
         Factors { rank: self.rank, scale: self.scale, a: &self.a, b: &self.b }
     }
 
-    /// The sum of the products of all numbers of `s B A` with those of another: its square with itself. Both are of one shape.
+    /// Returns the Frobenius inner product of `s B A` with that of `other`, which has the same shape.
     #[must_use]
     pub fn inner(&self, other: &Self) -> f64 {
         let [a, b] = [
@@ -178,13 +177,14 @@ impl NamedModule {
         f64::from(self.scale) * f64::from(other.scale) * sum
     }
 
-    /// The norm of `s B A` (Frobenius).
+    /// Returns the Frobenius norm of `s B A`.
     #[must_use]
     pub fn norm(&self) -> f64 {
         self.inner(self).max(0.0).sqrt()
     }
 
-    /// The norm of the difference of two of one shape; 0 of equals, and else as exact as rounded numbers of 64 bits allow.
+    /// Returns the Frobenius norm of the difference to `other`, which has the same shape. Equal factors give
+    /// 0; otherwise the result is as exact as 64-bit rounding allows.
     #[must_use]
     pub fn distance(&self, other: &Self) -> f64 {
         if self.factors() == other.factors() {
@@ -237,13 +237,13 @@ fn merged(name: &str, parts: &[(&NamedModule, f32)]) -> Result<NamedModule, Merg
     Ok(NamedModule { rank, scale, a, b, magnitude: None, kind, inputs: first.inputs, outputs: first.outputs })
 }
 
-/// What all of them are, or else F32, which holds every number.
+/// Returns the common type, or F32, which holds the values of every type.
 fn same(mut kinds: impl Iterator<Item = TensorType>) -> TensorType {
     let first = kinds.next().unwrap_or(TensorType::F32);
     if kinds.all(|kind| kind == first) { first } else { TensorType::F32 }
 }
 
-/// The configuration of these modules: ranks and alphas of all but the most frequent by name.
+/// Returns the configuration of `modules`, with patterns for all but the most frequent ranks and alphas.
 fn options(base_model: Option<&str>, modules: &BTreeMap<String, NamedModule>) -> Map<String, Value> {
     let alpha = |module: &NamedModule| f64::from(module.scale) * module.rank as f64;
     let rank = most_frequent(modules.values().map(|module| module.rank)).unwrap_or(1);
@@ -273,7 +273,7 @@ fn options(base_model: Option<&str>, modules: &BTreeMap<String, NamedModule>) ->
     }
 }
 
-/// The product of each of `ones` with each of `others`.
+/// Returns the dot products of each vector of `ones` with each of `others`.
 fn product(ones: &[Vec<f64>], others: &[Vec<f64>]) -> Vec<f64> {
     let dot = |one: &[f64], other: &[f64]| one.iter().zip(other).map(|(x, y)| x * y).sum();
     ones.iter().flat_map(|one| others.iter().map(move |other| dot(one, other))).collect()

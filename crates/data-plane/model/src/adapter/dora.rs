@@ -1,8 +1,8 @@
-//! DoRA: a LoRA whose layers have a magnitude for each output beside.
+//! DoRA: a LoRA with a magnitude for each output of a layer.
 //!
-//! `y = m / |W + s B A| * (W + s B A) x + bias`, where `|.|` is the norm of each row. With `g = m / |W + s B A|` this is
-//! `g * (W x) + bias + s (g B) A x`: the base's outputs are scaled, and the rest is a LoRA. So whoever serves it needs the base's
-//! weights once, when it is loaded, and no pass knows of it.
+//! `y = m / |W + s B A| * (W + s B A) x + bias`, where `|.|` is the norm of each row. With `g = m / |W + s B
+//! A|` this is `g * (W x) + bias + s (g B) A x`: the base's outputs are scaled, and the rest is a LoRA. A
+//! load needs the base's weights once; the forward pass does not know of DoRA.
 
 use super::method::{Adapter, DoraAdapter, LoraModule, MethodWeights, ScaleVector, ScaledSide, Scales};
 use crate::{
@@ -13,42 +13,42 @@ use crate::{
 /// Decodes a row of a weight into a buffer of its length.
 type ReadRow<'a> = Box<dyn Fn(usize, &mut [f32]) + 'a>;
 
-/// A linear layer of the base whose weights are at hand.
+/// A linear layer of the base with access to its weights.
 #[allow(missing_debug_implementations, reason = "there is nothing to say of a function")]
 pub struct BaseLayer<'a> {
-    /// Writes a row of `[out, in]`.
+    /// Writes one row of the weights, `[out, in]`.
     pub read_row: ReadRow<'a>,
-    /// `[out]`.
+    /// Bias of the layer, shape `[out]`.
     pub bias: Option<&'a [f32]>,
 }
 
-/// Why a DoRA cannot be served.
+/// Reasons why a DoRA cannot be served.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DoraError {
-    /// The weights it scales are not at hand.
+    /// The base's weights of a layer are not in host memory.
     #[error(
         "it is a DoRA (`use_dora`), which needs the base's own weights of `{module}`, and these are not in the host's memory: \
          raise --resident-weight-bytes, or serve it from a base on the CPU"
     )]
     NoWeights {
-        /// The layer.
+        /// Name of the layer.
         module: String,
     },
-    /// A row that is nothing has no direction.
+    /// A zero row has no direction to scale.
     #[error(
         "`{module}`: row {row} of base and adapter together is zero, so nothing can have its direction; \
          the training went wrong"
     )]
     NoDirection {
-        /// The layer.
+        /// Name of the layer.
         module: String,
-        /// The row.
+        /// Index of the zero row.
         row: usize,
     },
 }
 
 impl DoraAdapter {
-    /// What it is over a base of this shape: a LoRA, and what the base's outputs are scaled with. `layer` finds the base's layers.
+    /// Returns a LoRA and output scales over a base of shape `config`, whose layers `layer` finds.
     ///
     /// # Errors
     /// See [`DoraError`].
@@ -67,7 +67,7 @@ impl DoraAdapter {
             let values = gains(module, magnitude, inputs, &base)
                 .map_err(|row| DoraError::NoDirection { module: name(), row })?;
             if let Some(bias) = base.bias {
-                // A bias is not scaled: what of it is, is taken back.
+                // The gain scales the bias as well, so an offset restores the bias.
                 offsets.push((
                     place,
                     bias.iter().zip(&values).map(|(bias, gain)| bias * (1.0 - gain)).collect(),
@@ -87,7 +87,7 @@ impl DoraAdapter {
     }
 }
 
-/// `m / |W + s B A|`, row by row; else a row that is zero.
+/// Returns `m / |W + s B A|` for each row, or the index of a row that is zero.
 fn gains(
     module: &LoraModule,
     magnitude: &[f32],

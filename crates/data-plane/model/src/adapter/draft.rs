@@ -1,19 +1,19 @@
-//! A draft adapter: the base's first layers, adapted to guess what all of them will say.
+//! A draft adapter: a LoRA with which the base's first layers predict the tokens of all layers.
 //!
-//! It is a LoRA in PEFT's format. Its configuration says beside how many layers it is for, `"holobiont_draft": {"layers": K}`;
-//! its weights may hold a *shortlist*, `draft.shortlist` (I64 `[n]`, ascending): the tokens it guesses among. Low-rank factors of the head are
-//! over the whole vocabulary in the file, and whoever serves it takes the rows that are on the list.
+//! The files have PEFT's format. The configuration names the number of layers, `"holobiont_draft": {"layers":
+//! K}`. The weights may hold a *shortlist* of predictable tokens, `draft.shortlist` (I64 `[n]`, ascending).
+//! The head's factors cover the whole vocabulary in the file; the executor takes the listed rows.
 
 use std::sync::Arc;
 
 use super::{error::AdapterError, method::DraftShape, options::ConfigOptions, weight_file::WeightFile};
 use crate::shape::config::ModelConfig;
 
-/// The option that makes a LoRA a draft, and what it holds.
+/// Option that makes a LoRA a draft adapter, with its only key.
 const OPTION: &str = "holobiont_draft";
 const LAYERS: &str = "layers";
 
-/// The layers that `options` say, if they make a draft for a base of so many.
+/// Takes the number of draft layers from `options`, or `None` without the option.
 pub(super) fn take_layers(
     options: &mut ConfigOptions<'_>,
     base_layers: usize,
@@ -27,7 +27,7 @@ pub(super) fn take_layers(
     }
 }
 
-/// What of the base a draft of so many layers computes: with the shortlist that is taken out of `weights`, if there is one.
+/// Returns the shape of a draft of `layers` layers, with the shortlist taken from `weights`.
 pub(super) fn take_shape(
     weights: &mut WeightFile<'_>,
     model: &ModelConfig,
@@ -44,7 +44,7 @@ pub(super) fn take_shape(
     Ok(DraftShape { layers, shortlist: shortlist.transpose()? })
 }
 
-/// The ids, if they are some, ascend, and are of the vocabulary; else the first that is wrong.
+/// Returns the ids if they are ascending tokens of the vocabulary and not empty, else the first bad entry.
 fn check(ids: &[i64], vocab_size: usize) -> Result<Arc<[u32]>, (usize, i64)> {
     let mut least = 0;
     let mut checked = Vec::with_capacity(ids.len());

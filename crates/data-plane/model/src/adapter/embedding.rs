@@ -1,29 +1,29 @@
-//! LoRA of the token embedding, as PEFT has it: a column of A and all of B for each token.
+//! LoRA of the token embedding, as PEFT stores it: a column of A for each token, and all of B.
 
-/// `embedding += scale * B a`, where `a` is the token's column of A.
+/// Low-rank factors of the embedding: `embedding += scale * B a`, where `a` is the token's column of A.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EmbeddingFactors {
     rank: usize,
     scale: f32,
-    /// `[vocab, rank]`.
+    /// A transposed, shape `[vocab, rank]`.
     a: Vec<f32>,
-    /// `[rank, hidden]`.
+    /// B transposed, shape `[rank, hidden]`.
     b: Vec<f32>,
 }
 
 impl EmbeddingFactors {
-    /// Of A, `[rank, vocab]`, and B, `[hidden, rank]`.
+    /// Transposes A, `[rank, vocab]`, and B, `[hidden, rank]`.
     pub(super) fn new(rank: usize, scale: f32, a: &[f32], b: &[f32]) -> Self {
         Self { rank, scale, a: transposed(a, rank), b: transposed(b, b.len() / rank) }
     }
 
-    /// Rows of A.
+    /// Returns the number of rows of A.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// What it adds to the embedding of `token`: `[hidden]`.
+    /// Returns the addend to the embedding of `token`, shape `[hidden]`.
     ///
     /// # Panics
     /// If the vocabulary has no such token.
@@ -38,14 +38,13 @@ impl EmbeddingFactors {
         sums
     }
 
-    /// Bytes of all numbers.
+    /// Returns the bytes of both matrices.
     #[must_use]
     pub fn bytes(&self) -> usize {
         size_of_val(&self.a[..]) + size_of_val(&self.b[..])
     }
 }
 
-/// Columns as rows, of a matrix of so many rows.
 fn transposed(matrix: &[f32], rows: usize) -> Vec<f32> {
     let columns = matrix.len() / rows;
     (0..columns).flat_map(|column| matrix.iter().skip(column).step_by(columns).copied()).collect()

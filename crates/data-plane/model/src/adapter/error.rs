@@ -1,4 +1,4 @@
-//! Why an adapter is refused.
+//! Reasons for refusing an adapter.
 
 use std::{
     io,
@@ -11,323 +11,323 @@ use model_files::gguf::GgufError;
 use super::{limits, patterns::is_tail};
 use crate::sources::{hf_names::EMBEDDING, safetensors::file::SafetensorsFormatError};
 
-/// Why an adapter is refused.
+/// Reasons for refusing an adapter.
 #[derive(Debug, thiserror::Error)]
 pub enum AdapterError {
     /// A file could not be read.
     #[error("cannot read {}: {source}; an adapter is a directory with adapter_config.json and adapter_model.safetensors, or a GGUF file", path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// Weights in a format that can run code when it is read.
+    /// The weights have a format that can run code on loading.
     #[error("{} is a pickle file, which is never read; save the adapter as safetensors", path.display())]
     Pickle {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// A file that is no adapter at all.
+    /// The path holds no adapter at all.
     #[error("{} is no adapter; give a PEFT directory or a GGUF adapter", path.display())]
     NotAnAdapter {
-        /// The file or directory.
+        /// Path of the file or directory.
         path: PathBuf,
     },
     /// The files changed while they were read.
     #[error("{} changed while it was read; load the adapter again once it is written", path.display())]
     Changing {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
     },
     /// The configuration is not JSON.
     #[error("{} is not a usable configuration: {source}; save the adapter again", path.display())]
     Json {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// Error of the JSON parser.
         source: serde_json::Error,
     },
-    /// The configuration asks for something that is not supported.
+    /// The configuration asks for an unsupported feature.
     #[error("{}: `{option}` is {value}, which is not supported; train the adapter as plain LoRA, IA3 or prefix tuning", path.display())]
     Unsupported {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The option.
+        /// Name of the option.
         option: String,
-        /// Its value, shortened.
+        /// The option's value, shortened.
         value: String,
     },
-    /// An adapter of a model that does something else than text and embeddings.
+    /// The task is neither text generation nor embeddings.
     #[error("{}: `task_type` is {value}, and adapters for text (CAUSAL_LM) and embeddings (FEATURE_EXTRACTION) are served; train it for one of these", path.display())]
     Task {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Its value, shortened.
+        /// The option's value, shortened.
         value: String,
     },
-    /// An initialization that took from the base's weights what it gave to the adapter.
+    /// The initialization subtracted the adapter's initial weights from the base's weights.
     #[error(
         "{}: `init_lora_weights` is {value}, so the adapter was trained on base weights that were changed; save it for the base as it is (in PEFT: save_pretrained(..., path_initial_model_for_weight_conversion=DIR), where DIR is the adapter as it was saved before training)", path.display())]
     ChangedBase {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Its value, shortened.
+        /// The option's value, shortened.
         value: String,
     },
-    /// An option is missing or makes no sense.
+    /// An option is missing or has an invalid value.
     #[error("{}: `{option}` {problem}; correct the configuration", path.display())]
     Option {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The option.
+        /// Name of the option.
         option: String,
-        /// What is wrong with it.
+        /// Defect of the option.
         problem: String,
     },
     /// The weight file is broken.
     #[error("{} is not a usable safetensors file: {source}; save the adapter again", path.display())]
     Weights {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// Error of the safetensors parser.
         source: SafetensorsFormatError,
     },
     /// The GGUF file is broken.
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// A tensor that is nothing of a linear layer of the base model.
+    /// A tensor belongs to no linear layer of the base model.
     #[error("{}: tensor `{tensor}` changes nothing that the base model lets an adapter change; save the adapter without it", path.display())]
     UnknownTensor {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
     },
-    /// A copy of weights of the base that may or may not equal those of the base that is served: of a linear layer, or of the embedding or
-    /// head where the other is the adapter's own.
+    /// A tensor is an unrequested copy of base weights, which may differ from the served base's. The copy is
+    /// of a linear layer, or of the embedding or head where the adapter replaces only the other.
     #[error(
         "{}: tensor `{tensor}` is a copy of the base model's weights that the configuration does not ask for; name its layer in `modules_to_save`, or save the adapter without it (in PEFT: save_pretrained(..., save_embedding_layers=False))", path.display())]
     BaseCopy {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
     },
-    /// An embedding or head for more or fewer tokens than the base has.
+    /// The embedding or head has another number of tokens than the base.
     #[error(
         "{}: tensor `{tensor}` has {found} rows, and the base model has a vocabulary of {rows} tokens: the adapter was trained on a vocabulary that was resized; train it on the base as it is, with tokens that the base has", path.display())]
     ResizedVocabulary {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The tensor.
+        /// Vocabulary size of the base.
         tensor: String,
-        /// Tokens of the base.
+        /// Number of rows of the tensor.
         rows: usize,
         /// Rows of the tensor.
         found: usize,
     },
-    /// No tensor has a name that layers of language models have.
+    /// No tensor has the name of a language model's layer.
     #[error(
         "{}: tensor `{tensor}` is named like no layer of the base model, and neither is any other; names are expected as in `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`: rename them, or name the model that the adapter is for", path.display())]
     ForeignNames {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The first of its tensors.
+        /// Name of the first tensor.
         tensor: String,
     },
     /// Tensors of one file are named after different models.
     #[error(
         "{}: the name of tensor `{tensor}` has another beginning than those of other layers, so they are of different models; save the adapter of one", path.display())]
     MixedNames {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
     },
-    /// More comes of it than an adapter may have.
+    /// The layers need more memory than an adapter may use.
     #[error("{}: its layers come to more than {limit} bytes, which no adapter may have; lower `r`, or adapt fewer layers", path.display())]
     TooLarge {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The limit.
+        /// The limit in bytes.
         limit: u64,
     },
-    /// Low-rank factors of the token embedding, of what is no plain LoRA.
+    /// The embedding has low-rank factors in an adapter that is no plain LoRA.
     #[error("{}: tensor `{tensor}` adapts the token embedding, which only a plain LoRA for answers may; train the adapter without it among `target_modules`", path.display())]
     Embedding {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
     },
-    /// Low-rank factors of what the adapter has a copy of its own of.
+    /// A module has both low-rank factors and a saved copy.
     #[error("{}: tensor `{tensor}` adapts what `modules_to_save` has a copy of, which is one or the other; name the layer in one of `target_modules` and `modules_to_save`", path.display())]
     AdaptedCopy {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
     },
-    /// There is no memory for a copy of the base's weights.
+    /// There is no memory for the copy of base weights.
     #[error("{}: tensor `{tensor}` cannot be kept: {source}; free memory, or save it in 16 bits", path.display())]
     Pack {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// What is wrong.
+        /// Error of the packing function.
         source: PackError,
     },
-    /// Changes of an expert, or of what sends rows to them.
+    /// A tensor adapts an expert or a router.
     #[error("{}: tensor `{tensor}` adapts an expert or a router, which is not supported; train the adapter on attention (q_proj, k_proj, v_proj, o_proj)", path.display())]
     Expert {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
     },
-    /// Low-rank factors of tensors that are no linear layers to PEFT: those of experts.
+    /// The configuration adapts parameters that PEFT does not treat as linear layers: those of experts.
     #[error("{}: `target_parameters` is {value}, and experts cannot be adapted; train the adapter on attention (q_proj, k_proj, v_proj, o_proj)", path.display())]
     Parameters {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Its value, shortened.
+        /// The option's value, shortened.
         value: String,
     },
-    /// A tensor that another one already stood for.
+    /// Two tensors describe the same weights.
     #[error("{}: tensors `{tensor}` and `{other}` stand for the same weights, which so are there twice; save the adapter again", path.display())]
     Duplicate {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// The one that stood for the same.
+        /// Name of the earlier tensor.
         other: String,
     },
-    /// The configuration does not target a layer that the weights adapt.
+    /// The weights adapt a layer that the configuration does not target.
     #[error("{}: there are weights for `{module}`, which `target_modules` does not select; configuration and weights do not belong together", path.display())]
     NotTargeted {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The layer.
+        /// Name of the layer.
         module: String,
     },
-    /// The configuration targets a layer that the weights do not adapt, or by halves.
+    /// A targeted layer has no weights, or only one of its factors.
     #[error("{}: tensor `{tensor}` is missing{}; save the adapter again", path.display(), foreign.as_deref().map(but_foreign).unwrap_or_default())]
     Missing {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// A tensor that is there, and named like no layer of a language model.
+        /// Name of a present tensor that fits no layer of a language model.
         foreign: Option<String>,
     },
-    /// A tensor of another shape than base model and configuration call for.
+    /// A tensor's shape differs from that required by base model and configuration.
     #[error("{}: tensor `{tensor}` has the shape {found:?} where {expected:?} is expected; the adapter is not for this base model", path.display())]
     Shape {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// `[rows, cols]`.
+        /// Required shape, `[rows, cols]`.
         expected: [usize; 2],
-        /// As stored.
+        /// Stored shape of the tensor.
         found: Vec<usize>,
     },
-    /// A rank of 0, or beyond [`limits::MAX_RANK`].
+    /// The rank is 0 or above [`limits::MAX_RANK`].
     #[error("{}: `{module}` has rank {rank}, and ranks from 1 to {} are supported", path.display(), limits::MAX_RANK)]
     Rank {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The layer.
+        /// Name of the layer.
         module: String,
-        /// The rank.
+        /// Rank of the layer.
         rank: usize,
     },
-    /// A weight that is not a number, or infinite.
+    /// A weight is infinite or not a number.
     #[error("{}: tensor `{tensor}` has the value {value} at element {index}; the training went wrong", path.display())]
     NotFinite {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// Which element.
+        /// Index of the element in its tensor.
         index: usize,
-        /// NaN or an infinity.
+        /// The value: NaN or an infinity.
         value: f32,
     },
-    /// A draft that computes nothing of the base, or more than there is.
+    /// The draft has no layers, or more than the base.
     #[error("{}: a draft of {layers} layers cannot be: the base has {base_layers}, of which it computes the first, 1 at least", path.display())]
     DraftLayers {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What it says.
+        /// Number of layers in the configuration.
         layers: usize,
-        /// Layers of the base.
+        /// Number of layers of the base.
         base_layers: usize,
     },
-    /// A layer that a draft adapts and does not compute.
+    /// A draft adapts a layer that it does not compute.
     #[error("{}: there are weights for `{module}`, and the draft computes the first {layers} layers only; save it without them", path.display())]
     BeyondDraft {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The layer.
+        /// Name of the layer.
         module: String,
-        /// Layers that it computes.
+        /// Number of layers that the draft computes.
         layers: usize,
     },
-    /// A shortlist that does not name tokens of the base, each once and in order.
+    /// The shortlist does not name tokens of the base in ascending order.
     #[error("{}: entry {index} of `draft.shortlist` is {id}: ids must ascend, from 0 to {} at most, and there must be one", path.display(), vocab_size.saturating_sub(1))]
     Shortlist {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Which entry.
+        /// Index of the bad entry.
         index: usize,
-        /// What it is; -1 where there is none.
+        /// The bad token id, or -1 for an empty list.
         id: i64,
-        /// Tokens of the base.
+        /// Vocabulary size of the base.
         vocab_size: usize,
     },
-    /// A draft where an adapter is wanted that answers.
+    /// A draft adapter was given where an answering adapter is required.
     #[error("{} is a draft: it answers nobody; load it into an executor, which drafts with it", path.display())]
     Draft {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
     },
-    /// A DoRA where the base's weights are not at hand.
+    /// The adapter is a DoRA, and the base's weights are not available.
     #[error(
         "{} is a DoRA (`use_dora`), which needs the base's own weights: load it into an executor that has them in its memory", path.display())]
     Dora {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
     },
-    /// A LoRA that changes the token embedding or replaces the head, where that cannot be.
+    /// The adapter changes embedding or head where that is not supported.
     #[error(
         "{} changes the token embedding or replaces the head: load it into an executor or a split client; it cannot be trained, merged or compared", path.display())]
     Vocabulary {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
     },
     /// No layer is adapted.
     #[error("{}: no tensor adapts a layer of the base model; an adapter that does nothing is not loaded", path.display())]
     Empty {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
 }
 
-/// Says that the tensor that is missed may be there under a name that is not known.
+/// Describes a tensor that may be the missing one under an unknown name.
 fn but_foreign(tensor: &str) -> String {
     format!(", and `{}` is named like no layer of the base model", tensor.escape_debug())
 }
 
-/// What names of tensors of experts and routers have in them: in the files of transformers, old and new, and in GGUF's.
+/// Parts of the names of expert and router tensors, in old and new files of transformers and in GGUF files.
 const OF_EXPERTS: [&str; 6] =
     [".experts.", "block_sparse_moe.", ".mlp.gate.", ".mlp.base_layer.gate.", "_exps.", ".ffn_gate_inp."];
 
 impl AdapterError {
-    /// Why the tensor `name` of the file at `path`, which is of no linear layer that an adapter may change, is refused.
+    /// Returns the reason for refusing the tensor `name` in the file `path`, which fits no adaptable layer.
     pub(super) fn unknown(path: &Path, name: &str) -> Self {
         let (path, tensor) = (path.to_path_buf(), name.escape_debug().to_string());
         let is_copy = |module: &str| name.strip_suffix(".weight").is_some_and(|name| is_tail(name, module));

@@ -1,4 +1,4 @@
-//! Adapters in llama.cpp's format: a GGUF file with `blk.N.attn_q.weight.lora_a` and `.lora_b` for each layer.
+//! Adapters in llama.cpp's GGUF format, with `blk.N.attn_q.weight.lora_a` and `.lora_b` for each layer.
 
 use std::{collections::HashSet, path::Path};
 
@@ -27,7 +27,6 @@ use crate::{
     },
 };
 
-/// Reads the adapter in the file at `path`.
 pub(super) fn read(path: &Path, model: &ModelConfig) -> Result<AnyAdapter, AdapterError> {
     let bytes = whole_file::read(path, MAX_WEIGHT_BYTES)
         .map_err(|source| AdapterError::Read { path: path.to_path_buf(), source })?;
@@ -52,7 +51,6 @@ pub(super) fn read(path: &Path, model: &ModelConfig) -> Result<AnyAdapter, Adapt
     assemble(path, method, base_model)
 }
 
-/// What invokes it, if it applies only from there.
 fn invocation(path: &Path, file: &GgufFile, model: &ModelConfig) -> Result<Option<Invocation>, AdapterError> {
     const KEY: &str = "adapter.alora.invocation_tokens";
     let Some(ids) = file.i64s(KEY)? else { return Ok(None) };
@@ -74,7 +72,7 @@ fn check_metadata(path: &Path, file: &GgufFile, model: &ModelConfig) -> Result<f
         Some(value) if value == expected => Ok(()),
         value => Err(unsupported(option, value.unwrap_or_default())),
     };
-    // Models of Mistral are llama models to llama.cpp.
+    // llama.cpp stores models of Mistral under the architecture name "llama".
     let is_mistral = ["mistral", "mixtral"].contains(&model.architecture.as_str());
     let architecture = if is_mistral { "llama" } else { &model.architecture };
     expect("general.type", "adapter")?;
@@ -99,7 +97,7 @@ struct GgufAdapterReader<'a> {
 }
 
 impl<'a> GgufAdapterReader<'a> {
-    /// The adapted linear layer, if the file has it; the names it looked for are added to `known`.
+    /// Returns the adapted linear layer if the file has it, and adds the names of its tensors to `known`.
     fn module(
         &self,
         layer: usize,
@@ -134,7 +132,7 @@ impl<'a> GgufAdapterReader<'a> {
         if let Some(fused) = &fused {
             b.bytes = fused.part_of(&b.bytes).to_vec().into();
         }
-        // The rows of B are output features, in the order of the base model's rows.
+        // The rows of B are output features, in the row order of the base model.
         let is_interleaved = self.file.str("general.architecture")?.is_some_and(is_interleaved);
         if is_interleaved && matches!(target, Target::Q | Target::K) {
             b.bytes = half_rotation_rows(&b.bytes, b.bytes.len() / rows, self.model.head_dim).into();
@@ -142,7 +140,7 @@ impl<'a> GgufAdapterReader<'a> {
         Ok(Some(StoredModule { layer, target, rank, scale: self.scale(rank), a, b }))
     }
 
-    /// llama.cpp takes a missing alpha for "as trained".
+    /// Returns the scale; llama.cpp treats a missing alpha as scale 1.
     fn scale(&self, rank: usize) -> f32 {
         #[expect(clippy::cast_precision_loss, reason = "ranks are small")]
         if self.alpha == 0.0 { 1.0 } else { self.alpha / rank as f32 }

@@ -1,4 +1,4 @@
-//! From what an adapter does to its [`Generation`].
+//! Computes an adapter version ([`Generation`]) from the adapter's contents.
 
 use kernels::TensorType;
 use types::Generation;
@@ -6,7 +6,7 @@ use types::Generation;
 use super::method::ScaledSide;
 use crate::shape::source::Target;
 
-/// The domains of the hash; another encoding takes another name.
+/// Domains of the hash; a new encoding needs a new name.
 const LORA: &str = "holobiont 2025 adapter generation v1";
 const IA3: &str = "holobiont 2026 ia3 adapter generation v1";
 const PREFIX: &str = "holobiont 2026 prefix adapter generation v1";
@@ -16,10 +16,10 @@ const DRAFT: &str = "holobiont 2026 draft adapter generation v1";
 const EMBEDDING: &str = "holobiont 2026 embedding adapter generation v1";
 const SAVED: &str = "holobiont 2026 saved modules adapter generation v1";
 
-/// Hashes an adapter's effective contents: what it does, not how its files spell it. Two directories with the same
-/// modules have the same generation whatever their names, patterns and tensor order.
+/// Hashes an adapter's effective contents, independent of their form in files. Two directories with the same
+/// modules have the same version, for any names, patterns and tensor order.
 ///
-/// Everything hashed has a fixed width or is preceded by its length, so that no two adapters share an encoding:
+/// Every hashed value has a fixed width or follows its length, so no two adapters share an encoding:
 ///
 /// ```text
 /// LoRA   = modules u64 | modules x { layer u64 | target u8 | rank u64 | scale f32 bits u32 | A | B }
@@ -29,36 +29,36 @@ const SAVED: &str = "holobiont 2026 saved modules adapter generation v1";
 /// aLoRA  = modules u64 | tokens u64 | tokens x id u32 | modules as of LoRA
 /// draft  = modules u64 | layers u64 | shortlisted u64, 0: all | shortlisted x id u32 | modules as of LoRA
 /// embedding = modules u64 | rank u64 | scale f32 bits u32 | A | B | modules as of LoRA
-/// saved  = modules u64 | what is done to the embedding | what is done to the head | modules as of LoRA
-/// what is done = 0 u8, or 1 u8 | rank u64 | scale f32 bits u32 | A | B, or 2 u8 | matrix
-/// A, B, matrix, vector, magnitude, keys and values = type u8 | bytes u64 | bytes as stored, rows in half-rotation order
+/// saved  = modules u64 | change of the embedding | change of the head | modules as of LoRA
+/// change = 0 u8, or 1 u8 | rank u64 | scale f32 bits u32 | A | B, or 2 u8 | matrix
+/// A, B, matrix, vector, magnitude, keys and values = type u8 | bytes u64 | stored bytes, half-rotation rows
 /// ```
 ///
-/// Each method has a domain of its own.
+/// Each method has its own domain.
 pub(super) struct GenerationHasher(blake3::Hasher);
 
 impl GenerationHasher {
-    /// Begins a LoRA of so many modules, which must follow sorted by layer and target.
+    /// Begins a LoRA of `modules` modules, which must follow sorted by layer and target.
     pub(super) fn lora(modules: usize) -> Self {
         Self::of(LORA, modules)
     }
 
-    /// Begins a DoRA of so many modules, whose magnitudes must follow, and then they, sorted by layer and target.
+    /// Begins a DoRA of `modules` modules: magnitudes must follow, then modules, sorted by layer and target.
     pub(super) fn dora(modules: usize) -> Self {
         Self::of(DORA, modules)
     }
 
-    /// Begins an IA3 adapter of so many vectors, which must follow sorted by layer and target.
+    /// Begins an IA3 adapter of `vectors` vectors, which must follow sorted by layer and target.
     pub(super) fn ia3(vectors: usize) -> Self {
         Self::of(IA3, vectors)
     }
 
-    /// Begins a prefix of so many virtual tokens; its keys and values must follow.
+    /// Begins a prefix of `virtual_tokens` tokens; its keys and values must follow.
     pub(super) fn prefix(virtual_tokens: usize) -> Self {
         Self::of(PREFIX, virtual_tokens)
     }
 
-    /// Begins a draft of so many modules, which must follow sorted by layer and target.
+    /// Begins a draft adapter of `modules` modules, which must follow sorted by layer and target.
     pub(super) fn draft(modules: usize, layers: usize, shortlist: Option<&[u32]>) -> Self {
         let mut hasher = Self::of(DRAFT, modules);
         hasher.count(layers);
@@ -66,36 +66,34 @@ impl GenerationHasher {
         hasher
     }
 
-    /// Begins a LoRA of so many modules, which must follow sorted by layer and target, that these tokens invoke.
+    /// Begins an activated LoRA of `modules` modules, which must follow sorted by layer and target.
     pub(super) fn activated(modules: usize, invocation: &[u32]) -> Self {
         let mut hasher = Self::of(ACTIVATED, modules);
         hasher.ids(invocation);
         hasher
     }
 
-    /// Begins a LoRA of so many modules and of the embedding, whose factors, A and B must follow, and then they, sorted by layer and
-    /// target.
+    /// Begins a LoRA with embedding factors: factors, A and B must follow, then the sorted modules.
     pub(super) fn embedding(modules: usize) -> Self {
         Self::of(EMBEDDING, modules)
     }
 
-    /// Begins a LoRA of so many modules with saved ones: what is done to the embedding and to the head must follow, and then they,
-    /// sorted by layer and target.
+    /// Begins a LoRA with saved modules: changes of embedding and head must follow, then the sorted modules.
     pub(super) fn saved(modules: usize) -> Self {
         Self::of(SAVED, modules)
     }
 
-    /// Adds that nothing is done.
+    /// Adds an unchanged embedding or head.
     pub(super) fn nothing(&mut self) {
         self.0.update(&[0]);
     }
 
-    /// Adds that it is adapted; its factors, A and B must follow.
+    /// Adds a low-rank change; its factors, A and B must follow.
     pub(super) fn adapted(&mut self) {
         self.0.update(&[1]);
     }
 
-    /// Adds that it is a matrix of the adapter's own, as it is stored.
+    /// Adds a replacement matrix as stored.
     pub(super) fn replaced(&mut self, kind: TensorType, bytes: &[u8]) {
         self.0.update(&[2]);
         self.matrix(kind, bytes);
@@ -121,7 +119,6 @@ impl GenerationHasher {
         self.factors(rank, scale);
     }
 
-    /// Adds what A and B are of.
     pub(super) fn factors(&mut self, rank: usize, scale: f32) {
         self.count(rank);
         self.0.update(&scale.to_bits().to_le_bytes());
@@ -137,14 +134,12 @@ impl GenerationHasher {
         self.0.update(&[target_code(target), side_code]);
     }
 
-    /// Adds a matrix as it is stored.
     pub(super) fn matrix(&mut self, kind: TensorType, bytes: &[u8]) {
         self.0.update(&[type_code(kind)]);
         self.count(bytes.len());
         self.0.update(bytes);
     }
 
-    /// The generation of what has been added.
     pub(super) fn finish(self) -> Generation {
         Generation(*self.0.finalize().as_bytes())
     }
@@ -154,7 +149,7 @@ impl GenerationHasher {
     }
 }
 
-/// Part of the encoding: never renumber.
+/// Codes of the encoding; never renumber them.
 fn target_code(target: Target) -> u8 {
     match target {
         Target::Q => 0,
@@ -168,7 +163,7 @@ fn target_code(target: Target) -> u8 {
     }
 }
 
-/// Part of the encoding: never renumber. Adapters are stored in one of three types.
+/// Codes of the encoding; never renumber them. Adapters are stored in one of three types.
 fn type_code(kind: TensorType) -> u8 {
     match kind {
         TensorType::F32 => 0,

@@ -1,5 +1,5 @@
-//! IA3 in PEFT's format: a vector for each linear layer, `ia3_l`, which scales its outputs, `[out, 1]`, or, for those
-//! that `feedforward_modules` names, its inputs, `[1, in]`.
+//! IA3 in PEFT's format. Each linear layer has a vector `ia3_l`, which scales its outputs, `[out, 1]`, or its
+//! inputs, `[1, in]`, if `feedforward_modules` names the layer.
 
 use super::{
     error::AdapterError,
@@ -17,23 +17,20 @@ use crate::{
 
 const FEED_FORWARD: &str = "feedforward_modules";
 
-/// Options that say how an IA3 adapter was made, not what it computes.
+/// Options that describe how an IA3 adapter was made, and not its result.
 const HISTORY: [&str; 1] = ["init_ia3_weights"];
 
-/// What the configuration of an IA3 adapter says.
 #[derive(Debug)]
 pub(super) struct Ia3Config {
     selection: Selection,
-    /// Layers whose inputs are scaled.
     feed_forward: Option<ModuleNames>,
 }
 
 impl Ia3Config {
-    /// Takes and checks all of `options`.
     pub(super) fn from_options(options: &mut ConfigOptions<'_>) -> Result<Self, AdapterError> {
         let selection = Selection::from_options(options)?;
         if !options.has(FEED_FORWARD) {
-            // PEFT would choose by the kind of model; it never saves an adapter that leaves this open.
+            // PEFT derives a default from the model type, but always saves an explicit value.
             return Err(options.problem(FEED_FORWARD, "is missing"));
         }
         let feed_forward = options.names(FEED_FORWARD)?;
@@ -41,7 +38,6 @@ impl Ia3Config {
         Ok(Self { selection, feed_forward })
     }
 
-    /// The scaled linear layer, if there is one.
     pub(super) fn vector<'a>(
         &self,
         weights: &mut WeightFile<'a>,
@@ -62,7 +58,6 @@ impl Ia3Config {
         Ok(Some(StoredVector { layer, target, side, values: weights.matrix(values, shape)? }))
     }
 
-    /// What is scaled of the linear layer called `module`.
     fn side(&self, module: &str, target: Target) -> Result<ScaledSide, AdapterError> {
         let problem = |problem| option_error(self.selection.path(), FEED_FORWARD, problem);
         let scales_input = match &self.feed_forward {

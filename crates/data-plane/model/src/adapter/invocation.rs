@@ -1,18 +1,18 @@
-//! An activated LoRA (aLoRA): it applies from where it is invoked, so that what is before has the base's own keys and values.
+//! Activated LoRA (aLoRA) applies from its invocation on, so earlier KV blocks are those of the base.
 
 use std::sync::Arc;
 
 use super::limits::MAX_INVOCATION;
 
-/// The tokens that invoke an activated adapter.
+/// The token sequence that invokes an activated adapter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Invocation(Arc<[u32]>);
 
 impl Invocation {
-    /// These tokens of a vocabulary.
+    /// Checks `tokens` against a vocabulary of `vocab_size` tokens.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// The list is missing, empty, too long, or has ids outside the vocabulary.
     pub fn new(tokens: Option<Vec<i64>>, vocab_size: usize) -> Result<Self, String> {
         let is_token = |token: &i64| usize::try_from(*token).is_ok_and(|token| token < vocab_size);
         match tokens {
@@ -26,14 +26,15 @@ impl Invocation {
         }
     }
 
-    /// The tokens.
+    /// Returns the invocation tokens.
     #[must_use]
     pub fn tokens(&self) -> &[u32] {
         &self.0
     }
 
-    /// The token of `prompt` from which on the adapter applies: the first of the last invocation. The largest number if there is none;
-    /// then it applies nowhere, not even where tokens that are generated would invoke it.
+    /// Returns the index in `prompt` where the last invocation begins; the adapter applies from there.
+    /// Without an invocation the result is `usize::MAX`: the adapter applies nowhere, not even after
+    /// generated tokens that equal the invocation.
     #[must_use]
     pub fn begin(&self, prompt: &[u32]) -> usize {
         prompt.windows(self.0.len()).rposition(|window| window == &*self.0).unwrap_or(usize::MAX)

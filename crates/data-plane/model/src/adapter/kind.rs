@@ -1,19 +1,19 @@
-//! What methods are called.
+//! Names of the adapter methods.
 
 use std::fmt;
 
-/// The methods by name.
+/// The adapter methods, with display names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AdapterKind {
     /// Low-rank deltas of linear layers.
     Lora,
-    /// The same with a magnitude for each output.
+    /// LoRA with a magnitude for each output.
     Dora,
-    /// The same from where it is invoked.
+    /// LoRA that applies from its invocation on.
     Activated,
-    /// The same, and of the token embedding.
+    /// LoRA that also adapts the token embedding.
     Embedding,
-    /// The same, with an embedding or a head of its own.
+    /// LoRA that replaces the embedding or head.
     Saved,
     /// Vectors that scale inputs or outputs of linear layers.
     Ia3,

@@ -1,23 +1,23 @@
-//! Limits on what an adapter may be.
+//! Limits on the size of an adapter.
 
-/// Largest rank of a module.
+/// Maximum rank of a module.
 pub const MAX_RANK: usize = 1 << 10;
-/// Most virtual tokens of a prefix.
+/// Maximum virtual tokens of a prefix.
 pub const MAX_VIRTUAL_TOKENS: usize = 1 << 10;
-/// Bytes of `adapter_config.json`.
+/// Maximum bytes of `adapter_config.json`.
 pub const MAX_CONFIG_BYTES: u64 = 1 << 20;
-/// Bytes of the weights' safetensors header.
+/// Maximum bytes of the weights' safetensors header.
 pub const MAX_HEADER_BYTES: u64 = 1 << 20;
-/// Bytes of the weights: copies of embedding and head of a large base come to some GiB.
+/// Maximum bytes of the weights: copies of a large base's embedding and head take some GiB.
 pub const MAX_WEIGHT_BYTES: u64 = 1 << 33;
-/// Bytes of a VeRA's layers, as the LoRA that it is: they may come of a short file.
+/// Maximum bytes of a VeRA expanded to a LoRA, because a short file can describe large layers.
 pub const MAX_VERA_BYTES: u64 = 1 << 31;
-/// Entries of a pattern or a list of modules.
+/// Maximum entries of a pattern option or module list.
 pub const MAX_PATTERNS: usize = 1 << 10;
-/// Bytes of one pattern.
+/// Maximum bytes of one pattern.
 pub const MAX_PATTERN_BYTES: usize = 1 << 12;
-/// Bytes of all patterns that are no plain names.
+/// Maximum bytes of all patterns that are no plain names.
 pub const MAX_EXPRESSION_BYTES: usize = 1 << 12;
 
-/// Tokens that may invoke an activated adapter.
+/// Maximum tokens of an invocation sequence.
 pub const MAX_INVOCATION: usize = 64;

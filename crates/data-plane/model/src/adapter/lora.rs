@@ -21,32 +21,29 @@ use crate::{
     sources::hf_names::{EMBEDDING, module_name},
 };
 
-/// Options that say how a LoRA was made, not what it computes.
+/// Options that describe how a LoRA was made, and not its result.
 const HISTORY: [&str; 5] =
     ["eva_config", "loftq_config", "lora_dropout", "megatron_core", "qalora_group_size"];
 
-/// Initializations that leave the base model's weights alone. The others subtract what they put into the adapter.
+/// Initializations that do not change the base; all others subtract the adapter's initial weights from it.
 const INITIALIZATIONS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
 
-/// How the names of initializations begin that PEFT can convert, when it saves, to an adapter of the base as it is.
+/// Prefixes of initializations that PEFT can convert on saving to an adapter of the unchanged base.
 const CONVERTIBLE: [&str; 3] = ["pissa", "olora", "corda"];
 
-/// The option that gives each layer a magnitude.
 pub(super) const DORA: &str = "use_dora";
 
-/// The option that makes a LoRA apply from where these tokens stand.
 const ACTIVATED: &str = "alora_invocation_tokens";
 
-/// How the scale follows from alpha and rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Scaling {
-    /// `alpha / rank`.
+    /// Scale `alpha / rank` (LoRA).
     ByRank,
-    /// `alpha / sqrt(rank)` (rsLoRA).
+    /// Scale `alpha / sqrt(rank)` (rsLoRA).
     ByRoot,
 }
 
-/// What of a base the options of a LoRA are checked against.
+/// Facts about the base that the options are checked against.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BaseShape {
     pub(super) layers: usize,
@@ -55,17 +52,15 @@ pub(super) struct BaseShape {
 }
 
 impl BaseShape {
-    /// Whatever base: nothing is too much for it.
+    /// No particular base, so every layer and token is accepted.
     pub(super) const ANY: Self = Self { layers: usize::MAX, vocab_size: usize::MAX, tying: Tying::Apart };
 
-    /// One of this shape.
     pub(super) fn of(model: &ModelConfig) -> Self {
         let tying = if model.tied_head { Tying::Tied } else { Tying::Apart };
         Self { layers: model.layers, vocab_size: model.vocab_size, tying }
     }
 }
 
-/// What the configuration of a LoRA says.
 #[derive(Debug)]
 pub(super) struct LoraConfig {
     selection: Selection,
@@ -74,18 +69,14 @@ pub(super) struct LoraConfig {
     alpha: f64,
     alphas: ByPattern<f64>,
     scaling: Scaling,
-    /// Layers of the base that a draft computes; `None` for an adapter that answers.
+    /// Number of base layers that a draft computes; `None` for an answering adapter.
     draft_layers: Option<usize>,
-    /// Whether each layer has a magnitude.
     is_dora: bool,
-    /// What invokes it, if it applies only from there.
     invocation: Option<Invocation>,
-    /// What of the base it has copies of.
     saved: SavedModules,
 }
 
 impl LoraConfig {
-    /// Takes and checks all of `options`.
     pub(super) fn from_options(
         options: &mut ConfigOptions<'_>,
         base: BaseShape,
@@ -123,32 +114,28 @@ impl LoraConfig {
         Ok(config)
     }
 
-    /// Layers of the base that a draft computes; `None` for an adapter that answers.
     pub(super) fn draft_layers(&self) -> Option<usize> {
         self.draft_layers
     }
 
-    /// Whether it is nothing but low-rank deltas of what answers.
+    /// Whether the adapter is neither a draft nor a DoRA nor an activated LoRA.
     fn is_plain(&self) -> bool {
         self.draft_layers.is_none() && !self.is_dora && self.invocation.is_none()
     }
 
-    /// Whether it has copies of weights of the base.
     pub(super) fn saves_modules(&self) -> bool {
         self.saved.is_any()
     }
 
-    /// What invokes it, if it applies only from there.
     pub(super) fn invocation(&self) -> Option<&Invocation> {
         self.invocation.as_ref()
     }
 
-    /// Whether each layer has a [magnitude](Self::magnitude).
     pub(super) fn is_dora(&self) -> bool {
         self.is_dora
     }
 
-    /// The magnitude of a linear layer that is adapted, of a DoRA.
+    /// Returns the magnitude of an adapted linear layer of a DoRA, shape `[outputs]`.
     pub(super) fn magnitude<'a>(
         &self,
         weights: &mut WeightFile<'a>,
@@ -159,7 +146,6 @@ impl LoraConfig {
         weights.vector(named, outputs)
     }
 
-    /// The adapted linear layer, if there is one.
     pub(super) fn module<'a>(
         &self,
         weights: &mut WeightFile<'a>,
@@ -170,7 +156,7 @@ impl LoraConfig {
             return Ok(None);
         }
         let name = module_name(layer, target);
-        // What a draft does not compute it cannot adapt, whatever its targets are called.
+        // A draft cannot adapt layers that it does not compute, even if its targets select them.
         let is_beyond = target != Target::LmHead && self.draft_layers.is_some_and(|layers| layer >= layers);
         let (module, selected) = self.selection.named(model, (layer, target))?;
         let selected = if is_beyond { Selected::No } else { selected };
@@ -192,7 +178,7 @@ impl LoraConfig {
         Ok(Some(StoredModule { layer, target, rank, scale, a, b }))
     }
 
-    /// What is done to the linear layer called `name`, of whatever shape that is.
+    /// Returns the factors of the linear layer `name` in any base; the file gives the shape.
     pub(super) fn factors<'a>(
         &self,
         weights: &mut WeightFile<'a>,
@@ -209,8 +195,7 @@ impl LoraConfig {
         Ok(Some(StoredFactors { rank, scale, inputs, outputs, a, b, magnitude }))
     }
 
-    /// What is done to embedding and head, if they are adapted or replaced: by a plain LoRA. Of a head factors are a
-    /// [module](Self::module).
+    /// Returns the changes of embedding and head by a plain LoRA; head factors are a [module](Self::module).
     pub(super) fn vocabulary<'a>(
         &self,
         weights: &mut WeightFile<'a>,
@@ -225,7 +210,6 @@ impl LoraConfig {
         Ok(is_any.then_some(StoredVocabulary { hidden: model.hidden_size, embedding, head }))
     }
 
-    /// The factors of the token embedding.
     fn embedding<'a>(
         &self,
         weights: &mut WeightFile<'a>,
@@ -244,7 +228,8 @@ impl LoraConfig {
         Ok(Some(StoredEmbeddingFactors { rank, scale, a, b }))
     }
 
-    /// Keys of its patterns that match no layer: of those at `places`, which it adapts, and of the embedding if it does.
+    /// Returns the keys of rank and alpha patterns that match no adapted layer. Adapted are the layers at
+    /// `places`, and the embedding if `embedding` is present.
     pub(super) fn unused_patterns(
         &self,
         model: &ModelConfig,
@@ -261,7 +246,6 @@ impl LoraConfig {
         Ok(ranks.chain(alphas).collect())
     }
 
-    /// Rank and scale of the layer called `module`.
     fn rank_and_scale(&self, module: &str) -> Result<(usize, f32), AdapterError> {
         let path = self.selection.path();
         let problem = |option| move |problem| option_error(path, option, problem);

@@ -1,4 +1,4 @@
-//! From stored numbers to an adapter: finite numbers, one hash, one order.
+//! Builds adapters from stored matrices: checks for finite values, hashes the contents, and sorts the layers.
 
 use std::{borrow::Cow, path::Path, sync::Arc};
 
@@ -17,43 +17,40 @@ use super::{
 };
 use crate::shape::source::Target;
 
-/// A matrix as a file stores it, its shape checked.
+/// A matrix as stored in a file, with a checked shape.
 pub(super) struct StoredMatrix<'a> {
-    /// What its file calls it.
     pub(super) name: String,
     /// F32, F16 or BF16.
     pub(super) kind: TensorType,
-    /// Row after row.
+    /// Elements in row-major order.
     pub(super) bytes: Cow<'a, [u8]>,
 }
 
-/// An adapted linear layer as a file stores it.
 pub(super) struct StoredModule<'a> {
     pub(super) layer: usize,
     pub(super) target: Target,
     pub(super) rank: usize,
     pub(super) scale: f32,
-    /// `[rank, in]`.
+    /// Matrix of shape `[rank, in]`.
     pub(super) a: StoredMatrix<'a>,
-    /// `[out, rank]`.
+    /// Matrix of shape `[out, rank]`.
     pub(super) b: StoredMatrix<'a>,
 }
 
-/// What is done to a linear layer of whatever base, as a file stores it.
+/// Factors of a linear layer in any base, as stored in a file.
 pub(super) struct StoredFactors<'a> {
     pub(super) rank: usize,
     pub(super) scale: f32,
     pub(super) inputs: usize,
     pub(super) outputs: usize,
-    /// `[rank, in]`.
+    /// Matrix of shape `[rank, in]`.
     pub(super) a: StoredMatrix<'a>,
-    /// `[out, rank]`.
+    /// Matrix of shape `[out, rank]`.
     pub(super) b: StoredMatrix<'a>,
-    /// `[out]`, of a DoRA.
+    /// Magnitude of a DoRA, shape `[out]`.
     pub(super) magnitude: Option<StoredMatrix<'a>>,
 }
 
-/// A scaled linear layer as a file stores it.
 pub(super) struct StoredVector<'a> {
     pub(super) layer: usize,
     pub(super) target: Target,
@@ -61,28 +58,24 @@ pub(super) struct StoredVector<'a> {
     pub(super) values: StoredMatrix<'a>,
 }
 
-/// Keys and values of virtual tokens as a file stores them.
 pub(super) struct StoredPrefix<'a> {
     pub(super) tokens: usize,
     pub(super) layers: usize,
     /// Elements of all key heads of a token.
     pub(super) width: usize,
-    /// `[tokens, layers * 2 * width]`.
+    /// Matrix of shape `[tokens, layers * 2 * width]`.
     pub(super) values: StoredMatrix<'a>,
 }
 
-/// What an adapter does as its files store it.
 pub(super) enum StoredMethod<'a> {
     Lora(Vec<StoredModule<'a>>),
     Activated(Vec<StoredModule<'a>>, Invocation),
-    /// Each with its magnitude.
     Dora(Vec<(StoredModule<'a>, StoredMatrix<'a>)>),
     Ia3(Vec<StoredVector<'a>>),
     Prefix(StoredPrefix<'a>),
 }
 
 impl StoredMethod<'_> {
-    /// The linear layers that low-rank factors change.
     pub(super) fn places(&self) -> Vec<(usize, Target)> {
         let place = |module: &StoredModule<'_>| (module.layer, module.target);
         match self {
@@ -145,7 +138,6 @@ fn assemble_dora(
     Ok(DoraAdapter { adapter: Adapter { generation, method, base_model, stored_in_16_bits }, magnitudes })
 }
 
-/// Decodes, checks and hashes the draft in `path`, as its shape says.
 pub(super) fn assemble_draft(
     path: &Path,
     shape: DraftShape,
@@ -157,7 +149,7 @@ pub(super) fn assemble_draft(
     Ok(DraftAdapter { shape, adapter: Adapter { generation, method, base_model, stored_in_16_bits } })
 }
 
-/// What it does, its hash, and whether 16 bits hold all of its numbers.
+/// Weights, version hash, and whether 16 bits hold all values.
 pub(super) type Assembled = (MethodWeights, Generation, bool);
 
 fn assemble_lora(
@@ -171,7 +163,7 @@ fn assemble_lora(
     assemble_modules(path, hasher, stored)
 }
 
-/// Decodes, checks and hashes the layers of a LoRA, of which there need be none.
+/// Decodes, checks and hashes the layers of a LoRA; the list may be empty.
 pub(super) fn assemble_modules(
     path: &Path,
     mut hasher: GenerationHasher,
@@ -215,15 +207,15 @@ fn assemble_prefix(path: &Path, stored: &StoredPrefix<'_>) -> Result<Assembled, 
     Ok((MethodWeights::Prefix(Arc::new(prefix)), hasher.finish(), values.kind != TensorType::F32))
 }
 
-/// The numbers of a matrix, all of them finite.
+/// Returns the values of a matrix after a check that all are finite.
 pub(super) fn decode(path: &Path, matrix: &StoredMatrix<'_>) -> Result<Vec<f32>, AdapterError> {
     let numbers = numbers(matrix.kind, &matrix.bytes);
     check_finite(path, matrix, &numbers, 0)?;
     Ok(numbers)
 }
 
-/// Checks that all numbers of a matrix with rows of so many are finite, row by row: all of them decoded would take as much memory
-/// again, or twice.
+/// Checks that all values of a matrix with rows of `width` values are finite. The check decodes one row at a
+/// time, because a decoded copy would take as much memory again, or twice.
 pub(super) fn check_rows(path: &Path, matrix: &StoredMatrix<'_>, width: usize) -> Result<(), AdapterError> {
     let row_bytes = matrix.kind.row_bytes(width).unwrap_or(0).max(1);
     let mut rows = matrix.bytes.chunks(row_bytes).enumerate();
@@ -241,7 +233,7 @@ fn numbers(kind: TensorType, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-/// Checks that `numbers`, those of a matrix from the `first` on, are finite.
+/// Checks that `numbers` are finite; `first` is the index of their first element in the matrix.
 fn check_finite(
     path: &Path,
     matrix: &StoredMatrix<'_>,

@@ -1,8 +1,8 @@
-//! Several LoRAs added up, each times a weight.
+//! Weighted sums of LoRAs.
 //!
-//! `sum_i w_i s_i B_i A_i` is one LoRA again: the rows of all `A_i` one below the other, the columns of all `B_i` side by side,
-//! and the ranks added up. Nothing is approximated. Where all `w_i s_i` of a layer are equal they are its scale, so that factors
-//! of 16 bits stay as they are; else each is multiplied into its `A_i`.
+//! `sum_i w_i s_i B_i A_i` is again a LoRA: the rows of all `A_i` stacked, the columns of all `B_i` side by
+//! side, and the ranks added up. Nothing is approximated. If all `w_i s_i` of a layer are equal, they become
+//! its scale, so 16-bit factors stay as they are; otherwise each is multiplied into its `A_i`.
 
 use std::{cmp::Ordering, collections::BTreeMap};
 
@@ -15,64 +15,63 @@ use super::{
 };
 use crate::sources::hf_names::module_name;
 
-/// Why adapters do not add up.
+/// Reasons why adapters cannot be merged.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum AdapterMergeError {
-    /// There are none.
+    /// The list of adapters is empty.
     #[error("none is named")]
     Nothing,
-    /// One of them is of another kind.
+    /// One adapter is no plain LoRA.
     #[error("one of them is of the kind {0}, and only those of the kind LoRA add up; leave it out")]
     Kind(AdapterKind),
-    /// One of them answers nobody.
+    /// One adapter is a draft adapter.
     #[error("one of them is a draft, which answers nobody; leave it out")]
     Draft,
-    /// Together they have too many ranks.
+    /// The sum of the ranks exceeds the limit.
     #[error("their ranks add up to {rank} at `{module}`, and {MAX_RANK} is the limit; name fewer of them")]
     Rank {
-        /// The layer.
+        /// Name of the layer.
         module: String,
-        /// Their sum.
+        /// Sum of all ranks.
         rank: usize,
     },
-    /// A weight that leaves numbers behind that are none.
+    /// A weighted value is infinite or not a number.
     #[error("with these weights numbers of `{module}` are too large; choose smaller ones")]
     Overflow {
-        /// The layer.
+        /// Name of the layer.
         module: String,
     },
 }
 
-/// What one LoRA does to a linear layer: `scale * B A`.
+/// The change of a linear layer by one LoRA: `scale * B A`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Factors<'a> {
-    /// Rows of A.
+    /// Number of rows of A.
     pub rank: usize,
-    /// What both are multiplied with.
+    /// Factor of the product `B A`.
     pub scale: f32,
-    /// `[rank, in]`.
+    /// Matrix A, shape `[rank, in]`.
     pub a: &'a [f32],
-    /// `[out, rank]`.
+    /// Matrix B, shape `[out, rank]`.
     pub b: &'a [f32],
 }
 
-/// Several of them added up: [`Factors`] again, with numbers of their own.
+/// The weighted sum of several [`Factors`], with owned matrices.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ConcatenatedFactors {
-    /// Rows of A.
+    /// Number of rows of A.
     pub rank: usize,
-    /// What both are multiplied with.
+    /// Factor of the product `B A`.
     pub scale: f32,
-    /// `[rank, in]`.
+    /// Matrix A, shape `[rank, in]`.
     pub a: Vec<f32>,
-    /// `[out, rank]`.
+    /// Matrix B, shape `[out, rank]`.
     pub b: Vec<f32>,
-    /// Whether all numbers are as they were.
+    /// Whether all values equal the stored ones.
     pub is_verbatim: bool,
 }
 
-/// Adds up what is done to the layer called `module`: at least one, each times its weight. Which is named first makes no difference,
-/// to the last bit.
+/// Adds up the weighted changes of the layer `module`; `parts` must not be empty. Order changes no bit.
 ///
 /// # Errors
 /// See [`AdapterMergeError`].
@@ -105,7 +104,7 @@ pub fn join(
     Err(AdapterMergeError::Overflow { module: module.to_owned() })
 }
 
-/// One order for any of the same, from what they are alone.
+/// Total order of parts by their contents, so that the order of arguments does not matter.
 fn in_order((one, its): &(Factors<'_>, f32), (other, others): &(Factors<'_>, f32)) -> Ordering {
     let first = (one.rank, its.to_bits(), one.scale.to_bits()).cmp(&(
         other.rank,
@@ -119,7 +118,7 @@ fn bits(numbers: &[f32]) -> impl Iterator<Item = u32> {
     numbers.iter().map(|number| number.to_bits())
 }
 
-/// Adds up adapters of one base, each times its weight. Which is named first makes no difference, to the last bit.
+/// Adds up adapters of one base, each times its weight. The order of `parts` changes no bit of the result.
 ///
 /// # Errors
 /// See [`AdapterMergeError`].
@@ -167,7 +166,7 @@ fn factors(module: &LoraModule) -> Factors<'_> {
 mod tests {
     use super::*;
 
-    /// `scale * B A`, `[out, in]`, in 64 bits.
+    /// Returns `scale * B A`, shape `[out, in]`, in 64 bits.
     fn product(factors: Factors<'_>) -> Vec<f64> {
         let Factors { rank, scale, a, b } = factors;
         let inputs = a.len() / rank;
@@ -195,7 +194,7 @@ mod tests {
             let sum = product(Factors { rank: *rank, scale: *scale, a, b });
             let expected = product(one).into_iter().zip(product(two));
             let expected = expected.map(|(x, y)| x * f64::from(weights[0]) + y * f64::from(weights[1]));
-            // The numbers are few bits long, so that nothing is rounded.
+            // The values have few bits, so no result is rounded.
             assert_eq!(sum, expected.collect::<Vec<_>>());
         }
     }

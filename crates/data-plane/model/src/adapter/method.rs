@@ -1,4 +1,4 @@
-//! An adapter, and what it does to the base model: one of three methods, each with its numbers.
+//! An adapter in memory, with the weights of its method.
 
 use std::sync::Arc;
 
@@ -10,18 +10,18 @@ use crate::shape::{config::ModelConfig, source::Target};
 /// An adapter, read and checked against the base model's shape.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Adapter {
-    /// Content hash of weights and configuration.
+    /// Adapter version: content hash of weights and configuration.
     pub generation: Generation,
-    /// What it does.
+    /// Method of the adapter, with its weights.
     pub method: MethodWeights,
-    /// `base_model_name_or_path` of its configuration, for messages.
+    /// The configuration's `base_model_name_or_path`, for messages.
     pub base_model: Option<String>,
-    /// True if every number was stored in 16 bits, so that 16 bits hold it exactly.
+    /// True if every value was stored in 16 bits, so that 16 bits hold it exactly.
     pub stored_in_16_bits: bool,
 }
 
 impl Adapter {
-    /// Its low-rank layers; none if it is of another kind.
+    /// Returns the low-rank layers, or none for other methods.
     #[must_use]
     pub fn modules(&self) -> &[LoraModule] {
         match &self.method {
@@ -31,59 +31,58 @@ impl Adapter {
     }
 }
 
-/// What of the base a draft computes.
+/// The part of the base that a draft computes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DraftShape {
-    /// The first so many layers; at least one, and no more than there are.
+    /// Number of leading layers, from 1 to the base's number of layers.
     pub layers: usize,
-    /// The tokens it guesses among, in ascending order, one at least; `None` for all of them.
+    /// Tokens that the draft can predict, ascending and not empty; `None` for all tokens.
     pub shortlist: Option<Arc<[u32]>>,
 }
 
 /// A draft adapter, read and checked against the base model's shape.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DraftAdapter {
-    /// What of the base it computes.
+    /// The part of the base that it computes.
     pub shape: DraftShape,
-    /// What it changes there, a LoRA. Its generation is that of all of this; factors of the head are over the whole vocabulary.
+    /// LoRA of these layers. The version covers the whole draft, and head factors the whole vocabulary.
     pub adapter: Adapter,
 }
 
-/// A DoRA, read and checked against the base model's shape. It answers once it has met the base's weights
-/// ([`over`](Self::over)).
+/// A DoRA, checked against the base model's shape. [`over`](Self::over) combines it with the base's weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DoraAdapter {
-    /// The low-rank part of it, a LoRA. Its generation is that of all of this.
+    /// The low-rank part, whose version covers the whole DoRA.
     pub adapter: Adapter,
-    /// `[out]` of each of its modules.
+    /// Magnitudes of each module, shape `[out]`.
     pub magnitudes: Vec<Vec<f32>>,
 }
 
-/// A LoRA that changes the token embedding or the head as well, read and checked against the base model's shape. Of weights that
-/// embedding and head share, the one that it does not name stays as it is.
+/// A LoRA that also changes the token embedding or the head, checked against the base model's shape. If
+/// embedding and head share weights, the one that the adapter does not name stays unchanged.
 #[derive(Debug, Clone, PartialEq)]
 pub struct VocabularyAdapter {
-    /// What it does to linear layers, a LoRA; there need be none. Its generation is that of all of this.
+    /// LoRA of linear layers, possibly empty. The version covers the whole adapter.
     pub adapter: Adapter,
-    /// What it does to embedding and head.
+    /// Changes of embedding and head.
     pub changes: VocabularyChanges,
 }
 
 /// An adapter of any kind.
 #[derive(Debug, Clone, PartialEq)]
 pub enum AnyAdapter {
-    /// Requests are answered by it.
+    /// An adapter that answers requests.
     Answers(Adapter),
-    /// It guesses for the base, whoever is answered.
+    /// An adapter that drafts tokens for the base.
     Drafts(DraftAdapter),
-    /// Requests are answered by it, over the base's weights.
+    /// An answering adapter that needs the base's weights.
     Decomposed(DoraAdapter),
-    /// Requests are answered by it, over an embedding or a head that it changes too.
+    /// An answering adapter that also changes embedding or head.
     Vocabulary(VocabularyAdapter),
 }
 
 impl AnyAdapter {
-    /// What it is, and what it changes: of a DoRA, before it has met the base's weights.
+    /// Returns the linear-layer part of the adapter; a DoRA's is not combined with the base's weights yet.
     #[must_use]
     pub fn adapter(&self) -> &Adapter {
         match self {
@@ -94,7 +93,7 @@ impl AnyAdapter {
         }
     }
 
-    /// Its method's name.
+    /// Returns the kind of the method.
     #[must_use]
     pub fn kind(&self) -> AdapterKind {
         match self {
@@ -105,19 +104,19 @@ impl AnyAdapter {
         }
     }
 
-    /// What it does to embedding and head, if it does.
+    /// Returns the changes of embedding and head, if any.
     #[must_use]
     pub fn vocabulary(&self) -> Option<&VocabularyChanges> {
         if let Self::Vocabulary(vocabulary) = self { Some(&vocabulary.changes) } else { None }
     }
 
-    /// How much of the base it changes: linear layers, and embedding and head where they are changed otherwise.
+    /// Returns the number of changed modules: linear layers, and separately changed embedding and head.
     #[must_use]
     pub fn modules(&self) -> usize {
         self.adapter().method.linear_layers() + self.vocabulary().map_or(0, VocabularyChanges::modules)
     }
 
-    /// Bytes it takes in memory at least, however it is kept there.
+    /// Returns a lower bound of the bytes in memory, for every memory layout.
     #[must_use]
     pub fn least_bytes(&self) -> u64 {
         let beside = self.vocabulary().map_or(0, |changes| changes.bytes() as u64);
@@ -132,7 +131,7 @@ impl From<Adapter> for AnyAdapter {
 }
 
 impl DraftShape {
-    /// The shape of the model that a draft for a base of shape `base` is.
+    /// Returns the configuration of the draft model for a base of shape `base`.
     #[must_use]
     pub fn config(&self, base: &ModelConfig) -> ModelConfig {
         let vocab_size = self.shortlist.as_ref().map_or(base.vocab_size, |ids| ids.len());
@@ -141,7 +140,7 @@ impl DraftShape {
 }
 
 impl DraftAdapter {
-    /// The adapter with the head's factors cut to the shortlist: that of a model of [`DraftShape::config`].
+    /// Returns the adapter with head factors cut to the shortlist, for a [`DraftShape::config`] model.
     #[must_use]
     pub fn shortlisted(&self) -> Adapter {
         let mut adapter = self.adapter.clone();
@@ -155,27 +154,26 @@ impl DraftAdapter {
     }
 }
 
-/// Keeps the outputs that `ids` name.
 fn cut(head: &mut LoraModule, ids: &[u32]) {
     let rank = head.rank;
     head.b = ids.iter().flat_map(|&id| &head.b[id as usize * rank..][..rank]).copied().collect();
 }
 
-/// What an adapter does.
+/// Weights of an adapter by method.
 #[derive(Debug, Clone, PartialEq)]
 pub enum MethodWeights {
-    /// Sorted by layer, then target; at most one for each pair.
+    /// LoRA modules sorted by layer, then target; at most one for each pair.
     Lora(Vec<LoraModule>),
-    /// The same, from where it is invoked.
+    /// LoRA modules that apply from the invocation on.
     Activated(Vec<LoraModule>, Invocation),
-    /// Vectors of linear layers.
+    /// Scaling vectors of linear layers (IA3).
     Ia3(Arc<Scales>),
-    /// Keys and values of virtual tokens.
+    /// Keys and values of virtual tokens (prefix tuning).
     Prefix(Arc<Prefix>),
 }
 
 impl MethodWeights {
-    /// Which method it is.
+    /// Returns the kind of the method.
     #[must_use]
     pub fn kind(&self) -> AdapterKind {
         match self {
@@ -186,7 +184,7 @@ impl MethodWeights {
         }
     }
 
-    /// The largest rank; 0 for what has none.
+    /// Returns the largest rank, or 0 without low-rank factors.
     #[must_use]
     pub fn rank(&self) -> usize {
         match self {
@@ -197,18 +195,18 @@ impl MethodWeights {
         }
     }
 
-    /// Linear layers whose outputs it changes.
+    /// Returns the number of linear layers with changed outputs.
     #[must_use]
     pub fn linear_layers(&self) -> usize {
         match self {
             Self::Lora(modules) | Self::Activated(modules, _) => modules.len(),
             Self::Ia3(scales) => scales.vectors.len(),
-            // Keys and values of each layer.
+            // A prefix changes the keys and values of each layer.
             Self::Prefix(prefix) => 2 * prefix.layers,
         }
     }
 
-    /// Tokens that stand before a prompt without being part of it.
+    /// Returns the number of virtual tokens before a prompt.
     #[must_use]
     pub fn virtual_tokens(&self) -> usize {
         match self {
@@ -217,13 +215,13 @@ impl MethodWeights {
         }
     }
 
-    /// What invokes it, if it applies only from there.
+    /// Returns the invocation of an activated LoRA.
     #[must_use]
     pub fn invocation(&self) -> Option<&Invocation> {
         if let Self::Activated(_, invocation) = self { Some(invocation) } else { None }
     }
 
-    /// Bytes it takes in memory at least, however it is kept there.
+    /// Returns a lower bound of the bytes in memory, for every memory layout.
     #[must_use]
     pub fn least_bytes(&self) -> u64 {
         match self {
@@ -241,24 +239,24 @@ impl MethodWeights {
 pub struct LoraModule {
     /// Transformer block, 0 for the head.
     pub layer: usize,
-    /// Which linear layer.
+    /// Linear layer of the block.
     pub target: Target,
-    /// The true rank.
+    /// Rank of the factors, without padding.
     pub rank: usize,
     /// `alpha / rank`, or `alpha / sqrt(rank)` for rsLoRA.
     pub scale: f32,
-    /// `[rank, in]`, row after row.
+    /// Matrix A, `[rank, in]`, row-major.
     pub a: Vec<f32>,
-    /// `[out, rank]`, row after row.
+    /// Matrix B, `[out, rank]`, row-major.
     pub b: Vec<f32>,
 }
 
-/// What of a linear layer a vector scales.
+/// Side of a linear layer that a vector scales.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScaledSide {
-    /// `y = W (l * x) + bias`.
+    /// Scales the inputs: `y = W (l * x) + bias`.
     Input,
-    /// `y = l * (W x + bias)`.
+    /// Scales the outputs: `y = l * (W x + bias)`.
     Output,
 }
 
@@ -267,56 +265,56 @@ pub enum ScaledSide {
 pub struct ScaleVector {
     /// Transformer block, 0 for the head.
     pub layer: usize,
-    /// Which linear layer.
+    /// Linear layer of the block.
     pub target: Target,
-    /// Whether its inputs or its outputs are scaled.
+    /// Whether inputs or outputs are scaled.
     pub side: ScaledSide,
-    /// `[in]` or `[out]`.
+    /// Scale of each feature, `[in]` or `[out]`.
     pub values: Vec<f32>,
 }
 
-/// The vectors of an IA3 adapter, or of a DoRA.
+/// The vectors of an IA3 adapter or of a DoRA.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scales {
     vectors: Vec<ScaleVector>,
-    /// What is added behind: by layer, then target.
+    /// Offsets that are added to scaled outputs, sorted by layer, then target.
     offsets: Vec<((usize, Target), Vec<f32>)>,
 }
 
 impl Scales {
-    /// Vectors in any order, at most one for a linear layer. Inputs are scaled only where no other linear layer shares
-    /// them: those of `o`, `down` and the head.
+    /// Builds scales from vectors in any order, at most one for each linear layer. Input vectors must belong
+    /// to `o`, `down` or the head, whose inputs no other linear layer shares.
     #[must_use]
     pub fn new(mut vectors: Vec<ScaleVector>) -> Self {
         vectors.sort_by_key(|vector| (vector.layer, vector.target));
         Self { vectors, offsets: Vec::new() }
     }
 
-    /// The same, with vectors that are added to outputs once these are scaled; sorted by layer, then target.
+    /// Adds offsets for the scaled outputs; `offsets` must be sorted by layer, then target.
     pub(super) fn with_offsets(self, offsets: Vec<((usize, Target), Vec<f32>)>) -> Self {
         Self { offsets, ..self }
     }
 
-    /// What is added to the outputs of a linear layer.
+    /// Returns the offset of a linear layer's scaled outputs.
     #[must_use]
     pub fn offset(&self, layer: usize, target: Target) -> Option<&[f32]> {
         let at = self.offsets.binary_search_by_key(&(layer, target), |(place, _)| *place).ok()?;
         Some(&self.offsets[at].1)
     }
 
-    /// Whether anything is added.
+    /// Whether any offset is present.
     #[must_use]
     pub fn have_offsets(&self) -> bool {
         !self.offsets.is_empty()
     }
 
-    /// By layer, then target.
+    /// Returns the vectors, sorted by layer, then target.
     #[must_use]
     pub fn vectors(&self) -> &[ScaleVector] {
         &self.vectors
     }
 
-    /// What scales this side of a linear layer.
+    /// Returns the vector for `side` of a linear layer.
     #[must_use]
     pub fn get(&self, layer: usize, target: Target, side: ScaledSide) -> Option<&[f32]> {
         let at = self.vectors.binary_search_by_key(&(layer, target), |vector| (vector.layer, vector.target));
@@ -324,12 +322,12 @@ impl Scales {
         (vector.side == side).then_some(&vector.values)
     }
 
-    /// The same as [`vectors`](Self::vectors); only their numbers are to be changed.
+    /// Returns the [`vectors`](Self::vectors) for changes of their values only, which keep the order.
     pub(crate) fn vectors_mut(&mut self) -> &mut [ScaleVector] {
         &mut self.vectors
     }
 
-    /// Bytes of all vectors.
+    /// Returns the bytes of all vectors and offsets.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let vectors = self.vectors.iter().map(|vector| &vector.values);
@@ -338,22 +336,22 @@ impl Scales {
     }
 }
 
-/// Keys and values of virtual tokens (prefix tuning). The keys are not rotated: they stand where they are whatever their
-/// position. The first token of a prompt has the position behind them.
+/// Keys and values of virtual tokens (prefix tuning). The keys are not rotated, so they do not depend on
+/// position. A prompt's first token has the position after the virtual tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Prefix {
-    /// Virtual tokens.
+    /// Number of virtual tokens.
     pub tokens: usize,
     /// Transformer blocks of the model.
     pub layers: usize,
     /// Elements of all key heads of a token.
     pub width: usize,
-    /// `[tokens, layers, 2, width]`: key heads, then value heads.
+    /// Key heads, then value heads, `[tokens, layers, 2, width]`.
     pub values: Vec<f32>,
 }
 
 impl Prefix {
-    /// Keys and values of a virtual token in a layer, `[2, width]`.
+    /// Returns keys and values of a virtual token in a layer, `[2, width]`.
     ///
     /// # Panics
     ///
@@ -364,7 +362,7 @@ impl Prefix {
         &self.values[(token * self.layers + layer) * width..][..width]
     }
 
-    /// The same of each virtual token, layer by layer, to be changed.
+    /// Returns mutable keys and values of each virtual token, by layer.
     pub(crate) fn by_layer_mut(&mut self) -> Vec<Vec<&mut [f32]>> {
         let mut layers: Vec<Vec<_>> = (0..self.layers).map(|_| Vec::with_capacity(self.tokens)).collect();
         for token in self.values.chunks_exact_mut(self.layers * 2 * self.width) {
@@ -375,7 +373,7 @@ impl Prefix {
         layers
     }
 
-    /// Bytes of all keys and values.
+    /// Returns the bytes of all keys and values.
     #[must_use]
     pub fn bytes(&self) -> usize {
         size_of_val(&self.values[..])

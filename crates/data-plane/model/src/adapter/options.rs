@@ -1,7 +1,7 @@
-//! The options of an `adapter_config.json`, taken out one by one.
+//! Options of an `adapter_config.json`, taken out one by one.
 //!
-//! Options that change what an adapter computes and that are not implemented are refused by name. The rule for
-//! options nobody here has heard of is the same: they must be off (null, false or empty).
+//! Options that change the result of an adapter and are not implemented are refused by name. Unknown options
+//! must be off (null, false or empty).
 
 use std::path::Path;
 
@@ -15,22 +15,22 @@ use super::{
     tensor_names::Spelling,
 };
 
-/// Options of every method that say how an adapter was made, not what it computes.
+/// Options of every method that describe how an adapter was made, and not its result.
 const HISTORY: [&str; 5] = ["auto_mapping", "inference_mode", "peft_version", "revision", "runtime_config"];
 
-/// What adapters may be trained for: both change the same layers.
+/// Supported tasks; both change the same layers.
 const TASKS: [&str; 2] = ["CAUSAL_LM", "FEATURE_EXTRACTION"];
 
-/// Entries of `layers_pattern`: what the list of layers is called, of which a model has one.
+/// Maximum entries of `layers_pattern`, the names of a model's layer list.
 const MAX_LAYERS_PATTERNS: usize = 8;
 
 pub(super) fn option_error(path: &Path, option: &str, problem: impl Into<String>) -> AdapterError {
     AdapterError::Option { path: path.to_path_buf(), option: option.to_owned(), problem: problem.into() }
 }
 
-/// A whole number that is not negative, whether it is written as `16` or as `16.0`.
+/// Returns a non-negative integer, written as `16` or as `16.0`.
 pub(super) fn as_count(value: &Value) -> Option<usize> {
-    /// From here on a number of 64 bits with a fraction does not tell whole numbers apart.
+    /// From here on 64-bit floats cannot represent every integer.
     const EXACT: f64 = (1u64 << 53) as f64;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole and in range")]
     let whole =
@@ -38,7 +38,6 @@ pub(super) fn as_count(value: &Value) -> Option<usize> {
     value.as_u64().or_else(|| whole(value.as_f64()?))?.try_into().ok()
 }
 
-/// True for the values that mean an option is off.
 fn is_off(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -50,7 +49,6 @@ fn is_off(value: &Value) -> bool {
     }
 }
 
-/// A value as messages show it.
 fn shortened(value: &Value) -> String {
     const SHOWN: usize = 64;
     let mut text = value.to_string();
@@ -61,47 +59,42 @@ fn shortened(value: &Value) -> String {
     text
 }
 
-/// The options not looked at yet.
+/// The options that are not taken yet.
 #[derive(Debug)]
 pub(super) struct ConfigOptions<'a> {
     path: &'a Path,
     options: Map<String, Value>,
-    /// Of the patterns compiled so far.
+    /// Bytes of the patterns compiled so far.
     expression_bytes: usize,
-    /// How the layers are called that they name.
     spelling: Spelling,
 }
 
 impl<'a> ConfigOptions<'a> {
-    /// The options in `json`, the contents of the file at `path`.
-    /// Layers are named in it as in the weights beside it.
+    /// Parses the options in `json` from the file at `path`; `spelling` is that of the weights' layer names.
     pub(super) fn parse(path: &'a Path, json: &[u8], spelling: Spelling) -> Result<Self, AdapterError> {
         let options: Map<String, Value> = bounded_json::parse(json)
             .map_err(|source| AdapterError::Json { path: path.to_path_buf(), source })?;
         Ok(Self { path, options, expression_bytes: 0, spelling })
     }
 
-    /// Those that nothing has taken yet, as they are written.
     pub(super) fn written(&self) -> Map<String, Value> {
         self.options.clone()
     }
 
-    /// The file, for messages.
     pub(super) fn path(&self) -> &'a Path {
         self.path
     }
 
-    /// How the layers are called that they name.
     pub(super) fn spelling(&self) -> &Spelling {
         &self.spelling
     }
 
-    /// Removes an option; null is the same as absent.
+    /// Removes an option; null counts as absent.
     pub(super) fn take(&mut self, option: &str) -> Option<Value> {
         self.options.shift_remove(option).filter(|value| !value.is_null())
     }
 
-    /// True for an option that is given, whatever its value.
+    /// True if the option is present and not null.
     pub(super) fn has(&self, option: &str) -> bool {
         self.options.get(option).is_some_and(|value| !value.is_null())
     }
@@ -115,7 +108,6 @@ impl<'a> ConfigOptions<'a> {
         AdapterError::Unsupported { path, option: option.to_owned(), value }
     }
 
-    /// Refuses adapters for anything else than text and embeddings.
     pub(super) fn check_task(&mut self) -> Result<(), AdapterError> {
         match self.take("task_type") {
             Some(value) if !value.as_str().is_some_and(|task| TASKS.contains(&task)) => {
@@ -125,12 +117,11 @@ impl<'a> ConfigOptions<'a> {
         }
     }
 
-    /// Why an adapter is refused whose training changed the base's weights at its beginning.
     pub(super) fn changed_base(&self, value: &Value) -> AdapterError {
         AdapterError::ChangedBase { path: self.path.to_path_buf(), value: shortened(value) }
     }
 
-    /// Refuses what PEFT has for tensors that are no linear layers.
+    /// Refuses PEFT's adaptation of tensors that are no linear layers.
     pub(super) fn refuse_parameters(&mut self) -> Result<(), AdapterError> {
         match self.take("target_parameters").filter(|value| !is_off(value)) {
             None => Ok(()),
@@ -157,7 +148,7 @@ impl<'a> ConfigOptions<'a> {
         self.typed(option, "a count", as_count)
     }
 
-    /// A whole number that fits 64 bits with or without a sign, as PyTorch takes seeds: their bits.
+    /// Takes an integer of 64 bits, signed or unsigned, as PyTorch accepts seeds, and returns its bits.
     pub(super) fn seed(&mut self, option: &str) -> Result<Option<u64>, AdapterError> {
         let bits = |value: &Value| value.as_u64().or_else(|| value.as_i64().map(i64::cast_unsigned));
         self.typed(option, "a seed of 64 bits", bits)
@@ -167,7 +158,7 @@ impl<'a> ConfigOptions<'a> {
         self.typed(option, "a number", Value::as_f64)
     }
 
-    /// The count called `key` in an option that has nothing else.
+    /// Takes the count `key` from an option that must have no other key.
     pub(super) fn count_in(&mut self, option: &str, key: &str) -> Result<Option<usize>, AdapterError> {
         let kind = format!("an object with a count called `{key}` and nothing else");
         self.typed(option, &kind, |value| {
@@ -184,7 +175,7 @@ impl<'a> ConfigOptions<'a> {
         Ok(self.typed(option, "true or false", Value::as_bool)?.unwrap_or(false))
     }
 
-    /// An option whose only supported values are `known`; absent is fine.
+    /// Takes an option whose only supported values are `known`; absence is accepted.
     pub(super) fn one_of(&mut self, option: &str, known: &[&str]) -> Result<(), AdapterError> {
         match self.take(option) {
             Some(value) if !value.as_str().is_some_and(|value| known.contains(&value)) => {
@@ -194,7 +185,7 @@ impl<'a> ConfigOptions<'a> {
         }
     }
 
-    /// Refuses what has not been taken out, but for `history`: options that do not matter once an adapter is made.
+    /// Refuses all remaining options except `history`, which do not affect a finished adapter.
     pub(super) fn refuse_the_rest(&self, history: &[&str]) -> Result<(), AdapterError> {
         let matters = |option: &str| !HISTORY.contains(&option) && !history.contains(&option);
         let unknown = |(option, value): &(&String, &Value)| matters(option) && !is_off(value);
@@ -213,7 +204,7 @@ impl<'a> ConfigOptions<'a> {
         self.names("target_modules")?.ok_or_else(|| self.problem("target_modules", "is missing"))
     }
 
-    /// Names in a list, or an expression for them.
+    /// Takes a list of names, or one pattern for them.
     pub(super) fn names(&mut self, option: &str) -> Result<Option<ModuleNames>, AdapterError> {
         match self.take(option) {
             None => Ok(None),
@@ -225,7 +216,7 @@ impl<'a> ConfigOptions<'a> {
         }
     }
 
-    /// Compiles a pattern, if all of them together are not too long: compiled, they grow.
+    /// Compiles a pattern. The total length is limited, because compiled patterns grow.
     fn pattern(
         &mut self,
         option: &str,
@@ -243,7 +234,7 @@ impl<'a> ConfigOptions<'a> {
         compile(pattern).map_err(|problem| self.problem(option, problem))
     }
 
-    /// A text or a list of them; none if the option is off.
+    /// Takes a string or a list of strings; an option that is off gives an empty list.
     pub(super) fn list(&mut self, option: &str) -> Result<Vec<String>, AdapterError> {
         match self.take(option).filter(|value| !is_off(value)) {
             None => Ok(Vec::new()),
@@ -251,7 +242,6 @@ impl<'a> ConfigOptions<'a> {
         }
     }
 
-    /// A text or a list of them.
     fn texts(&self, option: &str, value: Value) -> Result<Vec<String>, AdapterError> {
         let values = if let Value::Array(values) = value { values } else { vec![value] };
         self.check_entries(option, values.len())?;
@@ -266,7 +256,7 @@ impl<'a> ConfigOptions<'a> {
         Err(self.problem(option, format!("has {entries} entries, and the limit is {MAX_PATTERNS}")))
     }
 
-    /// `layers_to_transform` and `layers_pattern`, which PEFT allows beside a list of targets only.
+    /// Takes `layers_to_transform` and `layers_pattern`, which PEFT allows only beside a list of targets.
     pub(super) fn layers(&mut self, targets: &ModuleNames) -> Result<Option<LayerFilter>, AdapterError> {
         let indices = self.take("layers_to_transform").filter(|value| !is_off(value));
         let pattern = self.take("layers_pattern").filter(|value| !is_off(value));

@@ -1,33 +1,32 @@
-//! How PEFT's configuration selects linear layers by name.
+//! Selection of linear layers by name in PEFT's configuration.
 //!
-//! Patterns are regular expressions from an untrusted file: their number, length, compiled size and backtracking are
-//! bounded, and one that runs into a bound is an error, not a mismatch. Most are plain names, by the hundred; those need
-//! no engine.
+//! Patterns are regular expressions from an untrusted file. Number, length, compiled size and
+//! backtracking are bounded, and a pattern that exceeds a bound is an error, not a mismatch. Most patterns
+//! are plain names, sometimes hundreds, which need no regex engine.
 
 use fancy_regex::{Regex, RegexBuilder};
 
 use super::limits::MAX_PATTERN_BYTES;
 
-/// Steps of backtracking for one name. Names are short; an honest pattern needs a few dozen.
+/// Maximum backtracking steps for one name; an honest pattern needs a few dozen for the short names.
 const MAX_BACKTRACKS: usize = 10_000;
-/// Bytes of a part of a pattern when it is compiled. There are at most as many parts as a few bytes of pattern each.
+/// Maximum bytes of a compiled part; the length of a pattern bounds the number of its parts.
 const MAX_COMPILED_BYTES: usize = 1 << 15;
 
-/// A regular expression over the names of linear layers.
 #[derive(Debug)]
 pub(super) enum Pattern {
-    /// Compiled.
     Expression(Regex),
-    /// A name, in which a dot stands for any character.
-    Name { name: String, anchor: Anchor },
+    /// A name in which a dot matches any character.
+    Name {
+        name: String,
+        anchor: Anchor,
+    },
 }
 
-/// What of a name a plain pattern must match.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Anchor {
-    /// All of it.
     Whole,
-    /// Its last parts.
+    /// The last dotted parts.
     Ending,
 }
 
@@ -37,7 +36,7 @@ impl Pattern {
         if is_plain(pattern) {
             return Ok(Self::Name { name: pattern.to_owned(), anchor: Anchor::Whole });
         }
-        // Alone first: brackets that close ours would change what the whole means.
+        // The pattern must compile alone first; an unbalanced bracket could otherwise close the added group.
         Self::compile(pattern, pattern)?;
         Self::compile(pattern, &format!("^(?:{pattern})$"))
     }
@@ -50,7 +49,7 @@ impl Pattern {
         Self::compile(pattern, &format!(r"^(.*\.)?({pattern})$"))
     }
 
-    /// Finds the number behind a part of a name, as `layers_pattern` does.
+    /// Finds the number after a part of a name, as `layers_pattern` does.
     pub(super) fn numbered(pattern: &str) -> Result<Self, String> {
         Self::compile(pattern, &format!(r"^(?:(?:^|.*?\.){pattern}\.(?P<idx>\d+)\.)"))
     }
@@ -75,7 +74,6 @@ impl Pattern {
         }
     }
 
-    /// The number that [`Pattern::numbered`] looks for.
     fn number(&self, name: &str) -> Result<Option<usize>, String> {
         let Self::Expression(regex) = self else { return Ok(None) };
         let captures = regex.captures(name).map_err(|error| too_long(&error))?;
@@ -87,7 +85,7 @@ fn too_long(error: &fancy_regex::Error) -> String {
     format!("has a pattern that takes too long: {error}")
 }
 
-/// True for patterns, not too long, that mean themselves but for their dots.
+/// True for patterns within the length limit whose only special characters are dots.
 pub(super) fn is_plain(pattern: &str) -> bool {
     pattern.len() <= MAX_PATTERN_BYTES
         && pattern.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.'))
@@ -103,15 +101,14 @@ fn name_matches(pattern: &str, anchor: Anchor, name: &str) -> bool {
     anchored && pattern.bytes().zip(tail).all(|(wanted, &found)| wanted == b'.' || wanted == found)
 }
 
-/// Names given one by one, or as a pattern for whole names.
+/// A list of names, or one pattern for whole names.
 #[derive(Debug)]
 pub(super) enum ModuleNames {
-    /// A name, or the last parts of one.
+    /// Names, or last dotted parts of names.
     List(Vec<String>),
-    /// One expression.
     Pattern(Pattern),
-    /// Every linear layer that the weights have factors of. PEFT writes the layers one by one where it was asked for this; Tinker writes
-    /// the word, also for adapters of the head, and of attention or feed-forward alone.
+    /// Every linear layer for which the weights have factors. PEFT writes explicit layer names on saving;
+    /// Tinker writes `all-linear`, even for adapters of the head, or of attention or feed-forward alone.
     AllLinear,
 }
 
@@ -124,7 +121,7 @@ impl ModuleNames {
         }
     }
 
-    /// As [`select`](Self::select), but an entry of a list may also be the end of a part, as `feedforward_modules` has it.
+    /// Selects a name as [`select`](Self::select) does; list entries may also match the end of a part.
     pub(super) fn select_by_ending(&self, name: &str) -> Result<bool, String> {
         match self {
             Self::List(list) => Ok(list.iter().any(|entry| name.ends_with(entry))),
@@ -133,16 +130,15 @@ impl ModuleNames {
     }
 }
 
-/// True if `tail` is `name` or its last dotted parts.
+/// True if `tail` equals `name` or its last dotted parts.
 pub(super) fn is_tail(name: &str, tail: &str) -> bool {
     name.strip_suffix(tail).is_some_and(|front| front.is_empty() || front.ends_with('.'))
 }
 
-/// The layers that are transformed, where a configuration names them.
 #[derive(Debug)]
 pub(super) struct LayerFilter {
     pub(super) indices: Vec<usize>,
-    /// What stands before the number of a layer; if empty, anything may.
+    /// Patterns before a layer's number; an empty list accepts any prefix.
     pub(super) patterns: Vec<Pattern>,
 }
 
@@ -151,7 +147,7 @@ impl LayerFilter {
         Ok(self.number(name)?.is_some_and(|layer| self.indices.contains(&layer)))
     }
 
-    /// The first pattern that matches decides.
+    /// Returns the layer number from the first pattern that matches.
     fn number(&self, name: &str) -> Result<Option<usize>, String> {
         if self.patterns.is_empty() {
             return Ok(first_number(name));
@@ -165,7 +161,7 @@ impl LayerFilter {
     }
 }
 
-/// The first part of a name that is a number, with at least two parts before it and one behind.
+/// Returns the first numeric part of a name that has two or more parts before it and one after it.
 fn first_number(name: &str) -> Option<usize> {
     let mut parts = name.split('.').skip(2).peekable();
     while let Some(part) = parts.next() {
@@ -176,7 +172,7 @@ fn first_number(name: &str) -> Option<usize> {
     None
 }
 
-/// Values by pattern, each with its text: the first pattern that matches a name decides.
+/// Values by pattern, each with the pattern's text; the first match decides.
 #[derive(Debug)]
 pub(super) struct ByPattern<T>(pub(super) Vec<(String, Pattern, T)>);
 
@@ -190,7 +186,7 @@ impl<T: Copy> ByPattern<T> {
         Ok(otherwise)
     }
 
-    /// The texts of patterns that match none of these names. One that runs into a bound counts as used: it is an error elsewhere.
+    /// Returns the texts of patterns that match none of `names`; exceeded bounds count as a match here.
     pub(super) fn unused<'a>(&'a self, names: &'a [String]) -> impl Iterator<Item = &'a str> {
         let is_used = |pattern: &Pattern| names.iter().any(|name| pattern.matches(name).unwrap_or(true));
         self.0.iter().filter(move |(_, pattern, _)| !is_used(pattern)).map(|(text, ..)| text.as_str())

@@ -29,22 +29,18 @@ use crate::{
     sources::hf_names::module_name,
 };
 
-/// What PEFT wrote before it wrote safetensors.
+/// Weight file of PEFT versions before safetensors.
 const PICKLE_FILE: &str = "adapter_model.bin";
 
-/// The option that names the method.
 pub(super) const METHOD: &str = "peft_type";
 
-/// What PEFT calls the methods.
 const METHODS: [&str; 4] = ["LORA", IA3, PREFIX, VERA];
 const IA3: &str = "IA3";
 const PREFIX: &str = "PREFIX_TUNING";
 const VERA: &str = "VERA";
 
-/// Reads before giving up on a directory that changes.
 const ATTEMPTS: usize = 3;
 
-/// Reads the adapter in `directory`.
 pub(super) fn read(
     directory: &Path,
     model: &ModelConfig,
@@ -69,7 +65,7 @@ pub(super) fn read(
     Ok((adapter?, notes))
 }
 
-/// What is wrong with the tensors of the adapter in `directory`: all of it, not only the first thing.
+/// Returns all errors of the tensors in `directory`, not only the first.
 pub(super) fn problems(directory: &Path, model: &ModelConfig) -> Result<Vec<AdapterError>, AdapterError> {
     let (config, weights) = read_files(directory)?;
     let mut files = PeftFiles::parse(directory, model, &config, &weights)?;
@@ -80,7 +76,6 @@ pub(super) fn problems(directory: &Path, model: &ModelConfig) -> Result<Vec<Adap
     Ok(problems)
 }
 
-/// What a configuration says, by the method it is of.
 enum MethodConfig {
     Lora(LoraConfig),
     Ia3(Ia3Config),
@@ -89,7 +84,6 @@ enum MethodConfig {
 }
 
 impl MethodConfig {
-    /// Takes and checks all of `options`.
     fn from_options(options: &mut ConfigOptions<'_>, model: &ModelConfig) -> Result<Self, AdapterError> {
         let Some(method) = options.take(METHOD) else { return Err(options.problem(METHOD, "is missing")) };
         if !method.as_str().is_some_and(|method| METHODS.contains(&method)) {
@@ -105,7 +99,6 @@ impl MethodConfig {
     }
 }
 
-/// Configuration and weights of one adapter.
 struct PeftFiles<'a> {
     model: &'a ModelConfig,
     config: MethodConfig,
@@ -121,7 +114,8 @@ impl<'a> PeftFiles<'a> {
         weights: &'a [u8],
     ) -> Result<Self, AdapterError> {
         let config_path = directory.join(CONFIG_FILE);
-        // What the configuration names is called as in the weights; what is wrong with it is said first.
+        // The configuration uses the spelling of the weights, so these are parsed first; errors of the
+        // configuration are reported first.
         let weights = WeightFile::parse(&directory.join(WEIGHT_FILE), weights);
         let weights = weights.and_then(|weights| weights.of_base(model));
         let spelling = weights.as_ref().map(|weights| weights.spelling().clone()).unwrap_or_default();
@@ -132,7 +126,7 @@ impl<'a> PeftFiles<'a> {
         Ok(Self { model, config, base_model, weights })
     }
 
-    /// What the adapter does, up to the first thing that is wrong.
+    /// Returns the method's tensors, or the first error.
     fn method(&mut self) -> Result<StoredMethod<'a>, AdapterError> {
         let Self { model, config, weights, .. } = self;
         let layers = linear_layers(model);
@@ -166,7 +160,6 @@ impl<'a> PeftFiles<'a> {
         })
     }
 
-    /// What is done to embedding and head, by a plain LoRA.
     fn vocabulary(&mut self) -> Result<Option<StoredVocabulary<'a>>, AdapterError> {
         match &self.config {
             MethodConfig::Lora(config) => config.vocabulary(&mut self.weights, self.model),
@@ -174,8 +167,8 @@ impl<'a> PeftFiles<'a> {
         }
     }
 
-    /// Takes copies of the base's embedding and head that are not used. Beside an embedding or head of the adapter's own, a copy of the
-    /// other may have been trained too, as the weights that both share: there it is left, and refused.
+    /// Takes unused copies of the base's embedding and head. An adapter that replaces only one of the two may
+    /// have trained the other as well, through shared weights. Such a copy is not taken, so it is refused.
     fn copies(&mut self) -> Result<Vec<AdapterWarning>, AdapterError> {
         match &self.config {
             MethodConfig::Lora(config) if config.saves_modules() => Ok(Vec::new()),
@@ -183,7 +176,7 @@ impl<'a> PeftFiles<'a> {
         }
     }
 
-    /// What in the files has no effect, of an adapter that does this; copies of the base's weights are taken.
+    /// Returns warnings about file contents without effect, and takes the copies of the base's weights.
     fn notes(
         &mut self,
         method: &StoredMethod<'_>,
@@ -197,7 +190,6 @@ impl<'a> PeftFiles<'a> {
         Ok(notes)
     }
 
-    /// What of the base a draft computes, if it is one.
     fn draft(&mut self) -> Result<Option<DraftShape>, AdapterError> {
         match &self.config {
             MethodConfig::Lora(config) => {
@@ -208,7 +200,6 @@ impl<'a> PeftFiles<'a> {
         }
     }
 
-    /// Everything that is wrong with the tensors of linear layers.
     fn problems(&mut self) -> Vec<AdapterError> {
         let Self { model, config, weights, .. } = self;
         let layers = linear_layers(model);
@@ -236,7 +227,6 @@ impl<'a> PeftFiles<'a> {
     }
 }
 
-/// What a DoRA has beside the factors of a linear layer.
 fn magnitude<'a>(
     config: &LoraConfig,
     weights: &mut WeightFile<'a>,
@@ -246,7 +236,7 @@ fn magnitude<'a>(
     config.magnitude(weights, &module_name(layer, target), linear_shape(model, target)[0])
 }
 
-/// Configuration and weights that were there at the same time.
+/// Reads configuration and weights that existed at the same time.
 pub(super) fn read_files(directory: &Path) -> Result<(Vec<u8>, Vec<u8>), AdapterError> {
     let failed = |path: &Path, source: io::Error| AdapterError::Read { path: path.to_path_buf(), source };
     let config_path = directory.join(CONFIG_FILE);

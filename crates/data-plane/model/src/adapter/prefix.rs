@@ -1,7 +1,7 @@
 //! Prefix tuning in PEFT's format: `prompt_embeddings`, keys and values of virtual tokens for every layer.
 //!
-//! PEFT saves what its encoder puts out, so an adapter with a projection (`prefix_projection`) is stored as one without.
-//! Keys go into the cache as they are: neither rotated nor normed.
+//! PEFT saves the output of its encoder, so an adapter with a projection (`prefix_projection`) is stored as
+//! one without. Keys enter the KV cache unchanged: neither rotated nor normed.
 
 use super::{
     error::AdapterError, limits::MAX_VIRTUAL_TOKENS, matrix::StoredPrefix, options::ConfigOptions,
@@ -9,21 +9,19 @@ use super::{
 };
 use crate::shape::config::ModelConfig;
 
-/// The one tensor of a prefix, `[virtual tokens, layers * 2 * key heads * head_dim]`.
+/// The only tensor of a prefix, `[virtual tokens, layers * 2 * key heads * head_dim]`.
 const EMBEDDINGS: &str = "prompt_embeddings";
 const VIRTUAL_TOKENS: &str = "num_virtual_tokens";
 
-/// Options that say how a prefix was made, not what it computes.
+/// Options that describe how a prefix was made, and not its result.
 const HISTORY: [&str; 3] = ["encoder_hidden_size", "init_weights", "prefix_projection"];
 
-/// What the configuration of a prefix says.
 #[derive(Debug)]
 pub(super) struct PrefixConfig {
     tokens: usize,
 }
 
 impl PrefixConfig {
-    /// Takes and checks all of `options`.
     pub(super) fn from_options(
         options: &mut ConfigOptions<'_>,
         model: &ModelConfig,
@@ -34,7 +32,7 @@ impl PrefixConfig {
                 format!("is {tokens}, and prefixes of 1 to {MAX_VIRTUAL_TOKENS} tokens are supported");
             return Err(options.problem(VIRTUAL_TOKENS, problem));
         }
-        // PEFT counts the heads of keys where there are fewer than of queries.
+        // With grouped-query attention, PEFT counts the key heads.
         let expected = [
             ("num_layers", model.layers),
             ("num_attention_heads", model.kv_heads),
@@ -54,7 +52,6 @@ impl PrefixConfig {
         Ok(Self { tokens })
     }
 
-    /// The keys and values.
     pub(super) fn embeddings<'a>(
         &self,
         weights: &mut WeightFile<'a>,

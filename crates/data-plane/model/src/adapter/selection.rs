@@ -1,4 +1,4 @@
-//! Which linear layers an adapter changes, by the names in its configuration.
+//! Selects the linear layers that an adapter changes by the names in its configuration.
 
 use std::path::{Path, PathBuf};
 
@@ -16,19 +16,16 @@ use crate::{
     },
 };
 
-/// Whether a configuration selects a linear layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Selected {
     Yes,
     No,
 }
 
-/// What `target_modules` and the options beside it select.
 #[derive(Debug)]
 pub(super) struct Selection {
-    /// The configuration, for messages.
     path: PathBuf,
-    /// How the model that was trained calls its layers.
+    /// Spelling of layer names in the trained model.
     spelling: Spelling,
     targets: ModuleNames,
     excluded: Option<ModuleNames>,
@@ -36,7 +33,6 @@ pub(super) struct Selection {
 }
 
 impl Selection {
-    /// Takes `target_modules` and `exclude_modules`.
     pub(super) fn from_options(options: &mut ConfigOptions<'_>) -> Result<Self, AdapterError> {
         let (path, spelling) = (options.path().to_path_buf(), options.spelling().clone());
         let (targets, excluded) = (options.targets()?, options.names("exclude_modules")?);
@@ -49,13 +45,12 @@ impl Selection {
         Ok(self)
     }
 
-    /// The configuration it is from.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What the model that was trained calls `target`, and whether it is adapted: by the name of a layer of its own, or by that of the one that it is a
-    /// part of in the base's files.
+    /// Returns the name of `target` in the trained model, and whether it is adapted. A target that is part of
+    /// a fused layer in the base's files is also selected by the fused layer's name.
     pub(super) fn named(
         &self,
         model: &ModelConfig,
@@ -72,12 +67,11 @@ impl Selection {
         Ok((self.written(&own), selected))
     }
 
-    /// What the model that was trained calls the layer `module` of a text model.
+    /// Translates the layer name `module` to the spelling of the trained model.
     pub(super) fn written(&self, module: &str) -> String {
         self.spelling.written(module).into_owned()
     }
 
-    /// Whether the linear layer called `module` is adapted.
     pub(super) fn of(&self, module: &str) -> Result<Selected, AdapterError> {
         Ok(if self.selects(module)? { Selected::Yes } else { Selected::No })
     }
@@ -104,7 +98,6 @@ impl Selection {
     }
 }
 
-/// Every linear layer of the base model.
 pub(super) fn linear_layers(model: &ModelConfig) -> impl Iterator<Item = (usize, Target)> {
     (0..model.layers)
         .flat_map(|layer| layer_targets(model, layer).iter().map(move |&target| (layer, target)))

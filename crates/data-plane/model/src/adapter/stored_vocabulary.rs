@@ -1,4 +1,4 @@
-//! What is done to embedding and head as a file stores it, and the adapter that comes of it.
+//! Changes of embedding and head as stored in files, and their assembly to an adapter.
 
 use std::path::Path;
 
@@ -13,33 +13,29 @@ use super::{
     vocabulary::{EmbeddingChange, SavedMatrix, VocabularyChanges},
 };
 
-/// The factors of the token embedding as a file stores them.
 pub(super) struct StoredEmbeddingFactors<'a> {
     pub(super) rank: usize,
     pub(super) scale: f32,
-    /// `[rank, vocab]`.
+    /// Matrix of shape `[rank, vocab]`.
     pub(super) a: StoredMatrix<'a>,
-    /// `[hidden, rank]`.
+    /// Matrix of shape `[hidden, rank]`.
     pub(super) b: StoredMatrix<'a>,
 }
 
-/// What is done to the token embedding as a file stores it.
 pub(super) enum StoredEmbedding<'a> {
     Factors(StoredEmbeddingFactors<'a>),
-    /// `[vocab, hidden]`.
+    /// Matrix of shape `[vocab, hidden]`.
     Saved(StoredMatrix<'a>),
 }
 
-/// What is done to embedding and head as a file stores it: to one of them at least.
+/// Changes of embedding and head as stored in a file; at least one is present.
 pub(super) struct StoredVocabulary<'a> {
-    /// Numbers of a row.
     pub(super) hidden: usize,
     pub(super) embedding: Option<StoredEmbedding<'a>>,
-    /// `[vocab, hidden]`.
+    /// Matrix of shape `[vocab, hidden]`.
     pub(super) head: Option<StoredMatrix<'a>>,
 }
 
-/// Decodes, checks and hashes the adapter in `path`.
 pub(super) fn assemble_vocabulary(
     path: &Path,
     modules: Vec<StoredModule<'_>>,
@@ -52,8 +48,8 @@ pub(super) fn assemble_vocabulary(
 }
 
 impl StoredVocabulary<'_> {
-    /// Begins the hash of an adapter of these modules, which must follow sorted by layer and target. A LoRA of the embedding alone
-    /// has the one that it had before there was anything else.
+    /// Begins the hash of an adapter; `modules` must follow sorted by layer and target. A LoRA with embedding
+    /// factors alone keeps its original encoding, so that versions stay valid.
     fn hasher(&self, modules: &[StoredModule<'_>]) -> GenerationHasher {
         if let (Some(StoredEmbedding::Factors(factors)), None) = (&self.embedding, &self.head) {
             let mut hasher = GenerationHasher::embedding(modules.len());
@@ -90,7 +86,7 @@ impl StoredVocabulary<'_> {
         Ok(VocabularyChanges { embedding, head })
     }
 
-    /// Whether embedding and head have the same numbers, as PEFT saves what it has tied: one copy is enough in memory.
+    /// Whether embedding and head have equal values, as PEFT saves tied weights; memory then holds one copy.
     fn are_one(&self) -> bool {
         let (Some(StoredEmbedding::Saved(embedding)), Some(head)) = (&self.embedding, &self.head) else {
             return false;

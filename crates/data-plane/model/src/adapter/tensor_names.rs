@@ -1,25 +1,25 @@
-//! What adapter files call tensors, read as one spelling: that of transformers' text models.
+//! Translates tensor names of adapter files to one spelling, that of transformers' text models.
 //!
-//! PEFT, PyTorch's wrappers, models of text and images, and Tinker write different names for the same layer. A name is translated
-//! where only one layer of the base can be meant, and stays as it is elsewhere. What an adapter computes, and so its generation,
-//! does not depend on the spelling. Patterns of a configuration do: PEFT matches them against the names of the model that was
-//! trained, so [`Spelling`] translates back.
+//! PEFT, PyTorch's wrappers, vision-language models and Tinker write different names for the same layer. A
+//! name is translated only if it can mean just one layer of the base. The result of an adapter, and so its
+//! version, does not depend on the spelling. Patterns of a configuration do: PEFT matches them against the
+//! names of the trained model, so [`Spelling`] translates back.
 
 use std::{borrow::Cow, collections::BTreeSet};
 
 use crate::sources::hf_names::EMBEDDING;
 
-/// What stands before the name of a layer, once or several times: PEFT's wrapper, data parallelism, `torch.compile`.
+/// Prefixes of layer names, possibly repeated: PEFT's wrapper, data parallelism, `torch.compile`.
 const WRAPPERS: [&str; 3] = ["base_model.model.", "module.", "_orig_mod."];
 
-/// Parts of a name that name no layer: wrappers of single layers, the name that PEFT gives an adapter, and its wrapper of saved modules.
+/// Name parts without meaning: wrappers of layers and of saved modules, and PEFT's adapter name.
 const TRANSPARENT: [&str; 5] =
     ["_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "default", "modules_to_save"];
 
-/// What transformers' text models have before `layers.N` and `embed_tokens`.
+/// Prefix of `layers.N` and `embed_tokens` in transformers' text models.
 const BODY: &str = "model.";
 
-/// The same in other models: those of text and images, new and old, and models without a head (`AutoModel`).
+/// Prefixes of `layers.N` in other models: vision-language models, and models without head (`AutoModel`).
 const BODIES: [&str; 7] = [
     BODY,
     "model.language_model.",
@@ -30,22 +30,20 @@ const BODIES: [&str; 7] = [
     "",
 ];
 
-/// What transformers' text models call the head.
 const HEAD: &str = "lm_head";
 
-/// The same in other models, and in what Tinker exports.
+/// Names of the head in other models and in Tinker's exports.
 const HEADS: [&str; 4] = [HEAD, "language_model.lm_head", "model.unembed_tokens", "unembed_tokens"];
 
-/// The name of a tensor, translated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TensorName {
-    /// As transformers' text models have it.
+    /// Name in transformers' text models.
     pub(super) key: String,
-    /// What stood in the place of [`BODY`] or [`HEAD`]; `None` if neither was found.
+    /// Original prefix in place of [`BODY`], or name in place of [`HEAD`]; `None` if neither was found.
     place: Option<NameLocation>,
 }
 
-/// Where a tensor belongs, and how its file says so.
+/// The place of a tensor, with its original spelling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum NameLocation {
     Body(&'static str),
@@ -53,7 +51,6 @@ enum NameLocation {
 }
 
 impl TensorName {
-    /// Translates the name that a file has.
     pub(super) fn read(written: &str) -> Self {
         let mut name = written;
         while let Some(rest) = WRAPPERS.iter().find_map(|wrapper| name.strip_prefix(wrapper)) {
@@ -77,7 +74,7 @@ impl TensorName {
         Self { key: name, place: None }
     }
 
-    /// Whether it is of a layer as language models have them.
+    /// Whether the name belongs to a layer of a language model.
     pub(super) fn is_known(&self) -> bool {
         self.place.is_some()
     }
@@ -88,17 +85,17 @@ fn is_of_body(rest: &str) -> bool {
     rest.strip_prefix("layers.").is_some_and(is_layer) || rest.starts_with("embed_tokens.")
 }
 
-/// How the names in a file differ from those of transformers' text models, and which linear layers it has.
+/// Difference of a file's names from those of transformers' text models, and the adapted kinds of layers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Spelling {
     body: Option<&'static str>,
     head: Option<String>,
-    /// Names of linear layers behind the number of their block.
+    /// Names of linear layers after their block number.
     kinds: BTreeSet<String>,
 }
 
 impl Spelling {
-    /// Takes in a tensor of the file; false if what stands before its layer is not what stood before another one.
+    /// Records a tensor of the file; false if prefix or head name differ from those of an earlier tensor.
     #[must_use]
     pub(super) fn add(&mut self, name: &TensorName) -> bool {
         self.kinds.extend(kind(&name.key).map(str::to_owned));
@@ -109,13 +106,13 @@ impl Spelling {
         }
     }
 
-    /// Takes note that the factors of the head are called like the embedding's layer.
+    /// Records that the head's factors carry the name of the embedding layer.
     pub(super) fn head_is_at_embedding(&mut self) {
         self.head = Some(self.written(EMBEDDING).into_owned());
         self.kinds.insert(HEAD.to_owned());
     }
 
-    /// What the model that was trained calls the layer `module` of a text model.
+    /// Translates the layer name `module` of a text model to the spelling of the trained model.
     pub(super) fn written<'a>(&self, module: &'a str) -> Cow<'a, str> {
         match (module.strip_prefix(BODY), self.body, &self.head) {
             (Some(rest), Some(body), _) if body != BODY => Cow::Owned(format!("{body}{rest}")),
@@ -124,19 +121,19 @@ impl Spelling {
         }
     }
 
-    /// Whether the file adapts linear layers like `module`, in this block or in another.
+    /// Whether the file adapts linear layers like `module`, in any block.
     pub(super) fn has_kind_of(&self, module: &str) -> bool {
         let kind = in_block(module).unwrap_or(module);
         self.kinds.contains(kind)
     }
 
-    /// Whether the layer of the embedding stands for the head.
+    /// Whether the embedding layer's name stands for the head.
     pub(super) fn is_head_at_embedding(&self) -> bool {
         self.head.as_deref() == Some(&*self.written(EMBEDDING))
     }
 }
 
-/// The linear layer that the tensor `key` adapts, without the number of its block.
+/// Returns the linear layer that the tensor `key` adapts, without its block number.
 fn kind(key: &str) -> Option<&str> {
     let adapts =
         |part: &str| part.starts_with("lora_A") || part == "ia3_l" || part.starts_with("vera_lambda");
@@ -147,7 +144,7 @@ fn kind(key: &str) -> Option<&str> {
     if module == HEAD { Some(module) } else { in_block(module) }
 }
 
-/// What stands behind the number of a block.
+/// Returns the part of a name after the block number.
 fn in_block(module: &str) -> Option<&str> {
     module.strip_prefix(BODY)?.strip_prefix("layers.")?.split_once('.').map(|(_, rest)| rest)
 }

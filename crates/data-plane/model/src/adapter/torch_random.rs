@@ -1,31 +1,30 @@
-//! The uniform numbers that PyTorch draws on a CPU from a seed, to the last bit.
+//! PyTorch's uniform random numbers on a CPU, bit by bit from the same seed.
 //!
-//! Its generator is mt19937, of whose words a float takes the lower 24 bits (`at::transformation::uniform_real`). They are scaled as its
-//! kernels for AVX2 and newer do, with one rounding; those for older processors round twice, and are off by a last bit.
+//! The generator is mt19937; a float takes the lower 24 bits of a word (`at::transformation::uniform_real`).
+//! The scaling follows PyTorch's kernels for AVX2 and newer, with one rounding. Kernels for older processors
+//! round twice and can differ in the last bit.
 
 use rand_mt::Mt;
 
-/// Bits of a word that a float of 32 bits takes.
 const DRAWN_BITS: u32 = f32::MANTISSA_DIGITS;
 
-/// `torch.Generator(device="cpu")`.
+/// Reproduction of PyTorch's `torch.Generator(device="cpu")`.
 pub(super) struct TorchGenerator(Mt);
 
 impl TorchGenerator {
-    /// As after `manual_seed`, which takes the lower half of a seed.
+    /// Seeds the generator like `manual_seed`, which takes the lower half of a seed.
     #[expect(clippy::cast_possible_truncation, reason = "so does PyTorch")]
     pub(super) fn new(seed: u64) -> Self {
         Self(Mt::new(seed as u32))
     }
 
-    /// A matrix `[rows, cols]` as PEFT's `_kaiming_init` draws it: uniform, with a variance of `2 / cols`.
+    /// Draws a matrix `[rows, cols]` like PEFT's `_kaiming_init`: uniform, with a variance of `2 / cols`.
     pub(super) fn kaiming_uniform(&mut self, [rows, cols]: [usize; 2]) -> Vec<f32> {
-        // In the order of PyTorch's own operations, so that the bound has the same bits.
+        // PyTorch's order of operations gives the bound the same bits.
         let deviation = 2f64.sqrt() / (cols as f64).sqrt();
         self.uniform(rows * cols, 3f64.sqrt() * deviation)
     }
 
-    /// So many numbers from `-bound` up to `bound`.
     #[expect(clippy::cast_possible_truncation, reason = "rounded, as PyTorch does")]
     fn uniform(&mut self, count: usize, bound: f64) -> Vec<f32> {
         let (from, to) = (-bound as f32, bound as f32);
@@ -42,8 +41,8 @@ impl TorchGenerator {
 mod tests {
     use super::*;
 
-    /// The bits of PEFT's `_kaiming_init` of `[3, 300]` and then of `[7, 3]`, with this key: the first three and the last three of one, the
-    /// first two and the last two of the other.
+    /// Returns bits of PEFT's `_kaiming_init` of `[3, 300]` and then of `[7, 3]` with this key. The list has
+    /// the first and last three values of the first matrix, then the first and last two of the second.
     fn drawn(key: u64) -> Vec<u32> {
         let mut generator = TorchGenerator::new(key);
         let (a, b) = (generator.kaiming_uniform([3, 300]), generator.kaiming_uniform([7, 3]));

@@ -1,8 +1,9 @@
-//! VeRA in PEFT's format: one A and one B that all layers share, `vera_A`, `[rank, in]` of the widest, and `vera_B`, `[out, rank]` of the
-//! widest, and for each layer the vectors `vera_lambda_d`, `[rank]`, and `vera_lambda_b`, `[out]`. A and B are in the file, or drawn again
-//! from the key that they were drawn from.
+//! VeRA in PEFT's format: all layers share one A and one B, and each layer has two scaling vectors.
 //!
-//! A layer's `diag(b) B diag(d) A` is a LoRA of the factors `diag(d) A` and `diag(b) B`: it is read as that, and is one from then on.
+//! The shared matrices are `vera_A`, `[rank, in]`, and `vera_B`, `[out, rank]`, of the widest layers, stored
+//! or drawn again from their key. The vectors are `vera_lambda_d`, `[rank]`, and `vera_lambda_b`, `[out]`.
+//!
+//! A layer's `diag(b) B diag(d) A` is a LoRA with the factors `diag(d) A` and `diag(b) B`, and is read so.
 
 use std::{ops::Range, path::Path};
 
@@ -22,16 +23,13 @@ use crate::{
     sources::{fused::Fused, hf_names::module_name},
 };
 
-/// The option that says whether the shared matrices are in the files.
 const SAVED: &str = "save_projection";
 
-/// The option with the seed that they were drawn from.
 const KEY: &str = "projection_prng_key";
 
-/// Options that say how a VeRA was made, not what it computes.
+/// Options that describe how a VeRA was made, and not its result.
 const HISTORY: [&str; 3] = ["d_initial", "init_weights", "vera_dropout"];
 
-/// What the configuration of a VeRA says.
 #[derive(Debug)]
 pub(super) struct VeraConfig {
     selection: Selection,
@@ -39,39 +37,33 @@ pub(super) struct VeraConfig {
     origin: SharedMatrices,
 }
 
-/// Where the shared matrices come from.
 #[derive(Debug, Clone, Copy)]
 enum SharedMatrices {
-    /// The file with the weights.
     Saved,
-    /// PyTorch's generator, with this seed.
     Drawn(u64),
 }
 
-/// A linear layer as it is in the base's files: there it may be a part of another.
+/// A linear layer's place in the base's files, where it may be part of a fused layer.
 struct PlacedLayer {
-    /// Whether that one is adapted.
     selected: Selected,
-    /// Its rows of that one's.
+    /// Rows within the fused layer.
     rows: Range<usize>,
-    /// `[out, in]` of that one.
+    /// Shape of the fused layer, `[out, in]`.
     whole: [usize; 2],
 }
 
-/// What all layers share.
 pub(super) struct Projections {
-    /// `[rank, inputs]`.
+    /// Matrix of shape `[rank, inputs]`.
     a: Vec<f32>,
     inputs: usize,
-    /// `[outputs, rank]`.
+    /// Matrix of shape `[outputs, rank]`.
     b: Vec<f32>,
     outputs: usize,
-    /// Of all factors so far: a small file must not come to more than a large one may have.
+    /// Bytes of all factors so far; bounded, because a small file can describe large factors.
     bytes: u64,
 }
 
 impl VeraConfig {
-    /// Takes and checks all of `options`.
     pub(super) fn from_options(options: &mut ConfigOptions<'_>) -> Result<Self, AdapterError> {
         options.one_of("bias", &["none"])?;
         let key = options.seed(KEY)?.unwrap_or(0);
@@ -86,7 +78,7 @@ impl VeraConfig {
         Ok(Self { selection, rank, origin })
     }
 
-    /// What all layers share: taken, or drawn.
+    /// Takes the shared matrices from the file, or draws them.
     pub(super) fn projections(
         &self,
         weights: &mut WeightFile<'_>,
@@ -107,7 +99,7 @@ impl VeraConfig {
         Ok(Projections { a, inputs, b, outputs, bytes: 0 })
     }
 
-    /// What PEFT drew from this seed (`_init_vera_A_vera_B`): A, then B, of the most inputs and the most outputs of adapted layers.
+    /// Draws A, then B, like PEFT (`_init_vera_A_vera_B`), sized by the widest adapted layers.
     fn drawn(&self, path: &Path, model: &ModelConfig, seed: u64) -> Result<Projections, AdapterError> {
         let [mut outputs, mut inputs] = [0, 0];
         for place in linear_layers(model) {
@@ -123,7 +115,6 @@ impl VeraConfig {
         Ok(Projections { a, inputs, b, outputs, bytes: 0 })
     }
 
-    /// The adapted linear layer, if there is one.
     pub(super) fn module(
         &self,
         shared: &mut Projections,
@@ -146,7 +137,7 @@ impl VeraConfig {
         Ok(Some(StoredModule { layer, target, rank: self.rank, scale: 1.0, a, b }))
     }
 
-    /// Where a linear layer is in the base's files, and whether it is adapted.
+    /// Returns the place of a linear layer in the base's files, and whether it is adapted.
     fn placed(
         &self,
         model: &ModelConfig,
@@ -154,7 +145,7 @@ impl VeraConfig {
     ) -> Result<PlacedLayer, AdapterError> {
         let (module, selected) = self.selection.named(model, (layer, target))?;
         let [outputs, inputs] = linear_shape(model, target);
-        // A part of a layer that is one in the base's files has its rows of that one's B.
+        // A part of a fused layer uses its own rows of the fused layer's B.
         let fused = Fused::of(model, target)
             .filter(|_| module != self.selection.written(&module_name(layer, target)));
         let (rows, outputs) = fused.map_or((0..outputs, outputs), |fused| (fused.rows, fused.all_rows));
@@ -163,7 +154,7 @@ impl VeraConfig {
 }
 
 impl Projections {
-    /// Checks that they are as large as a layer needs.
+    /// Checks that the matrices are large enough for a layer.
     fn check(
         &self,
         weights: &WeightFile<'_>,
@@ -185,25 +176,23 @@ impl Projections {
         Ok(())
     }
 
-    /// `diag(d) A` for so many inputs.
+    /// Returns `diag(d) A` for the first `inputs` inputs.
     fn scaled_a(&self, d: &[f32], inputs: usize) -> Vec<f32> {
         let rows = self.a.chunks_exact(self.inputs).zip(d);
         rows.flat_map(|(row, scale)| row[..inputs].iter().map(move |value| value * scale)).collect()
     }
 
-    /// `diag(b) B` for the outputs from `begin` on.
+    /// Returns `diag(b) B` for the outputs from `begin` on.
     fn scaled_b(&self, b: &[f32], begin: usize, rank: usize) -> Vec<f32> {
         let rows = self.b.chunks_exact(rank).skip(begin).zip(b);
         rows.flat_map(|(row, scale)| row.iter().map(move |value| value * scale)).collect()
     }
 }
 
-/// Bytes of two factors of a layer with so many outputs and inputs.
 fn factor_bytes(rank: usize, [outputs, inputs]: [usize; 2]) -> u64 {
     (size_of::<f32>() * rank * (outputs + inputs)) as u64
 }
 
-/// Refuses what comes to more than a file may have.
 fn check_bytes(path: &Path, bytes: u64) -> Result<(), AdapterError> {
     if bytes > MAX_VERA_BYTES {
         return Err(AdapterError::TooLarge { path: path.to_path_buf(), limit: MAX_VERA_BYTES });

@@ -1,5 +1,5 @@
-//! What an adapter does to the weights that have a row for each token: the token embedding, which it adds to (a LoRA) or
-//! replaces, and the head, which it replaces (PEFT's `modules_to_save`).
+//! Changes of the weights with a row for each token. A LoRA adds to the token embedding; PEFT's
+//! `modules_to_save` replaces embedding or head.
 
 use std::sync::Arc;
 
@@ -7,29 +7,29 @@ use kernels::PackedMatrix;
 
 use super::embedding::EmbeddingFactors;
 
-/// What PEFT calls those that can be replaced.
+/// PEFT's names of the modules that can be replaced.
 pub(super) const EMBEDDING_MODULE: &str = "embed_tokens";
 pub(super) const HEAD_MODULE: &str = "lm_head";
 
-/// What is done to embedding and head: to one of them at least.
+/// Changes of embedding and head; at least one is present.
 #[derive(Debug, Clone, PartialEq)]
 pub struct VocabularyChanges {
-    /// What tokens are embedded as; `None`: as in the base.
+    /// Change of the token embedding, or `None` for the base's embedding.
     pub embedding: Option<EmbeddingChange>,
-    /// The head in the place of the base's; `None`: that one.
+    /// Replacement of the head, or `None` for the base's head.
     pub head: Option<SavedMatrix>,
 }
 
-/// What is done to the token embedding.
+/// Change of the token embedding.
 #[derive(Debug, Clone, PartialEq)]
 pub enum EmbeddingChange {
-    /// The base's is added to.
+    /// Low-rank factors added to the base's embedding.
     Factors(EmbeddingFactors),
-    /// It is this one.
+    /// Matrix that replaces the base's embedding.
     Saved(SavedMatrix),
 }
 
-/// Weights `[vocab, hidden]` of an adapter's own, in the numbers of 16 or 32 bits that its file has. A clone is over the same bytes.
+/// Replacement weights, `[vocab, hidden]`, of 16 or 32 bits as in the file. Clones share the bytes.
 #[derive(Debug, Clone)]
 pub struct SavedMatrix(Arc<PackedMatrix>);
 
@@ -38,13 +38,13 @@ impl SavedMatrix {
         Self(Arc::new(weights))
     }
 
-    /// The weights, as kernels take them.
+    /// Returns the weights in the kernels' format.
     #[must_use]
     pub fn weights(&self) -> &PackedMatrix {
         &self.0
     }
 
-    /// The row of `token`: `[hidden]`.
+    /// Returns the row of `token`, shape `[hidden]`.
     ///
     /// # Panics
     /// If the vocabulary has no such token.
@@ -59,14 +59,13 @@ impl SavedMatrix {
         values
     }
 
-    /// Whether this is the other one, and not only equal to it.
+    /// Whether both values share the same bytes in memory.
     pub(crate) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
 impl PartialEq for SavedMatrix {
-    /// Number by number.
     fn eq(&self, other: &Self) -> bool {
         let shape = |matrix: &Self| [matrix.0.rows(), matrix.0.columns()];
         self.is(other)
@@ -76,31 +75,30 @@ impl PartialEq for SavedMatrix {
 }
 
 impl VocabularyChanges {
-    /// The embedding, if it is replaced.
     fn own_embedding(&self) -> Option<&SavedMatrix> {
         if let Some(EmbeddingChange::Saved(matrix)) = &self.embedding { Some(matrix) } else { None }
     }
 
-    /// What is replaced, by the names that PEFT has for it.
+    /// Returns PEFT's names of the replaced modules.
     #[must_use]
     pub fn saved(&self) -> Vec<&'static str> {
         let embedding = self.own_embedding().map(|_| EMBEDDING_MODULE);
         embedding.into_iter().chain(self.head.as_ref().map(|_| HEAD_MODULE)).collect()
     }
 
-    /// How many of the two are changed.
+    /// Returns how many of embedding and head are changed.
     #[must_use]
     pub fn modules(&self) -> usize {
         usize::from(self.embedding.is_some()) + usize::from(self.head.is_some())
     }
 
-    /// Rank of what is added to the embedding; 0 if nothing is.
+    /// Returns the rank of the embedding's factors, or 0 without factors.
     #[must_use]
     pub fn rank(&self) -> usize {
         if let Some(EmbeddingChange::Factors(factors)) = &self.embedding { factors.rank() } else { 0 }
     }
 
-    /// Bytes of all numbers; what embedding and head share is counted once.
+    /// Returns the bytes of all values; weights shared by embedding and head count once.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let embedding = match &self.embedding {

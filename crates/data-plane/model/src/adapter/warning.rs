@@ -1,21 +1,21 @@
-//! What an adapter's files hold that has no effect: no reason to refuse the adapter, and worth telling whoever made it.
+//! Warnings about contents of adapter files that have no effect but suggest a mistake.
 
 use std::fmt;
 
-/// Something in an adapter's files that changes nothing.
+/// A part of an adapter's files without effect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AdapterWarning {
-    /// A copy of the base's token embedding or head that `modules_to_save` does not name. PEFT writes one beside factors of the
-    /// embedding or the head.
+    /// The file has a copy of the base's token embedding or head that `modules_to_save` does not name. PEFT
+    /// writes such copies beside factors of embedding or head.
     BaseCopy {
-        /// The tensor, as the file calls it.
+        /// Name of the tensor in the file.
         tensor: String,
     },
-    /// A key of `rank_pattern` or `alpha_pattern` that matches no layer that the adapter changes.
+    /// A key of `rank_pattern` or `alpha_pattern` matches no adapted layer.
     UnusedPattern {
-        /// The option.
+        /// Name of the pattern option.
         option: &'static str,
-        /// The key.
+        /// The key without a match.
         pattern: String,
     },
 }

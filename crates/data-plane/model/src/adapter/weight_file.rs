@@ -24,36 +24,32 @@ use crate::{
     },
 };
 
-/// The tensor with the ids of the tokens that a draft guesses among.
 const SHORTLIST: &str = "draft.shortlist";
 
-/// The tensors of a linear layer.
 const PARTED: [&str; 6] =
     ["lora_A.weight", "lora_B.weight", "lora_magnitude_vector", "ia3_l", "vera_lambda_d", "vera_lambda_b"];
 
-/// Those that have nothing to do with its outputs.
+/// Tensors without a dimension for the layer's outputs, which all parts of a fused layer share.
 const WHOLE: [&str; 2] = ["lora_A.weight", "vera_lambda_d"];
 
-/// What the base's weights of a layer are called behind its name: in a model without adapters, in a LoRA's layer, in a saved module.
+/// Suffixes of base weights: in a model without adapters, in a LoRA's layer, in a saved module.
 const COPIES: [&str; 3] = ["weight", "base_layer.weight", "original_module.weight"];
 
-/// A tensor and what its file calls it.
 pub(super) type TensorEntry = (String, StoredTensor);
 
-/// The tensors of a weight file that nothing has taken yet, by their name as [`TensorName`] reads it.
+/// The tensors that are not taken yet, by their names as [`TensorName`] translates them.
 pub(super) struct WeightFile<'a> {
     path: PathBuf,
     bytes: &'a [u8],
     rest: BTreeMap<String, TensorEntry>,
     spelling: Spelling,
-    /// A tensor whose name is not that of a language model's layer, if there is one.
+    /// Name of a tensor that fits no layer of a language model, if any.
     foreign: Option<String>,
-    /// The one tensor that may be of whole numbers.
+    /// The only tensor that may hold integers.
     shortlist: Option<OtherTensor>,
 }
 
 impl<'a> WeightFile<'a> {
-    /// Reads the table of contents.
     pub(super) fn parse(path: &Path, bytes: &'a [u8]) -> Result<Self, AdapterError> {
         let failed = |source| AdapterError::Weights { path: path.to_path_buf(), source };
         let TensorTable { tensors, mut others, .. } =
@@ -91,16 +87,16 @@ impl<'a> WeightFile<'a> {
         }
     }
 
-    /// How its names differ from those of transformers' text models.
     pub(super) fn spelling(&self) -> &Spelling {
         &self.spelling
     }
 
-    /// Prepares the tensors for a base of this shape: see [`parted`](Self::parted). Factors of a head that is tied to the embedding
-    /// may be called like the embedding's layer, as Tinker's converter does it; their shapes are those of no embedding's factors.
+    /// Prepares the tensors for a base of this shape; see [`parted`](Self::parted). Factors of a head that is
+    /// tied to the embedding may carry the embedding's name, as Tinker's converter writes them. The shapes
+    /// tell such factors from those of the embedding.
     ///
     /// # Errors
-    /// Two tensors are of one layer, or none is of any layer of a language model.
+    /// Two tensors belong to one layer, or no tensor belongs to a layer of a language model.
     pub(super) fn of_base(mut self, model: &ModelConfig) -> Result<Self, AdapterError> {
         let is_any_known = self.rest.keys().any(|key| TensorName::read(key).is_known());
         let adapts = |key: &String| PARTED.iter().any(|part| key.ends_with(&format!(".{part}")));
@@ -124,7 +120,7 @@ impl<'a> WeightFile<'a> {
         self.parted(model)
     }
 
-    /// Parts the tensors of linear layers that are one in the files of such a base, and several here.
+    /// Splits the tensors of fused linear layers into those of the single layers.
     fn parted(mut self, model: &ModelConfig) -> Result<Self, AdapterError> {
         for layer in 0..model.layers {
             self.part(model, layer, &[Target::Q, Target::K, Target::V])?;
@@ -133,8 +129,8 @@ impl<'a> WeightFile<'a> {
         Ok(self)
     }
 
-    /// Gives the linear layers that are one in the files their parts of its tensors: their rows of those that have its outputs as
-    /// rows, and the whole of others.
+    /// Replaces the tensors of a fused layer by those of `targets`. Tensors with a dimension for outputs are
+    /// cut to each target's rows; the others are shared.
     fn part(&mut self, model: &ModelConfig, layer: usize, targets: &[Target]) -> Result<(), AdapterError> {
         let fused = |target| Some((target, Fused::of(model, target)?));
         let parts: Vec<(Target, Fused)> = targets.iter().copied().filter_map(fused).collect();
@@ -159,41 +155,37 @@ impl<'a> WeightFile<'a> {
         Ok(())
     }
 
-    /// The file, for messages.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Names of the layers that have low-rank factors which nothing has taken.
+    /// Returns the names of layers with low-rank factors that are not taken yet.
     pub(super) fn adapted(&self) -> Vec<String> {
         let names = self.rest.keys().filter_map(|name| name.strip_suffix(".lora_A.weight"));
         names.map(str::to_owned).collect()
     }
 
-    /// Whether there is a tensor of this name that nothing has taken.
     pub(super) fn has(&self, name: &str) -> bool {
         self.rest.contains_key(name)
     }
 
-    /// Takes the tensor of this name, if there is one.
     pub(super) fn take(&mut self, name: &str) -> Option<TensorEntry> {
         self.rest.remove(name)
     }
 
-    /// Takes the tensor of this name, which there has to be.
+    /// Takes the tensor `name`; its absence is an error.
     pub(super) fn required(&mut self, name: &str) -> Result<TensorEntry, AdapterError> {
         self.rest.remove(name).ok_or_else(|| self.missing(name.to_owned()))
     }
 
-    /// Why an adapter is refused in which `tensor` is missing.
     fn missing(&self, tensor: String) -> AdapterError {
         AdapterError::Missing { path: self.path.clone(), tensor, foreign: self.foreign.clone() }
     }
 
-    /// Takes the copies of the base's token embedding and head, which are not used.
+    /// Takes the unused copies of the base's token embedding and head.
     ///
     /// # Errors
-    /// One has the rows of another vocabulary: the adapter means tokens that the base does not have.
+    /// A copy has another number of rows, so the adapter was trained on another vocabulary.
     pub(super) fn take_copies(&mut self, model: &ModelConfig) -> Result<Vec<AdapterWarning>, AdapterError> {
         let (rows, hidden) = (model.vocab_size, model.hidden_size);
         let mut notes = Vec::new();
@@ -218,7 +210,7 @@ impl<'a> WeightFile<'a> {
         Ok(notes)
     }
 
-    /// Takes the tensors of a linear layer: all are there if the configuration selects the layer, none if it does not.
+    /// Takes the tensors of a linear layer: all must exist if it is `selected`, and none otherwise.
     pub(super) fn take_all<const N: usize>(
         &mut self,
         module: &str,
@@ -243,7 +235,7 @@ impl<'a> WeightFile<'a> {
         }
     }
 
-    /// The numbers of a tensor that must be `expected`.
+    /// Returns the contents of a tensor whose shape must be `expected`.
     pub(super) fn matrix(
         &self,
         (name, stored): TensorEntry,
@@ -256,7 +248,7 @@ impl<'a> WeightFile<'a> {
         }
     }
 
-    /// The numbers of a tensor that must have one dimension, of `expected`.
+    /// Returns the contents of a one-dimensional tensor with `expected` elements.
     pub(super) fn vector(
         &self,
         (name, stored): TensorEntry,
@@ -270,7 +262,6 @@ impl<'a> WeightFile<'a> {
         Err(AdapterError::Shape { path, tensor: name, expected: [1, expected], found })
     }
 
-    /// Takes the shortlist of a draft, if there is one: its numbers.
     pub(super) fn take_shortlist(&mut self) -> Result<Option<Vec<i64>>, AdapterError> {
         let Some(OtherTensor { name, shape, range, .. }) = self.shortlist.take() else { return Ok(None) };
         let (words, _) = self.bytes.get(range).unwrap_or_default().as_chunks();
@@ -285,7 +276,7 @@ impl<'a> WeightFile<'a> {
         }
     }
 
-    /// Why each tensor that nothing has taken is refused.
+    /// Returns an error for each tensor that is not taken.
     pub(super) fn unknown(&self) -> impl Iterator<Item = AdapterError> {
         let shortlist = self.shortlist.iter().map(|other| &other.name);
         let names = self.rest.values().map(|(name, _)| name).chain(shortlist);

@@ -1,4 +1,4 @@
-//! Adapters as PEFT writes them: a directory that transformers loads, and every other server.
+//! Writes adapters in PEFT's format: directories that transformers and other servers load.
 
 use std::{
     fs::{self, File},
@@ -10,49 +10,49 @@ use half::{bf16, f16};
 use kernels::TensorType;
 use safetensors::{Dtype, SafeTensorError, tensor::TensorView};
 
-/// What PEFT calls an adapter's configuration.
+/// PEFT's name of the configuration file.
 pub const CONFIG_FILE: &str = "adapter_config.json";
-/// What it calls its weights.
+/// PEFT's name of the weight file.
 pub const WEIGHT_FILE: &str = "adapter_model.safetensors";
 
-/// The tensor of a draft adapter that holds the tokens it may guess, `[tokens]`, ascending.
+/// Tensor of a draft adapter with the tokens that it can predict, `[tokens]`, ascending.
 const SHORTLIST: &str = "draft.shortlist";
 
-/// The name of our words in a file of tensors.
+/// Key of this program's entry in a safetensors file's metadata.
 pub const METADATA: &str = "holobiont";
 
-/// Why an adapter was not written.
+/// Reasons why an adapter was not written.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    /// The file system did not take it.
+    /// A file operation failed.
     #[error("{path} cannot be written")]
     Io {
-        /// The file or directory.
+        /// Path of the file or directory.
         path: String,
-        /// Cause.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// It cannot be encoded.
+    /// The tensors cannot be encoded.
     #[error("the tensors of the adapter cannot be written")]
     Encode(#[from] SafeTensorError),
 }
 
-/// A tensor by its name.
+/// A tensor to write, with its name.
 #[derive(Debug)]
 pub struct NamedTensor<'a> {
-    /// What the file calls it.
+    /// Name of the tensor in the file.
     pub name: String,
-    /// Its dimensions.
+    /// Dimensions of the tensor.
     pub shape: Vec<usize>,
-    /// Its numbers, row after row.
+    /// Values in row-major order.
     pub values: &'a [f32],
 }
 
-/// Writes an adapter of a configuration and a file of tensors to the directory `path`, which must not exist: beside it first, so
-/// that it is there whole or not at all, and on the disk before this returns.
+/// Writes configuration and weights of an adapter to the directory `path`, which must not exist. The data is
+/// written and synced beside `path` and then renamed, so a crash leaves all of it or nothing.
 ///
 /// # Errors
-/// It cannot be written.
+/// A file operation failed.
 pub fn write(path: &Path, options: &[u8], weights: &[u8]) -> Result<(), WriteError> {
     let beside = path.with_extension("partial");
     let _ = fs::remove_dir_all(&beside);
@@ -63,35 +63,34 @@ pub fn write(path: &Path, options: &[u8], weights: &[u8]) -> Result<(), WriteErr
         .and_then(|()| fs::rename(&beside, path))
         .and_then(|()| path.parent().map_or(Ok(()), sync));
     written.map_err(|source| {
-        // A disk that is full needs the room.
+        // A full disk needs the space.
         let _ = fs::remove_dir_all(&beside);
         WriteError::Io { path: path.display().to_string(), source }
     })
 }
 
-/// Writes a file and sees that it is on the disk.
+/// Writes a file and syncs it to the disk.
 ///
 /// # Errors
-/// The system refuses.
+/// The operating system reports an error.
 pub fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     fs::write(path, bytes)?;
     File::open(path)?.sync_all()
 }
 
-/// Sees that a directory's entries are on the disk.
+/// Syncs a directory's entries to the disk.
 ///
 /// # Errors
-/// The system refuses.
+/// The operating system reports an error.
 pub fn sync(directory: &Path) -> io::Result<()> {
     let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
     File::open(directory)?.sync_all()
 }
 
-/// The tensors in one file, of F16, BF16, or else F32, with the shortlist of a draft, if there is one, and words about them. The same
-/// numbers give the same bytes.
+/// Serializes tensors as F16, BF16, or else F32, with shortlist and metadata `words`, deterministically.
 ///
 /// # Errors
-/// They cannot be encoded.
+/// The tensors cannot be encoded.
 pub fn serialize(
     tensors: &[NamedTensor<'_>],
     kind: TensorType,
@@ -118,7 +117,7 @@ fn dtype(kind: TensorType) -> Dtype {
     }
 }
 
-/// Rounds to nearest, ties to even.
+/// Encodes values with rounding to nearest, ties to even.
 fn encode(kind: TensorType, values: &[f32]) -> Vec<u8> {
     let values = values.iter();
     match kind {

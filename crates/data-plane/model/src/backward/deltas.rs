@@ -1,4 +1,4 @@
-//! Back through a linear group: the frozen layers, and what an adapter adds to them or scales.
+//! Reverse pass through a linear group: frozen layers, and an adapter's deltas or scales.
 
 use kernels::backward::{
     SUM_ROWS,
@@ -21,8 +21,8 @@ use crate::{
 };
 
 impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
-    /// Turns the gradient at a group's outputs, `room.outputs`, into that at its inputs, `room.inputs`, and adds up what the
-    /// adapter's numbers get of it. Returns false, with the inputs' gradient left out, if nothing below learns.
+    /// Turns the gradient at a group's outputs, `room.outputs`, into that at its inputs, `room.inputs`; adds
+    /// up the adapter's gradients. Returns false, without the inputs' gradient, if nothing earlier learns.
     pub(super) fn group(&mut self, notes: GroupActivations<'_>) -> Result<bool, TrainError<B::Error>> {
         let GroupActivations { layer, group, x, .. } = notes;
         self.scaled_outputs(notes)?;
@@ -61,7 +61,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         Ok(())
     }
 
-    /// Adds up what the group's matrices get, and to `inputs` what their inputs do.
+    /// Adds up the gradients of the group's matrices, and adds to `inputs` the gradient at their inputs.
     fn modules(
         &mut self,
         notes: GroupActivations<'_>,
@@ -96,7 +96,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         self.vectors(layer, group, ScaledSide::Input).next().is_some()
     }
 
-    /// The vectors that scale this side of a group, and the columns at which they begin.
+    /// Returns the vectors that scale this side of a group, with the first column of each.
     fn vectors(
         &self,
         layer: usize,
@@ -112,7 +112,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         })
     }
 
-    /// `y = l * out`: `l` gets `g * out`, and `out` gets `g * l`.
+    /// Reverses `y = l * out`: `l` gets `g * out`, and `out` gets `g * l`.
     fn scaled_outputs(&mut self, notes: GroupActivations<'_>) -> Result<(), UpstreamFailed> {
         let of = self.vectors(notes.layer, notes.group, ScaledSide::Output);
         let of: Vec<_> = of.map(|(vector, column)| (vector.clone(), column)).collect();
@@ -125,7 +125,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         Ok(())
     }
 
-    /// The same for `y = W (l * x)`.
+    /// Reverses `y = W (l * x)`: `l` gets `g * x`, and `x` gets `g * l`.
     fn scaled_inputs(&mut self, notes: GroupActivations<'_>) -> Result<(), UpstreamFailed> {
         let of = self.vectors(notes.layer, notes.group, ScaledSide::Input);
         let of: Vec<_> = of.map(|(vector, column)| (vector.clone(), column)).collect();
@@ -139,7 +139,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
     }
 }
 
-/// Columns, from one on, of rows before they were scaled, and the gradient behind.
+/// Columns from `column` on of rows before their scaling, and the gradient after it.
 struct ScaledRows<'a> {
     x: &'a [f32],
     g: &'a mut [f32],
@@ -148,7 +148,7 @@ struct ScaledRows<'a> {
 }
 
 impl ScaledRows<'_> {
-    /// Adds `g * x` to `sums`, as many rows of a sequence at a time as make one sum, and scales `g`.
+    /// Adds `g * x` to `sums`, one sum per `SUM_ROWS` rows of a sequence, and scales `g`.
     fn scaled(self, factors: &[f32], sequences: &[SequenceRows], sums: &mut [f32]) {
         let Self { x, g, stride, column } = self;
         let columns = column..column + factors.len();

@@ -1,6 +1,6 @@
-//! Dropout of what low-rank matrices are given (PEFT's `lora_dropout`). Modules that read the same rows have one mask.
+//! Dropout on inputs of low-rank matrices (PEFT's `lora_dropout`). Modules with common rows share a mask.
 //!
-//! A mask is drawn from keys and kept nowhere: whoever computes a row once more, in whatever batch, drops the same of it.
+//! A mask is drawn from keys and never stored, so a repeated computation of a row drops the same elements.
 
 use std::sync::Mutex;
 
@@ -14,22 +14,21 @@ use crate::{
     shape::{config::ModelConfig, layout::group_targets},
 };
 
-/// What is dropped of an example.
+/// Dropout of one training example.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Dropout {
-    /// The share of elements, below 1; the others become larger by as much.
+    /// Share of dropped elements, below 1; the remaining elements are scaled up to keep the mean.
     pub rate: f64,
-    /// Decides which elements.
+    /// Key that selects the dropped elements.
     pub key: u64,
 }
 
-/// Values of 16 random bits.
 const VALUES: f64 = 65536.0;
 /// Rows that a thread takes at a time.
 const ROWS_A_CHUNK: usize = 32;
 
 impl Dropout {
-    /// One of many that it decides.
+    /// Returns the dropout with a key derived from `number`.
     fn of(self, number: usize) -> Self {
         Self { key: Rng::keyed(self.key).bits(number as u64), ..self }
     }
@@ -48,18 +47,17 @@ impl Dropout {
     }
 }
 
-/// What is dropped of each row; empty if nothing is of any.
+/// Dropout of each row, or an empty list without dropout.
 #[derive(Debug, Default)]
 pub(super) struct RowDropouts(Vec<Dropout>);
 
 impl RowDropouts {
-    /// Of a batch's rows, `dropouts` being those of its sequences.
+    /// Returns the dropout of a batch's rows; `dropouts` are those of its sequences.
     pub(super) fn of(sequences: &[SequenceRows], dropouts: &[Dropout]) -> Self {
         let rows = sequences.iter().zip(dropouts);
         Self(rows.flat_map(|(rows, dropout)| (0..rows.count).map(|row| dropout.of(row))).collect())
     }
 
-    /// Of some of these rows.
     pub(super) fn of_rows(&self, rows: impl Iterator<Item = usize>) -> Self {
         Self(rows.filter_map(|row| self.0.get(row).copied()).collect())
     }
@@ -68,14 +66,14 @@ impl RowDropouts {
         self.0.is_empty()
     }
 
-    /// Drops what a group's low-rank matrices are not to see of `x`, a row for each.
+    /// Applies the dropout of each row to `x`, the inputs of a group's low-rank matrices.
     pub(super) fn apply(&self, device: &mut Compute, layer: usize, group: LinearGroup, x: &mut [f32]) {
         let place = place(layer, group);
         let width = x.len() / self.0.len().max(1);
         let chunks = self.0.chunks(ROWS_A_CHUNK).zip(x.chunks_mut(ROWS_A_CHUNK * width));
         let chunks: Vec<_> = chunks.map(Mutex::new).collect();
         device.pool.run(chunks.len(), |chunk| {
-            // Each is one thread's alone, so nobody can have left it in disorder.
+            // Each chunk is used by one thread only, so its lock is never poisoned by another.
             let Ok(mut chunk) = chunks[chunk].lock() else { return };
             let (dropouts, x) = &mut *chunk;
             dropouts.iter().zip(x.chunks_mut(width)).for_each(|(dropout, row)| dropout.of(place).apply(row));
@@ -83,7 +81,7 @@ impl RowDropouts {
     }
 }
 
-/// By what a group is known to those who draw; experts have no low-rank matrices.
+/// Returns the number of a group for the derivation of keys; experts have no low-rank matrices.
 fn place(layer: usize, group: LinearGroup) -> usize {
     const STEPS: usize = 5;
     let step = match group {
@@ -99,7 +97,6 @@ fn place(layer: usize, group: LinearGroup) -> usize {
     layer * STEPS + step
 }
 
-/// What is dropped on the way forward.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Dropping<'a> {
     pub(super) dropouts: &'a RowDropouts,
@@ -108,7 +105,7 @@ pub(super) struct Dropping<'a> {
 }
 
 impl Dropping<'_> {
-    /// A group's inputs without what is dropped; `None` if that is nothing.
+    /// Returns a copy of a group's inputs with dropout, or `None` if the group has no dropout.
     pub(super) fn dropped(
         &self,
         device: &mut Compute,
@@ -127,7 +124,6 @@ impl Dropping<'_> {
     }
 }
 
-/// Whether an adapter has low-rank matrices in a group.
 pub(super) fn has_low_rank(
     method: &MethodWeights,
     config: &ModelConfig,

@@ -1,19 +1,19 @@
-//! Why a batch was not learned from.
+//! Reasons why a batch was not learned from.
 
 use std::io;
 
 use super::ordered_reduction::UpstreamFailed;
 
-/// Why a batch was not learned from.
+/// Reasons why a batch was not learned from.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError<E> {
     /// The linear layers were not evaluated.
     #[error(transparent)]
     Base(E),
-    /// There is no memory for the keys and values of a batch.
+    /// There is no memory for a batch's keys and values.
     #[error("no memory for the keys and values of a batch: make batches smaller")]
     NoMemory(#[source] io::Error),
-    /// A batch before it was not learned from either; why, that one's error says.
+    /// An earlier batch failed; its own error gives the reason.
     #[error("a batch before this one was not learned from")]
     Halted,
 }

@@ -1,14 +1,14 @@
-//! Back through a mixture of experts, in which nothing learns: to the gradient at what the router and the experts were given.
+//! Reverse pass through a mixture of experts without adapters, to the inputs of router and experts.
 //!
-//! Nothing of a mixture is noted on the way forward. Which experts a row takes, and what these have in their middle, is computed once
-//! more from the residual stream, to the same bits. With `y = Σ_e w_e · down_e(m_e)` over the experts `e` that a row takes, and `g` the
-//! gradient at `y`:
+//! The forward pass saves nothing of a mixture. Routing and the experts' middle activations are computed
+//! again from the residual stream, to the same bits. With `y = Σ_e w_e · down_e(m_e)` over the experts `e` of
+//! a row, and `g` the gradient at `y`:
 //!
 //! ```text
 //! d_e = g · W_down,e      gradient at m_e: w_e d_e        gradient at w_e: d_e · m_e
 //! ```
 //!
-//! so that no expert's output is needed. What a row gets is summed by the numbers of its experts, the router's share last.
+//! so no expert's output is needed. A row's gradient sums experts by number, then the router's share.
 
 use kernels::{
     Activations, LinearPart, SumFrom, backward::elementwise::gate_mul_gradient, elementwise::gate_mul,
@@ -27,7 +27,6 @@ use crate::{
     shape::experts::Experts,
 };
 
-/// Rows as a linear layer takes them.
 fn rows(values: &[f32], width: usize) -> Activations {
     let mut rows = Activations::default();
     rows.reshape(0, width);
@@ -35,7 +34,6 @@ fn rows(values: &[f32], width: usize) -> Activations {
     rows
 }
 
-/// Some rows of a matrix.
 fn some(from: &[f32], taken: ExpertRows<'_>, width: usize) -> Activations {
     let mut some = Activations::default();
     some.reshape(taken.rows.len(), width);
@@ -44,7 +42,7 @@ fn some(from: &[f32], taken: ExpertRows<'_>, width: usize) -> Activations {
 }
 
 impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
-    /// Back through the mixture of a block, and the norm before it. Returns false if nothing below learns.
+    /// Reverses the mixture of a block and the norm before it. Returns false if no earlier site learns.
     pub(super) fn mixture(
         &mut self,
         layer: usize,
@@ -77,8 +75,8 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         Ok(true)
     }
 
-    /// The gradient at what an expert was given, from that at the rows' updates, `room.outputs`; the gradients at its weights go to
-    /// `of_weights`, `[rows, experts]`.
+    /// Returns the gradient at an expert's inputs from that at the rows' updates, `room.outputs`. Writes the
+    /// gradients at the expert's weights to `of_weights`, `[rows, experts]`.
     fn expert(
         &mut self,
         layer: usize,
@@ -117,7 +115,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         Ok(gradient)
     }
 
-    /// Adds to `sums` what the router's inputs get of the gradient at its logits.
+    /// Adds the gradient at the router's inputs to `sums`, from that at its logits.
     fn through_router(&mut self, layer: usize, of_logits: &[f32], sums: &mut [f32]) {
         let (router, experts) = self.model.router(layer).expect("a block with experts has a router");
         let part = LinearPart { matrix: router, bias: None, column: 0 };
@@ -129,7 +127,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
     }
 }
 
-/// The gradient at a router's logits, from that at the weights of the experts that rows take.
+/// Returns the gradient at a router's logits from that at the weights of the selected experts.
 fn logit_gradients(
     routing: &Routing,
     probabilities: &[f32],
@@ -143,7 +141,7 @@ fn logit_gradients(
             weights[row as usize * experts.count + usize::from(expert.0)] = weight;
         }
     }
-    // Of weights that were made to add up to 1 the other experts' probabilities have gone.
+    // Normalized weights do not depend on the probabilities of experts that were not selected.
     let shares = if experts.normalized { &weights[..] } else { probabilities };
     let mut gradients = Vec::with_capacity(weights.len());
     let of_rows = of_weights.chunks_exact(experts.count).zip(weights.chunks_exact(experts.count));

@@ -1,15 +1,15 @@
-//! Gradients of an adapter: as many numbers as it has, in the same places.
+//! Gradients of an adapter, in the same layout as its weights.
 
 use std::sync::Arc;
 
 use crate::adapter::{LoraModule, MethodWeights, Scales};
 
-/// Sums for each number of an adapter.
+/// Gradient sums, one for each value of an adapter.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gradients(pub(super) MethodWeights);
 
 impl Gradients {
-    /// Zero for each number of `method`.
+    /// Returns zero gradients for the weights `method`.
     #[must_use]
     pub fn zero(method: &MethodWeights) -> Self {
         let mut gradients = Self(method.clone());
@@ -22,20 +22,20 @@ impl Gradients {
         self.0.tensors_mut().into_iter().for_each(|tensor| tensor.fill(0.0));
     }
 
-    /// The sums, tensor by tensor, in the order of `MethodWeights`.
+    /// Returns the sums by tensor, in the order of `MethodWeights`.
     #[must_use]
     pub fn tensors(&self) -> Vec<&[f32]> {
         self.0.tensors()
     }
 
-    /// The same, to be scaled.
+    /// Returns mutable sums by tensor, for scaling.
     pub fn tensors_mut(&mut self) -> Vec<&mut [f32]> {
         self.0.tensors_mut()
     }
 }
 
 impl MethodWeights {
-    /// All numbers, tensor by tensor: A and B of each low-rank layer, each vector that scales, or the keys and values of a prefix.
+    /// Returns all values by tensor: A and B of each low-rank layer, each scaling vector, or the prefix.
     #[must_use]
     pub fn tensors(&self) -> Vec<&[f32]> {
         match self {
@@ -47,7 +47,7 @@ impl MethodWeights {
         }
     }
 
-    /// The same, to be changed.
+    /// Returns mutable values by tensor, in the order of [`tensors`](Self::tensors).
     pub fn tensors_mut(&mut self) -> Vec<&mut [f32]> {
         match self {
             Self::Lora(modules) | Self::Activated(modules, _) => {

@@ -1,8 +1,8 @@
-//! Logits a tile of rows at a time, their log-probabilities, and back from these.
+//! Logits and log-probabilities of targets, computed in tiles of rows, and the reverse pass from them.
 //!
-//! Logits of a whole batch would be larger than everything else: a vocabulary of 50,000 for 1,000 rows is 200 MB. A tile
-//! holds whole sums, each of the targets among [`SUM_ROWS`] rows of a sequence: neither how batches are cut nor which other
-//! rows have targets that count nothing changes a sum.
+//! The logits of a whole batch would be larger than everything else: 200 MB for 1,000 rows and a vocabulary
+//! of 50,000. A tile holds complete sums, each over the targets among [`SUM_ROWS`] rows of a sequence. The
+//! split into batches and other rows' targets without loss therefore change no sum.
 
 use std::{
     cell::RefCell,
@@ -37,42 +37,40 @@ use crate::{
     shape::config::ModelConfig,
 };
 
-/// What is to become smaller, by the log-probabilities of the targets.
+/// A loss as a function of the targets' log-probabilities.
 pub trait Loss {
-    /// Writes the loss' gradients at some targets' log-probabilities to `gradients`. `targets` are counted through the batch,
-    /// example after example; each is asked for once, in ascending order.
+    /// Writes the gradients of the loss at the targets' log-probabilities to `gradients`. `targets` counts
+    /// through the batch, example by example; each target is requested once, in ascending order.
     fn gradients(&mut self, targets: Range<usize>, log_probabilities: &[f32], gradients: &mut [f32]);
 
-    /// Tokens besides the targets that count, for a loss that compares with a distribution: the gradient at the log-probability
-    /// of each, for the target `target`, which was among those last asked for. None, unless a loss says otherwise.
+    /// Returns further tokens and their log-probability gradients for the target `target`, for losses that
+    /// compare with a distribution. `target` was among the last requested targets; the default is none.
     fn others(&self, target: usize) -> &[(u32, f32)] {
         let _ = target;
         &[]
     }
 }
 
-/// What the model says where a target is.
+/// The model's prediction at a target.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Prediction {
-    /// Of the target.
+    /// Log-probability of the target token.
     pub log_probability: f32,
-    /// The token that is likeliest, of those that may be said; of equal ones the first.
+    /// Likeliest of the allowed tokens; of equal ones the first.
     pub likeliest: u32,
 }
 
-/// Rows of logits at a time.
 const TILE_ROWS: usize = 2 * SUM_ROWS;
 
-/// Rows whose logits are computed together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct HeadTile {
-    /// Among all targets.
+    /// Range within all targets.
     pub(super) targets: Range<usize>,
-    /// Which of its rows make one sum.
+    /// Rows of the tile that form one sum each.
     sums: Vec<SequenceRows>,
 }
 
-/// Cuts targets, which ascend by row, into tiles.
+/// Splits targets, ascending by row, into tiles.
 pub(super) fn tiles(targets: &[TargetRow], sequences: &[SequenceRows]) -> Vec<HeadTile> {
     let sum_of =
         |target: &TargetRow| (target.sequence, (target.row - sequences[target.sequence].first) / SUM_ROWS);
@@ -96,7 +94,7 @@ pub(super) fn tiles(targets: &[TargetRow], sequences: &[SequenceRows]) -> Vec<He
 }
 
 impl HeadScratch {
-    /// What each row of the tile says, if it may say only the tokens `allowed`, or all of none.
+    /// Returns the prediction of each row of the tile among the tokens `allowed`; an empty list allows all.
     pub(super) fn predictions(
         &self,
         model: &ModelConfig,
@@ -110,7 +108,7 @@ impl HeadScratch {
     }
 }
 
-/// The token with the largest logit; of equal ones the first.
+/// Returns the token with the largest logit; of equal ones the first.
 fn likeliest(logits: &[f32], allowed: &[u32]) -> u32 {
     let larger = |best: Option<(u32, f32)>, (token, logit): (u32, f32)| match best {
         Some((_, most)) if most >= logit => best,
@@ -124,7 +122,6 @@ fn likeliest(logits: &[f32], allowed: &[u32]) -> u32 {
     best.map_or(0, |(token, _)| token)
 }
 
-/// What logits are computed with.
 pub(super) struct LmHeadPass<'a, B> {
     pub(super) model: &'a ModelContext,
     pub(super) base: &'a mut B,
@@ -133,14 +130,11 @@ pub(super) struct LmHeadPass<'a, B> {
     pub(super) deltas: &'a mut DeltaScratch,
     pub(super) adapter: &'a Arc<PreparedAdapter>,
     pub(super) method: &'a MethodWeights,
-    /// Of the rows whose logits are computed.
     pub(super) dropouts: &'a RowDropouts,
 }
 
-/// A tile's numbers.
 #[derive(Debug, Default)]
 pub(super) struct HeadScratch {
-    /// The residual stream of the tile's rows.
     residual: Vec<f32>,
     logits: Vec<f32>,
     pub(super) log_probabilities: Vec<f32>,
@@ -149,7 +143,7 @@ pub(super) struct HeadScratch {
 }
 
 impl<B: ReverseLayers<Compute>> LmHeadPass<'_, B> {
-    /// Logits and log-probabilities of some targets, whose rows are in `residual`, `[rows, hidden]`.
+    /// Computes logits and log-probabilities of `targets`, whose rows are in `residual`, `[rows, hidden]`.
     pub(super) fn forward(
         &mut self,
         residual: &[f32],
@@ -165,7 +159,7 @@ impl<B: ReverseLayers<Compute>> LmHeadPass<'_, B> {
         let found = AdapterRows::of_head(self.adapter, targets.len());
         let deltas = BatchDeltas::new(&self.model.config, None, self.deltas, &found);
         let dropping = Dropping { dropouts: self.dropouts, method: self.method, config: &self.model.config };
-        // Of the head nothing needs to be noted.
+        // Nothing of the head is saved.
         let mut deltas = RecordingDeltas { model: self.model, deltas, dropping, notes: &RefCell::default() };
         let parts = (&mut *self.base, &mut deltas);
         run_head(self.model, parts, self.device, self.scratch, targets.len(), &mut room.logits)?;
@@ -178,7 +172,7 @@ impl<B: ReverseLayers<Compute>> LmHeadPass<'_, B> {
         room.log_probabilities.clear();
         room.of.clear();
         for (found, target) in found.into_iter().zip(targets) {
-            // The pool has done each row.
+            // The pool has computed each row.
             let (log_probability, log_sum) = found.into_inner().unwrap_or_default();
             room.log_probabilities.push(log_probability);
             room.of.push(LogProbability { token: target.token, log_sum, gradient: 0.0 });
@@ -187,7 +181,7 @@ impl<B: ReverseLayers<Compute>> LmHeadPass<'_, B> {
     }
 }
 
-/// Gives the part of a row's gradient that belongs to `others` to them: until now all of it stood at its target.
+/// Moves the gradients of `others` away from the target, which held their sum until now.
 fn share(row: &mut [f32], target: u32, others: &[(u32, f32)]) {
     for &(token, gradient) in others {
         row[target as usize] -= gradient;
@@ -196,7 +190,7 @@ fn share(row: &mut [f32], target: u32, others: &[(u32, f32)]) {
 }
 
 impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
-    /// Back from the log-probabilities of a tile, which [`LmHeadPass::forward`] has just computed, to the residual stream of its rows.
+    /// Reverses a tile's log-probabilities from [`LmHeadPass::forward`] to the residual stream of its rows.
     pub(super) fn head(
         &mut self,
         targets: &[TargetRow],

@@ -1,9 +1,9 @@
-//! Sums that go from batch to batch, place by place.
+//! Ordered sums of gradients over concurrent batches, site by site.
 //!
-//! A sum is added up in the order of batches, so that its bits do not depend on who computes them when. Yet a batch need not wait
-//! until the one before it is done: all go back through the same places in the same order, and at each of them a batch has its
-//! turn as soon as the one before has gone on. What has its turn at a place holds its sums; there is no other way to them. A
-//! batch that fails drops what it holds, and those behind it learn that nothing more will come.
+//! Sums follow the order of batches, so their bits do not depend on timing. A batch need not wait for its
+//! predecessor to finish. All batches visit the same sites in the same order, and a batch may add to a site
+//! as soon as its predecessor has moved on. A [`ReductionTurn`] holds the sums of its current site; no other
+//! access exists. A batch that fails drops its sums, and later batches get [`UpstreamFailed`].
 
 use std::{
     cmp::Reverse,
@@ -19,36 +19,30 @@ use crate::{
     shape::source::Target,
 };
 
-/// A batch before this one failed.
+/// Error of a batch whose predecessor failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UpstreamFailed;
 
-/// The sums of what learns at a place.
 #[derive(Debug)]
 pub(super) enum GradientSlice<'g> {
-    /// For low-rank layers.
     LowRank(&'g mut [LoraModule]),
-    /// For vectors that scale.
     Scales(&'g mut [ScaleVector]),
-    /// For the keys and values of each virtual token, `[2, width]`.
+    /// Sums for keys and values of each virtual token, `[2, width]`.
     Prefix(Vec<&'g mut [f32]>),
 }
 
 impl<'g> GradientSlice<'g> {
-    /// Those for the factors of a low-rank layer.
     pub(super) fn module(&mut self, target: Target) -> &mut LoraModule {
         let Self::LowRank(modules) = self else { unreachable!("gradients are of the adapter's kind") };
         modules.iter_mut().find(|module| module.target == target).expect("a sum for each module")
     }
 
-    /// Those for a vector.
     pub(super) fn vector(&mut self, target: Target) -> &mut [f32] {
         let Self::Scales(vectors) = self else { unreachable!("gradients are of the adapter's kind") };
         let vector = vectors.iter_mut().find(|vector| vector.target == target);
         &mut vector.expect("a sum for each vector").values
     }
 
-    /// Those for the keys and values of each virtual token.
     pub(super) fn tokens(&mut self) -> &mut [&'g mut [f32]] {
         let Self::Prefix(tokens) = self else { unreachable!("gradients are of the adapter's kind") };
         tokens
@@ -56,25 +50,25 @@ impl<'g> GradientSlice<'g> {
 }
 
 impl Gradients {
-    /// The turns of batches that add to these sums, in their order, as many as are asked for.
+    /// Returns an endless queue of turns, one for each batch in order.
     pub fn turns(&mut self) -> ReductionQueue<'_> {
         let (to_first, next) = channel();
         for sums in self.by_place() {
-            // The receiver is at hand.
+            // The receiver still exists, so the send succeeds.
             let _ = to_first.send(sums);
         }
         ReductionQueue { next }
     }
 
-    /// The turn of a batch that is alone.
+    /// Returns the turn of a batch that runs alone.
     ///
     /// # Panics
-    /// Never: there are always more turns.
+    /// Never, because the queue is endless.
     pub fn single_turn(&mut self) -> ReductionTurn<'_> {
         self.turns().next().expect("there are always more")
     }
 
-    /// All sums, in the order of the way back.
+    /// Returns all sums in the order of the reverse pass.
     fn by_place(&mut self) -> Vec<(TrainableSite, GradientSlice<'_>)> {
         let mut sums: Vec<_> = match &mut self.0 {
             MethodWeights::Lora(modules) | MethodWeights::Activated(modules, _) => {
@@ -101,10 +95,9 @@ impl Gradients {
     }
 }
 
-/// The turns of batches, in their order; see [`Gradients::turns`].
+/// Queue of batch turns in order; see [`Gradients::turns`].
 #[derive(Debug)]
 pub struct ReductionQueue<'g> {
-    /// Where the next batch gets its sums.
     next: Receiver<(TrainableSite, GradientSlice<'g>)>,
 }
 
@@ -118,19 +111,19 @@ impl<'g> Iterator for ReductionQueue<'g> {
     }
 }
 
-/// A batch's turn at all sums, one place after the other.
+/// One batch's turn at all sums, one site after the other.
 #[derive(Debug)]
 pub struct ReductionTurn<'g> {
-    /// The batch before.
+    /// Receiver from the preceding batch.
     from: Receiver<(TrainableSite, GradientSlice<'g>)>,
-    /// The batch behind, which there need not be.
+    /// Sender to the following batch, if there is one.
     to: Sender<(TrainableSite, GradientSlice<'g>)>,
     held: Option<(TrainableSite, GradientSlice<'g>)>,
 }
 
 impl<'g> ReductionTurn<'g> {
-    /// The sums at `place`, where something learns, as soon as the batch before has added to them. Places are asked for in the
-    /// order of the way back; of those that are left out the sums go on as they are.
+    /// Waits for the preceding batch and returns the sums at `place`, where a part of the adapter learns.
+    /// Sites must be requested in the order of the reverse pass; skipped sums are passed on unchanged.
     pub(super) fn at(&mut self, place: TrainableSite) -> Result<&mut GradientSlice<'g>, UpstreamFailed> {
         while self.held.as_ref().is_none_or(|(held, _)| *held > place) {
             self.pass_on();
@@ -141,15 +134,15 @@ impl<'g> ReductionTurn<'g> {
         Ok(sums)
     }
 
-    /// Hands on what is held: nothing more is added there.
+    /// Passes the held sums to the following batch.
     pub(super) fn pass_on(&mut self) {
         if let Some(sums) = self.held.take() {
-            // Nobody may be behind.
+            // The last batch has no successor.
             let _ = self.to.send(sums);
         }
     }
 
-    /// Hands on what is left: the batch has added all that it had to.
+    /// Passes all remaining sums on, after the batch has added its gradients.
     pub(super) fn end(mut self) {
         self.pass_on();
         while let Ok(sums) = self.from.recv() {

@@ -1,4 +1,4 @@
-//! What a reverse pass has: the model, what goes through it now, and its turn at the sums.
+//! State of a reverse pass: the model, the current gradients, and the turn at the sums.
 
 use kernels::{
     Activations,
@@ -13,45 +13,39 @@ use crate::{
     forward::{LinearGroup, ModelContext},
 };
 
-/// A linear group of a block, on the way back.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct GroupActivations<'a> {
     pub(super) layer: usize,
     pub(super) group: LinearGroup,
-    /// What went in, before a vector scaled it.
+    /// Inputs before vectors scale them.
     pub(super) x: &'a [f32],
-    /// What came out before vectors scaled it; read only where they do.
+    /// Outputs before scaling; read only where vectors scale them.
     pub(super) out: &'a [f32],
-    /// The sequences, or of the head their targets, that rows are of.
+    /// Rows of each sequence, or for the head of each sum of targets.
     pub(super) sequences: &'a [SequenceRows],
 }
 
-/// What the way back computes with, kept from one batch to the next.
+/// Buffers of the reverse pass, reused for each batch.
 #[derive(Debug, Default)]
 pub(super) struct BackwardScratch {
-    /// The gradient at the residual stream, `[rows, hidden]`.
+    /// Gradient at the residual stream, `[rows, hidden]`.
     pub(super) residual: Vec<f32>,
-    /// The gradient at a group's outputs.
     pub(super) outputs: Activations,
-    /// The gradient at a group's inputs.
     pub(super) inputs: Vec<f32>,
-    /// A group's inputs.
     pub(super) x: Vec<f32>,
-    /// The same without what is dropped of it, and the gradient at that.
+    /// Inputs of a group after dropout, and the gradient at them.
     pub(super) dropped: Vec<f32>,
     pub(super) of_dropped: Vec<f32>,
     pub(super) lora: LoraScratch,
 }
 
 impl BackwardScratch {
-    /// Makes the gradient at a group's outputs that at the residual stream.
     pub(super) fn outputs_of_residual(&mut self, width: usize) {
         self.outputs.reshape(self.residual.len() / width, width);
         self.outputs.values_mut().copy_from_slice(&self.residual);
     }
 }
 
-/// A reverse pass on its way.
 pub(super) struct Reverse<'a, 'g, B> {
     pub(super) model: &'a ModelContext,
     pub(super) base: &'a mut B,
@@ -62,14 +56,12 @@ pub(super) struct Reverse<'a, 'g, B> {
     pub(super) room: &'a mut BackwardScratch,
     pub(super) rows: &'a RowTable,
     pub(super) sequences: &'a [SequenceRows],
-    /// What the way forward dropped of each row.
     pub(super) dropouts: &'a RowDropouts,
-    /// Below it, nothing learns.
+    /// First site that learns; the reverse pass ends there.
     pub(super) first: TrainableSite,
 }
 
 impl<B> Reverse<'_, '_, B> {
-    /// Whether something learns before `place`.
     pub(super) fn goes_below(&self, place: TrainableSite) -> bool {
         self.first < place
     }

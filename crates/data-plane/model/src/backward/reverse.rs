@@ -1,4 +1,4 @@
-//! Back through the transformer blocks.
+//! Reverse pass through the transformer blocks.
 
 use kernels::{
     backward::{
@@ -23,8 +23,8 @@ use crate::{
 };
 
 impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
-    /// Back through a block: `room.residual` is the gradient behind it, and then the one before it. Returns false if nothing
-    /// below learns, and the gradient before it is not known.
+    /// Reverses a block: turns the gradient after it, in `room.residual`, into the gradient before it.
+    /// Returns false, without that gradient, if no earlier site learns.
     pub(super) fn block(
         &mut self,
         layer: usize,
@@ -87,8 +87,8 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         Ok(goes_on)
     }
 
-    /// Makes the gradient at a block's output of that at the residual stream it is added to, back through its scale and its norm if
-    /// it has them.
+    /// Computes the gradient at a block part's output from that at the residual stream, through the output's
+    /// scale and norm if the model has them.
     pub(super) fn outputs_of_residual(&mut self, site: NormSite, update: &[f32]) {
         let hidden = self.model.config.hidden_size;
         if let Some(norm) = self.model.norm(site) {
@@ -105,7 +105,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         }
     }
 
-    /// Back through a group with all rows of the batch: those behind it have their turn at the group's sums then.
+    /// Reverses a group with all rows of the batch and passes the group's sums to the following batch.
     fn whole_group(&mut self, notes: GroupActivations<'_>) -> Result<bool, TrainError<B::Error>> {
         let goes_on = self.group(notes)?;
         self.turn.pass_on();
@@ -125,7 +125,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         GroupActivations { layer, group, x, out, sequences: self.sequences }
     }
 
-    /// Outputs of a group as vectors scaled them; `None` if none did.
+    /// Returns a group's outputs after scaling, or `None` if the adapter has no scales.
     fn scaled(&self, layer: usize, group: LinearGroup, out: &[f32]) -> Option<Vec<f32>> {
         let scales = self.adapter.as_scales()?;
         let targets = group_targets(&self.model.config, group);
@@ -144,15 +144,15 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         self.sequences.last().map_or(0, |last| last.first + last.count)
     }
 
-    /// `x = norm(residual)`, as the way forward had it.
+    /// Computes `x = norm(residual)` as in the forward pass.
     pub(super) fn normed(&mut self, site: NormSite, residual: &[f32], x: &mut Vec<f32>) {
         x.resize(residual.len(), 0.0);
         let Some(norm) = self.model.norm(site) else { return x.copy_from_slice(residual) };
-        // Without an update the residual stays as it is; a copy, as the kernel may write to it.
+        // Without an update the kernel does not change the residual, but it needs a mutable copy.
         add_norm(&mut self.device.pool, self.device.isa, &mut residual.to_vec(), None, norm, x);
     }
 
-    /// Adds the gradient at a norm's output, `room.inputs`, to that at the residual stream.
+    /// Adds the gradient at a norm's input, computed from `room.inputs`, to that at the residual stream.
     pub(super) fn through_norm(&mut self, site: NormSite, residual: &[f32]) {
         let (Compute { pool, isa }, g) = (&mut *self.device, &self.room.inputs);
         match self.model.norm(site) {
@@ -161,7 +161,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         }
     }
 
-    /// From the gradient at what attention found, `room.inputs`, to that at `[q | k | v]`, `room.outputs`.
+    /// Turns the gradient at the attention output, `room.inputs`, into that at `[q | k | v]`, `room.outputs`.
     fn attended(&mut self, layer: usize, notes: &LayerActivations) {
         let layout = self.model.qkv_layout();
         let from = AttentionInputs {
@@ -177,7 +177,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         attention_gradient(pool, *isa, from, self.sequences, g, outputs.values_mut());
     }
 
-    /// Takes the gradients at the keys and values of virtual tokens, which do not come from the layers below.
+    /// Adds up the gradients at virtual tokens' keys and values, and clears them for the layers below.
     fn prefix(&mut self, layer: usize) -> Result<(), UpstreamFailed> {
         let MethodWeights::Prefix(_) = self.adapter else { return Ok(()) };
         let sums = self.turn.at(TrainableSite::keys_and_values(layer))?.tokens();
@@ -195,7 +195,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         Ok(())
     }
 
-    /// From the gradient at queries and keys as attention met them to that at what the linear layers gave.
+    /// Turns the gradient at rotated queries and keys into that at the outputs of the linear layers.
     fn rotated(&mut self, layer: usize, notes: &LayerActivations) {
         let scaled = self.scaled(layer, LinearGroup::Qkv, &notes.projected);
         let before = scaled.as_deref().unwrap_or(&notes.projected);

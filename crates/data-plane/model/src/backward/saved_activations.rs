@@ -1,7 +1,7 @@
-//! What a forward pass leaves behind for the way back.
+//! Saved activations of a forward pass for the reverse pass.
 //!
-//! The pass is the one that serves, and knows nothing of this: whoever adds its deltas and keeps its keys and values notes what
-//! they are given. Everything else follows from it, to the same bits.
+//! The forward pass is the serving one and does not know of the recording. Wrappers of its deltas and KV
+//! cache record the values they receive. All other values are computed again from these, to the same bits.
 
 use std::{cell::RefCell, convert::Infallible};
 
@@ -13,53 +13,51 @@ use crate::{
     forward::{Deltas, KvStore, LinearGroup, ModelContext, NormSite, Scratch, finish_update},
 };
 
-/// What is kept of each block.
+/// Values that are saved for each block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SavedScope {
-    /// Everything that the way back reads.
+    /// All values that the reverse pass reads.
     #[default]
     All,
-    /// What goes in; the way back runs the block once more.
+    /// The block's input only; the reverse pass runs the block again.
     Inputs,
 }
 
-/// What went through a transformer block.
 #[derive(Debug, Default)]
 pub(super) struct LayerActivations {
-    /// What goes in: the residual stream before the block, `[rows, hidden]`.
+    /// Residual stream before the block, `[rows, hidden]`.
     pub(super) residual: Vec<f32>,
-    /// `[q | k | v]` as attention met them: scaled, rotated, a prefix in its place. Empty if only inputs are kept.
+    /// `[q | k | v]` as attention reads them: scaled, rotated, with prefix. Empty if only inputs are saved.
     pub(super) qkv: Vec<f32>,
-    /// The same before the rotation, and before vectors scaled them; only where somebody asks for it ([`SavedActivations::projected`]).
+    /// `[q | k | v]` before rotation and scaling, saved only if [`SavedActivations::projected`] is set.
     pub(super) projected: Vec<f32>,
-    /// What attention found, before a vector scaled it.
+    /// Attention output before scaling.
     pub(super) attended: Vec<f32>,
-    /// The residual stream before the feed-forward.
     pub(super) middle: Vec<f32>,
-    /// `[gate | up]`, before vectors scaled them.
+    /// `[gate | up]` before scaling.
     pub(super) gate_up: Vec<f32>,
-    /// What attention and feed-forward gave, before it was normed; only in models that norm it.
+    /// Outputs of attention and feed-forward before their norms, only in models that norm them.
     pub(super) updates: [Vec<f32>; 2],
 }
 
 impl LayerActivations {
-    /// True if the way back need not run the block once more.
+    /// True if the reverse pass need not run the block again.
     pub(super) fn is_whole(&self) -> bool {
         !self.qkv.is_empty()
     }
 }
 
-/// What is noted, and what was.
+/// Settings of the recording, and the activations recorded so far.
 #[derive(Debug, Default)]
 pub(super) struct SavedActivations {
     pub(super) layers: Vec<LayerActivations>,
-    /// The residual stream where the pass is now: behind the last block, in the end.
+    /// Residual stream at the current point of the pass; at the end, after the last block.
     pub(super) residual: Vec<f32>,
-    /// Whether more than inputs is kept.
+    /// Whether more than the blocks' inputs is saved.
     pub(super) is_whole: bool,
-    /// Whether `[q | k | v]` are kept as they leave the linear layers.
+    /// Whether `[q | k | v]` are saved before rotation.
     pub(super) projected: bool,
-    /// Whether the adapter scales outputs, which are noted before it does.
+    /// Whether the adapter scales outputs; then these are recorded before scaling.
     pub(super) before_scales: bool,
 }
 
@@ -73,7 +71,7 @@ impl SavedActivations {
         }
     }
 
-    /// The residual stream goes on as the next norm will have it.
+    /// Updates the residual stream to the input of the next norm.
     fn advance_residual(
         &mut self,
         device: &mut Compute,
@@ -104,7 +102,7 @@ impl SavedActivations {
     }
 }
 
-/// Deltas of inputs of which something may be dropped, noting what they are given.
+/// Deltas that apply dropout to their inputs and record activations.
 pub(super) struct RecordingDeltas<'a, T> {
     pub(super) model: &'a ModelContext,
     pub(super) deltas: T,
@@ -162,7 +160,7 @@ impl<T: Deltas<Compute>> Deltas<Compute> for RecordingDeltas<'_, T> {
         layer: usize,
         update: &Vec<f32>,
     ) -> Result<(), Infallible> {
-        // As what a plain feed-forward gives, though there are no deltas.
+        // A mixture's output counts as that of a plain feed-forward, although it has no deltas.
         self.notes.borrow_mut().advance_residual(device, self.model, layer, LinearGroup::Down, update);
         Ok(())
     }
@@ -189,7 +187,7 @@ impl<T: Deltas<Compute>> Deltas<Compute> for RecordingDeltas<'_, T> {
     }
 }
 
-/// Keys and values, noting what they are.
+/// KV cache that records the rows `[q | k | v]` of each layer.
 pub(super) struct RecordingKv<'a, K> {
     pub(super) kv: &'a mut K,
     pub(super) notes: &'a RefCell<SavedActivations>,
@@ -224,53 +222,48 @@ impl<K: KvStore<Compute>> KvStore<Compute> for RecordingKv<'_, K> {
     }
 }
 
-/// A row of which the log-probability of a token is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct TargetRow {
-    /// In the batch.
     pub(super) row: usize,
     pub(super) token: u32,
-    /// The sequence that it is of.
     pub(super) sequence: usize,
 }
 
-/// What a batch left behind on its way forward.
+/// Record of a batch's forward pass, for the reverse pass.
 #[derive(Debug, Default)]
 pub struct Tape {
     pub(super) layers: Vec<LayerActivations>,
-    /// Behind the last block.
+    /// Residual stream after the last block.
     pub(super) residual: Vec<f32>,
     /// Tokens of each sequence, virtual ones first.
     pub(super) tokens: Vec<Vec<u32>>,
-    /// Where their rows are.
     pub(super) sequences: Vec<SequenceRows>,
-    /// Ascending by row.
+    /// Targets, ascending by row.
     pub(super) targets: Vec<TargetRow>,
-    /// What is dropped of each sequence; none if nothing is.
+    /// Dropout of each sequence, or an empty list without dropout.
     pub(super) dropouts: Vec<Dropout>,
 }
 
 impl Tape {
-    /// Rows of the batch.
+    /// Returns the number of rows in the batch.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.sequences.last().map_or(0, |last| last.first + last.count)
     }
 
-    /// What is dropped of each row.
     pub(super) fn row_dropouts(&self) -> RowDropouts {
         RowDropouts::of(&self.sequences, &self.dropouts)
     }
 
-    /// Rows whose log-probabilities were asked for.
+    /// Returns the number of targets in the batch.
     #[must_use]
     pub fn targets(&self) -> usize {
         self.targets.len()
     }
 }
 
-/// Puts rows of the residual stream where a pass takes them up. To them it adds an update first: minus zero, which changes
-/// no number, not even a zero.
+/// Places rows of the residual stream where a pass continues. The pass first adds an update, which is set to
+/// minus zero, because that changes no value, not even the sign of a zero.
 pub(super) fn place_residual(scratch: &mut Scratch<Compute>, residual: &[f32]) {
     scratch.residual.clear();
     scratch.residual.extend_from_slice(residual);

@@ -1,15 +1,15 @@
-//! Where in a pass something learns.
+//! Places in a pass where adapter weights learn.
 
 use crate::{adapter::MethodWeights, forward::LinearGroup, shape::source::Target};
 
-/// Where in a pass something learns, in the order of the way forward.
+/// A place where adapter weights learn, ordered as in the forward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct TrainableSite(usize);
 
 impl TrainableSite {
     const STEPS: usize = 5;
 
-    /// Keys and values, between their linear layers and attention.
+    /// Returns the place of keys and values, between their linear layers and attention.
     pub(super) fn keys_and_values(layer: usize) -> Self {
         Self(layer * Self::STEPS + 1)
     }
@@ -41,7 +41,7 @@ impl TrainableSite {
         )
     }
 
-    /// The first place at which `adapter` learns; below it, there is nothing to be done.
+    /// Returns the first place where `adapter` learns; the reverse pass ends there.
     pub(super) fn first(adapter: &MethodWeights) -> Self {
         let of = |(layer, target)| Self::of_target(layer, target);
         let first = match adapter {
@@ -56,7 +56,6 @@ impl TrainableSite {
         first.unwrap_or(Self(usize::MAX))
     }
 
-    /// The layer it is in; `None` for the head.
     pub(super) fn layer(self) -> Option<usize> {
         (self.0 != usize::MAX).then_some(self.0 / Self::STEPS)
     }

@@ -1,4 +1,6 @@
-//! Batches of sequences forward, and gradients of what they lose. `rows`: sequences laid out for a pass.
+//! Forward and reverse passes over batches of training sequences.
+//!
+//! - `rows`: lays out training sequences as rows of a pass.
 
 mod rows;
 
@@ -38,31 +40,31 @@ use crate::{
     shape::config::ModelConfig,
 };
 
-/// A sequence to learn from.
+/// A training sequence with its targets.
 #[derive(Debug, Clone, Copy)]
 pub struct Example<'a> {
-    /// Its tokens, at least one.
+    /// Tokens of the sequence, at least one.
     pub tokens: &'a [u32],
-    /// For each of them the token whose log-probability behind it counts, if one does.
+    /// Target after each token, or `None` without a loss there.
     pub targets: &'a [Option<u32>],
-    /// What of its rows the adapter's low-rank matrices are not given: of all of a batch, or of none.
+    /// Dropout of the low-rank inputs; a batch has it for all sequences or for none.
     pub dropout: Option<Dropout>,
 }
 
-/// An adapter as it is while it learns.
+/// An adapter in training, in both forms of its weights.
 #[derive(Debug)]
 pub struct TrainableAdapter {
-    /// Its numbers, as the pass computes with them.
+    /// Current values of the adapter's weights.
     pub method: MethodWeights,
-    /// The same, in the form that the kernels take.
+    /// The values in the kernels' format.
     pub prepared: Arc<PreparedAdapter>,
 }
 
 impl TrainableAdapter {
-    /// The adapter of these numbers, kept as an engine keeps it that is to serve it.
+    /// Prepares an adapter for training, in the format in which an engine will serve it.
     ///
     /// # Errors
-    /// A matrix is of a shape that the kernels do not take.
+    /// The kernels do not support the shape of a matrix.
     pub fn new(
         method: &MethodWeights,
         config: &ModelConfig,
@@ -76,7 +78,7 @@ impl TrainableAdapter {
     }
 }
 
-/// A model of which an adapter learns. Linear layers are somebody else's; keys and values are kept for one batch.
+/// Trains adapters over a model. `B` evaluates the linear layers; the KV cache is kept for one batch.
 #[derive(Debug)]
 pub struct Trainer<B> {
     model: Arc<ModelContext>,
@@ -92,11 +94,10 @@ pub struct Trainer<B> {
 }
 
 impl<B: ReverseLayers<Compute>> Trainer<B> {
-    /// A trainer that computes with `pool`. Keys and values are kept as `shape` says, as the engine that will serve the adapter
-    /// keeps them.
+    /// Creates a trainer that computes with `pool`. `shape` is the KV format of the serving engine.
     ///
     /// # Errors
-    /// There is no memory.
+    /// Memory for the KV cache is missing.
     pub fn new(
         model: Arc<ModelContext>,
         base: B,
@@ -120,32 +121,32 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         })
     }
 
-    /// The model without its linear layers.
+    /// Returns the model without its linear layers.
     #[must_use]
     pub fn model(&self) -> &ModelContext {
         &self.model
     }
 
-    /// What is kept of batches from now on.
+    /// Sets the activations that later batches save.
     pub fn set_keep(&mut self, keep: SavedScope) {
         self.keep = keep;
     }
 
-    /// The linear layers.
+    /// Returns the linear layers.
     #[must_use]
     pub fn base(&self) -> &B {
         &self.base
     }
 
-    /// The linear layers, to be told something.
+    /// Returns the linear layers for changes of their settings.
     pub fn base_mut(&mut self) -> &mut B {
         &mut self.base
     }
 
-    /// Takes `examples` through all blocks.
+    /// Runs `examples` forward through all blocks.
     ///
     /// # Errors
-    /// The base layers' own, or there is no memory for keys and values.
+    /// The base layers fail, or there is no memory for keys and values.
     pub fn forward(
         &mut self,
         learner: &TrainableAdapter,
@@ -166,10 +167,10 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         Ok(tape)
     }
 
-    /// The log-probabilities of all targets, example after example.
+    /// Returns the log-probabilities of all targets, example by example.
     ///
     /// # Errors
-    /// The base layers' own.
+    /// The base layers fail.
     pub fn log_probabilities(
         &mut self,
         learner: &TrainableAdapter,
@@ -180,14 +181,13 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         Ok(all)
     }
 
-    /// What the model says where each target is, example after example, if it may say only the tokens `allowed`; all, if none
-    /// are given.
+    /// Returns the prediction at each target, example by example, among the tokens `allowed` (empty: all).
     ///
     /// # Errors
-    /// The base layers' own.
+    /// The base layers fail.
     ///
     /// # Panics
-    /// If a token is allowed that there is not.
+    /// If an allowed token is not in the vocabulary.
     pub fn predictions(
         &mut self,
         learner: &TrainableAdapter,
@@ -199,7 +199,6 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         Ok(all)
     }
 
-    /// Computes the logits of all targets, a tile at a time, and shows each tile to `seen`.
     fn each_tile(
         &mut self,
         learner: &TrainableAdapter,
@@ -219,10 +218,10 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         Ok(())
     }
 
-    /// Goes back: adds what makes `loss` larger to the gradients whose `turn` this is.
+    /// Runs the reverse pass and adds the gradients of `loss` to the sums of `turn`.
     ///
     /// # Errors
-    /// The base layers' own, or a batch before this one failed. The gradients are undefined then.
+    /// The base layers fail, or an earlier batch failed. The gradients are undefined then.
     pub fn reverse(
         &mut self,
         learner: &TrainableAdapter,
@@ -239,7 +238,7 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         Ok(())
     }
 
-    /// Back from there to the last place at which something learns.
+    /// Reverses the blocks from the last one to the first site that learns.
     fn reverse_blocks(
         &mut self,
         learner: &TrainableAdapter,
@@ -261,7 +260,7 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         Ok(())
     }
 
-    /// Back from the targets to the residual stream behind the last block.
+    /// Reverses the head: from the targets to the residual stream after the last block.
     fn reverse_head(
         &mut self,
         learner: &TrainableAdapter,
@@ -280,7 +279,7 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         }
         turn.pass_on();
         self.head = room;
-        // The head has left other rows in the scratch.
+        // The head has left other rows in the scratch buffers.
         let blocks = blocks(&tape.sequences);
         let batch = batch(tape, &blocks, learner);
         lay_out(&self.model, &mut self.compute, &mut self.scratch, &batch)
@@ -288,7 +287,7 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         Ok(())
     }
 
-    /// Runs a block once more, for what was not kept of it.
+    /// Runs a block again to recover its unsaved activations.
     fn again(
         &mut self,
         learner: &TrainableAdapter,
@@ -305,7 +304,6 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         Ok(noted.layers.swap_remove(layer))
     }
 
-    /// Calls `run` with parts that note what goes by.
     fn noting(
         &mut self,
         tape: &Tape,
@@ -333,7 +331,6 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         Ok(notes.into_inner())
     }
 
-    /// Notes of nothing yet.
     fn notes(&self, learner: &TrainableAdapter, is_whole: bool) -> SavedActivations {
         let scales_outputs = match &learner.method {
             MethodWeights::Ia3(scales) => {
@@ -350,7 +347,6 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         }
     }
 
-    /// Takes memory for the keys and values of a batch.
     fn make_room(&mut self, tape: &Tape) -> Result<(), TrainError<B::Error>> {
         let wanted: usize = tape.sequences.iter().map(|rows| rows.count.div_ceil(BLOCK_TOKENS)).sum();
         if self.kv.blocks() < wanted {
@@ -396,7 +392,6 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
     }
 }
 
-/// What a pass runs with, besides base, deltas, keys and values.
 struct PassParts<'a> {
     model: &'a ModelContext,
     compute: &'a mut Compute,

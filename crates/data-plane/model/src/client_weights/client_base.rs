@@ -1,4 +1,4 @@
-//! What a client holds of a base: everything but the linear layers, from a sparse copy or a whole model.
+//! Client weights of a base: everything but the linear layers, read from a sparse copy or a whole model.
 
 use std::path::{Path, PathBuf};
 
@@ -14,39 +14,39 @@ use crate::{
     },
 };
 
-/// Why a client cannot use a base.
+/// Reasons why a client cannot use a base.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientBaseError {
-    /// There is no model, or one that is broken.
+    /// The model is missing or broken.
     #[error(transparent)]
     Open(#[from] OpenError),
     /// Norms or embedding cannot be loaded.
     #[error(transparent)]
     Weights(#[from] WeightsError),
-    /// The files were written to while they were read.
+    /// The files changed while they were read.
     #[error("{} was written to while it was read; start again once it is whole", path.display())]
     Changed {
-        /// The file or directory.
+        /// Path of the file or directory.
         path: PathBuf,
     },
 }
 
-/// The client's part of a base.
+/// The client weights of a base.
 #[derive(Debug)]
 pub struct ClientBase {
     /// Shape, norms, routers and rotary frequencies.
     pub frame: ModelContext,
-    /// The token embedding.
+    /// Token embedding of the base.
     pub embedding: Embedding,
-    /// Where it was read from: tokenizer, chat template and defaults of sampling are there too.
+    /// Model files, which also hold tokenizer, chat template and sampling defaults.
     pub files: ModelFiles,
 }
 
 impl ClientBase {
-    /// Reads the client's part of the model at `path`, and no tensor of a linear layer.
+    /// Reads the client weights of the model at `path`, and no tensor of a linear layer.
     ///
     /// # Errors
-    /// If there is no model of a known architecture, or it was written to meanwhile.
+    /// There is no model of a known architecture, or the files changed during the read.
     pub fn open(path: &Path) -> Result<Self, ClientBaseError> {
         let files = ModelFiles::at(path).map_err(OpenError::from)?;
         let source = sparse_weights(&files)?;
@@ -58,7 +58,7 @@ impl ClientBase {
         Ok(Self { frame, embedding, files })
     }
 
-    /// The model's shape.
+    /// Returns the model's shape.
     #[must_use]
     pub fn config(&self) -> &ModelConfig {
         &self.frame.config

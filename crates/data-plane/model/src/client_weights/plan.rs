@@ -1,4 +1,4 @@
-//! Which parts of a model's files clients are given: never a byte of a linear layer's own.
+//! Selects the byte ranges of a model's files for clients; no byte of a linear layer is among them.
 
 use std::{
     collections::BTreeSet,
@@ -27,7 +27,7 @@ use crate::{
     },
 };
 
-/// Files of a model directory that are given out whole, if they are there.
+/// Files of a model directory that are sent completely, if present.
 const WHOLE: [&str; 8] = [
     CONFIG_FILE,
     INDEX_FILE,
@@ -39,91 +39,91 @@ const WHOLE: [&str; 8] = [
     "chat_template.json",
 ];
 
-/// Bytes of a file that is given out whole; tokenizers are the largest.
+/// Maximum bytes of a file that is sent completely; tokenizers are the largest.
 const MAX_WHOLE_BYTES: u64 = 1 << 28;
 
-/// Why clients cannot be given what they need.
+/// Reasons why client weights cannot be offered.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientWeightsError {
-    /// There is no model, or one that is broken.
+    /// The model is missing or broken.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// The linear layers cannot be told from the rest.
+    /// The linear layers cannot be identified.
     #[error(transparent)]
     Sites(#[from] SiteModelError),
     /// A file could not be opened.
     #[error("cannot open {}: {source}; make it readable or remove it", path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// A file is larger than its kind ever is.
+    /// A file is larger than the limit for its kind.
     #[error("{} has {bytes} bytes, and {MAX_WHOLE_BYTES} are given out; fetch the model again", path.display())]
     TooLarge {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// How large it is.
+        /// Size of the file.
         bytes: u64,
     },
-    /// The parts are too many to be listed.
+    /// The file has too many ranges for the list.
     #[error("{} would be given out in {found} parts, and the limit is {MAX_RANGES}; convert the model again", path.display())]
     TooManyRanges {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// How many there are.
+        /// Number of ranges found.
         found: usize,
     },
-    /// A file has a name that cannot be told to clients.
+    /// A file's name is not UTF-8, so clients cannot be told it.
     #[error("{} has no name in UTF-8; rename it", path.display())]
     Name {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
 }
 
-/// Why a part of a file is not given out.
+/// Reasons why a part of a file is not sent.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientWeightsReadError {
-    /// There is no such file.
+    /// The file number is out of range.
     #[error("there is no file number {file}; there are {files}")]
     NoSuchFile {
-        /// What was asked for.
+        /// Requested number of the file.
         file: usize,
-        /// How many there are.
+        /// Number of files in the plan.
         files: usize,
     },
-    /// The part is not one of those that are given out.
+    /// The requested part is outside all planned ranges.
     #[error("byte {offset} of `{name}` is not given out; ask for the ranges of the catalog")]
     NotPlanned {
-        /// The file.
+        /// Name of the file.
         name: String,
-        /// The first byte asked for.
+        /// First byte of the request.
         offset: u64,
     },
-    /// The file is not what it was when the model was loaded.
+    /// The file changed since the model was loaded.
     #[error(
         "`{name}` was written to since it was opened; restart the executor, and replace model files by renaming"
     )]
     Changed {
-        /// The file.
+        /// Name of the file.
         name: String,
     },
     /// The file could not be read.
     #[error("cannot read `{name}`: {source}; see the executor's disk")]
     Read {
-        /// The file.
+        /// Name of the file.
         name: String,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
 
-/// What clients are given of a model, and the open files to read it from.
+/// The client weights of a model, with open files to read them from.
 ///
-/// Files that are replaced by renaming are read as they were. Nothing is mapped, so that a file that is cut short is an
-/// error and not the end of the process.
+/// Files that are replaced by renaming are still read in their old version. Nothing is mapped, so a truncated
+/// file causes an error and does not end the process.
 #[derive(Debug)]
 pub struct ClientWeightsPlan {
     files: Vec<ClientWeightsFile>,
@@ -137,7 +137,7 @@ struct OpenFile {
     stamp: Stamp,
 }
 
-/// What tells one state of a file from another.
+/// Metadata that identifies one state of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     bytes: u64,
@@ -156,10 +156,10 @@ impl Stamp {
 }
 
 impl ClientWeightsPlan {
-    /// Plans what is given out of the model at `path`.
+    /// Plans the client weights of the model at `path`.
     ///
     /// # Errors
-    /// If there is no model, or a file cannot be opened or is larger than its kind ever is.
+    /// The model is missing, or a file cannot be opened or is larger than the limit for its kind.
     pub fn of(path: &Path) -> Result<Self, ClientWeightsError> {
         let mut plan = Self { files: Vec::new(), open: Vec::new() };
         match ModelFiles::at(path).map_err(OpenError::from)? {
@@ -174,20 +174,20 @@ impl ClientWeightsPlan {
         Ok(plan)
     }
 
-    /// The files, in the order of their numbers.
+    /// Returns the files, in the order of their numbers.
     #[must_use]
     pub fn files(&self) -> &[ClientWeightsFile] {
         &self.files
     }
 
-    /// Bytes that are given out, of all files.
+    /// Returns the bytes of all planned ranges.
     #[must_use]
     pub fn planned_bytes(&self) -> u64 {
         self.files.iter().map(ClientWeightsFile::planned_bytes).fold(0, u64::saturating_add)
     }
 
-    /// True if the files at their paths are still those that were opened, as they were. Who plans before he reads the
-    /// weights, and asks this afterwards, knows that both are of one model.
+    /// True if the files at their paths are still the opened ones, unchanged. A caller that plans before it
+    /// reads the weights, and checks this afterwards, knows that both belong to one model.
     #[must_use]
     pub fn is_current(&self) -> bool {
         let is_there = |open: &OpenFile| {
@@ -196,10 +196,10 @@ impl ClientWeightsPlan {
         self.open.iter().all(is_there)
     }
 
-    /// At most `bytes` bytes of a file from `offset` on: less at the end of a range.
+    /// Reads at most `bytes` bytes of a file from `offset` on, and fewer at the end of a range.
     ///
     /// # Errors
-    /// If `offset` is in no range that is given out, or the file was written to since it was opened.
+    /// `offset` is in no planned range, or the file changed since it was opened.
     pub fn read(&self, file: usize, offset: u64, bytes: u32) -> Result<Vec<u8>, ClientWeightsReadError> {
         let (Some(planned), Some(open)) = (self.files.get(file), self.open.get(file)) else {
             return Err(ClientWeightsReadError::NoSuchFile { file, files: self.files.len() });
@@ -209,11 +209,11 @@ impl ClientWeightsPlan {
         let Some(range) = planned.ranges.get(after).filter(|range| range.contains(&offset)) else {
             return Err(ClientWeightsReadError::NotPlanned { name: name(), offset });
         };
-        // What is there is at most what was asked for, which is 32 bits.
+        // The length is at most `bytes`, which has 32 bits.
         let length = (range.end - offset).min(bytes.into()) as usize;
         let mut part = vec![0; length];
         let read = open.file.read_exact_at(&mut part, offset);
-        // Asked after reading: what was read meanwhile may be of two models.
+        // The check follows the read, because a change during the read could mix two models.
         match open.is_unchanged() {
             Ok(true) => {}
             Ok(false) => return Err(ClientWeightsReadError::Changed { name: name() }),
@@ -266,7 +266,7 @@ impl ClientWeightsPlan {
         Ok(())
     }
 
-    /// Adds a mapped file's first bytes and `ranges` of the rest.
+    /// Adds a mapped file's first `header_bytes` bytes and `ranges` of the rest.
     fn add_parts(
         &mut self,
         map: &MappedFile,
@@ -280,7 +280,7 @@ impl ClientWeightsPlan {
         if ranges.len() > MAX_RANGES {
             return Err(ClientWeightsError::TooManyRanges { path: path.to_path_buf(), found: ranges.len() });
         }
-        // The map was made of the file as it is now, or the plan is worth nothing.
+        // The map must show the current state of the file, or the plan would be invalid.
         if !map.unchanged() {
             return Err(read(io::Error::other("it was written to while it was opened")));
         }
@@ -320,13 +320,13 @@ impl OpenFile {
     }
 }
 
-/// The tensors of a known architecture that are no linear layers.
+/// Returns the tensors of a known architecture that are no linear layers.
 fn small_tensors(config: &ModelConfig) -> impl Iterator<Item = TensorId> {
     let of_layer = |layer| norm_tensors(config, layer).chain(router(config, layer));
     [TensorId::TokenEmbedding, TensorId::OutputNorm].into_iter().chain((0..config.layers).flat_map(of_layer))
 }
 
-/// `ranges` in ascending order, those that touch made one.
+/// Sorts `ranges` and joins touching ones.
 fn joined(mut ranges: Vec<Range<usize>>) -> Vec<Range<u64>> {
     ranges.retain(|range| !range.is_empty());
     ranges.sort_by_key(|range| range.start);

@@ -1,4 +1,4 @@
-//! Writes a sparse copy of a model's files from what an executor gives out.
+//! Writes a sparse copy of a model's files from the parts that an executor sends.
 
 use std::{
     collections::HashSet,
@@ -15,85 +15,83 @@ use model_files::model_files::SPARSE_COPY;
 
 use super::{ClientWeightsFile, MAX_FILES, MAX_RANGES};
 
-/// Longest file a copy may have, holes included.
+/// Maximum length of a file, holes included.
 const MAX_FILE_BYTES: u64 = 1 << 44;
-/// Bytes of a file's name.
 const MAX_NAME_BYTES: usize = 255;
 
-/// Why a sparse copy was not made.
+/// Reasons why a sparse copy was not made.
 #[derive(Debug, thiserror::Error)]
 pub enum SparseCopyError {
-    /// What the executor lists makes no sense.
+    /// The executor's list of files is invalid.
     #[error("the executor's list of files is refused: {reason}; it is broken or not to be trusted")]
     List {
-        /// What is wrong.
+        /// Defect of the list.
         reason: String,
     },
-    /// It is more than the caller takes.
+    /// The list exceeds the caller's byte budget.
     #[error(
         "the skeleton has {planned} bytes and the limit is {budget}; raise it or use a copy of the model"
     )]
     Budget {
-        /// Bytes that would be fetched.
+        /// Bytes that the list announces.
         planned: u64,
-        /// Bytes that may be.
+        /// Maximum bytes that the caller accepts.
         budget: u64,
     },
-    /// More bytes came than were wanted.
+    /// The executor sent more bytes than requested.
     #[error(
         "the executor sent {found} bytes where at most {wanted} were wanted; it is broken or not to be trusted"
     )]
     Bytes {
-        /// How many were wanted.
+        /// Number of bytes requested.
         wanted: u64,
-        /// How many came.
+        /// Number of bytes received.
         found: u64,
     },
-    /// Something is still wanted.
+    /// The copy is not complete yet.
     #[error("the sparse copy is not complete: {missing} bytes are missing; fetch the rest first")]
     Incomplete {
-        /// How many.
+        /// Number of missing bytes.
         missing: u64,
     },
-    /// The file system refuses.
+    /// A file operation failed.
     #[error("cannot write {}: {source}; free space or name another directory", path.display())]
     Write {
-        /// The file or directory.
+        /// Path of the file or directory.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
 
-/// What is to be fetched next.
+/// The next part of the files to fetch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FetchRange {
-    /// Number of the file in the list.
+    /// Index of the file in the list.
     pub file: usize,
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// How many, to the end of the range.
+    /// Number of bytes up to the end of the range.
     pub bytes: u64,
 }
 
-/// A sparse copy in the making: a directory under a temporary name beside its own, removed unless it is finished.
+/// A sparse copy in progress: a temporary directory beside the final one, removed unless it is finished.
 #[derive(Debug)]
 pub struct SparseCopy {
     directory: PathBuf,
     temporary: PathBuf,
     files: Vec<File>,
-    /// What is still to come, the next part last.
+    /// Ranges still to fetch, the next one last.
     wanted: Vec<(usize, Range<u64>)>,
 }
 
-/// Tells apart the copies that this process makes at once.
 static COPIES: AtomicU64 = AtomicU64::new(0);
 
 impl SparseCopy {
-    /// Begins a copy that will be `directory`; of `files` at most `budget_bytes` may be given out.
+    /// Begins a copy at `directory`; the ranges of `files` may have at most `budget_bytes` bytes.
     ///
     /// # Errors
-    /// If the list makes no sense or is beyond the budget, before anything is written; or a file cannot be made.
+    /// The list is invalid or beyond the budget (then nothing is written), or a file cannot be created.
     pub fn create(
         directory: &Path,
         files: &[ClientWeightsFile],
@@ -120,17 +118,17 @@ impl SparseCopy {
         Ok(copy)
     }
 
-    /// What to fetch next; `None` when all of it is there.
+    /// Returns the next range to fetch, or `None` when the copy is complete.
     #[must_use]
     pub fn wanted(&self) -> Option<FetchRange> {
         let (file, range) = self.wanted.last()?;
         Some(FetchRange { file: *file, offset: range.start, bytes: range.end - range.start })
     }
 
-    /// Writes the first bytes of what was [`wanted`](Self::wanted): all or less of it.
+    /// Writes the next bytes of the [`wanted`](Self::wanted) range, all of it or a part.
     ///
     /// # Errors
-    /// If there are none or more, or the file system refuses.
+    /// `bytes` is empty or longer than the range, or a file operation fails.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), SparseCopyError> {
         let found = bytes.len() as u64;
         let wanted = self.wanted().map_or(0, |wanted| wanted.bytes);
@@ -145,18 +143,17 @@ impl SparseCopy {
         Ok(())
     }
 
-    /// Gives the copy its name. If another one has it by now, that one is taken: whoever names copies by what is in
-    /// them loses nothing.
+    /// Renames the copy to its final name, or uses an existing copy; names must identify contents.
     ///
     /// # Errors
-    /// If something is still wanted, or the file system refuses.
+    /// Ranges are still missing, or a file operation fails.
     pub fn finish(mut self) -> Result<PathBuf, SparseCopyError> {
         if !self.wanted.is_empty() {
             let missing = self.wanted.iter().map(|(_, range)| range.end - range.start).sum();
             return Err(SparseCopyError::Incomplete { missing });
         }
         for file in self.files.drain(..) {
-            // A copy with a name is whole, also after the power failed.
+            // A copy under its final name must be complete, even after a power failure.
             file.sync_all().map_err(cannot_write(&self.temporary))?;
         }
         match fs::rename(&self.temporary, &self.directory) {
@@ -169,12 +166,12 @@ impl SparseCopy {
 
 impl Drop for SparseCopy {
     fn drop(&mut self) {
-        // Under its own name there is nothing here any more.
+        // A finished copy has been renamed, so nothing is left under the temporary name.
         drop(fs::remove_dir_all(&self.temporary));
     }
 }
 
-/// A name beside `directory` that nobody has, nor had: what a killed process left is not in the way.
+/// Returns an unused name beside `directory`, distinct from names that a killed process may have left.
 fn temporary_name(directory: &Path) -> PathBuf {
     let name = directory.file_name().map(|name| name.display().to_string()).unwrap_or_default();
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_nanos());
@@ -186,7 +183,7 @@ fn cannot_write(path: &Path) -> impl FnOnce(io::Error) -> SparseCopyError + '_ {
     move |source| SparseCopyError::Write { path: path.to_path_buf(), source }
 }
 
-/// A new file of `bytes` bytes without any blocks.
+/// Creates a file of `bytes` bytes without allocated blocks.
 fn sparse(path: &Path, bytes: u64) -> io::Result<File> {
     let file = File::create_new(path)?;
     file.set_len(bytes)?;
@@ -212,7 +209,7 @@ fn check(files: &[ClientWeightsFile], budget: u64) -> Result<(), SparseCopyError
     if planned > budget { Err(SparseCopyError::Budget { planned, budget }) } else { Ok(()) }
 }
 
-/// Nothing hidden, and nothing that leads anywhere.
+/// True for names that are not hidden and contain no path separator.
 fn is_plain(name: &str) -> bool {
     let is_usual = |byte: u8| byte.is_ascii_graphic() || byte == b' ';
     (1..=MAX_NAME_BYTES).contains(&name.len())
@@ -220,7 +217,7 @@ fn is_plain(name: &str) -> bool {
         && name.bytes().all(|byte| is_usual(byte) && byte != b'/' && byte != b'\\')
 }
 
-/// Ascending, not empty, apart and within the file.
+/// True if the ranges are ascending, not empty, disjoint and within the file.
 fn are_apart(file: &ClientWeightsFile) -> bool {
     let mut end = 0;
     file.ranges.iter().all(|range| {

@@ -1,4 +1,4 @@
-//! Rows on their way to experts and back.
+//! Router probabilities, and moves of rows to experts and back.
 
 use kernels::{Activations, LinearPart, elementwise::softmax_in_place, linear_unrounded};
 
@@ -6,8 +6,8 @@ use super::Compute;
 use crate::forward::{ExpertRows, ModelContext};
 
 impl Compute {
-    /// How probable each expert of `layer` is for each row of `normed`, `[rows, experts]`: the softmax of what the router says, in 32
-    /// bits whatever the weights are.
+    /// Returns the probability of each expert of `layer` for each row of `normed`, `[rows, experts]`: the
+    /// softmax of the router's outputs. The router computes with unrounded activations for every weight type.
     ///
     /// # Panics
     /// If the layer has no experts.
@@ -27,14 +27,14 @@ impl Compute {
     }
 }
 
-/// `out` = the rows of `from` that `rows` names.
+/// Copies the rows numbered `rows` from `from` to `out`.
 pub(crate) fn take_some(from: &[f32], rows: &[u32], width: usize, out: &mut [f32]) {
     for (&row, out) in rows.iter().zip(out.chunks_exact_mut(width)) {
         out.copy_from_slice(&from[row as usize * width..][..width]);
     }
 }
 
-/// Adds the rows of `from` to those that `rows` names.
+/// Adds the rows of `from` to the rows numbered `rows` of `sums`.
 pub(crate) fn add_rows(from: &[f32], rows: &[u32], width: usize, sums: &mut [f32]) {
     for (&row, from) in rows.iter().zip(from.chunks_exact(width)) {
         let sums = &mut sums[row as usize * width..][..width];
@@ -42,7 +42,7 @@ pub(crate) fn add_rows(from: &[f32], rows: &[u32], width: usize, sums: &mut [f32
     }
 }
 
-/// Adds what an expert gave to the sums of its rows, each times its weight.
+/// Adds an expert's outputs to the sums of its rows, each times its weight.
 pub(super) fn add_weighted(from: &[f32], taken: ExpertRows<'_>, width: usize, sums: &mut [f32]) {
     for ((&row, &weight), from) in taken.rows.iter().zip(taken.weights).zip(from.chunks_exact(width)) {
         let sums = &mut sums[row as usize * width..][..width];

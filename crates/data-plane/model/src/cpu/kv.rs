@@ -1,4 +1,4 @@
-//! Keys and values in blocks of memory of this process.
+//! KV blocks in process memory.
 
 use std::{convert::Infallible, io, sync::Arc};
 
@@ -14,52 +14,51 @@ use crate::{
     forward::KvStore,
 };
 
-/// A pool of KV blocks; who owns which block is the caller's business.
+/// A pool of KV blocks; the caller assigns them to sequences.
 #[derive(Debug)]
 pub struct PagedKv {
     pool: KvPool,
-    /// Of each layer.
     limits: Vec<AttentionLimits>,
 }
 
 impl PagedKv {
-    /// Takes memory for `blocks` blocks, with the limits of each layer's attention.
+    /// Allocates `blocks` blocks; `limits` are the attention limits of each layer.
     ///
     /// # Errors
-    /// There is no memory for them.
+    /// Memory for the blocks is missing.
     pub fn new(shape: KvShape, blocks: usize, limits: Vec<AttentionLimits>) -> io::Result<Self> {
         Ok(Self { pool: KvPool::new(shape, blocks)?, limits })
     }
 
-    /// Blocks there are.
+    /// Returns the number of blocks.
     #[must_use]
     pub fn blocks(&self) -> usize {
         self.pool.memory().blocks()
     }
 
-    /// Bytes of a block.
+    /// Returns the bytes of a block.
     #[must_use]
     pub fn block_bytes(&self) -> usize {
         self.pool.shape().block_bytes()
     }
 
-    /// Copies what a block holds.
+    /// Copies the contents of a block to `bytes`.
     ///
     /// # Panics
-    /// If the block does not exist, or `bytes` is not one block's worth.
+    /// If the block does not exist, or `bytes` does not have the length of one block.
     pub fn read_block(&self, block: BlockId, bytes: &mut [u8]) {
         self.pool.read_block(block.0, bytes);
     }
 
-    /// Replaces what a block holds.
+    /// Replaces the contents of a block.
     ///
     /// # Panics
-    /// As [`read_block`](Self::read_block).
+    /// If the block does not exist, or `bytes` does not have the length of one block.
     pub fn write_block(&mut self, block: BlockId, bytes: &[u8]) {
         self.pool.write_block(block.0, bytes);
     }
 
-    /// What the blocks lie in, and may be lent from to adapters.
+    /// Returns the memory of the blocks, of which some may be leased to adapters.
     #[must_use]
     pub fn memory(&self) -> &Arc<BlockMemory> {
         self.pool.memory()

@@ -1,4 +1,4 @@
-//! Who sums, for a GPU that goes on by itself, the ranks of an adapter that it does not hold (CaraServe §4.2).
+//! Partial sums from the CPU for a GPU that continues asynchronously (CaraServe §4.2).
 
 use std::fmt::Debug;
 
@@ -6,58 +6,59 @@ use kernels::cuda::{CudaError, HostMapping, Pinned, board::Signal};
 
 use crate::deltas::assist::AssistJob;
 
-/// How whoever sums heads learns that a job's rows are there (CaraServe §4.2; CHECKLIST C-07).
+/// Way in which workers learn that a job's rows are in the slab (CaraServe §4.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Invocation {
-    /// One kernel writes the rows into the slab and says so, in the order of the stream: the host takes no part in it.
+    /// One kernel writes the rows to the slab and signals them, in stream order, without the host.
     Fused,
-    /// The host waits for the stream, copies the rows and says so itself: what the fused way is compared with.
+    /// The host waits for the stream, copies the rows and signals them: the baseline of the fused way.
     Native,
 }
 
-/// Whoever sums heads for a device that goes on by itself.
+/// Computes partial sums for a device that continues asynchronously.
 ///
-/// Jobs have numbers, each one more than the one before, going round after `u32::MAX`: a word has *reached* a number if
-/// it is not behind it (`word - number`, wrapping, is not negative). For each job, in the order of one stream:
+/// Job numbers increase by one and wrap after `u32::MAX`. A word has *reached* a number if `word - number`,
+/// wrapping, is not negative. Each job takes three steps, in the order of one stream:
 ///
-/// 1. The rows are written to the beginning of the slab; then, fenced at system scope, the job's number to `asked`.
-/// 2. Whoever assists sees that, has the heads summed, writes the sums, and then the number to `answered`.
+/// 1. The device writes the rows to the beginning of the slab, then, fenced at system scope, the job's number
+/// to `asked`.
+/// 2. The assisting thread sees the number, gets the partial sums computed, writes the sums, then the number
+/// to `answered`.
 /// 3. The stream waits until `answered` has reached the number, and reads the sums.
 ///
-/// So the rows of a job are overwritten, and its sums asked for anew, only after the stream has passed its third step.
+/// So rows are overwritten, and new sums requested, only after the stream has passed the third step.
 pub trait DeviceAssist: Debug + Send {
-    /// A pass begins that may ask for something.
+    /// Announces a pass that may post jobs.
     fn begin_pass(&mut self);
 
-    /// It has ended: what it posted and did not ask for is not asked for any more. The stream has come to its end by
-    /// now, unless the pass failed.
+    /// Announces the end of the pass and cancels unasked jobs. A successful pass has finished the stream.
     ///
     /// # Errors
     ///
-    /// [`CudaError::Unanswered`] if any job of the pass was not computed, or the stream gave a wait for one up: what it
-    /// computed is worth nothing.
+    /// [`CudaError::Unanswered`] if a job of the pass was not computed, or the stream gave up waiting for
+    /// one. The results of the pass are then invalid.
     fn end_pass(&mut self) -> Result<(), CudaError>;
 
-    /// Takes on a job, and says its number.
+    /// Accepts a job and returns its number.
     ///
     /// # Panics
     ///
-    /// If its rows do not fit the slab or its sums not [`sums`](Self::sums): whoever posts cuts it by rows first. A
-    /// group of any block's layers fits for all rows of a pass, and at least one row of the model's head.
+    /// If the rows do not fit the slab or the sums do not fit [`sums`](Self::sums): the caller splits jobs by
+    /// rows. A block's group fits for all rows of a pass, and the model's head for at least one row.
     fn post(&mut self, job: AssistJob) -> u32;
 
-    /// Where the rows go, f32.
+    /// Returns the slab for the rows, f32.
     fn slab(&self) -> &HostMapping;
 
-    /// The number of the job whose rows are in the slab; the device writes it (or, natively, the host).
+    /// Returns the word with the number of the job in the slab, written by the device (natively by the host).
     fn asked(&self) -> &Signal;
 
-    /// The number of the job whose sums are there; whoever assists writes it.
+    /// Returns the word with the number of the last answered job, written by the assisting thread.
     fn answered(&self) -> &Signal;
 
-    /// The sums of the job that was answered last.
+    /// Returns the sums of the last answered job.
     fn sums(&self) -> &Pinned<f32>;
 
-    /// How the device is to ask.
+    /// Returns the way in which the device signals a job.
     fn invocation(&self) -> Invocation;
 }

@@ -1,5 +1,4 @@
-//! Copies of adapters on a GPU, in blocks of its pool: ranks travel on a lane of their own, several blocks of them at a time, beside
-//! what is computed.
+//! Copies of adapters to blocks of a GPU's pool, several rank blocks at a time, parallel to computation.
 
 use std::sync::{Arc, OnceLock};
 
@@ -20,12 +19,12 @@ use crate::{
     shape::source::Target,
 };
 
-/// The pool of a GPU, and the lane on which adapters come to its blocks.
+/// The pool of a GPU, and the queue that uploads adapters to its blocks.
 #[derive(Debug, Clone)]
 pub struct CudaMemory {
-    /// Keys and values lie in those that are not lent.
+    /// Blocks of the pool; those that are not leased hold the KV cache.
     pub pool: Arc<BlockMemory>,
-    /// Who computes has it settle.
+    /// Upload queue, whose arrivals the compute thread polls.
     pub lane: Arc<UploadQueue>,
 }
 
@@ -52,13 +51,12 @@ fn matrices(host: &HostMatrices) -> impl Iterator<Item = &LoraMatrix> {
 #[derive(Debug)]
 struct OnCuda {
     adapter: StagedAdapter,
-    /// The adapter's bytes, known to the GPU; `None` if it refuses: then the lane stages them. Found out by whoever
-    /// copies, since locking memory takes its time.
+    /// The adapter's bytes, registered with the GPU; `None` if registration failed and the queue stages them.
+    /// The copying thread registers them, because locking memory takes time.
     registered: OnceLock<Option<Arc<RegisteredBytes>>>,
 }
 
 impl OnCuda {
-    /// Has the GPU know the adapter's bytes, if it can.
     fn register(&self, host: &HostMatrices) -> Option<Arc<RegisteredBytes>> {
         let registered = RegisteredBytes::new(self.adapter.cuda(), host.image_bytes()?);
         registered
@@ -97,7 +95,6 @@ impl StagedMatrices for OnCuda {
 }
 
 impl DeviceCopy {
-    /// The GPU's part of a linear layer.
     pub(super) fn cuda(&self, layer: usize, target: Target) -> Option<&StagedMatrix> {
         let (staged, number) = self.staged::<OnCuda>(layer, target)?;
         staged.adapter.matrices().get(number)

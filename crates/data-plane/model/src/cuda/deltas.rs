@@ -1,5 +1,5 @@
-//! What the adapters of a batch change, on the device: the device computes the ranks it holds, and CPU workers, asked in
-//! stream order, the rest (CaraServe §4.2).
+//! Adapter changes of a batch on the device. The device computes the ranks that it holds; CPU workers, asked
+//! in stream order, compute the rest (CaraServe §4.2).
 
 use std::sync::Arc;
 
@@ -36,27 +36,24 @@ use crate::{
     weights::group_targets,
 };
 
-/// What deltas are computed with, kept between passes.
 #[derive(Debug)]
 pub(super) struct DeltaState {
     plan: LoraPlan,
-    /// What the plan on the device is of; `None`: of nothing that could be met again.
+    /// Rows of the plan on the device, or `None` if the plan cannot be reused.
     planned: Option<PlanRows>,
     direct: DirectCopies,
-    /// On which adapters come.
     pub(super) lane: Arc<UploadQueue>,
     pub(super) assist: Option<Box<dyn DeviceAssist>>,
-    /// Which rows travel to those who help: the tables of a pass, and what they hold.
+    /// Tables of rows to send to workers, with the spans that they hold.
     spans: Vec<(Vec<(usize, usize)>, RowSpans)>,
     native: NativeCopy,
-    /// How the stream waits for those who help.
     waiting: WaitMethod,
-    /// What computes heads of adapters' own.
+    /// Threads that compute the heads of adapters with their own head.
     pub(super) host: Compute,
 }
 
-/// How long a stream waits for those who help, where it waits by a kernel: far longer than any job takes, so that only
-/// a process that is going down is given up.
+/// Maximum time for which a kernel waits for workers. The limit is far longer than any job, so it only ends
+/// waits for a process that is shutting down.
 const WAIT_LIMIT_US: u32 = 30_000_000;
 
 impl DeltaState {
@@ -78,7 +75,7 @@ impl DeltaState {
         })
     }
 
-    /// Has the stream wait for the answer `number`. Where the device has no such wait of its own, a kernel waits.
+    /// Makes the stream wait for the answer `number`; a kernel waits if the device has no stream wait.
     fn wait(&mut self, stream: &CudaStream, number: u32) -> Result<(), CudaError> {
         let Some(assist) = &self.assist else { return Err(CudaError::Unanswered) };
         match await_value(stream, assist.answered(), number, self.waiting) {
@@ -91,21 +88,20 @@ impl DeltaState {
     }
 }
 
-/// The adapters of a batch's rows.
 #[derive(Debug)]
 pub(super) struct CudaDeltas<'a> {
     config: &'a ModelConfig,
     state: &'a mut DeltaState,
     found: AdapterRows,
-    /// By group, in the order of a pass; empty if nobody is asked anything.
+    /// Requests to workers by group, in the order of a pass; empty if there are none.
     help: Vec<Option<AssistedGroup>>,
     has_scales: bool,
-    /// The number of the job whose sums the group under way needs, and where they go.
+    /// Number of the posted job of the current group, and the targets of its sums.
     posted: Option<(u32, Vec<SumsTarget>)>,
 }
 
 impl<'a> CudaDeltas<'a> {
-    /// Finds out what the device has of the batch's adapters now, and writes the plan of the whole pass.
+    /// Looks up the ranks on the device for the batch's adapters, and writes the plan of the whole pass.
     pub(super) fn new(
         stream: &CudaStream,
         config: &'a ModelConfig,
@@ -128,7 +124,7 @@ impl<'a> CudaDeltas<'a> {
         Ok(deltas)
     }
 
-    /// True if the pass is nothing but launches that depend on the plan.
+    /// True if the pass consists only of launches that depend on the plan.
     pub(super) fn is_plain(&self) -> bool {
         self.help.is_empty()
             && !self.has_scales
@@ -136,7 +132,7 @@ impl<'a> CudaDeltas<'a> {
             && self.found.virtual_rows.is_empty()
     }
 
-    /// What the launches depend on; `None` without adapters.
+    /// Returns the shape that determines the launches, or `None` without adapters.
     pub(super) fn shape(&self) -> Option<PlanShape> {
         (!self.found.rows.is_empty()).then(|| self.state.plan.shape().clone())
     }
@@ -164,14 +160,14 @@ impl<'a> CudaDeltas<'a> {
             self.write_spans(stream, &mut help)?;
             self.help = help;
         } else {
-            // A plan that has others help is not met again, even if the rest has arrived while it was written.
+            // A plan with requests to workers cannot be reused, even if the missing ranks have arrived.
             self.state.planned = PlanRows::of(&self.found);
         }
         self.tally();
         Ok(())
     }
 
-    /// Writes which rows travel, once for all groups of which the same do.
+    /// Writes the tables of rows to send, one for all groups with equal spans.
     fn write_spans(
         &mut self,
         stream: &CudaStream,
@@ -195,7 +191,7 @@ impl<'a> CudaDeltas<'a> {
         Ok(())
     }
 
-    /// Counts what the device computes; whoever helps counts what it does.
+    /// Counts the device's work; workers count their own.
     fn tally(&self) {
         for run in self.found.rows.iter() {
             let ranks = |(layer, target, host): (usize, Target, &kernels::lora::LoraMatrix)| {
@@ -207,12 +203,10 @@ impl<'a> CudaDeltas<'a> {
         }
     }
 
-    /// Where a group stands in the order of a pass.
     fn index(&self, layer: usize, group: LinearGroup) -> usize {
         SiteId::of(self.config, layer, group).0 as usize
     }
 
-    /// Multiplies what the adapters scale on this side of a group.
     fn scale(
         &self,
         device: &CudaDevice,
@@ -229,7 +223,7 @@ impl<'a> CudaDeltas<'a> {
             let Some(copy) = self.state.direct.get(&run.adapter) else { continue };
             for &(target, column) in &targets {
                 let Some(factors) = copy.factors(layer, target, side) else { continue };
-                // Inputs that are scaled are one layer's alone.
+                // Scaled inputs belong to one layer only.
                 let column = if side == ScaledSide::Input { 0 } else { column };
                 let rows = run.first_row..run.first_row + run.rows;
                 scale_columns(device.stream(), values, rows, column, factors)?;
@@ -238,7 +232,7 @@ impl<'a> CudaDeltas<'a> {
         Ok(())
     }
 
-    /// Has those who help know that the pass is over, once the device has taken all it asked for.
+    /// Ends the pass for the workers, after the device has read all sums.
     pub(super) fn finish(mut self) -> Result<(), CudaError> {
         self.end_pass()
     }
@@ -252,7 +246,6 @@ impl<'a> CudaDeltas<'a> {
     }
 }
 
-/// Adds values to rows.
 fn add_rows(stream: &CudaStream, added: &RowValues, to: &mut Matrix) -> Result<(), CudaError> {
     let mut values = Matrix::new(stream.cuda(), ElementKind::F32)?;
     values.reshape(added.rows.len(), to.width())?;
@@ -262,7 +255,7 @@ fn add_rows(stream: &CudaStream, added: &RowValues, to: &mut Matrix) -> Result<(
 }
 
 impl Drop for CudaDeltas<'_> {
-    /// A pass that failed half-way has ended, too.
+    /// A pass that failed midway must end for the workers, too.
     fn drop(&mut self) {
         let _ = self.end_pass();
     }
@@ -303,7 +296,7 @@ impl Deltas<CudaDevice> for CudaDeltas<'_> {
         for virtual_rows in &self.found.virtual_rows {
             let copy = self.state.direct.get(&virtual_rows.adapter);
             let Some(prefix) = copy.and_then(|copy| copy.prefix()) else { continue };
-            // Keys and values stand side by side at the end of a row.
+            // Keys and values are adjacent at the end of a row.
             let column = layout.stride() - prefix.width;
             let rows = virtual_rows.first_row..virtual_rows.first_row + virtual_rows.rows;
             let at = prefix.at(virtual_rows.token, layer);
@@ -324,7 +317,7 @@ impl Deltas<CudaDevice> for CudaDeltas<'_> {
         else {
             return Ok(());
         };
-        // Without anybody who helps, nobody would answer.
+        // Without workers nothing would answer.
         let Some(assist) = &mut self.state.assist else { return Err(CudaError::Unanswered) };
         let (numbers, number) = (job.x_rows * job.width, assist.post(job));
         let (stream, slab, asked) = (device.stream(), assist.slab(), assist.asked());

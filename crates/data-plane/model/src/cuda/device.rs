@@ -23,12 +23,11 @@ use crate::{
     shape::config::AttentionReach,
 };
 
-/// Whether a pass writes the tables of its batch, or finds them written.
+/// Whether a pass writes the tables of its batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Tables {
-    /// They are written as the pass comes to them.
     Write,
-    /// They were written before: the pass is being recorded, and a record has no place for what changes.
+    /// The tables are already written, because a captured CUDA graph must not contain changing data.
     Written,
 }
 
@@ -36,29 +35,25 @@ pub(super) enum Tables {
 #[derive(Debug)]
 pub struct CudaDevice {
     stream: CudaStream,
-    /// How activations are kept between linear layers.
     kind: ElementKind,
     layout: QkvLayout,
-    /// Blocks that the batches' tables point into.
     pool: Arc<BlockMemory>,
     norms: DeviceNorms,
-    /// Of layers that see everything, and of those with a window.
+    /// Rotary frequencies of layers with global attention, then of those with a window.
     frequencies: [DeviceVec<f32>; 2],
-    /// What embeddings are multiplied with, for each feature.
+    /// Factor of the embeddings for each feature.
     embedding_scale: Option<DeviceVec<f32>>,
-    /// The same of what attention and feed-forward give.
+    /// Factor of the outputs of attention and feed-forward, for each feature.
     update_scale: Option<DeviceVec<f32>>,
     pub(super) tables: Tables,
-    /// The batch's tokens.
     tokens: DeviceVec<u32>,
-    /// Rows that are kept, and where to.
+    /// Source rows of the rows to keep.
     kept: DeviceVec<u32>,
     spare_residual: Matrix,
     spare_update: Matrix,
     experts: DeviceExperts,
 }
 
-/// The norms' weights on the device.
 #[derive(Debug)]
 struct DeviceNorms {
     attention: Vec<DeviceVec<f32>>,
@@ -98,7 +93,6 @@ impl DeviceNorms {
 }
 
 impl CudaDevice {
-    /// Brings what a pass needs of the frame to the device.
     pub(super) fn new(
         pool: &Arc<BlockMemory>,
         model: &ModelContext,
@@ -130,22 +124,19 @@ impl CudaDevice {
         })
     }
 
-    /// Where the pass is enqueued.
     pub(super) fn stream(&self) -> &CudaStream {
         &self.stream
     }
 
-    /// How activations are kept between linear layers.
     pub(super) fn kind(&self) -> ElementKind {
         self.kind
     }
 
-    /// The batch's tokens, as they were written last.
     pub(super) fn tokens(&self) -> &DeviceVec<u32> {
         &self.tokens
     }
 
-    /// Writes the batch's tokens, unless they were written before.
+    /// Writes the batch's tokens, unless they are already written.
     pub(super) fn write_tokens(&mut self, tokens: &mut dyn Iterator<Item = u32>) -> Result<(), CudaError> {
         if self.tables == Tables::Written {
             return Ok(());
@@ -158,7 +149,6 @@ impl CudaDevice {
     }
 }
 
-/// Multiplies all rows with a model's factors.
 fn scale_rows(
     stream: &CudaStream,
     values: &mut Matrix,
@@ -271,7 +261,7 @@ impl Device for CudaDevice {
             (self.norms.query.get(layer).map(norm), self.norms.key.get(layer).map(norm));
         let (layout, scale) = (model.qkv_layout(), model.score_scale());
         if model.config.traits.wide_query_norms {
-            // The kernel that rotates has one head at a time.
+            // The rotation kernel holds one head at a time, so norms over all heads run before it.
             for (norm, column) in [(query.take(), 0), (key.take(), layout.heads * layout.head_dim)] {
                 norm.map_or(Ok(()), |norm| norm_in_place(&self.stream, qkv, column, norm))?;
             }
@@ -329,7 +319,7 @@ impl Device for CudaDevice {
         width: usize,
         kept: &[u32],
     ) -> Result<(), CudaError> {
-        // All rows in their order: nothing moves. So it is in every decode step.
+        // If all rows are kept, as in every decode step, nothing moves.
         if kept.len() == residual.rows() {
             return Ok(());
         }

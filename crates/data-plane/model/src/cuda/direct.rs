@@ -1,4 +1,4 @@
-//! What of adapters is no matrix, on the device: vectors that scale (IA3), keys and values of virtual tokens.
+//! Adapter parts on the device besides matrices: scaling vectors (IA3), keys and values of virtual tokens.
 
 use std::{
     collections::HashMap,
@@ -13,13 +13,12 @@ use crate::{
     shape::source::Target,
 };
 
-/// The small parts of one adapter.
 #[derive(Debug)]
 pub(super) struct DirectCopy {
     of: Weak<PreparedAdapter>,
-    /// By layer, then target, as in the adapter.
+    /// Scales by layer, then target, as in the adapter.
     scales: Vec<Scale>,
-    /// `[layers, tokens, 2, width]`: rows of a layer follow each other.
+    /// Prefix in the order `[layers, tokens, 2, width]`, so that rows of a layer are adjacent.
     prefix: Option<DevicePrefix>,
 }
 
@@ -30,7 +29,6 @@ struct Scale {
     factors: DeviceVec<f32>,
 }
 
-/// Keys and values of virtual tokens.
 #[derive(Debug)]
 pub(super) struct DevicePrefix {
     pub(super) values: DeviceVec<f32>,
@@ -48,7 +46,7 @@ impl DevicePrefix {
         Ok(Self { values: DeviceVec::from_slice(stream, &values)?, tokens, width })
     }
 
-    /// Element at which a token's keys begin.
+    /// Returns the index of the element where a token's keys begin.
     pub(super) fn at(&self, token: usize, layer: usize) -> usize {
         (layer * self.tokens + token) * self.width
     }
@@ -57,7 +55,7 @@ impl DevicePrefix {
 impl DirectCopy {
     fn upload(stream: &CudaStream, adapter: &Arc<PreparedAdapter>) -> Result<Self, CudaError> {
         let vectors = adapter.scales().map_or(&[][..], Scales::vectors);
-        // A DoRA over a layer with a bias has some, and needs a base in the host's memory.
+        // Only a DoRA over a layer with a bias has offsets, and such an adapter needs a base in host memory.
         assert!(!adapter.scales().is_some_and(Scales::have_offsets), "offsets are not added on a device");
         let scale = |vector: &crate::adapter::ScaleVector| {
             let factors = DeviceVec::from_slice(stream, &vector.values)?;
@@ -71,33 +69,31 @@ impl DirectCopy {
         })
     }
 
-    /// What scales this side of a linear layer.
     pub(super) fn factors(&self, layer: usize, target: Target, side: ScaledSide) -> Option<&DeviceVec<f32>> {
         let at = self.scales.binary_search_by_key(&(layer, target), |scale| scale.place).ok()?;
         let scale = self.scales.get(at)?;
         (scale.side == side).then_some(&scale.factors)
     }
 
-    /// Keys and values of its virtual tokens.
     pub(super) fn prefix(&self) -> Option<&DevicePrefix> {
         self.prefix.as_ref()
     }
 }
 
-/// The small parts of all adapters that were used lately.
+/// The small parts of recently used adapters.
 #[derive(Debug, Default)]
 pub(super) struct DirectCopies {
-    /// By the adapter's address, which stays its own while it is known here.
+    /// Copies by the adapter's address, which stays unique because each copy holds a weak reference.
     copies: HashMap<usize, DirectCopy>,
 }
 
-/// What an adapter is called while anybody, be it weakly, refers to it.
+/// Returns the adapter's address, unique while any reference exists, even a weak one.
 fn name(adapter: &Arc<PreparedAdapter>) -> usize {
     Arc::as_ptr(adapter).addr()
 }
 
 impl DirectCopies {
-    /// Sees to it that the adapter's small parts are on the device, and forgets those of adapters that are gone.
+    /// Uploads the adapter's small parts if they are missing, and drops those of freed adapters.
     pub(super) fn load(
         &mut self,
         stream: &CudaStream,
@@ -113,7 +109,6 @@ impl DirectCopies {
         Ok(())
     }
 
-    /// Those of an adapter that was brought.
     pub(super) fn get(&self, adapter: &Arc<PreparedAdapter>) -> Option<&DirectCopy> {
         self.copies.get(&name(adapter))
     }

@@ -1,7 +1,8 @@
-//! Rows on their way to experts and back, on the device.
+//! Routing of rows to experts and back, on the device.
 //!
-//! What a router says is multiplied on the device, in 32 bits, and read by the host, which sorts the rows: how many each expert takes
-//! decides what is launched. So a pass of a mixture waits once in each block, and is not recorded.
+//! The device multiplies the router in 32 bits, and the host reads the result and sorts the rows, because the
+//! number of rows per expert decides the launches. A pass with experts therefore waits once in each such
+//! block and is not captured in a CUDA graph.
 
 use kernels::{
     Isa, TensorType, ThreadPool,
@@ -21,18 +22,15 @@ use crate::{
     shape::experts::Experts,
 };
 
-/// What rows are sorted and summed with.
 #[derive(Debug)]
 pub(super) struct DeviceExperts {
-    /// Of each block that has experts.
     routers: Vec<Option<Weight>>,
     workspace: Workspace,
-    /// What a router is given, and what it says.
+    /// Inputs and outputs of a router in 32 bits.
     exact: Matrix,
     logits: Matrix,
-    /// Rows as they were, which are not needed.
+    /// Unused by-product of the conversion to 32 bits.
     spare: Matrix,
-    /// The host's.
     probabilities: Vec<f32>,
     pool: ThreadPool,
     /// Rows of an expert, and their weights.
@@ -41,7 +39,6 @@ pub(super) struct DeviceExperts {
 }
 
 impl DeviceExperts {
-    /// Brings the routers of a model to the device.
     pub(super) fn new(
         stream: &CudaStream,
         model: &ModelContext,
@@ -69,7 +66,7 @@ impl DeviceExperts {
         })
     }
 
-    /// Sorts the rows of `normed` by the experts of `layer` that they take.
+    /// Sorts the rows of `normed` by the experts of `layer` that the router chooses.
     pub(super) fn route(
         &mut self,
         stream: &CudaStream,
@@ -80,7 +77,7 @@ impl DeviceExperts {
     ) -> Result<(), CudaError> {
         let router = self.routers[layer].as_ref().expect("a block with experts has a router");
         let (rows, width) = (normed.rows(), normed.width());
-        // The rows in 32 bits: nothing, and these added to it.
+        // Adding the rows to zeros converts them to 32 bits.
         self.exact.reshape(rows, width)?;
         self.exact.clear(stream)?;
         self.spare.reshape(rows, width)?;
@@ -95,7 +92,6 @@ impl DeviceExperts {
         Ok(())
     }
 
-    /// `out` = the rows of `from` that `rows` names.
     pub(super) fn take_some(
         &mut self,
         stream: &CudaStream,
@@ -107,7 +103,6 @@ impl DeviceExperts {
         gather(stream, from, &self.rows, rows.len(), out)
     }
 
-    /// Adds what an expert gave to the sums of its rows, each times its weight.
     pub(super) fn add_weighted(
         &mut self,
         stream: &CudaStream,

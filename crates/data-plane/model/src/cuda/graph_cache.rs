@@ -1,43 +1,39 @@
-//! Decode steps of a shape are the same launches, so they are recorded once and replayed.
+//! CUDA graphs of decode steps. Steps of one shape have the same launches, captured once and replayed.
 //!
-//! A record is made when a shape is met for the second time: the first time takes the memory that the step needs, which
-//! a record must not. Records become stale when memory is given back, and are made anew.
+//! A graph is captured when a shape occurs for the second time. The first time allocates the memory for the
+//! step, which a capture must not do. Graphs become stale when memory is freed, and are then captured again.
 
 use std::collections::HashMap;
 
 use kernels::cuda::{CudaError, CudaStream, Graph, Replay, attention::TableShape, lora::PlanShape};
 
-/// Most records that are kept; beyond them all are forgotten and made anew as they are needed.
+/// Maximum number of graphs; beyond it all are dropped and captured again as needed.
 const MAX_RECORDS: usize = 128;
 
-/// What two steps share that are the same launches.
+/// Properties that determine the launches of a step.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct StepShape {
     pub(super) rows: usize,
     pub(super) table: TableShape,
-    /// `None`: no adapters.
+    /// Shape of the adapter plan, or `None` without adapters.
     pub(super) plan: Option<PlanShape>,
 }
 
-/// What is known of a shape.
 #[derive(Debug)]
 enum GraphState {
-    /// It was met once.
     Met,
-    /// Its record.
     Recorded(Graph),
-    /// The driver does not record it.
+    /// The driver cannot capture the step.
     Unrecordable,
 }
 
-/// Records of decode steps.
 #[derive(Debug, Default)]
 pub(super) struct GraphCache {
     shapes: HashMap<StepShape, GraphState>,
 }
 
 impl GraphCache {
-    /// Enqueues a step of this shape by replaying its record, or by calling `enqueue`, which may be recorded.
+    /// Enqueues a step by replaying its graph, or by calling `enqueue`, possibly under capture.
     pub(super) fn step(
         &mut self,
         stream: &CudaStream,
@@ -61,7 +57,7 @@ impl GraphCache {
                 if is_replayed(known, stream)? {
                     return Ok(());
                 }
-                // The step may need memory again.
+                // The step may have to allocate memory again.
                 *known = GraphState::Met;
                 enqueue()
             }
@@ -69,7 +65,7 @@ impl GraphCache {
     }
 }
 
-/// Enqueues the record, if there is one that is worth something, and the memory that the driver needs for it.
+/// Launches the graph. Returns false if there is no valid graph or no memory for the launch.
 fn is_replayed(known: &mut GraphState, stream: &CudaStream) -> Result<bool, CudaError> {
     let GraphState::Recorded(graph) = known else { return Ok(false) };
     match graph.launch(stream) {
@@ -78,7 +74,6 @@ fn is_replayed(known: &mut GraphState, stream: &CudaStream) -> Result<bool, Cuda
     }
 }
 
-/// The record of what `enqueue` enqueues, if the driver makes one.
 fn record(
     stream: &CudaStream,
     enqueue: &mut impl FnMut() -> Result<(), CudaError>,

@@ -1,4 +1,4 @@
-//! Keys and values in blocks of the device's memory.
+//! KV blocks in device memory.
 
 use std::sync::Arc;
 
@@ -14,16 +14,15 @@ use types::BlockId;
 use super::CudaDevice;
 use crate::forward::KvStore;
 
-/// A pool of KV blocks; who owns which block is the caller's business. Adapters borrow some.
+/// A pool of KV blocks; the caller assigns them to sequences and leases some to adapters.
 #[derive(Debug)]
 pub(super) struct CudaKv {
     pool: KvPool,
-    /// Of each layer.
     limits: Vec<AttentionLimits>,
 }
 
 impl CudaKv {
-    /// Takes memory for `blocks` blocks, with the limits of each layer's attention.
+    /// Allocates `blocks` blocks; `limits` are the attention limits of each layer.
     pub(super) fn new(
         cuda: &Arc<Cuda>,
         shape: KvShape,
@@ -33,22 +32,18 @@ impl CudaKv {
         Ok(Self { pool: KvPool::new(cuda, shape, blocks)?, limits })
     }
 
-    /// Blocks there are.
     pub(super) fn blocks(&self) -> usize {
         self.pool.blocks()
     }
 
-    /// The blocks themselves.
     pub(super) fn memory(&self) -> &Arc<BlockMemory> {
         self.pool.memory()
     }
 
-    /// Bytes of a block.
     pub(super) fn block_bytes(&self) -> usize {
         self.pool.memory().block_bytes()
     }
 
-    /// Copies what a block holds.
     pub(super) fn read_block(
         &self,
         stream: &CudaStream,
@@ -58,7 +53,6 @@ impl CudaKv {
         self.pool.read_block(stream, block.0, bytes)
     }
 
-    /// Replaces what a block holds.
     pub(super) fn write_block(
         &mut self,
         stream: &CudaStream,

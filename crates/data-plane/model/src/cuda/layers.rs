@@ -1,4 +1,4 @@
-//! Linear layers on the device: those of a pass, and those of split clients that join it or stand alone.
+//! Linear layers on the device, for a pass and for calls of split clients, co-batched or alone.
 
 use std::sync::Arc;
 
@@ -22,37 +22,33 @@ use crate::{
     shape::config::ModelConfig,
 };
 
-/// Rows that a call is not cut below where memory is short.
+/// Minimum rows of a call's part when memory is short.
 const LEAST_ROWS: usize = 8;
 
-/// A linear layer.
 #[derive(Debug)]
 pub(super) struct CudaLinear {
-    /// Shared where two layers have the same weights.
+    /// Weights, shared if two layers have the same.
     pub(super) weight: Arc<Weight>,
     pub(super) bias: Option<DeviceVec<f32>>,
-    /// What the scales of the weight are relative to as whole numbers, once these are committed to.
+    /// Unit of the weight's scales in integers, set by the commitment.
     pub(super) unit: f32,
 }
 
-/// The linear layers of a model by site, and its embedding.
 #[derive(Debug)]
 pub(super) struct CudaLayers {
     pub(super) sites: Vec<Site>,
     pub(super) layers: Vec<Vec<CudaLinear>>,
     pub(super) embedding: Arc<Weight>,
-    /// The model's shape.
     pub(super) config: ModelConfig,
 }
 
 impl CudaLayers {
-    /// The call that a pass makes for a group.
     fn call(&self, layer: usize, group: LinearGroup) -> SiteCall {
         let site = SiteId::of(&self.config, layer, group);
         SiteCall { site, part: None, op: SiteOp::Forward, path: SitePath::Fast }
     }
 
-    /// The layers that `call` is about, and where their outputs lie in a row.
+    /// Returns the layers of `call`, each with the first column of its outputs.
     fn columns(&self, call: SiteCall) -> impl Iterator<Item = (&CudaLinear, usize)> {
         let layers = &self.layers[call.site.0 as usize];
         let layers = match call.part {
@@ -75,7 +71,7 @@ impl CudaLayers {
         parts
     }
 
-    /// Evaluates `call` for the rows of `x`, whatever their kind.
+    /// Evaluates `call` for the rows of `x`, of any element type.
     fn evaluate(
         &self,
         stream: &CudaStream,
@@ -93,7 +89,6 @@ impl CudaLayers {
 }
 
 impl CudaLayers {
-    /// Evaluates `call` for the rows of whole numbers of `x`.
     fn evaluate_ring(
         &self,
         stream: &CudaStream,
@@ -119,20 +114,18 @@ impl CudaLayers {
     }
 }
 
-/// What linear layers are evaluated with, kept between passes.
 #[derive(Debug)]
 pub(super) struct LinearScratch {
     workspace: Workspace,
     ring: ModularScratch,
-    /// Rows of split clients on the host, as they come, and as they go.
+    /// Input and output rows of split clients on the host.
     guests: Activations,
     answers: Vec<f32>,
-    /// Rows of a call that stands alone, as the pass keeps them, and in 32 bits.
+    /// Rows of a separate call, in the pass's element type and in 32 bits.
     fast: Matrix,
     exact: Matrix,
-    /// Outputs in 32 bits.
     out: Matrix,
-    /// Outputs of a pass's rows and of those that joined.
+    /// Outputs of a pass's own and joined rows.
     together: Matrix,
 }
 
@@ -156,7 +149,6 @@ impl LinearScratch {
     }
 }
 
-/// Base layers of a pass that others may join.
 #[derive(Debug)]
 pub(super) struct CoBatchedCuda<'a> {
     pub(super) layers: &'a CudaLayers,
@@ -164,11 +156,9 @@ pub(super) struct CoBatchedCuda<'a> {
     pub(super) company: OptionalHooks<'a>,
 }
 
-/// Whose rows may join a pass.
 pub(super) enum OptionalHooks<'a> {
-    /// Nobody's.
     None,
-    /// Those of split clients.
+    /// Hooks for calls of split clients.
     Some(&'a mut dyn PassHooks),
 }
 
@@ -179,7 +169,7 @@ impl std::fmt::Debug for OptionalHooks<'_> {
 }
 
 impl CoBatchedCuda<'_> {
-    /// Takes in the rows of those who wait for this call; says how many.
+    /// Takes the rows of waiting calls that equal `call`, and returns their number.
     fn join(&mut self, device: &CudaDevice, call: SiteCall, width: usize) -> usize {
         let OptionalHooks::Some(company) = &mut self.company else { return 0 };
         if !company.is_waiting() {
@@ -194,8 +184,7 @@ impl CoBatchedCuda<'_> {
         joined
     }
 
-    /// Evaluates the pass's rows and those that joined in one go, and gives the guests their own: only for them the host
-    /// waits.
+    /// Evaluates the pass's own and joined rows together. The host waits only for the joined rows.
     fn evaluate_together(
         &mut self,
         device: &CudaDevice,
@@ -207,7 +196,7 @@ impl CoBatchedCuda<'_> {
         let (stream, own) = (device.stream(), x.rows());
         let LinearScratch { workspace, guests, answers, out: wide, together, .. } = &mut *self.scratch;
         append_rows(stream, x, guests.values())?;
-        // Logits are wider than what else a pass keeps.
+        // Logits have a wider element type than the other outputs of a pass.
         let all = if out.kind() == together.kind() { together } else { wide };
         all.reshape(own + joined, out.width())?;
         self.layers.evaluate(stream, workspace, call, x, all)?;
@@ -223,7 +212,7 @@ impl CoBatchedCuda<'_> {
 }
 
 impl CoBatchedCuda<'_> {
-    /// The same where there is no memory for all rows at once: the pass's own, then those that joined.
+    /// Evaluates the pass's own rows, then the joined ones, if memory for all rows at once is missing.
     fn evaluate_apart(
         &mut self,
         device: &CudaDevice,
@@ -286,7 +275,6 @@ impl BaseLayers<CudaDevice> for CoBatchedCuda<'_> {
     }
 }
 
-/// The sites of a device, for calls that stand alone.
 #[derive(Debug)]
 pub(super) struct CudaSites<'a> {
     pub(super) layers: &'a CudaLayers,
@@ -295,7 +283,7 @@ pub(super) struct CudaSites<'a> {
 }
 
 impl CudaSites<'_> {
-    /// Evaluates `call` for rows of so many inputs and outputs, in words of 32 bits: all at once, or fewer at a time where memory is short.
+    /// Evaluates `call` for rows of `inputs` and `outputs` 32-bit words, in several parts if memory is short.
     fn evaluate_in_parts(
         &mut self,
         call: SiteCall,
@@ -320,8 +308,8 @@ impl CudaSites<'_> {
         Ok(())
     }
 
-    /// Evaluates `call` for so many rows, of so many inputs and outputs, in words of 32 bits. What a pass computes too is rounded as a pass
-    /// rounds it: whether a call joins one is no business of whoever calls.
+    /// Evaluates `call` for `rows` rows of `inputs` and `outputs` 32-bit words. The quantized path rounds as
+    /// a pass does, so a client cannot tell whether its call joined a pass.
     fn evaluate_rows(
         &mut self,
         call: SiteCall,
@@ -347,7 +335,7 @@ impl CudaSites<'_> {
 }
 
 impl CudaSites<'_> {
-    /// As [`EvaluateSites::evaluate`], with the device's own error.
+    /// Evaluates a call as [`EvaluateSites::evaluate`] does, with the device's own error.
     pub(super) fn evaluate_here(
         &mut self,
         call: SiteCall,

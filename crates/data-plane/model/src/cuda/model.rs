@@ -37,35 +37,35 @@ use crate::{
     weights::WeightsError,
 };
 
-/// Why a model could not be brought to the device.
+/// Reasons why a model could not be loaded to the device.
 #[derive(Debug, thiserror::Error)]
 pub enum CudaModelError {
     /// The weights cannot be loaded.
     #[error(transparent)]
     Weights(WeightsError),
-    /// The device fails, or has no room.
+    /// The device fails or lacks memory.
     #[error(transparent)]
     Cuda(CudaError),
 }
 
-/// Whether decode steps are recorded and replayed.
+/// Whether decode steps use CUDA graphs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Graphs {
-    /// They are: a step costs the host one call.
+    /// Decode steps are replayed, at the cost of one host call per step.
     #[default]
     Use,
     /// Every step is enqueued launch by launch, for comparison.
     Avoid,
 }
 
-/// What a model on the device may use.
+/// Resources that a model on the device may use.
 #[derive(Debug, Clone, Copy)]
 pub struct CudaOptions {
     /// Bytes of the KV pool.
     pub kv_bytes: usize,
-    /// Bits of keys and values.
+    /// Element type of the KV cache.
     pub kv_dtype: KvDtype,
-    /// Whether decode steps are recorded.
+    /// Whether decode steps use CUDA graphs.
     pub graphs: Graphs,
 }
 
@@ -82,18 +82,17 @@ pub struct CudaModel {
     deltas: DeltaState,
     logits: Matrix,
     chosen: ChosenTokens,
-    /// What was drawn in the last pass.
     drawn: Vec<Option<Drawn>>,
     records: Option<GraphCache>,
     is_lost: bool,
 }
 
 impl CudaModel {
-    /// Takes memory for `weights`' keys and values. What keeps cuBLASLt from being used, if anything, goes to the log.
+    /// Allocates the KV pool for `weights`. If cuBLASLt cannot be used, the reason is logged.
     ///
     /// # Errors
     ///
-    /// The device has no room.
+    /// The device lacks memory.
     pub fn new(weights: CudaWeights, options: &CudaOptions) -> Result<Self, CudaModelError> {
         let shape = weights.kv_shape(options.kv_dtype);
         let CudaWeights { cuda, frame, layers, kind, .. } = weights;
@@ -123,45 +122,45 @@ impl CudaModel {
         })
     }
 
-    /// Has `assist` sum what the device does not hold.
+    /// Makes `assist` compute partial sums of ranks that the device lacks.
     #[must_use]
     pub fn with_assist(mut self, assist: Box<dyn DeviceAssist>) -> Self {
         self.deltas.assist = Some(assist);
         self
     }
 
-    /// Has `pool` compute what is left to the host, the heads of adapters' own, instead of the thread that runs the pass alone.
+    /// Makes `pool` compute the heads of adapters with their own head, instead of the calling thread.
     #[must_use]
     pub fn with_host(mut self, pool: ThreadPool) -> Self {
         self.deltas.host.pool = pool;
         self
     }
 
-    /// How adapters are kept beside its weights.
+    /// Returns the element precision of adapters for these weights.
     #[must_use]
     pub fn adapter_precision(&self) -> LoraPrecision {
         if self.device.kind() == ElementKind::F32 { LoraPrecision::Exact } else { LoraPrecision::Compact }
     }
 
-    /// KV blocks of the pool.
+    /// Returns the number of KV blocks.
     #[must_use]
     pub fn kv_blocks(&self) -> usize {
         self.kv.blocks()
     }
 
-    /// The model's shape.
+    /// Returns the model's shape.
     #[must_use]
     pub fn config(&self) -> &ModelConfig {
         &self.frame.config
     }
 
-    /// Where adapters lie on the device, and how they come there.
+    /// Returns the memory for adapter copies, with the queue that uploads them.
     #[must_use]
     pub fn adapter_memory(&self) -> CudaMemory {
         CudaMemory { pool: Arc::clone(self.kv.memory()), lane: Arc::clone(&self.deltas.lane) }
     }
 
-    /// The device.
+    /// Returns the CUDA device handle.
     #[must_use]
     pub fn cuda(&self) -> &Arc<Cuda> {
         &self.cuda
@@ -175,7 +174,7 @@ impl CudaModel {
         company: &mut dyn PassHooks,
     ) -> Result<(), CudaError> {
         let Self { frame, layers, kv, device, scratch, linear, records, .. } = self;
-        // A panic may have ended the last step while it was recorded.
+        // A panic may have ended the last step during its capture.
         device.tables = Tables::Write;
         let mut deltas = CudaDeltas::new(device.stream(), &frame.config, &mut self.deltas, batch)?;
         let is_sparse = frame.config.experts.is_some();
@@ -192,7 +191,7 @@ impl CudaModel {
                 device.write_tokens(&mut batch.iter().flat_map(|slice| slice.tokens.iter().copied()))?;
                 let shape =
                     StepShape { rows: batch.len(), table: scratch.batch.shape(), plan: deltas.shape() };
-                // A record must take no memory.
+                // A captured step must not allocate memory.
                 make_room(frame, device, scratch, batch.len())?;
                 results.reshape(batch.len(), frame.config.vocab_size)?;
                 let stream = device.stream().clone();
@@ -221,7 +220,6 @@ impl CudaModel {
         wanted.read(device.stream(), results, logits)
     }
 
-    /// Notes whether the device is lost.
     fn note<T>(&mut self, result: Result<T, CudaError>) -> Result<T, CudaError> {
         self.is_lost |= result.as_ref().is_err_and(CudaError::is_device_lost);
         result
@@ -232,7 +230,7 @@ impl CudaModel {
     }
 }
 
-/// For each row of logits, how its token is drawn; `None`: the logits themselves are wanted.
+/// The draw of each row of logits; `None` requests the logits themselves.
 #[derive(Debug)]
 struct LogitRequests {
     draws: Vec<Option<TokenDraw>>,
@@ -252,7 +250,7 @@ impl LogitRequests {
         Self { draws }
     }
 
-    /// Of rows whose logits are wanted some token is chosen, too: it costs less than to leave them out.
+    /// The kernel also chooses a token for rows that only want logits, because skipping them would cost more.
     fn choices(&self) -> Vec<TokenChoice> {
         let any = TokenDraw {
             temperature: 0.0,
@@ -274,7 +272,7 @@ impl LogitRequests {
         self.draws.iter().map(choice).collect()
     }
 
-    /// Reads the rows whose logits are wanted, neighbours at once.
+    /// Reads the rows of wanted logits, adjacent rows at once.
     fn read(&self, stream: &CudaStream, from: &Matrix, logits: &mut Vec<f32>) -> Result<(), CudaError> {
         let width = from.width();
         logits.resize(self.draws.iter().filter(|draw| draw.is_none()).count() * width, 0.0);
@@ -291,13 +289,12 @@ impl LogitRequests {
     }
 }
 
-/// What was chosen of a row, if it was asked for.
 fn drawn((chosen, draw): (Option<ChosenToken>, &Option<TokenDraw>)) -> Option<Option<Drawn>> {
     draw.as_ref()?;
     Some(chosen.map(|chosen| Drawn { token: chosen.token, logprob: chosen.log_probability }))
 }
 
-/// Whether every sequence goes on by one token.
+/// Whether every sequence computes exactly one token.
 fn is_decode_step(batch: &[SequenceSlice<'_, PreparedAdapter>]) -> bool {
     batch.iter().all(|slice| slice.tokens.len() == 1 && slice.logit_rows() == 1)
 }

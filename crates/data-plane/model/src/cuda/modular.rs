@@ -1,4 +1,4 @@
-//! The ring path of sites whose weights are on the device: what is promised of them.
+//! Modular path of sites whose weights are on the device: commitments to these weights.
 
 use kernels::{PackError, PackedLayout, PackedMatrix};
 
@@ -14,13 +14,13 @@ use crate::{
 };
 
 impl CudaWeights {
-    /// Gives the sites a ring path, as far as they can have one, and commits to their weights. The host keeps none of these: they
-    /// are read from `source`, which they came from, and packed once more, a site at a time by each of `threads` threads. For those
-    /// who serve clients that mask their rows.
+    /// Gives every eligible site a modular path with a commitment to its weights. The host keeps no weights,
+    /// so they are read again from `source` and packed, one site at a time by each of `threads` threads.
+    /// Executors whose clients mask their rows need this.
     ///
     /// # Errors
     ///
-    /// The files do not hold what their configuration says, or the host has no room for a site.
+    /// The files do not match their configuration, or the host lacks memory for a site.
     pub fn commit(
         &mut self,
         source: &(dyn WeightSource + Sync),
@@ -46,14 +46,12 @@ impl CudaWeights {
     }
 }
 
-/// What there is to know of a site in whole numbers.
 struct ModularFacts {
     ring: Option<ModularSite>,
-    /// What the scales of its matrices are relative to.
+    /// Units of the scales of its matrices.
     units: Vec<f32>,
 }
 
-/// The matrices of a site.
 fn tensors(config: &ModelConfig, site: SiteId) -> Vec<TensorId> {
     let (layer, group) = site.group(config).expect("the site is one of a known architecture");
     if group == LinearGroup::Head && config.tied_head {
@@ -62,7 +60,7 @@ fn tensors(config: &ModelConfig, site: SiteId) -> Vec<TensorId> {
     group_weights(layer, group)
 }
 
-/// Packs the matrices of a site as the CPU does, looks at them and drops them.
+/// Packs the matrices of a site as the CPU does, computes the commitment and drops them.
 fn promise(source: &dyn WeightSource, tensors: &[TensorId]) -> Result<ModularFacts, WeightsError> {
     let (mut matrices, mut units) = (Vec::new(), Vec::new());
     for &id in tensors {

@@ -1,4 +1,4 @@
-//! Who computes what of the adapters of a pass: the plan, before it is written to the device.
+//! Plan of a pass's adapter work on device and workers, before its upload to the device.
 
 use std::sync::{Arc, Weak};
 
@@ -15,7 +15,7 @@ use crate::{
     weights::group_targets,
 };
 
-/// Whose rows a plan is of, where all ranks were on the device.
+/// Rows of a plan for which all ranks were on the device.
 #[derive(Debug)]
 pub(super) struct PlanRows {
     rows: Vec<PlannedRun>,
@@ -26,12 +26,12 @@ pub(super) struct PlanRows {
 struct PlannedRun {
     first_row: usize,
     rows: usize,
-    /// Its address is its own for as long as this refers to it.
+    /// Weak reference, which keeps the copy's address unique.
     copy: Weak<DeviceCopy>,
 }
 
 impl PlanRows {
-    /// `None` if a part of an adapter is missing: it may have arrived by the next pass.
+    /// Returns `None` if a part of an adapter is missing, because the part may have arrived by the next pass.
     pub(super) fn of(found: &AdapterRows) -> Option<Self> {
         let run = |run: &AdapterRun| {
             let copy = run.device.as_ref().filter(|copy| copy.is_complete())?;
@@ -42,7 +42,7 @@ impl PlanRows {
         Some(Self { rows: runs(&found.rows)?, head_rows: runs(&found.head_rows)? })
     }
 
-    /// Whether it is the plan of these rows. One that was made for a copy that has been revoked since is nobody's.
+    /// Whether the plan is valid for these rows. A plan for a revoked copy never is.
     pub(super) fn is_of(&self, found: &AdapterRows) -> bool {
         let same = |(planned, run): (&PlannedRun, &AdapterRun)| {
             let copy = run.device.as_ref().filter(|copy| copy.is_complete()).map(Arc::as_ptr);
@@ -55,20 +55,19 @@ impl PlanRows {
     }
 }
 
-/// What others sum of one group.
+/// Partial sums that workers compute for one group.
 #[derive(Debug)]
 pub(super) struct AssistedGroup {
     pub(super) job: AssistJob,
-    /// Rows of the group's inputs that travel: first row and rows, in the order they lie in the slab.
+    /// Rows of the group's inputs to send, as first row and number of rows, in the order of the slab.
     pub(super) spans: Vec<(usize, usize)>,
-    /// Which of the state's tables says so.
+    /// Index of the table with these spans.
     pub(super) table: usize,
-    /// Where the sums go.
     pub(super) answers: Vec<SumsTarget>,
 }
 
 impl AssistedGroup {
-    /// Asks for the first `ranks` ranks of a run's linear layer; its outputs are `columns.1` from `columns.0` on.
+    /// Requests a run's leading `ranks` at a linear layer; `columns` is the first output and their number.
     fn ask(
         &mut self,
         run: &AdapterRun,
@@ -99,7 +98,7 @@ impl AssistedGroup {
     }
 }
 
-/// What the device computes of a group, and what others do.
+/// Splits the work of a group between the device and workers.
 pub(super) fn parts<'a>(
     config: &ModelConfig,
     found: &'a AdapterRows,

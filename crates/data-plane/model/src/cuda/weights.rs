@@ -1,4 +1,4 @@
-//! From a model's files to the device.
+//! Loads a model's weights to the device.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -33,23 +33,22 @@ use crate::{
     },
 };
 
-/// Weights on the device, ready to be given KV blocks.
+/// Weights on the device, before the allocation of KV blocks.
 #[derive(Debug)]
 pub struct CudaWeights {
     pub(super) cuda: Arc<Cuda>,
     pub(super) frame: ModelContext,
     pub(super) layers: CudaLayers,
-    /// How activations are kept between linear layers.
     pub(super) kind: ElementKind,
     bytes: usize,
 }
 
 impl CudaWeights {
-    /// Reads a model's weights with `threads` threads and brings them to the device.
+    /// Reads a model's weights with `threads` threads and uploads them to the device.
     ///
     /// # Errors
     ///
-    /// The files do not hold what their configuration says, or the device has no room.
+    /// The files do not match their configuration, or the device lacks memory.
     pub fn load(
         source: &(dyn WeightSource + Sync),
         cuda: &Arc<Cuda>,
@@ -59,7 +58,7 @@ impl CudaWeights {
         let config = source.config();
         let ids = matrices(config);
         let elements = |id: &TensorId| elements(config, *id);
-        // Reading, or making, a tensor is the work of many threads; the link to the device is one.
+        // Many threads read or generate tensors, but there is only one link to the device.
         let (uploader, stream) = (Mutex::new(WeightUploader::new(cuda)?), CudaStream::new(cuda)?);
         let upload = |id| upload(source, &uploader, &stream, id);
         let loaded = pack_all(&ids, elements, threads, told, |_, &id| upload(id))?;
@@ -71,33 +70,32 @@ impl CudaWeights {
         Ok(Self { cuda: Arc::clone(cuda), frame: load_frame(source)?, layers, kind, bytes })
     }
 
-    /// The model's shape.
+    /// Returns the model's shape.
     #[must_use]
     pub fn config(&self) -> &ModelConfig {
         &self.frame.config
     }
 
-    /// Bytes on the device.
+    /// Returns the bytes on the device.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// How adapters are kept beside these weights: exactly beside weights of 32 bits, else in 16.
+    /// Returns the element precision of adapters: exact for 32-bit weights, else 16 bits.
     #[must_use]
     pub fn adapter_precision(&self) -> LoraPrecision {
         if self.kind == ElementKind::F32 { LoraPrecision::Exact } else { LoraPrecision::Compact }
     }
 
-    /// The shape of KV blocks of `dtype`.
+    /// Returns the shape of KV blocks of `dtype`.
     #[must_use]
     pub fn kv_shape(&self, dtype: KvDtype) -> KvShape {
         kv_shape(self.config(), kv_precision(self.kind == ElementKind::F32, dtype))
     }
 }
 
-/// How activations are kept: in 32 bits beside weights of 32 bits, as halves beside halves, else as bf16, which holds
-/// whatever the layers give.
+/// Returns the activations' type: f32 or f16 if all weights are, else bf16, whose range holds all outputs.
 fn activation_kind(source: &dyn WeightSource) -> ElementKind {
     let config = source.config();
     let ids = (0..config.layers).flat_map(|layer| block_weights(config, layer));
@@ -119,7 +117,7 @@ fn upload(
     let tensor = read_matrix(source, id)?;
     let bias = read_bias(source, id, tensor.rows)?;
     let bias = bias.map(|bias| DeviceVec::from_slice(stream, &bias)).transpose()?;
-    // Each weight is whole when the lock is given back, or the load has failed.
+    // Each upload completes under the lock or fails the load, so poison can be ignored.
     let mut uploader = uploader.lock().unwrap_or_else(PoisonError::into_inner);
     let weight = uploader.upload(tensor.kind, &tensor.data, tensor.rows, tensor.cols)?;
     drop((uploader, tensor));
@@ -128,7 +126,6 @@ fn upload(
     Ok(LoadedLinear { name, weight: Arc::new(weight), bias })
 }
 
-/// A linear layer on the device, and what it is called.
 #[derive(Debug)]
 struct LoadedLinear {
     name: String,
@@ -136,7 +133,7 @@ struct LoadedLinear {
     bias: Option<DeviceVec<f32>>,
 }
 
-/// Sorts what [`matrices`] asked for into sites: those of block after block, then the head.
+/// Groups the weights that [`matrices`] lists into sites: those of each block, then the head.
 fn in_sites(config: &ModelConfig, kind: ElementKind, loaded: Vec<LoadedLinear>) -> CudaLayers {
     let mut loaded = loaded.into_iter();
     let mut next = || loaded.next().expect("one result a job");

@@ -1,7 +1,7 @@
-//! Heads of adapters' own: logits in the place of those of the base's head, computed by the host for whatever device.
+//! Logits of adapters with their own head, computed on the host for every device.
 //!
-//! Activations enter unrounded, whatever the base's precision, and a sum's order is that of its weights: the bits are the same by
-//! every route.
+//! Activations enter unrounded for every base precision, and the order of sums is fixed by the weights, so
+//! the bits are the same by every route.
 
 use kernels::{Activations, LinearPart, linear_unrounded};
 
@@ -11,7 +11,6 @@ use crate::{
     deltas::adapter_rows::{AdapterRows, AdapterRun},
 };
 
-/// The rows that have one head.
 #[derive(Debug)]
 struct AdapterLmHead<'a> {
     head: &'a SavedMatrix,
@@ -19,16 +18,15 @@ struct AdapterLmHead<'a> {
 }
 
 impl AdapterRows {
-    /// Whether any run has a head of its own.
     pub(crate) fn have_own_heads(&self) -> bool {
         self.head_rows.iter().any(|run| head_of(run).is_some())
     }
 
-    /// Computes the logits of rows that have a head of their own, and gives them to `put`, each with its row. `inputs` are those of
-    /// all rows at the head, `[rows, hidden]`. A head is read once, however its rows lie.
+    /// Computes the logits of rows whose adapter has its own head and passes each row's logits to `put`.
+    /// `inputs` are those of all rows at the head, `[rows, hidden]`. A head is read once for all of its rows.
     ///
     /// # Errors
-    /// Those of `put`.
+    /// The errors of `put`.
     pub(crate) fn own_logits<E>(
         &self,
         compute: &mut Compute,

@@ -1,4 +1,4 @@
-//! Which rows of a batch are whose adapter's.
+//! The adapter of each row of a batch.
 
 use std::sync::Arc;
 
@@ -17,12 +17,12 @@ pub(crate) struct AdapterRun {
     pub(crate) first_row: usize,
     pub(crate) rows: usize,
     pub(crate) adapter: Arc<PreparedAdapter>,
-    /// What of it was on the device when the pass began.
+    /// Device copy at the start of the pass.
     pub(crate) device: Option<Arc<DeviceCopy>>,
 }
 
 impl AdapterRun {
-    /// The head's sums of its rows at a linear layer, of which `matrix` are the adapter's matrices.
+    /// Returns the request for the run's partial sums at a linear layer with the adapter matrices `matrix`.
     pub(crate) fn ask<'a>(
         &'a self,
         layer: usize,
@@ -36,31 +36,28 @@ impl AdapterRun {
     }
 }
 
-/// Rows of virtual tokens, one after the other.
 #[derive(Debug)]
 pub(crate) struct VirtualRows {
     pub(crate) first_row: usize,
-    /// The first of them.
+    /// Index of the first virtual token.
     pub(crate) token: usize,
     pub(crate) rows: usize,
     pub(crate) adapter: Arc<PreparedAdapter>,
 }
 
-/// What adapters change of embeddings.
 #[derive(Debug, Default)]
 pub(crate) struct EmbeddingRows {
-    /// What they add.
+    /// Values that are added to the base's embeddings.
     pub(crate) added: RowValues,
-    /// What they have in the place of the base's.
+    /// Values that replace the base's embeddings.
     pub(crate) replaced: RowValues,
 }
 
-/// Values of some of a batch's rows.
 #[derive(Debug, Default)]
 pub(crate) struct RowValues {
-    /// Which, in ascending order.
+    /// Row numbers in ascending order.
     pub(crate) rows: Vec<u32>,
-    /// `[rows, hidden]`.
+    /// Values of shape `[rows, hidden]`.
     pub(crate) values: Vec<f32>,
 }
 
@@ -74,7 +71,7 @@ impl RowValues {
         self.values.iter_mut().for_each(|value| *value *= factor);
     }
 
-    /// Each row with its values, `[hidden]`.
+    /// Returns each row with its values, `[hidden]`.
     pub(crate) fn iter(&self, hidden: usize) -> impl Iterator<Item = (usize, &[f32])> {
         self.rows.iter().map(|&row| row as usize).zip(self.values.chunks_exact(hidden))
     }
@@ -83,11 +80,9 @@ impl RowValues {
 /// The adapters of a batch's rows. Rows of the base model are in no run.
 #[derive(Debug)]
 pub struct AdapterRows {
-    /// Runs of the batch's rows.
     pub(crate) rows: Vec<AdapterRun>,
     /// Runs of the rows whose logits are wanted.
     pub(crate) head_rows: Vec<AdapterRun>,
-    /// Rows of virtual tokens.
     pub(crate) virtual_rows: Vec<VirtualRows>,
 }
 
@@ -102,25 +97,21 @@ impl AdapterRows {
         }
     }
 
-    /// Rows of one adapter at the head, and no others.
     pub(crate) fn of_head(adapter: &Arc<PreparedAdapter>, rows: usize) -> Self {
         let run =
             || AdapterRun { first_row: 0, rows, adapter: Arc::clone(adapter), device: adapter.device() };
         Self { rows: vec![run()], head_rows: vec![run()], virtual_rows: Vec::new() }
     }
 
-    /// The runs of the rows that pass through a group.
     pub(crate) fn of_group(&self, group: LinearGroup) -> &[AdapterRun] {
         if group == LinearGroup::Head { &self.head_rows } else { &self.rows }
     }
 
-    /// Whether any run changes embedding or head.
     pub(crate) fn have_vocabularies(&self) -> bool {
         self.rows.iter().any(|run| run.adapter.vocabulary().is_some())
     }
 
-    /// What the adapters change of the embeddings of the batch's `tokens`. They are few numbers, and computed by the host for whatever
-    /// device.
+    /// Returns the adapters' changes of the embeddings of `tokens`; these are few, so the host computes them.
     pub(crate) fn embedding_rows(
         &self,
         config: &ModelConfig,
@@ -148,7 +139,6 @@ impl AdapterRows {
         found
     }
 
-    /// Whether any run has vectors that scale.
     pub(crate) fn have_scales(&self) -> bool {
         self.rows.iter().any(|run| run.adapter.scales().is_some())
     }
@@ -179,7 +169,7 @@ fn runs(
     runs
 }
 
-/// The rows of each slice that are virtual tokens of its adapter.
+/// Returns the rows of each slice that are virtual tokens of its adapter.
 fn virtual_rows(batch: &[SequenceSlice<'_, PreparedAdapter>]) -> Vec<VirtualRows> {
     let mut found = Vec::new();
     let mut first_row = 0;

@@ -1,8 +1,8 @@
-//! Who sums the ranks of an adapter that the device does not hold (CaraServe §4.1).
+//! Partial sums of an adapter's ranks that the device does not hold (CaraServe §4.1).
 //!
-//! A delta is a sum over ranks, from the first to the last. The blocks of an adapter travel to the device from the last
-//! to the first, so what is missing is always a *head*, the ranks `0..n`. Its sums are where the device goes on: they
-//! may come from anyone, and the bits are the same.
+//! A delta is a sum over ranks in ascending order. Rank blocks are copied to the device from the last to the
+//! first, so the missing ones are always the leading ranks, `0..n`. The device continues from their sums,
+//! which workers or the executor may compute with equal bits.
 
 use std::{fmt::Debug, sync::Arc};
 
@@ -13,41 +13,41 @@ use kernels::{
 
 use crate::{cpu::Compute, deltas::prepared::PreparedAdapter, shape::source::Target};
 
-/// The head's sums of some rows at one linear layer.
+/// Request for the partial sums of some rows at one linear layer.
 #[derive(Debug, Clone, Copy)]
 pub struct PartialSum<'a> {
-    /// The adapter.
+    /// Adapter of the rows.
     pub adapter: &'a PreparedAdapter,
-    /// Transformer block; 0 for the head of the model.
+    /// Transformer block; 0 for the model's head.
     pub layer: usize,
-    /// Which of its linear layers.
+    /// Linear layer of the block.
     pub target: Target,
-    /// The adapter's matrices there.
+    /// The adapter's matrices of the layer.
     pub matrix: &'a LoraMatrix,
     /// First row of the activations.
     pub first_row: usize,
-    /// Rows.
+    /// Number of rows to sum.
     pub rows: usize,
-    /// Ranks to sum, from the first.
+    /// Number of leading ranks to sum.
     pub ranks: usize,
-    /// Element at which the sums begin, `[rows, outputs]`.
+    /// Index of the first element of the sums, `[rows, outputs]`.
     pub offset: usize,
 }
 
 impl PartialSum<'_> {
-    /// Elements of the sums.
+    /// Returns the number of elements of the sums.
     #[must_use]
     pub fn elements(&self) -> usize {
         self.rows * self.matrix.rows()
     }
 
-    /// Rows times ranks.
+    /// Returns the product of rows and ranks, a measure of work.
     #[must_use]
     pub fn rank_rows(&self) -> u64 {
         (self.rows * self.ranks) as u64
     }
 
-    /// The same for the arithmetic.
+    /// Returns the request in the kernels' form.
     #[must_use]
     pub fn segment(&self) -> LeadingSegment<'_> {
         let PartialSum { first_row, rows, matrix, ranks, offset, .. } = *self;
@@ -55,60 +55,60 @@ impl PartialSum<'_> {
     }
 }
 
-/// Whoever sums heads beside the thread that runs the pass.
+/// Computes partial sums in parallel to the thread that runs the pass.
 pub trait Assist: Debug + Send {
-    /// How many there are to share the work. With none, whoever runs the pass computes all of an adapter that is not
-    /// wholly on the device from the host tier.
+    /// Returns the number of helpers that share the work. With zero helpers, the executor computes incomplete
+    /// adapters entirely from the host tier.
     fn helpers(&mut self) -> usize;
 
-    /// A pass begins in which something will be asked.
+    /// Announces a pass with requests.
     fn begin_pass(&mut self);
 
-    /// It has ended.
+    /// Announces the end of the pass.
     fn end_pass(&mut self);
 
-    /// Takes on what it can of `asks`, whose sums lie one after the other; returns at once.
+    /// Starts as many of `asks` as possible, whose sums lie one after the other, and returns at once.
     fn begin(&mut self, x: &Activations, asks: &[PartialSum<'_>]);
 
-    /// Writes the sums of all `asks`, which are those of the last [`begin`](Self::begin), to `sums`: what nobody else
-    /// has summed it sums itself.
+    /// Writes the sums of all `asks` of the last [`begin`](Self::begin) to `sums`. The calling thread
+    /// computes the sums that no helper has done.
     fn finish(&mut self, compute: &mut Compute, x: &Activations, asks: &[PartialSum<'_>], sums: &mut [f32]);
 }
 
-/// Some heads to sum for a device that goes on by itself, with what they are of kept alive.
+/// Partial sums for a device that continues asynchronously; the job keeps the adapters alive.
 #[derive(Debug)]
 pub struct AssistJob {
-    /// The heads, in the order of their sums.
+    /// Requests in the order of their sums.
     pub asks: Vec<OwnedPartialSum>,
-    /// Numbers of a row.
+    /// Number of values per row.
     pub width: usize,
-    /// Rows that the device puts into the slab, one behind the other from its beginning.
+    /// Number of rows that the device writes to the slab, from its beginning.
     pub x_rows: usize,
-    /// Elements of all sums together.
+    /// Total number of elements of all sums.
     pub sums: usize,
 }
 
-/// The head's sums of some rows at one linear layer; as [`PartialSum`], with the rows counted in the slab.
+/// A [`PartialSum`] request that owns its adapter; rows are counted in the slab.
 #[derive(Debug, Clone)]
 pub struct OwnedPartialSum {
-    /// The adapter.
+    /// Adapter of the rows.
     pub adapter: Arc<PreparedAdapter>,
-    /// Transformer block; 0 for the head of the model.
+    /// Transformer block; 0 for the model's head.
     pub layer: usize,
-    /// Which of its linear layers; the adapter changes it.
+    /// Linear layer of the block, which the adapter changes.
     pub target: Target,
     /// First row in the slab.
     pub first_row: usize,
-    /// Rows.
+    /// Number of rows to sum.
     pub rows: usize,
-    /// Ranks to sum, from the first.
+    /// Number of leading ranks to sum.
     pub ranks: usize,
-    /// Element at which the sums begin, `[rows, outputs]`.
+    /// Index of the first element of the sums, `[rows, outputs]`.
     pub offset: usize,
 }
 
 impl OwnedPartialSum {
-    /// The same, borrowed; `None` if the adapter does not change the layer.
+    /// Returns the request with borrowed matrices, or `None` if the adapter does not change the layer.
     #[must_use]
     pub fn ask(&self) -> Option<PartialSum<'_>> {
         let &Self { ref adapter, layer, target, first_row, rows, ranks, offset } = self;

@@ -1,5 +1,5 @@
-//! What the adapters of a batch change: the low-rank deltas, of which the device computes what it holds and whoever
-//! assists the rest; inputs and outputs that are scaled (IA3); keys and values of virtual tokens (prefix tuning); embeddings and heads.
+//! Changes by the adapters of a batch: low-rank deltas, scales (IA3), keys and values of virtual tokens
+//! (prefix tuning), embeddings and heads. The device computes the ranks that it holds, and helpers the rest.
 
 use std::convert::Infallible;
 
@@ -25,42 +25,40 @@ use crate::{
     weights::group_targets,
 };
 
-/// What is computed of a run at one linear layer of a group. How much of the adapter was on the device is looked up
-/// once for each group, so that who assists and who goes on mean the same ranks.
+/// A run's part of one linear layer. The ranks on the device are looked up once for each group, so that
+/// helpers and device agree on the missing ones.
 #[derive(Debug, Clone, Copy)]
 struct RunPart {
     run: usize,
     target: Target,
     column: usize,
-    /// Ranks the device does not have, from the first.
+    /// Number of leading ranks that the device lacks.
     missing: usize,
-    /// Element at which their sums begin.
+    /// Index of the first element of their sums.
     offset: usize,
 }
 
-/// What a batch's deltas are computed with, kept between passes.
+/// Buffers for the deltas of a batch, kept between passes.
 #[derive(Debug, Default)]
 pub struct DeltaScratch {
     parts: Vec<RunPart>,
     sums: Vec<f32>,
 }
 
-/// The adapters of a batch's rows. Rows of the base model are in no run.
+/// Deltas of one batch, as a pass applies them.
 #[derive(Debug)]
 pub struct BatchDeltas<'a> {
     config: &'a ModelConfig,
-    /// Who sums what the device lacks in this pass; `None`: whoever runs it, from the host tier.
+    /// Helpers that sum missing ranks in this pass; without them the executor reads the host tier.
     assist: Option<&'a mut (dyn Assist + 'static)>,
     scratch: &'a mut DeltaScratch,
     found: &'a AdapterRows,
-    /// What is asked of who assists, of the group that was begun last.
     asks: Vec<PartialSum<'a>>,
-    /// Whether any run has vectors that scale.
     has_scales: bool,
 }
 
 impl<'a> BatchDeltas<'a> {
-    /// The deltas of a batch in which `found` are the adapters' rows.
+    /// Creates the deltas of a batch with the adapter rows `found`.
     #[must_use]
     pub fn new(
         config: &'a ModelConfig,
@@ -80,7 +78,7 @@ impl<'a> BatchDeltas<'a> {
         Self { config, assist, scratch, found, asks: Vec::new(), has_scales }
     }
 
-    /// Looks up what the device has of the group's layers, and what is to be asked.
+    /// Looks up the ranks on the device for the group's layers, and lists the requests.
     fn plan(&mut self, layer: usize, group: LinearGroup) {
         let DeltaScratch { parts, sums } = &mut *self.scratch;
         let runs = self.found.of_group(group);
@@ -108,7 +106,7 @@ impl<'a> BatchDeltas<'a> {
 }
 
 impl BatchDeltas<'_> {
-    /// Multiplies what the adapters scale on this side of a group; `values` are rows of `stride`.
+    /// Multiplies the adapters' scales into this side of a group; `values` are rows of `stride`.
     fn scale(&self, layer: usize, group: LinearGroup, side: ScaledSide, values: &mut [f32], stride: usize) {
         if !self.has_scales {
             return;
@@ -120,7 +118,7 @@ impl BatchDeltas<'_> {
             let rows = &mut values[run.first_row * stride..][..run.rows * stride];
             for &(target, column) in &targets {
                 let Some(factors) = scales.get(layer, target, side) else { continue };
-                // Inputs that are scaled are one layer's alone.
+                // Scaled inputs belong to one layer only.
                 let column = if side == ScaledSide::Input { 0 } else { column };
                 for row in rows.chunks_exact_mut(stride) {
                     let part = row[column..].iter_mut().zip(factors);
@@ -135,7 +133,7 @@ impl BatchDeltas<'_> {
         }
     }
 
-    /// Writes the logits of rows that have a head of their own to rows of `stride`.
+    /// Overwrites the logits of rows whose adapter has its own head; `out` has rows of `stride`.
     fn replace_logits(
         &self,
         compute: &mut Compute,
@@ -149,7 +147,6 @@ impl BatchDeltas<'_> {
         })
     }
 
-    /// Elements of a row of the group's outputs.
     fn outputs(&self, group: LinearGroup) -> usize {
         let targets = group_targets(self.config, group);
         targets.iter().map(|&(target, _)| linear_shape(self.config, target)[0]).sum()
@@ -164,8 +161,8 @@ impl Drop for BatchDeltas<'_> {
     }
 }
 
-/// What the thread that runs the pass computes of a part: the ranks behind the `sums`, or, if nobody assists and not
-/// all ranks are on the device, all of them from the host tier.
+/// Returns the executor's work for a part. With `sums`, these are the ranks after the leading ones; without
+/// helpers and with missing ranks, all ranks from the host tier.
 fn segment<'a>(
     run: &'a AdapterRun,
     part: &RunPart,
@@ -234,7 +231,7 @@ impl Deltas<Compute> for BatchDeltas<'_> {
             let rows = qkv.chunks_exact_mut(stride).skip(*first_row).take(*rows);
             for (row, token) in rows.zip(*token..) {
                 let from = prefix.keys_and_values(token, layer);
-                // Keys and values stand side by side at the end of a row.
+                // Keys and values are adjacent at the end of a row.
                 row[stride - from.len()..].copy_from_slice(from);
             }
         }

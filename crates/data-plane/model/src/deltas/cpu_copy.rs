@@ -1,5 +1,5 @@
-//! Copies where the device is the CPU: huge pages beside the host tier, in the pool of keys and values. A block is there when its
-//! copying returns.
+//! Device copies where the device is the CPU: huge pages in the KV pool, besides the host tier. A block is
+//! present as soon as its copy function returns.
 
 use std::sync::Arc;
 
@@ -15,12 +15,12 @@ use super::{
 };
 use crate::shape::source::Target;
 
-/// Blocks of this process's memory.
+/// KV pool blocks in this process's memory, for adapter copies.
 #[derive(Debug, Clone)]
 pub struct CpuMemory(pub Arc<BlockMemory>);
 
 impl CpuMemory {
-    /// Where the pieces of each matrix lie, and in how many blocks.
+    /// Returns the place of each matrix's pieces and the number of blocks.
     fn pack(&self, host: &HostMatrices) -> Option<(Vec<PieceTable>, u32)> {
         let mut packing = Packing::new(self.0.block_bytes());
         let places = host.iter().map(|(_, _, matrix)| PieceTable::pack(matrix.layout(), &mut packing));
@@ -75,7 +75,6 @@ impl StagedMatrices for OnCpu {
 }
 
 impl DeviceCopy {
-    /// The CPU's part of a linear layer.
     pub(crate) fn matrix(&self, layer: usize, target: Target) -> Option<&StagedMatrix> {
         let (OnCpu { matrices, .. }, number) = self.staged(layer, target)?;
         matrices.get(number)

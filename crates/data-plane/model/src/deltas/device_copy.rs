@@ -1,8 +1,8 @@
-//! An adapter on its way to the device, or there.
+//! An adapter's copy on the device, complete or in progress.
 //!
-//! One thread brings its blocks of ranks, layer by layer in the order of a pass, from the last block of a layer to the
-//! first; the compute thread goes on with whatever has arrived. What kind of memory the blocks go to, and how, is the
-//! device's business ([`DeviceMemory`], [`StagedMatrices`]).
+//! One thread copies rank blocks, layer by layer in the order of a pass, and within a layer from the last
+//! block to the first. The compute thread uses the blocks that have arrived. Each device implements its kind
+//! of memory and its copies ([`DeviceMemory`], [`StagedMatrices`]).
 
 use std::{
     any::Any,
@@ -19,75 +19,72 @@ use crate::{
     shape::source::Target,
 };
 
-/// Where a device's copies are made: the blocks of a pool, which they share with keys and values.
+/// Memory for adapter copies on a device: blocks of the pool that also holds the KV cache.
 pub trait DeviceMemory: Debug + Send + Sync {
-    /// Blocks that a copy of `host` takes; `None` if no block holds the least of its pieces.
+    /// Returns the number of blocks for a copy of `host`, or `None` if the smallest piece exceeds a block.
     fn blocks_for(&self, host: &HostMatrices) -> Option<u32>;
 
-    /// A copy of `host` in so many blocks, of which nothing is there yet. They are its own until it is
-    /// [revoked](DeviceCopy::revoke).
+    /// Creates an empty copy of `host`, which owns `blocks` until it is [revoked](DeviceCopy::revoke).
     ///
     /// # Panics
     ///
-    /// If these are fewer blocks than [`blocks_for`](Self::blocks_for) says, or another copy's.
+    /// If there are fewer blocks than [`blocks_for`](Self::blocks_for) returns, or another copy owns them.
     fn copy_of(&self, host: &HostMatrices, blocks: &[BlockId]) -> DeviceCopy;
 
-    /// Lets the next pass see what has arrived. A device that is lost is noticed by the pass.
+    /// Makes arrived blocks visible to the next pass. The pass itself notices a lost device.
     fn poll_arrivals(&self) {}
 }
 
-/// Why a block did not get to the device.
+/// Error of copying a block to the device.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct CopyError(pub Box<dyn Error + Send + Sync>);
 
-/// A device's memory for the matrices of one adapter, by their number in the order of a pass.
+/// Device memory for the matrices of one adapter, numbered in the order of a pass.
 pub trait StagedMatrices: Any + Debug + Send + Sync {
-    /// Bytes of the next block of a matrix; `None` if all of it is there, or on its way.
+    /// Returns the bytes of a matrix's next block, or `None` if all blocks are copied or in transfer.
     fn next_bytes(&self, index: usize) -> Option<usize>;
 
-    /// Ranks of a matrix from this one on are on the device.
+    /// Returns the first rank of a matrix that is on the device; all later ranks are too.
     fn first_rank(&self, index: usize) -> usize;
 
-    /// Copies the next block of `matrix`, which is number `index` of `host`; says how many bytes these are.
+    /// Copies the next block of `matrix`, number `index` of `host`, and returns its bytes.
     ///
     /// # Errors
     ///
-    /// The device refuses it.
+    /// The device refuses the copy.
     fn copy_next(&self, index: usize, host: &HostMatrices, matrix: &LoraMatrix) -> Result<usize, CopyError>;
 
-    /// Returns when all that was copied is there.
+    /// Waits until all copied blocks have arrived.
     ///
     /// # Errors
     ///
     /// The device fails.
     fn finish(&self) -> Result<(), CopyError>;
 
-    /// True if nothing that was copied is still on its way.
+    /// True if no copied block is still in transfer.
     fn has_arrived(&self) -> bool;
 
-    /// Gives the blocks back, once nothing travels to them any more. No more is copied, and nobody computes with what is there.
+    /// Releases the blocks after all transfers to them. The copy must not be used afterwards.
     fn revoke(&self);
 }
 
 /// The device's copy of an adapter.
 #[derive(Debug)]
 pub struct DeviceCopy {
-    /// The linear layers in the order of a pass.
+    /// Linear layers in the order of a pass.
     order: Vec<(usize, Target)>,
-    /// Where in that order a linear layer is.
     numbers: ByLayer<u32>,
     staged: Box<dyn StagedMatrices>,
-    /// The first in `order` that is not complete, or wholly on its way: those before it are.
+    /// Index in `order` of the first layer that is not completely copied or in transfer.
     next: AtomicUsize,
     arrived_bytes: AtomicU64,
     bytes: u64,
-    /// The device refused a copy: no more come.
+    /// Whether the device refused a copy; then no more blocks are copied.
     is_broken: AtomicBool,
 }
 
 impl DeviceCopy {
-    /// A copy of `host` in `staged`, memory of which nothing is there yet.
     pub(crate) fn new(host: &HostMatrices, staged: Box<dyn StagedMatrices>) -> Self {
         let order: Vec<_> = host.iter().map(|(layer, target, _)| (layer, target)).collect();
         let mut numbers = ByLayer::new(host.layers());
@@ -105,25 +102,25 @@ impl DeviceCopy {
         }
     }
 
-    /// Bytes of all of it.
+    /// Returns the bytes of the complete copy.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Bytes that are there, or as good as there.
+    /// Returns the bytes that are copied or in transfer.
     #[must_use]
     pub fn arrived_bytes(&self) -> u64 {
         self.arrived_bytes.load(Ordering::Relaxed)
     }
 
-    /// Whether all of it is there.
+    /// Whether all blocks have arrived.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.next.load(Ordering::Relaxed) == self.order.len() && self.staged.has_arrived()
     }
 
-    /// Bytes of the next block; `None` if nothing is left to be copied.
+    /// Returns the bytes of the next block, or `None` if no block is left to copy.
     #[must_use]
     pub fn next_bytes(&self) -> Option<usize> {
         if self.is_broken.load(Ordering::Relaxed) {
@@ -133,8 +130,8 @@ impl DeviceCopy {
         if index < self.order.len() { self.staged.next_bytes(index) } else { None }
     }
 
-    /// Copies the next block of `host`, which this is the copy of. Blocks come from one thread. After the last of them
-    /// all of it is there, unless the device refused one.
+    /// Copies the next block of `host`, the original of this copy. One thread must make all calls. After the
+    /// last call the copy is complete, unless the device refused a block.
     pub fn copy_next(&self, host: &HostMatrices) {
         let index = self.next.load(Ordering::Relaxed);
         let Some(&(layer, target)) = self.order.get(index) else { return };
@@ -152,7 +149,7 @@ impl DeviceCopy {
         }
     }
 
-    /// Copies a block, and waits for all that is on its way if it is the last.
+    /// Copies a block; after the last one, waits for all transfers.
     fn copy(&self, index: usize, host: &HostMatrices, matrix: &LoraMatrix) -> Result<usize, CopyError> {
         let bytes = self.staged.copy_next(index, host, matrix)?;
         if index + 1 == self.order.len() && self.staged.next_bytes(index).is_none() {
@@ -161,20 +158,20 @@ impl DeviceCopy {
         Ok(bytes)
     }
 
-    /// Gives its blocks back, between two passes: others may have them when this returns.
+    /// Releases the blocks, between two passes; when this returns, other users may take them.
     pub fn revoke(&self) {
         self.staged.revoke();
     }
 
-    /// The memory as the device that made it knows it, and a linear layer's number in it. `None` if the linear layer is
-    /// not adapted, or another device made it.
+    /// Returns the device's memory as type `S`, and the linear layer's number in it. Returns `None` if the
+    /// layer is not adapted, or another kind of device made the copy.
     pub(crate) fn staged<S: StagedMatrices>(&self, layer: usize, target: Target) -> Option<(&S, usize)> {
         let number = *self.numbers.get(layer, target)?;
         let staged: &dyn Any = &*self.staged;
         Some((staged.downcast_ref()?, number as usize))
     }
 
-    /// Ranks of a linear layer that are missing, from the first.
+    /// Returns the number of leading ranks that are missing on the device.
     pub(crate) fn missing_ranks(&self, host: &LoraMatrix, layer: usize, target: Target) -> usize {
         let number = self.numbers.get(layer, target);
         number.map_or(host.rank(), |&number| self.staged.first_rank(number as usize))

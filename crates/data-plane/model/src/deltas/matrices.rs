@@ -1,33 +1,32 @@
-//! The matrices of an adapter on the host, linear layer by linear layer in the order of a pass.
+//! The matrices of an adapter on the host, by linear layer in the order of a pass.
 
 use kernels::lora::{LayoutError, LoraMatrix, MatrixLayout, SharedBytes};
 
 use crate::shape::{layout::BLOCK_TARGETS, source::Target};
 
-/// Where a linear layer's matrices lie in the bytes of an adapter.
+/// Place of a linear layer's matrices in the bytes of an adapter.
 #[derive(Debug, Clone, Copy)]
 pub struct ModuleLayout {
     /// Transformer block; 0 for the head.
     pub layer: usize,
-    /// Which of the block's linear layers, or the head.
+    /// Linear layer of the block, or the head.
     pub target: Target,
-    /// Shapes, number formats, places.
+    /// Shapes, element types and offsets.
     pub matrix: MatrixLayout,
 }
 
-/// What an image is called among those who compute with it; never used twice in a process.
+/// Number of an adapter image, by which workers name it; never reused in a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ImageNumber(pub u64);
 
 impl ImageNumber {
-    /// Of bytes in ordinary memory, which only this process can read.
+    /// Number for bytes in ordinary memory, which only this process can read.
     pub const NONE: Self = Self(0);
 }
 
-/// One thing for each linear layer that an adapter changes.
 #[derive(Debug)]
 pub(crate) struct ByLayer<T> {
-    /// `[layer][target]`.
+    /// Values by layer and target.
     blocks: Vec<[Option<T>; BLOCK_TARGETS.len()]>,
     head: Option<T>,
 }
@@ -74,7 +73,7 @@ pub struct HostMatrices {
 }
 
 impl HostMatrices {
-    /// The matrices that lie in `bytes` as `modules` say, for a model of `layers` blocks.
+    /// Finds the matrices in `bytes` as described by `modules`, for a model of `layers` blocks.
     ///
     /// # Errors
     ///
@@ -95,42 +94,41 @@ impl HostMatrices {
         Ok(host)
     }
 
-    /// The matrices of a linear layer, if it is adapted.
+    /// Returns the matrices of a linear layer, if it is adapted.
     #[must_use]
     pub fn get(&self, layer: usize, target: Target) -> Option<&LoraMatrix> {
         self.by_layer.get(layer, target)
     }
 
-    /// The linear layers there are, in the order of a pass.
+    /// Returns the adapted linear layers in the order of a pass.
     pub fn iter(&self) -> impl Iterator<Item = (usize, Target, &LoraMatrix)> {
         self.by_layer.iter()
     }
 
-    /// Blocks of the model, adapted or not.
     pub(crate) fn layers(&self) -> usize {
         self.by_layer.layers()
     }
 
-    /// What the bytes are called among workers.
+    /// Returns the image number for workers.
     #[must_use]
     pub fn image(&self) -> ImageNumber {
         self.image
     }
 
-    /// The mapping of its own that they lie in; `None` if they lie in ordinary memory.
+    /// Returns the adapter image that holds the matrices, or `None` if they lie in ordinary memory.
     #[must_use]
     pub fn image_bytes(&self) -> Option<&SharedBytes> {
         let (_, _, first) = self.iter().next()?;
         (self.image != ImageNumber::NONE).then(|| first.shared_bytes())
     }
 
-    /// The largest rank.
+    /// Returns the largest rank of all matrices.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// Bytes of all of them.
+    /// Returns the bytes of all matrices.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes

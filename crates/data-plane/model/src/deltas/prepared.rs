@@ -1,4 +1,4 @@
-//! An adapter in the form the kernels take, in the host tier.
+//! An adapter in the kernels' format, in the host tier.
 
 use std::sync::{
     Arc, Mutex, OnceLock, PoisonError,
@@ -17,15 +17,15 @@ use crate::{
     shape::{config::ModelConfig, layout::linear_shape, source::Target},
 };
 
-/// What of an adapter is no factor of a linear layer. It stays in ordinary memory: there is nothing in it for workers to compute,
-/// and no pass waits for it.
+/// Parts of an adapter other than low-rank factors. Ordinary memory holds these parts, because workers do not
+/// need them and no pass waits for them.
 #[derive(Debug, Clone, Default)]
 enum Direct {
     #[default]
     None,
     Scales(Arc<Scales>),
     Prefix(Arc<Prefix>),
-    /// Where it begins.
+    /// Tokens after which an activated adapter applies.
     Invocation(Invocation),
     Vocabulary(Arc<VocabularyChanges>),
 }
@@ -41,19 +41,19 @@ impl Direct {
     }
 }
 
-/// An adapter's numbers as the kernels read them, and where each matrix lies.
+/// An adapter's values in the kernels' format, with the place of each matrix.
 #[derive(Debug)]
 pub struct EncodedAdapter {
-    /// By layer, then target; none in an adapter without matrices (IA3, prefix tuning).
+    /// Matrices by layer, then target; empty for adapters without matrices (IA3, prefix tuning).
     pub modules: Vec<ModuleLayout>,
-    /// All matrices.
+    /// Bytes of all matrices.
     pub bytes: Vec<u8>,
     direct: Direct,
     generation: Generation,
 }
 
 impl EncodedAdapter {
-    /// Encodes `adapter`, which has been checked against `config`.
+    /// Encodes `adapter`, which must have been checked against `config`.
     #[must_use]
     pub fn new(adapter: &Adapter, config: &ModelConfig, precision: LoraPrecision) -> Self {
         let mut bytes = Vec::new();
@@ -74,13 +74,13 @@ impl EncodedAdapter {
         Self { modules, bytes, direct, generation: adapter.generation }
     }
 
-    /// The same, with what the base's outputs are scaled with: of a DoRA.
+    /// Adds the output scales of a DoRA.
     #[must_use]
     pub fn with_scales(self, scales: Scales) -> Self {
         Self { direct: Direct::Scales(Arc::new(scales)), ..self }
     }
 
-    /// The same, with what is done to embedding and head.
+    /// Adds the changes of embedding and head.
     #[must_use]
     pub fn with_vocabulary(self, changes: VocabularyChanges) -> Self {
         Self { direct: Direct::Vocabulary(Arc::new(changes)), ..self }
@@ -93,19 +93,18 @@ pub struct PreparedAdapter {
     generation: Generation,
     host: HostMatrices,
     direct: Direct,
-    /// What of it is on the device, or on its way there.
     device: Mutex<Option<Arc<DeviceCopy>>>,
-    /// Blocks that it takes on the device of this process.
+    /// Cached number of device blocks for a copy.
     device_blocks: OnceLock<u32>,
     tally: RankRowCounters,
 }
 
 impl PreparedAdapter {
-    /// Takes memory of its own for `adapter`, which has been checked against `config`. No worker can compute it.
+    /// Encodes `adapter`, which was checked against `config`, into private memory that workers cannot read.
     ///
     /// # Errors
     ///
-    /// A matrix is of a shape that the kernels do not take.
+    /// The kernels do not support the shape of a matrix.
     pub fn new(
         adapter: &Adapter,
         config: &ModelConfig,
@@ -114,17 +113,17 @@ impl PreparedAdapter {
         Self::of(EncodedAdapter::new(adapter, config, precision), config)
     }
 
-    /// The same of an adapter that is encoded.
+    /// Prepares an encoded adapter in private memory.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The kernels do not support the shape of a matrix.
     pub fn of(mut encoded: EncodedAdapter, config: &ModelConfig) -> Result<Self, LayoutError> {
         let bytes: SharedBytes = Arc::new(std::mem::take(&mut encoded.bytes));
         Self::over(&encoded, config, ImageNumber::NONE, &bytes)
     }
 
-    /// An adapter whose encoded bytes lie in `bytes`.
+    /// Prepares an adapter whose encoded bytes lie in `bytes`.
     ///
     /// # Errors
     ///
@@ -145,116 +144,116 @@ impl PreparedAdapter {
         })
     }
 
-    /// What it is.
+    /// Returns the adapter version.
     #[must_use]
     pub fn generation(&self) -> Generation {
         self.generation
     }
 
-    /// Its matrices on the host.
+    /// Returns the matrices on the host.
     #[must_use]
     pub fn host(&self) -> &HostMatrices {
         &self.host
     }
 
-    /// What its bytes are called among workers.
+    /// Returns the image number for workers.
     #[must_use]
     pub fn image(&self) -> ImageNumber {
         self.host.image()
     }
 
-    /// The largest rank of its layers.
+    /// Returns the largest rank of its layers.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.host.rank()
     }
 
-    /// Bytes of all its numbers.
+    /// Returns the bytes of all values.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.host.bytes() + self.direct.bytes()
     }
 
-    /// Bytes that travel to the device: those of its low-rank matrices.
+    /// Returns the bytes that are copied to the device: those of the low-rank matrices.
     #[must_use]
     pub fn device_bytes(&self) -> usize {
         self.host.bytes()
     }
 
-    /// Blocks that it takes in `memory`, that of this process's device: more than there can be, if it cannot be there.
+    /// Returns the number of blocks for a copy in `memory`, the memory of this process's device. The result
+    /// is `u32::MAX` if no copy is possible.
     #[must_use]
     pub fn device_blocks(&self, memory: &dyn DeviceMemory) -> u32 {
         *self.device_blocks.get_or_init(|| memory.blocks_for(&self.host).unwrap_or(u32::MAX))
     }
 
-    /// True if all of it is where a pass computes.
+    /// True if a pass finds the complete adapter on its device.
     #[must_use]
     pub fn is_on_device(&self) -> bool {
         self.host.bytes() == 0 || self.device().is_some_and(|copy| copy.is_complete())
     }
 
-    /// Tokens that stand before a prompt without being part of it: whoever runs a sequence puts as many before its
-    /// tokens, any of the vocabulary, and the pass gives them the adapter's keys and values.
+    /// Returns the number of virtual tokens before a prompt. The caller puts that many arbitrary tokens
+    /// before a sequence, and the pass fills in the adapter's keys and values.
     #[must_use]
     pub fn virtual_tokens(&self) -> usize {
         self.prefix().map_or(0, |prefix| prefix.tokens)
     }
 
-    /// What invokes it, if it applies only from there: whoever runs a sequence gives it to the slices from
-    /// [`Invocation::begin`] on.
+    /// Returns the invocation; the caller sets the adapter for slices from [`Invocation::begin`] on.
     #[must_use]
     pub fn invocation(&self) -> Option<&Invocation> {
         if let Direct::Invocation(invocation) = &self.direct { Some(invocation) } else { None }
     }
 
-    /// The vectors that scale, if it is of this kind.
+    /// Returns the scaling vectors, if the adapter has any.
     #[must_use]
     pub fn scales(&self) -> Option<&Scales> {
         if let Direct::Scales(scales) = &self.direct { Some(scales) } else { None }
     }
 
-    /// The keys and values of its virtual tokens, if it is of this kind.
+    /// Returns the keys and values of virtual tokens, if the adapter has any.
     #[must_use]
     pub fn prefix(&self) -> Option<&Prefix> {
         if let Direct::Prefix(prefix) = &self.direct { Some(prefix) } else { None }
     }
 
-    /// What is done to embedding and head, if it is of this kind.
+    /// Returns the changes of embedding and head, if the adapter has any.
     #[must_use]
     pub fn vocabulary(&self) -> Option<&VocabularyChanges> {
         if let Direct::Vocabulary(changes) = &self.direct { Some(changes) } else { None }
     }
 
-    /// Who computed how much of it.
+    /// Returns counters of the work by place of computation.
     #[must_use]
     pub fn tally(&self) -> &RankRowCounters {
         &self.tally
     }
 
-    /// What of it is on the device.
+    /// Returns the current device copy, if any.
     #[must_use]
     pub fn device(&self) -> Option<Arc<DeviceCopy>> {
         self.device.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// From the next pass on the device's part is computed from `copy`.
+    /// Sets the device copy that passes use from the next one on.
     pub fn set_device(&self, copy: Option<Arc<DeviceCopy>>) {
         *self.device.lock().unwrap_or_else(PoisonError::into_inner) = copy;
     }
 
-    /// The matrices of a linear layer, if it is adapted.
+    /// Returns the matrices of a linear layer, if it is adapted.
     #[must_use]
     pub fn matrix(&self, layer: usize, target: Target) -> Option<&LoraMatrix> {
         self.host.get(layer, target)
     }
 
-    /// The linear layers it changes, in the order of a pass.
+    /// Returns the adapted linear layers in the order of a pass.
     pub fn matrices(&self) -> impl Iterator<Item = (usize, Target, &LoraMatrix)> {
         self.host.iter()
     }
 }
 
-/// Rows times ranks of an adapter, by where they were computed. Each figure stands for itself, so nothing is ordered.
+/// Products of rows and ranks, by place of computation. Independent counters need no memory ordering.
 #[derive(Debug, Default)]
 pub struct RankRowCounters {
     device: AtomicU64,
@@ -263,22 +262,22 @@ pub struct RankRowCounters {
 }
 
 impl RankRowCounters {
-    /// Computed on the device.
+    /// Adds work of the device.
     pub fn device(&self, rank_rows: u64) {
         self.device.fetch_add(rank_rows, Ordering::Relaxed);
     }
 
-    /// Computed by workers.
+    /// Adds work of workers.
     pub fn workers(&self, rank_rows: u64) {
         self.workers.fetch_add(rank_rows, Ordering::Relaxed);
     }
 
-    /// Computed from the host tier by whoever runs the pass.
+    /// Adds work of the executor, from the host tier.
     pub fn executor(&self, rank_rows: u64) {
         self.executor.fetch_add(rank_rows, Ordering::Relaxed);
     }
 
-    /// All three, in this order.
+    /// Returns the counters of device, workers and executor, in this order.
     #[must_use]
     pub fn read(&self) -> [u64; 3] {
         [&self.device, &self.workers, &self.executor].map(|figure| figure.load(Ordering::Relaxed))

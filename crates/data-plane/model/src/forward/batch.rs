@@ -1,4 +1,4 @@
-//! What goes through a pass: slices of sequences, row after row.
+//! The batch of a pass: slices of sequences, row after row.
 
 use std::{ops::Range, sync::Arc};
 
@@ -7,25 +7,25 @@ use types::BlockId;
 
 use crate::sampling::TokenDraw;
 
-/// Tokens a KV block holds.
+/// Number of tokens per KV block.
 pub const BLOCK_TOKENS: usize = kernels::attention::BLOCK_TOKENS;
 
-/// For which of a slice's tokens logits are wanted, or what they are computed from.
+/// Tokens of a slice for which logits or hidden states are wanted.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum LogitRows {
-    /// None: a prompt chunk that is not the last.
+    /// No logits: a prompt chunk that is not the last.
     None,
-    /// The last token's.
+    /// Logits of the last token.
     Last,
-    /// Every token's (prompt log-probabilities).
+    /// Logits of every token (prompt log-probabilities).
     All,
-    /// The last token's, but only to draw the next token from them: where the pass draws, they do
-    /// not leave the device, and are not among the logits.
+    /// Logits of the last token, only to draw the next token. If the pass draws tokens itself, these logits
+    /// stay on the device and are not returned.
     Draw(TokenDraw),
-    /// None, but the hidden states, as the final norm gives them, of the token `from` and all behind it (embeddings). Slices
-    /// that want states are the last of their batch.
+    /// No logits, but hidden states after the final norm, from token `from` on (embeddings). Slices that want
+    /// hidden states must be the last of their batch.
     States {
-        /// Index in the slice.
+        /// Index of the first token within the slice.
         from: usize,
     },
 }
@@ -33,22 +33,21 @@ pub enum LogitRows {
 /// Consecutive tokens of one sequence that go through the model in one pass.
 #[derive(Debug)]
 pub struct SequenceSlice<'a, A> {
-    /// The tokens, at least one.
+    /// Tokens of the slice, at least one.
     pub tokens: &'a [u32],
-    /// Position of the first of them; the positions before it are in the KV blocks already.
+    /// Position of the first token; earlier positions are already in the KV blocks.
     pub start: usize,
-    /// The sequence's KV blocks in order; they must hold `start + tokens.len()` tokens.
+    /// KV blocks of the sequence in order; they must hold `start + tokens.len()` tokens.
     pub blocks: &'a [BlockId],
-    /// What `blocks` are to hold of rows before these; none but in a tree of drafted tokens.
+    /// Earlier rows of the batch to store in `blocks` as well; used only for token trees.
     pub trunk: &'a [Trunk],
-    /// The adapter, or `None` for the base model.
+    /// Adapter of the sequence, or `None` for the base model.
     pub adapter: Option<&'a Arc<A>>,
-    /// Which logits to compute.
+    /// Logits or states to compute.
     pub logits: LogitRows,
 }
 
 impl<A> SequenceSlice<'_, A> {
-    /// Indices, within the slice, of the rows whose logits or states are wanted.
     fn wanted(&self) -> Range<usize> {
         let rows = self.tokens.len();
         match self.logits {
@@ -59,7 +58,6 @@ impl<A> SequenceSlice<'_, A> {
         }
     }
 
-    /// How many rows of logits are wanted.
     pub(crate) fn logit_rows(&self) -> usize {
         if self.wants_states() { 0 } else { self.wanted().len() }
     }
@@ -69,35 +67,32 @@ impl<A> SequenceSlice<'_, A> {
     }
 }
 
-/// Rows of the same pass whose keys and values a slice's own blocks take in as well: its ancestors in a tree of drafted
-/// tokens (EdgeLLM, L-05). Each branch has blocks of its own, in which everything lies where plain decoding would have put
-/// it, so that nothing needs to be masked and no sum has another order.
+/// Rows of the same pass whose keys and values are also stored in a slice's own blocks: its ancestors in a
+/// token tree (EdgeLLM). Each branch has its own blocks with the layout of plain decoding. No masking is
+/// needed, and no sum has another order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Trunk {
-    /// How many rows before the slice's first the first of them is, in the batch.
+    /// Distance in rows from the first trunk row to the slice's first row.
     pub back: usize,
-    /// Rows.
+    /// Number of rows in the trunk.
     pub rows: usize,
-    /// Position of the first of them.
+    /// Position of the first trunk row.
     pub start: usize,
 }
 
-/// Which rows of a batch are which sequence's.
 #[derive(Debug)]
 pub(crate) struct BatchRows {
-    /// Rows of the batch.
     pub(crate) count: usize,
     sequences: Vec<PlacedSlice>,
-    /// Rows that are kept once more, in the blocks of a branch.
+    /// Rows that are also stored in the blocks of a branch.
     trunks: Vec<PlacedSlice>,
     blocks: Vec<u32>,
 }
 
-/// First row, rows and position, and where their blocks begin and end.
+/// First row, rows and position, and the range of their blocks.
 type PlacedSlice = (usize, usize, usize, Range<usize>);
 
 impl BatchRows {
-    /// The rows of `batch`, sequence after sequence.
     pub(crate) fn of<A>(batch: &[SequenceSlice<'_, A>]) -> Self {
         let sequences = Vec::with_capacity(batch.len());
         let mut all = Self { count: 0, sequences, trunks: Vec::new(), blocks: Vec::new() };
@@ -118,12 +113,11 @@ impl BatchRows {
         all
     }
 
-    /// The sequences, as kernels take them.
     pub(crate) fn sequences(&self) -> Vec<KvRows<'_>> {
         self.placed(&self.sequences)
     }
 
-    /// Rows of trunks, beside the blocks of their branches.
+    /// Returns the rows of trunks with the blocks of their branches.
     pub(crate) fn trunks(&self) -> Vec<KvRows<'_>> {
         self.placed(&self.trunks)
     }
@@ -139,7 +133,7 @@ impl BatchRows {
     }
 }
 
-/// The batch's rows whose logits or states are wanted, ascending, and for how many of them, the first, it is logits.
+/// Returns the rows with wanted logits or states, ascending, and the number of leading rows that want logits.
 pub(super) fn wanted_rows<A>(batch: &[SequenceSlice<'_, A>]) -> (Vec<u32>, usize) {
     assert!(batch.is_sorted_by_key(SequenceSlice::wants_states), "who wants states comes last in a batch");
     let mut first = 0;

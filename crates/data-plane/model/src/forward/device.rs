@@ -1,4 +1,4 @@
-//! Where the rows of a pass lie, and who computes with them.
+//! The device of a pass: storage of rows and arithmetic on them.
 
 use std::fmt;
 
@@ -9,30 +9,29 @@ use super::{
     model_context::{ModelContext, NormSite},
 };
 
-/// Where the rows of a pass lie, and who computes with them.
+/// Stores the rows of a pass and computes with them.
 ///
-/// What is asked of a device is done in the order it is asked; it need not be done when the call returns. Whoever reads
-/// results waits for them.
+/// A device works in the order of the calls, possibly after a call returns. Reads of results wait.
 pub trait Device {
-    /// Why it cannot compute: `Infallible` for the CPU.
+    /// Error of the device: `Infallible` for the CPU.
     type Error;
-    /// The residual stream, 32 bits: `[rows, hidden]`.
+    /// Residual stream in 32 bits: `[rows, hidden]`.
     type Residual: fmt::Debug;
     /// Rows that enter linear layers.
     type Inputs: fmt::Debug;
     /// Rows that leave linear layers.
     type Outputs: fmt::Debug;
-    /// What it must know of a batch's rows: positions and blocks.
+    /// Positions and blocks of a batch's rows.
     type Batch: fmt::Debug;
 
-    /// Everything a pass keeps from one time to the next, with no rows in it.
+    /// Creates empty scratch buffers, which are kept between passes.
     ///
     /// # Errors
     /// There is no memory.
     fn scratch(&self) -> Result<Scratch<Self>, Self::Error>;
 
-    /// Takes in where the batch's rows stand: `sequences` follow each other without a gap. `trunks` are rows among them
-    /// that are kept once more, in the blocks of a branch ([`Trunk`](super::Trunk)).
+    /// Records the positions and blocks of the batch's rows; the rows of `sequences` are contiguous. `trunks`
+    /// are rows among them that are also stored in the blocks of a branch ([`Trunk`](super::Trunk)).
     ///
     /// # Errors
     /// The device fails.
@@ -44,7 +43,7 @@ pub trait Device {
         batch: &mut Self::Batch,
     ) -> Result<(), Self::Error>;
 
-    /// Makes room for `rows` rows of `width`; their contents are unspecified.
+    /// Resizes a buffer to `rows` rows of `width`, with unspecified contents.
     ///
     /// # Errors
     /// There is no memory.
@@ -55,7 +54,7 @@ pub trait Device {
         width: usize,
     ) -> Result<(), Self::Error>;
 
-    /// `out = norm(residual += update)`, or the residual stream as it is, if the model has no norm there.
+    /// Computes `out = norm(residual += update)`, without the norm if the model has none there.
     ///
     /// # Errors
     /// The device fails.
@@ -68,19 +67,19 @@ pub trait Device {
         out: &mut Self::Inputs,
     ) -> Result<(), Self::Error>;
 
-    /// `residual *= factor`: of token embeddings, where the model has such a factor.
+    /// Computes `residual *= factor` for token embeddings, in models with such a factor.
     ///
     /// # Errors
     /// The device fails.
     fn scale_embeddings(&mut self, factor: f32, residual: &mut Self::Residual) -> Result<(), Self::Error>;
 
-    /// `update *= factor`, before it is added, where the model has such a factor.
+    /// Computes `update *= factor` before the residual addition, in models with such a factor.
     ///
     /// # Errors
     /// The device fails.
     fn scale_update(&mut self, factor: f32, update: &mut Self::Outputs) -> Result<(), Self::Error>;
 
-    /// `update = norm(update)`, before it is added, where the model has a norm there.
+    /// Computes `update = norm(update)` before the residual addition, in models with such a norm.
     ///
     /// # Errors
     /// The device fails.
@@ -91,8 +90,7 @@ pub trait Device {
         update: &mut Self::Outputs,
     ) -> Result<(), Self::Error>;
 
-    /// Norms queries and keys if the model does, and rotates them to their positions; queries take on the scale of
-    /// the scores.
+    /// Norms queries and keys if the model does so, rotates them, and scales queries by the score scale.
     ///
     /// # Errors
     /// The device fails.
@@ -104,7 +102,7 @@ pub trait Device {
         batch: &Self::Batch,
     ) -> Result<(), Self::Error>;
 
-    /// What the model's gate lets through of rows `[gate | up]`.
+    /// Applies the model's gate to rows `[gate | up]` and writes the result to `out`.
     ///
     /// # Errors
     /// The device fails.
@@ -115,7 +113,7 @@ pub trait Device {
         out: &mut Self::Inputs,
     ) -> Result<(), Self::Error>;
 
-    /// Sorts the rows of `normed` by the experts of `layer` that they take; those of the layer are asked for one after the other then.
+    /// Sorts the rows of `normed` by the experts of `layer` that the router chooses for them.
     ///
     /// # Errors
     /// The device fails.
@@ -127,7 +125,7 @@ pub trait Device {
         routing: &mut Routing,
     ) -> Result<(), Self::Error>;
 
-    /// `out` = the rows of `from` that `rows` names.
+    /// Copies the rows numbered `rows` from `from` to `out`.
     ///
     /// # Errors
     /// The device fails.
@@ -138,13 +136,13 @@ pub trait Device {
         out: &mut Self::Inputs,
     ) -> Result<(), Self::Error>;
 
-    /// `sums = 0`.
+    /// Sets all sums to zero.
     ///
     /// # Errors
     /// The device fails.
     fn clear(&mut self, sums: &mut Self::Residual) -> Result<(), Self::Error>;
 
-    /// Adds what an expert gave, `from`, to the sums of its rows, each times its weight.
+    /// Adds an expert's outputs `from` to the sums of its rows, each times its weight.
     ///
     /// # Errors
     /// The device fails.
@@ -155,20 +153,20 @@ pub trait Device {
         sums: &mut Self::Residual,
     ) -> Result<(), Self::Error>;
 
-    /// Makes `sums`, which are not needed any more, the update.
+    /// Moves `sums` to `update`; `sums` is unspecified afterwards.
     ///
     /// # Errors
     /// The device fails.
     fn give_sums(&mut self, sums: &mut Self::Residual, update: &mut Self::Outputs)
     -> Result<(), Self::Error>;
 
-    /// `logits = cap * tanh(logits / cap)`, where the model has such a cap.
+    /// Computes `logits = cap * tanh(logits / cap)`, in models with such a cap.
     ///
     /// # Errors
     /// The device fails.
     fn cap_logits(&mut self, cap: f32, logits: &mut Self::Outputs) -> Result<(), Self::Error>;
 
-    /// Keeps the rows that `kept` names in ascending order, `width` wide, and drops the others.
+    /// Keeps the rows `kept`, ascending and `width` wide, and drops the others.
     ///
     /// # Errors
     /// The device fails.
@@ -180,7 +178,7 @@ pub trait Device {
         kept: &[u32],
     ) -> Result<(), Self::Error>;
 
-    /// Takes the rows from `first` on away, and writes them to `out`, which was empty.
+    /// Moves the rows from `first` on to `out`, which must be empty.
     ///
     /// # Errors
     /// The device fails.
@@ -192,60 +190,60 @@ pub trait Device {
     ) -> Result<(), Self::Error>;
 }
 
-/// What there is to be room for.
+/// A buffer to resize, by kind.
 #[derive(Debug)]
 pub enum ScratchBuffer<'a, D: Device + ?Sized> {
-    /// The residual stream.
+    /// Buffer of a residual stream.
     Residual(&'a mut D::Residual),
     /// Rows that enter linear layers.
     Inputs(&'a mut D::Inputs),
-    /// Rows that leave them.
+    /// Rows that leave linear layers.
     Outputs(&'a mut D::Outputs),
 }
 
-/// What the rows of a batch pass through, kept between passes.
+/// Buffers for the rows of a batch, kept between passes.
 #[derive(Debug)]
 pub struct Scratch<D: Device + ?Sized> {
-    /// The residual stream.
+    /// Residual stream of the rows.
     pub residual: D::Residual,
     /// Output of `o` and `down`, added to the residual by the next norm.
     pub update: D::Outputs,
-    /// The residual, normed.
+    /// Residual stream after its norm.
     pub normed: D::Inputs,
-    /// `[q | k | v]`.
+    /// Rows of `[q | k | v]`.
     pub qkv: D::Outputs,
-    /// What attention found.
+    /// Output of the attention.
     pub attended: D::Inputs,
-    /// `[gate | up]`.
+    /// Rows of `[gate | up]`.
     pub gate_up: D::Outputs,
-    /// The feed-forward's middle.
+    /// Output of the feed-forward's gate.
     pub gated: D::Inputs,
-    /// What experts take and give, in models that have some.
+    /// Buffers for experts, in models that have some.
     pub experts: ExpertScratch<D>,
-    /// Where the rows stand.
+    /// Positions and blocks of the rows.
     pub batch: D::Batch,
-    /// Hidden states that the last pass was asked for, `[rows, hidden]`; the caller's memory on every device.
+    /// Hidden states requested in the last pass, `[rows, hidden]`, in host memory on every device.
     pub states: Vec<f32>,
 }
 
-/// What the rows of one expert after the other pass through, kept between passes.
+/// Buffers for the rows of one expert at a time, kept between passes.
 #[derive(Debug)]
 pub struct ExpertScratch<D: Device + ?Sized> {
-    /// The rows that the expert takes.
+    /// Input rows of the expert.
     pub inputs: D::Inputs,
-    /// `[gate | up]` of them.
+    /// Rows of `[gate | up]` of the expert.
     pub gate_up: D::Outputs,
-    /// The expert's middle.
+    /// Output of the expert's gate.
     pub gated: D::Inputs,
-    /// What it gives.
+    /// Output rows of the expert.
     pub outputs: D::Outputs,
-    /// The sums of what experts gave, in 32 bits: `[rows, hidden]`.
+    /// Sums of the experts' outputs, in 32 bits: `[rows, hidden]`.
     pub sums: D::Residual,
-    /// Which expert takes which rows.
+    /// Experts of each row.
     pub routing: Routing,
 }
 
-/// Makes room for `rows` rows in all that a pass keeps, but for experts, of which it is not known how many rows they take.
+/// Resizes all buffers to `rows` rows, except those of experts, whose numbers of rows are not known yet.
 pub(crate) fn make_room<D: Device>(
     model: &ModelContext,
     device: &mut D,

@@ -1,28 +1,26 @@
-//! Which rows of a batch each expert takes, and how much its answer counts for them.
+//! Routing of a batch's rows to experts, with weights.
 //!
-//! The rows are sorted by expert, no row is padded, and an expert that no row takes is not asked. Experts follow each other by their
-//! numbers, and within one the rows keep their order: what experts give a row is summed by the numbers of the experts, as transformers
-//! does, and so a row's bits depend neither on the rows beside it nor on threads.
+//! Rows are sorted by expert without padding, and an expert without rows is not evaluated. Experts follow in
+//! order of their numbers, and the rows of an expert keep their order. A row's sum thus follows the numbers
+//! of the row's experts, as in transformers, and does not depend on other rows or threads.
 
 use std::ops::Range;
 
 use crate::shape::experts::{ExpertId, Experts};
 
-/// See the module. Kept between passes.
+/// Routing of one batch; the buffers are kept between passes.
 #[derive(Debug, Default)]
 pub struct Routing {
-    /// Rows of the batch.
     count: usize,
-    /// Rows, sorted by their expert.
+    /// Rows, sorted by expert.
     rows: Vec<u32>,
-    /// How much the expert counts for each of them.
+    /// Weight of the expert for each row.
     weights: Vec<f32>,
-    /// The experts that rows take, ascending, and where theirs are.
+    /// Experts with rows, ascending, and their ranges in `rows`.
     taken: Vec<(ExpertId, Range<usize>)>,
     choices: Vec<ExpertChoice>,
 }
 
-/// An expert that a row takes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct ExpertChoice {
     expert: ExpertId,
@@ -30,19 +28,19 @@ struct ExpertChoice {
     row: u32,
 }
 
-/// What an expert takes of a batch.
+/// Rows of one expert in a batch.
 #[derive(Debug, Clone, Copy)]
 pub struct ExpertRows<'a> {
-    /// The expert.
+    /// Number of the expert.
     pub expert: ExpertId,
-    /// Its rows, ascending.
+    /// Rows of the expert, ascending.
     pub rows: &'a [u32],
-    /// How much it counts for each of them.
+    /// Weight of the expert for each row.
     pub weights: &'a [f32],
 }
 
 impl Routing {
-    /// Sorts the rows whose probabilities for each expert these are, `[rows, experts]`.
+    /// Sorts rows by expert from their `probabilities`, `[rows, experts]`.
     pub(crate) fn sort(&mut self, probabilities: &[f32], experts: &Experts) {
         self.choices.clear();
         self.count = probabilities.len() / experts.count;
@@ -63,37 +61,34 @@ impl Routing {
         }
     }
 
-    /// How many rows there are.
     pub(crate) fn rows(&self) -> usize {
         self.count
     }
 
-    /// How many experts there are that rows take.
     pub(crate) fn experts(&self) -> usize {
         self.taken.len()
     }
 
-    /// What the `nth` of these takes.
     pub(crate) fn taken(&self, nth: usize) -> ExpertRows<'_> {
         let (expert, own) = &self.taken[nth];
         ExpertRows { expert: *expert, rows: &self.rows[own.clone()], weights: &self.weights[own.clone()] }
     }
 }
 
-/// Appends the experts that a row takes: the most probable, and of equals the first.
+/// Appends a row's most probable experts; of equal ones the first.
 fn choose(row: u32, probabilities: &[f32], experts: &Experts, choices: &mut Vec<ExpertChoice>) {
     let first = choices.len();
     for _ in 0..experts.chosen {
         let is_free = |expert: &ExpertId| choices[first..].iter().all(|choice| choice.expert != *expert);
         let of = |expert: ExpertId| probabilities[usize::from(expert.0)];
-        // What is no number is never greater: a broken row takes its first experts.
+        // A NaN is never greater, so a row of NaN chooses its first experts.
         let better = |best: ExpertId, other: ExpertId| if of(other) > of(best) { other } else { best };
         let Some(expert) = experts.ids().filter(is_free).reduce(better) else { break };
         choices.push(ExpertChoice { expert, weight: of(expert), row });
     }
     if experts.normalized {
         let chosen = &mut choices[first..];
-        // The most probable first.
+        // The sum adds the most probable expert first.
         let sum: f32 = chosen.iter().map(|choice| choice.weight).sum();
         chosen.iter_mut().for_each(|choice| choice.weight /= sum);
     }
@@ -109,7 +104,7 @@ mod tests {
 
     fn sorted(probabilities: &[f32], experts: &Experts) -> Vec<(u16, Vec<u32>, Vec<f32>)> {
         let mut routing = Routing::default();
-        // What was there before is gone.
+        // The first sort leaves contents that the second must clear.
         routing.sort(&[0.7, 0.1, 0.1, 0.1].repeat(5), experts);
         routing.sort(probabilities, experts);
         let taken = |nth| {

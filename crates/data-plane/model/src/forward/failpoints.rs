@@ -1,11 +1,11 @@
-//! The named places of a pass where a test may end, stop or fail the process: between one group and the next.
+//! Failpoints of a pass, between one linear group and the next.
 
 use kernels::attention::QkvLayout;
 
 use super::{device::Device, traits::Deltas};
 use crate::shape::layout::LinearGroup;
 
-/// The deltas of a pass, which are asked before and after each group.
+/// Deltas with failpoints before and after each group.
 pub(super) struct WithFailpoints<'a, T>(pub(super) &'a mut T);
 
 impl<D: Device, T: Deltas<D>> Deltas<D> for WithFailpoints<'_, T> {

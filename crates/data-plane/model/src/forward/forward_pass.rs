@@ -11,76 +11,75 @@ use crate::{
     weight_stream_stats::WeightStreamStats,
 };
 
-/// Whoever can run slices of sequences through a model. The engine is generic over it, so that its scheduling
-/// is tested without weights.
+/// Runs slices of sequences through a model. With this trait, tests of scheduling need no weights.
 pub trait ForwardPass {
     /// An adapter prepared for this pass.
     type Adapter;
 
-    /// Why a pass is not finished; the keys and values of its rows are undefined then. `Infallible` on the CPU.
+    /// Error of a pass, which leaves its rows' keys and values undefined. `Infallible` on the CPU.
     type Error: std::error::Error + Send + Sync + 'static;
 
-    /// Length of a row of logits.
+    /// Returns the length of a row of logits.
     fn vocab_size(&self) -> usize;
 
-    /// Length of a row of hidden states.
+    /// Returns the length of a row of hidden states.
     fn hidden_size(&self) -> usize;
 
-    /// The rows of hidden states that the last pass was asked for ([`LogitRows::States`](super::LogitRows::States)), slice
-    /// after slice: `[rows, hidden]`.
+    /// Returns the hidden states requested in the last pass
+    /// ([`LogitRows::States`](super::LogitRows::States)), slice by slice: `[rows, hidden]`.
     fn states(&self) -> &[f32];
 
-    /// True if it draws tokens itself where [`LogitRows::Draw`](super::LogitRows::Draw) asks for it; else that means
-    /// [`LogitRows::Last`](super::LogitRows::Last).
+    /// True if the pass draws tokens for [`LogitRows::Draw`](super::LogitRows::Draw). Otherwise that request
+    /// means [`LogitRows::Last`](super::LogitRows::Last).
     fn draws(&self) -> bool {
         false
     }
 
-    /// What was drawn in the last pass, one for each slice that asked for it; `None` where no logit was a number.
+    /// Returns the draws of the last pass, one for each slice that asked; `None` where all logits are NaN.
     fn drawn(&self) -> &[Option<Drawn>] {
         &[]
     }
 
-    /// True if it takes slices that branch off others ([`SequenceSlice::trunk`]).
+    /// True if the pass accepts slices with a trunk ([`SequenceSlice::trunk`]).
     fn branches(&self) -> bool {
         false
     }
 
-    /// True if it takes the layers' linear path too, where [`set_path`](Self::set_path) says so.
+    /// True if the pass supports the float path of the layers through [`set_path`](Self::set_path).
     fn takes_linear(&self) -> bool {
         false
     }
 
-    /// Has what is computed from now on take `path` through the base's layers: the linear one only where it is
-    /// [there](Self::takes_linear).
+    /// Sets the path of later passes through the base's layers. The float path must be
+    /// [supported](Self::takes_linear).
     fn set_path(&mut self, path: SitePath) {
         debug_assert!(path == SitePath::Fast || self.takes_linear());
     }
 
-    /// True once nothing can be computed in this process any more: its device is lost.
+    /// True once the device is lost and this process cannot compute any more.
     fn is_lost(&self) -> bool {
         false
     }
 
-    /// True if `error` means that memory was lacking: a smaller batch may pass, and the same one later.
+    /// True if `error` means missing memory: a smaller batch, or a later retry, may succeed.
     fn lacked_memory(error: &Self::Error) -> bool {
         let _ = error;
         false
     }
 
-    /// True if `error` means that weights could not be read from the disk they come from.
+    /// True if `error` means that streamed weights could not be read from disk.
     fn lacked_weights(error: &Self::Error) -> bool {
         let _ = error;
         false
     }
 
-    /// What it costs that weights come from a disk, where they do.
+    /// Returns the stats of streamed weights, or `None` if all weights are in memory.
     fn sweep_figures(&self) -> Option<Arc<WeightStreamStats>> {
         None
     }
 
-    /// Runs `batch` and writes the wanted rows of logits to `logits`, slice after slice, row after row
-    /// (`logits` is resized to rows x vocab_size). Appends keys and values to the sequences' blocks.
+    /// Runs `batch` and writes the wanted rows of logits to `logits`, slice by slice, row by row (`logits` is
+    /// resized to rows x vocab_size). Appends keys and values to the sequences' blocks.
     ///
     /// # Errors
     /// The device fails.
@@ -92,7 +91,7 @@ pub trait ForwardPass {
         self.forward_in_company(batch, logits, &mut NoHooks)
     }
 
-    /// As [`forward`](Self::forward), and others' calls join the pass at the layers they wait for.
+    /// Runs `batch` like [`forward`](Self::forward), and lets calls of split clients join at their sites.
     ///
     /// # Errors
     /// The device fails.
@@ -103,11 +102,11 @@ pub trait ForwardPass {
         company: &mut dyn PassHooks,
     ) -> Result<(), Self::Error>;
 
-    /// Bytes of a block of keys and values, as [`read_block`](Self::read_block) gives them.
+    /// Returns the bytes of a KV block, as [`read_block`](Self::read_block) copies them.
     fn block_bytes(&self) -> usize;
 
-    /// Copies what a block holds: the elements of all layers as they lie in the memory of this kind of device,
-    /// little-endian. They mean the same to passes over the same weights with the same arithmetic, and to no others.
+    /// Copies the contents of a KV block: the elements of all layers in the layout of this kind of device,
+    /// little-endian. The contents are valid only for passes over the same weights with the same arithmetic.
     ///
     /// # Errors
     /// The device fails.
@@ -116,26 +115,26 @@ pub trait ForwardPass {
     /// If the block does not exist, or `bytes` is not [`block_bytes`](Self::block_bytes) long.
     fn read_block(&mut self, block: BlockId, bytes: &mut [u8]) -> Result<(), Self::Error>;
 
-    /// Copies what one block holds to another.
+    /// Copies the contents of the block `from` to the block `to`.
     ///
     /// # Errors
-    /// The device fails; what the other holds is undefined then.
+    /// The device fails; the contents of `to` are undefined then.
     ///
     /// # Panics
-    /// If one of them does not exist.
+    /// If one of the blocks does not exist.
     fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), Self::Error> {
         let mut bytes = vec![0; self.block_bytes()];
         self.read_block(from, &mut bytes)?;
         self.write_block(to, &bytes)
     }
 
-    /// Replaces what a block holds by what [`read_block`](Self::read_block) gave, here or in an earlier process.
-    /// Sequences then go on from it as if they had computed it.
+    /// Replaces the contents of a block by bytes from [`read_block`](Self::read_block), of this or an earlier
+    /// process. Sequences then continue as if they had computed the block.
     ///
     /// # Errors
-    /// The device fails; what the block holds is undefined then.
+    /// The device fails; the block's contents are undefined then.
     ///
     /// # Panics
-    /// As [`read_block`](Self::read_block).
+    /// If the block does not exist, or `bytes` is not [`block_bytes`](Self::block_bytes) long.
     fn write_block(&mut self, block: BlockId, bytes: &[u8]) -> Result<(), Self::Error>;
 }

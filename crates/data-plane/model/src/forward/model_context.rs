@@ -1,4 +1,4 @@
-//! What a pass knows of a model: its shape, its norms, its rotary frequencies.
+//! Facts about a model for the pass: shape, norms, rotary frequencies, routers.
 
 use std::sync::Arc;
 
@@ -6,30 +6,29 @@ use kernels::{PackedMatrix, attention::QkvLayout, elementwise::Norm};
 
 use crate::shape::{config::ModelConfig, experts::Experts, rope::RopeTable};
 
-/// A model without its large weights: what [`run`](super::run) needs to know.
+/// A model without its large weights, as [`run`](super::run) needs it.
 #[derive(Debug)]
 pub struct ModelContext {
-    /// The model's shape.
+    /// Shape of the model.
     pub config: ModelConfig,
-    /// Its norms.
+    /// Norm weights of the model.
     pub norms: Norms,
-    /// Its rotary frequencies.
+    /// Rotary frequencies of the model.
     pub rope: RopeTable,
-    /// The router of each block that has experts.
+    /// Router of each block, `None` for blocks without experts.
     pub(crate) routers: Vec<Option<Arc<PackedMatrix>>>,
 }
 
 impl ModelContext {
-    /// A model of this shape with these norms, and a router for each block that has experts.
     pub(crate) fn new(config: ModelConfig, norms: Norms, routers: Vec<Option<Arc<PackedMatrix>>>) -> Self {
         let rope = RopeTable::new(&config);
         Self { config, norms, rope, routers }
     }
 
-    /// The model that ends behind its first `layers` blocks, with the norm and the head of the whole one.
+    /// Returns the model of the first `layers` blocks, with the output norm of the whole model.
     ///
     /// # Panics
-    /// If it has not so many.
+    /// If the model has fewer blocks.
     #[must_use]
     pub fn first_layers(mut self, layers: usize) -> Self {
         assert!(layers <= self.config.layers, "blocks of the model");
@@ -43,25 +42,24 @@ impl ModelContext {
         self
     }
 
-    /// The router of a block, and the experts it sends rows to; `None` if the block has none.
     pub(crate) fn router(&self, layer: usize) -> Option<(&PackedMatrix, &Experts)> {
         Some((self.routers.get(layer)?.as_deref()?, self.config.experts_of(layer)?))
     }
 
-    /// Where queries, keys and values lie in a row.
+    /// Returns the columns of queries, keys and values in a row.
     #[must_use]
     pub fn qkv_layout(&self) -> QkvLayout {
         let ModelConfig { heads, kv_heads, head_dim, .. } = self.config;
         QkvLayout { heads, kv_heads, head_dim }
     }
 
-    /// What scores are multiplied with; queries carry it.
+    /// Returns the factor of attention scores, which is multiplied into the queries.
     #[must_use]
     pub fn score_scale(&self) -> f32 {
         self.config.traits.score_scale.unwrap_or(1.0 / (self.config.head_dim as f32).sqrt())
     }
 
-    /// A norm, if the model has one there.
+    /// Returns the norm at `site`, or `None` if the model has none there.
     #[must_use]
     pub fn norm(&self, site: NormSite) -> Option<Norm<'_>> {
         let norms = &self.norms;
@@ -76,36 +74,36 @@ impl ModelContext {
     }
 }
 
-/// The small tensors of a model, which whoever runs the pass holds itself.
+/// Norm weights of a model, which stay with the process that runs the pass.
 #[derive(Debug, Clone)]
 pub struct Norms {
-    /// `[hidden]` of each layer, before attention; empty without such norms.
+    /// Before attention, `[hidden]` for each layer; empty without such norms.
     pub attention: Vec<Vec<f32>>,
-    /// `[hidden]` of each layer, before the feed-forward; empty without such norms.
+    /// Before the feed-forward, `[hidden]` for each layer; empty without such norms.
     pub feed_forward: Vec<Vec<f32>>,
-    /// `[hidden]` of each layer, of what attention gives; empty without such norms.
+    /// On the output of attention, `[hidden]` for each layer; empty without such norms.
     pub attention_update: Vec<Vec<f32>>,
-    /// `[hidden]` of each layer, of what the feed-forward gives; empty without such norms.
+    /// On the output of the feed-forward, `[hidden]` for each layer; empty without such norms.
     pub feed_forward_update: Vec<Vec<f32>>,
-    /// `[head_dim]` of each layer, or as wide as all heads; empty without qk-norm.
+    /// On queries, `[head_dim]` or all heads for each layer; empty without qk-norm.
     pub query: Vec<Vec<f32>>,
-    /// The same of keys.
+    /// On keys, `[head_dim]` or all heads for each layer; empty without qk-norm.
     pub key: Vec<Vec<f32>>,
-    /// `[hidden]`, before the head.
+    /// Before the head, shape `[hidden]`.
     pub output: Vec<f32>,
 }
 
-/// Which norm of the model.
+/// Place of a norm in the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NormSite {
-    /// Before a layer's attention.
+    /// Before the attention of a layer.
     Attention(usize),
-    /// Before a layer's feed-forward.
+    /// Before the feed-forward of a layer.
     FeedForward(usize),
-    /// Of what a layer's attention gives, before it is added.
+    /// On the attention's output, before the residual addition.
     AttentionUpdate(usize),
-    /// Of what a layer's feed-forward gives, before it is added.
+    /// On the feed-forward's output, before the residual addition.
     FeedForwardUpdate(usize),
-    /// Before the head.
+    /// Before the head of the model.
     Output,
 }

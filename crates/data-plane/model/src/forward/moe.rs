@@ -1,4 +1,4 @@
-//! The feed-forward of a block with experts: each of them is given the rows that take it, and no others.
+//! Feed-forward of blocks with experts: each expert computes only the rows that the router sends to it.
 
 use super::{
     Deltas, KvStore, Pass, Scratch, ScratchBuffer, device::Device, expert_routing::ExpertRows,
@@ -7,7 +7,7 @@ use super::{
 use crate::shape::{experts::Experts, layout::LinearGroup};
 
 impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K: KvStore<D>> Pass<'_, D, B, T, K> {
-    /// What the experts of a layer give, summed: from the normed residual to the update.
+    /// Computes the weighted sum of a layer's experts, from the normed residual to the update.
     pub(super) fn mixture(&mut self, layer: usize, experts: &Experts) -> Result<(), B::Error> {
         let Scratch { normed, experts: s, update, .. } = &mut *self.s;
         let hidden = self.model.config.hidden_size;

@@ -1,19 +1,19 @@
-//! Who does what the device does not: base layers, the adapters' deltas, keys and values.
+//! Traits of a pass besides the device: base layers, adapter deltas, and the KV cache.
 
 use kernels::attention::QkvLayout;
 
 use super::device::Device;
 use crate::shape::layout::LinearGroup;
 
-/// Who evaluates the frozen linear layers.
+/// Evaluates the frozen linear layers.
 pub trait BaseLayers<D: Device> {
-    /// Why a group could not be evaluated: `Infallible` for weights in this process.
+    /// Error of an evaluation: `Infallible` for weights in this process.
     type Error: From<D::Error>;
 
-    /// `out = x Wᵀ + bias` for all matrices of the group side by side; `out` is `[rows of x, outputs of the group]`.
+    /// Computes `out = x Wᵀ + bias` for the matrices of the group side by side, `[rows of x, group outputs]`.
     ///
     /// # Errors
-    /// Whoever evaluates it elsewhere may be gone, or refuse; the pass ends, and may be run again.
+    /// A remote executor may be gone or refuse the call. The pass then ends and may be run again.
     fn linear(
         &mut self,
         device: &mut D,
@@ -35,13 +35,13 @@ pub trait BaseLayers<D: Device> {
     ) -> Result<(), Self::Error>;
 }
 
-/// Who takes gradients back through the frozen linear layers, too.
+/// Computes gradients through the frozen linear layers.
 pub trait ReverseLayers<D: Device>: BaseLayers<D> {
-    /// `out = g W` for all matrices of the group side by side: the gradient at the group's inputs, `[rows of g, inputs]`, from
-    /// that at its outputs.
+    /// Computes `out = g W` for all matrices of the group side by side: the gradient at the group's inputs,
+    /// `[rows of g, inputs]`, from that at its outputs.
     ///
     /// # Errors
-    /// As [`linear`](BaseLayers::linear).
+    /// The errors of [`linear`](BaseLayers::linear).
     fn linear_transposed(
         &mut self,
         device: &mut D,
@@ -52,9 +52,9 @@ pub trait ReverseLayers<D: Device>: BaseLayers<D> {
     ) -> Result<(), Self::Error>;
 }
 
-/// Who adds the adapters' deltas to the outputs of a group.
+/// Applies the adapters of a batch to a pass.
 pub trait Deltas<D: Device> {
-    /// Changes the embeddings of the batch's `tokens`, `[tokens, hidden]`, where an adapter adds to them or has its own.
+    /// Changes the embeddings of `tokens`, `[tokens, hidden]`, where an adapter adds to or replaces them.
     ///
     /// # Errors
     /// The device fails.
@@ -65,7 +65,7 @@ pub trait Deltas<D: Device> {
         residual: &mut D::Residual,
     ) -> Result<(), D::Error>;
 
-    /// Changes the inputs of a group where an adapter scales them (IA3), before anybody else sees them.
+    /// Scales the inputs of a group for adapters that do so (IA3), before any other use of them.
     ///
     /// # Errors
     /// The device fails.
@@ -77,8 +77,8 @@ pub trait Deltas<D: Device> {
         x: &mut D::Inputs,
     ) -> Result<(), D::Error>;
 
-    /// Puts an adapter's own keys and values in the place of those computed for its virtual tokens (prefix tuning).
-    /// `qkv` are rows `[q | k | v]` as they will be kept: keys are rotated.
+    /// Overwrites the keys and values of virtual tokens by those of the adapter (prefix tuning). `qkv` are
+    /// rows `[q | k | v]` as they will be cached, with rotated keys.
     ///
     /// # Errors
     /// The device fails.
@@ -90,7 +90,7 @@ pub trait Deltas<D: Device> {
         layout: QkvLayout,
     ) -> Result<(), D::Error>;
 
-    /// What others can compute while the base layers of the group are evaluated is asked of them; returns at once.
+    /// Requests partial sums in parallel to the group's base layers; returns at once.
     ///
     /// # Errors
     /// The device fails.
@@ -102,7 +102,7 @@ pub trait Deltas<D: Device> {
         x: &D::Inputs,
     ) -> Result<(), D::Error>;
 
-    /// Sees what the experts of a layer give, summed, of which adapters change nothing.
+    /// Receives the summed outputs of a layer's experts, which no adapter changes.
     ///
     /// # Errors
     /// The device fails.
@@ -111,8 +111,8 @@ pub trait Deltas<D: Device> {
         Ok(())
     }
 
-    /// `out[row] += delta of the row's adapter`. For [`LinearGroup::Head`], rows are those whose logits are wanted, and those whose
-    /// adapter has a head of its own get that one's.
+    /// Adds the delta of each row's adapter to `out`. For [`LinearGroup::Head`], rows are those with wanted
+    /// logits, and an adapter with its own head replaces the logits.
     ///
     /// # Errors
     /// The device fails.
@@ -126,9 +126,9 @@ pub trait Deltas<D: Device> {
     ) -> Result<(), D::Error>;
 }
 
-/// Who keeps keys and values.
+/// Stores keys and values and computes attention over them.
 pub trait KvStore<D: Device> {
-    /// Keeps the keys and values of rows `[q | k | v]`.
+    /// Stores the keys and values of rows `[q | k | v]`.
     ///
     /// # Errors
     /// The device fails.
@@ -141,7 +141,7 @@ pub trait KvStore<D: Device> {
         batch: &D::Batch,
     ) -> Result<(), D::Error>;
 
-    /// Attention of the rows' queries over what is kept; `out` is `[rows, heads * head_dim]`.
+    /// Computes attention of queries over stored keys and values; `out` is `[rows, heads * head_dim]`.
     ///
     /// # Errors
     /// The device fails.

@@ -1,4 +1,4 @@
-//! Weights in memory, and the numbers that keys, values and adapters have beside them.
+//! Weights in memory, and the element types of KV cache and adapters that go with them.
 
 use std::sync::Arc;
 
@@ -28,21 +28,21 @@ use crate::{
     },
 };
 
-/// How keys and values are kept.
+/// Element type of the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum KvDtype {
-    /// 32 bits for weights of 32 bits, else 16.
+    /// 32 bits for 32-bit weights, else 16 bits.
     #[default]
     Auto,
-    /// 32 bits.
+    /// Float values of 32 bits.
     F32,
-    /// 16 bits.
+    /// Float values of 16 bits.
     F16,
-    /// Bytes, and a scale for each key and value of a head; on a CPU alone.
+    /// 8-bit integers with a scale for each key and value of a head; only on a CPU.
     Int8,
 }
 
-/// Weights in memory, ready to be given KV blocks and threads.
+/// Weights in memory, before the allocation of KV blocks and threads.
 #[derive(Debug)]
 pub struct LoadedWeights<L = ResidentLayers> {
     pub(super) frame: ModelContext,
@@ -54,16 +54,16 @@ impl LoadedWeights {
     ///
     /// # Errors
     ///
-    /// The files do not hold what their configuration says, or memory runs out.
+    /// The files do not match their configuration, or memory runs out.
     pub fn load(source: &(dyn WeightSource + Sync), threads: usize) -> Result<Self, WeightsError> {
         Self::load_telling(source, threads, &|_| {})
     }
 
-    /// Like [`load`](Self::load), and tells `told`, from any of the threads, how far it is.
+    /// Loads weights as [`load`](Self::load) does and reports progress to `told`, from any of the threads.
     ///
     /// # Errors
     ///
-    /// The files do not hold what their configuration says, or memory runs out.
+    /// The files do not match their configuration, or memory runs out.
     pub fn load_telling(
         source: &(dyn WeightSource + Sync),
         threads: usize,
@@ -73,7 +73,7 @@ impl LoadedWeights {
         Ok(Self { frame: load_frame(source)?, layers })
     }
 
-    /// The token embedding.
+    /// Returns the token embedding.
     #[must_use]
     pub fn embedding(&self) -> &Embedding {
         self.layers.embedding()
@@ -81,12 +81,12 @@ impl LoadedWeights {
 }
 
 impl LoadedWeights<ServedLayers> {
-    /// A model's weights as they are to be served: streamed under a bound if there are options for that, beside the identity of
-    /// the base, else all of them in memory. `told` hears, from any of `threads` threads, how far it is.
+    /// Opens a model's weights for serving. Given options and the base's identity, most weights are streamed
+    /// within the memory bound; otherwise all are in memory. The `threads` threads report progress to `told`.
     ///
     /// # Errors
     ///
-    /// The files do not hold what their configuration says, or there is no room in memory or on the disk.
+    /// The files do not match their configuration, or memory or disk space is missing.
     pub fn open(
         source: &(dyn WeightSource + Sync),
         streamed: Option<(&[u8; 32], &StreamOptions)>,
@@ -102,7 +102,7 @@ impl LoadedWeights<ServedLayers> {
         Ok(Self { frame: load_frame(source)?, layers })
     }
 
-    /// What of them is in memory, for those who compute with the first layers alone.
+    /// Returns shared handles of the weights in memory, from which a drafter can take the first layers.
     #[must_use]
     pub fn shared(&self) -> SharedBase {
         let layers = match &self.layers {
@@ -114,7 +114,7 @@ impl LoadedWeights<ServedLayers> {
     }
 }
 
-/// What of a base is in memory, to be computed with by others than its own pass.
+/// Weights of a base in memory that other users than its own pass may compute with.
 #[derive(Debug, Clone)]
 pub struct SharedBase {
     config: ModelConfig,
@@ -124,13 +124,13 @@ pub struct SharedBase {
 }
 
 impl SharedBase {
-    /// The base's shape.
+    /// Returns the base's shape.
     #[must_use]
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// A linear layer of it, if that is in memory.
+    /// Returns a linear layer of the base, if its weights are in memory.
     #[must_use]
     pub fn linear_layer(&self, layer: usize, target: Target) -> Option<BaseLayer<'_>> {
         if target == Target::LmHead {
@@ -147,11 +147,11 @@ impl SharedBase {
         Some(BaseLayer { read_row, bias: linear.bias.as_deref() })
     }
 
-    /// The first layers of it that `shape` names, as a model of its own.
+    /// Returns the first layers of the base, as `shape` names them, as a model of their own.
     ///
     /// # Errors
     ///
-    /// Not all of them are in memory, or there is none for the rows of a shortlist.
+    /// A layer is not in memory, or memory for the rows of a shortlist is missing.
     pub fn first_layers(&self, shape: &DraftShape) -> Result<LoadedWeights<FirstLayers>, FirstLayersError> {
         let layers = FirstLayers::new(&self.config, &self.layers, shape)?;
         let config = layers.config().clone();
@@ -163,50 +163,49 @@ impl SharedBase {
 }
 
 impl<L: HostLayers> LoadedWeights<L> {
-    /// The model's shape.
+    /// Returns the model's shape.
     #[must_use]
     pub fn config(&self) -> &ModelConfig {
         &self.frame.config
     }
 
-    /// Computes with `precision` instead of the default.
+    /// Replaces the default precision by `precision`.
     #[must_use]
     pub fn with_precision(mut self, precision: Precision) -> Self {
         self.layers.set_precision(precision);
         self
     }
 
-    /// Bytes of the packed weights.
+    /// Returns the bytes of the packed weights.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.layers.bytes()
     }
 
-    /// Bytes that a pass reads from a disk, besides embeddings.
+    /// Returns the bytes that a pass reads from disk, without embeddings.
     #[must_use]
     pub fn sweep_bytes(&self) -> u64 {
         self.layers.sweep_bytes()
     }
 
-    /// How adapters are kept beside these weights: exactly, unless the weights themselves are rounded.
+    /// Returns the element precision of adapters: exact, unless the quantized path rounds activations.
     #[must_use]
     pub fn adapter_precision(&self) -> LoraPrecision {
         if self.is_exact() { LoraPrecision::Exact } else { LoraPrecision::Compact }
     }
 
-    /// The shape of KV blocks of `dtype`.
+    /// Returns the shape of KV blocks of `dtype`.
     #[must_use]
     pub fn kv_shape(&self, dtype: KvDtype) -> KvShape {
         kv_shape(self.config(), kv_precision(self.is_exact(), dtype))
     }
 
-    /// Whether every layer takes its activations unrounded.
     fn is_exact(&self) -> bool {
         self.layers.sites().iter().all(|site| site.fast_is_linear)
     }
 }
 
-/// What keys and values of `dtype` are beside weights that are `exact`, or not.
+/// Returns the KV precision for `dtype`; `exact` says whether the weights are computed unrounded.
 #[must_use]
 pub fn kv_precision(exact: bool, dtype: KvDtype) -> KvPrecision {
     match dtype {
@@ -217,7 +216,7 @@ pub fn kv_precision(exact: bool, dtype: KvDtype) -> KvPrecision {
     }
 }
 
-/// The shape of KV blocks of a model.
+/// Returns the shape of a model's KV blocks.
 #[must_use]
 pub fn kv_shape(config: &ModelConfig, precision: KvPrecision) -> KvShape {
     KvShape { layers: config.layers, kv_heads: config.kv_heads, head_dim: config.head_dim, precision }

@@ -1,4 +1,4 @@
-//! The few tokens that top-k, top-p and min-p leave, found without sorting the vocabulary.
+//! Finds the few tokens that top-k, top-p and min-p leave, without sorting the vocabulary.
 
 use std::{cmp::Ordering, collections::BinaryHeap};
 
@@ -7,10 +7,10 @@ use super::{
     softmax::{Scale, TokenWeights, clean},
 };
 
-/// A token; those that filters keep first are the smallest: larger logits first, then lower ids.
+/// A token in filter order, smallest first: larger logits first, then lower ids.
 #[derive(Debug, Clone, Copy)]
 struct RankedLogit {
-    /// Clean.
+    /// Logit after `clean`, so never NaN.
     logit: f32,
     token: u32,
 }
@@ -36,17 +36,16 @@ impl PartialEq for RankedLogit {
 
 impl Eq for RankedLogit {}
 
-/// All tokens with their logits.
 fn tokens(logits: &[f32]) -> impl Iterator<Item = RankedLogit> + '_ {
     (0u32..).zip(logits).map(|(token, &logit)| RankedLogit { logit: clean(logit), token })
 }
 
-/// The `count` tokens with the largest logits, best first, lower ids first on ties.
+/// Returns the `count` tokens with the largest logits, best first, lower ids first on ties.
 pub(super) fn largest(logits: &[f32], count: usize) -> Vec<u32> {
     best(logits, count).into_iter().map(|ranked| ranked.token).collect()
 }
 
-/// The `count` highest-ranked tokens, best first, in one pass with a heap of that size.
+/// Returns the `count` highest-ranked tokens, best first, in one pass with a heap of that size.
 fn best(logits: &[f32], count: usize) -> Vec<RankedLogit> {
     let count = count.min(logits.len());
     let mut heap: BinaryHeap<RankedLogit> = tokens(logits).take(count).collect();
@@ -63,7 +62,7 @@ fn best(logits: &[f32], count: usize) -> Vec<RankedLogit> {
     heap.into_sorted_vec()
 }
 
-/// Every token with at least `weight`, best first, and perhaps some with a little less: callers cut exactly.
+/// Returns every token with at least `weight`, best first, and perhaps some just below it, which callers cut.
 fn at_least(logits: &[f32], scale: Scale, weight: f32) -> Vec<RankedLogit> {
     let bar = scale.logit_of(weight * 0.999);
     let mut found: Vec<RankedLogit> = tokens(logits).filter(|ranked| ranked.logit >= bar).collect();
@@ -71,21 +70,21 @@ fn at_least(logits: &[f32], scale: Scale, weight: f32) -> Vec<RankedLogit> {
     found
 }
 
-/// Enough of the highest-ranked tokens to hold `mass` of the weights, best first.
+/// Returns enough of the highest-ranked tokens to hold `mass` of the weights, best first.
 fn holding(logits: &[f32], scale: Scale, weights: &TokenWeights, mass: f64) -> Vec<RankedLogit> {
-    // Measuring is cheaper than sorting, so the bar is lowered until enough is above it. Sharp distributions, which
-    // is what models give, need one or two steps; the last bar is below every weight.
+    // Measuring is cheaper than sorting, so the bar is lowered until enough weight is above it. Sharp
+    // distributions, as models usually give, need one or two steps; the last bar is below every weight.
     const BARS: [f32; 10] = [0.3, 0.1, 0.03, 1e-2, 3e-3, 1e-3, 1e-4, 1e-5, 1e-6, 1e-30];
     let enough = BARS.into_iter().find(|&bar| weights.total_at_least(bar) >= mass);
     at_least(logits, scale, enough.unwrap_or(0.0))
 }
 
-/// What the filters leave: tokens with their weights, best first, at least one.
+/// Tokens that the filters leave, with weights, best first; at least one.
 #[derive(Debug, Clone)]
 pub(super) struct Candidates(Vec<(u32, f64)>);
 
 impl Candidates {
-    /// Applies the filters of `request` to clean `logits`; `None` if it has none and every token stays.
+    /// Applies the filters of `request` to clean `logits`; `None` means that no filter is set.
     pub(super) fn select(logits: &[f32], scale: Scale, request: &SamplingRequest) -> Option<Self> {
         let top_k = usize::try_from(request.top_k).unwrap_or(usize::MAX);
         let weight = |ranked: &RankedLogit| f64::from(scale.weight(ranked.logit));
@@ -106,9 +105,9 @@ impl Candidates {
         Some(Self::cut(weighted, total, request))
     }
 
-    /// The prefix of `ranked` that top-p and min-p leave. `total` is the weight top-p is a fraction of. A token
-    /// stays if those before it hold less than `top_p` (transformers' `TopPLogitsWarper`) and it has `min_p` of
-    /// the first one's weight (`MinPLogitsWarper`); the first one always stays.
+    /// Returns the prefix of `ranked` that top-p and min-p leave; `top_p` is a fraction of `total`. A token
+    /// stays if the tokens before it hold less than `top_p` (transformers' `TopPLogitsWarper`) and it has
+    /// `min_p` of the first one's weight (`MinPLogitsWarper`). The first token always stays.
     fn cut(ranked: impl Iterator<Item = (u32, f64)>, total: f64, request: &SamplingRequest) -> Self {
         let enough = if request.top_p < 1.0 { f64::from(request.top_p) * total } else { f64::INFINITY };
         let least = f64::from(request.min_p);
@@ -121,11 +120,11 @@ impl Candidates {
         Self(kept.map(|(_, candidate)| candidate).collect())
     }
 
-    /// The token at `draw` (in [0, 1)) of the distribution over what is left; `None` if nothing has any weight.
+    /// Returns the token at `draw` (in [0, 1)) of the remaining distribution, if any weight is not zero.
     pub(super) fn pick(&self, draw: f64) -> Option<u32> {
         let mut rest = draw * self.0.iter().map(|&(_, weight)| weight).sum::<f64>();
         let mut chosen = None;
-        // Rounding may leave `rest` just beyond the end: then it is the last token that has any weight.
+        // Rounding may leave `rest` just beyond the end; then the last token with weight is chosen.
         for &(token, weight) in self.0.iter().filter(|&&(_, weight)| weight > 0.0) {
             chosen = Some(token);
             if rest < weight {

@@ -1,56 +1,56 @@
-//! What a caller asks for, checked, and what becomes of it where the device draws.
+//! Checked sampling parameters, and their form for draws on the device.
 
 use scheduling::random::Rng;
 
-/// The range OpenAI documents for presence and frequency penalties, both ends included.
+/// OpenAI's documented range of presence and frequency penalties, both ends included.
 pub const PENALTY_RANGE: (f32, f32) = (-2.0, 2.0);
-/// The range OpenAI documents for a logit bias, both ends included.
+/// OpenAI's documented range of a logit bias, both ends included.
 pub const LOGIT_BIAS_RANGE: (f32, f32) = (-100.0, 100.0);
-/// Why sampling parameters cannot be honoured.
+/// Reasons for refusing sampling parameters.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum SamplingError {
-    /// A number is outside of its range or not finite.
+    /// A value is outside its range or not finite.
     #[error("`{field}` is {value}, but it must be {expected}; change or omit it")]
     OutOfRange {
-        /// Name of the field as the API spells it.
+        /// Name of the field in the API.
         field: &'static str,
-        /// What was asked for.
+        /// Value in the request.
         value: f32,
-        /// The range in words.
+        /// Description of the valid range.
         expected: &'static str,
     },
-    /// A bias for a token the vocabulary does not have.
+    /// A bias names a token outside the vocabulary.
     #[error(
         "`logit_bias` names token {token}, but the vocabulary ends at {last}; use ids of this model's tokenizer"
     )]
     UnknownToken {
-        /// The token id.
+        /// Token id in the request.
         token: u32,
-        /// The largest token id of the model.
+        /// Largest token id of the model.
         last: usize,
     },
 }
 
-/// What a caller asks for, unchecked. The default is neutral: temperature 1, every filter and penalty off.
+/// Unchecked sampling parameters. The default is neutral: temperature 1, every filter and penalty off.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplingRequest {
-    /// Logits are divided by it; 0 is greedy.
+    /// Divisor of the logits; 0 means greedy decoding.
     pub temperature: f32,
-    /// Keep this many of the most likely tokens; 0 keeps all.
+    /// Number of most likely tokens to keep; 0 keeps all.
     pub top_k: u32,
-    /// Keep the most likely tokens until their probabilities sum to this; 1 keeps all.
+    /// Probability sum up to which the most likely tokens are kept; 1 keeps all.
     pub top_p: f32,
-    /// Keep tokens at least this fraction as likely as the most likely one; 0 keeps all.
+    /// Minimum probability of a token relative to the most likely one; 0 keeps all.
     pub min_p: f32,
-    /// Subtracted once from the logit of every token in the completion; 0 is off.
+    /// Amount subtracted once from the logit of every token in the completion; 0 is off.
     pub presence_penalty: f32,
-    /// Subtracted for each occurrence in the completion; 0 is off.
+    /// Amount subtracted for each occurrence in the completion; 0 is off.
     pub frequency_penalty: f32,
-    /// Divides positive and multiplies negative logits of tokens in prompt or completion; 1 is off.
+    /// Divisor of positive and factor of negative logits of tokens in prompt or completion; 1 is off.
     pub repetition_penalty: f32,
-    /// Added to the logits of these tokens.
+    /// Amounts added to the logits of these tokens.
     pub logit_bias: Vec<(u32, f32)>,
-    /// Keys the generator, together with the position.
+    /// Seed of the random generator; draws depend on seed and position.
     pub seed: u64,
 }
 
@@ -70,7 +70,7 @@ impl Default for SamplingRequest {
     }
 }
 
-/// A [`SamplingRequest`] that can be honoured.
+/// A [`SamplingRequest`] whose values are all valid.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplingParams(SamplingRequest);
 
@@ -78,7 +78,7 @@ impl SamplingParams {
     /// Checks `request` for a model with `vocab_size` tokens.
     ///
     /// # Errors
-    /// If a value is out of range or a bias names a token that does not exist; the field is named.
+    /// A value is out of range, or a bias names a token that does not exist; the error names the field.
     pub fn new(request: SamplingRequest, vocab_size: usize) -> Result<Self, SamplingError> {
         let penalty = PENALTY_RANGE.0..=PENALTY_RANGE.1;
         let r = &request;
@@ -118,14 +118,14 @@ impl SamplingParams {
         Ok(Self(request))
     }
 
-    /// What was asked for.
+    /// Returns the checked request.
     #[must_use]
     pub fn request(&self) -> &SamplingRequest {
         &self.0
     }
 
-    /// How the token at `position` is drawn by whoever has its logits; `None` if they are changed first, by penalties or
-    /// biases.
+    /// Returns the parameters for drawing the token at `position` on the device. Returns `None` if penalties
+    /// or biases must change the logits first.
     #[must_use]
     pub fn draw(&self, position: u64, probability: Probability) -> Option<TokenDraw> {
         let &SamplingRequest { temperature, top_k, top_p, min_p, seed, .. } = &self.0;
@@ -134,7 +134,7 @@ impl SamplingParams {
         is_plain.then_some(TokenDraw { temperature, top_k, top_p, min_p, uniform, probability })
     }
 
-    /// True if [`sample`](super::sample) looks at the history; otherwise an empty one does.
+    /// True if [`sample`](super::sample) reads the history; otherwise an empty history suffices.
     #[must_use]
     pub fn needs_history(&self) -> bool {
         let r = &self.0;
@@ -142,16 +142,16 @@ impl SamplingParams {
     }
 }
 
-/// Whether the probability of a token is wanted besides the token.
+/// Whether the log-probability of a drawn token is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Probability {
-    /// It is.
+    /// The log-probability must be computed.
     Wanted,
-    /// It is not.
+    /// The token alone is wanted.
     Unwanted,
 }
 
-/// How a token is drawn from its logits alone; the fields are those of [`SamplingRequest`].
+/// Parameters for drawing a token from its logits alone; the fields are those of [`SamplingRequest`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[expect(missing_docs, reason = "said where they come from")]
 pub struct TokenDraw {
@@ -159,17 +159,17 @@ pub struct TokenDraw {
     pub top_k: u32,
     pub top_p: f32,
     pub min_p: f32,
-    /// What `uniform` gives for seed and position.
+    /// Random number in [0, 1) from seed and position.
     pub uniform: f64,
     /// Whether the token's log-probability is wanted.
     pub probability: Probability,
 }
 
-/// A token that was drawn where its logits are.
+/// A token drawn on the device.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Drawn {
-    /// Its id in the vocabulary.
+    /// Id of the token in the vocabulary.
     pub token: u32,
-    /// As [`logprobs`](super::logprobs) has it; unspecified if it was not wanted.
+    /// Log-probability as in [`logprobs`](super::logprobs); unspecified if it was not wanted.
     pub logprob: f32,
 }

@@ -1,18 +1,18 @@
 //! Exponentials of a row of logits: weights for drawing, and the log-softmax.
 //!
-//! A vocabulary has 50,000 to 250,000 tokens and every one of them needs an exponential for every drawn token. The
-//! C library's `expf` is a call per element; the polynomial below is straight-line arithmetic that the compiler
-//! turns into vectors, and gives the same bits on every machine.
+//! A vocabulary has 50,000 to 250,000 tokens, and every drawn token needs an exponential of each. The C
+//! library's `expf` is a call per element. The polynomial below is straight-line arithmetic that the compiler
+//! vectorizes, with the same bits on every machine.
 
-/// The log-probability reported for tokens that cannot be chosen (JSON has no minus infinity; OpenAI's value).
+/// Log-probability reported for tokens that cannot be chosen (JSON has no minus infinity; OpenAI's value).
 pub const LOGPROB_FLOOR: f32 = -9999.0;
 
-/// Tokens whose weights are summed in one go; the partial sums make drawing cheap.
+/// Number of weights per partial sum; partial sums make drawing cheap.
 const BLOCK: usize = 1024;
-/// Independent sums and maxima, so that they can be vectors. Part of a sum's definition.
+/// Independent sums and maxima, for vector instructions. The number is part of the definition of a sum.
 const LANES: usize = 16;
 
-/// `e^x` for `x <= 0`, relative error below 3e-7; 0 for `x` below -87, where the result would be subnormal.
+/// Returns `e^x` for `x <= 0`, relative error below 3e-7; 0 below -87, where results would be subnormal.
 #[inline]
 fn exp_of_negative(x: f32) -> f32 {
     /// Adding and subtracting 1.5 * 2^23 rounds to the nearest integer.
@@ -30,12 +30,12 @@ fn exp_of_negative(x: f32) -> f32 {
     for c in [1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
         p = p * r + c;
     }
-    // The low bits of `shifted` hold n, two's complement; moved into the exponent they scale by 2^n.
+    // The low bits of `shifted` hold n in two's complement; moved into the exponent they scale by 2^n.
     let scaled = f32::from_bits(p.to_bits().wrapping_add(shifted.to_bits() << 23));
     if x < -87.0 { 0.0 } else { scaled }
 }
 
-/// A logit to compute with: minus infinity for what is not a number, the largest number for infinity.
+/// Replaces NaN by minus infinity, and infinity by the largest finite value.
 #[inline]
 pub(super) fn clean(logit: f32) -> f32 {
     if logit.is_nan() {
@@ -47,9 +47,9 @@ pub(super) fn clean(logit: f32) -> f32 {
     }
 }
 
-/// The largest of `logits`, cleaned; minus infinity if there is none.
+/// Returns the largest of the cleaned `logits`, or minus infinity for none.
 fn largest(logits: &[f32]) -> f32 {
-    // `f32::max` orders its arguments in a way no vector instruction does; a plain comparison is one.
+    // `f32::max` orders its arguments as no vector instruction does; a plain comparison is one instruction.
     let larger = |a: f32, b: f32| if a > b { a } else { b };
     let mut lanes = [f32::NEG_INFINITY; LANES];
     let mut chunks = logits.chunks_exact(LANES);
@@ -72,7 +72,7 @@ pub(super) fn clean_and_find_best(logits: &mut [f32]) -> u32 {
     u32::try_from(best).unwrap_or(u32::MAX)
 }
 
-/// Sum of `weight` over `values`: lanes first, so that it is a vector sum of fixed order.
+/// Returns the sum of `weight` over `values`, by lanes first, as a vector sum of fixed order.
 fn block_sum(values: &[f32], weight: impl Fn(f32) -> f32) -> f64 {
     let mut lanes = [0.0f32; LANES];
     let mut chunks = values.chunks_exact(LANES);
@@ -85,7 +85,7 @@ fn block_sum(values: &[f32], weight: impl Fn(f32) -> f32) -> f64 {
     lanes.iter().map(|&lane| f64::from(lane)).sum::<f64>() + rest
 }
 
-/// From logits to unnormalized probabilities and back: `exp((logit - max) / temperature)`.
+/// Maps logits to unnormalized probabilities and back: `exp((logit - max) / temperature)`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Scale {
     max: f32,
@@ -93,26 +93,25 @@ pub(super) struct Scale {
 }
 
 impl Scale {
-    /// The scale of clean `logits`, the largest of which is at `best`.
+    /// Returns the scale of clean `logits`, the largest of which is at `best`.
     pub(super) fn new(logits: &[f32], best: u32, temperature: f32) -> Self {
-        // With nothing possible (all minus infinity) every token gets the weight 0 and `best` is chosen.
+        // If all logits are minus infinity, every weight is 0 and `best` is chosen.
         let max = logits.get(best as usize).copied().filter(|max| max.is_finite());
         Self { max: max.unwrap_or(0.0), temperature }
     }
 
-    /// The weight of a logit: 1 for the largest.
+    /// Returns the weight of a logit, 1 for the largest.
     #[inline]
     pub(super) fn weight(self, logit: f32) -> f32 {
         exp_of_negative((logit - self.max) / self.temperature)
     }
 
-    /// The smallest logit that has at least this weight, up to rounding.
+    /// Returns the smallest logit with at least this weight, up to rounding.
     pub(super) fn logit_of(self, weight: f32) -> f32 {
         self.max + weight.ln() * self.temperature
     }
 }
 
-/// The weights of all tokens.
 #[derive(Debug)]
 pub(super) struct TokenWeights(Vec<f32>);
 
@@ -121,22 +120,21 @@ impl TokenWeights {
         Self(logits.iter().map(|&logit| scale.weight(logit)).collect())
     }
 
-    /// Sum of all weights.
     pub(super) fn total(&self) -> f64 {
         self.total_at_least(0.0)
     }
 
-    /// Sum of the weights that are at least `bar`.
+    /// Returns the sum of the weights that are at least `bar`.
     pub(super) fn total_at_least(&self, bar: f32) -> f64 {
         let counted = |weight| if weight >= bar { weight } else { 0.0 };
         self.0.chunks(BLOCK).map(|block| block_sum(block, counted)).sum()
     }
 
-    /// The token at `draw` (in [0, 1)) of the distribution; `None` if nothing has any weight.
+    /// Returns the token at `draw` (in [0, 1)) of the distribution, or `None` if all weights are zero.
     pub(super) fn pick(&self, draw: f64) -> Option<u32> {
         let sums: Vec<f64> = self.0.chunks(BLOCK).map(|block| block_sum(block, |weight| weight)).collect();
         let mut rest = draw * sums.iter().sum::<f64>();
-        // Rounding may leave `rest` just beyond the end: then it is the last block that has any weight.
+        // Rounding may leave `rest` just beyond the end; then the last block with weight is chosen.
         let last = sums.iter().rposition(|&sum| sum > 0.0)?;
         let mut block = 0;
         while block < last && rest >= sums[block] {
@@ -159,7 +157,7 @@ impl TokenWeights {
     }
 }
 
-/// The log-softmax of a row of logits, which need not be clean.
+/// Log-softmax of a row of logits, clean or not.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LogSoftmax {
     max: f32,
@@ -174,17 +172,16 @@ impl LogSoftmax {
         Self { max, log_sum: sum.ln() }
     }
 
-    /// The logarithm of the sum of the logits' exponentials.
     #[expect(clippy::cast_possible_truncation, reason = "it is taken from logits of single precision")]
     pub(super) fn log_sum(&self) -> f32 {
         (f64::from(self.max) + self.log_sum) as f32
     }
 
-    /// The natural logarithm of the probability, not below [`LOGPROB_FLOOR`].
+    /// Returns the natural logarithm of the probability, at least [`LOGPROB_FLOOR`].
     #[expect(clippy::cast_possible_truncation, reason = "rounding to single precision is what is asked")]
     pub(super) fn of(&self, logit: f32) -> f32 {
         let value = (f64::from(clean(logit)) - f64::from(self.max) - self.log_sum) as f32;
-        // `max` also replaces NaN, of an impossible row, by the floor.
+        // `max` also replaces the NaN of a row without finite logits by the floor.
         value.max(LOGPROB_FLOOR)
     }
 }

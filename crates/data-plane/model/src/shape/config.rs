@@ -1,4 +1,4 @@
-//! What a model's files say about its shape: architectures as data over one forward pass.
+//! Configuration of a model: architectures as data for one forward pass.
 
 use std::fmt;
 
@@ -6,29 +6,29 @@ use kernels::{attention::AttentionLimits, elementwise::Gate};
 
 use super::experts::Experts;
 
-/// The rotary embedding. Every model is held in the "half-rotation" (NeoX, Hugging Face) layout:
-/// loaders of files with interleaved pairs permute the rows of q and k once.
+/// Rotary embedding. Every model is held in the "half-rotation" (NeoX, Hugging Face) layout. Readers of files
+/// with interleaved pairs permute the rows of q and k once.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
     /// Base of the frequencies.
     pub theta: f32,
-    /// How frequencies are stretched for longer contexts.
+    /// Scaling of the frequencies for longer contexts.
     pub scaling: RopeScaling,
 }
 
 /// Frequency scaling of the rotary embedding.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RopeScaling {
-    /// Frequencies as trained.
+    /// Frequencies as in training.
     None,
-    /// All frequencies divided by `factor`.
+    /// All frequencies are divided by `factor`.
     Linear {
-        /// Stretch.
+        /// Divisor of all frequencies.
         factor: f32,
     },
-    /// Llama 3.1: low frequencies divided by `factor`, high kept, a ramp between.
+    /// Llama 3.1: low frequencies are divided by `factor`, high ones kept, with a ramp between.
     Llama3 {
-        /// Stretch of the low frequencies.
+        /// Divisor of the low frequencies.
         factor: f32,
         /// Wavelengths above `original_context / low_freq_factor` are stretched.
         low_freq_factor: f32,
@@ -37,108 +37,109 @@ pub enum RopeScaling {
         /// Context length of pre-training.
         original_context: f32,
     },
-    /// One divisor for each of the `head_dim / 2` frequencies (GGUF's `rope_freqs.weight`).
+    /// Divisor of each of the `rotary_dim / 2` frequencies (GGUF's `rope_freqs.weight`).
     Factors(Vec<f32>),
 }
 
-/// Which positions a layer's attention reaches.
+/// Positions that a layer's attention reaches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttentionReach {
-    /// All before it.
+    /// All earlier positions of the sequence.
     Global,
-    /// Those within the sliding window, if the model has one.
+    /// Positions within the sliding window, or all without a window.
     Local,
 }
 
-/// Where a block norms.
+/// Places of the norms in a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum BlockNorms {
-    /// What attention and feed-forward are given.
+    /// On the inputs of attention and feed-forward.
     #[default]
     Before,
-    /// That, and what they give, before it is added to the residual stream (Gemma).
+    /// On inputs, and on outputs before the residual addition (Gemma).
     Around,
-    /// What they give alone (OLMo 2).
+    /// On the outputs only (OLMo 2).
     Behind,
 }
 
-/// What a family does that Llama does not: the default is Llama.
+/// Deviations of a model family from Llama, which is the default.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct ArchFlags {
-    /// What gates the feed-forward.
+    /// Activation function of the feed-forward's gate.
     pub gate: Gate,
-    /// Where a block norms.
+    /// Places of the norms in a block.
     pub norms: BlockNorms,
-    /// Queries and keys are normed over all of their heads at once, if they are normed (OLMo 2).
+    /// Whether query and key norms, if any, cover all heads at once (OLMo 2).
     pub wide_query_norms: bool,
-    /// What attention and feed-forward give is multiplied with this before it is added (Granite).
+    /// Factor of attention and feed-forward outputs before the residual addition (Granite).
     pub update_scale: Option<f32>,
-    /// Token embeddings are multiplied with this (Gemma, Granite).
+    /// Factor of token embeddings (Gemma, Granite).
     pub embedding_scale: Option<f32>,
-    /// Scores are multiplied with this, if not with `1 / sqrt(head_dim)` (Gemma, Granite).
+    /// Factor of attention scores, if not `1 / sqrt(head_dim)` (Gemma, Granite).
     pub score_scale: Option<f32>,
-    /// Scores are kept within plus and minus this, smoothly (Gemma 2).
+    /// Soft limit of the magnitude of scores (Gemma 2).
     pub score_cap: Option<f32>,
-    /// Logits are kept within plus and minus this, smoothly (Gemma 2).
+    /// Soft limit of the magnitude of logits (Gemma 2).
     pub logit_cap: Option<f32>,
-    /// Logits are divided by this (Granite). The weights of the norm before the head are, when they are read: the head is linear, so
-    /// logits come out divided, with any adapter.
+    /// Divisor of the logits (Granite). The reader divides the weights of the output norm instead. The head
+    /// is linear, so logits are divided with any adapter.
     pub logit_divisor: Option<f32>,
-    /// Layers that attend to everything, though others look back no farther than the window (Gemma); ascending.
+    /// Layers without the sliding window of the others (Gemma), ascending.
     pub global_layers: Vec<usize>,
-    /// The rotary embedding of the other layers, if they have one of their own (Gemma 3).
+    /// Rotary embedding of the layers with a window, if they have their own (Gemma 3).
     pub local_rope: Option<Rope>,
-    /// The first so many features of a head are rotated, if not all (Phi).
+    /// Number of leading features of a head that are rotated, if not all (Phi).
     pub rotary_dim: Option<usize>,
-    /// What is rotated is multiplied with this (Phi's longrope).
+    /// Factor of the rotated features (Phi's longrope).
     pub rotary_magnitude: Option<f32>,
 }
 
 /// Shape and constants of a decoder-only transformer with RMS norms and a gated feed-forward.
 #[derive(Clone, PartialEq)]
 pub struct ModelConfig {
-    /// Name of the architecture as its files call it (`llama`, `mistral`, `granite`, `gemma3` and so on).
+    /// Architecture name in the model's files (`llama`, `mistral`, `granite`, `gemma3` and so on).
     pub architecture: String,
-    /// Tokens of the vocabulary.
+    /// Number of tokens in the vocabulary.
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
     /// Width of the feed-forward.
     pub intermediate_size: usize,
-    /// Transformer blocks.
+    /// Number of transformer blocks.
     pub layers: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Key and value heads; divides `heads`.
+    /// Number of key and value heads; divides `heads`.
     pub kv_heads: usize,
-    /// Width of a head.
+    /// Features of one head.
     pub head_dim: usize,
-    /// Added to the mean square in RMS norms.
+    /// Addend to the mean square in RMS norms.
     pub norm_eps: f32,
-    /// The rotary embedding.
+    /// Rotary embedding of queries and keys.
     pub rope: Rope,
-    /// q and k are normed before the rotary embedding, each head for itself but for [`ArchFlags::wide_query_norms`] (Qwen3, Gemma 3).
+    /// Whether q and k are normed before the rotary embedding (Qwen3, Gemma 3). The norm covers each head
+    /// separately, unless [`ArchFlags::wide_query_norms`] is set.
     pub qk_norm: bool,
-    /// The head's weights are the token embedding's.
+    /// Whether the head shares the token embedding's weights.
     pub tied_head: bool,
-    /// Longest sequence in tokens.
+    /// Maximum sequence length in tokens.
     pub context_length: usize,
-    /// Attention looks back this many tokens at most (Mistral 0.1), but for [`ArchFlags::global_layers`].
+    /// Maximum distance of attention in tokens (Mistral 0.1), except in [`ArchFlags::global_layers`].
     pub sliding_window: Option<usize>,
-    /// What it does that Llama does not.
+    /// Deviations of the family from Llama.
     pub traits: ArchFlags,
-    /// What stands in the place of a feed-forward, in mixtures of experts.
+    /// Experts in place of a feed-forward, if any.
     pub experts: Option<Experts>,
 }
 
 impl ModelConfig {
-    /// The experts of a block; `None` if it has a plain feed-forward.
+    /// Returns the experts of a block, or `None` for a plain feed-forward.
     #[must_use]
     pub fn experts_of(&self, layer: usize) -> Option<&Experts> {
         self.experts.as_ref().filter(|experts| experts.dense_layers.binary_search(&layer).is_err())
     }
 
-    /// How far a layer's attention reaches.
+    /// Returns the positions that a layer's attention reaches.
     #[must_use]
     pub fn reach(&self, layer: usize) -> AttentionReach {
         if self.traits.global_layers.binary_search(&layer).is_ok() {
@@ -148,31 +149,31 @@ impl ModelConfig {
         }
     }
 
-    /// How many features of a head are rotated, the first ones.
+    /// Returns the number of leading features of a head that are rotated.
     #[must_use]
     pub fn rotary_dim(&self) -> usize {
         self.traits.rotary_dim.unwrap_or(self.head_dim)
     }
 
-    /// Whether what attention and feed-forward are given is normed.
+    /// Whether the inputs of attention and feed-forward are normed.
     #[must_use]
     pub fn norms_inputs(&self) -> bool {
         self.traits.norms != BlockNorms::Behind
     }
 
-    /// Whether what they give is normed, before it is added.
+    /// Whether the outputs of attention and feed-forward are normed before the residual addition.
     #[must_use]
     pub fn norms_updates(&self) -> bool {
         self.traits.norms != BlockNorms::Before
     }
 
-    /// How far the attention of each layer looks back, and how large its scores get.
+    /// Returns window and score limit of each layer's attention.
     #[must_use]
     pub fn limits(&self) -> Vec<AttentionLimits> {
         (0..self.layers).map(|layer| self.limits_of(layer)).collect()
     }
 
-    /// The same of one layer.
+    /// Returns window and score limit of one layer's attention.
     #[must_use]
     pub fn limits_of(&self, layer: usize) -> AttentionLimits {
         let window = self.sliding_window.filter(|_| self.reach(layer) == AttentionReach::Local);
@@ -180,7 +181,7 @@ impl ModelConfig {
     }
 }
 
-/// Identities of bases are hashes of this text ([`identity`](super::identity)): of models without traits or experts it does not name them.
+/// Base [identities](super::identity) hash this text. Models without traits or experts omit these fields.
 impl fmt::Debug for ModelConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = f.debug_struct("ModelConfig");

@@ -1,53 +1,53 @@
-//! Mixtures of experts: feed-forwards of which each row takes a few, as a router says.
+//! Mixtures of experts: several feed-forwards, of which a router chooses a few for each row.
 
-/// Most experts of a block.
+/// Maximum number of experts per block.
 pub const MAX_EXPERTS: usize = 1 << 10;
-/// Most experts of all blocks: two sites each, of which an executor tells clients.
+/// Maximum number of experts in all blocks; each has two sites in the catalog for clients.
 pub const MAX_EXPERTS_OF_MODEL: usize = 1 << 14;
 
-/// Which expert of a block.
+/// Number of an expert in its block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ExpertId(pub u16);
 
-/// A linear layer of an expert.
+/// Linear layer of an expert.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ExpertPart {
-    /// `[width, hidden]`.
+    /// Gate matrix, shape `[width, hidden]`.
     Gate,
-    /// `[width, hidden]`.
+    /// Up matrix, shape `[width, hidden]`.
     Up,
-    /// `[hidden, width]`.
+    /// Down matrix, shape `[hidden, width]`.
     Down,
 }
 
 impl ExpertPart {
-    /// All of them, in the order of a pass.
+    /// All parts in the order of a pass.
     pub const ALL: [Self; 3] = [Self::Gate, Self::Up, Self::Down];
 }
 
-/// The experts of a model.
+/// Configuration of a model's experts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Experts {
-    /// How many a block has.
+    /// Number of experts per block.
     pub count: usize,
-    /// How many of them a row takes.
+    /// Number of experts per row.
     pub chosen: usize,
-    /// Width of their middle.
+    /// Width of an expert's feed-forward.
     pub width: usize,
-    /// The weights of those that a row takes are made to add up to 1.
+    /// Whether the weights of a row's experts are normalized to a sum of 1.
     pub normalized: bool,
-    /// Blocks with a plain feed-forward all the same; ascending.
+    /// Blocks with a plain feed-forward instead, ascending.
     pub dense_layers: Vec<usize>,
 }
 
 impl Experts {
-    /// The experts there are, in their order.
+    /// Returns the numbers of a block's experts, ascending.
     pub fn ids(&self) -> impl Iterator<Item = ExpertId> + use<> {
-        // No more than `MAX_EXPERTS`.
+        // The count is at most `MAX_EXPERTS`.
         (0..self.count as u16).map(ExpertId)
     }
 
-    /// Blocks that have experts, of the first so many.
+    /// Returns how many of the first `layer` blocks have experts.
     #[must_use]
     pub fn layers_below(&self, layer: usize) -> usize {
         layer - self.dense_layers.partition_point(|&dense| dense < layer)

@@ -1,8 +1,8 @@
-//! What tells one base from another: adapters, keys and values of one are worth nothing with the other.
+//! Identity of a base. Adapters, keys and values of one base are useless with another.
 //!
-//! It covers all that answers depend on: the configuration, every tensor whole, norms and biases too, and what tokenizer
-//! and chat template are made of. Files of many gigabytes are not read twice for it: a loader reads through [`HashedWeights`],
-//! which hashes each tensor on the thread that reads it.
+//! The identity covers everything that outputs depend on: the configuration, every complete tensor, and the
+//! sources of tokenizer and chat template. Files of many gigabytes need not be read twice: loaders read
+//! through [`HashedWeights`], which hashes each tensor on the reading thread.
 
 use std::{
     collections::HashMap,
@@ -19,16 +19,16 @@ use crate::shape::{
     source::{Target, Tensor, TensorId, WeightSource},
 };
 
-/// What an identity is a hash of, and in which form.
+/// Domain and version of the identity hash.
 pub(crate) const CONTEXT: &str = "holobiont base identity 2";
 
-/// A source that knows which base its weights are.
+/// A source that can compute the identity of its base.
 pub trait Identified: WeightSource {
-    /// The identity of the base, beside this text. Reads what has not been read yet.
+    /// Returns the identity of the base with the given text hash; reads all tensors not read before.
     fn identity(&self, text: TextHash) -> [u8; 32];
 }
 
-/// Weights that are hashed as they are read, each once, by whichever thread reads them first.
+/// Weights whose tensors are hashed on their first read, on the reading thread.
 #[derive(Debug)]
 pub struct HashedWeights<S> {
     source: S,
@@ -36,7 +36,7 @@ pub struct HashedWeights<S> {
 }
 
 impl<S: WeightSource> HashedWeights<S> {
-    /// The weights of `source`, of which nothing has been read.
+    /// Wraps `source`, of which nothing has been read yet.
     pub fn new(source: S) -> Self {
         Self { source, hashes: Hashes::default() }
     }
@@ -72,7 +72,7 @@ impl<S: WeightSource> Identified for HashedWeights<S> {
         let config = self.source.config();
         identity.add(&format!("{config:?}"));
         for id in every_tensor(config) {
-            // What has been read was given back, and would be read from the file once more: its hash is known.
+            // A tensor that was read has been released, so its known hash avoids a second read.
             let hash = self.hashes.known(&id).or_else(|| {
                 let hash = self.source.tensor(id).map(|tensor| self.hashes.of(&id, &tensor.data));
                 self.source.release(id);
@@ -87,7 +87,6 @@ impl<S: WeightSource> Identified for HashedWeights<S> {
     }
 }
 
-/// Every tensor that a model of this shape may have.
 fn every_tensor(config: &ModelConfig) -> impl Iterator<Item = TensorId> {
     let norms = [
         TensorId::AttentionNorm,
@@ -111,7 +110,6 @@ fn every_tensor(config: &ModelConfig) -> impl Iterator<Item = TensorId> {
     (0..config.layers).flat_map(block).chain(ends)
 }
 
-/// Hashes of what has been read, each made once.
 #[derive(Debug)]
 pub(crate) struct Hashes<K>(Mutex<HashMap<K, blake3::Hash>>);
 
@@ -122,15 +120,14 @@ impl<K> Default for Hashes<K> {
 }
 
 impl<K: Clone + Eq + Hash> Hashes<K> {
-    /// The hash of what `key` names, if it has been read.
+    /// Returns the hash of `key`'s data, if it is known.
     pub(crate) fn known(&self, key: &K) -> Option<blake3::Hash> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(key).copied()
     }
 
-    /// The hash of `data`, which is what `key` names.
     pub(crate) fn of(&self, key: &K, data: &[u8]) -> blake3::Hash {
         self.known(key).unwrap_or_else(|| {
-            // Beside the lock: other threads hash other tensors.
+            // Hashing happens outside the lock, so threads hash different tensors in parallel.
             let hash = blake3::hash(data);
             self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(key.clone(), hash);
             hash
@@ -138,23 +135,19 @@ impl<K: Clone + Eq + Hash> Hashes<K> {
     }
 }
 
-/// An identity in the making.
 pub(crate) struct Identity(blake3::Hasher);
 
 impl Identity {
-    /// The identity of a base beside this text.
     pub(crate) fn new(text: TextHash) -> Self {
         let mut hasher = blake3::Hasher::new_derive_key(CONTEXT);
         hasher.update(&text.0);
         Self(hasher)
     }
 
-    /// Adds what is said of the base or of a part of it.
     pub(crate) fn add(&mut self, said: &str) {
         self.0.update(&(said.len() as u64).to_le_bytes()).update(said.as_bytes());
     }
 
-    /// Adds a tensor: its name and shape, and the hash of all of it.
     pub(crate) fn add_tensor(&mut self, shape: &str, hash: blake3::Hash) {
         self.add(shape);
         self.0.update(hash.as_bytes());

@@ -1,7 +1,7 @@
-//! Which tensors a model of a given shape has, and how large each of them is.
+//! The tensors of a model of a given shape, and the shape of each.
 //!
-//! A shape read from a file is untrusted: [`check_config`] bounds every number before anything multiplies them, and
-//! [`check_tensors`] compares what a file holds with what its shape calls for.
+//! A shape from a file is untrusted. [`check_config`] bounds every number before any multiplication, and
+//! [`check_tensors`] compares a file's tensors with those that the shape requires.
 
 use crate::shape::{
     config::{ModelConfig, Rope, RopeScaling},
@@ -9,37 +9,37 @@ use crate::shape::{
     source::{Target, TensorId},
 };
 
-/// Most transformer blocks.
+/// Maximum number of transformer blocks.
 pub const MAX_LAYERS: usize = 1 << 10;
-/// Largest width, count of heads or vocabulary; the product of any two fits 64 bits.
+/// Maximum width, number of heads or vocabulary size; the product of any two fits 64 bits.
 pub const MAX_DIMENSION: usize = 1 << 24;
-/// Longest context in tokens.
+/// Maximum context length in tokens.
 pub const MAX_CONTEXT: usize = 1 << 24;
 
 /// The linear layers of a transformer block without experts, in the order of a forward pass.
 pub const BLOCK_TARGETS: [Target; 7] =
     [Target::Q, Target::K, Target::V, Target::O, Target::Gate, Target::Up, Target::Down];
 
-/// Linear layers that share an input.
+/// Linear layers with a common input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LinearGroup {
     /// `[q | k | v]` of the normed residual.
     Qkv,
-    /// Attention output.
+    /// Output projection of the attention.
     O,
     /// `[gate | up]` of the normed residual.
     GateUp,
-    /// Feed-forward output.
+    /// Output projection of the feed-forward.
     Down,
-    /// `[gate | up]` of an expert, of those rows of the normed residual that take it.
+    /// `[gate | up]` of an expert, for the rows of the normed residual that the router sends to it.
     ExpertGateUp(ExpertId),
-    /// Output of an expert.
+    /// Output projection of an expert.
     ExpertDown(ExpertId),
-    /// Logits; has no layer, its layer index is 0.
+    /// Logits; the layer index of the head is 0.
     Head,
 }
 
-/// What is wrong with a declared shape.
+/// Reasons for refusing a declared shape.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum ModelConfigError {
@@ -59,7 +59,7 @@ pub enum ModelConfigError {
     Factors { expected: usize, found: usize },
 }
 
-/// What is wrong with a file's tensors.
+/// Reasons for refusing a file's tensors.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum LayoutError {
@@ -71,10 +71,10 @@ pub enum LayoutError {
     Group { tensor: String, group: usize, groups: usize },
 }
 
-/// Checks a declared shape: all of it is in range and fits together.
+/// Checks that all values of a declared shape are in range and consistent.
 ///
 /// # Errors
-/// The first thing found wrong.
+/// The first problem found.
 pub fn check_config(config: &ModelConfig) -> Result<(), ModelConfigError> {
     let counts = [
         ("the number of layers", config.layers, MAX_LAYERS),
@@ -142,7 +142,7 @@ fn check_rope(rope: &Rope, rotary_dim: usize) -> Result<(), ModelConfigError> {
             positive("the rotary embedding's factor", *factor)?;
             positive("low_freq_factor", *low_freq_factor)?;
             positive("high_freq_factor", *high_freq_factor)?;
-            // The ramp between the two divides by their difference.
+            // The ramp between low and high frequencies divides by this difference.
             positive("high_freq_factor - low_freq_factor", high_freq_factor - low_freq_factor)?;
             positive("the original context length", *original_context)
         }
@@ -160,7 +160,7 @@ fn positive(what: &'static str, found: f32) -> Result<(), ModelConfigError> {
     if found.is_finite() && found > 0.0 { Ok(()) } else { Err(ModelConfigError::Number { what, found }) }
 }
 
-/// `[out, in]` of a linear layer. The configuration must have passed [`check_config`].
+/// Returns `[out, in]` of a linear layer. The configuration must have passed [`check_config`].
 #[must_use]
 pub fn linear_shape(config: &ModelConfig, target: Target) -> [usize; 2] {
     let hidden = config.hidden_size;
@@ -176,7 +176,7 @@ pub fn linear_shape(config: &ModelConfig, target: Target) -> [usize; 2] {
     }
 }
 
-/// `[rows, cols]` of a tensor (a vector is one row). The configuration must have passed [`check_config`].
+/// Returns `[rows, cols]` of a tensor, one row for a vector; `config` must have passed [`check_config`].
 #[must_use]
 pub fn tensor_shape(config: &ModelConfig, id: TensorId) -> [usize; 2] {
     match id {
@@ -198,7 +198,6 @@ pub fn tensor_shape(config: &ModelConfig, id: TensorId) -> [usize; 2] {
     }
 }
 
-/// `[out, in]` of a linear layer of an expert.
 fn expert_shape(config: &ModelConfig, part: ExpertPart) -> [usize; 2] {
     let (hidden, width) = (config.hidden_size, config.experts.as_ref().map_or(0, |experts| experts.width));
     match part {
@@ -207,7 +206,7 @@ fn expert_shape(config: &ModelConfig, part: ExpertPart) -> [usize; 2] {
     }
 }
 
-/// The tensors a model cannot do without. `biased` names the linear layers of a block that have a bias.
+/// Returns the tensors that a model must have. `biased` names the linear layers of a block with a bias.
 pub fn required_tensors<'a>(
     config: &'a ModelConfig,
     biased: &'a [Target],
@@ -217,7 +216,6 @@ pub fn required_tensors<'a>(
     [TensorId::TokenEmbedding, TensorId::OutputNorm].into_iter().chain(head).chain(blocks)
 }
 
-/// The norms of a block.
 pub(crate) fn norm_tensors(config: &ModelConfig, layer: usize) -> impl Iterator<Item = TensorId> + use<> {
     let of_inputs = [TensorId::AttentionNorm(layer), TensorId::FeedForwardNorm(layer)];
     let of_heads = [TensorId::QueryNorm(layer), TensorId::KeyNorm(layer)];
@@ -237,14 +235,13 @@ fn block_tensors<'a>(
     norm_tensors(config, layer).chain(router(config, layer)).chain(block_weights(config, layer)).chain(biases)
 }
 
-/// The router of a block, if it has experts.
 pub(crate) fn router(config: &ModelConfig, layer: usize) -> Option<TensorId> {
     config.experts_of(layer).map(|_| TensorId::Router(layer))
 }
 
-/// Checks that every tensor of `required` is there with the right shape.
+/// Checks that every tensor of `required` exists with the right shape.
 ///
-/// Tensors are named as the file does, with the `[rows, cols]` that the configuration calls for; `found` says which they have there.
+/// `required` has names as in the file with the expected `[rows, cols]`; `found` returns those in the file.
 ///
 /// # Errors
 /// The first tensor that is missing or has another shape.
@@ -264,14 +261,14 @@ pub fn check_tensors(
     Ok(())
 }
 
-/// The linear layers of a block that have one name in all models: all of them, or those of its attention if it has experts.
+/// Returns the linear layers of a block that every model names alike: all, or with experts only attention's.
 #[must_use]
 pub fn layer_targets(config: &ModelConfig, layer: usize) -> &'static [Target] {
     const OF_ATTENTION: usize = 4;
     if config.experts_of(layer).is_some() { &BLOCK_TARGETS[..OF_ATTENTION] } else { &BLOCK_TARGETS }
 }
 
-/// The linear groups of a block, in the order of a forward pass: expert after expert.
+/// Returns the linear groups of a block, in the order of a forward pass, expert by expert.
 pub fn block_groups(config: &ModelConfig, layer: usize) -> impl Iterator<Item = LinearGroup> + use<> {
     let experts = config.experts_of(layer).map(Experts::ids);
     let plain: &[LinearGroup] =
@@ -281,7 +278,7 @@ pub fn block_groups(config: &ModelConfig, layer: usize) -> impl Iterator<Item = 
     [LinearGroup::Qkv, LinearGroup::O].into_iter().chain(plain.iter().copied()).chain(experts)
 }
 
-/// The weights of a group, side by side as its outputs are.
+/// Returns the weights of a group, in the order of its outputs.
 #[must_use]
 pub fn group_weights(layer: usize, group: LinearGroup) -> Vec<TensorId> {
     let of_expert =
@@ -293,18 +290,18 @@ pub fn group_weights(layer: usize, group: LinearGroup) -> Vec<TensorId> {
     }
 }
 
-/// The weights of a block's linear layers, group after group.
+/// Returns the weights of a block's linear layers, group by group.
 pub fn block_weights(config: &ModelConfig, layer: usize) -> impl Iterator<Item = TensorId> + use<> {
     block_groups(config, layer).flat_map(move |group| group_weights(layer, group))
 }
 
-/// The linear groups of a model, in the order of a forward pass.
+/// Returns the linear groups of a model, in the order of a forward pass.
 pub fn model_groups(config: &ModelConfig) -> impl Iterator<Item = (usize, LinearGroup)> {
     let block = |layer| block_groups(config, layer).map(move |group| (layer, group));
     (0..config.layers).flat_map(block).chain([(0, LinearGroup::Head)])
 }
 
-/// What adapters may change of a group: nothing of an expert.
+/// Returns the adaptable linear layers of a group; experts have none.
 fn targets_of(group: LinearGroup) -> &'static [Target] {
     match group {
         LinearGroup::Qkv => &[Target::Q, Target::K, Target::V],
@@ -316,7 +313,7 @@ fn targets_of(group: LinearGroup) -> &'static [Target] {
     }
 }
 
-/// The targets of a group and the column of the group's output at which each begins.
+/// Returns the targets of a group, each with the first column of its outputs.
 #[must_use]
 pub fn group_targets(config: &ModelConfig, group: LinearGroup) -> Vec<(Target, usize)> {
     let mut column = 0;

@@ -1,21 +1,21 @@
-//! Frequencies of the rotary embedding and the angles of a batch's positions.
+//! Frequencies of the rotary embedding, and the angles of a batch's positions.
 
 use std::{f32::consts::TAU, ops::Range};
 
 use crate::shape::config::{AttentionReach, ModelConfig, Rope, RopeScaling};
 
-/// The frequencies of a model, in radians a position: one for each two features that are rotated.
+/// Rotary frequencies of a model in radians per position, one for each pair of rotated features.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RopeTable {
     global: Vec<f32>,
-    /// Those of layers with a window, if they have their own.
+    /// Frequencies of layers with a window, if they have their own.
     local: Option<Vec<f32>>,
-    /// Cosines and sines are multiplied with this.
+    /// Factor of cosines and sines.
     magnitude: f32,
 }
 
 impl RopeTable {
-    /// The frequencies `theta^(-2i / rotary_dim)`, scaled as the model says.
+    /// Computes the frequencies `theta^(-2i / rotary_dim)`, scaled as the model requires.
     #[must_use]
     pub fn new(config: &ModelConfig) -> Self {
         let of = |rope| frequencies(rope, config.rotary_dim());
@@ -23,13 +23,13 @@ impl RopeTable {
         Self { global: of(&config.rope), local: config.traits.local_rope.as_ref().map(of), magnitude }
     }
 
-    /// What cosines and sines are multiplied with.
+    /// Returns the factor of cosines and sines.
     #[must_use]
     pub fn magnitude(&self) -> f32 {
         self.magnitude
     }
 
-    /// Radians a position of a layer that reaches so far, `[rotary_dim / 2]`.
+    /// Returns radians per position for layers of this reach, `[rotary_dim / 2]`.
     #[must_use]
     pub fn frequencies(&self, reach: AttentionReach) -> &[f32] {
         self.local.as_ref().filter(|_| reach == AttentionReach::Local).unwrap_or(&self.global)
@@ -60,11 +60,11 @@ fn scaled(frequency: f32, index: usize, scaling: &RopeScaling) -> f32 {
     }
 }
 
-/// Cosines and sines of the rows of a batch.
+/// Cosines and sines for the rows of a batch.
 #[derive(Debug, Default)]
 pub struct Angles {
     global: RotaryAngles,
-    /// Of no rows where layers do not differ.
+    /// Angles of layers with a window; empty if all layers share the global ones.
     local: RotaryAngles,
 }
 
@@ -83,7 +83,7 @@ impl RotaryAngles {
 
     fn extend(&mut self, frequencies: &[f32], magnitude: f32, positions: Range<usize>) {
         for position in positions {
-            // Positions are far below 2^24, where singles stop being exact.
+            // Positions are far below 2^24, up to which f32 is exact.
             let position = position as f32;
             for frequency in frequencies {
                 let (sin, cos) = (position * frequency).sin_cos();
@@ -95,7 +95,7 @@ impl RotaryAngles {
 }
 
 impl Angles {
-    /// Forgets all rows.
+    /// Removes all rows, keeping the memory.
     pub fn clear(&mut self) {
         self.global.clear();
         self.local.clear();
@@ -109,7 +109,7 @@ impl Angles {
         self.global.extend(&table.global, table.magnitude, positions);
     }
 
-    /// Cosines and sines for a layer that reaches so far.
+    /// Returns cosines and sines for layers of this reach.
     #[must_use]
     pub fn tables(&self, reach: AttentionReach) -> (&[f32], &[f32]) {
         let has_own = reach == AttentionReach::Local && !self.local.cos.is_empty();

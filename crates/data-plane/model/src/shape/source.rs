@@ -1,4 +1,4 @@
-//! Where weights come from: one trait over GGUF and safetensors.
+//! The trait of weight sources, common to GGUF and safetensors.
 
 use kernels::TensorType;
 
@@ -12,53 +12,52 @@ use crate::shape::{
 pub enum Target {
     /// Attention query projection of a layer.
     Q,
-    /// Attention key projection.
+    /// Attention key projection of a layer.
     K,
-    /// Attention value projection.
+    /// Attention value projection of a layer.
     V,
-    /// Attention output projection.
+    /// Attention output projection of a layer.
     O,
-    /// Feed-forward gate.
+    /// Gate projection of the feed-forward.
     Gate,
-    /// Feed-forward up.
+    /// Up projection of the feed-forward.
     Up,
-    /// Feed-forward down.
+    /// Down projection of the feed-forward.
     Down,
-    /// The language-model head (has no layer; its layer index is 0).
+    /// The language-model head; its layer index is 0.
     LmHead,
 }
 
-/// A tensor of the network, whatever its file calls it.
+/// A tensor of the network, independent of its name in files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TensorId {
-    /// `[vocab, hidden]`.
+    /// Token embedding, `[vocab, hidden]`.
     TokenEmbedding,
-    /// `[hidden]`, the norm before the head.
+    /// Norm before the head, `[hidden]`.
     OutputNorm,
-    /// `[hidden]`, the norm before a layer's attention.
+    /// Norm before a layer's attention, `[hidden]`.
     AttentionNorm(usize),
-    /// `[hidden]`, the norm before a layer's feed-forward.
+    /// Norm before a layer's feed-forward, `[hidden]`.
     FeedForwardNorm(usize),
-    /// `[hidden]`, the norm of what a layer's attention gives.
+    /// Norm of a layer's attention output, `[hidden]`.
     AttentionUpdateNorm(usize),
-    /// `[hidden]`, the norm of what a layer's feed-forward gives.
+    /// Norm of a layer's feed-forward output, `[hidden]`.
     FeedForwardUpdateNorm(usize),
-    /// `[head_dim]`, the norm of query heads.
+    /// Norm of query heads, `[head_dim]` or the width of all heads.
     QueryNorm(usize),
-    /// `[head_dim]`, the norm of key heads.
+    /// Norm of key heads, `[head_dim]` or the width of all heads.
     KeyNorm(usize),
-    /// `[out, in]` of a linear layer; for `LmHead` the layer is 0.
+    /// Weights of a linear layer, `[out, in]`; for `LmHead` the layer is 0.
     Weight(usize, Target),
-    /// `[out]` of a linear layer; absent in most models.
+    /// Bias of a linear layer, `[out]`; absent in most models.
     Bias(usize, Target),
-    /// `[experts, hidden]` of a layer: what its rows are sent to experts by.
+    /// Router of a layer with experts, `[experts, hidden]`.
     Router(usize),
-    /// `[out, in]` of a linear layer of one of a layer's experts.
+    /// Weights of a linear layer of an expert, `[out, in]`.
     Expert(usize, ExpertId, ExpertPart),
 }
 
 impl TensorId {
-    /// Whether it is the weights of a norm.
     pub(crate) fn is_norm(self) -> bool {
         match self {
             Self::OutputNorm
@@ -75,35 +74,35 @@ impl TensorId {
     }
 }
 
-/// A stored tensor: `rows` rows of `cols` elements each, row after row (a vector has one row).
+/// A stored tensor: `rows` rows of `cols` elements each, row-major (a vector has one row).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tensor<'a> {
-    /// Encoding of `data`.
+    /// Element encoding of `data`.
     pub kind: TensorType,
-    /// Output features.
+    /// Output features, the number of rows.
     pub rows: usize,
-    /// Input features.
+    /// Input features, the length of a row.
     pub cols: usize,
-    /// `rows` times `kind.row_bytes(cols)` bytes. Owned where the loader had to permute rows.
+    /// `rows` times `kind.row_bytes(cols)` bytes; owned if the reader had to change the data.
     pub data: std::borrow::Cow<'a, [u8]>,
 }
 
 /// A model's files, opened and checked.
 pub trait WeightSource {
-    /// The shape the files declare.
+    /// Returns the shape that the files declare.
     fn config(&self) -> &ModelConfig;
 
-    /// A tensor, or `None` if the files have none of that id. Its size has been checked against the file;
-    /// its shape is checked by the caller against the configuration.
+    /// Returns a tensor, or `None` if the files do not have it. The size is checked against the file; the
+    /// caller must check the shape against the configuration.
     fn tensor(&self, id: TensorId) -> Option<Tensor<'_>>;
 
-    /// How a tensor is encoded, found out without reading it; `None` as for [`tensor`](Self::tensor).
+    /// Returns the encoding of a tensor without reading it, or `None` as for [`tensor`](Self::tensor).
     fn kind(&self, id: TensorId) -> Option<TensorType>;
 
-    /// The tensor has been copied and will not be read again soon: memory that only caches it may be given back.
+    /// Allows the source to release cached memory of a tensor that will not be read again soon.
     fn release(&self, _id: TensorId) {}
 
-    /// False if a file was written to since it was opened: what was read meanwhile may be of two models.
+    /// Returns false if a file changed since it was opened; data read since then may mix two models.
     fn unchanged(&self) -> bool {
         true
     }

@@ -1,8 +1,8 @@
-//! The linear layers of a safetensors directory, whatever its architecture.
+//! Linear layers of a safetensors directory of any architecture.
 //!
-//! Nothing but names and shapes says what is a linear layer: a matrix `X.weight` that is no embedding is one, with
-//! `X.bias` if there is one. Two things are known of some architectures: whose matrices lie the other way round
-//! ([`TRANSPOSED`]), and that a head may have the token embedding's weights.
+//! Only names and shapes identify a linear layer: a matrix `X.weight` that is no embedding is one, with
+//! `X.bias` if that exists. Two facts about some architectures are built in: which models store transposed
+//! matrices ([`TRANSPOSED`]), and that a head may share the token embedding's weights.
 
 use std::{borrow::Cow, path::Path, sync::Arc};
 
@@ -28,30 +28,28 @@ use crate::{
     },
 };
 
-/// Most linear layers of a model; mixtures of experts have tens of thousands.
+/// Maximum number of linear layers; mixtures of experts have tens of thousands.
 pub const MAX_SITES: usize = 1 << 16;
-/// Bytes of a linear layer's name.
+/// Maximum bytes of a linear layer's name.
 pub const MAX_NAME_BYTES: usize = 256;
 
-/// Types of models that store some matrices `[in, out]`, and the layers that are such.
+/// Model types that store some matrices as `[in, out]`, and the layers concerned.
 const TRANSPOSED: [&str; 4] = ["gpt2", "openai-gpt", "imagegpt", "decision_transformer"];
 const TRANSPOSED_LAYERS: [&str; 4] = ["c_attn", "c_proj", "c_fc", "q_attn"];
 
-/// What token embeddings are called; the first that is there is a tied head's.
+/// Names of token embeddings; the first one found belongs to a tied head.
 const TOKEN_EMBEDDINGS: [&str; 6] =
     ["wte", "embed_tokens", "word_embeddings", "embed_in", "tok_embeddings", "shared"];
-/// What other tables are called, besides everything that ends in `embedding` or `embeddings`.
+/// Names of other tables, besides all that end in `embedding` or `embeddings`.
 const OTHER_TABLES: [&str; 4] =
     ["wpe", "embed_positions", "embed_tokens_per_layer", "relative_attention_bias"];
-/// What heads are called.
 const HEADS: [&str; 4] = ["lm_head", "embed_out", "output", "head"];
-/// What the classes are called that have a head.
+/// Suffixes of model classes with a head.
 const WITH_HEAD: [&str; 3] = ["ForCausalLM", "LMHeadModel", "ForConditionalGeneration"];
 
-/// The name of a head that the files do not have.
+/// Name of a head that the files do not store.
 const TIED_HEAD: &str = "lm_head";
 
-/// What matters of a `config.json`.
 #[derive(Debug, Deserialize)]
 struct LinearFilesConfig {
     model_type: String,
@@ -74,7 +72,7 @@ impl LinearFilesConfig {
         }
     }
 
-    /// Whether the model has a head, so that one that is not stored must be tied.
+    /// Whether the model has a head, which must be tied if it is not stored.
     fn has_head(&self) -> bool {
         let is_head = |name: &String| WITH_HEAD.iter().any(|end| name.ends_with(end));
         self.tie_word_embeddings != Some(false)
@@ -82,24 +80,21 @@ impl LinearFilesConfig {
     }
 }
 
-/// Which way round a matrix is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum MatrixOrientation {
     OutIn,
     InOut,
 }
 
-/// A linear layer in the files.
 #[derive(Debug)]
 struct Layer {
     name: String,
-    /// The tensor with its weights.
     weight: String,
     bias: Option<String>,
     stored: MatrixOrientation,
 }
 
-/// A directory's linear layers, checked and not read yet.
+/// A directory's linear layers, checked but not read yet.
 #[derive(Debug)]
 pub(crate) struct LinearFiles {
     shards: Shards,
@@ -109,10 +104,10 @@ pub(crate) struct LinearFiles {
 }
 
 impl LinearFiles {
-    /// Maps the weight files in `directory` and looks for linear layers.
+    /// Maps the weight files in `directory` and finds the linear layers.
     ///
     /// # Errors
-    /// If a file is missing or broken, or a linear layer is of a type or shape that cannot be computed with.
+    /// A file is missing or broken, or a linear layer has an unsupported type or shape.
     pub(crate) fn open(directory: &Path) -> Result<Self, SiteModelError> {
         let config = LinearFilesConfig::read(directory)?;
         let shards = Shards::open(directory, OtherTypes::Listed)?;
@@ -122,28 +117,26 @@ impl LinearFiles {
         let transposed = TRANSPOSED.contains(&config.model_type.as_str());
         files.layers = files.found(transposed);
         files.tie_head(&config);
-        // Those of a block together, blocks in their order, the head and its like behind them.
+        // Layers are sorted by block number; the head and other layers outside of blocks come last.
         files.layers.sort_by(|left, right| order(&left.name).cmp(&order(&right.name)));
         files.check(directory)?;
         Ok(files)
     }
 
-    /// What the configuration calls the type of model.
     pub(crate) fn architecture(&self) -> &str {
         &self.architecture
     }
 
-    /// The weight files.
     pub(crate) fn shards(&self) -> &Shards {
         &self.shards
     }
 
-    /// The tensors that are of no linear layer.
+    /// Returns the tensors that belong to no linear layer.
     pub(crate) fn rest(&self) -> impl Iterator<Item = &str> {
         let of_layer = |name: &str| {
             let module = name.strip_suffix(".weight").or_else(|| name.strip_suffix(".bias")).unwrap_or(name);
             let found = self.layers.binary_search_by(|layer| order(&layer.name).cmp(&order(module)));
-            // A tied head's weights are the embedding's, which is given out.
+            // A tied head's weights are the embedding's, which clients receive.
             found.is_ok_and(|at| self.layers[at].name == module)
         };
         self.shards.names().filter(move |name| !of_layer(name))
@@ -176,8 +169,8 @@ impl LinearFiles {
         Layer { name: name.to_owned(), weight: weight.to_owned(), bias, stored }
     }
 
-    /// Adds a head with the token embedding's weights, if the model has such a head. One that is stored all the same
-    /// is ignored if the configuration says that it is tied, as transformers does.
+    /// Adds a head with the token embedding's weights, if the model has a tied head. If the configuration
+    /// says that the head is tied, a stored head is ignored, as in transformers.
     fn tie_head(&mut self, config: &LinearFilesConfig) {
         let is_head = |layer: &Layer| HEADS.contains(&last(&layer.name));
         let stored = self.layers.iter().any(is_head);
@@ -224,7 +217,7 @@ impl LinearFiles {
         self.shards.tensor(tensor).expect("layers are made of tensors that are there")
     }
 
-    /// `[out, in]`.
+    /// Returns the shape of a layer, `[out, in]`.
     fn shape(&self, layer: &Layer) -> [usize; 2] {
         let shape = self.stored(&layer.weight).matrix_shape().expect("weights are matrices");
         match layer.stored {
@@ -233,7 +226,6 @@ impl LinearFiles {
         }
     }
 
-    /// Reads and packs all layers, each a site.
     pub(crate) fn pack(
         &self,
         threads: usize,
@@ -268,7 +260,7 @@ impl LinearFiles {
         self.shards.bytes(tensor).expect("layers are made of tensors that are there")
     }
 
-    /// What tells this base from others: its linear layers, and all tensors, also those that clients are given.
+    /// Returns the identity of this base, from its linear layers and all tensors.
     pub(crate) fn identity(&self, text: TextHash) -> [u8; 32] {
         let mut identity = Identity::new(text);
         identity.add(&self.architecture);
@@ -293,12 +285,11 @@ fn refused(directory: &Path, tensor: &str, reason: String) -> SiteModelError {
     SiteModelError::Tensor { path: directory.to_path_buf(), tensor, reason }
 }
 
-/// The last part of a module's name.
 fn last(name: &str) -> &str {
     name.rsplit('.').next().unwrap_or(name)
 }
 
-/// The module of a matrix that is no table.
+/// Returns the module of a matrix that is no table.
 fn linear_name(tensor: &str) -> Option<&str> {
     let name = tensor.strip_suffix(".weight")?;
     let kind = last(name);
@@ -309,12 +300,12 @@ fn linear_name(tensor: &str) -> Option<&str> {
     (!is_table && !name.is_empty()).then_some(name)
 }
 
-/// Blocks by their numbers; what is in none behind them; then by name.
+/// Sorts by block number, with layers outside of blocks last, then by name.
 fn order(name: &str) -> (u64, &str) {
     (name.split('.').find_map(|part| part.parse().ok()).unwrap_or(u64::MAX), name)
 }
 
-/// `[columns, rows]` from `[rows, columns]` of elements of so many bytes.
+/// Transposes `[rows, columns]` elements of `element` bytes each.
 fn transposed(data: &[u8], rows: usize, columns: usize, element: usize) -> Vec<u8> {
     let mut out = Vec::with_capacity(data.len());
     for column in 0..columns {

@@ -1,4 +1,4 @@
-//! A model's weights as exact 32-bit floats, whatever its files hold: the judge of the rounded paths.
+//! A model's weights as exact 32-bit floats, as a reference for the quantized paths.
 
 use std::borrow::Cow;
 
@@ -9,7 +9,7 @@ use crate::shape::{
     source::{Tensor, TensorId, WeightSource},
 };
 
-/// The tensors of another source, dequantized. The pass over them rounds no activation either.
+/// The dequantized tensors of another source. A pass over them does not round activations either.
 #[derive(Debug)]
 pub struct Dequantized<S>(pub S);
 

@@ -1,10 +1,10 @@
-//! What every source of a Granite, OLMo 2 or Phi model knows, whatever its files are.
+//! Facts about Granite, OLMo 2 and Phi models that hold for every file format.
 
 use crate::shape::config::{ArchFlags, BlockNorms};
 
-/// What Granite does that Llama does not: embeddings, scores and updates are multiplied with these, and logits divided.
+/// Returns Granite's deviations from Llama: factors of embeddings, scores, updates; a divisor of logits.
 pub(super) fn granite([embeddings, scores, updates, logits]: [Option<f32>; 4]) -> ArchFlags {
-    // What changes nothing need not be computed.
+    // A factor of 1 changes nothing and need not be computed.
     let other = |scale: Option<f32>| scale.filter(|&scale| scale != 1.0);
     ArchFlags {
         embedding_scale: other(embeddings),
@@ -15,12 +15,11 @@ pub(super) fn granite([embeddings, scores, updates, logits]: [Option<f32>; 4]) -
     }
 }
 
-/// What OLMo 2 does that Llama does not.
 pub(super) fn olmo2() -> ArchFlags {
     ArchFlags { norms: BlockNorms::Behind, wide_query_norms: true, ..ArchFlags::default() }
 }
 
-/// What Phi does that Llama does not: only `rotary_dim` features of a head are rotated, and multiplied with `magnitude`.
+/// Returns Phi's deviations from Llama: `rotary_dim` rotated features per head, times `magnitude`.
 pub(super) fn phi3(head_dim: usize, rotary_dim: usize, magnitude: f32) -> ArchFlags {
     ArchFlags {
         rotary_dim: Some(rotary_dim).filter(|&rotary_dim| rotary_dim != head_dim),
@@ -29,8 +28,8 @@ pub(super) fn phi3(head_dim: usize, rotary_dim: usize, magnitude: f32) -> ArchFl
     }
 }
 
-/// What longrope multiplies rotated features with, if the files do not say, in a model that was stretched from a context of
-/// `original` tokens to `factor` times as many (LongRoPE, section 3.3; transformers' `attention_factor`).
+/// Returns longrope's factor of rotated features for files that do not state it. The model was stretched from
+/// a context of `original` tokens by `factor` (LongRoPE, section 3.3; transformers' `attention_factor`).
 pub(super) fn longrope_magnitude(factor: f32, original: usize) -> f32 {
     if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / (original as f32).ln()).sqrt() }
 }

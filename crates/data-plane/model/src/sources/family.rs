@@ -1,8 +1,7 @@
-//! Families of models, and what every source of one knows, whatever its files are.
+//! Model families, with the facts that hold for every file format.
 
 use crate::shape::source::Target;
 
-/// A family of models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Family {
     Llama,
@@ -18,7 +17,6 @@ pub(super) enum Family {
     Qwen3Moe,
 }
 
-/// What it is called, in GGUF files too, and its class in transformers.
 const NAMES: [(Family, &str, &str); 11] = [
     (Family::Llama, "llama", "LlamaForCausalLM"),
     (Family::Mistral, "mistral", "MistralForCausalLM"),
@@ -34,48 +32,40 @@ const NAMES: [(Family, &str, &str); 11] = [
 ];
 
 impl Family {
-    /// The family of a class of transformers.
     pub(super) fn of_class(class: &str) -> Option<Self> {
         NAMES.iter().find(|(_, _, of)| *of == class).map(|(family, ..)| *family)
     }
 
-    /// The family of this name.
     pub(super) fn named(name: &str) -> Option<Self> {
         NAMES.iter().find(|(_, of, _)| *of == name).map(|(family, ..)| *family)
     }
 
-    /// The family of a GGUF file.
     pub(super) fn of_gguf(name: &str) -> Option<Self> {
-        // Mistral models are llama models there, and so are those of Mixtral, with experts.
+        // GGUF files store Mistral and Mixtral models under the name `llama`.
         Self::named(name).filter(|family| !matches!(family, Self::Mistral | Self::Mixtral))
     }
 
-    /// What it is called.
     pub(super) fn name(self) -> &'static str {
         NAMES.iter().find(|(family, ..)| *family == self).map_or("", |(_, name, _)| name)
     }
 
-    /// Whether queries and keys are normed.
     pub(super) fn norms_queries(self) -> bool {
         matches!(self, Self::Qwen3 | Self::Qwen3Moe | Self::Olmo2 | Self::Gemma3)
     }
 
-    /// Whether its models are mixtures of experts.
     pub(super) fn has_experts(self) -> bool {
         matches!(self, Self::Mixtral | Self::Qwen3Moe)
     }
 
-    /// Whether it is one of Gemma's.
     pub(super) fn is_gemma(self) -> bool {
         matches!(self, Self::Gemma2 | Self::Gemma3)
     }
 
-    /// Whether files keep linear layers that share an input in one tensor.
+    /// Whether files store linear layers with a common input in one tensor.
     pub(super) fn is_fused(self) -> bool {
         self == Self::Phi3
     }
 
-    /// The linear layers of a block that always have a bias.
     pub(super) fn biased(self) -> &'static [Target] {
         match self {
             Self::Qwen2 => &[Target::Q, Target::K, Target::V],
@@ -83,7 +73,7 @@ impl Family {
         }
     }
 
-    /// Whether GGUF files store the rows of q and k for rotary pairs that lie beside each other.
+    /// Whether GGUF files store the rows of q and k for adjacent rotary pairs.
     pub(super) fn is_interleaved(self) -> bool {
         matches!(self, Self::Llama | Self::Mixtral | Self::Granite)
     }

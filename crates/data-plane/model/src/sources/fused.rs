@@ -1,5 +1,4 @@
-//! Linear layers that files keep in one tensor: those of a group, one behind the other in the order of a pass (Phi-3), and those of all
-//! experts of a block.
+//! Linear layers that files store in one tensor: those of a group (Phi-3), or of all experts of a block.
 
 use std::ops::Range;
 
@@ -10,19 +9,18 @@ use crate::shape::{
     source::{Target, TensorId},
 };
 
-/// Where a linear layer lies in the tensor of its group.
+/// Place of a linear layer in the fused tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Fused {
-    /// The group that it is of.
     pub(crate) group: LinearGroup,
-    /// Its rows there.
+    /// Rows of the layer in the fused tensor.
     pub(crate) rows: Range<usize>,
-    /// Rows of all of them.
+    /// Number of rows of the fused tensor.
     pub(crate) all_rows: usize,
 }
 
 impl Fused {
-    /// Where files of such a model keep `target`; `None` where it has a tensor of its own.
+    /// Returns the place of `target` in fused files, or `None` if it has its own tensor.
     pub(crate) fn of(config: &ModelConfig, target: Target) -> Option<Self> {
         let group = match target {
             Target::Q | Target::K | Target::V => LinearGroup::Qkv,
@@ -39,31 +37,30 @@ impl Fused {
         Some(Self { group, rows: *first..first + rows_of(target), all_rows })
     }
 
-    /// Its bytes of those of the whole tensor.
     pub(crate) fn part_of<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
         &bytes[self.range_in(bytes.len())]
     }
 
-    /// The same as a range of a tensor of so many bytes.
+    /// Returns the layer's byte range in a fused tensor of `bytes` bytes.
     pub(crate) fn range_in(&self, bytes: usize) -> Range<usize> {
         let row = bytes / self.all_rows;
         self.rows.start * row..self.rows.end * row
     }
 }
 
-/// The tensor of a file that a tensor of a model lies in.
+/// The file's tensor that contains a tensor of the model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TensorLocation {
-    /// What the file calls it.
     pub(crate) tensor: String,
-    /// `[rows, cols]` of it.
+    /// Shape of the file's tensor, `[rows, cols]`.
     pub(super) shape: [usize; 2],
-    /// Which part of it, if not the whole.
+    /// Place within the file's tensor, if only a part.
     pub(super) fused: Option<Fused>,
 }
 
 impl TensorLocation {
-    /// The place of a tensor of its own that is called `name`, or in that of a group, which `fused_name` says.
+    /// Returns the location of a tensor: its own tensor with the name `name()`, or a part of the group's
+    /// tensor with the name `fused_name(..)`.
     pub(super) fn of(
         config: &ModelConfig,
         id: TensorId,
@@ -85,7 +82,7 @@ impl TensorLocation {
         }
     }
 
-    /// The place of a matrix `id` in the tensor `tensor`, as the `nth` of so many of its shape.
+    /// Returns the location of the matrix `id` in `tensor`, as number `nth` of `of` stacked equal shapes.
     pub(super) fn stacked(
         config: &ModelConfig,
         (id, group): (TensorId, LinearGroup),
@@ -98,17 +95,15 @@ impl TensorLocation {
         Self { tensor, shape: [all_rows, cols], fused: Some(fused) }
     }
 
-    /// What the file calls the linear layer whose weight it is in.
     pub(super) fn module(&self) -> Option<&str> {
         self.tensor.strip_suffix(".weight")
     }
 
-    /// Its rows of those of the file's tensor.
     pub(super) fn rows(&self) -> Range<usize> {
         self.fused.as_ref().map_or(0..self.shape[0], |fused| fused.rows.clone())
     }
 
-    /// Its bytes of those of the file's tensor, which has been checked.
+    /// Returns the bytes within those of the file's tensor, which must have the expected size.
     pub(super) fn part_of<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
         self.fused.as_ref().map_or(bytes, |fused| fused.part_of(bytes))
     }

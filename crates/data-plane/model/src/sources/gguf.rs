@@ -1,8 +1,10 @@
-//! A model in a GGUF file: llama (Llama 2 and 3, Mistral, Mixtral, TinyLlama, SmolLM2), and the other families by their names.
+//! A model in a GGUF file: `llama` (Llama 2 and 3, Mistral, Mixtral, SmolLM2), or another family by name.
 //!
 //! # Layout
 //!
-//! - this file: the model. `metadata`: its shape. `names`: what its tensors are called.
+//! - this file: the model and its tensors.
+//! - `metadata`: reads the model's shape.
+//! - `names`: names of tensors in GGUF files.
 
 mod metadata;
 mod names;
@@ -28,13 +30,13 @@ use crate::{
     sources::{family::Family, norms::divided_norm},
 };
 
-/// One divisor for each rotary frequency, where a file has them.
+/// Tensor with a divisor for each rotary frequency, if present.
 pub(crate) const ROPE_FACTORS: &str = "rope_freqs.weight";
-/// Those of sequences no longer than the model was first trained with (longrope), and those of longer ones, which are not used.
+/// Divisors of longrope for sequences within the original context, and for longer ones, which are not used.
 pub(crate) const ROPE_SHORT_FACTORS: &str = "rope_factors_short.weight";
 const ROPE_LONG_FACTORS: &str = "rope_factors_long.weight";
 
-/// Why a GGUF file is no model that can be run.
+/// Reasons why a GGUF file cannot be run as a model.
 #[derive(Debug, thiserror::Error)]
 pub enum GgufSourceError {
     /// The file itself is broken.
@@ -43,33 +45,33 @@ pub enum GgufSourceError {
     /// A metadata key is missing.
     #[error("{}: metadata `{key}` is missing; convert the model again", path.display())]
     MissingKey {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The key.
+        /// Name of the metadata key.
         key: String,
     },
-    /// The model needs something that is not implemented.
+    /// The model needs an unsupported feature.
     #[error("{}: {what} is not supported; the README lists the families that are read: use a model of one of them without it", path.display())]
     Unsupported {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the model needs.
+        /// Name of the feature.
         what: String,
     },
-    /// The declared shape makes no sense.
+    /// The declared shape is invalid.
     #[error("{}: {source}; convert the model again", path.display())]
     Config {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// Defect of the shape.
         source: ModelConfigError,
     },
-    /// The tensors are not those the shape calls for.
+    /// The tensors do not match the declared shape.
     #[error("{}: {source}; fetch or convert the model again", path.display())]
     Layout {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// First tensor that does not match.
         source: LayoutError,
     },
 }
@@ -83,18 +85,18 @@ pub struct GgufSource {
 }
 
 impl GgufSource {
-    /// Maps the file at `path` and checks that it holds a whole model of a known architecture.
+    /// Maps the file at `path` and checks that it holds a complete model of a known architecture.
     ///
     /// # Errors
-    /// If the file is broken, of another architecture, or short of a tensor.
+    /// The file is broken, has another architecture, or lacks a tensor.
     pub fn open(path: &Path) -> Result<Self, GgufSourceError> {
         Self::new(GgufFile::open(path)?)
     }
 
-    /// Checks that an open file holds a whole model of a known architecture.
+    /// Checks that an open file holds a complete model of a known architecture.
     ///
     /// # Errors
-    /// If it is of another architecture, or short of a tensor.
+    /// The file has another architecture or lacks a tensor.
     pub fn new(file: GgufFile) -> Result<Self, GgufSourceError> {
         let reader = GgufMetadata::new(&file)?;
         reader.refuse_unsupported()?;
@@ -107,7 +109,7 @@ impl GgufSource {
         Ok(source)
     }
 
-    /// The open file, for its tokenizer and chat template.
+    /// Returns the open file, for its tokenizer and chat template.
     #[must_use]
     pub fn file(&self) -> &GgufFile {
         &self.file
@@ -120,7 +122,7 @@ impl GgufSource {
             let fits = view.dims.get(2).is_none_or(|&depth| stacked.is_none_or(|count| count == depth));
             Some([if fits { view.rows() } else { view.dims[1] }, view.cols()])
         };
-        // Biases are optional: those that are there are checked like everything else.
+        // Biases are optional; present ones are checked like all other tensors.
         let present = |id: &TensorId| self.file.tensor(&tensor_name(*id)).is_some();
         let biases = (0..self.config.layers).flat_map(|layer| {
             layer_targets(&self.config, layer).iter().map(move |&target| TensorId::Bias(layer, target))
@@ -201,14 +203,14 @@ impl WeightSource for GgufSource {
     }
 }
 
-/// Whether files of this architecture store the rows of q and k for rotary pairs that lie beside each other.
+/// Whether files of this architecture store the rows of q and k for adjacent rotary pairs.
 pub(crate) fn is_interleaved(architecture: &str) -> bool {
     Family::of_gguf(architecture).is_some_and(Family::is_interleaved)
 }
 
-/// Reorders the output features of q or k from interleaved rotary pairs, `(0, 1), (2, 3), ...`, to pairs half a head
-/// apart, `(0, d/2), (1, d/2 + 1), ...`. `data` holds whole heads, each feature `feature_bytes` long; features are
-/// moved and never looked into, so any encoding will do.
+/// Reorders the output features of q or k from interleaved rotary pairs, `(0, 1), (2, 3), ...`, to pairs half
+/// a head apart, `(0, d/2), (1, d/2 + 1), ...`. `data` holds complete heads, each feature `feature_bytes`
+/// long. Features are moved unread, so any encoding works.
 pub(crate) fn half_rotation_rows(data: &[u8], feature_bytes: usize, head_dim: usize) -> Vec<u8> {
     let mut reordered = Vec::with_capacity(data.len());
     for head in data.chunks_exact(feature_bytes * head_dim) {

@@ -1,8 +1,11 @@
-//! `config.json` of a Hugging Face model.
+//! Reads `config.json` of a Hugging Face model.
 //!
 //! # Layout
 //!
-//! - this file: the shape. `raw`: the options that matter. `traits`: what families do that Llama does not. `experts`: those of mixtures.
+//! - this file: the shape of the model.
+//! - `raw`: the options as they are stored.
+//! - `traits`: deviations of families from Llama.
+//! - `experts`: configuration of mixtures of experts.
 
 mod experts;
 mod raw;
@@ -21,7 +24,7 @@ use crate::{
     sources::family::Family,
 };
 
-/// Why a `config.json` is refused.
+/// Reasons for refusing a `config.json`.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum HfConfigError {
@@ -35,21 +38,17 @@ pub enum HfConfigError {
     Shape(#[from] ModelConfigError),
 }
 
-/// What a `config.json` says.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct HfConfig {
-    /// The model's shape, checked.
     pub(crate) model: ModelConfig,
-    /// The linear layers of a block that have a bias.
+    /// Linear layers of a block with a bias.
     pub(crate) biased: Vec<Target>,
-    /// The weights of norms are stored less 1 (Gemma).
+    /// Whether norm weights are stored minus 1 (Gemma).
     pub(crate) norms_less_one: bool,
-    /// How linear layers were quantized, if they were.
     pub(crate) quantization: Option<Quantization>,
 }
 
 impl HfConfig {
-    /// Reads and checks a `config.json`.
     pub(crate) fn parse(json: &[u8]) -> Result<Self, HfConfigError> {
         let raw: RawHfConfig = bounded_json::parse(json)?;
         let name = raw.architectures.first().ok_or(HfConfigError::Missing("architectures"))?;
@@ -134,7 +133,7 @@ impl RawHfConfig {
 
     fn biased(&self, family: Family) -> Vec<Target> {
         let attention: &[Target] = match family {
-            // These know no such option.
+            // These families have no such option.
             Family::Qwen2 | Family::Mistral | Family::Mixtral | Family::Phi3 => family.biased(),
             _ if self.attention_bias == Some(true) => &[Target::Q, Target::K, Target::V, Target::O],
             _ => &[],

@@ -1,4 +1,4 @@
-//! What transformers calls the tensors and linear layers of a model.
+//! Names of a model's tensors and linear layers in transformers.
 
 use super::{family::Family, fused::TensorLocation};
 use crate::shape::{
@@ -8,16 +8,14 @@ use crate::shape::{
     source::{Target, TensorId},
 };
 
-/// What they call the token embedding.
 pub(crate) const EMBEDDING: &str = "model.embed_tokens";
 
-/// Where safetensors files keep a tensor of a model.
 pub(super) fn place(config: &ModelConfig, id: TensorId) -> TensorLocation {
     TensorLocation::of(config, id, || tensor_name(config, id), fused_module_name)
 }
 
-/// The same in files whose experts lie in one tensor, as transformers 5 has them in memory: gate and up of an expert, then those of the
-/// next.
+/// Returns the location of a tensor in files with stacked experts, the memory layout of transformers 5: gate
+/// and up of an expert, then those of the next.
 pub(super) fn stacked_place(config: &ModelConfig, id: TensorId) -> TensorLocation {
     let (layer, expert, part, experts) = match (id, &config.experts) {
         (TensorId::Expert(layer, expert, part), Some(experts)) => (layer, expert, part, experts),
@@ -36,13 +34,12 @@ pub(super) fn stacked_place(config: &ModelConfig, id: TensorId) -> TensorLocatio
     TensorLocation::stacked(config, (id, group), fused_module_name(layer, group), place)
 }
 
-/// What safetensors files call a tensor of a model.
 pub(crate) fn tensor_name(config: &ModelConfig, id: TensorId) -> String {
     match id {
         TensorId::TokenEmbedding => format!("{EMBEDDING}.weight"),
         TensorId::OutputNorm => "model.norm.weight".to_owned(),
         TensorId::AttentionNorm(layer) => format!("model.layers.{layer}.input_layernorm.weight"),
-        // Behind attention and before the feed-forward: one place, unless something is normed at both.
+        // The name means the norm before the feed-forward or after attention; two names exist if both do.
         TensorId::FeedForwardNorm(layer) if config.norms_updates() => {
             format!("model.layers.{layer}.pre_feedforward_layernorm.weight")
         }
@@ -61,17 +58,17 @@ pub(crate) fn tensor_name(config: &ModelConfig, id: TensorId) -> String {
     }
 }
 
-/// What transformers calls the mixture in a block.
 fn mixture_name(config: &ModelConfig) -> &'static str {
     if is_qwen(config) { "mlp" } else { "block_sparse_moe" }
 }
 
-/// Whether experts have the names that they have in Qwen's models, not in Mixtral's, which GGUF files take for Llama's.
+/// Whether experts have Qwen's names, else Mixtral's, the default because GGUF calls Mixtral `llama`.
 fn is_qwen(config: &ModelConfig) -> bool {
     Family::named(&config.architecture) == Some(Family::Qwen3Moe)
 }
 
-/// What transformers calls the linear layer that has these weights; of no other tensor it is asked.
+/// Returns the name of the linear layer with these weights in transformers. The result is empty for tensors
+/// that are no weights of a linear layer.
 #[must_use]
 pub fn linear_name(config: &ModelConfig, id: TensorId) -> String {
     match id {
@@ -89,7 +86,6 @@ pub fn linear_name(config: &ModelConfig, id: TensorId) -> String {
     }
 }
 
-/// What transformers calls the linear layer that is all of a group.
 pub(crate) fn fused_module_name(layer: usize, group: LinearGroup) -> String {
     let name = match group {
         LinearGroup::Qkv => "self_attn.qkv_proj",
@@ -103,7 +99,7 @@ pub(crate) fn fused_module_name(layer: usize, group: LinearGroup) -> String {
     format!("model.layers.{layer}.{name}")
 }
 
-/// What transformers calls a linear layer.
+/// Returns the name of a linear layer in transformers.
 #[must_use]
 pub fn module_name(layer: usize, target: Target) -> String {
     let name = match target {

@@ -1,4 +1,5 @@
-//! The identity of a model by its path alone, for who loads none of it: all of it is read, or was once.
+//! Computes the identity of a model from its path, for programs that do not load the model. All files are
+//! read, or a stored result is used.
 
 use std::{fs, io, os::unix::fs::MetadataExt as _, path::Path};
 
@@ -9,24 +10,24 @@ use crate::{
     sources::open::{OpenError, weights},
 };
 
-/// Most files of a model directory whose state is looked at.
+/// Maximum number of files in a model directory that are checked for changes.
 const MAX_FILES: usize = 1 << 12;
 
-/// The identity of the model at `path`, all of which is read.
+/// Computes the identity of the model at `path` by reading all of it.
 ///
 /// # Errors
-/// If there is no model of a known architecture.
+/// There is no model of a known architecture.
 pub fn of_model(path: &Path) -> Result<[u8; 32], OpenError> {
     let files = ModelFiles::at(path)?;
     let text = TextHash::of(&files)?;
     Ok(HashedWeights::new(weights(&files)?).identity(text))
 }
 
-/// As [`of_model`], but a model is read once: its identity is kept in the directory `kept`, by names, sizes, times and
-/// inodes of its files. Where it cannot be kept, the model is read each time.
+/// Computes the identity as [`of_model`] does, but reads an unchanged model only once: the directory `kept`,
+/// if given, stores identities by names, sizes, times and inodes of the model's files.
 ///
 /// # Errors
-/// As [`of_model`].
+/// The errors of [`of_model`].
 pub fn of_model_once(path: &Path, kept: Option<&Path>) -> Result<[u8; 32], OpenError> {
     let Some(kept) = kept else {
         return of_model(path);
@@ -39,7 +40,7 @@ pub fn of_model_once(path: &Path, kept: Option<&Path>) -> Result<[u8; 32], OpenE
     }
     let identity = of_model(path)?;
     if let Some(stamp) = stamp.filter(|&stamp| stamp_of(&files).is_ok_and(|after| after == stamp)) {
-        // Whole under its name or not there at all; a failure costs the next caller the reading.
+        // The rename makes the entry complete or absent; a failure only costs the next caller a read.
         let fresh = kept.join(format!("new-{}", std::process::id()));
         let keep = || fs::create_dir_all(kept).and_then(|()| fs::write(&fresh, identity));
         drop(keep().and_then(|()| fs::rename(&fresh, place(stamp))));
@@ -47,7 +48,7 @@ pub fn of_model_once(path: &Path, kept: Option<&Path>) -> Result<[u8; 32], OpenE
     Ok(identity)
 }
 
-/// Hash of what tells one state of a model's files from another without reading them.
+/// Returns a hash of file metadata that changes with the model's files.
 fn stamp_of(files: &ModelFiles) -> io::Result<blake3::Hash> {
     let mut paths = match files {
         ModelFiles::Gguf(path) => vec![path.clone()],

@@ -1,16 +1,15 @@
-//! Norms whose weights are not stored as the pass multiplies with them.
+//! Norms whose weights are stored in another form than the pass multiplies with.
 
 use kernels::{TensorType, quant::dequantize_row};
 
 use crate::shape::source::Tensor;
 
-/// The weights of a norm that are stored less 1 (Gemma), as floats of 32 bits: transformers adds it in these, too.
+/// Returns a norm stored minus 1 (Gemma), as 32-bit floats; transformers adds the 1 in 32 bits, too.
 pub(super) fn norm_and_one(kind: TensorType, stored: &[u8], count: usize) -> Tensor<'static> {
     changed(kind, stored, count, |weight| 1.0 + weight)
 }
 
-/// The weights of the norm before a head whose logits are divided by `divisor` (Granite): the head is linear, so this divides them,
-/// with any adapter.
+/// Returns the output norm divided by `divisor` (Granite), which divides the logits of the linear head.
 pub(super) fn divided_norm(kind: TensorType, stored: &[u8], count: usize, divisor: f32) -> Tensor<'static> {
     changed(kind, stored, count, |weight| weight / divisor)
 }

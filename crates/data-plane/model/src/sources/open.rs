@@ -1,4 +1,4 @@
-//! Opens a model's weights, whatever its files are.
+//! Opens a model's weights in any supported file format.
 
 use std::path::{Path, PathBuf};
 
@@ -17,16 +17,16 @@ use crate::{
     },
 };
 
-/// Why a model could not be opened.
+/// Reasons why a model could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// There is none, or more than one.
+    /// The path holds no model, or several.
     #[error(transparent)]
     Find(#[from] FindError),
-    /// A client's copy of another model, without its linear layers.
+    /// The path is a client's sparse copy, without linear layers.
     #[error("{} is a client's sparse copy, without linear layers; give the path of the whole model", path.display())]
     Sparse {
-        /// The file or directory.
+        /// Path of the file or directory.
         path: PathBuf,
     },
     /// The GGUF file is refused.
@@ -35,17 +35,16 @@ pub enum OpenError {
     /// The directory is refused.
     #[error(transparent)]
     Safetensors(#[from] SafetensorsSourceError),
-    /// What the files say about text cannot be read.
+    /// The tokenizer or chat template cannot be read.
     #[error(transparent)]
     Text(#[from] TextHashError),
-    /// What the files say about sampling is refused.
+    /// The sampling defaults are refused.
     #[error(transparent)]
     Defaults(#[from] GenerationDefaultsError),
 }
 
 impl OpenError {
-    /// True if the files are whole as far as is known, and only the architecture, or an option of it, is not
-    /// supported.
+    /// True if the files seem intact and only the architecture, or one of its options, is unsupported.
     #[must_use]
     pub fn is_of_configuration(&self) -> bool {
         matches!(self, Self::Safetensors(SafetensorsSourceError::Config { .. }))
@@ -55,7 +54,7 @@ impl OpenError {
 /// Opens the model at `path`: a GGUF file, a directory with a single one, or a Hugging Face directory.
 ///
 /// # Errors
-/// If there is no model, more than one, or one that cannot be run.
+/// There is no model, more than one, or one that cannot be run.
 pub fn open(path: &Path) -> Result<Box<dyn WeightSource + Send + Sync>, OpenError> {
     weights(&ModelFiles::at(path)?)
 }
@@ -63,7 +62,7 @@ pub fn open(path: &Path) -> Result<Box<dyn WeightSource + Send + Sync>, OpenErro
 /// Opens the weights of a model that was found.
 ///
 /// # Errors
-/// Whatever opening the one or the other kind reports, and a sparse copy, which has none of linear layers.
+/// The errors of opening either format, or the model is a sparse copy without linear layers.
 pub fn weights(files: &ModelFiles) -> Result<Box<dyn WeightSource + Send + Sync>, OpenError> {
     if files.is_sparse_copy() {
         return Err(OpenError::Sparse { path: files.path().to_path_buf() });
@@ -71,7 +70,7 @@ pub fn weights(files: &ModelFiles) -> Result<Box<dyn WeightSource + Send + Sync>
     sparse_weights(files)
 }
 
-/// Opens the weights, also those of a sparse copy, for who needs none of linear layers.
+/// Opens the weights, including those of a sparse copy, for callers that need no linear layers.
 pub(crate) fn sparse_weights(files: &ModelFiles) -> Result<Box<dyn WeightSource + Send + Sync>, OpenError> {
     Ok(match files {
         ModelFiles::Gguf(path) => Box::new(GgufSource::open(path)?),

@@ -1,8 +1,7 @@
-//! How the linear layers of a Hugging Face model were quantized, as `quantization_config` says it: by GPTQ or AWQ.
+//! Quantization of a Hugging Face model's linear layers by GPTQ or AWQ, from `quantization_config`.
 
 use serde_json::Value;
 
-/// An option that is not supported.
 #[derive(Debug)]
 pub(super) struct UnsupportedOption {
     pub(super) option: &'static str,
@@ -13,19 +12,18 @@ fn unsupported(option: &'static str, value: impl std::fmt::Debug) -> Unsupported
     UnsupportedOption { option, value: format!("{value:?}") }
 }
 
-/// How a model's linear layers were quantized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Quantization {
     pub(super) method: QuantMethod,
-    /// Of a code: 4 or 8.
+    /// Bits per code: 4 or 8.
     pub(super) bits: usize,
-    /// Inputs that share a scale; `None`: all.
+    /// Number of inputs with a common scale; `None` for all inputs.
     pub(super) group: Option<usize>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum QuantMethod {
-    /// Stores zero points less this.
+    /// GPTQ, whose stored zero points are this much smaller.
     Gptq(u32),
     Awq,
 }
@@ -34,7 +32,7 @@ impl Quantization {
     /// Reads `quantization_config`.
     ///
     /// # Errors
-    /// It is another method, or a variant that is not known.
+    /// The method or its variant is unsupported.
     pub(super) fn parse(json: &Value) -> Result<Self, UnsupportedOption> {
         let text = |name: &str| json.get(name).and_then(Value::as_str);
         let method = match (text("quant_method"), text("checkpoint_format"), text("version")) {
@@ -66,7 +64,6 @@ impl Quantization {
         Ok(Self { method, bits, group })
     }
 
-    /// Codes of a word.
     pub(super) fn per_word(self) -> usize {
         32 / self.bits
     }
@@ -75,7 +72,7 @@ impl Quantization {
         (1 << self.bits) - 1
     }
 
-    /// The zero point that needs no minimum.
+    /// Returns the zero point of symmetric codes, which need no minimum.
     pub(super) fn middle(self) -> u32 {
         1 << (self.bits - 1)
     }

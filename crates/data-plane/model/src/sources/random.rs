@@ -1,9 +1,9 @@
-//! Weights that nobody trained: any known architecture at its real size and speed, from its `config.json` alone.
+//! Untrained random weights: any known architecture at its real size and speed, from its `config.json` alone.
 //!
-//! Tensors are bf16. The number at place `i` of a tensor is a hash of the seed, the tensor and `i` (splitmix64, four
-//! numbers a hash), so that tensors can be made in any order, by any thread, again and again. A linear layer keeps the
-//! size of what it is given (uniform with a standard deviation of 1/√inputs); layers that write to the residual stream
-//! are smaller by √(2·layers), so that the sum of all of them is about as large as what they are added to.
+//! Tensors are bf16. Element `i` of a tensor is a hash of the seed, the tensor and `i` (splitmix64, four
+//! elements per hash). Any thread can therefore generate tensors in any order, repeatedly. A linear layer
+//! keeps the magnitude of its inputs (uniform with a standard deviation of 1/√inputs). Layers that write to
+//! the residual stream are smaller by √(2·layers), so that their sum is about as large as the stream.
 
 use std::{
     borrow::Cow,
@@ -26,29 +26,28 @@ use crate::{
     sources::hf_config::{HfConfig, HfConfigError},
 };
 
-/// Largest `config.json` that is read.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
 
-/// 1 as bf16.
+/// The value 1 as bf16.
 const ONE: u16 = 0x3F80;
 
-/// Why there is no model to make weights for.
+/// Reasons why random weights cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum RandomSourceError {
-    /// There is no configuration.
+    /// The configuration cannot be read.
     #[error("cannot read {}: {source}; random weights need the config.json of a model", path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// The configuration is not one of a model that is known.
+    /// The configuration describes no known model.
     #[error("cannot make weights for {}: {source}", path.display())]
     Config {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Reason for refusing the configuration.
         source: HfConfigError,
     },
 }
@@ -62,10 +61,10 @@ pub struct RandomSource {
 }
 
 impl RandomSource {
-    /// The model that `directory/config.json` describes, with weights made of `seed`.
+    /// Creates the model that `directory/config.json` describes, with weights from `seed`.
     ///
     /// # Errors
-    /// If the file cannot be read or describes no model that is known.
+    /// The file cannot be read or describes no known model.
     pub fn open(directory: &Path, seed: u64) -> Result<Self, RandomSourceError> {
         let path = directory.join(CONFIG_FILE);
         let json =
@@ -76,13 +75,12 @@ impl RandomSource {
         Ok(Self { config, biased, seed })
     }
 
-    /// A model of this shape, without biases.
+    /// Creates a model of this shape, without biases.
     #[must_use]
     pub fn new(config: ModelConfig, seed: u64) -> Self {
         Self { config, biased: Vec::new(), seed }
     }
 
-    /// Whether a model of this shape has it.
     fn has(&self, id: TensorId) -> bool {
         let is_layer = |layer: usize| layer < self.config.layers;
         match id {
@@ -111,12 +109,12 @@ impl RandomSource {
         layer_targets(&self.config, layer).contains(&target)
     }
 
-    /// Standard deviation of a tensor's numbers; `None` for a norm, which is 1 everywhere.
+    /// Returns the standard deviation of a tensor's elements, or `None` for norms, which are 1 everywhere.
     fn standard_deviation(&self, id: TensorId) -> Option<f32> {
         let [_, inputs] = tensor_shape(&self.config, id);
         let kept = 1.0 / (inputs.max(1) as f32).sqrt();
         match id {
-            // A tied head is the embedding, too, and its logits are to be of the size of 1.
+            // A tied head is also the embedding, and its logits should have a magnitude of about 1.
             TensorId::TokenEmbedding if self.config.tied_head => Some(kept),
             TensorId::TokenEmbedding => Some(1.0),
             TensorId::Weight(_, Target::O | Target::Down) | TensorId::Expert(_, _, ExpertPart::Down) => {
@@ -152,7 +150,7 @@ impl WeightSource for RandomSource {
 }
 
 impl Identified for RandomSource {
-    /// Shape and seed say all, and no number is made.
+    /// The identity follows from shape and seed, so no element is generated.
     fn identity(&self, text: TextHash) -> [u8; 32] {
         let mut identity = Identity::new(text);
         identity.add(&format!("random {:?} {:?} {}", self.config, self.biased, self.seed));
@@ -160,7 +158,6 @@ impl Identified for RandomSource {
     }
 }
 
-/// A file, if it is short enough to be a configuration.
 fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
     use io::Read as _;
     let mut bytes = Vec::new();
@@ -171,7 +168,7 @@ fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Where a tensor's numbers begin among all numbers of a seed.
+/// Returns the position of a tensor's elements in the random sequence of a seed.
 fn key(seed: u64, id: TensorId) -> u64 {
     let mut hasher = blake3::Hasher::new_derive_key("holobiont random weights 1");
     hasher.update(&seed.to_le_bytes());
@@ -180,16 +177,16 @@ fn key(seed: u64, id: TensorId) -> u64 {
     u64::from_le_bytes([a, b, c, d, e, f, g, h])
 }
 
-/// `count` numbers of bf16, uniform around 0.
+/// Generates `count` bf16 values, uniform around 0.
 fn uniform(key: u64, spread: f32, count: usize) -> Vec<u8> {
-    // A uniform number in -1..1 has the standard deviation 1/√3.
+    // A uniform value in -1..1 has the standard deviation 1/√3.
     let step = spread * 3f32.sqrt() / 32768.0;
     let mut data = vec![0u8; 2 * count];
     let random = Rng::keyed(key);
     for (chunk, counter) in data.chunks_mut(8).zip(0u64..) {
         let hash = random.bits(counter).to_le_bytes();
         for (number, bits) in chunk.chunks_exact_mut(2).zip(hash.chunks_exact(2)) {
-            // In the middle of its step, so that nothing is 0 and both signs are alike.
+            // The middle of the step avoids 0 and makes both signs symmetric.
             let value = (f32::from(i16::from_le_bytes([bits[0], bits[1]])) + 0.5) * step;
             number.copy_from_slice(&bf16(value).to_le_bytes());
         }
@@ -197,7 +194,7 @@ fn uniform(key: u64, spread: f32, count: usize) -> Vec<u8> {
     data
 }
 
-/// The nearest bf16 of a finite number, ties to even.
+/// Returns the nearest bf16 of a finite value, ties to even.
 fn bf16(value: f32) -> u16 {
     let bits = value.to_bits();
     let rounded = bits.wrapping_add(0x7FFF + ((bits >> 16) & 1)) >> 16;
@@ -215,7 +212,7 @@ mod tests {
         shape::config::{ArchFlags, Rope, RopeScaling},
     };
 
-    /// How the queries of the second layer begin with seed 7.
+    /// First bytes of the second layer's queries with seed 7.
     const FIRST_BYTES: [u8; 8] = [238, 61, 84, 189, 207, 61, 48, 62];
 
     fn shape(layers: usize) -> ModelConfig {
@@ -257,7 +254,7 @@ mod tests {
         assert_eq!(of(7, query), of(7, query));
         assert_ne!(of(7, query), of(8, query));
         assert_ne!(of(7, query), of(7, TensorId::Weight(0, Target::Q)));
-        // Committed figures: a model of a seed is the same on every machine and in every release.
+        // The expected bytes are fixed, so a seed's model is the same on every machine and in every release.
         let first: Vec<u8> = RandomSource::new(shape(2), 7).tensor(query).unwrap().data[..8].to_vec();
         assert_eq!(first, FIRST_BYTES);
         let identity = |layers, seed| RandomSource::new(shape(layers), seed).identity(TextHash([0; 32]));

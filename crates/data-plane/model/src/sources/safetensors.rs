@@ -1,9 +1,12 @@
-//! A model in a Hugging Face directory: `config.json` beside one safetensors file or a sharded set of them.
+//! A model in a Hugging Face directory: `config.json` with one safetensors file or several shards.
 //!
 //! # Layout
 //!
-//! - this file: the model. `shards`: its weight files. [`file`](mod@file): the table of contents of one. `quantized`: linear layers of
-//!   GPTQ and AWQ. `error`: why they are refused.
+//! - this file: the model and its tensors.
+//! - `shards`: the weight files of a directory.
+//! - [`file`](mod@file): the table of contents of one file.
+//! - `quantized`: linear layers of GPTQ and AWQ.
+//! - `error`: reasons for refusing the files.
 
 mod error;
 pub mod file;
@@ -40,7 +43,6 @@ use crate::{
 
 pub use self::error::SafetensorsSourceError;
 
-/// Bytes of `config.json`.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
 
 /// A model in a Hugging Face directory, opened and checked.
@@ -51,15 +53,15 @@ pub struct SafetensorsSource {
     norms_less_one: bool,
     quantization: Option<Quantization>,
     shards: Shards,
-    /// The experts of a block lie in one tensor.
+    /// Whether the experts of a block are stored in one tensor.
     stacked: bool,
 }
 
 impl SafetensorsSource {
-    /// Maps the weight files in `directory` and checks that they hold a whole model of a known architecture.
+    /// Maps the weight files in `directory` and checks that they hold a complete known model.
     ///
     /// # Errors
-    /// If a file is missing or broken, the architecture is another one, or a tensor is missing or too many.
+    /// A file is missing or broken, the architecture is unknown, or a tensor is missing or superfluous.
     pub fn open(directory: &Path) -> Result<Self, SafetensorsSourceError> {
         let (path, json) = read_config(directory)?;
         let HfConfig { model: config, biased, norms_less_one, quantization } =
@@ -73,19 +75,17 @@ impl SafetensorsSource {
         Ok(source)
     }
 
-    /// Whether the first experts lie in one tensor.
     fn has_stacks(&self) -> bool {
         let first = (0..self.config.layers).find(|&layer| self.config.experts_of(layer).is_some());
         let id = first.map(|layer| TensorId::Expert(layer, ExpertId(0), ExpertPart::Down));
         id.is_some_and(|id| self.shards.tensor(&stacked_place(&self.config, id).tensor).is_some())
     }
 
-    /// Where the files keep a tensor.
     pub(crate) fn place(&self, id: TensorId) -> TensorLocation {
         if self.stacked { stacked_place(&self.config, id) } else { place(&self.config, id) }
     }
 
-    /// The parts of the linear layer at `place`, if it is quantized.
+    /// Returns the parts of the linear layer at `place`, if it is quantized.
     fn parts(&self, place: &TensorLocation) -> Result<Option<QuantizedParts<'_>>, LayoutError> {
         match (self.quantization, place.module()) {
             (Some(quantization), Some(module)) => {
@@ -95,7 +95,6 @@ impl SafetensorsSource {
         }
     }
 
-    /// The weight files.
     pub(crate) fn shards(&self) -> &Shards {
         &self.shards
     }
@@ -113,9 +112,9 @@ impl SafetensorsSource {
         let shape = |name: &str| self.shape(name);
         layout::check_tensors(matrices.iter().cloned(), shape).map_err(refuse)?;
         known.extend(matrices.into_iter().map(|(name, _)| name));
-        // Some models store a tied head once more; transformers ignores it too.
+        // Some models also store a tied head, which transformers ignores, too.
         known.insert(module_name(0, Target::LmHead) + ".weight");
-        // Old files keep the rotary frequencies, which the configuration gives as well.
+        // Old files store rotary frequencies, which also follow from the configuration.
         let unknown = |name: &&str| !known.contains(*name) && !name.ends_with(".rotary_emb.inv_freq");
         let others = self.shards.others().map(|other| other.name.as_str());
         match self.shards.names().chain(others).find(unknown) {
@@ -127,7 +126,7 @@ impl SafetensorsSource {
         }
     }
 
-    /// `[rows, cols]` of a tensor, those of all experts one below the other.
+    /// Returns `[rows, cols]` of a tensor; stacked experts count as one matrix.
     fn shape(&self, name: &str) -> Option<[usize; 2]> {
         let stored = self.shards.tensor(name)?;
         match (&*stored.shape, &self.config.experts) {
@@ -136,7 +135,7 @@ impl SafetensorsSource {
         }
     }
 
-    /// The tensors that there are to be. Quantized layers have a bias wherever their files have one.
+    /// Returns the tensors that must exist. Quantized layers have a bias if their files have one.
     fn expected(&self, biased: &[Target]) -> Vec<TensorId> {
         let required: Vec<TensorId> = layout::required_tensors(&self.config, biased).collect();
         let is_stored = |id: &TensorId| {
@@ -161,7 +160,7 @@ impl WeightSource for SafetensorsSource {
             return None;
         }
         let place = self.place(id);
-        // They were checked when the files were opened.
+        // The parts were checked when the files were opened.
         if let Some(parts) = self.parts(&place).ok().flatten() {
             return Some(parts.tensor(place.rows()));
         }
@@ -194,13 +193,13 @@ impl WeightSource for SafetensorsSource {
     }
 }
 
-/// What the parts of the linear layer at `place` are called, if it is quantized.
+/// Returns the part names of the linear layer at `place`, if it can be quantized.
 fn part_names(place: &TensorLocation) -> impl Iterator<Item = String> {
     let module = place.module();
     module.into_iter().flat_map(|module| PARTS.map(|part| format!("{module}.{part}")))
 }
 
-/// `config.json` of a directory, not parsed yet, and where it is.
+/// Reads `config.json` of a directory without parsing it, and returns its path too.
 pub(crate) fn read_config(directory: &Path) -> Result<(PathBuf, Vec<u8>), SafetensorsSourceError> {
     let path = directory.join(CONFIG_FILE);
     match whole_file::read(&path, MAX_CONFIG_BYTES) {

@@ -1,4 +1,4 @@
-//! The base layers of a pass on the CPU whose sites serve others' calls too.
+//! Base layers of a pass on the CPU that also evaluate co-batched calls of split clients.
 
 use kernels::Activations;
 
@@ -10,18 +10,17 @@ use crate::{
     weights::host::{BorrowedSites, HostLayers},
 };
 
-/// The base layers of a pass that others may join.
+/// The base layers of a pass that calls may join.
 pub(crate) struct CoBatchedLayers<'a, L> {
     pub(crate) layers: &'a mut L,
-    /// Which path the pass takes.
     pub(crate) path: SitePath,
     pub(crate) company: &'a mut dyn PassHooks,
-    /// Outputs of the pass's rows and of those that joined; kept between passes.
+    /// Outputs of the pass's own and joined rows, kept between passes.
     pub(crate) together: &'a mut Vec<f32>,
 }
 
 impl<L: HostLayers> CoBatchedLayers<'_, L> {
-    /// Evaluates the pass's `own` rows and those that joined, and parts them again: what comes after has only its own.
+    /// Evaluates the pass's `own` rows and the joined rows together, then separates them again.
     fn evaluate_together(
         &mut self,
         compute: &mut Compute,

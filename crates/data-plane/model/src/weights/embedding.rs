@@ -1,4 +1,4 @@
-//! The token embedding, which whoever runs the pass holds itself.
+//! The token embedding, which stays with the process that runs the pass.
 
 use std::sync::Arc;
 
@@ -9,17 +9,17 @@ use crate::{
     weights::tensors::{WeightsError, pack_tensor},
 };
 
-/// `[vocab, hidden]`, packed like the linear layers: a tied head shares its memory.
+/// Token embedding `[vocab, hidden]`, packed like the linear layers, so that a tied head shares its memory.
 #[derive(Debug, Clone)]
 pub struct Embedding {
     matrix: Arc<PackedMatrix>,
 }
 
 impl Embedding {
-    /// Reads and packs it, and nothing else of the model.
+    /// Reads and packs the embedding, and nothing else of the model.
     ///
     /// # Errors
-    /// The files have none, or one of another shape than the configuration implies, or memory runs out.
+    /// The embedding is missing, has another shape than the configuration implies, or memory runs out.
     pub fn load(source: &dyn WeightSource) -> Result<Self, WeightsError> {
         let matrix = pack_tensor(source, &Arena::new(0), TensorId::TokenEmbedding)?;
         Ok(Self::new(Arc::new(matrix)))
@@ -39,13 +39,12 @@ impl Embedding {
         }
     }
 
-    /// Bytes of memory.
+    /// Returns the bytes of memory.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.matrix.bytes()
     }
 
-    /// The weights, for a head that shares them.
     pub(crate) fn matrix(&self) -> &Arc<PackedMatrix> {
         &self.matrix
     }

@@ -1,7 +1,7 @@
-//! The first layers of a base that is served, as a model of their own: what a draft adapter computes with.
+//! The first layers of a served base, as a model of their own for draft adapters.
 //!
-//! Their matrices are the base's, in the same memory, and nothing here reads a disk: of a base that comes from one, what is pinned
-//! can be shared. The head may be cut to some tokens; its rows are copied then.
+//! The matrices share the base's memory, and nothing here reads a disk; of a streamed base, only pinned
+//! weights can be shared. The head may be cut to a shortlist, whose rows are then copied.
 
 use std::{convert::Infallible, sync::Arc};
 
@@ -20,47 +20,45 @@ use crate::{
     },
 };
 
-/// Why the first layers of a base cannot be had.
+/// Reasons why the first layers of a base are not available.
 #[derive(Debug, thiserror::Error)]
 pub enum FirstLayersError {
-    /// They are on a disk.
+    /// Some of the layers are on a disk.
     #[error(
         "the draft computes {wanted} layers, and the base has {in_memory} in memory: raise --resident-weight-bytes, or take a draft of \
          fewer layers"
     )]
     NotInMemory {
-        /// What the draft computes.
+        /// Number of layers that the draft computes.
         wanted: usize,
-        /// Of the base's first layers so many are in memory.
+        /// Number of the base's first layers in memory.
         in_memory: usize,
     },
-    /// So is what every pass begins or ends with.
+    /// The embedding or the head is on a disk.
     #[error(
         "the draft needs the base's {0} in memory, and it comes from the disk: raise --resident-weight-bytes or leave it out"
     )]
     NoEnd(&'static str),
-    /// There is no memory for the shortlist's rows of the head.
+    /// Memory for the shortlist's rows of the head is missing.
     #[error("no memory for the head of the draft")]
     Memory(#[from] PackError),
 }
 
-/// A matrix that lies in pieces of equally many rows, the last of fewer.
+/// A matrix in pieces of equally many rows; the last piece may have fewer.
 #[derive(Debug, Clone)]
 pub(crate) struct PiecewiseMatrix(Vec<Arc<PackedMatrix>>);
 
 impl PiecewiseMatrix {
-    /// Puts them together, if there are any.
     pub(crate) fn new(pieces: Vec<Arc<PackedMatrix>>) -> Option<Self> {
         (!pieces.is_empty()).then_some(Self(pieces))
     }
 
-    /// The piece in which a row lies, and where there.
+    /// Returns the piece with a row, and the row's index in the piece.
     pub(crate) fn of(&self, row: usize) -> (&PackedMatrix, usize) {
         let rows = self.0[0].rows();
         (&self.0[row / rows], row % rows)
     }
 
-    /// As layers side by side.
     fn linears(&self) -> Vec<Linear> {
         let name = || module_name(0, Target::LmHead);
         let linear =
@@ -69,27 +67,27 @@ impl PiecewiseMatrix {
     }
 }
 
-/// What of a base is in memory, to be shared.
+/// Weights of a base in memory, to be shared.
 #[derive(Debug, Clone)]
 pub(crate) struct SharedLayers {
-    /// The first blocks, as many as are there: their sites.
+    /// Sites of the leading blocks in memory.
     pub(crate) blocks: Vec<Vec<Vec<Linear>>>,
     pub(crate) embedding: Option<PiecewiseMatrix>,
     pub(crate) head: Option<PiecewiseMatrix>,
 }
 
-/// See the module.
+/// The first layers of a base, with its embedding and head.
 #[derive(Debug)]
 pub struct FirstLayers {
     sites: SiteWeights,
     embedding: PiecewiseMatrix,
     config: ModelConfig,
-    /// Bytes that are not the base's.
+    /// Bytes that are not shared with the base.
     own_bytes: usize,
 }
 
 impl FirstLayers {
-    /// Those that `shape` names, of a base of shape `base`.
+    /// Takes the layers of `shape` from a base with the configuration `base`.
     pub(crate) fn new(
         base: &ModelConfig,
         shared: &SharedLayers,
@@ -130,7 +128,6 @@ impl HostLayers for FirstLayers {
         self.sites.set_precision(precision);
     }
 
-    /// Those that are not the base's.
     fn bytes(&self) -> usize {
         self.own_bytes
     }
@@ -156,7 +153,6 @@ impl HostLayers for FirstLayers {
     }
 }
 
-/// The sites of a block, in the order of a pass.
 pub(crate) fn block_sites(config: &ModelConfig, block: usize) -> impl Iterator<Item = SiteId> {
     block_groups(config, block).map(move |group| SiteId::of(config, block, group))
 }

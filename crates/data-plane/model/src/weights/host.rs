@@ -1,4 +1,4 @@
-//! Base layers on the host's cores, wherever their weights are, as a pass and those who lend it take them.
+//! Base layers that the host's cores compute, in memory or streamed, for passes and split clients.
 
 use std::{convert::Infallible, error::Error, fmt, sync::Arc};
 
@@ -13,39 +13,39 @@ use crate::{
     weights::ResidentLayers,
 };
 
-/// What is called, on the thread that computes, wherever weights are waited for.
+/// Callback on the compute thread for each wait for weights.
 pub type WaitCallback<'a> = &'a mut dyn FnMut(&dyn PendingWeights);
 
 /// The linear layers of a model, and its token embedding.
 pub trait HostLayers: fmt::Debug {
-    /// Why a layer was not evaluated: `Infallible` for weights in memory.
+    /// Error of an evaluation: `Infallible` for weights in memory.
     type Error: Error + Send + Sync + 'static + From<Infallible>;
 
-    /// The model's shape.
+    /// Returns the model's shape.
     fn config(&self) -> &ModelConfig;
 
-    /// The sites there are.
+    /// Returns all sites, in order.
     fn sites(&self) -> &[Site];
 
-    /// Computes with `precision` from now on.
+    /// Sets the precision of later evaluations.
     fn set_precision(&mut self, precision: Precision);
 
-    /// Gives sites a ring path, as far as they can have one: [`SiteWeights::commit`](super::sites::SiteWeights::commit). Layers that
-    /// come from a disk have none.
+    /// Gives sites a modular path where possible; see
+    /// [`SiteWeights::commit`](super::sites::SiteWeights::commit). Streamed layers have none.
     fn commit(&mut self, compute: &mut Compute) {
         let _ = compute;
     }
 
-    /// Bytes of memory.
+    /// Returns the bytes of memory that the weights take.
     fn bytes(&self) -> usize;
 
-    /// Evaluates `call` for all rows of `x` into rows of `out`, and calls `meanwhile` where it waits for weights.
+    /// Evaluates `call` for all rows of `x` into `out`; calls `meanwhile` during waits for weights.
     ///
     /// # Errors
-    /// Its weights are not in memory and cannot be read.
+    /// The weights are not in memory and cannot be read.
     ///
     /// # Panics
-    /// If the call's shape is not that of the site.
+    /// If the shapes of `x` and `out` do not match the site.
     fn evaluate(
         &mut self,
         compute: &mut Compute,
@@ -58,23 +58,23 @@ pub trait HostLayers: fmt::Debug {
     /// Writes the embeddings of `tokens` to `out`, `[tokens, hidden]`.
     ///
     /// # Errors
-    /// They are not in memory and cannot be read.
+    /// The embeddings are not in memory and cannot be read.
     ///
     /// # Panics
     /// If the vocabulary has no such token.
     fn embed(&self, tokens: &mut dyn Iterator<Item = u32>, out: &mut [f32]) -> Result<(), Self::Error>;
 
-    /// Of weights that come from a disk, the floor of each site: see [`EvaluateSites::floors`].
+    /// Returns the layer chunk of each site if weights are streamed; see [`EvaluateSites::floors`].
     fn floors(&self) -> Option<Vec<u32>> {
         None
     }
 
-    /// Bytes that a pass reads from a disk, besides embeddings.
+    /// Returns the bytes that a pass reads from disk, without embeddings.
     fn sweep_bytes(&self) -> u64 {
         0
     }
 
-    /// Of weights that come from a disk, what that costs.
+    /// Returns the stats of streamed weights, or `None` if all weights are in memory.
     fn sweep_figures(&self) -> Option<Arc<WeightStreamStats>> {
         None
     }
@@ -121,7 +121,7 @@ impl HostLayers for ResidentLayers {
     }
 }
 
-/// The sites of layers that somebody else owns, with the threads he computes with.
+/// Borrowed layers and compute threads, which evaluate separate calls.
 #[derive(Debug)]
 pub(crate) struct BorrowedSites<'a, L> {
     pub(crate) layers: &'a mut L,

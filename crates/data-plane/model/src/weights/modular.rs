@@ -1,4 +1,4 @@
-//! Sites in whole numbers: what is promised of them, and rows through them.
+//! Modular path of sites: commitments to integer weights, and evaluation of integer rows.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -9,14 +9,14 @@ use crate::{
     linear_sites::{ModularRange, ModularSite, Site, SiteCall, SiteOp},
 };
 
-/// What commitments are made of.
+/// Domain of the commitment hash.
 const CONTEXT: &str = "holobiont 2026 ring weights v1";
 
-/// Bytes that are hashed at once: less, and the hash does not come to its speed.
+/// Bytes per hash update; smaller updates do not reach the hash's full speed.
 const HASHED_BYTES: usize = 1 << 17;
 
-/// Promises of many sites, each of which has these matrices one below the other, made by all threads: `None` for one that has no
-/// ring path.
+/// Computes the commitments of many sites with all threads; each site's matrices are stacked. The result is
+/// `None` for a site without the modular path.
 pub(crate) fn ring_sites(compute: &mut Compute, sites: &[Vec<&PackedMatrix>]) -> Vec<Option<ModularSite>> {
     let made = Mutex::new(vec![None; sites.len()]);
     compute.pool.run(sites.len(), |number| {
@@ -26,7 +26,7 @@ pub(crate) fn ring_sites(compute: &mut Compute, sites: &[Vec<&PackedMatrix>]) ->
     made.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The promise of a site that has these matrices one below the other; `None` if it has no ring path.
+/// Computes the commitment of a site whose matrices are stacked, or `None` if the site has no modular path.
 pub(crate) fn ring_site(matrices: &[&PackedMatrix]) -> Option<ModularSite> {
     let forms: Vec<ModularForm> = matrices.iter().map(|matrix| matrix.ring_form()).collect::<Option<_>>()?;
     let exponent = ModularForm::common(&forms)?;
@@ -59,11 +59,10 @@ pub(crate) fn ring_site(matrices: &[&PackedMatrix]) -> Option<ModularSite> {
     ring.is_usable().then_some(ring)
 }
 
-/// Sums of magnitudes.
 struct MagnitudeSums {
-    /// The largest of a row.
+    /// Largest sum of one row.
     row: u64,
-    /// Of each column. Below 2^62: weights are below 2^30, and memory holds fewer than 2^32 rows.
+    /// Sum of each column, below 2^62: weights are below 2^30, and memory holds fewer than 2^32 rows.
     columns: Vec<u64>,
 }
 
@@ -79,10 +78,10 @@ impl MagnitudeSums {
     }
 }
 
-/// Takes rows of whole numbers through `parts` of a site.
+/// Evaluates integer rows with `parts` of a site.
 ///
 /// # Panics
-/// If the shapes do not fit together, the site has no ring path, or there is a bias.
+/// If the shapes do not fit together, the site has no modular path, or there is a bias.
 pub(crate) fn evaluate(
     Compute { pool, isa }: &mut Compute,
     site: &Site,
@@ -96,7 +95,7 @@ pub(crate) fn evaluate(
     let ring = site.ring.expect("whoever lets calls in knows which sites have a ring path");
     let ModularRange { modulus, .. } = site.ring_room(call.op).expect("it has room");
     let (inputs, outputs) = site.widths(call.part, call.op).expect("the site has the part");
-    // Words of 32 bits that are no floats, and are not computed with as such.
+    // The 32-bit words hold integers, and no float arithmetic touches them.
     let (x, out): (&[u8], &mut [u8]) = (bytemuck::cast_slice(x), bytemuck::cast_slice_mut(out));
     let (rows, exponent) = (x.len() / (inputs * modulus.bytes()).max(1), ring.weight_exponent);
     match call.op {

@@ -1,4 +1,4 @@
-//! Packs many matrices at once, with all threads there are.
+//! Packs many matrices with several threads.
 
 use std::sync::{
     Mutex, PoisonError,
@@ -7,25 +7,25 @@ use std::sync::{
 
 use kernels::Arena;
 
-/// How much of the weights has been read and packed.
+/// Progress of reading and packing weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoadProgress {
-    /// Elements that are packed.
+    /// Number of elements packed so far.
     pub done: u64,
-    /// Elements of all linear layers and the embedding.
+    /// Number of elements of all linear layers and the embedding.
     pub total: u64,
 }
 
-/// Who is told, from any of the threads, how far it is.
+/// Callback for progress, called from any of the threads.
 pub(crate) type ProgressCallback<'a> = &'a (dyn Fn(LoadProgress) + Sync);
 
-/// Memory for weights is asked for in pieces of this size, so that small matrices share huge pages.
+/// Bytes of an allocation for weights, so that small matrices share huge pages.
 const ARENA_CHUNK_BYTES: usize = 32 << 20;
 
-/// Packs `jobs` with `threads` threads, and returns what came of them in their order. A job has `elements`.
+/// Packs `jobs` of `elements` each with `threads` threads; returns the results in order of the jobs.
 ///
 /// # Errors
-/// That of the first job, in their order, that has one.
+/// The error of the first failed job, in their order.
 pub(crate) fn pack_all<J: Sync, T: Send, E: Send>(
     jobs: &[J],
     elements: impl Fn(&J) -> u64 + Sync,

@@ -1,4 +1,4 @@
-//! Weights in memory or on a disk, as an operator wants them.
+//! Weights in memory or streamed, as the operator configures.
 
 use std::sync::Arc;
 
@@ -17,12 +17,12 @@ use crate::{
     },
 };
 
-/// Weights in memory, or on a disk: whichever an operator wants.
+/// Weights of a served base, in memory or streamed.
 #[derive(Debug)]
 pub enum ServedLayers {
-    /// All of them in memory.
+    /// All weights are in memory.
     Resident(Box<ResidentLayers>),
-    /// Some of them in memory.
+    /// A part of the weights is in memory.
     Streamed(Box<StreamedLayers>),
 }
 

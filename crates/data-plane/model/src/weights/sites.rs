@@ -1,4 +1,4 @@
-//! The linear layers of a model in memory, by site: the weights of every base that is served, whatever its architecture.
+//! The linear layers of a model in memory, by site, for bases of any architecture.
 
 use std::sync::Arc;
 
@@ -18,30 +18,27 @@ use crate::{
     weights::modular,
 };
 
-/// A linear layer.
 #[derive(Debug, Clone)]
 pub(crate) struct Linear {
-    /// The module's name.
     pub(crate) name: String,
-    /// `[out, in]`; shared where two layers have the same weights.
+    /// Matrix of shape `[out, in]`, shared if two layers have the same weights.
     pub(crate) matrix: Arc<PackedMatrix>,
-    /// `[out]`.
+    /// Bias of shape `[out]`.
     pub(crate) bias: Option<Vec<f32>>,
 }
 
-/// All sites of a model.
+/// All sites of a model, with their weights.
 #[derive(Debug)]
 pub struct SiteWeights {
     sites: Vec<Site>,
-    /// The linear layers of each site.
     layers: Vec<Vec<Linear>>,
-    /// What the sites are of a known architecture; empty of another.
+    /// Linear groups of the sites; empty for unknown architectures.
     groups: Vec<LinearGroup>,
 }
 
 impl SiteWeights {
-    /// Takes the linear layers of each site; those of a site have the same input. Of a known architecture they are the groups of
-    /// a model of this shape.
+    /// Takes the linear layers of each site; layers of one site have the same input. For a known
+    /// architecture, `config` names the sites' linear groups.
     pub(crate) fn new(layers: Vec<Vec<Linear>>, config: Option<&ModelConfig>) -> Self {
         let groups: Vec<LinearGroup> =
             config.into_iter().flat_map(model_groups).map(|(_, group)| group).collect();
@@ -50,13 +47,12 @@ impl SiteWeights {
         Self { sites, layers, groups }
     }
 
-    /// Computes with `precision` from now on.
     pub(crate) fn set_precision(&mut self, precision: Precision) {
         precision.apply(&mut self.sites, &self.groups);
     }
 
-    /// Gives every site a ring path whose weights have one, and commits to these: once all weights are read and hashed. For those who
-    /// serve single sites.
+    /// Reads and hashes all weights, and gives every eligible site a modular path with a commitment to its
+    /// weights. Only executors that serve split clients need this.
     pub fn commit(&mut self, compute: &mut Compute) {
         let sites = self.layers.iter().map(|site| site.iter().map(|linear| &*linear.matrix).collect());
         let rings = modular::ring_sites(compute, &sites.collect::<Vec<_>>());
@@ -65,18 +61,17 @@ impl SiteWeights {
         }
     }
 
-    /// The sites there are.
+    /// Returns all sites, in order.
     #[must_use]
     pub fn sites(&self) -> &[Site] {
         &self.sites
     }
 
-    /// The linear layers of a site.
     pub(crate) fn of(&self, site: SiteId) -> &[Linear] {
         &self.layers[site.0 as usize]
     }
 
-    /// Bytes of memory; weights that are shared count once for each layer.
+    /// Returns the bytes of memory; shared weights count once for each layer.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.layers.iter().flatten().map(|linear| linear.matrix.bytes()).sum()
@@ -88,16 +83,16 @@ impl SiteWeights {
         self.sites.iter().all(|site| site.fast_is_linear)
     }
 
-    /// Evaluates `call` for all rows of `x` into rows of `out`.
+    /// Evaluates `call` for all rows of `x` and writes the results to `out`.
     ///
     /// # Panics
-    /// If the call's shape is not that of the site, or it asks for a ring path that is not there, or for one with a bias.
+    /// If the shapes do not match the site, or a modular call has a bias or meets a site without that path.
     pub fn evaluate(&self, compute: &mut Compute, call: SiteCall, x: &mut Activations, out: &mut [f32]) {
         let site = &self.sites[call.site.0 as usize];
         evaluate(compute, site, call, x, &self.parts(call), SumFrom::Zero, out);
     }
 
-    /// The layers that `call` is about, and where their outputs lie in a row.
+    /// Returns the layers of `call`, each with the first column of its outputs.
     fn parts(&self, call: SiteCall) -> Vec<LinearPart<'_>> {
         let layers = &self.layers[call.site.0 as usize];
         let layers = match call.part {
@@ -115,11 +110,11 @@ impl SiteWeights {
     }
 }
 
-/// Evaluates `call` at `site` for all rows of `x` into rows of `out`, with these `parts` of it. Where there are more of them,
-/// whose weights come later, gradients go on `from` the sums so far.
+/// Evaluates `call` at `site` for all rows of `x` with `parts` of the site, and writes the results to `out`.
+/// If the site's weights come in several pieces, gradients continue `from` the sums so far.
 ///
 /// # Panics
-/// As [`SiteWeights::evaluate`].
+/// For the reasons of [`SiteWeights::evaluate`].
 pub(crate) fn evaluate(
     compute: &mut Compute,
     site: &Site,
@@ -150,7 +145,7 @@ pub(crate) fn evaluate(
                 parts.iter().fold(ActivationForms::default(), |forms, part| forms.and(part.matrix.forms()));
             match rounding {
                 Some(rounding) => x.prepare(pool, *isa, forms, rounding),
-                // Weights that round nothing have the same bits by either way, and the first is the faster one.
+                // Without rounding both ways give the same bits, and this one is faster.
                 None if forms != ActivationForms::default() => {
                     return linear_unrounded(pool, *isa, x, parts, out, outputs);
                 }

@@ -1,25 +1,27 @@
-//! Base layers of a known architecture of which only a part is in memory: the rest comes from a disk whenever a pass needs it.
+//! Base layers with streamed weights: a part stays in memory, and each pass reads the rest from disk.
 //!
 //! ```text
-//! file of packed weights --reader, a floor ahead--> window of two floors --> pass
-//!                        --once, at the start----> pinned floors        -->
+//! file of packed weights --reader, one chunk ahead-> double buffer --> pass
+//!                        --once, at the start------> pinned chunks -->
 //! ```
 //!
-//! The weights are packed into a file once, as they lie in memory, so that what is read is computed with in place. As many
-//! floors as the bound leaves beside the window are pinned: the head first, then the first blocks. Token embeddings that are
-//! not pinned are read row by row.
+//! The weights are packed into a file once, in their memory layout, so that they are used in place after a
+//! read. The memory bound minus the double buffer is used for pinned layer chunks: the head first, then the
+//! first blocks. Token embeddings that are not pinned are read row by row.
 //!
 //! # Layout
 //!
-//! - this file: the linear groups over all of it. [`WeightStreamStats`]: what it costs.
-//! - `layout`: what lies where, and what is loaded together. `file`: it is made, read and checked.
-//! - `double_buffer`: who brings what is next. `plan`: what is pinned under a bound.
+//! - this file: the linear groups over pinned and streamed weights. [`WeightStreamStats`] counts the cost.
+//! - `layout`: places of matrices in the file, and the layer chunks.
+//! - `file`: makes, reads and checks the file.
+//! - `double_buffer`: reads the next layer chunks ahead of the pass.
+//! - `plan`: selects the pinned layer chunks under a memory bound.
 //!
 //! # Principles
 //!
-//! - All memory is taken at the start, and none after: the bound holds whatever is served.
-//! - Whatever is read is checked before anything is computed with it: never a wrong token.
-//! - The same bits as with all weights in memory.
+//! - All memory is allocated at the start, so the bound holds under every load.
+//! - All data is checked after each read, before any computation: never a wrong token.
+//! - Results have the same bits as with all weights in memory.
 
 mod double_buffer;
 mod file;
@@ -61,63 +63,62 @@ pub use self::{
     file::{MakeError, WeightReadError},
 };
 
-/// What keys of files are made of.
+/// Domain of the keys of packed files.
 const KEY_CONTEXT: &str = "holobiont 2026 packed weights v1";
 
-/// How a base is streamed.
+/// Options for streaming a base.
 #[derive(Debug, Clone)]
 pub struct StreamOptions {
-    /// Where the file of packed weights is, or will be: in a directory that nobody else may enter.
+    /// Path of the packed weights' file, existing or not, in a directory that no other user may enter.
     pub path: PathBuf,
-    /// What tells one program from another: what packs the file, and computes with what it holds.
+    /// Hash of the program that packs and uses the file.
     pub program: [u8; 32],
-    /// Bytes of memory that weights may take.
+    /// Maximum bytes of memory for weights.
     pub bound_bytes: u64,
-    /// What is read before it is asked for.
+    /// Amount of reading ahead.
     pub readahead: Readahead,
-    /// Reads take at least as long as with a disk of so many bytes a second, for measurements.
+    /// Simulated disk speed in bytes per second, for measurements.
     pub pace: Option<NonZeroU64>,
 }
 
-/// Why a base cannot be streamed.
+/// Reasons why a base cannot be streamed.
 #[derive(Debug, thiserror::Error)]
 pub enum StreamError {
-    /// The bound leaves no room for a window.
+    /// The bound is too small for the double buffer.
     #[error(
         "weights of {bound_bytes} bytes are too few to stream this model: two of its blocks at a time take {least_bytes}; \
          raise the bound to that"
     )]
     Bound {
-        /// What was allowed.
+        /// Configured bound in bytes.
         bound_bytes: u64,
-        /// The least that works.
+        /// Minimum bound in bytes.
         least_bytes: u64,
     },
-    /// There is no file of packed weights.
+    /// The file of packed weights cannot be made.
     #[error(transparent)]
     Make(#[from] MakeError),
-    /// The model's files do not hold what their configuration says.
+    /// The model's files do not match their configuration.
     #[error(transparent)]
     Weights(#[from] WeightsError),
     /// The pinned weights cannot be read.
     #[error(transparent)]
     Read(#[from] WeightReadError),
-    /// There is no memory or no thread for it.
+    /// Memory or a thread is missing.
     #[error("cannot take memory and a thread for weights: {0}; lower the bound or free memory")]
     System(#[from] io::Error),
 }
 
-/// Base layers of which some come from a disk.
+/// Base layers with streamed weights.
 #[derive(Debug)]
 pub struct StreamedLayers {
     sites: Vec<Site>,
-    /// What the sites are.
     groups: Vec<LinearGroup>,
     /// Biases of the linear layers of each site.
     biases: Vec<Vec<Option<Vec<f32>>>>,
     config: ModelConfig,
     file: Arc<PackedFile>,
-    /// The matrices of each floor that is pinned.
+    /// Matrices of each pinned layer chunk.
     pinned: Vec<Option<Vec<PackedMatrix>>>,
     window: Option<DoubleBuffer>,
     figures: Arc<WeightStreamStats>,
@@ -125,8 +126,8 @@ pub struct StreamedLayers {
 }
 
 impl StreamedLayers {
-    /// Opens the file of packed weights of `source`, which is of this `base`, or makes it with `threads` threads, and pins what fits; `told` hears, from
-    /// any of the threads, how far the packing is.
+    /// Opens the file of packed weights of `source`, with the identity `base`, or makes it with `threads`
+    /// threads that report progress to `told`; pins as many chunks as fit.
     ///
     /// # Errors
     /// The bound is too small, the file cannot be made or read, or memory runs out.
@@ -158,8 +159,8 @@ impl StreamedLayers {
         Ok(Self { sites, groups, biases, config, file, pinned, window, figures, bytes: plan.bytes })
     }
 
-    /// What is pinned, to be shared: the first blocks, as far as no other is missing between them, and the head, which is the token
-    /// embedding too where a model ties them. No other embedding is in memory.
+    /// Returns shared handles of the pinned weights: the leading blocks up to the first missing one, and the
+    /// head. A tied head is also the token embedding; no other embedding is in memory.
     pub(crate) fn shared(&self) -> SharedLayers {
         let (layers, config) = (self.file.layout().blocks, &self.config);
         let pinned = |floor: &Option<Vec<PackedMatrix>>| {
@@ -185,7 +186,7 @@ impl StreamedLayers {
         SharedLayers { blocks: blocks.collect(), embedding, head }
     }
 
-    /// Floors of a site, and which of a floor's matrices are its own.
+    /// Returns the layer chunks of a site, and the range of its matrices within a chunk.
     fn place(&self, site: SiteId) -> (Range<usize>, Range<usize>) {
         let blocks = self.file.layout().blocks;
         let (layer, group) = site.group(&self.config).expect("the site exists");
@@ -205,7 +206,7 @@ impl StreamedLayers {
     }
 }
 
-/// Has the window bring what comes after `floor`, and the matrices of that floor; `meanwhile` is called where it waits.
+/// Returns the matrices of the chunk `floor` and requests the next chunks; calls `meanwhile` during waits.
 fn reach<'a>(
     pinned: &'a [Option<Vec<PackedMatrix>>],
     window: &'a mut Option<DoubleBuffer>,
@@ -269,7 +270,7 @@ impl HostLayers for StreamedLayers {
                 column += matrix.rows();
             }
             evaluate(compute, site, call, x, &parts, from, out);
-            // Only the head has several floors, and it is one matrix.
+            // Only the head spans several chunks, and it is a single matrix.
             (from, first_row) = (SumFrom::Out, column);
             self.figures.add_computed(floor, begun);
         }
@@ -307,7 +308,7 @@ impl HostLayers for StreamedLayers {
 }
 
 impl StreamedLayers {
-    /// A row of the token embedding from the disk; `slab` is kept from row to row.
+    /// Reads a row of the token embedding from disk; `slab` is reused for each row.
     fn read_embedding(
         &self,
         token: usize,
@@ -333,7 +334,7 @@ impl StreamedLayers {
     }
 }
 
-/// Reads the floors that are pinned, each of them once, into memory of their own.
+/// Reads each pinned chunk once, into memory of its own.
 fn pin(file: &PackedFile, plan: &PinPlan) -> Result<Vec<(usize, Vec<PackedMatrix>)>, StreamError> {
     let bytes = plan.pinned.iter().map(|&floor| file.floor(floor).bytes()).sum();
     let mut slab = PageSlab::new(bytes)?;
@@ -356,7 +357,6 @@ fn pin(file: &PackedFile, plan: &PinPlan) -> Result<Vec<(usize, Vec<PackedMatrix
 
 type Biases = Vec<Vec<Option<Vec<f32>>>>;
 
-/// The sites of a model, and their biases.
 fn sites(source: &dyn WeightSource, file: &PackedFile) -> Result<(Vec<Site>, Biases), WeightsError> {
     let config = source.config();
     let (mut sites, mut biases, mut matrix) = (Vec::new(), Vec::new(), 0);

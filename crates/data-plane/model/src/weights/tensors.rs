@@ -1,4 +1,4 @@
-//! Single tensors of a model, read from its files and compared with what its configuration implies.
+//! Reads single tensors of a model and compares them with the configuration.
 
 use std::sync::Arc;
 
@@ -12,35 +12,34 @@ use crate::{
     },
 };
 
-/// Why weights could not be loaded.
+/// Reasons why weights could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum WeightsError {
-    /// The files lack a tensor the architecture has.
+    /// The files lack a tensor of the architecture.
     #[error(
         "the model's files have no {0:?}; the file is incomplete or of another architecture than it says"
     )]
     Missing(TensorId),
-    /// A tensor is not of the shape the configuration implies.
+    /// A tensor has another shape than the configuration implies.
     #[error("{id:?} is {found:?} but the configuration implies {expected:?} (rows, columns)")]
     Shape {
-        /// The tensor.
+        /// Id of the tensor.
         id: TensorId,
-        /// What the configuration implies.
+        /// Shape that the configuration implies.
         expected: (usize, usize),
-        /// What the file holds.
+        /// Shape in the file.
         found: (usize, usize),
     },
     /// A tensor cannot be packed.
     #[error("cannot pack {id:?}")]
     Pack {
-        /// The tensor.
+        /// Id of the tensor.
         id: TensorId,
-        /// Cause.
+        /// Error of the packing function.
         source: PackError,
     },
 }
 
-/// Reads and packs one matrix.
 pub(crate) fn pack_tensor(
     source: &dyn WeightSource,
     arena: &Arena,
@@ -54,7 +53,7 @@ pub(crate) fn pack_tensor(
     Ok(matrix)
 }
 
-/// Reads one matrix as it is stored.
+/// Reads one matrix without packing.
 pub(crate) fn read_matrix(source: &dyn WeightSource, id: TensorId) -> Result<Tensor<'_>, WeightsError> {
     let tensor = source.tensor(id).ok_or(WeightsError::Missing(id))?;
     expect_shape(id, tensor_shape(source.config(), id).into(), (tensor.rows, tensor.cols))?;
@@ -65,7 +64,7 @@ fn expect_shape(id: TensorId, expected: (usize, usize), found: (usize, usize)) -
     if expected == found { Ok(()) } else { Err(WeightsError::Shape { id, expected, found }) }
 }
 
-/// A vector as floats, or `None` if the files have none.
+/// Reads a vector as floats, or returns `None` if the files have none.
 pub(crate) fn read_vector(
     source: &dyn WeightSource,
     id: TensorId,
@@ -80,7 +79,7 @@ pub(crate) fn read_vector(
     Ok(Some(values))
 }
 
-/// The bias of the layer whose weights `id` are, if it has one. Experts have none.
+/// Reads the bias of the layer with the weights `id`, if it has one; experts have none.
 pub(crate) fn read_bias(
     source: &dyn WeightSource,
     id: TensorId,
@@ -92,18 +91,18 @@ pub(crate) fn read_bias(
     }
 }
 
-/// Reads what a pass needs of a model besides its linear layers.
+/// Reads everything that a pass needs of a model besides its linear layers.
 ///
 /// # Errors
 ///
-/// Something is missing, or has another shape than the configuration implies.
+/// A tensor is missing or has another shape than the configuration implies.
 pub(crate) fn load_frame(source: &dyn WeightSource) -> Result<ModelContext, WeightsError> {
     let config = source.config().clone();
     let routers = (0..config.layers).map(|layer| load_router(source, layer)).collect::<Result<_, _>>()?;
     Ok(ModelContext::new(config, load_norms(source)?, routers))
 }
 
-/// Reads and packs the router of a block, if it has experts: in 32 bits, however it is stored.
+/// Reads and packs the router of a block with experts; the router is kept in 32 bits for every stored type.
 fn load_router(source: &dyn WeightSource, layer: usize) -> Result<Option<Arc<PackedMatrix>>, WeightsError> {
     let Some(id) = router(source.config(), layer) else { return Ok(None) };
     let Tensor { kind, rows, cols, data } = read_matrix(source, id)?;
@@ -118,7 +117,7 @@ fn load_router(source: &dyn WeightSource, layer: usize) -> Result<Option<Arc<Pac
 ///
 /// # Errors
 ///
-/// One is missing or has another length than the configuration implies.
+/// A norm is missing or has another length than the configuration implies.
 pub fn load_norms(source: &dyn WeightSource) -> Result<Norms, WeightsError> {
     let config = source.config();
     let vector = |id| {

@@ -1,14 +1,14 @@
-//! The controller before a simulated server: so many requests run together, each for so long.
+//! Tests of the controller in front of a simulated server with `together` concurrent requests.
 
 use super::*;
 
-/// One turn of the simulated server.
+/// One time step of the simulated server.
 const TICK: Duration = Duration::from_millis(10);
-/// What a request's prompt takes once its turn has come.
+/// Time that a request's prompt takes once its turn has come.
 const COMPUTING: Duration = Duration::from_millis(300);
-/// From its turn to its end, in the mean.
+/// Mean time from a request's turn to its end.
 const SERVICE: Duration = Duration::from_secs(2);
-/// Places that the gate believes in.
+/// Number of slots that the controller assumes.
 const PLACES: usize = 64;
 
 #[derive(Debug, Clone, Copy)]
@@ -22,12 +22,12 @@ struct SimRequest {
 #[derive(Debug)]
 struct SimServer {
     controller: ControlledDelay,
-    /// Requests that really run together.
+    /// Number of requests that really run concurrently.
     together: usize,
     now: Instant,
     queue: VecDeque<Instant>,
     running: Vec<SimRequest>,
-    /// How long each that had its turn had queued, with the time of its arrival.
+    /// Arrival and queueing time of each request that had its turn.
     turns: Vec<(Instant, Duration)>,
     refusals: Vec<Overload>,
     ended: usize,
@@ -47,7 +47,6 @@ impl SimServer {
         }
     }
 
-    /// One more asks; returns whether it was let in.
     fn ask(&mut self) -> bool {
         let waiting = self.queue.len() + self.running.iter().filter(|request| !request.has_token).count();
         let under_way = self.queue.len() + self.running.len();
@@ -69,7 +68,7 @@ impl SimServer {
         while self.running.len() < self.together
             && let Some(arrived) = self.queue.pop_front()
         {
-            // Answers are of 1 to 63 tokens.
+            // Answers have 1 to 63 tokens.
             let service = SERVICE * (1 + (self.turns.len() as u32 * 37) % 63) / 32;
             self.turns.push((arrived, now - arrived));
             self.running.push(SimRequest {
@@ -91,7 +90,6 @@ impl SimServer {
         }
     }
 
-    /// `per_second` requests a second for `seconds`.
     fn load(&mut self, per_second: f64, seconds: u64) {
         let until = self.now + Duration::from_secs(seconds);
         let mut due = 0.0;
@@ -105,7 +103,7 @@ impl SimServer {
         }
     }
 
-    /// The longest that one who came after `since` had queued.
+    /// Returns the longest queueing time among requests that arrived at or after `since`.
     fn longest(&self, since: Instant) -> Duration {
         let later = self.turns.iter().filter(|(arrived, _)| *arrived >= since);
         later.map(|(_, queued)| *queued).max().unwrap_or_default()
@@ -151,12 +149,12 @@ fn a_pool_that_holds_fewer_than_may_run_changes_nothing() {
 
 #[test]
 fn a_queue_that_is_short_because_of_refusals_lets_nobody_flood_it() {
-    // So few run together that at times nobody waits, whatever the load.
+    // With two concurrent requests the queue is empty at times, at any load.
     let mut server = SimServer::new(2);
     server.load(4.0, 60);
     let since = server.now;
     server.load(400.0, 60);
-    // One at a time waits, for the first of two places.
+    // One request at a time waits, for the first of two slots.
     assert!(server.longest(since) < 2 * SERVICE, "{:?}", server.longest(since));
 }
 

@@ -1,35 +1,35 @@
-//! How much those may have under way who want more than their part, beside others who get all they ask for.
+//! Bounds the running sequences of tenants with a backlog, beside tenants that get all they ask for.
 //!
-//! The more sequences an executor has, the longer is every step of it; whoever comes next waits for one to end and takes part in
-//! another, however soon its turn is. So as long as a tenant asked of late that is served as it asks, those whose requests pile up
-//! are held back: who was served more than its part has a fixed share of executors' places together with all who were, who was
-//! not as many as are its part, and each executor may have one of theirs. Where all pile up, or one is alone, places go to
-//! whoever's turn it is.
+//! More sequences on an executor make each of its steps longer. A new request waits for a step to end and
+//! takes part in the next, however soon its turn comes. So tenants with a backlog are held back while some
+//! recent tenant has no backlog. Tenants that were served more than their share have together a fixed number
+//! of batch slots. A tenant that was not has the slots of its own share. Each executor may always have one of
+//! their sequences. Where all tenants have a backlog, or one is alone, slots go by turn.
 //!
-//! The share is fixed because what is seen of steps and of others' sequences depends on how long steps are already: bounds that
-//! were computed from it settled where everything is slow.
+//! The number of slots is fixed because measured steps and sequences already depend on how long steps are:
+//! bounds that were computed from measurements settled where everything is slow.
 
 use std::collections::BTreeMap;
 
-/// Of an executor's places, those that such tenants have together, unless an operator says otherwise.
+/// Default fraction of an executor's batch slots for all over-quota tenants together.
 pub const FLOOD_SHARE: f64 = 1.0 / 16.0;
 
-/// How long a tenant that asks no more is reckoned with; what it was served counts e times less after it.
+/// Memory of a tenant after its last request, in microseconds; served tokens decay by a factor e in it.
 const MEMORY_US: u64 = 10_000_000;
 
-/// Whose requests have been waiting for so long asks for more than it gets.
+/// Age of the oldest waiting request from which a tenant has a backlog, in microseconds.
 const BACKLOG_US: u64 = 1_000_000;
 
 #[derive(Debug, Clone, PartialEq)]
 struct TenantUsage {
     weight: u64,
     asked_us: u64,
-    /// Tokens that it was served, earlier ones counting less, as of a time.
+    /// Decayed sum of served tokens, and the time in microseconds at which it was computed.
     served: (f64, u64),
-    /// Since when something of it waits.
+    /// Since when the tenant has had a waiting request.
     waits_since_us: Option<u64>,
     under_way: usize,
-    /// Of them, those without a token.
+    /// How many of the sequences under way have no first token.
     unbegun: usize,
 }
 
@@ -44,7 +44,7 @@ impl TenantUsage {
     }
 }
 
-/// What is known of tenants, each of which is named by a `K`.
+/// Usage of all recent tenants, each named by a `K`.
 #[derive(Debug, Clone)]
 pub struct BurstLimit<K> {
     tenants: BTreeMap<K, TenantUsage>,
@@ -56,33 +56,33 @@ impl<K> Default for BurstLimit<K> {
     }
 }
 
-/// What executors have for those who are held back.
+/// Batch slots of all executors together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BurstCapacity {
-    /// How many executors there are.
+    /// Number of executors of the deployment.
     pub executors: usize,
-    /// Sequences that they compute together, all of them.
+    /// Number of sequences that all executors together can run.
     pub all: usize,
-    /// Of these, those for all who were served more than their part; where these are all, nobody is held back.
+    /// Slots for all over-quota tenants together; from `all` on, no tenant is held back.
     pub floods: usize,
 }
 
-/// Somebody who is held back.
+/// Tenant with a backlog, which is held back.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct ThrottledTenant<'a, K> {
     key: &'a K,
     tenant: &'a TenantUsage,
-    /// Its part of all, if it was served no more.
+    /// The tenant's share by weight, from 0 to 1; `None` if the tenant was served more than it.
     part: Option<f64>,
 }
 
-/// Who is held back now.
+/// Tenants that are held back now.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OverQuotaTenants<'a, K>(Vec<ThrottledTenant<'a, K>>);
 
 impl<K: Ord> OverQuotaTenants<'_, K> {
-    /// Whether a request of `tenant` may go. One of those who were served more than their part waits for its first token in each
-    /// executor: prompts lengthen a step most.
+    /// Whether a request of `tenant` may go. Over-quota tenants together have at most one request without a
+    /// first token per executor, because prompts lengthen a step most.
     #[must_use]
     pub fn lets(&self, tenant: &K, places: BurstCapacity) -> bool {
         let BurstCapacity { executors, all, floods } = places;
@@ -106,7 +106,7 @@ impl<K: Ord> OverQuotaTenants<'_, K> {
 }
 
 impl<K: Ord + Clone> BurstLimit<K> {
-    /// A tenant asks whose part of what is served, beside others, is `weight`, at least 1.
+    /// Records a request of a tenant whose share is in proportion to `weight`, at least 1.
     pub fn ask(&mut self, tenant: &K, weight: u64, now_us: u64) {
         let new = || TenantUsage {
             weight,
@@ -120,7 +120,7 @@ impl<K: Ord + Clone> BurstLimit<K> {
         (known.weight, known.asked_us) = (weight, now_us);
     }
 
-    /// So many sequences of a tenant go to an executor.
+    /// Records that `sequences` of a tenant go to an executor.
     pub fn send(&mut self, tenant: &K, sequences: usize) {
         if let Some(tenant) = self.tenants.get_mut(tenant) {
             tenant.under_way += sequences;
@@ -128,14 +128,14 @@ impl<K: Ord + Clone> BurstLimit<K> {
         }
     }
 
-    /// They have their first tokens, or never will.
+    /// Records that `sequences` have first tokens, or never will.
     pub fn begin(&mut self, tenant: &K, sequences: usize) {
         if let Some(tenant) = self.tenants.get_mut(tenant) {
             tenant.unbegun = tenant.unbegun.saturating_sub(sequences);
         }
     }
 
-    /// They have ended, and so many tokens were computed for them.
+    /// Records that `sequences` have ended, for which `tokens` were computed.
     pub fn end(&mut self, tenant: &K, sequences: usize, tokens: u64, now_us: u64) {
         if let Some(tenant) = self.tenants.get_mut(tenant) {
             tenant.under_way = tenant.under_way.saturating_sub(sequences);
@@ -144,7 +144,7 @@ impl<K: Ord + Clone> BurstLimit<K> {
         }
     }
 
-    /// Looks who waits: before it is decided who may go, and when all have gone who may.
+    /// Records which tenants have waiting requests; called before each decision and after the last of them.
     pub fn update_waiting(&mut self, waits: impl Fn(&K) -> bool, now_us: u64) {
         for (key, tenant) in &mut self.tenants {
             tenant.waits_since_us = waits(key).then(|| tenant.waits_since_us.unwrap_or(now_us));
@@ -152,7 +152,7 @@ impl<K: Ord + Clone> BurstLimit<K> {
         self.tenants.retain(|_, tenant| tenant.is_here(now_us));
     }
 
-    /// Who is held back.
+    /// Returns the tenants that are held back now.
     #[must_use]
     pub fn crowd(&self, now_us: u64) -> OverQuotaTenants<'_, K> {
         let piles_up = |tenant: &TenantUsage| {

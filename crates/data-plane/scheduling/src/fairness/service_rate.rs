@@ -1,22 +1,22 @@
-//! How fast those who wait are served: tokens a second, seen while somebody waits.
+//! Measures the rate of service in tokens per second, only while requests wait.
 
-/// Seconds after which what was seen counts a third of what is seen now.
+/// Time in seconds after which an observation counts a third of a new one.
 const MEMORY_S: f64 = 30.0;
-/// Nothing is said from less than so many seconds.
+/// Shortest busy time in seconds that gives a rate.
 const LEAST_S: f64 = 0.2;
 
-/// Times are microseconds of a clock that never goes back.
+/// Decayed rate of served tokens. Times are microseconds of a monotonic clock.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct ServiceRate {
     tokens: f64,
     seconds: f64,
     at_us: u64,
-    /// Whether somebody has waited since then: with nobody waiting, what is served is what was asked for.
+    /// Whether a request has waited since `at_us`; otherwise the rate would measure demand, not capacity.
     is_busy: bool,
 }
 
 impl ServiceRate {
-    /// So many tokens were served by now; from now on somebody waits, or nobody.
+    /// Records `tokens` served since the last call; `is_busy` says whether requests wait from now on.
     pub fn observe(&mut self, tokens: u64, is_busy: bool, now_us: u64) {
         let passed_s = now_us.saturating_sub(self.at_us) as f64 * 1e-6;
         if self.is_busy {
@@ -28,7 +28,7 @@ impl ServiceRate {
         self.is_busy = is_busy;
     }
 
-    /// How long `tokens` take, in microseconds; `None` as long as too little was seen.
+    /// Predicts the time for `tokens` in microseconds; `None` while the observed busy time is too short.
     #[must_use]
     pub fn wait_us(&self, tokens: u64) -> Option<u64> {
         let is_known = self.seconds >= LEAST_S && self.tokens > 0.0;

@@ -1,4 +1,4 @@
-//! The queue before a server that serves so many tokens a second, and against a plain list of who waits.
+//! Tests of the queue in front of a simulated server, and against a plain list of waiting requests.
 
 use proptest::prelude::*;
 
@@ -12,7 +12,7 @@ fn any<K>(_: &K, _: &usize) -> bool {
     true
 }
 
-/// Costs that differ, of 20 to 400 tokens.
+/// Returns varying costs from 20 to 400 tokens.
 fn cost(number: u64) -> u64 {
     20 + number.wrapping_mul(0x9e37_79b9_7f4a_7c15) % 381
 }
@@ -29,22 +29,20 @@ fn weights_of_one_to_three_give_tokens_of_one_to_three() {
     for number in 20..20_000 {
         let turn = queue.pop(0, any).unwrap();
         served[turn.tenant] += turn.entry.cost_tokens;
-        // Whoever was served asks again: both always wait.
+        // The served tenant asks again, so both tenants always wait.
         push(&mut queue, turn.tenant, number);
     }
     let ratio = served[1] as f64 / served[0] as f64;
     assert!((ratio / 3.0 - 1.0).abs() < 0.05, "{served:?}");
 }
 
-/// What a tenant asks for in a simulation.
 #[derive(Debug, Clone, Copy)]
 struct TenantLoad {
     per_s: f64,
     weight: u64,
 }
 
-/// Tokens of each tenant that were served within `patience_s`, by a server of so many tokens a second, in a minute; and how
-/// many requests are left or came to nothing.
+/// Returns each tenant's tokens that a server of `tokens_per_s` served within `patience_s`, in one minute.
 fn serve(habits: &[TenantLoad], tokens_per_s: f64, patience_s: f64) -> Vec<u64> {
     let mut queue = FairQueue::new(FairLimits { max_waiting: 1000, ..FairLimits::default() });
     let (mut in_time, mut due) = (vec![0; habits.len()], vec![0.0; habits.len()]);
@@ -75,7 +73,7 @@ fn serve(habits: &[TenantLoad], tokens_per_s: f64, patience_s: f64) -> Vec<u64> 
 
 #[test]
 fn a_flood_at_ten_times_its_share_leaves_the_others_what_they_get_without_it() {
-    // Each of four asks for 0.18 of the server; the fifth alone or ten times its fifth.
+    // Each of four tenants asks for 0.18 of the server; the fifth asks for ten times its fifth.
     let quiet = TenantLoad { per_s: 18.0 * 0.18 / 0.2, weight: 1 };
     let habits = [quiet; 4];
     let tokens_per_s = 18.0 * 210.0 / 0.2;
@@ -98,7 +96,7 @@ fn a_burst_of_five_hundred_short_requests_is_served_whole() {
     let of_burst: Vec<usize> =
         turns.iter().filter(|turn| turn.tenant == 1).map(|turn| turn.entry.item).collect();
     assert_eq!(of_burst, (0..500).collect::<Vec<_>>());
-    // The last long one goes when both had 19 times 300 tokens: 190 short ones were before it.
+    // The last long request goes when both tenants have 19 times 300 tokens: 190 short ones go before it.
     assert_eq!(turns.iter().rposition(|turn| turn.tenant == 0), Some(19 + 190));
 }
 
@@ -109,7 +107,7 @@ fn idleness_earns_nothing() {
         queue.push(&0, 1, entry(number, 100)).unwrap();
     }
     (0..50).for_each(|_| _ = queue.pop(0, any));
-    // Somebody who was away all the time has its turn in its turn, and not fifty times.
+    // A tenant that was idle all the time alternates with the other one and does not go fifty times in a row.
     (0..50).for_each(|number| _ = queue.push(&1, 1, entry(number, 100)).unwrap());
     let next: Vec<_> = (0..20).map(|_| queue.pop(0, any).unwrap().tenant).collect();
     assert_eq!(next.iter().filter(|tenant| **tenant == 1).count(), 10, "{next:?}");
@@ -125,11 +123,11 @@ fn what_a_request_came_to_counts_instead_of_the_estimate() {
     for _ in 0..20 {
         let turn = queue.pop(0, any).unwrap();
         turns[turn.tenant] += 1;
-        // Answers of tenant 1 are four times as long as they should be.
+        // Answers of tenant 1 are four times as long as estimated.
         queue.reconcile(&turn.tenant, 1, 100, if turn.tenant == 1 { 400 } else { 100 });
     }
     assert_eq!(turns, [16, 4]);
-    // Who was forgotten meanwhile owes the rest.
+    // A tenant that was forgotten meanwhile still owes the rest.
     let mut queue = FairQueue::new(FairLimits::default());
     queue.push(&7, 2, entry(0, 100)).unwrap();
     queue.pop(0, any).unwrap();
@@ -188,7 +186,6 @@ fn a_full_queue_takes_from_whoever_has_most_of_it() {
     assert_eq!((queue.len(), queue.waiting_of(&2)), (10, 3), "one counts for three");
 }
 
-/// What may be done to a queue.
 #[derive(Debug, Clone, Copy)]
 enum QueueAction {
     Push { tenant: u8, weight: u64, cost: u64, class: u8 },
@@ -206,11 +203,11 @@ fn act() -> impl Strategy<Value = QueueAction> {
 }
 
 proptest! {
-    /// Beside a list of everybody who waits, and exact counters.
+    /// Compares the queue with a list of all waiting requests and with exact counters.
     #[test]
     fn nobody_is_lost_doubled_or_passed_by_somebody_who_was_served_more(acts in prop::collection::vec(act(), 0..200)) {
         let mut queue = FairQueue::new(FairLimits { max_passed_over: 3, ..FairLimits::default() });
-        // In order of arrival: number, tenant, cost, class.
+        // List in order of arrival: number, tenant, cost, class.
         let mut list: Vec<(usize, u8, u64, u8)> = Vec::new();
         let (mut counters, mut floor, mut passed) = ([0.0_f64; 4], 0.0_f64, 0_u32);
         for (number, act) in acts.into_iter().enumerate() {

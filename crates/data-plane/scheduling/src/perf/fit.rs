@@ -1,49 +1,50 @@
 //! A line, or a plane, that follows its timings as they come in.
 //!
-//! Timings are kept by the octave of their work, a few of the newest for each. So a thousand decode steps do not
-//! drive out what is known about prompts, and old timings of a size go when new ones of that size come. Two things
-//! happen at a refit:
+//! A few of the newest timings are kept for each octave of work. So a thousand decode steps do not displace
+//! the timings of prompts, and new timings of a size replace old ones of the same size. A refit has two
+//! stages:
 //!
-//! 1. A first curve goes through the octaves' medians, which a core that was taken away now and then does not move.
-//! 2. Timings far off that curve, measured by what is usual, are left out; the rest give the curve by least squares of
-//!    the *relative* errors: a timer's noise grows with the time, and short and long passes matter alike.
+//! 1. A first curve goes through the octaves' medians, which occasional interruptions of a core do not move.
+//! 2. Timings far off that curve, compared with the median error, are left out. The rest give the curve by
+//!    least squares of the *relative* errors: a timer's noise grows with the time, and short and long passes
+//!    matter alike.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use super::linear_fit::{CostCurve, LinearFit, TimingSample, r_squared};
 
-/// Timings kept for each octave of work.
+/// Number of timings kept per octave of work.
 const KEPT_PER_OCTAVE: usize = 9;
 
-/// Octaves that are kept: of those of a plane, the ones with the oldest timings go.
+/// Maximum number of octaves; when full, the octave with the oldest timings goes.
 const MAX_OCTAVES: usize = 128;
 
-/// Timings after which a timing counts half.
+/// Number of later timings after which a timing has half its weight.
 const HALF_LIFE: f64 = 1_024.0;
 
-/// The least a timing counts: better an old one than none of its size.
+/// Lowest weight of a timing, because an old timing is better than none of its size.
 const LEAST_WEIGHT: f64 = 1.0 / 1_024.0;
 
-/// Timings at the beginning each of which gives a new line.
+/// Number of first timings that each cause a refit.
 const EAGER_TIMINGS: u64 = 32;
 
-/// Timings between refits after that.
+/// Number of timings between later refits.
 const REFIT_EVERY: u64 = 8;
 
-/// Median errors beyond which a timing is left out: three standard deviations, were the errors normal.
+/// Outlier threshold in median errors: three standard deviations if the errors were normal.
 const OUTLIER_MEDIANS: f64 = 3.0 * 1.4826;
 
-/// The least relative error that counts as far off.
+/// Smallest relative error that can make a timing an outlier.
 const LEAST_TOLERANCE: f64 = 1e-6;
 
 #[derive(Debug, Clone, Copy)]
 struct FitSample<W> {
     sample: TimingSample<W>,
-    /// How many timings came before it.
+    /// Index of the timing in order of arrival, from 0.
     number: u64,
 }
 
-/// See the module.
+/// Curve that is refitted as timings arrive.
 #[derive(Debug, Clone)]
 pub struct Fit<C: CostCurve = LinearFit> {
     octaves: BTreeMap<C::Bucket, VecDeque<FitSample<C::Work>>>,
@@ -60,12 +61,12 @@ impl<C: CostCurve> Default for Fit<C> {
 }
 
 impl Fit<LinearFit> {
-    /// Takes a timing in.
+    /// Adds a timing: `work` took `seconds`.
     pub fn observe(&mut self, work: f64, seconds: f64) {
         self.add_sample(TimingSample::new(work, seconds));
     }
 
-    /// The line; `None` before the first timing.
+    /// Returns the line; `None` before the first timing.
     #[must_use]
     pub fn line(&self) -> Option<LinearFit> {
         self.curve
@@ -73,7 +74,7 @@ impl Fit<LinearFit> {
 }
 
 impl<C: CostCurve> Fit<C> {
-    /// Takes a timing in.
+    /// Adds a timing of any work type.
     pub fn add_sample(&mut self, sample: TimingSample<C::Work>) {
         let key = C::bucket(sample.work);
         if self.octaves.len() == MAX_OCTAVES && !self.octaves.contains_key(&key) {
@@ -90,25 +91,25 @@ impl<C: CostCurve> Fit<C> {
         }
     }
 
-    /// The curve; `None` before the first timing.
+    /// Returns the curve; `None` before the first timing.
     #[must_use]
     pub fn curve(&self) -> Option<C> {
         self.curve
     }
 
-    /// How much of the timings' variance the line explains, outliers left out: 0 to 1.
+    /// Returns the fraction of the timings' variance that the curve explains without outliers, from 0 to 1.
     #[must_use]
     pub fn r_squared(&self) -> f64 {
         self.r_squared
     }
 
-    /// Timings the line was drawn through last.
+    /// Returns how many kept timings are not outliers of the last refit.
     #[must_use]
     pub fn samples(&self) -> usize {
         self.octaves.values().map(VecDeque::len).sum::<usize>().saturating_sub(self.outliers)
     }
 
-    /// Timings that were left out last.
+    /// Returns how many timings the last refit left out.
     #[must_use]
     pub fn outliers(&self) -> usize {
         self.outliers
@@ -136,7 +137,7 @@ impl<C: CostCurve> Fit<C> {
         self.curve = Some(curve);
     }
 
-    /// A curve through one timing of each octave: the one in the middle by its time for the work.
+    /// Fits a curve through the median timing of each octave, by its pace.
     fn through_medians(&self) -> Option<C> {
         let medians: Vec<(TimingSample<C::Work>, f64)> =
             self.octaves.values().filter_map(|octave| self.middle(octave)).collect();
@@ -162,7 +163,7 @@ fn relative_error<C: CostCurve>(curve: C, sample: TimingSample<C::Work>) -> f64 
     (sample.seconds - predicted).abs() / predicted
 }
 
-/// The square of a time, never so small that its inverse is beyond measure.
+/// Returns the square of a time, large enough to have a finite inverse.
 fn square(seconds: f64) -> f64 {
     let seconds = TimingSample::new(0.0, seconds).seconds;
     seconds * seconds

@@ -1,68 +1,68 @@
-//! Straight lines through timings: `seconds = alpha · work + beta`, neither of them negative (CaraServe §5, C-12).
+//! Lines through timings: `seconds = alpha · work + beta`, neither coefficient negative (CaraServe §5, C-12).
 
 use std::fmt;
 
-/// Longest time that is taken in or predicted; keeps all arithmetic far from the ends of `f64`.
+/// Longest time that is accepted or predicted; the bound keeps all arithmetic far from the ends of `f64`.
 pub(super) const MAX_SECONDS: f64 = 1e9;
 
-/// Shortest time a clock tells from nothing.
+/// Shortest time that a clock can measure, in seconds.
 const MIN_SECONDS: f64 = 1e-9;
 
-/// Most work that is taken in.
+/// Largest work that is accepted.
 pub(super) const MAX_WORK: f64 = 1e19;
 
-/// What times follow from work.
+/// Function from work to seconds that can be fitted to timings.
 pub trait CostCurve: Copy + fmt::Debug {
-    /// How much there is to do.
+    /// Amount of work, in one or several terms.
     type Work: Copy + fmt::Debug;
-    /// Work of about the same size.
+    /// Class of works of about equal size.
     type Bucket: Copy + Ord + fmt::Debug;
 
-    /// Which of them it is.
+    /// Returns the bucket of `work`.
     fn bucket(work: Self::Work) -> Self::Bucket;
-    /// What timings of one bucket are compared by.
+    /// Returns the value by which timings of one bucket are compared.
     fn pace(sample: TimingSample<Self::Work>) -> f64;
-    /// The curve of least squares, each sample with a positive weight; `None` without samples.
+    /// Fits the curve by least squares to samples with positive weights; `None` without samples.
     fn weighted(samples: impl Iterator<Item = (TimingSample<Self::Work>, f64)> + Clone) -> Option<Self>;
-    /// Seconds that `work` takes: finite and not negative.
+    /// Returns the seconds that `work` takes: finite and not negative.
     fn at(self, work: Self::Work) -> f64;
 }
 
-/// One timing.
+/// Timing of one piece of work.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TimingSample<W = f64> {
-    /// How much there was to do.
+    /// Amount of work that was done.
     pub work: W,
-    /// How long it took.
+    /// Duration of the work in seconds.
     pub seconds: f64,
 }
 
 impl TimingSample {
-    /// A timing; what is no number, negative or beyond all measure is brought to the nearest that can be.
+    /// Creates a timing; clamps both numbers into their valid ranges, NaN to the lower end.
     #[must_use]
     pub fn new(work: f64, seconds: f64) -> Self {
         Self { work: within(work, 0.0, MAX_WORK), seconds: within(seconds, MIN_SECONDS, MAX_SECONDS) }
     }
 }
 
-/// See the module.
+/// Line from work to seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LinearFit {
-    /// Seconds for a unit of work; not negative.
+    /// Seconds per unit of work; not negative.
     pub alpha: f64,
-    /// Seconds for being asked at all; not negative.
+    /// Fixed seconds per piece of work; not negative.
     pub beta: f64,
 }
 
 impl LinearFit {
-    /// The line of least squares among those that are nowhere negative; `None` without samples. Samples of one size
-    /// say nothing about `beta`: the line then goes through zero.
+    /// Fits the line that is nowhere negative by least squares; `None` without samples. If all samples have
+    /// one size, the line goes through zero, because they do not determine `beta`.
     #[must_use]
     pub fn least_squares(samples: &[TimingSample]) -> Option<Self> {
         Self::of_weighted(samples.iter().map(|&sample| (sample, 1.0)))
     }
 
-    /// As [`least_squares`](Self::least_squares), each sample with a positive weight.
+    /// Fits as [`least_squares`](Self::least_squares), with a positive weight for each sample.
     pub(super) fn of_weighted(samples: impl Iterator<Item = (TimingSample, f64)> + Clone) -> Option<Self> {
         let (mut weights, mut works, mut times) = (0.0, 0.0, 0.0);
         for (TimingSample { work, seconds }, weight) in samples.clone() {
@@ -74,7 +74,7 @@ impl LinearFit {
             return None;
         }
         let (mean_work, mean_time) = (works / weights, times / weights);
-        // About the means, so that nothing cancels.
+        // Sums about the means avoid cancellation.
         let (mut variance, mut covariance, mut squares, mut products) = (0.0, 0.0, 0.0, 0.0);
         for (TimingSample { work, seconds }, weight) in samples {
             variance += weight * (work - mean_work) * (work - mean_work);
@@ -96,13 +96,13 @@ impl LinearFit {
         })
     }
 
-    /// Seconds that `work` takes: finite and not negative.
+    /// Returns the seconds that `work` takes: finite and not negative.
     #[must_use]
     pub fn at(self, work: f64) -> f64 {
         (self.alpha * within(work, 0.0, MAX_WORK) + self.beta).min(MAX_SECONDS)
     }
 
-    /// The part of the samples' variance that the line explains, from 0 (no better than their mean) to 1.
+    /// Returns the fraction of variance that the line explains, from 0 (no better than the mean) to 1.
     #[must_use]
     pub fn r_squared(self, samples: &[TimingSample]) -> f64 {
         r_squared(self, samples)
@@ -110,7 +110,7 @@ impl LinearFit {
 }
 
 impl<const N: usize> TimingSample<[f64; N]> {
-    /// A timing of several kinds of work at once, each brought to what can be.
+    /// Creates a timing of several kinds of work at once; clamps all numbers into their valid ranges.
     #[must_use]
     pub fn of_terms(terms: [f64; N], seconds: f64) -> Self {
         let seconds = within(seconds, MIN_SECONDS, MAX_SECONDS);
@@ -122,7 +122,7 @@ impl CostCurve for LinearFit {
     type Work = f64;
     type Bucket = u32;
 
-    /// Work of the same octave differs by less than a factor of two.
+    /// Returns the octave: works in one octave differ by less than a factor of two.
     fn bucket(work: f64) -> u32 {
         work.max(1.0).log2() as u32
     }
@@ -140,8 +140,8 @@ impl CostCurve for LinearFit {
     }
 }
 
-/// The part of the samples' variance that a curve explains, from 0 (no better than their mean) to 1. Of samples that the
-/// curve was not drawn through, it says how well the curve foretells.
+/// Returns the fraction, from 0 (no better than their mean) to 1, of the samples' variance that a curve
+/// explains. For samples that were not fitted, the result measures how well the curve predicts.
 #[must_use]
 pub fn r_squared<C: CostCurve>(curve: C, samples: &[TimingSample<C::Work>]) -> f64 {
     let mean = samples.iter().map(|sample| sample.seconds).sum::<f64>() / samples.len().max(1) as f64;
@@ -156,7 +156,7 @@ pub fn r_squared<C: CostCurve>(curve: C, samples: &[TimingSample<C::Work>]) -> f
     (1.0 - unexplained / variance).clamp(0.0, 1.0)
 }
 
-/// `number`, or the end of `low..=high` that is nearer; `low` for what is no number.
+/// Clamps `number` into `low..=high`; NaN gives `low`.
 pub(super) fn within(number: f64, low: f64, high: f64) -> f64 {
     if number.is_nan() { low } else { number.clamp(low, high) }
 }

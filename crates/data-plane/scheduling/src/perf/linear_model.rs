@@ -1,21 +1,21 @@
-//! Sums through timings: `seconds = c0 · t0 + c1 · t1 + ...`, no coefficient negative. What a [`LinearFit`](super::linear_fit::LinearFit) is
-//! to one kind of work, a plane is to several that are done at once.
+//! Planes through timings: `seconds = c0 · t0 + c1 · t1 + ...`, with no negative coefficient. A plane is for
+//! several kinds of work at once, as a [`LinearFit`](super::linear_fit::LinearFit) is for one.
 
 use super::linear_fit::{CostCurve, MAX_SECONDS, MAX_WORK, TimingSample, within};
 
-/// Pivots below this part of the largest are none: the terms do not differ enough to be told apart.
+/// Smallest pivot relative to the largest; below it the terms differ too little to be separated.
 const LEAST_PIVOT: f64 = 1e-9;
 
-/// How little it takes to hold a coefficient that nothing is known of near zero, in squared relative errors of a timing.
+/// Ridge penalty that pulls undetermined coefficients to zero, in squared relative errors of a timing.
 const RIDGE: f64 = 1e-7;
 
-/// All terms beyond it are alike.
+/// Highest octave of a term; larger terms share it.
 const MAX_OCTAVE: u8 = 63;
 
-/// See the module.
+/// Plane from `N` terms to seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LinearModel<const N: usize> {
-    /// Seconds for a unit of each term; finite and not negative.
+    /// Seconds per unit of each term; finite and not negative.
     pub seconds_each: [f64; N],
 }
 
@@ -50,9 +50,9 @@ impl<const N: usize> CostCurve for LinearModel<N> {
     }
 }
 
-/// The coefficients, none of them negative, whose sums miss the last number of each row least in squares; `None` if the rows
-/// do not tell the terms apart. A coefficient that would be negative is noise: the others do without it. `ridge` above 0
-/// holds what nothing is known of at zero, and there is always an answer, unless there are no rows.
+/// Returns the non-negative coefficients that predict the last number of each row with the least squares
+/// error. `None` if there are no rows or the rows do not separate the terms. A coefficient that would be
+/// negative is noise and becomes 0. With `ridge` above 0 undetermined coefficients become 0 instead.
 #[must_use]
 pub fn nonnegative(rows: &[Vec<f64>], ridge: f64) -> Option<Vec<f64>> {
     let terms = rows.first()?.len().checked_sub(1)?;
@@ -73,10 +73,9 @@ pub fn nonnegative(rows: &[Vec<f64>], ridge: f64) -> Option<Vec<f64>> {
     all.iter().all(|found| found.is_finite()).then_some(all)
 }
 
-/// The coefficients of the `active` terms.
 fn least_squares(rows: &[Vec<f64>], active: &[usize], ridge: f64) -> Option<Vec<f64>> {
     let n = active.len();
-    // In units of each term's largest, so that pivots can be compared.
+    // Scaling each term by its largest value makes pivots comparable.
     let largest = |&term: &usize| rows.iter().map(|row| row[term].abs()).fold(0.0, f64::max);
     let scales: Vec<f64> = active.iter().map(largest).collect();
     if scales.contains(&0.0) {
@@ -95,7 +94,7 @@ fn least_squares(rows: &[Vec<f64>], active: &[usize], ridge: f64) -> Option<Vec<
     Some(solved.iter().zip(&scales).map(|(found, scale)| found / scale).collect())
 }
 
-/// Gauss and Jordan, with the largest pivot of each column.
+/// Solves by Gauss-Jordan elimination with the largest pivot of each column.
 fn solve(mut rows: Vec<Vec<f64>>) -> Option<Vec<f64>> {
     let n = rows.len();
     for column in 0..n {

@@ -1,14 +1,15 @@
-//! What an executor takes for the batches it is given: prefill and decode, as a scheduler sees them (CaraServe §5; C-12).
+//! Predicts an executor's time for prefill and decode, as a scheduler sees them (CaraServe §5; C-12).
 //!
-//! Both are planes, fitted to timings at start and refined by those that follow:
+//! Both are planes, fitted to timings at start and refined online:
 //!
 //! ```text
 //! decode  = a step + each sequence + each token of context + ranks
 //! prefill = a pass + each prompt token + ranks of its tokens
 //! ```
 //!
-//! What ranks cost depends on the kernel. One that pads computes every row at the largest rank of the batch (the paper's
-//! BGMV: `|S| · max rank`), one that does not each at its own (MBGMV: `sum of ranks`).
+//! The cost of ranks depends on the kernel. A padding kernel computes every row at the largest rank of the
+//! batch (the paper's BGMV: `|S| · max rank`). A kernel without padding computes each row at its own rank
+//! (MBGMV: `sum of ranks`).
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -18,13 +19,12 @@ use super::{
     linear_model::LinearModel,
 };
 
-/// Every so many timings one is kept to judge by, and never fitted to.
+/// One in `HELD_OUT_EVERY` timings is held out for validation and never fitted.
 const HELD_OUT_EVERY: u64 = 8;
 
-/// Timings that are kept to judge by.
 const MAX_HELD_OUT: usize = 128;
 
-/// How rows of different ranks are computed together.
+/// How a kernel computes rows of different ranks together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LoraForm {
     /// Every row at the largest rank of the batch.
@@ -34,23 +34,23 @@ pub enum LoraForm {
     TrueRank,
 }
 
-/// Requests as far as time goes: those that run, those that wait, or both.
+/// Sums over requests that determine a batch's time: running ones, waiting ones, or both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RequestLoad {
-    /// How many.
+    /// Number of requests in the load.
     pub requests: u64,
-    /// Their ranks together; a request of the base has rank 0.
+    /// Sum of the requests' ranks; a request of the base has rank 0.
     pub ranks: u64,
-    /// The largest.
+    /// Largest rank of a request.
     pub max_rank: u64,
-    /// Tokens together: of context where they run, of prompts still to compute where they wait.
+    /// Sum of tokens: context of running requests, uncomputed prompt tokens of waiting ones.
     pub tokens: u64,
-    /// Each one's tokens times its rank, together.
+    /// Sum over the requests of tokens times rank.
     pub token_ranks: u64,
 }
 
 impl RequestLoad {
-    /// These and those.
+    /// Returns the load of both together.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self {
@@ -62,13 +62,13 @@ impl RequestLoad {
         }
     }
 
-    /// One request.
+    /// Returns the load of one request.
     #[must_use]
     pub fn of(rank: u64, tokens: u64) -> Self {
         Self { requests: 1, ranks: rank, max_rank: rank, tokens, token_ranks: rank.saturating_mul(tokens) }
     }
 
-    /// What a kernel of this form computes of ranks when each request has one row.
+    /// Returns the ranks that a kernel of this form computes if each request has one row.
     fn row_ranks(self, form: LoraForm) -> f64 {
         match form {
             LoraForm::Padded => self.requests as f64 * self.max_rank as f64,
@@ -76,7 +76,7 @@ impl RequestLoad {
         }
     }
 
-    /// The same when each has as many rows as tokens.
+    /// Returns the ranks that a kernel of this form computes if each request has one row per token.
     fn token_ranks(self, form: LoraForm) -> f64 {
         match form {
             LoraForm::Padded => self.tokens as f64 * self.max_rank as f64,
@@ -85,55 +85,55 @@ impl RequestLoad {
     }
 }
 
-/// What one executor takes, in seconds. All numbers are finite and not negative.
+/// Time model of one executor, in seconds. All numbers are finite and not negative.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ServingModel {
-    /// Its kernel.
+    /// How the executor's LoRA kernel computes ranks.
     pub form: LoraForm,
-    /// A decode step: being asked, each sequence, each token of context, each rank of the form.
+    /// Decode step: fixed, per sequence, per token of context, per rank in the kernel's form.
     pub decode: LinearModel<4>,
-    /// A prompt's pass: being asked, each token, each rank of each token.
+    /// Prompt pass: fixed, per token, per rank of each token.
     pub prefill: LinearModel<3>,
-    /// Bytes of an adapter from the host to the device.
+    /// Line from bytes of an adapter to seconds of the copy from the host to the device.
     pub link: LinearFit,
-    /// Bytes of an adapter from the store to the host.
+    /// Line from bytes of an adapter to seconds of the copy from the store to the host.
     pub store: LinearFit,
-    /// What a cold request waits for.
+    /// Whether a cold request waits for the device.
     pub cold: ColdStart,
 }
 
-/// What an executor does while an adapter is on its way to the device.
+/// How an executor serves a request while its adapter is on the way to the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ColdStart {
-    /// It computes the prompt with workers' help, and nobody waits for the link (C-05).
+    /// The executor computes the prompt with workers' help without waiting for the link (C-05).
     #[default]
     Assisted,
-    /// The request waits until the adapter is there.
+    /// The request waits until the adapter is on the device.
     Waits,
 }
 
 impl ServingModel {
-    /// Seconds of a step in which each of `load` gets a token; with nobody it is what being asked costs (`DecPerf` of
-    /// Algorithm 1).
+    /// Returns the seconds of a step in which each request of `load` gets a token; an empty load gives the
+    /// fixed cost (`DecPerf` of Algorithm 1).
     #[must_use]
     pub fn step_s(&self, load: RequestLoad) -> f64 {
         self.decode.at(decode_terms(self.form, load))
     }
 
-    /// How much longer that is with `more` beside them. It is computed from what differs, so that equal additions cost
-    /// equally to the last bit.
+    /// Returns the increase of the step time if `more` joins `load`. The result is computed from the
+    /// difference of the terms, so equal additions cost equally to the last bit.
     #[must_use]
     pub fn added_step_s(&self, load: RequestLoad, more: RequestLoad) -> f64 {
         self.decode.at(added(decode_terms(self.form, load.plus(more)), decode_terms(self.form, load)))
     }
 
-    /// Seconds of a pass over the prompts of `load` (`PrePerf`); no tokens take none.
+    /// Returns the seconds of a pass over the prompts of `load` (`PrePerf`); no tokens take no time.
     #[must_use]
     pub fn prefill_s(&self, load: RequestLoad) -> f64 {
         if load.tokens == 0 { 0.0 } else { self.prefill.at(prefill_terms(self.form, load)) }
     }
 
-    /// How much longer that is with `more` beside them. A pass that there is anyway is asked for once.
+    /// Returns the increase of the prefill time if `more` joins `load`; the fixed cost counts once per pass.
     #[must_use]
     pub fn added_prefill_s(&self, load: RequestLoad, more: RequestLoad) -> f64 {
         let mut terms = added(prefill_terms(self.form, load.plus(more)), prefill_terms(self.form, load));
@@ -156,7 +156,7 @@ fn prefill_terms(form: LoraForm, load: RequestLoad) -> [f64; 3] {
     [1.0, load.tokens as f64, load.token_ranks(form)]
 }
 
-/// The planes of one executor, as its timings come in.
+/// Online fits of one executor's times.
 #[derive(Debug, Clone)]
 pub struct ServingFit {
     form: LoraForm,
@@ -168,34 +168,34 @@ pub struct ServingFit {
 }
 
 impl ServingFit {
-    /// One that knows nothing yet.
+    /// Creates fits without timings.
     #[must_use]
     pub fn new(form: LoraForm, cold: ColdStart) -> Self {
         let (decode, prefill) = (ValidatedFit::default(), ValidatedFit::default());
         Self { form, decode, prefill, link: Fit::default(), store: Fit::default(), cold }
     }
 
-    /// A step in which each of `load` got a token took so long.
+    /// Records the duration of a step in which each request of `load` got a token.
     pub fn observe_decode(&mut self, load: RequestLoad, took: Duration) {
         self.decode.add_sample(decode_terms(self.form, load), took);
     }
 
-    /// A pass over the prompts of `load` took so long.
+    /// Records the duration of a pass over the prompts of `load`.
     pub fn observe_prefill(&mut self, load: RequestLoad, took: Duration) {
         self.prefill.add_sample(prefill_terms(self.form, load), took);
     }
 
-    /// An adapter's bytes came to the device.
+    /// Records how long an adapter's `bytes` took to the device.
     pub fn observe_link(&mut self, bytes: u64, took: Duration) {
         self.link.observe(bytes as f64, took.as_secs_f64());
     }
 
-    /// An adapter's bytes came to the host.
+    /// Records how long an adapter's `bytes` took from the store to the host.
     pub fn observe_store(&mut self, bytes: u64, took: Duration) {
         self.store.observe(bytes as f64, took.as_secs_f64());
     }
 
-    /// What is known; `None` before there are timings of decode and prefill. Links that nobody has seen take no time.
+    /// Returns the model; `None` before timings of decode and prefill. Links without timings take no time.
     #[must_use]
     pub fn model(&self) -> Option<ServingModel> {
         const NONE: LinearFit = LinearFit { alpha: 0.0, beta: 0.0 };
@@ -209,15 +209,15 @@ impl ServingFit {
         })
     }
 
-    /// How much of the variance of decode and prefill timings that were *not* fitted to is foretold: 0 to 1 each. `None`
-    /// before there is one of each.
+    /// Returns the fractions of variance that the fits explain in held-out decode and prefill timings, from 0
+    /// to 1 each. `None` before there is a held-out timing of each.
     #[must_use]
     pub fn r_squared(&self) -> Option<[f64; 2]> {
         Some([self.decode.r_squared()?, self.prefill.r_squared()?])
     }
 }
 
-/// A fit, and timings that it is judged by.
+/// Fit with timings that are held out for validation.
 #[derive(Debug, Clone, Default)]
 struct ValidatedFit<const N: usize> {
     fit: Fit<LinearModel<N>>,

@@ -1,4 +1,4 @@
-//! Planted truths found again, the paper's own example, and no nonsense whatever comes in.
+//! Tests with planted lines, the paper's own example and arbitrary input.
 
 use proptest::prelude::*;
 
@@ -21,7 +21,7 @@ const COLD: ColdPrefill = ColdPrefill {
     interference: 1.0,
 };
 
-/// A model whose lines are exactly these.
+/// Returns a model with exactly these lines.
 fn exact(core: LinearFit, base: LinearFit, link: LinearFit) -> PerfModel {
     let mut model = PerfModel::new();
     let pairs = [(&mut model.core, core), (&mut model.base, base), (&mut model.link, link)];
@@ -38,7 +38,7 @@ fn near(found: f64, truth: f64, tolerance: f64) -> bool {
     (found - truth).abs() <= tolerance * truth
 }
 
-/// Timings of `line` with noise of up to `noise` of them, of which every fifth is `outlier` times as long.
+/// Returns timings of `line` with relative noise up to `noise`; every fifth takes `outlier` times as long.
 fn timings(line: LinearFit, noises: &[f64], noise: f64, outlier: f64) -> Vec<TimingSample> {
     let timing = |(number, &random): (usize, &f64)| {
         let work = 1.5_f64.powi(number as i32 % 24);
@@ -103,11 +103,11 @@ fn c_is_the_most_tokens_for_which_a_core_keeps_up_with_the_base() {
     let work = LayerWork { multiply_adds: 100_000, slices: 4 };
     assert_eq!(model.tokens_per_core(work, 16, 128), Some(16));
     assert_eq!(cores_for(128, 16), 8);
-    // The slices' own cost leaves room for 12: 1.6 ms - 4 · 0.1 ms.
+    // The slices' own cost leaves time for 12 tokens: 1.6 ms - 4 · 0.1 ms.
     let model = exact(LinearFit { beta: 1e-4, ..core }, base, LINK);
     assert_eq!(model.tokens_per_core(work, 16, 128), Some(12));
     assert_eq!(cores_for(128, 12), 11);
-    // And none where they cost more than the layer.
+    // No token fits where the slices cost more than the layer.
     assert_eq!(model.tokens_per_core(LayerWork { slices: 17, ..work }, 16, 128), Some(1));
     assert_eq!(PerfModel::new().tokens_per_core(work, 16, 128), None);
 }
@@ -130,7 +130,7 @@ fn a_model_that_knows_nothing_assists() {
 
 #[test]
 fn both_ways_are_forecast_as_by_hand() {
-    // 10 layers; the base 1 ms a layer, a worker 4 ms, the load 10 ms: two and a half layers, and half a one more.
+    // There are 10 layers; base 1 ms per layer, worker 4 ms, load 10 ms: 2.5 layers, and half a one.
     let model = exact(
         LinearFit { alpha: 1e-9, beta: 0.0 },
         LinearFit { alpha: 1e-5, beta: 9e-3 },
@@ -147,15 +147,15 @@ fn both_ways_are_forecast_as_by_hand() {
     let forecast = model.forecast(&cold).unwrap();
     assert!(near(forecast.assist_s, 3.0 * 4e-3 + 7.0 * 1e-3, 1e-6), "{forecast:?}");
     assert!(near(forecast.wait_s, 10e-3 + 10.0 * 1e-3, 1e-6), "{forecast:?}");
-    // A pass that is taken whole: the worker computes all ten layers, wherever the load has come to.
+    // In a pass that is taken whole, the worker computes all ten layers, however far the load is.
     let whole = model.forecast(&ColdPrefill { uptake: ArrivalPolicy::ByPass, ..cold }).unwrap();
     assert!(near(whole.assist_s, 10.0 * 4e-3, 1e-6), "{whole:?}");
     assert_eq!((whole.wait_s, whole.decision()), (forecast.wait_s, Decision::Wait));
-    // The executor's own threads add to the base's time instead of running beside it: 5 ms, two layers and a half.
+    // The executor's own threads add to the base's time: 5 ms per layer, two layers and a half.
     let alone = ColdPrefill { hands: HostCompute::of(0, 1), ..cold };
     let forecast = model.forecast(&alone).unwrap();
     assert!(near(forecast.assist_s, 2.5 * 5e-3 + 7.5 * 1e-3, 1e-6), "{forecast:?}");
-    // Two workers on the base's cores: 2 ms against 3 ms of a base that they slow down.
+    // Two workers on the base's cores take 2 ms, against 3 ms of a base that they slow down.
     let shared = ColdPrefill { hands: HostCompute::of(2, 1), interference: 3.0, ..cold };
     let (load, both) = (10e-3, 3e-3);
     let layers = load / both + 0.5;
@@ -174,7 +174,7 @@ fn what_is_there_already_is_not_waited_for() {
 #[test]
 fn a_short_prompt_is_assisted_and_a_long_one_waits_from_the_crossover_on() {
     let model = exact(CORE, BASE, LINK);
-    // A core slow enough to fall behind the base.
+    // The core is slow enough to fall behind the base.
     let slow = ColdPrefill { work: LayerWork { multiply_adds: 32_000_000, slices: 4 }, ..COLD };
     let crossover = model.crossover_tokens(&slow, 100_000).unwrap();
     assert!(crossover > 1);
@@ -190,7 +190,7 @@ fn planted() -> impl Strategy<Value = LinearFit> {
         .prop_map(|(a, b)| LinearFit { alpha: 10_f64.powf(a), beta: 10_f64.powf(b) })
 }
 
-/// Anything a caller could bring.
+/// Generates arbitrary input of a caller.
 fn anything() -> impl Strategy<Value = ColdPrefill> {
     let sizes = (any::<usize>(), any::<u64>(), any::<usize>(), any::<usize>());
     (sizes, any::<u64>(), any::<u64>(), any::<usize>(), any::<f64>()).prop_map(
@@ -247,7 +247,7 @@ proptest! {
         workers in 1..9_usize,
         interference in 1.0..4.0_f64,
     ) {
-        // Where what a core costs per slice is not more, against its tokens, than the base's pass against its own.
+        // The cost per slice, relative to its tokens, is at most the base's fixed cost relative to its own.
         let multiply_adds = (1e3 * slowness) as u64;
         let relative = base.beta / base.alpha * core.alpha * multiply_adds as f64 / workers as f64;
         let core = LinearFit { beta: core.beta.min(relative), ..core };
@@ -263,7 +263,7 @@ proptest! {
         let mut waited = false;
         for tokens in (0..200).chain((2..60).map(|step| step * 100)) {
             let forecast = model.forecast(&ColdPrefill { tokens, ..cold }).unwrap();
-            // What is a tie but for rounding is no change of mind.
+            // A tie up to rounding is no change of the decision.
             let wins = forecast.assist_s - forecast.wait_s;
             prop_assert!(!waited || wins > -1e-6 * forecast.wait_s, "{tokens} tokens are assisted again");
             waited |= wins > 1e-6 * forecast.wait_s;

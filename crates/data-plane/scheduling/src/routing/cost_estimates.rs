@@ -1,4 +1,4 @@
-//! What executors are taken to need, from what was seen of them.
+//! Estimates the time models of executors from observed timings.
 
 use super::PlacementRequest;
 use crate::perf::{
@@ -7,8 +7,8 @@ use crate::perf::{
     serving::{ColdStart, LoraForm, RequestLoad, ServingModel},
 };
 
-/// What an executor is taken to need as long as one of them has not been seen to work: milliseconds for a step and each of
-/// its sequences, and for a prompt's tokens; a store of 1 GB/s. Alike for all, so only their proportions matter.
+/// Assumed model while any executor has no timings: milliseconds for a step, each of its sequences and each
+/// prompt token; a store of 1 GB/s. All executors get it, so only the proportions matter.
 pub const UNSEEN: ServingModel = ServingModel {
     form: LoraForm::TrueRank,
     decode: LinearModel { seconds_each: [5e-3, 1e-3, 1e-6, 1e-6] },
@@ -18,28 +18,28 @@ pub const UNSEEN: ServingModel = ServingModel {
     cold: ColdStart::Assisted,
 };
 
-/// What an executor takes, as far as it was seen.
+/// Observed time model of an executor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CostEstimate {
-    /// What its timings say.
+    /// Model that was fitted to the executor's timings.
     pub model: ServingModel,
-    /// Whether it has nothing to do, and they are old: it may have become faster, and nobody would notice.
+    /// Whether the timings are old and the executor is idle: it may have become faster unnoticed.
     pub is_stale: bool,
 }
 
-/// Who says what each of several executors is taken to need for a request: [`UNSEEN`] for all, unless all of them were seen to
-/// work. One whose timings are old counts as the fastest of the others until it is timed again: who was slow once would otherwise
-/// never be asked again, and so never be seen to be fast.
+/// Selects the time model of each executor for a request: [`UNSEEN`] for all, unless all have timings. An
+/// executor with old timings counts as the fastest of the others until it is timed again. Otherwise an
+/// executor that was slow once would never get a request, and would never be seen to be fast.
 #[derive(Debug)]
 pub struct EstimateSelector<'a> {
     asked: &'a PlacementRequest,
     are_seen: bool,
-    /// Of those whose timings are new.
+    /// Fastest model among executors with recent timings.
     fastest: Option<ServingModel>,
 }
 
 impl<'a> EstimateSelector<'a> {
-    /// Of all executors together.
+    /// Creates the selector for a request from the estimates of all executors.
     #[must_use]
     pub fn of(
         asked: &'a PlacementRequest,
@@ -47,14 +47,14 @@ impl<'a> EstimateSelector<'a> {
     ) -> Self {
         let are_seen = all.clone().all(|seen| seen.is_some());
         let seen = || all.clone().flatten();
-        // Only those whose timings are old are compared with it.
+        // Only executors with old timings are compared with the fastest.
         let is_needed = are_seen && seen().any(|seen| seen.is_stale);
         let judge = Self { asked, are_seen, fastest: None };
         let timed = seen().filter(|seen| is_needed && !seen.is_stale).map(|seen| seen.model);
         Self { fastest: timed.reduce(|fastest, model| judge.faster(fastest, model)), ..judge }
     }
 
-    /// What one of them is taken to need.
+    /// Returns the model to assume for an executor with the estimate `seen`.
     #[must_use]
     pub fn model(&self, seen: Option<CostEstimate>) -> ServingModel {
         match (seen, self.fastest) {
@@ -64,7 +64,7 @@ impl<'a> EstimateSelector<'a> {
         }
     }
 
-    /// The one that takes less for the request; the first if both take the same.
+    /// Returns the model that is faster for the request; `one` if both are equal.
     fn faster(&self, one: ServingModel, other: ServingModel) -> ServingModel {
         let load = RequestLoad::of(self.asked.rank, self.asked.prompt_tokens);
         let takes =

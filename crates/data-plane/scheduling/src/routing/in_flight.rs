@@ -1,19 +1,19 @@
-//! The load of an executor, request by request, and how long answers are.
+//! Tracks the load of an executor, request by request, and the mean length of answers.
 
 use std::collections::BTreeMap;
 
 use crate::perf::serving::RequestLoad;
 
-/// What [`MeanAnswer`] begins with: the answers of Alpaca (C-15).
+/// First value of [`MeanAnswer`] in tokens: the mean answer of Alpaca (C-15).
 pub const FIRST_MEAN: f64 = 58.0;
 
-/// Answers that the first mean counts as much as.
+/// Weight of the first mean, in answers.
 const FIRST_COUNT: f64 = 16.0;
 
-/// An answer counts in the mean as if there had been no more than so many before it.
+/// Maximum weight of past answers, so the mean follows changes.
 const MAX_COUNT: f64 = 1_024.0;
 
-/// The running mean of how many tokens answers have.
+/// Running mean of the tokens per answer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MeanAnswer {
     mean: f64,
@@ -27,32 +27,31 @@ impl Default for MeanAnswer {
 }
 
 impl MeanAnswer {
-    /// An answer has ended with so many tokens.
+    /// Records an answer of `tokens`.
     pub fn observe(&mut self, tokens: u64) {
         self.count = (self.count + 1.0).min(MAX_COUNT);
         self.mean += (tokens as f64 - self.mean) / self.count;
     }
 
-    /// The mean.
+    /// Returns the mean in tokens.
     #[must_use]
     pub fn tokens(&self) -> f64 {
         self.mean
     }
 }
 
-/// Requests of one stage of an executor. Whoever enters says who it is, and leaves as the same.
+/// Load of one stage of an executor. A request must leave with the rank and promise with which it entered.
 #[derive(Debug, Clone, Default)]
 pub struct InFlightLoad {
-    /// How many there are of each rank.
     by_rank: BTreeMap<u64, u64>,
-    /// Of each promise of a time for a token, in microseconds.
+    /// Number of requests for each promised time per token, in microseconds.
     by_promise: BTreeMap<u64, u64>,
-    /// Sums of all of them.
+    /// Sums over all requests; `max_rank` is not maintained.
     sums: RequestLoad,
 }
 
 impl InFlightLoad {
-    /// A request comes, with so many tokens.
+    /// Adds a request with `tokens` tokens.
     pub fn add_request(&mut self, rank: u64, promised_tpot_us: Option<u64>, tokens: u64) {
         *self.by_rank.entry(rank).or_default() += 1;
         self.sums.requests += 1;
@@ -63,16 +62,16 @@ impl InFlightLoad {
         self.grow(rank, tokens);
     }
 
-    /// One of this rank has so many tokens more.
+    /// Adds `tokens` to a request of this `rank`.
     pub fn grow(&mut self, rank: u64, tokens: u64) {
         self.sums.tokens += tokens;
         self.sums.token_ranks += rank * tokens;
     }
 
-    /// A request goes, with as many tokens as it has by now.
+    /// Removes a request that has `tokens` tokens by now.
     pub fn remove_request(&mut self, rank: u64, promised_tpot_us: Option<u64>, tokens: u64) {
         take_one(&mut self.by_rank, rank);
-        // Whoever counts badly is off by that much, and no more.
+        // The subtraction saturates, so a caller's wrong count has a bounded effect.
         self.sums.requests = self.sums.requests.saturating_sub(1);
         self.sums.ranks = self.sums.ranks.saturating_sub(rank);
         if let Some(promised_us) = promised_tpot_us {
@@ -82,13 +81,13 @@ impl InFlightLoad {
         self.sums.token_ranks = self.sums.token_ranks.saturating_sub(rank * tokens);
     }
 
-    /// What they come to.
+    /// Returns the load of all requests.
     #[must_use]
     pub fn load(&self) -> RequestLoad {
         RequestLoad { max_rank: self.by_rank.last_key_value().map_or(0, |(rank, _)| *rank), ..self.sums }
     }
 
-    /// The shortest time for a token that was promised to one of them.
+    /// Returns the shortest promised time per token among the requests, in microseconds.
     #[must_use]
     pub fn promised_tpot_us(&self) -> Option<u64> {
         self.by_promise.first_key_value().map(|(promised_us, _)| *promised_us)
@@ -134,7 +133,7 @@ mod tests {
         assert_eq!(mean.tokens(), 58.0);
         (0..10_000).for_each(|_| mean.observe(200));
         assert!((mean.tokens() - 200.0).abs() < 0.1, "{mean:?}");
-        // It forgets: a thousand others move it by more than half.
+        // The mean forgets: a thousand other answers move it by more than half.
         (0..1_000).for_each(|_| mean.observe(20));
         assert!(mean.tokens() < 110.0, "{mean:?}");
     }

@@ -1,14 +1,14 @@
-//! Who computed the beginning of a prompt last: an estimate of whose prefix cache holds it.
+//! Remembers which executor computed a prompt's beginning last, to estimate whose prefix cache holds it.
 //!
-//! A block's key is a hash over its namespace and everything up to its end, so the longest known key is the longest known
-//! beginning. It is a guess: whoever computed it may have forgotten it, and a wrong guess costs time alone.
+//! A block's key is a hash over its namespace and all items up to its end, so the longest known key is the
+//! longest known prefix. The executor may have evicted the blocks since; a wrong estimate only costs time.
 
 use std::{
     collections::{HashMap, VecDeque},
     hash::{BuildHasher, Hash},
 };
 
-/// The blocks of a prompt, as they are remembered.
+/// Keys of a prompt's blocks.
 #[derive(Debug, Default)]
 pub struct Blocks {
     keys: Vec<u64>,
@@ -16,8 +16,8 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// The first whole pieces of `length` items of a prompt, `most` at most, of `tokens_each` tokens each. Namespaces share
-    /// nothing.
+    /// Hashes the first complete blocks of a prompt: `length` items each, at most `most` blocks, which stand
+    /// for `tokens_each` tokens each. Equal prompts in different namespaces share no key.
     #[must_use]
     pub fn of<T: Hash>(
         hasher: &impl BuildHasher,
@@ -34,37 +34,36 @@ impl Blocks {
     }
 }
 
-/// How many of a prompt's first tokens each computed last.
+/// Tokens at a prompt's beginning that each executor computed last.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct KnownPrefix(Vec<(usize, u64)>);
 
 impl KnownPrefix {
-    /// Tokens that `who` computed.
+    /// Returns the tokens that executor `who` computed.
     #[must_use]
     pub fn tokens(&self, who: usize) -> u64 {
         self.0.iter().find(|(one, _)| *one == who).map_or(0, |(_, tokens)| *tokens)
     }
 }
 
-/// See the module's description.
+/// Map from blocks to the executors that computed them last.
 #[derive(Debug)]
 pub struct Prefixes {
-    /// Most blocks, of everybody together.
     max_blocks: usize,
-    /// Who computed a block last.
+    /// Executor that computed each block last.
     of: HashMap<u64, usize>,
-    /// The same blocks, oldest first.
+    /// Keys of all blocks, oldest first.
     order: VecDeque<u64>,
 }
 
 impl Prefixes {
-    /// Nothing yet, and never more than `max_blocks`.
+    /// Creates an empty map of at most `max_blocks` blocks.
     #[must_use]
     pub fn new(max_blocks: usize) -> Self {
         Self { max_blocks, of: HashMap::new(), order: VecDeque::new() }
     }
 
-    /// How many of the first tokens everybody computed last.
+    /// Returns how many tokens of the prompt's beginning each executor computed last.
     #[must_use]
     pub fn known(&self, blocks: &Blocks) -> KnownPrefix {
         let mut known: Vec<(usize, u64)> = Vec::new();
@@ -79,7 +78,7 @@ impl Prefixes {
         KnownPrefix(known)
     }
 
-    /// `who` computes them now.
+    /// Records that executor `who` computes the blocks now.
     pub fn note(&mut self, blocks: &Blocks, who: usize) {
         for key in &blocks.keys {
             if self.of.insert(*key, who).is_some() {
@@ -94,7 +93,7 @@ impl Prefixes {
         }
     }
 
-    /// `who` is another process now, and holds nothing.
+    /// Forgets executor `who`, whose process was replaced and holds no blocks.
     pub fn forget(&mut self, who: usize) {
         let Self { of, order, .. } = self;
         of.retain(|_, by| *by != who);

@@ -1,6 +1,6 @@
-//! What Algorithm 1 makes of a candidate.
+//! Scores a candidate by Algorithm 1.
 //!
-//! As printed (C-14), with `exists` = those that run and wait, `n` of them:
+//! As printed (C-14), with `exists` = running and waiting requests, `n` of them:
 //!
 //! ```text
 //! cost  = (PrePerf(queue + req) - PrePerf(queue)) / avg_resp_len + DecPerf(exists + req) - DecPerf(exists)
@@ -8,30 +8,30 @@
 //! total = cost · n
 //! ```
 //!
-//! So an idle executor scores 0, also when it would break the promise. Mended (C-15): `n` is at least 1, and whoever breaks no
-//! promise goes before everybody who breaks one. That is the penalty without end, which a long queue cannot outweigh; among
-//! equals the costs still tell who is the least bad. To the costs comes what the request itself waits for its adapter, spread
-//! over its answer (D4.5), and tokens whose keys and values are known are not computed.
+//! The printed form gives an idle executor the score 0, even if it would break a promise. In the corrected
+//! form (C-15) `n` is at least 1, and candidates that break no promise come before all that break one. That
+//! acts as an infinite penalty, which a long queue cannot outweigh; among equals the costs decide. The
+//! corrected form adds the request's own wait for its adapter, spread over its answer (D4.5), and leaves out
+//! cached prompt tokens.
 
 use std::cmp::Ordering;
 
 use super::{Candidate, Forecast, PlacementRequest, Residency, Slo};
 use crate::perf::serving::{ColdStart, RequestLoad};
 
-/// What the printed form adds for a broken promise, in promises (C-15).
+/// Penalty of the printed form for a broken promise, in multiples of the promised time (C-15).
 const PENALTY_SLOS: f64 = 1e3;
 
-/// Shortest mean of answers.
+/// Lower bound of the mean answer in tokens.
 const SHORTEST_ANSWER: f64 = 1.0;
 
-/// How good a candidate is: the least is the best.
+/// Rank of a candidate: the least is the best.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct CandidateRank {
-    /// Broken promises.
     pub(super) class: u32,
-    /// Seconds for each token.
+    /// Cost in seconds per token.
     pub(super) cost: f64,
-    /// What ties are broken by before numbers are.
+    /// Tie-breaker before the executor's number.
     pub(super) requests: u64,
 }
 
@@ -42,7 +42,7 @@ impl CandidateRank {
     }
 }
 
-/// The total of the printed form, in seconds.
+/// Returns the total of the printed form, in seconds.
 pub(super) fn printed(asked: &PlacementRequest, candidate: &Candidate) -> f64 {
     let Candidate { model, running, waiting, .. } = candidate;
     let (exists, req) = (running.plus(*waiting), whole(asked));
@@ -55,7 +55,6 @@ pub(super) fn printed(asked: &PlacementRequest, candidate: &Candidate) -> f64 {
     cost * exists.requests as f64
 }
 
-/// The mended form.
 pub(super) fn mended(asked: &PlacementRequest, candidate: &Candidate) -> CandidateRank {
     let Candidate { model, running, waiting, .. } = candidate;
     let exists = running.plus(*waiting);
@@ -69,7 +68,6 @@ pub(super) fn mended(asked: &PlacementRequest, candidate: &Candidate) -> Candida
     }
 }
 
-/// Promises that would be broken.
 pub(super) fn violations(asked: &PlacementRequest, candidate: &Candidate) -> u32 {
     if asked.slo == Slo::default() && candidate.promised_tpot_us.is_none() {
         return 0;
@@ -81,33 +79,32 @@ pub(super) fn violations(asked: &PlacementRequest, candidate: &Candidate) -> u32
         + breaks(forecast.tpot_us, candidate.promised_tpot_us)
 }
 
-/// What the request should see.
 pub(super) fn forecast(asked: &PlacementRequest, candidate: &Candidate) -> Forecast {
     let Candidate { model, running, waiting, .. } = candidate;
     let step_s = model.step_s(running.plus(*waiting).plus(whole(asked)));
-    // A step is under way, of which half is left in the mean.
+    // A running step has half of its time left on average.
     let under_way_s = if running.requests > 0 { model.step_s(*running) / 2.0 } else { 0.0 };
     let prefill_s = model.prefill_s(waiting.plus(to_compute(asked, candidate)));
-    // Prompts that are computed beside a step have no pass of their own, and wait for that one.
+    // A prompt that is computed in a running step has no own pass and waits for that step.
     let beside_s = (model.decode.seconds_each[0] - model.prefill.seconds_each[0]).max(0.0);
     let ttft_s =
         under_way_s + beside_s + prefill_s + cold_s(asked, candidate) + place_s(asked, candidate, step_s);
     Forecast { ttft_us: microseconds(ttft_s), tpot_us: microseconds(step_s) }
 }
 
-/// How long it waits for a place: of those that run, one ends each `answer / places` steps.
+/// Returns the wait for a slot in seconds: a running request ends every `answer / places` steps.
 fn place_s(asked: &PlacementRequest, candidate: &Candidate, step_s: f64) -> f64 {
     let missing = candidate.requests().saturating_add(1).saturating_sub(candidate.places) as f64;
     missing * answer(asked) * step_s / candidate.places.max(1) as f64
 }
 
-/// How long the request waits for its adapter beyond what it waits for anyway (D4.5).
+/// Returns how long the request waits for its adapter beyond its other waiting times (D4.5), in seconds.
 fn cold_s(asked: &PlacementRequest, candidate: &Candidate) -> f64 {
     let model = &candidate.model;
     let (store_s, bytes) = match candidate.adapter {
         Residency::Device => return 0.0,
         Residency::Host { bytes } => (0.0, bytes),
-        // Workers read the host's copy: nobody starts before it is there.
+        // Workers read the host's copy, so no request starts before the copy exists.
         Residency::Absent { bytes } => (model.store.at(bytes as f64), bytes),
     };
     match model.cold {
@@ -115,7 +112,7 @@ fn cold_s(asked: &PlacementRequest, candidate: &Candidate) -> f64 {
         ColdStart::Waits => {
             let queue_s = model.prefill_s(candidate.waiting);
             let load_s = if bytes == 0 { 0.0 } else { model.link.at(bytes as f64) };
-            // A request of the queue is computed while this one's adapter travels.
+            // Queued prompts are computed while this adapter travels.
             store_s + (load_s - queue_s.min(load_s)) * f64::from(u8::from(asked.rank > 0))
         }
     }
@@ -125,7 +122,7 @@ fn whole(asked: &PlacementRequest) -> RequestLoad {
     RequestLoad::of(asked.rank, asked.prompt_tokens)
 }
 
-/// At least the last token is computed, whatever is known.
+/// Returns the uncached part of the prompt; at least the last token is computed.
 fn to_compute(asked: &PlacementRequest, candidate: &Candidate) -> RequestLoad {
     RequestLoad::of(asked.rank, asked.prompt_tokens.saturating_sub(candidate.cached_tokens).max(1))
 }
@@ -134,7 +131,7 @@ fn answer(asked: &PlacementRequest) -> f64 {
     asked.answer_tokens.max(SHORTEST_ANSWER)
 }
 
-/// Saturates; what is no number is 0.
+/// Converts to microseconds; the cast saturates, and NaN gives 0.
 fn microseconds(seconds: f64) -> u64 {
     (seconds * 1e6).round() as u64
 }

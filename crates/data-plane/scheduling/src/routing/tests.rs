@@ -1,4 +1,4 @@
-//! The paper's own example, an independent implementation's choices, and what holds of every snapshot.
+//! Tests with the paper's example, an independent implementation's choices, and properties of every snapshot.
 
 use proptest::prelude::*;
 
@@ -45,7 +45,7 @@ fn asked(rank: u64, prompt_tokens: u64, tpot_us: Option<u64>) -> PlacementReques
     PlacementRequest { prompt_tokens, rank, slo: Slo { ttft_us: None, tpot_us }, answer_tokens: 58.0 }
 }
 
-/// Fig. 5: instance 1 has 24 requests of rank 32, instance 2 16 of rank 64; a line through both times.
+/// Fig. 5: instance 1 has 24 requests of rank 32, instance 2 has 16 of rank 64; a line through both times.
 fn figure_5(form: LoraForm, slo_us: u64) -> [Option<usize>; 2] {
     let (first_ms, second_ms) = if form == LoraForm::Padded { (34.8, 35.8) } else { (35.3, 35.9) };
     let slope_ms = (second_ms - first_ms) / (16.0 * 64.0 - 24.0 * 32.0);
@@ -67,7 +67,7 @@ fn the_example_of_figure_5_goes_where_the_paper_sends_it() {
 #[test]
 fn an_idle_executor_is_free_as_printed_and_not_when_mended() {
     let [fast, slow] = [0.020, 0.050].map(|s| model(LoraForm::TrueRank, [s, 1e-4, 0.0, 1e-6], [0.0; 3]));
-    // Number 1 is idle and too slow for the promise, number 0 has company and is in time.
+    // Number 1 is idle and too slow for the promise; number 0 has requests and is in time.
     let candidates = [candidate(0, fast, same(4, 32)), candidate(1, slow, RequestLoad::default())];
     let request = asked(32, 20, Some(36_000));
     let chosen = |policy| choose(policy, &request, &candidates, 0).map(|choice| choice.executor);
@@ -76,7 +76,7 @@ fn an_idle_executor_is_free_as_printed_and_not_when_mended() {
     assert_eq!(violations(&request, &candidates[1]), 1);
 }
 
-/// What algorithm1.py says of forty snapshots.
+/// Compares with the results of algorithm1.py for forty snapshots.
 #[test]
 fn scores_and_choices_are_those_of_an_independent_implementation() {
     let (mut request, mut candidates, mut cases) = (asked(0, 0, None), Vec::new(), 0);
@@ -99,7 +99,7 @@ fn scores_and_choices_are_those_of_an_independent_implementation() {
                 let (running, waiting) = (load(9), load(14));
                 let one = Candidate { waiting, ..candidate(candidates.len(), model, running) };
                 let mended = score::mended(&request, &one);
-                // The penalty of C-15, which has no end in ours.
+                // The golden values contain the finite penalty of C-15, which is infinite here.
                 let penalty = f64::from(mended.class) * request.slo.tpot_us.unwrap() as f64 * 1e-3;
                 for (found, wanted) in
                     [(score::printed(&request, &one), number(19)), (mended.cost + penalty, number(20))]
@@ -135,7 +135,7 @@ fn an_adapter_that_is_far_away_and_a_beginning_that_is_known_count() {
     let bytes = 100 << 20;
     let request = asked(32, 200, None);
     let chosen = |other| choose(RoutingPolicy::RankAware, &request, &[there, other], 0).unwrap().executor;
-    // Number 1 would be chosen for its place, were it not for the load.
+    // Number 1 would be chosen for its load if its adapter were loaded.
     let idler = |one: Candidate| Candidate { running: same(2, 32), ..one };
     assert_eq!(chosen(idler(with(Residency::Device, waits))), 1);
     assert_eq!(chosen(idler(with(Residency::Host { bytes }, waits))), 0);
@@ -151,7 +151,7 @@ fn an_adapter_that_is_far_away_and_a_beginning_that_is_known_count() {
     let ttft_us = |one: &Candidate| forecast(&request, one).ttft_us;
     assert_eq!(ttft_us(&there) - ttft_us(&knows), 38_000);
     let far = with(Residency::Host { bytes }, waits);
-    // 104.9 ms of a load, of which nothing passes behind an empty queue.
+    // The load takes 104.9 ms, and no queue hides any of it.
     assert_eq!(ttft_us(&far) - ttft_us(&there), 104_858);
 }
 
@@ -250,7 +250,7 @@ proptest! {
                 let least = open.iter().map(|one| violations(&request, one)).min();
                 prop_assert_eq!(Some(violations(&request, chosen)), least);
             }
-            // The order says nothing.
+            // The order of the candidates has no effect.
             let mut turned = candidates.clone();
             turned.rotate_left(at % candidates.len());
             prop_assert_eq!(choose(policy, &request, &turned, draw), Some(choice));
@@ -263,7 +263,7 @@ proptest! {
     fn of_equal_executors_the_mended_form_never_takes_the_fuller_one(
         one in any_candidate(), more in 1..20_u64, rank in 1..129_u64,
     ) {
-        // Of requests of one rank, so that only how many there are differs.
+        // The requests have one rank, so only their number differs.
         let idle = Candidate { running: RequestLoad::default(), waiting: RequestLoad::default(), availability: Availability::Open, ..one };
         let busy = Candidate { executor: 1, running: same(more, rank), ..idle };
         let request = asked(rank, 100, None);

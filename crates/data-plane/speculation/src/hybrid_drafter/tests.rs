@@ -6,7 +6,7 @@ use crate::{
     tree_expansion::{BranchSelector, grow},
 };
 
-/// A model that says 50 more than the token before, and takes a second.
+/// A model that predicts the previous token plus 50 in one second.
 #[derive(Debug)]
 struct Fifty {
     last: u32,
@@ -51,7 +51,6 @@ fn price(slope: f64, left_s: f64, probe: ProbePolicy) -> DraftCost {
     DraftCost::Worth { step: StepEstimate { cost, rows: 1, sequences: 1, drafting_s: 0.0 }, left_s, probe }
 }
 
-/// What is guessed behind 1 2 3 9 1 2, and how often the model was asked.
 fn drafted(mut model: Fifty, price: Option<DraftCost>) -> (Vec<u32>, HybridDrafter<Fifty>) {
     let mut table = Ngram::new(&[1, 2, 3, 9, 1], AcceptanceTable::default());
     let Ok(()) = table.accept(&[2]);
@@ -79,14 +78,14 @@ fn a_model_that_knows_better_is_asked_and_one_that_does_not_is_spared() {
     let (tokens, combined) = drafted(Fifty::new(0.9, Some(0.1)), Some(price(0.1, 100.0, ProbePolicy::No)));
     assert_eq!(tokens[0], 52);
     assert!(combined.model.asked >= 2, "also behind what it guessed");
-    // What followed 1 2 before has a chance of 0.3.
+    // The token after 1 2 has an acceptance probability of 0.3.
     let (tokens, combined) = drafted(Fifty::new(0.2, Some(0.1)), Some(price(0.1, 100.0, ProbePolicy::No)));
     assert_eq!((tokens[0], combined.model.asked), (3, 0));
 }
 
 #[test]
 fn a_guess_that_takes_longer_than_it_promises_to_save_is_not_asked_for_but_to_see() {
-    // A step of 10.1 seconds: six of them for a token that comes more often in six of ten cases.
+    // A step takes 10.1 seconds, six of them for a token that is accepted in six of ten more cases.
     let dear = |probe| drafted(Fifty::new(0.9, Some(8.0)), Some(price(0.1, 100.0, probe))).1.model.asked;
     assert_eq!((dear(ProbePolicy::No), dear(ProbePolicy::Due)), (0, 1));
     let cheap = drafted(Fifty::new(0.9, Some(1.0)), Some(price(0.1, 100.0, ProbePolicy::No))).1;

@@ -1,4 +1,4 @@
-//! The index against a search, and what is trusted.
+//! Tests of the index against a linear search, and of the acceptance table.
 
 use proptest::prelude::*;
 
@@ -10,7 +10,7 @@ fn guesses(draft: &mut Ngram, tree: &TokenTree, at: Option<NodeId>) -> Vec<Draft
 }
 
 proptest! {
-    /// What is guessed first stood behind the longest match there is, as long as there are no more places than are looked at.
+    /// The first draft token follows the longest match, if the drafter compares all matches.
     #[test]
     fn the_first_guess_stood_behind_the_longest_match(text in prop::collection::vec(0_u32..12, 1..60)) {
         let draft = Ngram::new(&text, AcceptanceTable::default());
@@ -53,7 +53,7 @@ fn a_text_that_repeats_is_drafted_on_and_two_continuations_make_a_tree() {
     let mut draft = Ngram::new(&text, AcceptanceTable::default());
     let mut tree = TokenTree::new();
     grow(&mut tree, (&mut BranchSelector::default(), &mut draft), 8, |_| false).unwrap();
-    // The longer match, 9 9 1 2 3, was followed by 7; 1 2 3 alone by 4, too.
+    // The longer match, 9 9 1 2 3, was followed by 7. The match 1 2 3 was also followed by 4.
     let behind_root: Vec<u32> = tree.children(None).map(|node| tree.token(node)).collect();
     assert_eq!(behind_root, [7, 4]);
     let seven = tree.child(None, 7);
@@ -69,7 +69,7 @@ fn trust_follows_what_the_text_does() {
     assert_eq!(sure.token, 0);
     assert!(sure.probability > 0.97, "{sure:?}");
 
-    // The same pairs over and over, each time followed by something else.
+    // The same pair occurs repeatedly, each time followed by another token.
     let mut draft = Ngram::new(&[1, 2], AcceptanceTable::default());
     for other in 100..200 {
         draft.accept(&[other, 1, 2]).unwrap();

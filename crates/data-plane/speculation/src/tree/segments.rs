@@ -1,54 +1,53 @@
-//! How a tree lies in the rows of a pass.
+//! The layout of a token tree in the rows of a pass.
 //!
-//! Attention over a tree usually takes a mask. Here it takes none: the tree is cut into *segments*, runs of nodes each behind
-//! the one before, and each is a sequence of its own to the pass, with a block table of its own. The keys and values of its
-//! ancestors, its *trunk*, are written into its blocks too, at the positions they would have in plain decoding. So a row
-//! reads what it would read there, in the order in which it would, and has the same bits.
+//! Attention over a tree usually takes a mask. Here the tree is instead cut into *segments*, chains of nodes.
+//! The pass treats each segment as a sequence with its own block table. The KV entries of a segment's
+//! ancestors, its *trunk*, are also written into its blocks, at the positions of plain decoding. A row
+//! therefore reads the same values in the same order as in plain decoding, and its result has the same bits.
 //!
 //! ```text
-//!       tree               rows                                segments
+//!       tree            rows                             segments
 //!
-//!           +-b-c          0: root                             rows 0..4, depth 0: root a b c
-//!   root--a-+-d            1: a   2: b   3: c   4: d   5: e    rows 4..5, depth 2: d       trunk: rows 0..2, depth 0
-//!         +-e                                                  rows 5..6, depth 1: e       trunk: rows 0..1, depth 0
+//!           +-b-c       0: root                          rows 0..4, depth 0: root a b c
+//!   root--a-+-d         1: a  2: b  3: c  4: d  5: e     rows 4..5, depth 2: d    trunk: rows 0..2, depth 0
+//!         +-e                                            rows 5..6, depth 1: e    trunk: rows 0..1, depth 0
 //! ```
 //!
-//! Each node is computed once (L-06's `tree-mask`). [`Segments::of_branches`] is the paper's own way (§III-B): each branch
-//! is a sequence from root to leaf, and nodes that branches share are computed once for each.
+//! Each node is computed once (L-06's `tree-mask`). [`Segments::of_branches`] is the paper's layout (§III-B):
+//! each branch is a sequence from root to leaf, and shared nodes are computed once per branch.
 
 use std::{collections::VecDeque, ops::Range};
 
 use super::{NodeId, TokenTree};
 
-/// Rows that follow each other in the pass, and in the tree.
+/// Consecutive rows of the pass that are also a chain in the tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RowSpan {
-    /// The rows, among those of the tree.
+    /// Row numbers, counted within the rows of the tree.
     pub rows: Range<usize>,
-    /// Tokens between the root and the first of them: its position is the root's and so many.
+    /// Depth of the first row: its position is the root's position plus `depth`.
     pub depth: usize,
 }
 
-/// A run of nodes: each stands behind the one before.
+/// A chain of nodes in consecutive rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segment {
-    /// Its own rows.
+    /// Rows of the segment's own nodes.
     pub own: RowSpan,
-    /// Its ancestors, which are in other segments, the root first. Depths follow each other without a gap, up to that of
-    /// its own rows.
+    /// Ancestors in other segments, root first, with contiguous depths up to the segment's own rows.
     pub trunk: Vec<RowSpan>,
 }
 
-/// A tree in rows. Row 0 is the root's: what the target draws there is to be known too.
+/// A tree laid out in rows. Row 0 is the root's row, because the target's token after the root is needed too.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segments {
-    /// The node of each row; `None`: the root.
+    /// Node of each row; `None` for the root.
     nodes: Vec<Option<NodeId>>,
     segments: Vec<Segment>,
 }
 
 impl Segments {
-    /// Every node once: a first child goes on in its parent's segment, another one opens a segment of its own.
+    /// Lays out every node once. A first child continues its parent's segment; others begin new ones.
     #[must_use]
     pub fn of(tree: &TokenTree) -> Self {
         let mut laid = Self { nodes: Vec::with_capacity(tree.len() + 1), segments: Vec::new() };
@@ -59,7 +58,7 @@ impl Segments {
         laid
     }
 
-    /// Every branch by itself, from the root on: the paper's mini-batch. Nodes that branches share have several rows.
+    /// Lays out every branch separately from the root (the paper's mini-batch), repeating shared nodes.
     #[must_use]
     pub fn of_branches(tree: &TokenTree) -> Self {
         let mut laid = Self { nodes: Vec::new(), segments: Vec::new() };
@@ -77,7 +76,7 @@ impl Segments {
         laid
     }
 
-    /// Lays `head` and what its first children make, and notes whoever opens a segment on the way, with its trunk.
+    /// Lays out `head` and its first-child descendants. Other children go to `heads`, with their trunks.
     fn lay_run(
         &mut self,
         tree: &TokenTree,
@@ -104,30 +103,30 @@ impl Segments {
         self.segments.push(Segment { own, trunk });
     }
 
-    /// Rows there are.
+    /// Returns the number of rows.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.nodes.len()
     }
 
-    /// The segments; whose trunk a segment is in stands before it.
+    /// Iterates over the segments. Segments that are in a trunk come before the segments of that trunk.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &Segment> {
         self.segments.iter()
     }
 
-    /// The node of each row; `None`: the root.
+    /// Returns the node of each row; `None` for the root.
     #[must_use]
     pub fn nodes(&self) -> &[Option<NodeId>] {
         &self.nodes
     }
 
-    /// The row of a node, or of the root; where there are several, the first. `None` if the node is of another tree.
+    /// Returns the first row of a node, or of the root; `None` if the node belongs to another tree.
     #[must_use]
     pub fn row(&self, node: Option<NodeId>) -> Option<usize> {
         self.nodes.iter().position(|&one| one == node)
     }
 
-    /// The token of each row, where the last verified one is `root`.
+    /// Returns the token of each row; `root` is the last verified token.
     #[must_use]
     pub fn tokens(&self, tree: &TokenTree, root: u32) -> Vec<u32> {
         self.nodes.iter().map(|node| node.map_or(root, |node| tree.token(node))).collect()

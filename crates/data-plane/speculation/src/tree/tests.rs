@@ -1,10 +1,10 @@
-//! Trees of any shape, and what holds of all of them.
+//! Properties of all tree shapes.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// Trees of up to `most` nodes with few different tokens, so that guesses meet.
+/// Trees of up to `most` nodes with few different tokens, so that equal siblings occur.
 pub(crate) fn trees(most: usize) -> impl Strategy<Value = TokenTree> {
     prop::collection::vec((any::<u8>(), 0_u32..3, 1_u32..=100), 0..most).prop_map(|guesses| {
         let mut tree = TokenTree::new();
@@ -16,7 +16,7 @@ pub(crate) fn trees(most: usize) -> impl Strategy<Value = TokenTree> {
     })
 }
 
-/// The tree of the paper's Figure 7: token 8 comes behind 5, a second guess behind 3.
+/// The tree of the paper's Figure 7. Token 8 follows 5, which is the second draft token after 3.
 fn figure_7() -> TokenTree {
     let mut tree = TokenTree::new();
     let mut chain = None;
@@ -54,7 +54,7 @@ fn the_likeliest_branch_takes_the_likeliest_child_everywhere_and_the_first_of_eq
     let bet = |tree: &TokenTree| tree.likeliest_branch().map(|node| tree.token(node)).collect::<Vec<_>>();
     let mut tree = figure_7();
     assert_eq!(bet(&tree), [1, 2, 3, 4, 6, 7]);
-    // A leaf that is likelier than all of a long branch is still less likely than its beginning.
+    // A leaf likelier than the end of a long branch is less likely than that branch's first token.
     tree.push(None, 9, 0.5);
     assert_eq!(bet(&tree)[0], 1);
     tree.push(None, 10, 0.9);
@@ -76,7 +76,7 @@ fn the_confidence_of_a_tree_is_that_of_its_best_branch() {
 fn what_was_drafted_behind_the_targets_own_token_is_kept_and_nothing_else() {
     let mut tree = figure_7();
     let five = tree.child(tree.nodes().nth(2), 5);
-    // All of 1 2 3 was verified and came true; the target says 5 next.
+    // The target accepted 1 2 3 and then emitted 5.
     let rerooted = tree.rerooted(&[1, 2, 3, 5]).unwrap();
     assert_eq!(rerooted.kept, tree.children(five).collect::<Vec<_>>());
     assert_eq!((rerooted.tree.len(), rerooted.tree.token(rerooted.tree.nodes().next().unwrap())), (1, 8));
@@ -105,7 +105,7 @@ proptest! {
         }
     }
 
-    /// L-05 without a mask: what a segment reads is, position by position, the way from the root.
+    /// L-05 without a mask: the trunk and the segment are, position by position, the path from the root.
     #[test]
     fn a_segment_and_its_trunk_are_the_way_from_the_root(tree in trees(MAX_NODES)) {
         let segments = Segments::of(&tree);

@@ -1,11 +1,11 @@
-//! The pacer against its definition.
+//! Tests of the selector against its definition.
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::{draft::tests::HashedDraft, tree::MAX_NODES};
 
-/// D of Eq. 2 once branch `given` has a token more.
+/// Computes D of Eq. 2 after branch `given` gets one more token.
 fn distance(branches: &[BranchState], given: usize) -> f64 {
     let m = 1 + branches.iter().map(|branch| branch.tokens).sum::<usize>();
     let sum: f64 = branches.iter().map(|branch| branch.confidence).sum();
@@ -43,7 +43,7 @@ proptest! {
         }
     }
 
-    /// L-02: one token a step, at most one run of the draft; lengths are those of the segments.
+    /// L-02: a step adds one token, with one draft run at most. Branches have the segments' lengths.
     #[test]
     fn a_step_gives_one_token_to_one_branch(steps in 1_usize..=MAX_NODES, width in 1_usize..=4) {
         let mut draft = HashedDraft { width, runs: Vec::new() };

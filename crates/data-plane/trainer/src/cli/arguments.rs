@@ -1,4 +1,4 @@
-//! Arguments of `run`, and the plan they come to.
+//! Arguments of `run`, and the job plan that results from them.
 
 use std::{collections::BTreeSet, path::PathBuf};
 
@@ -23,18 +23,17 @@ use crate::{
     schedule::Decay,
 };
 
-/// Kinds of adapters.
+/// Kind of the adapter to train.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum MethodArgument {
-    /// Low-rank deltas
+    /// Low-rank deltas of linear layers
     Lora,
-    /// Vectors that scale
+    /// Vectors that scale inputs or outputs
     Ia3,
-    /// Keys and values before the first token
+    /// Keys and values of virtual tokens
     Prefix,
 }
 
-/// A job.
 #[derive(Debug, clap::Args)]
 pub(super) struct RunArguments {
     #[command(flatten)]
@@ -42,34 +41,34 @@ pub(super) struct RunArguments {
     /// Training data, JSON lines
     #[arg(long, value_name = "FILE")]
     pub(super) data: PathBuf,
-    /// Data to judge by; else some of the training data are held out
+    /// Validation data; without it, some of the training data are held out
     #[arg(long, value_name = "FILE")]
     pub(super) validation: Option<PathBuf>,
-    /// The directory that the adapter is written to; it must not exist
+    /// Directory to write the adapter to; it must not exist
     #[arg(long, value_name = "DIR")]
     pub(super) output: PathBuf,
-    /// The directory of the checkpoint
+    /// Directory of the checkpoint
     #[arg(long, value_name = "DIR")]
     pub(super) checkpoints: Option<PathBuf>,
-    /// Goes on from the checkpoint, if there is one
+    /// Resumes from the checkpoint, if there is one
     #[arg(long, requires = "checkpoints")]
     pub(super) resume: bool,
-    /// Checks everything and says the plan, and that is all
+    /// Checks everything, prints the plan, and trains nothing
     #[arg(long)]
     pub(super) dry_run: bool,
-    /// Goes on from this adapter, a directory in PEFT's format
+    /// Continues the training of this adapter, a directory in PEFT's format
     #[arg(long, value_name = "DIR", conflicts_with_all = ["method", "rank", "alpha", "rslora", "targets", "virtual_tokens"])]
     pub(super) from: Option<PathBuf>,
-    /// Trains a draft: the base's first blocks, with an adapter of their own, guess what a model said, which the data tell
+    /// Trains a draft adapter: the base's first blocks learn to predict a model's recorded answers
     #[arg(long, conflicts_with_all = ["from", "validation"])]
     draft: bool,
-    /// Blocks that the draft has [default: a quarter of the base's]
+    /// Number of blocks that the draft runs [default: a quarter of the base's]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), requires = "draft")]
     draft_layers: Option<u32>,
-    /// Tokens that the draft may guess; 0 for all [default: 8192]
+    /// Number of tokens that the draft may predict; 0 for all [default: 8192]
     #[arg(long, value_name = "N", requires = "draft")]
     draft_shortlist: Option<u32>,
-    /// The kind of adapter
+    /// Kind of the adapter
     #[arg(long, value_enum, default_value = "lora")]
     method: MethodArgument,
     /// Rank of LoRA [default: 16]
@@ -81,86 +80,86 @@ pub(super) struct RunArguments {
     /// Divides alpha by the root of the rank (rsLoRA)
     #[arg(long)]
     rslora: bool,
-    /// Share of what LoRA's matrices are given that is dropped while it learns; not of preferences
+    /// Dropout probability of the inputs of LoRA's matrices, for examples but not for preferences
     #[arg(long, value_name = "X", default_value_t = 0.0)]
     dropout: f64,
-    /// Linear layers that get a part, as q_proj,v_proj [default: all in a block; for ia3 k_proj,v_proj,down_proj]
+    /// Linear layers to adapt, as q_proj,v_proj [default: all in a block; for ia3 k_proj,v_proj,down_proj]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub(super) targets: Vec<TargetModule>,
-    /// Virtual tokens of a prefix [default: 16]
+    /// Number of virtual tokens of a prefix [default: 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=512))]
     virtual_tokens: Option<u32>,
-    /// Length of the longest step [default: by the width of the model and the rank]
+    /// Peak learning rate [default: from the model's width and the rank]
     #[arg(long, value_name = "X")]
     learning_rate: Option<f64>,
-    /// Times the usual one
+    /// Factor of the default learning rate
     #[arg(long, value_name = "X", default_value_t = 1.0, conflicts_with = "learning_rate")]
     learning_rate_multiplier: f64,
-    /// How steps become shorter
+    /// Decay of the learning rate after the warm-up
     #[arg(long, value_enum, default_value = "cosine")]
     schedule: Decay,
-    /// Steps until they are the longest [default: a twentieth of all]
+    /// Steps until the learning rate reaches its peak [default: a twentieth of all]
     #[arg(long, value_name = "N")]
     warmup_steps: Option<u64>,
-    /// How often every example is seen
+    /// Number of passes over the examples
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000))]
     epochs: u64,
-    /// Steps at most
+    /// Maximum number of steps
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     max_steps: Option<u64>,
-    /// Examples, or pairs, of a step
+    /// Number of examples, or pairs, per step
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=4096))]
     batch_size: u32,
-    /// Tokens of the longest example; longer ones are refused
+    /// Maximum tokens of an example; longer examples are refused
     #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(2..))]
     max_tokens: u32,
     /// Weight decay of AdamW
     #[arg(long, value_name = "X", default_value_t = 0.0)]
     weight_decay: f64,
-    /// Longer gradients are shortened to this length
+    /// Norm to which larger gradients are clipped
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     max_grad_norm: f64,
-    /// Of preferences (DPO): how much they weigh against staying where the adapter began
+    /// Beta of DPO: larger values keep the model nearer to the initial adapter; only for preferences
     #[arg(long, value_name = "X", default_value_t = 0.1)]
     beta: f64,
-    /// Percent of the examples that are held out to judge by
+    /// Percentage of the examples that are held out for evaluation
     #[arg(long, value_name = "PERCENT", default_value_t = 5, value_parser = clap::value_parser!(u8).range(0..=50))]
     held_out: u8,
-    /// Decides the order of examples and the adapter's first numbers
+    /// Seed of the example order and of the initial parameters
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Steps between two checkpoints, and two looks at what is held out
+    /// Steps between two checkpoints, and between two evaluations of the held-out examples
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) checkpoint_steps: u64,
-    /// How the way forward computes
+    /// Precision of the forward pass
     #[arg(long, value_enum, default_value = "serving")]
     pub(super) precision: JobPrecision,
     #[command(flatten)]
     protection: ProtectionArguments,
-    /// With what numbers the adapter is stored
+    /// Number format of the stored adapter
     #[arg(long, value_enum, default_value = "f32")]
     pub(super) save_dtype: Dtype,
     #[command(flatten)]
     pub(super) compute: ComputeArguments,
-    /// Treat the end of standard input like SIGTERM: whoever wants the adapter is gone
+    /// Treat the end of standard input like SIGTERM: the client of this job is gone
     #[arg(long)]
     pub(super) exit_with_stdin: bool,
 }
 
-/// The part of the base's blocks that a draft has, as a divisor.
+/// Divisor of the base's blocks that gives the default size of a draft.
 const USUAL_SHARE: usize = 4;
 
-/// Tokens that a draft may guess: of these most texts consist, and its head takes little of its time.
+/// Default shortlist of a draft: these tokens make up most texts, and a head of this size is cheap.
 const USUAL_SHORTLIST: usize = 8192;
 
-/// Of more than this, too little would be left to learn from.
+/// Maximum dropout; above it, too little of the inputs would remain.
 const MAX_DROPOUT: f64 = 0.9;
 
 impl RunArguments {
-    /// What the executor sees.
+    /// Returns the masking of the job's rows.
     ///
     /// # Errors
-    /// What was said does not go together, or what it takes is not there.
+    /// Fails if masking mode and precision do not fit, or a file that the mode needs is missing.
     pub(super) fn masking(&self, terminal: Terminal) -> Result<Masking, TunerError> {
         let protection = &self.protection;
         let path = match (protection.mode(), self.precision) {
@@ -177,7 +176,7 @@ impl RunArguments {
         Ok(protection.protection(path, &self.rent, terminal)?)
     }
 
-    /// The shape of a new adapter.
+    /// Returns the kind and size of a new adapter.
     pub(super) fn shape(&self) -> Result<AdapterSpec, TunerError> {
         let without = |flags: &[(&str, bool)]| match flags.iter().find(|(_, is_said)| *is_said) {
             Some((flag, _)) => {
@@ -215,8 +214,8 @@ impl RunArguments {
         }
     }
 
-    /// The plan of an adapter that begins as `start`, `kind` being its shape or one like it. The number of warm-up steps is
-    /// still that of the command line, or 0.
+    /// Returns the plan of a job that begins with `start`, where `shape` is the adapter's kind and size.
+    /// `warmup_steps` is that of the command line, or 0.
     pub(super) fn plan(
         &self,
         start: InitialAdapter,
@@ -268,18 +267,17 @@ impl RunArguments {
         })
     }
 
-    /// Whether a draft is trained.
     pub(super) fn is_draft(&self) -> bool {
         self.draft
     }
 
-    /// Blocks of what is trained.
+    /// Returns the number of trained blocks.
     pub(super) fn blocks(&self, config: &ModelConfig) -> usize {
         let asked = self.draft_layers.map_or(config.layers.div_ceil(USUAL_SHARE), |layers| layers as usize);
         if self.draft { config.layers.min(asked) } else { config.layers }
     }
 
-    /// The size of the draft, if one is trained.
+    /// Returns the size of the draft, if a draft is trained.
     fn draft(&self, shape: &AdapterSpec, config: &ModelConfig) -> Result<Option<DraftSize>, TunerError> {
         if !self.draft {
             return Ok(None);
@@ -305,7 +303,7 @@ impl RunArguments {
         self.seed
     }
 
-    /// Warm-up of so many steps.
+    /// Returns the number of warm-up steps in a job of `steps` steps.
     pub(super) fn warmup(&self, steps: u64) -> u64 {
         self.warmup_steps.unwrap_or(steps / 20)
     }

@@ -1,4 +1,4 @@
-//! Why a job did not run, or did not run to its end.
+//! Errors of the trainer, and their exit codes.
 
 use client::{
     cli::exit::{CliError, Exit},
@@ -11,53 +11,50 @@ use crate::{
     step::TrainStepError,
 };
 
-/// Why there is no adapter.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TunerError {
-    /// The base cannot be rented.
+    /// Connecting to the layer service failed.
     #[error("{}", first_line(.0))]
     Rent(#[from] CliError),
-    /// The data are none, or faulty.
+    /// The data cannot be read or have faults.
     #[error("{0}")]
     Data(#[from] DataError),
-    /// The adapter to go on from cannot be read.
+    /// The adapter whose training continues cannot be read.
     #[error(transparent)]
     Adapter(#[from] AdapterError),
-    /// The adapter to go on from applies to a part of each text.
+    /// The initial adapter is an activated LoRA, which changes only a part of each text.
     #[error(
         "an activated LoRA cannot be trained further here, for it would be trained on all of each text; train it with PEFT"
     )]
     Activated,
-    /// A layer is to learn that the model does not have.
+    /// The model lacks a target layer.
     #[error("this model has no {0}: nothing learns in the experts of a mixture; leave it out of --targets")]
     NoTarget(TargetModule),
-    /// There is no going on from the checkpoint, or nowhere to put one.
+    /// The checkpoint cannot be read or written.
     #[error("{}", with_causes(.0))]
     Checkpoint(#[from] CheckpointError),
-    /// A step was not made.
+    /// An optimizer step failed.
     #[error("{}", with_causes(.0))]
     Learn(#[from] TrainStepError<CallError>),
-    /// The job ended.
+    /// The training job failed.
     #[error("{}", with_causes(.0))]
     Job(#[from] JobError<CallError>),
     /// The adapter cannot be written.
     #[error("{}", with_causes(.0))]
     Write(#[from] WriteError),
-    /// The command line says what cannot be.
+    /// The arguments are invalid or contradict each other.
     #[error("{0}")]
     Usage(String),
-    /// The system refuses something.
+    /// A system call failed.
     #[error("{what}: {source}")]
     System {
-        /// What was asked of the system.
+        /// Description of the failed operation.
         what: &'static str,
-        /// Cause.
         source: std::io::Error,
     },
 }
 
 impl TunerError {
-    /// The exit code.
     pub(super) fn exit(&self) -> Exit {
         match self {
             Self::Rent(error) => error.exit(),
@@ -88,7 +85,7 @@ fn first_line(error: &CliError) -> String {
     error.text().trim_start_matches("error: ").replace("\n  why: ", ": ")
 }
 
-/// A message, and what led to it as far as it has not said so.
+/// Returns the message of `error`, followed by the causes that the message does not contain.
 fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,4 +1,4 @@
-//! What is told on stdout: a line of JSON for each event.
+//! Events on stdout, one line of JSON for each.
 
 use std::io::{self, Write as _};
 
@@ -7,7 +7,7 @@ use control_protocol::training::TrainingEvent;
 use super::error::TunerError;
 use crate::data::DataError;
 
-/// Tells an event.
+/// Prints an event as a line of JSON.
 pub(super) fn emit(event: &TrainingEvent) -> io::Result<()> {
     let mut out = io::stdout().lock();
     serde_json::to_writer(&mut out, event)?;
@@ -15,12 +15,12 @@ pub(super) fn emit(event: &TrainingEvent) -> io::Result<()> {
     out.flush()
 }
 
-/// The same, for whom it is an error that nobody reads it.
+/// Prints an event, and turns a closed stdout into an error of the trainer.
 pub(super) fn print(event: &TrainingEvent) -> Result<(), TunerError> {
     emit(event).map_err(|source| TunerError::System { what: "nobody reads what is told of the job", source })
 }
 
-/// Tells what is wrong with each line, if that is what is wrong.
+/// Prints an event for each faulty line, if `error` lists faulty lines.
 pub(super) fn tell_faults(error: &DataError) -> Result<(), TunerError> {
     let DataError::Problems { problems, .. } = error else { return Ok(()) };
     problems.iter().try_for_each(|problem| {

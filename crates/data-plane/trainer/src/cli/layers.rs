@@ -1,4 +1,4 @@
-//! Lanes over the layers that an executor lends.
+//! Lanes (microbatch workers) over sessions of the layer service.
 
 use std::sync::Arc;
 
@@ -34,13 +34,13 @@ use crate::{
     },
 };
 
-/// What to compute with.
 #[derive(Debug, clap::Args)]
 pub(super) struct ComputeArguments {
-    /// Cores to compute on, as 0-3,8, which the lanes share; else one thread of each that is not pinned
+    /// Cores to compute on, as 0-3,8, which the lanes share; without it each lane has one unpinned thread
     #[arg(long, value_name = "LIST")]
     cores: Option<CoreList>,
-    /// Parts of a step under way at once: one computes while another waits for the executor (two on two cores or more, else one)
+    /// Microbatches of a step under way at once: one computes while another waits for the executor [default:
+    /// 2 on two cores or more, else 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
     lanes: Option<u8>,
 }
@@ -50,26 +50,26 @@ impl ComputeArguments {
         self.cores.iter().flat_map(|list| &list.0).map(|&core| core as usize).collect()
     }
 
-    /// A job that was not given several cores is one of several jobs, which compute while others wait: a second lane would only
-    /// take memory.
+    /// Returns the number of lanes. A job with less than two cores runs beside other jobs, which compute
+    /// while it waits, so a second lane would only take memory.
     fn lanes(&self) -> usize {
         self.lanes.map_or(self.cores().len().clamp(1, 2), usize::from)
     }
 }
 
-/// What all lanes have in common.
+/// Data that all lanes share.
 struct MicrobatchSetup {
-    /// Of which linear layers are called.
+    /// Configuration of the whole base, whose linear layers are called.
     base: ModelConfig,
-    /// What is trained: all of the base, or its first blocks.
+    /// The trained model: the whole base, or its first blocks.
     frame: Arc<ModelContext>,
     embedding: Embedding,
     shape: KvShape,
     masking: Masking,
 }
 
-/// As many lanes as are asked for, or as the executor grants sessions, and how precise their adapter is. They have the first
-/// `layers` blocks of the base.
+/// Creates as many lanes as the arguments ask for, or fewer if the executor grants fewer sessions. The lanes
+/// train the first `layers` blocks of the base. Also returns the precision of the adapter.
 pub(super) fn lanes(
     precision: JobPrecision,
     arguments: &ComputeArguments,
@@ -123,7 +123,7 @@ impl MicrobatchSetup {
     }
 }
 
-/// The cores of lane `number` of `count`: its share, or where there are too few one that others have too.
+/// Returns the cores of lane `number` of `count`. Lanes share cores if there are fewer cores than lanes.
 fn divided(cores: &[usize], count: usize, number: usize) -> Vec<usize> {
     let cores: Vec<_> = cores.iter().cycle().take(cores.len().max(count)).collect();
     cores.into_iter().skip(number).step_by(count).copied().collect()

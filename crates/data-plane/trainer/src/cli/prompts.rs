@@ -1,4 +1,4 @@
-//! `prompts`: what data ask, for whoever lets a model answer.
+//! The command `prompts`: the prompts of training data, for a teacher model.
 
 use std::io;
 
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::data::{self, DataLimits, FilePrompts};
 
-/// Tells the prompts of the training data on stdin, or that there are answers already.
+/// Prints the prompts of the training data on stdin, or an event that the data already hold answers.
 pub(super) fn prompts() -> Result<ProgramExit, TunerError> {
     let asked = data::prompts(io::stdin().lock(), &DataLimits::default());
     if let Err(error) = &asked {

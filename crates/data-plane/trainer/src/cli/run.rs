@@ -1,4 +1,4 @@
-//! `run`: from arguments to an adapter on the disk.
+//! The command `run`: from arguments to an adapter on disk.
 
 use std::{
     fs, io,
@@ -41,17 +41,16 @@ use crate::{
     step::TrainState,
 };
 
-/// What the adapter begins as.
+/// The adapter with which the job begins.
 struct StartingAdapter {
     start: InitialAdapter,
-    /// Its shape; of one that goes on, one like it.
+    /// Kind and size of the adapter.
     shape: AdapterSpec,
     method: MethodWeights,
-    /// `adapter_config.json`.
+    /// Content of the file `adapter_config.json`.
     options: Vec<u8>,
 }
 
-/// Runs the job.
 pub(super) fn run(arguments: &RunArguments) -> Result<ProgramExit, TunerError> {
     if arguments.output.exists() {
         let path = arguments.output.display();
@@ -146,9 +145,9 @@ fn beginning(arguments: &RunArguments, config: &ModelConfig) -> Result<StartingA
     Ok(StartingAdapter { start, shape, method: adapter.method, options })
 }
 
-/// Reads data; faults are told by line.
+/// Reads training data, and prints an event for each faulty line.
 fn read(path: &Path, rented: &ConnectedBase, plan: &JobPlan) -> Result<Dataset, TunerError> {
-    // A template that shows a date shows the same one each time.
+    // A fixed time makes templates that show a date render the same text in each run.
     let encoder = Encoder::new(rented.text.tokenizer(), rented.text.template(), SystemTime::UNIX_EPOCH);
     let limits = DataLimits { max_tokens: plan.max_tokens, ..DataLimits::default() };
     let read = data::read_file(path, &encoder, &limits);
@@ -174,7 +173,7 @@ fn resumed(
     }
 }
 
-/// The draft that is trained, if one is.
+/// Returns the draft to train, if the plan has one.
 fn draft(
     plan: &JobPlan,
     course: &DatasetSplit,
@@ -195,7 +194,7 @@ fn draft(
     }
 }
 
-/// Numbers of a plan that only data and checkpoint tell.
+/// Sizes in the plan event that depend on data and checkpoint.
 struct Sizes {
     vocabulary: usize,
     kind: String,
@@ -204,7 +203,6 @@ struct Sizes {
     resumed_step: Option<u64>,
 }
 
-/// The plan, for whoever watches.
 fn plan_event(
     plan: &JobPlan,
     shape: &AdapterSpec,
@@ -245,7 +243,7 @@ fn plan_event(
     TrainingEvent::Plan(told)
 }
 
-/// Lines of JSON on stdout, and the signals that want an end.
+/// Events on stdout, and the signal that stops the job.
 struct EventOutput {
     signal: Arc<AtomicUsize>,
 }
@@ -256,7 +254,7 @@ impl EventOutput {
         if is_stdin_watched {
             let signal = Arc::clone(&signal);
             thread::spawn(move || {
-                // Whatever comes means nothing; an error is an end too.
+                // The bytes have no meaning, and a read error counts as the end of input.
                 let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
                 signal.store(usize::try_from(SIGTERM).unwrap_or_default(), Ordering::Relaxed);
             });
@@ -269,7 +267,7 @@ impl EventOutput {
         Ok(Self { signal })
     }
 
-    /// The signal that wants an end; 0 if none does.
+    /// Returns the signal that stops the job; 0 if none has come.
     fn signal(&self) -> u8 {
         u8::try_from(self.signal.load(Ordering::Relaxed)).unwrap_or_default()
     }

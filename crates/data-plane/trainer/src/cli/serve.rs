@@ -1,8 +1,8 @@
-//! `serve`: a trainer for everybody who connects, each a process of its own.
+//! The command `serve`, which starts a trainer process for each connection.
 //!
-//! Whoever connects says in one line what the trainer is to do, and then has it at the other end: its stdin and its stdout are
-//! the connection. So tenants share no trainer, one that is killed takes nobody along, and this process holds nothing that
-//! could be lost.
+//! A client sends one line with the trainer's arguments. From then on the connection is stdin and stdout of
+//! the trainer. Tenants share no trainer, a killed trainer affects no other, and this process holds no state
+//! to lose.
 
 use std::{
     ffi::OsString,
@@ -39,42 +39,40 @@ use signal_hook::{
 
 use super::{ProgramExit, TunerError, failure};
 
-/// How long it may take to come.
+/// Maximum time until the request line is complete.
 const REQUEST_WAIT: Duration = Duration::from_secs(5);
-/// How long trainers get to keep a checkpoint when all is to end.
+/// Time that trainers have at shutdown to write a checkpoint.
 const GRACE: Duration = Duration::from_secs(10);
-/// Longest time between two signs of life.
+/// Maximum interval between two watchdog notifications.
 const PULSE: Duration = Duration::from_secs(1);
-/// Added to the niceness of trainers: what they do can wait, an answer cannot.
+/// Added to the niceness of trainers, because training can wait and serving cannot.
 const NICENESS: i32 = 19;
 
-/// What a trainer can be asked to do: what takes its orders from stdin, or none.
+/// Commands that a client may request: both take their input from stdin, or none.
 const COMMANDS: [&str; 2] = ["run", "session"];
 
-/// Whom trainers work for, and on what.
 #[derive(Debug, clap::Args)]
 pub(super) struct ServeArguments {
-    /// The socket at which trainers are asked for; its directory must be private
+    /// Path of the Unix socket for requests; its directory must be private
     #[arg(long, value_name = "PATH", env = "HOLOBIONT_TRAINER_SOCKET")]
     socket: PathBuf,
-    /// Trainers at once; more are refused. With 0 nothing is trained, and the service ends at once
+    /// Maximum number of trainers; further requests are refused. With 0 the service exits at once
     #[arg(long, value_name = "N", env = "HOLOBIONT_MAX_TRAINERS", default_value_t = 4)]
     max_trainers: u32,
-    /// Treat the end of standard input like SIGTERM: the supervisor that holds its other end is gone
+    /// Treat the end of standard input like SIGTERM: the supervisor at its other end is gone
     #[arg(long)]
     exit_with_stdin: bool,
-    /// What every trainer is told besides, as `-- --executor PATH`
+    /// Arguments that are added to every trainer's, as `-- --executor PATH`
     #[arg(last = true, value_name = "ARGUMENTS")]
     common: Vec<OsString>,
 }
 
-/// What can happen.
 enum ServiceEvent {
     Asked(UnixStream),
     StopWanted,
 }
 
-/// Serves until a signal, or the end of stdin, wants an end.
+/// Serves until a signal or the end of stdin.
 pub(super) fn serve(arguments: ServeArguments) -> Result<ProgramExit, TunerError> {
     if arguments.max_trainers == 0 {
         return Ok(nothing_to_do());
@@ -94,7 +92,7 @@ pub(super) fn serve(arguments: ServeArguments) -> Result<ProgramExit, TunerError
         running: Arc::default(),
     };
     send_status(&[NotifyState::Ready]);
-    // Nobody may read it.
+    // No process may read this line.
     let _ = writeln!(io::stdout(), "ready");
     loop {
         match events.recv_timeout(PULSE) {
@@ -110,7 +108,7 @@ pub(super) fn serve(arguments: ServeArguments) -> Result<ProgramExit, TunerError
     Ok(ProgramExit::Exit(Exit::Ok))
 }
 
-/// Nothing is trained here, which is no failure: a service manager hears that all is well, and that it is over.
+/// Reports to the service manager that the service is ready and stops; without trainers this is no failure.
 fn nothing_to_do() -> ProgramExit {
     const WHY: &str = "nothing is trained here: --max-trainers (HOLOBIONT_MAX_TRAINERS) is 0";
     send_status(&[NotifyState::Ready, NotifyState::Status(WHY), NotifyState::Stopping]);
@@ -125,7 +123,7 @@ fn listen(listener: UnixListener, events: Sender<ServiceEvent>) -> io::Result<()
             match connection.map(|connection| events.send(ServiceEvent::Asked(connection))) {
                 Ok(Ok(())) => {}
                 Ok(Err(_)) => return,
-                // No descriptor is left, as a rule: some come back when a trainer ends.
+                // Mostly no file descriptor is free; some become free when a trainer exits.
                 Err(_) => thread::sleep(PULSE),
             }
         }
@@ -133,7 +131,7 @@ fn listen(listener: UnixListener, events: Sender<ServiceEvent>) -> io::Result<()
     thread::Builder::new().name("listen".to_owned()).spawn(listen).map(drop)
 }
 
-/// Tells of whoever wants an end.
+/// Starts threads that send an event at SIGINT, SIGTERM or the end of stdin.
 fn watch(is_stdin_watched: bool, events: Sender<ServiceEvent>) -> io::Result<()> {
     let (mut signals, asked) = (Signals::new([SIGINT, SIGTERM])?, events.clone());
     let wait = move || {
@@ -144,7 +142,7 @@ fn watch(is_stdin_watched: bool, events: Sender<ServiceEvent>) -> io::Result<()>
     thread::Builder::new().name("signals".to_owned()).spawn(wait)?;
     if is_stdin_watched {
         let read = move || {
-            // Whatever comes means nothing; a terminal that is gone is an error, and an end too.
+            // The bytes have no meaning. A closed terminal gives an error, which also counts as the end.
             let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
             let _ = events.send(ServiceEvent::StopWanted);
         };
@@ -153,7 +151,6 @@ fn watch(is_stdin_watched: bool, events: Sender<ServiceEvent>) -> io::Result<()>
     Ok(())
 }
 
-/// The trainers that run.
 struct TrainerPool {
     program: PathBuf,
     common: Vec<OsString>,
@@ -161,7 +158,7 @@ struct TrainerPool {
     running: Arc<Mutex<RunningTrainers>>,
 }
 
-/// Places that are taken, and by which processes: whoever has not yet said what to do has none.
+/// Permits and processes. A connection has a permit from the start, but a process only after its request.
 #[derive(Default)]
 struct RunningTrainers {
     places: usize,
@@ -170,7 +167,7 @@ struct RunningTrainers {
 }
 
 impl TrainerPool {
-    /// Gives `connection` the trainer it asks for, or says why not. Never waits for it.
+    /// Starts the requested trainer for `connection`, or sends a refusal. Never blocks on the connection.
     fn answer(&self, connection: UnixStream) {
         let place = match TrainerPermit::acquire(&self.running, self.limit) {
             Ok(place) => place,
@@ -183,7 +180,7 @@ impl TrainerPool {
         }
     }
 
-    /// Asks all to end, and ends those that do not.
+    /// Asks all trainers to exit, and kills the rest after [`GRACE`].
     fn stop(&self) {
         lock(&self.running).is_stopping = true;
         for (signal, patience) in [(Signal::TERM, GRACE), (Signal::KILL, PULSE)] {
@@ -202,7 +199,6 @@ fn lock(running: &Mutex<RunningTrainers>) -> MutexGuard<'_, RunningTrainers> {
     running.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Why there is no trainer.
 #[derive(Debug)]
 struct TrainerRefused {
     why: String,
@@ -210,15 +206,15 @@ struct TrainerRefused {
 }
 
 impl TrainerRefused {
-    /// Tells whoever asked, in the words of a trainer that failed.
+    /// Sends the refusal as the event of a failed trainer.
     fn send_refusal(self, mut connection: UnixStream) {
-        // Nobody may be there any more.
+        // The client may be gone.
         let _ = connection.set_write_timeout(Some(PULSE));
         let _ = writeln!(connection, "{}", failure(self.why, self.exit));
     }
 }
 
-/// A place among the trainers, until this is dropped.
+/// One of the trainers that may run at once, until this is dropped.
 struct TrainerPermit(Arc<Mutex<RunningTrainers>>);
 
 impl TrainerPermit {
@@ -232,7 +228,7 @@ impl TrainerPermit {
         Ok(Self(Arc::clone(running)))
     }
 
-    /// Runs the trainer that `connection` asks for, to its end.
+    /// Runs the trainer that `connection` requests, to its end.
     fn run_trainer(self, connection: UnixStream, program: &Path, common: &[OsString]) {
         let usage = |why: String| TrainerRefused { why, exit: Exit::Usage };
         let request = request(&connection).map_err(usage);
@@ -273,7 +269,7 @@ impl TrainerPermit {
             .args(rest)
             .stdin(stdin)
             .stdout(stdout)
-            // A signal for this process from a terminal is handed on in order.
+            // A terminal's signals reach only this process, which then stops the trainers in order.
             .process_group(0)
             .spawn()
             .map_err(failed)?;
@@ -288,7 +284,7 @@ impl Drop for TrainerPermit {
     }
 }
 
-/// The command, which must be one that is told what to do by its connection, and its arguments.
+/// Returns command and arguments of the request, if the command is one of [`COMMANDS`].
 fn command(request: &TrainerRequest) -> Result<(&str, &[String]), TrainerRefused> {
     match request.arguments.split_first() {
         Some((command, rest)) if COMMANDS.contains(&command.as_str()) => Ok((command, rest)),
@@ -299,7 +295,7 @@ fn command(request: &TrainerRequest) -> Result<(&str, &[String]), TrainerRefused
     }
 }
 
-/// Reads the first line, and nothing behind it: that is the trainer's.
+/// Reads the first line and no byte after it, because the rest belongs to the trainer.
 fn request(mut connection: &UnixStream) -> Result<TrainerRequest, String> {
     let until = Instant::now() + REQUEST_WAIT;
     let mut line = Vec::new();
@@ -327,7 +323,7 @@ mod tests {
         let (mut user, service) = UnixStream::pair().unwrap();
         let line = line.to_vec();
         let writer = thread::spawn(move || {
-            // A request that is too long is not read to its end.
+            // The request is too long and not read to its end.
             let _ = user.write_all(&line);
             user
         });

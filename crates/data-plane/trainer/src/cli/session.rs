@@ -1,4 +1,4 @@
-//! `session`: orders from stdin, answers to stdout.
+//! The command `session`: commands from stdin, replies to stdout.
 
 use std::io::{self, BufReader, BufWriter};
 
@@ -23,7 +23,6 @@ use crate::{
     session::{TrainerSession, commands},
 };
 
-/// Whose layers are used, and what to compute with.
 #[derive(Debug, clap::Args)]
 pub(super) struct SessionArguments {
     #[command(flatten)]
@@ -32,7 +31,7 @@ pub(super) struct SessionArguments {
     compute: ComputeArguments,
 }
 
-/// Carries orders out until there are no more.
+/// Executes commands until stdin ends.
 pub(super) fn session(arguments: &SessionArguments) -> Result<ProgramExit, TunerError> {
     let masking = Masking::Off { path: SitePath::Fast };
     let rented = arguments.rent.rent(&masking, Terminal { format: OutputFormat::Json, quiet: true })?;

@@ -1,36 +1,36 @@
-//! What a model said to prompts, and what else it might have said: what a draft of it learns from.
+//! Recorded answers of a model with probable alternative tokens, the training data of a draft.
 //!
 //! ```text
-//! {"kind": "code", "messages": [...], "answers": [{"temperature": 0, "tokens": [5, 9], "likely": [[[5, -0.1], [7, -2.5]], ...]}]}
+//! {"kind": "code", "messages": [...], "answers": [{"temperature": 0, "tokens": [5, 9],
+//!   "likely": [[[5, -0.1], [7, -2.5]], ...]}]}
 //! ```
 
 use serde::Deserialize;
 
 use super::{Example, fault::LineFault, fields::LineFields};
 
-/// The kind of a text of which none is said.
+/// Kind of text of a line without the field `kind`.
 const ANY_KIND: &str = "text";
 
-/// Most bytes of a kind's name.
 const MAX_KIND_BYTES: usize = 64;
 
-/// A temperature at which the likeliest token is said.
+/// Temperature at which the most likely token is always chosen.
 const GREEDY: f32 = 0.0;
 
-/// An answer to a prompt, in tokens.
+/// Tokens of a recorded answer and its prompt.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DistillationSample {
-    /// Prompt and answer; the answer counts.
+    /// Prompt and answer; only answer tokens have weight.
     pub example: Example,
-    /// For each token of the answer the likeliest in its place, with their probabilities; nothing, if that was not noted.
+    /// Most likely tokens at each position of the answer, with probabilities; empty if not recorded.
     pub likely: Vec<Vec<(u32, f32)>>,
-    /// The kind of text, as `code`.
+    /// Kind of text, such as `code`.
     pub kind: String,
-    /// Whether each token was the likeliest.
+    /// Whether each token was the most likely one.
     pub is_greedy: bool,
 }
 
-/// The kind of text that a line says it is.
+/// Returns the kind of text that a line names.
 pub(super) fn kind_of_text(line: &mut LineFields) -> Result<String, LineFault> {
     let kind = line.text("kind")?.unwrap_or_else(|| ANY_KIND.to_owned());
     if kind.len() > MAX_KIND_BYTES {
@@ -39,7 +39,6 @@ pub(super) fn kind_of_text(line: &mut LineFields) -> Result<String, LineFault> {
     Ok(kind)
 }
 
-/// The answers of a line.
 #[derive(Debug, PartialEq)]
 pub(super) struct DistillationSamples {
     kind: String,
@@ -51,13 +50,13 @@ pub(super) struct DistillationSamples {
 struct TeacherAnswer {
     temperature: f32,
     tokens: Vec<u32>,
-    /// Tokens and their log-probabilities.
+    /// (token, log-probability) pairs for each position.
     #[serde(default)]
     likely: Vec<Vec<(u32, f32)>>,
 }
 
 impl DistillationSamples {
-    /// Those of a line.
+    /// Reads the answers of a line.
     pub(super) fn read(line: &mut LineFields) -> Result<Self, LineFault> {
         let kind = kind_of_text(line)?;
         let wrong = |error: serde_json::Error| LineFault::Answers(format!("'answers': {error}"));
@@ -68,7 +67,7 @@ impl DistillationSamples {
         Ok(Self { kind, answers })
     }
 
-    /// The same behind the tokens of the prompt, of a model that knows `vocabulary` tokens.
+    /// Appends the answers to the tokens of the prompt, for a model with `vocabulary` tokens.
     pub(super) fn encode(
         &self,
         line: usize,

@@ -1,4 +1,4 @@
-//! Samples in tokens, each with the weight of its prediction.
+//! Samples as tokens, with the weight of each prediction.
 
 use std::{ops::Range, time::SystemTime};
 
@@ -15,7 +15,7 @@ use super::{
     sample::{SampleMessage, TrainingSample},
 };
 
-/// Turns samples into tokens, as the gateway turns requests into them.
+/// Tokenizer of samples, which encodes them as the gateway encodes requests.
 #[derive(Debug, Clone, Copy)]
 pub struct Encoder<'a> {
     tokenizer: &'a Tokenizer,
@@ -23,7 +23,6 @@ pub struct Encoder<'a> {
     now: SystemTime,
 }
 
-/// A line's items.
 pub(super) enum Encoded {
     Examples(Vec<Example>),
     Pair(PreferencePair),
@@ -31,7 +30,6 @@ pub(super) enum Encoded {
 }
 
 impl Encoded {
-    /// How many tokens they have.
     pub(super) fn tokens(&self) -> usize {
         match self {
             Self::Examples(examples) => examples.iter().map(|example| example.tokens.len()).sum(),
@@ -42,14 +40,14 @@ impl Encoded {
 }
 
 impl<'a> Encoder<'a> {
-    /// With a model's tokenizer and chat template. Templates may show a date: `now`, so that a job that goes on tomorrow sees
-    /// what it saw today.
+    /// Makes an encoder with a model's tokenizer and chat template. Templates may show the date `now`; a
+    /// fixed `now` makes a resumed job see the same tokens.
     #[must_use]
     pub fn new(tokenizer: &'a Tokenizer, template: Option<&'a ChatTemplate>, now: SystemTime) -> Self {
         Self { tokenizer, template, now }
     }
 
-    /// The tokens of `sample`, which is from `line`.
+    /// Encodes `sample`, which comes from line `line`.
     pub(super) fn encode(
         &self,
         line: usize,
@@ -78,7 +76,7 @@ impl<'a> Encoder<'a> {
     }
 }
 
-/// One line's.
+/// Context for encoding one line.
 struct Encoding<'a> {
     encoder: Encoder<'a>,
     line: usize,
@@ -86,8 +84,8 @@ struct Encoding<'a> {
 }
 
 impl Encoding<'_> {
-    /// As few examples as show every answer as the model would have to give it. From the last answer to the first: one whose
-    /// tokens are the beginning of a later one's is learned there.
+    /// Returns the fewest examples that show every answer as the model would generate it. Goes from the last
+    /// answer to the first: an answer whose tokens begin a later example is learned there.
     fn conversation(&self, messages: &[SampleMessage]) -> Result<Vec<Example>, LineFault> {
         let mut examples: Vec<Example> = Vec::new();
         let learned = messages.iter().enumerate().filter(|(_, message)| message.is_learned);
@@ -104,7 +102,7 @@ impl Encoding<'_> {
         Ok(examples)
     }
 
-    /// What the assistant says to a conversation.
+    /// Encodes the assistant's answer to a conversation.
     fn answered(&self, asked: &[SampleMessage], answer: &str) -> Result<Answered, LineFault> {
         let Encoder { tokenizer, template, now } = self.encoder;
         let template = template.ok_or(LineFault::NoTemplate)?;
@@ -118,7 +116,7 @@ impl Encoding<'_> {
         Ok(answered)
     }
 
-    /// What a model said, behind its prompt.
+    /// Encodes recorded answers after their prompt.
     fn said(
         &self,
         asked: &[SampleMessage],
@@ -137,7 +135,7 @@ impl Encoding<'_> {
         Ok(said)
     }
 
-    /// What follows a prompt, as for a completion, and the end.
+    /// Encodes text that continues a prompt, as for a completion, with an end token.
     fn continued(&self, prompt: &str, completion: &str) -> Result<Answered, LineFault> {
         let tokenizer = self.encoder.tokenizer;
         let whole = tokenizer.encode(&[prompt, completion].concat(), AddSpecial::Yes, ParseSpecial::Yes)?;
@@ -158,7 +156,7 @@ impl Encoding<'_> {
         Ok(Answered { tokens, prompt_len })
     }
 
-    /// The answer learned, the prompt not.
+    /// Makes an example that learns the answer but not the prompt.
     fn example(&self, Answered { tokens, prompt_len }: Answered) -> Result<Example, LineFault> {
         let answer = prompt_len..tokens.len();
         let weights = vec![0.0; tokens.len().saturating_sub(1)];
@@ -167,10 +165,9 @@ impl Encoding<'_> {
         if example.weights.contains(&1.0) { Ok(example) } else { Err(LineFault::TooShort) }
     }
 
-    /// The chosen answer and the rejected one.
     fn pair(&self, [chosen, rejected]: [Result<Answered, LineFault>; 2]) -> Result<Encoded, LineFault> {
         let (chosen, rejected) = (chosen?, rejected?);
-        // A template may trim what they differ in.
+        // The template may have trimmed the difference.
         if chosen == rejected {
             return Err(LineFault::SameAnswers);
         }
@@ -185,7 +182,7 @@ impl Encoding<'_> {
     }
 }
 
-/// Gives the prediction of these tokens weight; nothing predicts the first.
+/// Sets the weight of the predictions of `tokens` to 1; the first token has no prediction.
 fn learn(example: &mut Example, tokens: Range<usize>) {
     let weights = &mut example.weights;
     let end = tokens.end.min(weights.len() + 1);

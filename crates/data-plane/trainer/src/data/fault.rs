@@ -1,4 +1,4 @@
-//! What can be wrong with training data.
+//! Errors of training data.
 
 use std::{fmt, io, path::PathBuf};
 
@@ -7,49 +7,35 @@ use text::{chat::AnsweredError, tokenizer::EncodeError};
 
 use super::kind::{self, DataKind};
 
-/// Faults that are shown; the others are counted.
+/// Maximum number of faults in a message; the rest is only counted.
 pub const MAX_FAULTS_SHOWN: usize = 20;
 
-/// Bytes of somebody's text that a message repeats.
+/// Maximum bytes of user text that a message repeats.
 const SHOWN_BYTES: usize = 40;
 
-/// Why a file cannot be trained on.
+/// Reason why a file cannot be used for training.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
-    /// The system refused.
     #[error("cannot read {}: {source}; check its path and permissions", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// The system refused, of what has no path.
+    Read { path: PathBuf, source: io::Error },
+    /// A stream without a path cannot be read.
     #[error("cannot read the data: {0}")]
     Stream(#[source] io::Error),
-    /// There is no line.
     #[error("the file is empty; write one JSON object a line into it")]
     Empty,
-    /// More lines than allowed.
     #[error("the file has more than {limit} lines; split it")]
-    TooManyLines {
-        /// Lines.
-        limit: usize,
-    },
-    /// More tokens than allowed.
+    TooManyLines { limit: usize },
     #[error("with line {line} the file has more than {limit} tokens; split it")]
     TooManyTokens {
-        /// The line that was too much.
+        /// The line that exceeds the limit.
         line: usize,
-        /// Tokens.
         limit: usize,
     },
-    /// Lines are wrong.
     #[error("{}", ProblemList { problems, count: *count })]
     Problems {
-        /// The first of them.
+        /// The first faults, at most `MAX_FAULTS_SHOWN`.
         problems: Vec<Problem>,
-        /// How many there are in all.
+        /// Number of all faulty lines.
         count: usize,
     },
 }
@@ -57,13 +43,11 @@ pub enum DataError {
 /// A fault and its line.
 #[derive(Debug)]
 pub struct Problem {
-    /// Counted from 1.
+    /// Number of the line, from 1.
     pub line: usize,
-    /// What is wrong with it.
     pub fault: LineFault,
 }
 
-/// Faults as a list.
 struct ProblemList<'a> {
     problems: &'a [Problem],
     count: usize,
@@ -83,139 +67,117 @@ impl fmt::Display for ProblemList<'_> {
     }
 }
 
-/// What is wrong with a line.
+/// Fault of a line.
 #[derive(Debug, thiserror::Error)]
 pub enum LineFault {
-    /// More bytes than allowed.
     #[error("it has more than {limit} bytes; shorten or split it")]
-    LineTooLong {
-        /// Bytes.
-        limit: usize,
-    },
-    /// It is no text.
+    LineTooLong { limit: usize },
     #[error("byte {at} is not UTF-8; save the file as UTF-8")]
     Utf8 {
-        /// Counted from 1.
+        /// Position of the byte in the line, from 1.
         at: usize,
     },
-    /// Nothing is on it, and something behind it.
+    /// The line is blank, but lines follow it.
     #[error("it is blank; take it out")]
     Blank,
-    /// It is not JSON, or says a name twice.
+    /// The line is not JSON, or an object has the same name twice.
     #[error("not JSON: {0}; write one whole JSON object on the line")]
     Json(String),
-    /// It is another JSON value.
     #[error("it must be a JSON object")]
     NoObject,
-    /// Its fields make no kind.
     #[error("it has {found}; what a line needs is {}", kind::all())]
     UnknownKind {
-        /// The names of its fields.
+        /// Names of the line's fields.
         found: String,
     },
-    /// It is of another kind than the lines before.
     #[error("the lines before have {expected}, and this one has {found}; put lines of one kind into a file")]
     OtherKind {
-        /// The file's kind.
+        /// Kind of the file.
         expected: DataKind,
-        /// The line's.
+        /// Kind of the line.
         found: DataKind,
     },
-    /// A field is not there.
     #[error("'{field}' is missing; add it")]
     Missing {
-        /// Its path in the line.
+        /// Path of the field in the line.
         field: String,
     },
-    /// A field has another type.
     #[error("'{field}' must be {expected}, not {found}")]
     WrongType {
-        /// Its path in the line.
+        /// Path of the field in the line.
         field: String,
-        /// What is allowed.
+        /// Name of the allowed type.
         expected: &'static str,
-        /// What is there.
+        /// Type of the value.
         found: &'static str,
     },
-    /// A field that would change what the model is shown.
+    /// A field would change the prompt that the model sees.
     #[error("'{field}' is not supported; take it out, or take out the line")]
     Unsupported {
-        /// Its path in the line.
+        /// Path of the field in the line.
         field: String,
     },
-    /// A speaker nobody knows.
     #[error("'{field}' is '{role}'; use {known}")]
     UnknownRole {
-        /// Its path in the line.
+        /// Path of the field in the line.
         field: String,
-        /// What is there.
         role: String,
-        /// What is allowed.
+        /// List of allowed roles.
         known: &'static str,
     },
-    /// A weight that is neither 0 nor 1, or not where it could count.
+    /// A weight is neither 0 nor 1, or a message that is not the assistant's has the weight 1.
     #[error("'{field}' must be 0, or 1 for an assistant's message")]
     Weight {
-        /// Its path in the line.
+        /// Path of the field in the line.
         field: String,
     },
-    /// Something to learn is empty.
+    /// A field with text to learn is empty.
     #[error("'{field}' is empty, so there is nothing to learn; fill it in, or take out the line")]
     Empty {
-        /// Its path in the line.
+        /// Path of the field in the line.
         field: String,
     },
-    /// Of one token: nothing comes before it.
+    /// The example has a single token, which has no prediction.
     #[error("it is a single token, which nothing predicts; lengthen it, or take out the line")]
     TooShort,
-    /// Nobody answers, or no answer counts.
+    /// The assistant has no message, or all its messages have the weight 0.
     #[error(
         "no message of the assistant is to be learned; add one, give one the weight 1, or take out the line"
     )]
     NothingToLearn,
-    /// More messages than allowed.
     #[error("'{field}' has more than {limit} messages; split the conversation")]
     TooManyMessages {
-        /// Its path in the line.
+        /// Path of the field in the line.
         field: String,
-        /// Messages.
         limit: usize,
     },
-    /// Chosen and rejected are not two answers of the assistant to the same.
+    /// `chosen` and `rejected` are not two assistant answers to the same messages.
     #[error(
         "'chosen' and 'rejected' must each add one message of the assistant to the messages they share; cut them there"
     )]
     NoComparison,
-    /// Chosen and rejected are the same.
     #[error("the answers to compare are the same; take out the line")]
     SameAnswers,
-    /// What a model said is not as it says it.
+    /// The recorded answers of a model are malformed.
     #[error("{0}; let `holobiont tune --draft` write such lines")]
     Answers(String),
-    /// The name of a kind of text is none.
     #[error("'kind' has more than {limit} bytes; name the kind of text in a word")]
-    KindTooLong {
-        /// Bytes.
-        limit: usize,
-    },
-    /// Nothing is asked that a model could answer.
+    KindTooLong { limit: usize },
+    /// No message can be answered by a model.
     #[error("it has no prompt that the model could answer; use 'messages' or 'prompt', or take out the line")]
     NoPrompt,
-    /// More tokens than allowed.
     #[error("it has {tokens} tokens, and {limit} are allowed; shorten it, or raise the maximum")]
     TooManyTokens {
-        /// Its tokens; where one conversation becomes several examples, those of the longest.
+        /// Number of tokens; of a conversation with several examples, the tokens of one example.
         tokens: usize,
-        /// What is allowed.
         limit: usize,
     },
-    /// The model has no chat template.
     #[error("this model has no chat template; use 'prompt' and 'completion', or 'text'")]
     NoTemplate,
-    /// Chat template or tokenizer refuse it.
+    /// The chat template or the tokenizer refuses the messages.
     #[error(transparent)]
     Answered(#[from] AnsweredError),
-    /// The tokenizer refuses it.
+    /// The tokenizer refuses the text.
     #[error(transparent)]
     Encode(#[from] EncodeError),
 }
@@ -234,7 +196,7 @@ impl LineFault {
     }
 }
 
-/// As much of `text` as a message repeats.
+/// Returns the beginning of `text` that a message repeats.
 pub(super) fn beginning(text: &str) -> &str {
     &text[..text.floor_char_boundary(SHOWN_BYTES)]
 }

@@ -1,26 +1,24 @@
-//! A line field by field, so that every fault names its field.
+//! Access to the fields of a line, such that every fault names its field.
 //!
-//! Fields nobody asks for are somebody's own (an id, a source) and stay unread. `null` is the same as absent.
+//! Unknown fields belong to the user (an id, a source) and are ignored. `null` counts as absent.
 
 use serde_json::{Map, Value};
 
 use super::fault::{LineFault, beginning};
 
-/// The fields of an object.
 #[derive(Debug)]
 pub(super) struct LineFields {
-    /// Where the object is in the line: `messages[2].`, or nothing for the line itself.
+    /// Path of the object in the line: `messages[2].`, or empty for the line itself.
     path: String,
     map: Map<String, Value>,
 }
 
 impl LineFields {
-    /// Those of a line.
     pub(super) fn of(line: Map<String, Value>) -> Self {
         Self { path: String::new(), map: line }
     }
 
-    /// Those of the object `value` at `path`.
+    /// Returns the fields of the object `value` at `path`.
     pub(super) fn at(path: String, value: Value) -> Result<Self, LineFault> {
         match value {
             Value::Object(map) => Ok(Self { path: format!("{path}."), map }),
@@ -28,7 +26,7 @@ impl LineFields {
         }
     }
 
-    /// A field's path in the line.
+    /// Returns the path of a field in the line.
     pub(super) fn path(&self, field: &str) -> String {
         format!("{}{field}", self.path)
     }
@@ -50,7 +48,7 @@ impl LineFields {
         text(self.path(field), value)
     }
 
-    /// Refuses fields that would change what the model is shown, if they say anything.
+    /// Refuses fields that would change the prompt that the model sees, unless they are empty.
     pub(super) fn refuse(&mut self, fields: &[&str]) -> Result<(), LineFault> {
         let says_nothing = |value: &Value| match value {
             Value::Array(items) => items.is_empty(),
@@ -64,7 +62,7 @@ impl LineFields {
         }
     }
 
-    /// A role, by the words a form has for it.
+    /// Reads a word, such as a role, and returns its meaning in `words`; a fault names the words `known`.
     pub(super) fn parse_word<T: Copy>(
         &mut self,
         field: &str,
@@ -80,7 +78,7 @@ impl LineFields {
     }
 }
 
-/// A fault for a `value` that is not what was `expected`.
+/// Returns a fault for a `value` that is not `expected`.
 pub(super) fn wrong(field: String, expected: &'static str, value: &Value) -> LineFault {
     let found = match value {
         Value::Null => "null",
@@ -93,7 +91,7 @@ pub(super) fn wrong(field: String, expected: &'static str, value: &Value) -> Lin
     LineFault::WrongType { field, expected, found }
 }
 
-/// The text that `value` must be.
+/// Returns the text of `value`, which must be a string.
 pub(super) fn text(path: String, value: Value) -> Result<String, LineFault> {
     match value {
         Value::String(text) => Ok(text),
@@ -101,7 +99,7 @@ pub(super) fn text(path: String, value: Value) -> Result<String, LineFault> {
     }
 }
 
-/// A text that is to be learned.
+/// Returns a text to learn, which must not be empty.
 pub(super) fn learned(path: &str, value: Value) -> Result<String, LineFault> {
     let text = text(path.to_owned(), value)?;
     if text.is_empty() { Err(LineFault::Empty { field: path.to_owned() }) } else { Ok(text) }

@@ -1,32 +1,32 @@
-//! What a line is, told by the names of its fields.
+//! The kinds of lines, recognised by the names of their fields.
 
 use std::fmt;
 
 use serde_json::{Map, Value};
 
-/// A form that training data come in.
+/// Format of training data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DataKind {
-    /// `chosen` and `rejected`, perhaps with `prompt`: TRL's preferences.
+    /// `chosen` and `rejected`, optionally with `prompt`: TRL's preferences.
     Preference,
     /// `input`, `preferred_output` and `non_preferred_output`: OpenAI's preferences.
     OpenAiPreference,
-    /// `messages` and `answers`: what a model said, for a draft of it.
+    /// `messages` and `answers`: recorded answers of a model, for a draft.
     Answers,
     /// `messages`: OpenAI's and TRL's conversations.
     Messages,
     /// `conversations` of `from` and `value`: ShareGPT's.
     ShareGpt,
-    /// `prompt` and `completion`.
+    /// Prompts with `prompt` and `completion`.
     PromptCompletion,
-    /// `instruction` and `output`, perhaps with `input`: Alpaca's.
+    /// `instruction` and `output`, optionally with `input`: Alpaca's.
     Alpaca,
-    /// `text`.
+    /// Text in the field `text`.
     Text,
 }
 
-/// Each kind with the fields that make it. Files often carry a second form of the same (`messages` beside `chosen`, `prompt`
-/// beside `messages`), so the first that fits counts, the more telling before the less.
+/// Each kind with its required fields. Files often hold two forms of the same data (`messages` beside
+/// `chosen`, `prompt` beside `messages`), so the first kind that fits counts, specific kinds first.
 const KINDS: [(DataKind, &[&str]); 8] = [
     (DataKind::Preference, &["chosen", "rejected"]),
     (DataKind::OpenAiPreference, &["input", "preferred_output", "non_preferred_output"]),
@@ -39,7 +39,7 @@ const KINDS: [(DataKind, &[&str]); 8] = [
 ];
 
 impl DataKind {
-    /// The kind of a line; `None` if its fields make none.
+    /// Returns the kind of a line; `None` if its fields fit no kind.
     pub(super) fn of(line: &Map<String, Value>) -> Option<Self> {
         KINDS.into_iter().map(|(kind, _)| kind).find(|kind| kind.fits(line))
     }
@@ -49,7 +49,7 @@ impl DataKind {
         self.fields().iter().all(|field| line.contains_key(*field))
     }
 
-    /// What its lines are, in a word or two.
+    /// Returns the name of the kind in events.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -76,7 +76,7 @@ impl fmt::Display for DataKind {
     }
 }
 
-/// Every kind by its fields, for messages.
+/// Returns a list of all kinds with their fields, for messages.
 pub(super) fn all() -> String {
     KINDS.map(|(kind, _)| kind.to_string()).join(", or ")
 }

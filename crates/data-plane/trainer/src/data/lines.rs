@@ -1,7 +1,7 @@
-//! The lines of a file, and its hash, in one reading.
+//! Lines of a file and the file's hash, in one pass.
 //!
-//! What editors and systems add is taken away: a byte order mark in front, a carriage return at the end of a line, blank lines
-//! at the end of the file.
+//! Additions of editors and systems are removed: a byte order mark at the start, a carriage return at the end
+//! of a line, blank lines at the end of the file.
 
 use std::io::{self, BufRead, BufReader, Read};
 
@@ -10,21 +10,21 @@ use super::fault::LineFault;
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 const BUFFER_BYTES: usize = 1 << 16;
 
-/// A file that is read line by line.
+/// A file, read line by line.
 pub(super) struct DataLines<R> {
     file: BufReader<R>,
     hasher: blake3::Hasher,
     limit_bytes: usize,
     number: usize,
     line: Vec<u8>,
-    /// The first of the blank lines before this one, if there were any, has not been told yet.
+    /// Number of the first blank line that has not been reported yet.
     blank: Option<usize>,
-    /// The line was read ahead of the blank ones.
+    /// `line` was read ahead, and the fault of the blank lines before it comes first.
     is_waiting: bool,
     is_too_long: bool,
 }
 
-/// A line and its number, counted from 1.
+/// A line and its number, from 1.
 pub(super) type NumberedLine<'a> = (usize, Result<&'a str, LineFault>);
 
 impl<R: Read> DataLines<R> {
@@ -41,12 +41,12 @@ impl<R: Read> DataLines<R> {
         }
     }
 
-    /// The hash of what was read.
+    /// Returns the hash of all bytes read so far.
     pub(super) fn hash(&self) -> blake3::Hash {
         self.hasher.finalize()
     }
 
-    /// The next line; `None` at the end.
+    /// Returns the next line; `None` at the end.
     pub(super) fn next_line(&mut self) -> io::Result<Option<NumberedLine<'_>>> {
         if !std::mem::take(&mut self.is_waiting) {
             loop {
@@ -73,7 +73,7 @@ impl<R: Read> DataLines<R> {
         std::str::from_utf8(&self.line).map_err(|error| LineFault::Utf8 { at: error.valid_up_to() + 1 })
     }
 
-    /// Reads a line, of one that is too long no more than the beginning; false at the end.
+    /// Reads a line, of which only the beginning is kept if it is too long. Returns false at the end.
     fn read_line(&mut self) -> io::Result<bool> {
         self.line.clear();
         self.is_too_long = false;
@@ -89,7 +89,7 @@ impl<R: Read> DataLines<R> {
             let length = piece.len();
             self.hasher.update(piece);
             read_bytes += length;
-            // The end of the line and a mark in front do not count.
+            // The end of the line and a byte order mark do not count towards the limit.
             let room = self.limit_bytes + BYTE_ORDER_MARK.len() + 2 - self.line.len();
             self.line.extend_from_slice(&piece[..length.min(room)]);
             self.file.consume(length);

@@ -1,4 +1,4 @@
-//! Prompts without their answers: what a model is asked, so that a draft can learn what it says.
+//! Prompts without their answers, which a teacher model answers so that a draft can learn from it.
 
 use std::{io, sync::Arc};
 
@@ -14,37 +14,36 @@ use super::{
     sample::{MessageRole, SampleMessage, TrainingSample, messages, read, share_gpt},
 };
 
-/// A conversation that somebody is to answer: the beginning of one, which it shares with what is asked before and behind.
+/// A conversation to be answered; it shares the messages of its line with longer and shorter prompts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DataPrompt {
-    /// The kind of text, as `code`.
+    /// Kind of text, such as `code`.
     pub kind: String,
     conversation: Arc<[(&'static str, String)]>,
     turns: usize,
 }
 
 impl DataPrompt {
-    /// Roles, by the names that chat templates have for them, and what was said.
+    /// Returns (role, content) pairs, with the role names of chat templates.
     #[must_use]
     pub fn messages(&self) -> &[(&'static str, String)] {
         &self.conversation[..self.turns]
     }
 }
 
-/// What a file asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FilePrompts {
-    /// These, in the order of their lines.
+    /// Prompts, in the order of their lines.
     Prompts(Vec<DataPrompt>),
-    /// Nothing more: its lines are answers already.
+    /// The lines already hold answers.
     Answered,
 }
 
-/// The prompts of the lines that `file` gives: what comes before each answer of the assistant; of a conversation without one,
-/// all of it.
+/// Returns the prompts of all lines: the messages before each answer of the assistant, and a whole
+/// conversation that ends without an answer.
 ///
 /// # Errors
-/// As [`read`](super::read), and of lines that ask nothing.
+/// Fails as [`read`](super::read) does, and if a line has no prompt.
 pub fn prompts(file: impl io::Read, limits: &DataLimits) -> Result<FilePrompts, DataError> {
     let mut prompts = Vec::new();
     let (kind, _) = each_line(file, limits, |_, kind, map| {

@@ -1,4 +1,4 @@
-//! What a line means, whatever its form was.
+//! The content of a line, independent of the line's kind.
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ use super::{
     kind::DataKind,
 };
 
-/// Most messages of a conversation, as the gateway has it.
+/// Maximum number of messages in a conversation, as in the gateway.
 const MAX_MESSAGES: usize = 4096;
 
 /// Fields of a line and of a message that the chat template would show to the model.
@@ -18,7 +18,7 @@ const SHOWN_IN_MESSAGE: [&str; 4] = ["tool_calls", "function_call", "reasoning_c
 
 const ROLES: [(&str, MessageRole); 5] = [
     ("system", MessageRole::System),
-    // OpenAI's newer name for the same thing.
+    // OpenAI's newer name for the system role.
     ("developer", MessageRole::System),
     ("user", MessageRole::User),
     ("assistant", MessageRole::Assistant),
@@ -33,7 +33,6 @@ const SHARE_GPT_ROLES: [(&str, MessageRole); 6] = [
     ("tool", MessageRole::Tool),
 ];
 
-/// Who said something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MessageRole {
     System,
@@ -43,7 +42,7 @@ pub(super) enum MessageRole {
 }
 
 impl MessageRole {
-    /// As chat templates call it.
+    /// Returns the role's name in chat templates.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::System => "system",
@@ -59,7 +58,7 @@ impl MessageRole {
 pub(super) struct SampleMessage {
     pub(super) role: MessageRole,
     pub(super) content: String,
-    /// Only ever true of the assistant's.
+    /// True only for messages of the assistant.
     pub(super) is_learned: bool,
 }
 
@@ -68,30 +67,40 @@ impl SampleMessage {
         Self { role, content, is_learned: role == MessageRole::Assistant }
     }
 
-    /// What a user asks.
     pub(super) fn asks(content: String) -> Self {
         Self::new(MessageRole::User, content)
     }
 }
 
-/// Something to learn.
 #[derive(Debug, PartialEq)]
 pub(super) enum TrainingSample {
-    /// What the assistant said in it, at least once.
+    /// Learns the assistant's messages, of which there is at least one.
     Conversation(Vec<SampleMessage>),
-    /// What follows a text.
-    Continuation { prompt: String, completion: String },
-    /// All of a text.
+    Continuation {
+        prompt: String,
+        completion: String,
+    },
     Text(String),
-    /// That of two answers to a conversation one is better.
-    Comparison { asked: Vec<SampleMessage>, chosen: String, rejected: String },
-    /// That of two texts behind a text one is better.
-    TextComparison { prompt: String, chosen: String, rejected: String },
-    /// What a model said to a conversation.
-    Answered { asked: Vec<SampleMessage>, answers: DistillationSamples },
+    /// Learns which of two answers to a conversation is better.
+    Comparison {
+        asked: Vec<SampleMessage>,
+        chosen: String,
+        rejected: String,
+    },
+    /// Learns which of two continuations of a text is better.
+    TextComparison {
+        prompt: String,
+        chosen: String,
+        rejected: String,
+    },
+    /// Recorded answers of a model to a conversation.
+    Answered {
+        asked: Vec<SampleMessage>,
+        answers: DistillationSamples,
+    },
 }
 
-/// Reads a line of a kind.
+/// Reads a line of the given kind.
 pub(super) fn read(kind: DataKind, line: &mut LineFields) -> Result<TrainingSample, LineFault> {
     line.refuse(&SHOWN_IN_LINE)?;
     match kind {
@@ -130,7 +139,7 @@ fn prompt_completion(line: &mut LineFields) -> Result<TrainingSample, LineFault>
     Ok(TrainingSample::Continuation { prompt, completion })
 }
 
-/// Alpaca's own text around instruction and input belonged to a model without a chat template.
+/// Alpaca's own text around instruction and input was for a model without a chat template, so it is left out.
 fn alpaca(line: &mut LineFields) -> Result<TrainingSample, LineFault> {
     let instruction = line.required_text("instruction")?;
     let asked = match line.text("input")? {
@@ -167,7 +176,7 @@ fn preference(line: &mut LineFields) -> Result<TrainingSample, LineFault> {
     let (chosen, rejected) = (messages("chosen", chosen)?, messages("rejected", rejected)?);
     let asked = match line.take("prompt") {
         None => Vec::new(),
-        // Beside whole conversations, `prompt` repeats the first thing that was asked.
+        // Beside whole conversations, `prompt` repeats the first user message.
         Some(Value::String(prompt)) => match chosen.first() {
             Some(first) if first.role != MessageRole::Assistant => Vec::new(),
             _ => vec![SampleMessage::new(MessageRole::User, prompt)],
@@ -187,7 +196,7 @@ fn openai_preference(line: &mut LineFields) -> Result<TrainingSample, LineFault>
     comparison(asked, chosen, rejected)
 }
 
-/// Two answers, from conversations that may both begin with what they answer.
+/// Compares two answers, from conversations that may both begin with the messages they answer.
 fn comparison(
     mut asked: Vec<SampleMessage>,
     mut chosen: Vec<SampleMessage>,
@@ -207,7 +216,7 @@ fn comparison(
     Ok(TrainingSample::Comparison { asked, chosen: better.content, rejected: worse.content })
 }
 
-/// The messages at `path`, as OpenAI has them.
+/// Reads the messages at `path` in OpenAI's format.
 pub(super) fn messages(path: &str, value: Value) -> Result<Vec<SampleMessage>, LineFault> {
     each(path, value, |mut fields| {
         let role = fields.parse_word("role", &ROLES, "system, user, assistant or tool")?;
@@ -218,7 +227,7 @@ pub(super) fn messages(path: &str, value: Value) -> Result<Vec<SampleMessage>, L
     })
 }
 
-/// At least one item, each read from its fields.
+/// Reads a list of at least one item.
 fn each(
     path: &str,
     value: Value,
@@ -238,7 +247,7 @@ fn each(
     items.map(|(index, item)| read(LineFields::at(format!("{path}[{index}]"), item)?)).collect()
 }
 
-/// A message with its weight; `field` is where its text was.
+/// Makes a message with its weight; `field` is the name of its text field.
 fn finished(
     role: MessageRole,
     content: String,
@@ -259,7 +268,7 @@ fn finished(
     Ok(message)
 }
 
-/// A string, or OpenAI's list of text parts.
+/// Returns the text of a string or of OpenAI's list of text parts.
 fn content_text(path: String, value: Value) -> Result<String, LineFault> {
     let parts = match value {
         Value::String(text) => return Ok(text),

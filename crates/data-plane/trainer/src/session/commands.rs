@@ -1,13 +1,13 @@
-//! Orders as they come: a line, and the numbers behind it.
+//! Commands on the wire: a line, followed by its values.
 
 use std::io::{self, BufRead, Read};
 
 use control_protocol::training::session::{MAX_LINE_BYTES, MAX_NUMBERS, TrainingCommand};
 
-/// Reads an order with its numbers; nothing at the end.
+/// Reads a command with its values; `None` at the end.
 ///
 /// # Errors
-/// It is none, or longer than is taken, or ends before it should.
+/// Fails if the line is no command or too long, has too many values, or the input ends early.
 pub fn read(from: &mut impl BufRead) -> io::Result<Option<(TrainingCommand, Vec<[u8; 4]>)>> {
     let mut line = Vec::new();
     Read::take(&mut *from, MAX_LINE_BYTES as u64 + 1).read_until(b'\n', &mut line)?;

@@ -1,5 +1,5 @@
-//! Learning to say what another model says: every token is to be as likely as it was there (distillation; Hinton et al. 2015),
-//! as far as that was noted, and else the token that was said is to be likely.
+//! Distillation (Hinton et al. 2015): each token is to be as likely as it was for another model. Where the
+//! other model's probabilities are not recorded, the recorded token itself is to be likely.
 
 use std::ops::Range;
 
@@ -15,22 +15,22 @@ use crate::{
     optimizer::Hyperparameters,
 };
 
-/// How an answer is met by who learned to say it.
+/// Score of one recorded answer.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct DistillScore {
-    /// The sum of the tokens' losses.
+    /// Sum of the tokens' losses.
     pub loss: f64,
-    /// How many tokens would have been guessed.
+    /// Number of correctly predicted tokens.
     pub right: u64,
-    /// Of how many.
+    /// Number of all tokens.
     pub tokens: u64,
 }
 
 impl<B: BorrowedBase> TrainState<B> {
-    /// Learns what was `said`. The loss that is given is that of the tokens that were said.
+    /// Makes a step on the recorded answers `said`. The returned loss is that of the recorded tokens.
     ///
     /// # Errors
-    /// The executor is gone, or the gradient is no number; the adapter is as it was.
+    /// Fails if the executor is gone, or loss or gradient is not a number. The adapter is unchanged then.
     pub fn distil(
         &mut self,
         said: &[&DistillationSample],
@@ -48,10 +48,10 @@ impl<B: BorrowedBase> TrainState<B> {
         self.teach(inputs, total as f64, hyper, max_norm)
     }
 
-    /// How each of the answers is met by who may say only the tokens `allowed`; all, if none are given.
+    /// Scores each answer, where predictions may be only the tokens `allowed`; an empty list allows all.
     ///
     /// # Errors
-    /// The executor is gone.
+    /// Fails if the executor is gone.
     pub fn meet(
         &mut self,
         said: &[&DistillationSample],
@@ -89,16 +89,16 @@ fn examples<'a>(said: &[&'a DistillationSample]) -> Vec<&'a Example> {
     said.iter().map(|said| &said.example).collect()
 }
 
-/// Tokens of the answer.
+/// Returns the number of answer tokens.
 fn answered(said: &DistillationSample) -> usize {
     said.example.weights.iter().filter(|weight| **weight > 0.0).count()
 }
 
-/// The mean over `total` tokens, of which these are a part: `-Σ p log q` over the tokens that are known to be likely.
+/// One microbatch of a mean over `total` tokens: `-Σ p log q` over the tokens with recorded probabilities.
 struct DistillLoss {
-    /// Of the tokens that were said.
+    /// Gradients of the recorded tokens.
     own: Vec<f32>,
-    /// Of those that might have been.
+    /// Gradients of the alternatives at each position.
     others: Vec<Vec<(u32, f32)>>,
     sum: f64,
 }

@@ -1,4 +1,4 @@
-//! Gradients gathered over several batches, whose loss is a sum over tokens, and the one step that is made of them.
+//! Gradients accumulated over several batches, whose loss is a sum over tokens, and the step with them.
 
 use std::ops::Range;
 
@@ -14,43 +14,41 @@ use crate::{
     optimizer::Hyperparameters,
 };
 
-/// A sequence, and what a loss needs of each of its tokens: one number of each kind.
+/// A sequence with the per-token inputs of a loss, one value of each kind per token.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SequenceSample {
-    /// At least one.
+    /// At least one token.
     pub tokens: Vec<u32>,
-    /// What comes behind each of them.
+    /// Target after each token.
     pub targets: Vec<u32>,
-    /// What each target is worth: its weight, or its advantage.
+    /// Weight or advantage of each target.
     pub weights: Vec<f32>,
-    /// How likely it was when it was sampled; of losses of given answers nothing.
+    /// Log-probability of each target at sampling; empty for cross-entropy.
     pub sampling_logprobs: Vec<f32>,
 }
 
-/// Whether anything is learned.
+/// Whether gradients are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
-    /// Nothing is.
     Forward,
-    /// Gradients are added to those that are there.
+    /// Gradients are added to the accumulated ones.
     Backward,
 }
 
-/// What a batch came to.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct BatchOutput {
-    /// Of all targets, datum after datum.
+    /// Log-probabilities of all targets, sequence by sequence.
     pub logprobs: Vec<f32>,
-    /// Summed over the data, in their order.
+    /// Sums over the sequences, in their order.
     pub metrics: LossMetrics,
 }
 
 impl<B: BorrowedBase> TrainState<B> {
-    /// Evaluates `loss` of `data`; going backward, its gradients are added to those that are there. However data are cut into
-    /// calls, the gradients are the same.
+    /// Evaluates `loss` of `data`; in direction `Backward` it adds to the accumulated gradients. The
+    /// gradients do not depend on how data are cut into calls.
     ///
     /// # Errors
-    /// The executor is gone, or the loss or a gradient is no number; the gradients are as they were.
+    /// Fails if the executor is gone or a loss or gradient is not a number; the gradients are unchanged then.
     pub fn gather(
         &mut self,
         data: &[SequenceSample],
@@ -59,7 +57,7 @@ impl<B: BorrowedBase> TrainState<B> {
     ) -> Result<BatchOutput, TrainStepError<B::Error>> {
         let kept = (direction == Direction::Backward).then(|| self.gradients.clone());
         let gathered = self.gather_parts(data, loss, direction).and_then(|gathered| {
-            // A gradient that is no number would stay so whatever is added to it.
+            // A gradient that is not a number stays so, and any sum with it too.
             if self.gradients.tensors().into_iter().flatten().all(|number| number.is_finite()) {
                 return Ok(gathered);
             }
@@ -71,13 +69,13 @@ impl<B: BorrowedBase> TrainState<B> {
         gathered
     }
 
-    /// Sums that were gathered for the next step, tensor by tensor.
+    /// Returns the gradients accumulated for the next step, tensor by tensor.
     #[must_use]
     pub fn gathered(&self) -> Vec<&[f32]> {
         self.gradients.tensors()
     }
 
-    /// Goes on from sums that [`gathered`](Self::gathered) gave, in the place of those that are there.
+    /// Replaces the accumulated gradients by sums that [`gathered`](Self::gathered) returned.
     pub fn set_gathered(&mut self, sums: &[Vec<f32>]) {
         for (own, given) in self.gradients.tensors_mut().into_iter().zip(sums) {
             own.copy_from_slice(given);
@@ -116,11 +114,11 @@ impl<B: BorrowedBase> TrainState<B> {
         Err(TrainStepError::NotANumber { what: "loss", step: self.state.step + 1 })
     }
 
-    /// Makes a step of all gradients that were gathered, and forgets them; gives their length, before it was shortened to
-    /// `max_norm`, if that is said.
+    /// Makes a step with the accumulated gradients, clipped to `max_norm`; clears them, returns their norm.
     ///
     /// # Errors
-    /// What the step would give is no number; adapter, optimizer and gradients are as they were.
+    /// Fails if loss, gradient or result is not a number. Adapter, optimizer and gradients are then
+    /// unchanged.
     pub fn step_gathered(
         &mut self,
         hyper: &Hyperparameters,
@@ -138,7 +136,7 @@ impl<B: BorrowedBase> TrainState<B> {
     }
 }
 
-/// The log-probabilities of a part's targets; its gradients are added where it has a `turn`.
+/// Returns the log-probabilities of a microbatch's targets; with a `turn` it also adds the gradients.
 fn gather_part<B: BorrowedBase>(
     trainer: &mut Trainer<B>,
     learner: &TrainableAdapter,
@@ -181,7 +179,7 @@ fn of(loss: Loss, logprobs: &[f32], weights: &[f32], sampling_logprobs: &[f32]) 
     }
 }
 
-/// A sum over tokens, of each of which the gradient is its own.
+/// A sum over tokens, in which each token has its own gradient.
 struct SummedLoss {
     loss: Loss,
     weights: Vec<f32>,

@@ -1,11 +1,11 @@
-//! Examples as the model takes them: so many together as go through it at once.
+//! Microbatches: the examples that go through the model together.
 
 use model::backward::{self, Dropout};
 
 use super::{BATCH_ROWS, microbatch_pool::RowCount};
 use crate::data::Example;
 
-/// Cuts `all` into parts of [`BATCH_ROWS`] rows at most, or of one element.
+/// Cuts `all` into microbatches of at most [`BATCH_ROWS`] rows, or of one element.
 pub(super) fn parts<T>(all: &[T], rows: impl Fn(&T) -> usize) -> impl Iterator<Item = &[T]> {
     let mut rest = all;
     std::iter::from_fn(move || {
@@ -21,20 +21,20 @@ pub(super) fn parts<T>(all: &[T], rows: impl Fn(&T) -> usize) -> impl Iterator<I
     })
 }
 
-/// Rows of an example: behind its last token nothing is known.
+/// Returns the rows of an example: the last token has no target and needs no row.
 pub(super) fn rows(example: &&Example) -> usize {
     example.tokens.len() - 1
 }
 
-/// Examples as the model takes them.
+/// Examples in the model's format.
 pub(super) struct Inputs {
     tokens: Vec<Vec<u32>>,
     targets: Vec<Vec<Option<u32>>>,
-    /// Of the targets, example after example.
+    /// Weights of the targets, example after example.
     pub(super) weights: Vec<f32>,
-    /// How many targets each example has.
+    /// Number of targets of each example.
     pub(super) counts: Vec<usize>,
-    /// What is dropped of each, if anything is.
+    /// Dropout of each example; empty without dropout.
     dropouts: Vec<Dropout>,
 }
 
@@ -57,7 +57,7 @@ impl Inputs {
         }
     }
 
-    /// The same, of each of which something is dropped, or of none.
+    /// Sets the dropout of each example; an empty iterator means none.
     pub(super) fn dropping(self, dropouts: impl Iterator<Item = Dropout>) -> Self {
         Self { dropouts: dropouts.collect(), ..self }
     }

@@ -1,7 +1,7 @@
-//! Trainers side by side: while one waits for the base layers, another computes.
+//! Concurrent trainers: while one waits for the layer service, another computes.
 //!
-//! Parts of a step begin in their order, each as soon as a lane is free and there is room for its rows. Which lane takes a part
-//! changes nothing of it, and what came of all of them is given in their order.
+//! Microbatches start in order, each as soon as a lane is free and the row limit permits. The choice of the
+//! lane does not change a result, and results are returned in the order of microbatches.
 
 use std::{
     collections::VecDeque,
@@ -20,24 +20,23 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::{BATCH_ROWS, KEPT_ROWS};
 
-/// Base layers of somebody else, as a lane uses them.
+/// A base whose linear layers another process computes, as a lane uses it.
 pub trait BorrowedBase: ReverseLayers<Compute, Error: Error + Send + 'static> + Send {}
 
 impl<B: ReverseLayers<Compute, Error: Error + Send + 'static> + Send> BorrowedBase for B {}
 
-/// A trainer with base layers of its own, and a thread for as long as there is something to do.
+/// A trainer with its own session of the layer service; a pool runs each on a thread of its own.
 #[derive(Debug)]
 pub struct MicrobatchWorker<B> {
-    /// What takes parts through the model.
     pub trainer: Trainer<B>,
-    /// Where its thread computes; anywhere if none is said.
+    /// Core to which the thread is pinned; `None` does not pin.
     pub core: Option<usize>,
 }
 
-/// Lanes of one job, of which each can take any part.
+/// Lanes of one job, each of which can take any microbatch.
 #[derive(Debug)]
 pub struct MicrobatchPool<B> {
-    /// That of the thread that asks.
+    /// Lane of the calling thread.
     first: MicrobatchWorker<B>,
     others: Vec<MicrobatchWorker<B>>,
 }
@@ -49,22 +48,21 @@ impl<B> From<Trainer<B>> for MicrobatchPool<B> {
 }
 
 impl<B: BorrowedBase> MicrobatchPool<B> {
-    /// One lane, and others beside it.
     #[must_use]
     pub fn new(first: MicrobatchWorker<B>, others: Vec<MicrobatchWorker<B>>) -> Self {
         Self { first, others }
     }
 
-    /// The model without its linear layers.
+    /// Returns the model without its linear layers.
     #[must_use]
     pub fn model(&self) -> &ModelContext {
         self.first.trainer.model()
     }
 
-    /// Does `work` with each of `parts`, and gives what came of them in their order. Once it fails, no other part begins.
+    /// Runs `work` with each of `parts`, and returns results in order; no part starts after a failure.
     ///
     /// # Errors
-    /// The first, in the order of parts.
+    /// Returns the first error, in the order of parts.
     pub(super) fn each<P: RowCount + Send, T: Send>(
         &mut self,
         parts: impl IntoIterator<Item = P>,
@@ -75,7 +73,7 @@ impl<B: BorrowedBase> MicrobatchPool<B> {
         let mut done = thread::scope(|scope| {
             let start = |lane| {
                 let work = || MicrobatchWorker::work(lane, &queue, &work);
-                // A thread that is refused costs speed, nothing else.
+                // If a thread cannot start, the pool is slower but correct.
                 thread::Builder::new().name("lane".to_owned()).spawn_scoped(scope, work).ok()
             };
             let others: Vec<_> = others.iter_mut().take(count.saturating_sub(1)).filter_map(start).collect();
@@ -91,7 +89,7 @@ impl<B: BorrowedBase> MicrobatchPool<B> {
 }
 
 impl<B> MicrobatchWorker<B> {
-    /// Takes parts as long as there are any; what came of each, by its number.
+    /// Runs parts until none is left, and returns the results with the parts' numbers.
     fn work<P: RowCount, T, E>(
         &mut self,
         queue: &MicrobatchQueue<P>,
@@ -110,7 +108,7 @@ impl<B> MicrobatchWorker<B> {
         done
     }
 
-    /// Puts the thread where the lane computes: each step's may be another, or come from that of another lane.
+    /// Pins the current thread to the lane's core: the threads of a step are new, or were another lane's.
     fn pin(&self) {
         let Some(core) = self.core.filter(|&core| core < CpuSet::MAX_CPU) else { return };
         let mut set = CpuSet::new();
@@ -120,9 +118,8 @@ impl<B> MicrobatchWorker<B> {
     }
 }
 
-/// What takes memory while it is under way.
 pub(super) trait RowCount {
-    /// Rows that go through the model together.
+    /// Returns the rows that go through the model together.
     fn rows(&self) -> usize;
 }
 
@@ -132,21 +129,20 @@ impl<P: RowCount, T> RowCount for (P, T) {
     }
 }
 
-/// Parts that have not begun, and how much room there is for them.
+/// Parts that have not started, and the rows under way.
 struct MicrobatchQueue<P> {
     state: Mutex<MicrobatchState<P>>,
-    /// There is more room, or nothing will begin any more.
+    /// Signals that rows have become free, or that the queue has stopped.
     changed: Condvar,
 }
 
 struct MicrobatchState<P> {
     waiting: VecDeque<(usize, P)>,
-    /// Of the parts under way.
+    /// Rows of the parts under way.
     rows: usize,
     is_stopped: bool,
 }
 
-/// A part that has begun.
 struct TakenMicrobatch<'q, P> {
     number: usize,
     part: P,
@@ -161,7 +157,7 @@ struct RowPermit<'q, P> {
 
 impl<P> MicrobatchQueue<P> {
     fn lock(&self) -> MutexGuard<'_, MicrobatchState<P>> {
-        // Whoever has it changes it in one go.
+        // Each change is a single step, so a poisoned lock still holds a valid state.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -169,7 +165,7 @@ impl<P> MicrobatchQueue<P> {
         self.lock().waiting.len()
     }
 
-    /// No other part begins.
+    /// Prevents further parts from starting.
     fn stop(&self) {
         self.lock().is_stopped = true;
         self.changed.notify_all();
@@ -183,8 +179,8 @@ impl<P: RowCount> MicrobatchQueue<P> {
         Self { state, changed: Condvar::new() }
     }
 
-    /// The next part, once there is room for it; `None` if none will begin any more. Parts that are under way so have all those
-    /// before them under way or done, and may wait for them.
+    /// Returns the next part once the row limit permits; `None` if no more part will start. All parts before
+    /// a running one are running or done, so a part may wait for an earlier one.
     fn take(&self) -> Option<TakenMicrobatch<'_, P>> {
         let mut state = self.lock();
         loop {
@@ -200,7 +196,8 @@ impl<P: RowCount> MicrobatchQueue<P> {
     }
 }
 
-/// The room that so many rows take: all of it if they are more than usual, whose memory is not taken twice.
+/// Returns the rows that a part of `rows` rows counts as. A part above [`BATCH_ROWS`] takes the whole limit,
+/// so that two such parts never need their memory at once.
 fn share(rows: usize) -> usize {
     if rows > BATCH_ROWS { KEPT_ROWS } else { rows }
 }

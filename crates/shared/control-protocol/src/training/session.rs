@@ -1,72 +1,73 @@
-//! Training order by order: what a trainer that was started as `session` is told, and what it answers.
+//! The protocol of a trainer that was started as `session`, which executes commands one by one.
 //!
-//! It says [`CommandReply::Ready`] first. Then each order is a line, with the numbers that belong to it right behind, 32 bits each and
-//! little-endian; so is each answer.
+//! The trainer first writes [`CommandReply::Ready`]. Then each command is a line, followed directly by its
+//! values, 32 bits each and little-endian. Replies have the same form.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// Longest line, in bytes.
+/// Maximum length of a line, in bytes.
 pub const MAX_LINE_BYTES: usize = 1 << 20;
-/// The kind of failure that it helps to wait for.
+/// Kind of failure that may pass, so that a retry can succeed.
 pub const BUSY: &str = "unavailable";
-/// Most numbers behind a line.
+/// Maximum number of 32-bit values after a line.
 pub const MAX_NUMBERS: usize = 16 << 20;
 
-/// What is to be done.
+/// A command to the trainer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "order", rename_all = "snake_case")]
 pub enum TrainingCommand {
-    /// Begin with a new adapter.
+    /// Starts a new adapter.
     Create {
-        /// How large it is.
+        /// Size of the adapter.
         lora: Lora,
-        /// Decides its first numbers.
+        /// Seed of its initial parameters.
         seed: u64,
     },
-    /// Begin, or go on, with one that [`TrainingCommand::SaveState`] or [`TrainingCommand::Suspend`] kept; of the latter with the gradients that were
-    /// gathered, too.
+    /// Loads an adapter that [`TrainingCommand::SaveState`] or [`TrainingCommand::Suspend`] saved. The state
+    /// of `Suspend` includes the accumulated gradients.
     Load {
-        /// Where it is.
+        /// Directory of the saved state.
         directory: PathBuf,
-        /// The optimizer's numbers too; else it begins anew.
+        /// Whether the optimizer state is restored; else the optimizer starts anew.
         optimizer: bool,
     },
-    /// Evaluate sequences, and gather gradients. The numbers of each are its tokens, its targets, and each of `inputs`.
+    /// Evaluates sequences and accumulates gradients. Each sequence has tokens, targets, and each of
+    /// `inputs`.
     ForwardBackward {
-        /// The loss' name.
+        /// Name of the loss function.
         loss: String,
-        /// Its options.
+        /// Options of the loss function.
         options: BTreeMap<String, f64>,
-        /// Gathers none.
+        /// Whether no gradients are computed.
         forward_only: bool,
-        /// Tokens of each sequence.
+        /// Number of tokens of each sequence.
         lengths: Vec<usize>,
-        /// What there is of each token besides itself and its target.
+        /// Names of the per-token inputs besides the token and its target.
         inputs: Vec<String>,
     },
-    /// Make a step of what was gathered.
+    /// Makes an optimizer step from the accumulated gradients.
     OptimStep(Adam),
-    /// Keep adapter and optimizer.
+    /// Saves adapter and optimizer state.
     SaveState {
-        /// Where; what is there is replaced.
+        /// Directory to write; a checkpoint in it is replaced.
         directory: PathBuf,
     },
-    /// Keep adapter, optimizer and gathered gradients, so that another trainer goes on as if it were this one.
+    /// Saves adapter, optimizer state and accumulated gradients, for another trainer to resume exactly here.
     Suspend {
-        /// Where; it must not exist.
+        /// Directory to write, which must be a new one; the trainer would replace a checkpoint in it.
         directory: PathBuf,
     },
-    /// Write the adapter in PEFT's format.
+    /// Writes the adapter in PEFT's format.
     SaveWeights {
-        /// Where; it must not exist.
+        /// Directory to write, which must not exist.
         directory: PathBuf,
     },
 }
 
 impl TrainingCommand {
-    /// How many numbers follow the line; `None` if more than are taken.
+    /// Returns the number of 32-bit values after the line; `None` if there are more than [`MAX_NUMBERS`].
     #[must_use]
     pub fn numbers(&self) -> Option<usize> {
         let Self::ForwardBackward { lengths, inputs, .. } = self else { return Some(0) };
@@ -74,10 +75,10 @@ impl TrainingCommand {
         tokens.checked_mul(2 + inputs.len()).filter(|&numbers| numbers <= MAX_NUMBERS)
     }
 
-    /// The order's line, with the newline at its end.
+    /// Returns the line of the command, with the newline at its end.
     ///
     /// # Errors
-    /// The line is longer than [`MAX_LINE_BYTES`]: a trainer that reads it would end.
+    /// Fails if the line is longer than [`MAX_LINE_BYTES`], because a trainer that reads it would exit.
     pub fn line(&self) -> Result<Vec<u8>, CommandRefusal> {
         let mut line = serde_json::to_vec(self).map_err(|error| {
             CommandRefusal::server(format!("the order cannot be written as JSON: {error}"))
@@ -93,92 +94,92 @@ impl TrainingCommand {
     }
 }
 
-/// The size of a LoRA.
+/// The size of a LoRA adapter.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Lora {
-    /// Of every delta.
+    /// Rank of every delta.
     pub rank: usize,
-    /// `lora_alpha`.
+    /// PEFT's scaling parameter `lora_alpha`.
     pub alpha: f64,
-    /// Names of the linear layers that get one.
+    /// Names of the adapted linear layers.
     pub targets: Vec<String>,
 }
 
-/// What a step of AdamW depends on, by torch's names.
+/// Hyperparameters of an AdamW step, by torch's names.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Adam {
-    /// Length of the step.
+    /// Learning rate of the step.
     pub learning_rate: f64,
-    /// How much of the mean of gradients stays.
+    /// Decay rate of the moving mean of gradients.
     pub beta1: f64,
-    /// How much of the mean of their squares stays.
+    /// Decay rate of the moving mean of squared gradients.
     pub beta2: f64,
-    /// Added to the root of that mean.
+    /// Term added to the denominator, the root of the second mean.
     pub eps: f64,
-    /// How much of the parameters a step of length 1 takes away.
+    /// Fraction of the parameters that a step subtracts, times the learning rate.
     pub weight_decay: f64,
-    /// Longer gradients are shortened to this; 0 is no limit.
+    /// Norm to which larger gradients are clipped; 0 means no limit.
     pub grad_clip_norm: f64,
 }
 
-/// What came of an order, or how things are before the first.
+/// Reply to a command, or the trainer's state before the first one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum CommandReply {
-    /// Orders can come.
+    /// The trainer accepts commands.
     Ready {},
-    /// It is done.
+    /// The command was executed successfully.
     Done(CommandDone),
-    /// It is not, and nothing has changed.
+    /// The command was refused, and no state changed.
     Refused(CommandRefusal),
-    /// There will be no more answers.
+    /// The trainer has failed and sends no more replies.
     Failed {
-        /// Why, for a person.
+        /// Cause, for the user.
         message: String,
-        /// What kind of failure, as exit codes are called; [`BUSY`] may pass.
+        /// Kind of failure, by the names of exit codes; [`BUSY`] may pass.
         #[serde(default)]
         exit: String,
     },
 }
 
-/// What came of an order that was carried out.
+/// Result of a command that succeeded.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct CommandDone {
-    /// How many numbers follow: the log-probabilities of all targets, one sequence after the other.
+    /// Number of values that follow: the log-probabilities of all targets, sequence by sequence.
     pub numbers: usize,
-    /// By name.
+    /// Metrics, by their names.
     pub metrics: BTreeMap<String, f64>,
-    /// What the adapter is, if the order began with one.
+    /// Size of the adapter, after [`TrainingCommand::Create`] or [`TrainingCommand::Load`].
     pub lora: Option<Lora>,
 }
 
-/// Why an order was not carried out.
+/// Reason why a command was not executed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CommandRefusal {
-    /// Why, and what to do, for a person.
+    /// Cause and next step, for the user.
     pub message: String,
-    /// Whose fault it is.
+    /// Side that caused the failure.
     pub category: Category,
 }
 
-/// Whose fault it is, in Tinker's words.
+/// Side that caused a failure, in the terms of the Tinker API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Category {
-    /// Of whoever gave the order: the same again would fail again.
+    /// The sender caused it: the same command would fail again.
     User,
-    /// Of this side.
+    /// The trainer or its host caused it.
     Server,
 }
 
 impl CommandRefusal {
-    /// By a fault of whoever gave the order.
+    /// Returns a refusal that the sender caused.
     pub fn user(message: impl Into<String>) -> Self {
         Self { message: message.into(), category: Category::User }
     }
 
-    /// By a fault of this side.
+    /// Returns a refusal that this side caused.
     pub fn server(message: impl Into<String>) -> Self {
         Self { message: message.into(), category: Category::Server }
     }
@@ -223,7 +224,7 @@ mod tests {
         for answer in answers {
             assert_eq!(through(&answer), answer);
         }
-        // The trainer service, and a trainer that ends, say more than is of interest here.
+        // The trainer service, and a trainer that exits, write more fields than the reader needs.
         let failed: CommandReply =
             serde_json::from_str(r#"{"event":"failed","message":"busy","exit":"unavailable"}"#).unwrap();
         assert_eq!(failed, CommandReply::Failed { message: "busy".to_owned(), exit: BUSY.to_owned() });

@@ -1,7 +1,8 @@
-//! A key file under an editor's hands.
+//! Editing of a key file.
 //!
-//! Editing keeps what it does not change, comments included, and replaces the file as a whole: a reader sees the old one
-//! or the new one, also after a power cut. Editors take turns, and none leaves a file that readers would refuse.
+//! An edit keeps all lines that it does not change, comments included, and replaces the file atomically: a
+//! reader sees the old file or the new one, also after a power failure. A lock serializes editors, and no
+//! editor leaves a file that readers would refuse.
 
 use std::{
     fmt,
@@ -21,23 +22,23 @@ use crate::keys::{
 const HEADER: &str =
     "# Keys of the gateway: ROLE NAME HASH [requests_per_min=N]. `holobiont key` edits this file.\n";
 
-/// The lines of a key file.
+/// The lines of a key file, open for changes.
 #[derive(Debug)]
 pub struct KeyFileEdit(Vec<KeyLine>);
 
 impl KeyFileEdit {
-    /// Reads a key file, also one that holds no key.
+    /// Reads a key file, even if it holds no key.
     ///
     /// # Errors
-    /// If it cannot be read, or a line of it is none.
+    /// Fails if the file cannot be read, or a line does not parse.
     pub fn read(path: &Path) -> Result<Self, KeyFileError> {
         Ok(Self(parse(&read(path)?, path)?))
     }
 
-    /// Reads the file, changes it, and puts the whole in its place; a file that is not there begins empty.
+    /// Reads the file, applies `change`, and replaces the file. A missing file counts as empty.
     ///
     /// # Errors
-    /// If it cannot be read or written, or would no longer be a key file; then it is as it was.
+    /// Fails, leaving the file unchanged, if it cannot be read or written or would not be a valid key file.
     pub fn edit<T>(path: &Path, change: impl FnOnce(&mut Self) -> T) -> Result<T, KeyFileError> {
         let failed = |reason| KeyFileError::Write { path: path.to_owned(), reason };
         let directory =
@@ -57,11 +58,11 @@ impl KeyFileEdit {
         Ok(result)
     }
 
-    /// Makes the file hold these lines' keys and no other; its comments stay. False if it holds them already: then it is not
-    /// written.
+    /// Replaces the keys of the file by those of `lines`; comments stay. Returns false, and writes nothing,
+    /// if the file already holds these keys.
     ///
     /// # Errors
-    /// If a line is none, or the file cannot be read or written; then it is as it was.
+    /// Fails if a line does not parse, or the file cannot be read or written. The file is unchanged then.
     pub fn write_keys(path: &Path, lines: &[String]) -> Result<bool, KeyFileError> {
         let wanted = Self(parse(&lines.join("\n"), path)?);
         if Self::read(path).is_ok_and(|there| there.keys().eq(wanted.keys())) {
@@ -74,7 +75,7 @@ impl KeyFileEdit {
         Ok(true)
     }
 
-    /// The keys, in the file's order.
+    /// Returns the keys in the file's order.
     pub fn keys(&self) -> impl Iterator<Item = &Key> {
         self.0.iter().filter_map(|line| match line {
             KeyLine::Key(key) => Some(key),
@@ -87,7 +88,7 @@ impl KeyFileEdit {
         self.0.push(KeyLine::Key(key));
     }
 
-    /// Removes the keys that are meant; how many there were.
+    /// Removes the keys for which `is_meant` is true, and returns their number.
     pub fn remove(&mut self, is_meant: impl Fn(&Key) -> bool) -> usize {
         let before = self.0.len();
         self.0.retain(|line| !matches!(line, KeyLine::Key(key) if is_meant(key)));
@@ -104,7 +105,7 @@ impl fmt::Display for KeyFileEdit {
     }
 }
 
-/// A new file of mode 0600 takes the old one's place and owner.
+/// Replaces the file by a new one of mode 0600 with the same owner.
 fn write(text: &str, path: &Path, directory: &Path) -> io::Result<()> {
     let mut new = tempfile::Builder::new().prefix(".api-keys-").tempfile_in(directory)?;
     new.write_all(text.as_bytes())?;
@@ -119,7 +120,7 @@ fn write(text: &str, path: &Path, directory: &Path) -> io::Result<()> {
     File::open(directory)?.sync_all()
 }
 
-/// Waits until no other editor is at work; the turn ends with the returned file.
+/// Waits until no other editor works. The lock is held until the returned file is dropped.
 fn take_turn(path: &Path) -> io::Result<File> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".lock");

@@ -1,4 +1,4 @@
-//! The file: read whole, and read again when it has changed.
+//! The key file, which is read as a whole and read again after each change.
 
 use std::{
     collections::HashSet,
@@ -11,46 +11,46 @@ use std::{
 
 use crate::keys::line::Key;
 
-/// Most keys of a file: every key that is given is compared with all of them.
+/// Maximum number of keys per file; each key that a client sends is compared with all of them.
 pub const MAX_KEYS: usize = 4096;
-/// Longest key file.
+/// Maximum length of a key file.
 pub const MAX_FILE_BYTES: u64 = 1 << 20;
-/// How often the file is to be looked at, so that a key that was taken out opens nothing a second later.
+/// Interval at which the file should be polled, so that a revoked key is refused within a second.
 pub const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// Why a key file cannot be used. Each is a line of its own: cause and next step.
+/// Error of reading or writing a key file. Each message is one line with cause and next step.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyFileError {
-    /// The system refused to give it.
+    /// The system refused to read the file.
     #[error("cannot read the key file {}: {reason}; check its path, and that this user may read it", path.display())]
     Read {
-        /// The file.
+        /// Path of the key file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         reason: io::Error,
     },
-    /// The system refused to take it.
+    /// The system refused to write the file.
     #[error("cannot write the key file {}: {reason}", path.display())]
     Write {
-        /// The file.
+        /// Path of the key file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         reason: io::Error,
     },
-    /// A line that is none. The line itself is never shown: it may be a key in plain text.
+    /// A line does not parse. The message never shows the line, because it may be a key in plain text.
     #[error("line {line} of the key file {} {reason}; 'holobiont key add' writes such lines", path.display())]
     Line {
-        /// The file.
+        /// Path of the key file.
         path: PathBuf,
-        /// Counted from 1.
+        /// Number of the line, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// Defect of the line, as the end of a sentence.
         reason: &'static str,
     },
-    /// No keys at all.
+    /// The file holds no key.
     #[error("the key file {} holds no key; make one with 'holobiont key add'", .0.display())]
     Empty(PathBuf),
-    /// More than is looked through.
+    /// The file exceeds the maximum number of keys or bytes.
     #[error(
         "the key file {} holds more than {MAX_KEYS} keys or {MAX_FILE_BYTES} bytes; remove some with 'holobiont key rm'",
         .0.display()
@@ -58,10 +58,10 @@ pub enum KeyFileError {
     TooMany(PathBuf),
 }
 
-/// What tells one state of a file from another: inode, length and times of change.
+/// State of a file, which differs after a change: inode, length, and times of modification and change.
 type Stamp = (u64, u64, i64, i64, i64, i64);
 
-/// A key file, and the state in which it was last read.
+/// A key file, and its state when it was last read.
 #[derive(Debug)]
 pub struct KeyFile {
     path: PathBuf,
@@ -72,25 +72,25 @@ impl KeyFile {
     /// Reads a key file.
     ///
     /// # Errors
-    /// If it cannot be read, or a line of it is none.
+    /// Fails if the file cannot be read, holds no key, or a line does not parse.
     pub fn open(path: &Path) -> Result<(Self, Vec<Key>), KeyFileError> {
-        // The stamp is the older of the two: a change in between is seen at the next look.
+        // The stamp is read before the keys, so a change in between is noticed at the next poll.
         let seen = stamp(path);
         let keys = keys_in(path)?;
         Ok((Self { path: path.to_owned(), seen }, keys))
     }
 
-    /// A key file that is read at the first look, if it is there then.
+    /// Returns a key file that the first `poll` reads, if it exists then.
     #[must_use]
     pub fn unread(path: &Path) -> Self {
         Self { path: path.to_owned(), seen: None }
     }
 
-    /// The keys, if the file has changed since the last look. None, if the last one was taken out: then nobody is let
-    /// in, for a key that was revoked must open nothing.
+    /// Returns the keys if the file has changed since the last poll, else `None`. A file without keys gives
+    /// an empty list, because a revoked key must never be accepted.
     ///
     /// # Errors
-    /// If it has changed into something that cannot be used; said once for each such change.
+    /// Fails if the changed file is not valid. Each such change is reported once.
     pub fn poll(&mut self) -> Result<Option<Vec<Key>>, KeyFileError> {
         let now = stamp(&self.path);
         if now == self.seen {
@@ -114,7 +114,7 @@ fn keys_in(path: &Path) -> Result<Vec<Key>, KeyFileError> {
     if keys.is_empty() { Err(KeyFileError::Empty(path.to_owned())) } else { Ok(keys) }
 }
 
-/// The text of a key file, if it is short enough to be one.
+/// Reads the text of a key file, up to one byte more than a key file may have.
 pub(crate) fn read(path: &Path) -> Result<String, KeyFileError> {
     let failed = |reason| KeyFileError::Read { path: path.to_owned(), reason };
     let mut text = String::new();
@@ -123,12 +123,10 @@ pub(crate) fn read(path: &Path) -> Result<String, KeyFileError> {
     Ok(text)
 }
 
-/// A line of the file.
 #[derive(Debug)]
 pub(crate) enum KeyLine {
-    /// A key.
     Key(Key),
-    /// A comment, or nothing.
+    /// A comment or an empty line.
     Other(String),
 }
 
@@ -141,7 +139,7 @@ impl KeyLine {
     }
 }
 
-/// The lines of `text`, which stands in the file `path` or is to stand there. The one rule of what a key file is.
+/// Parses `text`, the content of the file `path`. No other code decides whether a key file is valid.
 pub(crate) fn parse(text: &str, path: &Path) -> Result<Vec<KeyLine>, KeyFileError> {
     if text.len() as u64 > MAX_FILE_BYTES {
         return Err(KeyFileError::TooMany(path.to_owned()));

@@ -1,28 +1,27 @@
-//! A line of the key file, read and written.
+//! A line of the key file: parsing and formatting.
 
 use std::{fmt, num::NonZeroU32, sync::Arc};
 
 use crate::keys::KeyHash;
 
-/// Longest name of a tenant.
 const MAX_NAME_BYTES: usize = 64;
 
-/// What a key is for. Roles are not in order: a key that scrapes figures cannot generate.
+/// Rights of a key. Roles are not ordered: a key that reads metrics cannot generate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeyRole {
-    /// Everything: load and unload adapters, and see what everybody does.
+    /// Every right, among them to load and unload adapters and to see the requests of all tenants.
     Admin,
-    /// Generate, and rent base layers.
+    /// The rights to generate and to use the layer service.
     User,
-    /// Read the figures.
+    /// The right to read metrics.
     Metrics,
 }
 
 impl KeyRole {
-    /// All of them.
+    /// All roles of this enum.
     pub const ALL: [Self; 3] = [Self::User, Self::Admin, Self::Metrics];
 
-    /// What a key file calls it.
+    /// Returns the role's name in key files.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -32,31 +31,31 @@ impl KeyRole {
         }
     }
 
-    /// The role that a key file calls `name`.
+    /// Returns the role with the name `name` in key files.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|role| role.name() == name)
     }
 }
 
-/// A key that is known.
+/// A key that the file admits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Key {
-    /// How it is recognised.
+    /// Hash by which the key is recognised.
     pub hash: KeyHash,
-    /// What it is for.
+    /// Rights of the key.
     pub role: KeyRole,
-    /// Whose it is.
+    /// Tenant who owns the key.
     pub tenant: Arc<str>,
-    /// Its own limit of requests a minute, if it has one; the inner `None` lifts the common one.
+    /// Limit of requests per minute for this key alone; the inner `None` lifts the common limit.
     pub requests_per_min: Option<Option<NonZeroU32>>,
 }
 
 impl Key {
-    /// Reads a line.
+    /// Parses a line of the file.
     ///
     /// # Errors
-    /// What is wrong with it; completes "line 3 of the API key file".
+    /// Returns the defect of the line, which completes "line 3 of the API key file".
     pub fn parse(line: &str) -> Result<Self, &'static str> {
         let mut words = line.split_whitespace();
         let role = words.next().unwrap_or_default();
@@ -92,10 +91,10 @@ fn own_limit(word: &str) -> Result<Option<NonZeroU32>, &'static str> {
     number.map(NonZeroU32::new).ok_or("ends in something that is not 'requests_per_min=N'")
 }
 
-/// A tenant's name: 1 to 64 letters, digits, `_`, `.` and `-`.
+/// Checks a tenant's name: 1 to 64 letters, digits, `_`, `.` and `-`.
 ///
 /// # Errors
-/// What a name is, if this is none.
+/// Returns a description of valid names if `name` is not valid.
 pub fn tenant_name(name: &str) -> Result<Arc<str>, &'static str> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
     match (1..=MAX_NAME_BYTES).contains(&name.len()) && name.chars().all(plain) {

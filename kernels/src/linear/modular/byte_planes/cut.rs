@@ -1,4 +1,4 @@
-//! Rows of numbers of `B` bytes, cut into as many planes.
+//! Splits rows of `B`-byte integers into `B` planes of bytes.
 
 use super::super::halves;
 use crate::{
@@ -8,49 +8,46 @@ use crate::{
     simd::{Kernel, Simd},
 };
 
-/// Numbers of 32 bits that planes are joined to: the first pair, the second one, and what is above them, modulo 2^32.
+/// Number of joined sums modulo 2^32: of the first pair of planes, the second pair, and the planes above.
 pub(super) const JOINED: usize = 3;
-/// Steps of four elements in a group.
 pub(super) const STEPS: usize = GROUP / 4;
 
-/// A group of a row, by planes.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct GroupPlanes<const B: usize>([[u8; GROUP]; B]);
 
-/// What belongs to a group of a row.
 #[derive(Clone, Copy)]
 pub(super) struct GroupTerms {
-    /// -8 times the sums of the bytes of the planes, joined.
+    /// -8 times the sums of the planes' bytes, joined.
     pub(super) zero8: [i32; JOINED],
-    /// -128 times them.
+    /// -128 times the sums of the planes' bytes, joined.
     pub(super) zero128: [i32; JOINED],
-    /// -128 times those of each half.
+    /// -128 times the sums of each half group, joined.
     pub(super) zero128_halves: [[i32; JOINED]; 2],
-    /// The sum of the words, in halves.
+    /// Sum of the words, as two signed halves.
     pub(super) sum: [i32; 2],
 }
 
 const NOTHING: GroupTerms =
     GroupTerms { zero8: [0; JOINED], zero128: [0; JOINED], zero128_halves: [[0; JOINED]; 2], sum: [0; 2] };
 
-/// Rows of numbers as planes of bytes.
+/// Rows of integers as planes of bytes.
 pub(in super::super) struct BytePlanes<const B: usize> {
     groups: usize,
-    /// `[rows, groups]`.
+    /// `[rows, groups]`: the planes.
     bytes: Vec<GroupPlanes<B>>,
-    /// The same.
+    /// `[rows, groups]`: the sums.
     numbers: Vec<GroupTerms>,
 }
 
 impl<const B: usize> BytePlanes<B> {
-    /// Those of `rows` rows of `x`, of whole groups.
+    /// Splits `rows` rows of `x`, whose length is a multiple of the group.
     pub(in super::super) fn of(pool: &mut ThreadPool, isa: Isa, x: &[[u8; B]], rows: usize) -> Self {
         let groups = x.len() / rows.max(1) / GROUP;
         let count = rows * groups;
         let (mut bytes, mut numbers) = (vec![GroupPlanes([[0; GROUP]; B]); count], vec![NOTHING; count]);
         let to = PlanesPtr(bytes.as_mut_ptr(), numbers.as_mut_ptr());
-        // A few rows are not worth another thread's time.
+        // A few rows are not worth waking another thread.
         let chunk = rows.div_ceil(4 * pool.threads()).max(4);
         pool.run(rows.div_ceil(chunk), |i| {
             for row in i * chunk..rows.min((i + 1) * chunk) {
@@ -66,7 +63,7 @@ impl<const B: usize> BytePlanes<B> {
         self.groups
     }
 
-    /// The bytes of a group of a row.
+    /// Returns the planes of a group of a row.
     #[inline(always)]
     pub(super) fn bytes(&self, row: usize, group: usize) -> *const i32 {
         self.bytes.as_ptr().wrapping_add(row * self.groups + group).cast()
@@ -82,7 +79,7 @@ struct PlanesPtr<const B: usize>(*mut GroupPlanes<B>, *mut GroupTerms);
 // SAFETY: chunks write disjoint groups of buffers that outlive the parallel region.
 unsafe impl<const B: usize> Sync for PlanesPtr<B> {}
 
-/// Cuts a row, whose first group goes to place `at`.
+/// Splits one row; its first group is written to index `at`.
 struct PlaneCut<'a, const B: usize> {
     x: &'a [[u8; B]],
     to: &'a PlanesPtr<B>,
@@ -96,7 +93,7 @@ impl<const B: usize> Kernel for PlaneCut<'_, B> {
     fn run<S: Simd>(self) {
         for (group, x) in self.x.as_chunks().0.iter().enumerate() {
             let at = self.at + group;
-            // SAFETY: there is a place for each group, and no other chunk has this one.
+            // SAFETY: both buffers have an element for each group, and no other chunk has this one.
             unsafe {
                 let bytes = &mut *self.to.0.add(at);
                 bytes.0 = S::digits(x);
@@ -106,7 +103,6 @@ impl<const B: usize> Kernel for PlaneCut<'_, B> {
     }
 }
 
-/// What belongs to a group whose planes are these.
 #[inline(always)]
 fn numbers<const B: usize>(planes: &[[u8; GROUP]; B]) -> GroupTerms {
     let mut sums = [[0i32; B]; 2];
@@ -133,7 +129,7 @@ fn numbers<const B: usize>(planes: &[[u8; GROUP]; B]) -> GroupTerms {
     numbers
 }
 
-/// Sums of planes, joined as `sums` joins them.
+/// Joins the sums of planes like `sums::joined`.
 #[inline(always)]
 fn joined<const B: usize>(planes: [i32; B]) -> [i32; JOINED] {
     let pair = |first: usize| planes[first].wrapping_add(planes[first + 1].wrapping_mul(256));
@@ -141,10 +137,10 @@ fn joined<const B: usize>(planes: [i32; B]) -> [i32; JOINED] {
     [pair(0), pair(2), upper]
 }
 
-/// Of bytes with signs.
+/// Returns the sum of eight signed bytes.
 #[inline(always)]
 fn sum_of_bytes(bytes: u64) -> i32 {
-    // Without signs, each is 128 more, and four sums of 16 bits are one product.
+    // With 128 added each byte is unsigned, and one multiplication adds the four 16-bit sums.
     const HALF: u64 = 0x8080_8080_8080_8080;
     const PAIRS_OF: u64 = 0x00ff_00ff_00ff_00ff;
     let bytes = bytes ^ HALF;

@@ -1,4 +1,4 @@
-//! Sums of planes with codes, joined and multiplied with scales.
+//! Combines sums of planes with codes, and multiplies them by scales.
 
 use super::{
     Codes,
@@ -6,14 +6,14 @@ use super::{
 };
 use crate::simd::Simd;
 
-/// Sums of a row with a panel: of the first two pairs of planes, and of the upper half, of which 32 bits are enough.
+/// Sums of a row with a panel: of the two lower pairs of planes, and of the upper half in 32 bits.
 #[derive(Clone, Copy)]
 pub(super) struct PlaneSums<S: Simd> {
     pairs: [S::W; 2],
     upper: S::I,
 }
 
-/// The whole sums of a part of a group, by planes, as one number each of two pairs and of the upper half.
+/// Joins the integer sums of a group's part: one sum for each lower pair of planes, one for the upper half.
 #[inline(always)]
 pub(super) fn joined<S: Simd, const B: usize>(planes: [S::I; B]) -> [S::I; JOINED] {
     let pair = |first: usize| S::add_i32(planes[first], S::shifted::<8>(planes[first + 1]));
@@ -27,7 +27,7 @@ impl<S: Simd> PlaneSums<S> {
         Self { pairs: [S::zero_wide(); 2], upper: S::splat_i32(0) }
     }
 
-    /// Adds what a group of a row comes to: the joined sums of its parts times their scales, and its minimum.
+    /// Adds a group of a row: the joined sums of its parts times their scales, and its minimum.
     #[inline(always)]
     pub(super) fn add<P: Codes>(
         &mut self,
@@ -49,7 +49,6 @@ impl<S: Simd> PlaneSums<S> {
         }
     }
 
-    /// As words.
     #[inline(always)]
     pub(super) fn words(self) -> S::W {
         S::add_high(S::add_shifted::<16>(self.pairs[0], self.pairs[1]), self.upper)

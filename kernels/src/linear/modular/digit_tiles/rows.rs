@@ -1,4 +1,4 @@
-//! Rows of numbers of `B` bytes, cut into tiles of as many digits.
+//! Cuts rows of `B`-byte integers into tiles of `B` digits.
 
 use std::ops::Range;
 
@@ -12,24 +12,22 @@ use crate::{
     },
 };
 
-/// Rows of a tile.
 pub(super) const SIDE: usize = 16;
 
-/// Sixteen rows of bytes.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct ByteTile([u8; TILE_BYTES]);
 
-/// On which side of a product rows are, and so how their tiles lie.
+/// Side of a product that rows are on, which determines the layout of their tiles.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum OperandSide {
-    /// `[16, 64]`.
+    /// Left side, `[16, 64]` bytes.
     Left,
-    /// `[64 / 4, 16, 4]`.
+    /// Right side, `[64 / 4, 16, 4]` bytes.
     Right,
 }
 
-/// Rows as tiles, with zeroes where there is no row and no element.
+/// Rows as tiles, padded with zeros.
 pub(super) struct DigitRows<const B: usize> {
     depths: usize,
     /// `[rows / 16, depths, B]`.
@@ -37,7 +35,7 @@ pub(super) struct DigitRows<const B: usize> {
 }
 
 impl<const B: usize> DigitRows<B> {
-    /// Those of some columns of `rows` rows, which have `stride` numbers each.
+    /// Cuts some columns of `rows` rows, which have `stride` integers each.
     pub(super) fn of(
         pool: &mut ThreadPool,
         isa: Isa,
@@ -58,7 +56,7 @@ impl<const B: usize> DigitRows<B> {
         Self { depths, tiles }
     }
 
-    /// The digits of rows `16 * side` to `16 * side + 15`, from element `64 * depth` on.
+    /// Returns the digits of rows `16 * side` to `16 * side + 15`, from element `64 * depth` on.
     #[inline(always)]
     pub(super) fn tiles(&self, side: usize, depth: usize) -> *const u8 {
         self.tiles.as_ptr().wrapping_add((side * self.depths + depth) * B).cast()
@@ -75,7 +73,7 @@ impl TilePtr {
     }
 }
 
-/// Cuts a row, the `row`th of those whose tiles begin at `tiles`.
+/// Cuts row number `row` of those whose tiles begin at `tiles`.
 struct RowCut<'a, const B: usize> {
     numbers: &'a [[u8; B]],
     side: OperandSide,
@@ -101,13 +99,12 @@ impl<const B: usize> Kernel for RowCut<'_, B> {
 }
 
 impl<const B: usize> RowCut<'_, B> {
-    /// Writes the digits of a group to their tiles.
     #[inline(always)]
     fn put(&self, group: usize, digits: [[u8; GROUP]; B]) {
         let (depth, at) = (group / (DEPTH / GROUP), group % (DEPTH / GROUP));
         for (digit, bytes) in digits.iter().enumerate() {
             let tile = self.tiles.wrapping_add(depth * B + digit);
-            // SAFETY: the tile exists, and this chunk alone writes what is of this row.
+            // SAFETY: the tile exists, and only this chunk writes the bytes of this row.
             unsafe {
                 match self.side {
                     OperandSide::Left => {

@@ -1,4 +1,4 @@
-//! Weights as whole numbers, cut into tiles of digits on a desk.
+//! Integer weights cut into tiles of digits, in a scratch buffer.
 
 use super::rows::SIDE;
 use crate::{
@@ -9,27 +9,24 @@ use crate::{
     },
 };
 
-/// Stretches of elements that lie on the desk at once: 96 KB of their digits.
+/// Tiles of elements in the scratch buffer at once: 96 KB of digits.
 pub(super) const DEPTHS: usize = 24;
 
-/// A digit of 64 elements of sixteen columns: `[64 / 4, 16]` of four bytes, the first in the lowest bits, or `[16, 64 / 4]`.
+/// One digit of 64 elements of sixteen columns: `[64 / 4, 16]` or `[16, 64 / 4]` of four bytes, lowest first.
 type WeightTile = [[u32; LANES]; DEPTH / 4];
-/// All digits of them.
 type DigitTile = [WeightTile; WEIGHT_DIGITS];
-/// Sums of products, by places.
 type DigitSums = [[i32; TILE_SUMS]; MAX_DIGITS];
-/// Whole numbers of 64 elements of sixteen columns, or of sixteen elements of a group of columns.
+/// Integers of 64 elements of sixteen columns, or of sixteen elements of a group of columns.
 pub(super) type IntTile = [[i32; LANES]; DEPTH];
 
-/// Where weights and sums lie meanwhile.
 #[repr(C, align(64))]
 pub(super) struct DigitScratch {
     weights: [DigitTile; DEPTHS],
     pub(super) whole: IntTile,
-    /// Those of the last product but one, and of the last, which is the `last`th.
+    /// Sums of the last two products; `last` is the index of the last one.
     sums: [DigitSums; 2],
     last: usize,
-    /// Bits that the third digits of weights have, or any of them, and the fourth ones.
+    /// Bits of the weights' third digits, and of their fourth digits, joined by or.
     upper: [[u32; LANES]; 2],
 }
 
@@ -45,20 +42,19 @@ impl DigitScratch {
         }
     }
 
-    /// Forgets how large weights were.
     #[inline(always)]
     pub(super) fn clear(&mut self) {
         self.upper = [[0; LANES]; 2];
     }
 
-    /// Cuts the whole numbers on the desk, a lane being a column: they are the right side of a product.
+    /// Cuts the integers in `whole`, one column per lane, for the right side of a product.
     #[inline(always)]
     pub(super) fn cut(&mut self, depth: usize) {
         let Self { weights, whole, upper, .. } = self;
         let [first, second, third, fourth] = &mut weights[depth];
         let mut bits = *upper;
         for row in 0..DEPTH / 4 {
-            // Of its own: otherwise it is looked at each time whether places overlap.
+            // A local array, because the compiler otherwise checks on each access whether the tiles overlap.
             let mut digits = [[0; LANES]; WEIGHT_DIGITS];
             for lane in 0..LANES {
                 let at = |i: usize| with_signs(whole[4 * row + i][lane]);
@@ -72,8 +68,9 @@ impl DigitScratch {
         *upper = bits;
     }
 
-    /// Cuts whole numbers on the desk, a lane being an element: those of a group of columns and of the `panel`th sixteen elements.
-    /// They are the left side of two products, of each half of the group, whose weights lie on a half of the desk.
+    /// Cuts the integers in `whole`, one element per lane: a group of columns and the `panel`th sixteen
+    /// elements. The group is the left side of two products, one for each half of the group and of the
+    /// buffer.
     #[inline(always)]
     pub(super) fn cut_across(&mut self, panel: usize) {
         let Self { weights, whole, upper, .. } = self;
@@ -99,12 +96,12 @@ impl DigitScratch {
         }
     }
 
-    /// Multiplies sixteen rows of `B` digits, whose tiles begin at `x`, with `depths` stretches of weights from the `first` on; these are
-    /// on the `LEFT` or not, as they were cut. Meanwhile the rows of the last product's sums are given to `to`.
+    /// Multiplies sixteen rows of `B` digits, whose tiles begin at `x`, by `depths` tiles of weights from
+    /// `first` on. The weights are the left side if `LEFT`, as they were cut. Meanwhile passes the last
+    /// product's sums to `to`.
     ///
     /// # Safety
-    ///
-    /// The tiles exist.
+    /// The tiles of `B` digits and `depths` depths exist at `x`.
     #[inline(always)]
     pub(super) unsafe fn multiply<const B: usize, const LEFT: bool>(
         &mut self,
@@ -120,7 +117,7 @@ impl DigitScratch {
         *last ^= 1;
         let (w, sums) = (weights[first..].as_ptr().cast(), sums.as_mut_ptr().cast());
         let meanwhile = &mut RowDrain::<_, B> { done, row: 0, at_once: SIDE.div_ceil(depths), to };
-        // SAFETY: the caller's, and all the rest lies on the desk. Sums of 1536 elements are below 2^27.
+        // SAFETY: the caller guarantees the tiles; all else lies in this buffer. Sums of 1536 elements are below 2^27.
         unsafe {
             match upper.map(|bits| bits != [0; LANES]) {
                 [_, true] => unit.multiply::<B, 4, LEFT>(x, w, depths, sums, meanwhile),
@@ -130,20 +127,20 @@ impl DigitScratch {
         }
     }
 
-    /// Gives the rows of the last product's sums to `to`.
+    /// Passes the rows of the last product's sums to `to`.
     #[inline(always)]
     pub(super) fn drain_rows<const B: usize>(&self, to: &impl RowSink) {
         RowDrain::<_, B> { done: &self.sums[self.last], row: 0, at_once: SIDE, to }.step();
     }
 }
 
-/// Whoever takes rows of sums. No closure: those are not always compiled for the set.
+/// Receiver of rows of sums. A trait, because closures are not always compiled for the instruction set.
 pub(super) trait RowSink {
-    /// Takes row `row` of a product. Implementations are `#[inline(always)]`.
+    /// Receives row `row` of a product. Implementations are `#[inline(always)]`.
     fn write_row(&self, row: usize, words: [u64; LANES]);
 }
 
-/// Sums of `B` places on their way, some rows at a time.
+/// Passes sums of `B` digit positions to the receiver, some rows at a time.
 struct RowDrain<'a, T, const B: usize> {
     done: &'a DigitSums,
     row: usize,
@@ -162,7 +159,7 @@ impl<T: RowSink, const B: usize> Interleave for RowDrain<'_, T, B> {
     }
 }
 
-/// A row of the sums of `B` places, as words.
+/// Joins a row of the sums of `B` digit positions to words.
 #[inline(always)]
 fn words<const B: usize>(sums: &DigitSums, row: usize) -> [u64; LANES] {
     let mut words = [0; LANES];
@@ -174,14 +171,14 @@ fn words<const B: usize>(sums: &DigitSums, row: usize) -> [u64; LANES] {
     words
 }
 
-/// The bytes of a whole number with signs: those without, where each has lent 128 to the one before.
+/// Returns the signed digits of an integer: adding 128 to each byte carries, and the xor makes it signed.
 #[inline(always)]
 fn with_signs(whole: i32) -> u32 {
     const HALF: u32 = 0x8080_8080;
     whole.cast_unsigned().wrapping_add(HALF) ^ HALF
 }
 
-/// Byte `j` of number `i` becomes byte `i` of number `j`.
+/// Transposes bytes: byte `j` of word `i` becomes byte `i` of word `j`.
 #[inline(always)]
 fn transposed([a, b, c, d]: [u32; 4]) -> [u32; 4] {
     const LOW: u32 = 0x0000_ffff;

@@ -1,37 +1,32 @@
-//! Where the PostgreSQL is that many hosts share.
+//! Address of the PostgreSQL database that a fleet shares.
 
 use std::{env, fmt, fs, path::Path, str::FromStr as _};
 
 use sqlx::postgres::PgConnectOptions;
 
-/// Under this name systemd hands over the password (`LoadCredential=registry-password:...`).
+/// Name of the credential in which systemd passes the password (`LoadCredential=registry-password:...`).
 const CREDENTIAL: &str = "registry-password";
-/// The server's limit to how long a transaction may do nothing.
+/// PostgreSQL setting that limits how long a transaction may be idle.
 const IDLE_LIMIT: &str = "idle_in_transaction_session_timeout";
-/// What such an address begins with.
 pub(crate) const SCHEMES: [&str; 2] = ["postgres://", "postgresql://"];
 
-/// Why an address is none. It never repeats what was given: that may hold a password.
+/// Why an address is invalid. The error never repeats the address, which may contain a password.
 #[derive(Debug, thiserror::Error)]
 pub enum AddressError {
-    /// Not one of PostgreSQL.
     #[error("it does not begin with {}; write postgres://USER@HOST/DATABASE", SCHEMES[0])]
     Scheme,
-    /// Whoever lists the processes would read it.
+    /// The address contains a password, which users who list the processes would see.
     #[error(
         "it holds a password, which everybody would see who lists the processes of this machine; put it into the file that \
          PGPASSFILE names, into PGPASSWORD, or hand it over as the credential '{CREDENTIAL}'"
     )]
     Password,
-    /// It cannot be read.
     #[error("it cannot be read; write postgres://USER@HOST/DATABASE?sslmode=verify-full")]
     Unreadable,
-    /// The credential cannot be read.
     #[error("the credential '{CREDENTIAL}' cannot be read: {0}")]
     Credential(std::io::Error),
 }
 
-/// Address of a PostgreSQL, with what is needed to get in.
 #[derive(Clone)]
 pub struct PostgresAddress {
     options: Box<PgConnectOptions>,
@@ -39,10 +34,10 @@ pub struct PostgresAddress {
 }
 
 impl PostgresAddress {
-    /// Reads an address; the password comes from where PostgreSQL's own programs take it, or from systemd.
+    /// Parses an address. The password comes from PostgreSQL's usual sources, or from systemd.
     ///
     /// # Errors
-    /// If it is none, or holds a password.
+    /// If the address is invalid or contains a password.
     pub fn parse(text: &str) -> Result<Self, AddressError> {
         let rest = SCHEMES.iter().find_map(|scheme| text.strip_prefix(scheme)).ok_or(AddressError::Scheme)?;
         let (place, parameters) = rest.split_once('?').unwrap_or((rest, ""));
@@ -61,18 +56,18 @@ impl PostgresAddress {
             options.get_port(),
             options.get_database().unwrap_or(options.get_username())
         );
-        // Changes take turns: one whose gateway has stopped in the middle of it must not hold up the others.
+        // Changes wait for each other, so a gateway that stops within a transaction must not block the
+        // others.
         let options = options.application_name("holobiont").options([(IDLE_LIMIT, "10s")]);
         Ok(Self { options: Box::new(options), shown })
     }
 
-    /// How to get in.
     pub(super) fn options(&self) -> &PgConnectOptions {
         &self.options
     }
 }
 
-/// The password that systemd handed over, if it did.
+/// Reads the password that systemd passed, if there is one.
 fn credential(directory: Option<&Path>) -> Result<Option<String>, AddressError> {
     let Some(path) = directory.map(|directory| directory.join(CREDENTIAL)) else { return Ok(None) };
     match fs::read_to_string(path) {
@@ -83,7 +78,6 @@ fn credential(directory: Option<&Path>) -> Result<Option<String>, AddressError> 
 }
 
 impl fmt::Display for PostgresAddress {
-    /// Host, port and database.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.shown)
     }

@@ -1,7 +1,9 @@
-//! What is kept on this host of a registry of many: enough to serve while it is away, also after a restart.
+//! Copy of a fleet's registry on this host, with which the gateway serves while the registry is unreachable,
+//! even after a restart.
 //!
-//! It is written as the registry is read, and read when the registry cannot be. It says what was true once; nothing is ever
-//! changed by it. API keys go into the key file, where gateway and executor find them as they find those of one host.
+//! Each read of the registry updates the copy. The copy is read if the registry is unreachable at start; it
+//! may be outdated and never changes the registry. API keys are written to the key file, where gateway and
+//! executor find them as on a single host.
 
 use std::{
     fs,
@@ -18,30 +20,28 @@ use crate::{
     thread,
 };
 
-/// What its file begins with; what the registry's address hashes to follows, for another one knows other adapters.
+/// Prefix of the file name; a hash of the registry's address follows, since each registry has other adapters.
 const FILE: &str = "known-";
-/// SQLite's application id of a file that holds a whole registry.
+/// SQLite application id of a file that holds a complete registry.
 const READ: i64 = 0x686f_6c6f;
 
-/// See the module's description.
 #[derive(Debug)]
 pub(in crate::adapters) struct RegistryCache {
     path: PathBuf,
     database: Database,
-    /// Where the registry's API keys are brought, if they are wanted.
+    /// File that receives the registry's API keys; `None` if they are not wanted.
     key_file: Option<PathBuf>,
 }
 
-/// What was known once.
 #[derive(Debug)]
 pub(super) struct CachedRecords {
     pub(super) records: Vec<Record>,
-    /// How long ago at most.
+    /// Upper bound of the records' age.
     pub(super) age: Duration,
 }
 
 impl RegistryCache {
-    /// Opens what is kept in `state` of the registry at `address`, and reads it; `None` if that was never read.
+    /// Opens and reads the copy of the registry at `address`; `None` if the registry was never read.
     pub(in crate::adapters) async fn open(
         state: &Path,
         address: &PostgresAddress,
@@ -52,7 +52,7 @@ impl RegistryCache {
         let (database, known) = match open(&path).await {
             Ok(opened) => opened,
             Err(error) => {
-                // Nothing is lost that the registry does not know.
+                // The copy holds nothing that the registry does not hold.
                 tracing::warn!(%error, "what was known of the registry cannot be read, and is forgotten");
                 fs::remove_file(&path).map_err(database::failed("removing", &path))?;
                 open(&path).await?
@@ -61,7 +61,7 @@ impl RegistryCache {
         Ok((Self { path, database, key_file }, known))
     }
 
-    /// Keeps what was read. A failure costs a later start, and nothing now.
+    /// Writes what was read to the copy. A failed write only affects a later start.
     pub(super) async fn keep(&self, changes: &RegistryChanges) {
         if let Err(error) = self.write(changes).await {
             tracing::warn!(%error, path = %self.path.display(), "what is known of the registry could not be kept");
@@ -88,12 +88,11 @@ impl RegistryCache {
         transaction.commit().await.map_err(DatabaseError::of)
     }
 
-    /// Whether API keys are wanted.
     pub(super) fn wants_keys(&self) -> bool {
         self.key_file.is_some()
     }
 
-    /// Makes the key file hold the registry's keys, and no other. One that holds them already is not touched.
+    /// Makes the key file hold exactly the registry's keys. The file is not written if it holds them already.
     pub(super) async fn keep_keys(&self, lines: Vec<String>) {
         let Some(path) = self.key_file.clone() else { return };
         let shown = path.display().to_string();
@@ -112,15 +111,15 @@ async fn open(path: &Path) -> Result<(Database, Option<CachedRecords>), Database
         database::create_at(path, &[]).await?;
     }
     let (database, records) = Database::open_at(path).await?;
-    // One that was made and never written knows nothing, of a registry that may have adapters.
+    // A file that was created but never written is not an empty registry; the registry may have adapters.
     let is_read = is_marked(&mut *database.writer().await?).await.map_err(DatabaseError::of)?;
     let known = age.filter(|_| is_read).map(|age| CachedRecords { records, age });
     Ok((database, known))
 }
 
-/// Notes in the file's header that all of a registry is in it, be that nothing.
+/// Marks in the file's header that the file holds a complete registry, even an empty one.
 async fn mark(connection: &mut SqliteConnection) -> Result<(), sqlx::Error> {
-    // A number of ours: pragmas take no parameters.
+    // The number is not input of a user; pragmas take no bound parameters.
     let marked = format!("PRAGMA application_id = {READ}");
     sqlx::raw_sql(sqlx::AssertSqlSafe(marked)).execute(connection).await.map(drop)
 }
@@ -130,7 +129,7 @@ async fn is_marked(connection: &mut SqliteConnection) -> Result<bool, sqlx::Erro
     Ok(found == READ)
 }
 
-/// When anything of it was written last.
+/// Returns when the database or its write-ahead log was last written.
 fn written(path: &Path) -> Option<std::time::SystemTime> {
     let log = PathBuf::from(format!("{}-wal", path.display()));
     let modified = |path: &Path| fs::metadata(path).and_then(|about| about.modified());

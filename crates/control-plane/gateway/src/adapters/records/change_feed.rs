@@ -1,9 +1,9 @@
-//! The connection to a registry of many hosts.
+//! The connection to a shared registry.
 //!
-//! As long as it is there, a listener hears of every change when it is committed, and looks by itself each second: what it
-//! hears is a hint, what counts is the number of the last change. When it is lost, nothing can be changed and what was read
-//! stays true as far as anybody knows; a new one begins with reading everything, for the server behind the address may be
-//! another now, one that has lost what was committed last.
+//! While connected, a listener is notified of every committed change, and also polls each second. A
+//! notification is a hint; the number of the last change decides. When the connection is lost, no change is
+//! possible, and the known records stay in use. A new connection begins with reading everything, because
+//! another server may now have the address, without the last commits.
 
 use std::{
     path::{Path, PathBuf},
@@ -35,52 +35,50 @@ use crate::{
     lock::lock,
 };
 
-/// How long the server may take for one thing that is asked of it.
+/// Timeout of one query or change.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
-/// How long a start waits for it that could serve what this host knew.
+/// Timeout of the connection at start, if this host has a copy of the registry.
 const START_PATIENCE: Duration = Duration::from_secs(1);
-/// How often the number of the last change is looked at when nothing is heard.
+/// How often the number of the last change is polled without a notification.
 const LOOK: Duration = Duration::from_secs(1);
-/// Between a connection that was lost and the next.
+/// Pause between a lost connection and the next attempt.
 const PAUSE: Duration = Duration::from_millis(200);
-/// Connections of one gateway: two listen, the others change something.
+/// Maximum number of connections per gateway: two listen, the others make changes.
 const MAX_CONNECTIONS: u32 = 8;
 
-/// Who is told what was read.
+/// Receiver of the changes that were read.
 pub(in crate::adapters) trait ChangeSubscriber: Send + Sync + 'static {
-    /// Takes over what was read. False if it is older than what this gateway has changed itself: then it is read again.
+    /// Applies `changes`. Returns false if they are older than this gateway's own; then they are read again.
     fn take_over(self: Arc<Self>, changes: RegistryChanges) -> bool;
 }
 
-/// How old what is known of a registry is.
 #[derive(Debug, Clone)]
 pub struct Freshness {
-    /// Where the registry is.
+    /// Address of the registry, without secrets.
     pub address: String,
-    /// Since it was read last.
+    /// Time since the registry was last read.
     pub age: Duration,
-    /// Why it cannot be reached, if it cannot.
+    /// Why the registry cannot be reached, if it cannot.
     pub fault: Option<String>,
 }
 
-/// A registry of many hosts.
 #[derive(Debug)]
 pub(crate) struct SharedRegistry {
     address: PostgresAddress,
-    /// The connections there are; none as long as it cannot be reached.
+    /// Pool of connections; `None` while the registry is unreachable.
     session: Mutex<Option<PgPool>>,
     heard: Mutex<(Instant, Option<String>)>,
-    /// Number of the last change that was made here.
+    /// Number of the last change that this gateway made.
     own: AtomicU64,
-    /// What is kept here of it; nothing by who only looks at it.
+    /// Copy of the registry on this host; `None` in programs that only look at the registry.
     mirror: Option<RegistryCache>,
 }
 
 impl SharedRegistry {
-    /// Connects, makes the tables where there are none, and reads everything.
+    /// Connects, creates missing tables, and reads all records.
     ///
     /// # Errors
-    /// If it cannot be reached, or a later version made the tables.
+    /// If the registry cannot be reached, or a later version of the program made the tables.
     pub(in crate::adapters) async fn open(
         address: PostgresAddress,
     ) -> Result<(Self, Vec<Record>), DatabaseError> {
@@ -89,11 +87,12 @@ impl SharedRegistry {
         Ok((shared, records))
     }
 
-    /// The same for a gateway, whose host keeps a part of it in `state`. What is kept there is returned if the registry does
-    /// not answer soon, and API keys are brought to `key_file`, if it is given.
+    /// Like [`SharedRegistry::open`], for a gateway that keeps a copy of the registry in `state`. Returns the
+    /// copy's records if the registry does not answer soon. API keys are written to `key_file`, if given.
     ///
     /// # Errors
-    /// If it cannot be reached and nothing is kept here, or a later version made the tables.
+    /// If the registry cannot be reached and there is no copy, or a later version of the program made the
+    /// tables.
     pub(in crate::adapters) async fn open_kept(
         address: PostgresAddress,
         state: &Path,
@@ -108,12 +107,12 @@ impl SharedRegistry {
         Ok((shared, records))
     }
 
-    /// What the registry says, or what is known of it, if that takes too long. Then it is read later.
+    /// Reads the registry. If it is unreachable for [`START_PATIENCE`], returns the copy's records.
     async fn connect_or_take(&self, known: CachedRecords) -> Result<Vec<Record>, DatabaseError> {
         let connected = timeout(START_PATIENCE, self.connect()).await;
         match connected.unwrap_or_else(|_| Err(self.unreachable(&"it does not answer"))) {
             Err(error @ DatabaseError::Unreachable { .. }) => {
-                // Since the machine began, at most.
+                // Falls back to now if the copy is older than the machine's uptime.
                 let heard = Instant::now().checked_sub(known.age).unwrap_or_else(Instant::now);
                 lock(&self.heard).0 = heard;
                 self.lost(&error);
@@ -147,7 +146,7 @@ impl SharedRegistry {
         })
     }
 
-    /// Keeps here what was read, and the API keys that there are now.
+    /// Updates the copy and the key file on this host.
     async fn keep(
         &self,
         connection: &mut PgConnection,
@@ -161,18 +160,16 @@ impl SharedRegistry {
         Ok(())
     }
 
-    /// How old what is known is.
     pub(in crate::adapters) fn freshness(&self) -> Freshness {
         let (at, fault) = lock(&self.heard).clone();
         Freshness { address: self.address.to_string(), age: at.elapsed(), fault }
     }
 
-    /// Number of the last change that was made here.
     pub(in crate::adapters) fn own(&self) -> u64 {
         self.own.load(Ordering::SeqCst)
     }
 
-    /// Does `work`, unless an adapter of `content` is registered; no change is committed meanwhile.
+    /// Runs `work` unless an adapter with `content` is registered. No change is committed meanwhile.
     pub(super) async fn unless_registered<T>(
         &self,
         content: ContentId,
@@ -181,18 +178,17 @@ impl SharedRegistry {
         let held = self.done(postgres::block_commits(&self.session()?, content)).await?;
         let Some(held) = held else { return Ok(None) };
         let done = work.await;
-        // Nothing was changed.
+        // The transaction only blocked other changes and wrote nothing to keep.
         self.within(held.rollback()).await?;
         Ok(Some(done))
     }
 
-    /// Registers many adapters where there is none.
+    /// Registers many adapters in an empty registry.
     pub(super) async fn fill(&self, records: &[Record]) -> Result<(), DatabaseError> {
         let pool = self.session()?;
         postgres::put_all(&pool, records).await.map_err(|broken| self.broken(broken))
     }
 
-    /// How many fine-tuning jobs have not ended.
     pub(super) async fn count_unfinished_jobs(&self) -> Result<u64, DatabaseError> {
         let pool = self.session()?;
         let count = sqlx::query_scalar("SELECT COUNT(*) FROM holobiont_jobs WHERE due").fetch_one(&pool);
@@ -204,10 +200,10 @@ impl SharedRegistry {
         options.connect_lazy_with(self.address.options().clone())
     }
 
-    /// The connections there are.
+    /// Returns the pool of connections.
     ///
     /// # Errors
-    /// If it cannot be reached now.
+    /// If the registry cannot be reached now.
     pub(crate) fn session(&self) -> Result<PgPool, DatabaseError> {
         let session = lock(&self.session).clone();
         session.ok_or_else(|| {
@@ -217,7 +213,7 @@ impl SharedRegistry {
         })
     }
 
-    /// What comes of reading, or of what does no harm if it happens twice.
+    /// Runs a query, or a change that may be repeated, with the timeout [`PATIENCE`].
     pub(crate) async fn within<T>(
         &self,
         asked: impl Future<Output = Result<T, sqlx::Error>>,
@@ -228,7 +224,7 @@ impl SharedRegistry {
         }
     }
 
-    /// What comes of a change that knows itself what it has changed.
+    /// Runs a change that reports whether it was committed, with the timeout [`PATIENCE`].
     pub(crate) async fn done<T>(
         &self,
         change: impl Future<Output = Result<T, ChangeError>>,
@@ -239,7 +235,7 @@ impl SharedRegistry {
         }
     }
 
-    /// What came of a change of `name`.
+    /// Maps the outcome of a change of `name` to its change number or an error.
     pub(super) fn settled(
         &self,
         name: &str,
@@ -273,12 +269,12 @@ impl SharedRegistry {
         DatabaseError::Unclear { address: self.address.to_string(), reason }
     }
 
-    /// Notes that it was read just now.
+    /// Notes that the registry was read just now.
     fn heard(&self) {
         *lock(&self.heard) = (Instant::now(), None);
     }
 
-    /// Notes that it cannot be reached.
+    /// Notes that the registry cannot be reached.
     fn lost(&self, error: &DatabaseError) {
         let reason = match error {
             DatabaseError::Unreachable { reason, .. } => reason.clone(),
@@ -291,7 +287,7 @@ impl SharedRegistry {
         }
     }
 
-    /// Reads changes for `reader` as they come, until it is gone.
+    /// Passes changes to `reader` as they arrive, until `reader` is dropped.
     pub(in crate::adapters) async fn follow(self: Arc<Self>, reader: Weak<impl ChangeSubscriber>) {
         while reader.strong_count() > 0 {
             match self.listen(&reader).await {
@@ -302,16 +298,16 @@ impl SharedRegistry {
         }
     }
 
-    /// The same over one connection. Returns when the reader is gone.
+    /// Like [`SharedRegistry::follow`], over one connection. Returns when `reader` is dropped.
     async fn listen(&self, reader: &Weak<impl ChangeSubscriber>) -> Result<(), DatabaseError> {
-        // Of its own: what hangs on a connection that is dead without saying so keeps nobody from the next.
+        // Each connection has a new pool, so a hanging dead connection does not delay the next one.
         let pool = self.pool();
         let mut listener = self.within(PgListener::connect_with(&pool)).await?;
         listener.eager_reconnect(false);
         self.within(listener.listen(CHANNEL)).await?;
-        // What was numbered by another server means nothing to this one.
+        // Change numbers of another server mean nothing to this one.
         self.own.store(0, Ordering::SeqCst);
-        // The tables may be those of another server now, or of an older version.
+        // The tables may now be those of another server, or of an older version.
         self.migrate(self.within(listener.acquire()).await?).await?;
         let mut last = None;
         loop {
@@ -330,7 +326,7 @@ impl SharedRegistry {
         }
     }
 
-    /// Notes that it was read, over connections that changes may be made over, too.
+    /// Notes that the registry was read, and makes `pool` available for changes.
     fn is_back(&self, pool: &PgPool) {
         self.heard();
         let mut session = lock(&self.session);
@@ -340,11 +336,11 @@ impl SharedRegistry {
         }
     }
 
-    /// Returns when there may be something to read.
+    /// Waits until there may be something to read.
     async fn next(&self, listener: &mut PgListener) -> Result<(), DatabaseError> {
         match timeout(LOOK, listener.try_recv()).await {
             Ok(Ok(Some(_))) => {
-                // One reading is enough for all that was heard.
+                // One read covers all buffered notifications.
                 while listener.next_buffered().is_some() {}
                 Ok(())
             }
@@ -355,7 +351,7 @@ impl SharedRegistry {
     }
 }
 
-/// An error with its causes, in one line.
+/// Formats an error with its causes in one line.
 fn said(error: &sqlx::Error) -> String {
     match error {
         sqlx::Error::PoolTimedOut => "it does not answer".to_owned(),

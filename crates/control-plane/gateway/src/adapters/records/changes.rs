@@ -1,4 +1,4 @@
-//! What the gateways of a fleet change of adapters, and what comes of it.
+//! Changes of adapters in a shared registry.
 
 use tokio::time::timeout;
 
@@ -12,7 +12,6 @@ use crate::adapters::{
 };
 
 impl SharedRegistry {
-    /// See [`super::RegistryBackend::put`].
     pub(super) async fn put(
         &self,
         record: &Record,
@@ -23,13 +22,11 @@ impl SharedRegistry {
         self.settled(&record.name, timeout(PATIENCE, postgres::put(&pool, record, over, of)).await)
     }
 
-    /// See [`super::RegistryBackend::remove`].
     pub(super) async fn remove(&self, name: &str, version: u64) -> Result<(), DatabaseError> {
         let pool = self.session()?;
         self.settled(name, timeout(PATIENCE, postgres::remove(&pool, name, version)).await).map(drop)
     }
 
-    /// See [`super::RegistryBackend::set_pinned`].
     pub(super) async fn set_pinned(
         &self,
         name: &str,
@@ -40,7 +37,6 @@ impl SharedRegistry {
         self.settled(name, timeout(PATIENCE, postgres::set_pinned(&pool, name, version, pinned)).await)
     }
 
-    /// See [`super::RegistryBackend::set_expiry`].
     pub(super) async fn set_expiry(
         &self,
         name: &str,
@@ -51,7 +47,6 @@ impl SharedRegistry {
         self.settled(name, timeout(PATIENCE, postgres::set_expiry(&pool, name, version, at)).await)
     }
 
-    /// See [`super::RegistryBackend::confirm`].
     pub(super) async fn confirm(&self, name: &str, version: u64) -> Result<(), DatabaseError> {
         let pool = self.session()?;
         match self.within(postgres::is_registered(&pool, name, version)).await? {
@@ -60,7 +55,6 @@ impl SharedRegistry {
         }
     }
 
-    /// See [`super::RegistryBackend::set_used`].
     pub(super) async fn set_used(&self, used: &[(String, u64)]) -> Result<(), DatabaseError> {
         let pool = self.session()?;
         self.within(postgres::set_used(&pool, used)).await

@@ -1,8 +1,9 @@
-//! What lies in the bucket although no adapter is registered that it is of, removed.
+//! Removes files from the bucket that belong to no registered adapter.
 //!
-//! A gateway brings files there before it registers their adapter, and files that are there already are written again, so they
-//! are young then. What is old is removed while no change can be committed, once it has been looked for among what is
-//! registered; and whoever has registered something looks afterwards whether its files are there.
+//! A gateway uploads files before it registers their adapter, and uploads existing files again, so files in
+//! use are young. Only old files are removed, while no change can be committed, and after a check that no
+//! registered adapter has them. A gateway that has registered an adapter checks afterwards that its files
+//! exist.
 
 use std::time::{Duration, SystemTime};
 
@@ -15,42 +16,33 @@ use crate::adapters::{
     },
 };
 
-/// How long the bucket may take to remove something: changes wait meanwhile.
+/// Timeout of a removal in the bucket; changes of the registry wait meanwhile.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Why not everything was removed.
 #[derive(Debug, thiserror::Error)]
 pub enum CleanupError {
-    /// What is registered cannot be read.
     #[error(transparent)]
     Database(#[from] DatabaseError),
-    /// The bucket does not do it.
     #[error(transparent)]
     Bucket(#[from] BucketError),
-    /// It takes too long.
     #[error("{0} takes too long to remove something, and changes wait meanwhile; sweep again")]
     Slow(BucketAddress),
 }
 
-/// What to do with what is found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CleanupMode {
-    /// It is counted.
     Counted,
-    /// It is removed.
     Removed,
 }
 
-/// What was found.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct OrphanedFiles {
-    /// Adapters' files that no name stands for.
+    /// Number of adapter contents without a registered name.
     pub(crate) contents: u64,
-    /// Their bytes.
     pub(crate) bytes: u64,
 }
 
-/// Finds what no registered adapter is of, and was written `age` ago or earlier.
+/// Finds the files of no registered adapter that were written at least `age` ago.
 pub(crate) async fn sweep(
     registry: PostgresAddress,
     store: BucketAddress,
@@ -65,7 +57,7 @@ pub(crate) async fn sweep(
             continue;
         }
         let remove = async {
-            // It may have come again since it was listed.
+            // The file may have been uploaded again since the listing.
             if found == CleanupMode::Removed && bucket.written(content).await?.is_some_and(old) {
                 bucket.remove(content).await?;
             }

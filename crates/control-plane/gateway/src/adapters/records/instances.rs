@@ -1,5 +1,5 @@
-//! Which gateways of a fleet are alive: each renews its row, and counts as gone once the row is missing or out of date. And the
-//! secrets that all of them have.
+//! The gateways of a fleet that are alive, and the secrets that they share. Each gateway renews its row;
+//! without a row, or with an expired row, a gateway counts as ended.
 
 use std::collections::HashSet;
 
@@ -7,7 +7,7 @@ use super::{change_feed::SharedRegistry, postgres};
 use crate::adapters::database::DatabaseError;
 
 impl SharedRegistry {
-    /// Says that the gateway `id` is alive, and returns all that are. Rows of those that are gone are removed.
+    /// Marks the gateway `id` as alive, and returns all that are alive. Expired rows are deleted.
     pub(in crate::adapters) async fn renew_presence(
         &self,
         id: &str,
@@ -25,14 +25,14 @@ impl SharedRegistry {
         Ok(self.within(asked).await?.into_iter().collect())
     }
 
-    /// Says that the gateway `id` ends.
+    /// Deletes the row of the gateway `id`, which ends.
     pub(in crate::adapters) async fn remove_presence(&self, id: &str) -> Result<(), DatabaseError> {
         let pool = self.session()?;
         let left = sqlx::query("DELETE FROM holobiont_gateways WHERE id = $1").bind(id);
         self.within(left.execute(&pool)).await.map(drop)
     }
 
-    /// The secret of all gateways of the fleet for a use; the first that asks for it brings `fresh`.
+    /// Returns the fleet's secret for the use `name`. The first gateway that asks stores `fresh`.
     pub(in crate::adapters) async fn secret(
         &self,
         name: &str,

@@ -1,9 +1,9 @@
-//! The tables in PostgreSQL.
+//! Tables of the shared registry in PostgreSQL.
 
-/// Steps from nothing to the layout of today; the layout's number is how many were taken. Never edit one.
+/// Migrations in order; the layout number is the number of applied ones. Never edit one.
 pub(super) const MIGRATIONS: &[&str] = &[ADAPTERS, TRAINING, KEYS, LIFETIMES, SECRETS, TEMPLATES];
 
-/// What is registered, and the log of its changes.
+/// Registered adapters, and the log of their changes.
 const ADAPTERS: &str = "CREATE TABLE holobiont_clock (
         only_one BOOLEAN PRIMARY KEY DEFAULT TRUE CHECK (only_one),
         change BIGINT NOT NULL
@@ -26,8 +26,9 @@ const ADAPTERS: &str = "CREATE TABLE holobiont_clock (
         version BIGINT NOT NULL
     );";
 
-/// Files to learn from and jobs. A job has a holder until a time, by the server's clock, and its fence counts the holders. What
-/// lies in the bucket and is named by no row stands in the litter: what is on its way there, and what is to go.
+/// Training files and jobs. `holder` holds a job until the time `until` of the server's clock; `fence` counts
+/// the holders. `holobiont_litter` lists objects of the bucket without a row: uploads in progress, and
+/// objects to be deleted.
 const TRAINING: &str = "CREATE TABLE holobiont_files (
         number BIGINT GENERATED ALWAYS AS IDENTITY UNIQUE,
         id TEXT COLLATE \"C\" PRIMARY KEY,
@@ -62,19 +63,19 @@ const TRAINING: &str = "CREATE TABLE holobiont_files (
         after TIMESTAMPTZ NOT NULL
     );";
 
-/// Chat templates that adapters have of their own, each with the generation of the weights alone.
+/// Chat templates of adapters, each with the adapter version by the weights alone.
 const TEMPLATES: &str = "ALTER TABLE holobiont_adapters ADD COLUMN chat_template TEXT;
     ALTER TABLE holobiont_adapters ADD COLUMN weights BYTEA;";
 
-/// API keys: each by its hash, as a line of a key file, with the number of the change that brought it.
+/// API keys: the hash, the line of a key file, and the number of the change that added the key.
 const KEYS: &str = "CREATE TABLE holobiont_keys (
         hash TEXT COLLATE \"C\" PRIMARY KEY,
         line TEXT NOT NULL,
         number BIGINT NOT NULL
     );";
 
-/// Gateways with the time until which they count as alive, by the server's clock; and which gateway needs an adapter, until when.
-/// Snapshots of Tinker's models were known by their names alone before, so their gateways are not known.
+/// Gateways with the time until which they count as alive, by the server's clock; adapters with the gateway
+/// that needs them and their expiry. Older snapshots of Tinker's models do not name their gateway.
 const LIFETIMES: &str = "CREATE TABLE holobiont_gateways (
         id TEXT COLLATE \"C\" PRIMARY KEY,
         until TIMESTAMPTZ NOT NULL
@@ -84,7 +85,7 @@ const LIFETIMES: &str = "CREATE TABLE holobiont_gateways (
     UPDATE holobiont_adapters SET made_by = 'unknown'
         WHERE name LIKE 'tinker-%~%' AND tenant IS NOT NULL AND source LIKE '%/tinker/passing/%';";
 
-/// What gateways sign with, by its use.
+/// Secrets with which gateways sign, by use.
 const SECRETS: &str = "CREATE TABLE holobiont_secrets (
         name TEXT COLLATE \"C\" PRIMARY KEY,
         secret BYTEA NOT NULL CHECK (octet_length(secret) = 32)

@@ -1,8 +1,9 @@
-//! The tables in PostgreSQL, and what is said to it.
+//! Queries and changes of the shared registry in PostgreSQL.
 //!
-//! Every change takes the next number from one row, which it holds until it is committed: so numbers are committed in their
-//! order, and whoever has seen number n has seen all before it. Beside the adapters stands the log of which name changed
-//! under which number. Its beginning is cut off; whoever is that far behind reads everything.
+//! Every change takes the next number from one row, which stays locked until the commit. So changes are
+//! committed in the order of their numbers, and a reader that has seen number n has seen all before. A log
+//! says which name changed under which number. Old entries of the log are deleted; a gateway that lags
+//! further behind reads everything.
 
 use std::path::PathBuf;
 
@@ -19,31 +20,29 @@ use crate::adapters::{
     store::ContentId,
 };
 
-/// Where everybody is told that something has changed.
+/// Channel of the notifications about changes.
 pub(super) const CHANNEL: &str = "holobiont_registry";
 
-/// Changes whose names are kept.
 const KEPT_CHANGES: i64 = 10_000;
 
-/// Held while the layout is made: the first gateways of a fleet start together.
+/// Advisory lock during migrations, because the first gateways of a fleet start together.
 const LAYOUT_LOCK: i64 = 0x686f_6c6f_6269_6f6e;
 
-/// The server's code for a full disk.
+/// PostgreSQL's error code for a full disk.
 const DISK_FULL: &str = "53100";
 
-/// Whether the server's disk is.
 pub(super) fn is_full(error: &sqlx::Error) -> bool {
     error.as_database_error().and_then(|error| error.code()).as_deref() == Some(DISK_FULL)
 }
 
-/// Why there is no change.
+/// Why a change was not made, or may not have been.
 #[derive(Debug)]
 pub(crate) enum ChangeError {
-    /// Nothing has happened.
+    /// The change failed before the commit, so nothing was changed.
     Before(sqlx::Error),
-    /// The answer to the commit did not come.
+    /// The commit was sent, but its outcome is unknown.
     Committing(sqlx::Error),
-    /// Nothing has happened: this gateway does not hold the fine-tuning job of that id.
+    /// This gateway does not hold the fine-tuning job with this id, so nothing was changed.
     NotHeld(String),
 }
 
@@ -53,17 +52,17 @@ impl From<sqlx::Error> for ChangeError {
     }
 }
 
-/// The layout that is there, and the latest that is known here.
+/// The layout number of the database, and the latest that this version of the program knows.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct NewerSchema {
     pub(super) found: i64,
     pub(super) known: i64,
 }
 
-/// Brings the layout up to date; `Ok(Err(..))` if it is of a later version.
+/// Applies missing migrations; `Ok(Err(..))` if the layout is of a later version.
 pub(super) async fn migrate(connection: &mut PgConnection) -> Result<Result<(), NewerSchema>, sqlx::Error> {
     let known = i64::try_from(MIGRATIONS.len()).unwrap_or(i64::MAX);
-    // Whoever may not make tables may still use them.
+    // A database user without the right to create tables can still use them.
     if layout(connection).await? == Some(known) {
         return Ok(Ok(()));
     }
@@ -87,7 +86,7 @@ pub(super) async fn migrate(connection: &mut PgConnection) -> Result<Result<(), 
     transaction.commit().await.map(Ok)
 }
 
-/// How many adapters there are; `None` where there are no tables.
+/// Counts the registered adapters; `None` if there are no tables.
 pub(super) async fn count(connection: &mut PgConnection) -> Result<Option<u64>, sqlx::Error> {
     if layout(connection).await?.is_none() {
         return Ok(None);
@@ -105,8 +104,9 @@ async fn layout(connection: &mut PgConnection) -> Result<Option<i64>, sqlx::Erro
     sqlx::query_scalar("SELECT number FROM holobiont_layout").fetch_optional(connection).await
 }
 
-/// Registers an adapter in place of what had the version `over`, under a new number, which is its version. `None` if that is
-/// not what is there. The result of a fine-tuning job is registered only by the gateway that holds the job.
+/// Registers an adapter in place of the one with the record version `over`. Returns the change number, which
+/// is the new version; `None` if the registered version is not `over`. Only the gateway that holds a
+/// fine-tuning job registers the job's result.
 pub(super) async fn put(
     pool: &PgPool,
     record: &Record,
@@ -120,14 +120,13 @@ pub(super) async fn put(
         return Err(ChangeError::NotHeld(publication.job.clone()));
     }
     if let Some(made_by) = &record.made_by {
-        // A gateway whose adapters are registered counts as alive.
+        // A gateway that registers its adapters counts as alive.
         renew(&mut transaction, made_by).await?;
     }
     let done = write(&mut transaction, record, over, number).await.map_err(ChangeError::Before)?;
     finish(transaction, number, &record.name, &done).await
 }
 
-/// Registers many adapters at once.
 pub(super) async fn put_all(pool: &PgPool, records: &[Record]) -> Result<(), ChangeError> {
     let mut transaction = pool.begin().await.map_err(ChangeError::Before)?;
     for record in records {
@@ -138,7 +137,7 @@ pub(super) async fn put_all(pool: &PgPool, records: &[Record]) -> Result<(), Cha
     transaction.commit().await.map_err(ChangeError::Committing)
 }
 
-/// Forgets an adapter; returns the change's number. `None` if `version` is not what is there.
+/// Deletes an adapter. Returns the change number; `None` if `version` is outdated.
 pub(super) async fn remove(pool: &PgPool, name: &str, version: u64) -> Result<Option<u64>, ChangeError> {
     let (mut transaction, number) = begin(pool).await?;
     let removed = sqlx::query("DELETE FROM holobiont_adapters WHERE name = $1 AND version = $2");
@@ -146,7 +145,7 @@ pub(super) async fn remove(pool: &PgPool, name: &str, version: u64) -> Result<Op
     finish(transaction, number, name, &removed.map_err(ChangeError::Before)?).await
 }
 
-/// Remembers whether an adapter is pinned; returns its new version. `None` if `version` is not what is there.
+/// Stores whether an adapter is pinned. Returns its new version; `None` if `version` is outdated.
 pub(super) async fn set_pinned(
     pool: &PgPool,
     name: &str,
@@ -162,7 +161,7 @@ pub(super) async fn set_pinned(
     finish(transaction, number, name, &changed).await
 }
 
-/// Remembers when an adapter is to be unloaded; returns its new version. `None` if `version` is not what is there.
+/// Stores when an adapter is to be unloaded. Returns its new version; `None` if `version` is outdated.
 pub(super) async fn set_expiry(
     pool: &PgPool,
     name: &str,
@@ -178,10 +177,9 @@ pub(super) async fn set_expiry(
     finish(transaction, number, name, &changed).await
 }
 
-/// How long a gateway counts as alive after its last renewal, in seconds: as long as a session of Tinker's without a heartbeat.
+/// Seconds for which a renewal keeps a gateway alive: as long as a Tinker session without a heartbeat.
 const LEASE_S: f64 = 300.0;
 
-/// Renews the row of the gateway `id`.
 pub(super) async fn renew(connection: &mut PgConnection, id: &str) -> Result<(), sqlx::Error> {
     let renewed = sqlx::query(
         "INSERT INTO holobiont_gateways (id, until) VALUES ($1, now() + make_interval(secs => $2)) \
@@ -190,14 +188,13 @@ pub(super) async fn renew(connection: &mut PgConnection, id: &str) -> Result<(),
     renewed.bind(id).bind(LEASE_S).execute(connection).await.map(drop)
 }
 
-/// Whether an adapter has this version.
 pub(super) async fn is_registered(pool: &PgPool, name: &str, version: u64) -> Result<bool, sqlx::Error> {
     let asked =
         sqlx::query_scalar("SELECT EXISTS (SELECT FROM holobiont_adapters WHERE name = $1 AND version = $2)");
     asked.bind(name).bind(signed(version)).fetch_one(pool).await
 }
 
-/// Keeps all changes from being committed as long as what is returned lives; `None` if an adapter of `content` is registered.
+/// Blocks all commits until the returned transaction ends; `None` if an adapter with `content` is registered.
 pub(super) async fn block_commits(
     pool: &PgPool,
     content: ContentId,
@@ -209,7 +206,7 @@ pub(super) async fn block_commits(
     Ok(if is_registered { None } else { Some(transaction) })
 }
 
-/// Remembers when adapters were last used. That changes no version, and nobody is told.
+/// Stores when adapters were last used. The record versions stay the same, and no notification is sent.
 pub(super) async fn set_used(pool: &PgPool, used: &[(String, u64)]) -> Result<(), sqlx::Error> {
     let (names, times): (Vec<&str>, Vec<i64>) =
         used.iter().map(|(name, at_us)| (name.as_str(), signed(*at_us))).unzip();
@@ -220,12 +217,12 @@ pub(super) async fn set_used(pool: &PgPool, used: &[(String, u64)]) -> Result<()
     changed.bind(names).bind(times).execute(pool).await.map(drop)
 }
 
-/// Reads what has changed since number `last`; everything if that is not known, or too long ago.
+/// Reads the changes since number `last`, or everything if `last` is `None`, unknown, or older than the log.
 pub(super) async fn read(
     connection: &mut PgConnection,
     last: Option<u64>,
 ) -> Result<RegistryChanges, sqlx::Error> {
-    // Each is one statement, so it sees one moment.
+    // Each query is one statement, so it reads one snapshot.
     const SINCE: &str = "SELECT clock.change AS clock, \
          (SELECT MIN(number) FROM holobiont_changes) AS oldest, changed.name AS changed, adapter.* \
          FROM holobiont_clock AS clock \
@@ -244,12 +241,13 @@ pub(super) async fn read(
     changes(&sqlx::query(WHOLE).fetch_all(connection).await?, ReadScope::Whole)
 }
 
-/// The API keys, as lines of a key file, in the order in which they were made.
+/// Returns the API keys as lines of a key file, ordered by their creation.
 pub(super) async fn keys(connection: &mut PgConnection) -> Result<Vec<String>, sqlx::Error> {
     sqlx::query_scalar("SELECT line FROM holobiont_keys ORDER BY number, hash").fetch_all(connection).await
 }
 
-/// Adds API keys, each by its hash and its line, and removes those of other hashes, under one number, which is returned.
+/// Adds API keys, given as hash and line, and removes those with the hashes `removed`. Returns the change
+/// number.
 pub(super) async fn change_keys(
     pool: &PgPool,
     added: &[(String, String)],
@@ -272,7 +270,7 @@ fn changes(rows: &[PgRow], scope: ReadScope) -> Result<RegistryChanges, sqlx::Er
     let clock: i64 = rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get("clock")?;
     let mut records = Vec::with_capacity(rows.len());
     for row in rows {
-        // Of a registry without a change, or without an adapter, there is a row without a name.
+        // Without any change or adapter, the joins return one row without a name.
         if let Some(name) = row.try_get::<Option<String>, _>("changed")? {
             let is_there = row.try_get::<Option<i64>, _>("version")?.is_some();
             records.push((name, if is_there { Some(record(row)?) } else { None }));
@@ -281,7 +279,7 @@ fn changes(rows: &[PgRow], scope: ReadScope) -> Result<RegistryChanges, sqlx::Er
     Ok(RegistryChanges { number: clock.cast_unsigned(), scope, records })
 }
 
-/// A transaction that holds the next number.
+/// Begins a transaction that has taken the next change number.
 async fn begin(pool: &PgPool) -> Result<(Transaction<'static, Postgres>, i64), ChangeError> {
     let mut transaction = pool.begin().await.map_err(ChangeError::Before)?;
     let number = next(&mut transaction).await.map_err(ChangeError::Before)?;
@@ -293,7 +291,7 @@ async fn next(connection: &mut PgConnection) -> Result<i64, sqlx::Error> {
     next.fetch_one(connection).await
 }
 
-/// Commits what was done to `name`, and has everybody told. `None` if nothing was done.
+/// Commits the change of `name` and notifies the listeners. Returns `None` if no row was changed.
 async fn finish(
     mut transaction: Transaction<'static, Postgres>,
     number: i64,
@@ -316,7 +314,7 @@ async fn log(connection: &mut PgConnection, number: i64, name: &str) -> Result<(
     notify_listeners(connection, number).await
 }
 
-/// Has those who listen hear of a change when it is committed.
+/// Notifies the listeners when the transaction is committed.
 async fn notify_listeners(connection: &mut PgConnection, number: i64) -> Result<(), sqlx::Error> {
     let told = sqlx::query("SELECT pg_notify($1, $2)").bind(CHANNEL).bind(number.to_string());
     told.execute(connection).await.map(drop)

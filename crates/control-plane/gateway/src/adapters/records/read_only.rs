@@ -1,4 +1,4 @@
-//! What is asked of a registry of many hosts by who is none of its gateways.
+//! Access to a shared registry by programs that are not gateways.
 
 use security::keys::{Key, KeyHash};
 use tokio::time::timeout;
@@ -10,10 +10,10 @@ use super::{
 };
 use crate::adapters::database::DatabaseError;
 
-/// How many adapters are registered there; `None` if there is no registry yet. Nothing is changed.
+/// Counts the registered adapters; `None` if there is no registry yet. Creates nothing.
 ///
 /// # Errors
-/// If it cannot be reached or read.
+/// If the registry cannot be reached or read.
 pub(crate) async fn count_adapters(address: &PostgresAddress) -> Result<Option<u64>, DatabaseError> {
     let shared = SharedRegistry::at(address.clone(), None);
     let pool = shared.pool();
@@ -21,10 +21,10 @@ pub(crate) async fn count_adapters(address: &PostgresAddress) -> Result<Option<u
     shared.within(postgres::count(&mut connection)).await
 }
 
-/// The API keys of a registry, once keys are added and those of other hashes removed.
+/// Returns the API keys of a registry, after adding `added` and removing the keys with the hashes `removed`.
 ///
 /// # Errors
-/// If it cannot be reached or changed.
+/// If the registry cannot be reached or changed.
 pub(crate) async fn keys(
     address: PostgresAddress,
     added: &[Key],

@@ -1,5 +1,4 @@
-//! A registry copied from one host to what many hosts share, or back. What it was copied from stays as it is: so each way can
-//! be gone back.
+//! Copies a registry from a host to a shared registry, or back. The source stays unchanged.
 
 use std::{
     collections::BTreeMap,
@@ -19,70 +18,43 @@ use crate::adapters::{
     store::{AdapterStore, BucketAddress, StoreError},
 };
 
-/// Where a registry is.
 #[derive(Debug, Clone)]
 pub(crate) enum RegistryLocation {
-    /// In the state directory of one host.
+    /// State directory of one host.
     Host(PathBuf),
-    /// Where many hosts share it.
     Shared(PostgresAddress),
 }
 
-/// Why a registry was not copied.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TransferError {
-    /// From a host to a host, or from what is shared to what is shared.
     #[error(
         "one of --from and --to is a state directory, and the other postgres://USER@HOST/DATABASE; give one of each"
     )]
     SameKind,
-    /// Something would be mixed with what is there.
     #[error("{to} has {found} adapters already, so nothing was copied; unload them, or name another place")]
-    NotEmpty {
-        /// What is not empty.
-        to: RegistryLocation,
-        /// How many are there.
-        found: usize,
-    },
-    /// They would be left behind.
+    NotEmpty { to: RegistryLocation, found: usize },
     #[error(
         "{from} has {jobs} fine-tuning jobs that have not ended, and adapters alone are copied; let them end, or cancel \
          them, and copy then"
     )]
-    Unfinished {
-        /// Where they are.
-        from: RegistryLocation,
-        /// How many.
-        jobs: u64,
-    },
-    /// What was written is not what is read.
+    Unfinished { from: RegistryLocation, jobs: u64 },
     #[error("'{name}' is not in {to} as it was in {from}; empty {to} and copy again")]
     Different {
-        /// The first that differs.
+        /// Name of the first adapter that differs.
         name: String,
-        /// Where it was read.
         from: RegistryLocation,
-        /// Where it was written.
         to: RegistryLocation,
     },
-    /// An adapter's files cannot be copied.
     #[error("the files of '{name}' cannot be copied: {cause}")]
-    Files {
-        /// Of which adapter.
-        name: String,
-        /// Why not.
-        cause: Box<StoreError>,
-    },
-    /// A registry cannot be read or written.
+    Files { name: String, cause: Box<StoreError> },
     #[error(transparent)]
     Database(#[from] DatabaseError),
-    /// The store cannot be used.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
 impl RegistryLocation {
-    /// An address of PostgreSQL, or a path.
+    /// Parses an address of PostgreSQL or the path of a state directory.
     pub(crate) fn parse(text: &str) -> Result<Self, AddressError> {
         match SCHEMES.iter().any(|scheme| text.starts_with(scheme)) {
             true => PostgresAddress::parse(text).map(Self::Shared),
@@ -100,14 +72,13 @@ impl fmt::Display for RegistryLocation {
     }
 }
 
-/// An opened registry.
 enum OpenedRegistry {
     Host(Database, #[expect(dead_code, reason = "held, not read")] Lock),
     Shared(Box<SharedRegistry>),
 }
 
 impl OpenedRegistry {
-    /// Opens a registry and reads it. That of a host is made if it is not there and `missing` allows it.
+    /// Opens a registry and reads it. A missing registry of a host is created if `missing` allows it.
     async fn open(
         location: &RegistryLocation,
         missing: MissingPolicy,
@@ -143,14 +114,13 @@ impl OpenedRegistry {
     }
 }
 
-/// What to do about a registry that is not there.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum MissingPolicy {
     Refused,
     Made,
 }
 
-/// Copies a registry with its adapters' files, reads it again and compares; returns how many adapters it has.
+/// Copies a registry with its files, compares the copy with the source, and returns the number of adapters.
 pub(crate) async fn transfer(
     from: &RegistryLocation,
     to: &RegistryLocation,
@@ -198,7 +168,7 @@ async fn copy_files(
     Ok(())
 }
 
-/// Versions are a registry's own; everything else is the same.
+/// Compares the records except for their versions, which each registry numbers itself.
 fn compare(
     records: &[Record],
     written: Vec<Record>,

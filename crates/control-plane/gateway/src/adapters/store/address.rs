@@ -1,34 +1,31 @@
-//! Where the files are that many hosts share.
+//! Address of the adapter files that many hosts share.
 
 use std::{fmt, path::PathBuf};
 
 use object_store::aws::AmazonS3ConfigKey;
 
-/// What the address of a bucket begins with.
 const BUCKET: &str = "s3://";
-/// What that of a directory begins with.
 const DIRECTORY: &str = "file://";
 
-/// A bucket or a directory, and what is needed to get in.
+/// A bucket or a directory, with the credentials for access.
 #[derive(Clone, PartialEq, Eq)]
 pub struct BucketAddress {
     pub(super) place: BucketLocation,
     prefix: String,
 }
 
-/// Which of the two.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum BucketLocation {
-    /// A bucket; its settings are never shown: keys are among them.
+    /// A bucket; its settings contain keys and are never shown.
     Bucket { name: String, settings: Vec<(AmazonS3ConfigKey, String)> },
     /// A directory that is the same on all hosts.
     Directory(PathBuf),
 }
 
 impl BucketAddress {
-    /// Reads `s3://BUCKET/PREFIX`, and the variables that say where the bucket's server is and how to get in, as everybody
-    /// calls them: `AWS_ENDPOINT_URL`, `AWS_REGION`, `AWS_ACCESS_KEY_ID` and so on; or `file:///DIRECTORY`. `None` if it is
-    /// neither.
+    /// Parses `s3://BUCKET/PREFIX` or `file:///DIRECTORY`; `None` for any other text. Server and credentials
+    /// of a bucket come from the usual `variables`: `AWS_ENDPOINT_URL`, `AWS_REGION`, `AWS_ACCESS_KEY_ID` and
+    /// so on.
     #[must_use]
     pub fn parse(text: &str, variables: impl IntoIterator<Item = (String, String)>) -> Option<Self> {
         if let Some(path) = text.strip_prefix(DIRECTORY) {
@@ -49,13 +46,13 @@ impl BucketAddress {
         })
     }
 
-    /// What all names there begin with.
+    /// Prefix of all object names.
     pub(super) fn prefix(&self) -> &str {
         &self.prefix
     }
 }
 
-/// The environment, as far as it is text.
+/// Environment variables that are valid Unicode.
 pub(crate) fn environment() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))

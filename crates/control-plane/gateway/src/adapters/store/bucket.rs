@@ -1,12 +1,12 @@
-//! The bucket that many hosts share, by S3's protocol, or a directory that all of them have.
+//! The bucket that many hosts share over the S3 protocol, or a directory that all hosts mount.
 //!
 //! ```text
 //! PREFIX/<64 hexadecimal digits>/adapter_config.json, adapter_model.safetensors     or: adapter.gguf
 //! PREFIX/training/...                                                               see `training::records`
 //! ```
 //!
-//! What is named after its content is never another: it may be written twice, and read in pieces. Whether what came is what
-//! was asked for is found out by whoever asked.
+//! Objects named by content never change, so they may be written twice and read in pieces. The caller checks
+//! that the received bytes match the content id.
 
 use std::{
     collections::HashMap,
@@ -37,71 +37,42 @@ use super::{
 };
 use crate::adapters::jail::{CONFIG_FILE, GGUF_FILE, WEIGHT_FILE};
 
-/// How often a file is gone on with that broke off without having got any further.
+/// Maximum number of retries of a broken download without progress.
 const ATTEMPTS: usize = 3;
-/// What is longer is sent in parts of this size.
+/// Files longer than this are uploaded in parts of this size.
 const PART_BYTES: usize = 8 << 20;
-/// The names that files of a content have.
 const FILES: [&str; 3] = [CONFIG_FILE, WEIGHT_FILE, GGUF_FILE];
-/// Parts under way at once.
+/// Maximum number of concurrent part uploads.
 const PARTS: usize = 4;
 
-/// Why the bucket did not do what was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum BucketError {
-    /// It says so, or cannot be reached.
     #[error("the bucket {address} cannot be used now ({reason})")]
-    Refused {
-        /// Which bucket.
-        address: BucketAddress,
-        /// What it said.
-        reason: String,
-    },
-    /// It has nothing of that name.
+    Refused { address: BucketAddress, reason: String },
     #[error("the bucket {address} has no file '{path}'")]
-    Missing {
-        /// Which bucket.
-        address: BucketAddress,
-        /// What was asked for.
-        path: String,
-    },
-    /// A file there is not as long as it was.
+    Missing { address: BucketAddress, path: String },
     #[error("'{path}' in the bucket {address} has {found} bytes, not {bytes}: it was changed there")]
     Changed {
-        /// Which bucket.
         address: BucketAddress,
-        /// The file.
         path: String,
-        /// Its length.
         found: u64,
-        /// What it was.
+        /// Expected length in bytes.
         bytes: u64,
     },
-    /// A file there is longer than any may be.
     #[error("'{path}' in the bucket {address} has {bytes} bytes, more than --max-adapter-file-bytes allows")]
-    TooLarge {
-        /// Which bucket.
-        address: BucketAddress,
-        /// The file.
-        path: String,
-        /// Its length.
-        bytes: u64,
-    },
-    /// A file of this host, which it is copied from or to.
+    TooLarge { address: BucketAddress, path: String, bytes: u64 },
     #[error("a file of the store cannot be read or written here: {0}")]
     File(#[from] std::io::Error),
 }
 
-/// What lies there of a content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StoredContent {
-    /// All files together.
+    /// Total bytes of all files.
     pub(crate) bytes: u64,
-    /// When the last of them was.
+    /// Time at which the last file was written.
     pub(crate) written: SystemTime,
 }
 
-/// See the module's description.
 #[derive(Debug)]
 pub(crate) struct Bucket {
     address: BucketAddress,
@@ -109,7 +80,7 @@ pub(crate) struct Bucket {
 }
 
 impl Bucket {
-    /// The bucket at `address`. It is not looked at, but for a directory, which must be there.
+    /// Opens the bucket at `address` without a request to it; a directory must exist.
     pub(crate) fn open(address: BucketAddress) -> Result<Self, BucketError> {
         let opened: object_store::Result<Arc<dyn ObjectStore>> = match &address.place {
             BucketLocation::Bucket { name, settings } => {
@@ -128,17 +99,16 @@ impl Bucket {
         &self.address
     }
 
-    /// Brings a file there and calls it `name`.
     pub(crate) async fn put(&self, name: &str, from: &FilePath) -> Result<(), BucketError> {
         self.send(&self.at(name), File::open(from).await?).await
     }
 
-    /// Brings the `bytes` of what is called `name` into the file `to`, going on from what is there of it.
+    /// Downloads the object `name` of `bytes` bytes to the file `to`, resuming after its existing bytes.
     pub(crate) async fn get(&self, name: &str, bytes: u64, to: &FilePath) -> Result<(), BucketError> {
         self.download_file(&self.at(name), bytes, to).await
     }
 
-    /// Removes what is called `name`, if it is there.
+    /// Removes the object `name`, if it exists.
     pub(crate) async fn delete(&self, name: &str) -> Result<(), BucketError> {
         match self.objects.delete(&self.at(name)).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
@@ -146,7 +116,7 @@ impl Bucket {
         }
     }
 
-    /// Everything that is called by its content, with its bytes and the time at which the last of it was written.
+    /// Lists all contents, with their bytes and the time of their last write.
     pub(crate) async fn contents(&self) -> Result<HashMap<ContentId, StoredContent>, BucketError> {
         let prefix = Path::from(self.address.prefix());
         let mut found: HashMap<_, StoredContent> = HashMap::new();
@@ -166,7 +136,7 @@ impl Bucket {
         Ok(found)
     }
 
-    /// When the last of a content's files was written; `None` if there is none of it.
+    /// Time at which the last file of a content was written; `None` if the content does not exist.
     pub(crate) async fn written(&self, content: ContentId) -> Result<Option<SystemTime>, BucketError> {
         let mut last = None;
         for name in FILES {
@@ -179,7 +149,7 @@ impl Bucket {
         Ok(last)
     }
 
-    /// Removes a content. Only for who knows that nobody refers to it.
+    /// Removes a content. The caller knows that no adapter refers to it.
     pub(crate) async fn remove(&self, content: ContentId) -> Result<(), BucketError> {
         for name in FILES {
             self.delete(&format!("{content}/{name}")).await?;
@@ -187,7 +157,7 @@ impl Bucket {
         Ok(())
     }
 
-    /// Writes a few bytes, reads them, and takes them away.
+    /// Writes, reads and removes a small test object.
     pub(super) async fn try_out(&self) -> Result<(), BucketError> {
         const PROBE: &[u8] = b"holobiont";
         let path = self.at(&format!("probe-{:016x}", crate::random::random_u64()));
@@ -207,7 +177,7 @@ impl Bucket {
         }
     }
 
-    /// Brings the files in `directory` there. What may be there already is replaced: it may have rotted.
+    /// Uploads the files in `directory`, and replaces existing ones, which may be corrupt.
     pub(super) async fn upload(&self, content: ContentId, directory: &FilePath) -> Result<(), BucketError> {
         for name in content::names(directory) {
             let file = File::open(directory.join(name)).await?;
@@ -241,14 +211,14 @@ impl Bucket {
                 Err(error) => Err(error.into()),
             };
             if let Err(error) = sent {
-                // Parts of nothing would be paid for.
+                // Parts of an unfinished upload would cost storage.
                 let _ = parts.abort().await;
                 return Err(error);
             }
         }
     }
 
-    /// Brings an adapter's files into `directory`, going on from what is there of them.
+    /// Downloads an adapter's files into `directory`, and resumes after the bytes that are already there.
     pub(super) async fn download(
         &self,
         content: ContentId,
@@ -270,7 +240,7 @@ impl Bucket {
         }
     }
 
-    /// How long a file is.
+    /// Returns the length of a file, and fails if it exceeds `limit`.
     async fn bytes_of(&self, content: ContentId, name: &str, limit: u64) -> Result<u64, BucketError> {
         let path = self.path(content, name);
         let bytes = self.objects.head(&path).await.map_err(|error| self.failed(error))?.size;
@@ -300,7 +270,7 @@ impl Bucket {
             file.flush().await?;
             attempts = if have > before { 0 } else { attempts + 1 };
             match ended {
-                // Nothing more comes of trying again.
+                // A retry cannot help if the file was changed.
                 Err(error @ BucketError::Changed { .. }) => return Err(error),
                 Err(error) if attempts >= ATTEMPTS => return Err(error),
                 _ => {}
@@ -309,7 +279,7 @@ impl Bucket {
         Ok(())
     }
 
-    /// Reads on from byte `have`, and counts it on, until the file is whole or breaks off.
+    /// Downloads from byte `have` on, and advances `have`, until the file is complete or an error occurs.
     async fn append(
         &self,
         path: &Path,

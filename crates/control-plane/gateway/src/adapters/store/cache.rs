@@ -1,5 +1,5 @@
-//! What of a bucket lies on this host, and what goes when its room is used up: what was used least recently, but nothing that
-//! is held or kept resident.
+//! Cache of a bucket on this host. Contents that exceed the budget are evicted, least recently used first;
+//! held contents and those of pinned adapters stay.
 
 use std::{
     collections::{HashMap, HashSet, hash_map::Entry},
@@ -9,21 +9,20 @@ use std::{
 use super::content::ContentId;
 use crate::lock::{KeyedLocks, lock};
 
-/// See the module's description.
 #[derive(Debug)]
 pub(super) struct Cache {
     budget_bytes: u64,
     state: Mutex<CacheState>,
-    /// Whoever brings a content here holds its lock; whoever else wants the content waits.
+    /// A task that fetches a content holds its lock; other tasks that need the content wait.
     pub(super) arriving: KeyedLocks<ContentId>,
 }
 
 #[derive(Debug, Default)]
 struct CacheState {
     contents: HashMap<ContentId, Cached>,
-    /// Contents that are held, whatever became of them since; none is zero.
+    /// Number of holds by content, even if the content was removed since; no value is zero.
     holders: HashMap<ContentId, usize>,
-    /// Counts uses.
+    /// Logical time, which counts uses.
     now: u64,
 }
 
@@ -33,17 +32,17 @@ struct Cached {
     used: u64,
 }
 
-/// Keeps a content on this host as long as it lives.
+/// Keeps a content on this host until it is dropped.
 #[derive(Debug)]
 pub(crate) struct CacheHold(Option<(Arc<Cache>, ContentId)>);
 
 impl CacheHold {
-    /// Of a store that is no cache: there nothing goes by itself.
+    /// Returns a hold of a store that is not a cache; such a store never evicts.
     pub(super) fn by_nobody() -> Self {
         Self(None)
     }
 
-    /// True if what is held here can be fetched again.
+    /// True if the held content can be fetched from the bucket again.
     pub(crate) fn is_of_bucket(&self) -> bool {
         self.0.is_some()
     }
@@ -63,7 +62,7 @@ impl Drop for CacheHold {
 }
 
 impl Cache {
-    /// A cache that holds `found`, the least recently used first.
+    /// Creates a cache that contains `found`, least recently used first.
     pub(super) fn new(budget_bytes: u64, found: impl IntoIterator<Item = (ContentId, u64)>) -> Self {
         let cache = Self { budget_bytes, state: Mutex::default(), arriving: KeyedLocks::default() };
         for (content, bytes) in found {
@@ -72,7 +71,7 @@ impl Cache {
         cache
     }
 
-    /// A content comes, and is held: nothing makes room of it between its coming and its use.
+    /// Adds and holds a content, so that it is not evicted before its first use.
     pub(super) fn admit(self: &Arc<Self>, content: ContentId, bytes: u64) -> CacheHold {
         let mut state = lock(&self.state);
         state.add(content, bytes);
@@ -80,12 +79,11 @@ impl Cache {
         CacheHold(Some((Arc::clone(self), content)))
     }
 
-    /// A content is gone.
     pub(super) fn forget(&self, content: ContentId) {
         lock(&self.state).contents.remove(&content);
     }
 
-    /// Holds a content, if it is here.
+    /// Holds a content, if it is cached.
     pub(super) fn acquire(self: &Arc<Self>, content: ContentId) -> Option<CacheHold> {
         let mut state = lock(&self.state);
         state.now += 1;
@@ -95,13 +93,12 @@ impl Cache {
         Some(CacheHold(Some((Arc::clone(self), content))))
     }
 
-    /// Bytes that lie here.
     pub(super) fn bytes(&self) -> u64 {
         lock(&self.state).bytes()
     }
 
-    /// What has to go so that what lies here fits the budget; it is forgotten, and `take` takes it away, before anybody can ask
-    /// for it again.
+    /// Evicts contents until the rest fits the budget. `take` removes each one's files while the lock
+    /// prevents new holds. Returns the number of evicted contents.
     pub(super) fn evict(&self, keep: &HashSet<ContentId>, mut take: impl FnMut(ContentId)) -> usize {
         let mut state = lock(&self.state);
         let mut evicted = 0;

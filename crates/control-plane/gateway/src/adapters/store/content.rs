@@ -1,4 +1,4 @@
-//! What files are called by: a hash of their owner and of all that is in them.
+//! Content ids: a hash of the owner and of all files of an adapter.
 
 use std::{
     fmt,
@@ -11,7 +11,6 @@ use types::TenantId;
 
 use crate::adapters::jail::{CONFIG_FILE, GGUF_FILE, WEIGHT_FILE};
 
-/// Bytes read at once.
 pub(super) const CHUNK_BYTES: usize = 1 << 20;
 
 /// H(owner, names, lengths and bytes of an adapter's files).
@@ -19,7 +18,6 @@ pub(super) const CHUNK_BYTES: usize = 1 << 20;
 pub struct ContentId(pub [u8; 32]);
 
 impl ContentId {
-    /// The content that is called so.
     pub(super) fn named(name: &str) -> Option<Self> {
         blake3::Hash::from_hex(name).ok().map(|hash| Self(*hash.as_bytes()))
     }
@@ -37,19 +35,18 @@ impl fmt::Debug for ContentId {
     }
 }
 
-/// Hashes an adapter, file by file.
 #[derive(Debug)]
 pub(super) struct ContentHasher(blake3::Hasher);
 
 impl ContentHasher {
-    /// Of an adapter of `owner` that has so many files.
+    /// Creates a hasher for an adapter of `owner` with `files` files.
     pub(super) fn new(owner: TenantId, files: usize) -> Self {
         let mut hasher = blake3::Hasher::new_derive_key("holobiont 2026 adapter files v1");
         hasher.update(&owner.0).update(&(files as u64).to_le_bytes());
         Self(hasher)
     }
 
-    /// The next file: its name, its length, and the hash of what is in it.
+    /// Adds the next file: its name, its length in bytes, and the hash of its bytes.
     pub(super) fn add(&mut self, name: &str, bytes: u64, hash: &blake3::Hash) {
         self.0.update(name.as_bytes()).update(&[0]).update(&bytes.to_le_bytes());
         self.0.update(hash.as_bytes());
@@ -60,12 +57,12 @@ impl ContentHasher {
     }
 }
 
-/// Names of the files in `directory`, in the order in which they are hashed.
+/// Returns the names of the files in `directory`, in the order in which they are hashed.
 pub(super) fn names(directory: &Path) -> &'static [&'static str] {
     if directory.join(GGUF_FILE).exists() { &[GGUF_FILE] } else { &[CONFIG_FILE, WEIGHT_FILE] }
 }
 
-/// What the files in `directory` are if they are `owner`'s, and their bytes. May block.
+/// Returns the content id of the files in `directory` for `owner`, and their total bytes. May block.
 pub(super) fn of_directory(directory: &Path, owner: TenantId) -> io::Result<(ContentId, u64)> {
     let names = names(directory);
     let (mut hasher, mut sum, mut chunk) = (ContentHasher::new(owner, names.len()), 0, vec![0; CHUNK_BYTES]);

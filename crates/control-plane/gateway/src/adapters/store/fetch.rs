@@ -1,4 +1,4 @@
-//! What is needed on this host brought from the bucket, and what came in brought there.
+//! Fetches contents from the bucket to this host, and publishes new contents to the bucket.
 
 use std::{
     collections::HashSet,
@@ -24,10 +24,9 @@ use super::{
 };
 use crate::{random::random_u64, thread};
 
-/// How often a content is fetched that is not what it should be.
+/// Maximum number of downloads of a content that does not match its hash.
 const ATTEMPTS: usize = 2;
 
-/// What is counted of a bucket.
 #[derive(Debug, Default)]
 pub(super) struct BucketCounters {
     fetched: AtomicU64,
@@ -36,28 +35,22 @@ pub(super) struct BucketCounters {
     evicted: AtomicU64,
 }
 
-/// The counters at one moment, and what lies here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FetchStats {
-    /// Which bucket.
     pub address: BucketAddress,
-    /// Contents that came.
     pub fetched: u64,
-    /// Contents that did not.
     pub failed: u64,
-    /// Those that came and were not what they should be.
+    /// Number of downloads that did not match their hash.
     pub damaged: u64,
-    /// Contents that made room for others here.
     pub evicted: u64,
-    /// Bytes that lie here.
     pub cached_bytes: u64,
 }
 
 impl AdapterStore {
-    /// The same store as the cache of a bucket, with room for `budget_bytes`. May block.
+    /// Turns the store into a cache of a bucket, with a budget of `budget_bytes`. May block.
     ///
     /// # Errors
-    /// If what lies here cannot be listed, or nothing can be asked of any bucket.
+    /// If the store cannot be listed, or the bucket's client cannot be created.
     pub fn of_bucket(mut self, address: BucketAddress, budget_bytes: u64) -> Result<Self, StoreError> {
         let cache = Arc::new(Cache::new(budget_bytes, found(&self.directory)?));
         let remote =
@@ -66,18 +59,16 @@ impl AdapterStore {
         Ok(self)
     }
 
-    /// Whether a content lies here.
+    /// Whether this host has the content.
     #[must_use]
     pub fn has(&self, content: ContentId) -> bool {
         self.directory(content).exists()
     }
 
-    /// The bucket, if there is one.
     pub(crate) fn bucket(&self) -> Option<&Arc<Bucket>> {
         self.remote.as_ref().map(|remote| &remote.bucket)
     }
 
-    /// What is counted, if there is a bucket.
     #[must_use]
     pub fn fetch_figures(&self) -> Option<FetchStats> {
         let Remote { bucket, cache, figures } = &**self.remote.as_ref()?;
@@ -91,14 +82,14 @@ impl AdapterStore {
         })
     }
 
-    /// Brings a content to the bucket, if there is one. It lies here, and whoever asks holds it.
+    /// Uploads a content to the bucket, if there is one. The caller holds the content on this host.
     pub(crate) async fn publish(&self, content: ContentId) -> Result<(), StoreError> {
         let Some(remote) = &self.remote else { return Ok(()) };
         Ok(remote.bucket.upload(content, &self.directory(content)).await?)
     }
 
-    /// Brings a content there once more if it is not there now. Whoever removes what nobody refers to may have done so while it
-    /// was being registered ([`crate::adapters::records::cleanup`]); after that it is never done.
+    /// Uploads a content again if it is missing in the bucket. A sweep may have removed it while it was being
+    /// registered ([`crate::adapters::records::cleanup`]); a registered content is never removed.
     pub(crate) async fn assure(&self, content: ContentId) -> Result<(), StoreError> {
         let Some(remote) = &self.remote else { return Ok(()) };
         match remote.bucket.written(content).await? {
@@ -107,7 +98,8 @@ impl AdapterStore {
         }
     }
 
-    /// Brings a content of `owner` here if it does not lie here yet. It stays as long as what is returned lives.
+    /// Fetches a content of `owner` to this host unless it is here. The content stays until the returned hold
+    /// is dropped.
     pub(crate) async fn fetch(&self, content: ContentId, owner: TenantId) -> Result<CacheHold, StoreError> {
         let Some(remote) = &self.remote else { return Ok(CacheHold::by_nobody()) };
         let _turn = remote.cache.arriving.lock(content).await;
@@ -143,7 +135,7 @@ impl AdapterStore {
         Err(StoreError::Damaged(remote.bucket.address().clone()))
     }
 
-    /// Lets contents go that are beyond the cache's budget, but for those in `keep`. May block.
+    /// Removes contents that exceed the cache's budget, except those in `keep`. May block.
     pub(crate) fn trim(&self, keep: &HashSet<ContentId>) {
         let Some(remote) = &self.remote else { return };
         let mut gone = Vec::new();
@@ -158,7 +150,7 @@ impl AdapterStore {
     }
 }
 
-/// The bytes of what came, if it is `content`; otherwise it is gone.
+/// Returns the bytes of the downloaded files if they match `content`; otherwise removes them.
 async fn whole(partial: PathBuf, content: ContentId, owner: TenantId) -> Result<Option<u64>, StoreError> {
     let looked_at = thread::run("adapter-check", move || {
         let (found, bytes) = content::of_directory(&partial, owner).map_err(failed("reading", &partial))?;
@@ -171,7 +163,7 @@ async fn whole(partial: PathBuf, content: ContentId, owner: TenantId) -> Result<
     looked_at.await.map_err(|error| StoreError::Stopped(error.to_string()))?
 }
 
-/// Contents in `directory` with their bytes, the oldest first.
+/// Returns the contents in `directory` with their bytes, oldest first.
 fn found(directory: &Path) -> Result<Vec<(ContentId, u64)>, StoreError> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory).map_err(failed("listing", directory))? {

@@ -1,4 +1,4 @@
-//! An adapter's files that come over HTTP, piece by piece, until they lie there like any that can be loaded.
+//! Files of an adapter that arrive over HTTP, collected in a directory from which they can be loaded.
 
 use std::{
     fs::DirBuilder,
@@ -19,14 +19,13 @@ use crate::{
     random::random_u64,
 };
 
-/// What has come of an adapter. Dropping it removes that; what a crash leaves is swept at the next start.
+/// The files received so far. Dropping it removes them; remains after a crash are removed at the next start.
 #[derive(Debug)]
 pub struct IncomingAdapter {
     directory: Temporary,
     max_file_bytes: u64,
 }
 
-/// A file that is coming.
 #[derive(Debug)]
 pub struct IncomingFile {
     name: &'static str,
@@ -37,7 +36,7 @@ pub struct IncomingFile {
 }
 
 impl AdapterStore {
-    /// Makes room for the files of an adapter.
+    /// Creates a directory for the files of an adapter.
     ///
     /// # Errors
     /// If the system refuses.
@@ -49,10 +48,10 @@ impl AdapterStore {
 }
 
 impl IncomingAdapter {
-    /// Begins the file that its sender calls `name`.
+    /// Begins the file with the name `name`, as given in the upload.
     ///
     /// # Errors
-    /// If no adapter has such a file, or it is there already.
+    /// If adapters have no such file, or the name occurs twice.
     pub async fn begin(&self, name: &str) -> Result<IncomingFile, StoreError> {
         let (name, limit_bytes) = match name {
             CONFIG_FILE => (CONFIG_FILE, MAX_CONFIG_BYTES),
@@ -76,17 +75,14 @@ impl IncomingAdapter {
         Ok(IncomingFile { name, path, file, bytes: 0, limit_bytes })
     }
 
-    /// Where the files are.
     pub(in crate::adapters) fn place(&self) -> Result<AdapterLocation, JailError> {
         AdapterLocation::anywhere(&self.directory.0)
     }
 }
 
 impl IncomingFile {
-    /// Takes in some more.
-    ///
     /// # Errors
-    /// If that is too much, or the system refuses.
+    /// If the file exceeds its limit, or the system refuses.
     pub async fn write(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
         self.bytes = self.bytes.saturating_add(bytes.len() as u64);
         if self.bytes > self.limit_bytes {
@@ -95,7 +91,7 @@ impl IncomingFile {
         self.file.write_all(bytes).await.map_err(failed("writing", &self.path))
     }
 
-    /// All of it has come.
+    /// Ends the file after its last bytes.
     ///
     /// # Errors
     /// If the system refuses.

@@ -1,4 +1,4 @@
-//! HTTP towards a bucket: what `object_store` asks, over the TLS that every process here uses.
+//! HTTP client of `object_store` for the bucket, with the TLS configuration that all processes here share.
 
 use std::time::Duration;
 
@@ -20,14 +20,12 @@ use tokio::time::timeout;
 
 type Connections = Client<HttpsConnector<TcpConnector>, HttpRequestBody>;
 
-/// How long the bucket may be silent.
+/// Timeout of a connection or an answer of the bucket.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Makes the client of a bucket.
 #[derive(Debug)]
 pub(super) struct BucketTransport;
 
-/// Connections that are kept for the next request.
 #[derive(Debug)]
 struct Service(Connections);
 
@@ -47,7 +45,7 @@ impl HttpConnector for BucketTransport {
 
 #[async_trait::async_trait]
 impl HttpService for Service {
-    /// The head of the answer; its body comes as it is read.
+    /// Returns the head of the answer; the body is streamed as it is read.
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let answer = timeout(PATIENCE, self.0.request(request)).await;
         let answer = answer.map_err(|elapsed| HttpError::new(HttpErrorKind::Timeout, elapsed))?;

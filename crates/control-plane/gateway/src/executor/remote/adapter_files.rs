@@ -1,7 +1,8 @@
-//! An adapter's files, brought to an executor that does not share our store.
+//! Uploads adapter files to an executor that does not share the store.
 //!
-//! They lie there under a path of the executor's as long as the connection lasts that brought them: long enough to be loaded. An
-//! adapter that is loaded needs no files, and one that comes back is brought again, as it would be read again from a disk.
+//! The files stay under a path of the executor until their connection ends, which is long enough to load
+//! them. A loaded adapter needs no files. After an eviction the files are uploaded again, as they would be
+//! read from a disk again.
 
 use std::{path::Path, time::Duration};
 
@@ -14,42 +15,41 @@ use tokio::{
 
 use super::{RemoteEndpoint, RemoteError, TlsTunnel};
 
-/// Bytes sent at once.
 const CHUNK_BYTES: usize = 256 << 10;
-/// How long it is waited for why somebody hung up.
+/// Timeout for the reason of a refusal, after a failed upload.
 const LAST_WORD: Duration = Duration::from_secs(1);
 
-/// Files that an executor may load.
+/// Files that an executor can load.
 #[derive(Debug)]
 pub struct StagedFiles {
-    /// Where they are for the executor.
+    /// Path of the files on the executor's host.
     pub(in crate::executor) path: String,
-    /// What whoever asked for them calls them, for messages; `None` is the same.
+    /// Path of the files in messages to the client; `None` if it is `path`.
     told: Option<String>,
-    /// What keeps them there; `None` on this host.
+    /// Connection that keeps the files on the other host; `None` on this host.
     _connection: Option<TlsTunnel>,
 }
 
 impl StagedFiles {
-    /// Files in the store of this host.
+    /// Returns files in the store of this host.
     pub(in crate::executor) fn here(path: &Path) -> Self {
         Self { path: path.display().to_string(), told: None, _connection: None }
     }
 
-    /// The same files, called `told` in errors: where the store of a host lies is nobody's business.
+    /// Returns the same files, named `told` in errors, which must not reveal the store's path.
     #[must_use]
     pub fn told_as(self, told: &Path) -> Self {
         Self { told: Some(told.display().to_string()), ..self }
     }
 
-    /// The message of an executor in the words of whoever asked for the files.
+    /// Replaces the path of the files in an executor's message by the client's name for them.
     pub(in crate::executor) fn retold(&self, message: &str) -> String {
         self.told.as_ref().map_or_else(|| message.to_owned(), |told| message.replace(&self.path, told))
     }
 }
 
 impl RemoteEndpoint {
-    /// Brings the adapter at `path` there. Each step may take as long as `patience`.
+    /// Uploads the adapter at `path`. Each step has the timeout `patience`.
     pub(in crate::executor) async fn upload_files(
         &self,
         path: &Path,
@@ -72,7 +72,7 @@ impl RemoteEndpoint {
         }
     }
 
-    /// Sends the files' bytes, and the digest of all of them.
+    /// Sends the bytes of the files, and their common digest.
     async fn send(
         &self,
         stream: &mut TlsTunnel,
@@ -100,7 +100,7 @@ impl RemoteEndpoint {
     }
 }
 
-/// The files of the adapter at `path`: PEFT's directory, or a GGUF file.
+/// Returns the files of the adapter at `path`: a PEFT directory, or one GGUF file.
 async fn files(path: &Path) -> std::io::Result<Vec<StagedFile>> {
     let names = match fs::metadata(path).await?.is_dir() {
         true => &[FileName::Config, FileName::Weights][..],

@@ -1,11 +1,11 @@
-//! Bytes between a private socket of our own and an executor's door.
+//! A tunnel between a private local socket and an executor's TLS listener.
 //!
 //! ```text
-//! DEALER --ipc--> our socket --carrier--> TLS ... door --ipc--> the executor's ROUTER
+//! DEALER --ipc--> local socket --relay--> TLS ... listener --ipc--> the executor's ROUTER
 //! ```
 //!
-//! The socket listens for a moment: once the DEALER has come, it is gone. The tunnel lasts as long as what holds it: dropped, it ends
-//! at once and both sides notice, also where the network is stuck.
+//! The local socket is removed as soon as the DEALER has connected. Dropping the tunnel ends it at once, and
+//! both sides notice that, even if the network is stuck.
 
 use std::io;
 
@@ -17,15 +17,14 @@ use tokio::{io::copy_bidirectional_with_sizes, net::UnixListener, task::JoinSet}
 
 use super::{RemoteEndpoint, RemoteError, TlsTunnel};
 
-/// Bytes that are on their way through this process, each way.
+/// Size of the relay's buffer in each direction, in bytes.
 const TUNNEL_BYTES: usize = 64 << 10;
 
-/// A tunnel; dropped, it ends.
 #[derive(Debug)]
 pub(in crate::executor) struct Tunnel(#[expect(dead_code, reason = "held, not used")] JoinSet<()>);
 
 impl RemoteEndpoint {
-    /// Opens a tunnel, and listens for the one who connects to [`RemoteEndpoint::socket`] next.
+    /// Opens a tunnel, and listens for the next connection to [`RemoteEndpoint::socket`].
     pub(in crate::executor) async fn tunnel(&self) -> Result<Tunnel, RemoteError> {
         let stream = self.open(&RemoteRequest::Tunnel).await?;
         let (place, listener) = PrivateSocket::bind(&self.0.socket)?;

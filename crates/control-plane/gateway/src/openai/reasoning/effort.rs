@@ -1,4 +1,4 @@
-//! How much a model is to think before it answers, as far as its chat template lets that be said.
+//! The reasoning effort that a request asks for, passed to chat templates that support one.
 
 use serde_json::{Map, Value};
 
@@ -8,14 +8,14 @@ use crate::{
     openai::{strict_fields::StrictFields, template_options::has_word},
 };
 
-/// What OpenAI's clients may ask for.
+/// Levels of OpenAI's API.
 const LEVELS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
-/// Switches of templates: of Qwen 3, SmolLM 3 and GLM, and of Granite and DeepSeek V3.1.
+/// Template variables that switch reasoning: of Qwen 3, SmolLM 3 and GLM; of Granite and DeepSeek V3.1.
 const SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
-/// Where a template takes a level.
+/// Template variable that takes a level.
 const LEVEL: &str = "reasoning_effort";
 
-/// What is asked for, and where.
+/// The requested effort with its field name, for errors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReasoningEffort {
     field: &'static str,
@@ -25,7 +25,7 @@ pub struct ReasoningEffort {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum EffortLevel {
     Off,
-    /// As much as the model does by itself.
+    /// The model's default effort.
     On,
     Some(String),
 }
@@ -33,15 +33,15 @@ enum EffortLevel {
 /// Reads the level in `field`.
 ///
 /// # Errors
-/// There is no such level.
+/// The field names no known level.
 pub fn read(fields: &mut StrictFields, field: &'static str) -> Result<Option<ReasoningEffort>, ApiError> {
     fields.take(field).map(|value| level(&value, field, "")).transpose()
 }
 
-/// The same of Ollama's routes, where it is a switch or a level.
+/// Reads the level in `field`, which on Ollama's routes may also be a boolean.
 ///
 /// # Errors
-/// There is no such level.
+/// The field is neither a boolean nor a known level.
 pub fn read_switch(
     fields: &mut StrictFields,
     field: &'static str,
@@ -55,7 +55,7 @@ pub fn read_switch(
     fields.take(field).map(read).transpose()
 }
 
-/// The level that `value` names; `others` may stand in its place.
+/// Parses a level; `others` lists further permitted values for the error message.
 fn level(value: &Value, field: &'static str, others: &str) -> Result<ReasoningEffort, ApiError> {
     let name = value.as_str().filter(|name| LEVELS.contains(name));
     let unknown =
@@ -66,17 +66,18 @@ fn level(value: &Value, field: &'static str, others: &str) -> Result<ReasoningEf
 }
 
 impl ReasoningEffort {
-    /// The same, in the field that is called so from outside.
+    /// Returns the effort under another field name, for errors.
     #[must_use]
     pub fn at(self, field: &'static str) -> Self {
         Self { field, ..self }
     }
 
-    /// Says it to a chat template by those of its `variables` that are not set yet. A model of which a template knows how it thinks,
-    /// and not how much, thinks as it does; and one that does not think need not be told not to.
+    /// Sets the template's variables for the effort, except variables that are already set. If the template
+    /// takes only a switch, or the model always reasons, a level has no further effect. Switching reasoning
+    /// off is no error for a model without reasoning.
     ///
     /// # Errors
-    /// The model does not think.
+    /// The request asks for reasoning, but the model does not reason.
     pub fn apply_to_template(
         &self,
         template: Option<&str>,

@@ -1,21 +1,20 @@
-//! Thoughts out of an answer's text, as it comes.
+//! Separates reasoning content from the answer in a stream of text.
 //!
-//! However the text is cut into pieces, what is found is the same: what may be the beginning of a tag is held back until that is
-//! decided. White space beside tags belongs to nobody. Only what an answer begins with is a thought; tags further on are text.
+//! The result does not depend on how the text is split into pieces: text that may begin a tag is held back
+//! until the match is decided. White space beside tags is dropped. Only reasoning content at the beginning of
+//! an answer counts; later tags are text.
 
 use super::ReasoningTags;
 
-/// What came of a piece of text.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct ReasoningSplit {
-    /// More of the thought.
+    /// Further text of the reasoning.
     pub thought: String,
-    /// More of the answer.
+    /// Further text of the answer.
     pub answer: String,
 }
 
 impl ReasoningSplit {
-    /// Goes on with more.
     pub fn append(&mut self, more: &Self) {
         self.thought.push_str(&more.thought);
         self.answer.push_str(&more.answer);
@@ -24,57 +23,53 @@ impl ReasoningSplit {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ReasoningState {
-    /// A thought may begin.
+    /// Reasoning content may begin.
     Before,
-    /// In a thought of which nothing is told yet.
+    /// Inside reasoning content that is empty so far.
     Silent,
-    /// In a thought.
+    /// Inside reasoning content that has begun to be emitted.
     Within,
-    /// Behind a thought, before the first character of the answer.
+    /// After reasoning content, before the first character of the answer.
     Behind,
-    /// In the answer.
     Answer,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub struct Scanner {
     tags: ReasoningTags,
     state: ReasoningState,
-    /// White space, of which what follows it decides whose it is.
+    /// White space held back until the next character decides whether to drop it.
     space: String,
-    /// Behind it, what may be the beginning of a tag.
+    /// Text after `space` that may be the beginning of a tag.
     tag: String,
 }
 
 impl Scanner {
-    /// One before the first character of an answer, which is that of a thought or not.
+    /// Creates a scanner; `is_within` says that the prompt has opened reasoning content.
     #[must_use]
     pub fn new(tags: ReasoningTags, is_within: bool) -> Self {
         let state = if is_within { ReasoningState::Silent } else { ReasoningState::Before };
         Self { tags, state, space: String::new(), tag: String::new() }
     }
 
-    /// Whether what came last was no part of the answer.
+    /// True if the answer has not begun.
     #[must_use]
     pub fn thinks(&self) -> bool {
         self.state != ReasoningState::Answer
     }
 
-    /// Whether there is a thought, and it is not over.
     #[must_use]
     pub fn is_within(&self) -> bool {
         matches!(self.state, ReasoningState::Silent | ReasoningState::Within)
     }
 
-    /// Takes the next text.
     pub fn push(&mut self, text: &str) -> ReasoningSplit {
         let mut told = ReasoningSplit::default();
         text.chars().for_each(|c| self.push_char(c, &mut told));
         told
     }
 
-    /// The answer has ended: what may have been a tag is none.
+    /// Ends the answer; a partial tag counts as text.
     pub fn finish(&mut self) -> ReasoningSplit {
         let mut told = ReasoningSplit::default();
         if self.is_within() {
@@ -119,14 +114,14 @@ impl Scanner {
         }
     }
 
-    /// Goes on behind a tag: white space beside it is nobody's.
+    /// Enters `state` after a tag and drops the white space beside the tag.
     fn enter_state(&mut self, state: ReasoningState) {
         self.state = state;
         self.space.clear();
         self.tag.clear();
     }
 
-    /// A character of the thought; of white space at its beginning and its end there is none.
+    /// Adds a character to the reasoning content, without white space at its beginning and end.
     fn think(&mut self, c: char, told: &mut ReasoningSplit) {
         if !c.is_whitespace() {
             self.state = ReasoningState::Within;
@@ -138,7 +133,7 @@ impl Scanner {
         }
     }
 
-    /// What was held back is text of the answer.
+    /// Releases held text as part of the answer.
     fn flush_held(&mut self, told: &mut ReasoningSplit) {
         told.answer.push_str(&std::mem::take(&mut self.space));
         told.answer.push_str(&std::mem::take(&mut self.tag));

@@ -1,4 +1,4 @@
-//! What a conversation is made of in the Responses API: messages, calls of functions, and what came of them.
+//! Items of a conversation in the Responses API: messages, reasoning, tool calls and their results.
 
 use std::collections::HashMap;
 
@@ -14,13 +14,11 @@ use crate::{
     text::{AnsweredCall, ChatMessage},
 };
 
-/// The type of a part of what was thought.
 pub(super) const THOUGHT: &str = "reasoning_text";
 
-/// A part of a conversation.
 #[derive(Debug, Clone)]
 pub struct Item {
-    /// As it is told, with an id.
+    /// The item as responses show it, with an id.
     pub value: Value,
     said: ItemContent,
 }
@@ -33,24 +31,24 @@ enum ItemContent {
     Output { call_id: String, text: String },
 }
 
-/// A number that nothing else has, behind what it is a number of.
+/// Returns a random unique id with the prefix `of`.
 #[must_use]
 pub fn new_id(of: &str) -> String {
     format!("{of}_{:016x}{:016x}", random_u64(), random_u64())
 }
 
-/// Items of our own, out of what is kept.
+/// Parses stored items.
 ///
 /// # Errors
-/// What is kept is broken.
+/// The stored text is not valid JSON.
 pub fn parse(text: &str) -> Result<Vec<Value>, ApiError> {
     serde_json::from_str(text).map_err(|error| ApiError::internal(format!("what is kept is broken: {error}")))
 }
 
-/// Reads `input`: a text, or items.
+/// Reads `input`: a text or items.
 ///
 /// # Errors
-/// Whatever is not understood, by its name.
+/// Names the field that is missing, malformed or unknown.
 pub fn read(input: Option<Value>) -> Result<Vec<Item>, ApiError> {
     let items = match input {
         Some(Value::String(text)) => vec![json!({ "role": "user", "content": text })],
@@ -72,7 +70,7 @@ fn at(index: usize, value: Value) -> Result<Item, ApiError> {
     item(fields).map_err(|error| error.within(&place))
 }
 
-/// The prefix of an item's id, its fields as they are told, and its meaning.
+/// Id prefix of an item, its fields as responses show them, and its parsed content.
 type ParsedItem = (&'static str, Value, ItemContent);
 
 fn item(mut fields: StrictFields) -> Result<Item, ApiError> {
@@ -124,7 +122,7 @@ fn custom_call(fields: &mut StrictFields) -> Result<ParsedItem, ApiError> {
     Ok(("ctc", value, ItemContent::Call { call_id, name, call }))
 }
 
-/// The result of a call of either kind.
+/// Reads the result of a function call or of a custom tool call.
 fn output(fields: &mut StrictFields) -> Result<ParsedItem, ApiError> {
     let call_id = fields.required_text("call_id")?;
     let text = text(fields.take("output"), "output")?;
@@ -134,7 +132,7 @@ fn output(fields: &mut StrictFields) -> Result<ParsedItem, ApiError> {
 
 fn reasoning(fields: &mut StrictFields) -> Result<ParsedItem, ApiError> {
     let (content, summary) = (fields.array("content")?, fields.array("summary")?);
-    // What others keep secret.
+    // Other servers send encrypted reasoning; this server ignores it.
     fields.text("encrypted_content")?;
     let parts = |parts: Option<Vec<Value>>, field| text(parts.map(Value::Array), field);
     let text = if content.is_some() { parts(content, "content") } else { parts(summary, "summary") }?;
@@ -142,7 +140,6 @@ fn reasoning(fields: &mut StrictFields) -> Result<ParsedItem, ApiError> {
     Ok(("rs", value, ItemContent::Thought { text }))
 }
 
-/// A part of a message's content, as it is told.
 pub(super) fn part_of(kind: &str, text: &str) -> Value {
     match kind {
         "output_text" => json!({ "type": kind, "text": text, "annotations": [], "logprobs": [] }),
@@ -150,7 +147,7 @@ pub(super) fn part_of(kind: &str, text: &str) -> Value {
     }
 }
 
-/// A role as templates have it, the type of its parts, and its name here.
+/// Returns the template's role, the type of the role's content parts, and the API's role.
 fn role(name: &str) -> Result<(&'static str, &'static str, &'static str), ApiError> {
     match name {
         "user" => Ok(("user", "input_text", "user")),
@@ -165,7 +162,7 @@ fn role(name: &str) -> Result<(&'static str, &'static str, &'static str), ApiErr
     }
 }
 
-/// A text, or parts that are texts.
+/// Reads a text, or joins parts that are texts.
 fn text(content: Option<Value>, field: &str) -> Result<String, ApiError> {
     match content {
         Some(Value::String(text)) => Ok(text),
@@ -186,14 +183,13 @@ fn text_part(part: Value, field: &str) -> Result<String, ApiError> {
     }
     let text = fields.text("text")?;
     fields.inert(&["cache_control"]);
-    // What an answer had beside its text.
     fields.array("annotations")?;
     fields.array("logprobs")?;
     fields.finish()?;
     text.ok_or_else(|| ApiError::missing(field, "a part needs 'text'"))
 }
 
-/// The items as messages: calls belong to the message of the assistant's that they follow, thoughts to what follows them.
+/// Converts items to messages: a call joins the assistant message before it, reasoning the one after it.
 #[must_use]
 pub fn messages(instructions: Option<&str>, items: &[Item]) -> Vec<ChatMessage> {
     let mut messages = Vec::with_capacity(items.len() + 1);
@@ -264,7 +260,7 @@ mod tests {
         ];
         assert_eq!(told, expected);
         assert_eq!(messages[3].answers.as_ref().unwrap().name.as_deref(), Some("f"));
-        // What is told of it is what was said.
+        // The items that responses show parse to the same messages.
         let again = read(Some(items.iter().map(|item| item.value.clone()).collect())).unwrap();
         assert_eq!(super::messages(Some("be brief"), &again), messages);
     }

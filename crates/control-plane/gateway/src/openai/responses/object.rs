@@ -1,4 +1,4 @@
-//! The response itself, as it is told at its beginning, at its end, and whenever it is asked for.
+//! The response object, as events and bodies contain it.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -9,25 +9,23 @@ use crate::{
     usage::{CompletionTokensDetails, PromptTokensDetails, Usage},
 };
 
-/// How far it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum ResponseStatus {
     InProgress,
     Completed,
-    /// Cut off at a limit.
+    /// The answer was cut at a limit.
     Incomplete,
     Failed,
 }
 
-/// See the module's description.
 #[derive(Debug, Serialize)]
 pub(super) struct Object<'a> {
     pub(super) id: &'a str,
     pub(super) object: &'static str,
-    /// Seconds since 1970.
+    /// Creation time in seconds since 1970.
     pub(super) created_at: u64,
-    /// Seconds since 1970, once it is complete.
+    /// Completion time in seconds since 1970; null before completion.
     pub(super) completed_at: Option<u64>,
     pub(super) status: ResponseStatus,
     pub(super) model: &'a str,
@@ -36,14 +34,13 @@ pub(super) struct Object<'a> {
     pub(super) error: Option<Failure>,
     pub(super) incomplete_details: Option<Incomplete>,
     pub(super) usage: Option<ResponseUsage>,
-    /// What of its form the answer need not keep to, once it is over.
+    /// The parts of a JSON schema that the grammar does not enforce; set at the end.
     #[serde(skip_serializing_if = "<[SchemaWarning]>::is_empty")]
     pub(super) warnings: &'a [SchemaWarning],
     #[serde(flatten)]
     pub(super) asked: &'a ResponseEcho,
 }
 
-/// Why it failed.
 #[derive(Debug, Serialize)]
 pub(super) struct Failure {
     code: &'static str,
@@ -56,7 +53,6 @@ impl From<&ApiError> for Failure {
     }
 }
 
-/// What cut it off.
 #[derive(Debug, Serialize)]
 pub(super) struct Incomplete {
     pub(super) reason: &'static str,

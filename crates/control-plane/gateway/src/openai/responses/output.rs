@@ -1,4 +1,4 @@
-//! The items of an answer as they are made, one behind the other, and what is told of each.
+//! The items of an answer in progress, and the events that report them.
 
 use serde_json::{Value, json};
 
@@ -7,10 +7,8 @@ use super::{
     items::{THOUGHT, new_id, part_of},
 };
 
-/// Takes an event: its type, and its fields.
 pub(super) type EventSink<'a> = dyn FnMut(&'static str, Value) + 'a;
 
-/// The item that is being made.
 #[derive(Debug)]
 enum OpenItem {
     Thought { id: String, text: String },
@@ -21,7 +19,7 @@ enum OpenItem {
 
 impl OpenItem {
     fn item(&self, status: &str) -> Value {
-        // An item that has just begun has no parts.
+        // A new item has no content parts yet.
         let begins = status == "in_progress";
         match self {
             Self::Thought { id, text } => {
@@ -49,10 +47,9 @@ fn part(text: &str, logprobs: &[Value]) -> Value {
     part
 }
 
-/// See the module's description.
 #[derive(Debug, Default)]
 pub(super) struct OutputItems {
-    /// Those that are whole.
+    /// Completed items, in the order of the answer.
     items: Vec<Value>,
     open: Option<OpenItem>,
 }
@@ -62,7 +59,6 @@ impl OutputItems {
         &self.items
     }
 
-    /// Goes on with a thought.
     pub(super) fn thought(&mut self, new: &str, tell: &mut EventSink<'_>) {
         if !matches!(self.open, Some(OpenItem::Thought { .. })) {
             self.close("completed", tell);
@@ -77,7 +73,6 @@ impl OutputItems {
         );
     }
 
-    /// Goes on with text.
     pub(super) fn text(&mut self, new: &str, scores: Vec<Value>, tell: &mut EventSink<'_>) {
         if !matches!(self.open, Some(OpenItem::Message { .. })) {
             self.close("completed", tell);
@@ -96,12 +91,10 @@ impl OutputItems {
         logprobs.extend(scores);
     }
 
-    /// Whether the item that is being made is a call.
     pub(super) fn is_in_a_call(&self) -> bool {
         matches!(self.open, Some(OpenItem::Call { .. } | OpenItem::Custom { .. }))
     }
 
-    /// Goes on with a call.
     pub(super) fn call(&mut self, part: &ToolCallDelta, tell: &mut EventSink<'_>) {
         if let Some((call_id, name)) = part.begun.clone() {
             self.close("completed", tell);
@@ -129,7 +122,7 @@ impl OutputItems {
         }
     }
 
-    /// Ends the last item: `status` is that of the answer. One that said nothing has an empty message.
+    /// Ends the last item with the answer's `status`; an empty answer gets an empty message.
     pub(super) fn end(&mut self, status: &str, tell: &mut EventSink<'_>) {
         if self.items.is_empty() && self.open.is_none() {
             self.text("", Vec::new(), tell);

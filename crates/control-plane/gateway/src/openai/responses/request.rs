@@ -18,49 +18,39 @@ use super::{
 };
 use crate::{errors::ApiError, response_store::StoredResponse, text::TemplateOptions};
 
-/// Most entries of `metadata`, and the most characters of a name and of a value.
+/// Maximum number of `metadata` entries, and maximum characters of a name and of a value.
 const MAX_METADATA: (usize, usize, usize) = (16, 64, 512);
 const LOGPROBS: &str = "message.output_text.logprobs";
 
-/// What a response repeats of its request.
+/// Fields of the request that the response repeats.
 #[derive(Debug, Serialize)]
 pub struct ResponseEcho {
-    /// What stands in front of the conversation.
+    /// System message before the conversation.
     pub instructions: Option<String>,
-    /// Most tokens to generate.
     pub max_output_tokens: Option<u32>,
-    /// The caller's own.
     pub metadata: Map<String, Value>,
-    /// Whether an answer may have several calls.
     pub parallel_tool_calls: bool,
-    /// What it goes on from.
     pub previous_response_id: Option<String>,
-    /// How much the model is to think, as asked.
     pub reasoning: Value,
-    /// Whether it is kept.
     pub store: bool,
-    /// As it is used.
+    /// Temperature in effect, after defaults.
     pub temperature: f32,
-    /// As it is used.
+    /// Nucleus size in effect, after defaults.
     pub top_p: f32,
-    /// Alternatives for each token.
+    /// Alternatives to report for each token.
     pub top_logprobs: u32,
-    /// What the answer has to look like.
+    /// Format of the text, as requested.
     pub text: Value,
-    /// As asked.
     pub tool_choice: Value,
-    /// As asked.
     pub tools: Value,
-    /// Always `disabled`: what does not fit is refused.
+    /// Always `disabled`: a conversation that exceeds the context fails.
     pub truncation: &'static str,
-    /// Always false.
     pub background: bool,
 }
 
-/// A body, checked as far as it can be without looking anything up.
+/// A request's body, checked without looking up the model.
 #[derive(Debug)]
 pub struct ResponsesBody {
-    /// What the response repeats.
     pub asked: ResponseEcho,
     wanted: ModelRef,
     params: Params,
@@ -74,7 +64,7 @@ impl ResponsesBody {
     /// Reads `body`.
     ///
     /// # Errors
-    /// Whatever is not honoured, by its name.
+    /// Names the field that is missing, malformed or unknown.
     pub fn read(body: &[u8], limits: &ParamLimits<'_>) -> Result<Self, ApiError> {
         let mut fields = StrictFields::parse(body)?;
         let wanted = ModelRef::read(&mut fields)?;
@@ -113,7 +103,7 @@ impl ResponsesBody {
         Ok(Self { asked, wanted, params, logprobs, tools, effort, items })
     }
 
-    /// Puts what `entry` answered, and its answer, in front.
+    /// Puts the input and the output of `entry` before this request's items.
     pub(super) fn go_on_from(&mut self, entry: &StoredResponse) -> Result<(), ApiError> {
         let mut values = items::parse(&entry.input)?;
         let response: Value = serde_json::from_str(&entry.response)
@@ -125,7 +115,7 @@ impl ResponsesBody {
         Ok(())
     }
 
-    /// The conversation, what the response repeats, and all that it answers.
+    /// Returns the chat request, the fields that the response repeats, and all input items.
     pub(super) fn conversation(self) -> Result<(ChatRequest, ResponseEcho, Vec<Value>), ApiError> {
         let Self { asked, wanted, params, logprobs, tools, effort, items } = self;
         let messages = items::messages(asked.instructions.as_deref(), &items);
@@ -156,7 +146,7 @@ fn metadata(fields: &mut StrictFields) -> Result<Map<String, Value>, ApiError> {
     Ok(map)
 }
 
-/// What the answer has to look like, and how a response tells it.
+/// Reads `text`; returns the structured output and the field as the response repeats it.
 fn text(fields: &mut StrictFields) -> Result<(Option<Structure>, Value), ApiError> {
     let plain = || json!({ "format": { "type": "text" } });
     let Some(value) = fields.take("text") else { return Ok((None, plain())) };
@@ -168,7 +158,8 @@ fn text(fields: &mut StrictFields) -> Result<(Option<Structure>, Value), ApiErro
     Ok((structure, json!({ "format": format })))
 }
 
-/// How much the model is to think, and how a response tells it. Thoughts are told as they are, which is what `auto` asks for.
+/// Reads `reasoning`; returns the effort and the field as the response repeats it. Summaries other than
+/// `auto` fail, because responses contain the full reasoning content.
 fn reasoning(fields: &mut StrictFields) -> Result<(Option<ReasoningEffort>, Value), ApiError> {
     const NAME: &str = "reasoning";
     let Some(value) = fields.take(NAME) else {
@@ -194,7 +185,7 @@ fn logprobs(fields: &mut StrictFields) -> Result<Option<u32>, ApiError> {
     for item in fields.array("include")?.unwrap_or_default() {
         match item.as_str() {
             Some(LOGPROBS) => wanted = true,
-            // Thoughts are told as they are: nothing is kept secret.
+            // Accepted, because responses contain reasoning content unencrypted.
             Some("reasoning.encrypted_content") => {}
             _ => {
                 let message = format!("'include' may hold '{LOGPROBS}'; nothing else can be included here");

@@ -1,4 +1,4 @@
-//! An answer as the Responses API tells it, as it comes, and what is kept of it.
+//! Writes an answer as the Responses API's body or events, and stores the response.
 
 use std::sync::Arc;
 
@@ -24,12 +24,11 @@ use crate::{
     usage::FinishReason,
 };
 
-/// See the module's description.
 #[derive(Debug)]
 pub(super) struct ResponseWriter {
     id: String,
     asked: ResponseEcho,
-    /// All that it answers.
+    /// All input items, earlier turns included.
     input: Vec<Value>,
     kept: Arc<ResponseStore>,
     output: OutputItems,
@@ -43,7 +42,6 @@ impl ResponseWriter {
         Self { id: new_id("resp"), asked, input, kept, output, finish: FinishReason::Length, events }
     }
 
-    /// Takes a step.
     pub(super) fn record_step(
         &mut self,
         answer: &GenerationResponse,
@@ -66,14 +64,14 @@ impl ResponseWriter {
                 DeltaPart::Call(call) => self.output.call(call, tell),
             }
         }
-        // Only text has scores here.
+        // This API reports scores of text only.
         if !(scores.is_empty() || piece.thinks || self.output.is_in_a_call()) {
             self.output.text("", scores, tell);
         }
         self.finish = piece.finish.unwrap_or(self.finish);
     }
 
-    /// Ends it, and keeps it if that is wanted; returns the whole response as JSON.
+    /// Ends the response and stores it if requested; returns the whole response as JSON.
     pub(super) fn end(&mut self, answer: &GenerationResponse, tell: &mut EventSink<'_>) -> String {
         self.output.end(if self.is_cut() { "incomplete" } else { "completed" }, tell);
         let response = text_of(&self.object(answer, self.status()));
@@ -127,7 +125,7 @@ impl ResponseWriter {
 
 impl StreamFormat for ResponseWriter {
     const CONTENT_TYPE: &'static str = EVENT_STREAM;
-    /// A comment.
+    /// A comment of the event stream.
     const KEEP_ALIVE: &'static [u8] = b": keep-alive\n\n";
 
     fn step(&mut self, answer: &GenerationResponse, step: ChoiceUpdate, out: &mut Vec<u8>) {
@@ -159,7 +157,7 @@ struct ResponseEnvelope<'a> {
     response: &'a Object<'a>,
 }
 
-/// Numbers what is told.
+/// Writes events with consecutive sequence numbers.
 #[derive(Debug, Default)]
 struct Events {
     next: u64,
@@ -178,7 +176,7 @@ impl Events {
         out.extend_from_slice(b"event: ");
         out.extend_from_slice(name.as_bytes());
         out.extend_from_slice(b"\ndata: ");
-        // Plain data into memory: serializing it cannot fail.
+        // Serializing plain data to memory cannot fail.
         let _ = serde_json::to_writer(
             &mut *out,
             &ResponseEvent { r#type: name, sequence_number: self.next, fields },
@@ -188,7 +186,7 @@ impl Events {
     }
 }
 
-/// Plain data into memory: serializing it cannot fail.
+/// Serializing plain data to memory cannot fail.
 fn text_of<T: Serialize>(value: &T) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }

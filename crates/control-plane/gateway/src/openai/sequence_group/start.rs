@@ -1,4 +1,4 @@
-//! From a job to sequences under way: its turn, an executor, its adapter there.
+//! Starts the sequences of a request: admission, choice of an executor, adapter load.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,10 +18,10 @@ use crate::{
     routing::RoutingRequest,
 };
 
-/// A sequence's prompt is in memory so often: as it was asked for, as it is started, and on its way to the executor.
+/// Copies of a sequence's prompt in memory: the parsed request, the running sequence, and the message to the
+/// executor.
 const PROMPT_COPIES: usize = 3;
 
-/// A job whose turn it is.
 struct StartingGroup<'a> {
     app: &'a App,
     job: &'a GenerationRequest,
@@ -30,13 +30,12 @@ struct StartingGroup<'a> {
     route: RoutingRequest,
     turn: AdmissionPermit,
     started: Instant,
-    /// How long it waited for its turn.
     waited: Duration,
 }
 
 impl SequenceGroup {
-    /// Starts the sequences of `job` when its turn has come, on an executor of those that it was put together for or, if that
-    /// has ended, of those that serve the same base now. One that has no room is left out.
+    /// Starts the sequences of `job` after admission. Candidates are the executors that now serve the
+    /// request's base; an executor that refuses is skipped.
     pub async fn start(app: &App, job: &GenerationRequest) -> Result<Self, ApiError> {
         let (started, principal) = (Instant::now(), job.principal(&app.classes));
         let backlog = Backlog::new(app.memory.reserve(&principal.tenant, prompt_bytes(job))?);
@@ -77,7 +76,7 @@ impl StartingGroup<'_> {
         }
     }
 
-    /// Brings the adapter to an executor and starts there.
+    /// Loads the adapter on an executor and starts the sequences there.
     async fn begin_at(
         &mut self,
         to: &ReadyExecutor,
@@ -86,7 +85,7 @@ impl StartingGroup<'_> {
             None => None,
             Some(lease) => {
                 if !self.app.registry.is_at(lease.id, to.index) {
-                    // Nobody else waits for that.
+                    // Releases capacity before the load, because the request now waits only for its adapter.
                     self.turn.release();
                 }
                 Some(Arc::new(self.app.registry.load_on(lease, to.index).await?))
@@ -141,13 +140,13 @@ impl StartingGroup<'_> {
     }
 }
 
-/// What the prompts of a job's sequences take while they are computed.
+/// Returns the memory of the prompts while their sequences run, in bytes.
 fn prompt_bytes(job: &GenerationRequest) -> usize {
     let tokens = job.prompts.iter().map(|prompt| prompt.tokens.len()).fold(0, usize::saturating_add);
     tokens.saturating_mul(job.params.choices as usize).saturating_mul(PROMPT_COPIES * size_of::<u32>())
 }
 
-/// What a job will cost, as far as that is known: its prompts, and for each answer what is usual or, if that is less, its most.
+/// Estimates the cost in tokens: prompts, and per answer the lesser of usual length and `max_tokens`.
 fn cost_tokens(app: &App, job: &GenerationRequest, sequences: &[Generate]) -> u64 {
     let prompts: usize = job.prompts.iter().map(|prompt| prompt.tokens.len()).sum();
     let usual = app.executors.answer_tokens() as u64;
@@ -155,14 +154,14 @@ fn cost_tokens(app: &App, job: &GenerationRequest, sequences: &[Generate]) -> u6
     answers.fold(prompts as u64, u64::saturating_add)
 }
 
-/// When it is too late; all sequences of a request have the same deadline.
+/// Returns the deadline, which all sequences of a request share.
 fn deadline(sequences: &[Generate], started: Instant) -> Option<Instant> {
     let deadline_ms = sequences.first().map_or(0, |generate| generate.deadline_ms);
     let deadline = (deadline_ms > 0).then(|| Duration::from_millis(deadline_ms.into()))?;
     started.checked_add(deadline)
 }
 
-/// What serves the base that `job` was put together for.
+/// Returns the current serving state if its base is unchanged, otherwise that of `job`.
 fn now_serving(app: &App, job: &GenerationRequest) -> Arc<ServingState> {
     let base_hash = job.serving.welcome.base_hash;
     let now = app.serving().ok().filter(|now| now.welcome.base_hash == base_hash);

@@ -1,4 +1,4 @@
-//! What is asked for as a grammar, and the form in which an executor takes it.
+//! Requested structured output, and the grammar text that executors take.
 
 use std::sync::Arc;
 
@@ -7,45 +7,41 @@ use text::grammar::{Enforcement, Grammar, Thought, Warning};
 
 use crate::errors::ApiError;
 
-/// What is asked for, and where.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Structure {
-    /// The field that asks for it.
+    /// The field that requests the structured output.
     pub field: String,
-    /// What it asks for.
     pub grammar: Grammar,
-    /// What becomes of a schema's keywords that cannot be held.
+    /// Treatment of schema keywords that a grammar cannot express.
     pub enforcement: Enforcement,
 }
 
-/// A keyword of a schema that an answer need not keep to.
+/// A keyword of a schema that the grammar does not enforce.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SchemaWarning {
-    /// Where the keyword stands: the field of the request, and the way within its schema.
+    /// Location of the keyword: the request's field and the path within its schema.
     pub param: String,
-    /// The keyword.
     pub keyword: String,
-    /// Why, and what to write instead.
+    /// The reason, and what to write instead.
     pub message: String,
 }
 
-/// A grammar as an executor takes it, and what asked for it.
+/// A grammar as executors take it, with the field that requested it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GrammarSource {
-    /// The form in which it travels.
+    /// Text of the grammar on the wire.
     pub source: Arc<str>,
-    /// The field that asks for it, as a message names it.
+    /// The requesting field as messages name it.
     pub field: String,
-    /// The field that is to blame if it cannot be honoured.
+    /// The field that an error names if the grammar does not compile.
     pub param: String,
-    /// Grammars of callers that it is made of. They are compiled before it, so that a refusal names their field.
+    /// The callers' grammars inside this one. Each is compiled first, so that a refusal names its own field.
     pub parts: Vec<GrammarSource>,
-    /// What of the request an answer need not keep to.
+    /// The keywords that the grammar does not enforce.
     pub warnings: Vec<SchemaWarning>,
 }
 
 impl SchemaWarning {
-    /// Of the schema in `field`.
     #[must_use]
     pub fn of(field: &str, warning: Warning) -> Self {
         let Warning { path, keyword, message } = warning;
@@ -54,16 +50,16 @@ impl SchemaWarning {
 }
 
 impl Structure {
-    /// Text of this grammar, all of it.
+    /// Returns structured output whose keywords are all enforced.
     #[must_use]
     pub fn strict(field: impl Into<String>, grammar: Grammar) -> Self {
         Self { field: field.into(), grammar, enforcement: Enforcement::Strict }
     }
 
-    /// The grammar as an executor takes it, with `thought` before the answer. Nobody has compiled it yet.
+    /// Returns the grammar for executors, with `thought` before the answer; the grammar is not compiled yet.
     ///
     /// # Errors
-    /// It cannot be honoured.
+    /// The schema or grammar cannot be expressed.
     pub fn source(&self, thought: Option<Thought>) -> Result<GrammarSource, ApiError> {
         let source = self.grammar.source_behind(thought, self.enforcement);
         let source = source.map_err(|error| refused(&self.field, &error))?;
@@ -73,14 +69,14 @@ impl Structure {
 }
 
 impl GrammarSource {
-    /// A grammar that `field` asks for, of which every keyword is kept to.
+    /// Returns a grammar that `field` requested, without warnings.
     #[must_use]
     pub fn new(source: String, field: &str) -> Self {
         let (source, field) = (source.into(), field.to_owned());
         Self { source, param: field.clone(), field, parts: Vec::new(), warnings: Vec::new() }
     }
 
-    /// The same grammar, of which some keywords need not be kept to. That is logged, since not every caller reads its answers.
+    /// Adds warnings and logs them, because not every caller reads the answer's warnings.
     #[must_use]
     pub fn with_warnings(self, warnings: Vec<SchemaWarning>) -> Self {
         for SchemaWarning { param, keyword, message } in &warnings {
@@ -90,7 +86,6 @@ impl GrammarSource {
     }
 }
 
-/// What is wrong with the grammar in `field`.
 pub fn refused(field: &str, error: &impl std::fmt::Display) -> ApiError {
     ApiError::bad_request("invalid_grammar", format!("'{field}' cannot be used: {error}")).of(field)
 }

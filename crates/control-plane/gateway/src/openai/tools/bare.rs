@@ -1,13 +1,14 @@
-//! An answer that is nothing but a call without its tags: one JSON object, perhaps in a fence of Markdown. Qwen2.5-Coder writes its calls so.
+//! Reads an answer that is one JSON object without tags, perhaps in a Markdown fence, as a call.
+//! Qwen2.5-Coder writes such calls.
 //!
-//! Nobody knows before the answer's end that nothing follows the object, so such a call is told as a whole.
+//! Text after the object would make the answer plain text, so the call is reported only at the answer's end.
 
 use serde_json::{Map, Value};
 
 use super::object::{CallProgress, ObjectScanner};
 
 const FENCE: &str = "```";
-/// Longest beginning of a fence: with the name of a language, and white space.
+/// Maximum length of a fence's first line, with the name of a language and white space.
 const MAX_FENCE_BYTES: usize = 64;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,15 +19,13 @@ enum BarePosition {
     Behind,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct BareScanner {
     at: BarePosition,
-    /// The text before the object.
     before: String,
     object: ObjectScanner,
     arguments: String,
-    /// The text behind the object, without white space.
+    /// The text after the object, without white space.
     behind: String,
 }
 
@@ -38,17 +37,16 @@ impl Default for BareScanner {
 }
 
 impl BareScanner {
-    /// Whether an answer may be such a call if `c` is its first character.
+    /// True if an answer that begins with `c` may be such a call.
     pub(super) fn begins_with(c: char) -> bool {
         c == '{' || FENCE.starts_with(c)
     }
 
-    /// The name in the object, once it is known.
     pub(super) fn name(&self) -> Option<&str> {
         self.object.name()
     }
 
-    /// Takes the next character; the answer is open until it ends.
+    /// Processes the next character; the result stays open until the answer ends.
     pub(super) fn push(&mut self, c: char) -> CallProgress {
         match self.at {
             BarePosition::Before if c == '{' => {
@@ -79,7 +77,7 @@ impl BareScanner {
         }
     }
 
-    /// Takes a character of a fence's first line: the fence, the name of a language, white space.
+    /// Processes a character of a fence's first line: the fence, a language, white space.
     fn in_fence(&mut self, c: char) -> CallProgress {
         self.before.push(c);
         let word = self.before.trim_end();
@@ -93,12 +91,12 @@ impl BareScanner {
         }
     }
 
-    /// The text that has to stand behind the object.
+    /// Returns the text that must follow the object.
     fn closing(&self) -> &'static str {
         if self.before.is_empty() { "" } else { FENCE }
     }
 
-    /// The call, if the answer ends here and is one.
+    /// Returns the call's name and arguments, if the answer ends here and is a call.
     pub(super) fn whole(&self) -> Option<(String, String)> {
         let is_whole = self.at == BarePosition::Behind && self.behind == self.closing();
         let parses = serde_json::from_str::<Map<String, Value>>(&self.arguments).is_ok();

@@ -1,35 +1,38 @@
-//! How models write calls of tools, and which way a chat template shows its model.
+//! Formats in which models write tool calls, and their detection from a chat template.
 
 use settings::ToolCallParser;
 
 use super::tagged::OPENING;
 use crate::openai::template_options::has_word;
 
-/// How calls are written. Each is told from text by its beginning.
+/// The format of tool calls; each format is recognized by its beginning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ToolCallFormat {
-    /// `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, anywhere, any number of them: Hermes, Qwen.
+    /// `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, anywhere, any number of calls: Hermes,
+    /// Qwen.
     Hermes,
-    /// `{"name": ..., "parameters": {...}}` as all of the answer, perhaps behind `<|python_tag|>`; more of them behind `;`: Llama 3.
+    /// `{"name": ..., "parameters": {...}}` as the whole answer, perhaps after `<|python_tag|>`; further
+    /// calls follow `;`: Llama 3.
     Llama3,
-    /// `[TOOL_CALLS]` and then `[{"name": ..., "arguments": {...}}, ...]`, or `NAME{...}` or `NAME[ARGS]{...}`: Mistral.
+    /// `[TOOL_CALLS]` and then `[{"name": ..., "arguments": {...}}, ...]`, or `NAME{...}` or
+    /// `NAME[ARGS]{...}`: Mistral.
     Mistral,
-    /// `[name(key=value, ...), ...]` as all of the answer, with literals of Python: Llama 3.2, Gemma 3 by prompts that ask for it.
+    /// `[name(key=value, ...), ...]` as the whole answer, with Python literals: Llama 3.2, Gemma 3 with
+    /// prompts that ask for this format.
     Pythonic,
     /// `<|tool_call|>` and then `[{"name": ..., "arguments": {...}}, ...]`: Granite 3.
     Granite,
-    /// `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`, anywhere, any number of them:
-    /// Qwen3-Coder, Qwen 3.5, Nemotron 3.
+    /// `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`, anywhere, any
+    /// number of calls: Qwen3-Coder, Qwen 3.5, Nemotron 3.
     Qwen3Coder,
 }
 
 impl ToolCallFormat {
-    /// All of them.
     pub const ALL: [Self; 6] =
         [Self::Hermes, Self::Llama3, Self::Mistral, Self::Pythonic, Self::Granite, Self::Qwen3Coder];
 
-    /// The one that an operator has chosen, or else that of a chat template; `None` if no calls are to be read, or the template
-    /// shows no tools.
+    /// Returns the format that the operator or the chat template chooses; `None` if calls are not read or the
+    /// template shows no tools.
     #[must_use]
     pub fn of(chosen: ToolCallParser, template: Option<&str>) -> Option<Self> {
         match chosen {
@@ -44,7 +47,7 @@ impl ToolCallFormat {
         }
     }
 
-    /// That which `template` shows, by the words that only it has.
+    /// Detects the format by words that only its templates contain.
     fn of_template(template: &str) -> Option<Self> {
         if !shows_tools(template) {
             return None;
@@ -53,7 +56,7 @@ impl ToolCallFormat {
         if has("<tool_call>") && has("<function=") {
             Some(Self::Qwen3Coder)
         } else if has("<tool_call>") {
-            // Others write tags of theirs within.
+            // Other models put tags of their own inside `<tool_call>`.
             (!has("<arg_key>") && !has("<invoke name=")).then_some(Self::Hermes)
         } else if has("<|tool_call|>") && has("JSON list") {
             Some(Self::Granite)
@@ -68,7 +71,7 @@ impl ToolCallFormat {
         }
     }
 
-    /// The name of the token, if it is one, that announces calls.
+    /// Returns the special token that announces calls.
     #[must_use]
     pub fn announcement(self) -> Option<&'static str> {
         match self {
@@ -80,13 +83,13 @@ impl ToolCallFormat {
         }
     }
 
-    /// What begins a call behind its announcement, where models forget that at times.
+    /// Returns the text that begins a call, for models that sometimes forget the announcement.
     #[must_use]
     pub fn opening(self) -> Option<&'static str> {
         (self == Self::Qwen3Coder).then_some(OPENING)
     }
 
-    /// Names of tokens that are part of how calls are written, and to be read where others are no text.
+    /// Returns special tokens that must be decoded as text although the decoder hides others.
     #[must_use]
     pub fn words(self) -> &'static [&'static str] {
         match self {
@@ -99,7 +102,7 @@ impl ToolCallFormat {
     }
 }
 
-/// Whether a chat template shows its model any tools: without that it would never hear of them.
+/// True if a chat template shows tools to its model.
 #[must_use]
 pub fn shows_tools(template: &str) -> bool {
     has_word(template, "tools")

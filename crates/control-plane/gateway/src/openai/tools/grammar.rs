@@ -1,4 +1,4 @@
-//! What an answer with calls has to look like, where it has to: calls that are required, and functions that are strict.
+//! The grammar of an answer with tool calls, for required calls and strict functions.
 //!
 //! [`keywords`]: arguments that are written one by one, each with its name.
 
@@ -15,43 +15,33 @@ use super::{
     tool_params::{CallLimit, CustomInput, INPUT, Strictness, Tool, ToolChoice, Tools},
 };
 
-/// Why calls cannot be made to look like what they have to.
+/// Why tool calls cannot be constrained by a grammar.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CallsError {
-    /// A function's schema, or the whole, cannot be honoured.
+    /// A function's schema or the whole grammar cannot be expressed.
     #[error(transparent)]
     Grammar(#[from] GrammarError),
-    /// A way to write calls that has no place for what the schema says.
+    /// The schema is more than a list of properties, which the call format cannot express.
     #[error(
         "the parameters of '{name}' are no plain list of properties, and the model's way to write calls has no other"
     )]
-    NoPlainList {
-        /// The function.
-        name: String,
-    },
-    /// A way to write calls that has no quotes around texts, and so no place for what a schema says of one.
+    NoPlainList { name: String },
+    /// The call format writes strings without quotes, so it cannot enforce this keyword of a string.
     #[error(
         "'{keyword}' of the parameter '{parameter}' of '{name}' cannot be kept to in the model's way to write calls, which puts \
          texts in no quotes; leave it out"
     )]
-    NoText {
-        /// The function.
-        name: String,
-        /// Which of its parameters.
-        parameter: String,
-        /// What is said of it.
-        keyword: String,
-    },
-    /// What else the answer has to look like is said in a way that calls cannot stand beside.
+    NoText { name: String, parameter: String, keyword: String },
+    /// The answer has a grammar that cannot be an alternative to calls.
     #[error(
         "an answer that may call tools can besides be text or JSON; send 'tool_choice': \"none\" with any other grammar"
     )]
     Beside,
 }
 
-/// The grammar of answers with calls as `tools` wants them; where none are called `answer` says what they look like. `None`: nothing
-/// has to be as it is. `announcement` is the token that announces calls, where it is one. With it comes what of the schemas need not be
-/// kept to.
+/// Returns the grammar of answers with the calls that `tools` requires, and warnings about unenforced
+/// keywords. `answer` constrains answers without calls. `announcement` is the token that announces calls, if
+/// the tokenizer has one. Returns `None` if nothing is constrained.
 ///
 /// # Errors
 /// See [`CallsError`].
@@ -81,25 +71,24 @@ pub fn of(
     Ok(Some((Grammar::Rules(rules.source), rules.warnings)))
 }
 
-/// Which calls an answer may have. The input of a custom tool goes to the answer's end, since any text may be in it: such a call is
-/// the last one.
+/// The rules of calls that an answer may have. A custom tool's input extends to the answer's end, since it
+/// may contain any text, so such a call is the last.
 #[derive(Debug, Clone, Copy)]
 struct AllowedCalls {
     /// The rule `calls`: calls of functions.
     functions: bool,
-    /// The rule `last`: a call of a custom tool, perhaps behind calls of functions.
+    /// The rule `last`: a call of a custom tool, perhaps after calls of functions.
     custom: bool,
 }
 
 impl AllowedCalls {
-    /// The rules as alternatives.
     fn any(self) -> String {
         let rules = [("calls", self.functions), ("last", self.custom)];
         rules.iter().filter(|(_, is_there)| *is_there).map(|(rule, _)| *rule).collect::<Vec<_>>().join(" | ")
     }
 }
 
-/// What announces calls, in Lark.
+/// The announcement of calls, in Lark.
 struct CallPrefix {
     source: String,
     is_token: bool,
@@ -108,7 +97,7 @@ struct CallPrefix {
 impl CallPrefix {
     fn of(format: ToolCallFormat, token: Option<u32>) -> Self {
         match (format, token) {
-            // Llama 3 announces nothing where it calls functions.
+            // Llama 3 announces no calls of functions.
             (ToolCallFormat::Llama3 | ToolCallFormat::Pythonic, _) => {
                 Self { source: String::new(), is_token: false }
             }
@@ -120,7 +109,7 @@ impl CallPrefix {
     }
 }
 
-/// All calls of an answer, of which each is a `call`.
+/// Returns the rule of all calls of an answer; each call is a `call`.
 fn calls(format: ToolCallFormat, announcement: &str, calls: CallLimit) -> String {
     let one = format!("{announcement} {}", behind_announcement(format, calls));
     match (format, calls) {
@@ -131,7 +120,7 @@ fn calls(format: ToolCallFormat, announcement: &str, calls: CallLimit) -> String
     }
 }
 
-/// All calls of an answer that ends with one of a custom tool, an `input_call`.
+/// Returns the rule of calls that end with a custom tool's `input_call`.
 fn last(format: ToolCallFormat, announcement: &str, (calls, functions): (CallLimit, bool)) -> String {
     let many = functions && calls == CallLimit::Many;
     if !matches!(format, ToolCallFormat::Hermes | ToolCallFormat::Qwen3Coder) {
@@ -142,14 +131,14 @@ fn last(format: ToolCallFormat, announcement: &str, (calls, functions): (CallLim
     format!("{before}{announcement} {}", behind_last_announcement(format, many))
 }
 
-/// The rule behind the announcement of a call of a custom tool; in a list perhaps `many` calls of functions, and that call.
+/// Returns the rule of a custom tool's call; in a list, function calls may precede the call if `many`.
 fn behind_last_announcement(format: ToolCallFormat, many: bool) -> String {
     let Some((open, between, _)) = brackets(format) else { return "\"\\n\" input_call".to_owned() };
     let before = if many { format!("(call {})* ", lark_string(between)) } else { String::new() };
     format!("{} {before}input_call", bracket(open))
 }
 
-/// The texts before, between and behind the calls of a list; `None`: each call is announced by itself.
+/// Returns the text before, between and after calls in a list; `None` if each call is announced.
 fn brackets(format: ToolCallFormat) -> Option<(&'static str, &'static str, &'static str)> {
     match format {
         ToolCallFormat::Hermes | ToolCallFormat::Qwen3Coder => None,
@@ -164,7 +153,7 @@ fn bracket(text: &str) -> String {
     if text.is_empty() { String::new() } else { lark_string(text) }
 }
 
-/// What stands behind an announcement: one call, or all of them.
+/// Returns the rule after an announcement: one call, or the list of all calls.
 fn behind_announcement(format: ToolCallFormat, calls: CallLimit) -> String {
     let Some((open, between, close)) = brackets(format) else {
         return "\"\\n\" call \"\\n</tool_call>\"".to_owned();
@@ -176,14 +165,14 @@ fn behind_announcement(format: ToolCallFormat, calls: CallLimit) -> String {
     format!("{} call {more} {}", bracket(open), bracket(close))
 }
 
-/// What `text` matches, without what has `word` in it.
+/// Returns a terminal for the matches of `text` that do not contain `word`.
 fn without(text: &str, word: Option<&str>) -> String {
     let Some(word) = word else { return text.to_owned() };
     let word = word.replace('|', r"\|").replace('/', r"\/");
     format!("{text} & ~/(?s:.*){word}(?s:.*)/")
 }
 
-/// An expression as a terminal of Lark, whose end is a slash.
+/// Writes a regular expression as a Lark terminal, with slashes escaped.
 fn lark_expression(expression: &str) -> String {
     if expression.is_empty() {
         return "\"\"".to_owned();
@@ -200,7 +189,7 @@ fn lark_expression(expression: &str) -> String {
     written
 }
 
-/// The parameters of `tool` as a field of the request, and what becomes of keywords that cannot be held.
+/// Returns the field of the tool's parameters, and the treatment of keywords that a grammar cannot express.
 fn parameters_of(tool: &Tool) -> (String, Enforcement) {
     let enforcement = match tool.strictness {
         Strictness::Strict => Enforcement::Strict,
@@ -217,11 +206,11 @@ struct GrammarRules {
 
 impl GrammarRules {
     fn add(&mut self, name: &str, rule: &str) {
-        // Into memory: writing cannot fail.
+        // Writing to memory cannot fail.
         let _ = writeln!(self.source, "{name}: {}", rule.trim());
     }
 
-    /// The rules `calls` and `last`, and those of each call.
+    /// Adds the rules `calls` and `last`, and those of each call.
     fn ways(&mut self, tools: &Tools, announcement: &str) -> Result<AllowedCalls, CallsError> {
         let (mut functions, mut custom) = (Vec::new(), Vec::new());
         for (index, tool) in tools.callable().enumerate() {
@@ -245,7 +234,7 @@ impl GrammarRules {
         Ok(ways)
     }
 
-    /// A call of a custom tool, with its input up to the answer's end.
+    /// Adds a call of a custom tool, with its input up to the answer's end.
     fn input_call(&mut self, index: usize, tool: &Tool, input: &CustomInput) -> Result<(), CallsError> {
         let name = Value::from(tool.name.as_str());
         let before = match self.format {
@@ -269,7 +258,7 @@ impl GrammarRules {
         Ok(())
     }
 
-    /// Adds a JSON text that `schema` allows, which stands in a field of the request.
+    /// Adds a JSON text that matches `schema`, which stands in `field` of the request.
     fn json(
         &mut self,
         name: &str,
@@ -282,7 +271,7 @@ impl GrammarRules {
         Ok(())
     }
 
-    /// Text in which, or behind which, calls may come.
+    /// Returns the rule of text that calls may interrupt or replace.
     fn text_or_calls(&mut self, announcement: &CallPrefix, calls: CallLimit, ways: AllowedCalls) -> String {
         let many = if calls == CallLimit::Many { "*" } else { "?" };
         let last = if ways.custom { "last?" } else { "" };
@@ -315,11 +304,11 @@ impl GrammarRules {
         }
     }
 
-    /// Text and calls where the announcement is text.
+    /// Returns the rule of text and calls if the announcement is plain text.
     fn text_up_to_calls(&mut self, format: ToolCallFormat, calls: CallLimit, ways: AllowedCalls) -> String {
         let many = if calls == CallLimit::Many { "*" } else { "?" };
         let word = format.announcement().unwrap_or_default();
-        // Up to the announcement, and with it; and what has none in it.
+        // `announced` ends with the announcement; `TEXT` does not contain it.
         let text = without("/(?s:.*)/", format.opening());
         self.add(&format!("announced[suffix={}]", lark_string(word)), &text);
         self.add("TEXT", &without(&text, Some(word)));

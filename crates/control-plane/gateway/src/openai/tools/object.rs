@@ -1,28 +1,27 @@
-//! One call that is written as a JSON object, `{"name": ..., "arguments": {...}}`, character by character.
+//! Reads one call written as a JSON object, `{"name": ..., "arguments": {...}}`, character by character.
 //!
-//! Its arguments are handed on as they are written, from the moment its name is known: nobody waits for its end.
+//! Arguments are passed on as they arrive once the name is known, so the caller need not wait for the call's
+//! end.
 
-/// Longest name and key.
 const MAX_NAME_BYTES: usize = 256;
 
-/// Keys that a call may have before its name. Any other tells that it is none.
+/// Keys that may precede the name; any other key means that the object is no call.
 const BESIDE: [&str; 4] = ["type", "id", "arguments", "parameters"];
 
-/// How far a call is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CallProgress {
-    /// More of it comes.
+    /// The call is incomplete.
     Open,
-    /// It is whole.
+    /// The call is complete.
     Whole,
-    /// It is no call.
+    /// The text is no call.
     Broken,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ObjectPosition {
     Begin,
-    /// Where a key may come; `true` behind a comma alone.
+    /// A key may come.
     BeforeKey,
     Key,
     Colon,
@@ -31,18 +30,17 @@ enum ObjectPosition {
     BehindValue,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct ObjectScanner {
     at: ObjectPosition,
     key: String,
-    /// The value so far, where it is not handed on as it comes.
+    /// The value so far, unless its characters are passed on as they arrive.
     value: String,
     depth: usize,
     in_string: bool,
     escaped: bool,
     name: Option<String>,
-    /// Not handed on yet.
+    /// Arguments that are not passed on yet.
     arguments: String,
     has_arguments: bool,
 }
@@ -64,22 +62,19 @@ impl Default for ObjectScanner {
 }
 
 impl ObjectScanner {
-    /// Its name, once that is known.
     pub(super) fn name(&self) -> Option<&str> {
         self.name.as_deref()
     }
 
-    /// A value has ended, and nothing has come behind it.
+    /// True if a value has ended and no character has followed.
     pub(super) fn is_behind_a_value(&self) -> bool {
         self.at == ObjectPosition::BehindValue
     }
 
-    /// What of its arguments is new.
     pub(super) fn take_arguments(&mut self) -> String {
         std::mem::take(&mut self.arguments)
     }
 
-    /// Takes the next character.
     pub(super) fn push(&mut self, c: char) -> CallProgress {
         match self.at {
             ObjectPosition::Value => return self.in_value(c),
@@ -122,7 +117,7 @@ impl ObjectScanner {
         CallProgress::Whole
     }
 
-    /// Whether the value is that of the arguments, handed on as it comes.
+    /// True if the value is the arguments, which are passed on as they arrive.
     fn is_handed_on(&self) -> bool {
         matches!(self.key.as_str(), "arguments" | "parameters") && self.value.is_empty()
     }
@@ -137,7 +132,7 @@ impl ObjectScanner {
         }
         self.has_arguments |= is_arguments;
         if !is_arguments || c != '{' {
-            // Arguments may be a text that holds the object.
+            // Arguments may be a string that contains the JSON object.
             self.value.push(c);
         }
         self.in_value_as(c, is_arguments && c == '{')
@@ -147,7 +142,7 @@ impl ObjectScanner {
         let is_handed_on = self.is_handed_on();
         let is_scalar = self.depth == 0 && !self.in_string;
         if is_scalar && (c.is_whitespace() || matches!(c, ',' | '}')) {
-            // A number or a word has no end of its own.
+            // Numbers and words end only at the next character, which is processed again.
             return match self.end_value() {
                 CallProgress::Open => self.push(c),
                 broken => broken,

@@ -1,5 +1,5 @@
-//! Functions as their calls are read: by name, with what each parameter takes. A call that is written without quotes does not say
-//! whether `7` is a number or a text.
+//! Functions with the JSON types of their parameters. A call without quotes does not say whether `7` is a
+//! number or a string.
 
 use std::collections::BTreeMap;
 
@@ -7,21 +7,17 @@ use serde_json::Value;
 
 use super::{python::literal, scan_result::CallKind};
 
-/// Schemas that are looked at for what one parameter takes: choices that refer to each other would have no end.
+/// Maximum number of schemas searched for one parameter's types, because references may be cyclic.
 const MAX_SCHEMAS: usize = 256;
 
-/// A function, or a custom tool, that may be called.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Function {
-    /// Its name.
     pub name: String,
-    /// Which of both it is.
     pub kind: CallKind,
     parameters: BTreeMap<String, JsonKinds>,
 }
 
 impl Function {
-    /// One whose arguments look like `schema` says.
     #[must_use]
     pub fn new(name: &str, schema: &Value) -> Self {
         let properties = schema["properties"].as_object().into_iter().flatten();
@@ -29,25 +25,24 @@ impl Function {
         Self { name: name.to_owned(), kind: CallKind::Function, parameters }
     }
 
-    /// A custom tool.
     #[must_use]
     pub fn custom(name: &str) -> Self {
         Self { name: name.to_owned(), kind: CallKind::Custom, parameters: BTreeMap::new() }
     }
 
-    /// What a parameter takes; texts, if nothing is said of it.
+    /// Returns the types of a parameter; an undeclared parameter takes strings.
     #[must_use]
     pub fn takes(&self, parameter: &str) -> JsonKinds {
         self.parameters.get(parameter).copied().unwrap_or(JsonKinds::TEXT)
     }
 }
 
-/// Kinds of JSON values.
+/// A set of JSON types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JsonKinds(u8);
 
 impl JsonKinds {
-    /// Texts.
+    /// The string type alone.
     pub const TEXT: Self = Self(1);
     const NULL: Self = Self(1 << 1);
     const BOOLEAN: Self = Self(1 << 2);
@@ -55,14 +50,14 @@ impl JsonKinds {
     const ARRAY: Self = Self(1 << 4);
     const OBJECT: Self = Self(1 << 5);
 
-    /// What `schema` takes, a part of `root`; texts, if it does not say.
+    /// Returns the types that `schema`, a part of `root`, permits; strings if the schema names none.
     #[must_use]
     pub fn of(schema: &Value, root: &Value) -> Self {
         let mut left = MAX_SCHEMAS;
         Self::said(schema, root, &mut left).unwrap_or(Self::TEXT)
     }
 
-    /// As long as `left` schemas may be looked at.
+    /// Searches at most `left` schemas; returns `None` if they name no type.
     fn said(schema: &Value, root: &Value, left: &mut usize) -> Option<Self> {
         *left = left.checked_sub(1)?;
         let schema = schema.as_object()?;
@@ -121,19 +116,19 @@ impl JsonKinds {
         }
     }
 
-    /// Whether texts are among them.
+    /// True if strings are permitted.
     #[must_use]
     pub fn hold_texts(self) -> bool {
         self.0 & Self::TEXT.0 != 0
     }
 
-    /// Whether nothing is but texts, and `null`.
+    /// True if only strings, or strings and `null`, are permitted.
     #[must_use]
     pub fn are_texts(self) -> bool {
         self.hold_texts() && self.0 & !(Self::TEXT.0 | Self::NULL.0) == 0
     }
 
-    /// What `written` without quotes means: JSON or a literal of Python's if it is of one of these kinds, or else a text.
+    /// Reads an unquoted value: JSON or a Python literal if its type is in the set, otherwise a string.
     #[must_use]
     pub fn read(self, written: &str) -> Value {
         let others = Self(self.0 & !Self::TEXT.0);

@@ -1,11 +1,10 @@
-//! Literals of Python as JSON.
+//! Parses Python literals to JSON.
 
 use serde_json::{Map, Number, Value};
 
-/// Lists and dictionaries in one another.
 const MAX_DEPTH: usize = 32;
 
-/// The value that `text` writes; `None` if it is no literal.
+/// Parses `text`; returns `None` if it is no literal.
 pub(super) fn literal(text: &str) -> Option<Value> {
     let mut reader = PythonReader { rest: text };
     let value = reader.value(0)?;
@@ -96,7 +95,7 @@ impl PythonReader<'_> {
     }
 }
 
-/// What an escape stands for, behind its backslash.
+/// Returns the character of an escape sequence; `chars` starts after the backslash.
 fn escaped(chars: &mut std::str::Chars<'_>) -> Option<char> {
     let digits = match chars.next()? {
         'n' => return Some('\n'),

@@ -1,36 +1,33 @@
-//! Calls that are written as a list of Python's, `[name(key=value, ...), ...]`, character by character.
+//! Reads calls that are written as a Python list, `[name(key=value, ...), ...]`, character by character.
 
 use serde_json::Value;
 
 use super::{object::CallProgress, python::literal};
 
-/// Longest name, and longest value of an argument.
 const MAX_NAME_BYTES: usize = 256;
 const MAX_VALUE_BYTES: usize = 1 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ListPosition {
     Begin,
-    /// Where a call may come, or the end of the list.
+    /// A call or the end of the list may come.
     BeforeCall,
     Name,
-    /// Where a key may come, or the end of the call.
+    /// A key or the end of the call may come.
     BeforeKey,
     Key,
     Value,
     BehindCall,
 }
 
-/// A call that is read to its end.
+/// A call that was read to its end.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct PythonCall {
-    /// What is called.
     pub(super) name: String,
-    /// Its arguments as JSON.
+    /// Arguments as a JSON object.
     pub(super) arguments: String,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct ListScanner {
     at: ListPosition,
@@ -39,7 +36,7 @@ pub(super) struct ListScanner {
     depth: usize,
     quote: Option<char>,
     escaped: bool,
-    /// The call under way: its name, and its arguments so far.
+    /// Name of the call in progress, and its arguments so far.
     name: String,
     arguments: String,
     count: usize,
@@ -64,17 +61,15 @@ impl Default for ListScanner {
 }
 
 impl ListScanner {
-    /// The call that has just ended.
+    /// Takes the call that has just ended.
     pub(super) fn take(&mut self) -> Option<PythonCall> {
         self.ended.take()
     }
 
-    /// The name of the call under way.
     pub(super) fn begun(&self) -> Option<&str> {
         Some(self.name.as_str()).filter(|name| !name.is_empty())
     }
 
-    /// Takes the next character.
     pub(super) fn push(&mut self, c: char) -> CallProgress {
         match self.at {
             ListPosition::Value => return self.in_value(c),

@@ -1,7 +1,8 @@
-//! Calls out of an answer's text, as it comes.
+//! Finds tool calls in a stream of text.
 //!
-//! However the text is cut into pieces, what is found is the same: what may be the beginning of a call is held back until that is
-//! decided, as stop strings are. Text that turns out to be no call stays text, and so does a call of a function that was not declared.
+//! The result does not depend on how the text is split. Text that may begin a call is held back until the
+//! match is decided, as with stop strings. Text that turns out to be no call stays text, and so does a call
+//! of an undeclared function.
 
 mod between;
 
@@ -17,66 +18,63 @@ use super::{
     tagged::TaggedScanner,
 };
 
-/// Most bytes of white space that wait for what follows them.
+/// Maximum white space, in bytes, that is held back until the next character.
 const MAX_HELD_SPACE: usize = 64;
 
 #[derive(Debug)]
 enum ToolScanState {
-    /// Text, in which a call may be announced.
+    /// Text that may contain an announcement of calls.
     Text,
-    /// Behind an announcement, or between calls that belong together.
+    /// After an announcement, or between calls of one group.
     Between,
-    /// In a call that is an object.
+    /// In a call that is a JSON object.
     Object(ObjectScanner),
-    /// In a list of calls that are Python's.
+    /// In a list of pythonic calls.
     List(ListScanner),
     /// In a call that is written in tags.
     Tagged(TaggedScanner),
     /// In an answer that may be a call as a whole.
     Bare(BareScanner),
-    /// In the name that stands before an object.
+    /// In the name before an object of arguments.
     Name(String),
-    /// In the input of a custom tool, which goes to the answer's end; this much of what stands before it is still to come.
+    /// In a custom tool's input, up to the answer's end; the string is the separator still to come.
     Input(&'static str),
-    /// All that comes is text.
+    /// All further characters are text.
     Over,
 }
 
-/// The state of the call under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CallState {
-    /// Nothing: its characters are held.
+    /// The function's name is unknown, so all characters are held back.
     Undecided,
-    /// A call that was told of.
+    /// The call was reported.
     Told(CallKind),
-    /// Its function was not declared: its characters are text.
+    /// The function is undeclared, so all characters are text.
     Text,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub struct Scanner {
     format: ToolCallFormat,
-    /// Declared tools: a call of any other is text.
+    /// Declared tools; a call of any other tool is text.
     functions: Arc<[Function]>,
-    /// An answer without tags may be a call.
+    /// Whether an answer without tags may be a call.
     finds_bare: bool,
     state: ToolScanState,
-    /// Read, and not decided yet: told as text if it is no call.
+    /// Text that is not decided yet; reported as text if it is no call.
     held: String,
-    /// There was nothing but white space so far.
+    /// True while the answer is only white space.
     is_blank: bool,
-    /// Calls that have begun.
     calls: usize,
     call: CallState,
-    /// In a list of objects.
+    /// Whether the scanner is in a list of objects.
     in_list: bool,
-    /// The object is a call's arguments alone: its name stood before it.
+    /// Whether the object is only the arguments of a call whose name preceded it.
     is_bare: bool,
 }
 
 impl Scanner {
-    /// One before the first character of an answer, in which calls of `functions` may come.
+    /// Creates a scanner for an answer that may call `functions`.
     #[must_use]
     pub fn new(format: ToolCallFormat, functions: Arc<[Function]>) -> Self {
         Self {
@@ -93,19 +91,17 @@ impl Scanner {
         }
     }
 
-    /// A scanner of an answer whose calls keep to a grammar: text outside of tags is no call.
+    /// Returns the scanner for an answer whose calls match a grammar, so text outside tags is no call.
     #[must_use]
     pub fn of_grammar(self) -> Self {
         Self { finds_bare: false, ..self }
     }
 
-    /// Calls there were so far.
     #[must_use]
     pub fn calls(&self) -> usize {
         self.calls
     }
 
-    /// Takes the next text of the answer.
     pub fn push(&mut self, text: &str) -> ScanResult {
         let mut found = ScanResult::default();
         for c in text.chars() {
@@ -114,7 +110,7 @@ impl Scanner {
         found
     }
 
-    /// The answer has ended: what was held back is text, but for white space beside calls.
+    /// Ends the answer; text held back is text, except white space beside calls.
     pub fn finish(&mut self) -> ScanResult {
         let mut found = ScanResult::default();
         if let ToolScanState::Bare(scanner) = &self.state
@@ -157,12 +153,11 @@ impl Scanner {
         }
     }
 
-    /// The function or custom tool of this name, if it was declared.
+    /// Returns the kind of the declared tool `name`.
     fn kind_of(&self, name: &str) -> Option<CallKind> {
         self.functions.iter().find(|known| known.name == name).map(|known| known.kind)
     }
 
-    /// Tells that a call begins.
     fn begin_call(&mut self, name: &str, kind: CallKind, found: &mut ScanResult) {
         let (index, written) = (self.calls, std::mem::take(&mut self.held));
         let name = Some(name.to_owned());
@@ -171,7 +166,6 @@ impl Scanner {
         self.call = CallState::Told(kind);
     }
 
-    /// Tells more of the call that was told of last.
     fn extend_call(&self, arguments: String, written: String, found: &mut ScanResult) {
         let (index, kind) = (self.calls.saturating_sub(1), self.told_kind());
         found.call(ParsedCallDelta { index, kind, arguments, written, ..ParsedCallDelta::default() });
@@ -181,13 +175,13 @@ impl Scanner {
         if let CallState::Told(kind) = self.call { kind } else { CallKind::Function }
     }
 
-    /// What was held back is text after all.
+    /// Reports held text as text and enters `state`.
     fn give_up(&mut self, state: ToolScanState, found: &mut ScanResult) {
         found.content.push_str(&std::mem::take(&mut self.held));
         (self.state, self.call, self.in_list) = (state, CallState::Undecided, false);
     }
 
-    /// A call of a function that was not declared is text, without what parts it from a call before it in a list.
+    /// Reports the held call of an undeclared function as text, without separators from an earlier call.
     fn say_held(&mut self, found: &mut ScanResult) {
         let held = std::mem::take(&mut self.held);
         let is_in_list =
@@ -199,7 +193,7 @@ impl Scanner {
     fn in_text(&mut self, found: &mut ScanResult) {
         self.state = ToolScanState::Text;
         let Some(announcement) = self.format.announcement() else {
-            // All of an answer is calls, or none of it.
+            // In formats without announcement, all of an answer is calls or none of it is.
             if !self.is_blank || self.held.len() > MAX_HELD_SPACE {
                 self.give_up(ToolScanState::Over, found);
             }
@@ -211,7 +205,7 @@ impl Scanner {
             let text = self.held.len() - begun.len();
             let before = self.held[..text].trim_end().len();
             found.content.push_str(&self.held[..before]);
-            // What is held of text goes with it; the announcement stays until it has come true.
+            // Text before the announcement is reported; the announcement stays held until a call follows.
             self.held.drain(..before);
             self.state = match begun == announcement {
                 true => ToolScanState::Between,
@@ -219,7 +213,7 @@ impl Scanner {
             };
             return;
         }
-        // White space is held as long as a call may follow it.
+        // White space is held while a call may follow it.
         let kept = beginning_of(announcement, &self.held).max(beginning_of(opening, &self.held));
         let text = self.held.len() - kept;
         let said = if text > MAX_HELD_SPACE { text } else { self.held[..text].trim_end().len() };
@@ -227,7 +221,7 @@ impl Scanner {
         self.held.drain(..said);
     }
 
-    /// Whether calls that nothing announces may begin an answer with `c`.
+    /// True if an answer that begins with `c` may be calls without announcement.
     fn begins_unannounced(&self, c: char) -> bool {
         match self.format {
             ToolCallFormat::Llama3 => c == '{',
@@ -253,7 +247,7 @@ impl Scanner {
         if let Some(name) = scanner.name().filter(|_| self.call == CallState::Undecided) {
             match self.kind_of(name) {
                 Some(kind) => self.begin_call(name, kind, found),
-                // An answer that is an object, and no call.
+                // The answer is a JSON object, but no call.
                 None if self.format == ToolCallFormat::Llama3 && self.calls == 0 => {
                     progress = CallProgress::Broken
                 }
@@ -265,7 +259,7 @@ impl Scanner {
         }
         if let CallState::Told(kind) = self.call {
             let arguments = scanner.take_arguments();
-            // A custom tool has its input behind the object, and no arguments.
+            // A custom tool has no arguments; its input follows the object.
             if kind == CallKind::Function && !arguments.is_empty() {
                 self.extend_call(arguments, String::new(), found);
             }
@@ -273,7 +267,7 @@ impl Scanner {
         match progress {
             CallProgress::Open => self.state = ToolScanState::Object(scanner),
             CallProgress::Whole => self.behind_object(),
-            // A call that was told cannot be taken back: what comes now is no part of it.
+            // A reported call cannot be taken back, so the following text is outside of the call.
             CallProgress::Broken => {
                 if matches!(self.call, CallState::Told(_)) {
                     found.content.push(c);
@@ -331,14 +325,13 @@ impl Scanner {
         }
     }
 
-    /// Tells a call that is read.
     fn tell_whole(&mut self, call: PythonCall, found: &mut ScanResult) {
         self.begin_call(&call.name, CallKind::Function, found);
         self.extend_call(call.arguments, String::new(), found);
         self.call = CallState::Undecided;
     }
 
-    /// Whether the call that has begun is one of a custom tool, which is told of then.
+    /// Reports the call if it is a custom tool's; returns whether it is.
     fn takes_input(&mut self, begun: Option<&str>, found: &mut ScanResult) -> bool {
         let Some(name) = begun.filter(|name| self.kind_of(name) == Some(CallKind::Custom)) else {
             return false;
@@ -367,7 +360,7 @@ impl Scanner {
     }
 }
 
-/// How many bytes at the end of `text` may be the beginning of `word`.
+/// Returns how many bytes at the end of `text` may be the beginning of `word`.
 fn beginning_of(word: &str, text: &str) -> usize {
     let ends = (1..word.len()).rev().filter(|&end| word.is_char_boundary(end));
     ends.into_iter().find(|&end| text.ends_with(&word[..end])).unwrap_or(0)

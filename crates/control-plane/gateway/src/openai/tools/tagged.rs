@@ -1,6 +1,6 @@
-//! One call that is written in tags, `<function=NAME><parameter=KEY>VALUE</parameter></function>`, character by character.
+//! Reads a call in tags, `<function=NAME><parameter=KEY>VALUE</parameter></function>`, by character.
 //!
-//! Values stand there as they are: what they mean depends on what the function takes.
+//! Values are unquoted, so their JSON type depends on the function's parameters.
 
 use serde_json::Value;
 
@@ -10,12 +10,9 @@ use super::{
     pythonic::PythonCall,
 };
 
-/// Longest tag.
 const MAX_TAG_BYTES: usize = 256;
-/// Longest value.
 const MAX_VALUE_BYTES: usize = 1 << 20;
 
-/// How a call begins.
 pub(super) const OPENING: &str = "<function=";
 const PARAMETER: &str = "<parameter=";
 const END_OF_VALUE: &str = "</parameter>";
@@ -30,7 +27,6 @@ enum TagPosition {
     Value,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct TaggedScanner {
     at: TagPosition,
@@ -38,16 +34,15 @@ pub(super) struct TaggedScanner {
     key: String,
     value: String,
     quotes: Quotes,
-    /// What each parameter of the function takes, once its name is known.
+    /// The declared function, once its name is known.
     function: Option<Function>,
-    /// The call so far.
     name: String,
     arguments: String,
     count: usize,
 }
 
 impl Default for TaggedScanner {
-    /// One behind [`OPENING`].
+    /// Creates a scanner that starts after [`OPENING`].
     fn default() -> Self {
         Self {
             at: TagPosition::Begin,
@@ -64,17 +59,15 @@ impl Default for TaggedScanner {
 }
 
 impl TaggedScanner {
-    /// The call, once it is whole.
     pub(super) fn whole(self) -> PythonCall {
         PythonCall { name: self.name, arguments: self.arguments }
     }
 
-    /// Its name, once that is known.
     pub(super) fn begun(&self) -> Option<&str> {
         Some(self.name.as_str()).filter(|name| !name.is_empty())
     }
 
-    /// Takes the next character of a call of one of `functions`.
+    /// Processes the next character of a call of one of `functions`.
     pub(super) fn push(&mut self, c: char, functions: &[Function]) -> CallProgress {
         if self.at == TagPosition::Value {
             return self.in_value(c);
@@ -127,7 +120,7 @@ impl TaggedScanner {
         if !takes.hold_texts() && self.quotes.is_open {
             return CallProgress::Open;
         }
-        // The line breaks belong to the tags.
+        // The line breaks beside a value belong to the tags.
         let value = value.strip_prefix('\n').unwrap_or(value);
         let value = takes.read(value.strip_suffix('\n').unwrap_or(value));
         let (before, key) = (if self.count == 0 { "{" } else { ", " }, Value::from(self.key.as_str()));
@@ -140,7 +133,7 @@ impl TaggedScanner {
     }
 }
 
-/// Whether what is written so far of a list or an object stops within one of its texts: then its end is still to come.
+/// Tracks whether a JSON list or object stops inside a string, where a closing tag is part of the value.
 #[derive(Debug, Default)]
 struct Quotes {
     is_json: Option<bool>,

@@ -1,4 +1,4 @@
-//! Which tools a request brings, and whether they are to be called.
+//! Reads the tools of a request, and whether the model must call one.
 
 use std::collections::BTreeSet;
 
@@ -8,92 +8,76 @@ use text::grammar::Grammar;
 use super::super::strict_fields::{StrictFields, wrong};
 use crate::errors::ApiError;
 
-/// Most tools of a request.
 const MAX_TOOLS: usize = 128;
-/// Longest name of a tool.
 const MAX_NAME_CHARS: usize = 64;
-/// Most custom tools with a grammar of their own: each is compiled by itself, so that what is wrong with it is said of it.
+/// Maximum number of custom tools with a grammar; each compiles separately, so errors name its field.
 const MAX_GRAMMARS: usize = 8;
-/// The parameter of the function that a chat template is shown in place of a custom tool.
+/// Parameter of the function that chat templates show in place of a custom tool.
 pub const INPUT: &str = "input";
 
-/// Whether calls keep to their function's schema where nothing else makes them.
+/// Whether a grammar enforces the function's schema on optional calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Strictness {
-    /// They do.
+    /// Calls always match the schema.
     Strict,
-    /// As well as the model can.
+    /// Calls match the schema as well as the model can.
     Free,
 }
 
-/// A tool that may be called.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tool {
-    /// Its name.
     pub name: String,
-    /// What its arguments look like.
+    /// JSON schema of the arguments.
     pub parameters: Value,
-    /// Whether they always do.
     pub strictness: Strictness,
-    /// The form of the text that a custom tool takes in place of arguments.
+    /// Input format of a custom tool, which takes text in place of arguments.
     pub input: Option<CustomInput>,
-    /// All of it, as the chat template is to show it.
+    /// Definition that the chat template shows.
     pub definition: Value,
 }
 
-/// The form of a custom tool's input.
 #[derive(Debug, Clone, PartialEq)]
 pub enum CustomInput {
-    /// Any text.
     Text,
-    /// A text of a grammar, or one that an expression matches.
+    /// Text of a grammar or of a regular expression.
     Grammar {
-        /// The field that says it.
+        /// Field of the request that has the grammar.
         field: String,
-        /// The grammar.
         grammar: Grammar,
     },
 }
 
-/// Whether tools are called.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ToolChoice {
-    /// As the model likes.
+    /// The model decides whether to call.
     Auto,
-    /// At least one is.
+    /// The model calls at least one tool.
     Required,
-    /// This one is.
+    /// The model calls the named tool.
     Named(String),
 }
 
-/// How many calls an answer may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallLimit {
-    /// One.
     One,
-    /// Any number.
     Many,
 }
 
-/// What a request says of tools.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tools {
-    /// At least one.
+    /// At least one tool.
     pub list: Vec<Tool>,
-    /// Whether they are called.
     pub choice: ToolChoice,
-    /// How many calls there may be.
     pub calls: CallLimit,
 }
 
 impl Tools {
-    /// Whether a call may have to keep to something, even if none is required.
+    /// True if calls may be constrained although none is required.
     #[must_use]
     pub fn are_formed(&self) -> bool {
         self.list.iter().any(|tool| tool.strictness == Strictness::Strict || tool.input.is_some())
     }
 
-    /// Those that may be called.
     pub fn callable(&self) -> impl Iterator<Item = &Tool> {
         let is_meant = |tool: &&Tool| match &self.choice {
             ToolChoice::Named(name) => tool.name == *name,
@@ -103,23 +87,23 @@ impl Tools {
     }
 }
 
-/// How a route writes a tool, and the choice of one.
+/// The JSON layout of tools and of `tool_choice` on a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialect {
-    /// As chat has it: a tool in a field that is called as its type.
+    /// Chat completions: the tool is nested in a field named after its type.
     Nested,
-    /// As Ollama has it: the same, and functions alone.
+    /// Ollama: nested, and functions only.
     Functions,
-    /// As the Responses API has it: all in one.
+    /// Responses API: type and tool in one object.
     Flat,
 }
 
-/// Reads the fields about tools, as chat has them; `None` if none are to be called.
+/// Reads the tool fields of a chat; `None` if no tool may be called.
 pub fn read(fields: &mut StrictFields) -> Result<Option<Tools>, ApiError> {
     read_as(Dialect::Nested, fields)
 }
 
-/// Reads the fields about tools; `None` if none are to be called.
+/// Reads the tool fields; `None` if no tool may be called.
 pub fn read_as(dialect: Dialect, fields: &mut StrictFields) -> Result<Option<Tools>, ApiError> {
     let items = fields.array("tools")?.unwrap_or_default();
     if items.len() > MAX_TOOLS {
@@ -148,7 +132,7 @@ pub fn read_as(dialect: Dialect, fields: &mut StrictFields) -> Result<Option<Too
     })
 }
 
-/// `None`: no tool is to be called.
+/// Reads `tool_choice`; `None` if no tool may be called.
 fn choice(dialect: Dialect, value: &Value, list: &[Tool]) -> Result<Option<ToolChoice>, ApiError> {
     let choice = match value {
         Value::String(word) if word == "none" => return Ok(None),
@@ -181,14 +165,13 @@ fn only_name(mut fields: StrictFields) -> Result<String, ApiError> {
     Ok(name)
 }
 
-/// Types of tools.
 #[derive(Debug, Clone, Copy)]
 enum ToolKind {
     Function,
     Custom,
 }
 
-/// The result of `read` for the fields of a tool, or of a choice of one, wherever `dialect` puts them.
+/// Applies `read` to the fields of a tool or of a `tool_choice`, wherever `dialect` nests them.
 fn in_dialect<T>(
     dialect: Dialect,
     mut fields: StrictFields,
@@ -200,7 +183,7 @@ fn in_dialect<T>(
         "custom" if dialect != Dialect::Functions => ToolKind::Custom,
         _ => return Err(unknown_kind(dialect, &name, &fields)),
     };
-    // Where other servers are to begin to keep what they computed.
+    // `cache_control` marks where other servers begin to cache; this server caches every prefix.
     fields.inert(&["cache_control"]);
     if dialect == Dialect::Flat {
         return read(kind, fields);
@@ -251,20 +234,19 @@ fn name(fields: &mut StrictFields) -> Result<String, ApiError> {
 fn function(mut fields: StrictFields) -> Result<Tool, ApiError> {
     let (name, description) = (name(&mut fields)?, fields.text("description")?);
     let parameters = match fields.take("parameters") {
-        // OpenAI: a function without parameters has none.
+        // As in OpenAI's API, a function without `parameters` takes none.
         None => json!({ "type": "object", "properties": {}, "additionalProperties": false }),
         Some(schema @ Value::Object(_)) => schema,
         Some(other) => return Err(wrong("parameters", "a JSON schema: an object", &other)),
     };
     let strictness = if fields.flag("strict", false)? { Strictness::Strict } else { Strictness::Free };
-    // Transformers derives this from the type of a Python function; no caller of a tool is held to it.
+    // Transformers derives `return` from a Python function's type; calls do not depend on it.
     fields.inert(&["return"]);
     fields.finish()?;
     let definition = definition(&name, description.as_deref(), &parameters);
     Ok(Tool { name, parameters, strictness, input: None, definition })
 }
 
-/// As chat templates take it.
 fn definition(name: &str, description: Option<&str>, parameters: &Value) -> Value {
     let mut shown = json!({ "name": name });
     if let Some(description) = description {
@@ -274,7 +256,8 @@ fn definition(name: &str, description: Option<&str>, parameters: &Value) -> Valu
     json!({ "type": "function", "function": shown })
 }
 
-/// A tool that takes a text. Templates know functions alone, and are shown one whose only parameter is that text.
+/// Reads a custom tool. Chat templates know only functions, so they are shown a function whose only parameter
+/// is the input.
 fn custom(mut fields: StrictFields) -> Result<Tool, ApiError> {
     let (name, description) = (name(&mut fields)?, fields.text("description")?);
     let format = fields.take("format");
@@ -296,7 +279,7 @@ fn custom(mut fields: StrictFields) -> Result<Tool, ApiError> {
     Ok(Tool { name, parameters, strictness: Strictness::Free, input: Some(input), definition })
 }
 
-/// Reads the format of a custom tool: its grammar stands beside the type, or in a field of its own as chat has it.
+/// Reads the format of a custom tool; the grammar stands beside the type, or nested as in chat completions.
 fn input(format: Value) -> Result<CustomInput, ApiError> {
     let mut fields = StrictFields::of(format, "format")?;
     match fields.required_text("type")?.as_str() {

@@ -1,4 +1,4 @@
-//! Files, jobs and events in the registry's database: on disk when a change returns.
+//! Files, jobs and events in the registry's SQLite database, durable when a change returns.
 
 use serde::de::DeserializeOwned;
 use sqlx::{Connection as _, SqliteConnection};
@@ -64,10 +64,10 @@ impl Database {
         .await
     }
 
-    /// The names of all files there are.
+    /// Returns the ids of all files.
     ///
     /// # Errors
-    /// The database's.
+    /// If the database fails.
     pub async fn file_ids(&self) -> Result<Vec<String>, DatabaseError> {
         let mut connection = self.writer().await?;
         let ids = sqlx::query_scalar("SELECT id FROM files").fetch_all(&mut *connection).await;
@@ -217,7 +217,7 @@ impl Database {
     }
 }
 
-/// Jobs of a tenant that have not ended.
+/// Counts the unfinished jobs of a tenant.
 async fn unfinished_of(connection: &mut SqliteConnection, tenant: &str) -> Result<usize, sqlx::Error> {
     let count = sqlx::query_scalar("SELECT COUNT(*) FROM jobs WHERE due AND tenant = ?1").bind(tenant);
     let count: i64 = count.fetch_one(connection).await?;

@@ -1,16 +1,17 @@
 //! Files, jobs and events in the PostgreSQL of a fleet.
 //!
-//! A job that is worked on has a *holder*, a gateway, until a time by the server's clock. Who takes it over raises its *fence*, and
-//! whoever works on it names both with all that it writes: so of two that think they hold a job one can write.
+//! A job in progress has a *holder*, a gateway, until a time by the server's clock. A new holder raises the
+//! job's *fence*. All writes of a worker name holder and fence, so only one of two gateways that believe to
+//! hold a job can write.
 //!
-//! What the rows of jobs and files name lies in the bucket. It stands in the *litter* before it is brought there, and is taken out
-//! of it by the transaction that names it; the transaction that names it no longer puts it back. Whatever stands in the litter after
-//! its time may be removed, by any host: so nothing stays behind, wherever who dies.
-
+//! Objects that rows of jobs and files name lie in the bucket. An object is listed in the *litter* before its
+//! upload. The transaction that names it removes it from the litter, and the transaction that stops naming it
+//! lists it again. Any host may remove objects that stay in the litter after their time, so nothing is left
+//! behind when a host fails.
 //!
-//! - [`leases`]: who works on what.
-//! - [`garbage`]: what may be removed from the bucket.
-//! - `changes`: what is changed in one transaction.
+//! - [`leases`]: leases of hosts on jobs.
+//! - [`garbage`]: removal of objects from the bucket.
+//! - `changes`: changes in one transaction each.
 
 mod changes;
 pub mod garbage;
@@ -30,23 +31,22 @@ use crate::{
     },
 };
 
-/// Where everybody is told that jobs have changed, other than by whoever works on them.
+/// Channel of notifications about changed jobs, except changes by their workers.
 const CHANNEL: &str = "holobiont_jobs";
-/// See the module's description.
 #[derive(Debug)]
 pub struct SharedTable {
     link: Arc<SharedRegistry>,
-    /// What this process is called as a holder: there is no other like it.
+    /// Unique name of this process as a holder.
     holder: String,
 }
 
 impl SharedTable {
-    /// The table of the PostgreSQL behind `link`, for a process that is called `holder` in it.
+    /// Creates the table of the PostgreSQL behind `link`, for a process with the unique name `holder`.
     pub(crate) fn new(link: Arc<SharedRegistry>, holder: String) -> Self {
         Self { link, holder }
     }
 
-    /// What this process is called as a holder.
+    /// Unique name of this process as a holder.
     #[must_use]
     pub fn holder(&self) -> &str {
         &self.holder
@@ -166,7 +166,7 @@ impl SharedTable {
         Ok(cut(self.link.within(asked).await?, page.limit))
     }
 
-    /// What a change by somebody names besides the job.
+    /// Returns the holder and fence that a change must match.
     fn fence_of(&self, by: UpdatedBy) -> Option<(&str, Fence)> {
         match by {
             UpdatedBy::Anyone => None,

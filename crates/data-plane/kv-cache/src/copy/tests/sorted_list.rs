@@ -1,4 +1,4 @@
-//! The courier against a model that is nothing but a list, sorted by who is first.
+//! Compares the copy worker with a model that is a plain list, sorted by urgency.
 
 use std::{
     num::NonZeroU64,
@@ -13,7 +13,7 @@ use crate::copy::{
     worker::{CopyWorker, WorkerStep},
 };
 
-/// What happens between two steps, or in the middle of one.
+/// Event between two steps, or in the middle of one.
 #[derive(Debug, Clone)]
 enum CopyEvent {
     Submit(CopyPriority, Vec<usize>),
@@ -24,7 +24,7 @@ enum CopyEvent {
 #[derive(Debug, Clone)]
 enum CopyAction {
     Between(CopyEvent),
-    /// A step; if it waits for the link, this happens meanwhile, and right after it otherwise.
+    /// A step; the event happens while the step waits for the link, or else right after the step.
     During(CopyEvent),
     Step,
 }
@@ -41,7 +41,6 @@ fn act() -> impl Strategy<Value = CopyAction> {
     prop_oneof![3 => happening().prop_map(CopyAction::Between), 2 => happening().prop_map(CopyAction::During), 5 => Just(CopyAction::Step)]
 }
 
-/// A job as the model knows it.
 #[derive(Debug, Clone)]
 struct ListedJob {
     place: (CopyPriority, usize),
@@ -50,11 +49,10 @@ struct ListedJob {
     end: Option<CopyEnd>,
 }
 
-/// The plain list that the engine is compared with.
 #[derive(Default)]
 struct SortedListModel {
     jobs: Vec<ListedJob>,
-    /// Which piece of which job was copied, in that order.
+    /// Copied pieces in order: job and piece.
     pieces: Vec<(usize, usize)>,
     arrivals: usize,
     untold: usize,
@@ -94,7 +92,7 @@ impl SortedListModel {
         }
     }
 
-    /// One step; `meanwhile` happens before a piece is copied, if one is.
+    /// Runs one step; the event `meanwhile` happens before the step copies a piece, if any.
     fn step(&mut self, meanwhile: Option<&CopyEvent>) {
         let first = if self.untold > 0 { None } else { self.first() };
         self.untold = self.untold.saturating_sub(1);
@@ -117,7 +115,7 @@ impl SortedListModel {
     }
 }
 
-/// The engine and the tickets of all jobs ever submitted, for happenings on either side of a step.
+/// Engine and tickets of all jobs, for events before, during and after a step.
 #[derive(Clone)]
 struct EventActor {
     stage: Arc<CopyHarness>,

@@ -1,13 +1,13 @@
-//! Adapters' files that a gateway of another host brings: they lie here as long as its connection lasts.
+//! Adapter files of a remote gateway, stored here while its connection lasts.
 //!
 //! ```text
-//! DIRECTORY/                    this door's own; nobody else may enter
-//!     0/  1/  ...               one for each connection, under a number of ours
+//! DIRECTORY/                    private directory of this server
+//!     0/  1/  ...               one for each connection, with a number of this server
 //!         adapter_config.json, adapter_model.safetensors     or: adapter.gguf
 //! ```
 //!
-//! An adapter that is loaded lives in memory, so nobody needs its files any more: they are no store, and there is nothing to
-//! keep in order. Files are not synced: what a crash leaves behind is removed at the next start.
+//! A loaded adapter is in memory, so its files are not needed any more, and no store has to be kept. Files
+//! are not synced: the next start removes what a crash left.
 
 use std::{
     collections::BTreeSet,
@@ -30,14 +30,13 @@ use tokio_rustls::server::TlsStream;
 
 use super::{GatewayAccess, refuse, reply};
 
-/// Longest configuration, as in the gateway's store.
+/// Maximum size of a configuration, as in the gateway's store.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
-/// Bytes taken at once.
 const CHUNK_BYTES: usize = 256 << 10;
-/// Longest time that files are lent for: a load that takes longer has other troubles.
+/// Maximum time that files are lent, longer than any normal load.
 const MAX_LENT_FOR: Duration = Duration::from_secs(600);
 
-/// Makes the directory, empty, for this user alone.
+/// Creates the directory, empty and accessible only to this user.
 pub(super) fn clear(directory: &Path) -> io::Result<()> {
     match fs::remove_dir_all(directory) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -46,7 +45,6 @@ pub(super) fn clear(directory: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(directory)
 }
 
-/// Why files are not taken.
 #[derive(Debug, thiserror::Error)]
 enum StagingError {
     #[error("an adapter is one or two files, each once")]
@@ -63,7 +61,7 @@ enum StagingError {
     Disk(#[source] io::Error),
 }
 
-/// Files that are lent; dropping it removes them.
+/// Directory of lent files, which is removed when this is dropped.
 #[derive(Debug)]
 struct StagedDirectory(PathBuf);
 
@@ -75,7 +73,7 @@ impl StagedDirectory {
         Ok(Self(path))
     }
 
-    /// What is loaded: PEFT's directory, or the only file.
+    /// Returns the path to load: PEFT's directory, or the single GGUF file.
     fn path(&self, files: &[StagedFile]) -> String {
         let is_gguf = files.iter().any(|file| file.name == FileName::Gguf);
         let path = if is_gguf { self.0.join(FileName::Gguf.text()) } else { self.0.clone() };
@@ -85,12 +83,12 @@ impl StagedDirectory {
 
 impl Drop for StagedDirectory {
     fn drop(&mut self) {
-        // What stays behind is removed at the next start.
+        // The next start removes files that are left.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
-/// Takes the files, says where they are, and keeps them until the gateway lets go of them.
+/// Receives the files, reports their path, and keeps them until the gateway closes the connection.
 pub(super) async fn serve(
     mut stream: TlsStream<TcpStream>,
     files: &[StagedFile],
@@ -100,7 +98,7 @@ pub(super) async fn serve(
     match receive_files(&mut stream, files, door, patience).await {
         Ok(place) => {
             reply(&mut stream, &RemoteReply::Lent(place.path(files))).await?;
-            // Nothing more is said: the end of the connection is the end of the lending.
+            // The gateway sends no more: the end of the connection ends the lending.
             let _ = timeout(MAX_LENT_FOR, stream.read_u8()).await;
             Ok(())
         }
@@ -168,7 +166,7 @@ async fn take_one(
         copy.write_all(&chunk[..count]).await.map_err(StagingError::Disk)?;
         left -= count as u64;
     }
-    // What is written behind the scenes is written when this returns.
+    // `flush` waits for writes in the background.
     copy.flush().await.map_err(StagingError::Disk)
 }
 

@@ -1,4 +1,4 @@
-//! Sequences to learn from as rows of a pass.
+//! Lays out training sequences as rows of a pass.
 
 use kernels::backward::attention::SequenceRows;
 use types::BlockId;
@@ -10,7 +10,6 @@ use crate::{
     forward::{BLOCK_TOKENS, LogitRows, SequenceSlice},
 };
 
-/// Lays out the rows of `examples`.
 pub(super) fn tape(learner: &TrainableAdapter, examples: &[Example<'_>]) -> Tape {
     let virtual_tokens = learner.prepared.virtual_tokens();
     let mut tape = Tape::default();
@@ -20,7 +19,7 @@ pub(super) fn tape(learner: &TrainableAdapter, examples: &[Example<'_>]) -> Tape
         let targets = rows.zip(example.targets).filter_map(|(row, target)| Some((row, (*target)?)));
         tape.targets.extend(targets.map(|(row, token)| TargetRow { row, token, sequence }));
         let count = virtual_tokens + example.tokens.len();
-        // Virtual tokens may be any.
+        // Virtual tokens may have any token id.
         let tokens = std::iter::repeat_n(0, virtual_tokens).chain(example.tokens.iter().copied());
         tape.tokens.push(tokens.collect());
         tape.sequences.push(SequenceRows { first, count });
@@ -30,7 +29,6 @@ pub(super) fn tape(learner: &TrainableAdapter, examples: &[Example<'_>]) -> Tape
     tape
 }
 
-/// Blocks for the keys and values of each sequence.
 pub(super) fn blocks(sequences: &[SequenceRows]) -> Vec<Vec<BlockId>> {
     let mut next = 0..;
     let of =
@@ -38,7 +36,6 @@ pub(super) fn blocks(sequences: &[SequenceRows]) -> Vec<Vec<BlockId>> {
     sequences.iter().map(of).collect()
 }
 
-/// The slices of a batch, with the adapter that learns.
 pub(super) fn batch<'a>(
     tape: &'a Tape,
     blocks: &'a [Vec<BlockId>],

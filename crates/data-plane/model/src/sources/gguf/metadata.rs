@@ -1,4 +1,4 @@
-//! A GGUF file's metadata, and the shape it declares.
+//! Metadata of a GGUF file, and the shape that it declares.
 
 use kernels::TensorType;
 use model_files::gguf::GgufFile;
@@ -12,25 +12,25 @@ use crate::{
     sources::{families, family::Family, gemma},
 };
 
-/// Names of metadata, behind the architecture's.
+/// Metadata keys without the architecture's prefix.
 const WINDOW: &str = "attention.sliding_window";
 const SCORE_CAP: &str = "attn_logit_softcapping";
 const LOGIT_CAP: &str = "final_logit_softcapping";
 const FEED_FORWARD: &str = "feed_forward_length";
 const EXPERTS: &str = "expert_count";
 
-/// What llama.cpp calls a router that sends rows by a softmax.
+/// llama.cpp's code of a softmax router.
 const GATED_BY_SOFTMAX: usize = 1;
 
-/// What of longrope is used.
+/// The supported part of longrope.
 struct Longrope {
-    /// Divisors of the frequencies, for sequences no longer than the context.
+    /// Divisors of the frequencies for sequences within the context.
     factors: Vec<f32>,
     context: usize,
     magnitude: f32,
 }
 
-/// Reads a file's metadata, whose keys begin with the architecture's name.
+/// Reads a file's metadata, whose keys have the architecture's name as prefix.
 pub(super) struct GgufMetadata<'a> {
     file: &'a GgufFile,
     prefix: &'a str,
@@ -94,7 +94,7 @@ impl<'a> GgufMetadata<'a> {
                 return Err(self.unsupported(format!("`{}`", self.key(cap))));
             }
         }
-        // Files of OLMo 3 call themselves so, too; only theirs have windows.
+        // OLMo 3 files use the same architecture name, but have sliding windows.
         if self.family == Family::Olmo2 && self.window()?.is_some() {
             return Err(self.unsupported(format!("`{}`", self.key(WINDOW))));
         }
@@ -104,7 +104,7 @@ impl<'a> GgufMetadata<'a> {
         Ok(())
     }
 
-    /// Refuses experts where the family has none, and routers that do not send rows by a softmax alone.
+    /// Refuses experts in families without them, and routers other than a plain softmax.
     fn refuse_experts(&self) -> Result<(), GgufSourceError> {
         if !self.family.has_experts() && self.count(EXPERTS)?.unwrap_or(0) > 0 {
             return Err(
@@ -123,14 +123,14 @@ impl<'a> GgufMetadata<'a> {
             }
         }
         const SCALE: &str = "expert_weights_scale";
-        // llama.cpp takes 0 for none.
+        // llama.cpp treats 0 as absent.
         match self.number(SCALE)?.filter(|scale| ![0.0, 1.0].contains(scale)) {
             Some(_) => Err(self.unsupported(format!("`{}`", self.key(SCALE)))),
             None => Ok(()),
         }
     }
 
-    /// The experts, which all blocks have.
+    /// Returns the experts, which all blocks have.
     fn experts(&self) -> Result<Option<Experts>, GgufSourceError> {
         if !self.family.has_experts() {
             return Ok(None);
@@ -144,7 +144,7 @@ impl<'a> GgufMetadata<'a> {
             count: self.required(EXPERTS)?,
             chosen: self.required("expert_used_count")?,
             width,
-            // llama.cpp does so with both families, where a file does not say otherwise.
+            // llama.cpp assumes true for both families if the file has no value.
             normalized: self.file.bool(&self.key("expert_weights_norm"))?.unwrap_or(true),
             dense_layers: Vec::new(),
         }))
@@ -202,9 +202,8 @@ impl<'a> GgufMetadata<'a> {
         })
     }
 
-    /// What Granite does that Llama does not.
     fn granite(&self) -> Result<ArchFlags, GgufSourceError> {
-        // llama.cpp takes 0 for "as Llama does".
+        // llama.cpp treats 0 as absent.
         let given = |name| Ok::<_, GgufSourceError>(self.number(name)?.filter(|&scale| scale != 0.0));
         Ok(families::granite([
             given("embedding_scale")?,
@@ -214,7 +213,6 @@ impl<'a> GgufMetadata<'a> {
         ]))
     }
 
-    /// What Gemma 3 does that Llama does not.
     fn gemma3(&self, hidden_size: usize, heads: usize, layers: usize) -> Result<ArchFlags, GgufSourceError> {
         let scaled_by = gemma::query_scalar(hidden_size, heads, self.head_dim(hidden_size, heads)?, layers);
         let theta = self.number("rope.freq_base_swa")?.unwrap_or(gemma::LOCAL_THETA);
@@ -223,10 +221,9 @@ impl<'a> GgufMetadata<'a> {
         Ok(ArchFlags { local_rope, ..traits })
     }
 
-    /// What Gemma 2 does that Llama does not.
     fn gemma2(&self, hidden_size: usize, heads: usize, layers: usize) -> Result<ArchFlags, GgufSourceError> {
         let scaled_by = gemma::query_scalar(hidden_size, heads, self.head_dim(hidden_size, heads)?, layers);
-        // llama.cpp takes 0 for none.
+        // llama.cpp treats 0 as absent.
         let cap = |name, usual| {
             let cap = self.number(name)?.unwrap_or(usual);
             Ok::<_, GgufSourceError>(Some(cap).filter(|&cap| cap != 0.0))
@@ -236,13 +233,12 @@ impl<'a> GgufMetadata<'a> {
         Ok(ArchFlags { score_cap, logit_cap, ..traits })
     }
 
-    /// How far attention looks back.
     fn window(&self) -> Result<Option<usize>, GgufSourceError> {
         Ok(self.count(WINDOW)?.filter(|&window| window > 0))
     }
 
-    /// What a Phi model says of longrope. Beyond the context that it was first trained with frequencies would be others, for all
-    /// positions: it is served as far as there.
+    /// Returns a Phi model's longrope parameters. Sequences beyond the original context would need other
+    /// frequencies at all positions, so the context is limited to the original one.
     fn longrope(&self) -> Result<Option<Longrope>, GgufSourceError> {
         if self.family != Family::Phi3 {
             return Ok(None);

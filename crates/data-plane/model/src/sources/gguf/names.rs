@@ -1,4 +1,4 @@
-//! What GGUF files call the tensors of a model.
+//! Names of a model's tensors in GGUF files.
 
 use crate::{
     shape::{
@@ -10,7 +10,6 @@ use crate::{
     sources::fused::TensorLocation,
 };
 
-/// Where a file keeps a tensor of a model.
 pub(super) fn place(config: &ModelConfig, id: TensorId) -> TensorLocation {
     match (id, &config.experts) {
         (TensorId::Expert(_, expert, part), Some(experts)) => {
@@ -25,12 +24,11 @@ pub(super) fn place(config: &ModelConfig, id: TensorId) -> TensorLocation {
     }
 }
 
-/// What GGUF files call the linear layer that is all of a group.
 pub(crate) fn fused_name(layer: usize, group: LinearGroup) -> String {
     let name = match group {
         LinearGroup::Qkv => "attn_qkv",
         LinearGroup::O => "attn_output",
-        // Both halves of it.
+        // The tensor holds both gate and up.
         LinearGroup::GateUp => "ffn_up",
         LinearGroup::Down => "ffn_down",
         LinearGroup::ExpertGateUp(_) => "ffn_up_exps",
@@ -40,7 +38,6 @@ pub(crate) fn fused_name(layer: usize, group: LinearGroup) -> String {
     format!("blk.{layer}.{name}")
 }
 
-/// What the file calls a tensor.
 pub(crate) fn tensor_name(id: TensorId) -> String {
     match id {
         TensorId::TokenEmbedding => "token_embd.weight".to_owned(),
@@ -54,14 +51,13 @@ pub(crate) fn tensor_name(id: TensorId) -> String {
         TensorId::Weight(layer, target) => format!("{}.weight", linear_name(layer, target)),
         TensorId::Bias(layer, target) => format!("{}.bias", linear_name(layer, target)),
         TensorId::Router(layer) => format!("blk.{layer}.ffn_gate_inp.weight"),
-        // One for all experts.
+        // One tensor holds all experts.
         TensorId::Expert(layer, _, ExpertPart::Gate) => format!("blk.{layer}.ffn_gate_exps.weight"),
         TensorId::Expert(layer, _, ExpertPart::Up) => format!("blk.{layer}.ffn_up_exps.weight"),
         TensorId::Expert(layer, _, ExpertPart::Down) => format!("blk.{layer}.ffn_down_exps.weight"),
     }
 }
 
-/// What GGUF files call a linear layer.
 pub(crate) fn linear_name(layer: usize, target: Target) -> String {
     let name = match target {
         Target::Q => "attn_q",

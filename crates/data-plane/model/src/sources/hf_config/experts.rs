@@ -1,10 +1,9 @@
-//! What a `config.json` says of a mixture of experts. Defaults are those of transformers' configuration classes.
+//! Mixtures of experts in `config.json`. Defaults are those of transformers' configuration classes.
 
 use super::{HfConfigError, raw::RawHfConfig, unsupported};
 use crate::{shape::experts::Experts, sources::family::Family};
 
 impl RawHfConfig {
-    /// The experts of a model of so many blocks.
     pub(super) fn experts(&self, family: Family, layers: usize) -> Result<Option<Experts>, HfConfigError> {
         let count = self.num_local_experts.or(self.num_experts);
         match family {
@@ -26,7 +25,7 @@ impl RawHfConfig {
         }
     }
 
-    /// The blocks whose feed-forward is a plain one: those named, and all but every so many.
+    /// Returns the blocks with a plain feed-forward: the listed ones, and those outside of the sparse step.
     fn dense_layers(&self, layers: usize) -> Result<Vec<usize>, HfConfigError> {
         let named = self.mlp_only_layers.as_deref().unwrap_or_default();
         match self.decoder_sparse_step.unwrap_or(1) {

@@ -1,4 +1,4 @@
-//! The options of a `config.json` that matter, as they stand there.
+//! The required options of a `config.json`, as they are stored.
 
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::{HfConfigError, unsupported};
 use crate::shape::config::RopeScaling;
 
-/// The options that matter. Defaults are those of transformers' configuration classes.
+/// Options of a `config.json`. Missing values mean the defaults of transformers' configuration classes.
 #[derive(Debug, Deserialize)]
 pub(super) struct RawHfConfig {
     #[serde(default)]
@@ -19,29 +19,29 @@ pub(super) struct RawHfConfig {
     pub(super) num_key_value_heads: Option<usize>,
     pub(super) head_dim: Option<usize>,
     pub(super) max_position_embeddings: Option<usize>,
-    /// Of Phi before it was stretched.
+    /// Phi's context length before stretching.
     pub(super) original_max_position_embeddings: Option<usize>,
     pub(super) rms_norm_eps: Option<f32>,
     pub(super) hidden_act: Option<String>,
-    /// What Gemma calls the above.
+    /// Gemma's name of `hidden_act`.
     pub(super) hidden_activation: Option<String>,
     pub(super) query_pre_attn_scalar: Option<f32>,
-    /// Null is not the same as nothing.
+    /// Absence means the default limit, and null means no limit.
     #[serde(default, deserialize_with = "said")]
     pub(super) attn_logit_softcapping: Option<Option<f32>>,
     #[serde(default, deserialize_with = "said")]
     pub(super) final_logit_softcapping: Option<Option<f32>>,
-    /// Granite's.
+    /// Factors in Granite models, here and in the next three fields.
     pub(super) embedding_multiplier: Option<f32>,
     pub(super) attention_multiplier: Option<f32>,
     pub(super) residual_multiplier: Option<f32>,
     pub(super) logits_scaling: Option<f32>,
     pub(super) use_bidirectional_attention: Option<bool>,
     pub(super) rope_theta: Option<f32>,
-    /// Of Gemma's layers with a window.
+    /// Frequency base in Gemma's layers with a window.
     pub(super) rope_local_base_freq: Option<f32>,
     pub(super) rope_scaling: Option<RawRope>,
-    /// Where transformers 5 puts both of the above.
+    /// Object of transformers 5 that replaces `rope_theta` and `rope_scaling`.
     pub(super) rope_parameters: Option<RawRope>,
     pub(super) partial_rotary_factor: Option<f32>,
     pub(super) tie_word_embeddings: Option<bool>,
@@ -51,10 +51,10 @@ pub(super) struct RawHfConfig {
     pub(super) use_sliding_window: Option<bool>,
     pub(super) max_window_layers: Option<usize>,
     pub(super) layer_types: Option<Vec<String>>,
-    /// Of so many layers one attends to everything.
+    /// One of this many layers has global attention.
     #[serde(alias = "_sliding_window_pattern")]
     pub(super) sliding_window_pattern: Option<usize>,
-    /// Of mixtures: Mixtral's name and Qwen's, which transformers 5 writes as Mixtral's.
+    /// Number of experts, under Mixtral's name and then under Qwen's; transformers 5 writes Mixtral's.
     pub(super) num_local_experts: Option<usize>,
     pub(super) num_experts: Option<usize>,
     pub(super) num_experts_per_tok: Option<usize>,
@@ -65,16 +65,15 @@ pub(super) struct RawHfConfig {
     pub(super) quantization_config: Option<Value>,
 }
 
-/// What is said, if only that there is none.
+/// Distinguishes null from absence.
 fn said<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<f32>>, D::Error> {
     Option::deserialize(deserializer).map(Some)
 }
 
-/// What is said of rotary embeddings.
 #[derive(Debug, Deserialize)]
 pub(super) struct RawRope {
     pub(super) rope_type: Option<String>,
-    /// What old files call the above; some have both.
+    /// Name of `rope_type` in old files; some files have both.
     #[serde(rename = "type")]
     pub(super) legacy_type: Option<String>,
     pub(super) rope_theta: Option<f32>,
@@ -83,27 +82,27 @@ pub(super) struct RawRope {
     pub(super) high_freq_factor: Option<f32>,
     pub(super) original_max_position_embeddings: Option<f32>,
     pub(super) partial_rotary_factor: Option<f32>,
-    /// Of longrope, for sequences no longer than before it was stretched.
+    /// Divisors of longrope for sequences within the original context.
     pub(super) short_factor: Option<Vec<f32>>,
     pub(super) attention_factor: Option<f32>,
-    /// Where layers differ, in place of all of the above.
+    /// Separate parameters by kind of layer, in place of all other fields.
     pub(super) full_attention: Option<Box<RawRope>>,
     pub(super) sliding_attention: Option<Box<RawRope>>,
 }
 
 impl RawRope {
-    /// It, and those of kinds of layers.
+    /// Returns these parameters and those for each kind of layer.
     pub(super) fn all(&self) -> impl Iterator<Item = &Self> {
         let of_layers = [&self.full_attention, &self.sliding_attention].into_iter().flatten();
         std::iter::once(self).chain(of_layers.map(|rope| &**rope))
     }
 
-    /// Whether it is longrope, by whatever name Phi's files have for it.
+    /// Whether the type is longrope, under any of the names in Phi's files.
     pub(super) fn is_longrope(&self) -> bool {
         matches!(self.kind(), Some("longrope" | "su" | "yarn"))
     }
 
-    /// The frequencies of sequences no longer than what the model was first trained with.
+    /// Returns the frequencies for sequences within the original context.
     pub(super) fn longrope(&self) -> Result<RopeScaling, HfConfigError> {
         let factors = self.short_factor.clone();
         factors.map(RopeScaling::Factors).ok_or(HfConfigError::Missing("rope_scaling.short_factor"))

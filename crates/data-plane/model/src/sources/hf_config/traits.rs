@@ -1,4 +1,4 @@
-//! What families do that Llama does not, by the options of a `config.json`.
+//! Deviations of families from Llama, from the options of a `config.json`.
 
 use super::{
     HfConfigError,
@@ -11,7 +11,6 @@ use crate::{
 };
 
 impl RawHfConfig {
-    /// What a model of this family does that Llama does not.
     pub(super) fn traits(
         &self,
         family: Family,
@@ -50,8 +49,7 @@ impl RawHfConfig {
         families::phi3(head_dim, rotary_dim, self.longrope().map_or(1.0, |(_, magnitude)| magnitude))
     }
 
-    /// The context that a model with longrope was first trained with, and what it multiplies rotated features with since it was
-    /// stretched.
+    /// Returns longrope's original context length and its factor of rotated features.
     fn longrope(&self) -> Option<(usize, f32)> {
         let rope = self.rope_parameters.as_ref().or(self.rope_scaling.as_ref());
         let rope = rope.filter(|rope| rope.is_longrope())?;
@@ -62,8 +60,8 @@ impl RawHfConfig {
         Some((original, rope.attention_factor.unwrap_or(magnitude)))
     }
 
-    /// The longest sequence. Beyond what a model with longrope was first trained with its frequencies would be others, for all
-    /// positions: it is served as far as there.
+    /// Returns the maximum sequence length. With longrope, sequences beyond the original context would need
+    /// other frequencies at all positions, so the original context is the limit.
     pub(super) fn context_length(&self, family: Family) -> Result<usize, HfConfigError> {
         let whole = self.max_position_embeddings.ok_or(HfConfigError::Missing("max_position_embeddings"))?;
         let longrope = self.longrope().filter(|_| family == Family::Phi3);
@@ -90,7 +88,7 @@ impl RawHfConfig {
         Ok(ArchFlags { local_rope: Some(local_rope), ..traits })
     }
 
-    /// The layers that attend to everything: one of `usual`, where the files do not say.
+    /// Returns the layers with global attention; by default one of `usual` layers.
     fn global_layers(&self, usual: usize, layers: usize) -> Result<Vec<usize>, HfConfigError> {
         let Some(types) = &self.layer_types else {
             let pattern = self.sliding_window_pattern.unwrap_or(usual);
@@ -106,7 +104,7 @@ impl RawHfConfig {
         Ok((0..layers).filter(|&layer| types[layer] == "full_attention").collect())
     }
 
-    /// How far attention looks back, which must be the same in every layer that does not see everything.
+    /// Returns the sliding window, which must be equal in all layers without global attention.
     pub(super) fn window(&self, family: Family, layers: usize) -> Result<Option<usize>, HfConfigError> {
         let window = match family {
             Family::Llama | Family::Granite | Family::Olmo2 => return Ok(None),
@@ -125,7 +123,7 @@ impl RawHfConfig {
                 _ => Err(unsupported("layer_types", "full and sliding attention mixed")),
             };
         }
-        // Qwen slides from this layer on, but for its mixtures.
+        // Qwen models, except its mixtures, use the window from this layer on.
         match (family, self.max_window_layers) {
             (Family::Mistral | Family::Mixtral | Family::Phi3 | Family::Qwen3Moe, _) | (_, Some(0)) => {
                 Ok(Some(window))

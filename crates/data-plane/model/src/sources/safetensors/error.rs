@@ -1,4 +1,4 @@
-//! Why the files of a Hugging Face directory are refused.
+//! Reasons for refusing the files of a Hugging Face directory.
 
 use std::{io, path::PathBuf};
 
@@ -9,58 +9,58 @@ use crate::{
     sources::{hf_config::HfConfigError, safetensors::file::SafetensorsFormatError},
 };
 
-/// Why a directory is no model that can be run.
+/// Reasons why a directory cannot be run as a model.
 #[derive(Debug, thiserror::Error)]
 pub enum SafetensorsSourceError {
     /// A file could not be read.
     #[error("cannot read {}: {source}; a model directory has config.json and model.safetensors", path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// The configuration is refused.
     #[error("{}: {source}; use a Llama, Mistral, Qwen2 or Qwen3 model", path.display())]
     Config {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// Reason for refusing the configuration.
         source: HfConfigError,
     },
-    /// The list of weight files is no use.
+    /// The list of weight files is invalid.
     #[error(transparent)]
     Files(#[from] WeightFilesError),
     /// A weight file is broken.
     #[error("{} is not a usable safetensors file: {source}; fetch the file again", path.display())]
     Weights {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// Error of the safetensors parser.
         source: SafetensorsFormatError,
     },
-    /// A tensor that no model of this architecture has.
+    /// A tensor belongs to no model of this architecture.
     #[error("{}: tensor `{tensor}` is not supported; the model is not of the architecture it names", path.display())]
     UnknownTensor {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
     },
-    /// A tensor is in two weight files.
+    /// Two weight files have the same tensor.
     #[error("{}: tensor `{tensor}` is stored twice; fetch the model again", path.display())]
     Duplicate {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
     },
-    /// The tensors are not those the configuration calls for.
+    /// The tensors do not match the configuration.
     #[error("{}: {source}; fetch the model again", path.display())]
     Layout {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
-        /// What is wrong.
+        /// First tensor that does not match.
         source: LayoutError,
     },
 }

@@ -1,4 +1,4 @@
-//! The table of contents of one safetensors file, for models and adapters alike.
+//! Table of contents of a safetensors file, for models and adapters.
 
 use std::{collections::HashSet, fmt, ops::Range};
 
@@ -11,10 +11,10 @@ use serde::{
 
 use model_files::bounded_json;
 
-/// Bytes of the length that a file begins with.
+/// Bytes of the header length at the beginning of a file.
 const LENGTH_BYTES: usize = 8;
 
-/// Why the header of a safetensors file is refused.
+/// Reasons for refusing the header of a safetensors file.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum SafetensorsFormatError {
@@ -28,7 +28,7 @@ pub enum SafetensorsFormatError {
     UnsupportedType { tensor: String, kind: Dtype },
 }
 
-/// A stored tensor: `range` lies inside the file and has the size that `kind` and `shape` call for.
+/// A stored tensor; `range` lies inside the file and has the size required by `kind` and `shape`.
 #[derive(Debug, Clone)]
 pub(crate) struct StoredTensor {
     pub(crate) kind: TensorType,
@@ -37,7 +37,7 @@ pub(crate) struct StoredTensor {
 }
 
 impl StoredTensor {
-    /// `[rows, cols]`, a vector being one row; `None` for other numbers of dimensions.
+    /// Returns `[rows, cols]`, with one row for a vector, or `None` for other numbers of dimensions.
     pub(crate) fn matrix_shape(&self) -> Option<[usize; 2]> {
         match *self.shape {
             [cols] => Some([1, cols]),
@@ -47,13 +47,12 @@ impl StoredTensor {
     }
 }
 
-/// A stored tensor of a type that is not computed with.
+/// A stored tensor of an element type without arithmetic.
 #[derive(Debug, Clone)]
 pub(crate) struct OtherTensor {
     pub(crate) name: String,
     pub(crate) kind: Dtype,
     pub(crate) shape: Vec<usize>,
-    /// Where its data lie inside the file.
     pub(crate) range: Range<usize>,
 }
 
@@ -68,14 +67,14 @@ impl From<OtherTensor> for SafetensorsFormatError {
 pub(crate) struct TensorTable {
     pub(crate) tensors: Vec<(String, StoredTensor)>,
     pub(crate) others: Vec<OtherTensor>,
-    /// Where the tensors' data begin.
+    /// Offset of the first tensor's data.
     pub(crate) header_bytes: usize,
 }
 
-/// The tensors of a file, sorted by name; those of types that are not computed with apart.
+/// Reads the tensors of a file, sorted by name, with unsupported element types apart.
 ///
 /// # Errors
-/// If the header is beyond `header_limit_bytes`, malformed, or does not cover the file exactly.
+/// The header is larger than `header_limit_bytes`, malformed, or does not cover the file exactly.
 pub(crate) fn read_all_contents(
     file: &[u8],
     header_limit_bytes: u64,
@@ -86,7 +85,7 @@ pub(crate) fn read_all_contents(
         return Err(SafetensorsFormatError::HeaderTooLarge { found, limit: header_limit_bytes });
     }
     check_names(file, found)?;
-    // Checks that the tensors lie one behind the other from the header to the end of the file.
+    // The call checks that the tensors are contiguous from the header to the end of the file.
     let (header_bytes, metadata) = SafeTensors::read_metadata(file)?;
     let start = header_bytes + LENGTH_BYTES;
     let (mut tensors, mut others) = (Vec::new(), Vec::new());
@@ -103,8 +102,8 @@ pub(crate) fn read_all_contents(
     Ok(TensorTable { tensors, others, header_bytes: start })
 }
 
-/// Refuses a header that would grow in memory, and one that says two things of one name: readers that take the first
-/// and readers that take the last would load two models from one file.
+/// Refuses a header that would grow in memory, or that has a name twice. Readers that use the first or the
+/// last entry of a name would otherwise load different models from one file.
 fn check_names(file: &[u8], header_bytes: u64) -> Result<(), SafetensorsFormatError> {
     let end = usize::try_from(header_bytes).ok().and_then(|bytes| bytes.checked_add(LENGTH_BYTES));
     let Some(header) = end.and_then(|end| file.get(LENGTH_BYTES..end)) else {
@@ -115,7 +114,7 @@ fn check_names(file: &[u8], header_bytes: u64) -> Result<(), SafetensorsFormatEr
     Ok(())
 }
 
-/// A map whose values do not matter and whose keys all differ.
+/// A map with unique keys, whose values are ignored.
 struct UniqueNames;
 
 impl<'de> Deserialize<'de> for UniqueNames {

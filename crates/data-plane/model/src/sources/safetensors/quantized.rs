@@ -1,7 +1,8 @@
-//! Linear layers that GPTQ or AWQ quantized, as blocks that the kernels know.
+//! Converts linear layers in GPTQ or AWQ format to the kernels' block formats.
 //!
-//! Both store a weight as `scale * (code - zero)`, with a scale and a zero point for each output and each group of inputs, the codes
-//! several to a word of 32 bits. A group is a multiple of a block's inputs, so what comes of it has the same codes in another order:
+//! Both formats store a weight as `scale * (code - zero)`. Each output and group of inputs has a scale and a
+//! zero point, and a 32-bit word has several codes. A group is a multiple of a block's inputs, so the
+//! conversion only reorders codes:
 //!
 //! | Stored | Becomes | Exact |
 //! |---|---|---|
@@ -10,8 +11,9 @@
 //! | 8 bits, all zero points 128 | `Q8_0` | yes |
 //! | groups that are no runs of inputs (`desc_act`), or anything else | `F16` | but for that rounding |
 //!
-//! `qweight`, in words: GPTQ's is `[in / codes, out]`, along inputs; AWQ's `[in, out / codes]`, along outputs. `qzeros` is
-//! `[groups, out / codes]` along outputs in both; `scales` is `[groups, out]`; GPTQ's `g_idx` is the group of each input.
+//! `qweight`, in words: GPTQ's is `[in / codes, out]`, along inputs; AWQ's `[in, out / codes]`, along
+//! outputs. `qzeros` is `[groups, out / codes]` along outputs in both; `scales` is `[groups, out]`; GPTQ's
+//! `g_idx` is the group of each input.
 
 use std::ops::Range;
 
@@ -27,13 +29,13 @@ use crate::{
 /// Inputs of a block of `Q4_0`, `Q4_1` and `Q8_0`.
 const BLOCK: usize = 32;
 
-/// What a module's parts are called behind its name.
+/// Suffixes of a quantized module's tensors.
 pub(super) const PARTS: [&str; 4] = ["qweight", "qzeros", "scales", "g_idx"];
 
-/// Where AWQ puts the codes of eight outputs in a word, by output.
+/// Position of the codes of eight outputs in an AWQ word, by output.
 const AWQ_PLACES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
-/// A linear layer's stored parts, checked against each other.
+/// Stored parts of a linear layer, checked against each other.
 #[derive(Debug)]
 pub(super) struct QuantizedParts<'a> {
     quantization: Quantization,
@@ -42,15 +44,15 @@ pub(super) struct QuantizedParts<'a> {
     codes: &'a [u8],
     zeros: &'a [u8],
     scales: (TensorType, &'a [u8]),
-    /// The group of each input, where they are no runs.
+    /// Group of each input, if groups are no runs of inputs.
     groups: Option<&'a [u8]>,
 }
 
 impl<'a> QuantizedParts<'a> {
-    /// The parts of `module`, `[outputs, inputs]`; `None` if it is stored as a matrix.
+    /// Returns the parts of `module`, `[outputs, inputs]`, or `None` if the module is stored as a matrix.
     ///
     /// # Errors
-    /// A part is missing, or has another shape.
+    /// A part is missing or has another shape.
     pub(super) fn of(
         shards: &'a Shards,
         quantization: Quantization,
@@ -88,7 +90,7 @@ impl<'a> QuantizedParts<'a> {
         }))
     }
 
-    /// What it becomes.
+    /// Returns the block format after conversion.
     pub(super) fn kind(&self) -> TensorType {
         let Quantization { bits, group, .. } = self.quantization;
         let are_blocks = self.groups.is_none()
@@ -102,7 +104,6 @@ impl<'a> QuantizedParts<'a> {
         }
     }
 
-    /// Weights of some of the layer's outputs, in blocks.
     pub(super) fn tensor(&self, outputs: Range<usize>) -> Tensor<'static> {
         let (kind, rows, cols) = (self.kind(), outputs.len(), self.inputs);
         let scales = self.scales();
@@ -136,7 +137,7 @@ impl<'a> QuantizedParts<'a> {
         }
         let code = |input: usize| self.code(output, first + input);
         if kind == TensorType::Q8_0 {
-            // Signed there.
+            // Codes of `Q8_0` are signed.
             out.extend((0..BLOCK).map(|input| code(input).wrapping_sub(128)));
         } else {
             out.extend((0..BLOCK / 2).map(|input| code(input) | code(input + BLOCK / 2) << 4));
@@ -149,7 +150,6 @@ impl<'a> QuantizedParts<'a> {
         scales[group * self.outputs + output] * above as f32
     }
 
-    /// The group that an input is of.
     fn group(&self, input: usize) -> usize {
         match (self.groups, self.quantization.group) {
             (Some(listed), _) => read_u32(listed, input) as usize,
@@ -166,7 +166,7 @@ impl<'a> QuantizedParts<'a> {
                 (input * (self.outputs / per_word) + output / per_word, AWQ_PLACES[output % per_word])
             }
         };
-        // The mask has 8 bits at most.
+        // The mask has at most 8 bits.
         (read_u32(self.codes, at) >> (place * self.quantization.bits) & mask) as u8
     }
 
@@ -175,7 +175,7 @@ impl<'a> QuantizedParts<'a> {
         let stored = read_u32(self.zeros, group * (self.outputs / per_word) + output / per_word);
         let place = output % per_word;
         match self.quantization.method {
-            // What was 0 is stored as the largest.
+            // A zero point of 0 wrapped around when it was stored.
             QuantMethod::Gptq(less) => ((stored >> (place * self.quantization.bits) & mask) + less) & mask,
             QuantMethod::Awq => stored >> (AWQ_PLACES[place] * self.quantization.bits) & mask,
         }
@@ -187,7 +187,7 @@ impl<'a> QuantizedParts<'a> {
         (0..groups).all(|group| (0..self.outputs).all(|output| self.zero(group, output) == middle))
     }
 
-    /// `[groups, outputs]`.
+    /// Returns the scales, `[groups, outputs]`.
     fn scales(&self) -> Vec<f32> {
         let (kind, bytes) = self.scales;
         let mut scales = vec![0.0; bytes.len() / kind.block_bytes()];
@@ -196,7 +196,6 @@ impl<'a> QuantizedParts<'a> {
     }
 }
 
-/// Word `at` of little-endian words.
 fn read_u32(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes.as_chunks().0[at])
 }
@@ -228,7 +227,7 @@ fn numbers<'a>(
     Ok((stored.kind, shards.bytes(name).ok_or_else(missing)?))
 }
 
-/// No input is of a group that is not there.
+/// Checks that every input's group exists.
 fn check_groups(name: &str, listed: &[u8], groups: usize) -> Result<(), LayoutError> {
     let largest = listed.as_chunks().0.iter().map(|group| u32::from_le_bytes(*group)).max();
     match largest.map(|largest| largest as usize).filter(|largest| *largest >= groups) {

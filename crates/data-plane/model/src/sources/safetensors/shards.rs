@@ -1,4 +1,4 @@
-//! The weight files of a Hugging Face directory, mapped and checked: a single one, or a sharded set of them.
+//! The weight files of a Hugging Face directory, mapped and checked: a single file or several shards.
 
 use std::{
     collections::BTreeMap,
@@ -14,32 +14,28 @@ use crate::sources::safetensors::{
     file::{OtherTensor, StoredTensor, TensorTable, read_all_contents},
 };
 
-/// Bytes of a weight file's header.
 const MAX_HEADER_BYTES: u64 = 1 << 24;
 
-/// What is done about tensors of types that are not computed with.
+/// Treatment of tensors with element types without arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OtherTypes {
-    /// They make the directory unusable.
     Refused,
-    /// They are listed: masks and position numbers, which nobody needs, and the words of quantized layers.
+    /// Such tensors are listed: unneeded masks and position numbers, and the words of quantized layers.
     Listed,
 }
 
-/// A weight file.
 #[derive(Debug)]
 pub(crate) struct Shard {
     pub(crate) map: MappedFile,
-    /// Where the tensors' data begin.
+    /// Offset of the first tensor's data.
     pub(crate) header_bytes: usize,
 }
 
-/// All weight files of a directory and what is in them.
 #[derive(Debug)]
 pub(crate) struct Shards {
     directory: PathBuf,
     files: Vec<Shard>,
-    /// Which shard a tensor is in, and where.
+    /// Shard number and place of each tensor.
     tensors: BTreeMap<String, (usize, StoredTensor)>,
     others: BTreeMap<String, (usize, OtherTensor)>,
 }
@@ -48,7 +44,7 @@ impl Shards {
     /// Maps the weight files in `directory`.
     ///
     /// # Errors
-    /// If one is missing or broken, or a tensor is in two of them.
+    /// A file is missing or broken, or two files have the same tensor.
     pub(crate) fn open(directory: &Path, types: OtherTypes) -> Result<Self, SafetensorsSourceError> {
         let mut shards = Self {
             directory: directory.to_path_buf(),
@@ -87,45 +83,42 @@ impl Shards {
         Ok(())
     }
 
-    /// The files, in the order of their names.
     pub(crate) fn files(&self) -> &[Shard] {
         &self.files
     }
 
-    /// The tensors' names in ascending order.
+    /// Returns the tensors' names in ascending order.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// The tensors of other types, if they were not refused.
+    /// Returns the tensors of other element types, if they are listed.
     pub(crate) fn others(&self) -> impl Iterator<Item = &OtherTensor> {
         self.others.values().map(|(_, other)| other)
     }
 
-    /// Shape and data of a tensor of 32-bit integers, if they were not refused.
+    /// Returns shape and data of a 32-bit integer tensor, if such tensors are listed.
     pub(crate) fn integers(&self, name: &str) -> Option<(&[usize], &[u8])> {
         let (shard, other) = self.others.get(name)?;
         let bytes = self.files.get(*shard)?.map.get(other.range.clone())?;
         (other.kind == Dtype::I32).then_some((&other.shape, bytes))
     }
 
-    /// What is known of a tensor without reading it.
     pub(crate) fn tensor(&self, name: &str) -> Option<&StoredTensor> {
         self.tensors.get(name).map(|(_, stored)| stored)
     }
 
-    /// Which of [`files`](Self::files) a tensor is in.
+    /// Returns the index in [`files`](Self::files) of a tensor's file.
     pub(crate) fn file_of(&self, name: &str) -> Option<usize> {
         self.tensors.get(name).map(|(shard, _)| *shard)
     }
 
-    /// A tensor's data.
     pub(crate) fn bytes(&self, name: &str) -> Option<&[u8]> {
         let (shard, stored) = self.tensors.get(name)?;
         self.files.get(*shard)?.map.get(stored.range.clone())
     }
 
-    /// Gives back the memory that caches a tensor; see [`MappedFile::release`].
+    /// Releases memory that caches a tensor; see [`MappedFile::release`].
     pub(crate) fn release(&self, name: &str) {
         let number = self.tensors.get(name).map(|(shard, stored)| (shard, &stored.range));
         let other = self.others.get(name).map(|(shard, other)| (shard, &other.range));
@@ -134,7 +127,7 @@ impl Shards {
         }
     }
 
-    /// False if a file was written to since it was opened.
+    /// Returns false if a file changed since it was opened.
     pub(crate) fn unchanged(&self) -> bool {
         self.files.iter().all(|file| file.map.unchanged())
     }

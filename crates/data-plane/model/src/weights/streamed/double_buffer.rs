@@ -1,11 +1,11 @@
-//! What of the weights is in memory, and who brings the rest: a window of two floors that goes up and down with the pass.
+//! Double buffer of streamed weights: two layer chunks in memory, which follow the pass up and down.
 //!
 //! ```text
-//! pass    | floor 3       | floor 4       |            owns what it computes with
-//! reader  |   reads 4     |   reads 5     |            owns what it fills
+//! pass    | chunk 3       | chunk 4       |            owns the chunk that it computes
+//! reader  |   reads 4     |   reads 5     |            owns the chunk that it fills
 //! ```
 //!
-//! A slab belongs to one of them at a time, and is handed over whole: nobody writes where somebody reads.
+//! A slab belongs to either the pass or the reader, so no thread writes where another reads.
 
 use std::{
     collections::VecDeque,
@@ -25,32 +25,29 @@ use crate::{
     weights::host::WaitCallback,
 };
 
-/// Where a sweep goes on to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PassDirection {
-    /// From the first block to the head, and again: forward calls.
+    /// From the first block to the head, then again from the first: forward calls.
     Up,
     /// The head, then from the last block to the first: backward calls.
     Down,
 }
 
-/// What is read before it is asked for.
+/// Amount of reading ahead of the pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Readahead {
-    /// The next floor while this one is computed (the pipeline of EdgeLLM §4.3).
+    /// Reads the next chunk while the pass computes the current one (the pipeline of EdgeLLM §4.3).
     #[default]
     Next,
-    /// Nothing: load, then compute, for comparison.
+    /// Reads each chunk on demand, for comparison.
     Nothing,
 }
 
-/// Slabs of the window.
 pub(super) const SLABS: usize = 2;
 
-/// What the latest read counts for, of what reads are expected to take.
+/// Weight of the latest read in the moving average of read times.
 const LATEST: f64 = 0.25;
 
-/// A floor that was read, or not.
 #[derive(Debug)]
 struct ReadChunk {
     floor: usize,
@@ -62,27 +59,27 @@ struct ReadChunk {
 struct ReadQueue {
     wanted: VecDeque<(usize, PageSlab)>,
     read: Vec<ReadChunk>,
-    /// What is read now: its floor, its bytes, and since when.
+    /// Chunk, bytes and start of the read in progress.
     reading: Option<(usize, u64, Instant)>,
-    /// Seconds that a byte takes, the latest reads counting most; 0 before the first.
+    /// Moving average of seconds per byte; 0 before the first read.
     byte_s: f64,
     is_closed: bool,
 }
 
 impl ReadQueue {
-    /// What `bytes` take to read.
+    /// Returns the expected time to read `bytes` bytes.
     fn time_of(&self, bytes: u64) -> Duration {
         Duration::from_secs_f64(bytes as f64 * self.byte_s)
     }
 
-    /// What is left of the read of a floor of so many bytes.
+    /// Returns the expected remaining time until a chunk of `bytes` bytes is read.
     fn left_of(&self, floor: usize, bytes: u64) -> Duration {
         let Some((reading, read_bytes, since)) = self.reading else { return self.time_of(bytes) };
         let first = self.time_of(read_bytes).saturating_sub(since.elapsed());
         if reading == floor { first } else { first + self.time_of(bytes) }
     }
 
-    /// A read of so many bytes is done.
+    /// Records a finished read of `bytes` bytes.
     fn note(&mut self, bytes: u64, since: Instant) {
         let byte_s = since.elapsed().as_secs_f64() / (bytes.max(1) as f64);
         self.byte_s += (byte_s - self.byte_s) * if self.byte_s > 0.0 { LATEST } else { 1.0 };
@@ -90,12 +87,11 @@ impl ReadQueue {
     }
 }
 
-/// A floor that a pass waits for.
 struct AwaitedChunk<'a> {
     shared: &'a ReaderShared,
     floor: usize,
     bytes: u64,
-    /// Of the floor that is read after it and before the pass ends.
+    /// Bytes of the following chunk of the pass, or 0 for the last one.
     next_bytes: u64,
 }
 
@@ -105,15 +101,14 @@ impl PendingWeights for AwaitedChunk<'_> {
         !desk.read.is_empty() || desk.is_closed
     }
 
-    /// The reader goes on with the next floor meanwhile: until that is here, too, no time is lost. A quarter of it is for
-    /// computing with this one.
+    /// Returns the time until this chunk and three quarters of the following one are read. The reader
+    /// continues meanwhile, so such a pause costs no time; the last quarter is for computing this chunk.
     fn left(&self) -> Duration {
         let desk = self.shared.desk();
         desk.left_of(self.floor, self.bytes) + desk.time_of(self.next_bytes) * 3 / 4
     }
 }
 
-/// Where pass and reader meet.
 #[derive(Debug, Default)]
 struct ReaderShared {
     desk: Mutex<ReadQueue>,
@@ -131,16 +126,14 @@ impl ReaderShared {
     }
 }
 
-/// A floor in memory.
 #[derive(Debug)]
 struct LoadedChunk {
     floor: usize,
-    // Before the slab, which is filled again once they are gone.
+    // The field order drops the matrices before their slab.
     matrices: Vec<PackedMatrix>,
     slab: PageSlab,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct DoubleBuffer {
     file: Arc<PackedFile>,
@@ -148,20 +141,20 @@ pub(super) struct DoubleBuffer {
     shared: Arc<ReaderShared>,
     reader: Option<JoinHandle<()>>,
     readahead: Readahead,
-    /// Streamed floors in the order of a sweep up, and of one down.
+    /// Streamed chunks in the order of an upward and a downward sweep.
     orders: [Vec<usize>; 2],
     spare: Vec<PageSlab>,
     loaded: Vec<LoadedChunk>,
-    /// What the reader was given.
+    /// Chunks that were requested from the reader.
     asked: Vec<usize>,
 }
 
 impl DoubleBuffer {
-    /// A window over the `streamed` floors of `file`, in ascending order. Reads take at least as long as with a disk of `pace`
-    /// bytes a second.
+    /// Creates a buffer for the `streamed` chunks of `file`, in ascending order. With `pace`, reads take at
+    /// least as long as from a disk of that many bytes per second.
     ///
     /// # Errors
-    /// There is no memory, or no thread.
+    /// Memory or a thread is missing.
     pub(super) fn new(
         file: &Arc<PackedFile>,
         figures: &Arc<WeightStreamStats>,
@@ -171,7 +164,7 @@ impl DoubleBuffer {
     ) -> io::Result<Self> {
         let (below, head): (Vec<usize>, Vec<usize>) =
             streamed.iter().partition(|floor| **floor < file.layout().blocks);
-        // Sums over the head's outputs begin with the first of them, whichever way a pass goes.
+        // Sums over the head's outputs start with the first, so its chunks ascend in both directions.
         let down = head.into_iter().chain(below.into_iter().rev()).collect();
         let bytes = streamed.iter().map(|&floor| file.floor(floor).bytes()).max().unwrap_or(0);
         let spare = (0..SLABS).map(|_| PageSlab::new(bytes)).collect::<io::Result<_>>()?;
@@ -192,19 +185,19 @@ impl DoubleBuffer {
         })
     }
 
-    /// Has the floors read that a pass at `floor` needs next, which may not be one of the window's.
+    /// Requests the chunks that a pass at `floor` needs next; `floor` itself may be pinned.
     pub(super) fn approach(&mut self, floor: usize, heading: PassDirection) {
         let wanted = self.wanted(floor, heading);
         let shared = Arc::clone(&self.shared);
-        // What could not be read is tried again by whoever needs it.
+        // A pass that needs a failed chunk requests it again.
         drop(self.collect_reads(&mut shared.desk()));
         self.arrange(&wanted);
     }
 
-    /// The matrices of a streamed floor, once they are there; `meanwhile` is called before it waits for them.
+    /// Returns the matrices of a streamed chunk after they are read; calls `meanwhile` before each wait.
     ///
     /// # Errors
-    /// They cannot be read.
+    /// The chunk cannot be read.
     pub(super) fn reach(
         &mut self,
         floor: usize,
@@ -237,7 +230,7 @@ impl DoubleBuffer {
         }
     }
 
-    /// The floor and those after it, as many as the window has room for.
+    /// Returns the chunk and its successors, up to the size of the buffer.
     fn wanted(&self, floor: usize, heading: PassDirection) -> Vec<usize> {
         let most = match self.readahead {
             Readahead::Next => SLABS,
@@ -245,7 +238,7 @@ impl DoubleBuffer {
         };
         let (order, place) = (&self.orders[heading as usize], |floor| self.place(floor, heading));
         let ahead = order.iter().filter(|other| place(**other) >= place(floor));
-        // Whoever has reached the head begins again with the first block; after a way down nobody knows.
+        // An upward sweep is followed by another one; after a downward sweep the next one is unknown.
         let again = order.iter().filter(|_| heading == PassDirection::Up);
         let mut wanted: Vec<usize> = Vec::with_capacity(most);
         for &next in ahead.chain(again) {
@@ -257,7 +250,7 @@ impl DoubleBuffer {
         wanted
     }
 
-    /// When a way comes to a floor.
+    /// Returns a sort key for the order of chunks in a sweep.
     fn place(&self, floor: usize, heading: PassDirection) -> (bool, usize) {
         match (heading, floor < self.file.layout().blocks) {
             (PassDirection::Down, true) => (true, usize::MAX - floor),
@@ -265,7 +258,7 @@ impl DoubleBuffer {
         }
     }
 
-    /// Takes what was read; what could not be, and why.
+    /// Takes finished reads into the buffer and returns the failed ones with their errors.
     fn collect_reads(&mut self, desk: &mut ReadQueue) -> Vec<(usize, WeightReadError)> {
         let mut failed = Vec::new();
         for ReadChunk { floor, slab, outcome } in desk.read.drain(..) {
@@ -285,7 +278,7 @@ impl DoubleBuffer {
         failed
     }
 
-    /// Gives up what is not wanted, and has read what is.
+    /// Drops unwanted chunks and requests the wanted ones.
     fn arrange(&mut self, wanted: &[usize]) {
         let missing = |window: &Self, floor: &usize| {
             !window.asked.contains(floor) && window.loaded.iter().all(|loaded| loaded.floor != *floor)
@@ -295,7 +288,7 @@ impl DoubleBuffer {
         }
         let shared = Arc::clone(&self.shared);
         let mut desk = shared.desk();
-        // Nobody has begun to read these.
+        // The reader has not begun these reads.
         for (floor, slab) in std::mem::take(&mut desk.wanted) {
             if wanted.contains(&floor) {
                 desk.wanted.push_back((floor, slab));
@@ -319,7 +312,7 @@ impl DoubleBuffer {
         shared.changed.notify_all();
     }
 
-    /// The slab of a floor that is not wanted.
+    /// Frees the slab of an unwanted chunk.
     fn give_up(&mut self, wanted: &[usize]) -> Option<PageSlab> {
         let at = self.loaded.iter().position(|loaded| !wanted.contains(&loaded.floor))?;
         let LoadedChunk { matrices, slab, .. } = self.loaded.swap_remove(at);
@@ -331,12 +324,11 @@ impl DoubleBuffer {
 impl Drop for DoubleBuffer {
     fn drop(&mut self) {
         self.shared.close();
-        // A panic of the reader was told where it happened.
+        // A panic of the reader was already reported by its thread.
         drop(self.reader.take().map(JoinHandle::join));
     }
 }
 
-/// The thread that reads.
 struct ChunkReader {
     file: Arc<PackedFile>,
     figures: Arc<WeightStreamStats>,
@@ -345,7 +337,7 @@ struct ChunkReader {
 
 impl ChunkReader {
     fn serve(&self, shared: &ReaderShared) {
-        /// Nobody waits for a reader that is gone.
+        /// Closes the queue when the reader ends, even by a panic, so that no pass waits for it.
         struct ReaderGuard<'a>(&'a ReaderShared);
         impl Drop for ReaderGuard<'_> {
             fn drop(&mut self) {
@@ -368,7 +360,7 @@ impl ChunkReader {
             self.figures.begin_read(since);
             let outcome = self.read(floor, &mut slab, since);
             let mut desk = shared.desk();
-            // Counted before anybody sees it.
+            // The read is counted before the pass can see its result.
             self.figures.end_read(bytes, since);
             desk.note(bytes, since);
             desk.read.push(ReadChunk { floor, slab, outcome });

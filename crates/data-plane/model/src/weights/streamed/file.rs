@@ -1,5 +1,5 @@
-//! The file of packed weights: made once, beside its place and then renamed; read past the page cache, and checked whenever
-//! something is read.
+//! The file of packed weights. A new file is written beside its final path and then renamed. Reads bypass the
+//! page cache, and every read is checked.
 
 #[cfg(test)]
 mod tests;
@@ -32,37 +32,37 @@ use crate::{
 
 const MAGIC: [u8; 8] = *b"HOLO-WT\n";
 const VERSION: u32 = 1;
-/// Bytes of panels that are packed, written or checked at a time.
+/// Bytes of panels to pack, write or check at a time.
 const STEP_BYTES: usize = 4 << 20;
 
-/// Why weights could not be read while they were needed. What was to be computed with them was not.
+/// Reasons why weights could not be read during a pass. The pass's results are then missing, never wrong.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum WeightReadError {
-    /// The system said no.
+    /// The operating system reports a read error.
     #[error(
         "the packed weights in {} cannot be read: {source}; check the disk, and send the request again",
         path.display()
     )]
     Io {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the operating system.
         source: Arc<io::Error>,
     },
-    /// The file ends before it should.
+    /// The file is shorter than it should be.
     #[error(
         "the packed weights in {} were cut; start the executor again, which packs them anew",
         .0.display()
     )]
     Truncated(PathBuf),
-    /// The file does not hold what was written.
+    /// The contents differ from those written.
     #[error(
         "the packed weights in {} were changed or are damaged; start the executor again, which packs them anew, and check \
          the disk if it happens again",
         .0.display()
     )]
     Damaged(PathBuf),
-    /// Nobody reads any more.
+    /// The thread that reads weights has ended.
     #[error(
         "the thread that reads weights has ended by a fault; the log says more, start the executor again"
     )]
@@ -75,25 +75,25 @@ impl From<std::convert::Infallible> for WeightReadError {
     }
 }
 
-/// Why there is no file of packed weights.
+/// Reasons why a file of packed weights cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum MakeError {
-    /// The model's own files do not hold what their configuration says.
+    /// The model's files do not match their configuration.
     #[error(transparent)]
     Weights(#[from] WeightsError),
-    /// The system said no.
+    /// A file operation failed.
     #[error("cannot {action} {}: {source}; make room on the disk, or give another directory", path.display())]
     Io {
-        /// What was attempted.
+        /// Verb for the failed operation.
         action: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
 
-/// What is not in the file's header: of each matrix its unit, and hashes.
+/// The table after the header: a unit and hashes for each matrix.
 #[derive(Debug)]
 struct PackedTable {
     units: Vec<f32>,
@@ -122,30 +122,28 @@ impl PackedTable {
     }
 }
 
-/// The header of a file of so many matrices with this table.
 fn header(key: &[u8; 32], matrices: usize, table: &[u8]) -> Vec<u8> {
     let count = u32::try_from(matrices).unwrap_or(u32::MAX);
     let (version, count, hash) = (VERSION.to_le_bytes(), count.to_le_bytes(), blake3::hash(table));
     [&MAGIC[..], &version, &count, key, hash.as_bytes()].concat()
 }
 
-/// An open file of packed weights.
 #[derive(Debug)]
 pub(super) struct PackedFile {
     path: PathBuf,
     file: File,
-    /// Whether reads leave the page cache alone; else it is told to.
+    /// Whether reads bypass the page cache; otherwise the kernel is advised to drop the pages.
     is_direct: bool,
     layout: WeightFileLayout,
     table: PackedTable,
 }
 
 impl PackedFile {
-    /// Opens the file at `path` for the model of `source`; makes it if it is not there, is one of another `key`, or does not
-    /// hold what was written.
+    /// Opens the file at `path` for the model of `source`; remakes a missing or damaged file or another
+    /// `key`'s.
     ///
     /// # Errors
-    /// It cannot be made, or not be read although it was just made.
+    /// The file cannot be made, or cannot be read although it was just made.
     pub(super) fn open_or_make(
         path: &Path,
         key: &[u8; 32],
@@ -170,7 +168,7 @@ impl PackedFile {
         file
     }
 
-    /// Opens a file, and reads and checks all of it.
+    /// Opens a file, reads all of it and checks it.
     fn open(path: &Path, key: &[u8; 32], layout: WeightFileLayout) -> io::Result<Self> {
         let other = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
         let file = File::open(path)?;
@@ -186,7 +184,7 @@ impl PackedFile {
         let table =
             PackedTable::parse(table, &layout.matrices).ok_or_else(|| other("its table is damaged"))?;
         let direct = OpenOptions::new().read(true).custom_flags(OFlags::DIRECT.bits() as i32).open(path);
-        // Some file systems open it so, and then refuse to read.
+        // Some file systems accept the flag on opening, but then refuse reads.
         let direct = direct.ok().filter(|direct| {
             let mut page = PageSlab::new(PAGE_BYTES).ok();
             let page = page.as_mut().and_then(PageSlab::as_mut_slice);
@@ -202,7 +200,7 @@ impl PackedFile {
         &self.layout
     }
 
-    /// Reads every floor once.
+    /// Reads and checks every chunk once.
     fn check_all(&self) -> io::Result<()> {
         let mut slab = PageSlab::new(self.layout.floor_bytes().max(self.layout.grain_bytes()))?;
         let bad = |error: WeightReadError| io::Error::new(io::ErrorKind::InvalidData, error);
@@ -217,10 +215,10 @@ impl PackedFile {
         Ok(())
     }
 
-    /// Reads `pages` into the beginning of `into`, and checks the parts that lie in them.
+    /// Reads `pages` into the beginning of `into`, and checks the `parts` within them.
     ///
     /// # Errors
-    /// They cannot be read, or are not what was written.
+    /// The pages cannot be read, or the contents differ from those written.
     pub(super) fn load(
         &self,
         pages: &Range<u64>,
@@ -252,18 +250,17 @@ impl PackedFile {
         }
         if !self.is_direct {
             let bytes = NonZeroU64::new(into.len() as u64);
-            // Advice: refused, it costs memory that the system takes back when it needs it.
+            // If the advice is refused, the kernel reclaims the memory when needed.
             let _ = fadvise(&self.file, at, bytes, Advice::DontNeed);
         }
         Ok(())
     }
 
-    /// What the system says of a read.
     pub(super) fn unreadable(&self, source: io::Error) -> WeightReadError {
         WeightReadError::Io { path: self.path.clone(), source: Arc::new(source) }
     }
 
-    /// The matrices of `parts`, whose `pages` lie in `slab` from `at` on.
+    /// Returns the matrices of `parts`, whose `pages` lie in `slab` from `at` on.
     pub(super) fn matrices(
         &self,
         pages: &Range<u64>,
@@ -279,7 +276,6 @@ impl PackedFile {
         parts.iter().map(matrix).collect()
     }
 
-    /// The form of a matrix.
     pub(super) fn form(&self, matrix: usize) -> PackedLayout {
         self.layout.matrices[matrix].form(self.table.units[matrix])
     }
@@ -289,13 +285,13 @@ impl PackedFile {
     }
 }
 
-/// Fills whole pages from what `read` gives of a place; false if there are not so many.
+/// Fills complete pages by calls of `read` with buffer and offset. Returns false if the file ends too early.
 fn fill(into: &mut [u8], mut read: impl FnMut(&mut [u8], u64) -> io::Result<usize>) -> io::Result<bool> {
     let mut filled = 0;
     while filled < into.len() {
         let end = into.len().min(filled + STEP_BYTES);
         match read(&mut into[filled..end], filled as u64) {
-            // Past the page cache, reads begin where a page does: a piece of one is read once more.
+            // Direct reads must start at a page, so a partial page is read again.
             Ok(bytes) if bytes >= PAGE_BYTES => filled += bytes / PAGE_BYTES * PAGE_BYTES,
             Ok(_) => return Ok(false),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -305,7 +301,7 @@ fn fill(into: &mut [u8], mut read: impl FnMut(&mut [u8], u64) -> io::Result<usiz
     Ok(true)
 }
 
-/// Where `range` lies in bytes that begin where `pages` do.
+/// Returns the place of `range` in a buffer that begins at `pages`.
 fn within(pages: &Range<u64>, range: &Range<u64>) -> Range<usize> {
     let place = |at: u64| usize::try_from(at - pages.start).unwrap_or(usize::MAX);
     place(range.start)..place(range.end)
@@ -320,7 +316,7 @@ fn lock(path: &Path) -> io::Result<File> {
     Ok(lock)
 }
 
-/// Packs the model of `source` into a file: beside `path` first, and there once it is whole and on the disk.
+/// Packs the model of `source` into a file beside `path`, and renames it once it is complete and synced.
 fn make(
     path: &Path,
     key: &[u8; 32],
@@ -334,7 +330,7 @@ fn make(
         let path = beside.clone();
         move |source| MakeError::Io { action, path, source }
     };
-    // What a process that was killed has left is of no use; there may be nothing.
+    // A killed process may have left a partial file.
     let _ = fs::remove_file(&beside);
     let new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside);
     let new = new.map_err(failed("create"))?;
@@ -362,7 +358,7 @@ enum NotPacked {
     Io(io::Error),
 }
 
-/// Packs a matrix into its place, some rows at a time; its unit, and hashes of its rows.
+/// Packs a matrix into its place, a few rows at a time; returns its unit and the hashes of its rows.
 fn pack(
     source: &(dyn WeightSource + Sync),
     stored: &FileMatrix,

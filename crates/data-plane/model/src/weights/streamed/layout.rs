@@ -1,4 +1,4 @@
-//! What lies where in a file of packed weights, and what is loaded together.
+//! Layout of a file of packed weights, and its layer chunks.
 //!
 //! ```text
 //! header   magic, version, count of matrices, key, hash of the table
@@ -6,7 +6,7 @@
 //! panels   matrix after matrix, each from the start of a page: block 0, block 1, ..., token embedding, head
 //! ```
 //!
-//! A *floor* is what a sweep loads at a time: a block, or as many rows of the head as are no larger than a block.
+//! A layer chunk (`floor`) is read at once: a block, or rows of the head up to the largest block's size.
 
 use std::ops::Range;
 
@@ -21,28 +21,26 @@ use crate::{
     weights::tensors::WeightsError,
 };
 
-/// What matrices begin at a multiple of, and reads that bypass the page cache.
+/// Alignment of matrices in the file, and of reads that bypass the page cache.
 pub(super) const PAGE_BYTES: usize = 4096;
-/// Bytes of a hash.
 pub(super) const HASH_BYTES: usize = 32;
-/// Bytes of the header: what precedes the table.
+/// Bytes of the header, before the table.
 pub(super) const HEADER_BYTES: usize = 8 + 4 + 4 + 2 * HASH_BYTES;
-/// Rows that have a hash of their own.
+/// Number of rows per hash.
 pub(super) const GRAIN_ROWS: usize = PackedLayout::CUT_ROWS;
 
-/// A matrix of the file, all but its unit known.
+/// A matrix of the file, except its unit.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct FileMatrix {
     pub(super) id: TensorId,
     kind: TensorType,
-    /// With a unit of 1.
+    /// Packed layout with a unit of 1.
     form: PackedLayout,
-    /// Where its panels begin.
+    /// Offset of its panels in the file.
     pub(super) at: u64,
 }
 
 impl FileMatrix {
-    /// Its form, once its unit is known.
     pub(super) fn form(&self, unit: f32) -> PackedLayout {
         let form = PackedLayout::known(self.kind, self.form.rows(), self.form.columns(), unit);
         form.expect("the same tensor is possible with any unit")
@@ -52,12 +50,11 @@ impl FileMatrix {
         self.form.rows().div_ceil(GRAIN_ROWS)
     }
 
-    /// Bytes of its table: unit and hashes.
+    /// Returns the bytes of its table entry: unit and hashes.
     pub(super) fn table_bytes(&self) -> usize {
         size_of::<f32>() + self.grains() * HASH_BYTES
     }
 
-    /// Where some of its rows lie in the file.
     pub(super) fn range(&self, rows: &Range<usize>) -> Range<u64> {
         self.at + self.form.offset(rows.start) as u64..self.at + self.form.offset(rows.end) as u64
     }
@@ -66,7 +63,7 @@ impl FileMatrix {
         self.form.rows()
     }
 
-    /// Row ranges of at most `bytes` of panels; at least a grain each.
+    /// Returns row ranges of at most `bytes` bytes of panels, each at least `GRAIN_ROWS` rows.
     pub(super) fn cuts(&self, bytes: usize) -> impl Iterator<Item = Range<usize>> + use<> {
         let (rows, grain) = (self.rows(), self.form.offset(GRAIN_ROWS.min(self.rows())).max(1));
         let step = (bytes / grain).max(1) * GRAIN_ROWS;
@@ -74,18 +71,17 @@ impl FileMatrix {
     }
 }
 
-/// Rows of a matrix.
 #[derive(Debug, Clone)]
 pub(super) struct MatrixRows {
     pub(super) matrix: usize,
     pub(super) rows: Range<usize>,
 }
 
-/// What is loaded together.
+/// Parts of matrices that are read at once.
 #[derive(Debug, Clone)]
 pub(super) struct LayerChunk {
     pub(super) parts: Vec<MatrixRows>,
-    /// Whole pages of the file.
+    /// Complete pages of the file.
     pub(super) pages: Range<u64>,
 }
 
@@ -99,30 +95,28 @@ pub(super) fn bytes_of(range: &Range<u64>) -> usize {
     usize::try_from(range.end - range.start).unwrap_or(usize::MAX)
 }
 
-/// The pages that `range` lies in.
+/// Returns the pages that contain `range`.
 pub(super) fn pages_of(range: &Range<u64>) -> Range<u64> {
     let page = PAGE_BYTES as u64;
     range.start / page * page..range.end.next_multiple_of(page)
 }
 
-/// The file of a model.
 #[derive(Debug)]
 pub(super) struct WeightFileLayout {
     pub(super) matrices: Vec<FileMatrix>,
     /// Blocks, then pieces of the head.
     pub(super) floors: Vec<LayerChunk>,
-    /// How many floors are blocks.
+    /// Number of chunks that are blocks.
     pub(super) blocks: usize,
-    /// Which matrix the token embedding is: the first behind those of blocks.
     pub(super) embedding: usize,
-    /// Rows of each piece of the head, the last of which may have fewer.
+    /// Rows of each piece of the head; the last piece may have fewer.
     pub(super) head_rows: usize,
-    /// Where the file ends.
+    /// Length of the file.
     pub(super) end: u64,
 }
 
 impl WeightFileLayout {
-    /// The file of the model that `source` has; nothing of it is read.
+    /// Computes the file layout of the model in `source` without reading tensors.
     ///
     /// # Errors
     /// A tensor is missing.
@@ -149,7 +143,7 @@ impl WeightFileLayout {
         let mut floors: Vec<LayerChunk> = of_block.map(|own| block_floor(&matrices, own)).collect();
         let largest = floors.iter().map(LayerChunk::bytes).max().unwrap_or(0);
         let head = matrices.len() - 1;
-        // Its ends may lie within pages.
+        // The first and the last page of a piece may be partial.
         let cuts: Vec<_> = matrices[head].cuts(largest.saturating_sub(2 * PAGE_BYTES)).collect();
         let head_rows = cuts.first().map_or(1, Range::len);
         floors.extend(cuts.into_iter().map(|rows| {
@@ -159,17 +153,17 @@ impl WeightFileLayout {
         Ok(Self { matrices, floors, blocks, embedding, head_rows, end })
     }
 
-    /// Bytes of the table, which stays in memory.
+    /// Returns the bytes of the table, which stays in memory.
     pub(super) fn table_bytes(&self) -> usize {
         self.matrices.iter().map(FileMatrix::table_bytes).sum()
     }
 
-    /// Bytes of the largest floor.
+    /// Returns the bytes of the largest chunk.
     pub(super) fn floor_bytes(&self) -> usize {
         self.floors.iter().map(LayerChunk::bytes).max().unwrap_or(0)
     }
 
-    /// The pages that a row of the token embedding is read with, and checked.
+    /// Returns the rows and pages to read and check for a row of the token embedding.
     pub(super) fn embedding_grain(&self, token: usize) -> (MatrixRows, Range<u64>) {
         let stored = &self.matrices[self.embedding];
         let first = token / GRAIN_ROWS * GRAIN_ROWS;
@@ -178,7 +172,7 @@ impl WeightFileLayout {
         (MatrixRows { matrix: self.embedding, rows }, pages)
     }
 
-    /// Bytes of memory for [`embedding_grain`](Self::embedding_grain).
+    /// Returns the bytes of memory for [`embedding_grain`](Self::embedding_grain).
     pub(super) fn grain_bytes(&self) -> usize {
         let stored = &self.matrices[self.embedding];
         bytes_of(&stored.range(&(0..GRAIN_ROWS.min(stored.rows())))) + 2 * PAGE_BYTES
@@ -192,7 +186,6 @@ fn stored(source: &dyn WeightSource, config: &ModelConfig, id: TensorId) -> Resu
     Ok(FileMatrix { id, kind, form, at: 0 })
 }
 
-/// The floor of a block that has these matrices.
 fn block_floor(matrices: &[FileMatrix], own: Range<usize>) -> LayerChunk {
     let (first, last) = (&matrices[own.start], &matrices[own.end - 1]);
     let pages = pages_of(&(first.at..last.range(&(0..last.rows())).end));

@@ -1,31 +1,30 @@
-//! What of the weights is pinned under a bound.
+//! Selects the layer chunks that stay in memory under a bound.
 //!
 //! ```text
-//! bound = window of two floors + table of hashes + an embedding's rows + pinned floors: the head, block 0, block 1, ...
+//! bound = double buffer + table of hashes + embedding rows + pinned chunks: head, block 0, block 1, ...
 //! ```
 //!
-//! Every pinned byte saves as much of every sweep, so the order decides little; but the head comes in one with the embedding of a
-//! model that ties them, whose rows would be read one by one.
+//! Every pinned byte saves one byte of each sweep, so the order matters little. The head comes first, because
+//! a tied head is also the embedding, whose rows would be read one by one.
 
 use kernels::PageSlab;
 
 use super::{StreamError, double_buffer::SLABS, layout::WeightFileLayout};
 use crate::shape::source::WeightSource;
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct PinPlan {
-    /// Floors that stay in memory.
+    /// Numbers of the chunks that stay in memory.
     pub(super) pinned: Vec<usize>,
-    /// Bytes of memory that all of it takes.
+    /// Total bytes of memory, double buffer included.
     pub(super) bytes: usize,
 }
 
 impl PinPlan {
-    /// The plan for the model of `source`.
+    /// Computes the plan for the model of `source`.
     ///
     /// # Errors
-    /// The bound is too small for a window, or a tensor is missing.
+    /// The bound is too small for the double buffer, or a tensor is missing.
     pub(super) fn of(source: &dyn WeightSource, bound_bytes: u64) -> Result<Self, StreamError> {
         let layout = WeightFileLayout::of(source)?;
         let bound = usize::try_from(bound_bytes).unwrap_or(usize::MAX);

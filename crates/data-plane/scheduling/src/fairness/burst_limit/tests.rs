@@ -1,4 +1,4 @@
-//! Who is held back, step by step and whatever happens.
+//! Tests of the limit in single steps and under random events.
 
 use proptest::prelude::*;
 
@@ -6,7 +6,7 @@ use super::*;
 
 const SECOND: u64 = 1_000_000;
 
-/// A flood that has waited for two seconds and was served ten times as much as another tenant.
+/// Returns usage in which `flood` has waited for two seconds and was served ten times as much as `other`.
 fn flooded() -> BurstLimit<&'static str> {
     let mut headroom = BurstLimit::default();
     for tenant in ["flood", "other"] {
@@ -61,7 +61,7 @@ fn who_had_less_than_its_part_has_as_many_places_as_are_its_part() {
 fn without_others_who_are_served_as_they_ask_nobody_is_held_back() {
     let mut headroom = flooded();
     assert!(!headroom.crowd(11 * SECOND).lets(&"flood", places(1, 0)));
-    // The other one has not asked for ten seconds.
+    // The other tenant has not asked for ten seconds.
     headroom.update_waiting(|tenant| *tenant == "flood", 11 * SECOND);
     assert!(headroom.crowd(11 * SECOND).lets(&"flood", places(1, 0)));
     let mut headroom = flooded();
@@ -77,7 +77,6 @@ fn who_waits_shortly_is_not_held_back() {
     assert!(headroom.crowd(2 * SECOND).lets(&"flood", places(1, 0)), "nothing of it waited a moment ago");
 }
 
-/// What happens to a tenant, a moment after what was before.
 #[derive(Debug, Clone, Copy)]
 enum TenantEvent {
     Ask,
@@ -122,7 +121,7 @@ proptest! {
                 TenantEvent::Waits => waits[usize::from(tenant)] ^= true,
             }
             headroom.update_waiting(|tenant| waits[usize::from(*tenant)], now_us);
-            // Who is forgotten begins anew.
+            // A tenant that was forgotten starts anew.
             let known = |tenant: usize| headroom.tenants.contains_key(&(tenant as u8));
             (0..4).filter(|tenant| !known(*tenant)).for_each(|tenant| served[tenant] = 0.0);
             let crowd = headroom.crowd(now_us);

@@ -1,15 +1,15 @@
-//! Planes that were planted are found again, also under noise, and each kernel by its own form (C-12).
+//! Planted planes are found again, also under noise, and each kernel by its own form (C-12).
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::random::Rng;
 
-/// Llama2-7B on an A10, about: CaraServe's Fig. 9.
+/// Approximate times of Llama2-7B on an A10, from CaraServe's Fig. 9.
 const DECODE: [f64; 4] = [0.028, 1e-4, 4e-7, 3.5e-6];
 const PREFILL: [f64; 3] = [0.012, 2.2e-4, 6e-7];
 
-/// A batch of 1 to 32, ranks 8 to 128.
+/// Returns a batch of 1 to 32 requests with ranks from 8 to 128.
 fn batch(rng: Rng, number: u64) -> RequestLoad {
     let bits = |at| rng.bits(number * 100 + at);
     let each =
@@ -29,7 +29,7 @@ fn truth(form: LoraForm) -> ServingModel {
     }
 }
 
-/// Timings of `truth` with noise of up to a share `noise` of them, of which every tenth is `outlier` times as long.
+/// Fits timings of `truth` with relative noise up to `noise`; every tenth takes `outlier` times as long.
 fn fitted(form: LoraForm, truth: &ServingModel, seed: u64, noise: f64, outlier: f64) -> ServingFit {
     let (rng, mut fit) = (Rng::seeded(seed), ServingFit::new(form, ColdStart::Assisted));
     for number in 0..600 {
@@ -68,7 +68,7 @@ fn what_an_executor_becomes_is_followed_and_a_busy_neighbour_is_not() {
         each.fold(0.0, f64::max)
     };
     assert!(error(&fit, &before) < 0.03, "{}", error(&fit, &before));
-    // Half as fast from now on.
+    // The executor is half as fast from now on.
     let slow = ServingModel {
         decode: LinearModel { seconds_each: DECODE.map(|each| 2.0 * each) },
         prefill: LinearModel { seconds_each: PREFILL.map(|each| 2.0 * each) },

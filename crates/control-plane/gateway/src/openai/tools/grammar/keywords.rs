@@ -1,5 +1,6 @@
-//! Arguments that are written one by one, each with its name, in the order of the schema: `key=value` as in Python, with JSON for
-//! values, which such models read and write as well; or in tags, where texts stand in no quotes.
+//! Grammar of arguments that are written one by one, each with its name, in the order of the schema. The
+//! pythonic format writes `key=value` with JSON values, which such models also read and write. The tagged
+//! format writes strings without quotes.
 
 use serde_json::{Map, Value, json};
 use text::grammar::{Enforcement, lark_string};
@@ -9,7 +10,7 @@ use super::{
     CallsError, GrammarRules, parameters_of, without,
 };
 
-/// What a schema of arguments may say.
+/// Keywords permitted in a schema of arguments.
 const OF_ARGUMENTS: [&str; 9] = [
     "type",
     "properties",
@@ -21,7 +22,7 @@ const OF_ARGUMENTS: [&str; 9] = [
     "description",
     "$schema",
 ];
-/// What a schema may say of a text in no quotes.
+/// Keywords permitted in the schema of an unquoted string.
 const OF_TEXTS: [&str; 12] = [
     "type",
     "enum",
@@ -36,11 +37,11 @@ const OF_TEXTS: [&str; 12] = [
     "$comment",
     "$defs",
 ];
-/// What ends a value in tags.
+/// Text that ends a value in tags.
 const END_OF_VALUE: &str = "\n</parameter>\n";
 
 impl GrammarRules {
-    /// What stands before a value of this name, and between two arguments.
+    /// Returns the text before the value of `key`, and the text between two arguments.
     fn around(&self, key: &str) -> (String, &'static str) {
         match self.format {
             ToolCallFormat::Qwen3Coder => (format!("<parameter={key}>\n"), ""),
@@ -48,7 +49,6 @@ impl GrammarRules {
         }
     }
 
-    /// Arguments of any names and values.
     pub(super) fn any_keywords(&mut self, rule: &str) -> Result<(), CallsError> {
         let value = format!("{rule}_value");
         if self.format == ToolCallFormat::Qwen3Coder {
@@ -62,7 +62,6 @@ impl GrammarRules {
         Ok(())
     }
 
-    /// Those that the schema of `tool` lists.
     pub(super) fn keywords(&mut self, rule: &str, tool: &Tool) -> Result<(), CallsError> {
         let no_list = || CallsError::NoPlainList { name: tool.name.clone() };
         let object = tool.parameters.as_object().ok_or_else(no_list)?;
@@ -93,7 +92,7 @@ impl GrammarRules {
         Ok(())
     }
 
-    /// A value that `schema` takes, with what ends it.
+    /// Adds a value that matches `schema`, with the text that ends it.
     fn value(&mut self, rule: &str, (tool, key): (&Tool, &str), schema: &Value) -> Result<(), CallsError> {
         let (field, enforcement) = parameters_of(tool);
         let (field, whole) =
@@ -144,14 +143,15 @@ impl GrammarRules {
         Ok(())
     }
 
-    /// A text in no quotes, up to what ends it and with that; the tag alone, which whoever reads it takes for the end, is not in it.
+    /// Adds an unquoted string with its end; readers stop at the closing tag, so the string cannot contain
+    /// it.
     fn text(&mut self, rule: &str, text: &str) {
         let text = without(text, Some(END_OF_VALUE.trim()));
         self.add(&format!("{rule}[suffix={}]", lark_string(END_OF_VALUE)), &text);
     }
 }
 
-/// `schema` with what `root` defines.
+/// Returns `schema` with the definitions of `root`.
 fn with_definitions(schema: &Value, root: &Value) -> Value {
     let mut schema = schema.clone();
     for key in ["$defs", "definitions"] {
@@ -162,7 +162,7 @@ fn with_definitions(schema: &Value, root: &Value) -> Value {
     schema
 }
 
-/// What is said of a text where `schema` refers to, or of the only choice beside `null`.
+/// Returns the string schema that `schema` refers to, or the only string alternative beside `null`.
 fn said_of_text<'a>(schema: &'a Value, root: &'a Value) -> &'a Value {
     let target = |schema: &'a Value| {
         let to = schema.get("$ref").and_then(Value::as_str).and_then(|to| to.strip_prefix('#'));

@@ -1,4 +1,4 @@
-//! Answers that grammars of calls let through, read as calls.
+//! Tests that tool call parsers read every answer that the grammars permit.
 
 use text::grammar::{Grammars, TokenBytes, Tokens};
 
@@ -31,7 +31,7 @@ fn tools(more: &Value) -> Tools {
     tool_params::read(&mut fields).unwrap().unwrap()
 }
 
-/// A walk through the grammar: any allowed token at each step, and the end as soon as it may come.
+/// Walks through the grammar: any permitted token at each step, and the end as soon as the end is permitted.
 fn walk(grammars: &Grammars, grammar: &Grammar, seed: u64) -> String {
     let (mut draws, mut said) = (seed, Vec::new());
     let mut matcher = grammars.compile(&grammar.source().unwrap()).unwrap();
@@ -53,7 +53,7 @@ fn walk(grammars: &Grammars, grammar: &Grammar, seed: u64) -> String {
     String::from_utf8(said).unwrap()
 }
 
-/// The calls that are read out of `answer`; there is nothing else in it.
+/// Returns the calls in `answer`, which must contain nothing else.
 fn calls_of(format: ToolCallFormat, answer: &str) -> Vec<(String, Value)> {
     let functions = tools(&json!({})).list;
     let functions = functions.iter().map(|tool| Function::new(&tool.name, &tool.parameters)).collect();
@@ -228,7 +228,7 @@ fn texts_in_no_quotes_keep_to_what_can_be_kept_to_and_the_rest_is_refused_by_nam
     }
 }
 
-/// The beginning of a call of the custom tool `p`.
+/// Returns the beginning of a call of the custom tool `p`.
 fn before_input(format: ToolCallFormat) -> &'static str {
     match format {
         ToolCallFormat::Hermes => "<tool_call>\n{\"name\": \"p\"}\n",
@@ -240,7 +240,7 @@ fn before_input(format: ToolCallFormat) -> &'static str {
     }
 }
 
-/// Whether `answer` is a whole answer of the grammar of a request with this custom tool, beside a function.
+/// True if the grammar of a request with a function and this custom tool accepts `answer`.
 fn is_taken(
     grammars: &Grammars,
     format: ToolCallFormat,

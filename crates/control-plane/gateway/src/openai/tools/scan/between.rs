@@ -1,4 +1,4 @@
-//! The text between an announcement and its calls, and between one call and the next.
+//! Scans the text between an announcement and its calls, and between calls.
 
 use super::{
     super::{
@@ -9,13 +9,12 @@ use super::{
     ScanResult, Scanner, ToolScanState,
 };
 
-/// Most bytes between an announcement or a call and the next one.
+/// Maximum number of bytes between an announcement or call and the next call.
 const MAX_BETWEEN: usize = 256;
-/// Longest name of a function that stands before its arguments.
 const MAX_NAME_BYTES: usize = 256;
 
 impl Scanner {
-    /// Where a call is to come, or the end of those that belong together.
+    /// Processes a character where a call, or the end of a group of calls, may come.
     pub(super) fn between(&mut self, c: char, found: &mut ScanResult) {
         if self.held.len() > MAX_BETWEEN {
             return self.give_up(ToolScanState::Text, found);
@@ -53,7 +52,7 @@ impl Scanner {
         }
     }
 
-    /// Whether what is held ends with a part of the word that closes an announced call; all of it ends the call.
+    /// True if the held text is a prefix of the closing tag; the complete tag ends the call.
     fn is_closing(&mut self, found: &mut ScanResult) -> bool {
         const CLOSING: &str = "</tool_call>";
         let held = self.held.trim_start();
@@ -64,7 +63,7 @@ impl Scanner {
         CLOSING.starts_with(held)
     }
 
-    /// Calls that belong together have ended; text may follow.
+    /// Ends a group of calls; text may follow.
     pub(super) fn end(&mut self, found: &mut ScanResult) {
         if self.calls == 0 {
             return self.give_up(ToolScanState::Text, found);
@@ -79,7 +78,7 @@ impl Scanner {
         if c == '{' {
             let name = name.trim_end().trim_end_matches(ARGUMENTS).trim_end().to_owned();
             let mut scanner = ObjectScanner::default();
-            // The same as an object of both.
+            // Feeds the scanner the beginning of an equivalent object with name and arguments.
             let before = format!("{{\"name\":{},\"arguments\":", serde_json::Value::from(name));
             for c in before.chars() {
                 let _ = scanner.push(c);

@@ -1,11 +1,11 @@
-//! Calls in answers, in every way that models write them.
+//! Tests of tool call parsing in every format.
 
 use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
 
-/// An answer, the text of it that is no call, and its calls with their arguments.
+/// An answer, its text outside calls, and its calls with arguments.
 type ToolCallCase = (ToolCallFormat, &'static str, &'static str, &'static [(&'static str, &'static str)]);
 
 const CASES: &[ToolCallCase] = &[
@@ -121,7 +121,7 @@ const CASES: &[ToolCallCase] = &[
     (ToolCallFormat::Pythonic, "[f(a=1), g(b=now())]", ", g(b=now())]", &[("f", "{\"a\": 1}")]),
 ];
 
-/// A call of a function that was declared, one of a function that was not, and another one; a call without its tags.
+/// Answers with calls of undeclared functions between declared ones, and a call without tags.
 const UNKNOWN_AND_BARE: &[ToolCallCase] = &[
     (
         ToolCallFormat::Hermes,

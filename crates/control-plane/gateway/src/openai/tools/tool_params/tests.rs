@@ -1,4 +1,4 @@
-//! Tools as requests bring them.
+//! Tests that tools are read from requests in every dialect.
 
 use super::*;
 

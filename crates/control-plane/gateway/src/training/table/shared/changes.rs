@@ -1,4 +1,4 @@
-//! What is changed in one transaction, or not at all.
+//! Changes of the shared table, each in one transaction.
 
 use sqlx::{PgConnection, PgPool};
 
@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-/// Whose files or jobs are counted or end holds a lock of this kind and the hash of the tenant.
+/// Class of the advisory locks for changes of a tenant's files or jobs; the second key is the tenant's hash.
 const TENANT_LOCK: i32 = 0x686f_6c6f;
 
 pub(super) async fn add_file(
@@ -90,14 +90,14 @@ pub(super) async fn add_job(pool: &PgPool, new: NewJob<'_>) -> Result<JobAdded, 
     Ok(JobAdded::Kept)
 }
 
-/// Jobs of a tenant that have not ended.
+/// Counts the unfinished jobs of a tenant.
 pub(super) async fn unfinished_of(connection: &mut PgConnection, tenant: &str) -> Result<usize, sqlx::Error> {
     let count = sqlx::query_scalar("SELECT COUNT(*) FROM holobiont_jobs WHERE due AND tenant = $1");
     let count: i64 = count.bind(tenant).fetch_one(connection).await?;
     Ok(usize::try_from(count).unwrap_or(usize::MAX))
 }
 
-/// Removes jobs that have ended, with their events, but for the newest.
+/// Removes ended jobs with their events, except the `keep` newest.
 pub(super) async fn remove_ended(
     pool: &PgPool,
     tenant: &str,
@@ -112,7 +112,7 @@ pub(super) async fn remove_ended(
     Ok(rows.iter().map(|row| read(row)).collect::<Result<_, _>>()?)
 }
 
-/// Changes a job that has not ended, with what is said of it and what it names in the bucket.
+/// Changes an unfinished job, its events and the objects that it names in the bucket.
 pub(super) async fn change(
     pool: &PgPool,
     id: &str,
@@ -145,7 +145,8 @@ pub(super) async fn change(
     Ok(Ok(Some(job)))
 }
 
-/// A job that has not ended, which nobody else changes until the end of the transaction; none if `holder` is no longer its.
+/// Reads an unfinished job and locks its row until the end of the transaction; `None` if `holder` has lost
+/// it.
 async fn locked(
     connection: &mut PgConnection,
     id: &str,
@@ -172,7 +173,7 @@ pub(super) async fn job_of_key(
     row.map(|row| read(&row)).transpose()
 }
 
-/// Lets what is counted of a tenant, and what its files are needed for, change one at a time.
+/// Serializes changes of a tenant's counts, and of the files that its jobs need.
 async fn lock_tenant(connection: &mut PgConnection, tenant: &str) -> Result<(), sqlx::Error> {
     let locked = sqlx::query("SELECT pg_advisory_xact_lock($1, hashtext($2))");
     locked.bind(TENANT_LOCK).bind(tenant).execute(connection).await.map(drop)
@@ -183,7 +184,7 @@ async fn add_event(connection: &mut PgConnection, job: &str, event: &EventRecord
     add.bind(job).bind(text(event)).execute(connection).await.map(drop)
 }
 
-/// Those who listen hear of it when it is committed.
+/// Notifies listeners when the transaction commits.
 async fn notify_listeners(connection: &mut PgConnection, job: &str) -> Result<(), sqlx::Error> {
     let told = sqlx::query("SELECT pg_notify($1, $2)").bind(CHANNEL).bind(job);
     told.execute(connection).await.map(drop)

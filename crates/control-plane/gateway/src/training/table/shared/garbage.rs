@@ -1,4 +1,4 @@
-//! What may be removed from the bucket.
+//! Removal of objects from a fleet's bucket.
 
 use sqlx::PgConnection;
 
@@ -8,16 +8,16 @@ use crate::{
     training::records::{FILES, ObjectRecord, file_of},
 };
 
-/// How long what is brought to the bucket may take to be named by a row.
+/// Seconds until an uploaded object must be named by a row.
 const BRING_S: f64 = 3600.0;
-/// What is removed from the bucket in one go.
+/// Maximum number of objects per sweep.
 const SWEEP: i64 = 100;
 
 impl SharedTable {
-    /// Notes what will be in the bucket: whatever of it is not named in time may be removed.
+    /// Lists `path` in the litter before its upload. An object that no row names in time may be removed.
     ///
     /// # Errors
-    /// The database's; then it must not be brought there.
+    /// If the database fails; the object must not be uploaded then.
     pub async fn intend(&self, path: &str) -> Result<(), DatabaseError> {
         let intended = sqlx::query(
             "INSERT INTO holobiont_litter (path, after) VALUES ($1, now() + make_interval(secs => $2)) \
@@ -27,20 +27,20 @@ impl SharedTable {
         self.link.within(intended.bind(path).bind(BRING_S).execute(&pool)).await.map(drop)
     }
 
-    /// Lets what was intended, and will not be named, be removed now.
+    /// Lets an object that no row will name be removed at once.
     ///
     /// # Errors
-    /// The database's; it may be removed later.
+    /// If the database fails; the object is removed after its time then.
     pub async fn discard(&self, path: &str) -> Result<(), DatabaseError> {
         let discarded = sqlx::query("UPDATE holobiont_litter SET after = now() WHERE path = $1").bind(path);
         let pool = self.link.session()?;
         self.link.within(discarded.execute(&pool)).await.map(drop)
     }
 
-    /// Some of what may be removed from the bucket.
+    /// Returns some paths that may be removed from the bucket.
     ///
     /// # Errors
-    /// The database's.
+    /// If the database fails.
     pub async fn litter(&self) -> Result<Vec<String>, DatabaseError> {
         let paths = sqlx::query_scalar(
             "SELECT path FROM holobiont_litter WHERE after <= now() \
@@ -50,10 +50,10 @@ impl SharedTable {
         self.link.within(paths.bind(SWEEP).bind(FILES).fetch_all(&pool)).await
     }
 
-    /// Forgets what has been removed from the bucket.
+    /// Removes `path` from the litter after its removal from the bucket.
     ///
     /// # Errors
-    /// The database's; then it is removed once more.
+    /// If the database fails; the object is removed once more then.
     pub async fn swept(&self, path: &str) -> Result<(), DatabaseError> {
         let swept = sqlx::query("DELETE FROM holobiont_litter WHERE path = $1").bind(path);
         let pool = self.link.session()?;
@@ -61,7 +61,7 @@ impl SharedTable {
     }
 }
 
-/// A row that named some objects names others now, in the same transaction.
+/// Updates the litter when a row names the objects `now` instead of `before`, in the same transaction.
 pub(super) async fn name(
     connection: &mut PgConnection,
     before: &[ObjectRecord],
@@ -83,7 +83,7 @@ pub(super) async fn name(
     Ok(())
 }
 
-/// What was intended is named now.
+/// Takes a named object out of the litter, or fails if its time is over.
 pub(super) async fn keep(connection: &mut PgConnection, path: &str) -> Result<(), sqlx::Error> {
     let kept = sqlx::query("DELETE FROM holobiont_litter WHERE path = $1 AND after > now()").bind(path);
     match kept.execute(connection).await?.rows_affected() {
@@ -92,7 +92,8 @@ pub(super) async fn keep(connection: &mut PgConnection, path: &str) -> Result<()
     }
 }
 
-/// The bytes of a file go, unless the file is kept, or a job that has not ended learns from it. Its tenant is locked.
+/// Marks the bytes of a file for removal, unless the file or an unfinished job needs them. The caller holds
+/// the tenant's lock.
 pub(super) async fn let_file_go(
     connection: &mut PgConnection,
     file: &str,

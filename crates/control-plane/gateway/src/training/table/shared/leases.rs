@@ -1,4 +1,4 @@
-//! Who works on what: jobs are taken for a time, kept for longer, and given back.
+//! Leases on jobs in the shared table: taking, renewing and releasing them.
 
 use std::time::Duration;
 
@@ -7,32 +7,31 @@ use sqlx::postgres::PgListener;
 use super::{CHANNEL, SharedTable, read};
 use crate::{adapters::database::DatabaseError, training::records::JobRecord};
 
-/// How often a job has been taken over; a later holder's is larger.
+/// Number of times that a job was taken over; a later holder has a larger one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fence(pub(super) i64);
 
 impl Fence {
-    /// The number, as the job's row has it.
+    /// Number in the job's row.
     #[must_use]
     pub fn number(self) -> i64 {
         self.0
     }
 }
 
-/// A job that has not ended, as it was read.
+/// An unfinished job as it was read.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ObservedJob {
-    /// As it is.
     pub job: JobRecord,
-    /// Which gateway works on it.
+    /// Gateway that works on the job.
     pub holder: Option<String>,
 }
 
 impl SharedTable {
-    /// Every job that has not ended, in the order in which they were created.
+    /// Returns every unfinished job, in the order of creation.
     ///
     /// # Errors
-    /// If it cannot be read now.
+    /// If the database fails.
     pub async fn unfinished(&self) -> Result<Vec<ObservedJob>, DatabaseError> {
         let rows = sqlx::query_as(
             "SELECT record, CASE WHEN until > now() THEN holder END FROM holobiont_jobs WHERE due ORDER BY number",
@@ -46,10 +45,10 @@ impl SharedTable {
         self.link.within(asked).await
     }
 
-    /// Becomes the holder of a job for so long, if it waits and nobody is.
+    /// Takes the lease of a job for `time`, if the job waits and has no other holder.
     ///
     /// # Errors
-    /// The database's; it is given back by itself then.
+    /// If the database fails; a lease that was taken nevertheless expires.
     pub async fn acquire_lease(
         &self,
         id: &str,
@@ -72,10 +71,11 @@ impl SharedTable {
         }
     }
 
-    /// Stays the holder of these jobs for so long from now on; returns those of which it is.
+    /// Renews the leases of these jobs for `time` from now; returns the ids of those that this process still
+    /// holds.
     ///
     /// # Errors
-    /// If it cannot be said now.
+    /// If the database fails.
     pub async fn renew_leases(&self, ids: &[String], time: Duration) -> Result<Vec<String>, DatabaseError> {
         let stays = sqlx::query_scalar(
             "UPDATE holobiont_jobs SET until = now() + make_interval(secs => $3) \
@@ -86,10 +86,10 @@ impl SharedTable {
         self.link.within(stays.fetch_all(&pool)).await
     }
 
-    /// Is no longer the holder of a job.
+    /// Releases the lease of a job.
     ///
     /// # Errors
-    /// If it cannot be said now; it is given back by itself then.
+    /// If the database fails; the lease expires then.
     pub async fn give_back(&self, id: &str, fence: Fence) -> Result<(), DatabaseError> {
         let given = sqlx::query(
             "WITH given AS (UPDATE holobiont_jobs SET holder = NULL \
@@ -101,10 +101,10 @@ impl SharedTable {
         self.link.within(given.execute(&pool)).await.map(drop)
     }
 
-    /// Is no longer the holder of any job.
+    /// Releases the leases of this process.
     ///
     /// # Errors
-    /// If it cannot be said now; they are given back by themselves then.
+    /// If the database fails; the leases expire then.
     pub async fn give_all_back(&self) -> Result<(), DatabaseError> {
         let given = sqlx::query(
             "WITH given AS (UPDATE holobiont_jobs SET holder = NULL WHERE holder = $1 RETURNING id) \
@@ -114,10 +114,10 @@ impl SharedTable {
         self.link.within(given.bind(&self.holder).bind(CHANNEL).execute(&pool)).await.map(drop)
     }
 
-    /// Hears that jobs have changed, as long as the connection lasts.
+    /// Listens for changes of jobs until the connection is lost.
     ///
     /// # Errors
-    /// If there is none now.
+    /// If there is no connection.
     pub async fn listener(&self) -> Result<PgListener, DatabaseError> {
         let pool = self.link.session()?;
         let mut listener = self.link.within(PgListener::connect_with(&pool)).await?;
