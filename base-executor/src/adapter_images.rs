@@ -90,7 +90,7 @@ fn place(offset: u64) -> usize {
 mod tests {
     use kernels::lora::LoraPrecision;
     use model::adapter::{Adapter, MethodWeights, Prefix};
-    use types::Generation;
+    use types::AdapterVersion;
 
     use super::*;
     use crate::fixtures::square_model;
@@ -100,7 +100,7 @@ mod tests {
         let config = square_model(64, 1);
         let prefix = Prefix { tokens: 3, layers: 1, width: 64, values: vec![1.0; 3 * 2 * 64] };
         let method = MethodWeights::Prefix(Arc::new(prefix));
-        let generation = Generation([0; 32]);
+        let generation = AdapterVersion([0; 32]);
         let adapter = Adapter { generation, method, base_model: None, stored_in_16_bits: false };
         let library = ImageRegistry::new().unwrap();
         let encoded = EncodedAdapter::new(&adapter, &config, LoraPrecision::Compact);

@@ -8,7 +8,7 @@ use std::{
 use kv_cache::ledger::{MemoryAccount, MemoryReservation, OutOfBudget};
 use model::adapter::Invocation;
 use shmproto::message::{AdapterStats, ErrorCode, WireError};
-use types::{AdapterId, Generation};
+use types::{AdapterId, AdapterVersion};
 
 use crate::{drafter::DrafterFactory, request_key::RequestKey};
 
@@ -122,7 +122,7 @@ pub struct ResidentAdapter<A> {
     /// Id of the adapter, and its bytes of the budget.
     pub claim: AdapterClaim,
     /// Adapter version, which does not depend on the owner.
-    pub generation: Generation,
+    pub generation: AdapterVersion,
     /// Largest rank of its modules; 0 if it has none.
     pub rank: u32,
     /// Number of linear layers that the adapter changes.

@@ -44,7 +44,7 @@ use shmproto::{
     message::ColdStart,
 };
 use testkit::WATCHDOG;
-use types::{AdapterId, Generation};
+use types::{AdapterId, AdapterVersion};
 
 const WIDTH: usize = 64;
 
@@ -72,7 +72,7 @@ fn config() -> ModelConfig {
 fn encoded() -> EncodedAdapter {
     let (a, b) = (vec![0.5; 16 * WIDTH], vec![0.25; WIDTH * 16]);
     let modules = vec![LoraModule { layer: 0, target: Target::Q, rank: 16, scale: 1.0, a, b }];
-    let generation = Generation([0; 32]);
+    let generation = AdapterVersion([0; 32]);
     let adapter = Adapter {
         generation,
         method: MethodWeights::Lora(modules),

@@ -17,7 +17,7 @@ use model::{
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use shmproto::region::SealedBytes;
-use types::Generation;
+use types::AdapterVersion;
 
 /// A rank, and the one that is stored: zeros fill it up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub(crate) fn encoded(
 ) -> EncodedAdapter {
     let mut random = StdRng::seed_from_u64(rank.own as u64);
     let modules = targets.iter().map(|&target| module(config, rank, target, &mut random)).collect();
-    let (generation, method) = (Generation([0; 32]), MethodWeights::Lora(modules));
+    let (generation, method) = (AdapterVersion([0; 32]), MethodWeights::Lora(modules));
     let adapter = Adapter { generation, method, base_model: None, stored_in_16_bits: false };
     let mut encoded = EncodedAdapter::new(&adapter, config, precision);
     let first = std::mem::take(&mut encoded.modules);

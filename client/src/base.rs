@@ -12,7 +12,7 @@ use model::{
 };
 use model_files::model_files::SPARSE_COPY;
 use shmproto::layer::control::Catalog;
-use types::Generation;
+use types::AdapterVersion;
 
 use crate::{error::CallError, session::Session};
 
@@ -66,7 +66,7 @@ pub fn fetch(
     told: &mut dyn FnMut(u64, u64),
 ) -> Result<PathBuf, BaseError> {
     let catalog = session.catalog();
-    let place = cache.directory.join(Generation(catalog.base_hash).to_string());
+    let place = cache.directory.join(AdapterVersion(catalog.base_hash).to_string());
     if place.join(SPARSE_COPY).exists() {
         return Ok(place);
     }
@@ -106,6 +106,6 @@ pub fn compare(catalog: &Catalog, path: &Path, kept: Option<&Path>) -> Result<()
     if found == catalog.base_hash {
         return Ok(());
     }
-    let (found, wanted) = (Generation(found).to_string(), Generation(catalog.base_hash).to_string());
+    let (found, wanted) = (AdapterVersion(found).to_string(), AdapterVersion(catalog.base_hash).to_string());
     Err(BaseError::Other { path: path.to_owned(), found, wanted })
 }

@@ -195,7 +195,7 @@ impl Session {
     fn adopt(&mut self, fresh: Fresh) -> Result<(), CallError> {
         let Fresh { transport, opened, catalog } = fresh;
         if (catalog.base_hash, &catalog.sites) != (self.catalog.base_hash, &self.catalog.sites) {
-            let hexadecimal = |hash: [u8; 32]| types::Generation(hash).to_string();
+            let hexadecimal = |hash: [u8; 32]| types::AdapterVersion(hash).to_string();
             let (had, found) = (self.catalog.base_hash, catalog.base_hash);
             return Err(CallError::OtherBase { had: hexadecimal(had), found: hexadecimal(found) });
         }

@@ -13,7 +13,7 @@ fn prepared(budget: &Budget, id: AdapterId, bytes: u64) -> ResidentAdapter<()> {
     ResidentAdapter {
         adapter: Arc::new(()),
         claim: budget.claim(id, bytes).unwrap(),
-        generation: Generation([0; 32]),
+        generation: AdapterVersion([0; 32]),
         rank: 1,
         modules: 1,
         virtual_tokens: 0,

@@ -2,7 +2,7 @@ use model::{
     adapter::{Adapter, LoraModule, MethodWeights},
     shape::source::Target,
 };
-use types::Generation;
+use types::AdapterVersion;
 
 use super::*;
 use crate::fixtures::square_model;
@@ -25,7 +25,7 @@ fn adapter(layers: usize) -> PreparedAdapter {
         a: vec![0.5; RANK * WIDTH],
         b: vec![0.5; WIDTH * RANK],
     };
-    let (modules, generation) = ((0..layers).map(module).collect(), Generation([0; 32]));
+    let (modules, generation) = ((0..layers).map(module).collect(), AdapterVersion([0; 32]));
     let adapter = Adapter {
         generation,
         method: MethodWeights::Lora(modules),

@@ -11,7 +11,7 @@ use model::{
     shape::{config::ModelConfig, source::Target},
 };
 use testkit::WATCHDOG;
-use types::Generation;
+use types::AdapterVersion;
 
 use super::*;
 use crate::fixtures::square_model;
@@ -36,7 +36,7 @@ fn adapter(size: usize) -> Arc<PreparedAdapter> {
         LoraModule { layer: 0, target, rank: 32, scale: 1.0, a, b }
     };
     let modules = targets[..size].iter().map(module).collect();
-    let generation = Generation([0; 32]);
+    let generation = AdapterVersion([0; 32]);
     let adapter = Adapter {
         generation,
         method: MethodWeights::Lora(modules),
@@ -54,7 +54,7 @@ fn scaling_adapter(size: usize) -> Arc<PreparedAdapter> {
         ScaleVector { layer: 0, target: Target::Q, side: ScaledSide::Output, values: vec![2.0; size] };
     let method = MethodWeights::Ia3(Arc::new(Scales::new(vec![vector])));
     let adapter =
-        Adapter { generation: Generation([1; 32]), method, base_model: None, stored_in_16_bits: false };
+        Adapter { generation: AdapterVersion([1; 32]), method, base_model: None, stored_in_16_bits: false };
     let prepared = PreparedAdapter::new(&adapter, &config(), LoraPrecision::Exact).unwrap();
     assert_eq!(prepared.bytes(), 4 * size);
     Arc::new(prepared)

@@ -36,7 +36,7 @@ use shmproto::message::{Generate, Stats, ToGateway};
 use tokio::sync::mpsc;
 use tracing::field::{Field, Visit};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
-use types::{AdapterId, Generation};
+use types::{AdapterId, AdapterVersion};
 
 use crate::{
     common::{prompt, request},
@@ -102,7 +102,7 @@ impl StreamedEngineFixture {
         for (tag, adapter) in (1..).zip(adapters) {
             let id = AdapterId([tag; 32]);
             let claim = budget.claim(id, 10).unwrap();
-            let generation = Generation([tag; 32]);
+            let generation = AdapterVersion([tag; 32]);
             let loaded = AdapterLoadOutcome::New(ResidentAdapter {
                 invocation: None,
                 adapter,

@@ -26,7 +26,7 @@ use shmproto::message::{
 };
 use testkit::WATCHDOG;
 use tokio::sync::mpsc;
-use types::{AdapterId, Generation};
+use types::{AdapterId, AdapterVersion};
 
 use crate::common::{FakeAdapter, FakePass, PANICS, prompt, request};
 
@@ -293,7 +293,7 @@ fn load(budget: &Budget, tag: u8) -> EngineEvent<FakeAdapter> {
     let Ok(claim) = budget.claim(id, 10) else {
         return EngineEvent::AdapterLoaded { caller, loaded: AdapterLoadOutcome::Known(id) };
     };
-    let (adapter, generation) = (Arc::new(FakeAdapter(tag.into())), Generation([100 + tag; 32]));
+    let (adapter, generation) = (Arc::new(FakeAdapter(tag.into())), AdapterVersion([100 + tag; 32]));
     let loaded = AdapterLoadOutcome::New(ResidentAdapter {
         invocation: None,
         adapter,

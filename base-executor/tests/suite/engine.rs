@@ -32,7 +32,7 @@ use shmproto::message::{
     TokenOutput, UnloadAdapter, Welcome,
 };
 use tokio::sync::mpsc;
-use types::{AdapterId, Generation};
+use types::{AdapterId, AdapterVersion};
 
 use crate::common::{
     FALLS_SHORT, FakeAdapter, FakePass, HOPELESS, Log, PANICS, THIRSTY, Tick, VOCAB, prompt, request,
@@ -218,7 +218,7 @@ impl EngineHarness {
         let loaded = match self.budget.claim(id, 10) {
             Ok(claim) => {
                 let adapter = Arc::new(FakeAdapter(tag.into()));
-                let generation = Generation([100 + tag; 32]);
+                let generation = AdapterVersion([100 + tag; 32]);
                 let virtual_tokens = virtual_tokens(tag);
                 let invocation = (tag == ACTIVATED).then(|| Invocation::new(Some(vec![7]), VOCAB).unwrap());
                 AdapterLoadOutcome::New(ResidentAdapter {

@@ -31,7 +31,7 @@ use shmproto::{
     },
 };
 use tokio::{sync::mpsc, time::timeout};
-use types::{AdapterId, Generation, TenantId};
+use types::{AdapterId, AdapterVersion, TenantId};
 use zeromq::SocketSend as _;
 
 use crate::{
@@ -44,7 +44,7 @@ struct FakeLoader;
 
 /// What the adapter `number` is called under `owner`.
 fn id(owner: [u8; 32], number: u8) -> [u8; 32] {
-    AdapterId::new(TenantId(owner), Generation([number; 32])).0
+    AdapterId::new(TenantId(owner), AdapterVersion([number; 32])).0
 }
 
 impl Loader for FakeLoader {
@@ -63,7 +63,7 @@ impl Loader for FakeLoader {
             b: Vec::new(),
         };
         Ok(Adapter {
-            generation: Generation([number; 32]),
+            generation: AdapterVersion([number; 32]),
             method: MethodWeights::Lora(vec![module]),
             base_model: None,
             stored_in_16_bits: true,
@@ -332,8 +332,8 @@ async fn several_adapters_are_loaded_as_one_and_nothing_is_not() {
     let ToGateway::AdapterLoaded(sum) = ask(1, vec![part("20", 0.5), part("30", 1.0)]).await else {
         panic!("it is loaded")
     };
-    let of = |number: u8, weight: f32| (Generation([number; 32]), weight.to_bits());
-    let generation = Generation::of_sum(vec![of(30, 1.0), of(20, 0.5)]);
+    let of = |number: u8, weight: f32| (AdapterVersion([number; 32]), weight.to_bits());
+    let generation = AdapterVersion::of_sum(vec![of(30, 1.0), of(20, 0.5)]);
     assert_eq!((sum.generation, sum.rank, sum.bytes), (generation.0, 8, 100));
     assert_eq!(sum.adapter, AdapterId::new(TenantId(EVERYBODY), generation).0);
     for (request, parts, says) in [

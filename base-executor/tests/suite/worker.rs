@@ -54,7 +54,7 @@ use shmproto::{
     region::{Access, Region},
 };
 use tempfile::TempDir;
-use types::{BlockId, Generation};
+use types::{AdapterVersion, BlockId};
 
 pub(crate) use testkit::WATCHDOG;
 
@@ -221,7 +221,7 @@ pub(crate) fn adapter_of_everything(config: &ModelConfig, ranks: &[usize]) -> Ad
     };
     let modules = layers.into_iter().zip(ranks.iter().cycle()).map(module).collect();
     Adapter {
-        generation: Generation([7; 32]),
+        generation: AdapterVersion([7; 32]),
         method: MethodWeights::Lora(modules),
         base_model: None,
         stored_in_16_bits: false,

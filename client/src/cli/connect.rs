@@ -6,7 +6,7 @@ use std::{
 };
 
 use shmproto::layer::Dtype;
-use types::Generation;
+use types::AdapterVersion;
 
 use super::exit::CliError;
 use crate::{
@@ -76,7 +76,7 @@ impl ConnectArguments {
         let (connector, settings) = self.way(&self.address()?, self.key()?, masking.as_str())?;
         let session = Session::open(connector, settings)?;
         if let Some(pinned) = &self.commitment {
-            let found = Generation(session_commitment(&session)?).to_string();
+            let found = AdapterVersion(session_commitment(&session)?).to_string();
             if !found.eq_ignore_ascii_case(pinned) {
                 return Err(CallError::OtherCommitment { pinned: pinned.clone(), found }.into());
             }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use shmproto::layer::{CallClass, Path, control::Site};
-use types::Generation;
+use types::AdapterVersion;
 
 use super::{
     connect::ConnectArguments,
@@ -32,11 +32,11 @@ pub(super) fn sites(arguments: &SitesArguments, terminal: Terminal) -> Result<()
     let session = arguments.connect.session(&OFF)?;
     let catalog = session.catalog();
     // A site without a modular path makes this `None`.
-    let commitment = session_commitment(&session).ok().map(|hash| Generation(hash).to_string());
+    let commitment = session_commitment(&session).ok().map(|hash| AdapterVersion(hash).to_string());
     if terminal.format == OutputFormat::Json {
         let sites: Vec<Value> =
             (0_u32..).zip(&catalog.sites).map(|(number, site)| site_json(number, site)).collect();
-        let base = Generation(catalog.base_hash).to_string();
+        let base = AdapterVersion(catalog.base_hash).to_string();
         let (model, architecture) = (&catalog.model, &catalog.architecture);
         terminal.print(json!({
             "model": model, "architecture": architecture, "base": base, "commitment": commitment, "sites": sites,
@@ -47,7 +47,7 @@ pub(super) fn sites(arguments: &SitesArguments, terminal: Terminal) -> Result<()
         "{} ({}), base {:.12}, {} sites",
         catalog.model,
         catalog.architecture,
-        Generation(catalog.base_hash),
+        AdapterVersion(catalog.base_hash),
         catalog.sites.len()
     )));
     match commitment {

@@ -1,4 +1,4 @@
-//! Generation requests and their outputs.
+//! AdapterVersion requests and their outputs.
 
 use super::{AdapterIdBytes, OwnerBytes, RequestId, WireError};
 use crate::{wire_enum, wire_struct};

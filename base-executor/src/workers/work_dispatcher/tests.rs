@@ -13,7 +13,7 @@ use model::{
     shape::{config::ModelConfig, source::Target},
 };
 use shmproto::board::{Geometry, WakeReason};
-use types::Generation as Content;
+use types::AdapterVersion as Content;
 
 use super::{worker_speed::FIRST_PATIENCE, *};
 use crate::{adapter_images::module, fixtures::square_model};

@@ -32,7 +32,7 @@ use gateway::{
     random::random_u64,
 };
 use serde_json::json;
-use types::Generation;
+use types::AdapterVersion;
 
 /// Beyond this two means differ (dudect).
 const LIMIT: f64 = 4.5;
@@ -245,7 +245,7 @@ fn record(owner: &str, index: u64) -> Record {
         name: adapter(owner, index),
         tenant: (owner != "everybody").then(|| owner.to_owned()),
         content: ContentId(hash),
-        generation: Generation(hash),
+        generation: AdapterVersion(hash),
         template: None,
         rank: 8,
         bytes: 1 << 20,

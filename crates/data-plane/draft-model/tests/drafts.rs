@@ -21,7 +21,7 @@ use speculation::{
     draft::{CostedDraft as _, Draft as _},
     tree::{NodeId, TokenTree},
 };
-use types::Generation;
+use types::AdapterVersion;
 
 fn base() -> SharedBase {
     LoadedWeights::open(&*open(&golden("llama-tied")).unwrap(), None, 2, &|_| {}).unwrap().shared()
@@ -38,7 +38,7 @@ fn draft(base: &SharedBase, shortlist: Option<&[u32]>) -> DraftAdapter {
     let module =
         LoraModule { layer: 0, target: Target::Q, rank: 1, scale: 1.0, a: values(columns), b: values(rows) };
     let adapter = Adapter {
-        generation: Generation([1; 32]),
+        generation: AdapterVersion([1; 32]),
         method: MethodWeights::Lora(vec![module]),
         base_model: None,
         stored_in_16_bits: false,

@@ -3,7 +3,7 @@
 //! # Layout
 //!
 //! - [`BlockId`]: index of a KV block.
-//! - [`Generation`], [`AdapterId`]: content hash of an adapter, and the id of that content under one owner.
+//! - [`AdapterVersion`], [`AdapterId`]: content hash of an adapter, and the id of that content under one owner.
 //! - [`TenantId`]: owner of adapters, requests and cache entries.
 //! - [`TensorType`]: encoding of a stored tensor's elements.
 //!
@@ -25,14 +25,14 @@ pub struct BlockId(pub u32);
 
 /// 256-bit content hash of an adapter's weights and configuration (DESIGN: adapter identity).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Generation(pub [u8; 32]);
+pub struct AdapterVersion(pub [u8; 32]);
 
 /// Id of an adapter inside an executor: the hash of owner and adapter version. Equal weights under two owners
 /// are two adapters, so neither owner can learn by time or memory what the other has loaded (RELIABILITY T2).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AdapterId(pub [u8; 32]);
 
-impl Generation {
+impl AdapterVersion {
     /// Returns the version of a merged adapter from its parts and the bits of their weights, in any order.
     #[must_use]
     pub fn of_sum(mut parts: Vec<(Self, u32)>) -> Self {
@@ -57,7 +57,7 @@ impl Generation {
 impl AdapterId {
     /// Returns the id of `generation` under `owner`.
     #[must_use]
-    pub fn new(owner: TenantId, generation: Generation) -> Self {
+    pub fn new(owner: TenantId, generation: AdapterVersion) -> Self {
         let mut hasher = blake3::Hasher::new_derive_key("holobiont 2026 adapter id v1");
         hasher.update(&owner.0).update(&generation.0);
         Self(*hasher.finalize().as_bytes())
@@ -96,7 +96,7 @@ macro_rules! shown_as_hexadecimal {
         }
     )+};
 }
-shown_as_hexadecimal!(Generation, AdapterId, TenantId);
+shown_as_hexadecimal!(AdapterVersion, AdapterId, TenantId);
 
 fn hexadecimal(bytes: &[u8; 32], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     use fmt::Write as _;
@@ -120,8 +120,8 @@ mod tests {
 
     #[test]
     fn a_sum_is_what_is_added_up_in_whatever_order() {
-        let [a, b] = [1, 2].map(|byte| Generation([byte; 32]));
-        let sum = |parts: &[(Generation, u32)]| Generation::of_sum(parts.to_vec());
+        let [a, b] = [1, 2].map(|byte| AdapterVersion([byte; 32]));
+        let sum = |parts: &[(AdapterVersion, u32)]| AdapterVersion::of_sum(parts.to_vec());
         assert_eq!(sum(&[(a, 1), (b, 2)]), sum(&[(b, 2), (a, 1)]));
         let others = [sum(&[(a, 2), (b, 1)]), sum(&[(a, 1)]), sum(&[(a, 1), (b, 2), (b, 2)]), a, b];
         assert!(!others.contains(&sum(&[(a, 1), (b, 2)])));
@@ -129,8 +129,8 @@ mod tests {
 
     #[test]
     fn an_id_is_shown_whole_and_in_messages_short() {
-        let id = Generation([0xab; 32]);
+        let id = AdapterVersion([0xab; 32]);
         assert_eq!(id.to_string(), "ab".repeat(32));
-        assert_eq!(format!("{id:.12} {id:?}"), "abababababab Generation(abababababab)");
+        assert_eq!(format!("{id:.12} {id:?}"), "abababababab AdapterVersion(abababababab)");
     }
 }

@@ -17,7 +17,7 @@ use sqlx::{
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteRow, SqliteSynchronous},
 };
 use tokio::sync::{Mutex, MutexGuard};
-use types::Generation;
+use types::AdapterVersion;
 
 pub use super::{
     errors::DatabaseError,
@@ -311,7 +311,7 @@ fn record(row: &SqliteRow) -> Result<Record, sqlx::Error> {
         name: row.try_get("name")?,
         tenant: row.try_get("tenant")?,
         content: ContentId(hash("content")?),
-        generation: Generation(hash("generation")?),
+        generation: AdapterVersion(hash("generation")?),
         template: OwnTemplate::of_row(row.try_get("chat_template")?, row.try_get("weights")?)?,
         rank: row.try_get("rank")?,
         bytes: count("bytes")?,

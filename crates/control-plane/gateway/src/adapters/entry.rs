@@ -9,7 +9,7 @@ use std::{
 };
 
 use tokio::sync::watch;
-use types::{AdapterId, Generation, TenantId};
+use types::{AdapterId, AdapterVersion, TenantId};
 
 use super::database::Record;
 use crate::{
@@ -246,7 +246,7 @@ impl AdapterEntry {
 #[derive(Debug)]
 pub struct Lease {
     /// Leased adapter version; the name may refer to another version by now.
-    pub generation: Generation,
+    pub generation: AdapterVersion,
     pub id: AdapterId,
     pub(super) entry: Arc<AdapterEntry>,
     /// True once the executor of the request is known.

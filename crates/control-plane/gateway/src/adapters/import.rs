@@ -10,7 +10,7 @@ use std::{
 };
 
 use serde::Deserialize;
-use types::{Generation, TenantId};
+use types::{AdapterVersion, TenantId};
 
 use super::{
     database::{DatabaseError, Record, failed},
@@ -96,7 +96,7 @@ fn record(
         name: old.name,
         tenant: None,
         content,
-        generation: Generation(*generation.as_bytes()),
+        generation: AdapterVersion(*generation.as_bytes()),
         template: None,
         rank: old.rank,
         bytes: old.bytes,

@@ -9,7 +9,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use types::Generation;
+use types::AdapterVersion;
 
 use super::{
     database::{OwnTemplate, Record},
@@ -123,7 +123,7 @@ pub(super) fn sum(mut parts: Vec<MergePart>) -> Result<AdapterEntry, WeightedMer
     let each = |figure: fn(&Record) -> u64| parts.iter().map(move |part| figure(&part.entry.record));
     let total = |figures: fn(&Record) -> u64| each(figures).fold(0, u64::saturating_add);
     let generations = parts.iter().map(|part| (part.entry.record.weights(), part.weight.to_bits()));
-    let weights = Generation::of_sum(generations.collect());
+    let weights = AdapterVersion::of_sum(generations.collect());
     let (generation, template) = OwnTemplate::over(weights, template(&parts)?);
     let record = Record {
         name: names.join("+"),
@@ -156,7 +156,7 @@ fn template(parts: &[MergePart]) -> Result<Option<Arc<str>>, WeightedMergeError>
 }
 
 /// Sort key of parts. The name is last, so that equal adapters have a fixed order too.
-fn key(part: &MergePart) -> (Generation, u32, &str) {
+fn key(part: &MergePart) -> (AdapterVersion, u32, &str) {
     (part.entry.record.weights(), part.weight.to_bits(), &part.entry.record.name)
 }
 

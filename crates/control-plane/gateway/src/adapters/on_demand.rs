@@ -226,7 +226,7 @@ impl Registry {
         if loaded.generation == expected.0 {
             return Ok(());
         }
-        let found = types::Generation(loaded.generation);
+        let found = types::AdapterVersion(loaded.generation);
         let stranger = AdapterId(loaded.adapter);
         self.free(home, stranger).await;
         Err(unusable(entry, &format!("its files are {found}, not {expected}")))

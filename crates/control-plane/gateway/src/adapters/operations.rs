@@ -9,7 +9,7 @@ use std::{
 
 use shmproto::message::AdapterLoaded;
 use text::adapter_text::AdapterText;
-use types::{AdapterId, Generation, TenantId};
+use types::{AdapterId, AdapterVersion, TenantId};
 
 use super::{
     base::{Base, ComparedText},
@@ -234,7 +234,7 @@ impl Registry {
         // No request uses a draft adapter, so only its pin keeps it in the executors.
         let is_draft = loaded.draft_layers > 0;
         let pinned = request.pinned.unwrap_or_else(|| is_draft || old.is_some_and(AdapterEntry::is_pinned));
-        let (generation, template) = OwnTemplate::over(Generation(loaded.generation), text.template);
+        let (generation, template) = OwnTemplate::over(AdapterVersion(loaded.generation), text.template);
         let record = Record {
             name: request.name.clone(),
             tenant,

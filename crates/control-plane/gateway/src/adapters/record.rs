@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use types::Generation;
+use types::AdapterVersion;
 
 use super::store::ContentId;
 
@@ -14,7 +14,7 @@ pub struct Record {
     /// Content id of the adapter's files in the store.
     pub content: ContentId,
     /// Adapter version: the hash of the weights, and of the adapter's own chat template if there is one.
-    pub generation: Generation,
+    pub generation: AdapterVersion,
     /// Chat template of the adapter; `None` means that of the base.
     pub template: Option<OwnTemplate>,
     /// Largest rank of the adapter's modules.
@@ -47,12 +47,12 @@ pub struct OwnTemplate {
     /// Jinja source of the template.
     pub source: Arc<str>,
     /// Adapter version by the weights alone, which executors use.
-    pub weights: Generation,
+    pub weights: AdapterVersion,
 }
 
 impl Record {
     #[must_use]
-    pub fn weights(&self) -> Generation {
+    pub fn weights(&self) -> AdapterVersion {
         self.template.as_ref().map_or(self.generation, |template| template.weights)
     }
 
@@ -65,7 +65,7 @@ impl Record {
 
 impl OwnTemplate {
     /// Returns the adapter version of `weights` with the chat template `source`, and the template to store.
-    pub(super) fn over(weights: Generation, source: Option<Arc<str>>) -> (Generation, Option<Self>) {
+    pub(super) fn over(weights: AdapterVersion, source: Option<Arc<str>>) -> (AdapterVersion, Option<Self>) {
         match source {
             None => (weights, None),
             Some(source) => (weights.with_chat_template(&source), Some(Self { source, weights })),
@@ -80,6 +80,6 @@ impl OwnTemplate {
         let (Some(source), Some(weights)) = (source, weights) else { return Ok(None) };
         let weights =
             weights.try_into().map_err(|_| sqlx::Error::Decode("'weights' has not 32 bytes".into()))?;
-        Ok(Some(Self { source: source.into(), weights: Generation(weights) }))
+        Ok(Some(Self { source: source.into(), weights: AdapterVersion(weights) }))
     }
 }

@@ -79,7 +79,7 @@ impl FromIterator<Arc<AdapterEntry>> for AdapterNames {
 
 #[cfg(test)]
 mod tests {
-    use types::Generation;
+    use types::AdapterVersion;
 
     use super::*;
     use crate::{
@@ -92,7 +92,7 @@ mod tests {
             name: name.to_owned(),
             tenant: tenant.map(str::to_owned),
             content: ContentId([0; 32]),
-            generation: Generation([0; 32]),
+            generation: AdapterVersion([0; 32]),
             template: None,
             rank: 1,
             bytes: 1,

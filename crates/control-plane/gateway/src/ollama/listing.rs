@@ -128,7 +128,7 @@ fn model_info(serving: &ServingState) -> Value {
 
 fn base(serving: &ServingState) -> Value {
     let path = Path::new(&serving.welcome.model_path);
-    let digest = types::Generation(serving.welcome.base_hash).to_string();
+    let digest = types::AdapterVersion(serving.welcome.base_hash).to_string();
     let format = if path.is_file() { "gguf" } else { "safetensors" };
     model(&serving.base_name, serving.since, bytes_of(path), &digest, ("", format), serving)
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use control_protocol::fleet::adapter_of;
 use serde_json::Value;
-use types::Generation;
+use types::AdapterVersion;
 
 use super::strict_fields::{StrictFields, wrong};
 use crate::{
@@ -29,7 +29,7 @@ pub struct ModelRef {
 pub enum AdapterRef {
     Named(String),
     /// Content hash in 64 hexadecimal digits, which identifies the version under any name.
-    Generation(String),
+    AdapterVersion(String),
 }
 
 #[derive(Debug)]
@@ -71,7 +71,7 @@ impl ModelRef {
             (None, None) => None,
             (Some(alias), None) => Some(lease(app, serving, caller, alias, &self.model)?),
             (None, Some(AdapterRef::Named(alias))) => Some(lease(app, serving, caller, alias, alias)?),
-            (None, Some(AdapterRef::Generation(generation))) => {
+            (None, Some(AdapterRef::AdapterVersion(generation))) => {
                 Some(of_generation(app, serving, caller, generation)?)
             }
             (Some(alias), Some(AdapterRef::Named(other))) => {
@@ -82,7 +82,7 @@ impl ModelRef {
                 }
                 Some(lease(app, serving, caller, alias, &self.model)?)
             }
-            (Some(alias), Some(AdapterRef::Generation(generation))) => {
+            (Some(alias), Some(AdapterRef::AdapterVersion(generation))) => {
                 let lease = lease(app, serving, caller, alias, &self.model)?;
                 check_generation(&lease.generation, generation, alias)?;
                 Some(lease)
@@ -106,7 +106,7 @@ fn adapter(fields: &mut StrictFields) -> Result<Option<AdapterRef>, ApiError> {
                     "'adapter.generation' must be 64 hexadecimal digits, as 'adapter_generation' in answers";
                 return Err(ApiError::invalid("adapter.generation", message));
             }
-            Ok(Some(AdapterRef::Generation(generation.to_ascii_lowercase())))
+            Ok(Some(AdapterRef::AdapterVersion(generation.to_ascii_lowercase())))
         }
         Some(other) => Err(wrong("adapter", "an adapter's name or {\"generation\": \"...\"}", &other)),
     }
@@ -146,7 +146,7 @@ fn of_generation(
     Ok(lease)
 }
 
-fn check_generation(generation: &Generation, wanted: &str, name: &str) -> Result<(), ApiError> {
+fn check_generation(generation: &AdapterVersion, wanted: &str, name: &str) -> Result<(), ApiError> {
     let now = generation.to_string();
     if now == wanted {
         return Ok(());
@@ -169,7 +169,7 @@ mod tests {
     fn a_generation_is_64_hexadecimal_digits() {
         let hash = "AB".repeat(32);
         let wanted = read(&format!(r#"{{"model":"m","adapter":{{"generation":"{hash}"}}}}"#)).unwrap();
-        assert_eq!(wanted.adapter, Some(AdapterRef::Generation(hash.to_lowercase())));
+        assert_eq!(wanted.adapter, Some(AdapterRef::AdapterVersion(hash.to_lowercase())));
         for bad in
             [r#"{"generation":"ab"}"#, r#"{"generation":7}"#, r#"{"generation":"","x":1}"#, "7", r#""""#]
         {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gateway::{config::StartAdapter, keys::Keys};
 use serde_json::{Value, json};
-use types::{AdapterId, Generation, TenantId};
+use types::{AdapterId, AdapterVersion, TenantId};
 
 use crate::{
     client::Response,
@@ -15,12 +15,12 @@ use crate::{
 const TEXT: &str = "/v1/completions";
 
 fn hex(weights: &str) -> String {
-    Generation(generation(weights.as_bytes())).to_string()
+    AdapterVersion(generation(weights.as_bytes())).to_string()
 }
 
 /// What the executor calls weights that everybody may use.
 fn id(weights: &str) -> [u8; 32] {
-    AdapterId::new(TenantId::EVERYBODY, Generation(generation(weights.as_bytes()))).0
+    AdapterId::new(TenantId::EVERYBODY, AdapterVersion(generation(weights.as_bytes()))).0
 }
 
 async fn load(harness: &Harness, name: &str, weights: &str, extra: &Value) -> Response {

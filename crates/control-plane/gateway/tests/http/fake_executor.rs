@@ -21,7 +21,7 @@ use shmproto::{
     },
 };
 use tokio::task::{AbortHandle, JoinHandle};
-use types::{AdapterId, Generation, TenantId};
+use types::{AdapterId, AdapterVersion, TenantId};
 use zeromq::{RouterSendHalf, RouterSocket, Socket as _, SocketRecv as _, SocketSend as _, ZmqMessage};
 
 use crate::text::{END, TEXT_HASH, VOCAB_SIZE, tokens};
@@ -366,13 +366,13 @@ fn call(message: ToExecutor) -> ToGateway {
 
 fn loaded(load: &LoadAdapter, weights: &[Vec<u8>]) -> AdapterLoaded {
     let generation = match (&load.parts[..], weights) {
-        ([only], [weights]) if only.weight == 1.0 => Generation(generation(weights)),
+        ([only], [weights]) if only.weight == 1.0 => AdapterVersion(generation(weights)),
         (parts, weights) => {
             let parts = parts.iter().zip(weights);
             let of = |(part, weights): (&AdapterPart, &Vec<u8>)| {
-                (Generation(generation(weights)), part.weight.to_bits())
+                (AdapterVersion(generation(weights)), part.weight.to_bits())
             };
-            Generation::of_sum(parts.map(of).collect())
+            AdapterVersion::of_sum(parts.map(of).collect())
         }
     };
     AdapterLoaded {

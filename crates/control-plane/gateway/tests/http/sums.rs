@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gateway::keys::Keys;
 use serde_json::{Value, json};
-use types::{AdapterId, Generation, TenantId};
+use types::{AdapterId, AdapterVersion, TenantId};
 
 use crate::{
     client::Response,
@@ -26,10 +26,10 @@ async fn ask(harness: &Harness, model: &str) -> Response {
 }
 
 /// What the sum of adapters with these contents is.
-fn sum(parts: &[(&str, f32)]) -> Generation {
+fn sum(parts: &[(&str, f32)]) -> AdapterVersion {
     let part =
-        |(weights, weight): &(&str, f32)| (Generation(generation(weights.as_bytes())), weight.to_bits());
-    Generation::of_sum(parts.iter().map(part).collect())
+        |(weights, weight): &(&str, f32)| (AdapterVersion(generation(weights.as_bytes())), weight.to_bits());
+    AdapterVersion::of_sum(parts.iter().map(part).collect())
 }
 
 fn id(parts: &[(&str, f32)]) -> [u8; 32] {
@@ -73,7 +73,7 @@ async fn one_adapter_may_have_a_weight_and_of_1_it_is_itself() {
     for model in ["a", "a:1", "a:1.0", "a:0.5"] {
         assert_eq!(ask(&harness, model).await.status, 200);
     }
-    let itself = Some(AdapterId::new(TenantId::EVERYBODY, Generation(generation(b"one"))).0);
+    let itself = Some(AdapterId::new(TenantId::EVERYBODY, AdapterVersion(generation(b"one"))).0);
     let sent: Vec<_> = harness.executor().generates().iter().map(|sent| sent.adapter).collect();
     assert_eq!(sent, [itself, itself, itself, Some(id(&[("one", 0.5)]))]);
 }
@@ -115,7 +115,7 @@ async fn a_name_that_is_registered_comes_before_a_sum() {
     }
     let generation_of = |answer: Value| answer["adapter_generation"].clone();
     let named = generation_of(ask(&harness, "a+b").await.json());
-    assert_eq!(named, json!(Generation(generation(b"three")).to_string()));
+    assert_eq!(named, json!(AdapterVersion(generation(b"three")).to_string()));
     let summed = generation_of(ask(&harness, "b+a").await.json());
     assert_eq!(summed, json!(sum(&[("one", 1.0), ("two", 1.0)]).to_string()));
 }
@@ -129,7 +129,7 @@ async fn a_sum_goes_with_each_of_its_parts_and_comes_again_with_the_next() {
     load(&harness, "a", "three").await;
     let old = [
         id(&[("one", 1.0), ("two", 1.0)]),
-        AdapterId::new(TenantId::EVERYBODY, Generation(generation(b"one"))).0,
+        AdapterId::new(TenantId::EVERYBODY, AdapterVersion(generation(b"one"))).0,
     ];
     eventually("the old sum and its part are freed", || harness.executor().unloads() == old).await;
     let answer = ask(&harness, "a+b").await.json();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use types::{AdapterId, Generation, TenantId};
+use types::{AdapterId, AdapterVersion, TenantId};
 
 use crate::{
     client::Response,
@@ -20,8 +20,8 @@ async fn start() -> Harness {
     Harness::start_with_text(reply_with("x"), always(text), |_| {}).await
 }
 
-fn weights(weights: &str) -> Generation {
-    Generation(generation(weights.as_bytes()))
+fn weights(weights: &str) -> AdapterVersion {
+    AdapterVersion(generation(weights.as_bytes()))
 }
 
 /// Loads an adapter with these files beside its own.

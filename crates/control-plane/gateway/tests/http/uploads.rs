@@ -1,7 +1,7 @@
 //! Adapters whose files are sent along.
 
 use serde_json::{Value, json};
-use types::Generation;
+use types::AdapterVersion;
 
 use crate::{
     client::Response,
@@ -31,7 +31,7 @@ async fn upload(harness: &Harness, parts: &[UploadPart<'_>]) -> Response {
 }
 
 fn hex(weights: &str) -> String {
-    Generation(generation(weights.as_bytes())).to_string()
+    AdapterVersion(generation(weights.as_bytes())).to_string()
 }
 
 /// What lies in the store, and has no name yet.
@@ -68,7 +68,7 @@ async fn a_chat_template_and_a_tokenizer_are_sent_along_too() {
     let template = ("file", Some("chat_template.jinja"), "{{ messages }}");
     let added = ("file", Some("added_tokens.json"), r#"{"<new>": 300}"#);
     let sent = upload(&harness, &[NAME, template, added, CONFIG, weights("one")]).await;
-    let expected = Generation(generation(b"one")).with_chat_template("{{ messages }}").to_string();
+    let expected = AdapterVersion(generation(b"one")).with_chat_template("{{ messages }}").to_string();
     assert_eq!((sent.status, &sent.json()["generation"]), (200, &json!(expected)), "{}", sent.body);
     assert_eq!(sent.json()["own_chat_template"], true);
     assert!(sent.json()["warnings"][0].as_str().unwrap().contains("<new>"), "{}", sent.body);

@@ -15,7 +15,7 @@ use shmproto::{
     },
 };
 use tokio::task::JoinHandle;
-use types::{AdapterId, Generation, TenantId};
+use types::{AdapterId, AdapterVersion, TenantId};
 use zeromq::{RouterSocket, Socket as _, SocketRecv as _, SocketSend as _, ZmqMessage};
 
 /// Every adapter takes this many bytes.
@@ -82,7 +82,7 @@ impl FakeExecutor {
     }
 
     pub(crate) fn holds(&self, owner: TenantId, weights: &str) -> bool {
-        let id = AdapterId::new(owner, Generation(generation(weights.as_bytes()))).0;
+        let id = AdapterId::new(owner, AdapterVersion(generation(weights.as_bytes()))).0;
         self.memory.lock().unwrap().held.contains_key(&id)
     }
 }
@@ -159,7 +159,7 @@ impl FakeRegistryState {
         self.told
             .push(LoadCommand::Load(String::from_utf8_lossy(&weights[..weights.len().min(32)]).into_owned()));
         let generation = generation(&weights);
-        let adapter = AdapterId::new(TenantId(load.owner), Generation(generation)).0;
+        let adapter = AdapterId::new(TenantId(load.owner), AdapterVersion(generation)).0;
         let others: u64 = self.held.iter().filter(|(id, _)| **id != adapter).map(|(_, bytes)| bytes).sum();
         if others + ADAPTER_BYTES > budget_bytes {
             return failed(load, ErrorCode::AdapterBudgetExceeded, "the budget is used up");

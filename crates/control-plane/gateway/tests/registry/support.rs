@@ -15,7 +15,7 @@ use gateway::{
     limits::KeyLimit,
 };
 use tempfile::TempDir;
-use types::Generation;
+use types::AdapterVersion;
 
 use crate::fake_executor::{FakeExecutor, generation};
 
@@ -164,7 +164,7 @@ pub(crate) async fn gone(registry: Arc<Registry>) {
 }
 
 pub(crate) fn hex(weights: &str) -> String {
-    Generation(generation(weights.as_bytes())).to_string()
+    AdapterVersion(generation(weights.as_bytes())).to_string()
 }
 
 /// Waits until `condition` holds.

@@ -1,7 +1,7 @@
-//! Computes an adapter version ([`Generation`]) from the adapter's contents.
+//! Computes an adapter version ([`AdapterVersion`]) from the adapter's contents.
 
 use kernels::TensorType;
-use types::Generation;
+use types::AdapterVersion;
 
 use super::method::ScaledSide;
 use crate::shape::source::Target;
@@ -140,8 +140,8 @@ impl GenerationHasher {
         self.0.update(bytes);
     }
 
-    pub(super) fn finish(self) -> Generation {
-        Generation(*self.0.finalize().as_bytes())
+    pub(super) fn finish(self) -> AdapterVersion {
+        AdapterVersion(*self.0.finalize().as_bytes())
     }
 
     fn count(&mut self, count: usize) {

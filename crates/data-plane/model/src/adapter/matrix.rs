@@ -4,7 +4,7 @@ use std::{borrow::Cow, path::Path, sync::Arc};
 
 use half::{bf16, f16};
 use kernels::TensorType;
-use types::Generation;
+use types::AdapterVersion;
 
 use super::{
     error::AdapterError,
@@ -150,7 +150,7 @@ pub(super) fn assemble_draft(
 }
 
 /// Weights, version hash, and whether 16 bits hold all values.
-pub(super) type Assembled = (MethodWeights, Generation, bool);
+pub(super) type Assembled = (MethodWeights, AdapterVersion, bool);
 
 fn assemble_lora(
     path: &Path,

@@ -6,7 +6,7 @@
 
 use std::{cmp::Ordering, collections::BTreeMap};
 
-use types::Generation;
+use types::AdapterVersion;
 
 use super::{
     kind::AdapterKind,
@@ -154,7 +154,7 @@ pub fn sum(parts: Vec<(AnyAdapter, f32)>) -> Result<Adapter, AdapterMergeError> 
         stored_in_16_bits &= is_verbatim;
         modules.push(LoraModule { layer, target, rank, scale, a, b });
     }
-    let generation = Generation::of_sum(named);
+    let generation = AdapterVersion::of_sum(named);
     Ok(Adapter { generation, method: MethodWeights::Lora(modules), base_model: None, stored_in_16_bits })
 }
 

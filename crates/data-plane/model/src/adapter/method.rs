@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use types::Generation;
+use types::AdapterVersion;
 
 use super::{invocation::Invocation, kind::AdapterKind, vocabulary::VocabularyChanges};
 use crate::shape::{config::ModelConfig, source::Target};
@@ -11,7 +11,7 @@ use crate::shape::{config::ModelConfig, source::Target};
 #[derive(Debug, Clone, PartialEq)]
 pub struct Adapter {
     /// Adapter version: content hash of weights and configuration.
-    pub generation: Generation,
+    pub generation: AdapterVersion,
     /// Method of the adapter, with its weights.
     pub method: MethodWeights,
     /// The configuration's `base_model_name_or_path`, for messages.

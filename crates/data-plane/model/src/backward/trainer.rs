@@ -12,7 +12,7 @@ use kernels::{
     backward::attention::SequenceRows,
     lora::{LayoutError, LoraPrecision},
 };
-use types::Generation;
+use types::AdapterVersion;
 
 use self::rows::{batch, blocks, tape};
 use super::{
@@ -71,8 +71,12 @@ impl TrainableAdapter {
         precision: LoraPrecision,
     ) -> Result<Self, LayoutError> {
         let method = method.clone();
-        let adapter =
-            Adapter { generation: Generation([0; 32]), method, base_model: None, stored_in_16_bits: false };
+        let adapter = Adapter {
+            generation: AdapterVersion([0; 32]),
+            method,
+            base_model: None,
+            stored_in_16_bits: false,
+        };
         let prepared = Arc::new(PreparedAdapter::new(&adapter, config, precision)?);
         Ok(Self { method: adapter.method, prepared })
     }

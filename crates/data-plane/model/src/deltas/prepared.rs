@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use kernels::lora::{LayoutError, LoraMatrix, LoraPrecision, MatrixLayout, SharedBytes};
-use types::Generation;
+use types::AdapterVersion;
 
 use crate::{
     adapter::{Adapter, Invocation, LoraModule, MethodWeights, Prefix, Scales, VocabularyChanges},
@@ -49,7 +49,7 @@ pub struct EncodedAdapter {
     /// Bytes of all matrices.
     pub bytes: Vec<u8>,
     direct: Direct,
-    generation: Generation,
+    generation: AdapterVersion,
 }
 
 impl EncodedAdapter {
@@ -90,7 +90,7 @@ impl EncodedAdapter {
 /// An adapter ready to be computed, at its true ranks.
 #[derive(Debug)]
 pub struct PreparedAdapter {
-    generation: Generation,
+    generation: AdapterVersion,
     host: HostMatrices,
     direct: Direct,
     device: Mutex<Option<Arc<DeviceCopy>>>,
@@ -146,7 +146,7 @@ impl PreparedAdapter {
 
     /// Returns the adapter version.
     #[must_use]
-    pub fn generation(&self) -> Generation {
+    pub fn generation(&self) -> AdapterVersion {
         self.generation
     }
 

@@ -30,7 +30,7 @@ use model::{
     sources::open::open,
 };
 use serde::Deserialize;
-use types::{BlockId, Generation};
+use types::{AdapterVersion, BlockId};
 
 /// KV blocks of one request of these tests.
 const BLOCKS: u32 = 4;
@@ -69,7 +69,7 @@ fn adapter_of_everything(
         LoraModule { layer, target, rank, scale: 0.5, a, b }
     };
     let modules = layers.into_iter().zip(ranks.iter().cycle()).map(module).collect();
-    let generation = Generation([7; 32]);
+    let generation = AdapterVersion([7; 32]);
     let adapter = Adapter {
         generation,
         method: MethodWeights::Lora(modules),

@@ -79,7 +79,7 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ProgramExit, TunerError> {
     let origin = CheckpointOrigin {
         plan: serde_json::to_string(&plan).unwrap_or_default(),
         data: origin_data,
-        base: types::Generation(rented.session.catalog().base_hash).to_string(),
+        base: types::AdapterVersion(rented.session.catalog().base_hash).to_string(),
     };
     let claimed = arguments.checkpoints.as_deref().filter(|_| !arguments.dry_run);
     let _claim = claimed.map(CheckpointLock::new).transpose()?;

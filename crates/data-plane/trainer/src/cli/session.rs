@@ -35,7 +35,7 @@ pub(super) struct SessionArguments {
 pub(super) fn session(arguments: &SessionArguments) -> Result<ProgramExit, TunerError> {
     let masking = Masking::Off { path: SitePath::Fast };
     let rented = arguments.rent.rent(&masking, Terminal { format: OutputFormat::Json, quiet: true })?;
-    let base = types::Generation(rented.session.catalog().base_hash).to_string();
+    let base = types::AdapterVersion(rented.session.catalog().base_hash).to_string();
     let all = rented.base.config().layers;
     let (lanes, precision) = layers::lanes(JobPrecision::Serving, &arguments.compute, rented, masking, all)?;
     let mut session = TrainerSession::new(lanes, precision, base);

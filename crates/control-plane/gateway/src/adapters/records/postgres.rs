@@ -11,7 +11,7 @@ use sqlx::{
     Connection as _, PgConnection, PgPool, Postgres, Row as _, Transaction,
     postgres::{PgQueryResult, PgRow},
 };
-use types::Generation;
+use types::AdapterVersion;
 
 use super::{ReadScope, RegistryChanges, layout::MIGRATIONS};
 use crate::adapters::{
@@ -369,7 +369,7 @@ fn record(row: &PgRow) -> Result<Record, sqlx::Error> {
         name: row.try_get("name")?,
         tenant: row.try_get("tenant")?,
         content: ContentId(hash("content")?),
-        generation: Generation(hash("generation")?),
+        generation: AdapterVersion(hash("generation")?),
         template: OwnTemplate::of_row(row.try_get("chat_template")?, row.try_get("weights")?)?,
         rank: small("rank")?,
         bytes: count("bytes")?,
