@@ -25,7 +25,8 @@ use futures::{StreamExt as _, channel::mpsc as monitor};
 use shmproto::{
     codec::Wire as _,
     message::{
-        ErrorCode, Failed, Hello, LoadAdapter, PROTOCOL_VERSION, RequestId, ToExecutor, ToGateway, WireError,
+        AnswerKind, ErrorCode, Failed, Hello, LoadAdapter, PROTOCOL_VERSION, RequestId, ToExecutor,
+        ToGateway, WireError,
     },
     private_socket::{BindError, PrivateSocket},
 };
@@ -337,19 +338,11 @@ async fn refuse(
     backend.peer_disconnected(peer);
 }
 
-/// Returns the error for an undecodable message. Most messages begin with the tag and the request id.
+/// Returns the answer to an undecodable message.
 fn report(bytes: &[u8], error: WireError) -> ToGateway {
-    const GENERATE: u8 = 1;
-    let generate = bytes.first() == Some(&GENERATE);
-    let request = bytes.get(1..9).and_then(|bytes| RequestId::from_bytes(bytes).ok());
-    match request {
-        Some(request) if generate => ToGateway::Outputs(vec![failure(request, error)]),
-        Some(request) if known_call(bytes[0]) => ToGateway::Failed(Failed { request, error }),
-        _ => ToGateway::Failed(Failed { request: NO_REQUEST, error }),
+    match ToExecutor::request_in(bytes) {
+        Some((request, AnswerKind::Outputs)) => ToGateway::Outputs(vec![failure(request, error)]),
+        Some((request, AnswerKind::Reply)) => ToGateway::Failed(Failed { request, error }),
+        None => ToGateway::Failed(Failed { request: NO_REQUEST, error }),
     }
-}
-
-/// Whether `tag` is that of a load, unload or stats call.
-fn known_call(tag: u8) -> bool {
-    (3..=5).contains(&tag)
 }

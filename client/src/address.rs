@@ -12,6 +12,7 @@ const LOCAL_SOCKET: &str = "layers.sock";
 
 const IPC_SOCKET: &str = "layers.zmq";
 
+/// Address of a layer server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
     /// Shared memory on this host: path of the control socket, or of its directory.

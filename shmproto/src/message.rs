@@ -15,7 +15,7 @@ pub use self::{
         MemoryStats, ShareStats, SpeculationStats, Stats, TenantUse, WeightStats, WorkerStats,
     },
 };
-use crate::{wire_enum, wire_struct};
+use crate::{codec::Wire as _, wire_enum, wire_struct};
 
 /// Version of the protocol; it changes with every message, and both sides refuse a peer with another version.
 pub const PROTOCOL_VERSION: u32 = 16;
@@ -56,6 +56,28 @@ wire_enum! {
         UnloadAdapter(UnloadAdapter) = 4,
         /// Requests statistics; answered by [`ToGateway::Stats`].
         GetStats(RequestId) = 5,
+    }
+}
+
+/// How the executor answers a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AnswerKind {
+    /// By [`ToGateway::Outputs`], the last of which has a finish or an error.
+    Outputs,
+    /// By one message, or [`ToGateway::Failed`].
+    Reply,
+}
+
+impl ToExecutor {
+    /// Returns the request that undecodable bytes name, and how it is answered. `None` if nothing answers such a message.
+    #[must_use]
+    pub fn request_in(bytes: &[u8]) -> Option<(RequestId, AnswerKind)> {
+        let kind = match bytes.first()? {
+            1 => AnswerKind::Outputs,
+            3..=5 => AnswerKind::Reply,
+            _ => return None,
+        };
+        Some((RequestId::from_bytes(bytes.get(1..9)?).ok()?, kind))
     }
 }
 

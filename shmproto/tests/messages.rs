@@ -5,10 +5,10 @@ use shmproto::{
     codec::{DecodeError, Wire},
     layer::control::SessionStats,
     message::{
-        AdapterStats, ColdStart, DeviceFacts, DeviceKind, DraftKind, ErrorCode, Finish, Generate, Hello,
-        LayerRoute, LayerSession, LayerStats, Output, PROTOCOL_VERSION, Pooling, Precision, ProvisionalMode,
-        Sampling, SpeculationStats, Stats, TenantUse, ToExecutor, ToGateway, TokenOutput, Welcome, WireError,
-        WorkerStats,
+        AdapterStats, AnswerKind, ColdStart, DeviceFacts, DeviceKind, DraftKind, ErrorCode, Finish, Generate,
+        Hello, LayerRoute, LayerSession, LayerStats, Output, PROTOCOL_VERSION, Pooling, Precision,
+        ProvisionalMode, Sampling, SpeculationStats, Stats, TenantUse, ToExecutor, ToGateway, TokenOutput,
+        Welcome, WireError, WorkerStats,
     },
 };
 
@@ -275,4 +275,13 @@ proptest! {
             prop_assert_eq!(message.to_bytes(), bytes);
         }
     }
+}
+
+#[test]
+fn undecodable_bytes_name_the_request_of_the_message_that_they_begin() {
+    let request = |message: ToExecutor| ToExecutor::request_in(&message.to_bytes()[..9]);
+    assert_eq!(request(generate(vec![1])), Some((7, AnswerKind::Outputs)));
+    assert_eq!(request(ToExecutor::GetStats(7)), Some((7, AnswerKind::Reply)));
+    assert_eq!(request(ToExecutor::Cancel(7)), None, "nothing answers a cancel");
+    assert_eq!(ToExecutor::request_in(&[1, 0]), None, "the request is cut off");
 }

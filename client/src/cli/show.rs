@@ -9,10 +9,7 @@ use super::{
     exit::CliError,
     terminal::{OutputFormat, Terminal, printable},
 };
-use crate::{
-    masking::{Masking, session_commitment},
-    session::calls::has_path,
-};
+use crate::masking::{Masking, session_commitment};
 
 const OFF: Masking = Masking::Off { path: Path::Fast };
 
@@ -67,7 +64,7 @@ pub(super) fn sites(arguments: &SitesArguments, terminal: Terminal) -> Result<()
 
 fn paths(site: &Site) -> Vec<&'static str> {
     let all = [(Path::Fast, "fast"), (Path::Linear, "linear"), (Path::Ring, "ring")];
-    all.into_iter().filter(|&(path, _)| has_path(site, path)).map(|(_, word)| word).collect()
+    all.into_iter().filter(|&(path, _)| site.has_path(path)).map(|(_, word)| word).collect()
 }
 
 fn site_json(number: u32, site: &Site) -> Value {

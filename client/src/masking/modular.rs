@@ -19,7 +19,7 @@ use crate::{
     error::CallError,
     session::{
         Session,
-        calls::{LayerCall, has_path, ring_room},
+        calls::{LayerCall, ring_room},
     },
 };
 
@@ -164,7 +164,7 @@ fn ask_bias(session: &mut Session, place: CallSite, outputs: usize) -> Result<Op
     if site.parts.iter().all(|part| part.has_bias == 0) {
         return Ok(None);
     }
-    if !has_path(site, Path::Linear) {
+    if !site.has_path(Path::Linear) {
         return Err(CallError::Nonlinear { site: place.site.0 });
     }
     let (zeros, mut bias) = (vec![0.0; site.columns as usize], vec![0.0; outputs]);

@@ -10,10 +10,7 @@ use zeroize::Zeroize;
 
 use crate::{
     error::CallError,
-    session::{
-        Session,
-        calls::{has_path, ring_room},
-    },
+    session::{Session, calls::ring_room},
 };
 
 /// Returns the first `count` values of `room`, which grows if necessary. Old content is erased before memory
@@ -108,7 +105,7 @@ fn lower<const B: usize>(word: u64) -> [u8; B] {
 pub(super) fn offers(session: &Session) -> Result<Vec<control::ModularWeights>, CallError> {
     let offer = |(site, number): (&control::Site, u32)| {
         let is_usable = [Op::Forward, Op::Backward].iter().all(|&op| ring_room(site, op).is_some());
-        let ring = site.ring.filter(|_| is_usable && has_path(site, Path::Ring));
+        let ring = site.ring.filter(|_| is_usable && site.has_path(Path::Ring));
         ring.ok_or(CallError::NoRing { site: number })
     };
     session.catalog().sites.iter().zip(0..).map(offer).collect()

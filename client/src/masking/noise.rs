@@ -9,10 +9,7 @@ use shmproto::layer::{CallClass, Dtype, Op, Path, control::Site};
 use super::{CallSite, Direction, Mask, NoiseSettings};
 use crate::{
     error::CallError,
-    session::{
-        Session,
-        calls::{LayerCall, has_path},
-    },
+    session::{Session, calls::LayerCall},
 };
 
 /// Noises of a site in one direction, of unit variance, and their effects.
@@ -139,7 +136,7 @@ impl RotatingNoise {
             return Err(CallError::Masking("bf16 would round rows and noises together: use f32"));
         }
         let catalog = &session.catalog().sites;
-        if let Some(site) = catalog.iter().position(|site| !has_path(site, Path::Linear)) {
+        if let Some(site) = catalog.iter().position(|site| !site.has_path(Path::Linear)) {
             return Err(CallError::Nonlinear { site: u32::try_from(site).unwrap_or(u32::MAX) });
         }
         let shape = |site: &Site| {

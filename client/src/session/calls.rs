@@ -13,12 +13,6 @@ use crate::error::{CallError, LinkError};
 /// Maximum number of attempts at a call on which the executor fails.
 const MAX_FAILURES: u32 = 3;
 
-/// Bits of the field [`Site::paths`].
-const HAS_FAST: u8 = 1;
-const HAS_LINEAR: u8 = 2;
-const FAST_IS_LINEAR: u8 = 4;
-const HAS_RING: u8 = 8;
-
 /// Parameters of a call, besides its rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayerCall {
@@ -32,17 +26,6 @@ pub struct LayerCall {
     pub path: Path,
     /// Purpose of the rows, which decides their priority.
     pub class: CallClass,
-}
-
-/// True if the site computes on `path`.
-#[must_use]
-pub fn has_path(site: &Site, path: Path) -> bool {
-    let bits = match path {
-        Path::Fast => HAS_FAST,
-        Path::Linear => HAS_LINEAR,
-        Path::Ring => HAS_RING,
-    };
-    site.paths & bits != 0 || (path == Path::Linear && site.paths & FAST_IS_LINEAR != 0)
 }
 
 /// Returns modulus and bits of rows on the modular path; `None` if the site has none.
@@ -99,7 +82,7 @@ impl Session {
     pub(crate) fn widths(&self, ask: LayerCall) -> Result<(usize, usize), CallError> {
         let unknown = CallError::UnknownSite { site: ask.site.0 };
         let Some(site) = self.catalog.sites.get(ask.site.0 as usize) else { return Err(unknown) };
-        if !has_path(site, ask.path) {
+        if !site.has_path(ask.path) {
             let site = ask.site.0;
             return Err(if ask.path == Path::Ring {
                 CallError::NoRing { site }

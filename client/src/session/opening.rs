@@ -11,7 +11,7 @@ use shmproto::{
     },
 };
 
-use super::{calls::has_path, settings::ClientSettings};
+use super::settings::ClientSettings;
 use crate::{
     error::LinkError,
     transport::{Connect, Transport},
@@ -126,7 +126,7 @@ fn check(catalog: &Catalog) -> Result<(), LinkError> {
         if !fits(site.columns) || !outputs.is_some_and(fits) {
             return Err(LinkError::Protocol(format!("site {number} of the catalog has no sensible shape")));
         }
-        if has_path(site, Path::Ring) != site.ring.is_some() {
+        if site.has_path(Path::Ring) != site.ring.is_some() {
             return Err(LinkError::Protocol(format!("site {number} of the catalog has half a ring path")));
         }
     }

@@ -18,7 +18,7 @@ use shmproto::{
         CallHeader, CallStatus, Op, Path, ReplyHeader, RowSource,
         control::{
             CATALOG, Catalog, Fetch, Fetched, FromLayers, MAX_FETCH_BYTES, ModularWeights, RefusalCode,
-            SessionOpened, SessionRefused, SessionStats, Site, SiteLayer, ToLayers,
+            SessionOpened, SessionRefused, SessionStats, Site, SiteLayer, SitePaths, ToLayers,
         },
         seeded_rows::{DRAW_WORDS, SeededRows},
     },
@@ -38,7 +38,7 @@ pub fn catalog_sites(sites: &[model::linear_sites::Site]) -> Vec<Site> {
     let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
     let site = |site: &model::linear_sites::Site| Site {
         columns: number(site.columns),
-        paths: if site.fast_is_linear { 0b111 } else { 0b011 } | if site.ring.is_some() { 0b1000 } else { 0 },
+        paths: SitePaths { fast_is_linear: site.fast_is_linear, has_ring: site.ring.is_some() }.to_bits(),
         ring: site.ring.map(to_wire),
         parts: site.parts.iter().map(part).collect(),
     };

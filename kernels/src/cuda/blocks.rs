@@ -43,6 +43,7 @@ impl BlockMemory {
         self.data.cuda()
     }
 
+    /// Returns the number of blocks in the pool.
     #[must_use]
     pub fn blocks(&self) -> usize {
         self.ledger.blocks()

@@ -12,6 +12,7 @@
 //!   Close                        ->
 //! ```
 
+use super::Path;
 use crate::fd_passing::{Connection, FdMessage, Listening};
 use crate::{wire_enum, wire_struct};
 
@@ -313,6 +314,43 @@ wire_struct! {
         pub parts: Vec<SiteLayer>,
         /// Parameters of the modular path; present if bit 3 is set.
         pub ring: Option<ModularWeights>,
+    }
+}
+
+/// A site's paths before they are a number of bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SitePaths {
+    /// The quantized path computes what the float path computes.
+    pub fast_is_linear: bool,
+    /// The site has the modular path.
+    pub has_ring: bool,
+}
+
+impl SitePaths {
+    const FAST: u8 = 1;
+    const LINEAR: u8 = 2;
+    const FAST_IS_LINEAR: u8 = 4;
+    const RING: u8 = 8;
+
+    /// Returns the field [`Site::paths`]. Every site has the quantized path and the float path.
+    #[must_use]
+    pub fn to_bits(self) -> u8 {
+        let optional = [(self.fast_is_linear, Self::FAST_IS_LINEAR), (self.has_ring, Self::RING)];
+        let optional = optional.into_iter().filter(|(is_set, _)| *is_set).map(|(_, bit)| bit);
+        optional.fold(Self::FAST | Self::LINEAR, |bits, bit| bits | bit)
+    }
+}
+
+impl Site {
+    /// True if the site computes on `path`.
+    #[must_use]
+    pub fn has_path(&self, path: Path) -> bool {
+        let bits = match path {
+            Path::Fast => SitePaths::FAST,
+            Path::Linear => SitePaths::LINEAR | SitePaths::FAST_IS_LINEAR,
+            Path::Ring => SitePaths::RING,
+        };
+        self.paths & bits != 0
     }
 }
 

@@ -6,22 +6,16 @@ use model::{
 };
 use shmproto::{
     codec::Wire as _,
-    layer::control::{
-        CATALOG, Catalog, ClientFileEntry, MAX_CATALOG_BYTES, MAX_FETCH_BYTES, ModularWeights, RefusalCode,
-        SessionRefused, Site as CatalogSite, SiteLayer,
+    layer::{
+        Path,
+        control::{
+            CATALOG, Catalog, ClientFileEntry, MAX_CATALOG_BYTES, MAX_FETCH_BYTES, ModularWeights,
+            RefusalCode, SessionRefused, Site as CatalogSite, SiteLayer, SitePaths,
+        },
     },
 };
 
 use super::registry::{Maskable, refused};
-
-/// Bit of [`CatalogSite::paths`]: the site has the quantized path.
-const FAST: u8 = 1;
-/// The site has the float path.
-const LINEAR: u8 = 1 << 1;
-/// Both paths are the same arithmetic.
-const SAME: u8 = 1 << 2;
-/// The site has the modular path.
-const RING: u8 = 1 << 3;
 
 /// Source of the catalog and of the files with client weights.
 pub trait Blobs: std::fmt::Debug + Send + Sync {
@@ -41,7 +35,7 @@ pub fn catalog_sites(sites: &[Site]) -> Vec<CatalogSite> {
     let word = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     let sites = sites.iter().map(|site| CatalogSite {
         columns: word(site.columns),
-        paths: paths(site),
+        paths: SitePaths { fast_is_linear: site.fast_is_linear, has_ring: site.ring.is_some() }.to_bits(),
         ring: site.ring.map(to_wire),
         parts: site
             .parts
@@ -56,12 +50,6 @@ pub fn catalog_sites(sites: &[Site]) -> Vec<CatalogSite> {
     sites.collect()
 }
 
-fn paths(site: &Site) -> u8 {
-    let same = if site.fast_is_linear { SAME } else { 0 };
-    let ring = if site.ring.is_some() { RING } else { 0 };
-    FAST | LINEAR | same | ring
-}
-
 fn to_wire(site: ModularSite) -> ModularWeights {
     let ModularSite { weight_exponent, l1, commitment } = site;
     ModularWeights { weight_exponent, l1, commitment }
@@ -70,8 +58,8 @@ fn to_wire(site: ModularSite) -> ModularWeights {
 /// Returns the kinds of masked rows that every site of a catalog accepts.
 #[must_use]
 pub fn maskable(sites: &[CatalogSite]) -> Maskable {
-    let has = |path: u8| sites.iter().all(|site| site.paths & path != 0);
-    Maskable { linear: has(LINEAR), ring: has(RING) }
+    let has = |path| sites.iter().all(|site| site.has_path(path));
+    Maskable { linear: has(Path::Linear), ring: has(Path::Ring) }
 }
 
 /// Converts the files of a plan to catalog entries.
