@@ -26,7 +26,6 @@ use serde_json::{Value, json};
 use types::BlockId;
 
 use self::adapter_text::ComparedText;
-use crate::process;
 
 /// Exit status for a missing model or adapter.
 const NOT_FOUND: u8 = 3;

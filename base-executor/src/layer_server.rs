@@ -28,7 +28,6 @@ use crate::{
     config::ExecutorConfig,
     heartbeat::{ComputeHeartbeat, DeviceLost, EngineGauges},
     model_loader::{cuda, kv_numbers, precision, rounding},
-    process,
     progress::LoadingProgress,
     spawn, streaming, systemd,
 };

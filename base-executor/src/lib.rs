@@ -20,7 +20,7 @@
 //! - [`adapter_images`], [`workers`]: adapters as sealed images; the worker processes that compute them.
 //! - `streaming`: a base with streamed weights. [`gateway_server`]: the socket for gateways.
 //! - [`progress`], [`heartbeat`], `systemd`: loading progress, liveness, and reports of both.
-//! - `failpoints`: names for tests with failures. `process`: cores, signals, log.
+//! - `failpoints`: names for tests with failures. `startup`: cores and signals.
 //!
 //! # Threads
 //!
@@ -61,9 +61,9 @@ pub mod loader;
 pub mod memory;
 pub mod model_loader;
 pub mod placement;
-mod process;
 pub mod progress;
 mod request_key;
+mod startup;
 mod streaming;
 mod systemd;
 pub mod workers;
@@ -116,15 +116,15 @@ const LOAD_QUEUE: usize = 64;
 /// If the process cannot start, or its engine stops by itself.
 pub fn run(config: &ExecutorConfig) -> anyhow::Result<()> {
     process::start_log(config.log_format);
-    process::raise_limit_of_files();
+    process::raise_file_limit();
     if let Some(cores) = &config.cores {
-        process::stay_on(cores)?;
+        startup::stay_on(cores)?;
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.context("cannot start the network runtime")?.block_on(async {
-        let lifeline = config.exit_with_stdin.then(process::end_of_stdin);
-        process::survive_limits_of_files()?;
-        let shutdown = process::shutdown_on_signals(Duration::from_millis(config.grace_ms), lifeline)?;
+        let lifeline = config.exit_with_stdin.then(startup::end_of_stdin);
+        startup::survive_limits_of_files()?;
+        let shutdown = startup::shutdown_on_signals(Duration::from_millis(config.grace_ms), lifeline)?;
         let Some(socket) = config.socket.as_deref().filter(|_| config.engine == EngineKind::Resident) else {
             return layer_server::run(config, shutdown, say_ready).await;
         };

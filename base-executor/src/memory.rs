@@ -26,7 +26,7 @@ use crate::{
     device_memory_split::DeviceBytes,
     kv_offload::{CopyNotifier, KvOffload},
     model_loader::ModelFacts,
-    process,
+    startup,
 };
 
 /// Name of the disk tier's file.
@@ -150,7 +150,7 @@ fn log_store(path: &Path, found: StoreContents, blocks: usize, dropped: usize) {
 
 /// Hashes all that decides a block's bits: the base, the device, the data types, and this program.
 fn fingerprint(facts: &ModelFacts) -> io::Result<[u8; 32]> {
-    let program = process::program_hash()?;
+    let program = startup::program_hash()?;
     let mut hasher = blake3::Hasher::new_derive_key("holobiont 2026 kv fingerprint v1");
     hasher.update(&facts.base_hash).update(&program);
     let words = format!(

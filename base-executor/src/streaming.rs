@@ -10,7 +10,7 @@ use std::{
 use anyhow::Context as _;
 use model::weights::streamed::StreamOptions;
 
-use crate::{config::ExecutorConfig, process};
+use crate::{config::ExecutorConfig, startup};
 
 /// Name of the packed weights file.
 const FILE: &str = "packed.weights";
@@ -32,7 +32,7 @@ pub(crate) fn options(config: &ExecutorConfig) -> anyhow::Result<Option<StreamOp
     }
     Ok(Some(StreamOptions {
         path: directory.join(FILE),
-        program: process::program_hash().context("the own program cannot be read")?,
+        program: startup::program_hash().context("the own program cannot be read")?,
         bound_bytes: bound.0,
         readahead: config.weights.reads.into(),
         pace,

@@ -5,8 +5,9 @@
 
 use std::time::Duration;
 
+use process::notify::send_status;
 use sd_notify::NotifyState;
-use shmproto::{message::Loading, notify::send_status};
+use shmproto::message::Loading;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::heartbeat::{ComputeHeartbeat, EngineGauges};

@@ -15,7 +15,7 @@
 //! - `signals`: the thread that ends the process and reports to systemd.
 //! - `thread_status`: status that the threads share. `systemd`: notifications to systemd.
 //! - `confine`: the seccomp filter of each thread.
-//! - `process`: core, open files and log.
+//! - `pinning`: the core of the process.
 //! - `failpoints`: names for tests with failures.
 //!
 //! # Threads
@@ -37,7 +37,7 @@ mod confine;
 mod control;
 mod failpoints;
 mod library;
-mod process;
+mod pinning;
 mod signals;
 mod systemd;
 mod thread_status;
@@ -66,8 +66,8 @@ static COUNTING: assert_no_alloc::AllocDisabler = assert_no_alloc::AllocDisabler
 pub fn run(config: &WorkerConfig) -> anyhow::Result<()> {
     static SIGNS: ThreadStatus = ThreadStatus::new();
     process::start_log(config.log_format);
-    process::allow_many_files();
-    process::stay_on(config.core)?;
+    process::raise_file_limit();
+    pinning::stay_on(config.core)?;
     let lifeline = if config.exit_with_stdin { ParentWatch::Stdin } else { ParentWatch::None };
     signals::start(&SIGNS, lifeline)?;
     // Capacity one: a new slot may arrive before the compute thread has left the previous one.

@@ -14,7 +14,6 @@
 //! - [`remote_executor`]: requests of a gateway to an executor on another host, before the tunnel.
 //! - [`zmtp`]: carries calls between hosts by ZeroMQ's wire protocol, bounded, without sockets.
 //! - [`file`]: read-only maps of regular files that other processes may write.
-//! - [`notify`]: status messages of a process to systemd, or to `holobiont up`.
 //! - `cache_line`, `memory`, `atomic`, `futex`: parts of which regions are built.
 //!
 //! # Principles
@@ -35,7 +34,6 @@ pub mod image;
 pub mod layer;
 mod memory;
 pub mod message;
-pub mod notify;
 pub mod private_socket;
 pub mod region;
 pub mod remote_executor;

@@ -28,7 +28,7 @@ use model_files::{
 use shmproto::message::DeviceFacts;
 
 use super::{ModelFacts, kv_numbers, precision};
-use crate::{config::ExecutorConfig, engine::layers::LayerService, process};
+use crate::{config::ExecutorConfig, engine::layers::LayerService};
 
 pub(super) struct PendingBase {
     pub(super) path: PathBuf,

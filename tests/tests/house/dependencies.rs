@@ -33,6 +33,7 @@ fn allowed(package: &str) -> &'static str {
     match package {
         "failpoint" | "security" | "settings" | "scheduling" | "shmproto" | "testkit" | "types" => "",
         "kernels" => "types",
+        "process" => "settings",
         "control-protocol" => "scheduling",
         "model-files" => "shmproto types",
         "text" => "model-files types",
@@ -43,24 +44,24 @@ fn allowed(package: &str) -> &'static str {
         "draft-model" => "kernels model model-files scheduling speculation types",
         "layer-service" => "failpoint kernels kv-cache model scheduling security settings shmproto",
         "base-executor" => {
-            "draft-model failpoint kernels kv-cache layer-service model model-files scheduling settings shmproto speculation text types"
+            "draft-model failpoint kernels kv-cache layer-service model model-files process scheduling settings shmproto speculation text types"
         }
         // A worker has no model: it computes with adapter images in shared memory.
-        "lora-worker" => "failpoint kernels settings shmproto",
+        "lora-worker" => "failpoint kernels process settings shmproto",
         // A split client has no executor: its layer calls cross a channel.
         "client" => {
             "draft-model failpoint kernels kv-cache model model-files scheduling security shmproto speculation text types"
         }
         // The trainer is a split client that learns.
         "trainer" => {
-            "client control-protocol kernels model model-files scheduling settings shmproto text types"
+            "client control-protocol kernels model model-files process scheduling settings shmproto text types"
         }
         // The gateway has no model: it turns text into token ids and back.
         "gateway" => {
-            "control-protocol failpoint model-files scheduling security settings shmproto text types"
+            "control-protocol failpoint model-files process scheduling security settings shmproto text types"
         }
         // The picker has neither model nor text: it forwards requests unchanged.
-        "endpoint-picker" => "control-protocol scheduling settings",
+        "endpoint-picker" => "control-protocol process scheduling settings",
         // `adapters merge`, `show` and `check` read weights.
         "holobiont" => "control-protocol model model-files security settings text",
         // The simulator decides as the executor does, and computes nothing.

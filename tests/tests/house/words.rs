@@ -285,6 +285,51 @@ const BANNED_FUNCTIONS: &[&str] = &[
     "turn",
 ];
 
+/// Beginnings of a doc comment without a subject: rustdoc shows an item without its neighbours.
+const NO_SUBJECT: &[&str] = &[
+    "It",
+    "Its",
+    "They",
+    "Their",
+    "Those",
+    "These",
+    "The same",
+    "The other",
+    "So do",
+    "So does",
+    "So is",
+    "So are",
+    "What",
+    "Who",
+    "Whom",
+    "Whose",
+    "Whoever",
+    "Whatever",
+    "Which",
+    "Likewise",
+    "As asked",
+    "See the module",
+];
+
+/// Words that hide the actor: name the caller, the tenant, the thread.
+const NO_ACTOR: [&str; 6] = ["somebody", "nobody", "whoever", "whatever", "everybody", "anybody"];
+
+/// Maximum width of a doc line, with its indentation.
+const MAX_DOC_COLUMNS: usize = 110;
+
+/// Fewest words of a doc comment in a library.
+const MIN_DOC_WORDS: usize = 4;
+
+/// Programs: their items need no doc, and a short one does no harm to a reader of rustdoc.
+const PROGRAMS: [&str; 6] = [
+    "base-executor",
+    "lora-worker",
+    "crates/control-plane/gateway",
+    "crates/control-plane/endpoint-picker",
+    "crates/control-plane/cli",
+    "crates/data-plane/trainer",
+];
+
 /// Maximum number of types of one name in the tree.
 const MAX_HOMONYMS: usize = 3;
 
@@ -364,4 +409,64 @@ fn a_function_says_what_it_does() {
         })
         .collect();
     assert!(banned.is_empty(), "name what it does, and to what: {banned:#?}");
+}
+
+/// A doc comment: the number of its first line, and its lines with their indentation.
+type DocComment<'a> = (usize, Vec<&'a str>);
+
+/// The doc comments of a file.
+fn doc_comments(text: &str) -> Vec<DocComment<'_>> {
+    let is_doc = |line: &str| {
+        let line = line.trim_start();
+        line.starts_with("//!") || (line.starts_with("///") && !line.starts_with("////"))
+    };
+    let lines: Vec<(usize, &str)> = text.lines().enumerate().collect();
+    let blocks = lines.chunk_by(|(_, one), (_, next)| is_doc(one) == is_doc(next));
+    let docs = blocks.filter(|block| is_doc(block[0].1));
+    docs.map(|block| (block[0].0 + 1, block.iter().map(|(_, line)| *line).collect())).collect()
+}
+
+/// The words of a doc line.
+fn words(line: &str) -> &str {
+    line.trim_start().trim_start_matches(['/', '!']).trim()
+}
+
+/// The rules that a doc comment breaks.
+fn broken_rules((_, lines): &DocComment<'_>, is_library: bool) -> Vec<&'static str> {
+    let begins_with = |word: &&str| {
+        let rest = words(lines[0]).strip_prefix(*word);
+        rest.is_some_and(|rest| !rest.starts_with(|c: char| c.is_alphanumeric() || c == '\''))
+    };
+    let hides_actor = |line: &&str| {
+        let line = line.to_lowercase();
+        line.split(|c: char| !c.is_alphabetic()).any(|word| NO_ACTOR.contains(&word))
+    };
+    let count: usize = lines.iter().map(|line| words(line).split_whitespace().count()).sum();
+    let is_short = is_library && count < MIN_DOC_WORDS && !lines[0].trim_start().starts_with("//!");
+    let rules = [
+        (NO_SUBJECT.iter().any(|word| begins_with(&word)), "begins without a subject"),
+        (lines.iter().any(hides_actor), "hides who acts"),
+        (lines.iter().any(|line| line.chars().count() > MAX_DOC_COLUMNS), "is wider than 110 columns"),
+        (is_short, "has three words or fewer: delete it, or say more than the name"),
+    ];
+    rules.into_iter().filter(|(is_broken, _)| *is_broken).map(|(_, rule)| rule).collect()
+}
+
+#[test]
+fn a_doc_comment_names_its_subject_and_says_more_than_the_name() {
+    let is_ours = |source: &&super::SourceFile| {
+        !["tests", "tests/testkit", "benches", "fuzz", "lab/simulator"].contains(&source.member())
+    };
+    let mut read = 0;
+    let mut bad = Vec::new();
+    for source in sources().iter().filter(|source| source.is_shipped()).filter(is_ours) {
+        let is_library = !PROGRAMS.contains(&source.member());
+        for comment in doc_comments(&source.text) {
+            read += 1;
+            let rules = broken_rules(&comment, is_library);
+            bad.extend(rules.into_iter().map(|rule| format!("{}:{} {rule}", source.path, comment.0)));
+        }
+    }
+    assert!(read > 5000, "the sources were read");
+    assert!(bad.is_empty(), "CONTRIBUTING.md, Sentences: {bad:#?}");
 }

@@ -1,7 +1,7 @@
 //! Start, service and end of the process.
 
 use std::{
-    io::{self, IsTerminal as _, Write as _},
+    io::{self, Write as _},
     net::SocketAddr,
     sync::Arc,
     time::Duration,
@@ -18,7 +18,6 @@ use hyper_util::{
 };
 use rustls::ServerConfig;
 use sd_notify::NotifyState;
-use settings::LogFormat;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
@@ -26,7 +25,6 @@ use tokio::{
     sync::Semaphore,
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
-use tracing_subscriber::EnvFilter;
 
 use crate::{
     config::PickerConfig,
@@ -66,7 +64,7 @@ pub enum RunError {
 /// # Errors
 /// If the port, the certificate or a system resource is unavailable.
 pub fn run(config: PickerConfig) -> Result<(), RunError> {
-    start_log(config.log_format);
+    process::start_log(config.log_format);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(THREADS)
         .enable_all()
@@ -169,17 +167,4 @@ fn stopped() -> Result<impl Future<Output = ()>, RunError> {
             _ = int.recv() => {}
         }
     })
-}
-
-/// Starts the log on stderr; `RUST_LOG` sets its level.
-fn start_log(format: LogFormat) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
-    let is_json = match format {
-        LogFormat::Human => false,
-        LogFormat::Json => true,
-        LogFormat::Auto => !io::stderr().is_terminal(),
-    };
-    // A log that is already set up stays in use.
-    let _ = if is_json { log.json().try_init() } else { log.try_init() };
 }

@@ -2,9 +2,9 @@
 
 use std::{io::Write as _, net::SocketAddr, sync::Arc, time::Duration};
 
+use process::notify::{flush, send_status};
 use scheduling::clock::SystemClock;
 use sd_notify::NotifyState;
-use shmproto::notify::{flush, send_status};
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -83,7 +83,7 @@ impl RunError {
 }
 
 pub fn run(config: GatewayConfig) -> Result<(), RunError> {
-    telemetry::start(config.log_format);
+    process::start_log(config.log_format);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.threads)
         .max_blocking_threads(BLOCKING_THREADS)

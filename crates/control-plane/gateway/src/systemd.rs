@@ -6,8 +6,8 @@
 
 use std::time::Duration;
 
+use process::notify::send_status;
 use sd_notify::NotifyState;
-use shmproto::notify::send_status;
 use tokio::{sync::watch, time::timeout};
 
 use crate::{executors::Executors, health::loading, lifecycle::GatewayReadiness};

@@ -26,12 +26,10 @@ use std::{
 
 use client::cli::exit::Exit;
 use control_protocol::training::{MAX_REQUEST_BYTES, TrainerRequest};
+use process::notify::{self, send_status};
 use rustix::process::{Pid, Signal, kill_process};
 use sd_notify::NotifyState;
-use shmproto::{
-    notify::{self, send_status},
-    private_socket::PrivateSocket,
-};
+use shmproto::private_socket::PrivateSocket;
 use signal_hook::{
     consts::{SIGINT, SIGTERM},
     iterator::Signals,

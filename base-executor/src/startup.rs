@@ -1,33 +1,19 @@
-//! Operating system setup: cores, file limits, signals and log.
+//! Setup of the executor as a process: cores, signals, and the end of standard input.
 
-use std::{
-    fs::File,
-    io::{self, IsTerminal as _},
-    time::Duration,
-};
+use std::{fs::File, io, time::Duration};
 
 use anyhow::Context as _;
 use rustix::{
-    process::{Resource, Rlimit, Signal, getrlimit, setrlimit},
+    process::Signal,
     thread::{CpuSet, sched_getaffinity, sched_setaffinity},
 };
-use settings::{CoreList, LogFormat};
+use settings::CoreList;
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::mpsc,
 };
-use tracing_subscriber::EnvFilter;
 
 use crate::config::ExecutorConfigError;
-
-/// Returns the cores this process may run on, in ascending order.
-///
-/// # Errors
-/// If the operating system does not report them.
-pub(crate) fn allowed_cores() -> anyhow::Result<Vec<usize>> {
-    let allowed = sched_getaffinity(None).context("cannot read the cores this process may run on")?;
-    Ok((0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect())
-}
 
 /// Pins this thread, and all that it starts, to `cores`.
 ///
@@ -41,26 +27,6 @@ pub(crate) fn stay_on(cores: &CoreList) -> anyhow::Result<()> {
         wanted.set(core);
     }
     sched_setaffinity(None, &wanted).with_context(|| format!("cannot run on cores {cores}"))
-}
-
-/// Raises the limit of open files to its maximum, because each adapter image needs one.
-pub(crate) fn raise_limit_of_files() {
-    let limit = getrlimit(Resource::Nofile);
-    // On failure the limit stays, and the adapter load that exceeds it returns an error.
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
-}
-
-/// Starts the log on stderr; `RUST_LOG` sets its level.
-pub(crate) fn start_log(format: LogFormat) {
-    let json = match format {
-        LogFormat::Json => true,
-        LogFormat::Human => false,
-        LogFormat::Auto => !io::stderr().is_terminal(),
-    };
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
-    // A second start in one process (tests) keeps the first log.
-    let _ = if json { log.json().try_init() } else { log.try_init() };
 }
 
 /// Turns signals and a message of `lifeline` into shutdowns: the first with `grace`, later ones without.
