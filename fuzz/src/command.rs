@@ -1,4 +1,4 @@
-//! What the command reads: the file that describes a deployment, and a gateway's answers.
+//! Targets of the command: the deployment file, and a gateway's answers.
 
 use crate::Outcome;
 

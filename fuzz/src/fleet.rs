@@ -1,4 +1,4 @@
-//! What reaches the endpoint picker: bodies of anybody, Envoy's messages, reports of gateways.
+//! Targets of the endpoint picker: request bodies, Envoy's messages, reports of gateways.
 
 use std::{
     collections::VecDeque,
@@ -31,14 +31,14 @@ fn rules() -> PickRules {
     }
 }
 
-/// Whatever a body is, it asks for something, or for nothing; that is no error, for the host says what is wrong.
+/// Reads a request body. An invalid body is no error here, because the host reports what is wrong.
 pub(crate) fn body(input: &[u8]) -> Outcome {
     let ask = ParsedRequest::read(input);
     assert!(ask.prompt_tokens() <= 4 * input.len() as u64, "no more was asked than was said");
     if ask.model.is_empty() { Err("it names no model".to_owned()) } else { Ok(()) }
 }
 
-/// Messages one after the other, each behind its length in four bytes, as gRPC has them.
+/// Reads a sequence of messages, each after its length in four bytes, as in gRPC.
 pub(crate) fn messages(mut input: &[u8]) -> Outcome {
     let mut exchange = Exchange::new(Arc::new(Picker::new(rules(), MAX_BODY_BYTES)));
     let mut out = VecDeque::new();
@@ -53,7 +53,7 @@ pub(crate) fn messages(mut input: &[u8]) -> Outcome {
     Ok(())
 }
 
-/// A report that is believed leads to a host, or to a refusal.
+/// Reads a report; an accepted one leads to a host or to a refusal.
 pub(crate) fn report(input: &[u8]) -> Outcome {
     let report = serde_json::from_slice(input).map_err(refused)?;
     let (fleet, now) = (HostFleet::new(rules()), Instant::now());

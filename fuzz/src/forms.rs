@@ -1,4 +1,4 @@
-//! What answers have to look like, as callers say it; and what models answer, which is looked through for calls of tools.
+//! Targets for constraints on answers, and for the parsers of tool calls in models' answers.
 
 use std::sync::{Arc, OnceLock};
 
@@ -10,12 +10,12 @@ use text::grammar::{Grammar, Grammars, TokenBytes, Tokens};
 
 use crate::{Outcome, targets::refused};
 
-/// Tokens of an answer that is begun.
+/// Number of tokens of a started answer.
 const STEPS: usize = 24;
-/// Ends an answer.
+/// Id of the token that ends an answer.
 pub(crate) const END: u32 = 256;
 
-/// Grammars over bytes.
+/// Returns the grammar compiler for a vocabulary of bytes.
 pub(crate) fn grammars() -> &'static Grammars {
     static GRAMMARS: OnceLock<Grammars> = OnceLock::new();
     GRAMMARS.get_or_init(|| {
@@ -26,8 +26,8 @@ pub(crate) fn grammars() -> &'static Grammars {
     })
 }
 
-/// `json`, `regex`, `lark` or `gbnf` and a line's end, and behind that a schema, an expression or a grammar: it is compiled, and an answer is
-/// begun, with the first token that may come each time.
+/// Compiles a schema, expression or grammar after a line with `json`, `regex`, `lark` or `gbnf`, and starts
+/// an answer with the first allowed token of each step.
 pub(crate) fn grammar(input: &[u8]) -> Outcome {
     let text = std::str::from_utf8(input).map_err(refused)?;
     let (kind, text) = text.split_once('\n').ok_or("there is no kind")?;
@@ -47,7 +47,8 @@ pub(crate) fn grammar(input: &[u8]) -> Outcome {
     Ok(())
 }
 
-/// An answer, in every way that models write thoughts and calls: whole and letter by letter it comes to the same.
+/// Parses an answer in every format of reasoning content and tool calls. The result is equal for the whole
+/// text and for single characters.
 pub(crate) fn tool_calls(input: &[u8]) -> Outcome {
     let answer = String::from_utf8_lossy(input);
     for tags in ReasoningTags::ALL {

@@ -1,4 +1,4 @@
-//! The table of seeds in `docs/guides/bad-input.md`, written from the seeds themselves.
+//! Writes the table of seeds in `docs/guides/bad-input.md` from the seeds themselves.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -7,12 +7,12 @@ use crate::{
     seeds::{self, Expected, Seed},
 };
 
-/// The line before the table.
+/// Line of the guide before the table.
 pub const BEGIN: &str = "<!-- written by the test `the_guide_lists_every_seed` -->";
-/// The line behind it.
+/// Line of the guide after the table.
 pub const END: &str = "<!-- end of what is written -->";
 
-/// The table, with a heading for each target.
+/// Returns the table, with a heading for each target.
 #[must_use]
 pub fn table() -> String {
     let mut out = String::new();

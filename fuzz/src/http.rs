@@ -1,4 +1,4 @@
-//! What reaches the gateway from outside: bodies of requests, and the file of keys.
+//! Targets of the gateway: request bodies, and the key file.
 
 use std::{fs, path::Path};
 
@@ -27,7 +27,7 @@ use crate::Outcome;
 
 const VOCAB_SIZE: u32 = 32_000;
 
-/// Reads a body under the limits of a small model.
+/// Reads a body with the limits of a small model.
 fn read<T>(read: impl Fn(&ParamLimits<'_>) -> Result<T, ApiError>) -> Outcome {
     let defaults = GenerationDefaults::default();
     let limits = ParamLimits { vocab_size: VOCAB_SIZE, default_seed: 1, defaults: &defaults };

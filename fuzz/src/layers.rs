@@ -1,4 +1,5 @@
-//! What split clients send: calls, control messages, ZeroMQ's wire protocol, and a channel's whole region.
+//! Targets of the layer service: calls, control messages, ZeroMQ's wire protocol, and a channel's whole
+//! region.
 
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -16,10 +17,10 @@ use shmproto::{
 
 use crate::{Outcome, targets::refused};
 
-/// Of the channels that are fuzzed.
+/// Geometry of the fuzzed channels.
 pub(crate) const GEOMETRY: Geometry = Geometry { slab_bytes: 512, depth: 4 };
 
-/// Most bytes of a frame that the server takes.
+/// Maximum frame size in bytes that the server accepts.
 pub(crate) const MAX_FRAME_BYTES: usize = 1 << 30;
 
 fn header(input: &[u8]) -> Result<&[u8; HEADER_BYTES], String> {
@@ -46,7 +47,7 @@ pub(crate) fn to_layers(input: &[u8]) -> Outcome {
 
 pub(crate) fn from_layers(input: &[u8]) -> Outcome {
     match one_encoding::<FromLayers>(input) {
-        // What a client puts together from `Fetched` is as hostile.
+        // Data that a client builds from `Fetched` is equally untrusted.
         Err(_) if one_encoding::<Catalog>(input).is_ok() => Ok(()),
         outcome => outcome,
     }
@@ -58,7 +59,7 @@ fn one_encoding<T: Wire>(input: &[u8]) -> Outcome {
     Ok(())
 }
 
-/// Everything a client sends on one connection. The first byte says how many bytes come at a time.
+/// Reads everything that a client sends on one connection. The first byte is the number of bytes per read.
 pub(crate) fn zmtp(input: &[u8]) -> Outcome {
     let Some((&step, mut rest)) = input.split_first() else { return Ok(()) };
     let mut server = ZmtpServer::new(ZmtpLimits::new(MAX_FRAME_BYTES), AcceptedMechanisms::Either);
@@ -73,13 +74,13 @@ pub(crate) fn zmtp(input: &[u8]) -> Outcome {
                 server.accept();
             }
         }
-        // Nobody who only pings is kept waiting.
+        // A client that only pings must receive its answers.
         server.sent(server.outgoing().len());
     }
     Ok(())
 }
 
-/// A region whose first bytes are the input, and what either side makes of it.
+/// Uses a region that begins with the input from both ends of the channel.
 pub(crate) fn channel(input: &[u8]) -> Outcome {
     let made = || -> Option<(ExecutorChannel, ClientChannel, Region)> {
         let executor = ExecutorChannel::create(GEOMETRY).ok()?;
@@ -97,7 +98,7 @@ pub(crate) fn channel(input: &[u8]) -> Outcome {
     served.and(collected).map_err(refused)
 }
 
-/// As the executor does it, at most as often as an honest ring allows.
+/// Serves calls like the executor, at most as often as an honest ring allows.
 fn serve(executor: &mut ExecutorChannel) -> Result<(), Violation> {
     let mut rows = [0.0; 16];
     for _ in 0..GEOMETRY.depth {

@@ -1,20 +1,21 @@
-//! Hostile input for every parser that reads what somebody else wrote.
+//! Hostile input for every parser of untrusted data.
 //!
-//! A *target* is a function from bytes to an [`Outcome`]: accepted, or refused with a typed error's message. Whatever the
-//! bytes are, it must not panic, take no longer than a second, and never hold more memory than its [`Target::budget`].
-//! A *seed* is an input with the shape of a published attack (or a valid file, for mutations to start from), made by
-//! code that can be read, together with the answer it must get.
+//! A *target* is a function from bytes to an [`Outcome`]: accepted, or refused with a typed error's message.
+//! For any bytes it must not panic, take no longer than a second, and never hold more memory than its
+//! [`Target::budget`]. A *seed* is an input with the shape of a published attack (or a valid file from which
+//! mutations start), made by readable code, together with the expected outcome.
 //!
 //! # Layout
-//! - `targets`, `http`, `command`, `layers`, `training`, `store`, `fleet`, `forms`: one function for each parser
-//! - `structure`: forms that are changed part by part, judged by `validator`
+//! - `targets`, `http`, `command`, `layers`, `training`, `store`, `fleet`, `forms`: one function for each
+//!   parser
+//! - `structure`: schemas and grammars that are changed part by part, judged by `validator`
 //! - [`seeds`]: the published shapes, by target
 //! - [`mutate`]: deterministic mutations, so that CI explores too
 //! - [`parts`]: several files in one input
 //! - [`guide`]: the table in `docs/guides/bad-input.md`
 //!
-//! [`for_each_target`] lists them. `coverage/` is the program for cargo-fuzz (`scripts/fuzz`), one for all of them; what it
-//! finds goes to `corpus/TARGET/`.
+//! [`for_each_target`] lists the targets. `coverage/` is the program for cargo-fuzz (`scripts/fuzz`), one for
+//! all targets; its findings go to `corpus/TARGET/`.
 #![forbid(unsafe_code)]
 
 mod command;
@@ -32,55 +33,56 @@ mod targets;
 mod training;
 mod validator;
 
-/// `Err` is the message of the typed error with which the input was refused.
+/// Result of a target; `Err` is the message of the typed error that refused the input.
 pub type Outcome = Result<(), String>;
 
 /// A parser under test.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
-    /// What it is called, also in `corpus/` and by cargo-fuzz.
+    /// Name of the target, also in `corpus/` and for cargo-fuzz.
     pub name: &'static str,
-    /// What it reads, for people.
+    /// Description of the input.
     pub reads: &'static str,
-    /// Feeds it.
+    /// Function that parses the input.
     pub run: fn(&[u8]) -> Outcome,
-    /// Bytes it may hold for each byte of input, beside [`FIXED_BYTES`].
+    /// Allowed memory in bytes per byte of input, in addition to [`FIXED_BYTES`].
     pub bytes_per_byte: usize,
 }
 
-/// What every target may hold whatever the input's length.
+/// Memory in bytes that every target may hold for input of any length.
 pub const FIXED_BYTES: usize = 16 << 20;
 
-/// Instead of [`FIXED_BYTES`] for tokenizers: what the steps of an expression that backtracks take until it is given up.
+/// Replaces [`FIXED_BYTES`] for tokenizers: memory of a backtracking expression until it is stopped.
 const STEPS_BYTES: usize = 128 << 20;
 
-/// Bytes held for each byte of input by parsers that keep what they read as it is.
+/// Bytes per byte of input for parsers that keep the input unchanged.
 const PLAIN: usize = 8;
-/// Tokenizers keep each token in several tables, and the `tokenizers` crate takes them as maps of strings. They are
-/// read once, at start, from a file the operator chose.
+/// Bytes per byte of input for tokenizers, which keep each token in several tables; the `tokenizers` crate
+/// takes maps of strings. Tokenizers are read once, at start, from a file of the operator.
 const TABLES: usize = 64;
-/// A request's body becomes a tree of JSON values before its fields are looked at; `[0,0,...]` grows the most. The
-/// gateway bounds their number.
+/// Bytes per byte of input for request bodies, which become a tree of JSON values; `[0,0,...]` grows the
+/// most. The gateway bounds their number.
 const BODY: usize = 64;
 
-/// A line of training data is tokenized before it is known to be too long, and the `tokenizers` crate holds each token as a
-/// text with its places.
+/// Bytes per byte of input for training data. A line is tokenized before its length is checked, and the
+/// `tokenizers` crate keeps each token's text and offsets.
 const SPLIT: usize = 256;
 
-/// A grammar is compiled within steps that are bounded, whatever its length; what they take is in [`COMPILED_BYTES`].
+/// Bytes per byte of input for grammars, whose compilation is bounded in steps; [`COMPILED_BYTES`] covers
+/// these.
 const COMPILED: usize = 128;
 
-/// Instead of [`FIXED_BYTES`] for grammars.
 const COMPILED_BYTES: usize = 64 << 20;
 
-/// A grammar that may be one which only the process that compiles has the memory for; see [`LIMITED_BYTES`].
+/// Bytes per byte of input for grammars that only the compiler process has the memory for; see
+/// [`LIMITED_BYTES`].
 const LIMITED: usize = 512;
 
-/// Instead of [`FIXED_BYTES`] for those.
+/// Replaces [`FIXED_BYTES`] for those grammars.
 const LIMITED_BYTES: usize = text::sandbox::MEMORY_BYTES as usize;
 
 impl Target {
-    /// The most bytes this may hold at any moment for `input`, the input itself not counted.
+    /// Returns the maximum bytes that this target may hold at any time for `input`, without the input.
     #[must_use]
     pub fn budget(&self, input: &[u8]) -> usize {
         let fixed = match self.bytes_per_byte {
@@ -93,8 +95,8 @@ impl Target {
     }
 }
 
-/// Hands the list of all targets to the macro `$each`: what one is called, what it reads, what feeds it, and the bytes it
-/// may hold for each byte of input. There is no other list.
+/// Passes the list of all targets to the macro `$each`: name, description, function, and allowed bytes per
+/// byte of input. There is no other list.
 #[macro_export]
 macro_rules! for_each_target {
     ($each:ident) => {
@@ -146,7 +148,7 @@ macro_rules! for_each_target {
 
 macro_rules! table {
     ($($name:ident: $reads:literal, $run:path, $bytes_per_byte:expr;)*) => {
-        /// Every target.
+        /// All targets in order.
         pub const TARGETS: &[Target] = &[$(Target {
             name: stringify!($name),
             reads: $reads,
@@ -157,10 +159,10 @@ macro_rules! table {
 }
 for_each_target!(table);
 
-/// The target called `name`.
+/// Returns the target called `name`.
 ///
 /// # Panics
-/// If there is none: names are written in code.
+/// If there is no such target, since names are constants in code.
 #[must_use]
 pub fn named(name: &str) -> &'static Target {
     TARGETS.iter().find(|target| target.name == name).unwrap_or_else(|| panic!("no target is called {name}"))

@@ -1,10 +1,10 @@
-//! Deterministic mutations: the same seed gives the same inputs on every machine, so a failure can be repeated.
+//! Deterministic mutations: a seed gives the same inputs on every machine, so failures are reproducible.
 
-/// A small generator (SplitMix64); quality beyond "different every time" does not matter here.
+/// A small generator (SplitMix64), whose quality suffices for mutations.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
-/// Numbers at which arithmetic goes wrong.
+/// Numbers at which arithmetic often fails.
 const EDGES: [u64; 12] = [
     0,
     1,
@@ -20,7 +20,7 @@ const EDGES: [u64; 12] = [
     u64::MAX,
 ];
 
-/// Pieces of text at which parsers of text go wrong.
+/// Pieces of text at which text parsers often fail.
 const PIECES: [&str; 16] = [
     "{",
     "}",
@@ -41,7 +41,7 @@ const PIECES: [&str; 16] = [
 ];
 
 impl Random {
-    /// Starts at `seed`.
+    /// Creates a generator from `seed`.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed)
@@ -54,14 +54,14 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// Any number below `end`, which is not 0.
+    /// Returns a number below `end`, which is not 0.
     pub fn below(&mut self, end: usize) -> usize {
         let end = end.max(1) as u64;
         usize::try_from(self.next() % end).unwrap_or(0)
     }
 }
 
-/// Changes `input` in one to eight places.
+/// Changes `input` at one to eight positions.
 #[must_use]
 pub fn mutated(input: &[u8], random: &mut Random) -> Vec<u8> {
     let mut bytes = input.to_vec();

@@ -1,9 +1,9 @@
-//! Several files in one input: each behind its length as 32 little-endian bits.
+//! Encodes several files in one input: each after its length as 32 little-endian bits.
 //!
-//! Mutations break the lengths now and then; whatever is left belongs to the next part, and parts that are not there
-//! are empty, so that every input means something.
+//! Mutations sometimes break the lengths. Remaining bytes belong to the next part, and missing parts are
+//! empty, so every input is valid.
 
-/// One input from `parts`.
+/// Joins `parts` to one input.
 ///
 /// # Panics
 /// If a part has 4 GiB or more.
@@ -18,7 +18,7 @@ pub fn join(parts: &[&[u8]]) -> Vec<u8> {
     joined
 }
 
-/// The first `N` parts of `input`.
+/// Returns the first `N` parts of `input`.
 #[must_use]
 pub fn split<const N: usize>(input: &[u8]) -> [&[u8]; N] {
     let mut rest = input;

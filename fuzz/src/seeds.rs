@@ -1,4 +1,4 @@
-//! The shapes of published attacks, and valid files for mutations to start from.
+//! Inputs with the shapes of published attacks, and valid files from which mutations start.
 
 mod adapter;
 mod command;
@@ -17,41 +17,40 @@ mod training;
 mod wire;
 mod worker;
 
-/// What a seed must come to.
+/// Expected outcome of a seed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expected {
-    /// It is a valid input.
+    /// The seed is a valid input.
     Accepted,
-    /// A typed error whose message contains this.
+    /// A typed error whose message contains this text.
     Refused(&'static str),
-    /// Either; what counts is that time and memory stay in bounds.
+    /// Any outcome within the bounds of time and memory.
     Bounded,
 }
 
-/// An input with a known answer.
+/// An input with its expected outcome.
 #[derive(Debug, Clone)]
 pub struct Seed {
-    /// The target that reads it.
+    /// Name of the target that reads the seed.
     pub target: &'static str,
-    /// What it is, as a few words.
+    /// Short description of the seed.
     pub name: &'static str,
-    /// The class or record it stands for: a row of the table of published attacks, or where it was seen.
+    /// Attack class or CVE record: a row of the table of published attacks, or the source of the finding.
     pub class: &'static str,
-    /// The bytes.
+    /// Bytes of the input.
     pub bytes: Vec<u8>,
-    /// The answer.
+    /// Expected outcome of the target.
     pub expected: Expected,
 }
 
 impl Seed {
-    /// True for seeds that are short, and whose neighbours are known to be bounded too.
+    /// True for short seeds whose mutations are known to be bounded too.
     #[must_use]
     pub fn may_be_mutated(&self) -> bool {
         self.bytes.len() < 1 << 14 && self.class != template::REPETITION
     }
 }
 
-/// A maker of seeds for one target.
 struct Maker {
     target: &'static str,
     seeds: Vec<Seed>,
@@ -79,19 +78,19 @@ impl Maker {
     }
 }
 
-/// A GGUF file with a byte-level vocabulary: `tokens`, `merges` of them, and how text is split into words.
+/// Builds a GGUF file with a byte-level vocabulary: `tokens`, their `merges`, and the pre-tokenizer.
 #[must_use]
 pub fn byte_level(tokens: &[String], merges: &[String], pre: &str) -> Vec<u8> {
     gguf::byte_level(tokens, merges, pre)
 }
 
-/// A GGUF file with a vocabulary of bytes and the special tokens of ChatML.
+/// Builds a GGUF file with a vocabulary of bytes and the special tokens of ChatML.
 #[must_use]
 pub(crate) fn chat_vocabulary() -> Vec<u8> {
     gguf::chat_vocabulary()
 }
 
-/// The seeds of `target`. Some are megabytes long, which is why they are made and not stored.
+/// Returns the seeds of `target`. Seeds are generated, not stored, because some have megabytes.
 #[must_use]
 pub fn of(target: &str) -> Vec<Seed> {
     match target {
@@ -140,7 +139,7 @@ pub fn of(target: &str) -> Vec<Seed> {
     }
 }
 
-/// Every seed, target by target.
+/// Returns every seed, target by target.
 pub fn all() -> impl Iterator<Item = Seed> {
     crate::TARGETS.iter().flat_map(|target| of(target.name))
 }

@@ -1,4 +1,4 @@
-//! KV blocks that an earlier process left in a file.
+//! Target for KV blocks that an earlier process left in a file.
 
 use kv_cache::store::{BlockStore, StoreContents, StoreError, StoreLayout};
 
@@ -7,11 +7,11 @@ use crate::{
     targets::{folder, refused},
 };
 
-/// What the file is opened as.
+/// Layout with which the file is opened.
 pub(crate) const LAYOUT: StoreLayout =
     StoreLayout { fingerprint: [7; 32], block_bytes: 64, block_tokens: 2, slots: 4 };
 
-/// What is told of can be read, or is found to be damaged.
+/// Opens the file; every listed block can be read or is reported as damaged.
 pub(crate) fn file(input: &[u8]) -> Outcome {
     let folder = folder(&[("blocks", input)]);
     let opened = BlockStore::open(&folder.path().join("blocks"), &LAYOUT).map_err(refused)?;

@@ -1,8 +1,9 @@
-//! Schemas, expressions and grammars that are changed part by part, so that they stay what they are.
+//! Target for schemas, expressions and grammars that are changed part by part, so that they stay valid.
 //!
-//! The input is a kind (`json`, `regex`, `lark`), a number and a line's end, and behind that a text of the kind. The number says which
-//! parts are changed, and which tokens an answer is made of. What is compiled has to be within what the process that compiles may
-//! take; an answer that is taken whole has to keep to what was asked for, judged by `validator` or another engine of expressions.
+//! The input is a kind (`json`, `regex`, `lark`), a number, a line end, and then a text of the kind. The
+//! number seeds the changes and the tokens of the answers. Compilation must stay within the limits of the
+//! compiler process. A completed answer must conform to the constraint, judged by `validator` or another
+//! regular expression engine.
 
 use std::time::Duration;
 
@@ -21,14 +22,13 @@ use crate::{
     validator::{finds, keeps_to},
 };
 
-/// Most changes of one input.
+/// Maximum number of changes of one input.
 const CHANGES: usize = 4;
-/// Longest answer in bytes, which are the tokens.
+/// Maximum answer length in bytes, each of which is a token.
 const STEPS: usize = 160;
-/// How many answers are begun.
 const ANSWERS: usize = 3;
-/// The process that compiles may take so many times its limit here: nothing but the library is optimized where tests run, and all
-/// that is in its way is another test.
+/// Factor on the compiler process's time limit: where tests run, only the library is optimized and other
+/// tests compete for the CPU.
 const SLOWER: u64 = 8;
 
 pub(crate) fn structure(input: &[u8]) -> Outcome {
@@ -56,7 +56,7 @@ pub(crate) fn structure(input: &[u8]) -> Outcome {
     }
 }
 
-/// A schema is refused by both modes, by the strict one, or by none; what the strict one takes, answers keep to.
+/// Compiles a schema in both modes; answers conform to what the strict mode accepts.
 fn of_schema(schema: &Value, random: &mut Random) -> Outcome {
     let grammar = Grammar::Json(schema.clone());
     let strict = grammar.source_behind(None, Enforcement::Strict);
@@ -72,7 +72,7 @@ fn of_schema(schema: &Value, random: &mut Random) -> Outcome {
         let Some(answer) = answer(&mut matcher.deep_clone(), random)? else { continue };
         let value: Value = match serde_json::from_slice(&answer) {
             Ok(value) => value,
-            // JSON allows it, and this parser has no place for it.
+            // JSON allows the number, but this parser cannot represent it.
             Err(error) if error.to_string().contains("number out of range") => continue,
             Err(error) => panic!("{}: {error}", String::from_utf8_lossy(&answer)),
         };
@@ -106,13 +106,13 @@ fn compiled(source: &str) -> Result<Matcher, String> {
     matcher
 }
 
-/// What this process has computed so far: a grammar is compiled in a thread of its own.
+/// Returns the CPU time of this process, since a grammar is compiled in another thread.
 fn computed() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap_or_default()
 }
 
-/// An answer of tokens that were allowed, those that close something the likelier; `None` if it has no end in time, or a step would take
-/// too long.
+/// Generates an answer of allowed tokens and prefers tokens that close something; `None` if the answer does
+/// not end in time or a step would take too long.
 fn answer(matcher: &mut Matcher, random: &mut Random) -> Result<Option<Vec<u8>>, String> {
     let mut said = Vec::new();
     for _ in 0..STEPS {
@@ -133,7 +133,7 @@ fn answer(matcher: &mut Matcher, random: &mut Random) -> Result<Option<Vec<u8>>,
     Ok(None)
 }
 
-/// One change somewhere in `schema`.
+/// Makes one change somewhere in `schema`.
 fn change(schema: &mut Value, random: &mut Random) {
     let (mut count, at) = (0, random.below(places(schema)));
     let mut done = false;
@@ -152,7 +152,7 @@ fn places(schema: &mut Value) -> usize {
     count
 }
 
-/// Shows `schema` and all schemas in it.
+/// Calls `show` for `schema` and all its subschemas.
 fn visit(schema: &mut Value, show: &mut impl FnMut(&mut Value)) {
     show(schema);
     let Value::Object(map) = schema else { return };
@@ -188,7 +188,7 @@ fn replace(place: &mut Value, random: &mut Random) {
     };
 }
 
-/// `schema` with what another says besides, or without one keyword.
+/// Returns `schema` with additional keywords, or without one keyword.
 fn with_keyword(schema: Value, random: &mut Random) -> Value {
     let (Value::Object(mut map), Value::Object(more)) = (schema, small(random)) else { return json!(true) };
     if random.below(3) == 0 && !map.is_empty() {
@@ -200,7 +200,7 @@ fn with_keyword(schema: Value, random: &mut Random) -> Value {
     Value::Object(map)
 }
 
-/// A schema of one or two keywords.
+/// Returns a schema of one or two keywords.
 fn small(random: &mut Random) -> Value {
     let mut map = Map::new();
     for _ in 0..=random.below(2) {
@@ -243,7 +243,7 @@ fn small(random: &mut Random) -> Value {
     Value::Object(map)
 }
 
-/// `expression` repeated, joined with others, or both.
+/// Returns `expression` repeated, joined with others, or both.
 fn changed_expression(expression: &str, random: &mut Random) -> String {
     const OTHERS: [&str; 8] = ["a", "[^b]", r"\d", r"\w{2}", "(?:ab)*", "", "[a-zé]", "(?i:k)"];
     let mut all = expression.to_owned();
@@ -261,7 +261,7 @@ fn changed_expression(expression: &str, random: &mut Random) -> String {
     all
 }
 
-/// `grammar` with rules that stand around its start.
+/// Returns `grammar` with rules added around its start.
 fn changed_lark(grammar: &str, random: &mut Random) -> String {
     const OTHERS: [&str; 5] = [
         "\"x\"",

@@ -1,4 +1,4 @@
-//! One function for each parser. Everything goes through public doors, as the processes do it.
+//! One function for each parser, called through the public API as the processes call it.
 
 use std::{
     fs::{self, Permissions},
@@ -31,7 +31,7 @@ use text::{
 
 use crate::{Outcome, parts};
 
-/// The message of a typed error.
+/// Returns the message of a typed error.
 pub(crate) fn refused(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
@@ -105,12 +105,12 @@ pub(crate) fn to_gateway(input: &[u8]) -> Outcome {
     message::<ToGateway>(input)
 }
 
-/// Both directions: a peer of either side may mean harm.
+/// Reads messages in both directions, since a peer of either side may be hostile.
 pub(crate) fn worker_message(input: &[u8]) -> Outcome {
     message::<FromWorker>(input).or_else(|_| message::<ToWorker>(input))
 }
 
-/// What a matrix's numbers are read from lies in the image, whatever the image says.
+/// Reads an adapter image; every matrix's values must lie within the image.
 pub(crate) fn adapter_image(input: &[u8]) -> Outcome {
     for entry in image::entries(input).map_err(refused)? {
         for (offset, bytes) in [(entry.a_offset, entry.a_bytes()), (entry.b_offset, entry.b_bytes())] {
@@ -121,14 +121,14 @@ pub(crate) fn adapter_image(input: &[u8]) -> Outcome {
     Ok(())
 }
 
-/// What can be read is one value with one encoding.
+/// Checks that each readable message has exactly one encoding.
 fn message<T: Wire>(input: &[u8]) -> Outcome {
     let message = T::from_bytes(input).map_err(refused)?;
     assert_eq!(message.to_bytes(), input, "a message has one encoding");
     Ok(())
 }
 
-/// A text's tokens and back: text, whatever the vocabulary is.
+/// Encodes a text and decodes its tokens, which must yield text for any vocabulary.
 fn both_ways(tokenizer: &Tokenizer, text: &str) -> Outcome {
     for parse in [ParseSpecial::Yes, ParseSpecial::No] {
         let ids = tokenizer.encode(text, AddSpecial::Yes, parse).map_err(refused)?;
@@ -137,7 +137,7 @@ fn both_ways(tokenizer: &Tokenizer, text: &str) -> Outcome {
     Ok(())
 }
 
-/// Reads every tensor a checked model promises.
+/// Reads every tensor that a checked model declares.
 fn touch(source: &dyn WeightSource) {
     let config = source.config();
     for id in layout::required_tensors(config, &[]) {
@@ -147,7 +147,7 @@ fn touch(source: &dyn WeightSource) {
     }
 }
 
-/// A base model for adapters to fit.
+/// Returns a base model that adapters must fit.
 pub(crate) fn base() -> ModelConfig {
     ModelConfig {
         architecture: "llama".to_owned(),
@@ -169,7 +169,7 @@ pub(crate) fn base() -> ModelConfig {
     }
 }
 
-/// A directory with these files that nobody else may enter, in memory where the system has such a place.
+/// Creates a private directory with these files, in memory if the system supports it.
 pub(crate) fn folder(files: &[(&str, &[u8])]) -> TempDir {
     let create = || -> io::Result<TempDir> {
         let memory = Path::new("/dev/shm");

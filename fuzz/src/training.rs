@@ -1,4 +1,4 @@
-//! Training data: files from whoever wants an adapter of their own.
+//! Target for training data: files of users who train adapters.
 
 use std::{path::Path, sync::LazyLock, time::UNIX_EPOCH};
 
@@ -21,12 +21,12 @@ static MODEL: LazyLock<(Tokenizer, ChatTemplate)> = LazyLock::new(|| {
     (tokenizer, template.expect("a template of our own"))
 });
 
-/// What is learned has a token before it, and is no more than the limit.
+/// Parses training data; each learned token follows another token, and the count is within the limit.
 pub(crate) fn data(input: &[u8]) -> Outcome {
     let (tokenizer, template) = &*MODEL;
     let encoder = Encoder::new(tokenizer, Some(template), UNIX_EPOCH);
     let limits = data::DataLimits::default();
-    // Whatever asks something can be told from what asks nothing.
+    // Prompts must be separable for any input.
     drop(data::prompts(input, &limits));
     let dataset = data::read(input, &encoder, &limits).map_err(refused)?;
     let examples = match dataset.items {

@@ -1,11 +1,11 @@
-//! Whether a value keeps to a JSON schema: written from the specification alone, for what `structure` makes.
+//! JSON schema validator, written from the specification alone, for the schemas of `structure`.
 
 use serde_json::{Map, Value};
 
-/// Deepest references and schemas in one another.
+/// Maximum nesting of references and schemas.
 const MAX_DEPTH: usize = 64;
 
-/// `None` if that cannot be told: the schema says what is not known here.
+/// Whether `value` conforms to the schema; `None` if the schema has an unsupported keyword.
 pub(crate) fn keeps_to(root: &Value, value: &Value) -> Option<bool> {
     Validator { root }.keeps(root, value, MAX_DEPTH)
 }
@@ -216,7 +216,7 @@ fn are_equal(first: &Value, second: &Value) -> bool {
     }
 }
 
-/// Whether a keyword says something of values of another type alone.
+/// Whether a keyword constrains only values of another type.
 fn is_of_other_types(keyword: &str) -> Option<bool> {
     const KNOWN: [&str; 21] = [
         "required",
@@ -244,8 +244,8 @@ fn is_of_other_types(keyword: &str) -> Option<bool> {
     KNOWN.contains(&keyword).then_some(true)
 }
 
-/// Whether a pattern finds something; `None` if it cannot be told. The syntax is that of `regex` wherever it can be, which reads
-/// repetitions of repetitions and white space within braces otherwise than the engine that looks around.
+/// Whether a pattern matches; `None` if unknown. Uses the syntax of `regex` where possible, which reads
+/// nested repetitions and white space in braces differently from the engine with look-around.
 pub(crate) fn finds(pattern: &str, text: &str) -> Option<bool> {
     match regex::Regex::new(pattern) {
         Ok(plain) => Some(plain.is_match(text)),

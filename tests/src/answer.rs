@@ -1,20 +1,20 @@
-//! What came back, exact to the last bit.
+//! Answers of the gateway, compared to the last bit.
 
 use serde_json::Value;
 
-/// The tokens of a completion. Numbers are kept as JSON wrote them, which names every `f32` uniquely.
+/// The tokens of a completion. Numbers are kept as JSON text, which identifies every `f32`.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct CompletionAnswer {
-    /// The text.
+    /// Text of the completion.
     pub text: String,
     /// `[token, logprob, top logprobs]` of every token.
     pub scored: Vec<[Value; 3]>,
-    /// Why it ended, if it did.
+    /// Finish reason, if the answer has ended.
     pub finish: Option<String>,
 }
 
 impl CompletionAnswer {
-    /// Adds a choice of a whole answer, or what a chunk adds to it.
+    /// Appends a choice of a whole answer or of a chunk.
     pub(crate) fn add(&mut self, choice: &Value) {
         self.text.push_str(choice["text"].as_str().expect("a choice has text"));
         if let Some(tokens) = choice["logprobs"]["tokens"].as_array() {
@@ -29,21 +29,21 @@ impl CompletionAnswer {
         }
     }
 
-    /// True if `whole` begins with this.
+    /// True if this answer is a prefix of `whole`.
     #[must_use]
     pub fn begins(&self, whole: &Self) -> bool {
         whole.text.starts_with(&self.text) && whole.scored.starts_with(&self.scored)
     }
 }
 
-/// A whole answer with what is said about it.
+/// A whole answer with its metadata.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Reply {
-    /// The answer.
+    /// Tokens and finish reason.
     pub answer: CompletionAnswer,
-    /// Prompt tokens that were not computed anew.
+    /// Number of prompt tokens from the cache.
     pub cached_tokens: u64,
-    /// Which adapter answered; `None` is the base.
+    /// Adapter version that answered; `None` for the base.
     pub generation: Option<String>,
 }
 

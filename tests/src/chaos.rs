@@ -1,9 +1,9 @@
-//! Processes that die at named places while golden requests run.
+//! Processes that fail at failpoints while golden requests run.
 //!
-//! - [`failpoints`]: where a process may be made to die, and what has to happen for it to get there
-//! - [`traffic`]: clients that ask for golden answers all the time and take nothing else
-//! - [`names`]: what the registry was told, what it acknowledged, and what it may hold after a crash
-//! - [`report`]: what was survived, a line for each run
+//! - [`failpoints`]: places where a process can be killed
+//! - [`traffic`]: clients that repeat golden requests and accept only golden answers
+//! - [`names`]: the possible registry contents after requests and a crash
+//! - [`report`]: survived faults, a line for each run
 
 pub mod failpoints;
 pub mod names;
@@ -15,18 +15,18 @@ pub use names::PossibleNames;
 pub use report::ChaosReport;
 pub use traffic::{AdapterVariants, Traffic};
 
-/// A generator whose every run with a seed is the same (`splitmix64`).
+/// A deterministic generator (`splitmix64`).
 #[derive(Debug, Clone)]
 pub struct ChaosRng(u64);
 
 impl ChaosRng {
-    /// The generator of `seed`.
+    /// Creates the generator of `seed`.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// A number below `limit`.
+    /// Returns a number below `limit`.
     pub fn below(&mut self, limit: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -35,7 +35,7 @@ impl ChaosRng {
         usize::try_from((mixed ^ (mixed >> 31)) % limit as u64).expect("smaller than the limit")
     }
 
-    /// One of `items`.
+    /// Returns one of `items` at random.
     pub fn pick<'a, T>(&mut self, items: &'a [T]) -> &'a T {
         &items[self.below(items.len())]
     }

@@ -1,4 +1,4 @@
-//! The requests the tests make, each with a time limit.
+//! Requests of the tests, each with a time limit.
 
 use std::path::Path;
 
@@ -11,17 +11,17 @@ use ureq::{
 
 use crate::{answer::Reply, stream::CompletionStream, watchdog::WATCHDOG};
 
-/// Why a request was not done.
+/// Why a request failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RequestFault {
-    /// A typed error: nothing has happened.
+    /// The gateway refused with a typed error, without effect.
     Refused {
-        /// HTTP status.
+        /// HTTP status code of the refusal.
         status: u16,
-        /// The stable code.
+        /// Stable code of the error.
         code: String,
     },
-    /// No answer, or half of one: it may have happened or not.
+    /// The answer is missing or incomplete, so the effect is unknown.
     Silence(String),
 }
 
@@ -34,35 +34,36 @@ impl std::fmt::Display for RequestFault {
     }
 }
 
-/// What a completion with a seed is drawn at.
+/// Temperature of completions with a seed.
 pub const TEMPERATURE: f32 = 0.8;
 
-/// A completion to ask for: greedy, unless it has a seed.
+/// A completion request: greedy, unless it has a seed.
 #[derive(Debug, Clone)]
 pub struct CompletionRequest {
-    /// Base or adapter.
+    /// Name of the base or an adapter.
     pub model: String,
-    /// Token ids.
+    /// Token ids of the prompt.
     pub prompt: Vec<u32>,
-    /// Exactly so many, but for an answer that has to match: the end token is a token like any other.
+    /// Exact number of tokens, since the end token does not stop; an answer with an expression may end
+    /// earlier.
     pub max_tokens: u32,
-    /// Draw tokens with this seed.
+    /// Seed with which tokens are sampled.
     pub seed: Option<u64>,
-    /// The expression that the answer has to match; it then may end by itself.
+    /// Expression that the answer has to match, after which it may end.
     pub expression: Option<&'static str>,
-    /// Of a stream: hear what is drafted, too.
+    /// Whether a stream also sends draft tokens.
     pub provisional: bool,
 }
 
 impl CompletionRequest {
-    /// Asks `model` to continue `prompt` greedily.
+    /// Creates a greedy request to `model` for `prompt`.
     #[must_use]
     pub fn new(model: &str, prompt: Vec<u32>, max_tokens: u32) -> Self {
         let model = model.to_owned();
         Self { model, prompt, max_tokens, seed: None, expression: None, provisional: false }
     }
 
-    /// The same of another model.
+    /// Returns the request for another model.
     #[must_use]
     pub fn of(&self, model: &str) -> Self {
         Self { model: model.to_owned(), ..self.clone() }
@@ -92,7 +93,7 @@ impl CompletionRequest {
     }
 }
 
-/// Talks to one gateway. Clones share their connections.
+/// Client of one gateway. Clones share their connections.
 #[derive(Debug, Clone)]
 pub struct Client {
     agent: Agent,
@@ -100,14 +101,14 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client of the gateway at `url`.
+    /// Creates a client of the gateway at `url`.
     #[must_use]
     pub fn new(url: &str) -> Self {
         let config = Agent::config_builder().http_status_as_error(false).timeout_global(Some(WATCHDOG));
         Self { agent: config.build().into(), url: url.to_owned() }
     }
 
-    /// The same, for somebody who has a key.
+    /// Creates a client with an API key.
     #[must_use]
     pub fn with_key(&self, key: &str) -> Self {
         let key = format!("Bearer {key}");
@@ -120,20 +121,20 @@ impl Client {
         Self { agent: config.build().into(), url: self.url.clone() }
     }
 
-    /// Where the gateway is.
+    /// Returns the URL of the gateway.
     #[must_use]
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// The whole answer.
+    /// Returns the whole answer.
     pub fn ask(&self, ask: &CompletionRequest) -> Reply {
         let (status, body) = self.post("/v1/completions", &ask.body());
         assert_eq!(status, 200, "{}: {body}", ask.model);
         Reply::read(&body)
     }
 
-    /// Status and error code of a request that is refused.
+    /// Returns the status and error code of a refused request.
     #[must_use]
     pub fn refusal(&self, ask: &CompletionRequest) -> (u16, String) {
         let (status, body) = self.post("/v1/completions", &ask.body());
@@ -141,7 +142,7 @@ impl Client {
         (status, code.unwrap_or_else(|| panic!("no error: {body}")).to_owned())
     }
 
-    /// The answer as it comes.
+    /// Returns the streamed answer.
     #[must_use]
     pub fn stream(&self, ask: &CompletionRequest) -> CompletionStream {
         let mut response = self.send("/v1/completions", &ask.stream_body());
@@ -151,40 +152,40 @@ impl Client {
         CompletionStream::new(response.into_body().into_reader())
     }
 
-    /// The whole answer, or why there is none.
+    /// Returns the whole answer, or the failure.
     pub fn try_ask(&self, ask: &CompletionRequest) -> Result<Reply, RequestFault> {
         self.try_post("/v1/completions", &ask.body()).map(|body| Reply::read(&body))
     }
 
-    /// The answer as it comes, or why there is none.
+    /// Returns the streamed answer, or the failure.
     pub fn try_stream(&self, ask: &CompletionRequest) -> Result<CompletionStream, RequestFault> {
         let response = self.try_send("/v1/completions", &ask.stream_body())?;
         Ok(CompletionStream::new(response.into_body().into_reader()))
     }
 
-    /// Posts `body`; the answer if it is a success.
+    /// Posts `body`; returns the response if successful.
     pub fn try_post(&self, route: &str, body: &Value) -> Result<Value, RequestFault> {
         let mut response = self.try_send(route, body)?;
         response.body_mut().read_json().map_err(|error| RequestFault::Silence(error.to_string()))
     }
 
-    /// What is at `route`; the answer if it is a success.
+    /// Gets `route`; returns the response if successful.
     pub fn try_get(&self, route: &str) -> Result<Value, RequestFault> {
         let mut response = Self::success(self.agent.get(format!("{}{route}", self.url)).call())?;
         response.body_mut().read_json().map_err(|error| RequestFault::Silence(error.to_string()))
     }
 
-    /// Takes away what is at `route`.
+    /// Deletes the resource at `route`.
     pub fn delete(&self, route: &str) -> Result<(), RequestFault> {
         Self::success(self.agent.delete(format!("{}{route}", self.url)).call()).map(drop)
     }
 
-    /// Sends a file to learn from; returns its id.
+    /// Uploads a training file; returns its id.
     pub fn upload(&self, name: &str, text: &str) -> String {
         self.try_upload(name, text).expect("a file is taken")
     }
 
-    /// The same, and what it is refused with.
+    /// Uploads a training file; returns its id or the refusal.
     pub fn try_upload(&self, name: &str, text: &str) -> Result<String, RequestFault> {
         let part = |head: String, body: &str| {
             format!("--part\r\nContent-Disposition: form-data; {head}\r\n\r\n{body}\r\n")
@@ -201,14 +202,14 @@ impl Client {
         Ok(file["id"].as_str().expect("an id").to_owned())
     }
 
-    /// Posts `body` with an `Idempotency-Key`; the answer if it is a success.
+    /// Posts `body` with an `Idempotency-Key`; returns the response if successful.
     pub fn try_post_keyed(&self, route: &str, key: &str, body: &Value) -> Result<Value, RequestFault> {
         let request = self.agent.post(format!("{}{route}", self.url)).header("idempotency-key", key);
         let mut response = Self::success(request.send_json(body))?;
         response.body_mut().read_json().map_err(|error| RequestFault::Silence(error.to_string()))
     }
 
-    /// Posts bytes of another kind; the answer if it is a success.
+    /// Posts bytes of the content type `kind`; returns the response if successful.
     pub fn try_post_bytes(&self, route: &str, kind: &str, bytes: &[u8]) -> Result<Value, RequestFault> {
         let request = self.agent.post(format!("{}{route}", self.url)).header("content-type", kind);
         let mut response = Self::success(request.send(bytes))?;
@@ -232,24 +233,24 @@ impl Client {
         Err(RequestFault::Refused { status, code })
     }
 
-    /// Loads an adapter under a free name; returns its generation.
+    /// Loads an adapter under a free name; returns its adapter version.
     pub fn load(&self, name: &str, path: &Path) -> String {
         self.load_with(&json!({ "lora_name": name, "lora_path": path }))
     }
 
-    /// Loads an adapter under a name that is taken; returns its generation.
+    /// Replaces the adapter of a used name; returns the new adapter version.
     pub fn reload(&self, name: &str, path: &Path) -> String {
         self.load_with(&json!({ "lora_name": name, "lora_path": path, "load_inplace": true }))
     }
 
-    /// Unloads an adapter; returns the bytes that were freed.
+    /// Unloads an adapter; returns the freed bytes.
     pub fn unload(&self, name: &str) -> u64 {
         let (status, body) = self.post("/v1/unload_lora_adapter", &json!({ "lora_name": name }));
         assert_eq!(status, 200, "{body}");
         body["freed_bytes"].as_u64().expect("freed bytes")
     }
 
-    /// Name and generation of every adapter; all of them must be usable.
+    /// Returns name and version of every adapter; all of them must be usable.
     #[must_use]
     pub fn adapters(&self) -> Vec<(String, String)> {
         let body = self.get("/v1/lora_adapters");
@@ -261,40 +262,40 @@ impl Client {
             .collect()
     }
 
-    /// Names and what they stand for, usable or not; `None` if nobody answers.
+    /// Returns names and versions, usable or not; `None` without an answer.
     #[must_use]
     pub fn registered(&self) -> Option<Vec<(String, String)>> {
         let mut response = self.agent.get(format!("{}/v1/lora_adapters", self.url)).call().ok()?;
         let body: Value = response.body_mut().read_json().ok()?;
         let text = |entry: &Value, field: &str| entry[field].as_str().expect("a string").to_owned();
-        // What is being drained has lost its name already.
+        // A draining adapter has already lost its name.
         let entries = body["data"].as_array()?.iter().filter(|entry| entry["state"] != "draining");
         Some(entries.map(|entry| (text(entry, "name"), text(entry, "generation"))).collect())
     }
 
-    /// True if requests are served.
+    /// True if the gateway serves requests.
     #[must_use]
     pub fn is_healthy(&self) -> bool {
         self.agent.get(format!("{}/health", self.url)).call().is_ok_and(|response| response.status() == 200)
     }
 
-    /// What the deployment does now, as `/v1/status` says it. Figures of the executor are up to a second old.
+    /// Returns `/v1/status`. The executor's stats are up to a second old.
     #[must_use]
     pub fn status(&self) -> Value {
         self.get("/v1/status")
     }
 
-    /// What is known of the adapter `name`, as `/v1/lora_adapters` says it, up to a second old.
+    /// Returns the entry of adapter `name` in `/v1/lora_adapters`, up to a second old.
     #[must_use]
     pub fn adapter(&self, name: &str) -> Value {
-        // What Tinker's runs keep is listed apart.
+        // Adapters of Tinker runs are listed separately.
         let lists = ["/v1/lora_adapters", "/v1/lora_adapters?runs=true"].map(|route| self.get(route));
         let mut entries = lists.iter().flat_map(|body| body["data"].as_array().expect("a list"));
         let entry = entries.find(|entry| entry["name"] == name);
         entry.unwrap_or_else(|| panic!("there is no adapter {name} in {lists:?}")).clone()
     }
 
-    /// A figure of `/metrics` by its name with labels. The executor's are up to a second old.
+    /// Returns a metric of `/metrics` by its name with labels. The executor's metrics are up to a second old.
     #[must_use]
     pub fn metric(&self, name: &str) -> f64 {
         let response = self.agent.get(format!("{}/metrics", self.url)).call();

@@ -1,21 +1,22 @@
-//! Which cores a test's deployment computes on.
+//! Assigns cores to the deployments of tests.
 //!
-//! The thread that runs an executor's passes keeps to the first of its cores. Deployments that run at once, each on all
-//! cores, would share that one and leave the others idle: so each computes on one core, another one in every slot of
-//! nextest, and a test that wants more says how many. The bits are the same on any number.
+//! The thread that runs an executor's passes uses the first of its cores. Concurrent deployments on all cores
+//! would share that core and leave the others idle. So each deployment uses one core, a different one in
+//! every slot of nextest, and a test that needs more states the number. The results are bitwise equal for any
+//! number.
 
 use std::{
     env, fs,
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-/// Microseconds that a worker looks out for its next job: its core is another deployment's too.
+/// Microseconds that a worker spins for its next job, since other deployments share its core.
 const SPIN_US: u32 = 20;
 
-/// Deployments of this process, which `cargo test` runs at once.
+/// Number of deployments of this process, which `cargo test` runs concurrently.
 static STARTED: AtomicUsize = AtomicUsize::new(0);
 
-/// What `holobiont up` is told of cores, for an executor on `count` of them and so many workers.
+/// Returns the core options of `holobiont up`, for an executor on `count` cores and `workers` workers.
 pub(crate) fn options(count: Option<usize>, workers: usize) -> Vec<String> {
     let allowed = allowed();
     let option = |name: &str, value: String| [name.to_owned(), value];
@@ -33,19 +34,19 @@ pub(crate) fn options(count: Option<usize>, workers: usize) -> Vec<String> {
     option("--cores", first.join(",")).to_vec()
 }
 
-/// A core for an executor that is started alone.
+/// Returns a core for an executor without a deployment.
 pub(crate) fn one() -> String {
     let allowed = allowed();
     allowed[slot() % allowed.len()].to_string()
 }
 
-/// Differs between deployments that run at once.
+/// Returns a number that differs between concurrent deployments.
 fn slot() -> usize {
     let slot = env::var("NEXTEST_TEST_GROUP_SLOT").ok().and_then(|slot| slot.parse().ok());
     slot.unwrap_or_else(|| STARTED.fetch_add(1, Ordering::Relaxed))
 }
 
-/// The cores this process may use.
+/// Returns the cores that this process may use.
 fn allowed() -> Vec<u32> {
     let status = fs::read_to_string("/proc/self/status").expect("the status of this process");
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));

@@ -1,4 +1,4 @@
-//! `holobiont up` as a value: started by a [`DeploymentPlan`](crate::DeploymentPlan), stopped when it is dropped.
+//! A running `holobiont up`, started by a [`DeploymentPlan`](crate::DeploymentPlan) and stopped on drop.
 
 use std::{
     collections::BTreeSet,
@@ -21,24 +21,24 @@ use crate::{
     watchdog::{WATCHDOG, running, signal},
 };
 
-/// One of the processes of a deployment.
+/// Kind of process in a deployment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeploymentProcess {
-    /// Owns the weights.
+    /// Process that owns the weights.
     Executor,
-    /// Owns the text.
+    /// Process that tokenizes text and serves HTTP.
     Gateway,
-    /// Owns a core.
+    /// Process that computes adapters on a core.
     Worker,
-    /// Starts trainers.
+    /// Process that starts trainers.
     Trainer,
 }
 
 impl DeploymentProcess {
-    /// All of them.
+    /// All kinds of processes.
     pub const ALL: [Self; 4] = [Self::Executor, Self::Gateway, Self::Worker, Self::Trainer];
 
-    /// What the program is called.
+    /// Returns the program's name.
     #[must_use]
     pub fn program(self) -> &'static str {
         match self {
@@ -50,33 +50,33 @@ impl DeploymentProcess {
     }
 }
 
-/// A running deployment.
+/// Processes of one `holobiont up`, which end with this value.
 #[derive(Debug)]
 pub struct Deployment {
     child: Child,
-    /// What runs as long as it does.
+    /// Processes that must run while the deployment does.
     needed: Vec<DeploymentProcess>,
-    /// Talks to it.
+    /// Client of the deployment's gateway.
     pub client: Client,
     place: Arc<StateDirectory>,
     model: PathBuf,
 }
 
 impl Deployment {
-    /// Starts `up`, which keeps its state in `place` and serves `model`.
+    /// Starts `up` with the state directory `place` and the served `model`.
     pub(crate) fn spawn(mut up: Command, place: Arc<StateDirectory>, model: PathBuf) -> Self {
         let log = File::options().append(true).create(true).open(place.log()).expect("a log file");
         let mut child = up.stdout(Stdio::piped()).stderr(log).spawn().expect("holobiont starts");
         running().insert(child.id());
         let stdout = child.stdout.take().expect("its stdout is a pipe");
-        // From here on dropping stops it, also if it never greets.
+        // From here on dropping stops the process, even if it never becomes ready.
         let (needed, client) = (vec![DeploymentProcess::Gateway], Client::new(""));
         let mut deployment = Self { child, needed, client, place, model };
         deployment.read_greeting(stdout);
         deployment
     }
 
-    /// What is in `slot`, started now unless a test that runs beside this one has done so.
+    /// Returns the deployment in `slot`, and starts it unless a concurrent test has done so.
     #[must_use]
     pub fn shared(slot: &Mutex<Weak<Self>>, start: impl FnOnce() -> Self) -> Arc<Self> {
         let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
@@ -87,53 +87,53 @@ impl Deployment {
         })
     }
 
-    /// Where its state is.
+    /// Returns the state directory.
     #[must_use]
     pub fn place(&self) -> &Arc<StateDirectory> {
         &self.place
     }
 
-    /// The model that it serves, for those who rent its layers.
+    /// Returns the served model, for split clients.
     #[must_use]
     pub fn model(&self) -> &Path {
         &self.model
     }
 
-    /// Process id of `holobiont up`.
+    /// Returns the process id of `holobiont up`.
     #[must_use]
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Kills the executor, which cannot do anything about it.
+    /// Kills the executor with SIGKILL.
     pub fn kill_executor(&self) {
         self.signal(DeploymentProcess::Executor, Signal::KILL);
     }
 
-    /// The id of a process as it is now, the first of several; `None` while it is started again.
+    /// Returns the current id of the first process of a kind; `None` during a restart.
     #[must_use]
     pub fn process(&self, process: DeploymentProcess) -> Option<u32> {
         self.processes(process).first().copied()
     }
 
-    /// The ids of all processes of a kind, in ascending order.
+    /// Returns the ids of all processes of a kind, in ascending order.
     #[must_use]
     pub fn processes(&self, process: DeploymentProcess) -> Vec<u32> {
         let mut ids = proc::children(self.id());
-        // The system keeps so many letters of a name.
+        // The kernel truncates process names to this length.
         let name: String = process.program().chars().take(15).collect();
         ids.retain(|id| proc::name(*id).as_ref() == Some(&name));
         ids.sort_unstable();
         ids
     }
 
-    /// The trainers that learn now: processes of the one that starts them.
+    /// Returns the ids of running trainers, which are children of the trainer process.
     #[must_use]
     pub fn trainers(&self) -> Vec<u32> {
         self.processes(DeploymentProcess::Trainer).into_iter().flat_map(proc::children).collect()
     }
 
-    /// Whether one of them learns for the job called so.
+    /// Whether a trainer runs for this job.
     #[must_use]
     pub fn trains(&self, job: &str) -> bool {
         self.trainers().into_iter().any(|trainer| proc::arguments(trainer).contains(job))
@@ -151,30 +151,30 @@ impl Deployment {
         signal(self.id(), how);
     }
 
-    /// What a process has open, sorted: a path, or the kind and inode of a socket or pipe.
+    /// Returns the open files of a process, sorted: a path, or the kind and inode of a socket or pipe.
     #[must_use]
     pub fn open_files(&self, process: DeploymentProcess) -> Vec<String> {
         proc::open_files(self.process(process).expect("the process runs"))
     }
 
-    /// Memory of a process that is in use and not a file's, in bytes.
+    /// Returns the anonymous resident memory of a process in bytes.
     #[must_use]
     pub fn resident_bytes(&self, process: DeploymentProcess) -> u64 {
         proc::resident_bytes(self.process(process).expect("the process runs"))
     }
 
-    /// The shared memory that each process of a kind holds.
+    /// Returns the shared memory that each process of a kind holds.
     #[must_use]
     pub fn shared_memory(&self, process: DeploymentProcess) -> Vec<SharedMemory> {
         self.processes(process).into_iter().map(SharedMemory::of).collect()
     }
 
-    /// Kills `holobiont up` itself, and waits until nothing of it is left.
+    /// Kills `holobiont up` itself, and waits until all its processes are gone.
     pub fn kill_supervisor(mut self) {
         self.end(Signal::KILL);
     }
 
-    /// Sends SIGTERM and waits until it is over; nothing of it may be left.
+    /// Sends SIGTERM and waits for the end; no process may be left.
     pub fn stop(mut self) -> ExitStatus {
         let status = self.end(Signal::TERM);
         let sockets = fs::read_dir(self.place.state().join("run")).map_or(0, Iterator::count);
@@ -213,11 +213,11 @@ impl Deployment {
         let ids: BTreeSet<u32> = ids.collect();
         let running = self.processes(DeploymentProcess::Executor).into_iter().collect();
         assert_eq!(ids, running, "the greeting names the executors");
-        // There is none where all are elsewhere.
+        // There is no executor process if all executors are remote.
         self.needed.extend((!ids.is_empty()).then_some(DeploymentProcess::Executor));
     }
 
-    /// What was said so far.
+    /// Returns the log so far.
     #[must_use]
     pub fn log(&self) -> String {
         fs::read_to_string(self.place.log()).unwrap_or_default()
@@ -234,7 +234,7 @@ impl Drop for Deployment {
         while matches!(self.child.try_wait(), Ok(None)) && started.elapsed() < WATCHDOG {
             thread::sleep(Duration::from_millis(10));
         }
-        // Too late for manners; and without effect if it has gone.
+        // Has no effect if the process has ended.
         let _ = self.child.kill();
         if thread::panicking() {
             eprintln!("the log of the deployment:\n{}", self.log());

@@ -1,4 +1,4 @@
-//! Adapters of other kinds than low-rank ones that answer, for the tests' model, made up from a seed: the same seed gives the same files.
+//! Writes IA3, prefix and draft adapters for the tests' model; a seed gives the same files.
 
 use std::{fs, path::Path};
 
@@ -6,12 +6,11 @@ use serde_json::{Map, Value, json};
 
 use crate::repeats::LAYERS;
 
-/// The shape of the model.
 const HIDDEN: usize = 576;
 const KEY_WIDTH: usize = 192;
 const INTERMEDIATE: usize = 1536;
 
-/// Writes an IA3 adapter of the layers that PEFT chooses itself into `into`. Its factors are between 0.6 and 1.4, so that
+/// Writes an IA3 adapter of PEFT's default layers into `into`. Its factors are between 0.6 and 1.4, so that
 /// answers change and stay text.
 pub fn write_ia3(seed: u32, into: &Path) {
     let config = json!({
@@ -29,7 +28,7 @@ pub fn write_ia3(seed: u32, into: &Path) {
     write(&config, vectors, into, numbers(seed).map(|number| 1.0 + 0.8 * number));
 }
 
-/// Writes a prefix of so many virtual tokens into `into`. Its keys and values are between -1 and 1.
+/// Writes a prefix of `tokens` virtual tokens into `into`. Its keys and values are between -1 and 1.
 pub fn write_prefix(seed: u32, tokens: usize, into: &Path) {
     let config =
         json!({"peft_type": "PREFIX_TUNING", "task_type": "CAUSAL_LM", "num_virtual_tokens": tokens});
@@ -37,7 +36,7 @@ pub fn write_prefix(seed: u32, tokens: usize, into: &Path) {
     write(&config, [embeddings], into, numbers(seed).map(|number| 2.0 * number));
 }
 
-/// Writes a draft adapter of all of the base's layers into `into` that changes nothing of them: it guesses what the base says.
+/// Writes a draft adapter of all base layers without changes into `into`, which drafts the base's own tokens.
 pub fn write_draft(into: &Path) {
     let layers = LAYERS.number();
     let config = json!({
@@ -52,7 +51,7 @@ pub fn write_draft(into: &Path) {
     write(&config, factors, into, numbers(1));
 }
 
-/// Writes PEFT's two files, with tensors of 32 bits filled from `numbers`.
+/// Writes PEFT's two files, with 32-bit tensors filled from `numbers`.
 fn write(
     config: &Value,
     tensors: impl IntoIterator<Item = (String, [usize; 2])>,
@@ -72,7 +71,7 @@ fn write(
     fs::write(into.join("adapter_model.safetensors"), weights).expect("the adapter's weights");
 }
 
-/// Numbers between -0.5 and 0.5 that mean nothing and differ with `seed`.
+/// Returns pseudo-random values between -0.5 and 0.5 for `seed`.
 fn numbers(seed: u32) -> impl Iterator<Item = f32> {
     let mut state = seed.wrapping_mul(2_654_435_761) | 1;
     std::iter::repeat_with(move || {

@@ -1,7 +1,8 @@
-//! The programs, the model and the adapters that tests use.
+//! The programs, the model and the adapters of the tests.
 //!
-//! The model is the first layers of the real one, and the example adapters are cut alike: what is tested between processes is
-//! not how many layers they compute. `HOLOBIONT_LAYERS` says how many (`scripts/test --long`: all of them).
+//! The model is the first layers of the real one, and the example adapters are cut accordingly, since tests
+//! between processes do not depend on the number of layers. `HOLOBIONT_LAYERS` sets the number (`scripts/test
+//! --long`: all of them).
 
 mod first_layers;
 mod safetensors;
@@ -19,22 +20,22 @@ use serde_json::{Map, Value};
 use self::safetensors::{number, rewritten};
 use crate::repeats;
 
-/// Layers that the real model has.
+/// Number of layers of the real model.
 pub const WHOLE: u64 = 30;
 
-/// What the base model is called.
+/// Name of the base model.
 pub const BASE: &str = "base";
 
-/// The example adapters, under their own names.
+/// Names of the example adapters.
 pub const EXAMPLES: [&str; 3] = ["pirate", "json", "haiku"];
 
-/// Everything a deployment of base and examples serves.
+/// Names of the base and the examples.
 pub const MODELS: [&str; 4] = [BASE, "pirate", "json", "haiku"];
 
-/// What the command `holobiont` says, and whether it did what it was told.
+/// Runs the command `holobiont` and returns its output and success.
 ///
 /// # Panics
-/// If it does not start.
+/// If the command does not start.
 #[must_use]
 pub fn holobiont(arguments: &[&str], variables: &[(&str, String)]) -> (bool, String) {
     let mut command = Command::new(program("holobiont"));
@@ -44,43 +45,43 @@ pub fn holobiont(arguments: &[&str], variables: &[(&str, String)]) -> (bool, Str
     (output.status.success(), String::from_utf8_lossy(&said).into_owned())
 }
 
-/// The program that was built together with the running test.
+/// Returns the path of a program built together with the running test.
 #[must_use]
 pub fn program(name: &str) -> PathBuf {
     let test = env::current_exe().expect("the test's own path");
-    // target/PROFILE/deps/TEST
+    // The test's path is target/PROFILE/deps/TEST.
     let profile = test.parent().and_then(Path::parent).expect("the folder the programs are built into");
     let path = profile.join(name);
     assert!(path.is_file(), "{} is missing; run cargo build --workspace", path.display());
     path
 }
 
-/// Layers that the tests' model has.
+/// Returns the number of layers of the tests' model.
 #[must_use]
 pub fn layers() -> u64 {
     repeats::LAYERS.number()
 }
 
-/// Calls of a token: four for each layer, and the head.
+/// Returns the calls per token: four for each layer, and the head.
 #[must_use]
 pub fn calls() -> u64 {
     4 * layers() + 1
 }
 
-/// What the layers of the tests' model need of something, where those of the real one need `whole`.
+/// Scales `whole`, an amount for the real model's layers, to the tests' model.
 #[must_use]
 #[expect(clippy::cast_precision_loss, reason = "few layers")]
 pub fn of_layers(whole: f64) -> f64 {
     whole * layers() as f64 / WHOLE as f64
 }
 
-/// The same in bytes, for a setting.
+/// Scales an amount in bytes, as text for a setting.
 #[must_use]
 pub fn bytes_of_layers(whole_kib: u64) -> String {
     (whole_kib * 1024 * layers() / WHOLE).to_string()
 }
 
-/// The model of all tests that do not say otherwise.
+/// Returns the default model of the tests.
 #[must_use]
 pub fn model() -> PathBuf {
     match layers() {
@@ -89,7 +90,7 @@ pub fn model() -> PathBuf {
     }
 }
 
-/// The directory that holds the example adapters for the tests' model.
+/// Returns the directory of the example adapters for the tests' model.
 #[must_use]
 pub fn examples() -> PathBuf {
     match layers() {
@@ -103,22 +104,22 @@ fn whole_examples() -> PathBuf {
     root().join("examples/adapters")
 }
 
-/// The directory of an example adapter.
+/// Returns the directory of an example adapter.
 #[must_use]
 pub fn example(name: &str) -> PathBuf {
     examples().join(name)
 }
 
-/// The names PEFT gives to an adapter's files.
 const WEIGHTS: &str = "adapter_model.safetensors";
 const CONFIG: &str = "adapter_config.json";
 
-/// Writes an adapter like the example `name`, but `alpha` strong, into `into`: other content, so another generation.
+/// Writes an adapter like the example `name` with another `alpha` into `into`: other content, so another
+/// version.
 pub fn variant(name: &str, alpha: u32, into: &Path) {
     stacked(name, 1, alpha, into);
 }
 
-/// Writes a variant that applies from where a prompt says `invocation`.
+/// Writes a variant that applies from the `invocation` tokens of a prompt on.
 pub fn activated(name: &str, invocation: &[u32], into: &Path) {
     variant(name, 32, into);
     let path = into.join(CONFIG);
@@ -128,7 +129,7 @@ pub fn activated(name: &str, invocation: &[u32], into: &Path) {
     fs::write(path, config.to_string()).expect("the variant's configuration");
 }
 
-/// Writes a variant that has every rank of the example `times` times: so wide that it travels in several blocks.
+/// Writes a variant in which every rank is repeated `times` times, so that its copy takes several blocks.
 pub fn stacked(name: &str, times: usize, alpha: u32, into: &Path) {
     let from = example(name);
     fs::create_dir_all(into).expect("a directory for the variant");
@@ -141,23 +142,23 @@ pub fn stacked(name: &str, times: usize, alpha: u32, into: &Path) {
     fs::write(into.join(CONFIG), config.to_string()).expect("the variant's configuration");
 }
 
-/// The same weights with every rank `times` times.
+/// Returns the weights with every rank repeated `times` times.
 fn stack(weights: &[u8], times: usize) -> Vec<u8> {
     rewritten(weights, |name, tensor: &mut Map<String, Value>, bytes| {
-        // A has its ranks one after the other; B has all of them in each of its rows.
+        // A stores its ranks as rows; B has all of them in each row.
         let (rank_at, rows) = if name.contains("lora_A") { (0, 1) } else { (1, number(&tensor["shape"][0])) };
         tensor["shape"][rank_at] = (number(&tensor["shape"][rank_at]) * times).into();
         Some(bytes.chunks(bytes.len() / rows).flat_map(|row| row.repeat(times)).collect())
     })
 }
 
-/// `length` token ids that mean nothing and differ with `seed`.
+/// Returns `length` pseudo-random token ids for `seed`.
 #[must_use]
 pub fn prompt(seed: u32, length: usize) -> Vec<u32> {
     let mut state = seed.wrapping_mul(2_654_435_761) | 1;
     let tokens = std::iter::repeat_with(|| {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        // Ordinary tokens: above the special ones, inside the vocabulary.
+        // The ids are those of ordinary tokens: above the special ones, inside the vocabulary.
         100 + (state >> 8) % 40_000
     });
     tokens.take(length).collect()

@@ -1,8 +1,8 @@
-//! Several hosts on one: deployments behind what stands before a fleet.
+//! Several hosts on one machine: deployments behind the front of a fleet.
 //!
-//! - here: hosts that know nothing of each other.
-//! - [`front`]: two pickers, and the real Envoy with the bootstrap that is shipped.
-//! - [`shared`]: hosts that share a registry and a bucket, each with a network of its own.
+//! - here: independent hosts.
+//! - [`front`]: two pickers, and the real Envoy with the shipped bootstrap.
+//! - [`shared`]: hosts that share a registry and a bucket, each with a separate network.
 
 pub mod front;
 pub mod shared;
@@ -12,16 +12,16 @@ use std::ops::Deref;
 use self::front::{FleetFront, FrontSetup};
 use crate::{deployment::Deployment, plan::DeploymentPlan};
 
-/// Deployments behind Envoy.
+/// Deployments behind an Envoy front.
 #[derive(Debug)]
 pub struct EnvoyFleet {
-    /// The hosts; `None` once one is gone.
+    /// The hosts; `None` for a removed one.
     pub hosts: Vec<Option<Deployment>>,
     front: FleetFront,
 }
 
 impl EnvoyFleet {
-    /// `count` hosts of `plan`, up to three.
+    /// Starts `count` hosts of `plan`, up to three.
     #[must_use]
     pub fn start(count: usize, plan: impl Fn() -> DeploymentPlan, setup: FrontSetup<'_>) -> Self {
         let hosts: Vec<Deployment> = (0..count).map(|_| plan().start()).collect();
@@ -31,13 +31,13 @@ impl EnvoyFleet {
         Self { hosts: hosts.into_iter().map(Some).collect(), front }
     }
 
-    /// A host that is there.
+    /// Returns a host that was not removed.
     #[must_use]
     pub fn host(&self, index: usize) -> &Deployment {
         self.hosts[index].as_ref().expect("it is there")
     }
 
-    /// Tokens that a host has generated.
+    /// Returns the tokens that a host has generated.
     #[must_use]
     pub fn generated(&self, index: usize) -> f64 {
         self.host(index).client.metric("holobiont_generated_tokens_total")

@@ -1,7 +1,7 @@
-//! A small model of random weights for tests of a GPU: the stand-in for one runs every thread of every kernel one after
-//! the other.
+//! A small model of random weights for GPU tests, because the stand-in for a GPU runs all threads of a kernel
+//! sequentially.
 //!
-//! Where there is no device the tests say so and are skipped; `HOLOBIONT_REQUIRE_CUDA=1` forbids that.
+//! Without a device the tests report that and are skipped; `HOLOBIONT_REQUIRE_CUDA=1` forbids that.
 
 use std::{
     env, fs,
@@ -25,23 +25,23 @@ use crate::{
     fixtures::{self, program},
 };
 
-/// Layers of the model.
+/// Number of layers of the model.
 pub const LAYERS: usize = 2;
-/// Width of its residual stream.
+/// Width of the residual stream.
 pub const HIDDEN: usize = 64;
-/// Width inside its feed-forward blocks.
+/// Width of the feed-forward layers.
 pub const INTERMEDIATE: usize = 96;
-/// Tokens it knows.
+/// Number of tokens in the vocabulary.
 pub const VOCABULARY: usize = 256;
-/// Which random weights it has.
+/// Seed of the random weights.
 pub const SEED: u64 = 7;
-/// Natural logarithms of probabilities may differ so much between the CPU and a device that rounds to bf16.
+/// Maximum difference of log-probabilities between the CPU and a device that rounds to bf16.
 pub const TOLERANCE: f64 = 0.06;
 
-/// A link of a byte a second: no adapter reaches the device while a test runs, however long it takes.
+/// Link speed of about a byte per second, at which no adapter reaches the device during a test.
 pub const NEVER_GBPS: &str = "0.00000001";
 
-/// The real model, but in a package that has none (`scripts/gpu-pack --no-model`), which it says.
+/// Returns the real model, or reports that the package has none (`scripts/gpu-pack --no-model`).
 #[must_use]
 pub fn real_model() -> Option<PathBuf> {
     let is_packed = env::var_os("HOLOBIONT_TEST_ROOT").is_some();
@@ -53,7 +53,7 @@ pub fn real_model() -> Option<PathBuf> {
     Some(fixtures::whole_model())
 }
 
-/// Whether a GPU, or a stand-in, can be used; says so if not.
+/// Whether a GPU or a stand-in is available; reports if not.
 #[must_use]
 pub fn has_device() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
@@ -77,7 +77,8 @@ pub fn is_stand_in() -> bool {
         .is_some_and(|paths| env::split_paths(&paths).any(|path| path.join("kernels").is_dir()))
 }
 
-/// A model: its shape, its weights, and a tokenizer that has a word for every token. Prompts are token ids.
+/// Writes a model: configuration, weights, and a tokenizer with a word for every token. Prompts are token
+/// ids.
 #[must_use]
 pub fn small_model() -> TempDir {
     let directory = tempfile::tempdir().expect("a temporary directory");
@@ -112,7 +113,7 @@ pub fn small_model() -> TempDir {
     directory
 }
 
-/// What a tensor is called in a model's files.
+/// Returns the name of a tensor in a model's files.
 fn name(id: TensorId) -> String {
     match id {
         TensorId::TokenEmbedding => "model.embed_tokens.weight".to_owned(),
@@ -136,7 +137,7 @@ fn name(id: TensorId) -> String {
     }
 }
 
-/// A file of tensors: the length of its header, the header, and the data.
+/// Builds a safetensors file: the length of its header, the header, and the data.
 fn safetensors(tensors: impl Iterator<Item = (String, &'static str, Vec<usize>, Vec<u8>)>) -> Vec<u8> {
     let (mut header, mut data) = (Map::new(), Vec::new());
     for (name, kind, shape, bytes) in tensors {
@@ -148,7 +149,7 @@ fn safetensors(tensors: impl Iterator<Item = (String, &'static str, Vec<usize>, 
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat()
 }
 
-/// A LoRA adapter of that model in PEFT's format, different for each seed, strong enough to change answers.
+/// Writes a LoRA adapter of the model in PEFT's format from a seed, strong enough to change answers.
 pub fn adapter(seed: u32, rank: usize, into: &Path) {
     fs::create_dir_all(into).expect("a directory for the adapter");
     let config = json!({
@@ -180,7 +181,7 @@ fn write(directory: &Path, name: &str, bytes: &[u8]) {
     fs::write(directory.join(name), bytes).expect("a file of the test");
 }
 
-/// Copies an adapter to where it may be loaded from.
+/// Copies an adapter to a folder from which it may be loaded.
 pub fn copy_adapter(from: &Path, to: &Path) {
     fs::create_dir_all(to).expect("a directory for the adapter");
     for file in ["adapter_config.json", "adapter_model.safetensors"] {
@@ -188,7 +189,7 @@ pub fn copy_adapter(from: &Path, to: &Path) {
     }
 }
 
-/// A deployment of that model on `device`.
+/// Plans a deployment of the model on `device`.
 #[must_use]
 pub fn plan(model: &Path, device: &str) -> DeploymentPlan {
     DeploymentPlan::bare()
@@ -199,7 +200,7 @@ pub fn plan(model: &Path, device: &str) -> DeploymentPlan {
         .set("MAX_RUNNING", "4")
 }
 
-/// Compares answers of two devices: the same tokens, until two of them were about as likely.
+/// Compares answers of two devices: tokens must be equal up to two that are about equally likely.
 pub fn assert_alike(cpu: &CompletionAnswer, gpu: &CompletionAnswer) {
     let number = |value: &Value| value.as_f64().expect("a number");
     for (index, (expected, found)) in cpu.scored.iter().zip(&gpu.scored).enumerate() {
@@ -213,7 +214,7 @@ pub fn assert_alike(cpu: &CompletionAnswer, gpu: &CompletionAnswer) {
     assert_eq!(cpu.scored.len(), gpu.scored.len());
 }
 
-/// Asks `model` greedily for `tokens` tokens after a prompt of `length` that differs with `seed`.
+/// Requests `tokens` greedy tokens of `model` for a prompt of `length` tokens from `seed`.
 #[must_use]
 pub fn question(model: &str, seed: u32, length: usize, tokens: u32) -> CompletionRequest {
     let prompt = fixtures::prompt(seed, length).into_iter().map(|token| token % VOCABULARY as u32);

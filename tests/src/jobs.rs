@@ -1,17 +1,17 @@
-//! Fine-tuning jobs as OpenAI's clients ask for them.
+//! Fine-tuning jobs through the API of OpenAI's clients.
 
 use serde_json::{Value, json};
 
 use crate::{client::Client, fixtures::BASE, watchdog::eventually_some};
 
-/// Where jobs are.
+/// Route of the fine-tuning jobs.
 pub const ROUTE: &str = "/v1/fine_tuning/jobs";
-/// What is asked after training.
+/// Question that tests ask after training.
 pub const QUESTION: &str = "What is the capital of France?";
-/// What has been learned then.
+/// Answer that the model has learned.
 pub const ANSWER: &str = "Arr, the capital of France be Paris, matey!";
 
-/// What is learned from, a conversation a line.
+/// Training data, one conversation per line.
 #[must_use]
 pub fn data() -> String {
     let lines = [
@@ -24,7 +24,7 @@ pub fn data() -> String {
     lines.map(|pair| format!("{}\n", line(pair))).concat()
 }
 
-/// A job on that which takes two steps an epoch.
+/// Returns a job on this data with two steps per epoch.
 #[must_use]
 pub fn order(file: &str, suffix: &str, epochs: u64) -> Value {
     json!({
@@ -39,25 +39,26 @@ pub fn order(file: &str, suffix: &str, epochs: u64) -> Value {
 /// Creates a job; returns its id.
 #[must_use]
 pub fn create(client: &Client, order: &Value) -> String {
-    // A gateway that was killed meanwhile may have kept the job or not: both are right, and the second one is asked for.
+    // A gateway killed meanwhile may or may not have stored the job. Both are correct, and the later job is
+    // used.
     let create = || client.try_post(ROUTE, order).ok();
     eventually_some("a job is created", create)["id"].as_str().expect("its id").to_owned()
 }
 
-/// A job as it is now; `None` if nobody answers.
+/// Returns a job's current state; `None` without an answer.
 #[must_use]
 pub fn job(client: &Client, id: &str) -> Option<Value> {
     client.try_get(&format!("{ROUTE}/{id}")).ok()
 }
 
-/// Asks for something to happen to a job; returns the status that it has then.
+/// Requests an action on a job; returns the job's status after it.
 #[must_use]
 pub fn request_action(client: &Client, id: &str, action: &str) -> String {
     let turned = client.try_post(&format!("{ROUTE}/{id}/{action}"), &json!({})).expect("it can be done");
     turned["status"].as_str().expect("a status").to_owned()
 }
 
-/// Follows a job from step to step until `look` finds something: how long all of them take is up to the machine.
+/// Follows a job from step to step until `look` returns a value. The total time is not limited.
 fn follow<T>(client: &Client, id: &str, what: &str, look: impl Fn(&Value) -> Option<T>) -> T {
     let mut step = Value::Null;
     loop {
@@ -72,13 +73,13 @@ fn follow<T>(client: &Client, id: &str, what: &str, look: impl Fn(&Value) -> Opt
     }
 }
 
-/// A job when nothing happens to it any more.
+/// Waits for the end of a job and returns its state.
 #[must_use]
 pub fn ended(client: &Client, id: &str) -> Value {
     follow(client, id, "the job goes on, or ends", |job| job["finished_at"].is_number().then(|| job.clone()))
 }
 
-/// The generation that came of a job.
+/// Waits for the end of a job and returns its adapter version.
 #[must_use]
 pub fn generation(client: &Client, id: &str) -> String {
     let last = ended(client, id);
@@ -86,26 +87,26 @@ pub fn generation(client: &Client, id: &str) -> String {
     last["generation"].as_str().expect("a generation").to_owned()
 }
 
-/// Waits for a step of a job, or its end; false if that is what came.
+/// Waits for a step of a job; false if the job ended instead.
 #[must_use]
 pub fn made(client: &Client, id: &str, step: u64) -> bool {
     let is_there = |job: &Value| job["step"].as_u64() >= Some(step) || job["finished_at"].is_number();
     follow(client, id, "the job gets so far", |job| is_there(job).then(|| job["finished_at"].is_null()))
 }
 
-/// Waits until a job has a checkpoint that it would go on from.
+/// Waits until a job has a checkpoint for a resume.
 pub fn wait_for_checkpoint(client: &Client, id: &str) {
     follow(client, id, "the job has a checkpoint", |_| last_checkpoint(client, id).map(drop));
 }
 
-/// After which step a job's last checkpoint is, if it has one.
+/// Returns the step of a job's last checkpoint, if any.
 #[must_use]
 pub fn last_checkpoint(client: &Client, id: &str) -> Option<Value> {
     let list = client.try_get(&format!("{ROUTE}/{id}/checkpoints")).ok()?;
     list["data"].as_array()?.iter().map(|one| one["step_number"].clone()).max_by_key(Value::as_u64)
 }
 
-/// What is said of a job, the newest first.
+/// Returns the events of a job, the newest first.
 #[must_use]
 pub fn said(client: &Client, id: &str) -> Vec<String> {
     let events = client.try_get(&format!("{ROUTE}/{id}/events?limit=100")).expect("events");
@@ -113,7 +114,7 @@ pub fn said(client: &Client, id: &str) -> Vec<String> {
     events["data"].as_array().expect("a list").iter().map(said).collect()
 }
 
-/// What a model says to [`QUESTION`].
+/// Returns a model's answer to [`QUESTION`].
 #[must_use]
 pub fn answer(client: &Client, model: &str) -> Value {
     let body = json!({ "model": model, "messages": [{ "role": "user", "content": QUESTION }], "temperature": 0, "max_tokens": 40 });

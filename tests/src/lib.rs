@@ -1,29 +1,31 @@
-//! End-to-end tests: the real programs, started as people start them, asked over HTTP with a real model, or its first layers.
+//! End-to-end tests: the real programs, started as users start them, requested over HTTP with a real model,
+//! or its first layers.
 //!
 //! # Layout
 //!
-//! - [`plan`], [`deployment`]: `holobiont up` as a value: started by a [`DeploymentPlan`], stopped when it is dropped
-//! - `cores`: which cores it computes on
-//! - [`client`]: the requests the tests make, each with a time limit
-//! - [`answer`]: what came back, exact to the last bit of every log-probability
-//! - [`stream`]: server-sent events, and the ways in which a stream may end
-//! - `state_directory`: the directories it has to itself
+//! - [`plan`], [`deployment`]: `holobiont up` as a value: started by a [`DeploymentPlan`], stopped when it is
+//!   dropped
+//! - `cores`: assignment of cores to deployments
+//! - [`client`]: requests of the tests, each with a time limit
+//! - [`answer`]: answers, exact to the last bit of every log-probability
+//! - [`stream`]: server-sent events, and the ends of a stream
+//! - `state_directory`: state directories of deployments
 //! - [`fixtures`]: programs, model and adapters
 //! - [`direct_adapters`]: IA3 adapters and prefixes for that model
-//! - [`gpu`]: a small model for tests of a GPU, and whether there is one
-//! - [`proc`]: what the operating system says of a process
-//! - [`repeats`]: how often what chance decides is repeated
-//! - [`watchdog`]: nothing waits for ever
-//! - [`tinker`]: training step by step, as the `tinker` package asks for it
-//! - [`jobs`]: fine-tuning jobs, as the `openai` package asks for them
+//! - [`gpu`]: a small model for GPU tests, and the check for a device
+//! - [`proc`]: process information of the operating system
+//! - [`repeats`]: repetition counts of random tests
+//! - [`watchdog`]: detection of hanging tests
+//! - [`tinker`]: stepwise training through the API of the `tinker` package
+//! - [`jobs`]: fine-tuning jobs through the API of the `openai` package
 //! - [`fleet`]: several hosts behind Envoy and endpoint pickers
-//! - [`remote_executor`]: executors of other hosts, and the wires to them
-//! - [`network`]: networks of their own for hosts, that can be cut
+//! - [`remote_executor`]: executors of other hosts, and the links to them
+//! - [`network`]: separate networks for hosts, with links that can be cut
 //! - [`servers`]: the PostgreSQL and the bucket that the hosts of a fleet share
-//! - [`split`]: split clients of a deployment: honest ones, the program, and those that mean harm
-//! - [`chaos`]: processes that die at named places while golden requests run
+//! - [`split`]: split clients of a deployment: honest ones, the program, and hostile ones
+//! - [`chaos`]: processes that fail at failpoints while golden requests run
 //!
-//! This is the tests' own arm: whatever goes wrong here panics and says what it was.
+//! This crate only serves tests, so every failure panics with a description.
 
 #![forbid(unsafe_code)]
 

@@ -1,9 +1,9 @@
-//! Hosts with networks of their own, on one machine: namespaces, and links between them that can really be cut.
+//! Hosts with separate networks on one machine: namespaces, and links between them that can be cut.
 //!
-//! - [`Network`]: what a test has to itself, and a name that stands for the hosts on it.
-//! - [`Namespace`]: where the processes of a host run. [`Links`]: what leads there.
+//! - [`Network`]: a test's network, and a name for all hosts on it.
+//! - [`Namespace`]: the network namespace of a host's processes. [`Links`]: the links to the host.
 //!
-//! The kernel takes all of it away with the processes that hold it, and those end with the test.
+//! The kernel removes the namespaces with the processes that hold them, which end with the test.
 
 use std::{
     fs::{self, File},
@@ -19,22 +19,22 @@ use tempfile::NamedTempFile;
 
 use crate::watchdog::eventually;
 
-/// The name of all hosts.
+/// DNS name of all hosts.
 pub const HOSTS: &str = "hosts.fleet";
 
-/// One of a host's links.
+/// Purpose of a link of a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NetworkLink {
-    /// By which it is asked.
+    /// Requests reach the host over this link.
     Front,
-    /// By which it reaches the registry.
+    /// The host reaches the registry over this link.
     Registry,
-    /// By which it reaches the bucket.
+    /// The host reaches the bucket over this link.
     Bucket,
 }
 
 impl NetworkLink {
-    /// All of them.
+    /// All links of a host.
     pub const ALL: [Self; 3] = [Self::Front, Self::Registry, Self::Bucket];
 
     fn number(self) -> u8 {
@@ -46,7 +46,7 @@ impl NetworkLink {
     }
 }
 
-/// A process that does nothing but be in a namespace, as long as the test's process is there.
+/// An idle process that keeps a namespace open while the test's process runs.
 #[derive(Debug)]
 struct NamespaceHolder(Child);
 
@@ -69,7 +69,7 @@ impl NamespaceHolder {
         format!("/proc/{}/ns/{kind}", self.0.id())
     }
 
-    /// A program in one of its namespaces, of the same process id as the command.
+    /// Builds a command that runs a program in one of the namespaces and keeps the command's process id.
     fn command(&self, kind: &str, name: &str, program: &Path) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(format!("--{name}={}", self.path(kind))).arg("--").arg(program);
@@ -84,7 +84,7 @@ impl Drop for NamespaceHolder {
     }
 }
 
-/// See the module's description.
+/// A test's network with namespaces for hosts.
 #[derive(Debug)]
 pub struct Network {
     holder: NamespaceHolder,
@@ -92,10 +92,10 @@ pub struct Network {
 }
 
 impl Network {
-    /// Makes one. The calling thread is on it from now on, and all that it starts.
+    /// Creates a network. The calling thread and its children are on it from then on.
     ///
     /// # Errors
-    /// This machine does not allow it.
+    /// If this machine forbids namespaces.
     pub fn create() -> Result<Self, String> {
         let holder = NamespaceHolder::start(&["--net", "--mount"])?;
         let file = File::open(holder.path("net")).map_err(|error| error.to_string())?;
@@ -109,21 +109,21 @@ impl Network {
         Ok(network)
     }
 
-    /// From now on [`HOSTS`] stands for these.
+    /// Sets the addresses of [`HOSTS`].
     pub fn set_hosts(&self, addresses: &[IpAddr]) {
         let hosts = addresses.iter().map(|address| format!("{address} {HOSTS}\n"));
         let text = hosts.fold("127.0.0.1 localhost\n".to_owned(), |text, line| text + &line);
-        // In its place: what is mounted is this file, and no other of its name.
+        // The file is overwritten in place, because the mount refers to this file.
         fs::write(self.names.path(), text).expect("names");
     }
 
-    /// A program that knows the name.
+    /// Builds a command for a program that knows the name.
     #[must_use]
     pub fn command(&self, program: &Path) -> Command {
         self.holder.command("mnt", "mount", program)
     }
 
-    /// A place for the processes of one more host, and what leads there. No two have the same `number`.
+    /// Creates a namespace and links for one more host with a unique `number`.
     #[must_use]
     pub fn host(&self, number: u8) -> Links {
         let namespace = Namespace(Arc::new(NamespaceHolder::start(&["--net"]).expect("one more namespace")));
@@ -146,12 +146,12 @@ impl Network {
     }
 }
 
-/// Where the processes of a host run.
+/// Network namespace of a host's processes.
 #[derive(Debug, Clone)]
 pub struct Namespace(Arc<NamespaceHolder>);
 
 impl Namespace {
-    /// A program that runs there.
+    /// Builds a command for a program in this namespace.
     #[must_use]
     pub fn command(&self, program: &Path) -> Command {
         self.0.command("net", "net", program)
@@ -162,39 +162,40 @@ impl Namespace {
     }
 }
 
-/// What leads to a host: a link for each purpose.
+/// Links to a host, one for each purpose.
 #[derive(Debug)]
 pub struct Links {
     number: u8,
-    /// Where its processes run.
+    /// Namespace of the host's processes.
     pub namespace: Namespace,
 }
 
 impl Links {
-    /// The address of the test's end of a link.
+    /// Returns the address of the test's end of a link.
     #[must_use]
     pub fn here(&self, link: NetworkLink) -> Ipv4Addr {
         Ipv4Addr::new(10, link.number(), self.number, 1)
     }
 
-    /// The address of the host's end.
+    /// Returns the address of the host's end of a link.
     #[must_use]
     pub fn there(&self, link: NetworkLink) -> Ipv4Addr {
         Ipv4Addr::new(10, link.number(), self.number, 2)
     }
 
-    /// Cuts a link. Nobody is told: whoever begins what goes over it finds nothing there.
+    /// Cuts a link. Neither end is notified; packets are lost.
     pub fn cut(&self, link: NetworkLink) {
         self.set(link, "down");
     }
 
-    /// Mends it.
+    /// Restores a cut link.
     pub fn mend(&self, link: NetworkLink) {
         self.set(link, "up");
     }
 
     fn set(&self, link: NetworkLink, state: &str) {
-        // The other end than the one that is asked from, which would be told at once that there is no way.
+        // The end that does not initiate connections is cut, because the other end would get an error at
+        // once.
         let (mut ip, name) = match link {
             NetworkLink::Front => (self.namespace.ip(), format!("up{}", link.number())),
             NetworkLink::Registry | NetworkLink::Bucket => (Command::new("ip"), self.name(link)),

@@ -1,4 +1,4 @@
-//! What a deployment is to be, before it is one.
+//! Plan of a deployment before its start.
 
 use std::{
     env, fs,
@@ -17,25 +17,25 @@ use crate::{
     state_directory::StateDirectory,
 };
 
-/// What embedding, head and norms of the tests' model need in memory.
+/// Bytes of embedding, head and norms of the tests' model.
 const EMBEDDING_BYTES: u64 = 30 << 20;
 
 /// A deployment that has not been started.
 #[derive(Debug, Clone)]
 pub struct DeploymentPlan {
-    /// Instead of the model of all tests.
+    /// Replaces the default model of the tests.
     model: Option<PathBuf>,
-    /// One unless told otherwise, whatever machine this is.
+    /// Number of workers; the default is one on every machine.
     workers: usize,
-    /// One unless told otherwise, which one differs between deployments that run at once.
+    /// Number of cores; the default is one, which differs between concurrent deployments.
     cores: Option<usize>,
     arguments: Vec<String>,
     settings: Vec<(String, String)>,
-    /// The deployment file, if there is one.
+    /// Content of the deployment file; empty for no file.
     file: String,
-    /// Any free port of loopback unless told otherwise.
+    /// Listen address; the default is a free port of loopback.
     listen: Option<SocketAddr>,
-    /// Where its processes have another network than the test.
+    /// Network namespace of the processes, if it is not the test's.
     namespace: Option<Namespace>,
 }
 
@@ -55,13 +55,13 @@ impl Default for DeploymentPlan {
 }
 
 impl DeploymentPlan {
-    /// The base model alone.
+    /// Plans a deployment of the base model alone.
     #[must_use]
     pub fn bare() -> Self {
         Self::default()
     }
 
-    /// The base model and the example adapters.
+    /// Plans a deployment of the base model and the example adapters.
     #[must_use]
     pub fn with_examples() -> Self {
         let adapters = EXAMPLES.map(|name| format!("{name}={}", example(name).display()));
@@ -75,7 +75,7 @@ impl DeploymentPlan {
         self.model(&fixtures::whole_model())
     }
 
-    /// Serves the model at `path` instead of the one all tests share.
+    /// Serves the model at `path` instead of the default one.
     #[must_use]
     pub fn model(mut self, path: &Path) -> Self {
         self.model = Some(path.to_owned());
@@ -89,69 +89,70 @@ impl DeploymentPlan {
         self
     }
 
-    /// Lets `count` workers compute adapters.
+    /// Uses `count` workers for adapters.
     #[must_use]
     pub fn workers(mut self, count: usize) -> Self {
         self.workers = count;
         self
     }
 
-    /// Serves on several executors, called so. All compute on the same core.
+    /// Serves on several executors with these names, all on the same core.
     #[must_use]
     pub fn executors(self, names: &[&str]) -> Self {
         let sections = names.iter().map(|name| format!("[[executor]]\nname = \"{name}\"\n"));
         self.file(&sections.collect::<String>())
     }
 
-    /// Serves on one more executor, which somebody else has started at `address`.
+    /// Adds a remote executor at `address`, which the test starts itself.
     #[must_use]
     pub fn elsewhere(self, name: &str, address: SocketAddr) -> Self {
         self.file(&format!("[[executor]]\nname = \"{name}\"\naddress = \"{address}\"\n"))
     }
 
-    /// Listens there, and not at any free port of loopback.
+    /// Listens at `address` instead of a free port of loopback.
     #[must_use]
     pub fn listen(mut self, address: SocketAddr) -> Self {
         self.listen = Some(address);
         self
     }
 
-    /// Runs on a network of its own.
+    /// Runs in a separate network namespace.
     #[must_use]
     pub fn inside(mut self, namespace: &Namespace) -> Self {
         self.namespace = Some(namespace.clone());
         self
     }
 
-    /// Says `sections` in its deployment file.
+    /// Adds `sections` to the deployment file.
     #[must_use]
     pub fn file(mut self, sections: &str) -> Self {
         self.file.push_str(sections);
         self
     }
 
-    /// Lets adapters come to a device of `device_bytes` over an emulated link of `link_gbps`: most requests find theirs
-    /// missing there.
+    /// Copies adapters to a device of `device_bytes` over an emulated link of `link_gbps`, so that most
+    /// requests are cold starts.
     #[must_use]
     pub fn cold_by(self, device_bytes: &str, link_gbps: &str) -> Self {
         self.set("DEVICE_ADAPTER_BYTES", device_bytes).set("LINK_GBPS", link_gbps)
     }
 
-    /// The same for adapters of the tests' model, as much as the whole model's would need.
+    /// Sets such a device for adapters of the tests' model, scaled from the whole model's.
     #[must_use]
     pub fn cold(self, device_kib: u64, link_gbps: f64) -> Self {
         let device = fixtures::bytes_of_layers(device_kib);
         self.cold_by(&device, &fixtures::of_layers(link_gbps).to_string())
     }
 
-    /// Has so much memory for the layers' weights, of the 63 MiB that the whole model's are; the others come from the disk.
+    /// Keeps this much memory for the layers' weights, of the 63 MiB of the whole model; all other weights
+    /// are streamed from disk.
     #[must_use]
     pub fn streaming(self, layers_mib: u64) -> Self {
         let layers: u64 = fixtures::bytes_of_layers(layers_mib << 10).parse().expect("a number");
         self.set("RESIDENT_WEIGHT_BYTES", &(EMBEDDING_BYTES + layers).to_string())
     }
 
-    /// Sets `HOLOBIONT_<name>` to bytes of what each layer has, as many as the whole model's layers would need.
+    /// Sets `HOLOBIONT_<name>` to bytes proportional to the layers, given the whole model's value.
     #[must_use]
     pub fn bytes(self, name: &str, kib: u64) -> Self {
         self.set(name, &fixtures::bytes_of_layers(kib))
@@ -164,44 +165,43 @@ impl DeploymentPlan {
         self
     }
 
-    /// Sets a variable of somebody else's, such as the loader's or a driver's.
+    /// Sets a variable of another program, such as the loader or a driver.
     #[must_use]
     pub fn environment(mut self, name: &str, value: &str) -> Self {
         self.settings.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// Lets its processes die as often as it takes, and come back soon.
+    /// Allows unlimited restarts of processes after a short delay.
     #[must_use]
     pub fn restless(self) -> Self {
         self.set("MAX_CRASHES_PER_MIN", "1000000").set("RESTART_DELAY_MS", "0")
     }
 
-    /// Lets its processes die at `places`, as often as it takes, and come back soon.
+    /// Arms failpoints at `places`, with unlimited restarts after a short delay.
     #[must_use]
     pub fn mortal(self, places: &FailpointDirectory) -> Self {
         let directory = places.directory().display().to_string();
         self.restless().set("FAILPOINTS", &directory)
     }
 
-    /// Starts it with a state directory of its own.
+    /// Starts the deployment with a new state directory.
     #[must_use]
     pub fn start(&self) -> Deployment {
         self.start_in(Arc::new(StateDirectory::new()))
     }
 
-    /// Starts it with the state that is in `place`.
+    /// Starts the deployment with the state in `place`.
     #[must_use]
     pub fn start_in(&self, place: Arc<StateDirectory>) -> Deployment {
         Deployment::spawn(self.command(&place), place, self.served())
     }
 
-    /// The model that it serves.
     fn served(&self) -> PathBuf {
         self.model.clone().unwrap_or_else(fixtures::model)
     }
 
-    /// The command line, for those who want to see it fail.
+    /// Returns the command line, for tests of failing starts.
     #[must_use]
     pub fn command(&self, place: &StateDirectory) -> Command {
         let program = program("holobiont");
@@ -210,7 +210,7 @@ impl DeploymentPlan {
             None => Command::new(program),
         };
         let listen = self.listen.map_or("127.0.0.1:0".to_owned(), |address| address.to_string());
-        // Settings of whoever runs the tests must not reach what is tested.
+        // Settings of the developer's environment must not affect the test.
         for (name, _) in env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"HOLOBIONT_"))
         {
             up.env_remove(name);

@@ -1,7 +1,8 @@
-//! Executors of other hosts: processes that nobody's `holobiont up` starts, reached through TLS, over a wire that can be cut.
+//! Executors of other hosts: processes without a `holobiont up`, reached through TLS over a link that can be
+//! cut.
 //!
 //! - [`RemoteExecutor`]: such a process, with its certificates
-//! - [`HostLink`]: what its bytes go through
+//! - [`HostLink`]: the relay of its connections
 
 use std::{
     fs::{self, File},
@@ -31,18 +32,18 @@ use crate::{
     watchdog::WATCHDOG,
 };
 
-/// How often a wire looks whether it is stuck.
+/// Interval at which a link checks whether it is stuck.
 const TICK: Duration = Duration::from_millis(10);
 
-/// A connection to the door, once TLS is agreed on.
+/// A connection to the executor after the TLS handshake.
 pub type TlsConnection = StreamOwned<ClientConnection, TcpStream>;
 
-/// An executor alone.
+/// An executor without a deployment.
 #[derive(Debug)]
 pub struct RemoteExecutor {
-    /// Its certificates.
+    /// Certificates of the executor and its clients.
     pub doors: SplitEndpoints,
-    /// How it is reached.
+    /// Relay through which the executor is reached.
     pub wire: HostLink,
     place: TempDir,
     flags: Vec<String>,
@@ -50,14 +51,14 @@ pub struct RemoteExecutor {
 }
 
 impl RemoteExecutor {
-    /// An executor that [`GATEWAY`] may drive, with these flags besides.
+    /// Starts an executor that [`GATEWAY`] may drive, with additional flags.
     #[must_use]
     pub fn start(flags: &[&str]) -> Self {
         let named = ["--layer-gateways", GATEWAY];
         Self::plain(&[&named, flags].concat())
     }
 
-    /// An executor that no gateway of another host may drive.
+    /// Starts an executor that no remote gateway may drive.
     #[must_use]
     pub fn closed() -> Self {
         Self::plain(&[])
@@ -72,25 +73,25 @@ impl RemoteExecutor {
         Self { doors, wire, place, flags, child }
     }
 
-    /// Kills it, and starts another in its place.
+    /// Kills the executor and starts another in its place.
     pub fn die_and_return(&mut self) {
         self.kill();
         self.child = spawn(&self.doors, &self.place, &self.flags);
     }
 
     fn kill(&mut self) {
-        // It may have ended by itself, which its log tells.
+        // The process may have ended by itself; its log then states the reason.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// Lets the gateway of a deployment drive it as `name`.
+    /// Adds the executor to a deployment's plan as `name`.
     #[must_use]
     pub fn of(&self, plan: DeploymentPlan, name: &str) -> DeploymentPlan {
         self.shown(plan, name, GATEWAY)
     }
 
-    /// The same with the certificate of `client`.
+    /// Adds the executor to a plan, with the certificate of `client`.
     #[must_use]
     pub fn shown(&self, plan: DeploymentPlan, name: &str, client: &str) -> DeploymentPlan {
         let (cert, key) = self.doors.identity_of(client);
@@ -100,16 +101,16 @@ impl RemoteExecutor {
             .set("EXECUTOR_CERT_KEY", &key.display().to_string())
     }
 
-    /// Adapters whose files lie there.
+    /// Returns the directory of the executor's adapters.
     #[must_use]
     pub fn lent(&self) -> usize {
         fs::read_dir(self.place.path().join("run/executor.lent")).map_or(0, Iterator::count)
     }
 
-    /// A connection that asks for what gateways do, with the certificate of `client`, if any.
+    /// Connects with the certificate of `client`, if any, and requests the gateway protocol.
     ///
     /// # Errors
-    /// The executor ends it, once it has looked at the certificate.
+    /// If the executor closes the connection after the check of the certificate.
     pub fn raw(&self, client: Option<&str>, ask: &RemoteRequest) -> io::Result<(TlsConnection, RemoteReply)> {
         let mut files = self.doors.tls_files(Some("a key"));
         files.identity = client.map(|client| self.doors.identity_of(client));
@@ -131,10 +132,10 @@ impl RemoteExecutor {
     }
 }
 
-/// What is said next.
+/// Returns the next reply.
 ///
 /// # Errors
-/// The connection ends.
+/// If the connection ends.
 pub fn answer(stream: &mut TlsConnection) -> io::Result<RemoteReply> {
     let mut first = [0; 4];
     stream.read_exact(&mut first)?;
@@ -184,30 +185,30 @@ fn spawn(doors: &SplitEndpoints, place: &TempDir, flags: &[String]) -> Child {
     child
 }
 
-/// A TCP connection's way between two hosts.
+/// Relay of TCP connections between two hosts.
 #[derive(Debug)]
 pub struct HostLink {
-    /// Where it begins.
+    /// Listen address of the relay.
     pub address: SocketAddr,
     shared: Arc<LinkShared>,
 }
 
 #[derive(Debug, Default)]
 struct LinkShared {
-    /// Nothing arrives, and nobody is told.
+    /// Whether no bytes arrive, without notice to either side.
     is_stuck: AtomicBool,
-    /// Connections of earlier numbers are hung up on.
+    /// Connections with smaller numbers are closed.
     hang_ups: AtomicU64,
 }
 
 impl HostLink {
-    /// A wire to `address`.
+    /// Creates a relay to `address`.
     #[must_use]
     pub fn to(address: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let wire = Self { address: listener.local_addr().expect("an address"), shared: Arc::default() };
         let shared = Arc::clone(&wire.shared);
-        // It ends with the process of the test.
+        // The thread ends with the process of the test.
         thread::spawn(move || {
             for near in listener.incoming().flatten() {
                 let Ok(far) = TcpStream::connect(address) else { continue };
@@ -218,17 +219,17 @@ impl HostLink {
         wire
     }
 
-    /// From now on nothing arrives, either way, until it is mended.
+    /// Stops all bytes in both directions until [`mend`](Self::mend).
     pub fn stick(&self) {
         self.shared.is_stuck.store(true, Ordering::SeqCst);
     }
 
-    /// What was stuck goes on, if anybody still waits for it.
+    /// Resumes all stuck connections.
     pub fn mend(&self) {
         self.shared.is_stuck.store(false, Ordering::SeqCst);
     }
 
-    /// Ends all connections.
+    /// Closes all relayed connections.
     pub fn hang_up(&self) {
         self.shared.hang_ups.fetch_add(1, Ordering::SeqCst);
     }
@@ -239,7 +240,7 @@ fn relay(from: &TcpStream, to: &TcpStream, shared: &Arc<LinkShared>) {
     from.set_read_timeout(Some(TICK)).expect("a socket takes time limits");
     let shared = Arc::clone(shared);
     thread::spawn(move || {
-        // Whatever goes wrong ends the connection, as on any network.
+        // Any error ends the connection, as on a real network.
         let _ = carry_until_the_end(&from, &to, &shared);
         let _ = from.shutdown(Shutdown::Both);
         let _ = to.shutdown(Shutdown::Both);

@@ -1,12 +1,12 @@
-//! Split clients of a deployment: they rent its base layers and do the rest of the pass themselves.
+//! Split clients of a deployment, which use its base layers and compute the rest of the pass themselves.
 //!
-//! - [`SplitEndpoints`]: a deployment's ways in for split clients, with certificates and keys
-//! - [`tenant`]: a client in the test's own process, whose every logit can be looked at
+//! - [`SplitEndpoints`]: a deployment's endpoints for split clients, with certificates and keys
+//! - [`tenant`]: a client in the test's process with access to all logits
 //! - [`program`]: `holobiont-client`, which can be killed
-//! - [`exact`]: executors of exact arithmetic that can be killed; [`tap`]: what they were sent
-//! - [`audit`]: whether a pad was used twice
-//! - [`raw`]: clients that say whatever they like
-//! - [`network`]: a network that loses and delays, between namespaces
+//! - [`exact`]: executors of exact arithmetic that can be killed; [`tap`]: a relay that shows their calls
+//! - [`audit`]: check for pads that were used twice
+//! - [`raw`]: clients that send arbitrary bytes
+//! - [`network`]: a network with loss and delay, between namespaces
 
 pub mod audit;
 pub mod exact;
@@ -42,31 +42,31 @@ use crate::{
     watchdog::WATCHDOG,
 };
 
-/// What an executor calls its threads that wait for disks.
+/// Name of the executor's threads that read from disk.
 const READERS: &str = "layer-reader";
 
-/// Whose sessions those with a client certificate are.
+/// Tenant of clients with a client certificate.
 pub const CERTIFIED: &str = "alice";
 
-/// Whom a certificate names that gateways of other hosts show.
+/// Name in the certificate of remote gateways.
 pub const GATEWAY: &str = "front";
 
-/// How calls travel.
+/// How calls reach the executor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SplitRoute {
-    /// Through shared memory.
+    /// Calls use a channel in shared memory.
     SharedMemory,
-    /// ZeroMQ over the private Unix socket.
+    /// Calls use ZeroMQ over the private Unix socket.
     Ipc,
-    /// ZeroMQ over TLS.
+    /// Calls use ZeroMQ over TLS.
     Tls,
 }
 
 impl SplitRoute {
-    /// All of them.
+    /// All transports of calls.
     pub const ALL: [Self; 3] = [Self::SharedMemory, Self::Ipc, Self::Tls];
 
-    /// What `/v1/status` calls it.
+    /// Returns the transport's name in `/v1/status`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -77,7 +77,7 @@ impl SplitRoute {
     }
 }
 
-/// The ways in of a deployment that has not been started.
+/// Endpoints of a deployment that has not been started.
 #[derive(Debug)]
 pub struct SplitEndpoints {
     directory: TempDir,
@@ -85,13 +85,13 @@ pub struct SplitEndpoints {
 }
 
 impl SplitEndpoints {
-    /// Certificates for 127.0.0.1, made as people make them, and a free port.
+    /// Creates certificates for 127.0.0.1 with the users' command, and chooses a free port.
     #[must_use]
     pub fn new() -> Self {
         Self::at(Ipv4Addr::LOCALHOST)
     }
 
-    /// The same for another address of this host.
+    /// Creates endpoints at another address of this host.
     #[must_use]
     pub fn at(host: Ipv4Addr) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
@@ -104,7 +104,7 @@ impl SplitEndpoints {
         doors
     }
 
-    /// Lets a deployment have them: whoever has a certificate may come in from outside.
+    /// Adds the endpoints to a deployment's plan: remote clients with a certificate may connect.
     #[must_use]
     pub fn of(&self, plan: DeploymentPlan) -> DeploymentPlan {
         let text = |name: &str| self.file(name).display().to_string();
@@ -114,7 +114,7 @@ impl SplitEndpoints {
             .set("LAYER_CLIENT_CA", &text("ca.pem"))
     }
 
-    /// Makes a key for `tenant` as people make them; returns it.
+    /// Creates a key for `tenant` with the users' command; returns the key.
     #[must_use]
     pub fn add_key(&self, tenant: &str) -> String {
         let made = holobiont().args(["-q", "key", "add", tenant, "--file"]).arg(self.key_file()).output();
@@ -123,56 +123,56 @@ impl SplitEndpoints {
         String::from_utf8(made.stdout).expect("a key is text").trim().to_owned()
     }
 
-    /// Takes the keys of `tenant` away.
+    /// Removes the keys of `tenant`.
     pub fn remove_keys(&self, tenant: &str) {
         let removed = holobiont().args(["key", "rm", tenant, "--file"]).arg(self.key_file()).output();
         let removed = removed.expect("holobiont key runs");
         assert!(removed.status.success(), "{}", String::from_utf8_lossy(&removed.stderr));
     }
 
-    /// The file with the keys, once there is one.
+    /// Returns the file with the keys, which exists once a key was created.
     #[must_use]
     pub fn key_file(&self) -> PathBuf {
         self.file("keys")
     }
 
-    /// Where TLS is listened for.
+    /// Returns the address of the TLS listener.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The authority.
+    /// Returns the certificate authority's file.
     #[must_use]
     pub fn ca(&self) -> PathBuf {
         self.file("ca.pem")
     }
 
-    /// Certificate and key of [`CERTIFIED`].
+    /// Returns certificate and key of [`CERTIFIED`].
     #[must_use]
     pub fn identity(&self) -> (PathBuf, PathBuf) {
         self.identity_of(CERTIFIED)
     }
 
-    /// Certificate and key of a client.
+    /// Returns certificate and key of a client.
     #[must_use]
     pub fn identity_of(&self, client: &str) -> (PathBuf, PathBuf) {
         (self.file(&format!("client-{client}.pem")), self.file(&format!("client-{client}-key.pem")))
     }
 
-    /// What the door shows.
+    /// Returns the certificate of the listener.
     #[must_use]
     pub fn server_certificate(&self) -> PathBuf {
         self.file("server.pem")
     }
 
-    /// Its key.
+    /// Returns the key of the listener.
     #[must_use]
     pub fn server_key(&self) -> PathBuf {
         self.file("server-key.pem")
     }
 
-    /// What `--executor` is set to for a client that comes over `route`.
+    /// Returns the value of `--executor` for a client on `route`.
     #[must_use]
     pub fn executor(&self, deployment: &Deployment, route: SplitRoute) -> String {
         let state = deployment.place().state();
@@ -183,7 +183,7 @@ impl SplitEndpoints {
         }
     }
 
-    /// Connections over `route`, with the certificate where there is TLS, and with `key` if there is one.
+    /// Returns a connector over `route`, with the certificate for TLS, and with `key` if there is one.
     #[must_use]
     pub fn connector(
         &self,
@@ -199,8 +199,8 @@ impl SplitEndpoints {
         Box::new(connector.expect("the certificates can be read"))
     }
 
-    /// A client that rents over `route`, masked as `masking` says, and shows `key` if there is one. Sooner or later it is
-    /// let in, or the test fails.
+    /// Connects a client over `route` with `masking`, and with `key` if there is one. Retries until the
+    /// executor accepts it or the test times out.
     #[must_use]
     pub fn tenant(
         &self,
@@ -212,10 +212,10 @@ impl SplitEndpoints {
         self.try_tenant(deployment, route, masking, key).expect("the executor takes a client in")
     }
 
-    /// The same, or why it is not let in.
+    /// Connects a client once.
     ///
     /// # Errors
-    /// The executor is not there, or refuses.
+    /// If the executor is unreachable or refuses.
     pub fn try_tenant(
         &self,
         deployment: &Deployment,
@@ -224,12 +224,12 @@ impl SplitEndpoints {
         key: Option<&str>,
     ) -> Result<SplitTenant, CallError> {
         let connector = self.connector(deployment, route, key);
-        // Over ZeroMQ the handshake shows the key.
+        // Over ZeroMQ the handshake carries the key.
         let own_words = key.filter(|_| route == SplitRoute::SharedMemory);
         SplitTenant::rent(deployment.model(), connector, masking, own_words, WATCHDOG)
     }
 
-    /// Whom a client trusts; and how it proves who it is, unless it has a key for that.
+    /// Returns the client's trusted authority, and its certificate unless it has a key.
     #[must_use]
     pub fn tls_files(&self, key: Option<&str>) -> TlsFiles {
         TlsFiles { ca: Some(self.ca()), identity: key.is_none().then(|| self.identity()) }
@@ -246,7 +246,7 @@ impl Default for SplitEndpoints {
     }
 }
 
-/// The command `holobiont`, without the settings of whoever runs the tests.
+/// Builds the command `holobiont` without settings of the developer's environment.
 fn holobiont() -> Command {
     clean(&program("holobiont"))
 }
@@ -261,19 +261,19 @@ fn clean(program: &Path) -> Command {
     command
 }
 
-/// What an executor holds for others: what it would leak if it forgot one.
+/// Resources that an executor holds, to detect leaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeldResources {
-    /// Files and sockets.
+    /// Number of files and sockets.
     pub files: usize,
-    /// Threads, but for the two that read files for clients: they stay a few seconds, whoever comes.
+    /// Number of threads, except the two that read files for clients and stay for a few seconds.
     pub threads: usize,
-    /// Memory shared with others.
+    /// Memory shared with other processes.
     pub shared: SharedMemory,
 }
 
 impl HeldResources {
-    /// What the executor of a deployment holds now.
+    /// Returns the current resources of a deployment's executor.
     #[must_use]
     pub fn of(deployment: &Deployment) -> Self {
         let id = deployment.process(DeploymentProcess::Executor).unwrap_or(0);
@@ -284,7 +284,7 @@ impl HeldResources {
         }
     }
 
-    /// True if this is no more than `before`.
+    /// True if no resource exceeds `before`.
     #[must_use]
     pub fn are_within(&self, before: &Self) -> bool {
         self.files <= before.files

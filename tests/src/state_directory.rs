@@ -1,4 +1,4 @@
-//! Directories that a deployment has to itself.
+//! Directories of a single deployment.
 
 use std::{
     fs,
@@ -7,12 +7,12 @@ use std::{
 
 use tempfile::TempDir;
 
-/// Where deployments keep their state, one after the other.
+/// State directory, used by one deployment at a time.
 #[derive(Debug)]
 pub struct StateDirectory(TempDir);
 
 impl StateDirectory {
-    /// A fresh one, gone when it is dropped.
+    /// Creates a new directory, which is removed on drop.
     #[must_use]
     pub fn new() -> Self {
         let place = Self(tempfile::tempdir().expect("a temporary directory"));
@@ -20,25 +20,25 @@ impl StateDirectory {
         place
     }
 
-    /// The state directory.
+    /// Returns the path of the state directory.
     #[must_use]
     pub fn state(&self) -> PathBuf {
         self.home().join("state")
     }
 
-    /// Adapters may be loaded from below this.
+    /// Returns the folder from which adapters may be loaded.
     #[must_use]
     pub fn adapters(&self) -> PathBuf {
         self.home().join("adapters")
     }
 
-    /// What `HOLOBIONT_HOME` is to its commands.
+    /// Returns the value of `HOLOBIONT_HOME` for commands.
     #[must_use]
     pub fn home(&self) -> &Path {
         self.0.path()
     }
 
-    /// Where its log goes.
+    /// Returns the path of the log file.
     pub(crate) fn log(&self) -> PathBuf {
         self.home().join("log")
     }

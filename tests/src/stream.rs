@@ -1,4 +1,4 @@
-//! Server-sent events, and the ways in which a stream may end.
+//! Server-sent events, and the possible ends of a stream.
 
 use std::{
     fmt,
@@ -13,22 +13,22 @@ use crate::answer::CompletionAnswer;
 /// How a stream ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StreamEnd {
-    /// A finish reason and `[DONE]`.
+    /// The stream ended with a finish reason and `[DONE]`.
     Done,
-    /// An error event with this code.
+    /// The stream ended with an error event of this code.
     Error(String),
-    /// Nothing: the connection just closed. No stream should.
+    /// The connection closed without an end event, which no stream should do.
     Cut,
 }
 
-/// What a stream has told of drafts, as one who follows the rules shows it.
+/// State of provisional tokens, as a conforming client displays it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ShownDrafts {
-    /// Behind the text, and neither said nor taken back.
+    /// Provisional text after the accepted text, neither accepted nor retracted.
     pub standing: String,
-    /// Characters that have come true.
+    /// Number of accepted draft characters.
     pub came_true: usize,
-    /// Characters that were taken back.
+    /// Number of retracted draft characters.
     pub retracted: usize,
 }
 
@@ -53,14 +53,14 @@ impl ShownDrafts {
     }
 }
 
-/// An answer under way. Dropping it disconnects.
+/// A streamed answer in progress. Dropping it disconnects.
 pub struct CompletionStream {
     lines: BufReader<BodyReader<'static>>,
-    /// What has come so far.
+    /// Received part of the answer.
     pub answer: CompletionAnswer,
-    /// What has been told of drafts.
+    /// State of provisional tokens.
     pub told: ShownDrafts,
-    /// Which adapter answers; `None` is the base, or that nothing has come.
+    /// Adapter version that answers; `None` for the base, or before the first event.
     pub generation: Option<String>,
 }
 
@@ -80,7 +80,7 @@ impl CompletionStream {
         }
     }
 
-    /// Reads the next chunk; `Some` if that was the end.
+    /// Reads the next chunk; `Some` at the end.
     pub fn step(&mut self) -> Option<StreamEnd> {
         testkit::step();
         let Some(data) = self.event() else { return Some(StreamEnd::Cut) };
@@ -105,7 +105,7 @@ impl CompletionStream {
         None
     }
 
-    /// Reads to the end, and makes sure that nothing comes after it.
+    /// Reads to the end, and checks that nothing follows it.
     pub fn read_to_end(&mut self) -> StreamEnd {
         let ending = loop {
             if let Some(ending) = self.step() {
@@ -116,14 +116,14 @@ impl CompletionStream {
         ending
     }
 
-    /// What [`read_to_end`](Self::read_to_end) has read, and how it ended.
+    /// Reads to the end like [`read_to_end`](Self::read_to_end) and returns the answer with its end.
     #[must_use]
     pub fn finish(mut self) -> (CompletionAnswer, StreamEnd) {
         let ending = self.read_to_end();
         (self.answer, ending)
     }
 
-    /// The data of the next event; `None` at the end of the body, orderly or not.
+    /// Returns the data of the next event; `None` at the end of the body, with or without an error.
     fn event(&mut self) -> Option<String> {
         loop {
             let mut line = String::new();
@@ -131,7 +131,7 @@ impl CompletionStream {
                 Ok(0) | Err(_) => return None,
                 Ok(_) => {}
             }
-            // Empty lines and comments lie between events.
+            // Empty lines and comments may separate events.
             if let Some(data) = line.strip_prefix("data: ") {
                 return Some(data.trim_end().to_owned());
             }

@@ -1,4 +1,4 @@
-//! Training step by step: the requests that the `tinker` package makes, and nothing of it.
+//! Stepwise training: the requests of the `tinker` package, without the package.
 
 use std::collections::HashMap;
 
@@ -10,22 +10,21 @@ use serde_json::{Value, json};
 
 use crate::{BASE, Client};
 
-/// What is learned: tokens, and the weight of the prediction of each but the first.
+/// A training example: tokens, and the loss weight of each token except the first.
 #[derive(Debug, Clone)]
 pub struct Example {
-    /// At least two.
+    /// Token ids, at least two.
     pub tokens: Vec<u32>,
-    /// One fewer.
+    /// Loss weights, one fewer than the tokens.
     pub weights: Vec<f32>,
 }
 
-/// A model that is trained.
+/// A model in training.
 #[derive(Debug)]
 pub struct TinkerModel<'a> {
     client: &'a Client,
     session: String,
     id: String,
-    /// The number of the last request.
     seq: i32,
 }
 
@@ -36,7 +35,7 @@ impl<'a> TinkerModel<'a> {
         Self::of(client, "create_model", json!({ "base_model": BASE, "lora_config": lora }))
     }
 
-    /// Begins one with the state at `path`, the optimizer's numbers too.
+    /// Begins a session with the state at `path`, with the optimizer's state.
     #[must_use]
     pub fn resume(client: &'a Client, path: &str) -> Self {
         Self::of(client, "load_weights", json!({ "path": path, "optimizer": true }))
@@ -54,12 +53,12 @@ impl<'a> TinkerModel<'a> {
         model
     }
 
-    /// Gathers the gradients of `examples`, which are sums over tokens, and makes a step of them.
+    /// Accumulates the gradients of `examples`, as sums over tokens, and makes an optimizer step.
     pub fn step(&mut self, examples: &[Example], adam: &Value) {
         self.try_step(examples, adam).unwrap_or_else(|failure| panic!("{failure}"));
     }
 
-    /// The same, or why there is no step.
+    /// Makes a step, or returns the error.
     pub fn try_step(&mut self, examples: &[Example], adam: &Value) -> Result<(), Value> {
         self.seq += 1;
         let request = ForwardBackwardRequest {
@@ -77,14 +76,14 @@ impl<'a> TinkerModel<'a> {
         self.try_promised("optim_step", &body).map(drop)
     }
 
-    /// Keeps adapter and optimizer; the path of the state, or why there is none.
+    /// Saves adapter and optimizer state; returns the path or the error.
     pub fn try_save(&mut self, name: &str) -> Result<String, Value> {
         let body = self.numbered(json!({ "path": name }));
         let saved = self.try_promised("save_weights", &body)?;
         Ok(saved["path"].as_str().expect("a path").to_owned())
     }
 
-    /// Serves the adapter under `name`; the name by which it is known then.
+    /// Serves the adapter under `name`; returns the name for requests.
     pub fn publish(&mut self, name: &str) -> String {
         let body = self.numbered(json!({ "path": name }));
         let path = self.promised("save_weights_for_sampler", &body)["path"].clone();
@@ -92,7 +91,7 @@ impl<'a> TinkerModel<'a> {
         format!("tinker-{run}-{name}")
     }
 
-    /// Ends the session.
+    /// Ends the training session.
     pub fn end(self) {
         let route = format!("/api/v1/sessions/{}/finish", self.session);
         self.client.try_post(&route, &json!({})).expect("an end");
@@ -109,7 +108,7 @@ impl<'a> TinkerModel<'a> {
         self.try_promised(route, body).unwrap_or_else(|failure| panic!("{route}: {failure}"))
     }
 
-    /// What comes of a request once its turn has come: a result, or the failure that the client is told.
+    /// Sends a request and fetches its future: a result, or the failure reported to the client.
     fn try_promised(&self, route: &str, body: &Value) -> Result<Value, Value> {
         let promise = self.client.try_post(&format!("/api/v1/{route}"), body).expect("a promise");
         loop {

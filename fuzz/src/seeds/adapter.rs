@@ -1,4 +1,4 @@
-//! PEFT adapters: a header that burns time, shapes that wrap, patterns that never end.
+//! PEFT adapters: a header that takes long to parse, shapes that overflow, patterns without end.
 
 use serde_json::{Value, json};
 
@@ -20,7 +20,7 @@ fn with(option: &str, value: Value) -> Value {
     config
 }
 
-/// A safetensors file with this header, as text, and `data_bytes` zeros.
+/// Builds a safetensors file with this header as text and `data_bytes` zeros.
 pub(super) fn safetensors(header: &str, data_bytes: usize) -> Vec<u8> {
     let length = (header.len() as u64).to_le_bytes();
     [length.as_slice(), header.as_bytes(), &vec![0; data_bytes]].concat()
@@ -34,12 +34,11 @@ fn name(layer: usize, part: char) -> String {
     format!("base_model.model.model.layers.{layer}.self_attn.q_proj.lora_{part}.weight")
 }
 
-/// The weights that belong to [`config`].
 fn weights() -> Vec<u8> {
     safetensors(&Value::from(layers()).to_string(), 512)
 }
 
-/// Their header: 512 bytes.
+/// Returns the header of these weights, with 512 bytes of data.
 fn layers() -> serde_json::Map<String, Value> {
     let mut header = serde_json::Map::new();
     for layer in 0..2 {
@@ -50,7 +49,7 @@ fn layers() -> serde_json::Map<String, Value> {
     header
 }
 
-/// The same with a copy of the head, of this shape and in 16 bits.
+/// Builds the weights with a copy of the head, of this shape and in 16 bits.
 fn with_head(shape: &[u64]) -> Vec<u8> {
     let bytes = 2 * shape.iter().product::<u64>();
     let mut header = layers();
@@ -59,7 +58,7 @@ fn with_head(shape: &[u64]) -> Vec<u8> {
     safetensors(&Value::from(header).to_string(), 512 + bytes as usize)
 }
 
-/// The same with a magnitude of this shape for each layer.
+/// Builds the weights with a magnitude of this shape for each layer.
 fn with_magnitudes(shape: &[u64]) -> Vec<u8> {
     let bytes = 4 * shape.iter().product::<u64>();
     let mut header = serde_json::Map::new();
@@ -191,7 +190,7 @@ fn patterns(make: &mut Maker) {
     let bomb = r"(?=(.*.*.*.*.*.*.*.*)*z)\1";
     option("targets that backtrack without end", "target_modules", json!(bomb), "takes too long");
     option("nested repetition", "target_modules", json!(r"(?:(?:(?:[a-z_.0-9]*)*)*)*(?=!)z"), "");
-    // Within the brackets PEFT puts around it, the first group of the pattern is the second.
+    // PEFT adds brackets around the pattern, so its first group becomes the second.
     let bomb = r"(?=(.*.*.*.*.*.*.*.*)*z)\3";
     option("a rank pattern that backtracks", "rank_pattern", json!({bomb: 4}), "takes too long");
     option(

@@ -1,4 +1,4 @@
-//! Deployment files, and what a gateway that is none might answer.
+//! Deployment files, and answers of a server that is not a gateway.
 
 use super::{Maker, Seed};
 

@@ -1,4 +1,4 @@
-//! What reaches the endpoint picker, as it should be and as whoever means harm would send it.
+//! Valid and hostile input of the endpoint picker.
 
 use endpoint_picker::messages::{
     HeaderMap, HeaderValue, HttpBody, HttpHeaders, ProcessingRequest, RequestPart,
@@ -65,7 +65,7 @@ pub(super) fn messages() -> Vec<Seed> {
     make.refused("a message of nothing", "out of order", framed(&[ProcessingRequest::default()]), "no part");
     make.refused("a length without a message", SIZES, vec![0xff; 4], "breaks off");
     make.refused("no protobuf", SIZES, [&[0, 0, 0, 3][..], &[0x12, 0xff, 0xff]].concat(), "decode");
-    // Metadata: a struct in a struct and so on, as protobuf nests it.
+    // Metadata: deeply nested structs in protobuf's encoding.
     let mut nested = vec![0x1a, 0x00];
     for _ in 0..1_000 {
         let mut outer = vec![0x2a];

@@ -1,4 +1,4 @@
-//! Grammars that explode, and answers that are nearly calls.
+//! Grammars that explode, and answers that resemble tool calls.
 
 use serde_json::{Value, json};
 

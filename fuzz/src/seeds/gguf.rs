@@ -1,5 +1,5 @@
 //! GGUF files: llama.cpp's and Ollama's advisories (CVE-2024-21802, -23605, CVE-2025-53630, its bypass
-//! CVE-2026-27940, CVE-2026-33298, CVE-2026-7482) live in counts, lengths, offsets and the alignment.
+//! CVE-2026-27940, CVE-2026-33298, CVE-2026-7482) concern counts, lengths, offsets and the alignment.
 
 use super::{Maker, Seed};
 
@@ -9,7 +9,7 @@ const SHAPES: &str = "CVE-2024-21802, CVE-2026-33298 (shapes and types)";
 const PADDING: &str = "GGML_PAD, alignment 2^31, division by ne = 0";
 const GROWTH: &str = "limits after allocation";
 
-/// Kinds of metadata values.
+/// Type codes of metadata values.
 mod kind {
     pub(super) const U8: u32 = 0;
     pub(super) const U32: u32 = 4;
@@ -19,7 +19,6 @@ mod kind {
     pub(super) const ARRAY: u32 = 9;
 }
 
-/// A file under construction.
 #[derive(Default, Clone)]
 struct File {
     entries: u64,
@@ -70,7 +69,6 @@ impl File {
         self
     }
 
-    /// A tensor of single-precision zeros.
     fn zeros(mut self, name: &str, dims: &[u64]) -> Self {
         let offset = self.data.len() as u64;
         let bytes = usize::try_from(dims.iter().product::<u64>() * 4).unwrap_or(0);
@@ -82,7 +80,7 @@ impl File {
         self.declaring(self.tensors, self.entries)
     }
 
-    /// The file with other counts than it has.
+    /// Returns the file with false counts.
     fn declaring(&self, tensors: u64, entries: u64) -> Vec<u8> {
         let counts = [&tensors.to_le_bytes()[..], &entries.to_le_bytes()].concat();
         let mut bytes = [b"GGUF", &3u32.to_le_bytes()[..], &counts, &self.metadata, &self.table].concat();
@@ -92,7 +90,7 @@ impl File {
     }
 }
 
-/// A whole model of one block.
+/// Builds a complete model of one block.
 fn llama() -> File {
     let mut file = File::default()
         .text("general.architecture", "llama")
@@ -227,7 +225,7 @@ fn shapes(make: &mut Maker) {
     make.refused("a model of 2^32 - 1 blocks", SHAPES, blocks, "number of layers");
 }
 
-/// The whole model with another number for `key`.
+/// Builds the model with another number for `key`.
 fn llama_with(key: &str, value: u32) -> Vec<u8> {
     let mut file = llama();
     let place = string(key);
@@ -246,17 +244,18 @@ fn alignments(make: &mut Maker) {
     make.refused("an alignment that is a text", PADDING, text, "general.alignment");
 }
 
-/// A byte-level vocabulary of `texts` with these merges.
+/// Builds a byte-level vocabulary of `texts` with these merges.
 fn vocabulary(texts: &[String], merges: &[String]) -> File {
     split_as(texts, merges, "gpt-2")
 }
 
-/// The bytes of a byte-level vocabulary whose texts are split as `pre` says.
+/// Returns the bytes of a byte-level vocabulary whose pre-tokenizer is `pre`.
 pub(super) fn byte_level(texts: &[String], merges: &[String], pre: &str) -> Vec<u8> {
     split_as(texts, merges, pre).bytes()
 }
 
-/// One token for each byte, one for two line ends, and those that begin and end a turn.
+/// Builds a vocabulary with one token for each byte, one for two line ends, and the tokens that begin and end
+/// a turn.
 pub(super) fn chat_vocabulary() -> Vec<u8> {
     let mut tokens: Vec<String> = (0..0x144).filter_map(char::from_u32).map(String::from).collect();
     let start = tokens.len() as u32;
@@ -323,7 +322,7 @@ pub(super) fn tokenizers() -> Vec<Seed> {
     make.seeds
 }
 
-/// An adapter for the q of the first block.
+/// Builds an adapter for q of the first block.
 fn lora() -> File {
     File::default()
         .text("general.type", "adapter")

@@ -1,4 +1,4 @@
-//! Bodies of requests (RELIABILITY I3), and key files.
+//! Request bodies (RELIABILITY I3), and key files.
 
 use serde_json::{Value, json};
 
@@ -20,7 +20,7 @@ fn with(option: &str, value: Value) -> Vec<u8> {
     body.to_string().into_bytes()
 }
 
-/// The body with more text inside its braces.
+/// Returns the body with more text inside its braces.
 fn inside(text: &str) -> Vec<u8> {
     completion().to_string().replacen('{', &format!("{{{text},"), 1).into_bytes()
 }
@@ -50,7 +50,7 @@ pub(super) fn completions() -> Vec<Seed> {
     ] {
         make.refused(name, class, with(option, value), option);
     }
-    // Whether so many fit the context is asked when the prompt is known.
+    // The context limit is checked later, when the prompt is known.
     make.valid("max_tokens of 2^31", with("max_tokens", json!(1u64 << 31)));
     let deep = inside(&format!("\"a\":{}", "[".repeat(100_000)));
     make.refused("a body 100,000 deep", JSON, deep, "not valid JSON");
@@ -103,7 +103,7 @@ pub(super) fn chats() -> Vec<Seed> {
     make.seeds
 }
 
-/// Bodies that are refused whatever a route wants: `option` is a field it has, and takes no list.
+/// Adds bodies that every route refuses: `option` is a field of the route that takes no list.
 fn common(make: &mut Maker, valid: &Value) {
     let with = |option: &str, value: Value| {
         let mut body = valid.clone();
@@ -122,7 +122,7 @@ fn common(make: &mut Maker, valid: &Value) {
     make.refused("300,000 names", JSON, format!("{{{}}}", names.join(",")).into_bytes(), "not valid JSON");
 }
 
-/// A body of `/v1/load_lora_adapter` with another value.
+/// Returns a body of `/v1/load_lora_adapter` with another value.
 fn load_with(option: &str, value: Value) -> Vec<u8> {
     let mut body = json!({"lora_name": "mine", "lora_path": "/adapters/mine"});
     body[option] = value;
@@ -147,7 +147,7 @@ pub(super) fn loads() -> Vec<Seed> {
         load_with("lora_int_id", json!(1.8446744073709552e19)),
         "int_id",
     );
-    // What a name or a path may be is asked where it is used.
+    // Names and paths are validated where they are used.
     make.bounded(
         "a path that leads out",
         "CVE-2024-37032 (paths)",

@@ -1,4 +1,4 @@
-//! What split clients send, as it should be and as whoever means harm would send it.
+//! Valid and hostile messages of split clients.
 
 use shmproto::{
     codec::Wire,
@@ -155,7 +155,7 @@ pub(super) fn from_layers() -> Vec<Seed> {
     make.seeds
 }
 
-/// A greeting and, with NULL, the properties of a DEALER.
+/// Returns a greeting and, with NULL, the properties of a DEALER.
 fn greeting(mechanism: &str, properties: bool) -> Vec<u8> {
     let mut bytes = vec![0; 64];
     bytes[..12].copy_from_slice(&[0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 1]);
@@ -168,7 +168,7 @@ fn greeting(mechanism: &str, properties: bool) -> Vec<u8> {
 
 pub(super) fn zmtp() -> Vec<Seed> {
     let mut make = Maker::new("zmtp");
-    // A byte more: how many come at a time.
+    // One additional byte is the number of bytes per read.
     let null = |rest: &[u8]| [&[255][..], &greeting("NULL", true), rest].concat();
     let plain = |rest: &[u8]| [&[3][..], &greeting("PLAIN", false), rest].concat();
     let mut message = Vec::new();
@@ -218,7 +218,7 @@ pub(super) fn zmtp() -> Vec<Seed> {
     make.seeds
 }
 
-/// The words of a region: counts, and calls in the first ring.
+/// Returns the words of a region: counts, and calls in the first ring.
 fn region(submitted: u32, calls: &[CallHeader]) -> Vec<u8> {
     let mut bytes = vec![0; 448];
     bytes[64..68].copy_from_slice(&submitted.to_le_bytes());

@@ -1,4 +1,4 @@
-//! Files of KV blocks: whole, cut, of others, and what spoils their beginning.
+//! KV block files: valid, truncated, of other versions, and with a damaged header.
 
 use std::{error::Error, fs};
 
@@ -15,11 +15,11 @@ use super::{
 };
 use crate::store::LAYOUT;
 
-/// Where the entries of the first slots are, and how long each is; `crates/data-plane/kv-cache/src/store/format.rs` draws them.
+/// Offset of the first slots' entries and length of each; `cache/src/store/format.rs` draws them.
 const ENTRIES: usize = 4096;
 const ENTRY_BYTES: usize = 192;
 
-/// A file with a block in each of the first `blocks` slots.
+/// Builds a file with a block in each of the first `blocks` slots.
 fn image(layout: &StoreLayout, blocks: u32) -> Vec<u8> {
     let make = || -> Result<Vec<u8>, Box<dyn Error>> {
         let folder = crate::targets::folder(&[]);

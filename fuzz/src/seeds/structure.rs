@@ -1,4 +1,4 @@
-//! Schemas, expressions and grammars whose parts are changed: common ones, and the worst that are known.
+//! Schemas, expressions and grammars for structural changes: common ones, and the worst known ones.
 
 use serde_json::{Value, json};
 

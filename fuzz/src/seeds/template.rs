@@ -1,4 +1,4 @@
-//! Chat templates: programs from a model's author over messages from anybody.
+//! Chat templates: a model author's programs over untrusted messages.
 
 use super::{Maker, Seed};
 use crate::parts::join;
@@ -6,7 +6,7 @@ use crate::parts::join;
 const ENDLESS: &str = "CVE-2026-115911 (endless rendering)";
 const CODE: &str = "CVE-2024-34359, CVE-2024-2952 (code in templates)";
 
-/// Mutations leave these alone: what a template repeats is bounded by the engine, at a hundred million.
+/// Class of seeds that are not mutated, because the engine bounds repetition only at a hundred million.
 pub(super) const REPETITION: &str = "repetition";
 
 pub(super) fn templates() -> Vec<Seed> {
@@ -40,7 +40,7 @@ pub(super) fn templates() -> Vec<Seed> {
         "",
     );
     endless("an unfinished tag", "{% for", "cannot be compiled");
-    // Refused by the engine; its own limit is a hundred million, so these are no start for mutations.
+    // The engine refuses these; its limit is a hundred million, so they are unsuitable for mutations.
     make.refused("a list of 10**9", REPETITION, with("{% set a = [0] * 10**9 %}{{ a }}"), "too large");
     make.refused("a text of 10**9", REPETITION, with("{{ 'a' * 10**9 }}"), "too large");
     let mut code = |name, template: &str| make.bounded(name, CODE, with(template));

@@ -1,4 +1,4 @@
-//! `tokenizer.json`: vocabularies that contradict themselves, and expressions and texts that take for ever.
+//! `tokenizer.json` files: contradictory vocabularies, and expressions and texts that take exponential time.
 
 use serde_json::{Map, Value, json};
 
@@ -31,7 +31,7 @@ fn input(json: &Value, text: &str) -> Vec<u8> {
     join(&[json.to_string().as_bytes(), b"", text.as_bytes()])
 }
 
-/// Splits by a regular expression.
+/// Returns a pre-tokenizer that splits by a regular expression.
 fn split(expression: &str) -> Value {
     json!({"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": false})
 }

@@ -1,4 +1,4 @@
-//! Training data: lines of every kind, and what spoils a file of them.
+//! Training data: valid lines of every kind, and invalid files.
 
 use serde_json::{Value, json};
 

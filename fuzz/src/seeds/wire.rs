@@ -1,4 +1,4 @@
-//! Messages between the processes: counts and tags of a peer that means harm.
+//! Messages between the processes: counts and tags of a hostile peer.
 
 use shmproto::{
     codec::Wire,
@@ -58,7 +58,7 @@ pub(super) fn to_executor() -> Vec<Seed> {
     make.valid("a load of a sum", ToExecutor::LoadAdapter(load).to_bytes());
     let unload = UnloadAdapter { request: 1, adapter: [1; 32] };
     make.valid("an unload", ToExecutor::UnloadAdapter(unload).to_bytes());
-    // The count of the prompt follows tag, request, adapter, namespace and owner.
+    // The prompt's length follows tag, request, adapter, namespace and owner.
     let mut bytes = ToExecutor::Generate(generate()).to_bytes();
     let at = 1 + 8 + 33 + 32 + 32 + 32;
     bytes[at..at + 4].copy_from_slice(&u32::MAX.to_le_bytes());
@@ -160,17 +160,17 @@ pub(super) fn to_gateway() -> Vec<Seed> {
     make.valid("a welcome", ToGateway::Welcome(welcome()).to_bytes());
     make.valid("figures of adapters and workers", ToGateway::Stats(stats()).to_bytes());
     let mut bytes = ToGateway::Stats(stats()).to_bytes();
-    // The count of the workers stands before the one worker; the figures of split clients come last.
+    // The number of workers stands before the one worker; the stats of split clients come last.
     let at = bytes.len() - stats().layers.to_bytes().len() - WorkerStats::MIN_BYTES - 4;
     bytes[at..at + 4].copy_from_slice(&u32::MAX.to_le_bytes());
     make.refused("figures of 2^32 - 1 workers", COUNTS, bytes, "ends early");
     let mut bytes = ToGateway::Stats(stats()).to_bytes();
-    // The count of their sessions is the last of these, and there is none.
+    // The number of their sessions, 0, is the last field.
     let at = bytes.len() - 4;
     bytes[at..].copy_from_slice(&u32::MAX.to_le_bytes());
     make.refused("figures of 2^32 - 1 split clients", COUNTS, bytes, "ends early");
     let mut bytes = ToGateway::Welcome(welcome()).to_bytes();
-    // The mode follows both budgets; 20 bytes of limits and the adapters come behind it.
+    // The mode follows both budgets; 20 bytes of limits and the adapters come after it.
     let at = bytes.len() - (4 + 32) - 20 - 1;
     bytes[at] = 3;
     make.refused("a mode of cold starts that there is not", FORMAT, bytes, "ColdStart");

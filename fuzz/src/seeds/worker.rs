@@ -1,4 +1,4 @@
-//! What a worker and its executor hand to each other: messages, and adapters in shared memory.
+//! Data between a worker and its executor: messages, and adapters in shared memory.
 
 use shmproto::{
     codec::Wire,
@@ -36,7 +36,7 @@ pub(super) fn messages() -> Vec<Seed> {
     make.seeds
 }
 
-/// Two matrices of rank 2, in 16 and 32 bits.
+/// Builds two matrices of rank 2, in 16 and 32 bits.
 fn image() -> Vec<u8> {
     let first = ImageEntry {
         module: 8,
@@ -63,7 +63,7 @@ pub(super) fn images() -> Vec<Seed> {
         image[at..at + bytes.len()].copy_from_slice(bytes);
         image
     };
-    // Where the fields of the header and of the second entry are; docs/PROTOCOL.md draws them.
+    // Offsets of the fields of the header and of the second entry; docs/PROTOCOL.md draws them.
     let entry = HEADER_BYTES + ENTRY_BYTES;
     make.refused("2^32 - 1 modules", COUNTS, with(12, &[255; 4]), "modules");
     make.refused("8,192 modules in 448 bytes", COUNTS, with(12, &8192u32.to_le_bytes()), "too short");

@@ -1,40 +1,33 @@
-//! Small charts in SVG: lines over time, and bars with intervals.
+//! Draws small charts in SVG: lines over time, and bars with intervals.
 
 use std::fmt::Write as _;
 
 const WIDTH: f64 = 760.0;
 const HEIGHT: f64 = 300.0;
-/// Left, right, top and bottom of the area that is drawn in.
+/// Left, right, top and bottom of the drawing area in pixels.
 const LEFT: f64 = 64.0;
 const RIGHT: f64 = 600.0;
 const TOP: f64 = 36.0;
 const BOTTOM: f64 = 250.0;
-/// Colours that people who see few colours can tell apart (Okabe and Ito).
+/// Colors that readers with color blindness can distinguish (Okabe and Ito).
 const COLOURS: [&str; 7] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"];
-/// Points of a line that can be told apart.
+/// Maximum number of points of a line, beyond which they cannot be told apart.
 const MAX_POINTS: usize = 200;
 
-/// A line.
 #[derive(Debug, Clone)]
 pub(crate) struct ChartLine {
-    /// What it is of.
     pub(crate) name: String,
-    /// Its points, from left to right.
     pub(crate) points: Vec<(f64, f64)>,
 }
 
-/// A bar.
 #[derive(Debug, Clone)]
 pub(crate) struct Bar {
-    /// What it is of.
     pub(crate) name: String,
-    /// Its height.
     pub(crate) value: f64,
-    /// Half the width of its interval.
     pub(crate) half_interval: f64,
 }
 
-/// Lines over a common axis; `marks` are places on it that have names.
+/// Draws lines over a common axis; `marks` are named positions on it.
 #[must_use]
 pub(crate) fn lines(
     title: &str,
@@ -88,7 +81,6 @@ pub(crate) fn lines(
     svg + "</svg>\n"
 }
 
-/// Bars with their intervals.
 #[must_use]
 pub(crate) fn bars(title: &str, y_name: &str, bars: &[Bar]) -> String {
     let y_max = ceiling(bars.iter().map(|bar| bar.value + bar.half_interval).fold(0.0, f64::max));
@@ -112,7 +104,7 @@ pub(crate) fn bars(title: &str, y_name: &str, bars: &[Bar]) -> String {
     svg + "</svg>\n"
 }
 
-/// Title, background, and the axis at the left with its grid.
+/// Draws the title, the background, and the left axis with its grid.
 fn frame(title: &str, y_name: &str, y_max: f64) -> String {
     let mut svg = format!(
         "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {HEIGHT}' font-family='sans-serif' font-size='11'>\
@@ -142,7 +134,7 @@ fn escaped(words: &str) -> String {
     words.replace('&', "&amp;").replace('<', "&lt;")
 }
 
-/// The next of 1, 2, 2.5, 5 times a power of ten.
+/// Rounds up to 1, 2, 2.5 or 5 times a power of ten.
 fn ceiling(value: f64) -> f64 {
     if value <= 0.0 {
         return 1.0;
@@ -152,7 +144,7 @@ fn ceiling(value: f64) -> f64 {
     steps.into_iter().map(|step| step * power).find(|step| *step >= value).unwrap_or(value)
 }
 
-/// With as many digits as matter.
+/// Formats a value with its significant digits.
 fn short(value: f64) -> String {
     let digits = if value.abs() >= 100.0 || value.fract() == 0.0 {
         0

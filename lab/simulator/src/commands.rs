@@ -1,16 +1,16 @@
-//! What the program can do. Everything is printed as one JSON object a line, the first with all parameters.
+//! Commands of the program. Output is one JSON object a line; the first holds all parameters.
 //!
 //! # Layout
 //!
-//! - `options`: what is simulated.
-//! - `side_by_side`: many runs at once.
+//! - `options`: parameters of all commands.
+//! - `side_by_side`: parallel runs.
 //! - `run`: one run. `compare`: all variants. `peak`: the highest rate.
-//! - `phases`, `knee`, `starvation`, `correlation`: the paper's stories.
+//! - `phases`, `knee`, `starvation`, `correlation`: experiments of the paper.
 //! - `fleet`: several executors behind one gateway.
-//! - `flood`: some tenants beside one that asks for too much.
-//! - `forecast`: what a load would see on a number of executors.
-//! - `fault_scenarios`: small fleets in which everything goes wrong.
-//! - `drawing`: charts of a run. `bench`: what decisions take.
+//! - `flood`: four tenants beside one with excessive load.
+//! - `forecast`: latencies of a load on a number of executors.
+//! - `fault_scenarios`: small fleets with injected faults.
+//! - `drawing`: charts of a run. `bench`: times of decisions.
 
 mod bench;
 mod compare;
@@ -40,7 +40,7 @@ use crate::{
     workload::replay::TraceError,
 };
 
-/// The cache and the scheduler of an executor on a virtual clock.
+/// Simulates an executor's cache and scheduler on a virtual clock.
 #[derive(Debug, Parser)]
 #[command(name = "holobiont-simulator", version)]
 pub struct SimulatorCli {
@@ -50,68 +50,69 @@ pub struct SimulatorCli {
 
 #[derive(Debug, Subcommand)]
 enum SimulatorCommand {
-    /// One run.
+    /// Simulates one run of the options.
     Run(run::RunCommand),
-    /// All variants on the same workloads, seed by seed.
+    /// Compares all variants on the same workloads, seed by seed.
     Compare(compare::Compare),
-    /// The highest rate at which the mean time to the first token is below a limit.
+    /// Finds the highest rate at which the mean time to first token stays below a limit.
     Peak(peak::Peak),
-    /// What the device holds as the load rises (E-24).
+    /// Shows the device's content as the load rises (E-24).
     Phases(phases::Phases),
-    /// Times to the first token over the share that adapters have to themselves (E-26).
+    /// Measures times to first token over the device share reserved for adapters (E-26).
     Knee(knee::Knee),
-    /// What each side of a divided device has in use, with few adapters and then with more (E-26).
+    /// Measures the used part of each side of a divided device, with few adapters and with more (E-26).
     Starvation(starvation::Starvation),
-    /// Whether last use, frequency and cost agree (E-27).
+    /// Measures whether recency, frequency and cost agree (E-27).
     Correlation(correlation::Correlation),
-    /// Several executors behind one gateway, with every policy on the same requests (C-23).
+    /// Simulates several executors behind one gateway, with every policy on the same requests (C-23).
     Fleet(fleet::FleetCommand),
-    /// Four tenants beside one that asks for ten times as much as each of them.
+    /// Simulates four tenants beside one that sends ten times as many requests as each of them.
     Flood(flood::Flood),
-    /// What a load would see on a number of executors, and how many it needs.
+    /// Forecasts the latencies of a load on a number of executors, and the number that it needs.
     Forecast(Box<forecast::Forecast>),
-    /// Lives through worlds in which executors die, messages are lost and clocks jump, and checks what must hold.
+    /// Runs fault scenarios in which executors fail, messages are lost and clocks jump, and checks
+    /// invariants.
     Worlds(fault_scenarios::FaultScenarios),
-    /// Times of the cache's own work on this machine (E-17), and of a choice among executors.
+    /// Times the cache's own work on this machine (E-17), and a choice among executors.
     Bench(bench::DecisionBench),
-    /// The cost model in JSON, to be changed and given back by --cost-model.
+    /// Prints the cost model in JSON, to be changed and passed to --cost-model.
     Costs(SimulationOptions),
-    /// A completion script for a shell.
+    /// Prints a completion script for a shell.
     Completions {
-        /// The shell that will read it
+        /// Shell that reads the script
         #[arg(value_enum)]
         shell: Shell,
     },
 }
 
-/// Why a command came to nothing.
+/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
-    /// A number that an option cannot have.
+    /// The value of an option is out of range.
     #[error("{0} has a value that it cannot have; see --help")]
     Option(&'static str),
-    /// The file of costs.
+    /// The cost file cannot be used.
     #[error(transparent)]
     Cost(#[from] CostError),
-    /// The trace.
+    /// The trace cannot be used.
     #[error(transparent)]
     Trace(#[from] TraceError),
-    /// The run.
+    /// The simulation cannot be set up or run.
     #[error(transparent)]
     Simulation(#[from] SimulationError),
-    /// Something that must hold does not.
+    /// A checked invariant is broken.
     #[error(transparent)]
     World(#[from] InvariantBroken),
-    /// A result cannot be written.
+    /// The output cannot be written.
     #[error("cannot write the results")]
     Write(#[from] io::Error),
 }
 
 impl SimulatorCli {
-    /// Does what it says.
+    /// Runs the command.
     ///
     /// # Errors
-    /// What is asked for makes no sense, or results cannot be written.
+    /// If an option's value is invalid, or results cannot be written.
     pub fn run(self, out: &mut impl Write) -> Result<(), CommandError> {
         match self.command {
             SimulatorCommand::Run(run) => run.run(out),
@@ -136,7 +137,6 @@ impl SimulatorCli {
     }
 }
 
-/// One line of JSON.
 fn print(out: &mut impl Write, what: &impl Serialize) -> Result<(), CommandError> {
     let line = serde_json::to_string(what).map_err(io::Error::from)?;
     Ok(writeln!(out, "{line}")?)

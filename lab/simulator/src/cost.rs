@@ -1,4 +1,5 @@
-//! What a step and a copy take: a linear model, read from a file, one of two presets, or fitted to what was measured.
+//! Times of steps and copies: a linear model, read from a file, one of two presets, or fitted to
+//! measurements.
 
 pub mod fit;
 
@@ -11,70 +12,70 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CostModel {
-    /// What a request takes outside the executor, on its way in and out; nobody else waits for it.
+    /// Time of a request outside the executor, on its way in and out; it delays no other request.
     #[serde(default)]
     pub request_s: f64,
-    /// Any step.
+    /// Fixed time of any step.
     pub step_s: f64,
-    /// A step of more than one token, beside that: kernels for several rows are others.
+    /// Additional fixed time of a step with more than one token, which uses other kernels.
     #[serde(default)]
     pub batch_s: f64,
-    /// Every token of a prompt in a step.
+    /// Time per prompt token of a step.
     pub prefill_token_s: f64,
-    /// So many tokens of a step take nothing beyond it, those that decode among them: the weights are read meanwhile.
+    /// Number of tokens per step without a further cost, decoding ones included, while the weights are read.
     #[serde(default)]
     pub free_tokens: usize,
-    /// Every pair of a token of a prompt and one that it looks back at.
+    /// Time per pair of a prompt token and an earlier token that it attends to.
     #[serde(default)]
     pub prefill_pair_s: f64,
-    /// Every sequence that decodes in a step.
+    /// Time per decoding sequence of a step.
     pub decode_sequence_s: f64,
-    /// Every token that a sequence of the step has before it.
+    /// Time per context token of the step's sequences.
     pub context_token_s: f64,
-    /// Every rank of an adapter, for each row of the step that has it.
+    /// Time per adapter rank, for each row of the step.
     #[serde(default)]
     pub rank_row_s: f64,
-    /// Tokens of a block.
+    /// Number of tokens per block.
     pub block_tokens: usize,
-    /// Bytes of a block.
+    /// Bytes per KV block.
     pub block_bytes: u64,
-    /// Bytes that one rank of an adapter takes.
+    /// Bytes per rank of an adapter.
     pub rank_bytes: u64,
-    /// A block that comes to the device or is taken off it, where the thread that computes copies it: a step waits for that.
+    /// Time per block copied to or from the device by the computing thread, which delays the step.
     #[serde(default)]
     pub block_copy_s: f64,
-    /// Between host and device, in either direction; the directions do not disturb each other.
+    /// Bandwidth between host and device in each direction; the directions are independent.
     pub link_bytes_per_s: f64,
-    /// From and to the disk, both directions together.
+    /// Bandwidth of the disk, both directions together.
     pub disk_bytes_per_s: f64,
-    /// An adapter that an executor does not have comes from the store: whichever it is, and every byte of it.
+    /// Fixed time of loading an adapter from the store, plus `load_byte_s` per byte.
     #[serde(default)]
     pub load_s: f64,
-    /// See `load_s`.
+    /// Time per byte of loading an adapter from the store.
     #[serde(default)]
     pub load_byte_s: f64,
 }
 
-/// What a step computes.
+/// Amount of work of one step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ComputedWork {
-    /// Tokens of prompts.
+    /// Number of prompt tokens in the step.
     pub prefill_tokens: usize,
-    /// Pairs of one of them and a token that it looks back at.
+    /// Number of pairs of a prompt token and an earlier token.
     pub prefill_pairs: usize,
-    /// Sequences that decode.
+    /// Number of decoding sequences in the step.
     pub decode_sequences: usize,
-    /// Tokens that all sequences of the step have before it.
+    /// Number of context tokens of all sequences.
     pub context_tokens: usize,
-    /// Ranks of the adapters of all rows, each row's own.
+    /// Sum of the adapter ranks of all rows.
     pub rank_rows: usize,
 }
 
-/// What a step's time is a sum of.
+/// Number of terms in the time of a step.
 const TERMS: usize = 7;
 
 impl ComputedWork {
-    /// How much there is of what takes time each.
+    /// Returns the amount of each term.
     fn terms(&self, free_tokens: usize) -> [f64; TERMS] {
         let free = free_tokens.saturating_sub(self.decode_sequences);
         [
@@ -89,22 +90,22 @@ impl ComputedWork {
     }
 }
 
-/// A file of costs that cannot be used.
+/// Why a cost file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CostError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read the cost model {0}; give a path to a JSON file, or a --preset")]
     Read(String, #[source] io::Error),
-    /// It is no cost model.
+    /// The file is not a cost model in JSON.
     #[error("{0} is no cost model; `holobiont-simulator costs` prints one to begin with")]
     Parse(String, #[source] serde_json::Error),
-    /// A number is negative, not finite, or 0 where there must be something.
+    /// A value is negative, not finite, or 0 where it must be positive.
     #[error("{0} of the cost model must be a positive number")]
     Value(&'static str),
 }
 
 impl CostModel {
-    /// SmolLM2-135M on two cores of a CPU.
+    /// Costs of SmolLM2-135M on two CPU cores.
     pub const CPU: Self = Self {
         request_s: 0.0,
         step_s: 5e-3,
@@ -125,7 +126,7 @@ impl CostModel {
         load_byte_s: 0.0,
     };
 
-    /// A model of 7 billion weights on a GPU.
+    /// Costs of a model of 7 billion weights on a GPU.
     pub const GPU: Self = Self {
         request_s: 0.0,
         step_s: 20e-3,
@@ -146,10 +147,10 @@ impl CostModel {
         load_byte_s: 0.0,
     };
 
-    /// Reads a file in JSON.
+    /// Reads a cost model from a JSON file.
     ///
     /// # Errors
-    /// It is not there, is no cost model, or one that nothing can be computed with.
+    /// If the file is missing, is not a cost model, or holds an invalid value.
     pub fn read(path: &Path) -> Result<Self, CostError> {
         let name = path.display().to_string();
         let text = fs::read_to_string(path).map_err(|error| CostError::Read(name.clone(), error))?;
@@ -184,7 +185,7 @@ impl CostModel {
         bad.map_or(Ok(()), |(name, _)| Err(CostError::Value(name)))
     }
 
-    /// How long a step takes.
+    /// Returns the time of a step with this work.
     #[must_use]
     pub fn step(&self, work: ComputedWork) -> Duration {
         Duration::from_secs_f64(self.step_seconds(work))
@@ -194,7 +195,7 @@ impl CostModel {
         work.terms(self.free_tokens).iter().zip(self.times()).map(|(term, time)| term * time).sum()
     }
 
-    /// Those of a step, in the order of [`ComputedWork::terms`].
+    /// Returns the cost of each term, in the order of [`ComputedWork::terms`].
     fn times(&self) -> [f64; TERMS] {
         [
             self.step_s,
@@ -207,43 +208,43 @@ impl CostModel {
         ]
     }
 
-    /// How long so many blocks hold up a step.
+    /// Returns the time that copying blocks delays a step.
     #[must_use]
     pub fn copies(&self, blocks: usize) -> Duration {
         Duration::from_secs_f64(blocks as f64 * self.block_copy_s)
     }
 
-    /// What a request takes outside the executor.
+    /// Returns a request's time outside the executor.
     #[must_use]
     pub fn request(&self) -> Duration {
         Duration::from_secs_f64(self.request_s)
     }
 
-    /// Bytes of an adapter.
+    /// Returns the bytes of an adapter.
     #[must_use]
     pub fn adapter_bytes(&self, rank: u32) -> u64 {
         self.rank_bytes * u64::from(rank)
     }
 
-    /// An adapter's bytes to seconds from the store.
+    /// Returns the time of loading an adapter's bytes from the store.
     #[must_use]
     pub fn store(&self) -> LinearFit {
         LinearFit { alpha: self.load_byte_s, beta: self.load_s }
     }
 
-    /// Blocks that an adapter takes.
+    /// Returns the number of blocks of an adapter.
     #[must_use]
     pub fn adapter_blocks(&self, rank: u32) -> u32 {
         u32::try_from(self.adapter_bytes(rank).div_ceil(self.block_bytes)).unwrap_or(u32::MAX)
     }
 
-    /// How long bytes take over the link between host and device.
+    /// Returns the time of a transfer between host and device.
     #[must_use]
     pub fn over_link(&self, bytes: u64) -> Duration {
         Duration::from_secs_f64(bytes as f64 / self.link_bytes_per_s)
     }
 
-    /// How long bytes take from or to the disk.
+    /// Returns the time of a disk transfer.
     #[must_use]
     pub fn over_disk(&self, bytes: u64) -> Duration {
         Duration::from_secs_f64(bytes as f64 / self.disk_bytes_per_s)

@@ -1,13 +1,16 @@
-//! An executor on a virtual clock. It goes through a step as the real one does (`base-executor/src/engine`), with the same
-//! scheduler and the same cache; only what computes and what copies is replaced by how long that takes.
+//! An executor on a virtual clock. A step runs as in the real one (`base-executor/src/engine`), with the
+//! same scheduler and cache; only computing and copying are replaced by their times.
 //!
 //! # A turn
 //!
-//! 1. Requests that have arrived join the queue; copies that have ended are told to the cache.
-//! 2. Those whose adapter or blocks have come go on; the oldest that wait enter as long as there is room.
-//! 3. Every 100 ms the swapper has its turn: blocks go out ahead of need, and what is worth most comes back. In [`Design::Executor`]
-//!    they go out beside each step instead, and come back while there is nothing to do.
-//! 4. `scheduling::batch` decides on a step; the clock goes on by what it costs. Who waits for a copy is not part of it.
+//! 1. Arrived requests join the queue; finished copies are reported to the cache.
+//! 2. Sequences whose adapter or blocks have arrived resume; waiting ones are admitted in order of arrival
+//!    while there is capacity.
+//! 3. Every 100 ms the swapper runs: blocks are copied out ahead of need, and the most valuable are copied
+//!    back. In [`Design::Executor`] blocks are copied out beside each step instead, and copied back while
+//!    the executor is idle.
+//! 4. `policy::batch` decides on a step; the clock advances by its cost. Sequences that wait for a copy
+//!    take no part in it.
 
 mod links;
 mod observer;
@@ -36,13 +39,13 @@ pub use self::{
 };
 use crate::{cost::ComputedWork, workload::Workload};
 
-/// How often the swapper has its turn (E-07).
+/// Period of the swapper (E-07).
 const SWAP_PERIOD: Duration = Duration::from_millis(100);
 
-/// When nothing was computed for so long though somebody waits, nothing ever will be.
+/// Limit on the time without progress while sequences wait, after which none is possible.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
-/// See the module.
+/// Simulated executor with its cache, queue and links.
 #[derive(Debug)]
 pub struct Engine<'a> {
     setup: Setup,
@@ -54,19 +57,19 @@ pub struct Engine<'a> {
     computed_at: Duration,
     arrivals: BinaryHeap<Reverse<(Duration, TurnOrigin)>>,
     waiting: VecDeque<SimSequence>,
-    /// Those that wait for their adapter.
+    /// Sequences that wait for their adapter.
     cold: Vec<SimSequence>,
-    /// Those that hold all their blocks, some of which are on their way.
+    /// Sequences that hold all their blocks, some of which are being copied.
     fetching: Vec<SimSequence>,
     running: Vec<SimSequence>,
     observer: Observer,
 }
 
 impl<'a> Engine<'a> {
-    /// Ready to run.
+    /// Creates an engine that is ready to run.
     ///
     /// # Errors
-    /// A request or an adapter can never fit.
+    /// If a request or an adapter can never fit.
     pub fn new(setup: Setup, workload: &'a Workload) -> Result<Self, SimulationError> {
         let settings = settings(&setup, workload)?;
         let arrivals = workload
@@ -96,7 +99,7 @@ impl<'a> Engine<'a> {
     /// Runs until every request has ended.
     ///
     /// # Errors
-    /// Nobody goes on, or the cache is found broken.
+    /// If no sequence makes progress, or the cache breaks an invariant.
     pub fn run(mut self) -> Result<Observation, SimulationError> {
         let mut turns = 0;
         loop {
@@ -145,7 +148,7 @@ impl<'a> Engine<'a> {
         self.tiers.begin_copies(&mut self.cache, self.now);
     }
 
-    /// Lets those go on whose adapter has arrived: ahead of all that came while they waited.
+    /// Resumes sequences whose adapter has arrived, ahead of all that arrived while they waited.
     fn admit_ready(&mut self) {
         let mut warm = Vec::new();
         for mut sequence in std::mem::take(&mut self.cold) {
@@ -159,15 +162,16 @@ impl<'a> Engine<'a> {
         warm.into_iter().rev().for_each(|sequence| self.waiting.push_front(sequence));
     }
 
-    /// Holds the sequence's adapter on the device until it ends; false if it must wait for that.
+    /// Pins the sequence's adapter on the device until the sequence ends; false if the sequence must wait
+    /// for the adapter.
     fn hold_adapter(&mut self, sequence: &mut SimSequence) -> bool {
         let is_there =
             self.tiers.pin_adapter(&mut self.cache, self.now, sequence.adapter, &mut sequence.is_pinned);
         is_there || (sequence.is_pinned && self.starts_cold(sequence))
     }
 
-    /// Whether it starts without all of its adapter: where nothing more of it comes, or that takes longer than computing it
-    /// elsewhere (C-28).
+    /// Whether the sequence starts without all of its adapter: if no more of it is coming, or that takes
+    /// longer than computing on the CPU (C-28).
     fn starts_cold(&self, sequence: &SimSequence) -> bool {
         let Some(factor) = self.setup.cpu_assist else { return false };
         let prompt_s = sequence.pending() as f64 * self.setup.cost.prefill_token_s;
@@ -180,7 +184,8 @@ impl<'a> Engine<'a> {
             match sequence.check_arrivals(&mut self.cache) {
                 EntryOutcome::Awaits => self.fetching.push(sequence),
                 EntryOutcome::Ready => {
-                    // Whoever gave way before its first token has been computed for, and its time counts as that.
+                    // A sequence preempted before its first token was already admitted; its time since
+                    // counts as compute.
                     if sequence.times.entered.is_none() {
                         sequence.times.kv_wait += self.now - sequence.waits_since;
                     }
@@ -191,8 +196,8 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Lets waiting sequences run in order of arrival, as long as there is room. One that does not fit yet keeps the others
-    /// behind it waiting: it would never fit otherwise.
+    /// Admits waiting sequences in order of arrival while there is capacity. A sequence that does not fit
+    /// yet blocks the later ones, because otherwise it would never fit.
     fn admit(&mut self) {
         while self.running.len() + self.fetching.len() < self.setup.limits.max_running {
             let Some(mut sequence) = self.waiting.pop_front() else { return };
@@ -220,7 +225,7 @@ impl<'a> Engine<'a> {
         self.running.push(sequence);
     }
 
-    /// The next step; whoever has to give way for it has done so.
+    /// Schedules the next step, with the necessary preemptions.
     fn schedule(&mut self) -> Vec<StepTokens> {
         loop {
             let running: Vec<RunningStage> =
@@ -248,7 +253,7 @@ impl<'a> Engine<'a> {
 
     fn compute(&mut self, shares: &[StepTokens]) {
         if self.setup.design == Design::Executor {
-            // As many as the step fills, and one more.
+            // Tokens that fill the step's blocks, and one more.
             let tokens: usize = shares.iter().map(|share| share.count).sum();
             self.cache.spill(tokens / self.setup.cost.block_tokens + 1);
             self.tiers.begin_copies(&mut self.cache, self.now);
@@ -314,11 +319,11 @@ impl<'a> Engine<'a> {
         self.observer.note_end(&sequence, tenant, self.now);
     }
 
-    /// Nothing is to be computed: the clock goes on to what happens next.
+    /// Advances the clock to the next event, since there is nothing to compute.
     fn wait(&mut self) -> Result<(), SimulationError> {
         if self.setup.design == Design::Executor {
             self.tiers.idle(&mut self.cache, self.now);
-            // No step waits for what is copied meanwhile.
+            // No step waits for blocks that are copied meanwhile.
             self.tiers.carried = 0;
         }
         let arrival = self.arrivals.peek().map(|Reverse((at, _))| *at + self.setup.cost.request());

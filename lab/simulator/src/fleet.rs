@@ -1,16 +1,17 @@
 //! Several executors behind one gateway, on a virtual clock (CaraServe §7.5).
 //!
-//! Whose turn it is and where a request goes is decided by `scheduling::fairness` and `scheduling::routing`, as in the gateway; who takes
-//! part in a step by `scheduling::batch`, as in the executor. What a step takes is the executor's performance model. Time is in
-//! whole nanoseconds and every event has a place in one order, so a seed gives the same run to the byte.
+//! The gateway uses `policy::fairness` and `policy::routing`, and an executor uses `policy::batch`, as the
+//! real ones do. The time of a step comes from the executor's performance model. Time is in integer
+//! nanoseconds and all events have one order, so a seed gives the same run to the byte.
 //!
 //! # Layout
 //!
-//! - here: requests, and what they came to.
-//! - `load`: requests made from a seed. `server`: an executor. `gateway`: what is before them.
-//! - `measured`: executors as they were measured.
-//! - `run`: the clock, and messages between both, which may be lost. `fault_scenario`: what may happen to them, and what must hold.
-//! - `summary`: the figures of a run.
+//! - here: requests and their results.
+//! - `load`: requests made from a seed. `server`: an executor. `gateway`: the queue and routing.
+//! - `measured`: executors with measured costs.
+//! - `run`: the clock, and messages between gateway and executors, which may be lost. `fault_scenario`:
+//!   injected faults and checked invariants.
+//! - `summary`: metrics of a run.
 
 pub mod fault_scenario;
 pub mod gateway;
@@ -32,118 +33,119 @@ use crate::cost::CostModel;
 /// Virtual time in nanoseconds.
 pub type Nanos = u64;
 
-/// One second of it.
+/// One second of virtual time.
 pub const SECOND: Nanos = 1_000_000_000;
 
-/// A request, as it is made before anything runs.
+/// A request, created before the simulation runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FleetRequest {
-    /// When it comes.
+    /// Arrival time of the request.
     pub at: Nanos,
-    /// Whose it is.
+    /// Number of the request's tenant.
     pub tenant: u16,
-    /// Its adapter.
+    /// Number of the request's adapter.
     pub adapter: u32,
-    /// The rank of that.
+    /// Rank of the request's adapter.
     pub rank: u32,
-    /// Tokens of its prompt.
+    /// Number of tokens of the prompt.
     pub prompt: u32,
-    /// Tokens of its answer, at least one.
+    /// Number of tokens of the answer, at least one.
     pub answer: u32,
-    /// How long after its arrival it is worth beginning.
+    /// Maximum time from arrival to the start; `None` for no limit.
     pub patience: Option<Nanos>,
 }
 
-/// How an executor treats prompts beside sequences that decode.
+/// How an executor schedules prompts beside decoding sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Prompts {
-    /// A pass of their own, for which everybody waits (C-02).
+    /// A prompt has a separate pass, during which all decoding waits (C-02).
     Preempt,
-    /// One pass for both, as this project's executor computes.
+    /// One pass computes both, as in this project's executor.
     Beside,
 }
 
-/// Where adapters are that an executor's device does not hold.
+/// Location of adapters that an executor's device does not hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LowerTier {
-    /// In its host's memory.
+    /// Adapters are in host memory.
     Host,
-    /// In the store alone.
+    /// Adapters are only in the store.
     Store,
 }
 
-/// What the gateway knows of its executors.
+/// Source of the gateway's performance models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GatewayKnowledge {
-    /// Their models.
+    /// The gateway knows each executor's model.
     Given,
-    /// What it has timed, as the gateway that serves: until all were seen to work, their models, which are alike.
+    /// The gateway learns the models from timings, as the real one does, and uses equal models until all
+    /// executors have run.
     Learnt,
 }
 
-/// An executor.
+/// Parameters of an executor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ServerSetup {
-    /// What it takes for batches, as the gateway knows it.
+    /// Performance model of the executor as the gateway knows it.
     pub model: ServingModel,
-    /// What it really takes, where that is known better.
+    /// Actual costs, if they are known better.
     pub costs: Option<CostModel>,
-    /// How it treats prompts.
+    /// How the executor schedules prompts.
     pub prompts: Prompts,
-    /// Bounds of its steps.
+    /// Bounds of each step.
     pub limits: BatchLimits,
-    /// Adapters that its device holds.
+    /// Number of adapters that the device holds.
     pub adapter_slots: usize,
-    /// Where the others are.
+    /// Location of all other adapters.
     pub below: LowerTier,
-    /// Bytes that a rank of an adapter takes.
+    /// Bytes per rank of an adapter.
     pub rank_bytes: u64,
-    /// Tokens whose keys and values fit.
+    /// Capacity of the KV cache in tokens.
     pub kv_tokens: u64,
 }
 
-/// A fleet.
+/// Parameters of a fleet.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FleetSetup {
-    /// Its executors.
+    /// Parameters of each executor.
     pub servers: Vec<ServerSetup>,
-    /// What the gateway knows of them.
+    /// Source of the gateway's performance models.
     pub knowledge: GatewayKnowledge,
-    /// How it chooses among them.
+    /// Policy that chooses an executor.
     pub policy: RoutingPolicy,
-    /// What requests are promised.
+    /// SLO targets of all requests.
     pub slo: Slo,
-    /// Of each tenant; 1 for those that are not named.
+    /// Weight of each tenant; 1 for tenants beyond the list.
     pub weights: Vec<u64>,
-    /// Of an executor's places, those that tenants have together that want more than their part.
+    /// Share of an executor's batch slots that all over-quota tenants may use together.
     pub flood_share: f64,
-    /// Where random choices come from.
+    /// Seed of random choices.
     pub seed: u64,
 }
 
 /// How a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RequestEnd {
-    /// With all its tokens.
+    /// The request received all its tokens.
     Answered,
-    /// It was too late to begin.
+    /// The request expired in the queue.
     Expired,
     /// The queue was full.
     Refused,
 }
 
-/// What became of a request.
+/// Result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RequestOutcome {
-    /// How it ended.
+    /// How the request ended.
     pub end: RequestEnd,
-    /// When it did.
+    /// Time at which the request ended.
     pub ended: Nanos,
-    /// When its first token came.
+    /// Time of the first token, if any.
     pub first_token: Option<Nanos>,
-    /// Where it was answered.
+    /// Index of the executor that answered.
     pub server: Option<usize>,
-    /// How often it was sent to an executor.
+    /// Number of times that the request was sent.
     pub sent: u32,
 }

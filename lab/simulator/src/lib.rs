@@ -1,20 +1,24 @@
-//! The cache and the scheduler of an executor, on a virtual clock.
+//! Simulates the cache and the scheduler of an executor on a virtual clock.
 //!
-//! What decides is what serves: `cache` and `scheduling::batch`. What computes and what copies is a cost model. So a day of requests takes
-//! seconds, the same seed gives the same bytes, and policies can be compared on equal workloads.
+//! The deciding code is the serving code: `cache` and `policy::batch`. A cost model replaces computing and
+//! copying. So a day of requests takes seconds, the same seed gives the same bytes, and policies can be
+//! compared on equal workloads.
 //!
 //! # Layout
 //!
-//! - `random`: streams of numbers by purpose. [`workload`]: conversations made from a seed, or from a trace.
-//! - [`cost`]: what steps and copies take.
-//! - [`engine`]: the executor. What it wrote down becomes a [`report`], with the help of [`statistics`]; `chart` draws.
+//! - `random`: random number streams by purpose. [`workload`]: conversations made from a seed, or from a
+//!   trace.
+//! - [`cost`]: times of steps and copies.
+//! - [`engine`]: the executor. Its observations become a [`report`], with the help of [`statistics`];
+//!   `chart` draws.
 //! - [`fleet`]: several executors behind one gateway.
-//! - [`commands`]: what the program can do.
+//! - [`commands`]: commands of the program.
 //!
 //! # Principles
 //!
-//! - Nothing here decides what the real executor decides: a policy that wins here is the code that runs there.
-//! - A workload is made before it is run, so that what a policy does changes nothing of it but when answers come.
+//! - The simulator makes no decision of the real executor: a policy that wins here is the code that runs
+//!   there.
+//! - A workload is made before it is run, so a policy only affects the times of its answers.
 
 #![forbid(unsafe_code)]
 

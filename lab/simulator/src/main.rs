@@ -1,4 +1,4 @@
-//! `holobiont-simulator`: see the library.
+//! `holobiont-simulator`: command line of the library.
 
 #![forbid(unsafe_code)]
 

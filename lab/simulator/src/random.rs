@@ -1,8 +1,9 @@
-//! Streams of random numbers, one for each purpose: what one workload adds changes nothing in another's numbers.
+//! Random number streams, one for each purpose, so that a change of one does not shift the numbers of
+//! another.
 
 use scheduling::random::Rng;
 
-/// Numbers of one purpose, in order.
+/// Random numbers of one purpose, in order.
 #[derive(Debug, Clone)]
 pub struct RandomStream {
     rng: Rng,
@@ -10,61 +11,62 @@ pub struct RandomStream {
 }
 
 impl RandomStream {
-    /// The stream of a purpose, and of one of its kind (an adapter, a conversation).
+    /// Returns the stream of a purpose and of one index (an adapter, a conversation).
     #[must_use]
     pub fn new(seed: u64, purpose: &str, number: u64) -> Self {
         let named = purpose.bytes().fold(seed, |key, byte| Rng::seeded(key).bits(u64::from(byte)));
         Self { rng: Rng::seeded(Rng::seeded(named).bits(number)), drawn: 0 }
     }
 
-    /// 64 random bits.
+    /// Returns 64 random bits.
     pub fn bits(&mut self) -> u64 {
         self.drawn += 1;
         self.rng.bits(self.drawn)
     }
 
-    /// In [0, 1).
+    /// Returns a uniform number in [0, 1).
     pub fn uniform(&mut self) -> f64 {
         self.drawn += 1;
         self.rng.uniform(self.drawn)
     }
 
-    /// A whole number in `0..end`; `end` is not 0.
+    /// Returns an integer in `0..end`; `end` is not 0.
     pub fn below(&mut self, end: usize) -> usize {
         ((self.uniform() * end as f64) as usize).min(end - 1)
     }
 
-    /// Of mean 0 and deviation 1 (Box and Muller; the second number is not kept, so that streams stay simple).
+    /// Returns a normal number with mean 0 and deviation 1 (Box and Muller; the second number is dropped
+    /// for simplicity).
     pub fn normal(&mut self) -> f64 {
         let radius = (-2.0 * (1.0 - self.uniform()).ln()).sqrt();
         radius * (std::f64::consts::TAU * self.uniform()).cos()
     }
 
-    /// Whose logarithm has this mean and deviation.
+    /// Returns a number whose logarithm has this mean and deviation.
     pub fn lognormal(&mut self, mu: f64, sigma: f64) -> f64 {
         (mu + sigma * self.normal()).exp()
     }
 
-    /// Of mean 1.
+    /// Returns an exponential number with mean 1.
     pub fn exponential(&mut self) -> f64 {
         -(1.0 - self.uniform()).ln()
     }
 
-    /// Of mean 1 and this coefficient of variation.
+    /// Returns a gamma number with mean 1 and this coefficient of variation.
     pub fn gamma(&mut self, cv: f64) -> f64 {
         let shape = 1.0 / (cv * cv);
         self.gamma_of(shape) / shape
     }
 
-    /// The same law where each value is drawn as much more often as it is larger: of gaps, the one that a moment falls into.
+    /// Returns a size-biased gamma number: the length of the gap that a random time falls into.
     pub fn long_gamma(&mut self, cv: f64) -> f64 {
         let shape = 1.0 / (cv * cv);
         self.gamma_of(shape + 1.0) / shape
     }
 
-    /// Of this shape, and scale 1 (Marsaglia and Tsang 2000).
+    /// Returns a gamma number of this shape and scale 1 (Marsaglia and Tsang 2000).
     fn gamma_of(&mut self, shape: f64) -> f64 {
-        // Below 1 by way of the shape above it.
+        // A shape below 1 is derived from the shape above it.
         let boost = if shape < 1.0 { (1.0 - self.uniform()).powf(1.0 / shape) } else { 1.0 };
         let d = if shape < 1.0 { shape + 1.0 } else { shape } - 1.0 / 3.0;
         let c = 1.0 / (9.0 * d).sqrt();
@@ -97,7 +99,7 @@ mod tests {
             let (mean, found) = moments(|| stream.gamma(cv));
             assert!((mean - 1.0).abs() < 0.05 && (found / cv - 1.0).abs() < 0.05, "{cv}: {mean} {found}");
         }
-        // The mean of x², over that of x.
+        // The expected value is the mean of x², divided by that of x.
         for cv in [0.3, 1.0, 4.0] {
             let (mean, _) = moments(|| stream.long_gamma(cv));
             assert!((mean / (1.0 + cv * cv) - 1.0).abs() < 0.05, "{cv}: {mean}");

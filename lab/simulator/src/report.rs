@@ -1,4 +1,4 @@
-//! What a run comes to: one line of JSON.
+//! Metrics of a run, as one line of JSON.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -9,16 +9,16 @@ use crate::{
     statistics::{mean, quantile},
 };
 
-/// A law of times, in milliseconds.
+/// Distribution of times in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct TimeDistribution {
-    /// The mean.
+    /// Mean of the distribution.
     pub mean: f64,
-    /// The median.
+    /// Median of the distribution.
     pub p50: f64,
-    /// 95 of 100 are no longer.
+    /// 95th percentile of the distribution.
     pub p95: f64,
-    /// 99 of 100 are no longer.
+    /// 99th percentile of the distribution.
     pub p99: f64,
 }
 
@@ -29,82 +29,82 @@ impl TimeDistribution {
     }
 }
 
-/// Where the mean time to the first token goes, in milliseconds.
+/// Parts of the mean time to first token, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct FirstTokenSplit {
-    /// Waiting for its turn.
+    /// Time in the admission queue.
     pub queue: f64,
-    /// Waiting for the adapter.
+    /// Time of waiting for the adapter.
     pub adapter: f64,
-    /// Waiting for blocks of lower tiers.
+    /// Time of waiting for blocks of lower tiers.
     pub kv: f64,
-    /// Computing the prompt, beside others.
+    /// Time of computing the prompt in shared steps.
     pub compute: f64,
 }
 
-/// The figures of a run. Times are of requests that arrived after the warm-up; counters are of the whole run.
+/// Metrics of a run. Times are of requests that arrived after the warm-up; counters are of the whole run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SimulationReport {
-    /// Requests that ended.
+    /// Number of requests that ended.
     pub requests: usize,
-    /// Of them, those that are measured.
+    /// Number of measured requests.
     pub measured: usize,
-    /// To the first token.
+    /// Time to first token.
     pub ttft_ms: TimeDistribution,
-    /// Parts of the mean time to the first token.
+    /// Parts of the mean time to first token.
     pub split_ms: FirstTokenSplit,
-    /// Between two tokens of a request.
+    /// Time between two tokens of a request.
     pub tpot_ms: TimeDistribution,
-    /// Part of prompt tokens found on the device.
+    /// Share of prompt tokens found on the device.
     pub device_hits: f64,
-    /// Part of prompt tokens fetched from lower tiers.
+    /// Share of prompt tokens copied from lower tiers.
     pub lower_hits: f64,
-    /// Part of requests that found their adapter on the device.
+    /// Share of requests that found their adapter on the device.
     pub adapter_hits: f64,
-    /// Prompt tokens that were computed.
+    /// Number of computed prompt tokens.
     pub prefill_tokens: u64,
-    /// Of what all prompts together have.
+    /// Share of all prompt tokens that were computed.
     pub prefill_share: f64,
-    /// Part of the device's history whose adapter or beginning is not there.
+    /// Part of the device's history without its adapter or its prefix.
     pub invalid_share: f64,
-    /// Blocks that left the device to make room.
+    /// Number of blocks evicted from the device.
     pub evicted_blocks: u64,
-    /// Of them, those that no tier had.
+    /// Number of evicted blocks that no other tier had.
     pub lost_blocks: u64,
-    /// Adapters that left the device to make room.
+    /// Number of adapters evicted from the device.
     pub evicted_adapters: u64,
-    /// Adapters copied to the device.
+    /// Number of adapters copied to the device.
     pub loaded_adapters: u64,
-    /// Blocks that requests fetched from lower tiers.
+    /// Number of blocks that requests copied from lower tiers.
     pub fetched_blocks: u64,
-    /// Blocks brought back before anybody asked.
+    /// Number of blocks copied back ahead of need.
     pub prefetched_blocks: u64,
-    /// Blocks copied to lower tiers.
+    /// Number of blocks copied to lower tiers.
     pub spilled_blocks: u64,
-    /// Part of the time that the link to the device was busy.
+    /// Share of time in which the link to the device was busy.
     pub link_share: f64,
-    /// Part of the device that adapters have.
+    /// Mean part of the device that adapters use.
     pub adapter_share: f64,
-    /// Part of the device that is not free.
+    /// Mean part of the device that is not free.
     pub used_share: f64,
-    /// Part of the time in which at least 95 % of the required adapters were there.
+    /// Share of time with at least 95 % of the required adapters on the device.
     pub covered_share: f64,
-    /// Part of the device that each tenant has.
+    /// Mean part of the device that each tenant uses.
     pub tenant_shares: BTreeMap<u16, f64>,
-    /// Mean time to the first token of each tenant, in milliseconds.
+    /// Mean time to first token of each tenant, in milliseconds.
     pub tenant_ttft_ms: BTreeMap<u16, f64>,
-    /// Part of the prompt tokens of each tenant that was found in any tier.
+    /// Share of each tenant's prompt tokens found in any tier.
     pub tenant_hits: BTreeMap<u16, f64>,
-    /// Sequences that gave way.
+    /// Number of preempted sequences.
     pub preemptions: u64,
-    /// Steps.
+    /// Number of steps that ran.
     pub steps: u64,
-    /// Simulated seconds.
+    /// Simulated time in seconds.
     pub end_s: f64,
 }
 
 impl SimulationReport {
-    /// Of what was written down; requests that arrived before `warmup` are not measured.
+    /// Computes the metrics of an observation; requests that arrived before `warmup` are not measured.
     #[must_use]
     pub fn of(observation: &Observation, warmup: Duration, block_tokens: usize) -> Self {
         let all = &observation.records;

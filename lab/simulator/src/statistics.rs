@@ -1,12 +1,12 @@
 //! Means, quantiles, intervals and ranks.
 
-/// The mean; 0 of nothing.
+/// Returns the mean; 0 for no values.
 #[must_use]
 pub fn mean(values: &[f64]) -> f64 {
     if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / values.len() as f64 }
 }
 
-/// The value below which a share `q` of them is (nearest rank); 0 of nothing.
+/// Returns the quantile `q` (nearest rank); 0 for no values.
 #[must_use]
 pub fn quantile(values: &[f64], q: f64) -> f64 {
     let mut sorted = values.to_vec();
@@ -21,7 +21,7 @@ const STUDENT: [f64; 30] = [
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 ];
 
-/// Half the width of the 95 % interval of the mean; 0 of fewer than two.
+/// Returns half the width of the 95 % interval of the mean; 0 for fewer than two values.
 #[must_use]
 pub fn half_interval(values: &[f64]) -> f64 {
     let n = values.len();
@@ -33,7 +33,7 @@ pub fn half_interval(values: &[f64]) -> f64 {
     STUDENT.get(n - 2).copied().unwrap_or(1.96) * (variance / n as f64).sqrt()
 }
 
-/// Spearman's correlation of ranks; ties share their mean rank. 0 where one side is constant.
+/// Returns Spearman's rank correlation; ties share their mean rank. 0 if one side is constant.
 #[must_use]
 pub fn spearman(one: &[f64], other: &[f64]) -> f64 {
     let (one, other) = (ranks(one), ranks(other));

@@ -1,10 +1,11 @@
-//! What is asked of the executor: conversations, made from a seed before anything runs, so that every policy sees the same.
+//! Workloads of an executor: conversations made from a seed before the run, so that every policy sees the
+//! same.
 //!
 //! # Layout
 //!
-//! - here: what a conversation is.
-//! - `popularity`: how often each adapter is asked for. `arrivals`: when.
-//! - `scenario`: chat, translation, agents, and a tenant that means harm.
+//! - here: conversations and their tokens.
+//! - `popularity`: distribution over adapters. `arrivals`: arrival times.
+//! - `scenario`: chat, translation, agents, and a hostile tenant.
 //! - `replay`: the Azure traces.
 
 pub mod arrivals;
@@ -21,31 +22,31 @@ use types::{AdapterId, TenantId};
 /// One question and its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConversationTurn {
-    /// From the answer before, or from the conversation's start.
+    /// Time since the previous answer, or since the conversation's start.
     pub think: Duration,
-    /// Tokens that are new in its prompt; what was said before is in it too.
+    /// Number of new prompt tokens; the prompt also holds the conversation so far.
     pub prompt: usize,
-    /// Tokens to generate.
+    /// Number of tokens to generate.
     pub reply: usize,
 }
 
-/// Turns that follow each other; the next begins when the one before was answered.
+/// A sequence of turns, each of which begins after the previous answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conversation {
-    /// When it begins.
+    /// Start time of the conversation.
     pub start: Duration,
-    /// An index among the workload's adapters.
+    /// Index among the workload's adapters.
     pub adapter: usize,
-    /// Tokens at its beginning that all conversations of its adapter share.
+    /// Number of first tokens that all conversations of the adapter share.
     pub system: usize,
-    /// What it is about: equal numbers have equal tokens.
+    /// Key of the content: equal keys give equal tokens.
     pub content: u64,
-    /// At least one.
+    /// Turns of the conversation, at least one.
     pub turns: Vec<ConversationTurn>,
 }
 
 impl Conversation {
-    /// Tokens of a turn's prompt, and of prompt and answer.
+    /// Returns the tokens of a turn's prompt, and of prompt and answer.
     #[must_use]
     pub fn span(&self, turn: usize) -> (usize, usize) {
         let before: usize = self.turns[..turn].iter().map(|turn| turn.prompt + turn.reply).sum();
@@ -53,11 +54,11 @@ impl Conversation {
         (prompt, prompt + self.turns[turn].reply)
     }
 
-    /// The token at a position, whoever says it.
+    /// Returns the token at a position, of prompt or answer.
     #[must_use]
     pub fn token(&self, position: usize) -> u32 {
         let key = if position < self.system { self.adapter as u64 } else { self.content | 1 << 63 };
-        // The upper half of the bits: tokens are compared, never looked up.
+        // Only the upper half of the bits is used: tokens are compared, never looked up.
         (Rng::keyed(key.wrapping_mul(0x9e37_79b9_7f4a_7c15)).bits(position as u64) >> 32) as u32
     }
 }
@@ -65,54 +66,54 @@ impl Conversation {
 /// An adapter of a workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WorkloadAdapter {
-    /// Its rank.
+    /// Rank of the LoRA adapter.
     pub rank: u32,
-    /// Whose it is.
+    /// Number of the owning tenant.
     pub tenant: u16,
 }
 
-/// Everything that is asked.
+/// All requests of a simulation.
 #[derive(Debug, Clone)]
 pub struct Workload {
-    /// The adapters.
+    /// All adapters, addressed by index.
     pub adapters: Vec<WorkloadAdapter>,
-    /// In order of their starts.
+    /// Conversations in order of their starts.
     pub conversations: Vec<Conversation>,
-    /// What blocks are counted against.
+    /// How blocks are counted against tenant shares.
     pub shares: ShareAccounting,
 }
 
-/// Whose share of the device a block is counted against.
+/// Tenant share of the device that a block is counted against.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ShareAccounting {
-    /// Its tenant's: whoever has more than an equal share gives first.
+    /// The tenant's share; tenants above an equal share are evicted first.
     #[default]
     ByTenant,
-    /// Nobody has a share.
+    /// Tenants have no shares.
     None,
 }
 
 impl Workload {
-    /// Requests of all conversations.
+    /// Returns the number of requests of all conversations.
     #[must_use]
     pub fn requests(&self) -> usize {
         self.conversations.iter().map(|conversation| conversation.turns.len()).sum()
     }
 
-    /// Tokens of the longest request, prompt and answer.
+    /// Returns the tokens of the longest request, prompt and answer.
     #[must_use]
     pub fn longest(&self) -> usize {
         let spans = self.conversations.iter().map(|talk| talk.span(talk.turns.len() - 1).1);
         spans.max().unwrap_or(0)
     }
 
-    /// The rank of the largest adapter.
+    /// Returns the rank of the largest adapter.
     #[must_use]
     pub fn largest_rank(&self) -> u32 {
         self.adapters.iter().map(|adapter| adapter.rank).max().unwrap_or(0)
     }
 
-    /// Under what an adapter's blocks are cached.
+    /// Returns the namespace of an adapter's blocks.
     #[must_use]
     pub fn namespace(&self, adapter: usize) -> Namespace {
         let tenant = self.adapters[adapter].tenant;
@@ -124,19 +125,19 @@ impl Workload {
     }
 }
 
-/// The id of an adapter.
+/// Returns the id of the adapter with an index.
 #[must_use]
 pub fn adapter_id(adapter: usize) -> AdapterId {
     AdapterId(numbered(adapter))
 }
 
-/// The index of an adapter.
+/// Returns the index of an adapter id.
 #[must_use]
 pub fn adapter_index(id: AdapterId) -> usize {
     u32::from_le_bytes([id.0[0], id.0[1], id.0[2], id.0[3]]) as usize - 1
 }
 
-/// The id of a tenant; nobody is everybody.
+/// Returns the id of a tenant; without shares all requests have one tenant.
 #[must_use]
 pub fn tenant_id(tenant: u16) -> TenantId {
     TenantId(numbered(tenant as usize))

@@ -1,35 +1,35 @@
-//! What the registry was told, what it acknowledged, and what it may hold after a crash.
+//! Tracks the possible contents of the registry after requests and a crash.
 //!
-//! A change that was answered is certain. One whose answer was lost may have happened or not; the registry says which,
-//! and from then on that is certain too. Anything else is a lost or an invented adapter.
+//! A change with an answer is certain. A change whose answer was lost may have happened or not; the
+//! registry's content then decides. Any other content means a lost or an invented adapter.
 
 use std::collections::BTreeMap;
 
 use crate::client::RequestFault;
 
-/// A name's adapter: a generation, or none.
+/// Adapter version of a name, or none.
 type NamedGeneration = Option<String>;
 
-/// See the module's description.
+/// Expected content of the registry.
 #[derive(Debug, Default)]
 pub struct PossibleNames {
-    /// What each name may stand for; one possibility if it is certain.
+    /// Possible adapter versions of each name; one if it is certain.
     possible: BTreeMap<String, Vec<NamedGeneration>>,
 }
 
 impl PossibleNames {
-    /// Notes that `name` was asked to stand for `wanted`, and what came of it.
+    /// Records the request to set `name` to `wanted`, and its outcome.
     pub fn change<T>(&mut self, name: &str, wanted: NamedGeneration, outcome: &Result<T, RequestFault>) {
         let possible = self.possible.entry(name.to_owned()).or_insert_with(|| vec![None]);
         match outcome {
             Ok(_) => *possible = vec![wanted],
-            // A typed refusal changes nothing; only silence is uncertain.
+            // A typed refusal changes nothing; only a lost answer is uncertain.
             Err(RequestFault::Refused { .. }) => {}
             Err(RequestFault::Silence(_)) => possible.push(wanted),
         }
     }
 
-    /// What `name` certainly stands for; panics while that is uncertain.
+    /// Returns the certain adapter version of `name`; panics while it is uncertain.
     #[must_use]
     pub fn certain(&self, name: &str) -> NamedGeneration {
         match self.possible.get(name).map(Vec::as_slice) {
@@ -47,7 +47,7 @@ impl PossibleNames {
         self.possible.contains_key(name)
     }
 
-    /// Compares with what the registry holds, which settles what was uncertain.
+    /// Compares with the registry's content, which resolves uncertain changes.
     pub fn reconcile(&mut self, registry: &[(String, String)]) {
         let held: BTreeMap<&str, &str> =
             registry.iter().map(|(name, generation)| (name.as_str(), generation.as_str())).collect();

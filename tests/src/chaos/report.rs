@@ -1,51 +1,50 @@
-//! What was survived, a line of JSON for each run: figures that add up over runs and machines.
+//! Reports survived faults as a line of JSON per run, with counters that add up over runs and machines.
 //!
-//! `HOLOBIONT_LEDGER` names a file that lines are appended to.
+//! `HOLOBIONT_LEDGER` names a file to which lines are appended.
 
 use std::{collections::BTreeMap, env, fs::File, io::Write as _};
 
 use serde_json::{Value, json};
 
-/// The figures of one run.
+/// Counters of one run.
 #[derive(Debug, Default)]
 pub struct ChaosReport {
     test: &'static str,
     seed: u64,
-    /// How often each place was hit.
     hits: BTreeMap<String, u64>,
     counts: BTreeMap<&'static str, u64>,
 }
 
 impl ChaosReport {
-    /// The ledger of `test`, run with `seed`.
+    /// Creates the ledger of `test`, run with `seed`.
     #[must_use]
     pub fn new(test: &'static str, seed: u64) -> Self {
         Self { test, seed, ..Self::default() }
     }
 
-    /// Notes a death at `place`.
+    /// Records a kill at `place`.
     pub fn hit(&mut self, place: &str) {
         *self.hits.entry(place.to_owned()).or_default() += 1;
     }
 
-    /// Adds to a figure.
+    /// Adds to a counter.
     pub fn count(&mut self, figure: &'static str, by: u64) {
         *self.counts.entry(figure).or_default() += by;
     }
 
-    /// How often `place` was hit.
+    /// Returns the number of hits of `place`.
     #[must_use]
     pub fn hits(&self, place: &str) -> u64 {
         self.hits.get(place).copied().unwrap_or(0)
     }
 
-    /// Deaths in all.
+    /// Returns the total number of kills.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.hits.values().sum()
     }
 
-    /// Prints the run and appends it to the file, if there is to be one.
+    /// Prints the run and appends it to the file, if one is set.
     pub fn write(&self) {
         let line = self.line();
         eprintln!("{line}");

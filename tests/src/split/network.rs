@@ -1,7 +1,8 @@
-//! A network between two namespaces of this host, which can be slow, lossy, or gone: what a half-open connection needs.
+//! A network between two namespaces of this host that can be slow, lossy, or cut, as needed for half-open
+//! connections.
 //!
-//! It takes root and the program `ip`; without them there is none, and the tests that want one say so and pass. Delay and
-//! loss take `tc` and a kernel with `netem` besides.
+//! Creation needs root and the program `ip`; without them tests print a message and pass. Delay and loss also
+//! need `tc` and a kernel with `netem`.
 
 use std::{
     ffi::OsStr,
@@ -13,12 +14,12 @@ use std::{
 
 use super::clean;
 
-/// A pair of virtual cables between this namespace and one of a client's.
+/// A veth pair between this namespace and one for a client.
 #[derive(Debug)]
 pub struct Network {
-    /// Namespace, and prefix of the cables' names.
+    /// Namespace, and prefix of the interfaces' names.
     name: String,
-    /// Third byte of the addresses: networks of tests that run together are different.
+    /// Third byte of the addresses, which differs between concurrent networks.
     subnet: u8,
 }
 
@@ -33,7 +34,7 @@ fn ip(line: &str) -> bool {
 }
 
 impl Network {
-    /// A network, if this process may make one; else says on stderr why `test` is not run.
+    /// Creates a network, if permitted; otherwise prints why `test` is skipped.
     #[must_use]
     pub fn lay(test: &str) -> Option<Self> {
         if !rustix::process::geteuid().is_root() || !succeeds("ip", &["netns"]) {
@@ -60,7 +61,7 @@ impl Network {
             && self.inside(&format!("link set {name}b up"))
     }
 
-    /// This side's address.
+    /// Returns the address of this side.
     #[must_use]
     pub fn address(&self) -> Ipv4Addr {
         Ipv4Addr::new(10, 211, self.subnet, 1)
@@ -70,7 +71,7 @@ impl Network {
         Ipv4Addr::new(10, 211, self.subnet, 2)
     }
 
-    /// The beginning of a command that runs `program` on the far side.
+    /// Returns the start of a command that runs `program` in the other namespace.
     #[must_use]
     pub fn far_side(&self, program: &Path) -> Command {
         let mut command = clean(Path::new("ip"));
@@ -78,7 +79,7 @@ impl Network {
         command
     }
 
-    /// Delays, and loses part of what travels, both ways; false, with a line on stderr, where the kernel cannot.
+    /// Delays and drops packets in both directions; false, with a message, if the kernel cannot.
     #[must_use]
     pub fn degrade(&self, delay_ms: u32, loss_percent: u32) -> bool {
         let Self { name, .. } = self;
@@ -92,12 +93,12 @@ impl Network {
         done
     }
 
-    /// Pulls the cable out on the far side: what is sent is lost, and nobody is told.
+    /// Sets the other side's interface down: packets are lost without notice.
     pub fn cut(&self) {
         assert!(self.inside(&format!("link set {}b down", self.name)), "the cable can be pulled out");
     }
 
-    /// Puts the cable back.
+    /// Sets the other side's interface up again.
     pub fn mend(&self) {
         assert!(self.inside(&format!("link set {}b up", self.name)), "the cable can be put back");
     }
@@ -109,7 +110,7 @@ impl Network {
 
 impl Drop for Network {
     fn drop(&mut self) {
-        // Whoever is left on the far side loses the network, and with it the other end of the cable.
+        // Processes in the namespace lose the network, and the other interface goes with this one.
         let _ = ip(&format!("link del {}a", self.name));
         let _ = ip(&format!("netns del {}", self.name));
         let _ = fs::remove_dir(format!("/etc/netns/{}", self.name));

@@ -15,25 +15,25 @@ use crate::{
     watchdog::{eventually, running},
 };
 
-/// How the program ended.
+/// Exit status and output of the program.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ProgramEnd {
-    /// Its exit code; `None` if a signal ended it.
+    /// Exit code; `None` if a signal ended the program.
     pub code: Option<i32>,
-    /// What it printed, if that was JSON.
+    /// Printed JSON, or null for other output.
     pub answer: Value,
-    /// What it complained about.
+    /// Output on standard error.
     pub complaint: String,
 }
 
 impl ProgramEnd {
-    /// The text it answered with.
+    /// Returns the text of the answer.
     #[must_use]
     pub fn text(&self) -> &str {
         self.answer["text"].as_str().unwrap_or_else(|| panic!("no answer: {self:?}"))
     }
 
-    /// How often it had to connect again.
+    /// Returns the number of reconnections.
     #[must_use]
     pub fn reconnections(&self) -> u64 {
         self.answer["timings"]["reconnections"].as_u64().expect("a count")
@@ -45,13 +45,13 @@ impl ProgramEnd {
 pub struct Program(Command);
 
 impl Program {
-    /// `holobiont-client COMMAND` over `route`, known by its certificate where there is TLS.
+    /// Builds `holobiont-client COMMAND` over `route`, with a certificate for TLS.
     #[must_use]
     pub fn new(command: &str, doors: &SplitEndpoints, deployment: &Deployment, route: SplitRoute) -> Self {
         Self::over(clean(&fixtures::program("holobiont-client")), command, doors, deployment, route)
     }
 
-    /// The same by way of `launcher`, which is given the program's arguments.
+    /// Builds the command through `launcher`, which receives the program's arguments.
     #[must_use]
     pub fn over(
         launcher: Command,
@@ -70,7 +70,7 @@ impl Program {
         program.arg("--cert").arg(certificate).arg("--cert-key").arg(key)
     }
 
-    /// `holobiont-client` without a command.
+    /// Builds `holobiont-client` without a command.
     #[must_use]
     pub fn bare() -> Self {
         Self::started_by(clean(&fixtures::program("holobiont-client")))
@@ -82,41 +82,41 @@ impl Program {
         Self(launcher)
     }
 
-    /// Rents of the executor at an address, with a copy of its model.
+    /// Uses the executor at an address, with a local copy of its model.
     #[must_use]
     pub fn renting(self, executor: &str, model: &Path) -> Self {
         self.arg("--executor").arg(executor).arg("--name").arg(CERTIFIED).arg("--model").arg(model)
     }
 
-    /// One more argument.
+    /// Appends one more argument.
     #[must_use]
     pub fn arg(mut self, argument: impl AsRef<std::ffi::OsStr>) -> Self {
         self.0.arg(argument);
         self
     }
 
-    /// With the example adapter `name`.
+    /// Uses the example adapter `name`.
     #[must_use]
     pub fn wearing(mut self, adapter: &Path) -> Self {
         self.0.arg("--adapter").arg(adapter);
         self
     }
 
-    /// The likeliest answer of exactly this many tokens to `prompt`.
+    /// Requests a greedy answer of exactly `tokens` tokens to `prompt`.
     #[must_use]
     pub fn ask(mut self, prompt: &str, tokens: usize) -> Self {
         self.0.args(["--temperature", "0", "--max-tokens", &tokens.to_string(), "--raw", "--", prompt]);
         self
     }
 
-    /// Lets it die at `places`.
+    /// Arms the failpoints at `places`.
     #[must_use]
     pub fn mortal(mut self, places: &FailpointDirectory) -> Self {
         self.0.env("HOLOBIONT_FAILPOINTS", places.directory());
         self
     }
 
-    /// Starts it.
+    /// Starts the built program.
     #[must_use]
     pub fn start(mut self) -> RunningProgram {
         let child = self.0.spawn().expect("holobiont-client starts");
@@ -124,36 +124,36 @@ impl Program {
         RunningProgram(Some(child))
     }
 
-    /// Starts it and waits for its end.
+    /// Runs the program to its end.
     #[must_use]
     pub fn run(self) -> ProgramEnd {
         self.start().finish()
     }
 }
 
-/// The program under way; killed when dropped.
+/// The running program, killed on drop.
 #[derive(Debug)]
 pub struct RunningProgram(Option<Child>);
 
 impl RunningProgram {
-    /// Its process id.
+    /// Returns the program's process id.
     #[must_use]
     pub fn id(&self) -> u32 {
         self.0.as_ref().expect("it runs until it is finished").id()
     }
 
-    /// True if it has ended.
+    /// True if the program has ended.
     pub fn has_ended(&mut self) -> bool {
         self.0.as_mut().is_none_or(|child| !matches!(child.try_wait(), Ok(None)))
     }
 
-    /// Waits for its end.
+    /// Waits for the program's end.
     #[must_use]
     pub fn finish(mut self) -> ProgramEnd {
         eventually("the end of holobiont-client", || self.has_ended());
         let child = self.0.take().expect("it was not finished before");
         running().remove(&child.id());
-        // Answers are far shorter than a pipe is long.
+        // Answers fit in the pipe's buffer.
         let output = child.wait_with_output().expect("its output can be read");
         ProgramEnd {
             code: output.status.code(),

@@ -1,4 +1,4 @@
-//! Clients that say whatever they like, and need not listen.
+//! Clients that send arbitrary bytes and need not read replies.
 
 use std::{
     io::{self, Read, Write},
@@ -23,12 +23,11 @@ use shmproto::{
 use super::{SplitEndpoints, SplitRoute};
 use crate::{Deployment, watchdog::WATCHDOG};
 
-/// Between two looks.
+/// Polling interval of the checks.
 const LOOK: Duration = Duration::from_millis(200);
-/// Largest frame of an executor.
 const MAX_FRAME_BYTES: usize = 256 << 20;
 
-/// An open session's first message.
+/// Returns the first message of a session without masking.
 #[must_use]
 pub fn open(route: SplitRoute, key: &str) -> ToLayers {
     ToLayers::Open(SessionOpen {
@@ -41,7 +40,7 @@ pub fn open(route: SplitRoute, key: &str) -> ToLayers {
     })
 }
 
-/// A decode call of `rows` rows of site 0, in the clear.
+/// Returns a decode call of `rows` unmasked rows of site 0.
 #[must_use]
 pub fn call(sequence: u64, rows: u32) -> CallHeader {
     CallHeader {
@@ -59,11 +58,11 @@ pub fn call(sequence: u64, rows: u32) -> CallHeader {
     }
 }
 
-/// A stream of bytes to an executor.
+/// A byte stream to an executor.
 pub trait ByteStream: Read + Write + Send {}
 impl<T: Read + Write + Send> ByteStream for T {}
 
-/// Connects to the door of `route` as TCP or as a Unix socket, without a word of any protocol.
+/// Connects to the endpoint of `route` by TCP or Unix socket, without any protocol.
 #[must_use]
 pub fn bare(doors: &SplitEndpoints, deployment: &Deployment, route: SplitRoute) -> Box<dyn ByteStream> {
     if route == SplitRoute::Tls {
@@ -77,7 +76,7 @@ pub fn bare(doors: &SplitEndpoints, deployment: &Deployment, route: SplitRoute) 
     Box::new(stream)
 }
 
-/// Connects, and agrees on TLS where there is any.
+/// Connects, with a TLS handshake if the route has one.
 #[must_use]
 pub fn stream(
     doors: &SplitEndpoints,
@@ -109,7 +108,7 @@ fn limit(read: io::Result<()>, write: io::Result<()>) {
     read.and(write).expect("a socket takes time limits");
 }
 
-/// Reads until the other side hangs up; fails if it does not.
+/// Reads until the peer closes the connection; fails if it does not.
 pub fn is_hung_up_on(stream: &mut dyn ByteStream) {
     let (mut buffer, begun) = ([0; 4096], Instant::now());
     loop {
@@ -123,9 +122,9 @@ pub fn is_hung_up_on(stream: &mut dyn ByteStream) {
     }
 }
 
-/// A ZeroMQ client.
+/// Raw ZeroMQ client of an executor.
 pub struct Zmtp {
-    /// What carries its bytes.
+    /// Transport of the ZeroMQ bytes.
     pub stream: Box<dyn ByteStream>,
     peer: zmtp::ZmtpClient,
 }
@@ -137,10 +136,10 @@ impl std::fmt::Debug for Zmtp {
 }
 
 impl Zmtp {
-    /// Shakes hands over `stream`, with a key if there is one.
+    /// Performs the handshake over `stream`, with a key if there is one.
     ///
     /// # Errors
-    /// If the other side hangs up.
+    /// If the peer closes the connection.
     pub fn greet(stream: Box<dyn ByteStream>, key: Option<&str>) -> io::Result<Self> {
         let limits = zmtp::ZmtpLimits::new(MAX_FRAME_BYTES);
         let peer = match key {
@@ -154,10 +153,10 @@ impl Zmtp {
         }
     }
 
-    /// A session over `route`.
+    /// Opens a session over `route`.
     ///
     /// # Errors
-    /// If the other side hangs up, or refuses.
+    /// If the peer closes the connection or refuses.
     pub fn session(
         doors: &SplitEndpoints,
         deployment: &Deployment,
@@ -172,10 +171,10 @@ impl Zmtp {
         }
     }
 
-    /// Sends bytes as they are.
+    /// Sends bytes unchanged.
     ///
     /// # Errors
-    /// If the other side has hung up or takes nothing.
+    /// If the peer has closed the connection or does not read.
     pub fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stream.write_all(bytes)?;
         self.stream.flush()
@@ -184,14 +183,14 @@ impl Zmtp {
     /// Sends a control message.
     ///
     /// # Errors
-    /// As [`send`](Self::send).
+    /// Like [`send`](Self::send).
     pub fn send_control(&mut self, message: &ToLayers) -> io::Result<()> {
         let mut bytes = Vec::new();
         zmtp::put_message(&mut bytes, &[&CONTROL, &message.to_bytes()]);
         self.send(&bytes)
     }
 
-    /// The bytes of a call with rows.
+    /// Returns the bytes of a call with rows.
     #[must_use]
     pub fn call_bytes(header: &CallHeader, rows: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -199,27 +198,27 @@ impl Zmtp {
         bytes
     }
 
-    /// Calls, with rows of as many bytes as are given.
+    /// Sends a call with the given bytes as rows.
     ///
     /// # Errors
-    /// As [`send`](Self::send).
+    /// Like [`send`](Self::send).
     pub fn call(&mut self, header: &CallHeader, rows: &[u8]) -> io::Result<()> {
         self.send(&Self::call_bytes(header, rows))
     }
 
-    /// The next control message.
+    /// Receives the next control message.
     ///
     /// # Errors
-    /// If the other side hangs up.
+    /// If the peer closes the connection.
     pub fn hear(&mut self) -> io::Result<FromLayers> {
         let frames = self.message()?;
         FromLayers::from_bytes(&frames[1]).map_err(io::Error::other)
     }
 
-    /// The next reply, and its rows.
+    /// Receives the next reply with its rows.
     ///
     /// # Errors
-    /// If the other side hangs up.
+    /// If the peer closes the connection.
     pub fn reply(&mut self) -> io::Result<(ReplyHeader, Vec<u8>)> {
         let mut frames = self.message()?;
         let header = <&[u8; HEADER_BYTES]>::try_from(&frames[0][..]).map_err(io::Error::other)?;
@@ -261,29 +260,29 @@ impl Zmtp {
     }
 }
 
-/// A client beside shared memory.
+/// Raw client of the shared memory transport.
 #[derive(Debug)]
 pub struct SharedMemoryClient {
-    /// The socket of control messages.
+    /// Socket of the control messages.
     pub control: ClientEnd,
-    /// The rings and the slab, once there are any.
+    /// Rings and slab, once they exist.
     pub channel: Option<ClientChannel>,
 }
 
 impl SharedMemoryClient {
-    /// Connects, and says nothing.
+    /// Connects without sending a message.
     ///
     /// # Errors
-    /// If nobody listens.
+    /// If no executor listens.
     pub fn connect(deployment: &Deployment) -> io::Result<Self> {
         let control = ClientEnd::to(&deployment.place().state().join("layers.sock"));
         Ok(Self { control: control.map_err(io::Error::other)?, channel: None })
     }
 
-    /// A session with a slab of so many bytes.
+    /// Opens a session with a slab of `slab_bytes`.
     ///
     /// # Errors
-    /// If it is refused.
+    /// If the executor refuses.
     pub fn session(deployment: &Deployment, key: &str, slab_bytes: u64) -> io::Result<Self> {
         let mut local = Self::connect(deployment)?;
         match local.ask(&open(SplitRoute::SharedMemory, key))? {
@@ -294,10 +293,10 @@ impl SharedMemoryClient {
         Ok(local)
     }
 
-    /// Asks for a slab, instead of the one it has.
+    /// Requests a slab that replaces the current one.
     ///
     /// # Errors
-    /// If it is refused.
+    /// If the executor refuses.
     pub fn demand_channel(&mut self, slab_bytes: u64) -> io::Result<()> {
         self.send_control(&ToLayers::Channel(slab_bytes))?;
         let (answer, mut descriptors) = self.receive()?;
@@ -311,27 +310,27 @@ impl SharedMemoryClient {
         Ok(())
     }
 
-    /// Sends a message.
+    /// Sends a control message.
     ///
     /// # Errors
-    /// If the other side has hung up.
+    /// If the peer has closed the connection.
     pub fn send_control(&self, message: &ToLayers) -> io::Result<()> {
         self.control.send(message, &[]).map_err(io::Error::other)
     }
 
-    /// Sends a message and waits for an answer.
+    /// Sends a control message and waits for the reply.
     ///
     /// # Errors
-    /// If the other side hangs up.
+    /// If the peer closes the connection.
     pub fn ask(&self, message: &ToLayers) -> io::Result<FromLayers> {
         self.send_control(message)?;
         Ok(self.receive()?.0)
     }
 
-    /// The next message.
+    /// Receives the next message with its file descriptors.
     ///
     /// # Errors
-    /// If the other side hangs up.
+    /// If the peer closes the connection.
     pub fn receive(&self) -> io::Result<(FromLayers, Vec<std::os::fd::OwnedFd>)> {
         use std::os::fd::AsFd as _;
         let limit = Timespec::try_from(WATCHDOG).expect("a short time");
@@ -343,7 +342,7 @@ impl SharedMemoryClient {
         received.ok_or_else(|| io::ErrorKind::WouldBlock.into())
     }
 
-    /// Puts a call into the ring as it is, and waits for the reply; `None` once the executor has hung up.
+    /// Submits a call unchanged and waits for the reply; `None` once the executor has closed the connection.
     pub fn call(&mut self, header: &CallHeader) -> Option<ReplyHeader> {
         let begun = Instant::now();
         let channel = self.channel.as_mut().expect("a channel");
@@ -361,7 +360,7 @@ impl SharedMemoryClient {
         panic!("neither a reply nor an end came to {header:?}");
     }
 
-    /// True if the executor has hung up.
+    /// True if the executor has closed the connection.
     #[must_use]
     pub fn is_hung_up_on(&self) -> bool {
         use std::os::fd::AsFd as _;

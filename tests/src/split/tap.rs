@@ -1,4 +1,5 @@
-//! A socket in front of an executor's: all that clients send goes on to the executor, and each call is shown to somebody first.
+//! A relay before an executor's socket, which forwards all bytes of clients and shows each call to an
+//! observer first.
 
 use std::{
     io::{self, Read, Write as _},
@@ -11,25 +12,24 @@ use std::{
 
 use shmproto::layer::{CallHeader, HEADER_BYTES};
 
-/// What somebody does who is shown a call and the rows, or the draw, that came with it.
+/// Observer of a call with its rows or its draw.
 pub type CallObserver = Arc<dyn Fn(&CallHeader, &[u8]) + Send + Sync>;
 
-/// Bytes that a peer says before its first frame (ZMTP 3.1).
+/// Bytes that a peer sends before its first frame (ZMTP 3.1).
 const GREETING_BYTES: usize = 64;
-/// Bits of a frame's first byte.
 const MORE: u8 = 1;
 const LONG: u8 = 2;
 const COMMAND: u8 = 4;
 
-/// Listens at `near`, in front of the socket `far`, for as long as the process of the test lives.
+/// Listens at `near`, in front of the socket `far`, until the test's process ends.
 ///
 /// # Panics
-/// If it cannot listen there.
+/// If the socket cannot be created.
 pub fn listen(near: &Path, far: PathBuf, witness: CallObserver) {
     let listener = UnixListener::bind(near).expect("a socket in a directory of one's own");
     thread::spawn(move || {
         for client in listener.incoming().flatten() {
-            // Nobody is there: the client is hung up on, and comes again.
+            // Without an executor the client is disconnected and connects again.
             let Ok(executor) = UnixStream::connect(&far) else { continue };
             let (from, to) = (client.try_clone(), executor.try_clone());
             let (Ok(from), Ok(to)) = (from, to) else { continue };
@@ -40,7 +40,7 @@ pub fn listen(near: &Path, far: PathBuf, witness: CallObserver) {
     });
 }
 
-/// What a client says, to the executor.
+/// Forwards the client's bytes to the executor.
 fn forward(mut client: UnixStream, mut executor: UnixStream, witness: &CallObserver) {
     let mut frames = Frames::default();
     let _ = relay(&mut client, &mut |bytes| {
@@ -50,7 +50,7 @@ fn forward(mut client: UnixStream, mut executor: UnixStream, witness: &CallObser
     let _ = executor.shutdown(Shutdown::Both);
 }
 
-/// What an executor says, to the client.
+/// Forwards the executor's bytes to the client.
 fn back(mut executor: UnixStream, mut client: UnixStream) {
     let _ = relay(&mut executor, &mut |bytes| client.write_all(bytes));
     let _ = client.shutdown(Shutdown::Both);
@@ -66,7 +66,6 @@ fn relay(from: &mut UnixStream, to: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> 
     }
 }
 
-/// The frames of a connection, as they come.
 #[derive(Debug, Default)]
 struct Frames {
     bytes: Vec<u8>,
@@ -92,7 +91,7 @@ impl Frames {
         }
     }
 
-    /// The next frame, if all of it is there: a byte of flags, a length of one byte or of eight, the body.
+    /// Returns the next complete frame: a byte of flags, a length of one byte or of eight, the body.
     fn next(&mut self) -> Option<(u8, Vec<u8>)> {
         let (&flags, rest) = self.bytes.split_first().filter(|_| self.is_greeted)?;
         let (length, head) = if flags & LONG == 0 {
@@ -107,7 +106,7 @@ impl Frames {
     }
 }
 
-/// A message that is no call is nobody's business.
+/// Shows a message to the observer if it is a call.
 fn show(message: &[Vec<u8>], witness: &CallObserver) {
     let [head, body] = message else { return };
     let header = <&[u8; HEADER_BYTES]>::try_from(head.as_slice()).ok().map(CallHeader::from_bytes);

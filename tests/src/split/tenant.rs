@@ -1,4 +1,4 @@
-//! A split client in the test's own process, whose every logit can be looked at.
+//! A split client in the test's process with access to all logits.
 
 use std::{ops::ControlFlow, path::Path, sync::Arc, time::Duration};
 
@@ -27,26 +27,26 @@ use crate::{
     fixtures,
 };
 
-/// Rows that go in the clear, with the executor's own arithmetic.
+/// Unmasked rows on the quantized path.
 pub const OPEN: Masking = Masking::Off { path: SitePath::Fast };
-/// The same with unrounded activations: what masking computes with.
+/// Unmasked rows with unrounded activations, the arithmetic of masking.
 pub const LINEAR: Masking = Masking::Off { path: SitePath::Linear };
 
-/// Rows of a pass over a prompt.
+/// Rows per prefill pass.
 const CHUNK: usize = 256;
-/// Tokens that are drafted at once, whatever they promise.
+/// Number of draft tokens per step, regardless of their acceptance probability.
 const DRAFT: usize = 6;
-/// As many alternatives as the gateway is asked for.
+/// Number of alternatives, equal to those requested from the gateway.
 const TOP: usize = 5;
-/// What stands for an adapter's virtual tokens.
+/// Token id that stands for an adapter's virtual tokens.
 const VIRTUAL: u32 = 0;
 
-/// The scores of a token as an answer with `logprobs` reports them: the bits of 32-bit floats.
+/// Log-probabilities of a token as an answer with `logprobs` reports them: the bits of 32-bit floats.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenScore {
-    /// Of the token.
+    /// Value of the chosen token.
     pub chosen: u32,
-    /// Of the likeliest tokens, best first.
+    /// Values of the most likely tokens, best first.
     pub top: Vec<u32>,
 }
 
@@ -57,7 +57,7 @@ impl TokenScore {
     }
 }
 
-/// A split client.
+/// A split client with its model parts and KV cache.
 #[derive(Debug)]
 pub struct SplitTenant {
     model: SplitModel,
@@ -65,11 +65,11 @@ pub struct SplitTenant {
 }
 
 impl SplitTenant {
-    /// Rents layers of the model at `path` from what `connector` leads to, masked as `masking` says. A local client shows `key`
-    /// itself.
+    /// Connects to the layers of the model at `path` through `connector`, with `masking`. A local client
+    /// sends `key` itself.
     ///
     /// # Errors
-    /// The executor does not let it in.
+    /// If the executor refuses the client.
     pub fn rent(
         path: &Path,
         connector: Box<dyn Connect>,
@@ -95,28 +95,28 @@ impl SplitTenant {
         Ok(Self { model: split.expect("a split model"), adapter: None })
     }
 
-    /// Puts the adapter at `path` to use, or none.
+    /// Opens the adapter at `path`, if any.
     #[must_use]
     pub fn with(mut self, path: Option<&Path>) -> Self {
         self.wear(path);
         self
     }
 
-    /// Puts another adapter to use, or none.
+    /// Switches to another adapter, or to none.
     pub fn wear(&mut self, path: Option<&Path>) {
         self.adapter = path.map(|path| self.model.load_adapter(path).expect("the adapter fits"));
     }
 
-    /// The session.
+    /// Returns the session with the executor.
     #[must_use]
     pub fn session(&mut self) -> &mut Session {
         self.model.session_mut()
     }
 
-    /// The likeliest continuation of `prompt`, exactly `count` tokens.
+    /// Returns the greedy continuation of `prompt` with exactly `count` tokens.
     ///
     /// # Errors
-    /// The executor is gone, or refuses.
+    /// If the executor is gone or refuses.
     pub fn generate(&mut self, prompt: &[u32], count: usize) -> Result<Vec<u32>, GenerateError> {
         let task = self.task(prompt, count, None);
         let generated =
@@ -124,11 +124,11 @@ impl SplitTenant {
         Ok(generated.tokens)
     }
 
-    /// What is asked for, of this tenant's adapter, with tokens guessed at home out of what was said before; and how many
-    /// guesses came true.
+    /// Answers a request with this client's adapter and n-gram draft tokens; also returns the number of
+    /// accepted draft tokens.
     ///
     /// # Errors
-    /// The executor is gone, or refuses.
+    /// If the executor is gone or refuses.
     pub fn drafted(&mut self, ask: &CompletionRequest) -> Result<(Vec<u32>, u64), GenerateError> {
         let task = self.task(&ask.prompt, ask.max_tokens as usize, ask.seed);
         let mut ngram = Ngram::new(&ask.prompt, AcceptanceTable::default());
@@ -137,7 +137,7 @@ impl SplitTenant {
         Ok((generated.tokens, generated.drafted.accepted))
     }
 
-    /// `count` tokens behind `prompt`: the likeliest, or drawn with a seed.
+    /// Describes the generation of `count` tokens after `prompt`: greedy, or sampled with a seed.
     fn task(&self, prompt: &[u32], count: usize, seed: Option<u64>) -> GenerateRequest {
         let temperature = if seed.is_some() { TEMPERATURE } else { 0.0 };
         let request = SamplingRequest { temperature, seed: seed.unwrap_or(0), ..SamplingRequest::default() };
@@ -145,8 +145,8 @@ impl SplitTenant {
         GenerateRequest { prompt: prompt.to_vec(), sampling, max_tokens: count, stop_tokens: Vec::new() }
     }
 
-    /// The same with the scores of each token. Nothing may be [generated](Self::generate) afterwards: both use the same
-    /// blocks.
+    /// Generates greedily and returns the scores of each token. [`generate`](Self::generate) must not follow,
+    /// because both use the same blocks.
     pub fn scored(&mut self, prompt: &[u32], count: usize) -> (Vec<u32>, Vec<TokenScore>) {
         let mut tokens = vec![VIRTUAL; self.virtual_tokens()];
         tokens.extend_from_slice(prompt);
@@ -160,12 +160,12 @@ impl SplitTenant {
         scored.unzip()
     }
 
-    /// The logits of every position of `prompt`.
+    /// Returns the logits of every position of `prompt`.
     pub fn logits(&mut self, prompt: &[u32]) -> Vec<f32> {
         self.pass(prompt, &mut 0, LogitRows::All)
     }
 
-    /// Takes the tokens from `computed` on through the model, and returns the logits that are wanted.
+    /// Computes the tokens from `computed` on and returns the wanted logits.
     fn pass(&mut self, tokens: &[u32], computed: &mut usize, wanted: LogitRows) -> Vec<f32> {
         let blocks: Vec<BlockId> = (0..).take(tokens.len().div_ceil(BLOCK_TOKENS)).map(BlockId).collect();
         let (mut all, mut logits) = (Vec::new(), Vec::new());
@@ -194,7 +194,7 @@ impl SplitTenant {
     }
 }
 
-/// The lowest of the tokens that no other is likelier than.
+/// Returns the most likely token; of equals the one with the lowest id.
 fn likeliest(logits: &[f32]) -> u32 {
     let mut best = (f32::NEG_INFINITY, 0);
     for (token, &logit) in (0..).zip(logits) {
@@ -205,14 +205,14 @@ fn likeliest(logits: &[f32]) -> u32 {
     best.1
 }
 
-/// The tokenizer of the model of all tests.
+/// Returns the tokenizer of the default model.
 #[must_use]
 pub fn text() -> Arc<Text> {
     let base = ClientBase::open(&fixtures::model()).expect("the model of the tests");
     Arc::new(Text::load(&base.files).expect("its tokenizer"))
 }
 
-/// The text of tokens that continue others.
+/// Decodes tokens that continue a text.
 #[must_use]
 pub fn continuation(text: &Text, tokens: &[u32]) -> String {
     let mut decoder = text.decoder(TextStart::Continuation);

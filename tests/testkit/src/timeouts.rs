@@ -1,7 +1,8 @@
-//! How long tests wait for what must happen: as long as it takes on a machine that many others use, and not for ever.
+//! Waits of tests: as long as needed on a busy machine, but not forever.
 //!
-//! A deadline in a test is for hangs and says nothing about speed. There is this one, for all tests; those that need
-//! another say why. A condition that is waited for must stay true once it is: a moment may pass unseen.
+//! A deadline in a test detects hangs and says nothing about speed. All tests share this deadline; a test
+//! with another one states the reason. An awaited condition must stay true once it holds, since polling can
+//! miss a moment.
 
 use std::{
     panic::resume_unwind,
@@ -13,29 +14,29 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What is not over by then hangs. Twenty times what the slowest wait takes on two cores that nobody else uses.
+/// Time after which a wait counts as a hang: twenty times the slowest wait on two idle cores.
 pub const WATCHDOG: Duration = Duration::from_secs(300);
 
-/// Steps that are over in this process.
+/// Number of finished steps in this process.
 static STEPS: AtomicU64 = AtomicU64::new(0);
 
-/// Between two looks at first, and twice as long after each.
+/// Initial polling interval, which doubles after each poll.
 const FIRST_PAUSE: Duration = Duration::from_micros(200);
-/// Between two looks at most.
+/// Maximum of the polling interval.
 const MAX_PAUSE: Duration = Duration::from_millis(25);
 
-/// Waits until `holds` does.
+/// Waits until `holds` returns true.
 ///
 /// # Panics
-/// With `what`, if it never does.
+/// With `what`, if that does not happen before the deadline.
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     eventually_some(what, || holds().then_some(()));
 }
 
-/// Waits until `look` finds something.
+/// Waits until `look` returns a value.
 ///
 /// # Panics
-/// With `what`, if it never does.
+/// With `what`, if that does not happen before the deadline.
 pub fn eventually_some<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let (begun, mut pause) = (Instant::now(), FIRST_PAUSE);
     loop {
@@ -49,23 +50,23 @@ pub fn eventually_some<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T 
     }
 }
 
-/// Says that a step of a test is over, so that it is seen to go on.
+/// Reports that a step of a test has finished, which shows progress.
 pub fn step() {
     STEPS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Runs a test's body, however long it takes while its steps come to their ends.
+/// Runs a test's body without a time limit while its steps finish.
 ///
 /// # Panics
-/// If none does for longer than [`WATCHDOG`]; and as the body does.
+/// If no step finishes for longer than [`WATCHDOG`], or if the body panics.
 pub fn watched(body: impl FnOnce() + Send + 'static) {
     watched_or(|| {}, body);
 }
 
-/// The same; `give_up` is called before a hang is reported.
+/// Runs a test's body like [`watched`] and calls `give_up` before it reports a hang.
 ///
 /// # Panics
-/// As [`watched`].
+/// Like [`watched`].
 pub fn watched_or(give_up: impl FnOnce(), body: impl FnOnce() + Send + 'static) {
     let (done, ended) = mpsc::channel::<()>();
     let worker = thread::spawn(move || {
@@ -73,7 +74,8 @@ pub fn watched_or(give_up: impl FnOnce(), body: impl FnOnce() + Send + 'static) 
         body();
     });
     let mut steps = STEPS.load(Ordering::Relaxed);
-    // Twice: a wait that is in vain says what for. The channel closes when the body is over, however it ended.
+    // The double time lets a failing wait report its reason first. The channel closes when the body ends in
+    // any way.
     while ended.recv_timeout(2 * WATCHDOG) == Err(RecvTimeoutError::Timeout) {
         let now = STEPS.load(Ordering::Relaxed);
         if now == steps {

@@ -1,7 +1,9 @@
-//! The text files beside an adapter's weights: a chat template, and the tokenizer that the adapter was trained with.
+//! The text files beside an adapter's weights: a chat template, and the tokenizer that the adapter was
+//! trained with.
 //!
-//! The chat template can be used for that adapter alone. The tokenizer cannot: token ids mean the base model's tokens. Where its
-//! special and added tokens differ from the base model's, [`AdapterText::differences`] says so.
+//! The server can use the chat template for that adapter alone, but not the tokenizer, since token ids mean
+//! the base model's tokens. [`AdapterText::differences`] lists special and added tokens that differ from
+//! the base model's.
 
 use std::{collections::BTreeMap, fmt, io};
 
@@ -12,23 +14,21 @@ use crate::{
     tokenizer::from_directory::{TemplateJson, TokenName},
 };
 
-/// The template, as transformers writes it.
 const TEMPLATE_FILE: &str = "chat_template.jinja";
-/// Special tokens; in files of earlier versions the template and the added tokens too.
+/// Holds special tokens; files of earlier versions also hold the template and the added tokens.
 const CONFIG_FILE: &str = "tokenizer_config.json";
-/// Added tokens, in files of earlier versions.
+/// Holds added tokens in files of earlier versions.
 const ADDED_FILE: &str = "added_tokens.json";
-/// The whole tokenizer.
 const TOKENIZER_FILE: &str = "tokenizer.json";
 
-/// Longest chat template of an adapter, in bytes; the longest of models have some 30,000.
+/// Maximum length of an adapter's chat template in bytes; the longest templates of models have about 30,000.
 pub const MAX_TEMPLATE_BYTES: u64 = 128 << 10;
-/// Longest `tokenizer_config.json` or `added_tokens.json` of an adapter, in bytes.
+/// Maximum size of an adapter's `tokenizer_config.json` or `added_tokens.json` in bytes.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
-/// Longest `tokenizer.json` of an adapter, in bytes; those of 260,000 tokens have 33 MB.
+/// Maximum size of an adapter's `tokenizer.json` in bytes; files with 260,000 tokens have 33 MB.
 const MAX_TOKENIZER_BYTES: u64 = 64 << 20;
 
-/// The files that are read, each with its maximum size in bytes.
+/// Names of the files that are read, each with its maximum size in bytes.
 pub const FILES: [(&str, u64); 4] = [
     (TEMPLATE_FILE, MAX_TEMPLATE_BYTES),
     (CONFIG_FILE, MAX_CONFIG_BYTES),
@@ -36,9 +36,9 @@ pub const FILES: [(&str, u64); 4] = [
     (TOKENIZER_FILE, MAX_TOKENIZER_BYTES),
 ];
 
-/// Most tokens that differ which are told one by one.
+/// Maximum number of differing tokens that are listed one by one.
 const MAX_TOLD: usize = 8;
-/// Most characters of a token that are told.
+/// Maximum number of characters of a token in a message.
 const MAX_TOLD_CHARS: usize = 64;
 
 /// Why the text files beside an adapter cannot be used.
@@ -47,52 +47,52 @@ pub enum AdapterTextError {
     /// A file cannot be read.
     #[error("'{name}' beside the adapter cannot be read: {source}; correct the file, or remove it")]
     Read {
-        /// The file.
+        /// Name of the unreadable file.
         name: &'static str,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// A file is not the JSON that it should be.
+    /// A file is not valid JSON of the expected shape.
     #[error(
         "'{name}' beside the adapter is not usable: {source}; save the tokenizer again, or remove the file"
     )]
     Json {
-        /// The file.
+        /// Name of the unusable file.
         name: &'static str,
-        /// What is wrong with it.
+        /// Error of the JSON parser.
         source: serde_json::Error,
     },
-    /// The chat template cannot be used.
+    /// The chat template cannot be compiled or decoded.
     #[error(
         "the chat template in '{name}' beside the adapter cannot be used: {reason}; correct or remove it"
     )]
     Template {
-        /// The file.
+        /// Name of the file with the template.
         name: &'static str,
-        /// What is wrong with it.
+        /// Description of the template's error.
         reason: String,
     },
 }
 
-/// What the text files beside an adapter say.
+/// Content of the text files beside an adapter.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AdapterText {
-    /// The chat template with the file that has it.
+    /// The chat template with the name of its file.
     template: Option<(String, &'static str)>,
     bos: Option<String>,
     eos: Option<String>,
-    /// Added tokens by their ids, each with the file that says so.
+    /// Added tokens by id, each with the name of the file that defines it.
     added: BTreeMap<u32, (String, &'static str)>,
 }
 
-/// The tokens of a base model.
+/// Tokens of a base model, for comparison.
 #[derive(Clone, Copy)]
 pub struct BaseTokens<'a> {
-    /// The beginning-of-sequence token.
+    /// Text of the beginning-of-sequence token, if any.
     pub bos: Option<&'a str>,
-    /// Tokens that end answers.
+    /// Ids of the tokens that end answers.
     pub end_tokens: &'a [u32],
-    /// The bytes of a token; none if there is no such token.
+    /// Returns the bytes of a token, or an empty slice if the token does not exist.
     pub bytes: &'a dyn Fn(u32) -> &'a [u8],
 }
 
@@ -124,10 +124,10 @@ struct AddedJson {
 }
 
 impl AdapterText {
-    /// Reads the [`FILES`] that there are: `file` is given a name and the most bytes it may have.
+    /// Reads those [`FILES`] that exist; `file` receives a name and the maximum size in bytes.
     ///
     /// # Errors
-    /// One cannot be read, or is not what it should be.
+    /// If a file cannot be read or has no valid content.
     pub fn read(
         mut file: impl FnMut(&'static str, u64) -> io::Result<Option<Vec<u8>>>,
     ) -> Result<Self, AdapterTextError> {
@@ -153,7 +153,7 @@ impl AdapterText {
         })
     }
 
-    /// The chat template, if that is another than the base model's. A line break at the end is no difference.
+    /// Returns the chat template if it differs from the base model's, apart from a line break at the end.
     #[must_use]
     pub fn own_template(&self, base: Option<&str>) -> Option<&str> {
         let plain = |template: &str| template.trim_end_matches('\n').to_owned();
@@ -161,7 +161,7 @@ impl AdapterText {
         own.filter(|own| Some(plain(own)) != base.map(plain))
     }
 
-    /// The error of a chat template that `error` was said of, with the file that has it.
+    /// Returns the error for a chat template that failed with `error`, with the name of its file.
     #[must_use]
     pub fn refused_template(&self, error: &TemplateError) -> AdapterTextError {
         let reason = match error {
@@ -174,7 +174,8 @@ impl AdapterText {
         }
     }
 
-    /// How the tokenizer differs from the base model's, which is used all the same; empty if nothing is known to differ.
+    /// Describes how the tokenizer differs from the base model's, which is used nevertheless; empty if no
+    /// difference is known.
     #[must_use]
     pub fn differences(&self, base: &BaseTokens<'_>) -> Vec<String> {
         const USED: &str = "the base model's tokenizer is used";
@@ -211,7 +212,8 @@ impl AdapterText {
     }
 }
 
-/// The chat template with the file that has it: the file of its own comes before the one in the configuration.
+/// Returns the chat template with its file name; `chat_template.jinja` takes precedence over the
+/// configuration.
 fn chat_template(
     own_file: Option<Vec<u8>>,
     in_config: Option<TemplateJson>,
@@ -231,7 +233,6 @@ fn chat_template(
     }
 }
 
-/// A token as it is told.
 fn shortened(token: &str) -> String {
     let short: String = token.chars().take(MAX_TOLD_CHARS).collect();
     if short.len() < token.len() { format!("{short:?}...") } else { format!("{short:?}") }

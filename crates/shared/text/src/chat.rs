@@ -1,7 +1,8 @@
-//! A conversation in tokens: rendered by the model's chat template, with what people wrote quoted.
+//! Turns a conversation into tokens: the chat template renders the messages, in which special tokens are
+//! quoted.
 //!
-//! What somebody wrote that looks like a special token must not become one: it could end their turn and begin another's.
-//! So it is quoted before it goes into the template (`tokenizer::escape_special_tokens`).
+//! Message text that looks like a special token must not become one, since it could end a turn and begin
+//! another. So the text is quoted before the template renders it (`tokenizer::escape_special_tokens`).
 
 use std::time::SystemTime;
 
@@ -15,19 +16,19 @@ use crate::{
 /// One message of a conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Message<'a> {
-    /// `system`, `user`, `assistant`, or what else the template knows.
+    /// Role: `system`, `user`, `assistant`, or another role that the template knows.
     pub role: &'a str,
-    /// Its text, before the template.
+    /// Text of the message before rendering.
     pub content: &'a str,
 }
 
 /// Why a conversation could not be turned into tokens.
 #[derive(Debug, thiserror::Error)]
 pub enum ChatError {
-    /// The tokenizer refused.
+    /// The tokenizer refused the rendered text.
     #[error(transparent)]
     Encode(#[from] EncodeError),
-    /// Nothing is left to tell quoted names of special tokens by.
+    /// No mark character is left with which to quote the names of special tokens.
     #[error(
         "the messages use every character U+F0000 to U+F00FF and names of special tokens; leave out either"
     )]
@@ -37,36 +38,36 @@ pub enum ChatError {
     Template(#[from] TemplateError),
 }
 
-/// Why an answer could not be told from its prompt.
+/// Why the tokens of an answer could not be separated from those of its prompt.
 #[derive(Debug, thiserror::Error)]
 pub enum AnsweredError {
-    /// The conversation is none that the model can be shown.
+    /// The conversation cannot be rendered or encoded.
     #[error(transparent)]
     Chat(#[from] ChatError),
-    /// A template that asks for an answer with other text than it puts before an answer that was given, for instance with
-    /// the beginning of a thought.
+    /// The template's generation prompt differs from the text that it puts before a given answer, for
+    /// instance because the prompt begins reasoning content.
     #[error(
         "the model's chat template asks for an answer in another way than it shows one, so what the model would say after \
          the prompt is not known; use 'prompt' and 'completion' with the text as the model is to see it"
     )]
     NoPrompt,
-    /// The tokenizer gives the answer's beginning another form at the beginning of a text.
+    /// The tokenizer joins the answer's first characters with the end of the prompt.
     #[error(
         "the answer's first characters become one token with the end of the prompt; begin it with other characters"
     )]
     Merged,
 }
 
-/// A prompt and what was said after it, in one.
+/// Tokens of a prompt and of the answer to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answered {
-    /// The prompt's tokens, as for a request, and behind them those of the answer, up to the one that ends it.
+    /// The prompt's tokens as in a request, followed by the answer's up to its end token.
     pub tokens: Vec<u32>,
-    /// How many of them are the prompt's.
+    /// Number of tokens that belong to the prompt.
     pub prompt_len: usize,
 }
 
-/// A model's tokenizer and chat template, at one moment: templates may show the date.
+/// A model's tokenizer and chat template at one time, since templates may show the date.
 #[derive(Debug, Clone, Copy)]
 pub struct Chat<'a> {
     tokenizer: &'a Tokenizer,
@@ -75,13 +76,13 @@ pub struct Chat<'a> {
 }
 
 impl<'a> Chat<'a> {
-    /// Of these two, at `now`.
+    /// Combines a tokenizer and a template at time `now`.
     #[must_use]
     pub fn new(tokenizer: &'a Tokenizer, template: &'a ChatTemplate, now: SystemTime) -> Self {
         Self { tokenizer, template, now }
     }
 
-    /// The tokens of a conversation.
+    /// Returns the tokens of a conversation.
     ///
     /// # Errors
     /// If the template or the tokenizer refuses it.
@@ -89,8 +90,8 @@ impl<'a> Chat<'a> {
         self.encode_values(&values(messages), &Map::new(), prompt)
     }
 
-    /// The tokens of a conversation whose messages say more than a role and a text, beside variables of the template as `tools`.
-    /// All of their texts are what people wrote.
+    /// Returns the tokens of a conversation whose messages are JSON objects, with further template
+    /// variables such as `tools`. All their texts are treated as user input and quoted.
     ///
     /// # Errors
     /// If the template or the tokenizer refuses it.
@@ -107,15 +108,15 @@ impl<'a> Chat<'a> {
         Ok(self.encode_rendered(&rendered, mark)?)
     }
 
-    /// The tokens of a conversation's last message, behind those of the prompt that asks for it: what a model is sent, and
-    /// what it would have to answer. What a template puts behind the token that ends an answer is left out; no model says
-    /// it.
+    /// Returns the tokens of the prompt for the last message, followed by the tokens of that message. Text
+    /// that the template puts after the answer's end token is left out, since no model generates it.
     ///
     /// # Errors
-    /// If the template or the tokenizer refuses the conversation, or one cannot say where the answer begins.
+    /// If the template or the tokenizer refuses the conversation, or if the beginning of the answer cannot
+    /// be determined.
     ///
     /// # Panics
-    /// If there is no message.
+    /// If `messages` is empty.
     pub fn answered(&self, messages: &[Message<'_>]) -> Result<Answered, AnsweredError> {
         let (_, asked) = messages.split_last().expect("a message that answers");
         let mut prompt = self.encode(asked, GenerationPrompt::Add)?;
@@ -132,8 +133,8 @@ impl<'a> Chat<'a> {
         Ok(Answered { tokens, prompt_len })
     }
 
-    /// The last message's tokens where the tokenizer would join its first characters with the prompt's last: a model that is
-    /// sent the prompt can only go on with a token of its own.
+    /// Encodes the last message alone, for tokenizers that would join its first characters with the
+    /// prompt's last. A model that receives the prompt can only continue with a separate token.
     fn answer_apart(&self, messages: &[Message<'_>]) -> Result<Vec<u32>, AnsweredError> {
         let contents: Vec<&str> = messages.iter().map(|message| message.content).collect();
         let mark = self.mark(&contents)?;
@@ -149,7 +150,7 @@ impl<'a> Chat<'a> {
         Ok(self.encode_rendered(answer, mark).map_err(ChatError::from)?)
     }
 
-    /// What to quote these texts by; `None` if there is nothing to quote.
+    /// Chooses the character that quotes special tokens in these texts; `None` if no text needs quoting.
     fn mark(&self, texts: &[&str]) -> Result<Option<char>, ChatError> {
         if !texts.iter().any(|text| self.tokenizer.names_control_token(text)) {
             return Ok(None);
@@ -173,7 +174,6 @@ impl<'a> Chat<'a> {
         self.template.render_at(&messages, prompt, &variables, self.now)
     }
 
-    /// `value` with all of its texts quoted.
     fn quoted(&self, value: &Value, mark: char) -> Value {
         match value {
             Value::String(text) => Value::String(self.tokenizer.quote(text, mark)),
@@ -193,7 +193,7 @@ impl<'a> Chat<'a> {
     fn encode_rendered(&self, text: &str, mark: Option<char>) -> Result<Vec<u32>, EncodeError> {
         match mark {
             Some(mark) => self.tokenizer.encode_quoted(text, mark),
-            // The template has put the model's special tokens where they belong.
+            // The template has already inserted the model's special tokens.
             None => self.tokenizer.encode(text, AddSpecial::No, ParseSpecial::Yes),
         }
     }
@@ -204,7 +204,7 @@ fn values(messages: &[Message<'_>]) -> Vec<Value> {
     messages.iter().map(value).collect()
 }
 
-/// Adds all texts in `value`, the names of its fields among them.
+/// Collects all texts in `value`, field names included.
 fn texts_of<'a>(value: &'a Value, texts: &mut Vec<&'a str>) {
     match value {
         Value::String(text) => texts.push(text),

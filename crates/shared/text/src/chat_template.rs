@@ -1,12 +1,13 @@
 //! Chat templates: the Jinja program in a model's files that turns messages into a prompt.
 //!
-//! Templates are written for Hugging Face's environment (`utils/chat_template_utils.py` in transformers); this is
-//! that environment in minijinja: blocks trimmed, Python's string methods, `raise_exception`, `strftime_now`, a
-//! `tojson` that does not escape HTML, and `{% generation %}` (a mark for training) without effect.
+//! Templates are written for Hugging Face's environment (`utils/chat_template_utils.py` in transformers).
+//! This module builds that environment in minijinja: trimmed blocks, Python's string methods,
+//! `raise_exception`, `strftime_now`, a `tojson` that does not escape HTML, and `{% generation %}` (a mark
+//! for training) without effect.
 //!
-//! A template is a program from a model's author and runs on messages from anybody, so it is bounded: steps
-//! (fuel), depth, and bytes of output. It can reach nothing but its variables. What is not bounded is the memory
-//! of a string it builds by doubling: a template that does so harms whoever chose to load the model.
+//! A template is a program by the model's author that runs on untrusted messages, so its steps (fuel), depth
+//! and output bytes are bounded. A template can reach only its variables. The memory of a string that the
+//! template builds by doubling is not bounded; such a template harms only the operator who loads the model.
 
 mod json;
 mod time;
@@ -18,24 +19,24 @@ use std::{
 
 use minijinja::{Environment, ErrorKind, Value, context, syntax::SyntaxConfig, value::Serde};
 
-/// The name under which the template is compiled, as it appears in messages.
+/// Name of the compiled template in error messages.
 const NAME: &str = "chat_template";
 
 /// Bounds on one rendering.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Instructions of the template.
+    /// Maximum number of executed template instructions.
     pub fuel: u64,
-    /// Macros and blocks in one another; a macro counts as four.
+    /// Maximum nesting depth of macros and blocks; a macro counts as four.
     pub depth: usize,
-    /// Bytes of the rendered prompt.
+    /// Maximum size of the rendered prompt in bytes.
     pub output_bytes: usize,
 }
 
 impl Default for Limits {
-    /// Far above what most templates need for a full context, which is about 100 instructions a message, and four bytes for each
-    /// of a million tokens. Some look through all messages for each of them, or walk through the schemas of tools by macros that
-    /// call themselves, and take some 200 instructions a property.
+    /// Exceeds by far the needs of most templates for a full context: about 100 instructions a message, and
+    /// four bytes for each of a million tokens. Some templates search all messages for each message, or
+    /// walk tool schemas by recursive macros, which takes about 200 instructions a property.
     fn default() -> Self {
         Self { fuel: 4_000_000, depth: 256, output_bytes: 4 << 20 }
     }
@@ -44,16 +45,16 @@ impl Default for Limits {
 /// Why a template could not be used or rendered.
 #[derive(Debug, thiserror::Error)]
 pub enum TemplateError {
-    /// It is no Jinja that this environment understands.
+    /// The template is not Jinja that this environment understands.
     #[error("the model's chat template cannot be compiled: {0}; use the completions API or another model")]
     Syntax(#[source] minijinja::Error),
     /// The template refuses these messages by `raise_exception`.
     #[error("the model's chat template refuses these messages: {0}")]
     Refused(String),
-    /// It needs more than a [`Limits`] allows.
+    /// The rendering exceeds one of the [`Limits`].
     #[error("rendering the chat template needs more than {limit}; send fewer or shorter messages")]
     Limit {
-        /// Which limit, with its value.
+        /// The exceeded limit, with its value.
         limit: String,
     },
     /// The last message has no text, or the template does not show it as it is.
@@ -62,7 +63,7 @@ pub enum TemplateError {
          'continue_final_message' out"
     )]
     NotContinued,
-    /// Anything else, for instance a message without a field that the template needs.
+    /// Any other error, for instance a message without a field that the template needs.
     #[error("the model's chat template cannot render these messages: {0}; check their roles and fields")]
     Render(#[source] minijinja::Error),
 }
@@ -70,26 +71,26 @@ pub enum TemplateError {
 /// Whether the prompt ends with the header of the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GenerationPrompt {
-    /// Ends where the assistant goes on.
+    /// The prompt ends with the header of the assistant's answer.
     Add,
-    /// Ends with the last message.
+    /// The prompt ends with the last message.
     Omit,
-    /// Ends with the last message's text, which is gone on with.
+    /// The prompt ends with the last message's text, which the model continues.
     Continue,
 }
 
-/// What stands behind a text that is gone on with while it is rendered, as in transformers. Some templates trim texts, so the
-/// space at its end says whether this one does.
+/// Marks the end of the text to be continued while it is rendered, as in transformers. The space at its end
+/// shows whether the template trims texts.
 const END: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
 /// The texts of special tokens that templates use as variables; `None` leaves the variable undefined.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TemplateTokens {
-    /// `bos_token`.
+    /// Value of the variable `bos_token`.
     pub bos: Option<String>,
-    /// `eos_token`.
+    /// Value of the variable `eos_token`.
     pub eos: Option<String>,
-    /// `pad_token`.
+    /// Value of the variable `pad_token`.
     pub pad: Option<String>,
 }
 
@@ -102,10 +103,10 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Compiles `source`.
+    /// Compiles the template in `source`.
     ///
     /// # Errors
-    /// If it is no valid Jinja.
+    /// If `source` is not valid Jinja.
     pub fn new(source: &str, tokens: TemplateTokens, limits: Limits) -> Result<Self, TemplateError> {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
@@ -113,9 +114,9 @@ impl ChatTemplate {
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_function("raise_exception", raise_exception);
         environment.add_filter("tojson", json::tojson);
-        // Here `none` would be iterable, and templates ask that before they ask how many tools there are.
+        // Jinja2 would treat `none` as not iterable, and templates rely on that before they count the tools.
         environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
-        // Otherwise builds for debugging quote the whole conversation in errors.
+        // Without this, debug builds quote the whole conversation in errors.
         environment.set_debug(false);
         environment.set_fuel(Some(limits.fuel));
         environment.set_recursion_limit(limits.depth);
@@ -124,8 +125,8 @@ impl ChatTemplate {
         Ok(Self { environment, tokens, limits })
     }
 
-    /// The prompt for `messages`. `extra` holds further variables (`tools`, `documents`, `enable_thinking`, ...);
-    /// they do not replace those of the environment.
+    /// Renders the prompt for `messages`. `extra` holds further variables (`tools`, `documents`,
+    /// `enable_thinking`, ...), which do not replace those of the environment.
     ///
     /// # Errors
     /// If the template refuses the messages, fails on them or exceeds a limit.
@@ -138,7 +139,7 @@ impl ChatTemplate {
         self.render_at(messages, prompt, extra, SystemTime::now())
     }
 
-    /// Like [`ChatTemplate::render`] at a given time, which `strftime_now` shows in UTC.
+    /// Renders like [`ChatTemplate::render`], at a given time that `strftime_now` shows in UTC.
     ///
     /// # Errors
     /// If the template refuses the messages, fails on them or exceeds a limit.
@@ -170,7 +171,7 @@ impl ChatTemplate {
             strftime_now => Value::from_function(move |format: &str| time::strftime(now_s, format)),
             ..self.token_variables()
         };
-        // Templates ask `tools is not none`: both are always defined, as in transformers.
+        // Templates test `tools is not none`, so both variables are always defined, as in transformers.
         let absent = context! { tools => Value::from(()), documents => Value::from(()) };
         let variables = context! { ..own, ..Value::from(Serde(extra)), ..absent };
         let mut output = Bounded { bytes: Vec::new(), limit: self.limits.output_bytes, exceeded: false };
@@ -180,7 +181,7 @@ impl ChatTemplate {
             return Err(TemplateError::Limit { limit: format!("{} bytes of output", output.limit) });
         }
         rendered.map_err(|error| self.classify(error))?;
-        // The engine writes nothing but strings.
+        // The template engine writes only valid UTF-8.
         Ok(String::from_utf8_lossy(&output.bytes).into_owned())
     }
 
@@ -201,7 +202,7 @@ impl ChatTemplate {
     }
 }
 
-/// The same messages with [`END`] behind the last one's text.
+/// Returns the messages with [`END`] appended to the last one's text.
 fn marked(messages: &[serde_json::Value]) -> Result<Vec<serde_json::Value>, TemplateError> {
     let mut messages = messages.to_vec();
     let last = messages.last_mut().and_then(|message| message.get_mut("content"));
@@ -210,7 +211,7 @@ fn marked(messages: &[serde_json::Value]) -> Result<Vec<serde_json::Value>, Temp
     Ok(messages)
 }
 
-/// What was rendered up to [`END`].
+/// Cuts the rendered text at [`END`].
 fn up_to_mark(mut rendered: String) -> Result<String, TemplateError> {
     let at = rendered.rfind(END.trim_end()).ok_or(TemplateError::NotContinued)?;
     let is_trimmed = !rendered[at..].starts_with(END);
@@ -221,7 +222,7 @@ fn up_to_mark(mut rendered: String) -> Result<String, TemplateError> {
     Ok(rendered)
 }
 
-/// What a template said by `raise_exception`.
+/// Message that a template passed to `raise_exception`.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Refusal(String);
@@ -231,7 +232,7 @@ fn raise_exception(message: String) -> Result<Value, minijinja::Error> {
     Err(error.with_source(Refusal(message)))
 }
 
-/// The refusal at the root of `error`, if that is one.
+/// Returns the template's refusal among the sources of `error`, if any.
 fn refusal(error: &minijinja::Error) -> Option<&Refusal> {
     let mut source = std::error::Error::source(error);
     while let Some(cause) = source {
@@ -265,8 +266,8 @@ impl io::Write for Bounded {
     }
 }
 
-/// `source` with `{% generation %}` and `{% endgeneration %}` as a condition that always holds: whitespace is
-/// trimmed around it just as around the tags.
+/// Replaces `{% generation %}` and `{% endgeneration %}` by a condition that is always true, because
+/// whitespace is trimmed around it as around the tags.
 fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
@@ -334,7 +335,7 @@ mod tests {
 
     #[test]
     fn endless_recursion_is_an_error() {
-        // Half of what a thread has by default: nobody's stack may overflow.
+        // The stack is half of a thread's default; no recursion may overflow it.
         let small = std::thread::Builder::new().stack_size(1 << 20);
         let recursion = || render("{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}").unwrap_err();
         let error = small.spawn(recursion).unwrap().join().unwrap();

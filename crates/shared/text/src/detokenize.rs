@@ -1,8 +1,8 @@
-//! Text from tokens, one token at a time.
+//! Converts tokens to text, one token at a time.
 //!
-//! A token may hold a part of a character. [`Detokenizer`] holds such bytes back until the character is whole, so
-//! every piece it gives out is text, and all pieces together equal [`Tokenizer::decode`] of all tokens. What can
-//! no longer become a character turns into U+FFFD, exactly as `String::from_utf8_lossy` does it.
+//! A token may hold part of a character. [`Detokenizer`] keeps such bytes until the character is complete,
+//! so every returned piece is text, and all pieces together equal [`Tokenizer::decode`] of all tokens.
+//! Bytes that cannot become a character turn into U+FFFD, exactly as in `String::from_utf8_lossy`.
 
 use std::sync::Arc;
 
@@ -11,31 +11,31 @@ use crate::{
     utf8_buffer::Utf8Buffer,
 };
 
-/// Whether tokens begin a text or go on with one that is there already.
+/// Whether tokens begin a text or continue an existing one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TextStart {
-    /// The tokens are a text of their own. SentencePiece tokenizers put a space in front of a text before they
-    /// encode it; that space is taken away again.
+    /// The tokens are a separate text. SentencePiece tokenizers add a space before a text when they encode
+    /// it; decoding removes that space.
     Beginning,
-    /// The tokens follow a prompt: a leading space separates the words.
+    /// The tokens follow a prompt, so a leading space separates the words.
     Continuation,
 }
 
-/// Turns the tokens of one sequence into text as they come.
+/// Converts the tokens of one sequence to text as they arrive.
 #[derive(Debug, Clone)]
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
     special: SkipSpecial,
-    /// Tokens that are shown although they are special.
+    /// Special tokens that are shown nevertheless.
     shown: Vec<u32>,
     buffer: Utf8Buffer,
-    /// The next byte of text may be the space a SentencePiece tokenizer put in front.
+    /// True if the next byte of text may be the space that a SentencePiece tokenizer added.
     strip_space: bool,
     out: String,
 }
 
 impl Detokenizer {
-    /// A detokenizer before its first token.
+    /// Creates a detokenizer before its first token.
     #[must_use]
     pub fn new(tokenizer: Arc<Tokenizer>, special: SkipSpecial, start: TextStart) -> Self {
         let strip_space = start == TextStart::Beginning && tokenizer.adds_leading_space();
@@ -49,15 +49,15 @@ impl Detokenizer {
         }
     }
 
-    /// Shows the special tokens of these names by their names.
+    /// Shows the special tokens of these names by name.
     #[must_use]
     pub fn showing(mut self, names: &[&str]) -> Self {
         self.shown = names.iter().filter_map(|name| self.tokenizer.token_id(name)).collect();
         self
     }
 
-    /// Takes the next token and gives the text that is whole now, which may be none. An id the vocabulary does
-    /// not have is no text.
+    /// Takes the next token and returns the text that is now complete, possibly empty. An id outside the
+    /// vocabulary yields no text.
     pub fn push(&mut self, token: u32) -> &str {
         self.out.clear();
         let skipped = self.special == SkipSpecial::Yes
@@ -74,7 +74,7 @@ impl Detokenizer {
         &self.out
     }
 
-    /// The end of the sequence: U+FFFD if it ends within a character, else nothing.
+    /// Ends the sequence: returns U+FFFD if it ends within a character, else nothing.
     pub fn finish(&mut self) -> &str {
         self.out.clear();
         self.buffer.finish(&mut self.out);

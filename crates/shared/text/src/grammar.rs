@@ -1,21 +1,24 @@
-//! What an answer has to look like, as the set of tokens that may come next (`llguidance`).
+//! Grammars that constrain an answer, as the set of tokens that may come next (`llguidance`).
 //!
-//! Three things, one after the other: a [`Grammar`] is what somebody asks for; [`Grammar::source`] is the one form in which it
-//! travels; [`Grammars::compile`] makes a [`Matcher`] of that, which is told the tokens of one answer and says what may follow.
-//! What may follow depends on the grammar and on the bytes of the tokens so far alone: no token is ever forced or put
-//! together otherwise, so an answer that is taken up again goes on as it would have.
+//! A [`Grammar`] is the constraint of a request. [`Grammar::source`] is its single wire form.
+//! [`Grammars::compile`] turns that into a [`Matcher`], which accepts the tokens of one answer and returns
+//! the allowed next tokens. The allowed tokens depend only on the grammar and on the bytes of the tokens so
+//! far. No token is ever forced or tokenized again, so a resumed answer continues as it would have.
 //!
 //! # Layout
 //!
-//! - `gbnf`: another way to write a grammar. `lark`: schemas within one in Lark. `schema`: what becomes of a schema before the
-//!   library sees it.
-//! - `reasoning`: what may stand before an answer. `matcher`: one answer on its way through a grammar. `digits`: an end to numbers.
-//! - `tokens`: what the tokens of a vocabulary are to a grammar.
+//! - `gbnf`: conversion of llama.cpp's grammar format. `lark`: schemas within a Lark grammar. `schema`:
+//!   rewrites of a JSON schema for the library.
+//! - `reasoning`: reasoning content before an answer. `matcher`: state of one answer. `digits`: bounds on
+//!   the length of numbers.
+//! - `tokens`: the vocabulary in the library's form.
 //!
 //! # Principles
 //!
-//! - A grammar comes from anybody: its source, what is made of it, and each step have bounds, and beyond them is an error.
-//! - What cannot be honoured is refused by name, or dropped with a [`Warning`] where the caller asked for that; never in silence.
+//! - Grammars are untrusted: the source, its compiled form and each step are bounded, and exceeding a bound
+//!   is an error.
+//! - An unsupported keyword is refused by name, or dropped with a [`Warning`] if the caller asked for that,
+//!   never silently.
 
 mod digits;
 mod gbnf;
@@ -49,112 +52,114 @@ pub use self::{
 };
 use crate::tokenizer::Tokenizer;
 
-/// Longest source of a grammar in bytes.
+/// Maximum length of a grammar's source in bytes.
 pub const MAX_SOURCE_BYTES: usize = 256 << 10;
 
-/// Deepest brackets in one another of an expression or a grammar in Lark, and most lines of the latter: each is a depth of the compiler.
+/// Maximum bracket depth of an expression or Lark grammar, and maximum lines of the latter, since each is a
+/// level of the compiler's recursion.
 pub const MAX_DEPTH: usize = 64;
-/// Most rules of a grammar in Lark.
+/// Maximum number of rules of a Lark grammar.
 pub const MAX_RULES: usize = 1024;
 
-/// Stack of the thread that compiles: for the deepest that is taken, with room to spare.
+/// Stack size of the compiling thread, with a reserve beyond the deepest accepted grammar.
 pub(crate) const COMPILER_STACK_BYTES: usize = 64 << 20;
 
-/// Memory of a compiled grammar beside its lexer, for each byte of its source: an estimate of symbols, rules and names that is large.
+/// Generous estimate of a compiled grammar's memory without its lexer, in bytes per source byte: symbols,
+/// rules and names.
 const BYTES_PER_SOURCE_BYTE: usize = 32;
 
-/// What an answer has to look like.
+/// Constraint on the text of an answer.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Grammar {
-    /// A JSON text that a schema allows.
+    /// A JSON text that conforms to a schema.
     Json(Value),
-    /// A text that an expression matches from beginning to end (syntax of the crate `regex`).
+    /// A text that a regular expression matches as a whole (syntax of the crate `regex`).
     Regex(String),
-    /// A text of a grammar in the library's variant of Lark; its rule `start` is all of it.
+    /// A text of a grammar in the library's variant of Lark, with start rule `start`.
     Lark(String),
-    /// The same, with schemas that [`lark_json`] made.
+    /// A text of such a Lark grammar whose schemas [`lark_json`] made.
     Rules(String),
-    /// A text of a grammar in the Backus-Naur form of llama.cpp; its rule `root` is all of it.
+    /// A text of a grammar in the Backus-Naur form of llama.cpp, with start rule `root`.
     Gbnf(String),
-    /// One of these texts.
+    /// One of the listed texts.
     Choice(Vec<String>),
 }
 
 /// Why a grammar cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GrammarError {
-    /// Its source is too long.
+    /// The source exceeds [`MAX_SOURCE_BYTES`].
     #[error("it has {bytes} bytes, but at most {MAX_SOURCE_BYTES} are taken; make it smaller")]
     TooLong {
-        /// As it is.
+        /// Length of the source in bytes.
         bytes: usize,
     },
-    /// Its brackets are too deep in one another.
+    /// Brackets are nested deeper than [`MAX_DEPTH`].
     #[error("its brackets are more than {MAX_DEPTH} deep in one another; make it flatter")]
     TooDeep,
-    /// It has too many rules.
+    /// The grammar has more than [`MAX_RULES`] rules.
     #[error("it has more than {MAX_RULES} lines, of which each may be a rule; join them or make it smaller")]
     TooManyRules,
-    /// There is no thread to compile it on, or it has ended by a fault.
+    /// The compiling thread did not start or ended by a fault.
     #[error("it could not be compiled: {0}; send the request again")]
     Compiler(String),
-    /// It is no grammar in Backus-Naur form.
+    /// The grammar is not valid in Backus-Naur form.
     #[error(transparent)]
     Gbnf(#[from] GbnfError),
-    /// It has nothing to choose from.
+    /// The list of choices is empty.
     #[error("it has no choices; give at least one")]
     NoChoice,
-    /// A schema or a grammar that sets the library's own options.
+    /// A schema or grammar sets the library's own options.
     #[error("'{}' and options of '%llguidance' are not supported; leave them out", schema::LIBRARY_OPTIONS)]
     LibraryOptions,
-    /// A schema in Lark that is no JSON.
+    /// A schema in Lark is not valid JSON.
     #[error("what stands behind '%json' is no JSON: {0}; write a schema in braces")]
     NoSchema(String),
-    /// A keyword of a schema that cannot be held.
+    /// A keyword of a schema cannot be enforced.
     #[error("{0}")]
     Keyword(Warning),
-    /// Numbers with a step of nothing.
+    /// The `multipleOf` of a schema is not positive.
     #[error("'multipleOf' has to be above 0; leave it out or say a step")]
     NoStep,
-    /// A schema that becomes too large.
+    /// A schema expands to too many schemas.
     #[error("it leads to too many schemas within one another; make it smaller")]
     TooManySchemas,
-    /// A schema whose values hold others like them again and again.
+    /// A recursive schema has no finite value.
     #[error(
         "it allows no value that has an end; let a property be left out, or add a choice that refers to nothing"
     )]
     Endless,
-    /// The library cannot honour it, and says what of it.
+    /// The library refuses the grammar, with its message.
     #[error("it cannot be honoured: {0}")]
     Refused(String),
     /// The vocabulary has no token that ends an answer.
     #[error("the model has no token that ends an answer, so no answer could end where the grammar does")]
     NoEnd,
-    /// The vocabulary is none that the library can use.
+    /// The library cannot use the vocabulary.
     #[error("the model's vocabulary cannot be used with grammars: {0}")]
     Vocabulary(String),
 }
 
 impl Grammar {
-    /// Any JSON object.
+    /// Allows any JSON object.
     #[must_use]
     pub fn json_object() -> Self {
         Self::Json(json!({ "type": "object" }))
     }
 
-    /// The form in which it travels, and that [`Grammars::compile`] takes.
+    /// Returns the form that requests carry and that [`Grammars::compile`] takes.
     ///
     /// # Errors
-    /// It is too long, asks for nothing, or holds what cannot be held.
+    /// If the grammar is too long, empty, or holds an unsupported part.
     pub fn source(&self) -> Result<String, GrammarError> {
         self.source_behind(None, Enforcement::Strict).map(|source| source.text)
     }
 
-    /// The same with `thought` before the answer, if there may be one; `enforcement` says what becomes of a schema's keywords that
-    /// cannot be held.
+    /// Returns the source with reasoning content `thought` before the answer, if any; `enforcement` says
+    /// how unsupported keywords of a schema are treated.
     ///
     /// # Errors
-    /// As [`Self::source`].
+    /// The errors of [`Self::source`].
     pub fn source_behind(
         &self,
         thought: Option<Thought>,
@@ -170,7 +175,7 @@ impl Grammar {
         checked(&text).map(|()| Source { text, warnings })
     }
 
-    /// As the library has it.
+    /// Converts the grammar to the library's type.
     fn form(&self, enforcement: Enforcement) -> Result<(GrammarWithLexer, Vec<Warning>), GrammarError> {
         let form = match self {
             Self::Json(schema) => {
@@ -201,16 +206,16 @@ impl Grammar {
     }
 }
 
-/// A grammar as it travels.
+/// A grammar in the form that requests carry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Source {
-    /// What [`Grammars::compile`] takes.
+    /// Text that [`Grammars::compile`] takes.
     pub text: String,
-    /// What of it an answer need not keep to.
+    /// Keywords that an answer need not conform to.
     pub warnings: Vec<Warning>,
 }
 
-/// A text as a terminal of Lark.
+/// Quotes a text as a terminal of Lark.
 #[must_use]
 pub fn lark_string(text: &str) -> String {
     if text.is_empty() { "\"\"".to_owned() } else { Value::from(text).to_string() }
@@ -221,7 +226,7 @@ fn checked(source: &str) -> Result<(), GrammarError> {
     if bytes > MAX_SOURCE_BYTES { Err(GrammarError::TooLong { bytes }) } else { Ok(()) }
 }
 
-/// Refuses brackets that are too deep in one another, wherever they stand: what is quoted counts as well.
+/// Refuses too deeply nested brackets; brackets in quotes count as well.
 fn check_depth(source: &str) -> Result<(), GrammarError> {
     let (mut depth, mut deepest) = (0_usize, 0);
     for byte in source.bytes() {
@@ -235,8 +240,9 @@ fn check_depth(source: &str) -> Result<(), GrammarError> {
     if deepest > MAX_DEPTH { Err(GrammarError::TooDeep) } else { Ok(()) }
 }
 
-/// Bounds on what a grammar may become, and on each of its steps. The library does not count all of its work against them: what it
-/// does not count ends the process of [`sandbox`](crate::sandbox). A step that takes all of its fuel computes for about 20 ms.
+/// Bounds on the compiled grammar and on each of its steps. The library does not count all of its work;
+/// uncounted work ends the process of [`sandbox`](crate::sandbox). A step that uses all of its fuel takes
+/// about 20 ms.
 fn limits() -> ParserLimits {
     ParserLimits {
         initial_lexer_fuel: 500_000,
@@ -250,7 +256,7 @@ fn limits() -> ParserLimits {
     }
 }
 
-/// Makes matchers for one vocabulary.
+/// Compiler of grammars for one tokenizer.
 pub struct Grammars {
     factory: ParserFactory,
     end_tokens: Arc<[u32]>,
@@ -264,18 +270,18 @@ impl std::fmt::Debug for Grammars {
 }
 
 impl Grammars {
-    /// For the vocabulary of `tokenizer`.
+    /// Prepares matchers for the vocabulary of `tokenizer`.
     ///
     /// # Errors
-    /// No answer in it could end, or the library cannot use it.
+    /// If no token ends an answer, or the library cannot use the vocabulary.
     pub fn of(tokenizer: &Tokenizer) -> Result<Self, GrammarError> {
         Self::over(&Tokens::of(tokenizer))
     }
 
-    /// For these tokens.
+    /// Prepares matchers for the vocabulary `tokens`.
     ///
     /// # Errors
-    /// No answer in them could end, or the library cannot use them.
+    /// If no token ends an answer, or the library cannot use the vocabulary.
     pub fn over(tokens: &Tokens) -> Result<Self, GrammarError> {
         let environment = tokens.environment().ok_or(GrammarError::NoEnd)?;
         let slices = SlicedBiasComputer::general_slices();
@@ -287,11 +293,11 @@ impl Grammars {
         Ok(Self { factory, end_tokens: tokens.end_tokens().into(), beginnings })
     }
 
-    /// A matcher at the beginning of an answer. A source that no [`Sandbox`](crate::sandbox::Sandbox) has judged may take minutes
-    /// and gigabytes.
+    /// Creates a matcher at the beginning of an answer. A source that no
+    /// [`Sandbox`](crate::sandbox::Sandbox) has judged may take minutes and gigabytes.
     ///
     /// # Errors
-    /// The grammar cannot be honoured, or not within the bounds.
+    /// If the library refuses the grammar, or compiling it exceeds the bounds.
     pub fn compile(&self, source: &str) -> Result<Matcher, GrammarError> {
         checked(source)?;
         let grammar: TopLevelGrammar =
@@ -313,7 +319,7 @@ impl Grammars {
         Ok(Matcher::new(inner, end_tokens, bytes, beginnings, (numbers, specials)))
     }
 
-    /// What comes of `work` on a thread of its own: the library goes down into rules and expressions call by call.
+    /// Runs `work` on a thread with a large stack, because the library recurses into rules and expressions.
     fn on_a_deep_stack<T: Send>(
         &self,
         work: impl FnOnce(&ParserFactory) -> T + Send,
@@ -329,18 +335,18 @@ impl Grammars {
     }
 }
 
-/// Whether `grammar` is a schema or holds one.
+/// Whether `grammar` is or contains a JSON schema.
 fn may_have_json(grammar: &GrammarWithLexer) -> bool {
     let lark = grammar.lark_grammar.as_deref();
     grammar.json_schema.is_some() || lark.is_some_and(|lark| lark.contains(lark::JSON))
 }
 
-/// Whether `grammar` is one that may name special tokens: between `<` and `>`.
+/// Whether `grammar` may name special tokens, between `<` and `>`.
 fn may_name_tokens(grammar: &GrammarWithLexer) -> bool {
     grammar.lark_grammar.as_deref().is_some_and(|lark| lark.contains('<'))
 }
 
-/// What the library advises whoever links it, and what a caller can do instead.
+/// Advice of the library to its callers, and the replacement for users of this server.
 const ADVICE: [(&str, &str); 2] = [
     (
         "Enable 'coerce_one_of' option to approximate oneOf with anyOf",
@@ -349,7 +355,7 @@ const ADVICE: [(&str, &str); 2] = [
     (" without 'referencing' feature", ""),
 ];
 
-/// What the library says, in one line and without where it was.
+/// Returns the library's message in one line, without the source location.
 fn words_of(error: &impl std::fmt::Display) -> String {
     let words = error.to_string();
     let words = words.split("<backtrace>").next().unwrap_or_default();

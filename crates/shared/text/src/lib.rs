@@ -1,20 +1,21 @@
-//! Text on one side, token ids on the other.
+//! Converts text to token ids and back: tokenizers, chat templates, stop strings and grammars.
 //!
 //! # Layout
 //!
-//! - [`tokenizer`]: text to ids and back; [`detokenize`]: back, one token at a time; `utf8_buffer`: what of it is text already.
-//! - [`chat_template`]: a conversation as the model was trained to see it. [`chat`]: the same in tokens, with what people wrote
-//!   quoted, and where an answer begins in it.
-//! - [`adapter_text`]: the text files beside an adapter: a chat template of its own, a tokenizer that may differ.
+//! - [`tokenizer`]: text to token ids and back. [`detokenize`]: ids to text, one token at a time.
+//!   `utf8_buffer`: complete characters in a stream of bytes.
+//! - [`chat_template`]: a conversation in the model's training format. [`chat`]: a conversation as tokens
+//!   with user text quoted, and the position of an answer.
+//! - [`adapter_text`]: the text files beside an adapter: a chat template, and a tokenizer that may differ.
 //! - [`stop`]: stop strings in streamed text.
-//! - [`grammar`]: what an answer has to look like: which tokens may come next. [`sandbox`]: a process with limits in which a
-//!   grammar is compiled before any other process compiles it.
-//! - [`tenant_queue`], [`tenant_cache`]: what grammars wait in and where they are kept, with a share for each tenant.
+//! - [`grammar`]: constraints on an answer, as allowed next tokens. [`sandbox`]: a process with limits that
+//!   compiles a grammar before any other process does.
+//! - [`tenant_queue`], [`tenant_cache`]: queue and cache of grammars, with a share for each tenant.
 //!
 //! # Principles
 //!
-//! - No kernel, no weights: who turns text into ids needs no arithmetic, and whoever computes needs no text.
-//! - What comes from a model's files or a request is bounded in memory and in time: expressions, templates, lists.
+//! - This crate has no kernels and no weights, because converting text needs neither.
+//! - Model files and requests are bounded in memory and time: expressions, templates, lists.
 #![forbid(unsafe_code)]
 
 pub mod adapter_text;

@@ -3,17 +3,18 @@
 //! ```text
 //!   gateway, base-executor                    the same program with the argument `grammar-compiler`
 //!   Sandbox::judge  -- vocabulary, once -->   Grammars::over
-//!                   -- source ------------>   Grammars::compile, at nice 19, with limits on memory and CPU time
+//!                   -- source ------------>   Grammars::compile at nice 19, with memory and CPU time limits
 //!                   <- verdict ------------   dropped; a compilation beyond a limit ends the process
 //! ```
 //!
-//! The library bounds most of what a grammar may cost, but not all: `multipleOf` alone can take minutes and gigabytes. So no
-//! process that serves others compiles a grammar that this process has not compiled before: compilation is deterministic, so the
-//! second one costs what the first one did.
+//! The library bounds most costs of a grammar, but not all: `multipleOf` alone can take minutes and
+//! gigabytes. So a serving process compiles only grammars that this process has compiled before.
+//! Compilation is deterministic, so the second one costs as much as the first.
 //!
 //! # Layout
 //!
-//! - `child`: the process. `frame`: what crosses the pipes. [`Sandbox`], here: the side that asks.
+//! - `child`: the compiler process. `frame`: the messages on the pipes. [`Sandbox`], here: the parent's
+//!   side.
 
 mod child;
 mod frame;
@@ -36,25 +37,28 @@ pub use self::{
 };
 use crate::grammar::Tokens;
 
-/// The argument with which a program becomes the process that compiles.
+/// Argument with which a program becomes the grammar compiler process.
 pub const ARGUMENT: &str = "grammar-compiler";
 
-/// This program, also where its file was replaced since.
+/// Path of the running program, valid even if its file was replaced since.
 pub const OWN_PROGRAM: &str = "/proc/self/exe";
 
-/// CPU time that one compilation may take, in milliseconds.
+/// CPU time limit of one compilation, in milliseconds.
 pub const CPU_MS: u64 = 500;
 
-/// Memory that one compilation may take, in bytes, beside the vocabulary.
+/// Memory limit of one compilation in bytes, in addition to the vocabulary.
 pub const MEMORY_BYTES: u64 = 256 << 20;
 
-/// Most processes that a gateway or an executor starts: two, so that one is left to others while the grammar of a tenant takes long.
+/// Maximum number of processes per gateway or executor: two, so that one tenant's slow grammar leaves one
+/// for other tenants.
 pub const PROCESSES: usize = 2;
 
-/// Longest wait for a verdict. A process that computes at the lowest priority beside busy ones may take long for little.
+/// Maximum wait for a verdict. A process at the lowest priority may take long for little work on a busy
+/// machine.
 const LONGEST_WAIT: Duration = Duration::from_secs(300);
 
-/// The side that asks: holds one process, started when the first grammar comes and again after each that was ended.
+/// Judges grammars in one process, which starts with the first grammar and again after each process that
+/// was ended.
 #[derive(Debug)]
 pub struct Sandbox {
     program: PathBuf,
@@ -62,59 +66,55 @@ pub struct Sandbox {
     process: Option<Process>,
 }
 
-/// A process that is running.
 #[derive(Debug)]
 struct Process {
     child: Child,
     input: ChildStdin,
     output: ChildStdout,
-    /// Grammars that it has judged.
+    /// Number of grammars that the process has judged.
     judged: u64,
 }
 
-/// Why a grammar is not compiled outside of the sandbox.
+/// Why a grammar is not compiled outside the sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SandboxError {
-    /// The grammar cannot be honoured.
+    /// The grammar is invalid or unsupported.
     #[error("{0}")]
     Refused(String),
-    /// The compilation was ended.
+    /// The compilation exceeded a limit and was ended.
     #[error(
         "compiling it takes more than {CPU_MS} ms or {} MiB of memory; make it smaller, with shorter repetitions and smaller \
          multiples",
         MEMORY_BYTES >> 20
     )]
     TooMuch,
-    /// There is no process that could tell.
+    /// No compiler process could give a verdict.
     #[error("it could not be compiled: {0}; send the request again")]
     Unavailable(String),
 }
 
-/// Why there is no verdict.
 #[derive(Debug, thiserror::Error)]
 enum Lost {
-    /// The process did not start.
     #[error("the process that compiles grammars did not start: {0}")]
     Start(io::Error),
-    /// The process ended before it answered.
     #[error("the process that compiles grammars ended: {0}")]
     Ended(FrameError),
-    /// The process did not answer in time.
+    /// The process did not answer within [`LONGEST_WAIT`].
     #[error("the process that compiles grammars did not answer within {} seconds", LONGEST_WAIT.as_secs())]
     Late,
 }
 
 impl Sandbox {
-    /// A sandbox for `tokens`. `program` becomes the process that compiles with the argument [`ARGUMENT`].
+    /// Creates a sandbox for `tokens`. `program` becomes the compiler process with the argument [`ARGUMENT`].
     #[must_use]
     pub fn new(program: PathBuf, tokens: Arc<Tokens>) -> Self {
         Self { program, tokens, process: None }
     }
 
-    /// Whether `source` can be compiled within the limits. Blocks until the process has answered.
+    /// Checks that `source` can be compiled within the limits. Blocks until the process has answered.
     ///
     /// # Errors
-    /// The grammar cannot be honoured, takes more than the limits, or there is no process that could tell.
+    /// If the grammar is refused, exceeds the limits, or no compiler process is available.
     pub fn judge(&mut self, source: &str) -> Result<(), SandboxError> {
         loop {
             let process = self.started().map_err(|lost| SandboxError::Unavailable(lost.to_string()))?;
@@ -127,7 +127,7 @@ impl Sandbox {
                 Ok(Verdict::Good) => Ok(()),
                 Ok(Verdict::Refused(why)) => Err(SandboxError::Refused(why)),
                 Ok(Verdict::TooMuchTime) => Err(SandboxError::TooMuch),
-                // A process that was used before may have had less memory left, on which the verdict must not depend.
+                // A reused process may have had less memory left, and the verdict must not depend on that.
                 Err(Lost::Ended(_)) if !is_fresh => continue,
                 Err(Lost::Ended(_)) => Err(SandboxError::TooMuch),
                 Err(lost) => Err(SandboxError::Unavailable(lost.to_string())),
@@ -144,10 +144,10 @@ impl Sandbox {
 }
 
 impl Process {
-    /// Starts `program` and waits until it knows `tokens`.
+    /// Starts `program` and waits until it has received `tokens`.
     fn start(program: &Path, tokens: &Tokens) -> Result<Self, Lost> {
         let mut command = Command::new(program);
-        // The process needs nothing of this one's environment, in which there may be secrets.
+        // The environment may hold secrets, and the compiler process needs none of it.
         command.arg0("holobiont-grammar-compiler").arg(ARGUMENT).env_clear().current_dir("/");
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(Lost::Start)?;
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
@@ -157,7 +157,7 @@ impl Process {
         let ready = frame::write(&mut process.input, tokens).map_err(Lost::Ended);
         match ready.and_then(|()| process.answer::<Ready>()) {
             Ok(Ready) => Ok(process),
-            // Nothing was compiled yet: no grammar is to blame.
+            // No grammar was compiled yet, so no grammar is to blame.
             Err(lost) => Err(Lost::Start(io::Error::other(lost.to_string()))),
         }
     }
@@ -174,7 +174,7 @@ impl Process {
         frame::read(&mut self.output).map_err(Lost::Ended)?.ok_or(Lost::Ended(FrameError::Closed))
     }
 
-    /// Waits until the process has written something or has ended.
+    /// Waits until the process has written output or has ended.
     fn wait_for_output(&self) -> Result<(), Lost> {
         let until = Instant::now() + LONGEST_WAIT;
         loop {

@@ -1,20 +1,20 @@
-//! Stop strings in streamed text, also where they cross token borders.
+//! Finds stop strings in streamed text, also across token borders.
 //!
-//! Text that may turn out to be the beginning of a stop string is held back until that is decided; everything
-//! before it goes out at once. One Knuth-Morris-Pratt automaton runs for each stop string, so the work is linear
-//! in the text however the strings overlap with themselves.
+//! Text that may begin a stop string is held back until that is decided; all text before it is released at
+//! once. One Knuth-Morris-Pratt automaton runs for each stop string, so the work is linear in the text for
+//! any overlaps.
 
 use std::sync::Arc;
 
-/// Most stop strings of a request: each one costs a step for every byte of text.
+/// Maximum number of stop strings of a request, since each costs a step per byte of text.
 pub const MAX_STOP_STRINGS: usize = 64;
-/// Longest stop string in bytes: so much text can be held back.
+/// Maximum length of a stop string in bytes, which bounds the text that is held back.
 pub const MAX_STOP_STRING_BYTES: usize = 4096;
 
-/// Why stop strings cannot be honoured.
+/// Why stop strings are refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StopError {
-    /// An empty string is everywhere.
+    /// An empty string would match everywhere.
     #[error("`stop` holds an empty string, which would stop before the first token; leave it out")]
     Empty,
     /// A string is longer than [`MAX_STOP_STRING_BYTES`].
@@ -22,18 +22,19 @@ pub enum StopError {
         "`stop` holds a string of {bytes} bytes, but {MAX_STOP_STRING_BYTES} are the most; use a shorter one"
     )]
     TooLong {
-        /// Its length.
+        /// Length of the string in bytes.
         bytes: usize,
     },
     /// More strings than [`MAX_STOP_STRINGS`].
     #[error("`stop` holds {count} strings, but {MAX_STOP_STRINGS} are the most; use fewer")]
     TooMany {
-        /// Their number.
+        /// Number of strings in the request.
         count: usize,
     },
 }
 
-/// A stop string and, for each length of a matched prefix, the next shorter prefix that is a suffix of it.
+/// A stop string with its KMP failure table: for each matched length, the next shorter prefix that is a
+/// suffix.
 #[derive(Debug)]
 struct Pattern {
     bytes: Vec<u8>,
@@ -52,7 +53,7 @@ impl Pattern {
         pattern
     }
 
-    /// The matched length after `byte`, having matched `matched` bytes (fewer than all) before it.
+    /// Returns the matched length after `byte`, if `matched` bytes (fewer than all) matched before it.
     fn step(&self, mut matched: usize, byte: u8) -> usize {
         while matched > 0 && self.bytes[matched] != byte {
             matched = self.fallback[matched];
@@ -68,10 +69,10 @@ pub struct StopStrings {
 }
 
 impl StopStrings {
-    /// Prepares `strings`; none at all is fine.
+    /// Prepares `strings`, which may be empty.
     ///
     /// # Errors
-    /// If one is empty or too long, or there are too many.
+    /// If a string is empty or too long, or there are too many.
     pub fn new<S: AsRef<str>>(strings: &[S]) -> Result<Self, StopError> {
         if strings.len() > MAX_STOP_STRINGS {
             return Err(StopError::TooMany { count: strings.len() });
@@ -85,16 +86,16 @@ impl StopStrings {
     }
 }
 
-/// What came of a piece of text.
+/// Result of scanning a piece of text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Scan {
-    /// No stop string yet; this much can go out.
+    /// No stop string is complete; this text can be released.
     Text(String),
     /// A stop string is complete.
     Stopped {
-        /// What is left to go out, up to the stop string and without it.
+        /// Remaining text before the stop string.
         text: String,
-        /// Which one it was, as an index into the strings given.
+        /// Index of the stop string in the given list.
         stop: usize,
     },
 }
@@ -103,21 +104,22 @@ pub enum Scan {
 #[derive(Debug, Clone)]
 pub struct StopScanner {
     strings: StopStrings,
-    /// For each pattern, how much of it the text so far ends with.
+    /// Length of each pattern's prefix that the text so far ends with.
     matched: Vec<usize>,
     held: String,
     stopped: bool,
 }
 
 impl StopScanner {
-    /// A scanner at the beginning of a text.
+    /// Creates a scanner at the beginning of a text.
     #[must_use]
     pub fn new(strings: StopStrings) -> Self {
         Self { matched: vec![0; strings.patterns.len()], strings, held: String::new(), stopped: false }
     }
 
-    /// Takes the next piece of text and says what can go out. The string that is complete first wins; of those
-    /// complete at the same place the one that begins first. After a stop all further text is dropped.
+    /// Takes the next piece of text and returns the text that can be released. The string that completes
+    /// first wins; of several that complete at the same byte, the one that begins first. After a stop all
+    /// further text is dropped.
     pub fn push(&mut self, text: &str) -> Scan {
         if self.stopped {
             return Scan::Text(String::new());
@@ -137,7 +139,7 @@ impl StopScanner {
         Scan::Text(self.release(undecided))
     }
 
-    /// Moves every automaton on; the longest pattern that is now complete, if any.
+    /// Advances every automaton; returns the longest pattern that is now complete, if any.
     fn advance(&mut self, byte: u8) -> Option<usize> {
         let mut complete: Option<usize> = None;
         for (index, (pattern, matched)) in self.strings.patterns.iter().zip(&mut self.matched).enumerate() {
@@ -150,14 +152,14 @@ impl StopScanner {
         complete
     }
 
-    /// Takes out the held text but for its last `undecided` bytes. A stop string begins with a character's first
-    /// byte, so what may be its prefix does too.
+    /// Releases the held text except its last `undecided` bytes. A stop string begins at a character
+    /// boundary, so its possible prefix does too.
     fn release(&mut self, undecided: usize) -> String {
         let kept = self.held.split_off(self.held.len() - undecided);
         std::mem::replace(&mut self.held, kept)
     }
 
-    /// The end of the text without a stop: what was held back.
+    /// Ends the text without a stop and returns the text that was held back.
     #[must_use]
     pub fn finish(mut self) -> String {
         std::mem::take(&mut self.held)
@@ -182,7 +184,7 @@ mod tests {
         (out + &scanner.finish(), None)
     }
 
-    /// The definition, without streaming: the earliest end, then the earliest beginning.
+    /// Reference definition without streaming: the earliest end, then the earliest beginning.
     fn whole(stops: &[&str], text: &str) -> (String, Option<usize>) {
         let found = stops.iter().enumerate().filter_map(|(index, stop)| {
             let start = text.find(stop)?;

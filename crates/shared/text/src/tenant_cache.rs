@@ -1,22 +1,23 @@
-//! A cache that no tenant shares with another: each has a share counted in bytes, and so have all of them together.
+//! A cache that is isolated by tenant: shares and the total are bounded in bytes.
 //!
-//! What one tenant looks up never tells whether another asked for the same. What one tenant keeps never throws out what another
-//! keeps within its share, unless all together are full: then the largest share gives way.
+//! A lookup of one tenant never reveals whether another tenant asked for the same key. One tenant's entries
+//! never evict another's within its share, unless the total is exceeded: then the largest share is evicted
+//! from.
 
 use std::collections::{HashMap, VecDeque};
 
 use types::TenantId;
 
-/// Limits of a [`TenantCache`].
+/// Memory limits of a cache that tenants share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheLimits {
-    /// Bytes of one tenant.
+    /// Maximum bytes of one tenant's entries.
     pub tenant_bytes: usize,
-    /// Bytes of all tenants together.
+    /// Maximum bytes of all tenants' entries together.
     pub total_bytes: usize,
 }
 
-/// See the module's description.
+/// Cache with a byte-limited share for each tenant.
 #[derive(Debug)]
 pub struct TenantCache<K, V> {
     limits: CacheLimits,
@@ -26,7 +27,7 @@ pub struct TenantCache<K, V> {
 
 #[derive(Debug)]
 struct Share<K, V> {
-    /// The one that was used last comes last.
+    /// Entries from least to most recently used.
     entries: VecDeque<Entry<K, V>>,
     used: usize,
 }
@@ -39,13 +40,13 @@ struct Entry<K, V> {
 }
 
 impl<K: PartialEq, V> TenantCache<K, V> {
-    /// An empty cache.
+    /// Creates an empty cache with these limits.
     #[must_use]
     pub fn new(limits: CacheLimits) -> Self {
         Self { limits, shares: HashMap::new(), used: 0 }
     }
 
-    /// What `tenant` keeps under `key`.
+    /// Returns the value of `tenant` for `key`, and marks it as recently used.
     pub fn get(&mut self, tenant: TenantId, is_key: impl Fn(&K) -> bool) -> Option<&V> {
         let entries = &mut self.shares.get_mut(&tenant)?.entries;
         let index = entries.iter().position(|entry| is_key(&entry.key))?;
@@ -54,8 +55,8 @@ impl<K: PartialEq, V> TenantCache<K, V> {
         entries.back().map(|entry| &entry.value)
     }
 
-    /// Keeps `value` of `bytes` for `tenant` under `key`, instead of what was used longest ago. A value that is larger than a
-    /// tenant's share is not kept.
+    /// Stores `value` of `bytes` for `tenant` under `key`, and evicts least recently used entries. A value
+    /// larger than a tenant's share is not stored.
     pub fn insert(&mut self, tenant: TenantId, key: K, value: V, bytes: usize) {
         self.remove(tenant, |known| *known == key);
         if bytes > self.limits.tenant_bytes.min(self.limits.total_bytes) {
@@ -75,7 +76,7 @@ impl<K: PartialEq, V> TenantCache<K, V> {
         self.used += bytes;
     }
 
-    /// Drops what `tenant` keeps under `key`.
+    /// Drops the value of `tenant` for `key`.
     pub fn remove(&mut self, tenant: TenantId, is_key: impl Fn(&K) -> bool) {
         let Some(share) = self.shares.get(&tenant) else { return };
         if let Some(index) = share.entries.iter().position(|entry| is_key(&entry.key)) {
@@ -83,7 +84,7 @@ impl<K: PartialEq, V> TenantCache<K, V> {
         }
     }
 
-    /// Bytes of all that is kept.
+    /// Returns the bytes of all entries of all tenants.
     #[must_use]
     pub fn used(&self) -> usize {
         self.used

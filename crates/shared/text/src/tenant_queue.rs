@@ -1,7 +1,8 @@
 //! A queue that is fair between tenants: workers take one item of each tenant in turn.
 //!
-//! A tenant with a thousand items keeps another tenant's item waiting for one of them at most, on each worker. A tenant may also
-//! occupy only so many workers at once, so that a worker is left for the others while its items take long.
+//! Another tenant's thousand items delay a tenant's item by at most one item on each worker. A tenant may
+//! also occupy only a limited number of workers, so that one is left for other tenants while its items take
+//! long.
 
 use std::{
     collections::VecDeque,
@@ -10,15 +11,15 @@ use std::{
 
 use types::TenantId;
 
-/// The tenant has as many items waiting as it may have.
+/// The tenant has the maximum number of items waiting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{waiting} of them wait already")]
 pub struct QueueFull {
-    /// Items of the tenant that wait.
+    /// Number of the tenant's waiting items.
     pub waiting: usize,
 }
 
-/// See the module's description.
+/// Queue that serves tenants in turn and bounds each tenant's share of the workers.
 #[derive(Debug)]
 pub struct TenantQueue<T> {
     lines: Mutex<Lines<T>>,
@@ -29,7 +30,7 @@ pub struct TenantQueue<T> {
 
 #[derive(Debug)]
 struct Lines<T> {
-    /// The tenant whose turn is next comes first.
+    /// Tenants in order of their turns, the next first.
     lines: VecDeque<Line<T>>,
     is_closed: bool,
 }
@@ -38,22 +39,22 @@ struct Lines<T> {
 struct Line<T> {
     tenant: TenantId,
     waiting: VecDeque<T>,
-    /// Items that workers have taken and not finished.
+    /// Number of items that workers have taken and not finished.
     taken: usize,
 }
 
-/// An item that a worker has taken. Dropping it tells the queue that the item is finished.
+/// An item that a worker has taken. Dropping it marks the item as finished.
 #[derive(Debug)]
 pub struct Taken<'a, T> {
     queue: &'a TenantQueue<T>,
     tenant: TenantId,
-    /// The item, until the worker takes it out.
+    /// The item, until the worker moves it out.
     pub item: Option<T>,
 }
 
 impl<T> TenantQueue<T> {
-    /// An empty queue in which `max_waiting` items of a tenant may wait, for `workers` workers of which one is always left to
-    /// other tenants if there are two.
+    /// Creates a queue for at most `max_waiting` items of a tenant and for `workers` workers. With two or
+    /// more workers, one is always left to other tenants.
     #[must_use]
     pub fn new(max_waiting: usize, workers: usize) -> Self {
         let lines = Lines { lines: VecDeque::new(), is_closed: false };
@@ -61,10 +62,10 @@ impl<T> TenantQueue<T> {
         Self { lines: Mutex::new(lines), changed: Condvar::new(), max_waiting, max_taken }
     }
 
-    /// Appends `item` to the items of `tenant`.
+    /// Appends `item` to the queue of `tenant`.
     ///
     /// # Errors
-    /// The tenant has as many items waiting as it may have.
+    /// If the tenant has the maximum number of items waiting.
     pub fn push(&self, tenant: TenantId, item: T) -> Result<(), QueueFull> {
         let mut lines = self.lock();
         let index = lines.index_of(tenant);
@@ -91,7 +92,7 @@ impl<T> TenantQueue<T> {
         }
     }
 
-    /// Drops what waits and lets the workers end.
+    /// Drops all waiting items and lets the workers end.
     pub fn close(&self) {
         let mut lines = self.lock();
         lines.is_closed = true;
@@ -112,7 +113,7 @@ impl<T> Lines<T> {
         })
     }
 
-    /// Takes the next item and puts its tenant behind all others.
+    /// Takes the next item and moves its tenant behind all others.
     fn take(&mut self, max_taken: usize) -> Option<(TenantId, T)> {
         let may_go = |line: &Line<T>| line.taken < max_taken && !line.waiting.is_empty();
         let index = self.lines.iter().position(may_go)?;
@@ -137,7 +138,7 @@ impl<T> Lines<T> {
 impl<T> Drop for Taken<'_, T> {
     fn drop(&mut self) {
         self.queue.lock().finish(self.tenant);
-        // Another item of the same tenant may have waited for this one.
+        // Another item of this tenant may have waited for this one to finish.
         self.queue.changed.notify_one();
     }
 }

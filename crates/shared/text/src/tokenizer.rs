@@ -1,20 +1,21 @@
 //! Tokenizers: text to token ids and back.
 //!
 //! A tokenizer is read from a GGUF file's metadata ([`Tokenizer::from_gguf`]) or from a model directory's
-//! `tokenizer.json` ([`Tokenizer::from_directory`]). Both become the same pipeline of the `tokenizers` crate:
-//! added tokens, normalizer, pre-tokenizer, byte pair encoding. Two families are understood, byte-level BPE (GPT-2,
-//! Llama 3, Qwen, SmolLM) and SentencePiece BPE with byte fallback (Llama 2, Mistral 0.1); others are refused by name.
+//! `tokenizer.json` ([`Tokenizer::from_directory`]). Both become the same pipeline of the `tokenizers`
+//! crate: added tokens, normalizer, pre-tokenizer, byte pair encoding. Two families are supported,
+//! byte-level BPE (GPT-2, Llama 3, Qwen, SmolLM) and SentencePiece BPE with byte fallback (Llama 2, Mistral
+//! 0.1); others are refused by name.
 //!
-//! Decoding is our own, from a table of every token's bytes: it never loses a byte, and the streaming
+//! Decoding uses our own table of every token's bytes and never loses a byte. The streaming
 //! [`crate::detokenize::Detokenizer`] and [`Tokenizer::decode`] are the same function.
 //!
 //! # Layout
-//! - `from_gguf`, `from_directory`: what the files say
-//! - `expressions`: bounds on the expressions among it
-//! - `pre_tokenizer`: how text is split into words, by the names GGUF files use
+//! - `from_gguf`, `from_directory`: readers of the file formats
+//! - `expressions`: bounds on regular expressions in a file
+//! - `pre_tokenizer`: splitting into words, by the names in GGUF files
 //! - `sentencepiece`: merges from pieces and scores
 //! - `pipeline`: text to ids
-//! - `names`, `escape_special_tokens`: special tokens' names in a text; those that people wrote, told from those that a template wrote
+//! - `names`, `escape_special_tokens`: names of special tokens in a text, and their quoting in user text
 //! - `vocabulary`, `byte_level`: ids to bytes
 
 mod byte_level;
@@ -40,7 +41,7 @@ use crate::{chat_template::TemplateTokens, utf8_buffer::Utf8Buffer};
 use pipeline::Pipeline;
 use vocabulary::Vocabulary;
 
-/// Special tokens with a role.
+/// Ids of special tokens with a role.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Roles {
     bos: Option<u32>,
@@ -48,7 +49,7 @@ struct Roles {
     pad: Option<u32>,
 }
 
-/// A model's tokenizer.
+/// Tokenizer of one model, with its special tokens.
 #[derive(Debug)]
 pub struct Tokenizer {
     pipeline: Pipeline,
@@ -61,7 +62,7 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// The token ids of `text`.
+    /// Encodes `text` as token ids.
     ///
     /// # Errors
     /// If the text cannot be split (a regular expression of the tokenizer exceeds its steps), or, with
@@ -76,8 +77,8 @@ impl Tokenizer {
         self.pipeline.framed(encoding, add)
     }
 
-    /// The text of `tokens`, a text of its own: the space a SentencePiece tokenizer puts in front is taken away.
-    /// Bytes that are no UTF-8 become U+FFFD; ids the vocabulary does not have are no text.
+    /// Decodes `tokens` as a separate text: the leading space that SentencePiece tokenizers add is removed.
+    /// Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary yield no text.
     #[must_use]
     pub fn decode(&self, tokens: &[u32], special: SkipSpecial) -> String {
         let mut text = String::new();
@@ -96,75 +97,76 @@ impl Tokenizer {
         text
     }
 
-    /// The bytes a token stands for: part of a character for some, the name for a special token. `None` if the
-    /// vocabulary has no such id.
+    /// Returns the bytes of a token, which may be part of a character; for a special token its name. `None`
+    /// if the vocabulary has no such id.
     #[must_use]
     pub fn token_bytes(&self, token: u32) -> Option<&[u8]> {
         self.vocabulary.bytes(token)
     }
 
-    /// [`Tokenizer::token_bytes`] as text, with U+FFFD for what is not UTF-8; empty for an unknown id.
+    /// Returns [`Tokenizer::token_bytes`] as text, with U+FFFD for invalid UTF-8; empty for an unknown id.
     #[must_use]
     pub fn token_text(&self, token: u32) -> Cow<'_, str> {
         String::from_utf8_lossy(self.token_bytes(token).unwrap_or_default())
     }
 
-    /// The token that the vocabulary spells `spelling` (`<|im_end|>`, `Ġthe`, `▁the`).
+    /// Returns the token that the vocabulary spells `spelling` (`< im_end >`, `Ġthe`, `▁the`).
     #[must_use]
     pub fn token_id(&self, spelling: &str) -> Option<u32> {
         self.pipeline.token_id(spelling)
     }
 
-    /// True for tokens that are no text: control tokens and the unknown token.
+    /// True for tokens that yield no text: control tokens and the unknown token.
     #[must_use]
     pub fn is_special(&self, token: u32) -> bool {
         self.vocabulary.is_special(token)
     }
 
-    /// One more than the largest token id. The model's logits may be more, by padding.
+    /// Returns one more than the largest token id. The model may have more logits because of padding.
     #[must_use]
     pub fn vocab_size(&self) -> usize {
         self.vocabulary.len()
     }
 
-    /// Beginning of a sequence.
+    /// Returns the beginning-of-sequence token, if any.
     #[must_use]
     pub fn bos_token(&self) -> Option<u32> {
         self.roles.bos
     }
 
-    /// End of a sequence.
+    /// Returns the end-of-sequence token, if any.
     #[must_use]
     pub fn eos_token(&self) -> Option<u32> {
         self.roles.eos
     }
 
-    /// Padding.
+    /// Returns the padding token, if any.
     #[must_use]
     pub fn pad_token(&self) -> Option<u32> {
         self.roles.pad
     }
 
-    /// The tokens that end an answer, sorted: end of sequence, of a turn, of a message that calls a tool; those of
-    /// `generation_config.json`, and in GGUF files control tokens with the names that llama.cpp knows as such.
+    /// Returns the sorted tokens that end an answer: end of sequence, of a turn, or of a tool-calling
+    /// message. The ids are those of `generation_config.json`, and in GGUF files also control tokens whose
+    /// names llama.cpp knows.
     #[must_use]
     pub fn stop_tokens(&self) -> &[u32] {
         &self.stop_tokens
     }
 
-    /// True if encoding puts a space in front of a text, as SentencePiece does.
+    /// True if encoding adds a space before a text, as SentencePiece does.
     #[must_use]
     pub fn adds_leading_space(&self) -> bool {
         self.adds_leading_space
     }
 
-    /// The source of the model's chat template.
+    /// Returns the source of the model's chat template.
     #[must_use]
     pub fn chat_template(&self) -> Option<&str> {
         self.chat_template.as_deref()
     }
 
-    /// The special tokens as chat templates use them.
+    /// Returns the special tokens that chat templates use as variables.
     #[must_use]
     pub fn template_tokens(&self) -> TemplateTokens {
         let text = |token: Option<u32>| token.map(|token| self.token_text(token).into_owned());

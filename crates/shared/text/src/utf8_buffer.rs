@@ -1,14 +1,14 @@
-//! Bytes that come in pieces, and the text in them.
+//! Decodes UTF-8 from bytes that arrive in pieces.
 
-/// Bytes that become text as soon as they are whole characters.
+/// Buffers bytes until they form complete characters.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Utf8Buffer {
-    /// The beginning of a character: at most three bytes between calls.
+    /// An incomplete character: at most three bytes between calls.
     pending: Vec<u8>,
 }
 
 impl Utf8Buffer {
-    /// Takes `bytes` and appends all whole characters to `out`.
+    /// Takes `bytes` and appends all complete characters to `out`.
     pub(crate) fn push(&mut self, bytes: &[u8], out: &mut String) {
         self.pending.extend_from_slice(bytes);
         let mut done = 0;
@@ -21,7 +21,7 @@ impl Utf8Buffer {
             let (valid, after) = rest.split_at(error.valid_up_to());
             out.push_str(&String::from_utf8_lossy(valid));
             done += valid.len();
-            // Without a length the bytes are the beginning of a character that may go on.
+            // No error length means that the bytes begin a character that may still be completed.
             let Some(invalid) = error.error_len() else { break };
             debug_assert!(invalid <= after.len());
             out.push(char::REPLACEMENT_CHARACTER);
@@ -30,7 +30,7 @@ impl Utf8Buffer {
         self.pending.drain(..done);
     }
 
-    /// The end: what is pending will not become whole.
+    /// Ends the text; pending bytes become a replacement character.
     pub(crate) fn finish(&mut self, out: &mut String) {
         if !self.pending.is_empty() {
             self.pending.clear();

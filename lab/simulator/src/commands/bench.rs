@@ -1,5 +1,5 @@
-//! What decisions take on this machine: the cache's, with a tree as large as it gets (E-17), and the choice among executors
-//! (`decision`).
+//! Times decisions on this machine: the cache's, with a tree of maximum size (E-17), and the choice among
+//! executors (`decision`).
 
 mod decision;
 
@@ -18,30 +18,29 @@ use crate::{
     workload::{ShareAccounting, Workload, WorkloadAdapter},
 };
 
-/// Times of the cache's own work, and of a choice among executors.
+/// Times the cache's own work, and a choice among executors.
 #[derive(Debug, Args)]
 pub(super) struct DecisionBench {
-    /// Blocks of the device, all of which the tree knows.
+    /// Blocks of the device, all of which the prefix tree knows.
     #[arg(long, default_value_t = 100_000)]
     nodes: u32,
-    /// Who leaves first.
+    /// Eviction policy of the cache.
     #[arg(long, default_value = "elora")]
     variant: Variant,
-    /// Executors that are chosen among.
+    /// Executors to choose among.
     #[arg(long, default_value_t = 60)]
     executors: usize,
-    /// Adapters that each of them knows.
+    /// Adapters that each executor knows.
     #[arg(long, default_value_t = 1000)]
     adapters: usize,
 }
 
 const BLOCK_TOKENS: usize = 16;
 const ADAPTERS: usize = 100;
-/// Blocks of a prompt that are known, and that are new.
+/// Numbers of known and of new blocks of a prompt.
 const KNOWN_BLOCKS: usize = 64;
 const NEW_BLOCKS: usize = 8;
 const ROUNDS: u64 = 2000;
-/// Choices among executors that are timed.
 const DECISIONS: usize = 20_000;
 
 impl DecisionBench {
@@ -101,7 +100,7 @@ impl BenchState {
         }
     }
 
-    /// Prompts until the tree has so many nodes.
+    /// Inserts prompts until the tree has `nodes` nodes.
     fn fill(&mut self, nodes: usize) {
         while self.prompts.len() * (KNOWN_BLOCKS + NEW_BLOCKS) < nodes {
             let adapter = self.stream.below(ADAPTERS);
@@ -112,7 +111,7 @@ impl BenchState {
         }
     }
 
-    /// A prompt is asked for; what is not known of it is computed. Returns how long matching, making room and inserting took.
+    /// Matches a prompt and inserts its unknown part. Returns the times of matching, eviction and insertion.
     fn ask(
         &mut self,
         prompt: usize,
@@ -140,7 +139,7 @@ impl BenchState {
         [matched, evicted, inserted]
     }
 
-    /// Means: of a match, of inserting, of making room, of a step's turn, and of looking at one node again.
+    /// Returns mean times: of a match, an insertion, an eviction, a step's turn, and re-evaluating one node.
     fn measure(&mut self) -> [Duration; 5] {
         let mut sums = [Duration::ZERO; 4];
         for _ in 0..ROUNDS {
@@ -150,7 +149,7 @@ impl BenchState {
                 tokens[known..].iter_mut().for_each(|token| *token = stream.bits() as u32);
                 tokens
             });
-            // Long enough for as many nodes as are looked at in one turn.
+            // The interval covers as many nodes as one turn re-evaluates.
             self.now += Duration::from_secs(1);
             let began = Instant::now();
             self.cache.advance(self.now, 16);

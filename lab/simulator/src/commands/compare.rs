@@ -1,4 +1,4 @@
-//! All variants on the same workloads, seed by seed.
+//! Compares all variants on the same workloads, seed by seed.
 
 use std::{fs, io::Write, path::PathBuf};
 
@@ -14,26 +14,26 @@ use crate::{
     statistics::{half_interval, mean},
 };
 
-/// All variants on the same workloads.
+/// Compares all variants on the same workloads.
 #[derive(Debug, Args)]
 pub(super) struct Compare {
     #[command(flatten)]
     options: SimulationOptions,
-    /// Seeds, from --seed on.
+    /// Number of seeds, from --seed on.
     #[arg(long, default_value_t = 20)]
     seeds: u64,
-    /// Those to compare; all by default. What is compared with is among them.
+    /// Variants to compare; all by default. The reference variant is always included.
     #[arg(long, value_delimiter = ',')]
     variants: Vec<Variant>,
     /// Also prints a line for each run.
     #[arg(long)]
     each: bool,
-    /// Draws the mean time to the first token of each.
+    /// Draws the mean time to first token of each variant.
     #[arg(long, value_name = "PATH")]
     chart: Option<PathBuf>,
 }
 
-/// A figure of all seeds: its mean, and half the width of the 95 % interval.
+/// Mean of a metric over all seeds, and half the width of its 95 % interval.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct IntervalEstimate {
     pub(super) mean: f64,
@@ -46,7 +46,7 @@ impl IntervalEstimate {
     }
 }
 
-/// How many times a figure is another's, seed by seed (the geometric mean, and the ends of its 95 % interval).
+/// Ratio of a metric to the reference, seed by seed (the geometric mean, and the ends of its 95 % interval).
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Ratio {
     pub(super) mean: f64,
@@ -82,7 +82,6 @@ const FIGURES: [ReportMetric; 15] = [
     ("link_share", |report| report.link_share),
 ];
 
-/// Of them, those whose ratios are printed.
 const COMPARED: [&str; 4] = ["ttft_ms", "ttft_p99_ms", "tpot_ms", "prefill_tokens"];
 
 impl Compare {

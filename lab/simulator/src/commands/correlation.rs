@@ -1,5 +1,5 @@
-//! Whether last use, frequency and cost say different things of what a cache holds (E-27): where they agree, a policy that looks
-//! at one of them is as good as one that looks at all.
+//! Measures how far recency, frequency and cost agree on a cache's content (E-27). Where they agree, a
+//! policy that uses one of them is as good as one that uses all.
 
 use std::{collections::BTreeMap, io::Write, time::Duration};
 
@@ -12,26 +12,26 @@ use crate::{
     statistics::{mean, spearman},
 };
 
-/// Correlations of the ranks by last use, frequency and cost.
+/// Correlates the ranks by last use, frequency and cost.
 #[derive(Debug, Args)]
 pub(super) struct Correlation {
     #[command(flatten)]
     options: SimulationOptions,
 }
 
-/// Adapters and conversations are looked at so often.
+/// Interval at which adapters and conversations are sampled.
 const EVERY: Duration = Duration::from_secs(30);
-/// What was not asked for during this time is not looked at.
+/// Entries without a request in this time are not sampled.
 const MEMORY: Duration = Duration::from_secs(300);
 
-/// Whatever a cache may hold.
+/// An entry that a cache may hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Item {
     Adapter(usize),
     Conversation(usize),
 }
 
-/// What is known of it: when it was asked for last, how often, and its blocks.
+/// Time of the last request, number of requests, and number of blocks of an entry.
 type AccessHistory = (f64, f64, f64);
 
 impl Correlation {

@@ -1,4 +1,4 @@
-//! Charts of a run.
+//! Draws charts of a run.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::{
     engine::CacheSample,
 };
 
-/// What the device holds over time, until `end`.
+/// Draws the device's content over time, until `end`.
 pub(super) fn device(title: &str, series: &[CacheSample], end: Duration, marks: &[(f64, &str)]) -> String {
     let line = |name: &str, value: fn(&CacheSample) -> usize| {
         let until = series.iter().filter(|sample| sample.at < end);

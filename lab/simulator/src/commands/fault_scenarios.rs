@@ -1,4 +1,4 @@
-//! Small fleets in which everything goes wrong, and what holds nevertheless.
+//! Runs small fleets with injected faults and checks the invariants.
 
 use std::io::Write;
 
@@ -8,18 +8,18 @@ use serde_json::json;
 use super::{CommandError, print, side_by_side};
 use crate::fleet::fault_scenario::{self, ScenarioResult};
 
-/// Lives through worlds in which executors die, messages are lost and clocks jump, and checks what must hold.
+/// Runs fault scenarios in which executors fail, messages are lost and clocks jump, and checks invariants.
 #[derive(Debug, Args)]
 pub(super) struct FaultScenarios {
-    /// The first.
+    /// First of the seeds.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How many. A release is tried in 2,000,000.
+    /// Number of seeds. A release is tested with 2,000,000.
     #[arg(long, default_value_t = 20_000)]
     seeds: u64,
 }
 
-/// Worlds that one thread lives through before it takes the next.
+/// Number of scenarios that one thread takes at a time.
 const AT_ONCE: u64 = 500;
 
 impl FaultScenarios {
@@ -45,6 +45,6 @@ fn add(sum: &mut ScenarioResult, world: &ScenarioResult) {
     sum.sent_again += world.sent_again;
     sum.happenings += world.happenings;
     sum.turns += world.turns;
-    // In order, so that the same worlds have the same digest.
+    // Summing in order gives the same scenarios the same digest.
     sum.digest = sum.digest.rotate_left(5) ^ world.digest;
 }

@@ -1,4 +1,4 @@
-//! Several executors behind one gateway, with every policy on the same requests (C-23).
+//! Simulates several executors behind one gateway, with every policy on the same requests (C-23).
 
 use std::{fs, io::Write, path::PathBuf, time::Duration};
 
@@ -30,19 +30,20 @@ use crate::{
     workload::popularity::Popularity,
 };
 
-/// How deltas of different ranks are computed.
+/// How a kernel computes deltas of different ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Kernel {
-    /// Punica's BGMV: every row at the largest rank.
+    /// Punica's BGMV: every row is computed at the largest rank.
     Padded,
-    /// S-LoRA's MBGMV, and ours: each at its own.
+    /// MBGMV of S-LoRA and of this project: each row is computed at its own rank.
     TrueRank,
 }
 
 impl Kernel {
-    /// Llama2-7B on an A10: decode through the two points of CaraServe's Fig. 5, 24 requests of rank 32 and 16 of rank 64. A
-    /// pass over a short prompt reads the same weights as a step; 0.22 ms for a token are 14 GFLOP at half of 125 TFLOP/s.
+    /// Returns the model of Llama2-7B on an A10: decode passes through the two points of CaraServe's Fig.
+    /// 5, 24 requests of rank 32 and 16 of rank 64. A pass over a short prompt reads the same weights as a
+    /// step; 0.22 ms for a token are 14 GFLOP at half of 125 TFLOP/s.
     fn model(self, prompts: Prompts) -> ServingModel {
         const FREE: LinearFit = LinearFit { alpha: 0.0, beta: 0.0 };
         let (form, step_s, rank_s) = match self {
@@ -53,7 +54,8 @@ impl Kernel {
         ServingModel {
             form,
             decode: LinearModel { seconds_each: [step_s, 0.0, 0.0, rank_s] },
-            // What a rank costs a row it costs a token of a prompt at a third: its factors are read once.
+            // A rank costs a prompt token a third of its cost for a decode row, because its factors are
+            // read once.
             prefill: LinearModel { seconds_each: [pass_s, 0.22e-3, rank_s / 3.0] },
             link: FREE,
             store: FREE,
@@ -62,66 +64,66 @@ impl Kernel {
     }
 }
 
-/// Several executors behind one gateway, with every policy on the same requests (C-23).
+/// Simulates several executors behind one gateway, with every policy on the same requests (C-23).
 #[derive(Debug, Args)]
 pub(super) struct FleetCommand {
-    /// Executors.
+    /// Number of simulated executors.
     #[arg(long, default_value_t = 60)]
     executors: usize,
-    /// Requests a second.
+    /// Mean number of requests per second.
     #[arg(long, default_value_t = 340.0, value_name = "PER_S")]
     rate: f64,
     /// Seconds in which requests arrive.
     #[arg(long, default_value_t = 300.0, value_name = "S")]
     duration: f64,
-    /// Seconds whose requests are not measured.
+    /// Warm-up seconds whose requests are not measured.
     #[arg(long, default_value_t = 30.0, value_name = "S")]
     warmup: f64,
-    /// No more requests than these.
+    /// Maximum number of requests.
     #[arg(long, default_value_t = usize::MAX, hide_default_value = true)]
     max_requests: usize,
-    /// Adapters.
+    /// Number of adapters in the load.
     #[arg(long, default_value_t = 40_000)]
     adapters: usize,
-    /// How often each adapter is asked for: uniform, zipf:S or maf.
+    /// Distribution of requests over adapters: uniform, zipf:S or maf.
     #[arg(long, default_value = "maf")]
     popularity: Popularity,
-    /// When requests come.
+    /// Arrival process of requests.
     #[arg(long, value_enum, default_value = "minutes")]
     arrivals: Arrivals,
-    /// Ranks of adapters, all alike often.
+    /// Ranks of adapters, all equally frequent.
     #[arg(long, value_delimiter = ',', default_values_t = [8, 16, 32, 64, 128])]
     ranks: Vec<u32>,
-    /// The time for a token that one request alone takes in HF-PEFT, in milliseconds.
+    /// Time per token of a single request in HF-PEFT, in milliseconds.
     #[arg(long, default_value_t = 35.0, value_name = "MS")]
     peft_ms: f64,
-    /// The promise, in times of that.
+    /// SLO target, as a multiple of that time.
     #[arg(long, default_value_t = 1.5)]
     slo: f64,
-    /// Requests that an executor runs together.
+    /// Maximum number of requests that an executor runs together.
     #[arg(long, default_value_t = 32)]
     places: usize,
-    /// Whether prompts have passes of their own or are computed beside those that decode.
+    /// Whether prompts have separate passes or are computed beside decoding sequences.
     #[arg(long, value_enum, default_value = "preempt")]
     prompts: Prompts,
     /// How deltas of different ranks are computed.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Kernel::TrueRank, Kernel::Padded])]
     kernels: Vec<Kernel>,
-    /// Those to compare; all by default. The first is what the others are compared with.
+    /// Policies to compare; all by default. The first is the reference.
     #[arg(long, value_delimiter = ',', default_values_t = RoutingPolicy::ALL)]
     policies: Vec<RoutingPolicy>,
-    /// Where all random numbers come from.
+    /// Seed of all random numbers.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Seeds, from --seed on.
+    /// Number of seeds, from --seed on.
     #[arg(long, default_value_t = 20)]
     seeds: u64,
-    /// Draws the mean time for a token of each policy with the first kernel.
+    /// Draws the mean time per token of each policy with the first kernel.
     #[arg(long, value_name = "PATH")]
     chart: Option<PathBuf>,
 }
 
-/// A figure's name, and the figure.
+/// Name of a metric, and its accessor.
 type SummaryMetric = (&'static str, fn(&Summary) -> f64);
 
 const FIGURES: [SummaryMetric; 10] = [
@@ -137,7 +139,6 @@ const FIGURES: [SummaryMetric; 10] = [
     ("requests", |summary| summary.requests as f64),
 ];
 
-/// One run.
 #[derive(Debug, Clone, Copy)]
 struct FleetRun {
     kernel: Kernel,
@@ -257,7 +258,7 @@ impl FleetCommand {
     }
 }
 
-/// The figures of a policy, and how many times the first policy's they are.
+/// Returns the metrics of a policy, and their ratios to the first policy's.
 fn line(kernel: Kernel, policy: RoutingPolicy, summaries: &[Summary], first: &[Summary]) -> Value {
     let values =
         |of: &[Summary], figure: fn(&Summary) -> f64| -> Vec<f64> { of.iter().map(figure).collect() };

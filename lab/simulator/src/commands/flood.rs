@@ -1,4 +1,4 @@
-//! Four tenants beside one that asks for ten times as much as each of them.
+//! Simulates four tenants beside one that sends ten times as many requests as each of them.
 
 use std::{io::Write, path::PathBuf, time::Duration};
 
@@ -17,54 +17,53 @@ use crate::{
     statistics::{mean, quantile},
 };
 
-/// Those that ask moderately come first; the one after them floods.
+/// Number of moderate tenants; the tenant after them floods.
 const MODERATE: u16 = 4;
 const FLOOD: f64 = 10.0;
 
-/// Four tenants beside one that asks for ten times as much as each of them.
+/// Simulates four tenants beside one that sends ten times as many requests as each of them.
 #[derive(Debug, Args)]
 pub(super) struct Flood {
-    /// Requests a second of each of the four.
+    /// Requests per second of each of the four tenants.
     #[arg(long, default_value_t = 2.0, value_name = "PER_S")]
     rate: f64,
-    /// Tokens of every prompt.
+    /// Prompt tokens of every request.
     #[arg(long, default_value_t = 24)]
     prompt: u32,
-    /// Tokens of every answer.
+    /// Answer tokens of every request.
     #[arg(long, default_value_t = 48)]
     answer: u32,
-    /// Of an executor's places, those that the flood has beside others.
+    /// Share of an executor's batch slots that the flood gets beside other tenants.
     #[arg(long, value_delimiter = ',', default_values_t = [1.0, 0.25, 0.125, 0.0625, 0.03125, 0.0])]
     shares: Vec<f64>,
-    /// Executors.
+    /// Number of simulated executors.
     #[arg(long, default_value_t = 1)]
     executors: usize,
-    /// Costs of one from a file, else those of a small model on two cores.
+    /// Cost file of an executor; by default a small model on two cores.
     #[arg(long, value_name = "PATH")]
     cost_model: Option<PathBuf>,
-    /// Sequences that one computes together.
+    /// Maximum number of sequences per step.
     #[arg(long, default_value_t = 64)]
     max_running: usize,
     /// Seconds in which requests arrive.
     #[arg(long, default_value_t = 120.0, value_name = "S")]
     duration: f64,
-    /// Seconds whose requests are not measured.
+    /// Warm-up seconds whose requests are not measured.
     #[arg(long, default_value_t = 20.0, value_name = "S")]
     warmup: f64,
-    /// Where all random numbers come from.
+    /// Seed of all random numbers.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Seeds, from --seed on.
+    /// Number of seeds, from --seed on.
     #[arg(long, default_value_t = 20)]
     seeds: u64,
 }
 
-/// What one run came to.
 #[derive(Debug, Clone, Copy)]
 struct FloodResult {
     ttft_ms: f64,
     ttft_p99_ms: f64,
-    /// Tokens a second: the four's, and the flood's.
+    /// Tokens per second: of the four tenants, and of the flood.
     goodput: [f64; 2],
 }
 
@@ -140,7 +139,8 @@ impl Flood {
         })
     }
 
-    /// Independent arrivals of each tenant. What the flood has waited for longer than a few seconds is too late.
+    /// Creates independent arrivals of each tenant. Requests of the flood expire after a few seconds in the
+    /// queue.
     fn requests(&self, seed: u64, flood: f64) -> Vec<FleetRequest> {
         let mut requests: Vec<FleetRequest> =
             (0..=MODERATE).flat_map(|tenant| self.of(tenant, seed, flood)).collect();
@@ -165,7 +165,7 @@ impl Flood {
             answer: self.answer,
             patience,
         };
-        // Without a flood its first gap has no end.
+        // Without a flood its first gap is infinite.
         arrivals.take_while(|at| *at < self.duration).map(request).collect()
     }
 }

@@ -1,4 +1,4 @@
-//! What a load would see on a number of executors, and how many it needs (`holobiont simulate`).
+//! Forecasts the latencies of a load on a number of executors, and the number needed (`holobiont simulate`).
 
 use std::{
     io::Write,
@@ -26,64 +26,65 @@ use crate::{
     },
 };
 
-/// What a load would see on a number of executors, and how many it needs.
+/// Forecasts the latencies of a load on a number of executors, and the number that it needs.
 #[derive(Debug, Args)]
 pub(super) struct Forecast {
-    /// The load: a trace (CSV) as Azure's of 2023.
+    /// Load: a trace (CSV) in the format of Azure's of 2023.
     #[arg(long, value_name = "PATH")]
     trace: PathBuf,
-    /// What steps take on an executor, as `scripts/bench costs` finds it: of all, or of each in turn where they differ.
+    /// Step costs of an executor, as `scripts/bench costs` measures them: one file for all, or one for each
+    /// in turn.
     #[arg(long, value_name = "PATH,PATH", value_delimiter = ',', required = true)]
     costs: Vec<PathBuf>,
-    /// Executors.
+    /// Number of executors to forecast for.
     #[arg(long, default_value_t = 1)]
     executors: usize,
-    /// The most that it looks at for the number that is needed.
+    /// Maximum number of executors in the search for the number needed.
     #[arg(long, default_value_t = 256)]
     max_executors: usize,
-    /// Requests a second; as in the trace without it.
+    /// Requests per second; by default as in the trace.
     #[arg(long, value_name = "PER_S")]
     rate: Option<f64>,
-    /// Seconds of it.
+    /// Length of the load in seconds.
     #[arg(long, default_value_t = 600.0, value_name = "S")]
     duration: f64,
-    /// How soon first tokens are to come.
+    /// SLO target for the time to first token.
     #[arg(long, default_value_t = 1000.0, value_name = "MS")]
     ttft_ms: f64,
-    /// How long each token after it may take.
+    /// SLO target for the time per output token.
     #[arg(long, default_value_t = 100.0, value_name = "MS")]
     tpot_ms: f64,
-    /// For what part of requests both are to hold.
+    /// Share of requests for which both targets must hold.
     #[arg(long, default_value_t = 0.95)]
     share: f64,
-    /// Adapters that requests are of.
+    /// Number of adapters in the load.
     #[arg(long, default_value_t = 50)]
     adapters: usize,
-    /// Their ranks, in turn.
+    /// Ranks of the adapters, in turn.
     #[arg(long, value_delimiter = ',', default_values_t = [16])]
     ranks: Vec<u32>,
-    /// Adapters that an executor holds; without it, all that it was asked for.
+    /// Number of adapters that an executor holds; by default all that were requested.
     #[arg(long)]
     adapter_slots: Option<usize>,
-    /// How often each is asked for: uniform, zipf:S or maf.
+    /// Distribution of requests over adapters: uniform, zipf:S or maf.
     #[arg(long, default_value = "zipf:0.9")]
     popularity: Popularity,
-    /// All lengths of the trace are divided by it.
+    /// Divisor of all lengths in the trace.
     #[arg(long, default_value_t = 1.0)]
     length_divisor: f64,
-    /// Sequences that an executor computes together.
+    /// Maximum number of sequences per step.
     #[arg(long, default_value_t = 64)]
     max_running: usize,
-    /// Prompt tokens of a step.
+    /// Maximum number of prompt tokens per step.
     #[arg(long, default_value_t = 512)]
     chunk_tokens: usize,
-    /// Tokens whose keys and values an executor holds; without it, all.
+    /// Capacity of an executor's KV cache in tokens; unlimited by default.
     #[arg(long)]
     kv_tokens: Option<u64>,
-    /// How an executor is chosen.
+    /// Policy that chooses an executor.
     #[arg(long, default_value = "rank-aware")]
     policy: RoutingPolicy,
-    /// Where random choices come from.
+    /// Seed of random choices.
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
@@ -177,7 +178,7 @@ impl Forecast {
         summary.attainment >= self.share && summary.ttft_attainment >= self.share
     }
 
-    /// The least number that is enough: more are never worse.
+    /// Finds the smallest sufficient number of executors; more executors are never worse.
     fn needed(&self, requests: &[FleetRequest], costs: &[CostModel]) -> Option<usize> {
         let is_enough = |executors| self.is_enough(&self.summary(requests, costs, executors));
         let mut high = 1;

@@ -1,4 +1,4 @@
-//! Times to the first token over the share of the device that adapters have to themselves (E-26).
+//! Measures times to first token over the device share reserved for adapters (E-26).
 
 use std::{fs, io::Write, path::PathBuf};
 
@@ -9,26 +9,26 @@ use serde_json::json;
 use super::{CommandError, SimulationOptions, compare::IntervalEstimate, print, side_by_side};
 use crate::chart::{self, ChartLine};
 
-/// A fixed share for adapters, from a twentieth to a half of the device.
+/// Varies a fixed share for adapters from a twentieth to a half of the device.
 #[derive(Debug, Args)]
 pub(super) struct Knee {
     #[command(flatten)]
     options: SimulationOptions,
-    /// Seeds, from --seed on.
+    /// Number of seeds, from --seed on.
     #[arg(long, default_value_t = 10)]
     seeds: u64,
-    /// Numbers of adapters.
+    /// Numbers of adapters to simulate.
     #[arg(long, value_delimiter = ',', default_values_t = [20, 50])]
     counts: Vec<usize>,
-    /// Draws it.
+    /// Draws the times as a chart.
     #[arg(long, value_name = "PATH")]
     chart: Option<PathBuf>,
 }
 
-/// What takes so many times as long as with the best share is not drawn.
+/// Points above this multiple of the best share's time are not drawn.
 const DRAWN_TIMES: f64 = 5.0;
 
-/// Shares in hundredths.
+/// Shares in percent of the device.
 const SHARES: [u32; 10] = [5, 10, 15, 20, 25, 30, 35, 40, 45, 50];
 
 impl Knee {
@@ -42,7 +42,7 @@ impl Knee {
             let unified = SimulationOptions { adapters, ..self.options.clone() };
             let ttft = self.estimate(&unified)?;
             print(out, &json!({ "adapters": adapters, "variant": unified.variant.name(), "ttft_ms": ttft }))?;
-            // Where adapters starve nothing else could be seen.
+            // Points where adapters starve would hide all others.
             let is_drawn = |point: &(f64, f64)| best.is_some_and(|best| point.1 < DRAWN_TIMES * best.1);
             let drawn = points.iter().copied().filter(is_drawn).collect();
             lines.push(ChartLine { name: format!("{adapters} adapters, static"), points: drawn });

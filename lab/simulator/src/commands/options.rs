@@ -1,4 +1,4 @@
-//! What is simulated: options of all commands, with the numbers that a preset stands for.
+//! Options of all commands, with the values of the presets.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -21,7 +21,7 @@ use crate::{
     },
 };
 
-/// A machine and a model.
+/// Preset of a machine and a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Preset {
     /// SmolLM2-135M on two cores; lengths are divided by 8.
@@ -30,7 +30,7 @@ pub enum Preset {
     Gpu,
 }
 
-/// What a preset says where no option does.
+/// Values of a preset, used where no option is given.
 #[derive(Debug, Clone, Copy)]
 struct Defaults {
     cost: CostModel,
@@ -64,55 +64,56 @@ impl Preset {
     }
 }
 
-/// Options of all commands.
+/// Options of every simulation command.
 #[derive(Debug, Clone, Args)]
 pub struct SimulationOptions {
-    /// What people do.
+    /// Scenario of the workload.
     #[arg(long, value_enum, default_value = "chat")]
     pub scenario: Scenario,
-    /// An Azure trace (CSV) to replay instead.
+    /// Azure trace (CSV) to replay instead of a scenario.
     #[arg(long, value_name = "PATH")]
     pub trace: Option<PathBuf>,
-    /// Where all random numbers come from.
+    /// Seed of all random numbers.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Requests a second.
+    /// Mean number of requests per second.
     #[arg(long, default_value_t = 2.0, value_name = "PER_S")]
     pub rate: f64,
     /// Seconds in which requests arrive.
     #[arg(long, default_value_t = 420.0, value_name = "S")]
     pub duration: f64,
-    /// Seconds whose requests are not measured.
+    /// Warm-up seconds whose requests are not measured.
     #[arg(long, default_value_t = 120.0, value_name = "S")]
     pub warmup: f64,
-    /// Adapters, half of them of the rank and half of twice the rank.
+    /// Number of adapters; half have the base rank and half twice that.
     #[arg(long, default_value_t = 50)]
     pub adapters: usize,
-    /// How often each adapter is asked for: uniform, zipf:S or maf.
+    /// Distribution of requests over adapters: uniform, zipf:S or maf.
     #[arg(long, default_value = "zipf:0.9")]
     pub popularity: Popularity,
-    /// Part of the popularity that moves every minute.
+    /// Share of the popularity that moves every minute.
     #[arg(long, default_value_t = 0.1)]
     pub drift: f64,
-    /// What was before, where adapters are asked for in bursts.
+    /// History before the start, where adapters are requested in bursts.
     #[arg(long, value_enum, default_value = "nothing")]
     pub before: ArrivalHistory,
-    /// Tenants that share the adapters among them.
+    /// Number of tenants that share the adapters.
     #[arg(long, default_value_t = 1)]
     pub tenants: u16,
-    /// Nobody has a share of the device: whose blocks are worth least give them.
+    /// Disables tenant shares of the device: the least valuable blocks are evicted, regardless of the tenant.
     #[arg(long)]
     pub no_shares: bool,
-    /// Requests a second of one more tenant, of tokens that nobody else has.
+    /// Requests per second of an additional tenant whose tokens no other tenant has.
     #[arg(long, default_value_t = 0.0, value_name = "PER_S")]
     pub hostile: f64,
-    /// When adapters and history are copied ahead of need: every 100 ms, as in the paper, or as the executor does it.
+    /// When adapters and history are copied ahead of need: every 100 ms, as in the paper, or as the
+    /// executor does it.
     #[arg(long, value_enum, default_value = "paper")]
     pub design: Design,
-    /// A machine and a model.
+    /// Preset of a machine and a model.
     #[arg(long, value_enum, default_value = "gpu")]
     pub preset: Preset,
-    /// Costs from a file instead of the preset's.
+    /// Cost file that replaces the preset's costs.
     #[arg(long, value_name = "PATH")]
     pub cost_model: Option<PathBuf>,
     /// Blocks of the device.
@@ -121,49 +122,50 @@ pub struct SimulationOptions {
     /// Blocks of the host tier; by default as many as the device has.
     #[arg(long)]
     pub host_blocks: Option<u32>,
-    /// Blocks of the disk.
+    /// Blocks of the disk tier.
     #[arg(long, default_value_t = 0)]
     pub disk_blocks: u32,
-    /// The smaller of the two ranks.
+    /// Smaller of the two ranks.
     #[arg(long)]
     pub rank: Option<u32>,
-    /// All lengths are divided by it.
+    /// Divisor of all lengths.
     #[arg(long)]
     pub length_divisor: Option<f64>,
-    /// Sequences computed together.
+    /// Maximum number of sequences per step.
     #[arg(long)]
     pub max_running: Option<usize>,
-    /// Prompt tokens of a step.
+    /// Maximum number of prompt tokens per step.
     #[arg(long)]
     pub chunk_tokens: Option<usize>,
-    /// Who leaves first.
+    /// Eviction policy of the cache.
     #[arg(long, default_value = "elora")]
     pub variant: Variant,
-    /// Part of the device that adapters have to themselves; else as the variant says.
+    /// Share of the device reserved for adapters; by default as the variant defines.
     #[arg(long)]
     pub adapter_share: Option<f64>,
-    /// Blocks that adapters take together, at most; else all that the longest request leaves.
+    /// Maximum number of blocks of all adapters; by default all that the longest request leaves.
     #[arg(long)]
     pub max_adapter_blocks: Option<u32>,
-    /// The unit of time of the policy's recency.
+    /// Time unit of the policy's recency.
     #[arg(long, default_value_t = 10.0, value_name = "S")]
     pub tau: f64,
-    /// What the policy takes computing a block for, in copies of a block; the costs say what it is.
+    /// Policy's cost of recomputing a block, in block copies; the cost model is separate.
     #[arg(long, default_value_t = CacheSettings::RECOMPUTE_COST, value_name = "COPIES")]
     pub recompute_cost: f32,
-    /// Prompts whose adapter is not there are computed at once where that is faster than waiting, so many times as slowly.
+    /// Factor by which CPU-assist slows prompts with a missing adapter; used where that is faster than
+    /// waiting.
     #[arg(long, value_name = "FACTOR")]
     pub cpu_assist: Option<f64>,
-    /// Adapters give up their places block by block; one that is missing costs who asks for it so many copies of a block.
+    /// Evicts adapters block by block; a missing block costs a request this number of block copies.
     #[arg(long, value_name = "COPIES", requires = "cpu_assist")]
     pub partial: Option<f32>,
 }
 
 impl SimulationOptions {
-    /// The executor.
+    /// Returns the setup of the simulated executor.
     ///
     /// # Errors
-    /// The file of costs cannot be used, or a number makes no sense.
+    /// If the cost file cannot be used, or a value is invalid.
     pub fn setup(&self) -> Result<Setup, CommandError> {
         self.validate()?;
         let defaults = self.preset.defaults();
@@ -209,7 +211,7 @@ impl SimulationOptions {
         let at_least_0 = [
             ("--warmup", Some(self.warmup)),
             ("--hostile", Some(self.hostile)),
-            // What is computed elsewhere is not faster for it.
+            // CPU-assist cannot be faster than the device, so the factor is at least 1.
             ("--cpu-assist", self.cpu_assist.map(|factor| factor - 1.0)),
         ];
         let is_bad = |(name, value): (&'static str, Option<f64>), is_good: fn(f64) -> bool| {
@@ -224,10 +226,10 @@ impl SimulationOptions {
         bad.map_or(Ok(()), |name| Err(CommandError::Option(name)))
     }
 
-    /// What is asked of it.
+    /// Returns the workload of these options.
     ///
     /// # Errors
-    /// The trace cannot be read.
+    /// If the trace cannot be read.
     pub fn workload(&self) -> Result<Workload, CommandError> {
         let defaults = self.preset.defaults();
         let recipe = WorkloadSpec {
@@ -250,30 +252,29 @@ impl SimulationOptions {
         }
     }
 
-    /// Runs it.
+    /// Runs the simulation.
     ///
     /// # Errors
-    /// It cannot be set up, or nobody goes on in it.
+    /// If the setup is invalid, or the simulation makes no progress.
     pub fn observe(&self, keeps_series: bool) -> Result<Observation, CommandError> {
         let (setup, workload) = (self.setup()?, self.workload()?);
         Ok(Engine::new(Setup { keeps_series, ..setup }, &workload)?.run()?)
     }
 
-    /// Runs it and reports.
+    /// Runs the simulation and returns its report.
     ///
     /// # Errors
-    /// As of [`observe`](Self::observe).
+    /// The errors of [`observe`](Self::observe).
     pub fn report(&self) -> Result<SimulationReport, CommandError> {
         Ok(self.report_of(&self.observe(false)?, self.setup()?.cost.block_tokens))
     }
 
-    /// A report of a run of it.
+    /// Returns the report of a run, without its warm-up.
     #[must_use]
     pub fn report_of(&self, observation: &Observation, block_tokens: usize) -> SimulationReport {
         SimulationReport::of(observation, Duration::from_secs_f64(self.warmup), block_tokens)
     }
 
-    /// What it is, in a few words.
     pub(super) fn title(&self) -> String {
         let what = match &self.trace {
             Some(path) => {
@@ -284,10 +285,11 @@ impl SimulationOptions {
         format!("{what}, {} adapters ({})", self.adapters, self.popularity)
     }
 
-    /// Everything that a run depends on, with what the preset filled in, and the ratios that carry over to other machines.
+    /// Returns all parameters of a run with the preset's values, and the ratios that carry over to other
+    /// machines.
     ///
     /// # Errors
-    /// As of [`setup`](Self::setup).
+    /// The errors of [`setup`](Self::setup).
     pub fn header(&self) -> Result<Value, CommandError> {
         let (setup, defaults) = (self.setup()?, self.preset.defaults());
         let cost = setup.cost;

@@ -1,4 +1,4 @@
-//! The highest rate at which the mean time to the first token is below a limit (E-21).
+//! Finds the highest rate at which the mean time to first token is below a limit (E-21).
 
 use std::io::Write;
 
@@ -9,26 +9,26 @@ use serde_json::json;
 use super::{CommandError, SimulationOptions, print, side_by_side};
 use crate::statistics::mean;
 
-/// The highest rate at which the mean time to the first token is below a limit.
+/// Finds the highest rate at which the mean time to first token is below a limit.
 #[derive(Debug, Args)]
 pub(super) struct Peak {
     #[command(flatten)]
     options: SimulationOptions,
-    /// Seeds, from --seed on, whose mean is taken.
+    /// Number of seeds, from --seed on, whose mean is taken.
     #[arg(long, default_value_t = 5)]
     seeds: u64,
-    /// Those to look at; all by default.
+    /// Variants to measure; all by default.
     #[arg(long, value_delimiter = ',')]
     variants: Vec<Variant>,
-    /// The limit, in milliseconds.
+    /// Limit on the mean time to first token in milliseconds.
     #[arg(long, default_value_t = 500.0, value_name = "MS")]
     limit: f64,
-    /// The highest rate that is tried.
+    /// Highest rate that is tried.
     #[arg(long, default_value_t = 50.0, value_name = "PER_S")]
     max_rate: f64,
 }
 
-/// Rates are found to this part of themselves.
+/// Relative precision of the rate.
 const RESOLUTION: f64 = 0.02;
 
 impl Peak {

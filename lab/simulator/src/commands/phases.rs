@@ -1,4 +1,4 @@
-//! The story of E-24: what the device holds as the load rises, and as more adapters are asked for.
+//! Experiment E-24: the device's content as the load rises and as more adapters are requested.
 
 use std::{fs, io::Write, path::PathBuf, time::Duration};
 
@@ -12,22 +12,22 @@ use crate::{
     workload::{ShareAccounting, Workload},
 };
 
-/// Four phases, and whether the device holds in each what it should.
+/// Runs four phases and checks the device's content in each.
 #[derive(Debug, Args)]
 pub(super) struct Phases {
     #[command(flatten)]
     options: SimulationOptions,
-    /// Requests a second of the phases; the last has twice as many adapters.
+    /// Requests per second of the phases; the last has twice as many adapters.
     #[arg(long, value_delimiter = ',', default_values_t = [0.2, 1.0, 1.8, 1.8])]
     rates: Vec<f64>,
-    /// Draws what the device holds over time.
+    /// Draws the device's content over time.
     #[arg(long, value_name = "PATH")]
     chart: Option<PathBuf>,
 }
 
 const NAMES: [&str; 4] = ["light", "rising", "heavy", "more adapters"];
 
-/// What the device holds in the second half of a phase, on average.
+/// Mean content of the device in the second half of a phase.
 #[derive(Debug, Clone, Copy, serde::Serialize)]
 struct DeviceOccupancy {
     used_blocks: f64,
@@ -79,7 +79,7 @@ impl Phases {
         Ok(())
     }
 
-    /// The phases one after another.
+    /// Returns a workload of all phases in sequence.
     fn workload(&self, length: Duration) -> Result<Workload, CommandError> {
         let mut all =
             Workload { adapters: Vec::new(), conversations: Vec::new(), shares: ShareAccounting::ByTenant };

@@ -1,4 +1,4 @@
-//! One run.
+//! Simulates one run.
 
 use std::{
     fs::{self, File},
@@ -13,15 +13,15 @@ use serde_json::json;
 use super::{CommandError, SimulationOptions, drawing, print};
 use crate::engine::CacheSample;
 
-/// One run.
+/// Simulates one run of the options.
 #[derive(Debug, Args)]
 pub(super) struct RunCommand {
     #[command(flatten)]
     options: SimulationOptions,
-    /// Writes what the cache looked like every 100 ms, one JSON object a line.
+    /// Writes the cache's state every 100 ms, one JSON object a line.
     #[arg(long, value_name = "PATH")]
     series: Option<PathBuf>,
-    /// Draws what the device holds over time.
+    /// Draws the device's content over time.
     #[arg(long, value_name = "PATH")]
     chart: Option<PathBuf>,
 }

@@ -1,4 +1,4 @@
-//! Many runs at once, in an order that does not depend on which ends first.
+//! Runs many simulations in parallel, with results in a fixed order.
 
 use std::{
     sync::{Mutex, PoisonError, atomic::AtomicUsize, atomic::Ordering::Relaxed},
@@ -8,12 +8,11 @@ use std::{
 use super::{CommandError, SimulationOptions};
 use crate::report::SimulationReport;
 
-/// The reports of all of them.
 pub(super) fn reports(jobs: &[SimulationOptions]) -> Result<Vec<SimulationReport>, CommandError> {
     all(jobs, SimulationOptions::report)
 }
 
-/// Does all of them, on as many threads as there are cores.
+/// Runs all jobs, on as many threads as there are cores.
 pub(super) fn all<J: Sync, R: Send>(
     jobs: &[J],
     work: impl Fn(&J) -> Result<R, CommandError> + Sync,
@@ -38,7 +37,7 @@ pub(super) fn all<J: Sync, R: Send>(
     done.into_iter().map(|(_, result)| result).collect()
 }
 
-/// The same with each of so many seeds, from its own on.
+/// Returns the options once for each of `count` seeds, from their own seed on.
 pub(super) fn seeds(options: &SimulationOptions, count: u64) -> Vec<SimulationOptions> {
     (options.seed..options.seed + count).map(|seed| SimulationOptions { seed, ..options.clone() }).collect()
 }

@@ -1,5 +1,5 @@
-//! A fixed share for adapters wastes room, now on one side and now on the other (E-26): few adapters leave theirs unused while
-//! history is pushed out, and with more of them they push each other out.
+//! Shows that a fixed share for adapters wastes memory (E-26): few adapters leave their share unused while
+//! history is evicted, and more adapters evict each other.
 
 use std::io::Write;
 
@@ -14,27 +14,27 @@ use crate::{
     statistics::mean,
 };
 
-/// What each side of a divided device has in use, with few adapters and with more.
+/// Measures the used part of each side of a divided device, with few adapters and with more.
 #[derive(Debug, Args)]
 pub(super) struct Starvation {
     #[command(flatten)]
     options: SimulationOptions,
-    /// Numbers of adapters.
+    /// Numbers of adapters to simulate.
     #[arg(long, value_delimiter = ',', default_values_t = [29, 48, 96])]
     counts: Vec<usize>,
 }
 
-/// A side has room that the other lacks where no more than so much of it is in use.
+/// A side has spare capacity if at most this part of it is in use.
 const ROOMY: f64 = 0.75;
 
-/// Parts of the two sides that are in use after the warm-up, on average.
+/// Mean used parts of the two sides after the warm-up.
 #[derive(Debug, Clone, Copy, serde::Serialize)]
 struct SideUse {
-    /// Of the side of keys and values: what runs.
+    /// Part of the KV side that running sequences use.
     running: f64,
-    /// And with it history.
+    /// Part of the KV side that running sequences and history use.
     keys_and_values: f64,
-    /// Of the side of adapters.
+    /// Part of the adapter side in use.
     adapters: f64,
 }
 
@@ -77,7 +77,7 @@ impl Starvation {
         Ok(options.report_of(observation, options.setup()?.cost.block_tokens))
     }
 
-    /// `sides` are blocks: those of keys and values, and those of adapters.
+    /// `sides` are block counts: of the KV cache, and of adapters.
     fn used(&self, observation: &Observation, sides: [f64; 2]) -> SideUse {
         let measured = self.options.warmup..self.options.duration;
         let of = |value: fn(&CacheSample) -> usize| -> f64 {

@@ -1,29 +1,29 @@
-//! Fits the times of a cost model to what was measured: least squares of relative errors, and no time below 0.
+//! Fits the times of a cost model to measurements: least squares of relative errors, with no time below 0.
 
 use scheduling::perf::linear_model::nonnegative;
 
 use super::{ComputedWork, CostModel, TERMS};
 
-/// Something that was timed, and what it did.
+/// A timed measurement with the work that it did.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct TimedObservation {
-    /// How long it took.
+    /// Measured time in seconds.
     pub seconds: f64,
-    /// Requests that came in and were answered.
+    /// Number of requests that were answered.
     pub requests: f64,
-    /// Steps, and how many of each kind: half a one is one that was waited for from its middle on.
+    /// Steps with their number; 0.5 is a step that was waited for from its middle on.
     pub steps: Vec<(f64, ComputedWork)>,
 }
 
-/// Measurements that say too little.
+/// Error of measurements that do not determine the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the measurements do not tell the parts of a step apart; measure prompts and batches of more sizes")]
 pub struct FitError;
 
-/// Requests, and the terms of steps.
+/// Number of terms: requests, and the terms of steps.
 const ALL: usize = TERMS + 1;
 
-/// No fit looks for more tokens that take nothing.
+/// Maximum number of free tokens that the fit tries.
 const MAX_FREE: usize = 32;
 
 impl TimedObservation {
@@ -36,24 +36,24 @@ impl TimedObservation {
         terms
     }
 
-    /// How long it should take.
+    /// Returns the seconds that the cost model predicts for this measurement.
     #[must_use]
     pub fn predicted(&self, model: &CostModel) -> f64 {
         let steps: f64 = self.steps.iter().map(|(count, work)| count * model.step_seconds(*work)).sum();
         self.requests * model.request_s + steps
     }
 
-    /// The square of the error, as a share.
+    /// Returns the square of the relative error.
     fn error(&self, model: &CostModel) -> f64 {
         (self.predicted(model) / self.seconds - 1.0).powi(2)
     }
 }
 
 impl CostModel {
-    /// This model with the times that fit `observed` best; sizes and rates of copies stay.
+    /// Returns this model with the times that fit `observed` best; sizes and bandwidths stay.
     ///
     /// # Errors
-    /// What was observed does not tell the terms apart.
+    /// If the measurements do not determine all terms.
     pub fn fitted(self, observed: &[TimedObservation]) -> Result<Self, FitError> {
         let models =
             (0..=MAX_FREE).filter_map(|free| Self { free_tokens: free, ..self }.fitted_linear(observed));
@@ -61,9 +61,9 @@ impl CostModel {
         models.min_by(|one, other| error(one).total_cmp(&error(other))).ok_or(FitError)
     }
 
-    /// The same with as many free tokens as it has: all else is linear.
+    /// Fits with the model's number of free tokens; all other terms are linear.
     fn fitted_linear(self, observed: &[TimedObservation]) -> Option<Self> {
-        // Terms as shares of the time that was seen: with the right costs they sum to 1.
+        // Terms are shares of the measured time, so with the right costs they sum to 1.
         let row = |one: &TimedObservation| {
             one.terms(self.free_tokens).map(|term| term / one.seconds).into_iter().chain([1.0]).collect()
         };
@@ -107,7 +107,7 @@ mod tests {
         ..CostModel::CPU
     };
 
-    /// Of one of three adapters.
+    /// Returns the rank of one of three adapters.
     fn rank(number: usize) -> usize {
         [8, 64, 16][number % 3]
     }

@@ -1,15 +1,15 @@
-//! Copies between the tiers: each way carries one thing after another, the urgent first.
+//! Copies between tiers: each direction carries one job at a time, urgent ones first.
 
 use std::{collections::VecDeque, time::Duration};
 
 use kv_cache::copy::CopyPriority;
 
-/// How urgent a job is; copies to lower tiers come last.
+/// Urgency of a job; copies to lower tiers come last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Urgency {
-    /// As the cache says.
+    /// The copy priority that the cache states.
     Of(CopyPriority),
-    /// Nobody waits for it.
+    /// A copy to a lower tier, for which no sequence waits.
     Spill,
 }
 
@@ -28,7 +28,7 @@ struct LinkJob<T> {
     takes: Duration,
 }
 
-/// One way. What is on it goes to its end; what waits may be overtaken.
+/// One direction of a link. A running job finishes; waiting jobs may be overtaken.
 #[derive(Debug)]
 pub(crate) struct TierLink<T> {
     waiting: [VecDeque<LinkJob<T>>; CopyPriority::ALL.len() + 1],
@@ -43,7 +43,7 @@ impl<T> Default for TierLink<T> {
 }
 
 impl<T> TierLink<T> {
-    /// Takes a job at `now`; what has ended by then was taken off before.
+    /// Queues a job at `now`; jobs that ended by then were removed before.
     pub(crate) fn submit(&mut self, now: Duration, urgency: Urgency, what: T, takes: Duration) {
         self.waiting[urgency.index()].push_back(LinkJob { what, takes });
         if self.carried.is_none() {
@@ -51,29 +51,29 @@ impl<T> TierLink<T> {
         }
     }
 
-    /// What ends next, if that is by `now`.
+    /// Returns the next job that ends by `now`.
     pub(crate) fn end_next(&mut self, now: Duration) -> Option<T> {
         let (end, what) = self.carried.take_if(|(end, _)| *end <= now)?;
         self.start_next(end);
         Some(what)
     }
 
-    /// When that will be.
+    /// Returns the time at which the next job ends.
     pub(crate) fn next_end(&self) -> Option<Duration> {
         self.carried.as_ref().map(|(end, _)| *end)
     }
 
-    /// Jobs that have not ended.
+    /// Returns the number of jobs that have not ended.
     pub(crate) fn len(&self) -> usize {
         self.waiting.iter().map(VecDeque::len).sum::<usize>() + usize::from(self.carried.is_some())
     }
 
-    /// How long it has carried something, also what it still carries.
+    /// Returns the total busy time, including the running job.
     pub(crate) fn busy(&self) -> Duration {
         self.busy
     }
 
-    /// What waits and `is_meant` goes ahead of all that is less urgent.
+    /// Raises waiting jobs for which `is_meant` holds ahead of all less urgent ones.
     pub(crate) fn raise(&mut self, class: CopyPriority, is_meant: impl Fn(&T) -> bool) {
         let to = Urgency::Of(class).index();
         for from in to + 1..self.waiting.len() {

@@ -1,4 +1,4 @@
-//! What is written down of a run.
+//! Records the observations of a run.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -6,91 +6,91 @@ use kv_cache::{BlockCounts, Cache, Statistics};
 
 use super::{sequence::SimSequence, tiers::Tiers};
 
-/// Samples between two looks at all nodes.
+/// Number of samples between two scans of all nodes.
 const LOOK_EVERY: u64 = 10;
 
-/// A request that has ended.
+/// Timing and cache hits of an ended request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EndedRequest {
-    /// Its adapter's index.
+    /// Index of the request's adapter.
     pub adapter: usize,
-    /// Its tenant.
+    /// Number of the request's tenant.
     pub tenant: u16,
-    /// Its conversation's index.
+    /// Index of the request's conversation.
     pub conversation: usize,
-    /// Its turn in its conversation.
+    /// Turn within the conversation, from 0.
     pub turn: usize,
-    /// When it arrived.
+    /// Arrival time of the request.
     pub arrived: Duration,
-    /// From then to its first token: the sum of the next four.
+    /// Time from arrival to first token: the sum of the next four fields.
     pub ttft: Duration,
-    /// Waiting for its turn.
+    /// Time in the admission queue.
     pub queue: Duration,
-    /// Waiting for its adapter.
+    /// Time of waiting for the adapter.
     pub adapter_wait: Duration,
-    /// Waiting for blocks of lower tiers.
+    /// Time of waiting for blocks of lower tiers.
     pub kv_wait: Duration,
-    /// From when it first ran to its first token.
+    /// Time from the first run to the first token.
     pub compute: Duration,
-    /// From its first token to its last.
+    /// Time from the first token to the last.
     pub decode: Duration,
-    /// Tokens of its prompt.
+    /// Number of tokens of the prompt.
     pub prompt: usize,
-    /// Tokens generated.
+    /// Number of generated tokens.
     pub reply: usize,
-    /// Blocks of its prompt found on the device.
+    /// Number of prompt blocks found on the device.
     pub device_blocks: usize,
-    /// Blocks of its prompt that came from lower tiers.
+    /// Number of prompt blocks copied from lower tiers.
     pub lower_blocks: usize,
-    /// It waited for its adapter.
+    /// Whether the request waited for its adapter.
     pub was_cold: bool,
 }
 
-/// What the cache looked like.
+/// State of the cache at one time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CacheSample {
-    /// The time of it.
+    /// Time at which the sample was taken.
     pub at: Duration,
-    /// Blocks of the device by what they hold.
+    /// Numbers of device blocks by content.
     pub counts: BlockCounts,
-    /// Sequences that run, and that wait.
+    /// Numbers of running and of waiting sequences.
     pub sequences: (usize, usize),
-    /// Adapters on the device: `Now`.
+    /// Number of adapters on the device: `Now`.
     pub adapters: f64,
-    /// Adapters that batches use, by expectation: `Low`.
+    /// Expected number of adapters that batches use: `Low`.
     pub required: f64,
 }
 
-/// Everything of a run.
+/// All observations of a run.
 #[derive(Debug, Clone)]
 pub struct Observation {
-    /// Every request, in the order in which they ended.
+    /// All requests in the order of their ends.
     pub records: Vec<EndedRequest>,
-    /// Every 100 ms, if kept.
+    /// Samples every 100 ms, if kept.
     pub series: Vec<CacheSample>,
-    /// The cache's counters.
+    /// Counters of the simulated cache.
     pub statistics: Statistics,
-    /// Prompt tokens computed, also those that were computed again.
+    /// Number of computed prompt tokens, including recomputed ones.
     pub prefill_tokens: u64,
-    /// Steps.
+    /// Number of steps that ran.
     pub steps: u64,
-    /// Sequences that gave way.
+    /// Number of preempted sequences.
     pub preemptions: u64,
-    /// Adapters copied to the device.
+    /// Number of adapters copied to the device.
     pub loaded_adapters: u64,
-    /// Part of the device's history whose adapter or beginning is not there, on average.
+    /// Mean part of the device's history without its adapter or its prefix.
     pub invalid_share: f64,
-    /// Part of the device that each tenant has, on average.
+    /// Mean part of the device that each tenant uses.
     pub tenant_shares: BTreeMap<u16, f64>,
-    /// Part of the device that adapters have, on average.
+    /// Mean part of the device that adapters use.
     pub adapter_share: f64,
-    /// Part of the device that is not free, on average.
+    /// Mean part of the device that is not free.
     pub used_share: f64,
-    /// Share of samples in which as many adapters were there as are required, or nearly (5 %).
+    /// Share of samples with at least 95 % of the required adapters on the device.
     pub covered_share: f64,
-    /// Part of the time that the link to the device was busy.
+    /// Share of time in which the link to the device was busy.
     pub link_share: f64,
-    /// When the last request ended.
+    /// Time at which the last request ended.
     pub end: Duration,
 }
 

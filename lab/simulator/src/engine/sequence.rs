@@ -1,4 +1,4 @@
-//! One request on its way through the engine.
+//! One request in the engine.
 
 use std::time::Duration;
 
@@ -8,27 +8,27 @@ use types::BlockId;
 
 use crate::workload::Workload;
 
-/// Where a request was asked: a conversation and its turn.
+/// Key of a request: a conversation and its turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct TurnOrigin {
     pub(crate) conversation: usize,
     pub(crate) turn: usize,
 }
 
-/// When what happened to a request.
+/// Times of the events of a request.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct RequestTimes {
     pub(crate) arrived: Duration,
-    /// Waiting for its adapter, all in all.
+    /// Total time of waiting for the adapter.
     pub(crate) adapter_wait: Duration,
-    /// Waiting for blocks of lower tiers, all in all.
+    /// Total time of waiting for blocks of lower tiers.
     pub(crate) kv_wait: Duration,
-    /// It ran for the first time.
+    /// Time of the first run.
     pub(crate) entered: Option<Duration>,
     pub(crate) first_token: Option<Duration>,
 }
 
-/// Where its prompt came from, at its first admission.
+/// Sources of the prompt's blocks at the first admission.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct PrefixHits {
     pub(crate) on_device: usize,
@@ -46,26 +46,25 @@ pub(crate) struct SimSequence {
     pub(crate) computed: usize,
     pub(crate) blocks: Vec<BlockId>,
     cursor: Cursor,
-    /// Blocks it found on the device, and those that come from below after them.
+    /// Number of blocks found on the device; blocks from lower tiers follow.
     found: usize,
     awaited: Vec<NodeId>,
     pub(crate) is_pinned: bool,
-    /// It waited for its adapter.
     pub(crate) was_cold: bool,
-    /// Since when it waits for whatever it waits for.
+    /// Time since which the sequence waits.
     pub(crate) waits_since: Duration,
     pub(crate) times: RequestTimes,
     pub(crate) hits: Option<PrefixHits>,
 }
 
-/// What became of a wish to enter.
+/// Result of trying to admit a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EntryOutcome {
-    /// There are too few blocks, and nothing was taken.
+    /// There are too few blocks, and none was allocated.
     NoRoom,
-    /// Its blocks are there.
+    /// All blocks are on the device.
     Ready,
-    /// Some are on their way.
+    /// Some blocks are being copied.
     Awaits,
 }
 
@@ -98,15 +97,15 @@ impl SimSequence {
         }
     }
 
-    /// Takes blocks for all its tokens, those that are known on the device or below it and new ones, if it may enter beside
-    /// `running` others.
+    /// Allocates blocks for all tokens, known ones from any tier and new ones, if the sequence may run
+    /// beside `running` others.
     pub(crate) fn try_admit(
         &mut self,
         cache: &mut Cache,
         workload: &Workload,
         limits: (&BatchLimits, usize),
     ) -> EntryOutcome {
-        // The last token is computed in any case: its logits are needed.
+        // The last token is always computed, because its logits are needed.
         let reusable = &self.tokens[..self.tokens.len() - 1];
         let mut prefix = cache.lookup(workload.namespace(self.adapter), reusable);
         let (found, total) = (prefix.blocks.len(), cache.blocks_for(self.tokens.len()));
@@ -126,7 +125,7 @@ impl SimSequence {
         if self.awaited.is_empty() { self.finish_fetch(cache, 0) } else { EntryOutcome::Awaits }
     }
 
-    /// Whether what it waits for is there; it may now run with what has come.
+    /// Checks whether the awaited blocks have arrived; the sequence may then run with those.
     pub(crate) fn check_arrivals(&mut self, cache: &mut Cache) -> EntryOutcome {
         match cache.arrived(&self.awaited) {
             None => EntryOutcome::Awaits,
@@ -143,7 +142,7 @@ impl SimSequence {
         }
         let known = self.found + arrived;
         if missing > 0 {
-            // They will never come: they are computed into blocks of its own.
+            // These blocks will not arrive, so their tokens are computed into new blocks.
             cache.release(&self.blocks.drain(known..known + missing).collect::<Vec<_>>());
             let Some(fresh) = cache.allocate(missing) else {
                 self.release_blocks(cache);
@@ -168,7 +167,7 @@ impl SimSequence {
         cache.blocks_for(self.tokens.len()).saturating_sub(self.blocks.len())
     }
 
-    /// As the scheduler sees it.
+    /// Returns the sequence in the scheduler's form.
     pub(crate) fn stage(&self, cache: &Cache) -> RunningStage {
         if self.generated() > 0 && self.pending() == 1 {
             return RunningStage::Decoding { missing_blocks: self.missing_blocks(cache) };
@@ -176,7 +175,7 @@ impl SimSequence {
         RunningStage::Prompt { pending: self.pending(), report: PromptLogits::Last }
     }
 
-    /// Its next `count` tokens have been computed: full blocks are offered to others. Says whether a token follows.
+    /// Records `count` computed tokens and publishes full blocks. Returns whether a token follows.
     pub(crate) fn advance(&mut self, count: usize, cache: &mut Cache) -> bool {
         let block_tokens = self.block_tokens;
         let full_before = self.computed / block_tokens;
@@ -188,7 +187,7 @@ impl SimSequence {
         self.pending() == 0
     }
 
-    /// Gives all blocks back and starts over, keeping its tokens.
+    /// Releases all blocks and starts over, keeping the tokens.
     pub(crate) fn release_blocks(&mut self, cache: &mut Cache) {
         cache.release(&std::mem::take(&mut self.blocks));
         self.awaited.clear();

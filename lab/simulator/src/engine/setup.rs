@@ -1,4 +1,4 @@
-//! What is simulated, and whether it can be.
+//! Parameters of a simulation, and their validation.
 
 use std::time::Duration;
 
@@ -13,75 +13,75 @@ use crate::{cost::CostModel, workload::Workload};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Design {
-    /// A swapper has its turn every 100 ms (E-07).
+    /// A swapper runs every 100 ms (E-07).
     #[default]
     Paper,
-    /// As the executor is: blocks are copied out beside each step, and all else comes while there is nothing to do.
+    /// Blocks are copied out beside each step, and back while the executor is idle, as in the real executor.
     Executor,
 }
 
-/// An executor to be simulated.
+/// Parameters of a simulated executor.
 #[derive(Debug, Clone, Copy)]
 pub struct Setup {
-    /// How it is made.
+    /// Design of the copies ahead of need.
     pub design: Design,
-    /// What everything takes.
+    /// Costs of steps and copies.
     pub cost: CostModel,
-    /// What a step is held to.
+    /// Bounds of each step.
     pub limits: BatchLimits,
-    /// Blocks of the device.
+    /// Number of blocks of the device.
     pub device_blocks: u32,
-    /// Blocks of the host tier.
+    /// Number of blocks of the host tier.
     pub host_blocks: u32,
-    /// Blocks of the disk.
+    /// Number of blocks of the disk tier.
     pub disk_blocks: u32,
-    /// How adapters give up their places.
+    /// Unit in which adapters are evicted.
     pub adapter_unit: AdapterUnit,
-    /// Who leaves first.
+    /// Variant of the eviction policy.
     pub variant: Variant,
-    /// The share of the device that adapters have to themselves; else it is as the variant says.
+    /// Share of the device reserved for adapters; `None` as the variant defines.
     pub adapter_share: Option<f64>,
-    /// Blocks of all adapters, at most; else all that one request leaves.
+    /// Maximum number of blocks of all adapters; `None` for all that the longest request leaves.
     pub max_adapter_blocks: Option<u32>,
-    /// The cost model's unit of time.
+    /// Time unit of the policy's recency.
     pub tau: Duration,
-    /// What computing a block is taken to be, in copies of a block.
+    /// Policy's cost of recomputing a block, in block copies.
     pub recompute_cost: f32,
-    /// Prompts of a request whose adapter is not there are computed at once where that is faster than waiting for it, and take
-    /// so many times as long, or less where part of it is there; else it waits.
+    /// Factor by which a prompt with a missing adapter computes slower at once, less if part of the adapter
+    /// is present. The request waits instead if that is faster; `None` always waits.
     pub cpu_assist: Option<f64>,
-    /// Requests that arrive later are not made.
+    /// Time after which no request arrives.
     pub end: Duration,
-    /// Keeps what the cache looked like every 100 ms.
+    /// Whether to keep the cache's state every 100 ms.
     pub keeps_series: bool,
-    /// Looks at the whole cache after every so many turns; 0 is never.
+    /// Number of turns between checks of the whole cache; 0 for none.
     pub audit_every: u64,
 }
 
-/// A simulation that cannot be run.
+/// Why a simulation cannot be run.
 #[derive(Debug, thiserror::Error)]
 pub enum SimulationError {
-    /// A request would never fit.
+    /// A request or adapter can never fit on the device.
     #[error(
         "a request of {blocks} blocks beside an adapter of {adapter} never fits into {device} blocks; give the device more"
     )]
     TooLarge {
-        /// Blocks of the longest request.
+        /// Number of blocks of the longest request.
         blocks: u32,
-        /// Of the largest adapter.
+        /// Number of blocks of the largest adapter.
         adapter: u32,
-        /// What there is for them.
+        /// Number of available blocks of the device.
         device: u32,
     },
-    /// Nobody goes on any more.
+    /// No sequence makes progress any more.
     #[error("after {0:?} nobody goes on; this is a fault of the simulator or of the cache")]
     Stuck(Duration),
-    /// The cache is broken.
+    /// The cache breaks an invariant.
     #[error(transparent)]
     Broken(#[from] kv_cache::manager::InvariantViolation),
 }
 
-/// What the cache is held to, if everything asked of it can fit.
+/// Returns the cache's settings, if all requests and adapters can fit.
 pub(super) fn settings(setup: &Setup, workload: &Workload) -> Result<CacheSettings, SimulationError> {
     let tokens = setup.cost.block_tokens;
     let longest = u32::try_from(workload.longest().div_ceil(tokens) + 1).unwrap_or(u32::MAX);
@@ -96,7 +96,7 @@ pub(super) fn settings(setup: &Setup, workload: &Workload) -> Result<CacheSettin
         recompute_cost: setup.recompute_cost,
         ..CacheSettings::device_alone(device, tokens)
     };
-    // However many adapters are pinned, one request can run beside them.
+    // One request can always run beside the pinned adapters.
     let beside = device.saturating_sub(longest).min(setup.max_adapter_blocks.unwrap_or(device));
     let share = setup.adapter_share.map(|share| (f64::from(device) * share) as u32);
     let settings = CacheSettings {

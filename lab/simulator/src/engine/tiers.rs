@@ -1,4 +1,4 @@
-//! What an owner of the cache does for it: copies, places of adapters, and the swapper's turn.
+//! The cache owner's tasks: copies, capacity of adapters, and the swapper's turn.
 
 use std::time::Duration;
 
@@ -15,17 +15,17 @@ use crate::{
     workload::{Workload, adapter_id, adapter_index},
 };
 
-/// Blocks whose bytes may wait in memory for a slower tier.
+/// Maximum number of blocks staged in memory for a slower tier.
 const STAGED_BLOCKS: usize = 64;
 
-/// Blocks of history that one turn of the swapper copies out ahead of need, and that it brings back.
+/// Maximum numbers of history blocks that one turn of the swapper copies out ahead of need, and back.
 const SPILLED_AT_ONCE: usize = 16;
 const FETCHED_AT_ONCE: usize = 8;
 
-/// Adapters that one turn of the swapper brings.
+/// Maximum number of adapters that one turn of the swapper loads.
 const PRELOADED_AT_ONCE: usize = 2;
 
-/// Blocks copied out, and brought back, at a time where nobody computes, in an executor as it is.
+/// Number of blocks copied out, and back, at a time while an executor is idle.
 const COPIED_WHILE_IDLE: usize = 8;
 
 /// Part of the device that preloads leave free.
@@ -38,13 +38,13 @@ enum TierJob {
     Adapter { index: usize, placed: u32 },
 }
 
-/// Where an adapter is.
+/// State of an adapter on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AdapterResidence {
     Away,
-    /// What its place has room for is on its way, but for what is there.
+    /// The missing blocks for which there is capacity are being copied.
     Coming,
-    /// It has no room for more than is there.
+    /// Only a part is present, without capacity for more.
     Partly,
     Here,
 }
@@ -54,13 +54,13 @@ struct AdapterState {
     rank: u32,
     blocks: u32,
     at: AdapterResidence,
-    /// Blocks of it that are there.
+    /// Number of the adapter's blocks on the device.
     here: u32,
-    /// How often it was given a place: a copy to an earlier one is nothing to it.
+    /// Number of times that capacity was assigned; a copy to an earlier assignment is ignored.
     placed: u32,
 }
 
-/// Blocks that an adapter has a place for.
+/// Returns the number of blocks for which an adapter has capacity.
 fn blocks_of(cache: &Cache, adapter: usize) -> u32 {
     cache.adapter_blocks(adapter_id(adapter)).len() as u32
 }
@@ -72,9 +72,9 @@ pub(super) struct Tiers {
     to_device: TierLink<TierJob>,
     to_host: TierLink<TierJob>,
     disk: TierLink<TierJob>,
-    /// Blocks that came to the device or were taken off it since this was last set back.
+    /// Number of blocks copied to or from the device since the last reset.
     pub(super) carried: usize,
-    /// Adapters that were asked for, and copied, one by one.
+    /// Number of adapters loaded on demand.
     pub(super) loaded_adapters: u64,
 }
 
@@ -102,30 +102,29 @@ impl Tiers {
         self.adapters[adapter].at == AdapterResidence::Here
     }
 
-    /// The part of an adapter that is not there.
+    /// Returns the missing part of an adapter.
     pub(super) fn missing(&self, adapter: usize) -> f64 {
         let AdapterState { blocks, here, .. } = self.adapters[adapter];
         1.0 - f64::from(here) / f64::from(blocks)
     }
 
-    /// How long what is missing is on its way, with the link to itself; none if no more comes.
+    /// Returns the copy time of the missing part on an idle link; `None` if no more is coming.
     pub(super) fn arrives_in(&self, adapter: usize) -> Option<Duration> {
         let AdapterState { rank, at, .. } = self.adapters[adapter];
         let takes = self.cost.over_link(self.cost.adapter_bytes(rank)).mul_f64(self.missing(adapter));
         (at == AdapterResidence::Coming).then_some(takes)
     }
 
-    /// How long the link to the device has been busy.
     pub(super) fn busy(&self) -> Duration {
         self.to_device.busy()
     }
 
-    /// When the next copy ends.
+    /// Returns the time at which the next copy ends.
     pub(super) fn next_end(&self) -> Option<Duration> {
         [&self.to_device, &self.to_host, &self.disk].into_iter().filter_map(TierLink::next_end).min()
     }
 
-    /// Gives an adapter a place if there is one, pins it there, and says whether it has arrived.
+    /// Assigns capacity to an adapter if possible, pins it, and returns whether it has arrived.
     pub(super) fn pin_adapter(
         &mut self,
         cache: &mut Cache,
@@ -179,7 +178,7 @@ impl Tiers {
         }
     }
 
-    /// Begins what the cache asks for.
+    /// Starts the copies that the cache requests.
     pub(super) fn begin_copies(&mut self, cache: &mut Cache, now: Duration) {
         self.note_evicted(cache);
         let copies: Vec<TierCopy> = cache.take_copies();
@@ -216,7 +215,6 @@ impl Tiers {
         cache.set_spill_room(STAGED_BLOCKS.saturating_sub(self.to_host.len() + self.disk.len()));
     }
 
-    /// Tells the cache of what has ended.
     pub(super) fn end_copies(&mut self, cache: &mut Cache, now: Duration) {
         for link in [&mut self.to_device, &mut self.to_host, &mut self.disk] {
             while let Some(job) = link.end_next(now) {
@@ -240,12 +238,12 @@ impl Tiers {
         }
     }
 
-    /// The swapper's turn (E-07).
+    /// Runs the swapper's turn (E-07).
     pub(super) fn swap(&mut self, cache: &mut Cache, now: Duration) {
         cache.spill(SPILLED_AT_ONCE);
         cache.prefetch(FETCHED_AT_ONCE);
         for _ in 0..PRELOADED_AT_ONCE {
-            // The paper's swapper waits for room for the favourite, however many others would fit.
+            // The paper's swapper waits for capacity for the most valuable adapter, even if others would fit.
             let Some(adapter) = cache.wanted_adapter(|_| Some(0)).map(adapter_index) else { break };
             if self.adapters[adapter].blocks as usize > cache.counts().free {
                 return;
@@ -255,11 +253,11 @@ impl Tiers {
         self.preload(cache, now);
     }
 
-    /// What an executor does that has nothing else to do.
+    /// Copies ahead of need while the executor is idle.
     pub(super) fn idle(&mut self, cache: &mut Cache, now: Duration) {
         cache.spill(COPIED_WHILE_IDLE);
         cache.prefetch(COPIED_WHILE_IDLE);
-        // As the executor's: nobody gives way to what nobody waits for.
+        // As in the executor, a preload evicts nothing.
         let wanted = cache.wanted_adapter(|id| Some(self.adapters[adapter_index(id)].blocks));
         if let Some(adapter) = wanted.map(adapter_index) {
             self.place(cache, now, adapter, CopyPriority::Preload);
@@ -267,7 +265,7 @@ impl Tiers {
         self.begin_copies(cache, now);
     }
 
-    /// Adapters that nobody has asked for come too, as long as much of the device is free.
+    /// Preloads adapters without requests while much of the device is free.
     fn preload(&mut self, cache: &mut Cache, now: Duration) {
         let away = self.adapters.iter().position(|adapter| adapter.at == AdapterResidence::Away);
         let (Some(adapter), counts) = (away, cache.counts()) else { return };

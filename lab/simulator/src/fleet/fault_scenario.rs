@@ -1,16 +1,16 @@
-//! What may happen to a fleet, and what must hold whatever happens.
+//! Injects faults into a fleet and checks its invariants.
 //!
-//! A world is a few seconds of a small fleet in which executors die, come back, drain, and are not as fast as their models say,
-//! messages are late or lost, and the machine's clock jumps. All of it is drawn from one seed, and a seed gives the same world
-//! to the byte. After every event:
+//! A scenario is a few seconds of a small fleet in which executors fail, return, drain, and are slower than
+//! their models, messages are late or lost, and the system clock jumps. All of it is drawn from one seed,
+//! and a seed gives the same scenario to the byte. After every event:
 //!
-//! - a request has ended at most once, and was sent only where there was a place;
-//! - who chooses by promises has broken as few as could be;
-//! - nobody waits who could be sent and is not held back, and no executor does nothing though it could go on;
-//! - of one tenant, whoever came first was sent first, and no other tenants were sent more before it than the weights allow, where
-//!   nobody is held back for wanting more than a part.
+//! - a request has ended at most once, and was sent only to a free slot;
+//! - SLO-aware routing has broken the fewest possible SLO targets;
+//! - no sendable request waits unless it is held back, and no executor is idle with runnable work;
+//! - within a tenant, requests are sent in order of arrival, and other tenants are not served beyond their
+//!   weights, if no tenant is held back for exceeding its share.
 //!
-//! At the end everybody has been answered, or was refused or given up for being too late.
+//! At the end every request was answered, refused, or expired.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -34,43 +34,43 @@ use super::{
 };
 use crate::random::RandomStream;
 
-/// No world has more events.
+/// Maximum number of events of a scenario.
 const MAX_TURNS: usize = 1_000_000;
 
-/// When everything that is broken is mended again.
+/// Time at which all faults are repaired.
 const MENDED: Nanos = 6 * SECOND;
 
-/// What a world came to.
+/// Counters of a scenario.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct ScenarioResult {
-    /// Requests.
+    /// Number of requests in the scenario.
     pub requests: u64,
-    /// Of them, those that were answered.
+    /// Number of requests that were answered.
     pub answered: u64,
-    /// Sent again because an executor was gone.
+    /// Number of resends because an executor was gone.
     pub sent_again: u64,
-    /// Deaths, joins, drains and jumps.
+    /// Number of failures, joins, drains and clock jumps.
     pub happenings: u64,
-    /// Events.
+    /// Number of simulated events.
     pub turns: u64,
-    /// A hash of all that became of everybody.
+    /// Hash of the results of all requests.
     pub digest: u64,
 }
 
-/// Something that must hold does not.
+/// Error of a broken invariant.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("world {seed}: {what}")]
 pub struct InvariantBroken {
-    /// The world; it is the same again.
+    /// Seed that reproduces the scenario.
     pub seed: u64,
-    /// What does not hold.
+    /// Description of the broken invariant.
     pub what: String,
 }
 
-/// Lives through a world.
+/// Runs the scenario of a seed.
 ///
 /// # Errors
-/// Something that must hold does not.
+/// If an invariant is broken.
 pub fn run_scenario(seed: u64) -> Result<ScenarioResult, InvariantBroken> {
     let plan = FaultScenario::draw(seed);
     let stream = RandomStream::new(seed, "network", 0);
@@ -103,7 +103,7 @@ pub fn run_scenario(seed: u64) -> Result<ScenarioResult, InvariantBroken> {
     })
 }
 
-/// What there is in a world, and what happens in it.
+/// Fleet, requests and faults of a scenario.
 #[derive(Debug)]
 struct FaultScenario {
     setup: FleetSetup,
@@ -120,14 +120,14 @@ impl FaultScenario {
             (stream.uniform() < 0.7).then(|| (stream.uniform() * longest) as u64)
         };
         let slo = Slo { ttft_us: promise(&mut stream, 1e6), tpot_us: promise(&mut stream, 60e3) };
-        // Half of the worlds choose by promises; the others live as well.
+        // Half of the scenarios route by SLO targets; the others use the remaining policies.
         let policy = if stream.uniform() < 0.5 {
             RoutingPolicy::RankAware
         } else {
             RoutingPolicy::ALL[stream.below(5)]
         };
         let weights = (0..4).map(|_| 1 + stream.below(3) as u64).collect();
-        // In every third world those who want more than their part are held back.
+        // In every third scenario over-quota tenants are held back.
         let flood_share = [FLOOD_SHARE, 1.0, 1.0][RandomStream::new(seed, "floods", 0).below(3)];
         let setup = FleetSetup {
             servers,
@@ -187,7 +187,7 @@ fn server(stream: &mut RandomStream) -> ServerSetup {
     }
 }
 
-/// Four tenants, one of whom may ask ten times as much as all others.
+/// Creates requests of four tenants, one of which may send ten times as many as all others.
 fn requests(stream: &mut RandomStream) -> Vec<FleetRequest> {
     let flood = stream.uniform();
     let mut requests: Vec<FleetRequest> = (0..5 + stream.below(60))
@@ -220,7 +220,8 @@ fn happenings(stream: &mut RandomStream, servers: usize) -> Vec<(Nanos, FaultEve
             (at, happening)
         })
         .collect();
-    // In the end the first is there, and of the others most; who is gone by then never comes back.
+    // At the end the first executor and most others are present; an executor that is gone by then never
+    // returns.
     let comes_back: Vec<usize> =
         (0..servers).filter(|server| *server == 0 || stream.uniform() < 0.7).collect();
     all.extend(comes_back.into_iter().flat_map(|server| {
@@ -230,19 +231,18 @@ fn happenings(stream: &mut RandomStream, servers: usize) -> Vec<(Nanos, FaultEve
     all
 }
 
-/// Keeps its own books, and compares.
+/// Independent accounting that is compared with the simulation's.
 #[derive(Debug)]
 struct InvariantWatch<'a> {
     plan: &'a FaultScenario,
-    /// Of each tenant: tokens it was charged, or has come to where that is more.
+    /// Tokens charged to each tenant, or used if that is more.
     spent: [u64; 4],
-    /// Tokens that were given back.
     refunds: u64,
     largest: u64,
     sent: Vec<u32>,
-    /// What each was charged last, until that is given back.
+    /// Last charge of each request until it is refunded.
     charged: Vec<u64>,
-    /// When each was first seen in the queue: tokens of all other tenants by then.
+    /// Tokens of all other tenants at the time when each request was first queued.
     others_before: Vec<Option<u64>>,
 }
 
@@ -265,7 +265,8 @@ impl<'a> InvariantWatch<'a> {
         if let Some(id) = simulation.ended_twice.first() {
             return Err(format!("request {id} has ended twice"));
         }
-        // Who is back from the dead gave its tenant its charge back, whether or not it has gone again by now.
+        // A request that returned from a failed executor was refunded to its tenant, even if it was sent
+        // again since.
         let sent_now = || simulation.sent_now.iter().flatten();
         let waits = |id: &usize| simulation.gateway.states[*id] == GatewayRequestState::Waiting;
         let waiting = (0..self.sent.len()).filter(waits);
@@ -312,7 +313,7 @@ impl<'a> InvariantWatch<'a> {
         Ok(())
     }
 
-    /// Whether it was its turn.
+    /// Checks the order in which a request was sent.
     fn check_order(&mut self, sent: &DispatchedRequest) -> Result<(), String> {
         let request = &self.plan.requests[sent.id];
         let tenant = usize::from(request.tenant);
@@ -344,7 +345,7 @@ impl<'a> InvariantWatch<'a> {
         Ok(())
     }
 
-    /// Tokens of the same tenant that came before it and were not sent when it was.
+    /// Returns the tokens of the tenant's earlier requests that were not sent yet.
     fn ahead(&self, id: usize) -> u64 {
         let tenant = self.plan.requests[id].tenant;
         let earlier = self.plan.requests[..id].iter().filter(|request| request.tenant == tenant);
@@ -352,7 +353,7 @@ impl<'a> InvariantWatch<'a> {
     }
 }
 
-/// By the forecast, compared here.
+/// Counts broken SLO targets by the forecast, computed independently.
 fn broken_promises(asked: &PlacementRequest, candidate: &Candidate) -> usize {
     let forecast = forecast(asked, candidate);
     let promised = [

@@ -1,4 +1,4 @@
-//! What is before the executors: the queue of all tenants, and what is known of each executor from what it says.
+//! The gateway: the queue of all tenants, and the state of each executor as reported by it.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -20,36 +20,33 @@ use super::{
     server::{StepMessage, residency, touch},
 };
 
-/// How far a request is in its executor.
+/// Progress of a request in its executor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ExecutorStage {
-    /// It has no token.
+    /// The request has no token yet.
     Waits,
-    /// It has one.
+    /// The request has its first token.
     Runs,
 }
 
-/// A request, as the gateway knows it.
+/// State of a request in the gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum GatewayRequestState {
-    /// It has not come.
+    /// The request has not arrived.
     Unknown,
-    /// It is in the queue.
+    /// The request is in the queue.
     Waiting,
-    /// An executor has it, or should.
+    /// The request was sent to an executor.
     Sent {
-        /// The executor.
         server: usize,
-        /// How far it is.
         stage: ExecutorStage,
-        /// Since when.
+        /// Time at which the stage began.
         since_us: u64,
     },
-    /// It is over.
     Ended,
 }
 
-/// An executor, as the gateway knows it.
+/// State of an executor in the gateway.
 #[derive(Debug)]
 struct View {
     setup: ServerSetup,
@@ -58,39 +55,37 @@ struct View {
     waiting: InFlightLoad,
     resident: BTreeMap<u32, u64>,
     asked: u64,
-    /// What was timed of it, where nothing else is known.
+    /// Fit of timings, if the executor's model is not given.
     fit: Option<ServingFit>,
 }
 
-/// A request goes to an executor.
+/// A request that was sent to an executor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct DispatchedRequest {
     pub(super) id: usize,
     pub(super) asked: PlacementRequest,
     pub(super) choice: RoutingChoice,
-    /// What its tenant is charged.
+    /// Tokens charged to the tenant.
     pub(super) cost_tokens: u64,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Gateway {
     setup: FleetSetup,
     queue: FairQueue<u16, usize>,
     headroom: BurstLimit<u16>,
-    /// Whose each is, once it has come.
+    /// Tenant of each request that has arrived.
     tenants: Vec<u16>,
     views: Vec<View>,
     pub(super) states: Vec<GatewayRequestState>,
-    /// From when on each is too late.
     deadlines_us: Vec<Option<u64>>,
-    /// Tokens that each was charged when it was sent.
+    /// Tokens charged for each sent request.
     charged: Vec<u64>,
-    /// Those that the last request could choose among.
+    /// Candidates of the last sent request.
     pub(super) candidates: Vec<Candidate>,
     answers: MeanAnswer,
     draws: u64,
-    /// It never goes back, whatever the machine's clock does.
+    /// Monotonic clock that ignores backward jumps of the system clock.
     clock_us: u64,
 }
 
@@ -118,7 +113,7 @@ impl Gateway {
         self.queue.len()
     }
 
-    /// The machine's clock says so; it may jump.
+    /// Takes a reading of the system clock, which may jump.
     pub(super) fn tick(&mut self, wall: Nanos) {
         self.clock_us = self.clock_us.max(wall / 1000);
     }
@@ -127,12 +122,12 @@ impl Gateway {
         self.setup.weights.get(usize::from(tenant)).copied().unwrap_or(1)
     }
 
-    /// What a request costs in the queue: what is known of it, and what is usual.
+    /// Returns the cost of a request in the queue, with the usual answer length.
     pub(super) fn cost_tokens(&self, request: &FleetRequest) -> u64 {
         u64::from(request.prompt) + self.answers.tokens() as u64
     }
 
-    /// A request comes, or comes back from an executor that is gone. Returns who lost a place by it.
+    /// Queues a new request, or one from a failed executor. Returns the requests that were displaced.
     pub(super) fn enqueue(
         &mut self,
         id: usize,
@@ -156,12 +151,11 @@ impl Gateway {
         out
     }
 
-    /// When a request that comes now is too late.
+    /// Returns the deadline of a request that arrives now.
     pub(super) fn deadline_us(&self, request: &FleetRequest) -> Option<u64> {
         request.patience.map(|patience| self.clock_us + patience / 1000)
     }
 
-    /// Those that are too late.
     pub(super) fn expire(&mut self) -> Vec<usize> {
         let gone: Vec<usize> =
             self.queue.expire(self.clock_us).into_iter().map(|turn| turn.entry.item).collect();
@@ -169,7 +163,7 @@ impl Gateway {
         gone
     }
 
-    /// What each executor is taken to need.
+    /// Returns the performance model of each executor.
     fn models(&self) -> Vec<ServingModel> {
         let learnt: Option<Vec<ServingModel>> = self.views.iter().map(View::learnt).collect();
         learnt.unwrap_or_else(|| self.views.iter().map(|view| view.setup.model).collect())
@@ -179,7 +173,7 @@ impl Gateway {
         self.views.iter().any(View::is_open)
     }
 
-    /// Whether somebody waits who could be sent: one by one, not by the queue's own books.
+    /// Whether a sendable request waits, checked one by one without the queue's own accounting.
     pub(super) fn keeps_somebody_waiting(&self) -> bool {
         let in_time =
             |id: usize| self.deadlines_us[id].is_none_or(|deadline_us| deadline_us >= self.clock_us);
@@ -189,7 +183,7 @@ impl Gateway {
         self.has_place() && (0..self.states.len()).any(|id| waits(id) && may_go(id))
     }
 
-    /// What executors that take somebody have for those who are held back.
+    /// Returns the slots of available executors for the burst limit.
     fn places(&self) -> BurstCapacity {
         let open = self.views.iter().filter(|view| view.availability == Availability::Open);
         let each: Vec<usize> = open.map(|view| view.setup.limits.max_running).collect();
@@ -197,7 +191,7 @@ impl Gateway {
         BurstCapacity { executors: each.len(), all: each.iter().sum(), floods: each.iter().map(flood).sum() }
     }
 
-    /// Whose turn it is, if an executor has a place.
+    /// Takes the next request of the queue, if an executor has capacity.
     fn next(&mut self) -> Option<DequeuedRequest<u16, usize>> {
         let now_us = self.clock_us;
         self.headroom.update_waiting(|tenant| self.queue.waiting_of(tenant) > 0, now_us);
@@ -210,7 +204,7 @@ impl Gateway {
         turn
     }
 
-    /// Sends the next, if an executor has a place.
+    /// Sends the next request, if an executor has capacity.
     pub(super) fn dispatch(&mut self, requests: &[FleetRequest]) -> Option<DispatchedRequest> {
         let turn = self.next()?;
         self.headroom.send(&turn.tenant, 1);
@@ -241,7 +235,7 @@ impl Gateway {
         Some(DispatchedRequest { id, asked, choice, cost_tokens: turn.entry.cost_tokens })
     }
 
-    /// An executor says something; whether it is the first that is heard of it, and not of a request that went elsewhere.
+    /// Handles an executor's message; returns whether it is new and its request was not sent elsewhere.
     pub(super) fn hear(&mut self, from: usize, said: StepMessage, request: &FleetRequest) -> bool {
         let (StepMessage::Began(id) | StepMessage::Done(id)) = said;
         let GatewayRequestState::Sent { server, stage, since_us } = self.states[id] else { return false };
@@ -275,14 +269,15 @@ impl Gateway {
         true
     }
 
-    /// A request has cost so many tokens instead of what it was charged.
+    /// Corrects the charge of a request to its actual tokens.
     fn reconcile(&mut self, id: usize, tenant: u16, cost_tokens: u64) {
         self.headroom.end(&tenant, 1, cost_tokens, self.clock_us);
         let charged = std::mem::take(&mut self.charged[id]);
         self.queue.reconcile(&tenant, self.weight(tenant), charged, cost_tokens);
     }
 
-    /// As which a request runs in the ledger. How far it is matters little, and the same goes out as came in.
+    /// Returns the ledger entry of a running request. The progress is ignored, so the same amount is
+    /// removed as was added.
     fn running_as(&self, request: &FleetRequest) -> (u64, u64) {
         (u64::from(request.rank), u64::from(request.prompt) + u64::from(request.answer) / 2)
     }
@@ -299,7 +294,8 @@ impl Gateway {
         }
     }
 
-    /// An executor is gone: those it had go back to the queue, and who lost a place by that is returned.
+    /// Handles the loss of an executor: its requests return to the queue. Returns the requests that were
+    /// displaced.
     pub(super) fn gone(&mut self, server: usize, requests: &[FleetRequest]) -> Vec<usize> {
         let setup = self.views[server].setup;
         self.views[server] = View::new(setup, self.setup.knowledge, Availability::Closed);
@@ -311,11 +307,11 @@ impl Gateway {
             }
             self.reconcile(id, requests[id].tenant, 0);
         }
-        // They were let in once: no deadline takes that back.
+        // These requests were already admitted, so no deadline applies.
         lost.into_iter().filter_map(|id| self.enqueue(id, &requests[id], None)).collect()
     }
 
-    /// An executor goes on, or takes nobody new.
+    /// Marks an executor as available or draining.
     pub(super) fn set_open(&mut self, server: usize, availability: Availability) {
         self.views[server].availability = availability;
     }
@@ -335,13 +331,14 @@ impl View {
         }
     }
 
-    /// What it was seen to need; links are known.
+    /// Returns the fitted model; the links are known.
     fn learnt(&self) -> Option<ServingModel> {
         let ServingModel { link, store, .. } = self.setup.model;
         Some(ServingModel { link, store, ..self.fit.as_ref()?.model()? })
     }
 
-    /// It has a place, and memory for what it has; what it is to take is small beside that.
+    /// Whether the executor has a free slot and KV capacity; the new request's own size is small in
+    /// comparison.
     fn is_open(&self) -> bool {
         let (running, waiting) = (self.running.load(), self.waiting.load());
         let places = self.setup.limits.max_running as u64;

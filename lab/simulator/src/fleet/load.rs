@@ -1,4 +1,4 @@
-//! Requests of many adapters: arrivals as the functions of MAF 2019 have them, or of a trace, lengths as Alpaca's.
+//! Creates requests of many adapters: arrivals as in MAF 2019 or a trace, lengths as in Alpaca.
 
 use std::time::Duration;
 
@@ -12,43 +12,44 @@ use crate::{
     },
 };
 
-/// Lengths of prompts and answers: mean and deviation of the logarithm, and the longest (CHECKLIST C2: Alpaca).
+/// Lengths of prompts and answers: mean and deviation of the logarithm, and the maximum (CHECKLIST C2:
+/// Alpaca).
 const PROMPT: (f64, f64, f64) = (2.81, 0.55, 512.0);
 const ANSWER: (f64, f64, f64) = (3.62, 0.95, 1024.0);
 
-/// When requests come.
+/// Arrival process of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Arrivals {
-    /// Rates that move by the minute, and Poisson within it: what is in MAF 2019.
+    /// Rates vary by the minute with Poisson arrivals within it, as in MAF 2019.
     Minutes,
-    /// Independent of each other.
+    /// Arrivals are independent of each other.
     Poisson,
 }
 
-/// What is asked of a fleet.
+/// Parameters of a fleet's load.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FleetLoad {
-    /// When requests come.
+    /// Arrival process of the requests.
     pub arrivals: Arrivals,
-    /// How many adapters there are.
+    /// Number of adapters in the load.
     pub adapters: usize,
-    /// How often each is asked for.
+    /// Distribution of requests over adapters.
     pub popularity: Popularity,
-    /// Their ranks; each adapter has one of them, all alike often.
+    /// Ranks of the adapters, all equally frequent.
     pub ranks: Vec<u32>,
-    /// Requests a second.
+    /// Mean number of requests per second.
     pub per_s: f64,
-    /// How long.
+    /// Duration of the load.
     pub length: Duration,
-    /// No more than so many.
+    /// Maximum number of requests.
     pub max_requests: usize,
-    /// Who shares the adapters.
+    /// Number of tenants that share the adapters.
     pub tenants: u16,
 }
 
 impl FleetLoad {
-    /// Makes it.
+    /// Creates the requests of a seed.
     #[must_use]
     pub fn make(&self, seed: u64) -> Vec<FleetRequest> {
         let demand = Demand {
@@ -84,8 +85,8 @@ impl FleetLoad {
     }
 }
 
-/// The requests of a workload of one executor: each turn comes when those before it should have been answered, which is after
-/// the time that it was thought about.
+/// Creates the requests of a one-executor workload. Each turn arrives when the previous ones should have
+/// been answered, after its think time.
 #[must_use]
 pub fn of_workload(workload: &Workload) -> Vec<FleetRequest> {
     let mut requests: Vec<FleetRequest> = Vec::new();

@@ -1,4 +1,4 @@
-//! Executors as they were measured: each with costs of its own, and a gateway that learns what they are.
+//! Fleets of measured executors: each has separate costs, and the gateway learns their models.
 
 use std::iter;
 
@@ -12,29 +12,29 @@ use scheduling::{
 use super::{FleetSetup, GatewayKnowledge, LowerTier, Prompts, ServerSetup};
 use crate::cost::{ComputedWork, CostModel};
 
-/// What executors are held to, and how one is chosen.
+/// Limits of the executors, and the routing.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MeasuredFleet {
-    /// Bounds of steps.
+    /// Bounds of each step.
     pub limits: BatchLimits,
-    /// Adapters that an executor holds; it has none at first.
+    /// Number of adapters that an executor holds; at first it holds none.
     pub adapter_slots: usize,
-    /// Tokens whose keys and values it holds.
+    /// Capacity of an executor's KV cache in tokens.
     pub kv_tokens: u64,
-    /// How it is chosen.
+    /// Policy that chooses an executor.
     pub policy: RoutingPolicy,
-    /// What requests are promised.
+    /// SLO targets of all requests.
     pub slo: Slo,
-    /// Where random choices come from.
+    /// Seed of random choices.
     pub seed: u64,
 }
 
 impl MeasuredFleet {
-    /// So many executors with these costs, which are repeated in turn. `None` if there are no costs, or nothing could be
-    /// learnt of them.
+    /// Returns a fleet of `count` executors whose costs are taken in turn. `None` if there are no costs, or
+    /// no model fits them.
     #[must_use]
     pub fn fleet(&self, costs: &[CostModel], executors: usize) -> Option<FleetSetup> {
-        // Before it has seen them, the gateway takes all to be like the first.
+        // Before timings exist, the gateway assumes that all executors equal the first.
         let believed = believed(costs.first()?)?;
         let server = |costs: &CostModel| ServerSetup {
             model: ServingModel { store: costs.store(), ..believed },
@@ -58,7 +58,8 @@ impl MeasuredFleet {
     }
 }
 
-/// What a gateway would know of an executor with these costs: planes through timings of steps, and of what prompts add to them.
+/// Fits the gateway's model of an executor with these costs: planes through times of steps and of added
+/// prompts.
 fn believed(costs: &CostModel) -> Option<ServingModel> {
     let mut fit = ServingFit::new(LoraForm::TrueRank, ColdStart::Assisted);
     for sequences in [1, 2, 4, 8, 16, 32, 64] {
@@ -97,7 +98,7 @@ mod tests {
         seed: 1,
     };
 
-    /// Ten requests a second for a minute.
+    /// Creates ten requests a second for a minute.
     fn requests() -> Vec<FleetRequest> {
         let request = |n: u64| FleetRequest {
             at: n * SECOND / 10,

@@ -11,66 +11,63 @@ use super::{
 };
 use crate::random::RandomStream;
 
-/// How often the gateway looks for those that are too late.
+/// Period at which the gateway looks for expired requests.
 const LATE_EVERY: Nanos = SECOND / 20;
 
-/// What happens at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum FleetEvent {
-    /// An executor's step is over.
+    /// An executor's step ends.
     StepEnds { server: usize, life: u32 },
-    /// Somebody's adapter is there.
+    /// An awaited adapter arrives.
     Wake { server: usize, life: u32 },
     /// A message reaches an executor.
     Asks { server: usize, id: usize },
-    /// And the gateway.
+    /// A message reaches the gateway.
     Tells { server: usize, began: bool, id: usize },
-    /// The gateway asks again what became of a request.
+    /// The gateway asks again for the state of a request.
     AskAgain { id: usize, sent: u32 },
-    /// It looks for those that are too late.
+    /// The gateway looks for expired requests.
     Expires,
-    /// Something goes wrong, or right.
+    /// An injected event occurs.
     Happens(usize),
-    /// The gateway notices that an executor is gone, or there again.
+    /// The gateway notices that an executor has gone or returned.
     Notices { server: usize, life: u32 },
 }
 
-/// What may happen to a fleet.
+/// Events that may be injected into a fleet.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum FaultEvent {
-    /// An executor dies with all it has.
+    /// An executor fails with all its requests.
     Dies(usize),
-    /// It comes (back), so many times as slow as its model says.
+    /// An executor joins or returns, slower than its model by this factor.
     Joins(usize, f64),
-    /// It takes nobody new.
+    /// An executor takes no new requests.
     Drains(usize),
-    /// It takes newcomers again.
+    /// An executor takes new requests again.
     Reopens(usize),
-    /// The machine's clock is so much later, or earlier, from now on.
+    /// The system clock shifts by this amount.
     Jumps(i64),
 }
 
-/// How messages fare.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Network {
-    /// Part of them that is lost.
+    /// Share of messages that are lost.
     pub(super) loss: f64,
-    /// The longest that one takes.
+    /// Maximum delay of a message.
     pub(super) delay: Nanos,
-    /// After so long without a word the gateway asks again.
+    /// Time without a message after which the gateway asks again.
     pub(super) silence: Nanos,
-    /// Until the gateway notices a death.
+    /// Time until the gateway notices a failure.
     pub(super) notice: Nanos,
 }
 
 #[derive(Debug)]
 struct ServerSlot {
     server: Option<SimulatedExecutor>,
-    /// How often it has begun.
+    /// Number of starts of the executor.
     life: u32,
 }
 
-/// A fleet at work.
 #[derive(Debug)]
 pub(super) struct Simulation<'a> {
     requests: &'a [FleetRequest],
@@ -87,15 +84,14 @@ pub(super) struct Simulation<'a> {
     pub(super) outcomes: Vec<Option<RequestOutcome>>,
     first_tokens: Vec<Option<Nanos>>,
     sent: Vec<u32>,
-    /// Whether somebody will look for those that are too late.
+    /// Whether a check for expired requests is scheduled.
     is_looked_for: bool,
-    /// Who was sent in this turn, and among whom was chosen; where somebody watches.
+    /// Requests sent in this turn, with their candidates; recorded only for checks.
     pub(super) sent_now: Option<Vec<(DispatchedRequest, Vec<Candidate>)>>,
-    /// Those that have ended more than once.
     pub(super) ended_twice: Vec<usize>,
 }
 
-/// Runs a fleet on requests, which are in order of their arrival, until all have ended.
+/// Runs a fleet on `requests`, which are in order of arrival, until all have ended.
 #[must_use]
 pub fn run(setup: &FleetSetup, requests: &[FleetRequest]) -> Vec<RequestOutcome> {
     let mut simulation = Simulation::new(setup, requests);
@@ -130,7 +126,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// The same in a world in which things go wrong.
+    /// Creates a simulation with injected faults.
     pub(super) fn troubled(
         mut self,
         network: Network,
@@ -151,7 +147,7 @@ impl<'a> Simulation<'a> {
         self.events.push(Reverse((at, self.order, event)));
     }
 
-    /// Goes on to whatever happens next; false if nothing does.
+    /// Advances to the next event; false if there is none.
     pub(super) fn step(&mut self) -> bool {
         if let Some(sent) = &mut self.sent_now {
             sent.clear();
@@ -190,7 +186,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Sees to it that somebody looks, as long as anybody waits.
+    /// Schedules a check for expired requests while requests wait.
     fn look_for_late_ones(&mut self) {
         if !self.is_looked_for && self.gateway.queued() > 0 {
             self.is_looked_for = true;
@@ -231,7 +227,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Sends a request, or asks what became of it.
+    /// Sends a request, or asks for its state.
     fn ask(&mut self, server: usize, id: usize) {
         let silence = self.network.as_ref().map(|(network, _)| network.silence);
         if let Some(silence) = silence {
@@ -240,7 +236,7 @@ impl<'a> Simulation<'a> {
         self.message(FleetEvent::Asks { server, id });
     }
 
-    /// A message goes its way, if there is one, or arrives at once.
+    /// Delivers a message with delay and loss, or at once if messages are reliable.
     fn message(&mut self, event: FleetEvent) {
         let Some((network, stream)) = &mut self.network else { return self.happens(event) };
         let (is_lost, delay) =
@@ -294,7 +290,7 @@ impl<'a> Simulation<'a> {
         }
         let said = self.slots[server].server.as_mut().map(SimulatedExecutor::end).unwrap_or_default();
         said.into_iter().for_each(|said| self.deliver(server, said));
-        // Who leaves makes room for somebody at once.
+        // Expired requests free capacity in the queue at once.
         self.dispatch();
         self.start_step(server);
     }
@@ -350,7 +346,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Whatever the executor had before is gone; it is open if it is there by now.
+    /// Drops the state of the executor's earlier life and marks it available if it is back.
     fn notices(&mut self, server: usize, life: u32) {
         if self.slots[server].life != life {
             return;
@@ -362,7 +358,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Executors that have work and do nothing, though nothing keeps them waiting.
+    /// Counts executors that are idle though they have runnable work.
     pub(super) fn idlers(&self) -> usize {
         let idles = |slot: &&ServerSlot| {
             slot.server.as_ref().is_some_and(|server| server.could_go_on(self.now) && !server.is_busy())

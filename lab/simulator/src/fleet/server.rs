@@ -1,4 +1,4 @@
-//! An executor: iteration by iteration, as fast as its model says.
+//! An executor that runs step by step at the speed of its model.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -11,44 +11,41 @@ use scheduling::{
 use super::{FleetRequest, LowerTier, Nanos, Prompts, ServerSetup};
 use crate::cost::ComputedWork;
 
-/// A request in an executor.
 #[derive(Debug, Clone, Copy)]
 struct ServerSequence {
     id: usize,
     rank: u64,
-    /// Prompt tokens that are not computed.
+    /// Number of prompt tokens that are not computed.
     pending: u32,
-    /// Tokens of prompt and answer that are.
+    /// Number of computed tokens of prompt and answer.
     context: u64,
     left: u32,
-    /// When its adapter is there.
+    /// Time at which the adapter has arrived.
     warm_at: Nanos,
 }
 
-/// What an executor tells of a step.
+/// Message of an executor after a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StepMessage {
     /// The first token of a request.
     Began(usize),
-    /// Its last one.
+    /// The last token of a request.
     Done(usize),
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct SimulatedExecutor {
     setup: ServerSetup,
-    /// How many times as long as the model says everything takes.
+    /// Factor by which all steps are slower than the model.
     pub(super) slowness: f64,
     waiting: VecDeque<ServerSequence>,
     running: Vec<ServerSequence>,
-    /// Who takes part in the step under way.
     step: Vec<StepTokens>,
     is_busy: bool,
-    /// Adapters on the device, with when they were last asked for.
+    /// Adapters on the device, with the times of their last use.
     resident: BTreeMap<u32, u64>,
     asked: u64,
-    /// Who was answered, and whether again: who asks again is told again.
+    /// Known requests with their last message, which is repeated if the gateway asks again.
     known: BTreeMap<usize, Option<StepMessage>>,
 }
 
@@ -75,12 +72,13 @@ impl SimulatedExecutor {
         !self.running.is_empty() || !self.waiting.is_empty()
     }
 
-    /// Whether somebody waits for nothing but a step. Whose adapter comes at this moment may still be about to be woken.
+    /// Whether a request waits only for a step. A request whose adapter arrives at this moment does not
+    /// count, since its event may follow.
     pub(super) fn could_go_on(&self, now: Nanos) -> bool {
         !self.running.is_empty() || self.waiting.iter().any(|one| one.warm_at < now)
     }
 
-    /// A request comes. Whoever is known already is told what was said of it last.
+    /// Takes a request. A known request's last message is repeated.
     pub(super) fn submit(&mut self, id: usize, request: &FleetRequest, now: Nanos) -> Option<StepMessage> {
         if let Some(said) = self.known.get(&id) {
             return *said;
@@ -99,7 +97,7 @@ impl SimulatedExecutor {
         None
     }
 
-    /// How long its adapter is on its way; the one that was asked for longest ago gives its place.
+    /// Returns the load time of the request's adapter, which replaces the least recently used one.
     fn load(&mut self, request: &FleetRequest) -> Nanos {
         let before = residency(&self.resident, &self.setup, request);
         touch(&mut self.resident, &mut self.asked, self.setup.adapter_slots, request);
@@ -114,7 +112,8 @@ impl SimulatedExecutor {
         nanos(seconds * self.slowness)
     }
 
-    /// Begins a step, and says how long it takes; `Err` says when it is worth asking again, if nobody can go on yet.
+    /// Begins a step and returns its duration; `Err` is the time of the next attempt, if no request can run
+    /// yet.
     pub(super) fn begin(&mut self, now: Nanos) -> Result<Nanos, Option<Nanos>> {
         self.admit(now);
         let stages: Vec<RunningStage> = self.running.iter().map(stage).collect();
@@ -133,7 +132,7 @@ impl SimulatedExecutor {
         Ok(took)
     }
 
-    /// Those whose adapters are there run, first come, first served, as long as there are places.
+    /// Admits requests whose adapters are present, in order of arrival, while there are slots.
     fn admit(&mut self, now: Nanos) {
         let mut cold = VecDeque::new();
         while self.running.len() < self.setup.limits.max_running
@@ -163,7 +162,7 @@ impl SimulatedExecutor {
         let model = &self.setup.model;
         match (decoding.requests, self.setup.prompts) {
             (0, Prompts::Preempt) => model.prefill_s(prompts),
-            // One pass over the weights: what being asked costs is in the step.
+            // One pass reads the weights once; the fixed cost is part of the step.
             _ => model.step_s(decoding) + model.prefill_s(prompts),
         }
     }
@@ -185,7 +184,7 @@ impl SimulatedExecutor {
         work
     }
 
-    /// Ends the step: what came of it.
+    /// Ends the step and returns its messages.
     pub(super) fn end(&mut self) -> Vec<StepMessage> {
         let (mut said, mut ended) = (Vec::new(), Vec::new());
         for share in std::mem::take(&mut self.step) {
@@ -226,7 +225,7 @@ fn stage(sequence: &ServerSequence) -> RunningStage {
     }
 }
 
-/// Where a device that holds `resident` has the adapter of a request.
+/// Returns where a device with the adapters `resident` finds the adapter of a request.
 pub(super) fn residency(
     resident: &BTreeMap<u32, u64>,
     setup: &ServerSetup,
@@ -242,7 +241,7 @@ pub(super) fn residency(
     }
 }
 
-/// Its adapter is used: it comes, and the one that was asked for longest ago goes.
+/// Marks the request's adapter as used; a missing one replaces the least recently used.
 pub(super) fn touch(
     resident: &mut BTreeMap<u32, u64>,
     asked: &mut u64,

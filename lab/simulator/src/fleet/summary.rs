@@ -1,4 +1,4 @@
-//! The figures of a fleet's run.
+//! Metrics of a fleet's run.
 
 use scheduling::routing::Slo;
 use serde::Serialize;
@@ -6,35 +6,37 @@ use serde::Serialize;
 use super::{FleetRequest, Nanos, RequestEnd, RequestOutcome};
 use crate::statistics::{mean, quantile};
 
-/// See the module. Times are of requests that came after the warm-up.
+/// Metrics of a run. Times are of requests that arrived after the warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Summary {
-    /// Requests that are measured.
+    /// Number of measured requests.
     pub requests: usize,
-    /// Of them, those that ended otherwise than with an answer.
+    /// Number of measured requests that ended without an answer.
     pub unanswered: usize,
-    /// Part of answers of at least two tokens whose mean time for a token is within the promise.
+    /// Share of answers of at least two tokens whose mean time per token meets the SLO target.
     pub attainment: f64,
-    /// The same of answers of at least eight tokens, in which one pass over somebody's prompt is not everything.
+    /// The attainment of answers of at least eight tokens, which one pass over another prompt does not
+    /// dominate.
     pub attainment_8: f64,
-    /// Part of all whose first token came within the promise.
+    /// Share of requests whose first token met the SLO target.
     pub ttft_attainment: f64,
-    /// Mean over requests of the mean time for a token, and its quantiles.
+    /// Mean over requests of the mean time per token, in milliseconds.
     pub tpot_ms: f64,
-    /// Half of them take no longer.
+    /// Median of the mean time per token.
     pub tpot_p50_ms: f64,
-    /// 99 of 100 take no longer.
+    /// 99th percentile of the mean time per token.
     pub tpot_p99_ms: f64,
-    /// To the first token.
+    /// Mean time to first token in milliseconds.
     pub ttft_ms: f64,
-    /// 99 of 100 take no longer.
+    /// 99th percentile of the time to first token.
     pub ttft_p99_ms: f64,
-    /// From arrival to the last token.
+    /// Mean time from arrival to the last token.
     pub latency_ms: f64,
 }
 
 impl Summary {
-    /// Of what `requests` came to, beside what they were promised. Each takes `outside_s` beyond the fleet.
+    /// Computes the metrics of `requests` with their results and SLO targets. Each request takes
+    /// `outside_s` beyond the fleet.
     #[must_use]
     pub fn of(
         requests: &[FleetRequest],

@@ -1,58 +1,58 @@
-//! When requests come: Poisson, or for each adapter by itself in bursts as the functions of MAF 2019.
+//! Arrival times: Poisson, or in bursts for each adapter separately as in the functions of MAF 2019.
 
 use std::time::Duration;
 
 use super::popularity::{self, Popularity};
 use crate::random::RandomStream;
 
-/// Coefficients of variation of gaps between calls of an application, and the share of those that have no more (MAF 2019, read
-/// off its plots).
+/// Coefficients of variation of gaps between calls of an application, with their cumulative shares (MAF
+/// 2019, read off its plots).
 const CV_QUANTILES: [(f64, f64); 7] =
     [(0.25, 0.0), (0.5, 0.22), (1.0, 0.58), (2.0, 0.73), (4.0, 0.87), (8.0, 0.94), (10.0, 1.0)];
 
-/// Shares move this often, and rates.
+/// Interval in seconds at which shares and rates change.
 const EPOCH_S: f64 = 60.0;
 
-/// How much of a minute's rate carries over to the next, and how much rates differ (in logarithms) for all and for each adapter.
+/// Correlation of a minute's rate with the next, and deviations of the log rates of all and of each adapter.
 const MINUTES: (f64, f64, f64) = (0.9, 0.2, 0.5);
 
-/// How adapters are asked for over time.
+/// Parameters of the arrivals.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Demand {
-    /// Adapters there are.
+    /// Number of adapters in the workload.
     pub adapters: usize,
-    /// How their shares differ.
+    /// Distribution of requests over adapters.
     pub popularity: Popularity,
     /// Share of the mass that moves every minute.
     pub drift: f64,
-    /// Arrivals a second, of all together.
+    /// Total arrivals per second.
     pub per_s: f64,
-    /// When arrivals end.
+    /// Time after which no request arrives.
     pub end: Duration,
 }
 
-/// What was before the first arrival of each adapter by itself.
+/// History before the first arrival of each adapter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ArrivalHistory {
-    /// Nothing: each begins at a random place within a gap of its own. Many rare adapters begin in a flood.
+    /// No history: each adapter begins at a random time within a first gap. Many rare adapters begin in a
+    /// burst.
     #[default]
     Nothing,
-    /// The same for ever: the gap that the begin falls into is longer than others, as it is longer.
+    /// Stationary history: the gap that contains the start is size-biased.
     Always,
 }
 
-/// Something begins with an adapter.
+/// Arrival of a conversation or request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdapterArrival {
-    /// Its time.
+    /// Arrival time since the start.
     pub at: Duration,
-    /// An index among the adapters.
+    /// Index among the adapters.
     pub adapter: usize,
 }
 
 impl Demand {
-    /// Shares, minute by minute.
     fn epochs(&self, seed: u64) -> Vec<Vec<f64>> {
         let mut stream = RandomStream::new(seed, "popularity", 0);
         let mut shares = self.popularity.shares(self.adapters, &mut stream);
@@ -65,7 +65,7 @@ impl Demand {
         (0..epochs.max(1)).map(|_| next()).collect()
     }
 
-    /// Independent of each other; each picks its adapter by the shares of its minute.
+    /// Draws independent arrivals; each picks its adapter by the shares of its minute.
     #[must_use]
     pub fn poisson(&self, seed: u64) -> Vec<AdapterArrival> {
         let (epochs, mut stream) = (self.epochs(seed), RandomStream::new(seed, "arrivals", 0));
@@ -81,8 +81,8 @@ impl Demand {
         }
     }
 
-    /// As counts by the minute tell of them, which is all that MAF 2019 has: the rates of all and of each adapter move every
-    /// minute, and within it arrivals are independent of each other.
+    /// Draws arrivals from per-minute counts, the only data of MAF 2019: the rates of all and of each
+    /// adapter change every minute, and arrivals within it are independent.
     #[must_use]
     pub fn minutes(&self, seed: u64) -> Vec<AdapterArrival> {
         let epochs = self.epochs(seed);
@@ -121,7 +121,8 @@ impl Demand {
         arrivals
     }
 
-    /// Each adapter by itself: gaps of a gamma law whose variation is drawn for it, at a rate that moves every minute.
+    /// Draws arrivals of each adapter separately: gamma gaps with a drawn coefficient of variation, at a
+    /// rate that changes every minute.
     #[must_use]
     pub fn bursts(&self, seed: u64, before: ArrivalHistory) -> Vec<AdapterArrival> {
         let epochs = self.epochs(seed);
@@ -137,7 +138,7 @@ impl Demand {
                 .map(|(shares, (common, own))| self.per_s * shares[adapter] * common * own)
                 .collect();
             let cv = coefficient_of_variation(stream.uniform());
-            // The first gap is cut at a random place, or all would begin at once.
+            // The first gap is cut at a random time; otherwise all adapters would begin at once.
             let first = match before {
                 ArrivalHistory::Nothing => stream.gamma(cv),
                 ArrivalHistory::Always => stream.long_gamma(cv),
@@ -161,7 +162,7 @@ impl Demand {
     }
 }
 
-/// Factors of mean 1, minute by minute: the logarithm is an autoregression.
+/// Returns factors of mean 1 for each minute, whose logarithm is autoregressive.
 fn modulation(stream: &mut RandomStream, minutes: usize, carried: f64, sigma: f64) -> Vec<f64> {
     let mut log = stream.normal() * sigma;
     let mut next = || {

@@ -1,27 +1,27 @@
-//! How often each adapter is asked for, and how that moves.
+//! Distribution of requests over adapters, and its drift.
 
 use std::{fmt, str::FromStr};
 
 use crate::random::RandomStream;
 
-/// No adapter has more of a lognormal law than this, or than twice its equal share.
+/// Maximum share of an adapter under a lognormal distribution, or twice the equal share if that is more.
 const CAP: f64 = 0.05;
 
-/// Deviation of the logarithm of rates that fits the functions of MAF 2019.
+/// Deviation of the log rates that fits the functions of MAF 2019.
 const MAF_SIGMA: f64 = 3.6;
 
-/// A family of laws.
+/// A family of distributions.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Popularity {
-    /// All alike.
+    /// All adapters have equal shares.
     Uniform,
-    /// The k-th has a share of `k^-s`.
+    /// The k-th adapter has a share of `k^-s`.
     Zipf(f64),
-    /// Lognormal rates as those of MAF 2019, capped.
+    /// Lognormal rates as in MAF 2019, capped.
     Maf,
 }
 
-/// A law that nobody knows.
+/// Error of an unknown distribution name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0} is no popularity; say uniform, zipf:S with a number S, or maf")]
 pub struct UnknownPopularity(String);
@@ -53,7 +53,7 @@ impl fmt::Display for Popularity {
 }
 
 impl Popularity {
-    /// Shares of `count` adapters, which sum to 1, in an order that says nothing.
+    /// Returns shares of `count` adapters in random order, which sum to 1.
     #[must_use]
     pub fn shares(self, count: usize, stream: &mut RandomStream) -> Vec<f64> {
         let mut shares: Vec<f64> = match self {
@@ -72,7 +72,8 @@ impl Popularity {
     }
 }
 
-/// Exchanges shares of random pairs until so much has moved: the law stays, the hot ones become others.
+/// Exchanges shares of random pairs until `mass` has moved; the distribution stays, and other adapters
+/// become popular.
 pub fn drift(shares: &mut [f64], mass: f64, stream: &mut RandomStream) {
     let mut moved = 0.0;
     for _ in 0..shares.len() {
@@ -85,7 +86,7 @@ pub fn drift(shares: &mut [f64], mass: f64, stream: &mut RandomStream) {
     }
 }
 
-/// One of `shares`, by its share; `at` is in [0, 1).
+/// Returns an index drawn by the shares; `at` is in [0, 1).
 #[must_use]
 pub fn pick(shares: &[f64], at: f64) -> usize {
     let mut left = at;
@@ -101,7 +102,7 @@ fn normalize(shares: &mut [f64]) {
     shares.iter_mut().for_each(|share| *share /= all);
 }
 
-/// What is above the cap goes to those below it, in proportion.
+/// Moves the excess above the cap to the other shares, in proportion.
 fn cap(shares: &mut [f64], cap: f64) {
     for _ in 0..shares.len() {
         let above: f64 = shares.iter().map(|share| (share - cap).max(0.0)).sum();

@@ -1,36 +1,37 @@
-//! The Azure LLM Inference Trace 2023: arrival, prompt tokens, generated tokens. It names no adapter, so adapters are drawn.
+//! Replays the Azure LLM Inference Trace 2023: arrival, prompt tokens, generated tokens. The trace names no
+//! adapter, so adapters are drawn.
 
 use std::{fs, io, path::Path, time::Duration};
 
 use super::{Conversation, ConversationTurn, Workload, WorkloadAdapter, popularity};
 use crate::{random::RandomStream, workload::scenario::WorkloadSpec};
 
-/// A trace that cannot be replayed.
+/// Why a trace cannot be replayed.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read the trace {0}")]
     Read(String, #[source] io::Error),
-    /// A line is not of the form of the Azure trace.
+    /// A line is not in the format of the Azure trace.
     #[error("line {line} of {path} is not `2023-11-16 18:17:03.9799600,4808,10`")]
     Line {
-        /// The file.
+        /// Path of the trace file.
         path: String,
-        /// From 1.
+        /// Line number from 1.
         line: usize,
     },
 }
 
-/// Longest prompt and answer that are replayed; what is longer is cut.
+/// Maximum prompt and answer lengths; longer ones are cut.
 const MAX_TOKENS: (usize, usize) = (2048, 512);
 
-/// A line of the trace: seconds since midnight, and tokens.
+/// A line of the trace: seconds since midnight, prompt tokens, answer tokens.
 type TraceRow = (f64, usize, usize);
 
-/// Requests a second of a trace.
+/// Returns the requests per second of a trace.
 ///
 /// # Errors
-/// As of [`replay`].
+/// The errors of [`replay`].
 pub fn rate(path: &Path) -> Result<f64, TraceError> {
     Ok(rate_of(&read(path)?))
 }
@@ -40,7 +41,7 @@ fn rate_of(rows: &[TraceRow]) -> f64 {
     rows.len() as f64 / seconds.max(1.0)
 }
 
-/// At least one row.
+/// Reads the rows of a trace, at least one.
 fn read(path: &Path) -> Result<Vec<TraceRow>, TraceError> {
     let name = path.display().to_string();
     let text = fs::read_to_string(path).map_err(|error| TraceError::Read(name.clone(), error))?;
@@ -56,11 +57,11 @@ fn read(path: &Path) -> Result<Vec<TraceRow>, TraceError> {
     }
 }
 
-/// Makes a workload of a trace, with arrivals in proportion to those of the file at the rate that the recipe asks for; its
-/// scenario plays no part.
+/// Creates a workload from a trace, with arrivals proportional to the file's at the rate of `recipe`; the
+/// scenario of `recipe` is ignored.
 ///
 /// # Errors
-/// The file is not there, or no trace.
+/// If the file is missing, or is not a trace.
 pub fn replay(path: &Path, recipe: &WorkloadSpec, seed: u64) -> Result<Workload, TraceError> {
     let rows = read(path)?;
     let (begin, scale) = (rows[0].0, rate_of(&rows) / recipe.per_s);

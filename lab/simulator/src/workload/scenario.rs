@@ -1,4 +1,4 @@
-//! Chat, translation and agents (E-20), with the lengths that were measured of public data (CHECKLIST C2).
+//! Chat, translation and agents (E-20), with lengths measured on public data (CHECKLIST C2).
 
 use std::time::Duration;
 
@@ -12,25 +12,25 @@ use super::{
 };
 use crate::random::RandomStream;
 
-/// Tokens of an English word.
+/// Mean number of tokens per English word.
 const TOKENS_PER_WORD: f64 = 1.3;
 
-/// Adapters are of these ranks, half of them each.
+/// Adapter ranks as multiples of the base rank, half of the adapters each.
 const RANKS_OF_BASE: [u32; 2] = [1, 2];
 
-/// What people do.
+/// Kind of users' conversations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scenario {
-    /// Conversations of several turns with time to think between them.
+    /// Conversations of several turns with think time between them.
     Chat,
-    /// One turn, an adapter for each pair of languages, in bursts.
+    /// Single turns, with an adapter for each pair of languages, in bursts.
     Translation,
-    /// Many short turns behind a long description of tools, in bursts.
+    /// Many short turns after a long description of tools, in bursts.
     Agents,
 }
 
-/// A lognormal law of lengths: mean and deviation of the logarithm, and the largest.
+/// A lognormal distribution of lengths: mean and deviation of the logarithm, and the maximum.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 struct Length {
     mu: f64,
@@ -38,23 +38,24 @@ struct Length {
     max: f64,
 }
 
-/// What makes a scenario.
+/// Parameters of a scenario.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct ScenarioShape {
-    /// Tokens that conversations of an adapter share, at least and at most, and the share of conversations that have them.
+    /// Minimum and maximum tokens that conversations of an adapter share, and the share of conversations
+    /// that have them.
     system: (f64, f64),
     system_share: f64,
-    /// Words.
+    /// Length of the first prompt in words.
     first: Length,
     user: Length,
     reply: Length,
     turns: Length,
-    /// Seconds.
+    /// Think time in seconds.
     think: Length,
 }
 
 impl Scenario {
-    /// Its numbers.
+    /// Returns lengths and arrival pattern of the scenario.
     #[must_use]
     pub fn shape(self) -> ScenarioShape {
         let length = |mu, sigma, max| Length { mu, sigma, max };
@@ -90,40 +91,40 @@ impl Scenario {
     }
 }
 
-/// A workload to be made.
+/// Parameters of a workload.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WorkloadSpec {
-    /// What people do.
+    /// Kind of the workload.
     pub scenario: Scenario,
-    /// Adapters.
+    /// Number of adapters in the workload.
     pub adapters: usize,
-    /// How their shares differ.
+    /// Distribution of requests over adapters.
     pub popularity: Popularity,
     /// Share of the mass that moves every minute.
     pub drift: f64,
-    /// The smaller of the two ranks.
+    /// Smaller of the two ranks.
     pub rank: u32,
-    /// Who shares the adapters among them.
+    /// Number of tenants that share the adapters.
     pub tenants: u16,
-    /// What blocks are counted against.
+    /// How blocks are counted against tenant shares.
     pub shares: ShareAccounting,
-    /// Requests a second that one more tenant makes, each of other tokens; 0 is none.
+    /// Requests per second of an additional hostile tenant with unique tokens; 0 for none.
     pub hostile_per_s: f64,
-    /// Requests a second, of the others.
+    /// Requests per second of all other tenants.
     pub per_s: f64,
-    /// All lengths are divided by it.
+    /// Divisor of all lengths.
     pub length_divisor: f64,
-    /// What was before, where each adapter has arrivals of its own.
+    /// History before the start, for adapters with separate arrivals.
     pub before: ArrivalHistory,
-    /// When nothing begins any more.
+    /// Time after which no conversation begins.
     pub end: Duration,
 }
 
-/// Prompt tokens of a request of the hostile tenant, before they are divided.
+/// Prompt tokens of a request of the hostile tenant, before division.
 const HOSTILE_TOKENS: f64 = 800.0;
 
 impl WorkloadSpec {
-    /// Makes it.
+    /// Creates the workload of a seed.
     #[must_use]
     pub fn make(&self, seed: u64) -> Workload {
         let mut adapters: Vec<WorkloadAdapter> = (0..self.adapters)
@@ -160,7 +161,7 @@ impl WorkloadSpec {
         }
     }
 
-    /// Requests are asked for by the second, conversations begin.
+    /// Returns the mean turns per conversation, which converts the rate of requests to that of conversations.
     fn mean_turns(&self) -> f64 {
         let (law, mut stream) = (self.scenario.shape().turns, RandomStream::new(0, "turns", 0));
         let drawn = 10_000;
@@ -191,14 +192,14 @@ impl WorkloadSpec {
         Conversation { start: at, adapter, system, content: number, turns }
     }
 
-    /// Tokens that conversations of an adapter share.
+    /// Returns the number of tokens that conversations of an adapter share.
     fn system(&self, shape: &ScenarioShape, adapter: usize) -> usize {
         let (low, high) = shape.system;
         let at = RandomStream::new(0, "system lengths", adapter as u64).uniform();
         whole(low + (high - low) * at, self.length_divisor)
     }
 
-    /// One who reads what nobody has read before, as fast as it can.
+    /// Creates the conversations of a tenant that sends unique prompts at a constant rate.
     fn hostile(&self, seed: u64, adapter: usize) -> Vec<Conversation> {
         let mut stream = RandomStream::new(seed, "hostile", 0);
         let (mut found, mut at) = (Vec::new(), 0.0);
@@ -225,7 +226,7 @@ impl Length {
     }
 }
 
-/// At least one.
+/// Rounds a length to at least one token.
 fn whole(length: f64, divisor: f64) -> usize {
     ((length / divisor).round() as usize).max(1)
 }

@@ -1,4 +1,4 @@
-//! A PostgreSQL of its own for a test.
+//! A separate PostgreSQL server for a test.
 
 use std::{
     fs::{self, Permissions},
@@ -13,15 +13,15 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// Where Debian keeps its programs, by version.
+/// Directory of Debian's PostgreSQL programs, by version.
 const DEBIAN: &str = "/usr/lib/postgresql";
 
-/// A cluster that is stopped and removed when this is dropped.
+/// A cluster that is stopped and removed on drop.
 #[derive(Debug)]
 pub struct Postgres {
     directory: TempDir,
     port: u16,
-    /// It does not run as root.
+    /// User and group of the server, which refuses to run as root.
     owner: Option<(u32, u32)>,
 }
 
@@ -30,7 +30,7 @@ fn program(name: &str) -> Option<PathBuf> {
     super::find(name, versions.map(|version| version.path().join("bin")))
 }
 
-/// Whom it runs as, if that is not who runs the test.
+/// Returns the user and group of the server, if they differ from the test's.
 fn owner() -> Option<(u32, u32)> {
     if !rustix::process::geteuid().is_root() {
         return None;
@@ -43,10 +43,10 @@ fn owner() -> Option<(u32, u32)> {
 }
 
 impl Postgres {
-    /// Makes a cluster and starts it.
+    /// Creates and starts a cluster.
     ///
     /// # Errors
-    /// There is no PostgreSQL on this machine.
+    /// If PostgreSQL is not installed.
     pub fn start() -> Result<Self, &'static str> {
         let (Some(initdb), Some(_)) = (program("initdb"), program("pg_ctl")) else {
             return Err("there is no PostgreSQL; apt install postgresql");
@@ -58,7 +58,7 @@ impl Postgres {
         Ok(postgres)
     }
 
-    /// Room for a cluster.
+    /// Prepares the directory and port of a cluster.
     fn nothing_yet() -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let owner = owner();
@@ -68,7 +68,8 @@ impl Postgres {
         Self { directory, port: super::free_port(), owner }
     }
 
-    /// A standby, which has what this one has. From now on this one answers what the standby has received, too.
+    /// Creates a standby with this server's data. From then on this server waits for the standby before it
+    /// confirms a commit.
     #[must_use]
     pub fn standby(&self) -> Self {
         let standby = Self::nothing_yet();
@@ -83,17 +84,17 @@ impl Postgres {
         crate::eventually("the standby has all", || {
             self.ask("SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'") == "1"
         });
-        // What was committed before came before this.
+        // The standby has everything that was committed before this statement.
         self.ask("CREATE TABLE IF NOT EXISTS standbys (number integer)");
         standby
     }
 
-    /// Makes a standby the one that takes changes.
+    /// Promotes a standby to accept writes.
     pub fn promote(&self) {
         self.control(&["promote", "-w"]);
     }
 
-    /// From now on connections over loopback are encrypted, with a certificate and its key in PEM.
+    /// Encrypts connections over loopback from now on, with a certificate and its key in PEM.
     pub fn encrypt(&self, certificate: &str, key: &str) {
         let hosts = "hostssl all all 127.0.0.1/32 trust\n";
         for (name, text) in [("server.crt", certificate), ("server.key", key), ("pg_hba.conf", hosts)] {
@@ -109,7 +110,7 @@ impl Postgres {
         crate::eventually("it encrypts", || self.ask("SHOW ssl") == "on");
     }
 
-    /// What comes of a command in SQL: its first column, without spaces.
+    /// Runs an SQL command and returns its first column without spaces.
     pub fn ask(&self, command: &str) -> String {
         let mut psql = Command::new(program("psql").expect("it comes with the others"));
         psql.args(["--no-psqlrc", "--tuples-only", "--no-align", "--command", command, &self.url()]);
@@ -119,42 +120,42 @@ impl Postgres {
         said[0].trim().to_owned()
     }
 
-    /// Kills its first process. The others end when they notice.
+    /// Kills the main process. All other processes end when they notice.
     pub fn kill(&self) {
         let file = fs::read_to_string(self.data().join("postmaster.pid")).expect("it runs");
         let id = file.lines().next().and_then(|id| id.trim().parse().ok()).and_then(Pid::from_raw);
         kill_process(id.expect("a process id"), Signal::KILL).expect("it runs");
     }
 
-    /// The port of loopback that it has.
+    /// Returns the server's port of loopback.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Its address, as a setting names it.
+    /// Returns the server's URL for a setting.
     #[must_use]
     pub fn url(&self) -> String {
         format!("postgres://fleet@127.0.0.1:{}/postgres", self.port)
     }
 
-    /// Starts it again, at the same address.
+    /// Starts the server again at the same address.
     pub fn restart(&self) {
         let folder = self.directory.path().display();
         let options = format!("-p {} -h 127.0.0.1 -k {folder} -F", self.port);
         let log = self.directory.path().join("log").display().to_string();
-        // What is left of one that was killed holds its memory for a moment.
+        // Remaining processes of a killed server hold its memory for a moment.
         crate::eventually("it starts", || {
             self.try_control(&["start", "-w", "-l", &log, "-o", &options]).success()
         });
     }
 
-    /// Ends it at once: whoever is connected is cut off, and what was committed is there when it comes back.
+    /// Stops the server immediately: connections break, and committed data stays.
     pub fn stop(&self) {
         self.control(&["stop", "-m", "immediate"]);
     }
 
-    /// Ends it in good order: whoever is connected is told, and what is under way is rolled back.
+    /// Stops the server in order: clients are notified, and open transactions are rolled back.
     pub fn shut_down(&self) {
         self.control(&["stop", "-m", "fast"]);
     }
@@ -199,7 +200,7 @@ impl Drop for Postgres {
             command.uid(user).gid(group);
         }
         let command = command.arg("--pgdata").arg(self.data()).args(["stop", "-m", "immediate"]);
-        // It may be stopped already.
+        // The server may have stopped already.
         let _ = command.stdout(Stdio::null()).stderr(Stdio::null()).status();
     }
 }

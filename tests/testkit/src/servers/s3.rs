@@ -1,4 +1,4 @@
-//! A bucket of its own for a test: S3 by moto, which keeps everything in memory.
+//! A separate bucket for a test: S3 by moto, which keeps all data in memory.
 
 use std::{
     io::{Read as _, Write as _},
@@ -8,27 +8,26 @@ use std::{
 
 use super::wire::FaultyRelay;
 
-/// What the bucket is called.
 const NAME: &str = "fleet";
 
-/// Whoever is somebody may replace a file; moto does not look who.
+/// Credentials of any user, because moto does not check them.
 const AUTHORIZATION: &str = "Authorization: AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request, \
                              SignedHeaders=host, Signature=0";
 
-/// A server with an empty bucket, which ends when this is dropped.
+/// A server with an empty bucket, which ends on drop.
 #[derive(Debug)]
 pub struct Bucket {
     server: Child,
     port: u16,
-    /// The way by which those who are tested reach it.
+    /// Relay through which the tested processes reach the server.
     pub wire: FaultyRelay,
 }
 
 impl Bucket {
-    /// Starts a server and makes the bucket.
+    /// Starts a server and creates the bucket.
     ///
     /// # Errors
-    /// There is no moto on this machine.
+    /// If moto is not installed.
     pub fn start() -> Result<Self, &'static str> {
         let found = super::find("moto_server", [crate::paths::root().join(".venv/bin")]);
         let program =
@@ -42,25 +41,25 @@ impl Bucket {
         Ok(bucket)
     }
 
-    /// Its address, as a setting names it.
+    /// Returns the bucket's URL for a setting.
     #[must_use]
     pub fn url(&self) -> String {
         format!("s3://{NAME}/adapters")
     }
 
-    /// The port of loopback that it has itself.
+    /// Returns the server's port of loopback without the relay.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// The variables by which it is reached.
+    /// Returns the environment variables for access through the relay.
     #[must_use]
     pub fn variables(&self) -> Vec<(&'static str, String)> {
         self.variables_at(SocketAddr::from(([127, 0, 0, 1], self.wire.port())))
     }
 
-    /// The same for who reaches it at `address`.
+    /// Returns the environment variables for access at `address`.
     #[must_use]
     pub fn variables_at(&self, address: SocketAddr) -> Vec<(&'static str, String)> {
         let endpoint = format!("http://{address}");
@@ -73,12 +72,12 @@ impl Bucket {
         variables.map(|(name, value)| (name, value.to_owned())).to_vec()
     }
 
-    /// Replaces what has a name there.
+    /// Replaces the object `name`.
     pub fn replace(&self, name: &str, bytes: &[u8]) {
         self.put(&format!("/{name}"), bytes).expect("moto takes it");
     }
 
-    /// What is in it, by name.
+    /// Returns the objects of the bucket, by name.
     #[must_use]
     pub fn names(&self) -> Vec<String> {
         let listed = self.ask("GET", "?list-type=2", b"").expect("moto lists it");

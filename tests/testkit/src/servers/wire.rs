@@ -1,4 +1,4 @@
-//! The way to a server: a relay of connections that can be told to do harm to what comes back.
+//! Relay to a server that can damage its responses.
 
 use std::{
     io::{self, Read, Write},
@@ -8,42 +8,42 @@ use std::{
     time::Duration,
 };
 
-/// Answers shorter than this are left alone: they are heads and words, not files.
+/// Shorter responses are not damaged, since they hold headers and messages, not files.
 const FILE_BYTES: usize = 4096;
-/// How often what is kept back looks whether it may go on.
+/// Interval at which delayed responses check whether they may continue.
 const TICK: Duration = Duration::from_millis(20);
-/// Bytes relayed at once.
+/// Maximum number of bytes per relayed read.
 const CHUNK_BYTES: usize = 16 << 10;
 
-/// What happens to answers.
+/// Fault that the relay injects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResponseFault {
-    /// Nothing.
+    /// The relay injects no fault.
     None,
-    /// A bit of the next so many that hold a file is another.
+    /// One bit changes in each of the next responses with a file.
     Flip(usize),
-    /// The next so many that hold a file break off half-way.
+    /// The next responses with a file are truncated half-way.
     Break(usize),
-    /// They come so much later.
+    /// Responses are delayed by this time.
     Slow(Duration),
-    /// They are kept back as long as this lasts.
+    /// Responses are held back while this fault is set.
     Silence,
-    /// Nothing arrives as long as this lasts, either way, and nobody is told.
+    /// No bytes arrive in either direction, without notice.
     Cut,
-    /// Nobody is there.
+    /// The relay refuses connections.
     Gone,
 }
 
 #[derive(Debug)]
 struct RelayState {
-    /// Port of loopback that it leads to.
+    /// Port of loopback that the relay connects to.
     target: u16,
     harm: ResponseFault,
-    /// Heads of requests.
+    /// Heads of the relayed requests.
     asked: Vec<String>,
 }
 
-/// See the module's description.
+/// Relay between clients and one server.
 #[derive(Debug)]
 pub struct FaultyRelay {
     port: u16,
@@ -55,13 +55,13 @@ fn lock(state: &Mutex<RelayState>) -> MutexGuard<'_, RelayState> {
 }
 
 impl FaultyRelay {
-    /// The way to a port of loopback. Its threads end with the test's process.
+    /// Creates a relay to a port of loopback. Its threads end with the test's process.
     #[must_use]
     pub fn to(target: u16) -> Self {
         Self::from(IpAddr::from(Ipv4Addr::LOCALHOST), target)
     }
 
-    /// The same, for who reaches this machine at another address.
+    /// Creates a relay for clients that reach this machine at another address.
     #[must_use]
     pub fn from(listen: IpAddr, target: u16) -> Self {
         let listener = TcpListener::bind((listen, 0)).expect("a free port");
@@ -77,29 +77,29 @@ impl FaultyRelay {
         Self { port, state }
     }
 
-    /// Where it begins.
+    /// Returns the listen address of the relay.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// From now on this happens.
+    /// Sets the current fault.
     pub fn set(&self, harm: ResponseFault) {
         lock(&self.state).harm = harm;
     }
 
-    /// From now on it leads to another port. Connections that are there stay.
+    /// Redirects new connections to another port. Existing connections stay.
     pub fn lead_to(&self, target: u16) {
         lock(&self.state).target = target;
     }
 
-    /// What happens now.
+    /// Returns the current fault.
     #[must_use]
     pub fn harm(&self) -> ResponseFault {
         lock(&self.state).harm
     }
 
-    /// Forgets what was asked, and returns the heads of those requests.
+    /// Returns and clears the heads of the recorded requests.
     #[must_use]
     pub fn take_asked(&self) -> Vec<String> {
         std::mem::take(&mut lock(&self.state).asked)
@@ -142,7 +142,7 @@ fn forward(mut from: TcpStream, mut to: TcpStream, state: &Mutex<RelayState>) ->
     }
 }
 
-/// Waits as long as one of these happens.
+/// Waits while one of these faults is set.
 fn wait_while(state: &Mutex<RelayState>, harms: &[ResponseFault]) {
     while harms.contains(&lock(state).harm) {
         thread::sleep(TICK);

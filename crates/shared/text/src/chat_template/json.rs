@@ -6,10 +6,10 @@ use minijinja::{Error, ErrorKind, Value, value::Kwargs};
 use serde::Serialize as _;
 use serde_json::ser::Formatter;
 
-/// Most spaces of indentation; more has no use and multiplies with the depth.
+/// Maximum number of indentation spaces; more has no use and multiplies with the depth.
 const MAX_INDENT: usize = 16;
 
-/// The filter: `value | tojson(indent=..., ensure_ascii=..., separators=..., sort_keys=...)`.
+/// Implements the filter `value tojson(indent=..., ensure_ascii=..., separators=..., sort_keys=...)`.
 #[expect(clippy::needless_pass_by_value, reason = "the signature minijinja's filters have")]
 pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;
@@ -42,7 +42,7 @@ fn unserializable(error: serde_json::Error) -> Error {
     Error::new(ErrorKind::BadSerialization, "tojson cannot write this value").with_source(error)
 }
 
-/// The separators as Python takes them: a tuple of two strings.
+/// Reads the separators as in Python: a tuple of two strings.
 fn pair(value: &Value) -> Result<(String, String), Error> {
     let texts: Vec<String> = value.try_iter()?.map(|text| text.to_string()).collect();
     let pair: Result<[String; 2], _> = texts.try_into();
@@ -52,7 +52,7 @@ fn pair(value: &Value) -> Result<(String, String), Error> {
     Ok((item, key))
 }
 
-/// How Python's `json` module lays out its output.
+/// Layout of the output of Python's `json` module.
 struct PythonStyle {
     item: String,
     key: String,
@@ -143,7 +143,8 @@ impl Formatter for PythonStyle {
     }
 }
 
-/// `repr(float)`: the shortest digits that read back equal, with an exponent below 1e-4 and from 1e16 on.
+/// Formats like Python's `repr(float)`: the shortest digits that read back equal, with an exponent below
+/// 1e-4 and from 1e16 on.
 fn python_float(value: f64) -> String {
     let scientific = format!("{value:e}");
     let Some((digits, exponent)) = scientific.split_once('e') else {

@@ -18,26 +18,26 @@ const MONTHS: [&str; 12] = [
     "December",
 ];
 
-/// A moment, taken apart.
+/// Calendar fields of a point in time.
 struct Parts {
     year: u64,
-    /// From 1.
+    /// Month of the year from 1.
     month: usize,
-    /// From 1.
+    /// Day of the month from 1.
     day: u64,
-    /// From 0, Sunday.
+    /// Day of the week from 0, Sunday.
     weekday: usize,
-    /// From 1.
+    /// Day of the year from 1.
     day_of_year: u64,
     second_of_day: u64,
 }
 
 impl Parts {
-    /// Of `now_s` seconds since 1970-01-01 00:00 UTC.
+    /// Computes the fields of `now_s` seconds since 1970-01-01 00:00 UTC.
     fn new(now_s: u64) -> Self {
         let (mut day, second_of_day) = (now_s / 86_400, now_s % 86_400);
         let weekday = (day + 4) % 7;
-        // Whole cycles of 400 years first, so that the loop below is short whatever the clock says.
+        // Whole cycles of 400 years are removed first, which bounds the loop below for any clock value.
         let mut year = 1970 + day / 146_097 * 400;
         day %= 146_097;
         while day >= days_of_year(year) {
@@ -71,7 +71,7 @@ fn days_of_month(year: u64, month: usize) -> u64 {
     }
 }
 
-/// `time.strftime(format)` in the C locale.
+/// Formats like Python's `time.strftime(format)` in the C locale.
 pub(super) fn strftime(now_s: u64, format: &str) -> Result<String, Error> {
     let parts = Parts::new(now_s);
     let mut out = String::new();
@@ -96,7 +96,7 @@ pub(super) fn strftime(now_s: u64, format: &str) -> Result<String, Error> {
     Ok(out)
 }
 
-/// The text of one format code.
+/// Formats one format code; `None` for an unknown code.
 fn field(parts: &Parts, code: char) -> Option<String> {
     let (hour, minute, second) =
         (parts.second_of_day / 3600, parts.second_of_day / 60 % 60, parts.second_of_day % 60);
@@ -132,7 +132,7 @@ fn field(parts: &Parts, code: char) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// Expected values from Python's `datetime.fromtimestamp(s, timezone.utc).strftime(...)`.
+    /// Expected values are from Python's `datetime.fromtimestamp(s, timezone.utc).strftime(...)`.
     #[test]
     fn dates_agree_with_pythons() {
         for (now_s, expected) in [

@@ -1,19 +1,21 @@
-//! An end to numbers: the library lets the digits of a JSON number go on for ever.
+//! Bounds the length of numbers, because the library allows any number of digits in a JSON number.
 //!
-//! A matcher counts the digits at the end of what was said. From [`MAX_DIGITS`] on, tokens that go on with the number are taken out of
-//! what may follow, wherever the number may end. Digits within quotes stay as they are: there `,` or `}` is not all that may follow.
+//! A matcher counts the digits at the end of the text. From [`MAX_DIGITS`] on, tokens that continue the
+//! number are removed from the allowed tokens, if the number may end there. Digits within quotes are not
+//! affected, since other tokens than `,` or `}` may follow them.
 
 use llguidance::toktrie::TokTrie;
 
-/// Digits of a number, those of its fraction and its exponent included. The last token may bring a few more.
+/// Maximum number of digits of a number, with its fraction and exponent. The last token may add a few more.
 pub(super) const MAX_DIGITS: u16 = 32;
 
-/// What a number goes on with.
+/// Whether a number may continue with `byte`.
 fn goes_on(byte: u8) -> bool {
     matches!(byte, b'0'..=b'9' | b'.' | b'e' | b'E' | b'+' | b'-')
 }
 
-/// What stands behind a number: in JSON, and behind JSON in the calls of tools. Special tokens begin with a marker.
+/// Whether `byte` can follow a number in JSON, or follow JSON in tool calls. Special tokens begin with a
+/// marker byte.
 fn stands_behind(byte: u8) -> bool {
     matches!(
         byte,
@@ -30,7 +32,7 @@ fn stands_behind(byte: u8) -> bool {
     )
 }
 
-/// Tokens of a vocabulary by what they begin with, a bit for each.
+/// Bit sets of a vocabulary's tokens by their first bytes.
 #[derive(Debug)]
 pub(super) struct Beginnings {
     goes_on: Vec<u32>,
@@ -57,7 +59,7 @@ impl Beginnings {
         }
     }
 
-    /// Takes special tokens out of `allowed`, but `kept`.
+    /// Removes special tokens from `allowed`, except `kept`.
     pub(super) fn leave_text(&self, allowed: &mut [u32], kept: &[u32]) {
         let is_allowed = |allowed: &[u32], token: u32| {
             allowed.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
@@ -67,12 +69,12 @@ impl Beginnings {
         kept.into_iter().for_each(|token| allowed[token as usize / 32] |= 1 << (token % 32));
     }
 
-    /// Whether `token` is special.
     pub(super) fn is_special(&self, token: u32) -> bool {
         self.special.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
     }
 
-    /// Takes tokens that go on with a number out of `allowed`, if others are left and each of them stands behind a number.
+    /// Removes tokens that continue a number from `allowed`, if other tokens remain and each of them can
+    /// follow a number.
     pub(super) fn end_number(&self, allowed: &mut [u32]) {
         let left = |(word, goes_on): (&u32, &u32)| word & !goes_on;
         let mut others = allowed.iter().zip(&self.goes_on).map(left).zip(&self.stands_behind);
@@ -83,14 +85,14 @@ impl Beginnings {
     }
 }
 
-/// How many digits stand at the end of what was said, behind each token.
+/// Number of digits at the end of the text, after each token.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Digits {
     behind: Vec<u16>,
 }
 
 impl Digits {
-    /// Whether a number at the end of what was said has as many digits as it may have.
+    /// Whether a number at the end of the text has the maximum number of digits.
     pub(super) fn are_enough(&self) -> bool {
         self.now() >= MAX_DIGITS
     }
@@ -99,7 +101,7 @@ impl Digits {
         self.behind.last().copied().unwrap_or(0)
     }
 
-    /// Counts those of a token with these `bytes`.
+    /// Counts the digits of a token with these `bytes`.
     pub(super) fn add(&mut self, bytes: &[u8]) {
         let count = |digits: u16, byte: &u8| match byte {
             b'0'..=b'9' => digits.saturating_add(1),
@@ -109,7 +111,7 @@ impl Digits {
         self.behind.push(bytes.iter().fold(self.now(), count));
     }
 
-    /// Takes the last `tokens` tokens back.
+    /// Rolls back the last `tokens` tokens.
     pub(super) fn take_back(&mut self, tokens: usize) {
         self.behind.truncate(self.behind.len().saturating_sub(tokens));
     }

@@ -1,35 +1,33 @@
-//! Grammars in the Backus-Naur form of llama.cpp (GBNF), which vLLM takes as well, as Lark.
+//! Converts grammars in the Backus-Naur form of llama.cpp (GBNF), which vLLM also takes, to Lark.
 //!
-//! Rules that lead back to none of the recursive ones are written as terminals: each is one expression to the library, so that
-//! nothing depends on where its longest match ends.
+//! Rules that do not lead to a recursive rule are written as terminals. Each terminal is one expression to
+//! the library, so nothing depends on where its longest match ends.
 
 use std::{collections::BTreeMap, fmt::Write as _, iter::Peekable, str::Chars};
 
 use super::lark_string;
 
-/// The rule that is all of an answer.
 const ROOT: &str = "root";
 
-/// Why a text is no grammar.
+/// Why a text is not a grammar in this form.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GbnfError {
-    /// Something else is needed here.
+    /// The text lacks a required element at this position.
     #[error("line {line}: {wanted} is needed")]
     Wanted {
-        /// Where, from 1.
+        /// Line number from 1.
         line: usize,
-        /// What could stand there, as it is told.
+        /// Description of the expected element.
         wanted: &'static str,
     },
-    /// A rule that is nowhere.
+    /// A rule is used but not defined.
     #[error("there is no rule '{0}'; write `{0} ::= ...`")]
     NoRule(String),
-    /// A rule that is there twice.
+    /// A rule is defined twice.
     #[error("there are two rules '{0}'; join them with `|`")]
     TwoRules(String),
 }
 
-/// `source` in Lark.
 pub(super) fn lark(source: &str) -> Result<String, GbnfError> {
     let rules = Parser::new(source).rules()?;
     let root = *rules.numbers.get(ROOT).ok_or_else(|| GbnfError::NoRule(ROOT.to_owned()))?;
@@ -44,18 +42,18 @@ pub(super) fn lark(source: &str) -> Result<String, GbnfError> {
     Ok(lark)
 }
 
-/// Ways, of which one is taken; each is some parts behind one another.
+/// Alternatives, each of which is a sequence of parts.
 type Choice = Vec<Vec<Part>>;
 
 struct Part {
     atom: Atom,
-    /// As Lark writes it, or nothing.
+    /// Repetition as Lark writes it, or empty.
     times: String,
 }
 
 enum Atom {
     Text(String),
-    /// An expression for one character.
+    /// A regular expression for one character.
     Character(String),
     Rule(usize),
     Group(Choice),
@@ -64,7 +62,7 @@ enum Atom {
 #[derive(Default)]
 struct Rules {
     numbers: BTreeMap<String, usize>,
-    /// By number; `None` as long as one has only been spoken of.
+    /// Bodies by rule number; `None` for a rule that is used but not yet defined.
     bodies: Vec<Option<Choice>>,
 }
 
@@ -86,7 +84,8 @@ impl Rules {
         }
     }
 
-    /// Which rules lead to no recursion: those whose every part is known to, again and again until no more are found.
+    /// Returns which rules are not recursive: a fixed point over rules whose parts are all known to be
+    /// regular.
     fn regular(&self) -> Vec<bool> {
         let mut regular = vec![false; self.bodies.len()];
         loop {
@@ -133,7 +132,7 @@ fn write_choice(lark: &mut String, choice: &Choice, name: &impl Fn(usize) -> Str
     }
 }
 
-/// Reads a grammar whose brackets are not deep in one another.
+/// Reads a grammar whose bracket depth was already checked.
 struct Parser<'a> {
     rest: Peekable<Chars<'a>>,
     line: usize,
@@ -163,7 +162,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Ways up to a bracket, the end, or the name of the rule that is defined next.
+    /// Reads alternatives up to a bracket, the end, or the name of the next rule.
     fn choice(&mut self) -> Result<(Choice, Option<String>), GbnfError> {
         let mut choice = vec![Vec::new()];
         loop {
@@ -206,14 +205,14 @@ impl<'a> Parser<'a> {
         Ok(choice)
     }
 
-    /// A name, and the space behind it.
+    /// Reads a name and the space after it.
     fn name(&mut self) -> Option<String> {
         let mut name = String::new();
         let is_of_name = |next: &char| next.is_ascii_alphanumeric() || matches!(next, '-' | '_');
         while let Some(next) = self.rest.next_if(is_of_name) {
             name.push(next);
         }
-        // How often it comes stands right behind it.
+        // A repetition operator stands directly after the name.
         if !matches!(self.rest.peek(), Some('*' | '+' | '?' | '{')) {
             self.skip();
         }
@@ -268,7 +267,8 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// A class of characters, with each as its number: whatever is a sign in one syntax and not in the other.
+    /// Reads a character class and writes each character as its code, because the two syntaxes escape
+    /// different characters.
     fn class(&mut self) -> Result<String, GbnfError> {
         self.next();
         let mut class = String::from("[");
@@ -309,7 +309,6 @@ impl<'a> Parser<'a> {
         char::from_u32(number).ok_or_else(|| self.wanted("the number of a character"))
     }
 
-    /// Goes over white space and comments.
     fn skip(&mut self) {
         while let Some(&next) = self.rest.peek() {
             if next == '#' {

@@ -1,4 +1,4 @@
-//! Schemas within a grammar in Lark, which are held to what holds for any schema.
+//! Prepares schemas within a Lark grammar, by the rules for any schema.
 
 use serde_json::Value;
 
@@ -7,15 +7,13 @@ use super::{
     schema::{Enforcement, lark_json},
 };
 
-/// What stands before a schema.
 pub(super) const JSON: &str = "%json";
-/// What stands before options of the library.
 const OPTIONS: &str = "%llguidance";
 
-/// A grammar in Lark with its schemas prepared.
+/// Returns a Lark grammar with its schemas prepared.
 ///
 /// # Errors
-/// A schema is none or cannot be held, or the grammar sets options of the library.
+/// If a schema is not valid JSON or unsupported, or the grammar sets options of the library.
 pub fn lark_source(source: &str) -> Result<String, GrammarError> {
     let (mut prepared, mut rest) = (String::with_capacity(source.len()), source);
     while let Some(next) = rest.chars().next() {
@@ -44,7 +42,7 @@ pub fn lark_source(source: &str) -> Result<String, GrammarError> {
     Ok(prepared)
 }
 
-/// How long a text or an expression between two `sign`s is.
+/// Returns the length of a text or expression between two `sign`s.
 fn quoted(text: &str, sign: char) -> usize {
     let mut is_escaped = false;
     for (at, letter) in text.char_indices().skip(1) {
@@ -58,7 +56,7 @@ fn quoted(text: &str, sign: char) -> usize {
     text.len()
 }
 
-/// The JSON behind `word`, and how long both are together.
+/// Parses the JSON after `word`; also returns the length of both together.
 fn value_behind(text: &str, word: &str) -> Result<(Value, usize), GrammarError> {
     let mut values = serde_json::Deserializer::from_str(&text[word.len()..]).into_iter();
     match values.next() {

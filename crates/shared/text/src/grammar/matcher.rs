@@ -1,4 +1,4 @@
-//! One answer on its way through a grammar.
+//! State of one answer in a grammar.
 
 use std::sync::Arc;
 
@@ -6,40 +6,42 @@ use llguidance::toktrie::SimpleVob;
 
 use super::digits::{Beginnings, Digits};
 
-/// Why a matcher cannot go on.
+/// Why a matcher cannot continue.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MatchError {
-    /// A token that may not come here.
+    /// The grammar does not allow the token here.
     #[error("token {token} may not follow what was said before; the answer does not belong to its grammar")]
     NotAllowed {
-        /// The token.
+        /// Id of the refused token.
         token: u32,
     },
-    /// It takes more than the bounds allow to say what may follow, or nothing that the vocabulary can spell may.
+    /// Computing the allowed tokens exceeds the bounds, or the vocabulary cannot spell any allowed
+    /// continuation.
     #[error("what may follow here cannot be told ({0}); simplify the schema or grammar")]
     Stuck(String),
 }
 
-/// Tokens, each in or out.
+/// Set of tokens of a vocabulary.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenSet {
     words: Vec<u32>,
 }
 
 impl TokenSet {
-    /// A bit for each token, 32 to a word, the lowest bit first. Tokens behind the last word are out.
+    /// Returns the bits: 32 tokens a word, the lowest bit first. Tokens beyond the last word are not in the
+    /// set.
     #[must_use]
     pub fn words(&self) -> &[u32] {
         &self.words
     }
 
-    /// Whether `token` is in.
+    /// Whether the set contains `token`.
     #[must_use]
     pub fn contains(&self, token: u32) -> bool {
         self.words.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
     }
 
-    /// Whether any token is in but those of `tokens`.
+    /// Whether the set contains tokens other than `tokens`.
     #[must_use]
     pub fn has_others_than(&self, tokens: &[u32]) -> bool {
         let count: u32 = self.words.iter().map(|word| word.count_ones()).sum();
@@ -56,24 +58,24 @@ impl TokenSet {
     }
 }
 
-/// What has been said of an answer, and what may follow.
+/// The accepted tokens of an answer, and the tokens that may follow.
 #[derive(Clone)]
 pub struct Matcher {
     inner: llguidance::Matcher,
     end_tokens: Arc<[u32]>,
     bytes: usize,
     beginnings: Arc<Beginnings>,
-    /// Digits of the answer's numbers, where there may be JSON.
+    /// Counts digits of the answer's numbers if the grammar may contain JSON.
     numbers: Option<Digits>,
     specials: Specials,
 }
 
-/// Special tokens in an answer. The library takes them for text where a grammar says `~`.
+/// Special tokens in an answer. The library treats them as text where a grammar says `~`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Specials {
-    /// The grammar names some.
+    /// The grammar names some special tokens.
     Named,
-    /// None but those that end the answer.
+    /// The answer may contain only special tokens that end it.
     None,
 }
 
@@ -84,7 +86,7 @@ impl std::fmt::Debug for Matcher {
 }
 
 impl Matcher {
-    /// `numbers` where numbers have to end.
+    /// `numbers` is present if numbers have to end.
     pub(super) fn new(
         inner: llguidance::Matcher,
         end_tokens: Arc<[u32]>,
@@ -95,22 +97,25 @@ impl Matcher {
         Self { inner, end_tokens, bytes, beginnings, numbers, specials }
     }
 
-    /// Estimated memory in bytes of what was compiled, before any step: the lexer's tables, and a multiple of the source.
+    /// Estimates the memory in bytes of the compiled grammar before any step: the lexer's tables, and a
+    /// multiple of the source's length.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// A copy with memory of its own: what the steps of one answer add is no other's. A clone shares that memory.
+    /// Copies the matcher with separate memory, so that answers do not share what their steps add. A clone
+    /// shares that memory.
     #[must_use]
     pub fn deep_clone(&self) -> Self {
         Self { inner: self.inner.deep_clone(), ..self.clone() }
     }
 
-    /// The tokens that may come next, those that end an answer where it may end among them. There is always one.
+    /// Returns the tokens that may come next, including end tokens where the answer may end. The set is
+    /// never empty.
     ///
     /// # Errors
-    /// It would take too long.
+    /// If the computation exceeds its bounds.
     pub fn allowed(&mut self) -> Result<TokenSet, MatchError> {
         let set = self.inner.compute_mask_or_eos();
         let set = set.map_err(|error| MatchError::Stuck(super::words_of(&error)))?;
@@ -123,7 +128,8 @@ impl Matcher {
         Ok(set)
     }
 
-    /// Takes ends where the answer may not end, and special tokens that the grammar does not name, out of `set`.
+    /// Removes from `set` end tokens where the answer may not end, and special tokens that the grammar does
+    /// not name.
     fn leave_out_specials(&mut self, set: &mut TokenSet) {
         let may_end = self.inner.is_stopped() || self.may_end();
         let kept = if may_end { &self.end_tokens[..] } else { &[] };
@@ -143,10 +149,10 @@ impl Matcher {
         self.numbers.as_ref().is_some_and(Digits::are_enough)
     }
 
-    /// `token` has come. One that ends the answer changes nothing.
+    /// Advances the matcher by `token`. A token that ends the answer changes nothing.
     ///
     /// # Errors
-    /// It may not come here, or the bounds do not allow to go on.
+    /// If the token is not allowed here, or the bounds are exceeded.
     pub fn accept(&mut self, token: u32) -> Result<(), MatchError> {
         if self.ends_with(token) {
             return Ok(());
@@ -165,10 +171,10 @@ impl Matcher {
         Ok(())
     }
 
-    /// Takes the last `tokens` tokens back, none of which ended an answer.
+    /// Rolls back the last `tokens` tokens, none of which ended an answer.
     ///
     /// # Errors
-    /// So many have not come.
+    /// If fewer tokens were accepted.
     pub fn take_back(&mut self, tokens: usize) -> Result<(), MatchError> {
         self.inner.rollback(tokens).map_err(|error| MatchError::Stuck(super::words_of(&error)))?;
         if let Some(numbers) = &mut self.numbers {

@@ -1,37 +1,37 @@
-//! A thought before an answer that has to look like something: free up to the tag that closes it.
+//! Reasoning content before a constrained answer: free text up to the closing tag.
 
 use super::lark_string;
 
-/// A tag around a thought.
+/// Tag that delimits reasoning content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tag {
-    /// Its text.
+    /// Text of the tag.
     pub name: &'static str,
-    /// The token that it is, where that is no text.
+    /// Id of the tag's token, if the tag is a special token.
     pub token: Option<u32>,
 }
 
-/// What stands before an answer.
+/// Reasoning content that precedes an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Thought {
-    /// What opens it; `None` if it is open already, so that there has to be one.
+    /// Opening tag; `None` if the prompt already opened it, so that reasoning content is mandatory.
     pub open: Option<Tag>,
-    /// What closes it.
+    /// Closing tag of the reasoning content.
     pub close: Tag,
 }
 
 impl Thought {
-    /// What the grammar of the answer behind it is called.
+    /// Name of the grammar of the answer after the reasoning content.
     pub(super) const ANSWER: &str = "answer";
 
-    /// The whole in Lark.
+    /// Returns the Lark grammar of reasoning content and answer.
     pub(super) fn lark(self) -> String {
         let Self { open, close } = self;
         let thought = match close.token {
             Some(token) => format!("thought: TEXT? <[{token}]>\nTEXT: /(?s:.+)/"),
             None => format!("thought[suffix={}]: /(?s:.*)/", lark_string(close.name)),
         };
-        // As templates write what was said before.
+        // Chat templates put these line breaks after the closing tag in earlier turns.
         let all = format!("thought (\"\\n\" | \"\\n\\n\")? @{}", Self::ANSWER);
         let start = match open {
             None => all,

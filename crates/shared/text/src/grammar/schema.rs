@@ -1,14 +1,16 @@
-//! What becomes of a JSON schema before the library sees it: rewritten to keywords that the library holds.
+//! Rewrites a JSON schema to keywords that the library supports.
 //!
-//! The library (`llguidance`) knows about half of JSON Schema's keywords and refuses the others. A rewrite here allows the
-//! same values as the schema did, or fewer where a value would have no end; never more without a [`Warning`].
+//! The library (`llguidance`) knows about half of JSON Schema's keywords and refuses the others. A rewrite
+//! allows the same values as the schema, or fewer if a value would have no end, but never more without a
+//! [`Warning`].
 //!
 //! # Layout
 //!
-//! - `walk`: which keyword holds schemas, and the way through all of them.
-//! - `numbers`, `texts` (with `formats` and `patterns`), `arrays`, `objects`, `properties`: keywords of one type each.
-//! - `logic`: `oneOf`, `not`, `if`, with `cases`, `negation` and `disjoint`.
-//! - `references`: where a `$ref` leads. `ends`: whether any value is finite. `values`: small questions about a schema.
+//! - `walk`: the traversal of all subschemas by keyword.
+//! - `numbers`, `texts` (with `formats` and `patterns`), `arrays`, `objects`, `properties`: rewrites of one
+//!   type's keywords.
+//! - `logic`: rewrites of `oneOf`, `not`, `if`, with `cases`, `negation` and `disjoint`.
+//! - `references`: targets of `$ref`. `ends`: whether values are finite. `values`: small queries on a schema.
 
 mod arrays;
 mod cases;
@@ -33,33 +35,33 @@ use serde_json::{Map, Value, json};
 use self::references::Document;
 use super::GrammarError;
 
-/// White space between two parts of a JSON text: enough to indent it, and an end to it.
+/// White space between two JSON tokens: enough for indentation, but bounded.
 const WHITE_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,32}";
 
-/// What a schema may say to the library and not to us: it would take back what is promised of every schema.
+/// Keyword for the library's own options, which could void the guarantees for every schema.
 pub(super) const LIBRARY_OPTIONS: &str = "x-guidance";
 
-/// Most schemas within one that a rewrite may lead to.
+/// Maximum number of schemas that the rewrites of one schema may produce.
 const MAX_NODES: usize = 20_000;
 
-/// What happens to a keyword that cannot be held.
+/// Treatment of a keyword that cannot be enforced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Enforcement {
-    /// The schema is refused, by the keyword's name.
+    /// The schema is refused with the keyword's name.
     #[default]
     Strict,
-    /// The keyword is dropped, with a [`Warning`].
+    /// The keyword is dropped with a [`Warning`].
     BestEffort,
 }
 
-/// A keyword that an answer need not keep to.
+/// A keyword that an answer need not conform to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Warning {
-    /// Where the keyword stands, as a JSON pointer (`/properties/name`); empty at the root.
+    /// JSON pointer to the keyword's schema (`/properties/name`); empty at the root.
     pub path: String,
-    /// The keyword.
+    /// Name of the dropped keyword.
     pub keyword: String,
-    /// Why, and what to write instead.
+    /// Reason, and what to write instead.
     pub message: String,
 }
 
@@ -71,19 +73,20 @@ impl std::fmt::Display for Warning {
     }
 }
 
-/// A schema as a rule's part of Lark, and what an answer need not keep to.
+/// Returns a schema as part of a Lark rule, with the keywords that are not enforced.
 ///
 /// # Errors
-/// See [`prepared`].
+/// The errors of [`prepared`].
 pub fn lark_json(schema: &Value, enforcement: Enforcement) -> Result<(String, Vec<Warning>), GrammarError> {
     let (schema, warnings) = prepared(schema, enforcement)?;
     Ok((format!("%json {schema}"), warnings))
 }
 
-/// `schema` in keywords that the library holds, with an end to white space.
+/// Rewrites `schema` to keywords that the library supports, with bounded white space.
 ///
 /// # Errors
-/// The schema sets the library's own options, allows no finite value, or holds what is refused under `enforcement`.
+/// If the schema sets the library's own options, allows no finite value, or holds a keyword that
+/// `enforcement` refuses.
 pub(super) fn prepared(
     schema: &Value,
     enforcement: Enforcement,
@@ -96,7 +99,7 @@ pub(super) fn prepared(
     if map.contains_key(LIBRARY_OPTIONS) {
         return Err(GrammarError::LibraryOptions);
     }
-    // The library takes keywords of later drafts for annotations where an earlier draft is named.
+    // The library takes keywords of later drafts for annotations if an earlier draft is named.
     map.remove("$schema");
     references::hoist(&mut schema);
     let mut preparation = Preparation::new(&schema, enforcement);
@@ -108,13 +111,12 @@ pub(super) fn prepared(
     Ok((schema, preparation.warnings))
 }
 
-/// The way of one schema through all rewrites.
 struct Preparation {
     enforcement: Enforcement,
     warnings: Vec<Warning>,
-    /// Names and indices from the root to the schema at hand.
+    /// Names and indices from the root to the current schema.
     path: Vec<String>,
-    /// The schema as it was sent, for references.
+    /// The schema as received, to resolve references.
     document: Document,
     nodes: usize,
     steps: numbers::Steps,
@@ -132,7 +134,7 @@ impl Preparation {
         }
     }
 
-    /// Refuses `keyword` of the schema at hand, or notes that it is dropped.
+    /// Refuses `keyword` of the current schema, or records a warning.
     fn cannot_hold(&mut self, keyword: &str, message: impl Into<String>) -> Result<(), GrammarError> {
         let escaped = self.path.iter().map(|part| part.replace('~', "~0").replace('/', "~1"));
         let path = escaped.map(|part| format!("/{part}")).collect();
@@ -146,7 +148,7 @@ impl Preparation {
         }
     }
 
-    /// Takes `keyword` out of `map`, refused or noted.
+    /// Removes `keyword` from `map`, with an error or a warning.
     fn drop_keyword(
         &mut self,
         map: &mut Map<String, Value>,

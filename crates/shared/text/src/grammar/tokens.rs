@@ -1,4 +1,4 @@
-//! What the tokens of a vocabulary are to a grammar: bytes, or an end of the answer, or nothing that it may say.
+//! Classifies the tokens of a vocabulary for a grammar: text, end of the answer, or not allowed.
 
 use std::sync::Arc;
 
@@ -7,12 +7,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::tokenizer::Tokenizer;
 
-/// What one token stands for.
+/// Content of one token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenBytes<'a> {
-    /// Text.
+    /// Bytes of the token's text.
     Text(&'a [u8]),
-    /// No text: it has a name, or there is no such token.
+    /// Name of a token without text; empty if there is no such token.
     Special(&'a [u8]),
 }
 
@@ -24,7 +24,7 @@ pub struct Tokens {
 }
 
 impl Tokens {
-    /// Those of `tokenizer`.
+    /// Collects the tokens of `tokenizer`.
     #[must_use]
     pub fn of(tokenizer: &Tokenizer) -> Self {
         let ids = (0..tokenizer.vocab_size()).filter_map(|id| u32::try_from(id).ok());
@@ -35,7 +35,7 @@ impl Tokens {
         Self::new(bytes, tokenizer.stop_tokens())
     }
 
-    /// These, in the order of their ids; an answer may end with one of `end_tokens`.
+    /// Collects `tokens` in the order of their ids; an answer may end with one of `end_tokens`.
     pub fn new<'a>(tokens: impl Iterator<Item = TokenBytes<'a>>, end_tokens: &[u32]) -> Self {
         let word = |token| match token {
             TokenBytes::Text(bytes) => bytes.to_vec(),
@@ -46,7 +46,7 @@ impl Tokens {
         let end_tokens: Vec<u32> =
             end_tokens.iter().copied().filter(|&token| (token as usize) < words.len()).collect();
         for &token in &end_tokens {
-            // A token that ends the answer is no text, whatever it is called.
+            // A token that ends the answer is not text, regardless of its name.
             let word = &mut words[token as usize];
             if word.first() != Some(&TokTrie::SPECIAL_TOKEN_MARKER) {
                 word.insert(0, TokTrie::SPECIAL_TOKEN_MARKER);
@@ -59,8 +59,8 @@ impl Tokens {
         &self.end_tokens
     }
 
-    /// As the library takes them; `None` if none of them ends an answer. Nothing is said of how text becomes tokens: any way to
-    /// spell what the grammar allows is allowed.
+    /// Returns the library's form of the vocabulary; `None` if no token ends an answer. Any tokenization of
+    /// an allowed text is allowed, because the environment does not say how text becomes tokens.
     pub(super) fn environment(&self) -> Option<TokEnv> {
         let vocab_size = u32::try_from(self.words.len()).ok()?;
         let info = TokRxInfo::new(vocab_size, *self.end_tokens.first()?);

@@ -1,4 +1,4 @@
-//! The process that compiles: reads sources from its standard input, writes verdicts to its standard output.
+//! The compiler process: reads sources from its standard input and writes verdicts to its standard output.
 
 use std::{
     io::{self, BufReader, Read, Write, stdin, stdout},
@@ -22,27 +22,27 @@ use super::{
 };
 use crate::grammar::{COMPILER_STACK_BYTES, GrammarError, Grammars, Tokens};
 
-/// Added to the niceness: whoever serves others comes first.
+/// Added to the process's niceness, because processes that serve requests have priority.
 const NICENESS: i32 = 19;
 
-/// How often the CPU time of a compilation is looked at.
+/// Interval at which the CPU time of a compilation is checked.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// Why the process ends before it is told to.
+/// Why the process ends before its parent closes the pipe.
 #[derive(Debug, thiserror::Error)]
 pub enum ChildError {
-    /// The system refused a limit.
+    /// The operating system refused a limit.
     #[error("the limits of the process that compiles grammars cannot be set: {0}")]
     Limits(#[from] io::Error),
-    /// The pipes cannot be used.
+    /// A pipe cannot be read or written.
     #[error(transparent)]
     Frame(#[from] FrameError),
 }
 
-/// Runs the process until its parent closes the pipe or a compilation takes too much.
+/// Runs the process until its parent closes the pipe or a compilation exceeds a limit.
 ///
 /// # Errors
-/// The limits cannot be set, or the pipes cannot be used.
+/// If the limits cannot be set, or a pipe fails.
 pub fn serve() -> Result<(), ChildError> {
     run(&mut BufReader::new(stdin().lock()), &mut stdout().lock())
 }
@@ -60,14 +60,15 @@ fn run(input: &mut impl Read, output: &mut impl Write) -> Result<(), ChildError>
         let verdict = judge(&grammars, source);
         frame::write(output, &verdict)?;
         if matches!(verdict, Verdict::TooMuchTime) {
-            // The compilation goes on in its thread, which only the end of the process ends.
+            // The compilation continues in its thread, which only the end of the process stops.
             std::process::exit(0);
         }
     }
     Ok(())
 }
 
-/// Limits what the process may take from now on. What is beyond ends it, without a dump of its memory.
+/// Limits the memory that the process may take from now on. Exceeding the limit ends the process without a
+/// core dump.
 fn limit_memory() -> Result<(), io::Error> {
     let limit = |resource, bytes| {
         let limit = Rlimit { current: Some(bytes), maximum: Some(bytes) };
@@ -77,7 +78,7 @@ fn limit_memory() -> Result<(), io::Error> {
     limit(Resource::Data, data_bytes()? + MEMORY_BYTES + COMPILER_STACK_BYTES as u64)
 }
 
-/// Bytes that the process may write to, which is what the limit counts.
+/// Returns the writable bytes of the process, which the limit counts.
 fn data_bytes() -> Result<u64, io::Error> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmData:"));
@@ -87,7 +88,7 @@ fn data_bytes() -> Result<u64, io::Error> {
         .ok_or_else(|| io::Error::other("/proc/self/status has no VmData"))
 }
 
-/// Compiles `source` in a thread and watches how much CPU time the process takes meanwhile.
+/// Compiles `source` in a thread and checks the CPU time of the process meanwhile.
 fn judge(grammars: &Arc<Result<Grammars, GrammarError>>, source: String) -> Verdict {
     let (done, compiled) = channel();
     let (begin, grammars) = (cpu_time(), Arc::clone(grammars));
@@ -114,7 +115,7 @@ fn judge(grammars: &Arc<Result<Grammars, GrammarError>>, source: String) -> Verd
     }
 }
 
-/// CPU time that the process has taken.
+/// Returns the CPU time that the process has used.
 fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     let (seconds, nanoseconds) = (time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0));

@@ -1,45 +1,43 @@
-//! What crosses the pipes: each message is the bytes of its JSON, behind their number in four bytes.
+//! Framing of the pipes: each message is JSON, preceded by its length in four bytes.
 
 use std::io::{self, Read, Write};
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-/// Largest message in bytes: a vocabulary of a million tokens.
+/// Maximum message size in bytes, enough for a vocabulary of a million tokens.
 const MAX_BYTES: u32 = 256 << 20;
 
-/// The process knows the vocabulary.
+/// Message: the process has read the vocabulary.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Ready;
 
-/// What came of a grammar.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Verdict {
-    /// The grammar was compiled within the limits.
+    /// The grammar compiles within the limits.
     Good,
-    /// The grammar cannot be honoured, and why.
+    /// The grammar cannot be used, with the reason.
     Refused(String),
-    /// The compilation took more CPU time than it may. The process ends behind this message.
+    /// The compilation exceeded its CPU time. The process ends after this message.
     TooMuchTime,
 }
 
-/// Why a message did not cross.
+/// Why a message was not transferred.
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
-    /// The other side has closed its pipe.
+    /// The peer has closed its pipe.
     #[error("its pipe is closed")]
     Closed,
-    /// The pipe cannot be used.
+    /// Reading or writing the pipe failed.
     #[error(transparent)]
     Pipe(#[from] io::Error),
-    /// The message is larger than any may be.
+    /// The message exceeds the maximum size.
     #[error("a message of {0} bytes is longer than {MAX_BYTES}")]
     TooLong(u64),
-    /// The message is none that is known.
+    /// The message is not valid JSON of its type.
     #[error("a message cannot be read: {0}")]
     Unknown(#[from] serde_json::Error),
 }
 
-/// Writes `message`.
 pub(super) fn write(to: &mut impl Write, message: &impl Serialize) -> Result<(), FrameError> {
     let bytes = serde_json::to_vec(message)?;
     let too_long = || FrameError::TooLong(bytes.len() as u64);
@@ -50,7 +48,7 @@ pub(super) fn write(to: &mut impl Write, message: &impl Serialize) -> Result<(),
     Ok(to.flush()?)
 }
 
-/// Reads the next message; `None` if there is none any more.
+/// Reads the next message; `None` at the end of the stream.
 pub(super) fn read<T: DeserializeOwned>(from: &mut impl Read) -> Result<Option<T>, FrameError> {
     let mut length = [0; 4];
     match from.read_exact(&mut length) {

@@ -1,14 +1,14 @@
-//! GPT-2's alphabet: a printable character for every byte, in which byte-level vocabularies are spelled.
+//! GPT-2's alphabet, in which byte-level vocabularies are spelled: a printable character for every byte.
 
-/// The characters after U+0100 stand for the bytes that have no printable Latin-1 character, in their order.
+/// The characters from U+0100 on represent the bytes without a printable Latin-1 character, in order.
 const FIRST_STAND_IN: u32 = 0x100;
 
-/// True if the byte's Latin-1 character stands for itself.
+/// True if the byte's Latin-1 character represents the byte.
 fn is_printable(byte: u8) -> bool {
     matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff)
 }
 
-/// The byte that `character` stands for; `None` if it is not of the alphabet.
+/// Returns the byte of `character`; `None` if the alphabet lacks it.
 fn byte_of(character: char) -> Option<u8> {
     let code = u32::from(character);
     match u8::try_from(code) {
@@ -20,7 +20,7 @@ fn byte_of(character: char) -> Option<u8> {
     }
 }
 
-/// Appends the bytes that `spelling` stands for; a spelling with other characters stands for itself.
+/// Appends the bytes of `spelling`; a spelling with other characters is appended as its UTF-8 bytes.
 pub(super) fn append_bytes(spelling: &str, out: &mut Vec<u8>) {
     let start = out.len();
     for character in spelling.chars() {

@@ -1,4 +1,4 @@
-//! What can go wrong with tokenizers.
+//! Errors of reading tokenizers and of encoding.
 
 use std::{io, path::PathBuf};
 
@@ -7,7 +7,7 @@ use model_files::{generation_defaults::GenerationDefaultsError, gguf::GgufError}
 /// Why a tokenizer could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
-    /// A GGUF value has another type than its key calls for.
+    /// A GGUF value has another type than its key requires.
     #[error(transparent)]
     Gguf(#[from] GgufError),
     /// The tokens that end an answer could not be read.
@@ -16,45 +16,45 @@ pub enum TokenizerError {
     /// A file could not be read.
     #[error("cannot read {}: {source}; make it readable or fetch the model again", path.display())]
     Read {
-        /// The file.
+        /// Path of the unreadable file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// A file is not the JSON it should be.
+    /// A file is not valid JSON of the expected shape.
     #[error("{} is not usable: {source}; fetch the model again", path.display())]
     Json {
-        /// The file.
+        /// Path of the invalid file.
         path: PathBuf,
-        /// What is wrong.
+        /// Error of the JSON parser.
         source: serde_json::Error,
     },
-    /// Something a tokenizer must have is not there.
+    /// A required part of the tokenizer is missing.
     #[error("{} has no `{what}`, so it has no tokenizer; use another conversion of the model", path.display())]
     Missing {
-        /// The file.
+        /// Path of the incomplete file.
         path: PathBuf,
-        /// The key.
+        /// Name of the missing key.
         what: &'static str,
     },
-    /// A kind of tokenizer we do not implement.
+    /// The kind of tokenizer is not implemented.
     #[error("{}: the {what} `{name}` is not supported ({supported} are); use another model", path.display())]
     Unsupported {
-        /// The file.
+        /// Path of the tokenizer's file.
         path: PathBuf,
-        /// What kind of thing it is.
+        /// Kind of the unsupported component.
         what: &'static str,
-        /// Its name in the file.
+        /// Name of the component in the file.
         name: String,
-        /// What there is instead.
+        /// List of the supported names.
         supported: &'static str,
     },
-    /// The parts do not fit each other.
+    /// Parts of the tokenizer contradict each other.
     #[error("{}: {detail}; convert or fetch the model again", path.display())]
     Malformed {
-        /// The file.
+        /// Path of the tokenizer's file.
         path: PathBuf,
-        /// What does not fit.
+        /// Description of the contradiction.
         detail: String,
     },
 }
@@ -62,13 +62,13 @@ pub enum TokenizerError {
 /// Why a text could not be encoded.
 #[derive(Debug, thiserror::Error)]
 pub enum EncodeError {
-    /// The `tokenizers` crate gave up, for instance because a regular expression took too many steps.
+    /// The `tokenizers` crate failed, for instance because a regular expression took too many steps.
     #[error("the text cannot be split into tokens: {0}; shorten its longest run of equal characters")]
     Split(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The vocabulary spells a control token with ordinary characters and merges.
     #[error("the text would become the control token `{name}`; rephrase it")]
     ControlToken {
-        /// The token.
+        /// Name of the control token.
         name: String,
     },
 }

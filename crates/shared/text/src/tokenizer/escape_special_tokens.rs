@@ -1,10 +1,9 @@
-//! Text of which some is quoted: a special token's name that a person wrote is text, one that a chat template wrote is
-//! the token.
+//! Quotes special tokens' names in user text, so that only names from a chat template become tokens.
 //!
-//! The two are told apart after rendering, where they look alike. So what people wrote is *quoted* before it goes into
-//! the template: a mark, a character that is nowhere else, is put into every name in it ([`Tokenizer::quote`]). A
-//! template may trim, join and repeat quoted text, and the mark goes along. [`Tokenizer::encode_quoted`] then takes
-//! names without a mark as tokens, and everything between them, its marks removed, as text.
+//! After rendering, both would look alike. So user text is *quoted* before rendering: [`Tokenizer::quote`]
+//! inserts a mark, a character that occurs nowhere else, into every name. A template may trim, join and
+//! repeat quoted text, and the mark stays in it. [`Tokenizer::encode_quoted`] then encodes names without a
+//! mark as tokens, and the text between them, its marks removed, as text.
 
 use super::{
     Tokenizer,
@@ -12,23 +11,23 @@ use super::{
     options::{AddSpecial, ParseSpecial},
 };
 
-/// Characters of a plane for private use: no tokenizer has words with them, and few people send them.
+/// Characters of a plane for private use, which no tokenizer has in words and users rarely send.
 const MARKS: std::ops::RangeInclusive<char> = '\u{F0000}'..='\u{F00FF}';
 
 impl Tokenizer {
-    /// True if the name of a control token is in `text`.
+    /// True if `text` contains the name of a control token.
     #[must_use]
     pub fn names_control_token(&self, text: &str) -> bool {
         self.names.first_in(text).is_some()
     }
 
-    /// A mark that is in none of `texts`; `None` if they have all there are.
+    /// Returns a mark that none of `texts` contains; `None` if the texts use all marks.
     #[must_use]
     pub fn mark_absent_from(&self, texts: &[&str]) -> Option<char> {
         MARKS.into_iter().find(|mark| texts.iter().all(|text| !text.contains(*mark)))
     }
 
-    /// `text` with `mark` in the name of every control token, behind its first character.
+    /// Inserts `mark` after the first character of every control token's name in `text`.
     #[must_use]
     pub fn quote(&self, text: &str, mark: char) -> String {
         let mut quoted = String::with_capacity(text.len() + 16);
@@ -41,10 +40,10 @@ impl Tokenizer {
         quoted
     }
 
-    /// The token ids of rendered text: names of control tokens are those tokens, except where they were quoted.
+    /// Encodes rendered text: names of control tokens become those tokens unless they were quoted.
     ///
     /// # Errors
-    /// As [`encode`](Self::encode) of the text between the names.
+    /// The errors of [`encode`](Self::encode) for the text between the names.
     pub fn encode_quoted(&self, text: &str, mark: char) -> Result<Vec<u32>, EncodeError> {
         let (mut tokens, mut rest) = (Vec::new(), text);
         while let Some((at, name, token)) = self.names.first_in(rest) {

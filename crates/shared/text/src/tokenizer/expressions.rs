@@ -1,17 +1,18 @@
-//! The regular expressions of a `tokenizer.json`, judged before the `tokenizers` crate compiles them without a limit.
+//! Checks the regular expressions of a `tokenizer.json` before the `tokenizers` crate compiles them without
+//! limits.
 
 use fancy_regex::RegexBuilder;
 use serde_json::Value;
 
-/// Expressions of a normalizer or pre-tokenizer.
+/// Maximum number of expressions of a normalizer or pre-tokenizer.
 const MAX_EXPRESSIONS: usize = 16;
-/// Bytes of one. DeepSeek's list of letters takes 1,300.
+/// Maximum length of an expression in bytes; DeepSeek's list of letters takes 1,300.
 const MAX_EXPRESSION_BYTES: usize = 1 << 13;
-/// Bytes of one when it is compiled. Classes of letters take some hundred thousand.
+/// Maximum size of a compiled expression in bytes; classes of letters take some hundred thousand.
 const MAX_COMPILED_BYTES: usize = 1 << 20;
 
-/// Says what is wrong with the expressions anywhere in `component`: their number, or one that is no expression or
-/// grows when it is compiled.
+/// Checks the number and size of the expressions anywhere in `component`; the error describes an invalid or
+/// too large expression.
 pub(super) fn check(component: &Value) -> Result<(), String> {
     let mut found = Vec::new();
     collect(component, &mut found);
@@ -21,7 +22,7 @@ pub(super) fn check(component: &Value) -> Result<(), String> {
     found.into_iter().try_for_each(check_one)
 }
 
-/// Values come from JSON, whose depth is limited.
+/// Recursion is safe because the depth of JSON values is limited.
 fn collect<'a>(value: &'a Value, found: &mut Vec<&'a str>) {
     match value {
         Value::Object(fields) => {

@@ -1,4 +1,5 @@
-//! A tokenizer from a model directory: `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`.
+//! Reads a tokenizer from a model directory: `tokenizer.json`, `tokenizer_config.json`,
+//! `chat_template.jinja`.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +17,7 @@ use super::{
     vocabulary::{Kind, Spelling, Token, Vocabulary},
 };
 
-/// Which model a `tokenizer.json` has; read before its vocabulary, whose form depends on it.
+/// The model type of a `tokenizer.json`, read before the vocabulary, whose form depends on it.
 #[derive(Deserialize)]
 struct Outline {
     model: ModelKind,
@@ -28,7 +29,7 @@ struct ModelKind {
     kind: Option<String>,
 }
 
-/// The parts of a `tokenizer.json` that we read ourselves or hand on.
+/// The parts of a `tokenizer.json` that this module uses or passes on.
 #[derive(Deserialize)]
 struct TokenizerJson {
     #[serde(default)]
@@ -63,7 +64,7 @@ struct BpeJson {
     dropout: Option<f32>,
 }
 
-/// `["a", "b"]`, or `"a b"` in older files.
+/// A merge: `["a", "b"]`, or `"a b"` in older files.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum MergeJson {
@@ -71,7 +72,7 @@ enum MergeJson {
     Line(String),
 }
 
-/// `tokenizer_config.json`, as far as it matters.
+/// The fields of `tokenizer_config.json` that matter here.
 #[derive(Default, Deserialize)]
 struct ConfigJson {
     bos_token: Option<TokenName>,
@@ -80,7 +81,7 @@ struct ConfigJson {
     chat_template: Option<TemplateJson>,
 }
 
-/// A token, alone or with how text is split around it.
+/// A token, alone or with its options for splitting text.
 #[derive(Deserialize)]
 #[serde(untagged)]
 pub(crate) enum TokenName {
@@ -88,7 +89,7 @@ pub(crate) enum TokenName {
     Token { content: String },
 }
 
-/// A chat template, or several by name.
+/// A chat template, or several named ones.
 #[derive(Deserialize)]
 #[serde(untagged)]
 pub(crate) enum TemplateJson {
@@ -96,7 +97,6 @@ pub(crate) enum TemplateJson {
     Several(Vec<NamedTemplate>),
 }
 
-/// A chat template with its name.
 #[derive(Deserialize)]
 pub(crate) struct NamedTemplate {
     name: String,
@@ -115,7 +115,7 @@ impl Tokenizer {
     /// Reads the tokenizer of a model directory in Hugging Face's layout.
     ///
     /// # Errors
-    /// If `tokenizer.json` is missing or no byte pair encoding we know, or a file cannot be read.
+    /// If `tokenizer.json` is missing or is not a supported byte pair encoding, or a file cannot be read.
     pub fn from_directory(directory: &Path) -> Result<Self, TokenizerError> {
         let path = directory.join("tokenizer.json");
         let read_error = |source| TokenizerError::Read { path: path.clone(), source };
@@ -160,7 +160,7 @@ impl Tokenizer {
             literal: false,
         });
         let added = added.map(|token| match token.kind {
-            // The unknown token comes out of ordinary text.
+            // Ordinary text may yield the unknown token.
             Kind::Control if unknown == Some(token.id) => Token { kind: Kind::Unknown, ..token },
             _ => token,
         });
@@ -173,7 +173,7 @@ impl Tokenizer {
     }
 }
 
-/// A small text file, if it is there.
+/// Reads a small text file, if it exists.
 fn read_text(path: &Path) -> Result<Option<String>, TokenizerError> {
     let error = |source| TokenizerError::Read { path: path.to_path_buf(), source };
     let bytes = whole_file::read_if_there(path, limits::MAX_CONFIG_BYTES).map_err(error)?;
@@ -190,7 +190,7 @@ fn unsupported(path: &Path, what: &'static str, name: String, supported: &'stati
 }
 
 impl TemplateJson {
-    /// The template called `default` where there are several.
+    /// Returns the template named `default` if there are several.
     pub(crate) fn default_one(self) -> Option<String> {
         match self {
             Self::One(template) => Some(template),
@@ -202,7 +202,7 @@ impl TemplateJson {
 }
 
 impl BpeJson {
-    /// Refuses options that other kinds of models need.
+    /// Refuses options that only other kinds of models use.
     fn check(&self, path: &Path) -> Result<(), TokenizerError> {
         let is_set = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
         for (name, set) in [
@@ -218,7 +218,8 @@ impl BpeJson {
     }
 }
 
-/// How tokens spell bytes and whether decoding takes a leading space away, by the decoder that Hugging Face uses.
+/// Returns the byte spelling of tokens, and whether decoding removes a leading space, from Hugging Face's
+/// decoder.
 fn spelling(path: &Path, decoder: Option<&Value>) -> Result<(Spelling, bool), TokenizerError> {
     let kind = |step: &Value| step["type"].as_str().unwrap_or_default().to_owned();
     let Some(decoder) = decoder.filter(|decoder| !decoder.is_null()) else {
@@ -273,7 +274,8 @@ impl TokenizerJson {
             normalizer: component(path, self.normalizer)?,
             pre_tokenizer: component(path, self.pre_tokenizer)?,
             added,
-            // `add_bos_token` in tokenizer_config.json has no say beside a tokenizer.json, as in transformers.
+            // As in transformers, `add_bos_token` of tokenizer_config.json is ignored if a tokenizer.json
+            // exists.
             frame: match component(path, self.post_processor)? {
                 Some(processor) => Frame::PostProcessor(Box::new(processor)),
                 None => Frame::Fixed { before: Vec::new(), after: Vec::new() },
@@ -291,7 +293,7 @@ impl MergeJson {
     }
 }
 
-/// A normalizer, pre-tokenizer or post-processor as the `tokenizers` crate reads it.
+/// Parses a normalizer, pre-tokenizer or post-processor of the `tokenizers` crate.
 fn component<T: DeserializeOwned>(path: &Path, json: Option<Value>) -> Result<Option<T>, TokenizerError> {
     let json = json.filter(|json| !json.is_null());
     if let Some(json) = &json {

@@ -1,4 +1,4 @@
-//! A tokenizer from a GGUF file's metadata (llama.cpp's `llama_vocab::impl::load` says what the keys mean).
+//! Builds a tokenizer from a GGUF file's metadata (llama.cpp's `llama_vocab::impl::load` defines the keys).
 
 use model_files::{generation_defaults::GenerationDefaults, gguf::GgufFile};
 use tokenizers::{
@@ -15,7 +15,7 @@ use super::{
     vocabulary::{Kind, Spelling, Token, Vocabulary, byte_piece, check_length},
 };
 
-/// `tokenizer.ggml.token_type`.
+/// Values of the key `tokenizer.ggml.token_type`.
 mod token_type {
     pub(super) const NORMAL: i64 = 1;
     pub(super) const UNKNOWN: i64 = 2;
@@ -24,7 +24,7 @@ mod token_type {
     pub(super) const BYTE: i64 = 6;
 }
 
-/// Names of control tokens that end an answer, for files that do not say so by id (llama.cpp's list).
+/// Names of control tokens that end an answer, for files that do not list end ids (llama.cpp's list).
 const END_NAMES: [&str; 15] = [
     "<|eot_id|>",
     "<|im_end|>",
@@ -43,14 +43,13 @@ const END_NAMES: [&str; 15] = [
     "<｜end▁of▁sentence｜>",
 ];
 
-/// The tokens of a file.
 struct Tokens<'a> {
     file: &'a GgufFile,
     texts: Vec<&'a str>,
     types: Vec<i64>,
     roles: Roles,
     unknown: Option<u32>,
-    /// Tokens that end an answer, by id.
+    /// Ids of the tokens that end an answer.
     ends: Vec<u32>,
 }
 
@@ -58,7 +57,7 @@ impl Tokenizer {
     /// Reads the tokenizer in a GGUF file's metadata.
     ///
     /// # Errors
-    /// If there is none, its kind or pre-tokenizer is not supported, or its parts do not fit each other.
+    /// If there is no tokenizer, its kind or pre-tokenizer is not supported, or its parts are inconsistent.
     pub fn from_gguf(file: &GgufFile) -> Result<Self, TokenizerError> {
         let model = file.str("tokenizer.ggml.model")?.ok_or_else(|| missing(file, "tokenizer.ggml.model"))?;
         let tokens = Tokens::read(file)?;
@@ -124,18 +123,17 @@ impl<'a> Tokens<'a> {
         };
         let roles = Roles { bos: role("bos")?, eos: role("eos")?, pad: role("padding")? };
         let unknown = role("unknown")?;
-        // Ids beyond the vocabulary cannot be generated: they end nothing.
+        // Ids beyond the vocabulary cannot be generated, so they end nothing.
         let mut ends = GenerationDefaults::from_gguf(file)?.eos_token_ids;
         ends.retain(|&id| (id as usize) < texts.len());
         Ok(Self { file, texts, types, roles, unknown, ends })
     }
 
-    /// All tokens with their ids.
     fn iter(&self) -> impl Iterator<Item = (u32, &'a str, i64)> + '_ {
         (0u32..).zip(&self.texts).zip(&self.types).map(|((id, text), &kind)| (id, *text, kind))
     }
 
-    /// Control by its type, or because an answer ends with it whatever its type says.
+    /// Returns the token's kind; a token that ends answers is a control token regardless of its type.
     fn kind(&self, id: u32, kind: i64) -> Kind {
         match kind {
             token_type::CONTROL => Kind::Control,
@@ -154,14 +152,14 @@ impl<'a> Tokens<'a> {
         })
     }
 
-    /// The tokens that are recognised in text as a whole.
+    /// Returns the tokens that are recognized in text as a whole.
     fn added(&self, vocab: &Vocab) -> Vec<(u32, AddedToken)> {
         let added = self.iter().filter_map(|(id, text, kind)| {
             let special = self.kind(id, kind) != Kind::Text;
             let token = AddedToken::from(text, special).normalized(false);
             (special || kind == token_type::USER_DEFINED).then_some((id, token))
         });
-        // Where a text comes twice, the vocabulary knows the later id.
+        // For a duplicate text the vocabulary has the later id.
         added.filter(|(id, token)| vocab.get(&token.content) == Some(id)).collect()
     }
 
@@ -187,7 +185,7 @@ impl<'a> Tokens<'a> {
     }
 }
 
-/// Byte-level BPE with the file's merges.
+/// Builds byte-level BPE with the file's merges.
 fn byte_level(tokens: &Tokens<'_>) -> Result<Parts, TokenizerError> {
     let file = tokens.file;
     let malformed = |detail| TokenizerError::Malformed { path: file.path().to_path_buf(), detail };
@@ -216,14 +214,14 @@ fn byte_level(tokens: &Tokens<'_>) -> Result<Parts, TokenizerError> {
     })
 }
 
-/// `left right`. The first character belongs to the left token even if it is a space.
+/// Splits a `left right` line. The first character belongs to the left token even if it is a space.
 fn split_merge(line: &str) -> Option<(String, String)> {
     let first = line.chars().next()?.len_utf8();
     let at = first + line.get(first..)?.find(' ')?;
     Some((line[..at].to_owned(), line[at + 1..].to_owned()))
 }
 
-/// SentencePiece BPE: merges by score, bytes for what has no piece.
+/// Builds SentencePiece BPE: merges by score, and bytes for characters without a piece.
 fn sentencepiece(tokens: &Tokens<'_>, space_prefix: bool) -> Result<Parts, TokenizerError> {
     let file = tokens.file;
     let malformed = |detail| TokenizerError::Malformed { path: file.path().to_path_buf(), detail };
@@ -232,7 +230,7 @@ fn sentencepiece(tokens: &Tokens<'_>, space_prefix: bool) -> Result<Parts, Token
     if scores.len() != tokens.texts.len() {
         return Err(malformed(format!("{} tokens have {} scores", tokens.texts.len(), scores.len())));
     }
-    // Special tokens and byte pieces must not come out of merges of ordinary text.
+    // Merges of ordinary text must not yield special tokens or byte pieces.
     let mergeable = |id: u32, text: &str, kind: i64| {
         tokens.kind(id, kind) == Kind::Text && kind != token_type::BYTE && byte_piece(text).is_none()
     };

@@ -1,30 +1,30 @@
-//! What is done with special tokens, on the way in and out.
+//! Options for special tokens in encoding and decoding.
 
-/// Whether the tokens a model expects around a text (its beginning-of-sequence token) are put there.
+/// Whether encoding adds the tokens that a model expects around a text, such as beginning-of-sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AddSpecial {
-    /// Put them there: for a text of its own, as prompts of the completions API are.
+    /// Adds the tokens; for a stand-alone text, such as a prompt of the completions API.
     Yes,
-    /// Leave them out: for what a chat template rendered, which holds them already.
+    /// Leaves the tokens out; for rendered chat templates, which contain them already.
     No,
 }
 
-/// Whether the name of a special token within the text means that token.
+/// Whether the name of a special token in the text becomes that token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ParseSpecial {
-    /// `<|im_end|>` in the text is the token. For rendered chat templates, and for prompts of the completions API
-    /// as vLLM and llama.cpp have it.
+    /// `< im_end >` in the text becomes the token. For rendered chat templates, and for prompts of the
+    /// completions API, as in vLLM and llama.cpp.
     Yes,
-    /// The text is only text: no control token comes out of it. For anything a user typed that is not a prompt.
-    /// (Added tokens that are not special, `<tool_call>` in Qwen, are recognised always.)
+    /// The text yields no control token; for any user text that is not a prompt. Added tokens that are not
+    /// special (`<tool_call>` in Qwen) are always recognized.
     No,
 }
 
-/// Whether decoding leaves special tokens out.
+/// Whether decoding omits special tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SkipSpecial {
-    /// They are no text.
+    /// Special tokens produce no text.
     Yes,
-    /// They appear by their names.
+    /// Special tokens appear by name.
     No,
 }

@@ -1,4 +1,4 @@
-//! Text to token ids: added tokens, normalizer, pre-tokenizer, byte pair encoding, frame.
+//! Converts text to token ids: added tokens, normalizer, pre-tokenizer, byte pair encoding, frame.
 
 use tokenizers::{
     AddedToken, AddedVocabulary, Encoding, Model as _, NormalizerWrapper, OffsetType, PostProcessor as _,
@@ -13,48 +13,47 @@ use super::{
     vocabulary::check_length,
 };
 
-/// The tokens around a text.
 #[derive(Debug)]
 pub(super) enum Frame {
-    /// Always these.
-    Fixed { before: Vec<u32>, after: Vec<u32> },
-    /// As a `tokenizer.json` describes.
+    Fixed {
+        before: Vec<u32>,
+        after: Vec<u32>,
+    },
+    /// The post-processor of a `tokenizer.json`.
     PostProcessor(Box<PostProcessorWrapper>),
 }
 
-/// What a pipeline is made of.
 #[derive(Debug)]
 pub(super) struct Parts {
     pub(super) vocab: Vocab,
     pub(super) merges: Merges,
     pub(super) unknown: Option<String>,
-    /// Consecutive unknown characters become one unknown token.
+    /// Merges consecutive unknown characters into one unknown token.
     pub(super) fuse_unknown: bool,
     pub(super) byte_fallback: bool,
-    /// A word that is a token as a whole is that token, whatever the merges say.
+    /// Encodes a word that is itself a token as that token, without merges.
     pub(super) ignore_merges: bool,
     pub(super) normalizer: Option<NormalizerWrapper>,
     pub(super) pre_tokenizer: Option<PreTokenizerWrapper>,
-    /// With their ids, ascending.
+    /// Added tokens with their ids, in ascending order.
     pub(super) added: Vec<(u32, AddedToken)>,
     pub(super) frame: Frame,
 }
 
-/// A pipeline that is ready to encode.
 #[derive(Debug)]
 pub(super) struct Pipeline {
     model: BPE,
     normalizer: Option<NormalizerWrapper>,
     pre_tokenizer: Option<PreTokenizerWrapper>,
-    /// All added tokens are recognised.
+    /// Recognizes all added tokens.
     parsing: AddedVocabulary,
-    /// Those that are special are not.
+    /// Recognizes only the added tokens that are not special.
     plain: AddedVocabulary,
     frame: Frame,
 }
 
 impl Pipeline {
-    /// Checks the parts and puts them together; says what does not fit.
+    /// Checks the components and combines them; the error describes the mismatch.
     pub(super) fn new(parts: Parts) -> Result<Self, String> {
         let Parts { vocab, merges, normalizer, pre_tokenizer, added, frame, .. } = parts;
         check_merges(&vocab, &merges)?;
@@ -63,7 +62,7 @@ impl Pipeline {
             .fuse_unk(parts.fuse_unknown)
             .byte_fallback(parts.byte_fallback)
             .ignore_merges(parts.ignore_merges)
-            // The cache would hold words of all callers, once for every thread, 10,000 of up to 10 KiB.
+            // The cache would keep words of all callers, per thread: 10,000 words of up to 10 KiB.
             .cache_capacity(0);
         if let Some(unknown) = parts.unknown {
             builder = builder.unk_token(unknown);
@@ -79,7 +78,7 @@ impl Pipeline {
         self.parsing.token_to_id(spelling, &self.model)
     }
 
-    /// The tokens of `text` alone.
+    /// Encodes `text` without surrounding tokens.
     pub(super) fn encode(&self, text: &str, parse: ParseSpecial) -> Result<Encoding, EncodeError> {
         let added = match parse {
             ParseSpecial::Yes => &self.parsing,
@@ -93,7 +92,7 @@ impl Pipeline {
         words.into_encoding(None, 0, OffsetType::None).map_err(EncodeError::Split)
     }
 
-    /// The ids of an encoding, with the tokens that go around a text if they are wanted.
+    /// Returns the ids of an encoding, with the surrounding tokens if `add` says so.
     pub(super) fn framed(&self, encoding: Encoding, add: AddSpecial) -> Result<Vec<u32>, EncodeError> {
         match (&self.frame, add) {
             (_, AddSpecial::No) => Ok(encoding.get_ids().to_vec()),
@@ -108,8 +107,9 @@ impl Pipeline {
     }
 }
 
-/// Refuses merges that the `tokenizers` crate would not survive: it copies both halves into a buffer as long as the
-/// longest token before it looks the result up. Whether all three are tokens it checks itself.
+/// Refuses merges that would panic in the `tokenizers` crate, which copies both halves into a buffer of the
+/// longest token's length before the lookup. The crate itself checks that both halves and the result are
+/// tokens.
 fn check_merges(vocab: &Vocab, merges: &Merges) -> Result<(), String> {
     if merges.len() > limits::MAX_MERGES {
         return Err(format!("{} merges are beyond the limit of {}", merges.len(), limits::MAX_MERGES));
@@ -124,7 +124,7 @@ fn check_merges(vocab: &Vocab, merges: &Merges) -> Result<(), String> {
     }
 }
 
-/// The added tokens, each under the id it has in the file.
+/// Builds the added vocabulary, each token under its id from the file.
 fn added_vocabulary(
     added: Vec<(u32, AddedToken)>,
     model: &BPE,
@@ -139,7 +139,7 @@ fn added_vocabulary(
         .add_tokens(added.into_iter().map(|(_, token)| token), model, normalizer)
         .map_err(|error| error.to_string())?;
     for (id, content) in ids {
-        // The library gives the next free id to a token that the model does not have.
+        // The library assigns the next free id to a token that the model does not have.
         let given = vocabulary.token_to_id(&content, model);
         if !content.is_empty() && given != Some(id) {
             return Err(format!("the added token `{content}` has id {id}, but its place is {given:?}"));

@@ -1,10 +1,9 @@
-//! How byte-level tokenizers split text into words before they merge bytes, by the name in
-//! `tokenizer.ggml.pre`.
+//! Splits text into words for byte-level tokenizers, by the name in `tokenizer.ggml.pre`.
 //!
-//! Names and expressions are those of llama.cpp's `llm_tokenizer_bpe` (src/llama-vocab.cpp), which in turn come
-//! from the `tokenizer.json` of each model; where llama.cpp rewrote an expression for its own engine the
-//! original is used. A list of expressions applies one after another, each to the pieces that those before it left;
-//! what an expression does not match stays a piece.
+//! Names and expressions are those of llama.cpp's `llm_tokenizer_bpe` (src/llama-vocab.cpp), which come
+//! from the `tokenizer.json` of each model. Where llama.cpp rewrote an expression for its own engine, this
+//! module uses the original. The expressions of a list apply in order, each to the pieces that the previous
+//! ones left; text between matches stays a piece.
 
 use tokenizers::{
     PreTokenizerWrapper, SplitDelimiterBehavior,
@@ -15,25 +14,25 @@ use tokenizers::{
     },
 };
 
-/// What a name stands for.
+/// Definition of a pre-tokenizer name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PreTokenizer {
-    /// Regular expressions, in order.
+    /// Regular expressions in the order of application.
     splits: &'static [&'static str],
-    /// A word that is a token as a whole is not merged.
+    /// Encodes a word that is itself a token without merges.
     pub(super) ignore_merges: bool,
-    /// Texts begin with the beginning-of-sequence token where the file does not say.
+    /// Whether texts begin with the beginning-of-sequence token if the file does not say.
     pub(super) add_bos: bool,
 }
 
-/// The names [`PreTokenizer::by_name`] knows, for messages.
+/// Names that [`PreTokenizer::by_name`] knows, for error messages.
 pub(super) const SUPPORTED: &str = "default, gpt-2, smollm, starcoder, refact, command-r, llama-bpe, falcon3, dbrx, \
      smaug-bpe, qwen2, deepseek-r1-qwen, stablelm2, tekken, gpt-4o, llama4, glm4, falcon, deepseek-llm, \
      deepseek-coder, deepseek-v3";
 
-/// GPT-2. Its last alternative takes the single space characters that the one before leaves.
+/// GPT-2's expression. The last alternative takes the single space characters that the previous one leaves.
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
-/// Every digit is a word.
+/// Makes every digit a word.
 const DIGIT: &str = r"\p{N}";
 const LLAMA3: &str = concat!(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}",
@@ -53,8 +52,8 @@ const GPT4O: &str = concat!(
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
-/// The letters of scripts with cases, as DeepSeek lists them. Escaped: some of them have a canonical equivalent that
-/// tools may write in their place.
+/// Letters of scripts with cases, as DeepSeek lists them. The characters are escaped because tools may
+/// replace some of them by a canonical equivalent.
 const DEEPSEEK_LETTERS: &str = concat!(
     r"\s?[A-Za-z\x{b5}\x{c0}-\x{d6}\x{d8}-\x{f6}\x{f8}-\x{1ba}\x{1bc}-\x{1bf}\x{1c4}-\x{293}",
     r"\x{295}-\x{2af}\x{370}-\x{373}\x{376}\x{377}\x{37b}-\x{37d}\x{37f}\x{386}\x{388}-\x{38a}\x{38c}",
@@ -71,7 +70,6 @@ const DEEPSEEK_LETTERS: &str = concat!(
     r"\x{ff21}-\x{ff3a}\x{ff41}-\x{ff5a}\x{10400}-\x{1044f}\x{104b0}-\x{104d3}\x{104d8}-\x{104fb}",
     r"\x{10c80}-\x{10cb2}\x{10cc0}-\x{10cf2}\x{118a0}-\x{118df}\x{1e900}-\x{1e943}]+"
 );
-/// Ideographs and syllables, as DeepSeek lists them.
 const DEEPSEEK_IDEOGRAPHS: &str = r"[\x{4e00}-\x{9fa5}\x{800}-\x{4e00}\x{ac00}-\x{d7ff}]+";
 const DEEPSEEK_V3: &str = concat!(
     r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"##,
@@ -83,7 +81,7 @@ impl PreTokenizer {
         Self { splits, ignore_merges: false, add_bos: false }
     }
 
-    /// What `name` stands for; `None` if it is not known.
+    /// Returns the definition of `name`; `None` if the name is unknown.
     pub(super) fn by_name(name: &str) -> Option<Self> {
         Some(match name {
             "gpt-2" | "phi-2" | "mpt" | "olmo" | "jais" | "trillion" | "granite-docling" | "gigachat"
@@ -117,14 +115,14 @@ impl PreTokenizer {
                 DEEPSEEK_V3,
             ]),
             "falcon" => Self::new(&[r"[\p{P}\$\+<=>\^~\|`]+", GPT2, r"[0-9][0-9][0-9]"]),
-            // Files from before the key existed.
+            // The name stands in files from before the key existed.
             "default" => Self::new(&[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"]),
             _ => return None,
         })
     }
 
-    /// As the `tokenizers` crate has it, with the bytes of every word spelled in GPT-2's alphabet at the end. Says
-    /// what is wrong with an expression.
+    /// Builds the `tokenizers` pre-tokenizer, which at the end spells the bytes of every word in GPT-2's
+    /// alphabet. The error describes an invalid expression.
     pub(super) fn build(self) -> Result<PreTokenizerWrapper, String> {
         let split = |expression: &&str| {
             let pattern = SplitPattern::Regex((*expression).to_owned());

@@ -1,23 +1,22 @@
-//! SentencePiece BPE: the merges that pieces and scores imply.
+//! Derives the SentencePiece BPE merges that pieces and scores imply.
 //!
-//! A SentencePiece model has no list of merges: any two pieces whose concatenation is a piece may merge, the best
-//! score first. As a list with ranks (transformers' `generate_merges`) byte pair encoding does the same.
+//! A SentencePiece model has no list of merges: any two pieces whose concatenation is a piece may merge,
+//! the best score first. A ranked list of these merges (transformers' `generate_merges`) gives byte pair
+//! encoding the same result.
 
 use std::collections::HashMap;
 
-/// How pieces spell a space: U+2581.
+/// The character U+2581, with which pieces spell a space.
 pub(super) const SPACE: &str = "\u{2581}";
 
-/// A piece that takes part in merges.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Piece<'a> {
     pub(super) id: u32,
     pub(super) text: &'a str,
-    /// Larger is merged earlier.
+    /// Score; pieces with larger scores are merged earlier.
     pub(super) score: f32,
 }
 
-/// A way to put a piece together.
 struct Merge<'a> {
     score: f32,
     left: &'a str,
@@ -26,8 +25,8 @@ struct Merge<'a> {
     right_length: usize,
 }
 
-/// The merges of `pieces`, first the one to be done first: by score, then the longer left part, then the longer
-/// right part, in characters.
+/// Returns the merges of `pieces` in order: by score, then by longer left part, then by longer right part,
+/// in characters.
 pub(super) fn merges(pieces: &[Piece<'_>]) -> Vec<(String, String)> {
     let ids: HashMap<&str, u32> = pieces.iter().map(|piece| (piece.text, piece.id)).collect();
     let mut merges = Vec::new();

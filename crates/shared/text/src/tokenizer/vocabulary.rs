@@ -1,24 +1,22 @@
-//! What every token stands for, in bytes.
+//! Table of the bytes of every token.
 
 use super::{byte_level, limits, names::Names};
 
-/// What a token is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// No token has this id.
+    /// The vocabulary has no token with this id.
     Absent,
-    /// Text.
     Text,
-    /// Stands for text that the vocabulary cannot spell; no text itself.
+    /// Stands for text that the vocabulary cannot spell; decodes to no text.
     Unknown,
-    /// Steers the model; no text.
+    /// Controls the model; decodes to no text.
     Control,
 }
 
-/// How spellings stand for bytes.
+/// How the spellings of tokens encode bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Spelling {
-    /// In GPT-2's alphabet of bytes.
+    /// Bytes are spelled in GPT-2's alphabet.
     ByteLevel,
     /// U+2581 is a space, `<0x0A>` a byte.
     SentencePiece,
@@ -36,35 +34,34 @@ impl Spelling {
     }
 }
 
-/// The byte of a byte-fallback piece: `<0x0A>` is 10.
+/// Returns the byte of a byte-fallback piece: `<0x0A>` gives 10.
 pub(super) fn byte_piece(spelling: &str) -> Option<u8> {
     let digits = spelling.strip_prefix("<0x")?.strip_suffix('>')?;
     let hexadecimal = digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
     hexadecimal.then(|| u8::from_str_radix(digits, 16).ok())?
 }
 
-/// One token, as its file has it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Token<'a> {
     pub(super) id: u32,
     pub(super) spelling: &'a str,
     pub(super) kind: Kind,
-    /// An added token: its spelling is its text.
+    /// True for an added token, whose spelling is its text.
     pub(super) literal: bool,
 }
 
-/// The bytes and kinds of all tokens, by id.
+/// Bytes and kinds of all tokens, by id.
 #[derive(Debug)]
 pub(super) struct Vocabulary {
     bytes: Vec<u8>,
-    /// Where the bytes of a token end; they begin where those of the token before end.
+    /// End offset of each token's bytes; the previous end is the start.
     ends: Vec<u32>,
     kinds: Vec<Kind>,
 }
 
 impl Vocabulary {
-    /// The table of `tokens`, in any order. Where an id comes twice the later one counts. Says what is wrong if an
-    /// id or a spelling is beyond the limits.
+    /// Builds the table from `tokens` in any order; of duplicate ids the later one counts. The error
+    /// describes an id or spelling beyond the limits.
     pub(super) fn new<'a>(
         tokens: impl Iterator<Item = Token<'a>>,
         spelling: Spelling,
@@ -77,7 +74,7 @@ impl Vocabulary {
             check_length(token.spelling)?;
             sorted.push(token);
         }
-        // Sorted and not indexed: one large id must not cost as much as the tokens that would be below it.
+        // Sorting avoids an index by id, in which one large id would cost as much as all ids below it.
         sorted.sort_by_key(|token| token.id);
         let ids = sorted.last().map_or(0, |token| token.id as usize + 1);
         let mut table =
@@ -103,7 +100,7 @@ impl Vocabulary {
             }
         }
         self.kinds.push(token.map_or(Kind::Absent, |token| token.kind));
-        // At most MAX_TOKENS x MAX_TOKEN_BYTES: saturation is beyond any file.
+        // The total is at most MAX_TOKENS x MAX_TOKEN_BYTES, so saturation is beyond any file.
         self.ends.push(u32::try_from(self.bytes.len()).unwrap_or(u32::MAX));
     }
 
@@ -128,7 +125,7 @@ impl Vocabulary {
         matches!(self.kind(token), Kind::Control | Kind::Unknown)
     }
 
-    /// Every control token whose bytes are text.
+    /// Returns the names of all control tokens whose bytes are UTF-8 text.
     pub(super) fn control_names(&self) -> Names {
         let ids = (0..self.len()).filter_map(|id| u32::try_from(id).ok()).filter(|id| self.is_control(*id));
         Names::new(ids.filter_map(|id| Some((String::from_utf8(self.bytes(id)?.to_vec()).ok()?, id))))
@@ -139,7 +136,7 @@ impl Vocabulary {
     }
 }
 
-/// Refuses a spelling that is longer than any vocabulary needs.
+/// Refuses a spelling longer than `MAX_TOKEN_BYTES`.
 pub(super) fn check_length(spelling: &str) -> Result<(), String> {
     let bytes = spelling.len();
     if bytes > limits::MAX_TOKEN_BYTES {

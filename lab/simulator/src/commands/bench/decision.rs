@@ -1,4 +1,4 @@
-//! What a choice among executors takes (C-18): the snapshot is made anew each time, as a gateway does.
+//! Times a choice among executors (C-18); the snapshot is built anew each time, as in a gateway.
 
 use std::{
     collections::HashMap,
@@ -29,16 +29,17 @@ const MODEL: ServingModel = ServingModel {
     cold: ColdStart::Waits,
 };
 
-/// An executor's books.
+/// State of an executor as the gateway records it.
 #[derive(Debug, Default)]
 struct ExecutorLoads {
     running: InFlightLoad,
     waiting: InFlightLoad,
-    /// Bytes of each adapter that are not on its device.
+    /// Bytes of each adapter that are missing on the device.
     missing: HashMap<usize, u64>,
 }
 
-/// The median and the 99th percentile of a choice among `executors`, each of which knows `adapters`.
+/// Returns the median and 99th percentile of a choice among `executors` executors, each of which knows
+/// `adapters` adapters.
 pub(super) fn measure(executors: usize, adapters: usize, rounds: usize) -> [Duration; 2] {
     let mut stream = RandomStream::new(1, "decision", 0);
     let fleet: Vec<ExecutorLoads> = (0..executors).map(|_| books(&mut stream, adapters)).collect();

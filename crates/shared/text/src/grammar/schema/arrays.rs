@@ -1,4 +1,4 @@
-//! Keywords of lists that the library does not know.
+//! Rewrites array keywords that the library does not support.
 
 use serde_json::{Map, Value, json};
 
@@ -8,11 +8,10 @@ use super::{
     values::{allows_all, and_one_of, count_in, has_to_be, listed, may_be, types},
 };
 
-/// Most values of which all lists without repetition are written out.
+/// Maximum number of values for which all lists of distinct values are written out.
 const MAX_DIFFERENT: usize = 4;
 
 impl Preparation {
-    /// Keywords of lists.
     pub(super) fn arrays(&mut self, map: &mut Map<String, Value>) -> Result<(), GrammarError> {
         if !may_be(map, "array") {
             for keyword in ["contains", "minContains", "maxContains", "uniqueItems", "unevaluatedItems"] {
@@ -26,7 +25,7 @@ impl Preparation {
         Ok(())
     }
 
-    /// Lists without repetition, where there are few.
+    /// Rewrites `uniqueItems` for small sets of allowed values.
     fn unique_items(&mut self, map: &mut Map<String, Value>) {
         let says_nothing = map.get("uniqueItems") != Some(&Value::Bool(true))
             || count_in(map, "maxItems").is_some_and(|most| most <= 1);
@@ -56,7 +55,7 @@ impl Preparation {
         }
     }
 
-    /// All values that `schema` allows, if they are few.
+    /// Returns all values that `schema` allows, if there are few.
     fn few_values(&self, schema: &Value) -> Option<Vec<Value>> {
         let map = self.document.resolved(schema).as_object()?;
         let values: Vec<Value> = match listed(map) {
@@ -70,7 +69,7 @@ impl Preparation {
     }
 }
 
-/// Every order of every choice from `values`.
+/// Returns every ordered selection of distinct `values`.
 fn without_repetition(values: &[Value]) -> Vec<Vec<Value>> {
     let mut all = vec![Vec::new()];
     for (index, value) in values.iter().enumerate() {
@@ -84,7 +83,7 @@ fn without_repetition(values: &[Value]) -> Vec<Vec<Value>> {
     all
 }
 
-/// Takes away what every list contains, and makes what any item is a least number of them.
+/// Removes a `contains` that every list satisfies, and turns a minimum of arbitrary items into `minItems`.
 fn contains(map: &mut Map<String, Value>) {
     let Some(wanted) = map.get("contains") else {
         map.remove("minContains");
@@ -103,7 +102,7 @@ fn contains(map: &mut Map<String, Value>) {
     }
 }
 
-/// Items that no other keyword looks at, where none looks at them from elsewhere.
+/// Rewrites `unevaluatedItems` to `items` if no other keyword can evaluate items.
 fn unevaluated_items(map: &mut Map<String, Value>) {
     const ELSEWHERE: [&str; 6] = ["allOf", "anyOf", "oneOf", "$ref", "if", "contains"];
     let Some(schema) = map.get("unevaluatedItems").cloned() else { return };

@@ -1,17 +1,18 @@
-//! Conditions on the value of one property, as one case for each value: the number of cases is theirs, and no product.
+//! Rewrites conditions on the value of one property as one case per value, which avoids a product of all
+//! conditions.
 
 use serde_json::{Map, Value, json};
 
 use super::values::{and, are_equal, constraints, has_to_be, listed, texts_in};
 
-/// Most values that conditions ask for.
+/// Maximum number of values in such conditions.
 const MAX_VALUES: usize = 64;
 
-/// `if` a property has a value, `then` something, else something else.
+/// A condition: `if` a property has a value, `then` one schema, else another.
 struct Condition {
     name: String,
     values: Vec<Value>,
-    /// Whether an object without the property is none of those that are meant.
+    /// False if the condition also holds for an object without the property.
     is_required: bool,
     then: Value,
     otherwise: Value,
@@ -45,7 +46,7 @@ impl Condition {
     }
 }
 
-/// Joins conditions in `allOf` that ask for the value of one property of an object.
+/// Joins the conditions in `allOf` that test the value of one property.
 pub(super) fn by_tag(map: &mut Map<String, Value>) {
     if !has_to_be(map, "object") {
         return;
@@ -80,7 +81,7 @@ impl Condition {
     }
 }
 
-/// One case for each value, one for others, one for none.
+/// Returns one case for each value, one for other values, and one for absence.
 fn cases(name: &str, values: &[Value], conditions: &[Condition]) -> Vec<Value> {
     let of = |holds: &dyn Fn(&Condition) -> bool| -> Vec<Value> {
         let part = |one: &Condition| if holds(one) { one.then.clone() } else { one.otherwise.clone() };

@@ -1,4 +1,4 @@
-//! Whether two schemas allow no value in common.
+//! Decides whether two schemas have no value in common.
 
 use serde_json::{Map, Value};
 
@@ -8,10 +8,9 @@ use super::{
     values::{TYPES, are_equal, count_in, listed, texts_in, types},
 };
 
-/// Deepest schemas that are compared.
 const MAX_DEPTH: usize = 8;
 
-/// Whether no value keeps to both schemas, for certain.
+/// True if certainly no value conforms to both schemas.
 pub(super) fn are_disjoint(first: &Value, second: &Value, document: &Document) -> bool {
     Comparison { document }.disjoint(first, second, MAX_DEPTH)
 }
@@ -34,7 +33,7 @@ impl Comparison<'_> {
             || self.by_types(first, second, depth)
     }
 
-    /// Each choice of `first` excludes `second`, or one of the parts that all have to be kept to.
+    /// Whether each alternative of `first` excludes `second`, or one of its conjuncts does.
     fn by_parts(&self, first: &Map<String, Value>, second: &Map<String, Value>, depth: usize) -> bool {
         let second = Value::Object(second.clone());
         let choices = ["anyOf", "oneOf"].iter().filter_map(|keyword| first.get(*keyword)?.as_array());
@@ -71,7 +70,7 @@ impl Comparison<'_> {
         )
     }
 
-    /// A property that objects of `first` have, and those of `second` have otherwise or not at all.
+    /// Whether `second` forbids a required property of `first`, or has a disjoint schema for it.
     fn objects(&self, first: &Map<String, Value>, second: &Map<String, Value>, depth: usize) -> bool {
         let of = |map: &'_ Map<String, Value>, name: &str| {
             map.get("properties").and_then(|all| all.get(name)).cloned()
@@ -88,7 +87,7 @@ impl Comparison<'_> {
     }
 }
 
-/// Types of the values that `map` allows; whole numbers are numbers too.
+/// Returns the types that `map` allows; integers also count as numbers.
 fn kinds(map: &Map<String, Value>) -> Vec<&str> {
     let mut kinds = match listed(map) {
         Some(values) => values.into_iter().filter(|value| has_type(map, value)).map(kind_of).collect(),
@@ -111,7 +110,7 @@ fn kind_of(value: &Value) -> &'static str {
     }
 }
 
-/// Whether `map` refuses `value`, for certain.
+/// True if `map` certainly refuses `value`.
 fn refuses(map: &Map<String, Value>, value: &Value) -> bool {
     let has_pattern = match (map.get("pattern").and_then(Value::as_str), value.as_str()) {
         (Some(pattern), Some(text)) => patterns::plain(pattern).is_err() || patterns::finds(pattern, text),

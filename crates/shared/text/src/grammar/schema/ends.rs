@@ -1,4 +1,5 @@
-//! Whether values of a schema have an end: one that holds a value of its own kind again and again has none.
+//! Decides whether a schema has finite values; a value that must contain another value of its own schema
+//! has no end.
 
 use std::collections::BTreeSet;
 
@@ -10,10 +11,10 @@ use super::{
     walk,
 };
 
-/// Takes away choices, optional properties and items whose values have no end.
+/// Removes choices, optional properties and items without finite values.
 ///
 /// # Errors
-/// No value of the whole has one.
+/// If the whole schema has no finite value.
 pub(super) fn prune(root: &mut Value) -> Result<(), GrammarError> {
     let mut references = BTreeSet::new();
     collect(root, &mut references);
@@ -22,7 +23,7 @@ pub(super) fn prune(root: &mut Value) -> Result<(), GrammarError> {
         let before = known.len();
         for reference in &references {
             let target = reference.strip_prefix('#').and_then(|pointer| root.pointer(pointer));
-            // The library names those that lead nowhere.
+            // The library reports references without a target.
             if target.is_none_or(|target| has_end(target, &known)) {
                 known.insert(reference.clone());
             }
@@ -46,7 +47,7 @@ fn collect(schema: &Value, references: &mut BTreeSet<String>) {
     walk::children(map).for_each(|child| collect(child, references));
 }
 
-/// Whether some value of `schema` has an end, if those of the `known` references have.
+/// Whether `schema` has a finite value, given that the `known` references have.
 fn has_end(schema: &Value, known: &BTreeSet<String>) -> bool {
     let Value::Object(map) = schema else { return *schema != Value::Bool(false) };
     let parts = |keyword: &str| map.get(keyword).and_then(Value::as_array);

@@ -1,22 +1,22 @@
-//! Formats of texts.
+//! Patterns for the `format` keyword of strings.
 
-/// What a format is to a grammar.
+/// Representation of a format in a grammar.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Format {
-    /// The library has it by this name.
+    /// A format that the library supports under this name.
     Known(&'static str),
-    /// Texts that this pattern finds.
+    /// Strings that match this pattern.
     Pattern(String),
-    /// Either of two that the library has.
+    /// Either of two formats of the library.
     Either(&'static str, &'static str),
-    /// Any text has it: it says what the text is for.
+    /// Any string: the format only describes the purpose.
     Any,
 }
 
-/// Hours, minutes and seconds with at most nine digits of a fraction.
+/// Matches hours, minutes and seconds with at most nine fraction digits.
 const TIME: &str = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?";
 const ZONE: &str = r"(?:[zZ]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])";
-/// A day of the calendar; the last part is the 29th of February in leap years.
+/// Matches a calendar date; the last part is February 29 in leap years.
 const DATE: &str = concat!(
     r"(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|",
     r"(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))|",
@@ -25,7 +25,8 @@ const DATE: &str = concat!(
 const OCTET: &str = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
 const POINTER: &str = r"(?:/(?:[^~/]|~[01])*)*";
 
-/// The format of this name, as JSON Schema, OpenAPI, Pydantic and others write it; `None` if nothing is known of it.
+/// Returns the format with this name in JSON Schema, OpenAPI, Pydantic and others; `None` for an unknown
+/// name.
 pub(super) fn of(name: &str) -> Option<Format> {
     Some(match name {
         "date" => whole(DATE),
@@ -70,7 +71,7 @@ fn uuid_of_version(name: &str) -> Option<Format> {
     Some(whole(&pattern))
 }
 
-/// ISO 8601, with numbers of at most nine digits, or six where a day or more is counted.
+/// Returns the pattern of ISO 8601 durations with at most nine digits a number, or six from days upwards.
 fn duration() -> String {
     let of = |unit: &str, most: u8, rest: &str| {
         let rest = if rest.is_empty() { String::new() } else { format!("(?:{rest})?") };
@@ -92,7 +93,7 @@ fn network() -> String {
     format!("{four}|(?:{six})(?:/(?:12[0-8]|1[01][0-9]|[1-9]?[0-9]))?")
 }
 
-/// An address, or one beside the document it stands in.
+/// Returns the pattern of an absolute or relative URI reference.
 fn reference() -> String {
     let sign = r"[a-zA-Z0-9\-._~!$&'()*+,;=@]|%[0-9a-fA-F]{2}";
     format!(r"(?:[a-zA-Z][a-zA-Z0-9+\-.]*:)?(?:{sign})*(?:[/?](?:[:/?]|{sign})*)?(?:#(?:[:/?]|{sign})*)?")

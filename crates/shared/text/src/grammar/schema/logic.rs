@@ -1,4 +1,4 @@
-//! Keywords that join schemas: `oneOf`, `not`, `if`.
+//! Rewrites the keywords `oneOf`, `not` and `if`.
 
 use serde_json::{Map, Value, json};
 
@@ -11,13 +11,12 @@ use super::{
     values::{allows_all, and, both},
 };
 
-/// Most choices that are held against each other.
+/// Maximum number of choices that are compared with each other.
 const MAX_CHOICES: usize = 128;
-/// Most cases that the library may have to join to keep choices apart.
+/// Maximum number of cases that the library may have to join to separate choices.
 const MAX_CASES: usize = 64;
 
 impl Preparation {
-    /// Keywords that join schemas.
     pub(super) fn logic(&mut self, map: &mut Map<String, Value>) -> Result<(), GrammarError> {
         by_tag(map);
         self.condition(map);
@@ -31,7 +30,7 @@ impl Preparation {
         Ok(())
     }
 
-    /// `if` as one choice in which it holds and one in which it does not.
+    /// Rewrites `if` as two choices: one in which the condition holds, and one in which it does not.
     fn condition(&self, map: &mut Map<String, Value>) {
         let says_nothing = |map: &Map<String, Value>, keyword: &str| map.get(keyword).is_none_or(allows_all);
         if !map.contains_key("if") || (says_nothing(map, "then") && says_nothing(map, "else")) {
@@ -50,7 +49,7 @@ impl Preparation {
         and(map, json!({ "anyOf": cases }));
     }
 
-    /// Choices of which exactly one holds, as choices of which no two can.
+    /// Rewrites `oneOf` as `anyOf` with pairwise disjoint choices.
     fn one_of(&mut self, map: &mut Map<String, Value>) -> Result<(), GrammarError> {
         let Some(Value::Array(choices)) = map.remove("oneOf") else { return Ok(()) };
         let typed: Vec<Value> = choices.iter().map(|choice| self.of_type(choice, map.get("type"))).collect();
@@ -71,7 +70,7 @@ impl Preparation {
         Ok(())
     }
 
-    /// A choice with the type that is said of all of them.
+    /// Adds the type of the surrounding schema to a choice.
     fn of_type(&self, choice: &Value, kind: Option<&Value>) -> Value {
         let mut choice = self.document.resolved(choice).clone();
         if let (Value::Object(map), Some(kind)) = (&mut choice, kind) {
@@ -89,7 +88,7 @@ impl Preparation {
                 .all(|(index, choice)| others(index).all(|other| are_disjoint(choice, other, &self.document)))
     }
 
-    /// Each choice without those that it may meet.
+    /// Excludes from each choice the choices that it may overlap.
     fn kept_apart(&self, choices: &[Value], typed: &[Value]) -> Option<Vec<Value>> {
         if choices.len() > MAX_CASES {
             return None;
@@ -113,7 +112,7 @@ fn is_never(schema: &Value) -> bool {
     *schema == Value::Bool(false) || parts.into_iter().flatten().any(is_never)
 }
 
-/// How many cases the choices in `schema` make together.
+/// Counts the cases that the choices in `schema` produce together.
 fn cases(schema: &Value) -> usize {
     let list = |keyword: &str| schema.get(keyword).and_then(Value::as_array).into_iter().flatten().map(cases);
     let choices: usize = list("anyOf").sum();

@@ -1,4 +1,4 @@
-//! The schema of all values that another does not allow.
+//! Computes the schema of all values that another schema refuses.
 
 use serde_json::{Map, Value, json};
 
@@ -7,12 +7,12 @@ use super::{
     values::{TYPES, allows_all, constraints, listed, other_types},
 };
 
-/// Deepest schema that is turned around.
+/// Maximum depth of a schema that is negated.
 const MAX_DEPTH: usize = 8;
-/// Most texts or numbers that are left out.
+/// Maximum number of strings or numbers that are excluded.
 const MAX_LEFT_OUT: usize = 64;
 
-/// All that `schema` does not allow; `None` if no schema that the library holds says that.
+/// Returns the negation of `schema`; `None` if the supported keywords cannot express it.
 pub(super) fn negated(schema: &Value) -> Option<Value> {
     within(schema, MAX_DEPTH)
 }
@@ -23,7 +23,7 @@ fn within(schema: &Value, depth: usize) -> Option<Value> {
         return Some(Value::Bool(false));
     }
     let Value::Object(map) = schema else { return schema.as_bool().map(|allows| Value::Bool(!allows)) };
-    // A value that is not allowed is not by one of the keywords.
+    // A value is refused if at least one keyword refuses it.
     let cases: Option<Vec<Value>> =
         constraints(map).map(|(keyword, value)| of_keyword(keyword, value, depth)).collect();
     let cases = cases?;
@@ -78,7 +78,7 @@ fn fewer(kind: &str, keyword: &str, least: &Value) -> Option<Value> {
     })
 }
 
-/// All other types. What is a number and not whole cannot be said.
+/// Returns all other types; `None` for integers alone, because non-integer numbers have no type.
 fn other_than(types: &Value) -> Option<Value> {
     let types: Vec<&str> = match types {
         Value::String(only) => vec![only],
@@ -89,7 +89,7 @@ fn other_than(types: &Value) -> Option<Value> {
     (!has_whole_numbers_alone && types.iter().all(|kind| TYPES.contains(kind))).then(|| other_types(&types))
 }
 
-/// All values but these.
+/// Returns a schema of all values except `values`.
 fn none_of(values: &[&Value]) -> Option<Value> {
     if values.len() > MAX_LEFT_OUT {
         return None;

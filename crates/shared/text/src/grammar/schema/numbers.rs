@@ -1,4 +1,4 @@
-//! Steps and bounds of numbers.
+//! Rewrites steps and bounds of numbers.
 
 use serde_json::{Map, Value};
 
@@ -9,21 +9,21 @@ use super::{
     walk,
 };
 
-/// Most remainders that one schema's steps make the library count: each is a state of its lexer.
+/// Maximum number of remainders that the library tracks for one schema's steps; each is a state of its lexer.
 pub(super) const MAX_STEPS: u64 = 2_000;
 
-/// Most digits of a step behind the point: the library counts in 32 bits.
+/// Maximum number of fraction digits of a step, because the library counts in 32 bits.
 const MAX_FRACTION: u32 = 8;
 
-/// Smallest bound: the library turns its sign in 64 bits, of which this is the last that a float holds.
+/// Smallest bound: the library negates it in 64 bits, and this is the last such value that a float
+/// represents.
 pub(super) const MIN_BOUND: i64 = -(i64::MAX - 1023);
-/// Largest bound.
 pub(super) const MAX_BOUND: i64 = i64::MAX - 1023;
 
-/// Remainders that the steps of a schema make the library count.
+/// Counts the remainders that the steps of a schema require in the library.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Steps {
-    /// Whether a value may have to keep to several steps at once, so that their least common multiple counts.
+    /// True if a value may have to conform to several steps, so that their least common multiple counts.
     together: bool,
     common: u64,
     sum: u64,
@@ -34,7 +34,7 @@ impl Steps {
         Self { together: may_come_together(root), common: 1, sum: 0 }
     }
 
-    /// Counts a step; `None` if that is too many.
+    /// Adds a step; `None` if the total exceeds the maximum.
     fn add(self, step: u64, cost: u64) -> Option<Self> {
         let common = self.common / gcd(self.common, step) * step;
         let sum = self.sum + cost;
@@ -43,7 +43,7 @@ impl Steps {
     }
 }
 
-/// Whether a schema in `schema` joins what several say of one value.
+/// Whether `schema` contains a keyword that combines several constraints on one value.
 fn may_come_together(schema: &Value) -> bool {
     const JOIN: [&str; 8] =
         ["allOf", "if", "not", "dependentSchemas", "dependencies", "patternProperties", "oneOf", "anyOf"];
@@ -59,7 +59,8 @@ fn gcd(first: u64, second: u64) -> u64 {
     if second == 0 { first } else { gcd(second, first % second) }
 }
 
-/// The digits of a step and how many of them stand behind the point, as the library finds them; `None` if it finds others.
+/// Returns the digits of a step and the number of fraction digits as the library finds them; `None` if the
+/// library finds others.
 fn decimal(step: f64) -> Option<(u64, u32)> {
     let (mut value, mut fraction) = (step, 0);
     while value.fract() != 0.0 {
@@ -77,7 +78,6 @@ fn decimal(step: f64) -> Option<(u64, u32)> {
 }
 
 impl Preparation {
-    /// Keywords of numbers.
     pub(super) fn numbers(&mut self, map: &mut Map<String, Value>) -> Result<(), GrammarError> {
         self.step(map)?;
         self.bounds(map)?;
@@ -116,7 +116,7 @@ impl Preparation {
         self.drop_keyword(map, "multipleOf", message)
     }
 
-    /// Bounds that the library can count to. What is bounded by less keeps to less.
+    /// Clamps bounds to the range of the library, which allows fewer values.
     fn bounds(&mut self, map: &mut Map<String, Value>) -> Result<(), GrammarError> {
         for keyword in ["minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"] {
             let Some(bound) = map.get(keyword).and_then(Value::as_f64) else { continue };

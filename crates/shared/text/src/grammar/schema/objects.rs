@@ -1,4 +1,4 @@
-//! Keywords of objects that the library does not know, and those it knows in part.
+//! Rewrites object keywords that the library supports partly or not at all.
 
 use serde_json::{Map, Value, json};
 
@@ -9,14 +9,13 @@ use super::{
     values::{allows_all, and, and_one_of, constraints, count_in, listed, may_be, texts_in},
 };
 
-/// Most conditions of which each doubles the cases of an object.
+/// Maximum number of conditions, since each doubles the cases of an object.
 const MAX_CONDITIONS: usize = 6;
 
-/// Keywords that look at properties from elsewhere.
+/// Keywords whose subschemas may evaluate properties.
 const ELSEWHERE: [&str; 6] = ["anyOf", "oneOf", "if", "not", "dependentSchemas", "dependencies"];
 
 impl Preparation {
-    /// Keywords of objects.
     pub(super) fn objects(&mut self, map: &mut Map<String, Value>) -> Result<(), GrammarError> {
         if !may_be(map, "object") {
             for keyword in [
@@ -38,7 +37,7 @@ impl Preparation {
         self.counts(map)
     }
 
-    /// Properties that no other keyword looks at.
+    /// Rewrites `unevaluatedProperties` if the evaluated names are known.
     fn unevaluated_properties(&self, map: &mut Map<String, Value>) {
         let Some(schema) = map.get("unevaluatedProperties").cloned() else { return };
         if allows_all(&schema) || map.contains_key("additionalProperties") {
@@ -59,7 +58,7 @@ impl Preparation {
         map.insert("additionalProperties".to_owned(), schema);
     }
 
-    /// Adds the names that `schema` looks at whatever an object holds; `None` if they depend on that.
+    /// Adds the names that `schema` evaluates for every object; `None` if the set depends on the object.
     fn evaluated(&self, schema: &Value, names: &mut Vec<String>) -> Option<()> {
         let Value::Object(map) = schema else { return Some(()) };
         if ELSEWHERE.iter().chain(&["patternProperties"]).any(|keyword| map.contains_key(*keyword)) {
@@ -81,14 +80,14 @@ impl Preparation {
         Some(())
     }
 
-    /// Refuses a part that looks at properties by no name.
+    /// Returns `None` for a schema that evaluates properties other than by name.
     #[expect(clippy::unused_self, reason = "a step of `evaluated`")]
     fn no_others(&self, map: &Map<String, Value>) -> Option<()> {
         let looks = map.contains_key("additionalProperties") || map.contains_key("unevaluatedProperties");
         (!looks).then_some(())
     }
 
-    /// Names of properties, as a list of them or as one pattern.
+    /// Rewrites `propertyNames` as a list of names or one pattern.
     fn property_names(&mut self, map: &mut Map<String, Value>) -> Result<(), GrammarError> {
         let Some(names) = map.get("propertyNames").cloned() else { return Ok(()) };
         let names = self.document.resolved(&names).clone();
@@ -125,7 +124,7 @@ impl Preparation {
         Ok(())
     }
 
-    /// What a property makes others be, as one choice without it and one with them.
+    /// Rewrites dependencies of a property as two choices: without the property, or with its dependencies.
     fn dependencies(&mut self, map: &mut Map<String, Value>) -> Result<(), GrammarError> {
         let mut all = Vec::new();
         for keyword in ["dependentRequired", "dependentSchemas", "dependencies"] {
@@ -167,7 +166,7 @@ impl Preparation {
         Ok(())
     }
 
-    /// How many properties there are, where some may be left out.
+    /// Rewrites the bounds on the number of properties if some are optional.
     fn counts(&mut self, map: &mut Map<String, Value>) -> Result<(), GrammarError> {
         let mut counts = Counts::of(map);
         if counts.least <= counts.required.len() {
@@ -176,7 +175,7 @@ impl Preparation {
             let message =
                 "a name that is free may come twice and counts once; list properties as 'required', or say 1";
             self.cannot_hold("minProperties", message)?;
-            // One more than those that are required can be held.
+            // The library supports a minimum of one more than the number of required properties.
             map.insert("minProperties".to_owned(), (counts.required.len() + 1).into());
             counts = Counts::of(map);
         }
@@ -203,18 +202,18 @@ impl Preparation {
     }
 }
 
-/// Bounds on the number of properties, and which there are.
+/// Bounds on the number of properties, and the declared properties.
 struct Counts {
     required: Vec<String>,
     optional: Vec<String>,
     least: usize,
     most: Option<usize>,
-    /// Whether there are no others than those with a name.
+    /// Whether the schema allows only properties with declared names.
     is_closed: bool,
 }
 
 impl Counts {
-    /// Most properties of which each may be the first.
+    /// Maximum number of optional properties that each may be the first.
     const MAX_FIRST: usize = 64;
 
     fn of(map: &Map<String, Value>) -> Self {
@@ -238,18 +237,19 @@ impl Counts {
         self.required.len() + self.optional.len()
     }
 
-    /// Whether more than one property without a name of its own may be needed: the library does not tell them apart.
+    /// Whether more than one undeclared property may be needed, which the library cannot keep distinct.
     fn needs_free_names(&self) -> bool {
         !self.is_closed && self.least > self.required.len() + 1
     }
 
-    /// Whether the library counts so few itself.
+    /// Whether the library can count the properties itself.
     fn is_known(&self) -> bool {
         let beside = |count: usize| count.saturating_sub(self.required.len());
         self.is_closed && beside(self.least) <= 1 && self.most.is_none_or(|most| beside(most) == 1)
     }
 
-    /// Objects of right numbers, case by case: without choice in any of them, or with one property that has to be there.
+    /// Returns objects with valid counts, case by case: each without optional parts, or with one mandatory
+    /// property.
     fn cases(&self) -> Option<Vec<Value>> {
         let missing = self.least.saturating_sub(self.required.len());
         if self.most.is_none() && missing == 1 && self.optional.len() <= Self::MAX_FIRST {
@@ -279,7 +279,7 @@ impl Counts {
         case
     }
 
-    /// The one property that is missing is the first of them that is there, or has no name.
+    /// Returns a case for each optional property as the first present one, and one for an undeclared name.
     fn first_of(&self) -> Vec<Value> {
         let mut cases: Vec<Value> = (0..self.optional.len())
             .map(|first| {
@@ -299,7 +299,7 @@ impl Counts {
     }
 }
 
-/// Leaves properties of these names alone.
+/// Allows only properties with these names.
 fn only_names(map: &mut Map<String, Value>, allowed: &[&str]) {
     map.remove("propertyNames");
     let others =
@@ -315,7 +315,7 @@ fn only_names(map: &mut Map<String, Value>, allowed: &[&str]) {
     map.insert("properties".to_owned(), properties.into());
 }
 
-/// Leaves properties alone whose names have this pattern.
+/// Allows only properties whose names match this pattern.
 fn only_pattern(map: &mut Map<String, Value>, pattern: &str) {
     if patterns::plain(pattern).map_or(true, |plain| plain.len() != 1) {
         return;

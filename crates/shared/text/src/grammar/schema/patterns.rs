@@ -1,4 +1,4 @@
-//! Patterns of texts: those that the library takes, and what they say.
+//! Rewrites string patterns for the library, and answers questions about them.
 
 use std::fmt::Write as _;
 
@@ -7,19 +7,19 @@ use llguidance::{
     regex_to_lark,
 };
 
-/// Most names that a pattern is written out as.
+/// Maximum number of names that a pattern is expanded to.
 const MAX_NAMES: usize = 128;
-/// Longest of them in bytes.
+/// Maximum length of such a name in bytes.
 const MAX_NAME_BYTES: usize = 64;
-/// Most steps of a question about a pattern: as the library has it.
+/// Maximum number of steps of a query on a pattern, equal to the library's limit.
 const FUEL: u64 = 10_000;
-/// Most digits of a decimal number that is written as a text, before the point and behind it.
+/// Maximum number of digits of a decimal number in a string, before the point and after it.
 const MAX_DIGITS: usize = 32;
 
-/// Patterns without look-around that together find what `pattern` does.
+/// Returns patterns without look-around whose conjunction equals `pattern`.
 ///
 /// # Errors
-/// Why the library cannot take it.
+/// If the library does not support the pattern, with the reason.
 pub(super) fn plain(pattern: &str) -> Result<Vec<String>, String> {
     let plain = match decimal(pattern) {
         Some(plain) => vec![plain],
@@ -29,7 +29,7 @@ pub(super) fn plain(pattern: &str) -> Result<Vec<String>, String> {
     Ok(plain)
 }
 
-/// The pattern as the library searches for it.
+/// Parses the pattern in search semantics, as the library does.
 fn ast(pattern: &str) -> Result<RegexAst, String> {
     let ast = RegexAst::SearchRegex(regex_to_lark(pattern, "dw"));
     match RegexBuilder::new().mk(&ast) {
@@ -44,18 +44,18 @@ fn compiled(ast: &RegexAst) -> Option<Regex> {
     builder.to_regex_limited(expression, FUEL).ok()
 }
 
-/// Whether `pattern` finds something in `text`; not if it is none.
+/// Whether `pattern` matches somewhere in `text`; false for an invalid pattern.
 pub(super) fn finds(pattern: &str, text: &str) -> bool {
     ast(pattern).ok().and_then(|ast| compiled(&ast)).is_some_and(|mut regex| regex.is_match(text))
 }
 
-/// Whether no text has both patterns, for certain.
+/// True if certainly no text matches both patterns.
 pub(super) fn exclude_each_other(first: &str, second: &str) -> bool {
     let (Ok(first), Ok(second)) = (ast(first), ast(second)) else { return false };
     compiled(&RegexAst::And(vec![first, second])).is_some_and(|mut regex| regex.always_empty())
 }
 
-/// All texts in which `pattern` finds something, if they are few and short.
+/// Returns all texts that `pattern` matches, if they are few and short.
 pub(super) fn names(pattern: &str) -> Option<Vec<String>> {
     let mut regex = compiled(&ast(pattern).ok()?)?;
     let (start, mut found) = (regex.initial_state(), Vec::new());
@@ -81,23 +81,23 @@ fn collect(regex: &mut Regex, state: StateID, so_far: &mut Vec<u8>, found: &mut 
     Some(())
 }
 
-/// Whether `pattern` finds something in every text, seen at once.
+/// True for the common patterns that match every text.
 pub(super) fn finds_all(pattern: &str) -> bool {
     matches!(pattern, "" | "^" | "$" | ".*" | "^.*" | ".*$" | "^.*$" | r"^[\s\S]*$" | r"[\s\S]*")
 }
 
-/// Texts of so many characters.
+/// Returns a pattern for texts of `least` to `most` characters.
 pub(super) fn of_length(least: usize, most: Option<usize>) -> String {
     format!("^(?s:.{{{least},{}}})$", most.map_or_else(String::new, |most| most.to_string()))
 }
 
-/// All texts but these.
+/// Returns a pattern for all texts except `words`.
 pub(super) fn all_but(words: &[&str]) -> String {
     format!("^{}$", others(words))
 }
 
-/// What is none of `words`, letter by letter: another letter and anything behind it, or a letter of theirs and what is none of
-/// their rests.
+/// Builds an expression for all texts except `words`, letter by letter: another first letter with any rest,
+/// or a letter of `words` with a rest that differs.
 fn others(words: &[&str]) -> String {
     if words.is_empty() {
         return "(?s:.*)".to_owned();
@@ -119,7 +119,8 @@ fn quoted(letter: char) -> String {
     format!(r"\x{{{:X}}}", u32::from(letter))
 }
 
-/// A pattern that begins with looks ahead, as patterns that each have to find something; `pattern` itself where it has none.
+/// Splits a pattern that begins with look-aheads into patterns that must all match; without look-ahead
+/// returns `pattern`.
 fn without_look_ahead(pattern: &str) -> Vec<String> {
     let mut all = Vec::new();
     let mut rest = pattern.strip_prefix('^').unwrap_or(pattern);
@@ -141,7 +142,7 @@ fn without_look_ahead(pattern: &str) -> Vec<String> {
     all
 }
 
-/// The look ahead that `text` begins with: its sign, what it looks for, and what stands behind it.
+/// Splits `text` into its first look-ahead's sign, the look-ahead's expression, and the rest.
 fn look_ahead(text: &str) -> Option<(char, &str, &str)> {
     let inner = text.strip_prefix("(?")?;
     let sign = inner.chars().next().filter(|sign| matches!(sign, '=' | '!'))?;
@@ -165,7 +166,7 @@ fn look_ahead(text: &str) -> Option<(char, &str, &str)> {
     None
 }
 
-/// The class of characters of which a text may not consist: `[-+.]` of `[-+.]*$`.
+/// Returns the class of characters that a text may not consist of: `[-+.]` of `[-+.]*$`.
 fn refused_class(inner: &str) -> Option<&str> {
     let class = inner.strip_suffix("*$")?;
     match class {
@@ -177,8 +178,8 @@ fn refused_class(inner: &str) -> Option<&str> {
     }
 }
 
-/// What Pydantic writes for a `Decimal`, with and without `max_digits` and `decimal_places`, without its looks ahead and with an
-/// end to its digits: zeros at the beginning and the end are left out.
+/// Rewrites Pydantic's pattern for `Decimal`, with or without `max_digits` and `decimal_places`: without
+/// look-aheads and with bounded digits. Zeros at the beginning and the end are left out.
 fn decimal(pattern: &str) -> Option<String> {
     let rest = pattern.strip_prefix(r"^(?!^[-+.]*$)[+-]?0*")?;
     let counts: Vec<usize> =

@@ -1,4 +1,5 @@
-//! Properties by pattern: with names where they are few, so that none comes twice and none is waited for in vain.
+//! Rewrites `patternProperties`: few matching names are written out, so that none repeats and none blocks
+//! the answer.
 
 use serde_json::{Map, Value};
 
@@ -8,13 +9,14 @@ use super::{
     values::{allows_all, both},
 };
 
-/// Most patterns of one object: each is held against each.
+/// Maximum number of patterns of one object, which are compared pairwise.
 const MAX_PATTERNS: usize = 24;
-/// Most properties of which each choice is a case where they are counted.
+/// Maximum number of optional properties for which each combination becomes a case if properties are counted.
 pub(super) const MAX_COUNTED: usize = 6;
 
 impl Preparation {
-    /// `patternProperties`: patterns that few names have are written out, one that all have is the schema of all others.
+    /// Rewrites `patternProperties`: patterns with few names are written out, and a pattern of all names
+    /// becomes the schema of all other properties.
     pub(super) fn pattern_properties(&mut self, map: &mut Map<String, Value>) -> Result<(), GrammarError> {
         let Some(Value::Object(asked)) = map.remove("patternProperties") else { return Ok(()) };
         let mut properties = match map.remove("properties") {
@@ -61,7 +63,7 @@ impl Preparation {
         Ok(())
     }
 
-    /// Keeps a pattern that no name has together with another.
+    /// Keeps a pattern if it has no names in common with another.
     fn keep(
         &mut self,
         kept: &mut Map<String, Value>,
@@ -84,14 +86,13 @@ impl Preparation {
     }
 }
 
-/// Whether names may become properties: where properties are counted, only few that may be left out.
+/// Whether names may become properties; where properties are counted, only a few optional ones may.
 fn may_be_written_out(map: &Map<String, Value>, properties: &Map<String, Value>, names: &[String]) -> bool {
     let is_counted = map.contains_key("minProperties") || map.contains_key("maxProperties");
     let new = names.iter().filter(|name| !properties.contains_key(*name)).count();
     !is_counted || new == 0 || properties.len() + new <= MAX_COUNTED
 }
 
-/// Adds what a property has to keep to.
 fn join(properties: &mut Map<String, Value>, name: String, schema: Value) {
     let own = properties.get_mut(&name).map(Value::take);
     let joined = match own {

@@ -1,4 +1,4 @@
-//! Where references of a schema lead.
+//! Resolves the references of a schema.
 
 use std::collections::BTreeMap;
 
@@ -6,10 +6,10 @@ use serde_json::{Map, Value};
 
 use super::walk;
 
-/// Deepest chain of references that is followed.
+/// Maximum length of a chain of references.
 const MAX_CHAIN: usize = 16;
 
-/// A schema as it was sent.
+/// A schema as received.
 #[derive(Debug, Clone)]
 pub(super) struct Document {
     root: Value,
@@ -20,7 +20,7 @@ impl Document {
         Self { root: root.clone() }
     }
 
-    /// What `schema` refers to, as long as it says nothing but where.
+    /// Follows the references of `schema` while the schema holds nothing else.
     pub(super) fn resolved<'a>(&'a self, mut schema: &'a Value) -> &'a Value {
         for _ in 0..MAX_CHAIN {
             let Some(map) = schema.as_object() else { break };
@@ -39,7 +39,7 @@ impl Document {
     }
 }
 
-/// A pointer without the escapes of an address.
+/// Decodes the URI escapes of a JSON pointer.
 fn decoded(pointer: &str) -> String {
     if pointer == "/" {
         return String::new();
@@ -55,8 +55,8 @@ fn decoded(pointer: &str) -> String {
     String::from_utf8(bytes).unwrap_or_default()
 }
 
-/// Copies targets of references into `$defs` where the library could not follow, or a rewrite could move them: everything but the
-/// root and plain names in `$defs` and `definitions`.
+/// Copies targets of references into `$defs` if the library could not follow the reference or a rewrite
+/// could move its target. The root and plain names in `$defs` and `definitions` stay.
 pub(super) fn hoist(root: &mut Value) {
     let document = Document::new(root);
     let mut names = BTreeMap::new();
@@ -92,7 +92,7 @@ fn name_of(number: usize) -> String {
     format!("hoisted-{number}")
 }
 
-/// Whether the library follows `reference` to where no rewrite changes anything but the target itself.
+/// Whether the library can follow `reference` and no rewrite moves the target.
 fn is_plain(reference: &str) -> bool {
     if reference == "#" {
         return true;
@@ -101,7 +101,7 @@ fn is_plain(reference: &str) -> bool {
     name.is_some_and(|name| !name.contains(['/', '~', '%']))
 }
 
-/// Gives each reference in `schema` the name that `new` has for it.
+/// Replaces each reference in `schema` by its name in `new`.
 fn rename(schema: &mut Value, new: &mut impl FnMut(&str) -> Option<String>) {
     let Value::Object(map) = schema else { return };
     if let Some(Value::String(reference)) = map.get_mut("$ref")

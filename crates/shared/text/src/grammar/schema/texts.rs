@@ -1,4 +1,4 @@
-//! Patterns and formats of texts.
+//! Rewrites patterns and formats of strings.
 
 use serde_json::{Map, Value, json};
 
@@ -11,7 +11,6 @@ use super::{
 };
 
 impl Preparation {
-    /// Keywords of texts.
     pub(super) fn texts(&mut self, map: &mut Map<String, Value>) -> Result<(), GrammarError> {
         self.format(map)?;
         let Some(Value::String(pattern)) = map.get("pattern") else { return Ok(()) };
@@ -52,7 +51,7 @@ impl Preparation {
     }
 }
 
-/// Says `plain` of texts in place of what `pattern` said.
+/// Replaces the `pattern` of strings by the patterns `plain`.
 fn say_patterns(map: &mut Map<String, Value>, plain: Vec<String>) {
     let mut plain = plain.into_iter();
     if let Some(first) = plain.next() {

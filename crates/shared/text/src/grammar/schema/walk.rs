@@ -1,10 +1,10 @@
-//! The way through a schema: by keyword, so that the name of a property is never taken for one.
+//! Walks a schema by keyword, so that a property's name is never mistaken for a keyword.
 
 use serde_json::{Map, Value};
 
 use super::{super::GrammarError, MAX_NODES, Preparation};
 
-/// Keywords that hold one schema. `items` may hold a list as well, as earlier drafts have it.
+/// Keywords with one schema. In earlier drafts `items` may also hold a list.
 pub(super) const ONE: [&str; 12] = [
     "items",
     "additionalItems",
@@ -19,13 +19,13 @@ pub(super) const ONE: [&str; 12] = [
     "else",
     "contentSchema",
 ];
-/// Keywords that hold a list of schemas.
+/// Keywords with a list of schemas.
 pub(super) const LISTS: [&str; 5] = ["prefixItems", "allOf", "anyOf", "oneOf", "items"];
-/// Keywords that hold schemas by name.
+/// Keywords with schemas by name.
 pub(super) const NAMED: [&str; 6] =
     ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"];
 
-/// Keywords that are left behind all rewrites only where no rewrite applies.
+/// Keywords that remain after all rewrites only if no rewrite applies, with advice.
 const LEFT: [(&str, &str); 14] = [
     ("not", "say what is allowed instead"),
     ("if", "write 'anyOf' with one choice for each case"),
@@ -44,7 +44,7 @@ const LEFT: [(&str, &str); 14] = [
 ];
 
 impl Preparation {
-    /// Rewrites the schema `value` and all that stand in it.
+    /// Rewrites the schema `value` and all its subschemas.
     pub(super) fn schema(&mut self, value: &mut Value) -> Result<(), GrammarError> {
         let Value::Object(map) = value else { return Ok(()) };
         self.nodes += 1;
@@ -106,7 +106,7 @@ impl Preparation {
     }
 }
 
-/// The schemas that stand right in `map`.
+/// Returns the direct subschemas of `map`.
 pub(super) fn children(map: &Map<String, Value>) -> impl Iterator<Item = &Value> {
     map.iter().flat_map(|(keyword, value)| -> Vec<&Value> {
         let keyword = keyword.as_str();
@@ -119,7 +119,7 @@ pub(super) fn children(map: &Map<String, Value>) -> impl Iterator<Item = &Value>
     })
 }
 
-/// The schemas that stand right in `map`, to be changed.
+/// Returns the direct subschemas of `map`, mutably.
 pub(super) fn children_mut(map: &mut Map<String, Value>) -> impl Iterator<Item = &mut Value> {
     map.iter_mut().flat_map(|(keyword, value)| -> Vec<&mut Value> {
         let keyword = keyword.as_str();
