@@ -15,7 +15,7 @@
 //! - `memory`: offload and swap-in of blocks. `sequence`: one sequence: its tokens, blocks and sampling.
 //! - `drafts`: draft tokens of a step. `drafter_state`: their drafters. `tree_drafting`: trees of several
 //!   sequences at once. `overlapped_drafting`: drafting during a step. `step_cost`: estimated step durations.
-//! - `schedule`: executes the decisions of `policy::batch`: admission, participation and preemption.
+//! - `schedule`: executes the decisions of `scheduling::batch`: admission, participation and preemption.
 //! - `postprocess`: from logits to outputs. `output_queues`: outputs for the gateways.
 //! - `oom_fallback`: steps for which the device lacks memory.
 //! - [`layers`]: the layer service in the same thread.

@@ -1,4 +1,4 @@
-//! AdapterVersion of one sequence, sampled as the resident engine samples.
+//! Generation of one sequence, sampled as the resident engine samples.
 //!
 //! Seed and position determine each draw, and a pass over the same tokens gives the same logits. So the
 //! answer is that of the resident engine, token for token. Full KV blocks stay in the prefix cache for later

@@ -69,7 +69,8 @@ pub enum AnswerKind {
 }
 
 impl ToExecutor {
-    /// Returns the request that undecodable bytes name, and how it is answered. `None` if nothing answers such a message.
+    /// Returns the request that undecodable bytes name, and how it is answered; `None` if nothing answers
+    /// such a message.
     #[must_use]
     pub fn request_in(bytes: &[u8]) -> Option<(RequestId, AnswerKind)> {
         let kind = match bytes.first()? {

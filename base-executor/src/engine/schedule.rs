@@ -1,4 +1,4 @@
-//! Executes the decisions of `policy::batch`: admission, participation in steps, and preemption.
+//! Executes the decisions of `scheduling::batch`: admission, participation in steps, and preemption.
 
 use model::forward::{ForwardPass, LogitRows};
 use scheduling::batch::{Snapshot, StepDecision, StepTokens};

@@ -9,7 +9,7 @@
 //! 3. Every 100 ms the swapper runs: blocks are copied out ahead of need, and the most valuable are copied
 //!    back. In [`Design::Executor`] blocks are copied out beside each step instead, and copied back while
 //!    the executor is idle.
-//! 4. `policy::batch` decides on a step; the clock advances by its cost. Sequences that wait for a copy
+//! 4. `scheduling::batch` decides on a step; the clock advances by its cost. Sequences that wait for a copy
 //!    take no part in it.
 
 mod links;

@@ -1,8 +1,9 @@
 //! Several executors behind one gateway, on a virtual clock (CaraServe §7.5).
 //!
-//! The gateway uses `policy::fairness` and `policy::routing`, and an executor uses `policy::batch`, as the
-//! real ones do. The time of a step comes from the executor's performance model. Time is in integer
-//! nanoseconds and all events have one order, so a seed gives the same run to the byte.
+//! The gateway uses `scheduling::fairness` and `scheduling::routing`, and an executor uses
+//! `scheduling::batch`, as the real ones do. The time of a step comes from the executor's performance
+//! model. Time is in integer nanoseconds and all events have one order, so a seed gives the same run to the
+//! byte.
 //!
 //! # Layout
 //!

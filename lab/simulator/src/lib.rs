@@ -1,7 +1,7 @@
 //! Simulates the cache and the scheduler of an executor on a virtual clock.
 //!
-//! The deciding code is the serving code: `cache` and `policy::batch`. A cost model replaces computing and
-//! copying. So a day of requests takes seconds, the same seed gives the same bytes, and policies can be
+//! The deciding code is the serving code: `kv_cache` and `scheduling::batch`. A cost model replaces computing
+//! and copying. So a day of requests takes seconds, the same seed gives the same bytes, and policies can be
 //! compared on equal workloads.
 //!
 //! # Layout

@@ -1,4 +1,4 @@
-//! AdapterVersion requests and their outputs.
+//! Generation requests and their outputs.
 
 use super::{AdapterIdBytes, OwnerBytes, RequestId, WireError};
 use crate::{wire_enum, wire_struct};

@@ -1,4 +1,4 @@
-//! What tests and benches of all crates share.
+//! Tools that tests and benches of all crates share.
 //!
 //! - [`paths`]: golden files, the real model and the example adapters.
 //! - [`servers`]: PostgreSQL and S3, each started for one test.

@@ -6,7 +6,7 @@
 //! slot 1: the same layout, of the generation before or after
 //! ```
 //!
-//! AdapterVersion `n` is written to slot `n % 2`, and is on disk before anything depends on it. A slot that fails
+//! Generation `n` is written to slot `n % 2`, and is on disk before anything depends on it. A slot that fails
 //! its hash was being written at a power failure, or has decayed since. The pads that it burnt are then
 //! unknown, so the maximum that one generation may burn is given up.
 

@@ -2,7 +2,7 @@
 //!
 //! - here: the table of hosts and their reports.
 //! - [`host`]: the state of one host.
-//! - [`choice`]: candidates for [`policy::routing`], and the chosen endpoints.
+//! - [`choice`]: candidates for [`scheduling::routing`], and the chosen endpoints.
 //!
 //! A host is a gateway with its executors. A host with an old report is no candidate. No state outlives the
 //! process, so a second picker for the same hosts decides alike.

@@ -12,7 +12,7 @@
 //!
 //! # Principles
 //!
-//! - `policy::routing` makes the choice, as on one host and in the simulator.
+//! - `scheduling::routing` makes the choice, as on one host and in the simulator.
 //! - No state outlives the process, and pickers do not know each other: a second one is a hot standby.
 //! - A host without a recent report is no candidate. Reports are bounded in size and time.
 //! - Request bodies are read and never changed; responses are not read.

@@ -1,7 +1,7 @@
 //! The admission queue holds requests of all tenants until executors have capacity.
 //!
 //! - this module: the queue's interface, and [`AdmissionPermit`]; [`refusal`]: why a request is refused.
-//! - `state`: the fair queue (`policy::fairness`), the limits per tenant, and immediate refusals.
+//! - `state`: the fair queue (`scheduling::fairness`), the limits per tenant, and immediate refusals.
 //!
 //! An executor computes requests in the order of their arrival. So the queue sends it only enough to keep it
 //! busy ([`FreeCapacity`](crate::executors::FreeCapacity)), and decides at that moment which request goes

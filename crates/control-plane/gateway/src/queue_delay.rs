@@ -1,8 +1,8 @@
 //! Waiting time to the first token, measured per tenant and service class.
 //!
 //! Each sequence counts as waiting from its arrival to its first token, in the gateway or in an executor, or
-//! until it is dropped. A tracker decides whether its queue stands (`policy::admission`), so that only the
-//! tenant that sends too much is refused.
+//! until it is dropped. A tracker decides whether its queue stands (`scheduling::admission`), so that only
+//! the tenant that sends too much is refused.
 
 use std::{
     fmt,

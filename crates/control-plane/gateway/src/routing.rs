@@ -2,7 +2,7 @@
 //! executor is lost.
 //!
 //! All choices go through [`RoutingRequest::choose`]. Candidates are executors that are connected, have
-//! capacity, are not drained, and have not failed this request; `policy::routing` ranks them. A single
+//! capacity, are not drained, and have not failed this request; `scheduling::routing` ranks them. A single
 //! executor is used without ranking. [`RoutingRequest::forecast`] predicts the latency of a request before it
 //! is admitted.
 

@@ -4,7 +4,7 @@
 //! ([`CopyPriority::Demand`]) overtakes swap-ins and preloads at the next piece. On an emulated link, a piece
 //! is copied only when its time on that link is over, so no reader sees it earlier than it could have
 //! arrived. If copies share a disk with foreground reads, jobs without a waiting request yield to those reads
-//! ([`policy::background_io`]).
+//! ([`scheduling::background_io`]).
 //!
 //! # Layout
 //!

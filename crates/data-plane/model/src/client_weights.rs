@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The readers of complete models open the copy. The marker file
-//! [`SPARSE_COPY`](files::model_files::SPARSE_COPY) makes an executor refuse to serve the copy.
+//! [`SPARSE_COPY`](model_files::model_files::SPARSE_COPY) makes an executor refuse to serve the copy.
 //!
 //! # Layout
 //! - this file: the description of a file, shared by both sides

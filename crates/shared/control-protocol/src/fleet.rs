@@ -12,7 +12,7 @@
 //!
 //! # Principles
 //!
-//! - A report contains only facts; `policy::routing` draws the conclusions.
+//! - A report contains only facts; `scheduling::routing` draws the conclusions.
 //! - A report contains no tenant, no key and no prompt.
 
 use std::{

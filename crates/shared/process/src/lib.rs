@@ -1,4 +1,4 @@
-//! What every program does as a process.
+//! Duties of every program as a process.
 //!
 //! - [`start_log`]: the log on stderr.
 //! - [`raise_file_limit`], [`allowed_cores`]: resources that the operating system grants.

@@ -1,9 +1,10 @@
-//! Addresses, TLS and socket options for connections between hosts.
+//! Authentication and connections between hosts: API keys, TLS 1.3, addresses and sockets.
 //!
 //! # Layout
 //!
+//! - [`keys`]: the file of hashed API keys.
 //! - [`address`]: network addresses in the form HOST:PORT.
-//! - [`client`]: TLS 1.3 towards an executor: trusted authorities and the client's certificate.
+//! - [`tls_client`]: TLS 1.3 towards an executor: trusted authorities and the client's certificate.
 //! - [`socket`]: socket options that send at once and detect vanished peers.
 
 #![forbid(unsafe_code)]

@@ -3,7 +3,7 @@
 //! # Layout
 //!
 //! - [`BlockId`]: index of a KV block.
-//! - [`AdapterVersion`], [`AdapterId`]: content hash of an adapter, and the id of that content under one owner.
+//! - [`AdapterVersion`]: content hash of an adapter. [`AdapterId`]: that content under one owner.
 //! - [`TenantId`]: owner of adapters, requests and cache entries.
 //! - [`TensorType`]: encoding of a stored tensor's elements.
 //!

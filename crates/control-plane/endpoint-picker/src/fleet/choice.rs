@@ -1,5 +1,5 @@
 //! The choice of hosts for a request, by the functions that choose among the executors of one host
-//! ([`policy::routing`]).
+//! ([`scheduling::routing`]).
 //!
 //! A candidate is an executor of a host that knows the adapter. If no host knows it, all are candidates, and
 //! the chosen one reports the error. Requests that generate nothing concern a file, a job or a session of one

@@ -1,4 +1,4 @@
-//! Records which executor last computed the beginning of a prompt ([`policy::routing::prefixes`]).
+//! Records which executor last computed the beginning of a prompt ([`scheduling::routing::prefixes`]).
 
 use std::{hash::RandomState, sync::Mutex};
 
