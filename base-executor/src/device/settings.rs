@@ -43,7 +43,7 @@ impl std::fmt::Debug for FreeBytes {
 pub struct DeviceSettings {
     /// Size of a block of the pool, in bytes.
     pub block_bytes: u64,
-    /// Mode of cold starts.
+    /// Whether a cold request waits for its adapter or starts with CPU-assist.
     pub cold_start: ColdStart,
     /// Bandwidth of an emulated link.
     pub link: Option<BytesPerSecond>,

@@ -44,7 +44,8 @@ unsafe fn by_place<const B: usize>(numbers: *const [u8; B]) -> __m512i {
         order
     }
     static APART: [i16; 32] = apart(3);
-    /// Order that collects the first of each of four quarters of eight, then the second of each, and so on.
+    /// Permutation of 32 values as a matrix of 4 x 8, from row-major to column-major order: 0, 8, 16, 24,
+    /// 1, 9, and so on.
     static TOGETHER: [i16; 32] = {
         let (mut order, mut at) = ([0; 32], 0);
         while at < 32 {

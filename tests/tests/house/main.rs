@@ -4,6 +4,7 @@
 //! - `commits`: subjects and bodies of commits
 //! - `dependencies`: which way crates depend on each other, and where unsafe code lives
 //! - `modules`: maps name every module, modules of a crate do not import each other in circles
+//! - `records`: two structs do not share eight fields
 //! - `sizes`: files and functions stay short
 //! - `sync`: releases and acquires come in pairs, atomics of shared memory by one door
 //! - `words`: names and docs that say something
@@ -21,6 +22,7 @@ mod dependencies;
 mod modules;
 mod pages;
 mod promises;
+mod records;
 mod sizes;
 mod sync;
 mod words;

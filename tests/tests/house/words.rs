@@ -447,7 +447,7 @@ fn broken_rules((_, lines): &DocComment<'_>, is_library: bool) -> Vec<&'static s
     let count: usize = lines.iter().map(|line| words(line).split_whitespace().count()).sum();
     let is_short = is_library && count < MIN_DOC_WORDS && !lines[0].trim_start().starts_with("//!");
     let rules = [
-        (NO_SUBJECT.iter().any(|word| begins_with(&word)), "begins without a subject"),
+        (NO_SUBJECT.iter().any(|word| begins_with(word)), "begins without a subject"),
         (lines.iter().any(hides_actor), "hides who acts"),
         (lines.iter().any(|line| line.chars().count() > MAX_DOC_COLUMNS), "is wider than 110 columns"),
         (is_short, "has three words or fewer: delete it, or say more than the name"),

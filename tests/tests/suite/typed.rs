@@ -92,7 +92,13 @@ fn every_option_that_a_message_names_is_one_of_up_or_of_the_process() {
     }
     let known = &options_of(&processes()) | &up;
     let mut wrong = BTreeMap::new();
-    for (path, text) in messages(&["gateway", "base-executor", "lora-worker", "endpoint-picker"]) {
+    let programs = [
+        "crates/control-plane/gateway",
+        "base-executor",
+        "lora-worker",
+        "crates/control-plane/endpoint-picker",
+    ];
+    for (path, text) in messages(&programs) {
         let strings = text.lines().filter(|line| !line.trim_start().starts_with("//"));
         for (option, line) in strings.flat_map(named).filter(|(option, _)| !known.contains(*option)) {
             wrong.insert(format!("{}: --{option}", path.display()), line.to_owned());
@@ -214,9 +220,15 @@ fn quoted(text: &str) -> impl Iterator<Item = Vec<&str>> {
 fn every_command_that_a_message_or_guide_names_exists() {
     let mut root = holobiont::cli::HolobiontCli::command();
     root.build();
-    let texts =
-        [guides(), messages(&["gateway", "base-executor", "lora-worker", "holobiont", "keys", "client"])];
-    for (path, text) in texts.concat() {
+    let programs = [
+        "base-executor",
+        "lora-worker",
+        "client",
+        "crates/control-plane/gateway",
+        "crates/control-plane/cli",
+        "crates/shared/security",
+    ];
+    for (path, text) in [guides(), messages(&programs)].concat() {
         for words in quoted(&text).filter(|words| words.first().is_some_and(|word| is_plain(word))) {
             let first = root.find_subcommand(words[0]);
             let command =

@@ -268,7 +268,8 @@ impl PadPool {
 }
 
 impl Drop for PadPool {
-    /// Gives back the pads that were burnt but not taken; they are intact, and the next process burns them.
+    /// Returns pads that are marked as used but were not read: their keys are still on disk, so the next
+    /// process can use them.
     fn drop(&mut self) {
         let marks = self.journal.marks.iter_mut().zip(&self.next);
         let given_back =

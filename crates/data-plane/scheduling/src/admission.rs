@@ -116,7 +116,8 @@ impl ControlledDelay {
         self.stuck_since = None;
     }
 
-    /// Admits one more request beside `waiting` requests without a first token.
+    /// Admits one more request beside `waiting` requests without a first token. A queue stands if first
+    /// tokens came later than the target for a whole interval (CoDel).
     ///
     /// # Errors
     /// Returns `Overload` if the queue stands and the new request would wait longer than the target.

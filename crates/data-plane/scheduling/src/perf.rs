@@ -169,9 +169,10 @@ impl PerfModel {
         &self.link
     }
 
-    /// Returns CaraServe's c (C-09): the most tokens for which one core needs no longer per layer than the
-    /// base, in a pass of `pass_tokens` through `layers`. The result is at least one: if one token is too
-    /// slow, no number of cores keeps up. `None` before there are timings of core and base.
+    /// Returns the maximum number of tokens whose adapter work one core finishes within the base's time per
+    /// layer, in a pass of `pass_tokens` through `layers` (CaraServe's `c`). The result is at least one: if
+    /// one token is too slow, no number of cores keeps up. `None` before there are timings of core and
+    /// base.
     #[must_use]
     pub fn tokens_per_core(&self, work: LayerWork, layers: usize, pass_tokens: usize) -> Option<usize> {
         let (core, base) = (self.core.line()?, self.base.line()?);

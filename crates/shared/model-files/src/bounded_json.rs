@@ -1,15 +1,14 @@
-//! JSON documents of the size of a configuration, from files nobody vouches for.
+//! Parses untrusted JSON documents of the size of a configuration.
 //!
-//! A parsed value takes up to a hundred times the bytes it is written in (`[[0],[0],...]`), so a limit on the file's bytes
-//! alone is none on memory. What a document can grow to is bounded by the signs that make values: they are counted
-//! first.
+//! A parsed value takes up to a hundred times the bytes of its text (`[[0],[0],...]`), so a limit on the file
+//! size does not bound memory. Therefore the signs that begin or separate values are counted before parsing.
 
 use serde::de::{DeserializeOwned, Error as _};
 
 /// Signs that begin or separate values. Each costs at most about 200 bytes.
 const MAX_SIGNS: usize = 1 << 16;
 
-/// Reads `json`.
+/// Parses `json` after a check of its size.
 ///
 /// # Errors
 /// If it is malformed, not a `T`, or has more than 65,536 values.
@@ -18,11 +17,11 @@ pub fn parse<T: DeserializeOwned>(json: &[u8]) -> Result<T, serde_json::Error> {
     serde_json::from_slice(json)
 }
 
-/// Refuses a document that would grow beyond what a configuration may take. Signs within texts count too: the limit is
-/// far above what any configuration has.
+/// Refuses a document whose parsed form would take too much memory. Signs within texts count too, because the
+/// limit is far above the needs of any configuration.
 ///
 /// # Errors
-/// If there are too many of them.
+/// If the document has too many signs.
 pub fn check_size(json: &[u8]) -> Result<(), serde_json::Error> {
     let signs = json.iter().filter(|byte| matches!(byte, b',' | b':' | b'[' | b'{')).count();
     if signs <= MAX_SIGNS {

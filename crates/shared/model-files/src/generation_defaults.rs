@@ -1,4 +1,4 @@
-//! What a model's files say about sampling: the defaults of a request, and the tokens that end an answer.
+//! Reads sampling defaults and end-of-sequence tokens from a model's files.
 
 use std::{
     io,
@@ -13,41 +13,41 @@ use crate::{
     whole_file,
 };
 
-/// Bytes of `generation_config.json` and `config.json`.
+/// Maximum bytes of `generation_config.json` and `config.json`.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Sampling as the model's makers recommend it. `None` where they say nothing.
+/// Sampling defaults of the model's makers; `None` where the files set none.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct GenerationDefaults {
-    /// Divides the logits.
+    /// Divisor of all logits.
     pub temperature: Option<f32>,
-    /// Only this many most probable tokens are drawn from; 0 means all.
+    /// Number of most probable tokens that sampling considers; 0 means all.
     pub top_k: Option<u32>,
-    /// Only the most probable tokens up to this sum of probabilities are drawn from.
+    /// Sum of probabilities up to which sampling considers the most probable tokens.
     pub top_p: Option<f32>,
-    /// Divides the logits of tokens that are there already.
+    /// Repetition penalty on the logits of tokens that already occur.
     pub repetition_penalty: Option<f32>,
     /// Tokens that end an answer, sorted.
     pub eos_token_ids: Vec<u32>,
 }
 
-/// Why the defaults could not be read.
+/// Error while reading the sampling defaults.
 #[derive(Debug, thiserror::Error)]
 pub enum GenerationDefaultsError {
     /// A file could not be read.
     #[error("cannot read {}: {source}; make it readable or remove it", path.display())]
     Read {
-        /// The file.
+        /// Path of the file concerned.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// A file is not what it should be.
+    /// A file is not valid JSON of the expected form.
     #[error("{}: {source}; fetch the file again or remove it", path.display())]
     Json {
-        /// The file.
+        /// Path of the file concerned.
         path: PathBuf,
-        /// What is wrong.
+        /// Defect that was found in the file.
         source: serde_json::Error,
     },
     /// The GGUF file is broken.

@@ -35,29 +35,29 @@ pub enum GgufError {
     /// The file could not be opened or mapped.
     #[error("cannot open {}: {source}; give the path of a readable GGUF file", path.display())]
     Open {
-        /// The file.
+        /// Path of the file concerned.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// The file's contents are not what they should be.
     #[error("{} is not a usable GGUF file: {source}; fetch the file again", path.display())]
     Format {
-        /// The file.
+        /// Path of the file concerned.
         path: PathBuf,
-        /// What is wrong.
+        /// Defect that was found in the file.
         source: FormatError,
     },
     /// A metadata value has another type than its key calls for.
     #[error("{}: metadata `{key}` is {found} where {expected} is expected; convert the model again", path.display())]
     WrongType {
-        /// The file.
+        /// Path of the file concerned.
         path: PathBuf,
-        /// The metadata key.
+        /// Key of the metadata value.
         key: String,
-        /// What the reader needs.
+        /// Type that the reader needs.
         expected: &'static str,
-        /// What the file holds.
+        /// Type that the file holds.
         found: String,
     },
 }
@@ -65,7 +65,7 @@ pub enum GgufError {
 /// A tensor of a file.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TensorView<'a> {
-    /// Encoding of `data`.
+    /// Encoding of the bytes in `data`.
     pub kind: TensorType,
     /// Dimensions in the file's order: the first one is the length of a row, contiguous in memory.
     pub dims: &'a [usize],

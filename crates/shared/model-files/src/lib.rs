@@ -1,16 +1,19 @@
-//! What lies on disk of a model: where it is, which files it has, and what is in them before anybody knows what it means.
+//! Reads a model's files on disk: finds them, lists them and checks their content before any use.
 //!
 //! # Layout
 //!
-//! - [`location`]: a path, or a name on a hub. [`model_files`]: the files of the model there. [`weight_files`]: those of a directory that hold weights.
-//! - [`gguf`]: metadata and tensors in one file. [`generation_defaults`]: what either kind of files says about sampling.
-//! - [`model_summary`]: what the files call it, and how many parameters it has (`parameters`). [`text_hash`]: what tells the text of one model from that of another. [`token_list`]: whether an id means the same to both.
-//! - [`whole_file`], [`bounded_json`]: small files and documents, bounded before they are read. [`strict_json`]: JSON from
-//!   anybody, in which nothing is said twice.
+//! - [`location`]: finds a model by its path or its name on a hub.
+//! - [`model_files`], [`weight_files`]: list a model's files, and the weight files of a directory.
+//! - [`gguf`]: reads metadata and tensors in one file.
+//! - [`generation_defaults`]: reads sampling defaults from a GGUF file or a directory.
+//! - [`model_summary`]: reads names and the number of parameters (`parameters`) for listings.
+//! - [`text_hash`], [`token_list`]: tell whether two models handle text alike, and whether ids mean the same.
+//! - [`whole_file`], [`bounded_json`]: read small files and documents within bounds.
+//! - [`strict_json`]: parses untrusted JSON and refuses repeated names.
 //!
 //! # Principles
 //!
-//! - A file is untrusted input: what it says about sizes is checked against the bytes there are before anything is
+//! - A file is untrusted input: declared sizes are checked against the bytes of the file before anything is
 //!   allocated for it.
 //! - Nothing here computes: the bytes of a tensor are handed on as they are stored.
 #![forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! Where a named model is: a path, or a name on a hub whose files lie in the Hugging Face cache.
+//! Finds a named model: a path, or a name on a hub whose files lie in the Hugging Face cache.
 //!
 //! ```text
 //! <cache>/models--ORG--NAME/refs/REVISION          the commit that a branch or tag stands for
@@ -16,39 +16,40 @@ use crate::whole_file;
 #[cfg(feature = "hub")]
 mod download;
 
-/// Bytes of a file in `refs/`: a commit and a line break.
+/// Maximum bytes of a file in `refs/`: a commit and a line break.
 const MAX_REF_BYTES: u64 = 256;
-/// Bytes of an organization, a name or a revision.
+/// Maximum bytes of an organization, a name or a revision.
 const MAX_NAME_BYTES: usize = 96;
-/// The revision of a name without one.
+/// Revision of a hub name without one.
 const DEFAULT_REVISION: &str = "main";
 
-/// May files be fetched from the hub?
+/// Whether files may be fetched from the hub.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HubAccess {
-    /// Files that are not in the cache are fetched, in builds that can.
+    /// Files missing in the cache are fetched, in builds with that feature.
     Online,
-    /// Only the cache is looked at.
+    /// Models come only from the cache.
     Offline,
 }
 
-/// Where the hub's files are kept, and whether more may be fetched.
+/// Directory of the hub's cache, and whether files may be fetched.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HubSettings {
-    /// The directory with `models--ORG--NAME`.
+    /// Directory that holds the folders `models--ORG--NAME`.
     pub cache: PathBuf,
-    /// Whether the hub may be asked.
+    /// Whether files may be fetched from the hub.
     pub access: HubAccess,
 }
 
 impl HubSettings {
-    /// Reads what the Hugging Face libraries read: `HF_HUB_CACHE`, `HF_HOME`, `XDG_CACHE_HOME`, `HF_HUB_OFFLINE`.
+    /// Reads the variables of the Hugging Face libraries: `HF_HUB_CACHE`, `HF_HOME`, `XDG_CACHE_HOME`,
+    /// `HF_HUB_OFFLINE`.
     #[must_use]
     pub fn from_env() -> Self {
         Self::from_variables(|name| env::var(name).ok())
     }
 
-    /// Like [`HubSettings::from_env`], with another way to look up variables.
+    /// Like [`HubSettings::from_env`], with another lookup of variables.
     fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Self {
         let directory = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let home = || directory("HOME").unwrap_or_default();
@@ -63,7 +64,7 @@ impl HubSettings {
     }
 }
 
-/// A model on a hub: `org/name` or `org/name@revision`.
+/// Name of a model on a hub: `org/name` or `org/name@revision`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HubName {
     organization: String,
@@ -72,7 +73,7 @@ pub struct HubName {
 }
 
 impl HubName {
-    /// The name of its folder in the cache.
+    /// Returns the name of the model's folder in the cache.
     fn folder(&self) -> String {
         format!("models--{}--{}", self.organization, self.name)
     }
@@ -84,7 +85,7 @@ impl fmt::Display for HubName {
     }
 }
 
-/// Why a text is no hub name.
+/// Error for a text that is not a hub name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a hub name is org/name or org/name@revision, of letters, digits, '.', '_' and '-'")]
 pub struct HubNameError;
@@ -95,7 +96,7 @@ impl FromStr for HubName {
     fn from_str(text: &str) -> Result<Self, HubNameError> {
         let (repository, revision) = text.split_once('@').unwrap_or((text, DEFAULT_REVISION));
         let (organization, name) = repository.split_once('/').ok_or(HubNameError)?;
-        // A revision may have slashes (`refs/pr/1`); its parts become parts of a path like the rest.
+        // A revision may contain slashes (`refs/pr/1`), so each of its parts is checked as a part of a path.
         let parts = [organization, name].into_iter().chain(revision.split('/'));
         if revision.len() > MAX_NAME_BYTES || !parts.into_iter().all(is_path_part) {
             return Err(HubNameError);
@@ -108,61 +109,61 @@ impl FromStr for HubName {
     }
 }
 
-/// True for what can be one part of a path and of nothing else.
+/// True if `part` is a valid single component of a path.
 fn is_path_part(part: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
     (1..=MAX_NAME_BYTES).contains(&part.len()) && part.bytes().all(allowed) && !part.starts_with('.')
 }
 
-/// Why a model's name leads nowhere.
+/// Error while finding a named model.
 #[derive(Debug, thiserror::Error)]
 pub enum LocationError {
-    /// Neither a path nor a hub name.
+    /// The name is neither a path nor a hub name.
     #[error("there is no file or directory {name:?}, and it is no hub name: {source}")]
     Unknown {
-        /// What was asked for.
+        /// Name that the caller requested.
         name: String,
-        /// Why it is no hub name.
+        /// Reason why the text is not a hub name.
         source: HubNameError,
     },
-    /// Not in the cache, and not allowed or not able to fetch it.
+    /// The model is not in the cache, and cannot or may not be fetched.
     #[error("{name} is not in {}; {hint}", cache.display())]
     NotCached {
-        /// What was asked for.
+        /// Hub name that the caller requested.
         name: HubName,
-        /// Where it was looked for.
+        /// Cache directory that was searched.
         cache: PathBuf,
-        /// What to do about it.
+        /// Advice to the user in the message.
         hint: &'static str,
     },
-    /// The cache is there but cannot be read.
+    /// The cache exists but cannot be read.
     #[error("cannot read {}: {source}; make it readable or fetch the model again", path.display())]
     Cache {
-        /// The file.
+        /// Path of the unreadable file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// A file in `refs/` does not hold a commit.
     #[error("{} does not hold the name of a commit; remove it and fetch the model again", path.display())]
     Reference {
-        /// The file.
+        /// Path of the file in `refs/`.
         path: PathBuf,
     },
-    /// Fetching failed.
+    /// Fetching the model from the hub failed.
     #[error("cannot fetch {name}: {reason}; check the name and the connection, or set HF_HUB_OFFLINE=1")]
     Download {
-        /// What was asked for.
+        /// Hub name that the caller requested.
         name: HubName,
-        /// What went wrong.
+        /// Description of the failed download.
         reason: String,
     },
 }
 
-/// Finds the model called `name`: the path itself if there is something, else the snapshot of a hub name.
+/// Finds the model called `name`: the path itself if it exists, else the snapshot of a hub name.
 ///
 /// # Errors
-/// If there is no such path, and it is no hub name, or one that is not in the cache and cannot be fetched.
+/// If no such path exists, and `name` is not a hub name or cannot be found in the cache or fetched.
 pub fn resolve(name: &str, settings: &HubSettings) -> Result<PathBuf, LocationError> {
     let path = Path::new(name);
     if path.exists() {
@@ -176,7 +177,7 @@ pub fn resolve(name: &str, settings: &HubSettings) -> Result<PathBuf, LocationEr
     }
 }
 
-/// The directory of the commit that a name stands for, if it is in the cache.
+/// Returns the snapshot directory of a hub name, if the cache holds it.
 fn cached_snapshot(name: &HubName, settings: &HubSettings) -> Result<Option<PathBuf>, LocationError> {
     let repository = settings.cache.join(name.folder());
     let reference = repository.join("refs").join(&name.revision);

@@ -1,4 +1,4 @@
-//! Which files a model is made of: one GGUF file, or a directory with one or with safetensors.
+//! Lists the files of a model: one GGUF file, or a directory with one or with safetensors.
 
 use std::{
     io,
@@ -23,35 +23,35 @@ pub const SPARSE_COPY: &str = ".sparse-copy";
 /// Directory entries looked at when searching for a GGUF file.
 const MAX_ENTRIES: usize = 1 << 12;
 
-/// Why no model was found.
+/// Error while looking for a model.
 #[derive(Debug, thiserror::Error)]
 pub enum FindError {
     /// The path could not be looked at.
     #[error("cannot look at {}: {source}; give the path of a model file or directory", path.display())]
     Path {
-        /// The path.
+        /// Path that the caller gave.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// Nothing in the directory is a model.
     #[error("no model in {}: it has neither config.json with model.safetensors nor a .gguf file", path.display())]
     Nothing {
-        /// The directory.
+        /// Path of the directory concerned.
         path: PathBuf,
     },
     /// Several GGUF files, and no way to tell which is meant.
     #[error("{} has several models ({}); give the path of one of them", path.display(), names.join(", "))]
     Several {
-        /// The directory.
+        /// Path of the directory concerned.
         path: PathBuf,
-        /// Their names, sorted.
+        /// Names of the files, sorted.
         names: Vec<String>,
     },
     /// A single file that is not GGUF.
     #[error("{} is not a GGUF file; for safetensors give the directory that holds config.json", path.display())]
     NotGguf {
-        /// The file.
+        /// Path of the file concerned.
         path: PathBuf,
     },
 }

@@ -1,4 +1,4 @@
-//! What a model's files say of it: for who lists models, and for nothing else. What they do not say is empty.
+//! Summarizes a model's files for listings of models only. Facts missing in the files are left empty.
 
 use std::path::Path;
 
@@ -13,17 +13,17 @@ use crate::{
     whole_file,
 };
 
-/// Bytes of `config.json`.
+/// Maximum bytes of `config.json`.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// See the module.
+/// Facts about a model, for listings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ModelSummary {
-    /// The architecture, such as `llama` or `qwen2`.
+    /// Architecture, such as `llama` or `qwen2`.
     pub architecture: String,
-    /// How weights are stored, such as `Q4_K_M`, `GPTQ` or `BF16`.
+    /// Storage format of the weights, such as `Q4_K_M`, `GPTQ` or `BF16`.
     pub weights: String,
-    /// How many parameters it has: those of a tied head once, and of quantized layers what they stand for.
+    /// Number of parameters: a tied head counts once, a quantized layer as its unquantized weights.
     pub parameters: Option<u64>,
 }
 
@@ -37,7 +37,7 @@ struct RawModelConfig {
 }
 
 impl ModelSummary {
-    /// As the metadata of a GGUF file say it.
+    /// Summarizes the metadata of a GGUF file.
     #[must_use]
     pub fn from_gguf(file: &GgufFile) -> Self {
         let architecture = file.str("general.architecture").ok().flatten().unwrap_or_default();
@@ -49,7 +49,7 @@ impl ModelSummary {
         }
     }
 
-    /// As `config.json` in a folder and the weights beside it say it.
+    /// Summarizes `config.json` in `directory` and the weights beside it.
     #[must_use]
     pub fn from_directory(directory: &Path) -> Self {
         let json = whole_file::read_if_there(&directory.join(CONFIG_FILE), MAX_BYTES).ok().flatten();
@@ -66,7 +66,7 @@ impl ModelSummary {
     }
 }
 
-/// How weights are stored; `None` by a method that is not known.
+/// Returns the storage of quantized layers; `None` for an unknown method.
 fn stored(quantization: &Value) -> Option<LayerStorage> {
     match quantization["quant_method"].as_str() {
         None if quantization.is_null() => Some(LayerStorage::Plain),
@@ -78,7 +78,7 @@ fn stored(quantization: &Value) -> Option<LayerStorage> {
     }
 }
 
-/// What llama.cpp calls the mixtures that it makes.
+/// Returns llama.cpp's name of a mixture of tensor types.
 fn file_type(number: u32) -> &'static str {
     match number {
         0 => "F32",

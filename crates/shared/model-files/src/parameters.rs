@@ -1,4 +1,4 @@
-//! How many parameters a model has, by the shapes of its tensors: for who lists models, and for nothing else.
+//! Counts a model's parameters from the shapes of its tensors, for listings of models only.
 
 use std::{fs::File, io::Read, path::Path};
 
@@ -11,20 +11,18 @@ use crate::{bounded_json, gguf::GgufFile, weight_files::weight_files};
 /// Bytes of a weight file's header.
 const MAX_HEADER_BYTES: u64 = 1 << 24;
 
-/// The entry of a header that is no tensor.
+/// Header entry that is not a tensor.
 const METADATA: &str = "__metadata__";
 
-/// What GPTQ and AWQ keep beside the words of a linear layer's codes.
+/// Suffixes of the tensors that GPTQ and AWQ store beside the codes of a linear layer.
 const BESIDE_CODES: [&str; 3] = [".qzeros", ".scales", ".g_idx"];
 
 /// How the linear layers of a directory are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LayerStorage {
-    /// As numbers.
     Plain,
-    /// As GPTQ and AWQ do: codes of so many bits, several to a word of 32.
+    /// GPTQ or AWQ codes of `bits` bits, several in each word of 32 bits.
     Codes {
-        /// Of a code.
         bits: u64,
     },
 }
@@ -36,13 +34,13 @@ struct TensorHeader {
     shape: Vec<u64>,
 }
 
-/// Those of a GGUF file.
+/// Counts the parameters of a GGUF file.
 pub(crate) fn of_gguf(file: &GgufFile) -> Option<u64> {
     let count: u64 = file.tensors().map(|(_, tensor)| (tensor.rows() * tensor.cols()) as u64).sum();
     (count > 0).then_some(count)
 }
 
-/// Those of a directory of safetensors; `None` if its weights are not there or cannot be counted.
+/// Counts the parameters of a safetensors directory; `None` if weights are missing or cannot be counted.
 pub(crate) fn of_directory(directory: &Path, stored: LayerStorage) -> Option<u64> {
     let names = weight_files(directory).ok()?;
     names.iter().try_fold(0u64, |count, name| {
@@ -51,7 +49,7 @@ pub(crate) fn of_directory(directory: &Path, stored: LayerStorage) -> Option<u64
     })
 }
 
-/// The table of contents that a weight file begins with, behind its length.
+/// Reads the JSON header of a weight file, which follows its length.
 fn header(file: &mut File) -> Option<Vec<u8>> {
     let mut length = [0; size_of::<u64>()];
     file.read_exact(&mut length).ok()?;

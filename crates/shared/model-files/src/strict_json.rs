@@ -1,35 +1,34 @@
-//! JSON from anybody: parsed once, within bounds, and with nothing said twice.
+//! Parses untrusted JSON once, within bounds, and refuses repeated names.
 //!
-//! Of two fields of one name most parsers keep one and drop the other, not all the same one: whoever checked a document
-//! before us may have seen another than we do. So a name that comes twice is refused. Depth, names and values are
-//! counted while reading: the refusal of a hostile document costs no more than reading it up to there.
+//! Most parsers keep one of two fields with the same name, but they differ in which one. A program that
+//! checked the document earlier may have seen another field, so a repeated name is refused. Depth, names and
+//! values are counted while reading, so a refusal costs no more than reading up to the defect.
 
 use std::{cell::Cell, fmt};
 
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-/// Deepest nesting of a document.
+/// Maximum nesting depth of a document.
 const MAX_DEPTH: usize = 32;
-/// Most names of a document, in all its objects together.
+/// Maximum number of names in all objects of a document together.
 const MAX_NAMES: usize = 64 * 1024;
-/// Most values of a document. A prompt of token ids has one for each.
+/// Maximum number of values of a document. A prompt of token ids has one value per token.
 const MAX_VALUES: usize = 1 << 20;
 
-/// Why a document was refused.
+/// Error for a refused document.
 #[derive(Debug, thiserror::Error)]
 #[error("{source}")]
 pub struct StrictJsonError {
-    /// What is wrong, and where.
     source: serde_json::Error,
-    /// The name that came twice, if that is what is wrong.
+    /// Repeated name, if the document was refused because of one.
     pub repeated: Option<String>,
 }
 
-/// Parses `json`.
+/// Parses `json` within the bounds of this module.
 ///
 /// # Errors
-/// If it is no JSON, says a name twice in one object, or is deeper or larger than a document may be.
+/// If `json` is not JSON, repeats a name in one object, or exceeds a limit on depth or size.
 pub fn parse(json: &[u8]) -> Result<Value, StrictJsonError> {
     let counts = JsonCounts::default();
     let mut reader = serde_json::Deserializer::from_slice(json);
@@ -38,12 +37,10 @@ pub fn parse(json: &[u8]) -> Result<Value, StrictJsonError> {
     value.map_err(|source| StrictJsonError { source, repeated: counts.repeated.take() })
 }
 
-/// What has been read so far.
 #[derive(Default)]
 struct JsonCounts {
     names: Cell<usize>,
     values: Cell<usize>,
-    /// The name that came twice.
     repeated: Cell<Option<String>>,
 }
 
@@ -66,7 +63,6 @@ fn count<E: Error>(counter: &Cell<usize>, limit: usize, what: &str) -> Result<()
     }
 }
 
-/// One value within the bounds.
 #[derive(Clone, Copy)]
 struct BoundedValue<'a> {
     counts: &'a JsonCounts,

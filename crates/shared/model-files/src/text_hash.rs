@@ -1,5 +1,5 @@
-//! What tells the text of one model from that of another: a hash of what tokenizer, chat template and sampling defaults are
-//! made of. Whoever reads the same text finds the same hash.
+//! Hashes the sources of a model's tokenizer, chat template and sampling defaults, so that two processes can
+//! tell whether they handle the text of the same model.
 
 use std::{
     io,
@@ -15,18 +15,18 @@ use crate::{
 /// Files of a model directory that say how text becomes tokens, and when an answer ends.
 const TEXT_FILES: [&str; 5] =
     ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json", CONFIG_FILE];
-/// Bytes of one of them; the largest are tokenizers.
+/// Maximum bytes of one text file; the largest are tokenizers.
 const MAX_FILE_BYTES: u64 = 1 << 28;
 
-/// Why the text of a model could not be read.
+/// Error while reading the text files of a model.
 #[derive(Debug, thiserror::Error)]
 pub enum TextHashError {
-    /// A file is there but cannot be read.
+    /// A file exists but cannot be read.
     #[error("cannot read {}: {source}; make it readable or fetch the model again", path.display())]
     Read {
-        /// The file.
+        /// Path of the file concerned.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// The GGUF file is broken.
@@ -34,15 +34,15 @@ pub enum TextHashError {
     Gguf(#[from] GgufError),
 }
 
-/// The hash: of a GGUF file all that precedes its tensors' data, of a directory the files that are read for text.
+/// Hash of a GGUF file up to its tensor data, or of the text files of a model directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TextHash(pub [u8; 32]);
 
 impl TextHash {
-    /// Reads what `files` say of text.
+    /// Hashes the text sources in `files`.
     ///
     /// # Errors
-    /// If a file is there but cannot be read, or is beyond any size of its kind.
+    /// If a file exists but cannot be read, or exceeds its size limit.
     pub fn of(files: &ModelFiles) -> Result<Self, TextHashError> {
         let mut hasher = blake3::Hasher::new_derive_key("holobiont model text 1");
         match files {
@@ -59,7 +59,7 @@ impl TextHash {
     }
 }
 
-/// Adds whether a file is there, and what is in it.
+/// Hashes whether the file exists, and its content.
 fn add_file(hasher: &mut blake3::Hasher, path: &Path) -> Result<(), TextHashError> {
     let read = whole_file::read_if_there(path, MAX_FILE_BYTES);
     match read.map_err(|source| TextHashError::Read { path: path.to_path_buf(), source })? {

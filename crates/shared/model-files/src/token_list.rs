@@ -1,6 +1,6 @@
-//! The tokens of a vocabulary as its files spell them: what tells whether two models mean the same by an id.
+//! Lists a vocabulary's tokens as its files spell them, to tell whether an id means the same in two models.
 //!
-//! Nothing is encoded or decoded here; what a spelling means is the tokenizer's business, and equal spellings mean the same.
+//! Nothing is encoded or decoded here: equal spellings are taken to mean the same token.
 
 use std::{
     collections::HashMap,
@@ -16,60 +16,60 @@ use crate::{
     whole_file,
 };
 
-/// Bytes of `tokenizer.json`.
+/// Maximum bytes of `tokenizer.json`.
 const MAX_FILE_BYTES: u64 = 1 << 28;
-/// Most tokens of a vocabulary.
+/// Maximum number of tokens of a vocabulary.
 const MAX_TOKENS: usize = 1 << 22;
 
-/// Why the tokens of a model cannot be listed.
+/// Error while listing the tokens of a model.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenListError {
     /// A file cannot be read.
     #[error("cannot read {}: {source}; make it readable or fetch the model again", path.display())]
     Read {
-        /// The file.
+        /// Path of the unreadable file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// The file is no list of tokens.
+    /// The file does not hold a list of tokens.
     #[error("{} has no usable list of tokens: {source}; fetch the model again", path.display())]
     Json {
-        /// The file.
+        /// Path of the invalid file.
         path: PathBuf,
-        /// What is wrong.
+        /// Error of the JSON parser.
         source: serde_json::Error,
     },
     /// The GGUF file is broken.
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// There is no list, or none that can be kept.
+    /// The model has no token list, or one beyond the limits.
     #[error("{} has no list of tokens, or one beyond any size; give a model with a tokenizer", path.display())]
     None {
-        /// The file.
+        /// Path of the file without a list.
         path: PathBuf,
     },
 }
 
-/// The first token that two models spell in two ways.
+/// First token that two models spell differently.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the draft's tokenizer is another one (token {token} is {draft:?} there and {base:?} in the base): a draft must be of the \
      base's family"
 )]
 pub struct TokenMismatch {
-    /// Its id.
+    /// Id of the differing token.
     pub token: u32,
-    /// What it is in the draft.
+    /// Spelling in the draft model.
     pub draft: String,
-    /// What it is in the base.
+    /// Spelling in the base model.
     pub base: String,
 }
 
-/// See the module.
+/// Spellings of a vocabulary's tokens, by token id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenList {
-    /// By id; empty where there is no such token.
+    /// Spellings by id; empty for an id without a token.
     spellings: Vec<String>,
 }
 
@@ -92,10 +92,10 @@ struct AddedJson {
 }
 
 impl TokenList {
-    /// Reads those of the model in `files`.
+    /// Reads the tokens of the model in `files`.
     ///
     /// # Errors
-    /// There are none that can be read.
+    /// If the model has no readable token list.
     pub fn of(files: &ModelFiles) -> Result<Self, TokenListError> {
         match files {
             ModelFiles::Gguf(path) => {
@@ -128,10 +128,11 @@ impl TokenList {
         Ok(Self { spellings })
     }
 
-    /// That every token of this draft is one of `base` or none there: tokens that only one of them has are never guessed.
+    /// Checks that this draft and `base` spell each id in the range of both lists alike. Ids beyond the
+    /// shorter list are never drafted.
     ///
     /// # Errors
-    /// The first that differs.
+    /// The first token whose spellings differ.
     pub fn agrees_with(&self, base: &Self) -> Result<(), TokenMismatch> {
         let differing = self.spellings.iter().zip(&base.spellings).position(|(draft, base)| draft != base);
         match differing {
@@ -144,13 +145,13 @@ impl TokenList {
         }
     }
 
-    /// Tokens there are.
+    /// Returns the number of token ids in the list.
     #[must_use]
     pub fn len(&self) -> usize {
         self.spellings.len()
     }
 
-    /// True if there are none.
+    /// True if the list has no tokens.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.spellings.is_empty()

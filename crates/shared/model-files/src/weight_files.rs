@@ -1,4 +1,4 @@
-//! Which files of a Hugging Face directory hold weights: a single one, or those that a list names.
+//! Lists the weight files of a Hugging Face directory: a single file, or the files that an index names.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -14,36 +14,37 @@ use crate::{
     whole_file,
 };
 
-/// Bytes of the list of weight files.
+/// Maximum bytes of the index of weight files.
 const MAX_INDEX_BYTES: u64 = 1 << 24;
-/// Weight files of a model.
+/// Maximum number of weight files of a model.
 const MAX_SHARDS: usize = 1 << 10;
 
-/// Why it is not known which files hold weights.
+/// Error while listing the files that hold weights.
 #[derive(Debug, thiserror::Error)]
 pub enum WeightFilesError {
-    /// The list could not be read.
+    /// The index of weight files could not be read.
     #[error("cannot read {}: {source}; a model directory has config.json and model.safetensors", path.display())]
     Read {
-        /// The file.
+        /// Path of the index file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// The list is broken.
+    /// The index of weight files is broken.
     #[error("{} is not a usable list of weight files: {reason}; fetch the model again", path.display())]
     Index {
-        /// The file.
+        /// Path of the index file.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the defect in the index.
         reason: String,
     },
 }
 
-/// The names of the weight files in `directory`, plain and one at least; whether these are there is not looked at.
+/// Returns the names of the weight files in `directory`: at least one, each a plain file name. Does not
+/// check that the files exist.
 ///
 /// # Errors
-/// If there is a list of them that is no use.
+/// If the index exists but is unusable.
 pub fn weight_files(directory: &Path) -> Result<BTreeSet<String>, WeightFilesError> {
     let path = directory.join(INDEX_FILE);
     match whole_file::read_if_there(&path, MAX_INDEX_BYTES) {
@@ -63,7 +64,7 @@ fn shard_names(json: &[u8]) -> Result<BTreeSet<String>, String> {
     if names.is_empty() || names.len() > MAX_SHARDS {
         return Err(format!("it names {} files, and 1 to {MAX_SHARDS} are read", names.len()));
     }
-    // A name that leads out of the directory would read what nobody asked for.
+    // A name that leads out of the directory would read a file that is not part of the model.
     match names.iter().find(|name| Path::new(name).file_name() != Some(name.as_ref())) {
         Some(name) => Err(format!("\"{}\" is not a plain file name", name.escape_debug())),
         None => Ok(names),

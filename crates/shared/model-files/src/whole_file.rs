@@ -7,10 +7,11 @@ use std::{
 
 use shmproto::file::open_regular;
 
-/// The bytes of the regular file at `path`.
+/// Returns the bytes of the regular file at `path`.
 ///
 /// # Errors
-/// Whatever opening and reading report, and `FileTooLarge` beyond `limit_bytes`, also if the file grows meanwhile.
+/// If the file cannot be opened or read.
+/// `FileTooLarge` beyond `limit_bytes`, also if the file grows meanwhile.
 pub fn read(path: &Path, limit_bytes: u64) -> io::Result<Vec<u8>> {
     let file = open_regular(path)?;
     let length = file.metadata()?.len();

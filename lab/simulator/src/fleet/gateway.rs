@@ -55,7 +55,8 @@ struct View {
     waiting: InFlightLoad,
     resident: BTreeMap<u32, u64>,
     asked: u64,
-    /// Fit of timings, if the executor's model is not given.
+    /// Serving model fitted to observed timings; `None` if the simulated gateway knows the executor's own
+    /// model.
     fit: Option<ServingFit>,
 }
 

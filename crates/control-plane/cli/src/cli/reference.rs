@@ -14,7 +14,7 @@ const EVERYWHERE: [&str; 7] = ["json", "quiet", "verbose", "color", "yes", "help
 fn reference(root: clap::Command) -> String {
     let mut text = String::from(
         "# The command `holobiont`\n\n\
-         Made from the command line itself by a test; edit the sources in `holobiont/src` and run\n\
+         Made from the command line itself by a test; edit the sources in `crates/control-plane/cli/src` and run\n\
          `UPDATE_REFERENCE=1 cargo test -p holobiont the_reference` to write it again.\n\n\
          Data goes to stdout, progress and hints to stderr. Nothing is asked unless stdin and stderr are a terminal.\n\
          The options of `holobiont` itself work for every command.\n\n",

@@ -1,4 +1,5 @@
-//! `holobiont adapters`: adapters of a running gateway, and of no gateway at all (`check`, `merge`, `diff`, `stats`).
+//! `holobiont adapters`: manages adapters of a running gateway, or adapter files without a gateway
+//! (`check`, `merge`, `diff`, `stats`).
 
 mod diff;
 mod list;
@@ -29,10 +30,9 @@ use crate::{
     terminal::{PrintFormat, Terminal, table::size},
 };
 
-/// The program that knows what the base model accepts.
+/// Program that knows which adapters the base accepts.
 const CHECKER: &str = "base-executor";
 
-/// What can be done to adapters.
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum AdaptersCommand {
     /// Lists the adapters of a gateway, those on disk too
@@ -57,18 +57,18 @@ pub(crate) enum AdaptersCommand {
     Stats(StatsArguments),
 }
 
-/// Arguments of `adapters ls`.
+/// Arguments of the subcommand `adapters ls`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct LsArguments {
-    /// Those that Tinker's runs keep, instead of those that people have named
+    /// Adapters that Tinker's runs keep, instead of those that people have named
     #[arg(long)]
     runs: bool,
 }
 
-/// Arguments of `adapters add`.
+/// Arguments of the subcommand `adapters add`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct AddArguments {
-    /// What requests will call it
+    /// Name of the adapter in requests
     name: String,
     /// Directory of a PEFT adapter below the gateway's adapter root, or hf:ORG/REPO@REVISION
     #[arg(value_name = "DIR|hf:ORG/REPO@REV")]
@@ -81,10 +81,10 @@ pub(crate) struct AddArguments {
     pin: bool,
 }
 
-/// Arguments of `adapters replace`.
+/// Arguments of the subcommand `adapters replace`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ReplaceArguments {
-    /// What requests call it
+    /// Name of the adapter in requests
     name: String,
     /// Directory of a PEFT adapter below the gateway's adapter root, or hf:ORG/REPO@REVISION
     #[arg(value_name = "DIR|hf:ORG/REPO@REV")]
@@ -94,33 +94,34 @@ pub(crate) struct ReplaceArguments {
     expect: Option<String>,
 }
 
-/// Arguments of `adapters rm`.
+/// Arguments of the subcommand `adapters rm`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RmArguments {
-    /// What requests call it
+    /// Name of the adapter in requests
     name: String,
     /// Only if this generation is there now: its first 12 digits, as tables show them, or more
     #[arg(long, value_name = "GENERATION")]
     expect: Option<String>,
 }
 
-/// Arguments of `adapters pin`.
+/// Arguments of the subcommand `adapters pin`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PinArguments {
-    /// What requests call it
+    /// Name of the adapter in requests
     name: String,
     /// Lets it go again
     #[arg(long)]
     off: bool,
 }
 
-/// Arguments of `adapters check`.
+/// Arguments of the subcommand `adapters check`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CheckArguments {
     /// Directory of a PEFT adapter
     #[arg(value_name = "DIR")]
     directory: PathBuf,
-    /// The base model: a path, or a name that `holobiont ls` shows [default: what the gateway serves, else the only one]
+    /// The base model: a path, or a name that `holobiont ls` shows [default: what the gateway serves, else
+    /// the only one]
     #[arg(long, value_name = "NAME_OR_PATH")]
     model: Option<String>,
     /// Runs the model with and without it, and says whether any logit changes
@@ -128,64 +129,41 @@ pub(crate) struct CheckArguments {
     probe: bool,
 }
 
-/// Why an adapter was not changed, or not found good.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AdaptersError {
-    /// The gateway did not do it.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// The hub did not give it.
     #[error("the adapter `{name}` cannot be found")]
     Hub {
-        /// The name, without `hf:`.
+        /// Name without the prefix `hf:`.
         name: String,
-        /// Why.
         source: HubError,
     },
-    /// No revision: what is served must not change behind the operator's back.
+    /// The source has no revision, without which the served files could change unnoticed.
     #[error("`{0}` names no revision; write hf:ORG/REPO@REVISION")]
     NoRevision(String),
-    /// There is no adapter there.
     #[error("there is no adapter in {0}: no adapter_config.json there")]
     NoAdapter(PathBuf),
-    /// There is no base model to check against.
     #[error(transparent)]
     Model(#[from] FindError),
-    /// The program that checks is not installed.
     #[error("the program `{CHECKER}` is neither beside `holobiont` nor on PATH")]
     NoChecker,
-    /// The program that checks cannot be started.
     #[error("cannot start {CHECKER}")]
     Checker(#[source] io::Error),
-    /// The adapter is not good; the program has said why.
+    /// The adapter failed the check, and the checker has printed the reason.
     #[error("the adapter in {directory} did not pass")]
-    NotGood {
-        /// Where it lies.
-        directory: PathBuf,
-        /// How the check ended.
-        exit: Exit,
-    },
-    /// The person said no.
+    NotGood { directory: PathBuf, exit: Exit },
     #[error("nothing was changed")]
     Declined,
-    /// Its files are not usable.
     #[error(transparent)]
     Files(#[from] AdapterError),
-    /// The files of an adapter were not downloaded.
     #[error("the files of `{name}` were not downloaded")]
-    Download {
-        /// Of which adapter.
-        name: String,
-        /// Why.
-        source: io::Error,
-    },
-    /// Adapters are not merged.
+    Download { name: String, source: io::Error },
     #[error("the adapters cannot be merged")]
     Merge(#[from] MergeError),
-    /// What would be written is there.
+    /// The output directory exists already.
     #[error("{} is there already; name a directory that is not", .0.display())]
     Exists(PathBuf),
-    /// What stands behind a colon is no weight.
     #[error("`{0}` is no weight: write a number other than 0, as in DIR:0.7")]
     Weight(String),
 }
@@ -226,7 +204,6 @@ impl Explain for AdaptersError {
     }
 }
 
-/// Changes or checks an adapter.
 pub(crate) fn run(command: &AdaptersCommand, url: &str, terminal: Terminal) -> Result<(), AdaptersError> {
     let client = || GatewayClient::new(url, terminal);
     match command {
@@ -260,7 +237,7 @@ fn replace(
     terminal: Terminal,
 ) -> Result<(), AdaptersError> {
     let path = located(&arguments.source)?;
-    // Whatever is there, but nothing new under a name that was mistyped.
+    // `*` accepts any current version, but fails for a mistyped name.
     let expected = arguments.expect.as_deref().unwrap_or("*");
     let body = json!({"lora_name": arguments.name, "lora_path": path, "expected_generation": expected});
     load::run(&arguments.name, &body, client, terminal)
@@ -290,7 +267,7 @@ fn pin(arguments: &PinArguments, client: &GatewayClient, terminal: Terminal) -> 
     print(&answer, terminal, |_| format!("{} is {state}", arguments.name))
 }
 
-/// The gateway's answer as it came, or a line made of it.
+/// Prints the gateway's JSON answer unchanged, or the text line made of it.
 fn print(answer: &str, terminal: Terminal, line: impl FnOnce(&Value) -> String) -> Result<(), AdaptersError> {
     match terminal.format {
         PrintFormat::Json => terminal.print(answer),
@@ -302,7 +279,8 @@ fn print(answer: &str, terminal: Terminal, line: impl FnOnce(&Value) -> String) 
     Ok(())
 }
 
-/// The path that the gateway is told: absolute where it is here, as written where it may be on another host.
+/// Returns the path for the gateway: absolute if it exists on this host, unchanged if it may be on the
+/// gateway's host.
 fn located(source: &str) -> Result<PathBuf, AdaptersError> {
     let Some(name) = source.strip_prefix("hf:") else {
         let path = Path::new(source);
@@ -320,11 +298,11 @@ fn located(source: &str) -> Result<PathBuf, AdaptersError> {
     hub::locate(name).map_err(|source| AdaptersError::Hub { name: name.to_owned(), source })
 }
 
-/// The model of the gateway, if there is one that says so and has it on this machine.
+/// Returns the gateway's model path, if the gateway tells it and the model is on this machine.
 fn served_here(client: &GatewayClient) -> Result<Option<PathBuf>, ClientError> {
     match client.get("/v1/status") {
         Ok(status) => Ok(status["model_path"].as_str().map(PathBuf::from).filter(|path| path.exists())),
-        // None to ask, or none that this user may ask: then the models of this machine decide.
+        // Without a gateway, or without the right to ask, the models of this machine decide.
         Err(ClientError::Unreachable { .. } | ClientError::Refused { status: 401 | 403 | 404, .. }) => {
             Ok(None)
         }
@@ -332,7 +310,7 @@ fn served_here(client: &GatewayClient) -> Result<Option<PathBuf>, ClientError> {
     }
 }
 
-/// Lets the program that would serve it look at it.
+/// Runs the program that would serve the adapter, as a checker.
 fn check(
     arguments: &CheckArguments,
     client: &GatewayClient,

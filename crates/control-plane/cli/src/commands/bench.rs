@@ -1,8 +1,8 @@
 //! `holobiont bench`: a load generator that measures what a client of the gateway sees.
 //!
-//! Each `--adapters` is one run; a run's requests are spread over its adapters. Prompts differ from request to request,
-//! so that no run lives off another's prefix cache. With `--rate` requests come when they come, as they do from people:
-//! only so is a gateway seen that has more to do than it can.
+//! Each `--adapters` is one run, whose requests are spread over its adapters. Prompts differ between
+//! requests, so no run benefits from another run's prefix cache. With `--rate`, requests arrive
+//! independently of answers, as from people; only such a load shows how an overloaded gateway behaves.
 
 mod load;
 mod report;
@@ -19,11 +19,10 @@ use load::{LoadPattern, LoadPlan, LoadResult, RequestFate};
 use report::{BenchReport, RequestReport, markdown};
 use traffic::{Distribution, Selection, SelectionError};
 
-/// Arguments of `bench`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct BenchArguments {
-    /// Whom to ask: names separated by commas, or random:N, zipf:N, uniform:N, round-robin:N of the served adapters; each
-    /// one is a run [default: the base]
+    /// Models to ask: names separated by commas, or random:N, zipf:N, uniform:N, round-robin:N of the
+    /// served adapters; each is one run [default: the base]
     #[arg(long, value_name = "LIST|HOW:N")]
     adapters: Vec<Selection>,
     /// Requests of a run
@@ -32,7 +31,8 @@ pub(crate) struct BenchArguments {
     /// Requests under way at once; with --rate at most so many [default: 8; with --rate 4096]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     concurrency: Option<u32>,
-    /// Requests come at random times, on average R a second, whatever becomes of them; refusals are counted, not errors
+    /// Requests come at random times, on average R a second, whether answered or not; refusals are counted,
+    /// not errors
     #[arg(long, value_name = "R", value_parser = rate)]
     rate: Option<f64>,
     /// Prints a JSON line for each request before those of its run
@@ -47,7 +47,8 @@ pub(crate) struct BenchArguments {
     /// How requests are spread over the adapters of a run
     #[arg(long, value_enum, default_value_t = Distribution::RoundRobin)]
     distribution: Distribution,
-    /// Same seed, same requests [default: another one each time, so that nothing is answered from a prefix cache]
+    /// Same seed, same requests [default: another one each time, so that nothing is answered from a prefix
+    /// cache]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
     /// How results are written [default: md, or jsonl with --json]
@@ -55,7 +56,7 @@ pub(crate) struct BenchArguments {
     output: Option<ResultFormat>,
 }
 
-/// How results are written.
+/// Format of the results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum ResultFormat {
     /// A Markdown table.
@@ -66,23 +67,20 @@ enum ResultFormat {
     Jsonl,
 }
 
-/// Why nothing was measured.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BenchError {
-    /// The gateway does not say what it serves.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// The adapters asked for are not there.
     #[error(transparent)]
     Selection(#[from] SelectionError),
-    /// Some requests failed: the numbers above do not stand for the load that was asked for.
+    /// Some requests failed, so the results do not describe the requested load.
     #[error("{failed} of {requests} requests failed; the first said")]
     Requests {
-        /// How many.
+        /// Number of failed requests.
         failed: usize,
-        /// Of how many.
+        /// Number of all requests.
         requests: usize,
-        /// The first one's reason.
+        /// Error of the first failed request.
         source: Box<ClientError>,
     },
 }
@@ -105,7 +103,7 @@ impl Explain for BenchError {
     }
 }
 
-/// Measures each selection in turn.
+/// Measures each selection as one run.
 pub(crate) fn run(arguments: &BenchArguments, url: &str, terminal: Terminal) -> Result<(), BenchError> {
     let client = GatewayClient::new(url, terminal);
     let seed = arguments.seed.unwrap_or_else(rand::random);
@@ -143,7 +141,7 @@ pub(crate) fn run(arguments: &BenchArguments, url: &str, terminal: Terminal) -> 
     failure.map_or(Ok(()), Err)
 }
 
-/// Whom each run asks. All names are checked before the first request is sent.
+/// Returns the models of each run. All names are checked before the first request.
 fn targets(
     selections: &[Selection],
     served: &[ServedModel],
@@ -153,7 +151,6 @@ fn targets(
 }
 
 impl BenchArguments {
-    /// The load of one run.
     fn load(&self, models: Vec<String>, distribution: Distribution, seed: u64) -> LoadPlan {
         let pace = match (self.rate, self.concurrency) {
             (None, concurrency) => LoadPattern::Closed { concurrency: concurrency.unwrap_or(8) as usize },
@@ -169,7 +166,8 @@ impl BenchArguments {
         }
     }
 
-    /// What to say if requests failed. Refusals are what a full gateway owes those who come anyway: no error with `--rate`.
+    /// Returns an error if requests failed. With `--rate`, refusals by a full gateway are expected and no
+    /// failures.
     fn failure(&self, outcome: LoadResult) -> Option<BenchError> {
         let requests = outcome.fates.len();
         let counts = |fate: &RequestFate| fate.result.is_err() && !(self.rate.is_some() && fate.is_refusal());
@@ -180,7 +178,7 @@ impl BenchArguments {
     }
 }
 
-/// One run.
+/// Executes one run with a spinner.
 fn measure(load: &LoadPlan, client: &GatewayClient, terminal: Terminal) -> LoadResult {
     let (requests, models) = (load.picks.len(), load.models.len());
     let progress = terminal.spinner(format!("{requests} requests over {models} models"));

@@ -1,7 +1,9 @@
-//! `holobiont cert`: certificates for renting base layers over TLS, without an authority that others know.
+//! `holobiont cert`: makes TLS certificates for layer services, signed by a private authority of the
+//! deployment.
 //!
-//! A directory holds an authority of its own, made at the first call, and what it has signed: one certificate for the
-//! executor, and one for each client that is to be known by a certificate instead of a key. Clients are given `ca.pem`.
+//! The first call makes the authority in a directory of its own. The directory also holds the certificates
+//! that the authority signed: one for the executor, and one for each client that authenticates by
+//! certificate instead of key. Clients receive `ca.pem`.
 
 use std::{
     fs::{self, DirBuilder, OpenOptions},
@@ -25,13 +27,12 @@ use crate::{
     terminal::{PrintFormat, Terminal},
 };
 
-/// What the authority is called in the certificates it signs.
+/// Common name of the authority in certificates.
 const AUTHORITY: &str = "Holobiont authority of one deployment";
 
-/// Seconds of a mean Gregorian year.
+/// Length of a mean Gregorian year in seconds.
 const YEAR_S: u64 = 31_556_952;
 
-/// Arguments of `cert`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CertArguments {
     /// A name or address that clients reach the executor by; more than once for several
@@ -45,32 +46,20 @@ pub(crate) struct CertArguments {
     dir: Option<PathBuf>,
 }
 
-/// Why there is no certificate.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CertError {
-    /// The configuration is wrong.
     #[error(transparent)]
     Config(#[from] DeploymentConfigError),
-    /// A name cannot stand in a certificate.
     #[error("{0:?} cannot stand in a certificate")]
     Name(String),
-    /// The authority's key is not one.
     #[error("{} is no private key", .0.display())]
     Authority(PathBuf),
-    /// A key or certificate cannot be made.
     #[error("no certificate can be made")]
     Make(#[from] rcgen::Error),
-    /// A file is in the way.
     #[error("{} exists", .0.display())]
     Exists(PathBuf),
-    /// A file cannot be read or written.
     #[error("{} cannot be used", path.display())]
-    File {
-        /// The file, as it was written.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    File { path: PathBuf, source: io::Error },
 }
 
 impl Explain for CertError {
@@ -96,7 +85,7 @@ impl Explain for CertError {
     }
 }
 
-/// Makes what is asked for, and says where it is.
+/// Makes the requested certificates and prints their paths.
 pub(crate) fn run(arguments: &CertArguments, terminal: Terminal) -> Result<(), CertError> {
     let directory = match &arguments.dir {
         Some(directory) => directory.clone(),
@@ -126,7 +115,7 @@ fn text(directory: &Path, made: &[PathBuf], has_server: bool) -> String {
     lines.join("\n")
 }
 
-/// Makes the authority if there is none, then certificates; says which files are new.
+/// Makes the authority if it does not exist, then the certificates. Returns the paths of new files.
 fn make(directory: &Path, hosts: &[String], clients: &[Arc<str>]) -> Result<Vec<PathBuf>, CertError> {
     let failed = |source| CertError::File { path: directory.to_owned(), source };
     DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
@@ -153,7 +142,7 @@ fn authority(directory: &Path, made: &mut Vec<PathBuf>) -> Result<Issuer<'static
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     params.not_after = date_time_ymd(this_year() + 10, 1, 1);
     match fs::read_to_string(&key) {
-        // Its name and its key make an authority: what it signs is as good as before.
+        // Name and key define the authority, so an issuer rebuilt from them signs like the original one.
         Ok(pem) => {
             let pair = KeyPair::from_pem(&pem).map_err(|_| CertError::Authority(key))?;
             Ok(Issuer::new(params, pair))
@@ -196,7 +185,7 @@ fn sign(
     write(&directory.join(format!("{stem}-key.pem")), &pair.serialize_pem(), made)
 }
 
-/// Writes a new file that this user alone may read; never over one that is there.
+/// Writes a new file with mode 0600; never overwrites an existing file.
 fn write(path: &Path, pem: &str, made: &mut Vec<PathBuf>) -> Result<(), CertError> {
     let failed = |source: io::Error| match source.kind() {
         io::ErrorKind::AlreadyExists => CertError::Exists(path.to_owned()),

@@ -1,14 +1,15 @@
-//! `holobiont chat`: talks to the base or an adapter of a running gateway, word by word as it answers.
+//! `holobiont chat`: a conversation with the base or an adapter of a running gateway, streamed as the
+//! answer arrives.
 //!
 //! # Layout
 //!
-//! - [`conversation`]: what is said, by whom, and what became of it
-//! - [`input`]: what a person types, as text or as a command; [`editor`]: how they type it
-//! - [`settings`]: what `/set` changes
-//! - [`interrupt`]: what Ctrl-C ends
-//! - [`target`]: which served model is meant
-//! - [`screen`]: how an answer is shown while it comes
-//! - [`split`]: the same with a process of the user's own
+//! - [`conversation`]: messages and answers of a conversation
+//! - [`input`]: the user's input as message or command; [`editor`]: the line editor
+//! - [`settings`]: sampling settings that `/set` changes
+//! - [`interrupt`]: handling of Ctrl-C
+//! - [`target`]: choice of the served model
+//! - [`screen`]: display of an answer as it arrives
+//! - [`split`]: conversation as a split client
 
 mod conversation;
 mod editor;
@@ -34,11 +35,10 @@ use interrupt::{IdleInterrupt, Interrupt};
 use settings::ChatSettings;
 use target::{TargetError, choose};
 
-/// Arguments of `chat`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ChatArguments {
-    /// Whom to talk to: nothing for the base, :ADAPTER, BASE:ADAPTER, or a name that `holobiont ls` shows; a question alone, in
-    /// more than one word, is to the base
+    /// Model to talk to: nothing for the base, :ADAPTER, BASE:ADAPTER, or a name that `holobiont ls` shows;
+    /// a question alone, in more than one word, is to the base
     #[arg(value_name = "[BASE][:ADAPTER]", default_value = "")]
     target: String,
     /// Asks this one question and exits; without it, and when stdin is no terminal, stdin is the question
@@ -49,13 +49,14 @@ pub(crate) struct ChatArguments {
     /// 0 for the likeliest answer
     #[arg(long, value_name = "T")]
     temperature: Option<f64>,
-    /// The same seed gives the same answer to the same question
+    /// Random seed; the same seed gives the same answer to the same question
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     seed: Option<i64>,
-    /// What every conversation begins with
+    /// System message with which every conversation begins
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// Shows words only once they are certain; else, on a terminal, those that are drafted are shown dimmed before
+    /// Shows words only once they are certain; else, on a terminal, those that are drafted are shown dimmed
+    /// before
     #[arg(long)]
     no_provisional: bool,
     #[command(flatten)]
@@ -63,7 +64,8 @@ pub(crate) struct ChatArguments {
 }
 
 impl ChatArguments {
-    /// A question alone stands where the target does: it has words, and nobody is called so.
+    /// Moves a question without target from `target` to `prompt`: it has several words and names no served
+    /// model.
     fn question_alone(mut self, served: &[ServedModel]) -> Self {
         let is_question = self.target.contains(char::is_whitespace) && !self.target.starts_with(':');
         if is_question && self.prompt.is_none() && choose(&self.target, served).is_err() {
@@ -73,28 +75,21 @@ impl ChatArguments {
     }
 }
 
-/// Why a conversation ended badly.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ChatError {
-    /// The gateway did not answer as hoped.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// No deployment is meant.
     #[error(transparent)]
     Selection(#[from] SelectionError),
-    /// There is no such model or adapter.
     #[error(transparent)]
     Target(#[from] TargetError),
-    /// A split conversation cannot be held.
     #[error(transparent)]
     Split(#[from] split::SplitError),
-    /// Stdin cannot be read.
     #[error("cannot read the question from stdin")]
     Read(#[source] io::Error),
-    /// Stdin is empty.
     #[error("there is no question: stdin is empty")]
     NoQuestion,
-    /// Ctrl-C while answering a one-shot question.
+    /// The user pressed Ctrl-C while a one-shot question was answered.
     #[error("stopped")]
     Interrupted,
 }
@@ -123,7 +118,7 @@ impl Explain for ChatError {
     }
 }
 
-/// Talks until the question is answered, or the user has had enough.
+/// Runs a conversation until the one-shot question is answered or the user ends it.
 pub(crate) fn run(
     arguments: ChatArguments,
     gateway: &GatewayArguments,

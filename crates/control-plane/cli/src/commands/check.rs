@@ -1,4 +1,4 @@
-//! `holobiont check`: whether a deployment file, and everything it names, would start. Nothing is started.
+//! `holobiont check`: checks a deployment file and everything it names, without starting anything.
 
 mod doors;
 mod drafts;
@@ -34,7 +34,6 @@ use crate::{
     },
 };
 
-/// Arguments of `check`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CheckArguments {
     /// Deployment file; without it, what the environment and the defaults describe
@@ -42,7 +41,7 @@ pub(crate) struct CheckArguments {
     config: Option<PathBuf>,
 }
 
-/// Checks a deployment and prints a line for everything it names.
+/// Checks a deployment and prints a line for each finding.
 pub(crate) fn run(arguments: &CheckArguments, terminal: Terminal) -> Result<(), CheckFailure> {
     let file = arguments.config.as_deref();
     let name = file.map_or_else(|| "configuration".to_owned(), |file| file.display().to_string());
@@ -63,7 +62,7 @@ pub(crate) fn run(arguments: &CheckArguments, terminal: Terminal) -> Result<(), 
     report(&findings, exit, terminal)
 }
 
-/// Everything a configuration names.
+/// Returns the findings about everything that a configuration names.
 pub(crate) fn deployment(config: &DeploymentConfig, home: &HomeDirectory) -> Vec<Finding> {
     let allowed = cores::allowed();
     let mut findings: Vec<_> = [model(config, home)].into_iter().chain(drafts::model(config, home)).collect();
@@ -104,13 +103,13 @@ pub(crate) fn deployment(config: &DeploymentConfig, home: &HomeDirectory) -> Vec
     findings
 }
 
-/// One executor.
+/// Checks device, cores and workers of one executor.
 fn executor(config: &DeploymentConfig, split: &CoreSplit, allowed: &CoreList) -> Vec<Finding> {
     let device = config.executor.device.filter(|device| *device != DeviceChoice::Cpu).map(device);
     device.into_iter().chain([cores(config, split, allowed), workers(config, split, allowed)]).collect()
 }
 
-/// What the executor says of a device, which it can reach and this program cannot.
+/// Checks a device with the executor program, because this program cannot reach devices.
 pub(crate) fn device(device: DeviceChoice) -> Finding {
     const NAME: &str = "[executor] device";
     let Some(program) = program_paths::find("base-executor") else {
@@ -127,7 +126,8 @@ pub(crate) fn device(device: DeviceChoice) -> Finding {
     }
 }
 
-/// The last line of what was said, whose cause and next step are one line; `else_fix` is the step where none is said.
+/// Makes a finding of the last output line, which holds cause and next step. The step `else_fix` is for a
+/// line without one.
 fn said_finding(name: &str, is_usable: bool, said: &[u8], else_fix: &str) -> Finding {
     let said = String::from_utf8_lossy(said);
     let line = printable(said.lines().last().unwrap_or("nothing was said").trim());
@@ -141,7 +141,7 @@ fn said_finding(name: &str, is_usable: bool, said: &[u8], else_fix: &str) -> Fin
     }
 }
 
-/// A model whose weights are made of a number: its shape, and a tokenizer for the gateway.
+/// Checks a model with random weights: its shape, and a tokenizer for the gateway.
 fn random_model(path: &Path, seed: u64) -> Finding {
     const NAME: &str = "[lab] random_weights";
     let shape = match RandomSource::open(path, seed) {
@@ -194,7 +194,7 @@ fn model(config: &DeploymentConfig, home: &HomeDirectory) -> Finding {
     }
 }
 
-/// The list is understood, and this machine has the cores.
+/// Checks that the core list is valid and that this machine has the cores.
 fn cores(config: &DeploymentConfig, split: &CoreSplit, allowed: &CoreList) -> Finding {
     const NAME: &str = "[executor] cores";
     let Some(wanted) = &config.executor.cores else {
@@ -214,7 +214,7 @@ fn cores(config: &DeploymentConfig, split: &CoreSplit, allowed: &CoreList) -> Fi
     }
 }
 
-/// Every worker has a core, and it is not computing where the executor does if it need not.
+/// Checks that every worker has a core and, if possible, shares none with the executor.
 fn workers(config: &DeploymentConfig, split: &CoreSplit, allowed: &CoreList) -> Finding {
     const NAME: &str = "[workers] cores";
     let cores = CoreList(split.workers.iter().map(|worker| worker.core).collect());
@@ -237,7 +237,7 @@ fn workers(config: &DeploymentConfig, split: &CoreSplit, allowed: &CoreList) -> 
     }
 }
 
-/// The trainer has its program and its cores. A deployment serves without.
+/// Checks program and cores of the trainer, without which a deployment still serves.
 fn trainer(config: &DeploymentConfig, allowed: &CoreList) -> Option<Finding> {
     const NAME: &str = "[training] trainers";
     const GO_WITHOUT: &str = "install it, or go without: [training] trainers = 0";
@@ -286,7 +286,7 @@ fn program(name: &str) -> Finding {
     }
 }
 
-/// Where the settings of a file stand in it.
+/// Lines of a deployment file, to find settings in it.
 struct SettingLines(Vec<String>);
 
 impl SettingLines {
@@ -295,7 +295,7 @@ impl SettingLines {
         Self(text.lines().map(str::to_owned).collect())
     }
 
-    /// Adds the line of a finding's setting, where the file has one.
+    /// Adds the line number of a finding's setting, if the file has the setting.
     fn point_at(&self, finding: &mut Finding) {
         let Some((section, field)) = finding.name.split_once("] ") else { return };
         let header = format!("{section}]");

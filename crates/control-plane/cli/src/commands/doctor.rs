@@ -1,4 +1,4 @@
-//! `holobiont doctor`: what of this machine helps or hinders a deployment, each with what to do about it.
+//! `holobiont doctor`: checks whether this machine suits a deployment, and says how to fix each finding.
 
 use std::{
     fs,
@@ -23,13 +23,12 @@ use crate::{
     },
 };
 
-/// Less free disk than this is little for a registry and logs.
+/// Free disk bytes below which a registry and logs may run out of space.
 const LITTLE_DISK_BYTES: u64 = 1 << 30;
 
-/// What memory is set aside for keys and values on a CPU unless told otherwise.
+/// Default bytes of device memory for the KV cache on a CPU.
 const DEFAULT_DEVICE_BYTES: u64 = 512 << 20;
 
-/// Arguments of `doctor`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DoctorArguments {
     /// Deployment file; without it, what the environment and the defaults describe
@@ -37,7 +36,6 @@ pub(crate) struct DoctorArguments {
     config: Option<PathBuf>,
 }
 
-/// Looks at the machine.
 pub(crate) fn run(arguments: &DoctorArguments, terminal: Terminal) -> Result<(), CheckFailure> {
     let home = HomeDirectory::from_environment();
     let mut findings = vec![cores(), cpu(&read("/proc/cpuinfo"))];
@@ -73,7 +71,7 @@ fn cores() -> Finding {
     }
 }
 
-/// The widest arithmetic there is.
+/// Checks the widest SIMD extension of the CPU.
 fn cpu(cpuinfo: &str) -> Finding {
     let flags =
         cpuinfo.lines().find_map(|line| line.strip_prefix("flags")?.split_once(':').map(|(_, flags)| flags));
@@ -90,7 +88,7 @@ fn cpu(cpuinfo: &str) -> Finding {
     }
 }
 
-/// A GPU that nobody asked for is worth a word; that there is none is no fault.
+/// Reports a GPU that the configuration does not use; no GPU at all is no fault.
 fn unused_gpu(first: &Finding) -> Finding {
     match first.health {
         Health::Ok => {
@@ -100,7 +98,7 @@ fn unused_gpu(first: &Finding) -> Finding {
     }
 }
 
-/// Weights, keys and values, and adapters fit into what is free.
+/// Checks whether weights, KV cache and adapters fit into available memory.
 fn memory(config: &DeploymentConfig, home: &HomeDirectory, meminfo: &str) -> Finding {
     let Some(available) = machine::memory_bytes(meminfo, "MemAvailable") else {
         return Finding::warn("memory", "the system does not say what is free", "look with free -m");
@@ -121,7 +119,7 @@ fn memory(config: &DeploymentConfig, home: &HomeDirectory, meminfo: &str) -> Fin
     }
 }
 
-/// What an executor's weights take of the host's memory, and what they and its pools do.
+/// Returns the host bytes of an executor's weights, and of weights and pools together.
 fn pools(config: &DeploymentConfig, model_bytes: u64) -> (u64, u64) {
     let executor = config.executor.common.clone().or(ExecutorSection::presets());
     let bytes = |pool: Option<ByteCount>| pool.map_or(0, |bytes| bytes.0);
@@ -131,7 +129,8 @@ fn pools(config: &DeploymentConfig, model_bytes: u64) -> (u64, u64) {
         config.memory.device.map_or_else(|| bounds.into_iter().fold(0, u64::saturating_add), |all| all.0);
     let pools = [device, bytes(executor.adapter_bytes)];
     match executor.device {
-        // Of what a GPU holds nothing stays here; the executor compares it with the GPU's memory.
+        // Weights and KV cache of a GPU take no host memory; the executor compares them with the GPU's
+        // memory.
         Some(DeviceChoice::Cuda { .. }) => (0, bytes(executor.adapter_bytes)),
         _ => (model_bytes, pools.into_iter().fold(model_bytes, u64::saturating_add)),
     }
@@ -171,7 +170,7 @@ fn open_files() -> Finding {
     }
 }
 
-/// Space where the state is, or would be.
+/// Checks free space where the state directory is or would be.
 fn disk(state: &Path) -> Finding {
     const NAME: &str = "disk space";
     let Some(existing) = state.ancestors().find(|path| path.exists()) else {
@@ -196,7 +195,7 @@ fn disk(state: &Path) -> Finding {
     }
 }
 
-/// The systemd units, where there are any.
+/// Checks the systemd units, if there are any.
 fn service() -> Option<Finding> {
     let output = Command::new("systemctl")
         .args(["list-units", "--all", "--plain", "--no-legend", "--no-pager", "holobiont*"])

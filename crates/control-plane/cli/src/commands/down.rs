@@ -1,4 +1,4 @@
-//! `holobiont down`: stops the deployment of a state directory, in order and within its grace.
+//! `holobiont down`: stops the deployment of a state directory in order, within its grace period.
 
 use std::{
     io,
@@ -17,40 +17,21 @@ use crate::{
     terminal::{PrintFormat, Terminal},
 };
 
-/// What `up` may need beyond the grace: last words, and killing what does not stop.
+/// Time that `up` may need beyond the grace period, to print its last lines and kill what does not stop.
 const BEYOND_GRACE: Duration = Duration::from_secs(10);
 
-/// How often the progress is looked at.
 const STEP: Duration = Duration::from_millis(100);
 
-/// Why nothing was stopped.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DownError {
-    /// None is meant.
     #[error(transparent)]
     Selection(#[from] SelectionError),
-    /// Nothing runs there.
     #[error("no deployment runs in {state}")]
-    NotRunning {
-        /// The state directory.
-        state: PathBuf,
-    },
-    /// The state directory cannot be read, or the process cannot be signalled.
+    NotRunning { state: PathBuf },
     #[error("cannot stop the deployment of {state}")]
-    Stop {
-        /// The state directory.
-        state: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// It was asked and has not ended.
+    Stop { state: PathBuf, source: io::Error },
     #[error("process {pid} was asked to stop and still runs after {} s", waited.as_secs())]
-    StillRunning {
-        /// The process `up`.
-        pid: u32,
-        /// How long it had.
-        waited: Duration,
-    },
+    StillRunning { pid: u32, waited: Duration },
 }
 
 impl Explain for DownError {
@@ -76,7 +57,6 @@ impl Explain for DownError {
     }
 }
 
-/// Stops a deployment and returns when its processes have ended.
 pub(crate) fn run(arguments: &StateArguments, terminal: Terminal) -> Result<(), DownError> {
     let state = arguments.directory()?;
     let failed = |source| DownError::Stop { state: state.clone(), source };
@@ -98,7 +78,7 @@ pub(crate) fn run(arguments: &StateArguments, terminal: Terminal) -> Result<(), 
     Ok(())
 }
 
-/// True once the process has ended, false when `limit` is over.
+/// Waits until the process has ended; returns false after `limit`.
 fn wait(
     process: &RunningProcess,
     holder: LockHolder,

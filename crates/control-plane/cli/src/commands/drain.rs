@@ -1,4 +1,5 @@
-//! `holobiont drain` and `holobiont undrain`: one of several executors without new requests, so that it can be replaced.
+//! `holobiont drain` and `holobiont undrain`: stop and resume new requests to one executor, so that it can
+//! be replaced.
 
 use std::time::Duration;
 
@@ -10,10 +11,10 @@ use crate::{
     terminal::{PrintFormat, Terminal},
 };
 
-/// How often it is looked whether requests are still under way.
+/// Interval between checks for running requests.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
-/// Arguments of `drain` and `undrain`.
+/// Arguments of the commands `drain` and `undrain`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DrainArguments {
     /// The executor, as `holobiont status` names it
@@ -39,7 +40,7 @@ struct Sequences {
     under_way: u64,
 }
 
-/// Keeps new requests from an executor, and returns when those it has are over.
+/// Stops new requests to an executor and returns when its running requests have ended.
 pub(crate) fn drain(arguments: &DrainArguments, url: &str, terminal: Terminal) -> Result<(), ClientError> {
     let client = GatewayClient::new(url, terminal);
     let name = &arguments.name;
@@ -53,7 +54,6 @@ pub(crate) fn drain(arguments: &DrainArguments, url: &str, terminal: Terminal) -
     Ok(())
 }
 
-/// Lets an executor have requests again.
 pub(crate) fn undrain(arguments: &DrainArguments, url: &str, terminal: Terminal) -> Result<(), ClientError> {
     let client = GatewayClient::new(url, terminal);
     let name = &arguments.name;

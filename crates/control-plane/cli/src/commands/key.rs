@@ -1,5 +1,5 @@
-//! `holobiont key`: who may ask. The file, or the registry of many hosts, holds hashes; a key itself is shown once, when it is
-//! made.
+//! `holobiont key`: manages API keys. The key file, or the registry of many hosts, holds only hashes; a key
+//! itself is shown once, when it is made.
 
 mod key_store;
 
@@ -17,13 +17,11 @@ use crate::{
     terminal::{PrintFormat, Terminal, table::table},
 };
 
-/// What every key begins with, so that a leaked one is recognised.
+/// Prefix of every key, by which scanners recognise a leaked one.
 const PREFIX: &str = "hb-";
 
-/// Random bytes of a key.
 const KEY_BYTES: usize = 32;
 
-/// What can be done to keys.
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum KeyCommand {
     /// Makes a key and prints it, once
@@ -34,13 +32,13 @@ pub(crate) enum KeyCommand {
     Rm(RmArguments),
 }
 
-/// Arguments of `key add`.
+/// Arguments of the subcommand `key add`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct AddArguments {
     /// The tenant; several keys of one name are one tenant
     #[arg(value_parser = tenant_name)]
     name: Arc<str>,
-    /// What the key may do
+    /// Rights of the key
     #[arg(long, value_parser = role(), default_value = KeyRole::User.name())]
     role: KeyRole,
     /// Most requests a minute; 0 for any number [default: the gateway's]
@@ -50,7 +48,7 @@ pub(crate) struct AddArguments {
     place: KeyStoreArguments,
 }
 
-/// Arguments of `key rm`.
+/// Arguments of the subcommand `key rm`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RmArguments {
     /// The tenant
@@ -62,29 +60,16 @@ pub(crate) struct RmArguments {
     place: KeyStoreArguments,
 }
 
-/// Why keys were not changed or shown.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum KeyError {
-    /// The configuration is wrong.
     #[error(transparent)]
     Config(#[from] DeploymentConfigError),
-    /// They cannot be read or changed.
     #[error(transparent)]
     Place(#[from] KeyStoreError),
-    /// No such key.
     #[error("{place} holds no key of {name}{}", id.as_ref().map(|id| format!(" with the id {id}")).unwrap_or_default())]
-    Unknown {
-        /// Where it was looked for.
-        place: KeyStore,
-        /// The tenant.
-        name: Arc<str>,
-        /// The id, if one was named.
-        id: Option<String>,
-    },
-    /// The system gives no random bytes.
+    Unknown { place: KeyStore, name: Arc<str>, id: Option<String> },
     #[error("the system gives no random bytes")]
     Random(#[source] io::Error),
-    /// The person said no.
     #[error("nothing was changed")]
     Declined,
 }
@@ -109,7 +94,7 @@ impl Explain for KeyError {
     }
 }
 
-/// The roles as the command line takes them.
+/// Returns a parser of role names that lists the roles in the help.
 fn role() -> impl TypedValueParser<Value = KeyRole> {
     let values = KeyRole::ALL.map(|role| PossibleValue::new(role.name()).help(what_it_may(role)));
     PossibleValuesParser::new(values).try_map(|name| KeyRole::named(&name).ok_or("no role is called so"))
@@ -123,7 +108,6 @@ fn what_it_may(role: KeyRole) -> &'static str {
     }
 }
 
-/// Makes, lists or revokes keys.
 pub(crate) fn run(command: &KeyCommand, terminal: Terminal) -> Result<(), KeyError> {
     match command {
         KeyCommand::Add(arguments) => add(arguments, terminal),
@@ -191,7 +175,7 @@ fn remove(arguments: &RmArguments, terminal: Terminal) -> Result<(), KeyError> {
     };
     let meant: Vec<_> = place.keys()?.into_iter().filter(is_meant).collect();
     if meant.is_empty() {
-        // Where there is none nothing is written.
+        // A store without a matching key is not written.
         return Err(KeyError::Unknown { place, name: arguments.name.clone(), id: arguments.id.clone() });
     }
     let revoked = place.revoke(&meant)?;
@@ -204,7 +188,7 @@ fn remove(arguments: &RmArguments, terminal: Terminal) -> Result<(), KeyError> {
     Ok(())
 }
 
-/// 256 random bits, as text.
+/// Returns a new key: `PREFIX` and 256 random bits in URL-safe base64.
 fn new_key() -> io::Result<String> {
     let mut bytes = [0; KEY_BYTES];
     let mut filled = 0;

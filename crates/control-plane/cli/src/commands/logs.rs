@@ -1,4 +1,4 @@
-//! `holobiont logs`: what a deployment said, all of it or about one request.
+//! `holobiont logs`: shows the log of a deployment, in full or about one request.
 
 use std::{
     collections::VecDeque,
@@ -20,19 +20,18 @@ use crate::{
     terminal::{PrintFormat, Terminal, printable, quoted},
 };
 
-/// How often a followed log is looked at.
+/// Interval between checks of a followed log.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
-/// Longest line read as one.
+/// Longest line read as one, in bytes.
 const MAX_LINE_BYTES: u64 = 64 << 10;
 
-/// Where systemd's units lie.
+/// Directories of systemd units.
 const UNIT_DIRECTORIES: [&str; 3] = ["/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"];
 
-/// The unit whose presence says that Holobiont is a service here.
+/// Unit whose presence means that Holobiont runs as a service here.
 const UNIT: &str = "holobiont-gateway.service";
 
-/// Arguments of `logs`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct LogsArguments {
     /// Only lines about this request, adapter or process
@@ -47,26 +46,17 @@ pub(crate) struct LogsArguments {
     state: StateArguments,
 }
 
-/// Why no log was shown.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LogsError {
-    /// No deployment is meant.
     #[error(transparent)]
     Selection(#[from] SelectionError),
-    /// Nothing was ever logged there.
     #[error("there is no log in {directory}")]
     NoLog {
-        /// Where it would be.
+        /// Directory in which the log was expected.
         directory: PathBuf,
     },
-    /// The log cannot be read.
     #[error("cannot read {path}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
 }
 
 impl Explain for LogsError {
@@ -90,7 +80,6 @@ impl Explain for LogsError {
     }
 }
 
-/// Shows a log.
 pub(crate) fn run(arguments: &LogsArguments, terminal: Terminal) -> Result<(), LogsError> {
     let directory = log_directory(&arguments.state.directory()?);
     let path = directory.join(LOG_FILE);
@@ -126,7 +115,7 @@ pub(crate) fn run(arguments: &LogsArguments, terminal: Terminal) -> Result<(), L
     }
 }
 
-/// The last lines that were asked for.
+/// The last `limit` lines.
 struct LastLines {
     lines: VecDeque<String>,
     limit: usize,
@@ -144,14 +133,14 @@ impl LastLines {
     }
 }
 
-/// The next whole or last line, without its end.
+/// Returns the next line without its line end; the last line may be incomplete.
 fn next_line(reader: &mut impl io::BufRead) -> io::Result<Option<String>> {
     let mut bytes = Vec::new();
     let read = reader.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', &mut bytes)?;
     Ok((read > 0).then(|| String::from_utf8_lossy(&bytes).trim_end_matches('\n').to_owned()))
 }
 
-/// Lines of JSON stay what they are; anything else becomes a string.
+/// Prints a line; for JSON output, a line that is no JSON becomes a string.
 fn show(line: &str, terminal: Terminal) {
     match terminal.format {
         PrintFormat::Human => terminal.print(printable(line)),
@@ -160,7 +149,7 @@ fn show(line: &str, terminal: Terminal) {
     }
 }
 
-/// Shows what is added, also after the file made way for a new one, until this process is stopped.
+/// Prints appended lines, also after log rotation, until this process is stopped.
 fn follow(path: &Path, mut reader: BufReader<File>, id: &str, terminal: Terminal) -> io::Result<()> {
     loop {
         while let Some(line) = next_line(&mut reader)? {
@@ -171,7 +160,7 @@ fn follow(path: &Path, mut reader: BufReader<File>, id: &str, terminal: Terminal
         std::thread::sleep(LOOK_AGAIN_AFTER);
         let current = fs::metadata(path).map(|metadata| metadata.ino());
         if current.is_ok_and(|inode| reader.get_ref().metadata().is_ok_and(|open| open.ino() != inode)) {
-            // What came last into the old file is read before the new one.
+            // The old file's last lines are read before the new file.
             while let Some(line) = next_line(&mut reader)? {
                 show(&line, terminal);
             }

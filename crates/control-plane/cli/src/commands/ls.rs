@@ -1,4 +1,4 @@
-//! `holobiont ls`: models on disk and, if a gateway answers, what it serves.
+//! `holobiont ls`: lists models on disk and, if a gateway answers, the models it serves.
 
 use serde::Serialize;
 use serde_json::json;
@@ -14,13 +14,10 @@ use crate::{
     },
 };
 
-/// Why nothing could be listed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LsError {
-    /// The models directory cannot be read.
     #[error(transparent)]
     Models(#[from] FindError),
-    /// A gateway answered, but not with a list.
     #[error("the gateway's models cannot be listed")]
     Gateway(#[source] ClientError),
 }
@@ -41,21 +38,19 @@ impl Explain for LsError {
     }
 }
 
-/// What a gateway serves.
 #[derive(Debug, Serialize)]
 struct GatewayInventory {
     url: String,
     models: Vec<ServedModel>,
-    /// `None` if the caller may not know.
+    /// Loaded adapters; `None` if the caller's key may not list them.
     adapters: Option<Vec<LoadedAdapter>>,
 }
 
-/// Lists models and adapters.
 pub(crate) fn run(url: &str, terminal: Terminal) -> Result<(), LsError> {
     let models = models::list(&HomeDirectory::from_environment().models())?;
     let served = match served(&GatewayClient::new(url, terminal)) {
         Ok(served) => Some(served),
-        // No gateway is no error: there may be none.
+        // A missing gateway is no error, because none may be running.
         Err(ClientError::Unreachable { .. }) => None,
         Err(error) => return Err(LsError::Gateway(error)),
     };
@@ -77,7 +72,7 @@ pub(crate) fn run(url: &str, terminal: Terminal) -> Result<(), LsError> {
 fn served(client: &GatewayClient) -> Result<GatewayInventory, ClientError> {
     let adapters = match client.adapters() {
         Ok(adapters) => Some(adapters),
-        // A user's key lists names; what adapters take is an administrator's to know.
+        // A user's key may list model names; adapter details need an administrator's key.
         Err(ClientError::Refused { status: 401 | 403 | 404, .. }) => None,
         Err(error) => return Err(error),
     };

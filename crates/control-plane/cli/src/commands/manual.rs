@@ -1,7 +1,7 @@
-//! What is generated from the command line itself: shell completions and man pages; and `docs/guides/command.md`, in a test
-//! of [`cli`](crate::cli).
+//! Output generated from the command line definition: shell completions, man pages and, in a test of
+//! [`cli`](crate::cli), `docs/guides/command.md`.
 //!
-//! One source, three forms: none of them can say what the parser does not do.
+//! All three forms come from the parser, so none can describe an option that does not exist.
 
 use std::{
     fs, io,
@@ -13,7 +13,6 @@ use crate::{
     terminal::Terminal,
 };
 
-/// Arguments of `completions`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CompletionsArguments {
     /// The shell that will read them
@@ -21,7 +20,6 @@ pub(crate) struct CompletionsArguments {
     shell: clap_complete::Shell,
 }
 
-/// Arguments of `man`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ManArguments {
     /// Writes a page for every command into DIR instead of the first one to stdout
@@ -29,7 +27,6 @@ pub(crate) struct ManArguments {
     out: Option<PathBuf>,
 }
 
-/// Why no pages were written.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write the pages to {path}")]
 pub(crate) struct ManError {
@@ -47,14 +44,12 @@ impl Explain for ManError {
     }
 }
 
-/// Prints a completion script.
 pub(crate) fn completions(arguments: &CompletionsArguments, mut root: clap::Command, terminal: Terminal) {
     let mut script = Vec::new();
     clap_complete::generate(arguments.shell, &mut root, "holobiont", &mut script);
     terminal.print(String::from_utf8_lossy(&script).trim_end());
 }
 
-/// Prints or writes manual pages.
 pub(crate) fn man(arguments: &ManArguments, root: clap::Command, terminal: Terminal) -> Result<(), ManError> {
     let failed = |path: &Path| {
         let path = path.to_owned();
@@ -80,7 +75,7 @@ pub(crate) fn man(arguments: &ManArguments, root: clap::Command, terminal: Termi
     Ok(())
 }
 
-/// Every command with its full name, outer ones first; what is hidden or only prints help is left out.
+/// Returns every command with its full name, parents first, without hidden and help-only commands.
 pub(crate) fn visible_commands(mut root: clap::Command) -> Vec<(Vec<String>, clap::Command)> {
     root.build();
     let mut found = Vec::new();

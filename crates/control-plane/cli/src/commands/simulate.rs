@@ -1,5 +1,6 @@
-//! `holobiont simulate`: what a load would see on a number of executors, and how many it needs. `holobiont-simulator` computes
-//! it; what the deployment says of an executor is told to it from here.
+//! `holobiont simulate`: forecasts the latency of a load on a number of executors, and the number needed.
+//! `holobiont-simulator` computes the forecast; this module passes on the executor settings of the
+//! deployment.
 
 use std::{ffi::OsString, io, os::unix::process::CommandExt as _, path::PathBuf, process::Command};
 
@@ -11,10 +12,8 @@ use crate::{
     exit::{Exit, Explain},
 };
 
-/// The program that simulates.
 const SIMULATOR: &str = "holobiont-simulator";
 
-/// Arguments of `simulate`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct SimulateArguments {
     /// Deployment file; without it, what the environment and the defaults describe
@@ -23,7 +22,8 @@ pub(crate) struct SimulateArguments {
     /// The load: a trace (CSV) as Azure's of 2023
     #[arg(long, value_name = "FILE")]
     trace: PathBuf,
-    /// What steps take on an executor, as `scripts/bench costs` finds it: of all, or of each in turn where they differ
+    /// Step costs of an executor, as `scripts/bench costs` finds them: one file for all, or one for each in
+    /// turn
     #[arg(long, value_name = "FILE,FILE")]
     costs: OsString,
     /// Executors
@@ -43,23 +43,14 @@ pub(crate) struct SimulateArguments {
     more: Vec<OsString>,
 }
 
-/// Why nothing was simulated.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SimulateError {
-    /// The deployment file is wrong.
     #[error(transparent)]
     Config(#[from] DeploymentConfigError),
-    /// The program is not there.
     #[error("there is no {SIMULATOR} beside this program or on PATH")]
     NoSimulator,
-    /// It does not start.
     #[error("cannot start {}", program.display())]
-    Run {
-        /// The program.
-        program: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Run { program: PathBuf, source: io::Error },
 }
 
 impl Explain for SimulateError {
@@ -80,7 +71,7 @@ impl Explain for SimulateError {
     }
 }
 
-/// Becomes the simulator: returns only if that cannot be.
+/// Replaces this process by the simulator; returns only on failure.
 pub(crate) fn run(arguments: &SimulateArguments) -> Result<(), SimulateError> {
     let config = DeploymentConfig::layered(DeploymentConfig::default(), arguments.config.as_deref())?;
     let program = program_paths::find(SIMULATOR).ok_or(SimulateError::NoSimulator)?;

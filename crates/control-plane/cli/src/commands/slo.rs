@@ -1,4 +1,5 @@
-//! `holobiont slo`: what each service class was promised, what it saw, and who of its tenants waits.
+//! `holobiont slo`: shows the SLO targets of each service class, the measured latencies, and the waiting
+//! tenants.
 
 use serde::Deserialize;
 
@@ -7,7 +8,7 @@ use crate::{
     terminal::{PrintFormat, Terminal, TextStyle, printable, table::table},
 };
 
-/// `/v1/status`, as far as it is shown.
+/// Fields of `/v1/status` that `slo` shows.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct SloStatus {
@@ -47,7 +48,6 @@ struct SloTenant {
     tokens: u64,
 }
 
-/// Shows all classes.
 pub(crate) fn run(url: &str, terminal: Terminal) -> Result<(), ClientError> {
     let body = GatewayClient::new(url, terminal).get("/v1/status")?;
     if terminal.format == PrintFormat::Json {
@@ -114,7 +114,7 @@ fn tenant_rows(class: &SloClass) -> impl Iterator<Item = [String; 4]> + '_ {
 }
 
 impl Objective {
-    /// The mean that was seen, and what was promised.
+    /// Formats the measured mean and the target.
     fn seen(&self) -> String {
         let mean = self.mean_ms.map_or_else(|| "-".to_owned(), |mean| format!("{mean:.0}"));
         match self.promised_ms {
@@ -123,7 +123,7 @@ impl Objective {
         }
     }
 
-    /// How many promises were kept, of those to requests that were let in.
+    /// Formats the share of admitted requests that met the target.
     fn kept(&self) -> String {
         match self.met + self.missed {
             0 => "-".to_owned(),

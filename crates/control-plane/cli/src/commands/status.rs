@@ -1,5 +1,5 @@
-//! `holobiont status`: what a deployment does now, where it computes adapters, what each wait cost, who rents base
-//! layers, and what is trained.
+//! `holobiont status`: shows a deployment's load, where it computes adapters, the cost of waits, split
+//! clients and training.
 
 mod executors;
 mod fleet;
@@ -23,7 +23,7 @@ use crate::{
     },
 };
 
-/// `/v1/status`, as far as it is shown. What an older gateway does not say is nothing.
+/// Fields of `/v1/status` that `status` shows. Fields that an older gateway lacks take their defaults.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct DeploymentStatus {
@@ -42,7 +42,7 @@ struct DeploymentStatus {
     training: TrainingStatus,
     registry: fleet::Registry,
     store: fleet::SharedStoreStatus,
-    /// Where there are several; what is said of a single one is then said of each.
+    /// Executors, if there are several; the fields of a single executor are then given for each.
     executors: Vec<ExecutorStatus>,
 }
 
@@ -85,7 +85,7 @@ struct ColdStarts {
     mean_load_wait_ms: f64,
 }
 
-/// The workers there are and should be.
+/// Expected, attached and lost LoRA workers.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Workers {
@@ -105,7 +105,6 @@ struct WorkerStatus {
     taken_back: u64,
 }
 
-/// Shows a deployment.
 pub(crate) fn run(url: &str, terminal: Terminal) -> Result<(), ClientError> {
     let client = GatewayClient::new(url, terminal);
     let body = client.get_text("/v1/status")?;
@@ -184,7 +183,7 @@ fn tier(bytes: u64, budget_bytes: Option<u64>) -> String {
 }
 
 impl DeviceStatus {
-    /// What it is, and how much of its memory nobody uses.
+    /// Formats kind, name and free memory of the device.
     fn text(&self) -> String {
         let Some(kind) = self.kind.as_deref().map(printable) else { return "-".into() };
         let name = self.name.as_deref().filter(|name| !name.is_empty());
@@ -198,7 +197,7 @@ impl DeviceStatus {
     }
 }
 
-/// Whoever reads figures of an emulated link must know that it is one.
+/// Marks measurements over an emulated link.
 fn link(device: &DeviceStatus) -> String {
     match device.emulated_link_bytes_per_s {
         Some(bytes_per_s) => format!("emulated link of {}/s", size(bytes_per_s)),
@@ -207,7 +206,7 @@ fn link(device: &DeviceStatus) -> String {
 }
 
 impl Workers {
-    /// How many there are; a word for those that are missing.
+    /// Returns a warning about missing workers.
     pub(crate) fn missing(&self) -> Option<String> {
         let missing = self.expected.saturating_sub(self.seated.len() as u64);
         (missing > 0).then(|| {
@@ -235,7 +234,8 @@ fn worker_row(worker: &WorkerStatus) -> [String; 5] {
     ]
 }
 
-/// An adapter in memory, with where it was computed since it came there.
+/// Returns the table row of an adapter in memory, with the share of rank rows computed at each place since
+/// loading.
 fn adapter_row(adapter: &LoadedAdapter) -> Option<[String; 7]> {
     let rows = adapter.rank_rows?;
     #[expect(clippy::cast_precision_loss, reason = "for people to read")]

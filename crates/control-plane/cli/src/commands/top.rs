@@ -1,12 +1,12 @@
-//! `holobiont top`: what a deployment does, as it does it: on a terminal until somebody quits, elsewhere once, in lines.
+//! `holobiont top`: shows the activity of a deployment, live on a terminal, and once as lines elsewhere.
 //!
 //! # Layout
 //!
-//! - `exposition`: histograms out of `/metrics`
-//! - `stats`: what one look sees
-//! - `cells`: the same for people, cell by cell
-//! - `page`: looks one after the other, drawn
-//! - `live`: looks and keys, until somebody quits
+//! - `exposition`: histograms from `/metrics`
+//! - `stats`: one snapshot of the deployment
+//! - `cells`: texts of a snapshot's cells
+//! - `page`: the drawn page of successive snapshots
+//! - `live`: the interactive loop of snapshots and keys
 
 mod cells;
 mod exposition;
@@ -30,7 +30,6 @@ use crate::{
     },
 };
 
-/// Arguments of `top`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TopArguments {
     /// Looks once and prints what there is, as it does with --json and where there is no terminal
@@ -41,13 +40,10 @@ pub(crate) struct TopArguments {
     interval: Duration,
 }
 
-/// Why nothing is shown.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TopError {
-    /// The gateway did not say anything.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// The terminal is none to draw on.
     #[error("this terminal cannot be drawn on")]
     Terminal(#[source] io::Error),
 }
@@ -68,7 +64,6 @@ impl Explain for TopError {
     }
 }
 
-/// Shows a deployment.
 pub(crate) fn run(arguments: &TopArguments, url: &str, terminal: Terminal) -> Result<(), TopError> {
     let client = GatewayClient::new(url, terminal);
     let first = DashboardSnapshot::fetch(&client)?;
@@ -83,7 +78,7 @@ pub(crate) fn run(arguments: &TopArguments, url: &str, terminal: Terminal) -> Re
     Ok(())
 }
 
-/// One look, in lines.
+/// Formats one snapshot as lines.
 fn text(ink: TextStyle, look: &DashboardSnapshot) -> String {
     let facts = cells::facts(look).map(|(name, value)| (name.to_owned(), value));
     let executors: Vec<_> = look.executors.iter().map(cells::executor).collect();

@@ -1,22 +1,23 @@
 //! `holobiont tune`: trains an adapter on the base of a running deployment, and serves it.
 //!
-//! The training is done by `holobiont-trainer`, a child that rents the base's layers as split clients do, so that
-//! requests are served meanwhile. This command finds it a deployment and a place, shows how far it is, keeps what it
-//! says, and puts the adapter under its name.
+//! `holobiont-trainer` does the training. This child calls the base's layers as split clients do, so the
+//! deployment serves requests meanwhile. The command chooses deployment and output directory, shows
+//! progress, records events and publishes the adapter under its name.
 //!
 //! # Layout
 //!
-//! - [`name`]: what a run and its adapter are called
-//! - [`options`]: how is trained
-//! - [`record`]: what is kept of a run, and where
-//! - [`gateway`]: what has the name before, and the adapter put under it
-//! - [`trainer`]: the child
-//! - [`progress`]: what is shown of a run under way; [`format`]: its figures for people
-//! - [`plot`]: losses drawn
-//! - [`request`]: a run as it is asked for; [`run`]: from its plan to its end
-//! - [`teacher_prompts`]: of a draft, whom it is to guess, who is asked for it; [`prompts`]: what; [`teacher_outputs`]: what is answered
-//! - [`history`]: runs that are kept: listed, shown, stopped
-//! - [`errors`]: what may go wrong
+//! - [`name`]: name of a run and its adapter
+//! - [`options`]: training options
+//! - [`record`]: record of a run and its directory
+//! - [`gateway`]: requests to the gateway before and after a run
+//! - [`trainer`]: the trainer child
+//! - [`progress`]: progress output of a run; [`format`]: texts for people
+//! - [`plot`]: chart of the losses
+//! - [`request`]: the requested run; [`run`]: its execution
+//! - [`teacher_prompts`]: model and settings for the answers that a draft adapter learns from; [`prompts`]:
+//!   the prompts; [`teacher_outputs`]: the answers
+//! - [`history`]: listing, showing and stopping recorded runs
+//! - [`errors`]: errors of `tune`
 
 mod errors;
 mod format;
@@ -39,7 +40,6 @@ use errors::TuneError;
 use history::RunHistoryCommand;
 use request::RunArguments;
 
-/// Arguments of `tune`.
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct TuneArguments {
@@ -49,7 +49,7 @@ pub(crate) struct TuneArguments {
     run: RunArguments,
 }
 
-/// Trains an adapter, or tells of what was trained.
+/// Trains an adapter, or runs a subcommand about recorded runs.
 pub(crate) fn run(
     arguments: TuneArguments,
     gateway: &GatewayArguments,

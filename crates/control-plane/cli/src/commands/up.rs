@@ -2,17 +2,18 @@
 //!
 //! # Layout
 //!
-//! - [`detach`]: the same in the background
-//! - [`errors`]: what may go wrong
-//! - [`log`]: what all processes say, kept in a file of bounded size
+//! - [`detach`]: the deployment in the background
+//! - [`errors`]: errors of `up`
+//! - [`log`]: log lines of all processes, in a file of bounded size
 //! - [`plan`]: a configuration turned into checked command lines
-//! - [`state_dir`]: the state directory's lock and this start's private run directory
-//! - [`process`]: one child process; [`supervised`]: the same over its lives; [`processes`]: all of them
-//! - [`restart`]: how often and how soon a dead process is started again
-//! - [`sd_notify`]: how a child says that it lives; [`service`]: what systemd hears of us
-//! - [`stop`]: a stop under way
-//! - [`supervisor`]: the loop over everything that can happen
-//! - [`banner`]: what is printed once requests are welcome
+//! - [`state_dir`]: the state directory's lock and the private run directory of one start
+//! - [`process`]: one child process; [`supervised`]: a process over its restarts; [`processes`]: all
+//!   processes
+//! - [`restart`]: delay and limit of restarts
+//! - [`sd_notify`]: status and heartbeats of children; [`service`]: notifications to systemd
+//! - [`stop`]: progress of a stop
+//! - [`supervisor`]: the event loop over all processes
+//! - [`banner`]: the text printed once the gateway is ready
 
 mod banner;
 mod detach;
@@ -52,7 +53,6 @@ use plan::StartPlan;
 use state_dir::StateDir;
 use supervisor::Supervisor;
 
-/// Arguments of `up`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct UpArguments {
     /// Starts in the background, and returns when requests are welcome; `holobiont down` stops it
@@ -69,7 +69,7 @@ pub(crate) struct UpArguments {
 }
 
 impl UpArguments {
-    /// The highest layer of the configuration.
+    /// Returns the flags as the configuration layer of highest priority.
     fn into_layer(self) -> Result<DeploymentConfig, DeploymentConfigError> {
         let mut layer = DeploymentConfig::from_flags(&self.settings)?;
         layer.adapters = self.adapter.into_iter().collect();
@@ -77,7 +77,8 @@ impl UpArguments {
     }
 }
 
-/// Starts a deployment and returns when it has stopped; a detached one when it serves.
+/// Starts a deployment and returns when it has stopped. With `--detach`, returns when the deployment
+/// serves.
 pub(crate) fn run(arguments: UpArguments, terminal: Terminal) -> Result<(), UpError> {
     if arguments.detach && !detach::is_behind() {
         return detach::start(terminal);
@@ -111,7 +112,7 @@ pub(crate) fn run(arguments: UpArguments, terminal: Terminal) -> Result<(), UpEr
     result
 }
 
-/// Says in time, and in words, that a port is taken; the gateway binds it later.
+/// Reports a taken port before any process starts; the gateway binds the port later.
 fn check_port(listen: SocketAddr) -> Result<(), UpError> {
     match TcpListener::bind(listen) {
         Ok(_) => Ok(()),
@@ -120,7 +121,7 @@ fn check_port(listen: SocketAddr) -> Result<(), UpError> {
     }
 }
 
-/// The supervisor's own log lines have the form of its children's.
+/// Starts the supervisor's log in the format of its children's logs.
 fn start_logs(format: LogFormat, terminal: Terminal, log: LogSink) {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(log).with_target(false);

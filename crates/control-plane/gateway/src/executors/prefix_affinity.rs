@@ -31,7 +31,8 @@ impl Prefixes {
         Blocks::of(&self.hasher, namespace, prompt, (tokens, tokens, MAX_PROMPT_BLOCKS))
     }
 
-    /// Returns how many leading tokens each executor computed last.
+    /// Returns, per executor, the length in tokens of the prompt prefix that this executor was the most
+    /// recent to compute.
     #[must_use]
     pub fn known(&self, blocks: &Blocks) -> KnownPrefix {
         lock(&self.table).known(blocks)

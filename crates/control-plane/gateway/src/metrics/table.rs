@@ -77,7 +77,7 @@ metrics! {
     Refusals = Counter, Count, "holobiont_refusals_total", ["reason"],
         "Requests that were turned away before any work was done for them, by the error's code";
     InFlight = Gauge, Count, "holobiont_requests_in_flight", [],
-        "AdapterVersion requests being answered";
+        "Generation requests being answered";
     Waiting = Gauge, Count, "holobiont_requests_waiting", [],
         "Sequences waiting for their turn in the gateway, or for admission in an executor";
     Running = Gauge, Count, "holobiont_requests_running", [],

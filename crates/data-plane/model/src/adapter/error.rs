@@ -43,7 +43,7 @@ pub enum AdapterError {
     /// The configuration is not JSON.
     #[error("{} is not a usable configuration: {source}; save the adapter again", path.display())]
     Json {
-        /// Path of the file.
+        /// Path of `adapter_config.json`.
         path: PathBuf,
         /// Error of the JSON parser.
         source: serde_json::Error,
@@ -88,7 +88,7 @@ pub enum AdapterError {
     /// The weight file is broken.
     #[error("{} is not a usable safetensors file: {source}; save the adapter again", path.display())]
     Weights {
-        /// Path of the file.
+        /// Path of the weight file.
         path: PathBuf,
         /// Error of the safetensors parser.
         source: SafetensorsFormatError,

@@ -16,7 +16,7 @@ use crate::{
 /// Values that are saved for each block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SavedScope {
-    /// All values that the reverse pass reads.
+    /// All values that the backward pass reads.
     #[default]
     All,
     /// The block's input only; the reverse pass runs the block again.

@@ -21,9 +21,9 @@ pub enum Invocation {
 /// wrapping, is not negative. Each job takes three steps, in the order of one stream:
 ///
 /// 1. The device writes the rows to the beginning of the slab, then, fenced at system scope, the job's number
-/// to `asked`.
+///    to `asked`.
 /// 2. The assisting thread sees the number, gets the partial sums computed, writes the sums, then the number
-/// to `answered`.
+///    to `answered`.
 /// 3. The stream waits until `answered` has reached the number, and reads the sums.
 ///
 /// So rows are overwritten, and new sums requested, only after the stream has passed the third step.

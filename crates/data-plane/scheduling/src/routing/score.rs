@@ -31,7 +31,7 @@ pub(super) struct CandidateRank {
     pub(super) class: u32,
     /// Cost in seconds per token.
     pub(super) cost: f64,
-    /// Tie-breaker before the executor's number.
+    /// Requests of the executor. At equal cost fewer are better, and then the lower executor number.
     pub(super) requests: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Reads the header of a GGUF file: every number is checked before it is used.
+//! Reads the header of a GGUF file and checks every number before it is used.
 
 use std::{collections::HashMap, ops::Range};
 
@@ -12,7 +12,7 @@ use super::{
     value::{Array, ShortText, Value, ValueKind},
 };
 
-/// What is wrong with a file's header.
+/// Error in the header of a GGUF file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum FormatError {
@@ -48,7 +48,7 @@ pub enum FormatError {
     OutOfBounds { tensor: String },
 }
 
-/// A checked tensor: `range` lies inside the file and has the size that `kind` and `dims` call for.
+/// Checked tensor: `range` lies inside the file and has the size that `kind` and `dims` require.
 #[derive(Debug, Clone)]
 pub(super) struct TensorInfo {
     pub(super) kind: TensorType,
@@ -56,16 +56,15 @@ pub(super) struct TensorInfo {
     pub(super) range: Range<usize>,
 }
 
-/// Everything before the tensor data.
 #[derive(Debug)]
 pub(super) struct Header {
     pub(super) metadata: HashMap<String, Value>,
     pub(super) tensors: Vec<(String, TensorInfo)>,
-    /// Where metadata and table end.
+    /// Offset in bytes at which the metadata and the tensor table end.
     pub(super) bytes: usize,
 }
 
-/// A tensor as declared, its offset not yet checked.
+/// Tensor as declared, with an unchecked offset.
 struct Declared {
     name: String,
     kind: TensorType,
@@ -158,7 +157,7 @@ fn read_tensor(cursor: &mut Cursor<'_>) -> Result<Declared, FormatError> {
     Ok(Declared { name, kind, dims, bytes, offset })
 }
 
-/// Bytes of a tensor; `None` for what no tensor can be.
+/// Returns a tensor's size in bytes; `None` if no tensor can have this shape.
 fn size(kind: TensorType, dims: &[usize]) -> Option<usize> {
     let (&cols, outer) = dims.split_first()?;
     let rows = outer.iter().try_fold(1usize, |rows, &dim| rows.checked_mul(dim))?;
@@ -170,7 +169,7 @@ fn size(kind: TensorType, dims: &[usize]) -> Option<usize> {
     kind.row_bytes(cols)?.checked_mul(rows)
 }
 
-/// Turns offsets into ranges of the file.
+/// Turns offsets into checked ranges of the file.
 fn place(
     declared: Vec<Declared>,
     header_bytes: usize,
@@ -193,7 +192,7 @@ fn place(
     Ok(tensors)
 }
 
-/// The bytes not read yet, and how many metadata values may still come.
+/// Unread bytes, and the number of metadata values that may still follow.
 struct Cursor<'a> {
     rest: &'a [u8],
     values_left: u64,
@@ -223,7 +222,7 @@ impl<'a> Cursor<'a> {
 
     fn string(&mut self, what: &'static str, limit: u64) -> Result<String, FormatError> {
         let bytes = self.u64(what)?;
-        // A length beyond the file is a broken file, not a limit reached.
+        // A length beyond the end of the file is reported as a broken file, not as an exceeded limit.
         if bytes <= self.rest.len() as u64 {
             within("bytes of a string", bytes, limit)?;
         }
@@ -269,7 +268,7 @@ impl<'a> Cursor<'a> {
         within("arrays inside each other", depth.into(), MAX_ARRAY_DEPTH.into())?;
         let kind = self.value_kind(key)?;
         let count = self.u64(WHAT)?;
-        // Checked before the allocation: the elements have room in the file, and in the limit on all of them.
+        // Checked before the allocation: the elements must fit in the file and in the limit on all elements.
         let least = count.checked_mul(kind.min_bytes()).ok_or(FormatError::Truncated(WHAT))?;
         if least > self.rest.len() as u64 {
             return Err(FormatError::Truncated(WHAT));
@@ -299,7 +298,6 @@ impl<'a> Cursor<'a> {
         })
     }
 
-    /// `count` numbers of `N` bytes each.
     fn numbers<const N: usize, T>(
         &mut self,
         count: usize,
@@ -311,7 +309,6 @@ impl<'a> Cursor<'a> {
         Ok(numbers.iter().map(|&number| decode(number)).collect())
     }
 
-    /// `count` elements that have room in the file.
     fn elements<T>(
         &mut self,
         count: usize,
@@ -325,7 +322,7 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// The tensor type that a file means by `code`, if it is one of those computed with.
+/// Returns the tensor type that a file stores as `code`, if the executor computes with it.
 fn tensor_type(code: u32) -> Option<TensorType> {
     Some(match code {
         0 => TensorType::F32,
@@ -343,7 +340,7 @@ fn tensor_type(code: u32) -> Option<TensorType> {
     })
 }
 
-/// What llama.cpp calls the types that are not computed with.
+/// Returns llama.cpp's name of a tensor type that the executor does not compute with.
 fn tensor_type_name(code: u32) -> String {
     let name = match code {
         9 => "Q8_1",

@@ -2,39 +2,39 @@
 
 use std::fmt;
 
-/// The stored type of a metadata value.
+/// Stored type of a metadata value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ValueKind {
-    /// 8 bits, unsigned.
+    /// Unsigned integer of 8 bits.
     U8,
-    /// 8 bits, signed.
+    /// Signed integer of 8 bits.
     I8,
-    /// 16 bits, unsigned.
+    /// Unsigned integer of 16 bits.
     U16,
-    /// 16 bits, signed.
+    /// Signed integer of 16 bits.
     I16,
-    /// 32 bits, unsigned.
+    /// Unsigned integer of 32 bits.
     U32,
-    /// 32 bits, signed.
+    /// Signed integer of 32 bits.
     I32,
-    /// Single precision.
+    /// Float of single precision.
     F32,
     /// One byte, 0 or 1.
     Bool,
-    /// UTF-8 behind its length.
+    /// UTF-8 text after its length.
     String,
-    /// Elements of one kind behind that kind and their count.
+    /// Elements of one kind, after that kind and their count.
     Array,
-    /// 64 bits, unsigned.
+    /// Unsigned integer of 64 bits.
     U64,
-    /// 64 bits, signed.
+    /// Signed integer of 64 bits.
     I64,
-    /// Double precision.
+    /// Float of double precision.
     F64,
 }
 
 impl ValueKind {
-    /// The kind a file means by `code`.
+    /// Returns the kind that a file stores as `code`.
     pub(super) fn from_code(code: u32) -> Option<Self> {
         const BY_CODE: [ValueKind; 13] = [
             ValueKind::U8,
@@ -54,7 +54,7 @@ impl ValueKind {
         BY_CODE.get(usize::try_from(code).ok()?).copied()
     }
 
-    /// The fewest bytes a value of this kind takes in a file.
+    /// Returns the minimum number of bytes that a value of this kind takes in a file.
     pub(super) fn min_bytes(self) -> u64 {
         match self {
             Self::U8 | Self::I8 | Self::Bool => 1,
@@ -66,7 +66,7 @@ impl ValueKind {
     }
 }
 
-/// A metadata value.
+/// Metadata value of a GGUF file.
 #[derive(Debug, Clone, PartialEq)]
 #[expect(missing_docs, reason = "the variants say what they hold")]
 pub enum Value {
@@ -85,8 +85,8 @@ pub enum Value {
     Array(Array),
 }
 
-/// The elements of an array, all of one kind. Each takes the memory its kind takes: a file of bytes must not grow into
-/// one of [`Value`]s, which are four to thirty times as large.
+/// Elements of an array, all of one kind. Each element takes only the memory of its kind: as [`Value`]s,
+/// the bytes of a file would take four to thirty times as much memory.
 #[derive(Debug, Clone, PartialEq)]
 #[expect(missing_docs, reason = "the variants say what they hold")]
 pub enum Array {
@@ -106,7 +106,7 @@ pub enum Array {
 }
 
 impl Array {
-    /// Elements.
+    /// Returns the number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
@@ -126,13 +126,13 @@ impl Array {
         }
     }
 
-    /// True if there is no element.
+    /// True if the array has no element.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The elements as integers; `None` if they are none, or one does not fit.
+    /// Returns the elements as integers; `None` if they are not integers, or one does not fit.
     #[must_use]
     pub fn to_i64s(&self) -> Option<Vec<i64>> {
         Some(match self {
@@ -144,12 +144,12 @@ impl Array {
             Self::I32(v) => v.iter().map(|&v| v.into()).collect(),
             Self::I64(v) => v.clone(),
             Self::U64(v) => return v.iter().map(|&v| v.try_into().ok()).collect(),
-            // An empty list is one of anything.
+            // An empty list has no element type, so it converts to a list of any type.
             other => return other.is_empty().then(Vec::new),
         })
     }
 
-    /// The elements as floats of single precision; `None` if they are none.
+    /// Returns the elements as floats of single precision; `None` if they are not floats.
     #[must_use]
     pub fn to_f32s(&self) -> Option<Vec<f32>> {
         match self {
@@ -163,7 +163,7 @@ impl Array {
         }
     }
 
-    /// The elements as texts; `None` if they are none.
+    /// Returns the elements as texts; `None` if they are not texts.
     #[must_use]
     pub fn as_strs(&self) -> Option<Vec<&str>> {
         match self {
@@ -174,7 +174,7 @@ impl Array {
 }
 
 impl Value {
-    /// The integer this is, of any width.
+    /// Returns the value as an integer, if it is an integer of any width that fits.
     #[must_use]
     pub fn as_i64(&self) -> Option<i64> {
         match *self {
@@ -190,7 +190,7 @@ impl Value {
         }
     }
 
-    /// The integer this is, of any width, if it is not negative.
+    /// Returns the value as an integer, if it is an integer of any width and not negative.
     #[must_use]
     pub fn as_u64(&self) -> Option<u64> {
         match *self {
@@ -199,7 +199,7 @@ impl Value {
         }
     }
 
-    /// The float this is, of either width.
+    /// Returns the value as a float, if it is a float of either width.
     #[must_use]
     pub fn as_f32(&self) -> Option<f32> {
         match *self {
@@ -213,25 +213,25 @@ impl Value {
         }
     }
 
-    /// The truth value this is.
+    /// Returns the value if it is a Boolean.
     #[must_use]
     pub fn as_bool(&self) -> Option<bool> {
         if let Self::Bool(v) = *self { Some(v) } else { None }
     }
 
-    /// The text this is.
+    /// Returns the value if it is a text.
     #[must_use]
     pub fn as_str(&self) -> Option<&str> {
         if let Self::String(v) = self { Some(v) } else { None }
     }
 
-    /// The elements of the array this is.
+    /// Returns the elements if the value is an array.
     #[must_use]
     pub fn as_array(&self) -> Option<&Array> {
         if let Self::Array(v) = self { Some(v) } else { None }
     }
 
-    /// What this is, short enough for a message.
+    /// Describes the value, short enough for a message.
     pub(super) fn summary(&self) -> String {
         match self {
             Self::String(text) => format!("the string \"{}\"", ShortText(text)),
@@ -241,7 +241,7 @@ impl Value {
     }
 }
 
-/// A text of a file, escaped and cut for messages.
+/// Text of a file, escaped and cut for messages.
 pub(super) struct ShortText<'a>(pub(super) &'a str);
 
 impl fmt::Display for ShortText<'_> {

@@ -9,7 +9,7 @@ use hf_hub::{
 
 use super::{HubName, HubSettings, LocationError};
 
-/// Fetches what a model is opened from, its tokenizer with it, and returns the snapshot's directory.
+/// Fetches the model's files with its tokenizer, and returns the snapshot's directory.
 pub(super) fn fetch(name: HubName, settings: &HubSettings) -> Result<PathBuf, LocationError> {
     match snapshot(&name, settings) {
         Ok(Some(snapshot)) => Ok(snapshot),
@@ -38,8 +38,8 @@ fn snapshot(name: &HubName, settings: &HubSettings) -> Result<Option<PathBuf>, A
     Ok(snapshot)
 }
 
-/// The files worth fetching. Names with a folder are other formats or variants; weights come as safetensors, or else
-/// as GGUF if there is a single one.
+/// Selects the files to fetch. Files in folders are other formats or variants, so they are skipped. Weights
+/// come as safetensors, or else as GGUF if there is a single one.
 fn wanted(files: &[String]) -> Vec<&str> {
     let top = || files.iter().map(String::as_str).filter(|file| !file.contains('/'));
     let with = |extension: &'static str| top().filter(move |file| file.ends_with(extension));

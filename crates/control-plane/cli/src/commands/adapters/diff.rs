@@ -1,4 +1,4 @@
-//! `holobiont adapters diff`: how far two adapters are from each other.
+//! `holobiont adapters diff`: compares two LoRA adapters layer by layer.
 
 use std::{collections::BTreeSet, path::PathBuf};
 
@@ -11,7 +11,7 @@ use crate::terminal::{
     table::{pairs, table},
 };
 
-/// Arguments of `adapters diff`.
+/// Arguments of the subcommand `adapters diff`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DiffArguments {
     /// Directory of a PEFT adapter
@@ -22,31 +22,30 @@ pub(crate) struct DiffArguments {
     other: PathBuf,
 }
 
-/// What two adapters do to one layer.
+/// Deltas of two adapters in one layer.
 struct LayerPair<'a> {
     name: &'a str,
-    /// The norm of each, and of their difference.
+    /// Norms of the two deltas; `distance` is the norm of their difference.
     norms: [f64; 2],
     distance: f64,
 }
 
 impl LayerPair<'_> {
-    /// The difference, as a share of the larger of both.
+    /// Returns the distance relative to the larger norm.
     fn relative(&self) -> f64 {
         share(self.distance, self.norms)
     }
 }
 
-/// What there is to say.
+/// Result of the comparison.
 struct Difference<'a> {
     pairs: Vec<LayerPair<'a>>,
-    /// Layers that one of them alone changes, or that have other shapes.
+    /// Layers that only one adapter changes or whose shapes differ.
     apart: [Vec<&'a str>; 2],
-    /// Options with the value in each, null where there is none.
+    /// Options that differ, with both values; null for a missing value.
     options: Map<String, Value>,
 }
 
-/// Compares them.
 pub(super) fn run(arguments: &DiffArguments, terminal: Terminal) -> Result<(), AdaptersError> {
     let (one, other) = (NamedLora::read(&arguments.one)?, NamedLora::read(&arguments.other)?);
     let difference = Difference::of(&one, &other);
@@ -82,7 +81,7 @@ impl<'a> Difference<'a> {
         Self { pairs, apart, options: options(&one.options, &other.options) }
     }
 
-    /// Of all layers that both change.
+    /// Returns the relative distance over all layers that both adapters change.
     fn relative(&self) -> f64 {
         let root = |of: &dyn Fn(&LayerPair<'_>) -> f64| {
             self.pairs.iter().map(|pair| of(pair).powi(2)).sum::<f64>().sqrt()

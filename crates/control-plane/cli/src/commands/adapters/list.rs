@@ -1,4 +1,4 @@
-//! `holobiont adapters ls`: every adapter of a gateway, wherever it is.
+//! `holobiont adapters ls`: lists all adapters of a gateway, in every tier.
 
 use crate::{
     client::{ClientError, GatewayClient, LoadedAdapter, list_in},
@@ -8,7 +8,7 @@ use crate::{
     },
 };
 
-/// Lists them; as JSON the gateway's answer as it came.
+/// Lists the adapters; for JSON output, prints the gateway's answer unchanged.
 pub(super) fn run(of_runs: bool, client: &GatewayClient, terminal: Terminal) -> Result<(), ClientError> {
     let route = if of_runs { "/v1/lora_adapters?runs=true" } else { "/v1/lora_adapters" };
     let body = client.get_text(route)?;

@@ -1,4 +1,4 @@
-//! The load of `adapters add` and `adapters replace`, and what its answer says.
+//! Loading of an adapter for `adapters add` and `adapters replace`.
 
 use serde_json::Value;
 
@@ -11,7 +11,7 @@ use crate::{
     },
 };
 
-/// Loads an adapter as `body` says, and prints what is served then.
+/// Sends the load request `body` and prints the loaded adapter.
 pub(super) fn run(
     name: &str,
     body: &Value,
@@ -24,7 +24,7 @@ pub(super) fn run(
     print(&answer?, terminal, |answer| described(name, answer))
 }
 
-/// The answer to a load, for a person.
+/// Formats the answer to a load.
 fn described(name: &str, answer: &Value) -> String {
     let text = |field: &str| answer[field].as_str().unwrap_or_default();
     let number = |field: &str| answer[field].as_u64().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! `holobiont adapters merge`: several adapters in one, exactly as they are together in a request.
+//! `holobiont adapters merge`: merges several adapters into one that computes exactly their weighted sum.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use serde_json::json;
 use super::AdaptersError;
 use crate::terminal::{PrintFormat, Terminal, table::size};
 
-/// Arguments of `adapters merge`.
+/// Arguments of the subcommand `adapters merge`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct MergeArguments {
     /// Directories of PEFT adapters, each with a colon and a weight behind it if that is not 1
@@ -19,7 +19,6 @@ pub(crate) struct MergeArguments {
     output: PathBuf,
 }
 
-/// Merges them.
 pub(super) fn run(arguments: &MergeArguments, terminal: Terminal) -> Result<(), AdaptersError> {
     let output = &arguments.output;
     if output.exists() {
@@ -51,7 +50,8 @@ pub(super) fn run(arguments: &MergeArguments, terminal: Terminal) -> Result<(), 
     Ok(())
 }
 
-/// A directory and its weight. A directory of that very name comes first.
+/// Parses a directory with an optional weight. An existing directory with the whole text as its name has
+/// precedence.
 fn weighted(asked: &str) -> Result<(&Path, f32), AdaptersError> {
     let Some((directory, weight)) = asked.rsplit_once(':').filter(|_| !Path::new(asked).exists()) else {
         return Ok((Path::new(asked), 1.0));

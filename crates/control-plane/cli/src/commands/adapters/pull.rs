@@ -1,4 +1,4 @@
-//! `holobiont adapters pull`: the files of an adapter, taken from a running gateway.
+//! `holobiont adapters pull`: downloads the files of an adapter from a running gateway.
 
 use std::{
     fs::{self, File},
@@ -18,17 +18,17 @@ use crate::{
     },
 };
 
-/// Arguments of `adapters pull`.
+/// Arguments of the subcommand `adapters pull`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PullArguments {
-    /// What requests call it
+    /// Name of the adapter in requests
     name: String,
     /// The directory to make; it must not exist
     #[arg(value_name = "DIR")]
     directory: PathBuf,
 }
 
-/// The files of an adapter, as the gateway lists them.
+/// File list of an adapter in the gateway's answer.
 #[derive(Debug, Deserialize)]
 struct AdapterFileList {
     generation: String,
@@ -41,10 +41,10 @@ struct ListedFile {
     bytes: u64,
 }
 
-/// Where the gateway has the files of adapters.
+/// Route of adapter files on the gateway.
 const ROUTE: &str = "/v1/lora_adapter_files";
 
-/// Downloads an adapter, whole or not at all.
+/// Downloads an adapter completely, or leaves no directory.
 pub(super) fn run(
     arguments: &PullArguments,
     client: &GatewayClient,
@@ -82,7 +82,7 @@ pub(super) fn run(
     Ok(())
 }
 
-/// Downloads one file of a generation into a directory.
+/// Downloads one file of an adapter version into a directory.
 fn fetch(
     client: &GatewayClient,
     adapter: &str,
@@ -91,7 +91,7 @@ fn fetch(
     into: &Path,
 ) -> Result<(), AdaptersError> {
     let failed = |source| AdaptersError::Download { name: adapter.to_owned(), source };
-    // A gateway does not choose where files are written here.
+    // The gateway must not choose paths outside the directory.
     let is_plain = !file.name.starts_with('.') && !file.name.contains(['/', '\\']) && !file.name.is_empty();
     if !is_plain {
         return Err(failed(io::Error::other(format!(
@@ -102,7 +102,7 @@ fn fetch(
     let query = [("lora_name", adapter), ("expected_generation", generation)];
     let body = client.read(&format!("{ROUTE}/{}", file.name), &query)?;
     let mut to = File::create_new(into.join(&file.name)).map_err(failed)?;
-    // One byte more than there should be tells that there is more.
+    // Reading one byte more than listed detects a file that is too long.
     let copied = io::copy(&mut body.take(file.bytes.saturating_add(1)), &mut to).map_err(failed)?;
     if copied != file.bytes {
         let said = format!("'{}' has {copied} bytes, not {}; try again", file.name, file.bytes);

@@ -1,4 +1,4 @@
-//! `holobiont adapters stats`: what is in the files of adapters.
+//! `holobiont adapters stats`: summarizes the files of LoRA adapters.
 
 use std::{
     collections::BTreeMap,
@@ -18,7 +18,7 @@ use crate::terminal::{
     table::{pairs, size, table},
 };
 
-/// Arguments of `adapters stats`.
+/// Arguments of the subcommand `adapters stats`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct StatsArguments {
     /// Directories of PEFT adapters
@@ -26,7 +26,7 @@ pub(crate) struct StatsArguments {
     directories: Vec<PathBuf>,
 }
 
-/// A kind of layer, by the last part of its name.
+/// Stats of the layers that share the last part of their name.
 #[derive(Debug, Default)]
 pub(super) struct TargetStats {
     modules: usize,
@@ -36,7 +36,7 @@ pub(super) struct TargetStats {
 }
 
 impl TargetStats {
-    /// What a layer is called among those of all blocks.
+    /// Returns the last part of a module's name, which all blocks share.
     pub(super) fn of(module: &str) -> &str {
         module.rsplit('.').next().unwrap_or(module)
     }
@@ -64,7 +64,7 @@ impl TargetStats {
     }
 }
 
-/// What there is to say of one.
+/// Stats of one adapter.
 struct Stats {
     directory: PathBuf,
     kind: &'static str,
@@ -78,7 +78,6 @@ struct Stats {
     targets: BTreeMap<String, TargetStats>,
 }
 
-/// Says what is in them.
 pub(super) fn run(arguments: &StatsArguments, terminal: Terminal) -> Result<(), AdaptersError> {
     for directory in &arguments.directories {
         let stats = Stats::of(directory, NamedLora::read(directory)?);
@@ -90,7 +89,7 @@ pub(super) fn run(arguments: &StatsArguments, terminal: Terminal) -> Result<(), 
     Ok(())
 }
 
-/// Bytes of the weights of an adapter's directory.
+/// Returns the size in bytes of an adapter's weight file.
 pub(super) fn weight_bytes(directory: &Path) -> u64 {
     fs::metadata(directory.join(WEIGHT_FILE)).map_or(0, |file| file.len())
 }

@@ -1,5 +1,5 @@
-//! The callers of a run: a closed loop, where each sends its next request when its last one is answered, or an open one,
-//! where requests are sent when their time has come.
+//! The callers of a run. In a closed loop, each caller sends its next request after its last answer; in an
+//! open loop, requests are sent at planned times.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -12,86 +12,81 @@ use serde_json::json;
 use super::traffic::{arrivals, prompt};
 use crate::client::{ClientError, GatewayClient, Usage};
 
-/// When requests are sent.
+/// Schedule of the requests.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum LoadPattern {
-    /// So many are under way at once.
+    /// A fixed number of concurrent requests.
     Closed {
-        /// Callers.
+        /// Number of concurrent callers.
         concurrency: usize,
     },
-    /// So many come in a second, whatever becomes of them.
+    /// Requests at random times, independent of answers.
     Open {
-        /// Mean of a Poisson process.
+        /// Mean rate of a Poisson process, in requests per second.
         per_s: f64,
-        /// Requests under way at once at most; a request beyond them is sent late and counted so.
+        /// Maximum number of concurrent requests; a request beyond it is sent late and reported as late.
         callers: usize,
     },
 }
 
-/// The load of one run.
 #[derive(Debug)]
 pub(super) struct LoadPlan {
-    /// Whom to ask.
+    /// Names of the requested models.
     pub(super) models: Vec<String>,
-    /// For each request, the index of its model.
+    /// Index of the model of each request.
     pub(super) picks: Vec<usize>,
-    /// When they are sent.
     pub(super) pace: LoadPattern,
-    /// Tokens of a prompt, about.
+    /// Approximate number of tokens per prompt.
     pub(super) prompt_tokens: usize,
-    /// Tokens of an answer.
+    /// Number of tokens per answer.
     pub(super) max_tokens: u32,
-    /// Chooses the prompts.
+    /// Random seed of the prompts.
     pub(super) seed: u64,
 }
 
-/// What a caller saw of one answer.
+/// Times and usage of one answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct AnswerTiming {
-    /// From sending to the first piece of text.
+    /// Time from sending to the first piece of text.
     pub(super) first_token: Duration,
-    /// From sending to the end of the stream.
+    /// Time from sending to the end of the stream.
     pub(super) total: Duration,
-    /// From the first piece of text to the last.
+    /// Time from the first piece of text to the last.
     pub(super) decode: Duration,
-    /// The gateway's own counts.
+    /// Token counts reported by the gateway.
     pub(super) usage: Usage,
 }
 
-/// What became of one request.
+/// Outcome of one request.
 #[derive(Debug)]
 pub(super) struct RequestFate {
-    /// Index of the request.
     pub(super) request: usize,
-    /// When it was sent, counted from the start of the run.
+    /// Send time, counted from the start of the run.
     pub(super) sent: Duration,
-    /// How much later than its time it was sent.
+    /// Delay of sending after the planned time.
     pub(super) late: Duration,
-    /// From sending to the end, however it came.
+    /// Time from sending to the end of answer or error.
     pub(super) took: Duration,
-    /// The answer, or why there is none.
     pub(super) result: Result<AnswerTiming, ClientError>,
 }
 
 impl RequestFate {
-    /// True if the gateway said at once that it will not, because it is full.
+    /// True if the gateway refused the request because it is full (429, 503).
     pub(super) fn is_refusal(&self) -> bool {
         matches!(self.result, Err(ClientError::Refused { status: 429 | 503, .. }))
     }
 }
 
-/// What all callers saw.
+/// Outcomes of all requests of a run.
 #[derive(Debug)]
 pub(super) struct LoadResult {
-    /// Every request, in order.
+    /// Outcomes in the order of the requests.
     pub(super) fates: Vec<RequestFate>,
-    /// From the first request to the end of the last answer.
+    /// Time from the first request to the end of the last answer.
     pub(super) wall: Duration,
 }
 
 impl LoadPlan {
-    /// Sends all requests and waits for all answers.
     pub(super) fn run(&self, client: &GatewayClient) -> LoadResult {
         let (callers, times) = match self.pace {
             LoadPattern::Closed { concurrency } => (concurrency, None),
@@ -152,7 +147,7 @@ impl LoadPlan {
         }
         let total = start.elapsed();
         let first = first.unwrap_or(start + total);
-        // A gateway that does not count leaves nothing to report.
+        // Without the gateway's token counts there is nothing to report.
         let usage = usage.ok_or(ClientError::Lost(None))?;
         Ok(AnswerTiming {
             first_token: first - start,

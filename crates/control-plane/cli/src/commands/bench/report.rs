@@ -1,4 +1,4 @@
-//! What a run came to: rates, and percentiles of times.
+//! Results of a run: rates, and percentiles of times.
 
 use std::time::Duration;
 
@@ -10,72 +10,70 @@ use super::{
 };
 use crate::client::ClientError;
 
-/// Numbers of one run. Times are what callers saw.
+/// Results of one run, with times as the callers saw them.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct BenchReport {
-    /// Whom the run asked, as it was written.
+    /// Text of the selection on the command line.
     pub(super) selection: String,
-    /// Different models asked.
+    /// Number of different models asked.
     pub(super) adapters: usize,
-    /// How requests were spread over them.
+    /// Distribution of the requests over the models.
     pub(super) distribution: &'static str,
-    /// Requests sent.
+    /// Number of sent requests.
     pub(super) requests: usize,
-    /// Requests without a complete answer, refused ones included.
+    /// Number of requests without a complete answer, including refused ones.
     pub(super) failed: usize,
-    /// Requests that the gateway refused because it was full (429, 503).
+    /// Number of requests that the gateway refused because it was full (429, 503).
     pub(super) refused: usize,
-    /// Requests under way at once, at most.
+    /// Maximum number of concurrent requests.
     pub(super) concurrency: usize,
-    /// Requests that came in a second; nothing in a closed loop.
+    /// Arrival rate in requests per second; `None` in a closed loop.
     pub(super) rate_per_s: Option<f64>,
-    /// Chose prompts and, unless in turn, adapters.
+    /// Random seed of the prompts and of random selections.
     pub(super) seed: u64,
-    /// Prompt tokens of all answers, as the gateway counted them.
+    /// Prompt tokens of all answers, as counted by the gateway.
     pub(super) prompt_tokens: u64,
-    /// Answered tokens, as the gateway counted them.
+    /// Generated tokens, as counted by the gateway.
     pub(super) completion_tokens: u64,
-    /// From the first request to the last answer.
+    /// Seconds from the first request to the last answer.
     pub(super) wall_s: f64,
-    /// Tokens of complete answers by that time: the goodput.
+    /// Goodput: tokens of complete answers per second of `wall_s`.
     pub(super) output_tokens_per_s: f64,
-    /// Answers by that time.
+    /// Complete answers per second of `wall_s`.
     pub(super) requests_per_s: f64,
-    /// From sending to the first text.
+    /// Time from sending to the first text.
     pub(super) first_token_ms: Percentiles,
-    /// From one token to the next, once answering.
+    /// Time between tokens, after the first one.
     pub(super) time_per_token_ms: Percentiles,
-    /// From sending to the end.
+    /// Time from sending to the end.
     pub(super) request_ms: Percentiles,
-    /// From sending to the refusal.
+    /// Time from sending to the refusal.
     pub(super) refusal_ms: Percentiles,
-    /// How much later than their time requests were sent: large values mean that this machine was the limit.
+    /// Delay of sending after the planned time; large values mean that this machine was the limit.
     pub(super) late_ms: Percentiles,
 }
 
-/// What became of one request, as `--each` prints it.
+/// Result of one request, as `--each` prints it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct RequestReport<'a> {
-    /// Index of the request.
     request: usize,
-    /// Whom it asked.
     model: &'a str,
-    /// When it was sent, counted from the start of the run.
+    /// Send time, counted from the start of the run.
     sent_s: f64,
-    /// 200 for a complete answer, the gateway's status for a refusal, nothing where the answer broke off.
+    /// 200 for a complete answer, the gateway's status for a refusal, `None` for an interrupted answer.
     status: Option<u16>,
-    /// The gateway's error code.
+    /// Error code of the gateway.
     code: Option<&'a str>,
-    /// From sending to the first text.
+    /// Time from sending to the first text.
     first_token_ms: Option<f64>,
-    /// From sending to the end, however it came.
+    /// Time from sending to the end of answer or error.
     request_ms: f64,
-    /// Answered tokens.
+    /// Number of generated tokens.
     completion_tokens: u64,
 }
 
 impl<'a> RequestReport<'a> {
-    /// A line for each request, in order.
+    /// Returns a report for each request, in order.
     pub(super) fn of(load: &'a LoadPlan, outcome: &'a LoadResult) -> impl Iterator<Item = Self> {
         outcome.fates.iter().map(|fate| {
             let answer = fate.result.as_ref().ok();
@@ -98,21 +96,16 @@ impl<'a> RequestReport<'a> {
     }
 }
 
-/// Three percentiles and the largest value; all 0 if there was nothing to measure.
+/// Percentiles of measured values; all 0 without values.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub(super) struct Percentiles {
-    /// Median.
     pub(super) p50: f64,
-    /// Nine in ten are at most this.
     pub(super) p90: f64,
-    /// 99 in 100 are at most this.
     pub(super) p99: f64,
-    /// The largest.
     pub(super) max: f64,
 }
 
 impl BenchReport {
-    /// Sums up a run.
     pub(super) fn new(
         selection: &Selection,
         load: &LoadPlan,
@@ -153,7 +146,7 @@ impl BenchReport {
 }
 
 impl Percentiles {
-    /// Nearest-rank percentiles: each is a value that was measured.
+    /// Returns nearest-rank percentiles, so that each is a measured value.
     fn of(values: impl Iterator<Item = f64>) -> Self {
         let mut values: Vec<f64> = values.collect();
         values.sort_by(f64::total_cmp);
@@ -169,13 +162,13 @@ fn milliseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }
 
-/// An answer of one token has no time between tokens.
+/// Returns the mean time between tokens; `None` for an answer of one token.
 fn time_per_token_ms(answer: &AnswerTiming) -> Option<f64> {
     let later_tokens = answer.usage.completion_tokens.checked_sub(1).filter(|tokens| *tokens > 0)?;
     Some(milliseconds(answer.decode) / later_tokens as f64)
 }
 
-/// A table with a row for each run.
+/// Formats a Markdown table with one row per run.
 pub(super) fn markdown(reports: &[BenchReport]) -> String {
     let mut text = String::from(
         "| asked | adapters | requests | failed | refused | tokens/s | requests/s | first token ms p50 / p90 / p99 | ms per token p50 / p90 / p99 |\n\

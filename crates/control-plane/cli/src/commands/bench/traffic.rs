@@ -1,4 +1,4 @@
-//! Who is asked, how often, and what.
+//! Generates the traffic of a run: models, arrival times and prompts.
 
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -10,36 +10,27 @@ use rand::{
 
 use crate::client::ServedModel;
 
-/// Whom a run asks.
+/// Models that a run asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Selection {
     /// The base model alone.
     Base,
-    /// These, by name.
+    /// Models with these names.
     Named(Vec<String>),
-    /// This many adapters, drawn by the seed.
+    /// Random adapters, as many as given, chosen by the seed.
     Random(usize),
-    /// This many adapters, drawn by the seed, asked as the distribution says.
+    /// Random adapters chosen by the seed, with requests spread by the distribution.
     Spread(Distribution, usize),
 }
 
-/// Why a selection cannot be asked.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SelectionError {
-    /// The gateway serves no base model.
     #[error("the gateway serves no base model")]
     NoBase,
-    /// A name that is not served.
     #[error("`{0}` is not served")]
     Unknown(String),
-    /// Fewer adapters than asked for.
     #[error("{wanted} adapters were asked for, {served} are served")]
-    TooFew {
-        /// Asked for.
-        wanted: usize,
-        /// Served.
-        served: usize,
-    },
+    TooFew { wanted: usize, served: usize },
 }
 
 impl FromStr for Selection {
@@ -69,7 +60,7 @@ impl FromStr for Selection {
 }
 
 impl fmt::Display for Selection {
-    /// As it is written on the command line.
+    /// Formats the selection as on the command line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Base => f.write_str("base"),
@@ -81,7 +72,7 @@ impl fmt::Display for Selection {
 }
 
 impl Selection {
-    /// How its requests are spread, if it says so.
+    /// Returns the distribution that the selection itself names.
     pub(super) fn distribution(&self) -> Option<Distribution> {
         match self {
             Self::Spread(distribution, _) => Some(*distribution),
@@ -89,7 +80,7 @@ impl Selection {
         }
     }
 
-    /// The names to ask, every one of them served.
+    /// Returns the names of the selected models, all of which are served.
     pub(super) fn resolve(&self, served: &[ServedModel], seed: u64) -> Result<Vec<String>, SelectionError> {
         match self {
             Self::Base => {
@@ -116,7 +107,7 @@ impl Selection {
     }
 }
 
-/// How requests are spread over models.
+/// Distribution of requests over models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Distribution {
     /// Each as likely as any other.
@@ -128,14 +119,14 @@ pub(super) enum Distribution {
 }
 
 impl Distribution {
-    /// `zipf:N` and the like: a distribution over so many adapters.
+    /// Parses the word of a distribution, as in `zipf:N`.
     fn of_word(word: &str) -> Option<Self> {
         [Self::Uniform, Self::Zipf, Self::RoundRobin]
             .into_iter()
             .find(|distribution| distribution.as_str() == word)
     }
 
-    /// For each of `requests` requests the index of its model, below `models`.
+    /// Returns the index of the model of each request, below `models`.
     pub(super) fn picks(self, models: usize, requests: usize, seed: u64) -> Vec<usize> {
         let mut random = StdRng::seed_from_u64(seed);
         let weights: Vec<f64> = (1..=models).map(|rank| 1.0 / rank as f64).collect();
@@ -155,7 +146,7 @@ impl Distribution {
         }
     }
 
-    /// The word on the command line.
+    /// Returns the word on the command line.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Uniform => "uniform",
@@ -165,10 +156,10 @@ impl Distribution {
     }
 }
 
-/// When each request is sent, counted from the start: a Poisson process of `per_s` requests a second. Arrivals know nothing
-/// of answers: a server that is slow is not spared.
+/// Returns the send time of each request, from a Poisson process of `per_s` requests per second. Arrivals
+/// are independent of answers, so a slow server gets no relief.
 pub(super) fn arrivals(per_s: f64, requests: usize, seed: u64) -> Vec<Duration> {
-    // Another stream of numbers than the one that picks adapters.
+    // The seed differs from the one that picks adapters, so the random streams are independent.
     let mut random = StdRng::seed_from_u64(seed ^ 0x9e37_79b9_7f4a_7c15);
     let mut at_s = 0.0;
     let mut next = || {
@@ -179,7 +170,7 @@ pub(super) fn arrivals(per_s: f64, requests: usize, seed: u64) -> Vec<Duration> 
     (0..requests).map(|_| next()).collect()
 }
 
-/// Words that are one token each, with the space before them, in the vocabularies in common use.
+/// Words that, with the space before them, are one token each in common vocabularies.
 const WORDS: [&str; 64] = [
     "the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was", "with", "be", "by", "on", "not",
     "he", "his", "but", "at", "are", "this", "have", "from", "or", "had", "an", "they", "which", "one",
@@ -188,7 +179,7 @@ const WORDS: [&str; 64] = [
     "only", "other", "new", "some", "time", "these",
 ];
 
-/// A prompt of about `tokens` tokens that no other (seed, request) has.
+/// Returns a prompt of about `tokens` tokens, unique for each `seed` and `request`.
 pub(super) fn prompt(tokens: usize, seed: u64, request: usize) -> String {
     let mut random = StdRng::seed_from_u64(seed ^ (request as u64).rotate_left(32));
     let words = (0..tokens).map(|_| *WORDS.choose(&mut random).unwrap_or(&"the"));

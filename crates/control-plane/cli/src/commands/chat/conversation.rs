@@ -1,4 +1,4 @@
-//! A conversation: what was said so far, to whom, and how the last answer came.
+//! State of a conversation: messages, chosen model, settings, and stats of the last answer.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,6 @@ use crate::{
     terminal::{PrintFormat, Terminal},
 };
 
-/// A conversation with one model at a time.
 pub(super) struct Conversation {
     client: GatewayClient,
     model: String,
@@ -31,14 +30,14 @@ pub(super) struct Conversation {
     drafts: Drafts,
 }
 
-/// Whether words are shown that are drafted and not certain yet.
+/// Whether provisional tokens are shown before verification.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Drafts {
     Shown,
     Hidden,
 }
 
-/// Numbers of an answer.
+/// Times and token counts of an answer.
 #[derive(Debug, Clone, Copy)]
 struct Stats {
     first_token: Duration,
@@ -46,7 +45,7 @@ struct Stats {
     usage: Option<Usage>,
 }
 
-/// An answer, as far as it came.
+/// The received part of an answer.
 struct ChatAnswer {
     thought: String,
     text: String,
@@ -54,14 +53,12 @@ struct ChatAnswer {
     ending: AnswerEnd,
 }
 
-/// How an answer ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AnswerEnd {
     Complete,
     Interrupted,
 }
 
-/// Whether there is more to say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Flow {
     Continue,
@@ -69,7 +66,6 @@ enum Flow {
 }
 
 impl Conversation {
-    /// One in which nothing has been said.
     pub(super) fn new(
         client: GatewayClient,
         model: String,
@@ -91,7 +87,7 @@ impl Conversation {
         }
     }
 
-    /// One question, one answer.
+    /// Asks one question and prints its answer.
     pub(super) fn one_shot(&mut self, prompt: &str) -> Result<(), ChatError> {
         if prompt.trim().is_empty() {
             return Err(ChatError::NoQuestion);
@@ -102,7 +98,7 @@ impl Conversation {
         }
     }
 
-    /// Until the person has had enough.
+    /// Answers questions until the user ends the conversation.
     pub(super) fn converse(&mut self, mut editor: LineEditor) -> Result<(), ChatError> {
         self.hint("Ctrl-D ends, Ctrl-C stops an answer, /help lists commands");
         if let Ok(models) = self.client.models() {
@@ -148,7 +144,7 @@ impl Conversation {
         self.terminal.note(self.terminal.ink().dim(text));
     }
 
-    /// One failed answer does not end a conversation; the question is taken back.
+    /// Asks a question; on failure the conversation goes on without the question.
     fn ask_and_go_on(&mut self, text: &str) {
         match self.ask(text) {
             Ok(AnswerEnd::Complete) => {}
@@ -198,7 +194,8 @@ impl Conversation {
         }
     }
 
-    /// Asks, prints the answer as it comes, and remembers both; neither, if nothing was answered.
+    /// Asks, prints the answer as it arrives, and remembers question and answer, unless the answer is
+    /// empty.
     fn ask(&mut self, question: &str) -> Result<AnswerEnd, ChatError> {
         let message = json!({"role": "user", "content": question});
         let body = self.body(&message);
@@ -207,7 +204,7 @@ impl Conversation {
         Ok(self.finish(message, answer))
     }
 
-    /// An answer, until it ends or is hung up on.
+    /// Receives an answer until it ends or is interrupted.
     fn hear(
         &self,
         client: &GatewayClient,
@@ -236,7 +233,7 @@ impl Conversation {
         screen.end();
         let ending = match heard {
             Ok(()) => AnswerEnd::Complete,
-            // The connection is gone because it was closed here.
+            // The connection failed because Ctrl-C closed it.
             Err(_) if answering.was_pressed() => AnswerEnd::Interrupted,
             Err(error) => return Err(error),
         };

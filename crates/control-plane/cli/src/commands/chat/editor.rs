@@ -1,6 +1,7 @@
-//! The line that a person edits: keys as in a shell, a history that lasts, names completed.
+//! Line editor of the conversation: keys as in a shell, persistent history, completion of names.
 //!
-//! It is drawn on the terminal itself, so that stdout holds answers only, also where it goes into a file.
+//! The editor draws on the terminal itself, so that stdout holds only answers, also if redirected to a
+//! file.
 
 use std::{io, path::PathBuf};
 
@@ -19,50 +20,49 @@ use super::{
     settings,
 };
 
-/// Lines kept from earlier conversations.
+/// Maximum number of history lines kept across conversations.
 const MAX_HISTORY_LINES: usize = 1000;
 
-/// What came of reading.
+/// Result of reading a line.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum EditedLine {
-    /// A text, perhaps of several lines.
+    /// Text of one or several lines.
     Text(String),
-    /// Ctrl-C: the line was given up.
+    /// Ctrl-C: the user discarded the line.
     GivenUp,
     /// Ctrl-D, or the end of the input.
     End,
 }
 
-/// Reads lines from a terminal.
 pub(super) struct LineEditor {
     editor: Editor<NameCompleter, DefaultHistory>,
     history: PathBuf,
 }
 
 impl LineEditor {
-    /// An editor whose history lasts in the file `history`, which only its owner may read.
+    /// Creates an editor with its history in the file `history`, which only its owner may read.
     pub(super) fn new(history: PathBuf) -> io::Result<Self> {
         let config = Config::builder()
             .behavior(Behavior::PreferTerm)
             .max_history_size(MAX_HISTORY_LINES)
             .and_then(|config| config.history_ignore_dups(true))
             .map_err(io::Error::other)?
-            // As in shells: a line that begins with a space is not kept.
+            // As in shells, a line that begins with a space is not kept.
             .history_ignore_space(true)
             .build();
         let mut editor = Editor::with_config(config).map_err(io::Error::other)?;
         editor.set_helper(Some(NameCompleter::default()));
-        // The first conversation has none, and one that cannot be read is no reason not to talk.
+        // The first conversation has no history, and an unreadable history must not prevent a conversation.
         let _ = editor.load_history(&history);
         Ok(Self { editor, history })
     }
 
-    /// From now on these names are completed.
+    /// Sets the model names offered for completion.
     pub(super) fn complete(&mut self, served: Vec<String>) {
         self.editor.set_helper(Some(NameCompleter { served }));
     }
 
-    /// Reads one line, or one text of several.
+    /// Reads one line, or one text of several lines.
     pub(super) fn read(&mut self, model: &str) -> io::Result<EditedLine> {
         match self.editor.readline(&format!("{model}> ")) {
             Ok(text) => {
@@ -76,26 +76,25 @@ impl LineEditor {
         }
     }
 
-    /// At once, so that a conversation that is killed is remembered, and two at a time both are.
+    /// Saves a line at once, so that a killed conversation and parallel conversations keep their history.
     fn remember(&mut self, text: &str) {
         if self.editor.add_history_entry(text).is_ok_and(|is_new| is_new) {
             if let Some(home) = self.history.parent() {
                 let _ = std::fs::create_dir_all(home);
             }
-            // A disk that is full is no reason to stop talking.
+            // A full disk must not end the conversation.
             let _ = self.editor.append_history(&self.history);
         }
     }
 }
 
-/// Knows what a word may become.
 #[derive(Debug, Default)]
 struct NameCompleter {
     served: Vec<String>,
 }
 
 impl NameCompleter {
-    /// Where the word at the end of `typed` begins, and what it may become.
+    /// Returns the start of the last word in `typed` and its possible completions.
     fn candidates(&self, typed: &str) -> (usize, Vec<String>) {
         let start = typed.rfind(char::is_whitespace).map_or(0, |space| space + 1);
         let (before, word) = typed.split_at(start);
@@ -113,7 +112,7 @@ impl NameCompleter {
     }
 }
 
-/// A space follows where something else may.
+/// Adds a space to a completed command that takes an argument.
 fn with_room_for(name: &str, argument: &str) -> String {
     if argument.is_empty() { name.to_owned() } else { format!("{name} ") }
 }

@@ -1,10 +1,8 @@
-//! What a person types into a conversation: something to say, or a command.
+//! Parses the user's input in a conversation: a message or a command.
 
-/// A command, what it takes, and what it does.
 pub(super) struct ChatCommand {
-    /// As it is typed.
     pub(super) name: &'static str,
-    /// What may follow; empty for nothing.
+    /// Argument in the help text; empty for none.
     pub(super) argument: &'static str,
     meaning: &'static str,
 }
@@ -13,7 +11,7 @@ const fn command(name: &'static str, argument: &'static str, meaning: &'static s
     ChatCommand { name, argument, meaning }
 }
 
-/// The commands, in the order of `/help`.
+/// All commands, in the order of `/help`.
 pub(super) const COMMANDS: [ChatCommand; 7] = [
     command(
         "/adapter",
@@ -28,7 +26,7 @@ pub(super) const COMMANDS: [ChatCommand; 7] = [
     command("/bye", "", "ends, as Ctrl-D does"),
 ];
 
-/// What `/help` prints.
+/// Returns the text of `/help`.
 pub(super) fn help() -> String {
     let lines = COMMANDS.iter().map(|ChatCommand { name, argument, meaning }| {
         let typed = format!("{name} {argument}");
@@ -42,39 +40,32 @@ pub(super) fn help() -> String {
     lines.chain(keys).collect::<Vec<_>>().join("\n")
 }
 
-/// One thing said or asked for.
+/// One parsed input of the user.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ChatInput {
-    /// A message for the model.
     Say(String),
-    /// `/adapter`, with a name or an empty text.
+    /// `/adapter` with a name or an empty text.
     Adapter(String),
-    /// `/system`, with a text or an empty one.
+    /// `/system` with a text or an empty text.
     System(String),
-    /// `/set`, with a name and a value, either of them perhaps empty.
+    /// `/set` with a name and a value, either of which may be empty.
     Set(String, String),
-    /// `/stats`.
     Stats,
-    /// `/clear`.
     Clear,
-    /// `/help`.
     Help,
-    /// A command that does not exist.
     Unknown(String),
-    /// An empty line.
     Nothing,
-    /// `/bye` or `/exit`.
     End,
 }
 
 const FENCE: &str = "\"\"\"";
 
-/// True while a text of several lines has begun and not ended.
+/// True if a fenced text of several lines has begun and not ended.
 pub(super) fn is_unfinished(typed: &str) -> bool {
     typed.trim_start().strip_prefix(FENCE).is_some_and(|rest| !rest.contains(FENCE))
 }
 
-/// What was meant. A text of several lines is something to say, whatever it begins with.
+/// Parses an input. A fenced text is always a message.
 pub(super) fn parse(typed: &str) -> ChatInput {
     let typed = typed.trim();
     if let Some(rest) = typed.strip_prefix(FENCE) {
@@ -97,7 +88,7 @@ pub(super) fn parse(typed: &str) -> ChatInput {
         "/clear" => ChatInput::Clear,
         "/help" | "/?" => ChatInput::Help,
         "/bye" | "/exit" => ChatInput::End,
-        // A path or a fraction is something to say; `/word` alone was meant as a command.
+        // A path or a fraction is a message; only `/word` alone is an unknown command.
         _ if command.starts_with('/') && command[1..].chars().all(char::is_alphabetic) => {
             ChatInput::Unknown(command.to_owned())
         }
@@ -105,7 +96,7 @@ pub(super) fn parse(typed: &str) -> ChatInput {
     }
 }
 
-/// The first word, and what follows it.
+/// Returns the first word and the trimmed rest.
 fn split(text: &str) -> (&str, &str) {
     let (word, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
     (word, rest.trim())

@@ -1,18 +1,18 @@
-//! Ctrl-C: hangs up on the answer under way, and on nothing else.
+//! Ctrl-C handling: interrupts only the answer under way.
 //!
-//! The stream may be silent for long: what waits for its next word is woken by closing the connection under it, which
-//! is also how the gateway learns that nobody listens.
+//! A stream may be silent for long. Closing its connection wakes the reader and tells the gateway that the
+//! client is gone.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::client::ConnectionCloser;
 
-/// What Ctrl-C means while nobody answers.
+/// Effect of Ctrl-C while no answer is under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum IdleInterrupt {
-    /// The end, as of any program.
+    /// Ctrl-C ends the program.
     Ends,
-    /// Nothing: the line editor sees the key itself, and the terminal is its.
+    /// Ctrl-C does nothing, because the line editor handles the key itself.
     Nothing,
 }
 
@@ -23,12 +23,12 @@ enum InterruptState {
     Pressed,
 }
 
-/// Listens for Ctrl-C.
+/// Handler of Ctrl-C, shared with its thread.
 #[derive(Debug)]
 pub(super) struct Interrupt(Arc<Mutex<InterruptState>>);
 
 impl Interrupt {
-    /// Listens on a thread of its own. Where that is not possible, Ctrl-C ends the program as ever.
+    /// Starts the handler's thread. If that fails, Ctrl-C ends the program as usual.
     pub(super) fn new(otherwise: IdleInterrupt) -> Self {
         let interrupt = Self(Arc::new(Mutex::new(InterruptState::Listening)));
         let pressed = Self(Arc::clone(&interrupt.0));
@@ -45,7 +45,7 @@ impl Interrupt {
     fn press(&self, otherwise: IdleInterrupt) {
         match (self.replace(InterruptState::Pressed), otherwise) {
             (InterruptState::Answering(line), _) => line.hang_up(),
-            // What a shell expects of a program that SIGINT ended.
+            // Exit code of a program that SIGINT ended, as shells expect it.
             (InterruptState::Listening, IdleInterrupt::Ends) => std::process::exit(130),
             (InterruptState::Listening, IdleInterrupt::Nothing) => {
                 drop(self.replace(InterruptState::Listening))
@@ -54,7 +54,7 @@ impl Interrupt {
         }
     }
 
-    /// Until the returned value is dropped, a press ends what comes over `line`.
+    /// Makes Ctrl-C close `line` until the returned guard is dropped.
     pub(super) fn answering(&self, line: ConnectionCloser) -> AnswerGuard<'_> {
         self.replace(InterruptState::Answering(line));
         AnswerGuard(self)
@@ -65,12 +65,12 @@ impl Interrupt {
     }
 }
 
-/// An answer under way.
+/// Guard of an answer under way.
 #[derive(Debug)]
 pub(super) struct AnswerGuard<'a>(&'a Interrupt);
 
 impl AnswerGuard<'_> {
-    /// True if this answer was hung up on.
+    /// True if Ctrl-C interrupted this answer.
     pub(super) fn was_pressed(&self) -> bool {
         matches!(*self.0.0.lock().unwrap_or_else(PoisonError::into_inner), InterruptState::Pressed)
     }

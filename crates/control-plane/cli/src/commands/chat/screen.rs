@@ -1,8 +1,10 @@
-//! An answer as a person sees it come: on a terminal with what is drafted dimmed behind it, until that comes true or is taken back.
+//! Display of an answer as it arrives. On a terminal, provisional tokens follow the text in dim letters
+//! until they are accepted or retracted.
 //!
-//! What is dimmed stays within the line in which the text ends, short of its last column, and the cursor stays at the text's end: to
-//! erase the rest of the line takes it back, whatever has scrolled. For that it must be known in which column the text ends. Where
-//! that is not certain (characters that terminals make differently wide, a window of another size), the rest of the line stays empty.
+//! Dim text stays within the line in which the text ends, short of the last column, and the cursor stays at
+//! the text's end. Erasing the rest of the line then removes the dim text, even after scrolling. This
+//! requires the column in which the text ends. If the column is uncertain (characters of ambiguous width, a
+//! resized window), no dim text is shown.
 
 use std::io::{self, IsTerminal as _, Write};
 
@@ -15,24 +17,24 @@ use crate::{
 
 /// Erases from the cursor to the end of the line.
 const ERASE: &str = "\u{1b}[K";
-/// Keeps the cursor's place, and lets nothing go on in the next line, in dim letters.
+/// Saves the cursor position, turns off line wrapping and selects dim letters.
 const BEGIN_DIM: &str = "\u{1b}7\u{1b}[?7l\u{1b}[2m";
 const END_DIM: &str = "\u{1b}[0m\u{1b}[?7h\u{1b}8";
-/// Columns between tabulators.
+/// Columns between tab stops.
 const TAB: usize = 8;
 
-/// Where an answer goes while it comes.
+/// Output of an answer while it arrives.
 pub(super) enum AnswerScreen {
-    /// Nowhere: it is printed as a whole.
+    /// Output nothing now; the caller prints the whole answer at its end.
     Whole,
-    /// To a file or a program.
+    /// Output plain text to a file or program.
     Plain,
-    /// To a person.
+    /// Draw on a terminal.
     Drawn(TerminalAnswer<io::Stdout>),
 }
 
 impl AnswerScreen {
-    /// That of an answer which begins now.
+    /// Creates the output for an answer that begins now.
     pub(super) fn new(terminal: Terminal) -> Self {
         match terminal.format {
             PrintFormat::Json => Self::Whole,
@@ -43,7 +45,7 @@ impl AnswerScreen {
         }
     }
 
-    /// Shows what has come. Whoever reads stdout and has gone is no error.
+    /// Shows a piece of the answer. A closed stdout is no error.
     pub(super) fn show(&mut self, piece: &StreamDelta) {
         let _ = match self {
             Self::Whole => Ok(()),
@@ -55,7 +57,7 @@ impl AnswerScreen {
         };
     }
 
-    /// The answer has ended, however it did.
+    /// Ends the display of the answer.
     pub(super) fn end(mut self) {
         if let Self::Drawn(drawing) = &mut self {
             let _ = drawing.end();
@@ -63,22 +65,22 @@ impl AnswerScreen {
     }
 }
 
-/// Columns of the terminal on stdout.
+/// Returns the number of columns of the terminal on stdout.
 fn columns() -> Option<usize> {
     rustix::termios::tcgetwinsize(io::stdout()).ok().map(|size| size.ws_col.into())
 }
 
-/// A terminal with an answer on it, which began in the first column.
+/// A terminal with an answer that began in the first column.
 pub(super) struct TerminalAnswer<W> {
     out: W,
     columns_now: fn() -> Option<usize>,
     columns: Option<usize>,
-    /// Where the text ends, if that is certain.
+    /// Column in which the text ends, if certain.
     column: Option<usize>,
-    /// What may come next.
+    /// Provisional text that may follow.
     provisional: String,
     is_dimmed: bool,
-    /// Nothing was said yet but thoughts.
+    /// True while only reasoning content has arrived.
     thinks: bool,
 }
 
@@ -91,7 +93,7 @@ impl<W: Write> TerminalAnswer<W> {
 
     fn show(&mut self, piece: &StreamDelta) -> io::Result<()> {
         if (self.columns_now)() != self.columns {
-            // The line may have been broken anew.
+            // After a resize, the terminal may have wrapped the line differently.
             (self.columns, self.column) = ((self.columns_now)(), None);
         }
         let left = self.provisional.chars().count().saturating_sub(piece.retracted);
@@ -108,7 +110,7 @@ impl<W: Write> TerminalAnswer<W> {
         self.write(&text)
     }
 
-    /// What is thought stands dimmed before what is said.
+    /// Writes reasoning content in dim letters before the answer.
     fn think(&mut self, thought: &str) -> io::Result<()> {
         let thought = printable(thought);
         if thought.is_empty() {
@@ -124,7 +126,7 @@ impl<W: Write> TerminalAnswer<W> {
         self.write("")
     }
 
-    /// Writes `text` behind what there is, and what is provisional now behind that: all at once, so that nothing flickers.
+    /// Writes `text` and then the provisional text, in one write to avoid flicker.
     fn write(&mut self, text: &str) -> io::Result<()> {
         let dimmed = self.fitting();
         let erase = if self.is_dimmed { ERASE } else { "" };
@@ -136,7 +138,7 @@ impl<W: Write> TerminalAnswer<W> {
         self.out.write_all(frame.as_bytes()).and_then(|()| self.out.flush())
     }
 
-    /// The text ends behind `c` now.
+    /// Updates the column after the character `c`.
     fn advance(&mut self, c: char) {
         self.column = match (c, c.width(), self.column, self.columns) {
             ('\n', ..) => Some(0),
@@ -151,7 +153,7 @@ impl<W: Write> TerminalAnswer<W> {
         };
     }
 
-    /// What of the provisional text is in the same line as the end of the text.
+    /// Returns the part of the provisional text that fits into the line in which the text ends.
     fn fitting(&self) -> String {
         let (Some(column), Some(columns)) = (self.column, self.columns) else { return String::new() };
         let mut room = columns.saturating_sub(column + 1);
@@ -191,10 +193,10 @@ mod tests {
         StreamDelta { retracted: characters, ..StreamDelta::default() }
     }
 
-    /// A small terminal to which all of that was written.
+    /// Returns a small terminal that received all output of `drawing`.
     fn seen(drawing: &TerminalAnswer<Vec<u8>>) -> vt100::Parser {
         let mut terminal = vt100::Parser::new(ROWS, COLUMNS, 0);
-        // As a line discipline does.
+        // A line discipline translates line ends in the same way.
         let text = String::from_utf8_lossy(&drawing.out).replace('\n', "\r\n");
         terminal.process(text.as_bytes());
         terminal
@@ -206,7 +208,7 @@ mod tests {
         seen(&drawing)
     }
 
-    /// What is on the screen, in dim letters alone.
+    /// Returns the dim text on the screen.
     fn dimmed(terminal: &vt100::Parser) -> String {
         let cell = |row, column| terminal.screen().cell(row, column).filter(|cell| cell.dim());
         let cells = (0..ROWS).flat_map(|row| (0..COLUMNS).map(move |column| (row, column)));

@@ -1,8 +1,8 @@
-//! What a person may set about answers: names and types; which values make sense the gateway says.
+//! Sampling settings of the conversation: names and types. The gateway checks the values.
 
 use serde_json::{Map, Value};
 
-/// What a value is.
+/// Type of a setting's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SettingKind {
     Number,
@@ -10,7 +10,7 @@ enum SettingKind {
     Text,
 }
 
-/// What requests take, in the order of their importance.
+/// Settings that requests accept, in order of importance.
 const KNOWN: [(&str, SettingKind); 11] = [
     ("temperature", SettingKind::Number),
     ("max_tokens", SettingKind::Integer),
@@ -25,38 +25,25 @@ const KNOWN: [(&str, SettingKind); 11] = [
     ("stop", SettingKind::Text),
 ];
 
-/// Why something was not set.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum SettingError {
-    /// Requests take no such thing.
     #[error("there is no `{name}`; there is {}", names().collect::<Vec<_>>().join(", "))]
-    Unknown {
-        /// The name.
-        name: String,
-    },
-    /// Not a value of its kind.
+    Unknown { name: String },
     #[error("`{name}` is a {kind}, and `{text}` is none")]
-    Value {
-        /// The name.
-        name: &'static str,
-        /// What it takes.
-        kind: &'static str,
-        /// What was given.
-        text: String,
-    },
+    Value { name: &'static str, kind: &'static str, text: String },
 }
 
-/// Everything that can be set.
+/// Returns the names of all settings.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     KNOWN.iter().map(|(name, _)| *name)
 }
 
-/// What was set; the rest is the model's and the gateway's choice.
+/// Changed settings; model and gateway choose the rest.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct ChatSettings(Map<String, Value>);
 
 impl ChatSettings {
-    /// What the command line said.
+    /// Creates the settings given on the command line.
     pub(super) fn new(max_tokens: Option<u32>, temperature: Option<f64>, seed: Option<i64>) -> Self {
         let given = [
             ("max_tokens", max_tokens.map(Value::from)),
@@ -66,7 +53,7 @@ impl ChatSettings {
         Self(given.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect())
     }
 
-    /// Sets one; an empty text gives the choice back.
+    /// Sets one value; an empty text restores the default.
     pub(super) fn set(&mut self, name: &str, text: &str) -> Result<(), SettingError> {
         let known = KNOWN.iter().find(|(known, _)| *known == name);
         let &(name, kind) = known.ok_or_else(|| SettingError::Unknown { name: name.to_owned() })?;
@@ -83,14 +70,14 @@ impl ChatSettings {
         Ok(())
     }
 
-    /// Writes what was set into a request.
+    /// Writes the changed settings into a request body.
     pub(super) fn fill(&self, body: &mut Value) {
         for (name, value) in &self.0 {
             body[name] = value.clone();
         }
     }
 
-    /// What is set, for a person.
+    /// Formats all settings for `/set`.
     pub(super) fn text(&self) -> String {
         let set = |name: &str| self.0.get(name).map_or_else(|| "(default)".to_owned(), Value::to_string);
         names().map(|name| format!("{name:<19} {}", set(name))).collect::<Vec<_>>().join("\n")

@@ -1,7 +1,8 @@
-//! `chat --split`: the same conversation, run by this user: adapter, keys and values stay in a process of theirs.
+//! `chat --split`: runs the conversation as a split client, so that adapter and KV cache stay in the user's
+//! process.
 //!
-//! The conversation is held by `holobiont-client`, which takes this process's place. Nothing falls back to the gateway:
-//! without a client program, or an executor that rents its layers, the command fails.
+//! This process is replaced by `holobiont-client`. Nothing falls back to the gateway: without that program
+//! or an executor with a layer service, the command fails.
 
 use std::{
     ffi::OsString,
@@ -21,14 +22,13 @@ use crate::{
     exit::{Exit, Explain},
 };
 
-/// The program that is a split client.
 const CLIENT: &str = "holobiont-client";
 
-/// What only a split conversation takes.
+/// Arguments of a split conversation.
 #[derive(Debug, clap::Args)]
 pub(crate) struct SplitArguments {
-    /// Rents base layers only: adapter, keys and values stay with you; by default of this host's deployment, else of
-    /// tls://HOST:PORT, or a socket
+    /// Rents base layers only: adapter, keys and values stay with you; by default of this host's
+    /// deployment, else of tls://HOST:PORT, or a socket
     #[arg(long, value_name = "EXECUTOR", num_args = 0..=1, require_equals = true)]
     split: Option<Option<String>>,
     /// Directory of your own adapter
@@ -42,24 +42,15 @@ pub(crate) struct SplitArguments {
     ca: Option<PathBuf>,
 }
 
-/// Why there is no split conversation.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SplitError {
-    /// No deployment is meant.
     #[error(transparent)]
     Selection(#[from] SelectionError),
-    /// The program is not installed.
     #[error("the program {CLIENT} is not beside this one, nor on the PATH")]
     NoClient,
-    /// The program cannot be run.
     #[error("{} cannot be run", program.display())]
-    Run {
-        /// Its file.
-        program: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// A registered adapter was named: its files are the gateway's.
+    Run { program: PathBuf, source: io::Error },
+    /// The gateway has the files of a registered adapter, so a split client cannot use it.
     #[error("{0:?} names an adapter of the gateway, and a split conversation has its own")]
     RegisteredAdapter(String),
 }
@@ -84,7 +75,8 @@ impl Explain for SplitError {
     }
 }
 
-/// The conversation, if a split one is wanted: then this returns only if it cannot be held.
+/// Replaces this process by the split client if `--split` is given; returns only without `--split` or on
+/// failure.
 pub(super) fn run(arguments: &ChatArguments, gateway: &GatewayArguments) -> Result<(), SplitError> {
     let Some(executor) = &arguments.split.split else { return Ok(()) };
     let program = program_paths::find(CLIENT).ok_or(SplitError::NoClient)?;
@@ -107,7 +99,7 @@ fn command(arguments: &ChatArguments, executor: &Path, program: &Path) -> Result
         ("--masking", text(split.masking.clone())),
         ("--max-tokens", text(arguments.max_tokens.map(|most| most.to_string()))),
         ("--temperature", text(arguments.temperature.map(|temperature| temperature.to_string()))),
-        // As the gateway reads it.
+        // The gateway reads a negative seed as the same unsigned bits.
         ("--seed", text(arguments.seed.map(|seed| seed.cast_unsigned().to_string()))),
         ("--system", text(arguments.system.clone())),
     ];
@@ -117,13 +109,14 @@ fn command(arguments: &ChatArguments, executor: &Path, program: &Path) -> Result
         }
     }
     if let Some(prompt) = prompt {
-        // What a question begins with does not make it a flag.
+        // `--` keeps a question that begins with a dash from being a flag.
         command.args(["--", prompt]);
     }
     Ok(command)
 }
 
-/// With a split there is one base and no registry, so that what stands in the target's place is the question.
+/// Returns the question. With `--split` there is one base and no registry, so a target that is no adapter
+/// is the question.
 fn question(arguments: &ChatArguments) -> Result<Option<&str>, SplitError> {
     match (arguments.target.as_str(), arguments.prompt.as_deref()) {
         ("", prompt) => Ok(prompt),

@@ -1,22 +1,20 @@
-//! Which served model `[base][:adapter]` means; instead of one adapter several, each with a weight: `a:0.7+b:0.3`.
+//! Resolves `[base][:adapter]` to a served model. Instead of one adapter, several may be given with
+//! weights: `a:0.7+b:0.3`.
 
 use crate::{
     client::ServedModel,
     exit::{Exit, Explain},
 };
 
-/// Why a target is nobody.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum TargetError {
-    /// The gateway serves nothing at all.
     #[error("the gateway serves no model")]
     Nothing,
-    /// No such base, or no such adapter of it.
     #[error("`{name}` is not served; there is {served}")]
     Unknown {
-        /// What was asked for.
+        /// Target that was requested.
         name: String,
-        /// What there is.
+        /// Names of the served models.
         served: String,
     },
 }
@@ -31,7 +29,8 @@ impl Explain for TargetError {
     }
 }
 
-/// The `model` of requests. A name without a colon may be a base or an adapter, as in any request.
+/// Returns the `model` field of requests. A name without a colon may be a base or an adapter, as in any
+/// request.
 pub(crate) fn choose(target: &str, served: &[ServedModel]) -> Result<String, TargetError> {
     let unknown = || TargetError::Unknown {
         name: target.to_owned(),
@@ -59,7 +58,7 @@ pub(crate) fn choose(target: &str, served: &[ServedModel]) -> Result<String, Tar
     found.map(|model| model.id.clone()).ok_or_else(unknown)
 }
 
-/// Whether `text` names adapters that are served, of which the gateway makes a sum.
+/// True if `text` is a merged adapter of served adapters.
 fn is_sum(text: &str, served: &[ServedModel]) -> bool {
     let name = |part: &'_ str| match part.rsplit_once(':') {
         Some((name, weight)) if weight.parse::<f32>().is_ok() => name.to_owned(),

@@ -1,4 +1,4 @@
-//! Who gets in: key files, ports, certificates.
+//! Checks of access: key files, ports, certificates.
 
 use std::{
     net::{SocketAddr, TcpListener},
@@ -10,7 +10,7 @@ use settings::LayersSection;
 
 use crate::{deployment::config::DeploymentConfig, terminal::findings::Finding};
 
-/// What gateway and executor would say of a key file; and nobody else can read it.
+/// Checks that gateway and executor accept a key file and that other users cannot read it.
 pub(super) fn keys(name: &str, path: &Path) -> Finding {
     use std::os::unix::fs::PermissionsExt as _;
     let keys = match KeyFile::open(path) {
@@ -29,7 +29,8 @@ pub(super) fn keys(name: &str, path: &Path) -> Finding {
     Finding::ok(name, format!("{} with {} keys", path.display(), keys.len()))
 }
 
-/// Every tenant that a class names has a key: a name that is misspelt would be of the default class in silence.
+/// Checks that every tenant of a service class has a key. A misspelt tenant would silently get the default
+/// class.
 pub(super) fn classes(config: &DeploymentConfig) -> Option<Finding> {
     const NAME: &str = "[[class]] tenants";
     let path = config.gateway.api_key_file.as_ref();
@@ -49,7 +50,7 @@ pub(super) fn classes(config: &DeploymentConfig) -> Option<Finding> {
     }
 }
 
-/// The port is free, and not open to everybody by accident.
+/// Checks that the port is free and not open to other hosts by accident.
 pub(super) fn listen(config: &DeploymentConfig) -> Finding {
     const NAME: &str = "[gateway] listen";
     let listen = config.listen();
@@ -61,7 +62,7 @@ pub(super) fn listen(config: &DeploymentConfig) -> Finding {
     port(NAME, listen)
 }
 
-/// What renting base layers over TLS needs is there, and nobody is let in by accident.
+/// Checks the files of the TLS layer service, and that clients need a key or certificate.
 pub(super) fn layers(layers: &LayersSection) -> Vec<Finding> {
     let mut findings = Vec::new();
     let files = [
@@ -100,7 +101,7 @@ fn layer_listen(layers: &LayersSection, listen: SocketAddr) -> Finding {
     port(NAME, listen)
 }
 
-/// Whether an address can be listened on.
+/// Checks whether the address can be bound.
 pub(crate) fn port(name: &str, listen: SocketAddr) -> Finding {
     match TcpListener::bind(listen) {
         Ok(_) => Finding::ok(name, format!("{listen} is free")),

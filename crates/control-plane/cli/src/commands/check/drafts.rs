@@ -1,4 +1,4 @@
-//! Whether the model that is to draft can.
+//! Check of the configured draft model.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use crate::{deployment::config::DeploymentConfig, home::HomeDirectory, models, t
 
 const NAME: &str = "[speculation] draft";
 
-/// What there is to say of the model that drafts, if one is named: it is there, and has the base's tokens.
+/// Checks that the draft model, if configured, exists and has the base's vocabulary.
 pub(super) fn model(config: &DeploymentConfig, home: &HomeDirectory) -> Option<Finding> {
     let Some(DraftChoice::Model(path)) = &config.speculation.draft else { return None };
     let base = models::find(config.model.name.as_deref(), home).ok();
@@ -22,7 +22,7 @@ pub(super) fn model(config: &DeploymentConfig, home: &HomeDirectory) -> Option<F
     })
 }
 
-/// What the base is called is another finding's business.
+/// Compares the vocabularies. A missing base is reported by another finding.
 fn compared(draft: &Path, base: Option<&Path>) -> Result<(), String> {
     let tokens = |path: &Path| {
         let files = ModelFiles::at(path).map_err(|error| error.to_string())?;

@@ -1,4 +1,4 @@
-//! Several executors beside each other: whether they get into each other's way, and whether those of other hosts are there.
+//! Checks of several executors: conflicts on this host, and reachability of other hosts.
 
 use std::{
     collections::BTreeMap,
@@ -22,10 +22,10 @@ use crate::{
     terminal::{findings::Finding, table::size},
 };
 
-/// How long another host may take to accept a connection.
+/// Timeout for a connection to another host.
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 
-/// The finding as that of `member`: of one of several it says which.
+/// Prefixes the finding with the executor's name, if there are several executors.
 pub(super) fn named(mut finding: Finding, member: &DeployedExecutor) -> Finding {
     if let Some(name) = &member.name {
         finding.name = format!("{name}: {}", finding.name);
@@ -33,7 +33,7 @@ pub(super) fn named(mut finding: Finding, member: &DeployedExecutor) -> Finding 
     finding
 }
 
-/// What only shows of all together.
+/// Checks conflicts between executors.
 pub(super) fn together(members: &[DeployedExecutor], splits: &[CoreSplit]) -> Vec<Finding> {
     if members.len() < 2 {
         return Vec::new();
@@ -41,18 +41,18 @@ pub(super) fn together(members: &[DeployedExecutor], splits: &[CoreSplit]) -> Ve
     vec![cores(members, splits), stores(members)]
 }
 
-/// The memory that all processes of this host may keep together, by their settings.
+/// Checks the sum of the memory limits of all processes on this host.
 pub(super) fn memory(config: &DeploymentConfig, members: &[DeployedExecutor]) -> Finding {
     memory_of(members, gateway_bytes(config), machine_bytes())
 }
 
-/// No core computes for two executors: each would wait for the other within every step.
+/// Checks that no core computes for two executors, which would delay each other in every step.
 fn cores(members: &[DeployedExecutor], splits: &[CoreSplit]) -> Finding {
     const NAME: &str = "[[executor]] cores";
     const FIX: &str = "give each its own cores, or leave them out: they are divided";
     let mut of: BTreeMap<u32, &str> = BTreeMap::new();
     for (member, split) in members.iter().zip(splits) {
-        // What a GPU computes with takes a core now and then.
+        // A GPU executor needs its core only occasionally.
         let is_cpu = matches!(member.config.executor.device, None | Some(DeviceChoice::Cpu));
         for core in split.executor.iter().filter(|_| is_cpu).flat_map(|cores| cores.0.iter().copied()) {
             let name = member.name.as_deref().unwrap_or_default();
@@ -69,7 +69,8 @@ fn cores(members: &[DeployedExecutor], splits: &[CoreSplit]) -> Finding {
     Finding::ok(NAME, format!("{} executors, none on another's cores", members.len()))
 }
 
-/// The sum of the memory settings, beside the memory of this machine. Executors alone must not hold more than the machine has.
+/// Compares the sum of the memory limits with this machine's memory. Executors alone must not exceed the
+/// machine's memory.
 fn memory_of(members: &[DeployedExecutor], gateway_bytes: u64, machine_bytes: u64) -> Finding {
     const NAME: &str = "memory";
     const FIX: &str =
@@ -77,7 +78,7 @@ fn memory_of(members: &[DeployedExecutor], gateway_bytes: u64, machine_bytes: u6
     let of = |member: &DeployedExecutor| match member.config.memory.process {
         Some(MemoryFraction::Bytes(bytes)) => bytes.0,
         Some(part) => part.bytes_of(machine_bytes),
-        // The default of `--process-memory`: fifteen sixteenths of the machine.
+        // The default of `--process-memory` is fifteen sixteenths of the machine's memory.
         None => machine_bytes / 16 * 15,
     };
     let executors = members.iter().map(of).fold(0, u64::saturating_add);
@@ -100,7 +101,7 @@ fn memory_of(members: &[DeployedExecutor], gateway_bytes: u64, machine_bytes: u6
     Finding::ok(NAME, found)
 }
 
-/// The memory that requests may keep in the gateway: `memory_bytes` of `[gateway]`, or its default.
+/// Returns the memory limit of requests in the gateway: `memory_bytes` of `[gateway]`, or its default.
 fn gateway_bytes(config: &DeploymentConfig) -> u64 {
     let preset = || {
         let setting = settings::all().find(|setting| setting.flag == "memory-bytes")?;
@@ -110,13 +111,13 @@ fn gateway_bytes(config: &DeploymentConfig) -> u64 {
     config.gateway.memory_bytes.or_else(preset).map_or(0, |bytes| bytes.0)
 }
 
-/// Memory of this machine.
+/// Returns the memory of this machine in bytes.
 fn machine_bytes() -> u64 {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     machine::memory_bytes(&meminfo, "MemTotal").unwrap_or(u64::MAX)
 }
 
-/// No two write one file of keys and values.
+/// Checks that no two executors offload KV blocks to the same file.
 fn stores(members: &[DeployedExecutor]) -> Finding {
     const NAME: &str = "[[executor]] memory.directory";
     let mut of: BTreeMap<PathBuf, &str> = BTreeMap::new();
@@ -133,7 +134,8 @@ fn stores(members: &[DeployedExecutor]) -> Finding {
     Finding::ok(NAME, "each keeps keys and values of its own")
 }
 
-/// Executors of other hosts: what the gateway shows them is there, and somebody listens.
+/// Checks executors of other hosts: the gateway's certificate files exist and the addresses accept
+/// connections.
 pub(super) fn elsewhere(config: &DeploymentConfig) -> Vec<Finding> {
     let mut findings: Vec<Finding> =
         config.elsewhere().map(|(name, address)| reachable(name, address)).collect();

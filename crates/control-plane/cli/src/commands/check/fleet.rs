@@ -1,4 +1,5 @@
-//! What a deployment shares with other hosts. The gateway can reach it and this program cannot, so the gateway is asked.
+//! Checks of the registry and store shared with other hosts. This program cannot reach them, so it runs the
+//! gateway program.
 
 use std::process::Command;
 
@@ -8,10 +9,10 @@ use crate::{
     terminal::findings::Finding,
 };
 
-/// What to do where the gateway says nothing of it.
+/// Fix shown if the gateway gives none.
 const FIX: &str = "see docs/guides/fleet.md";
 
-/// The registry and the store, each if it is shared.
+/// Checks the registry and the store, if shared.
 pub(super) fn shared(config: &DeploymentConfig) -> Vec<Finding> {
     const REGISTRY: &str = "[gateway] registry";
     const STORE: &str = "[gateway] store";
@@ -29,7 +30,7 @@ pub(super) fn shared(config: &DeploymentConfig) -> Vec<Finding> {
     asked.chain(alone).chain(keys).collect()
 }
 
-/// Keys that the registry brings.
+/// Checks the settings of keys from the registry.
 fn keys(config: &DeploymentConfig) -> Finding {
     const KEYS: &str = "[gateway] shared_keys";
     match (&config.gateway.registry, &config.gateway.api_key_file) {

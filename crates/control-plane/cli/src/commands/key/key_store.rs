@@ -1,4 +1,5 @@
-//! Where keys are: in the key file of a host, or in the registry that many hosts share, which the gateway's program can reach.
+//! Storage of API keys: a key file of one host, or a registry shared by many hosts, which the `gateway`
+//! program reaches.
 
 use std::{
     fmt, io,
@@ -18,13 +19,14 @@ use crate::{
     home::HomeDirectory,
 };
 
-/// Which keys are meant.
+/// Arguments that select the key store.
 #[derive(Debug, clap::Args)]
 pub(crate) struct KeyStoreArguments {
     /// The key file [default: [gateway].api_key_file, else api-keys in the state directory]
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Keys in the registry of many hosts, as postgres://USER@HOST/DATABASE [default: [gateway].registry, with shared_keys]
+    /// Keys in the registry of many hosts, as postgres://USER@HOST/DATABASE [default: [gateway].registry,
+    /// with shared_keys]
     #[arg(long, value_name = "URL", conflicts_with = "file")]
     registry: Option<String>,
     /// Deployment file, for its key file or registry
@@ -32,31 +34,23 @@ pub(crate) struct KeyStoreArguments {
     config: Option<PathBuf>,
 }
 
-/// Where keys are.
 #[derive(Debug, Clone)]
 pub(crate) enum KeyStore {
-    /// In a file of this host.
     File(PathBuf),
-    /// In a registry of many hosts.
     Registry(String),
 }
 
-/// Why keys cannot be read or changed where they are.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum KeyStoreError {
-    /// The key file.
     #[error(transparent)]
     File(#[from] KeyFileError),
-    /// The program that reaches registries is not there.
     #[error("there is no {GATEWAY} beside this program or on PATH, which reaches the registry")]
     NoGateway,
-    /// It does not start.
     #[error("cannot start {GATEWAY}")]
     Run(#[source] io::Error),
-    /// It did not do it, and said why.
+    /// The gateway program failed; its stderr is the message.
     #[error("{}", .0.trim().trim_start_matches("error: "))]
     Refused(String),
-    /// It said something that is no key.
     #[error("{GATEWAY} is of another version: what it says {0}; install both again")]
     Foreign(&'static str),
 }
@@ -76,7 +70,7 @@ impl Explain for KeyStoreError {
 }
 
 impl KeyStoreArguments {
-    /// Where the keys are that are meant.
+    /// Returns the selected key store.
     pub(super) fn place(&self) -> Result<KeyStore, DeploymentConfigError> {
         match (&self.file, &self.registry) {
             (Some(file), _) => return Ok(KeyStore::File(file.clone())),
@@ -94,7 +88,6 @@ impl KeyStoreArguments {
 }
 
 impl KeyStore {
-    /// All keys.
     pub(super) fn keys(&self) -> Result<Vec<Key>, KeyStoreError> {
         match self {
             Self::File(path) => Ok(KeyFileEdit::read(path)?.keys().cloned().collect()),
@@ -102,7 +95,6 @@ impl KeyStore {
         }
     }
 
-    /// Adds a key.
     pub(super) fn add(&self, key: Key) -> Result<(), KeyStoreError> {
         match self {
             Self::File(path) => Ok(KeyFileEdit::edit(path, |draft| draft.push(key))?),
@@ -110,7 +102,7 @@ impl KeyStore {
         }
     }
 
-    /// Revokes keys; returns how many there were.
+    /// Revokes keys and returns how many the store held.
     pub(super) fn revoke(&self, keys: &[Key]) -> Result<usize, KeyStoreError> {
         match self {
             Self::File(path) => {
@@ -124,7 +116,7 @@ impl KeyStore {
         }
     }
 
-    /// Which gateways know of a change within a second.
+    /// Returns the start of a sentence that names the gateways which learn of a change within a second.
     pub(super) fn known_to(&self) -> String {
         match self {
             Self::File(path) => format!("A gateway with --api-key-file {} knows", path.display()),
@@ -133,7 +125,7 @@ impl KeyStore {
     }
 }
 
-/// The keys of a registry, once the gateway's program has changed them.
+/// Runs the gateway program with `change` and returns the registry's keys afterwards.
 fn asked(url: &str, change: &[String]) -> Result<Vec<Key>, KeyStoreError> {
     let program = program_paths::find(GATEWAY).ok_or(KeyStoreError::NoGateway)?;
     let mut command = Command::new(program);
@@ -148,7 +140,7 @@ fn asked(url: &str, change: &[String]) -> Result<Vec<Key>, KeyStoreError> {
 }
 
 impl fmt::Display for KeyStore {
-    /// As people know it: an address has no password.
+    /// Writes the path or URL without credentials.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(path) => write!(f, "{}", path.display()),

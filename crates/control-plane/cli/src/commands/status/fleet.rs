@@ -1,10 +1,10 @@
-//! What a gateway shares with those of other hosts.
+//! Status of the registry and adapter store that gateways on several hosts share.
 
 use serde::Deserialize;
 
 use crate::terminal::{printable, table::size};
 
-/// Where it is written what is registered.
+/// Shared registry of adapters.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Registry {
@@ -14,7 +14,7 @@ pub(super) struct Registry {
     error: Option<String>,
 }
 
-/// Where adapters' files are.
+/// Shared store of adapter files.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct SharedStoreStatus {
@@ -26,7 +26,7 @@ pub(super) struct SharedStoreStatus {
 }
 
 impl Registry {
-    /// Nothing where nobody else has it.
+    /// Formats the status; `None` if the registry is not shared.
     pub(super) fn text(&self) -> Option<String> {
         let address = printable(self.address.as_deref()?);
         #[expect(clippy::cast_precision_loss, reason = "for people to read")]
@@ -42,7 +42,7 @@ impl Registry {
 }
 
 impl SharedStoreStatus {
-    /// Nothing where nobody else has it.
+    /// Formats the status; `None` if the store is not shared.
     pub(super) fn text(&self) -> Option<String> {
         let address = printable(self.address.as_deref()?);
         let damaged = if self.damaged > 0 { format!(", {} DAMAGED", self.damaged) } else { String::new() };

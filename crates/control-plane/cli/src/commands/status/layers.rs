@@ -1,4 +1,4 @@
-//! Who rents base layers.
+//! Status of the layer service and its split clients.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,6 @@ use crate::terminal::{
     table::{size, table},
 };
 
-/// What split clients use.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct LayerServiceStatus {
@@ -45,7 +44,7 @@ struct LayerUsage {
 }
 
 impl LayerServiceStatus {
-    /// How many there are, and what they have used.
+    /// Formats the number of sessions and their total use.
     pub(super) fn text(&self) -> String {
         let rows: u64 = self.used.rows.values().sum();
         let used =
@@ -60,7 +59,7 @@ impl LayerServiceStatus {
     }
 }
 
-/// Every split client that is here.
+/// Formats the table of all connected split clients.
 pub(super) fn sessions(ink: TextStyle, layers: &LayerServiceStatus) -> Option<String> {
     let rows: Vec<_> = layers.sessions.iter().map(session_row).collect();
     let head = [
@@ -70,7 +69,7 @@ pub(super) fn sessions(ink: TextStyle, layers: &LayerServiceStatus) -> Option<St
     (!rows.is_empty()).then(|| table(ink, head, &rows))
 }
 
-/// A split client, with what it has used since it came.
+/// Formats the table row of a session with its use since it opened.
 fn session_row(session: &SplitSessionStatus) -> [String; 12] {
     let used = &session.used;
     [

@@ -1,13 +1,13 @@
-//! The tiers of keys, values and adapters.
+//! Status of the memory tiers of KV cache and adapters.
 
 use serde::Deserialize;
 
 use crate::terminal::table::{percent, size};
 
-/// Characters of the bar.
+/// Width of the bar in characters.
 const BAR: u64 = 24;
 
-/// `memory` of `/v1/status`.
+/// The object `memory` of `/v1/status`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct MemoryStatus {
@@ -21,18 +21,18 @@ pub(super) struct MemoryStatus {
     weights: StreamedWeightStatus,
 }
 
-/// Weights that come from a disk.
+/// Weights streamed from disk.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct StreamedWeightStatus {
     read_bytes: u64,
     read_ms: f64,
     waited_ms: f64,
-    /// While tokens were generated.
+    /// Bytes read per token while tokens were generated.
     bytes_per_token: Option<u64>,
 }
 
-/// Bytes of the executor's host's memory.
+/// Use of the executor's host memory in bytes.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct HostMemoryStatus {
@@ -46,7 +46,7 @@ struct HostMemoryStatus {
     drafts_bytes: u64,
 }
 
-/// Blocks of the device.
+/// Use of the device's block pool in blocks.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct BlockPoolStatus {
@@ -73,7 +73,7 @@ struct BlockMoves {
 }
 
 impl MemoryStatus {
-    /// How the device is divided: `#` runs, `=` is history, `a` are adapters, `.` is free.
+    /// Formats the block pool as a bar: `#` running, `=` prefix cache ("history"), `a` adapters, `.` free.
     pub(super) fn device(&self) -> String {
         let BlockPoolStatus { total, running, history, adapters } = self.device;
         if total == 0 {
@@ -84,7 +84,8 @@ impl MemoryStatus {
         let mut so_far = 0;
         for (sign, blocks, _) in parts {
             so_far += blocks;
-            // Ends are rounded, so the parts add up to what is taken; what there is is seen.
+            // Segment ends are rounded up, so the parts add up to the used share, and any use shows at
+            // least one character.
             let end = (so_far * BAR).div_ceil(total).min(BAR);
             bar.extend(std::iter::repeat_n(
                 sign,
@@ -101,7 +102,7 @@ impl MemoryStatus {
         format!("[{bar}] {}", words.join(", "))
     }
 
-    /// What the executor holds of its host's memory.
+    /// Formats the host memory that the executor holds, by kind.
     pub(super) fn held(&self) -> String {
         let held = &self.held;
         let parts = [
@@ -118,7 +119,7 @@ impl MemoryStatus {
         words.chain([format!("of {}", size(held.limit_bytes))]).collect::<Vec<_>>().join(", ")
     }
 
-    /// Where the weights are, and what was read of those that are not in memory.
+    /// Formats where the weights are and how much was read from disk.
     pub(super) fn weights(&self) -> String {
         let StreamedWeightStatus { read_bytes, read_ms, waited_ms, bytes_per_token } = self.weights;
         if read_bytes == 0 {
@@ -133,7 +134,7 @@ impl MemoryStatus {
         [Some(read), a_token, hidden].into_iter().flatten().collect::<Vec<_>>().join(", ")
     }
 
-    /// What lies below the device, and what came back from there.
+    /// Formats the use of the tiers below the device, and the copies back from them.
     pub(super) fn below(&self) -> String {
         let bytes = |blocks: u64| size(blocks.saturating_mul(self.block_bytes));
         let tier = |name: &str, slots: &TierSlotStatus| {

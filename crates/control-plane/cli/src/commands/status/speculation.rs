@@ -1,10 +1,10 @@
-//! Who drafts, and what comes of it.
+//! Status of speculative decoding.
 
 use serde::Deserialize;
 
 use crate::terminal::printable;
 
-/// As `/v1/status` has it.
+/// The object `speculation` of `/v1/status`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Speculation {
@@ -21,7 +21,7 @@ pub(super) struct Speculation {
 }
 
 impl Speculation {
-    /// In words.
+    /// Formats drafter and acceptance in words.
     pub(super) fn text(&self) -> String {
         let mut words = vec![match &self.by {
             Some(by) => format!("by {}", printable(by)),

@@ -1,10 +1,10 @@
-//! What is trained.
+//! Status of training jobs and runs.
 
 use serde::Deserialize;
 
 use crate::terminal::{TextStyle, printable, table::table};
 
-/// Jobs, and models that are trained step by step.
+/// Training jobs, and models that clients train step by step.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct TrainingStatus {
@@ -36,7 +36,7 @@ struct RunSummary {
 }
 
 impl TrainingStatus {
-    /// How much there is.
+    /// Formats the number of jobs and runs.
     pub(super) fn text(&self) -> String {
         let count = |count: usize, what: &str| match count {
             0 => None,
@@ -53,7 +53,7 @@ impl TrainingStatus {
     }
 }
 
-/// Everything that is trained now.
+/// Formats the table of everything in training.
 pub(super) fn under_way(ink: TextStyle, training: &TrainingStatus) -> Option<String> {
     let rows: Vec<_> = training.jobs.iter().map(job_row).chain(training.runs.iter().map(run_row)).collect();
     (!rows.is_empty()).then(|| table(ink, ["TRAINED", "TENANT", "STATE", "STEP", "TOKENS/S", "LOSS"], &rows))
@@ -71,7 +71,7 @@ fn job_row(job: &JobSummary) -> [String; 6] {
     ]
 }
 
-/// Nobody but its client knows how many steps there will be; its losses are sums.
+/// Formats the row of a run. Only its client knows the number of steps; its losses are sums.
 fn run_row(run: &RunSummary) -> [String; 6] {
     [
         printable(&run.name),

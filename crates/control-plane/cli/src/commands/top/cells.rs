@@ -1,15 +1,13 @@
-//! What a look sees, for people: the same words in lines and on a screen.
+//! The texts of a dashboard snapshot's cells, shared by the line output and the drawn page.
 
 use super::stats::{DashboardSnapshot, TopExecutor, TopRow, TopStatus};
 use crate::terminal::printable;
 
-/// Titles of the cells of an executor.
 pub(super) const EXECUTORS: [&str; 5] = ["EXECUTOR", "STATE", "REQS", "TOK/S", "WORKERS"];
 
-/// Titles of the cells of the base or an adapter.
 pub(super) const MODELS: [&str; 7] = ["MODEL", "TIER", "REQS", "TOK/S", "FIRST TOKEN", "95 %", "ANSWERS"];
 
-/// What there is to say of the whole.
+/// Returns name and text of the facts about the whole deployment.
 pub(super) fn facts(look: &DashboardSnapshot) -> [(&'static str, String); 3] {
     let TopStatus { version, uptime_s, ready, requests, tokens_per_s, .. } = &look.status;
     let state = if *ready { "serving" } else { "not ready" };
@@ -23,7 +21,6 @@ pub(super) fn facts(look: &DashboardSnapshot) -> [(&'static str, String); 3] {
     ]
 }
 
-/// An executor.
 pub(super) fn executor(one: &TopExecutor) -> [String; 5] {
     let requests = match one.requests.waiting {
         0 => one.requests.running.to_string(),
@@ -32,7 +29,6 @@ pub(super) fn executor(one: &TopExecutor) -> [String; 5] {
     [one.name.clone(), one.state(), requests, format!("{:.1}", one.tokens_per_s.generated), one.workers()]
 }
 
-/// The base or an adapter.
 pub(super) fn model(row: &TopRow) -> [String; 7] {
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".into());
     [

@@ -1,17 +1,18 @@
-//! Histograms by label out of Prometheus's text format, as far as the gateway writes it.
+//! Reads labelled histograms from the Prometheus text format, limited to the forms that the gateway writes.
 
 use std::collections::BTreeMap;
 
-/// What was counted, by upper bound.
+/// Cumulative histogram of one label value.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct Histogram {
     sum: f64,
     count: u64,
-    /// Upper bounds, rising, with how many were at most that; the last bound is infinite.
+    /// Upper bounds in rising order, each with the number of values at or below it; the last bound is
+    /// infinite.
     buckets: Vec<(f64, u64)>,
 }
 
-/// The histograms called `name` in `text`, by what their label `label` says.
+/// Returns the histograms of the metric `name` in `text`, keyed by the value of their label `label`.
 pub(super) fn histograms(text: &str, name: &str, label: &str) -> BTreeMap<String, Histogram> {
     let mut found: BTreeMap<String, Histogram> = BTreeMap::new();
     for line in text.lines() {
@@ -33,12 +34,11 @@ pub(super) fn histograms(text: &str, name: &str, label: &str) -> BTreeMap<String
 }
 
 impl Histogram {
-    /// How many there were.
     pub(super) fn count(&self) -> u64 {
         self.count
     }
 
-    /// What came after `before` was seen; all of it, if it was begun anew since.
+    /// Returns the values counted after `before`; all values if the histogram was reset since then.
     pub(super) fn since(&self, before: &Self) -> Self {
         if before.count > self.count || before.buckets.len() != self.buckets.len() {
             return self.clone();
@@ -48,14 +48,14 @@ impl Histogram {
         Self { sum: (self.sum - before.sum).max(0.0), count: self.count - before.count, buckets }
     }
 
-    /// The mean, if there were any.
+    /// Returns the mean, or `None` without values.
     #[expect(clippy::cast_precision_loss, reason = "for people to read")]
     pub(super) fn mean(&self) -> Option<f64> {
         (self.count > 0).then(|| self.sum / self.count as f64)
     }
 
-    /// What a share of them was at most, as far as the bounds tell: in a straight line between two of them, as Prometheus has
-    /// it; beyond the last bound, that.
+    /// Returns the value below which a share `share` of the values lies, interpolated linearly between two
+    /// bounds as Prometheus does. A quantile beyond the last finite bound is that bound.
     #[expect(clippy::cast_precision_loss, reason = "for people to read")]
     pub(super) fn quantile(&self, share: f64) -> Option<f64> {
         let rank = share * self.count as f64;
@@ -70,14 +70,14 @@ impl Histogram {
     }
 }
 
-/// What stands behind a name: `_sum`, its labels, its value.
+/// Parses the rest of a sample line after its metric name: suffix such as `_sum`, labels and value.
 fn sample(rest: &str) -> Option<(&str, BTreeMap<String, String>, f64)> {
     let (kind, rest) = rest.split_once('{')?;
     let (labels, rest) = labels(rest)?;
     Some((kind, labels, rest.trim().parse().ok()?))
 }
 
-/// Labels up to the closing brace, and what stands behind it.
+/// Parses labels up to the closing brace and returns the remaining text with them.
 fn labels(mut rest: &str) -> Option<(BTreeMap<String, String>, &str)> {
     let mut found = BTreeMap::new();
     loop {
@@ -103,7 +103,7 @@ fn labels(mut rest: &str) -> Option<(BTreeMap<String, String>, &str)> {
     }
 }
 
-/// Counts are written as whole numbers.
+/// Truncates a count, which the format writes as a decimal number.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped")]
 fn whole(value: f64) -> u64 {
     value.max(0.0) as u64

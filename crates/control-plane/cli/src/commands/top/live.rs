@@ -1,4 +1,4 @@
-//! Looks and keys, until somebody quits.
+//! The interactive loop of `holobiont top`: draws snapshots and handles keys until the user quits.
 
 use std::{
     io,
@@ -20,10 +20,10 @@ use crate::{
     terminal::TextStyle,
 };
 
-/// How long a key or a new look may go unseen.
+/// Longest delay before a key press or a new snapshot is handled.
 const NOTICED_WITHIN: Duration = Duration::from_millis(100);
 
-/// Draws the deployment until somebody quits, and leaves the terminal as it was.
+/// Draws the deployment until the user quits, then restores the terminal.
 pub(super) fn watch(
     client: GatewayClient,
     first: DashboardSnapshot,
@@ -37,7 +37,7 @@ pub(super) fn watch(
     ended
 }
 
-/// Looks again and again, on a thread of its own: a gateway that does not answer must not keep anybody from quitting.
+/// Fetches snapshots on a thread of its own, so that the user can quit while a gateway does not answer.
 fn look_again(client: GatewayClient, interval: Duration) -> Receiver<Result<DashboardSnapshot, ClientError>> {
     let (seen, looks) = mpsc::channel();
     std::thread::spawn(move || {
@@ -66,7 +66,7 @@ fn until_quit(
             Event::Key(key) if key.kind == KeyEventKind::Press && page.press(key) == Next::Quit => {
                 return Ok(());
             }
-            // Whatever else there was, a new size, too: it is drawn anew.
+            // Every other event, such as a resize, leads to a redraw.
             _ => {}
         }
     }

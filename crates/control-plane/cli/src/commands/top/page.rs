@@ -1,4 +1,4 @@
-//! Looks one after the other, drawn: tokens a second over time, memory by kind, executors, adapters.
+//! The drawn page of `holobiont top`: token rates over time, memory by kind, executors, adapters.
 
 use std::collections::VecDeque;
 
@@ -20,48 +20,43 @@ use crate::{
     terminal::{TextStyle, printable, table::size},
 };
 
-/// Rates that are kept: more than the widest terminal shows.
+/// Number of rates kept; more than the widest terminal shows.
 const MAX_RATES: usize = 1024;
 
-/// Columns from which on memory and executors stand side by side.
+/// Minimum terminal width in columns at which memory and executors stand side by side.
 const WIDE: u16 = 140;
 
-/// Cells of a bar.
+/// Width of a bar in cells.
 const BAR: u128 = 16;
 
-/// What a key was for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
-    /// It goes on.
     Stay,
-    /// It ends.
     Quit,
 }
 
-/// What is on the screen.
 #[derive(Debug)]
 pub(super) struct Page {
     url: String,
     ink: TextStyle,
-    /// What first tokens are counted from.
+    /// First snapshot; first-token times are counted from here.
     first: DashboardSnapshot,
     last: DashboardSnapshot,
-    /// Tokens generated a second, in tenths, newest last.
+    /// Generated tokens per second in tenths, newest last.
     rates: VecDeque<u64>,
-    /// Why there was no look lately.
+    /// Error of the latest fetch, if it failed.
     trouble: Option<String>,
-    /// Lines of the table of models that are scrolled away.
+    /// Number of table lines of the model table scrolled out of view.
     scrolled: usize,
 }
 
 impl Page {
-    /// The page after a first look.
     pub(super) fn new(url: &str, first: DashboardSnapshot, ink: TextStyle) -> Self {
         let rates = VecDeque::from([tenths(first.status.tokens_per_s.generated)]);
         Self { url: printable(url), ink, last: first.clone(), first, rates, trouble: None, scrolled: 0 }
     }
 
-    /// Takes in another look, or that there was none: then the last one stays.
+    /// Adds a snapshot; after a failed fetch, the last snapshot stays with the error.
     pub(super) fn update(&mut self, look: Result<DashboardSnapshot, ClientError>) {
         match look {
             Ok(look) => {
@@ -75,7 +70,6 @@ impl Page {
         }
     }
 
-    /// Does what a key is for.
     pub(super) fn press(&mut self, key: KeyEvent) -> Next {
         let is_control_c = key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
         match key.code {
@@ -89,7 +83,6 @@ impl Page {
         Next::Stay
     }
 
-    /// Draws it.
     pub(super) fn draw(&self, frame: &mut Frame) {
         let memory = self.memory();
         let executors = u16::try_from(self.last.executors.len()).unwrap_or(u16::MAX).saturating_add(3);
@@ -137,13 +130,13 @@ impl Page {
     fn draw_rates(&self, frame: &mut Frame, area: Rect) {
         let block = self.block("tokens generated a second");
         let columns = usize::from(block.inner(area).width);
-        // The newest on the right, and never more than there is room for.
+        // The newest rate is at the right; older rates that do not fit are left out.
         let seen = self.rates.iter().skip(self.rates.len().saturating_sub(columns)).copied();
         let sparkline = Sparkline::default().data(seen).style(self.styled(Color::Green)).block(block);
         frame.render_widget(sparkline, area);
     }
 
-    /// A bar for each kind of memory.
+    /// Returns one bar for each kind of memory of each executor.
     fn memory(&self) -> Vec<Line<'static>> {
         let of = |one: &TopExecutor| -> Vec<Line<'static>> {
             one.memory().iter().map(|kind| self.kind(&one.name, kind)).collect()
@@ -189,7 +182,6 @@ impl Page {
         self.modified(Modifier::DIM)
     }
 
-    /// Without ink nothing is marked up.
     fn modified(&self, modifier: Modifier) -> Style {
         if self.ink == TextStyle::Ansi { Style::new().add_modifier(modifier) } else { Style::new() }
     }
@@ -199,13 +191,13 @@ impl Page {
     }
 }
 
-/// A part of a whole, as a bar; what there is is seen.
+/// Returns a bar of `part` in `whole`; any nonzero part fills at least one cell.
 fn bar(part: u64, whole: u64) -> String {
     let is_full = |cell: u128| u128::from(part) * BAR > cell * u128::from(whole);
     (0..BAR).map(|cell| if is_full(cell) { '█' } else { '░' }).collect()
 }
 
-/// So that slow models have a curve, too.
+/// Converts a rate to tenths, so that slow models have a visible curve too.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

@@ -1,4 +1,4 @@
-//! What is seen at a look: `/v1/status`, `/v1/lora_adapters`, and from `/metrics` how long first tokens took.
+//! Snapshots of a deployment: `/v1/status`, `/v1/lora_adapters`, and first-token times from `/metrics`.
 
 use std::collections::BTreeMap;
 
@@ -11,24 +11,23 @@ use crate::{
     terminal::printable,
 };
 
-/// The metric of first tokens by adapter.
+/// Metric of the time to first token, by adapter.
 const FIRST_TOKEN: &str = "holobiont_adapter_time_to_first_token_seconds";
 
-/// What that calls the base.
+/// Label value of `FIRST_TOKEN` that stands for the base.
 const BASE: &str = "base";
 
-/// What a deployment does at one moment.
 #[derive(Debug, Clone, Default)]
 pub(super) struct DashboardSnapshot {
     pub(super) status: TopStatus,
-    /// A single one has no name of its own.
+    /// Executors of the deployment; a single executor is named `executor`.
     pub(super) executors: Vec<TopExecutor>,
     adapters: Vec<LoadedAdapter>,
-    /// Since the gateway began, by what the metric calls an adapter.
+    /// First-token times since the gateway started, keyed by the metric's adapter label.
     first_tokens: BTreeMap<String, Histogram>,
 }
 
-/// `/v1/status`, as far as it is about the whole deployment.
+/// Fields of `/v1/status` about the whole deployment.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct TopStatus {
@@ -55,7 +54,7 @@ pub(super) struct TopRates {
     pub(super) prompt: f64,
 }
 
-/// What an executor does and holds.
+/// Load, device and memory of one executor.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct TopExecutor {
@@ -78,9 +77,9 @@ struct TopDevice {
 #[serde(default)]
 struct TopMemory {
     block_bytes: u64,
-    /// Blocks of keys, values and adapters, by who has them.
+    /// Blocks of the block pool, by use.
     device: TopPool,
-    /// Bytes of the host's memory, by kind: `weights_bytes` and its like.
+    /// Bytes of host memory, by kind, with keys such as `weights_bytes`.
     held: BTreeMap<String, u64>,
 }
 
@@ -108,19 +107,18 @@ struct TopWorker {
     share: f64,
 }
 
-/// Memory of one kind.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct MemoryKind {
-    /// `blocks` of the pool that keys, values and adapters share, or `host`: all that the executor holds of its host's memory.
+    /// `blocks` for the block pool of KV cache and adapters, `host` for all host memory of the executor.
     pub(super) of: &'static str,
-    /// What it is for.
+    /// Use of the memory, such as `running`, `history` or `adapters`.
     pub(super) name: String,
     pub(super) bytes: u64,
-    /// All that there is of it.
+    /// Bytes available in total.
     pub(super) limit_bytes: u64,
 }
 
-/// An adapter or the base, for a line of a table.
+/// Row of the model table: the base or an adapter.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct TopRow {
     pub(super) name: String,
@@ -130,7 +128,7 @@ pub(super) struct TopRow {
     pub(super) first_token: FirstToken,
 }
 
-/// How long first tokens took.
+/// Times to first token of one row.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub(super) struct FirstToken {
     pub(super) count: u64,
@@ -139,7 +137,6 @@ pub(super) struct FirstToken {
 }
 
 impl DashboardSnapshot {
-    /// Asks the gateway.
     pub(super) fn fetch(client: &GatewayClient) -> Result<Self, ClientError> {
         let status = client.get("/v1/status")?;
         let adapters = list_in(client.get("/v1/lora_adapters")?)?;
@@ -150,7 +147,7 @@ impl DashboardSnapshot {
         let mut status: TopStatus = serde_json::from_value(body.clone()).map_err(ClientError::Garbled)?;
         let mut executors = std::mem::take(&mut status.executors);
         if executors.is_empty() {
-            // What is said of a single one stands beside what is said of all.
+            // With a single executor, `/v1/status` has the executor's fields at the top level.
             let only: TopExecutor = serde_json::from_value(body).map_err(ClientError::Garbled)?;
             executors.push(TopExecutor { name: "executor".into(), ..only });
         }
@@ -158,7 +155,8 @@ impl DashboardSnapshot {
         Ok(Self { status, executors, adapters, first_tokens: histograms(metrics, FIRST_TOKEN, "adapter") })
     }
 
-    /// The base and the adapters that are not on disk alone, the busiest first; first tokens are those since `before`.
+    /// Returns the base and all adapters except those only on disk, busiest first. First-token times are
+    /// those counted since `before`.
     pub(super) fn rows(&self, before: Option<&Self>) -> Vec<TopRow> {
         let mut adapters: Vec<&LoadedAdapter> =
             self.adapters.iter().filter(|one| one.tier.as_deref() != Some("disk")).collect();
@@ -195,12 +193,11 @@ impl DashboardSnapshot {
         }
     }
 
-    /// What clients call the base.
+    /// Returns the name by which clients request the base.
     pub(super) fn model(&self) -> String {
         self.status.model.as_deref().map_or_else(|| "no model yet".into(), in_a_line)
     }
 
-    /// All of it, for programs.
     pub(super) fn json(&self) -> Value {
         let TopStatus { version, uptime_s, ready, requests, tokens_per_s, .. } = &self.status;
         let executor = |one: &TopExecutor| {
@@ -219,7 +216,7 @@ impl DashboardSnapshot {
 }
 
 impl TopExecutor {
-    /// Its memory, by kind; what there is none of is left out.
+    /// Returns the executor's memory by kind, without empty kinds.
     pub(super) fn memory(&self) -> Vec<MemoryKind> {
         let TopMemory { block_bytes, device, held } = &self.memory;
         let blocks = |blocks: u64| blocks.saturating_mul(*block_bytes);
@@ -238,14 +235,14 @@ impl TopExecutor {
         pool.into_iter().chain(host).filter(|kind| kind.bytes > 0).collect()
     }
 
-    /// Its state, and what it computes on.
+    /// Returns the executor's state and device kind.
     pub(super) fn state(&self) -> String {
         let words = [self.state.as_deref(), self.device.kind.as_deref()].into_iter().flatten();
         let text = words.map(in_a_line).collect::<Vec<_>>().join(", ");
         if text.is_empty() { "-".into() } else { text }
     }
 
-    /// How many workers there are of how many there should be, and who did how much.
+    /// Returns the attached and expected worker counts, and each worker's share of the work.
     pub(super) fn workers(&self) -> String {
         let Workers { expected, lost, seated } = &self.workers;
         if seated.is_empty() && *expected == 0 {
@@ -259,7 +256,7 @@ impl TopExecutor {
     }
 }
 
-/// A name of somebody else's, in one line of a terminal.
+/// Makes untrusted text printable on one terminal line.
 fn in_a_line(text: &str) -> String {
     printable(text).replace(['\n', '\t'], " ")
 }
@@ -268,7 +265,7 @@ fn in_a_line(text: &str) -> String {
 pub(super) mod tests {
     use super::*;
 
-    /// A look at a deployment of one executor.
+    /// Returns a snapshot of a deployment with one executor.
     pub(in super::super) fn snapshot(generated: f64, first_tokens: u64) -> DashboardSnapshot {
         let status = json!({
             "model": "smol", "version": "1.2", "uptime_s": 9, "ready": true, "requests": {"running": 2, "waiting": 1},

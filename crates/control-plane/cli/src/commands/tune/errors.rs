@@ -1,4 +1,4 @@
-//! Why an adapter was not trained, or not served.
+//! Errors of `tune`: an adapter was not trained, or not served.
 
 use std::{
     io,
@@ -13,150 +13,106 @@ use crate::{
     terminal::{printable, quoted, table::short_generation},
 };
 
-/// Why an adapter was not trained, or not served.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TuneError {
-    /// No deployment is meant.
     #[error(transparent)]
     Selection(#[from] SelectionError),
-    /// The gateway did not say what had to be known.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// The program is not installed.
     #[error("the program holobiont-trainer is neither beside `holobiont` nor on PATH")]
     NoTrainer,
-    /// A file that was named is not there.
     #[error("cannot read {path}")]
-    Input {
-        /// As it was named.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// The base is called so.
+    Input { path: PathBuf, source: io::Error },
     #[error("{0} is the name of the base model")]
     NameOfBase(RunName),
-    /// Something has the name that must not be replaced.
+    /// The name belongs to an adapter that this run may not replace.
     #[error("an adapter called {name} is served already (generation {})", short_generation(generation))]
     NameTaken {
-        /// The name.
         name: RunName,
-        /// What has it.
+        /// Version of the adapter that has the name.
         generation: String,
     },
-    /// What was to be replaced is not there any more.
     #[error("the adapter {0} that this run was to replace is gone")]
     NameGone(RunName),
-    /// The gateway reads adapters from where this process cannot write them.
+    /// The gateway reads adapters from a directory where this process cannot write.
     #[error("the gateway does not say where on this host it reads adapters")]
     NoAdapterRoot,
-    /// No executor serves layers to a trainer.
     #[error("the deployment in {} serves no layers to trainers: its weights are random, or its layer service is off", .0.display())]
     NoLayers(PathBuf),
-    /// Another process has it.
+    /// Another process holds the run's lock.
     #[error("a run called {0} is under way")]
     UnderWay(RunName),
-    /// No run has the name.
     #[error("there is no run called {0}")]
     NoRun(RunName),
-    /// There is nothing to go on with.
+    /// The run is complete, so nothing can be resumed.
     #[error("the run {name} is done")]
     AlreadyDone {
-        /// The run.
         name: RunName,
-        /// Its adapter.
+        /// Path of the run's adapter.
         output: PathBuf,
     },
-    /// The person said no.
     #[error("nothing was changed")]
     Declined,
-    /// What is kept of a run cannot be read or written.
+    /// A file or directory of the run's record cannot be read or written.
     #[error("cannot use {path}")]
-    Keep {
-        /// A file or directory.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// The trainer cannot be run.
+    Keep { path: PathBuf, source: io::Error },
     #[error("holobiont-trainer cannot be run")]
     Run(#[source] io::Error),
-    /// The data is not good; each fault has been shown.
+    /// The data has faults, each of which has been printed.
     #[error("{faults} faults in {}; nothing was trained", data.as_deref().unwrap_or(Path::new("the data")).display())]
-    Data {
-        /// The file.
-        data: Option<PathBuf>,
-        /// How many.
-        faults: usize,
-    },
-    /// The trainer failed.
+    Data { data: Option<PathBuf>, faults: usize },
     #[error("{said}")]
     Trainer {
-        /// The last it said.
+        /// Last error line of the trainer.
         said: String,
-        /// How it ended.
         exit: Exit,
-        /// What goes on, if there is a checkpoint.
+        /// Command that resumes the run, if there is a checkpoint.
         resume: Option<String>,
     },
-    /// Somebody stopped it.
+    /// The user stopped the trainer.
     #[error("stopped; {}", match checkpoint {
         Some(step) => format!("a checkpoint is kept, after step {step}"),
         None => "there was no checkpoint yet".into(),
     })]
     Stopped {
-        /// The step of the last checkpoint.
+        /// Step of the last checkpoint.
         checkpoint: Option<u64>,
-        /// What goes on.
+        /// Command that resumes the run.
         resume: String,
     },
-    /// It is trained, and the gateway did not take it.
+    /// The adapter is trained, but the gateway refused it.
     #[error("the adapter is trained, in {}, but not served", output.display())]
     NotServed {
-        /// Where it is.
+        /// Path of the trained adapter.
         output: PathBuf,
-        /// The command that serves it.
+        /// Command that serves the adapter.
         serve: String,
-        /// Why.
         source: ClientError,
     },
-    /// Nothing that is served has the name.
     #[error("no model called {} is served", printable(.0))]
     NoModel(String),
-    /// The model did not answer all that a draft is to learn from.
     #[error("{answered} of {of} prompts are answered; one was not")]
     NotAnswered {
-        /// These are kept.
+        /// Number of prompts whose answers are kept.
         answered: usize,
-        /// All.
         of: usize,
-        /// What goes on.
+        /// Command that resumes the run.
         resume: String,
-        /// Why.
         source: ClientError,
     },
-    /// Somebody stopped a run that was asking.
+    /// The user stopped a run while it collected answers.
     #[error("stopped; {answered} of {of} prompts are answered, and the answers are kept")]
     AskingStopped {
-        /// These are kept.
+        /// Number of prompts whose answers are kept.
         answered: usize,
-        /// All.
         of: usize,
-        /// What goes on.
+        /// Command that resumes the run.
         resume: String,
     },
-    /// The losses cannot be drawn.
     #[error("cannot draw {path}: {reason}")]
-    Plot {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        reason: String,
-    },
-    /// It is not under way.
+    Plot { path: PathBuf, reason: String },
     #[error("the run {0} is not under way")]
     NotUnderWay(RunName),
-    /// It was asked and has not ended.
     #[error("the run {0} was asked to stop and has not yet")]
     StillRunning(RunName),
 }

@@ -1,4 +1,4 @@
-//! Figures of a run for people.
+//! Formats the plan, progress and result of a training run for people.
 
 use control_protocol::training::{Correctness, RunResult, StepReport, TrainingEvent, TrainingPlan};
 
@@ -7,7 +7,6 @@ use crate::terminal::{
     table::{percent, short_generation},
 };
 
-/// A plan as names and values.
 pub(super) fn plan(plan: &TrainingPlan) -> Vec<(String, String)> {
     let mut rows = vec![
         (
@@ -64,7 +63,7 @@ fn adapter(plan: &TrainingPlan) -> String {
     }
 }
 
-/// What stands beside the bar.
+/// Formats the text beside the progress bar.
 pub(super) fn step(step: &StepReport, held_out_loss: Option<f64>) -> String {
     let mut parts = vec![format!("loss {:.3}", step.loss)];
     parts.extend(held_out_loss.map(|loss| format!("held out {loss:.3}")));
@@ -75,7 +74,7 @@ pub(super) fn step(step: &StepReport, held_out_loss: Option<f64>) -> String {
     parts.join(", ")
 }
 
-/// An event as one line; `None` of what is nobody's.
+/// Formats an event as one line; `None` for events that are not shown.
 pub(super) fn event(event: &TrainingEvent) -> Option<String> {
     Some(match event {
         TrainingEvent::Plan(plan) => format!("plan: {} steps, {}", plan.steps, adapter(plan)),
@@ -94,7 +93,7 @@ pub(super) fn event(event: &TrainingEvent) -> Option<String> {
     })
 }
 
-/// How often a draft is right: of all tokens, and of each kind of text.
+/// Formats the share of correct draft tokens, over all tokens and for each kind of text.
 pub(super) fn drafted(kinds: &[Correctness]) -> String {
     #[expect(clippy::cast_precision_loss, reason = "for people to read")]
     let share = |right: u64, tokens: u64| format!("{:.3}", right as f64 / tokens.max(1) as f64);
@@ -105,7 +104,7 @@ pub(super) fn drafted(kinds: &[Correctness]) -> String {
     format!("{} of {tokens} held-out tokens guessed right ({by_kind})", share(right, tokens))
 }
 
-/// What came of a run, in one line.
+/// Formats the result of a run in one line.
 pub(super) fn outcome(it: &RunResult) -> String {
     let mut parts = vec![format!("{} in {}", counted(it.steps, "step"), time(it.seconds))];
     parts.extend(it.loss.map(|loss| format!("loss {loss:.3}")));
@@ -113,14 +112,14 @@ pub(super) fn outcome(it: &RunResult) -> String {
     parts.join(", ")
 }
 
-/// How far a run is, of its last step.
+/// Formats the progress at a run's last step.
 pub(super) fn share(step: &StepReport) -> String {
     #[expect(clippy::cast_precision_loss, reason = "for people to read")]
     let ratio = step.step as f64 / step.steps.max(1) as f64;
     format!("{} of {} ({})", step.step, step.steps, percent(ratio))
 }
 
-/// A length of time; of a long one two figures are enough.
+/// Formats a duration of `seconds` with about two digits.
 pub(super) fn time(seconds: f64) -> String {
     match seconds {
         s if s < 99.5 => format!("{s:.0} s"),
@@ -129,7 +128,7 @@ pub(super) fn time(seconds: f64) -> String {
     }
 }
 
-/// A number in plain digits, four of which count.
+/// Formats a number without exponent, with four significant digits.
 fn significant(number: f64) -> String {
     const DIGITS: f64 = 4.0;
     let magnitude = if number == 0.0 { 0.0 } else { number.abs().log10().floor() };

@@ -1,4 +1,5 @@
-//! The gateway before and after a run: what has the name, and the adapter put under it.
+//! Gateway requests of a training run: finds who uses the adapter's name before the run, and publishes the
+//! adapter after it.
 
 use std::path::{Path, PathBuf};
 
@@ -10,16 +11,16 @@ use crate::{
     terminal::quoted,
 };
 
-/// What the gateway says before a run.
+/// Where the gateway will publish the adapter of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PublishTarget {
-    /// Below here it reads adapters.
+    /// Directory from which the gateway reads adapters.
     pub(super) adapter_root: PathBuf,
-    /// The generation of the adapter that has the name.
+    /// Version of the adapter that has the name now.
     pub(super) taken_by: Option<String>,
 }
 
-/// Looks where the adapter `name` will be put, and whether it can be.
+/// Finds the place of the adapter `name` on the gateway; fails if the name is the base's.
 pub(super) fn find_target(client: &GatewayClient, name: &RunName) -> Result<PublishTarget, TuneError> {
     let status = client.get("/v1/status")?;
     if status["model"] == name.as_str() {
@@ -27,13 +28,13 @@ pub(super) fn find_target(client: &GatewayClient, name: &RunName) -> Result<Publ
     }
     let root = status["adapter_root"].as_str().map(PathBuf::from).filter(|root| root.is_dir());
     let adapters = client.adapters()?;
-    // One that is draining has lost the name already.
+    // A draining adapter no longer owns its name.
     let mut named = adapters.into_iter().filter(|adapter| adapter.state != "draining");
     let taken_by = named.find(|adapter| adapter.name == name.as_str()).map(|adapter| adapter.generation);
     Ok(PublishTarget { adapter_root: root.ok_or(TuneError::NoAdapterRoot)?, taken_by })
 }
 
-/// The model that requests call `name`, or the base: its name, and what it is.
+/// Returns name and version of the adapter `name`, or name and model path of the base.
 pub(super) fn target(client: &GatewayClient, name: Option<&str>) -> Result<(String, String), TuneError> {
     let status = client.get("/v1/status")?;
     let base = status["model"].as_str().unwrap_or_default();
@@ -47,7 +48,8 @@ pub(super) fn target(client: &GatewayClient, name: Option<&str>) -> Result<(Stri
     }
 }
 
-/// Puts the adapter in `output` under `name`, if the name still stands for `replaces`; the gateway's answer.
+/// Publishes the adapter in `output` under `name` if the name still stands for `replaces`. Returns the
+/// gateway's answer.
 pub(super) fn publish(
     client: &GatewayClient,
     name: &RunName,
@@ -61,7 +63,7 @@ pub(super) fn publish(
     let answer = client.post_text("/v1/load_lora_adapter", &body);
     let answer = answer.and_then(|text| serde_json::from_str(&text).map_err(ClientError::Garbled));
     answer.map_err(|source| {
-        // Whatever has come to the name meanwhile is for a person to judge.
+        // Only a person can decide about an adapter that took the name meanwhile.
         let came = matches!(&source, ClientError::Refused { code: Some(code), .. } if code == "adapter_already_loaded");
         let verb = if came || replaces.is_some() { "replace" } else { "add" };
         let path = quoted(&output.to_string_lossy());

@@ -1,4 +1,4 @@
-//! Runs that are kept: listed, shown, told again, stopped.
+//! Subcommands about recorded training runs: list, show, print the log, cancel.
 
 use std::{fs, path::PathBuf, time::Duration};
 
@@ -20,10 +20,9 @@ use crate::{
     },
 };
 
-/// How long a run may take to end once it is asked: the step under way, and a checkpoint.
+/// Longest wait for a cancelled run to end, which covers the step under way and a checkpoint.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 
-/// What can be done with runs that are kept.
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum RunHistoryCommand {
     /// Lists the runs of this user, the last one first
@@ -36,14 +35,14 @@ pub(super) enum RunHistoryCommand {
     Cancel(NameArgument),
 }
 
-/// Which run.
+/// Argument that names the run.
 #[derive(Debug, clap::Args)]
 pub(super) struct NameArgument {
     /// The run
     name: RunName,
 }
 
-/// Arguments of `tune show`.
+/// Arguments of the subcommand `tune show`.
 #[derive(Debug, clap::Args)]
 pub(super) struct ShowArguments {
     #[command(flatten)]
@@ -53,7 +52,6 @@ pub(super) struct ShowArguments {
     plot: Option<PathBuf>,
 }
 
-/// Tells of runs, or stops one.
 pub(super) fn run(
     command: &RunHistoryCommand,
     home: &HomeDirectory,
@@ -70,7 +68,7 @@ pub(super) fn run(
     }
 }
 
-/// A run's directory and what is kept there.
+/// Returns the run's directory and record.
 fn kept(name: &RunName, home: &HomeDirectory) -> Result<(RunDirectory, RunRecord), TuneError> {
     let directory = RunDirectory::of(home, name);
     let record = directory.record().map_err(keep(&directory))?;
@@ -110,12 +108,12 @@ fn row(record: &RunRecord, home: &HomeDirectory) -> [String; 6] {
     ]
 }
 
-/// How far a run is.
+/// Progress of a run, from its last events.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct RunProgress {
     step: Option<StepReport>,
     held_out_loss: Option<f64>,
-    /// How often a draft was right when it was last judged.
+    /// Correctness of the draft tokens at the last evaluation.
     drafted: Option<Vec<Correctness>>,
 }
 
@@ -172,7 +170,7 @@ fn ago(then: u64) -> String {
     format!("{} ago", format::time(now().saturating_sub(then) as f64))
 }
 
-/// The events, and what was said besides.
+/// Prints the run's events and other lines of the trainer.
 fn logs(name: &RunName, home: &HomeDirectory, terminal: Terminal) -> Result<(), TuneError> {
     let (directory, _) = kept(name, home)?;
     for line in directory.lines().map_err(keep(&directory))? {

@@ -1,4 +1,4 @@
-//! What a run and its adapter are called.
+//! Name of a run and of its adapter.
 
 use std::{fmt, str::FromStr};
 
@@ -6,15 +6,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::terminal::quoted;
 
-/// Longest name, in bytes: what stands for it on disk must be a file's name, with room for more.
+/// Longest name in bytes. The encoded name and a suffix must fit into a file name.
 const MAX_NAME_BYTES: usize = 128;
 
-/// A name that the gateway takes for an adapter, and that leads nowhere.
+/// An adapter name that the gateway accepts and that cannot lead out of a directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String")]
 pub(crate) struct RunName(String);
 
-/// Why a text is no name.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "use 1 to {MAX_NAME_BYTES} bytes without ':' and control characters, and no empty part, '.' or '..' between slashes"
@@ -22,24 +21,23 @@ pub(crate) struct RunName(String);
 pub(crate) struct BadName;
 
 impl RunName {
-    /// As requests write it.
     pub(super) fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The command that goes on with the run.
+    /// Returns the command that resumes the run.
     pub(super) fn resume(&self) -> String {
         format!("holobiont tune --name {} --resume", quoted(&self.0))
     }
 
-    /// One file name, another one for each name.
+    /// Returns a file name that is unique for each run name.
     pub(super) fn file_name(&self) -> String {
         let mut encoded = String::with_capacity(self.0.len());
         for (at, c) in self.0.char_indices() {
             match c {
                 '/' => encoded.push_str("%2F"),
                 '%' => encoded.push_str("%25"),
-                // Seen by whoever lists the directory.
+                // A leading dot would hide the directory.
                 '.' if at == 0 => encoded.push_str("%2E"),
                 c => encoded.push(c),
             }

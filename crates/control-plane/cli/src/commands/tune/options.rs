@@ -1,11 +1,11 @@
-//! How is trained: options that the trainer knows by the same names.
+//! Training options of `tune`, which the trainer takes under the same names.
 
 use std::{ffi::OsString, io, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// What an adapter changes of the base.
+/// Method of the adapter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum AdapterMethod {
@@ -17,7 +17,7 @@ enum AdapterMethod {
     Prefix,
 }
 
-/// How the learning rate goes on after its warmup.
+/// Schedule of the learning rate after the warmup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Schedule {
@@ -29,7 +29,7 @@ enum Schedule {
     Cosine,
 }
 
-/// With what numbers the base's layers are computed.
+/// Precision of the base's layers in training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum TrainPrecision {
@@ -39,7 +39,7 @@ enum TrainPrecision {
     Exact,
 }
 
-/// With what numbers an adapter is stored.
+/// Number format in which an adapter is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Dtype {
@@ -51,7 +51,7 @@ enum Dtype {
     Bf16,
 }
 
-/// Options of the trainer; one that is not given is the trainer's to choose.
+/// Options of the trainer; the trainer chooses the value of each missing option.
 #[derive(Debug, Clone, Default, clap::Args, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct TrainingArguments {
@@ -64,7 +64,8 @@ pub(super) struct TrainingArguments {
     /// Goes on from this PEFT adapter
     #[arg(long, value_name = "DIR")]
     from: Option<PathBuf>,
-    /// Trains a draft: the base's first blocks, with an adapter of their own, learn to guess what the model says
+    /// Trains a draft: the base's first blocks, with an adapter of their own, learn to guess what the model
+    /// says
     #[arg(long, conflicts_with_all = ["from", "validation"])]
     draft: bool,
     /// Blocks that the draft has
@@ -73,7 +74,7 @@ pub(super) struct TrainingArguments {
     /// Tokens that the draft may guess; 0 for all
     #[arg(long, value_name = "N", requires = "draft")]
     draft_shortlist: Option<u32>,
-    /// What the adapter changes of the base
+    /// Method of the adapter, which decides what changes in the base
     #[arg(long, value_enum, value_name = "METHOD")]
     method: Option<AdapterMethod>,
     /// Rank of the deltas
@@ -124,7 +125,7 @@ pub(super) struct TrainingArguments {
     /// How closely preferences (DPO) keep to the base
     #[arg(long, value_name = "X", value_parser = finite)]
     beta: Option<f64>,
-    /// The same seed and data give the same adapter
+    /// Random seed; the same seed and data give the same adapter
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
     /// Steps from one checkpoint to the next
@@ -141,13 +142,13 @@ pub(super) struct TrainingArguments {
     cores: Option<String>,
 }
 
-/// Options by name, as a run keeps them.
+/// Options by name, as a run's record stores them.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(super) struct TrainingOptions(Map<String, Value>);
 
 impl TrainingArguments {
-    /// Those that were given, with paths that mean the same from everywhere; else the path that is not there.
+    /// Returns the given options with canonical paths, or the path that cannot be read and its error.
     pub(super) fn given(mut self) -> Result<TrainingOptions, (PathBuf, io::Error)> {
         for path in [&mut self.validation, &mut self.from].into_iter().flatten() {
             *path = path.canonicalize().map_err(|source| (path.clone(), source))?;
@@ -160,24 +161,24 @@ impl TrainingArguments {
 }
 
 impl TrainingOptions {
-    /// Whether a draft is trained.
+    /// True if the run trains a draft adapter.
     pub(super) fn are_of_draft(&self) -> bool {
         self.0.get("draft").is_some_and(|draft| draft == &Value::Bool(true))
     }
 
-    /// What decides what is random.
+    /// Returns the random seed; 0 by default.
     pub(super) fn seed(&self) -> u64 {
         self.0.get("seed").and_then(Value::as_u64).unwrap_or_default()
     }
 
-    /// These, and of `earlier` ones what these do not say.
+    /// Merges these options over `earlier` ones.
     pub(super) fn over(self, earlier: Self) -> Self {
         let mut options = earlier.0;
         options.extend(self.0);
         Self(options)
     }
 
-    /// As the trainer takes them.
+    /// Returns the options as command-line arguments of the trainer.
     pub(super) fn arguments(&self) -> impl Iterator<Item = OsString> {
         self.0.iter().flat_map(|(name, value)| {
             let value = match value {
@@ -190,7 +191,7 @@ impl TrainingOptions {
     }
 }
 
-/// A number that JSON can hold.
+/// Parses a finite number, because JSON cannot hold others.
 fn finite(text: &str) -> Result<f64, String> {
     let number: f64 = text.parse().map_err(|error| format!("{error}"))?;
     if number.is_finite() { Ok(number) } else { Err("it must be finite".into()) }
@@ -223,7 +224,7 @@ mod tests {
             ["--rank=4", "--rslora", "--learning-rate", "2e-4", "--method", "lora", "--targets", "q_proj"];
         let expected = "--method lora --rank 4 --rslora --targets q_proj --learning-rate 0.0002";
         assert_eq!(text(&options(&line)), expected);
-        // The trainer takes a whole number.
+        // The trainer takes an integer.
         assert_eq!(text(&options(&["--held-out", "5"])), "--held-out 5");
     }
 

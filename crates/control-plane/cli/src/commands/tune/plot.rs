@@ -1,4 +1,4 @@
-//! Losses by step, as SVG with text as text: no fonts are needed to draw them.
+//! Draws losses by step as SVG. Text stays text, so drawing needs no fonts.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -17,21 +17,20 @@ use super::errors::TuneError;
 const SIZE: (u32, u32) = (960, 540);
 const TEXT: (&str, i32) = ("sans-serif", 15);
 
-/// Apart from each other also for those who do not see red and green apart (Okabe and Ito).
+/// Colours of the Okabe and Ito palette, distinguishable with red-green colour blindness.
 const LOSS: RGBColor = RGBColor(0, 114, 178);
 const HELD_OUT: RGBColor = RGBColor(213, 94, 0);
 
-/// Losses by step.
 type LossCurve = BTreeMap<u64, f64>;
 
-/// Draws the losses that `events` tell of.
+/// Draws the losses of `events` into `path`.
 pub(super) fn draw(path: &Path, title: &str, events: &[TrainingEvent]) -> Result<(), TuneError> {
     let (loss, held_out) = curves(events);
     chart(path, title, &[("loss", &loss, LOSS), ("held out", &held_out, HELD_OUT)])
         .map_err(|reason| TuneError::Plot { path: path.to_owned(), reason })
 }
 
-/// The losses of steps, and of what is held out. A run that was resumed has taken steps twice: the last time counts.
+/// Returns the training and held-out losses. A resumed run repeats steps; the last value of a step counts.
 fn curves(events: &[TrainingEvent]) -> (LossCurve, LossCurve) {
     let (mut loss, mut held_out) = (LossCurve::new(), LossCurve::new());
     for event in events {

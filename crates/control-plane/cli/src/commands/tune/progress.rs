@@ -1,4 +1,5 @@
-//! What is shown of a run under way: every line as JSON, else a bar on a terminal and a line now and then elsewhere.
+//! Progress output of a run: each event as JSON, a progress bar on a terminal, or occasional lines
+//! elsewhere.
 
 use std::time::{Duration, Instant};
 
@@ -7,10 +8,9 @@ use control_protocol::training::{StepReport, TrainingEvent};
 use super::format;
 use crate::terminal::{PrintFormat, Terminal, progress::MonotonicProgress, table::pairs};
 
-/// Between two lines about steps.
+/// Shortest interval between two lines about steps.
 const BETWEEN_LINES: Duration = Duration::from_secs(10);
 
-/// Shows a run.
 #[derive(Debug)]
 pub(super) struct ProgressView {
     terminal: Terminal,
@@ -21,12 +21,11 @@ pub(super) struct ProgressView {
 }
 
 impl ProgressView {
-    /// Shows a run at `terminal`.
     pub(super) fn new(terminal: Terminal) -> Self {
         Self { terminal, asking: None, bar: None, held_out_loss: None, last_line: None }
     }
 
-    /// Shows what was said; `line` is the event as it came.
+    /// Shows an event; `line` is the event's original JSON line.
     pub(super) fn show(&mut self, event: &TrainingEvent, line: &str) {
         if self.terminal.format == PrintFormat::Json {
             return self.terminal.print(line);
@@ -43,7 +42,7 @@ impl ProgressView {
             }
             TrainingEvent::Checkpoint { .. } | TrainingEvent::Drafted { .. } => self.line(event),
             TrainingEvent::Asked { prompts, of } => self.asked(*prompts, *of),
-            // Said once it is served, or with the error that ends it all.
+            // These events are shown after publishing, or with the final error.
             TrainingEvent::Done(_)
             | TrainingEvent::Failed { .. }
             | TrainingEvent::Published { .. }
@@ -53,7 +52,7 @@ impl ProgressView {
         }
     }
 
-    /// Nothing more comes.
+    /// Removes the progress bars.
     pub(super) fn end(&mut self) {
         [&self.asking, &self.bar].into_iter().flatten().for_each(MonotonicProgress::abandon);
     }
@@ -86,7 +85,7 @@ impl ProgressView {
         }
     }
 
-    /// A line, where no bar is.
+    /// Prints an event as a line where no progress bar is drawn.
     fn line(&self, event: &TrainingEvent) {
         if !self.terminal.animates() {
             format::event(event).into_iter().for_each(|line| self.terminal.note(line));

@@ -1,4 +1,5 @@
-//! What the model is asked that a draft is to guess: the prompts of data, or those that come with the command.
+//! Prompts whose answers a draft adapter learns to predict: those of the training data, or the set shipped
+//! with the command.
 
 use std::{
     fs::File,
@@ -16,19 +17,19 @@ use super::{
 };
 use crate::{deployment::running::ProcessId, exit::Exit, terminal::Terminal};
 
-/// Prompts of several kinds, for those who have none.
+/// Shipped prompts of several kinds, for users without training data.
 const SHIPPED: &str = include_str!("../../../../../../examples/drafts/prompts.jsonl");
 
-/// What data ask.
+/// Content of the training data of a draft adapter.
 #[derive(Debug)]
 pub(super) enum DataPrompts {
-    /// These.
+    /// Prompts that the target model must answer first.
     Prompts(Vec<TeacherPrompt>),
-    /// Nothing: they are answers.
+    /// Complete answers, so there is nothing to ask.
     Answered,
 }
 
-/// Lets the trainer read the prompts of `data`; without any, those that come with the command.
+/// Reads the prompts of `data` through the trainer, or the shipped prompts without `data`.
 pub(super) fn read(
     program: PathBuf,
     data: Option<&Path>,
@@ -63,7 +64,7 @@ pub(super) fn read(
     })
 }
 
-/// A file with the prompts that come with the command.
+/// Returns a temporary file with the shipped prompts.
 fn shipped() -> io::Result<File> {
     let mut file = tempfile::tempfile()?;
     file.write_all(SHIPPED.as_bytes())?;
@@ -71,7 +72,7 @@ fn shipped() -> io::Result<File> {
     Ok(file)
 }
 
-/// Hears prompts.
+/// Listener that collects the prompts the trainer reports.
 struct PromptReader {
     watch: ProgressView,
     faults: usize,

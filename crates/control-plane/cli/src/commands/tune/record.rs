@@ -1,15 +1,15 @@
-//! What is kept of a run, in a directory of its own below `runs/`.
+//! Record of a training run, in a directory of its own below `runs/`.
 //!
 //! ```text
-//! run.json      what was asked for, how it stands, what came of it; replaced as a whole
-//! events.jsonl  what the trainer said, a line at a time
-//! trainer.log   what it said on stderr
-//! answers.jsonl of a draft, what the model said that it is to guess; asking.json: how it was asked
-//! checkpoints/  the trainer's, until the run is done
+//! run.json      request, state and result; replaced atomically
+//! events.jsonl  events of the trainer, one per line
+//! trainer.log   stderr of the trainer
+//! answers.jsonl answers that a draft adapter learns from; asking.json: settings of the requests
+//! checkpoints/  checkpoints of the trainer, until the run is done
 //! lock          held while the run is under way
 //! ```
 //!
-//! A kill at any moment leaves all of it readable: at worst the last line of the events is not whole.
+//! A kill at any moment leaves a readable record; at worst the last event line is incomplete.
 
 use std::{
     fs::{self, DirBuilder, File},
@@ -29,22 +29,20 @@ use crate::{
     home::HomeDirectory,
 };
 
-/// How a run stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum RunState {
-    /// It is under way.
+    /// A process of the run is alive.
     Running,
-    /// Its adapter is served.
+    /// The run's adapter is served.
     Done,
-    /// It ended by a fault.
+    /// The run ended by a fault.
     Failed,
-    /// Somebody stopped it.
+    /// The user stopped the run.
     Stopped,
 }
 
 impl RunState {
-    /// As tables show it.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Running => "running",
@@ -55,49 +53,48 @@ impl RunState {
     }
 }
 
-/// What is said of who answers the prompts of a draft.
+/// Options of the model that answers the prompts of a draft adapter.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct TeacherOptions {
-    /// The model; else the base.
+    /// Name of the model; the base if `None`.
     pub(super) model: Option<String>,
-    /// Tokens of an answer at most.
+    /// Maximum number of tokens per answer.
     pub(super) answer_tokens: Option<u32>,
 }
 
-/// What `run.json` holds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct RunRecord {
-    /// Of the run and its adapter.
+    /// Name of the run and its adapter.
     pub(super) name: RunName,
-    /// How it stands, as far as this was written; see [`RunRecord::settled`].
+    /// Last written state; [`RunRecord::settled`] corrects the state of killed runs.
     pub(super) state: RunState,
-    /// The training data; nothing of a draft that learns from prompts of the command's own.
+    /// Path of the training data; `None` for a draft adapter that learns from the shipped prompts.
     pub(super) data: Option<PathBuf>,
-    /// Of a draft, who is asked, and how.
+    /// Teacher options of a draft adapter.
     #[serde(default)]
     pub(super) asks: TeacherOptions,
-    /// How is trained.
     pub(super) options: TrainingOptions,
-    /// Where the adapter is written.
+    /// Path of the written adapter.
     pub(super) output: PathBuf,
-    /// What the name stood for when the run began: nothing else is replaced.
+    /// Adapter version that the name stood for at the start; no other version may be replaced.
     pub(super) replaces: Option<String>,
-    /// The command.
+    /// Process of this command.
     pub(super) process: ProcessId,
-    /// Its child.
+    /// Process of the trainer child.
     pub(super) trainer: Option<ProcessId>,
-    /// Seconds since 1970.
+    /// Start time in seconds since 1970.
     pub(super) started_at: u64,
-    /// The same of its end.
+    /// End time in seconds since 1970.
     pub(super) ended_at: Option<u64>,
-    /// What came of it.
+    /// Result of a finished run.
     pub(super) result: Option<RunResult>,
-    /// Why it is not done.
+    /// Reason why the run is not done.
     pub(super) error: Option<String>,
 }
 
 impl RunRecord {
-    /// As it stands now: a run whose processes were killed could not write that it has failed.
+    /// Returns the record with its current state: a run whose processes were killed could not write that it
+    /// failed.
     pub(super) fn settled(mut self) -> Self {
         if self.state == RunState::Running && self.under_way().is_none() {
             self.state = RunState::Failed;
@@ -106,7 +103,7 @@ impl RunRecord {
         self
     }
 
-    /// The process to ask for an end: the command, or a trainer that has outlived it.
+    /// Returns the process to ask for a stop: the command, or a trainer that has outlived the command.
     pub(super) fn under_way(&self) -> Option<RunningProcess> {
         let mut processes = [Some(self.process), self.trainer].into_iter().flatten();
         processes
@@ -115,17 +112,16 @@ impl RunRecord {
     }
 }
 
-/// Where a run is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RunDirectory(PathBuf);
 
 impl RunDirectory {
-    /// That of the run called `name`, which need not be there.
+    /// Returns the directory of the run `name`, which need not exist.
     pub(super) fn of(home: &HomeDirectory, name: &RunName) -> Self {
         Self(home.runs().join(name.file_name()))
     }
 
-    /// What is kept of every run, the last one first. What cannot be read is left out.
+    /// Returns the records of all runs, latest first, without unreadable ones.
     pub(super) fn records(home: &HomeDirectory) -> Vec<RunRecord> {
         let directories = fs::read_dir(home.runs()).into_iter().flatten().flatten();
         let records = directories.filter_map(|entry| Self(entry.path()).record().ok().flatten());
@@ -134,27 +130,25 @@ impl RunDirectory {
         records
     }
 
-    /// Its path.
     pub(super) fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Where the trainer keeps what it needs to go on.
+    /// Returns the directory of the trainer's checkpoints.
     pub(super) fn checkpoints(&self) -> PathBuf {
         self.0.join("checkpoints")
     }
 
-    /// What the model said that a draft is to guess. A run that asks the same in the same way finds it.
+    /// Returns the file of answers for a draft adapter. A later run with the same settings reuses them.
     pub(super) fn answers(&self) -> PathBuf {
         self.0.join("answers.jsonl")
     }
 
-    /// How it was asked.
+    /// Returns the file with the settings of the answers.
     pub(super) fn asking(&self) -> PathBuf {
         self.0.join("asking.json")
     }
 
-    /// What the trainer said on stderr.
     pub(super) fn trainer_log(&self) -> PathBuf {
         self.0.join("trainer.log")
     }
@@ -163,7 +157,7 @@ impl RunDirectory {
         self.0.join("events.jsonl")
     }
 
-    /// What is kept, as it stands now; `None` if there never was such a run.
+    /// Returns the run's current record; `None` if no such run exists.
     pub(super) fn record(&self) -> io::Result<Option<RunRecord>> {
         let record: RunRecord = match fs::read(self.0.join("run.json")) {
             Ok(bytes) => serde_json::from_slice(&bytes)?,
@@ -173,7 +167,7 @@ impl RunDirectory {
         Ok(Some(record.settled()))
     }
 
-    /// What was said, line by line.
+    /// Returns the lines of the event log.
     pub(super) fn lines(&self) -> io::Result<Vec<String>> {
         match fs::read(self.events_path()) {
             Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).lines().map(str::to_owned).collect()),
@@ -182,12 +176,12 @@ impl RunDirectory {
         }
     }
 
-    /// What was said, as far as it is understood.
+    /// Returns the parsed events.
     pub(super) fn events(&self) -> io::Result<Vec<TrainingEvent>> {
         Ok(self.lines()?.iter().map(|line| control_protocol::training::parse(line)).collect())
     }
 
-    /// The step of the last checkpoint, if it is still there.
+    /// Returns the step of the last checkpoint, if the checkpoint still exists.
     pub(super) fn checkpoint(&self) -> io::Result<Option<u64>> {
         let step = |event: &TrainingEvent| {
             if let TrainingEvent::Checkpoint { step } = event { Some(*step) } else { None }
@@ -196,7 +190,7 @@ impl RunDirectory {
         Ok(last.filter(|_| self.checkpoints().is_dir()))
     }
 
-    /// Takes the run for this process; `None` if another has it.
+    /// Locks the run for this process; `None` if another process has the lock.
     pub(super) fn claim(&self) -> io::Result<Option<RunLock>> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.0)?;
         let lock = File::options().read(true).append(true).create(true).open(self.0.join("lock"))?;
@@ -208,7 +202,7 @@ impl RunDirectory {
     }
 }
 
-/// A run that this process may write to, until this and every copy of its lock is dropped.
+/// A run that this process may write to, until this lock and all its copies are dropped.
 #[derive(Debug)]
 pub(super) struct RunLock {
     directory: RunDirectory,
@@ -216,17 +210,15 @@ pub(super) struct RunLock {
 }
 
 impl RunLock {
-    /// Where the run is kept.
     pub(super) fn directory(&self) -> &RunDirectory {
         &self.directory
     }
 
-    /// The lock for a child: the run is its own too, also when this process is killed.
+    /// Returns a copy of the lock for a child, so that the run stays locked if this process is killed.
     pub(super) fn shared(&self) -> io::Result<File> {
         self.lock.try_clone()
     }
 
-    /// Replaces `run.json`.
     pub(super) fn write(&self, record: &RunRecord) -> io::Result<()> {
         let mut new = tempfile::Builder::new().prefix(".new-").tempfile_in(&self.directory.0)?;
         serde_json::to_writer_pretty(&mut new, record)?;
@@ -236,18 +228,18 @@ impl RunLock {
         Ok(())
     }
 
-    /// Opens the events for what is added.
+    /// Opens the event log for appending.
     pub(super) fn events(&self) -> io::Result<EventLog> {
         let path = self.directory.events_path();
         let mut file = File::options().append(true).create(true).open(&path)?;
-        // What a kill left of a line must not spoil the next one.
+        // An incomplete line left by a kill must not spoil the next one.
         if fs::read(&path)?.last().is_some_and(|last| *last != b'\n') {
             file.write_all(b"\n")?;
         }
         Ok(EventLog(file))
     }
 
-    /// Forgets what an earlier run of this name left, but for answers, which cost time and are the same again.
+    /// Removes the files of an earlier run of this name, except answers, which are costly and reusable.
     pub(super) fn clear(&self) -> io::Result<()> {
         self.forget_checkpoints()?;
         for path in [self.directory.events_path(), self.directory.trainer_log()] {
@@ -256,24 +248,23 @@ impl RunLock {
         Ok(())
     }
 
-    /// Forgets what only a resumed run needs.
+    /// Removes the checkpoints, which only a resumed run needs.
     pub(super) fn forget_checkpoints(&self) -> io::Result<()> {
         gone(fs::remove_dir_all(self.directory.checkpoints()))
     }
 }
 
-/// Events that are added to a file, each in one write.
+/// Event log open for appending, with one write per event.
 #[derive(Debug)]
 pub(super) struct EventLog(File);
 
 impl EventLog {
-    /// Adds a line.
     pub(super) fn add(&mut self, line: &str) -> io::Result<()> {
         self.0.write_all(format!("{line}\n").as_bytes())
     }
 }
 
-/// What was not there is gone.
+/// Treats a missing file as removed.
 fn gone(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -281,7 +272,7 @@ fn gone(result: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// Seconds since 1970.
+/// Returns the current time in seconds since 1970.
 pub(super) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
@@ -308,7 +299,7 @@ mod tests {
         }
     }
 
-    /// A process that has ended.
+    /// Returns the id of a process that has ended.
     fn ended() -> ProcessId {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let process = ProcessId::of(child.id());

@@ -1,4 +1,4 @@
-//! A run as it is asked for, and what it will be.
+//! Builds the record of a training run from the command's arguments and an earlier record.
 
 use std::path::PathBuf;
 
@@ -11,16 +11,17 @@ use super::{
 };
 use crate::deployment::running::ProcessId;
 
-/// Below the adapter root, where trained adapters lie.
+/// Subdirectory of the adapter root for trained adapters.
 const TUNED: &str = "tuned";
 
-/// Arguments of a run.
+/// Arguments of a training run.
 #[derive(Debug, clap::Args)]
 pub(super) struct RunArguments {
-    /// Training data, an example a line, in JSON; of a draft, conversations whose prompts are asked [default: prompts of its own]
+    /// Training data, an example a line, in JSON; of a draft, conversations whose prompts are asked
+    /// [default: prompts of its own]
     #[arg(value_name = "DATA", required_unless_present_any = ["resume", "draft"])]
     pub(super) data: Option<PathBuf>,
-    /// What requests will call the adapter, and `tune show` the run
+    /// Name of the adapter in requests, and of the run in `tune show`
     #[arg(long, value_name = "NAME", required = true)]
     name: Option<RunName>,
     /// Puts it in the place of the adapter that has the name when the run begins
@@ -46,13 +47,12 @@ pub(super) struct RunArguments {
 }
 
 impl RunArguments {
-    /// What requests will call the adapter.
     pub(super) fn name(&self) -> RunName {
         self.name.clone().expect("clap requires a name where there is no subcommand")
     }
 }
 
-/// What the run will be, as it will be kept.
+/// Returns the record of the requested run, merged with the `earlier` record on resume.
 pub(super) fn requested(
     arguments: RunArguments,
     earlier: Option<RunRecord>,
@@ -101,7 +101,7 @@ pub(super) fn requested(
     })
 }
 
-/// What the name stands for, if it is what it stood for when the run began.
+/// Returns the version that the name stands for, if the name is unchanged since the run began.
 fn unchanged(
     name: &RunName,
     before: Option<String>,

@@ -1,4 +1,5 @@
-//! A run from its plan to its end. What can be refused is refused before anything runs.
+//! Executes a training run from plan to end. Every check that can refuse the run happens before anything
+//! starts.
 
 use std::{
     fs::{self, File},
@@ -28,10 +29,10 @@ use crate::{
     terminal::{PrintFormat, Terminal, quoted, table::short_generation},
 };
 
-/// Exit codes of a program that a signal asked to end, as shells number them: SIGINT's and SIGTERM's.
+/// Exit codes of a program stopped by SIGINT or SIGTERM, as shells number them.
 const STOPPED: [i32; 2] = [130, 143];
 
-/// Trains an adapter and serves it.
+/// Trains an adapter and publishes it.
 pub(super) fn run(
     arguments: RunArguments,
     gateway: &GatewayArguments,
@@ -76,7 +77,7 @@ pub(super) fn run(
     result.and(closed).and(drawn)
 }
 
-/// The arguments of the trainer, for a run that begins.
+/// Returns the trainer's arguments for a new run.
 fn command(
     record: &RunRecord,
     directory: &RunDirectory,
@@ -100,7 +101,7 @@ fn command(
     arguments
 }
 
-/// Takes the run's directory, and forgets what an earlier run left there, unless it is to go on.
+/// Locks the run's directory and, unless the run is resumed, clears the files of an earlier run.
 fn claimed(
     directory: &RunDirectory,
     record: &RunRecord,
@@ -130,7 +131,7 @@ fn keep(path: &Path) -> impl Fn(io::Error) -> TuneError + use<> {
     move |source| TuneError::Keep { path: path.clone(), source }
 }
 
-/// Lets the trainer look at everything and say what it would do.
+/// Runs the trainer in dry-run mode, which checks all inputs and prints the plan.
 fn rehearse(
     program: PathBuf,
     arguments: Vec<std::ffi::OsString>,
@@ -144,7 +145,7 @@ fn rehearse(
     check_exit(&ending, &ears.heard, record)
 }
 
-/// What a trainer has said that decides how its run ends.
+/// Trainer events that decide how the run ends.
 #[derive(Debug, Default)]
 struct EventSummary {
     faults: usize,
@@ -152,7 +153,7 @@ struct EventSummary {
     outcome: Option<RunResult>,
 }
 
-/// Hears a trainer and shows what it says.
+/// Listener that shows and summarizes the trainer's events.
 #[derive(Debug)]
 struct EventReader {
     watch: ProgressView,
@@ -177,7 +178,7 @@ impl TrainerListener for EventReader {
     }
 }
 
-/// How it ended: well, or why not.
+/// Returns the error of a run that was stopped or failed.
 fn check_exit(ending: &TrainerExit, heard: &EventSummary, record: &RunRecord) -> Result<(), TuneError> {
     let code = ending.status.code();
     let resume = record.name.resume();
@@ -190,7 +191,7 @@ fn check_exit(ending: &TrainerExit, heard: &EventSummary, record: &RunRecord) ->
     if heard.faults > 0 {
         return Err(TuneError::Data { data: record.data.clone(), faults: heard.faults });
     }
-    // One that a signal ended has not said why.
+    // A trainer that a signal ended has not reported a reason.
     let said = ending.last_words.clone().filter(|_| code.is_some());
     Err(TuneError::Trainer {
         said: said.unwrap_or_else(|| format!("{TRAINER} ended: {}", ending.status)),
@@ -199,7 +200,7 @@ fn check_exit(ending: &TrainerExit, heard: &EventSummary, record: &RunRecord) ->
     })
 }
 
-/// A run under way, which is kept as it goes.
+/// A run under way, whose record is updated as it proceeds.
 #[derive(Debug)]
 struct ActiveRun {
     record: RunRecord,
@@ -222,7 +223,7 @@ impl ActiveRun {
         })
     }
 
-    /// Has the model answer what a draft is to learn from.
+    /// Collects the target model's answers that a draft adapter learns from.
     fn ask(&mut self, questions: &TeacherPrompts, client: &GatewayClient) -> Result<(), TuneError> {
         let directory = self.claim.directory().clone();
         questions.ask(&directory, &self.record.name.clone(), client, &mut |event| {
@@ -249,7 +250,7 @@ impl ActiveRun {
         })
     }
 
-    /// Puts the adapter under its name.
+    /// Publishes the adapter under its name.
     fn serve(&mut self, client: &GatewayClient, outcome: &RunResult) -> Result<(), TuneError> {
         self.record.result = Some(outcome.clone());
         let RunRecord { name, output, replaces, .. } = &self.record;
@@ -264,7 +265,7 @@ impl ActiveRun {
         self.line(&line.to_string()).map_err(TuneError::Run)?;
         if self.terminal.format == PrintFormat::Human {
             self.terminal.print(spoken);
-            // A draft answers nobody.
+            // A draft adapter cannot be requested in a chat.
             let next = match self.record.options.are_of_draft() {
                 true => {
                     "it guesses where `[speculation] draft` is \"self\", and where \"auto\" finds it worth it"
@@ -277,7 +278,7 @@ impl ActiveRun {
         Ok(())
     }
 
-    /// Keeps how it ended.
+    /// Records how the run ended.
     fn close(&mut self, result: &Result<(), TuneError>) -> io::Result<()> {
         self.record.state = match result {
             Ok(()) => RunState::Done,

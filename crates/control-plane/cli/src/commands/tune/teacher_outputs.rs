@@ -1,5 +1,6 @@
-//! Answers of the model that a draft is to guess, in tokens, each with the likeliest in its place; half of them greedy. What
-//! was answered is kept, in the order of the prompts, and is not asked again.
+//! Collects the target model's answers for training a draft adapter: tokens with the likeliest alternatives
+//! at each position, half of the answers greedy. Answers are kept in the order of the prompts and are not
+//! requested again.
 
 use std::{
     collections::BTreeMap,
@@ -24,69 +25,64 @@ use crate::{
     terminal::stop_signals::StopSignals,
 };
 
-/// Prompts under way at once.
+/// Maximum number of concurrent requests.
 const CALLERS: usize = 32;
-/// The likeliest tokens of each place that are noted: behind them hardly anything is left to learn from.
+/// Number of likeliest tokens recorded per position; less likely tokens teach almost nothing.
 const LIKELIEST: u32 = 8;
-/// The temperatures of a prompt's answers.
+/// Sampling temperatures of a prompt's answers.
 const TEMPERATURES: [f64; 2] = [0.0, 0.7];
-/// How often, and how long after one another, a gateway that is busy is asked again.
+/// Attempts, and the delay between them, while the gateway is busy.
 const ATTEMPTS: usize = 600;
 const BETWEEN_ATTEMPTS: Duration = Duration::from_secs(1);
 
-/// Whom is asked, and how. The same asked in the same way answers the same.
+/// Settings of the requests. Equal settings give equal answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct TeacherSettings {
-    /// As requests call it.
+    /// Model name in requests.
     pub(super) model: String,
-    /// What it is: an adapter's generation, or the base's file.
+    /// Identity of the weights: an adapter version, or the base's file.
     pub(super) weights: String,
-    /// Tokens of an answer at most.
+    /// Maximum number of tokens per answer.
     pub(super) max_tokens: u32,
-    /// Decides what is sampled.
+    /// Random seed of the sampling.
     pub(super) seed: u64,
 }
 
-/// How asking ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CollectionEnd {
-    /// All prompts are answered.
     Done,
-    /// Somebody wanted it to stop.
+    /// A stop signal ended the collection.
     Stopped,
 }
 
-/// Why there are no answers.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AskError {
-    /// The gateway did not answer one.
+    /// The gateway refused or failed a request.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// What it answered cannot be kept, or nobody could be asked.
+    /// The answers cannot be stored, or the collection cannot start.
     #[error(transparent)]
     Keep(#[from] io::Error),
 }
 
-/// A file of answers, and who gives them.
+/// A file of answers with the settings and prompts behind it.
 #[derive(Debug)]
 pub(super) struct TeacherOutputs<'a> {
-    /// Takes a line for each prompt.
+    /// File with one line of answers per prompt.
     pub(super) file: &'a Path,
-    /// Says how they were asked for.
+    /// File with the settings of the stored answers.
     pub(super) asking_file: &'a Path,
-    /// How they are.
     pub(super) asking: &'a TeacherSettings,
-    /// What is asked.
     pub(super) prompts: &'a [TeacherPrompt],
 }
 
 impl TeacherOutputs<'_> {
-    /// How many of the prompts have been answered, the first ones.
+    /// Returns the number of leading prompts that are answered in the file.
     pub(super) fn kept(&self) -> io::Result<usize> {
         Ok(self.kept_lines()?.0)
     }
 
-    /// The same, and their bytes.
+    /// Returns the number of leading answered prompts and the bytes of their lines.
     fn kept_lines(&self) -> io::Result<(usize, u64)> {
         let asked = fs::read(self.asking_file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
         if asked.as_ref() != Some(self.asking) {
@@ -111,7 +107,8 @@ impl TeacherOutputs<'_> {
         Ok((count, bytes))
     }
 
-    /// Asks `client` what has not been answered; `told` hears how many have. The first stop signal ends it.
+    /// Requests the missing answers from `client` and reports the number of answered prompts to `told`. The
+    /// first stop signal ends the collection.
     pub(super) fn ask(
         &self,
         client: &GatewayClient,
@@ -156,7 +153,7 @@ impl TeacherOutputs<'_> {
         ended
     }
 
-    /// Starts whoever asks; what is answered comes with the prompt's number.
+    /// Starts the request threads. The receiver yields each answer with its prompt's number.
     fn start(
         &self,
         client: &GatewayClient,
@@ -177,7 +174,7 @@ impl TeacherOutputs<'_> {
     }
 }
 
-/// Of a line that is kept, what was asked.
+/// The prompt of a stored line.
 #[derive(Deserialize)]
 struct KeptLine {
     kind: String,
@@ -192,10 +189,10 @@ impl KeptLine {
     }
 }
 
-/// A prompt's number, and its line.
+/// A prompt's number, and its line of answers.
 type TeacherOutput = (usize, Result<String, ClientError>);
 
-/// Lines that come in any order, and go into a file in theirs.
+/// Buffer that writes lines in prompt order, independent of their order of arrival.
 struct OrderedLines {
     next: usize,
     waiting: BTreeMap<usize, String>,
@@ -219,7 +216,7 @@ impl OrderedLines {
     }
 }
 
-/// Prompts that nobody has taken yet.
+/// Prompts that no request thread has taken yet.
 #[derive(Debug)]
 struct PromptQueue {
     asking: TeacherSettings,
@@ -234,14 +231,14 @@ impl PromptQueue {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
             let Some(prompt) = self.prompts.get(number) else { return };
             let line = self.line(client, number, prompt);
-            // Nobody listens once it is over.
+            // The receiver is gone once the collection has ended.
             if answers.send((number, line)).is_err() {
                 return;
             }
         }
     }
 
-    /// What a prompt was answered, as a line of data.
+    /// Requests a prompt's answers and returns them as a line of training data.
     fn line(
         &self,
         client: &GatewayClient,
@@ -267,7 +264,7 @@ impl PromptQueue {
             "messages": prompt.messages,
             "max_tokens": max_tokens,
             "temperature": temperature,
-            // Each prompt has its own, and all are below 2^53.
+            // Each prompt has a seed of its own, below 2^53.
             "seed": (seed % (1 << 21)) << 32 | number as u64,
             "logprobs": true,
             "top_logprobs": LIKELIEST,
@@ -280,7 +277,7 @@ impl PromptQueue {
     }
 }
 
-/// Asks again as long as the gateway is full.
+/// Retries while the gateway is busy (status 429 or 503).
 fn patiently(ask: impl Fn() -> Result<String, ClientError>) -> Result<String, ClientError> {
     for _ in 1..ATTEMPTS {
         match ask() {
@@ -315,7 +312,7 @@ struct Token {
     top_logprobs: Vec<Token>,
 }
 
-/// A token that is called by its number.
+/// A token that the API names by its id.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(try_from = "String")]
 struct TokenId(u32);
@@ -330,7 +327,8 @@ impl TryFrom<String> for TokenId {
     }
 }
 
-/// Tokens as the trainer takes them. Three digits of a logarithm are more than a draft can learn.
+/// Converts tokens to the trainer's format. Log probabilities keep three decimals, which is more than a
+/// draft can learn.
 fn as_answer(temperature: f64, said: &[Token]) -> Value {
     let rounded = |logprob: f64| (logprob.min(0.0) * 1000.0).round() / 1000.0;
     let likely = |token: &Token| -> Vec<(u32, f64)> {

@@ -1,4 +1,5 @@
-//! What a draft has asked before it is trained: of whom, what, and how.
+//! Prepares the requests to the target model before a draft adapter is trained: model, prompts and
+//! settings.
 
 use std::{io, path::Path};
 
@@ -18,10 +19,10 @@ use crate::{
     terminal::{PrintFormat, Terminal, printable, table::pairs},
 };
 
-/// Tokens of an answer at most, unless something else is said.
+/// Default maximum number of tokens per answer.
 const USUAL_ANSWER_TOKENS: u32 = 256;
 
-/// Prompts, and who is to answer them.
+/// Prompts with the settings of the model that answers them.
 #[derive(Debug)]
 pub(super) struct TeacherPrompts {
     asking: TeacherSettings,
@@ -29,7 +30,8 @@ pub(super) struct TeacherPrompts {
 }
 
 impl TeacherPrompts {
-    /// Those of a run; none if it is of no draft, or its data are answers.
+    /// Returns the prompts of a run; `None` if the run trains no draft adapter or its data already holds
+    /// answers.
     pub(super) fn of(
         record: &RunRecord,
         program: &Path,
@@ -55,7 +57,7 @@ impl TeacherPrompts {
         TeacherOutputs { file, asking_file, asking: &self.asking, prompts: &self.prompts }
     }
 
-    /// Says what would be asked; true if all of it has been answered.
+    /// Prints what would be requested; true if all prompts are answered.
     pub(super) fn rehearse(&self, directory: &RunDirectory, terminal: Terminal) -> bool {
         let (file, asking_file) = (directory.answers(), directory.asking());
         let kept = self.answers(&file, &asking_file).kept().unwrap_or_default();
@@ -76,7 +78,7 @@ impl TeacherPrompts {
         kept == of
     }
 
-    /// Has all prompts answered; `tell` hears how far that is.
+    /// Collects the answers of all prompts and reports progress to `tell`.
     pub(super) fn ask(
         &self,
         directory: &RunDirectory,

@@ -1,4 +1,4 @@
-//! The child that trains: it says on stdout how far it is, and stops in order when it is asked.
+//! Runs the trainer child, which reports its progress on stdout and stops in order when asked.
 
 use std::{
     ffi::OsString,
@@ -22,56 +22,49 @@ use crate::{
     },
 };
 
-/// The program.
 pub(super) const TRAINER: &str = "holobiont-trainer";
 
-/// The end of what it said on stderr that is looked at, in bytes.
+/// Number of last bytes of the trainer's stderr that are searched for an error.
 const LAST_WORDS_BYTES: u64 = 4096;
 
-/// What a trainer is started with.
 #[derive(Debug)]
 pub(super) struct TrainerCommandSpec {
-    /// Its file.
     pub(super) program: PathBuf,
-    /// Its arguments.
     pub(super) arguments: Vec<OsString>,
-    /// Its stdin, of which it reads nothing.
+    /// Stdin of the trainer.
     pub(super) stdin: Stdio,
-    /// Takes its stderr.
+    /// File that receives the trainer's stderr.
     pub(super) log: File,
 }
 
-/// How a trainer ended.
 #[derive(Debug)]
 pub(super) struct TrainerExit {
-    /// Its exit status.
     pub(super) status: ExitStatus,
-    /// Whether somebody asked for it.
+    /// True if a stop signal was passed to the trainer.
     pub(super) asked: bool,
-    /// What it complained about on stderr.
+    /// Last error line on stderr.
     pub(super) last_words: Option<String>,
 }
 
-/// Who hears of a trainer.
+/// Receiver of a trainer's events.
 pub(super) trait TrainerListener {
-    /// It has started.
+    /// Called once the trainer has started.
     fn started(&mut self, process: ProcessId) -> io::Result<()>;
 
-    /// It has said a line.
+    /// Called for each line on stdout.
     fn line(&mut self, line: &str) -> io::Result<()>;
 }
 
-/// What can happen while it trains.
 enum TrainerEvent {
     Said(Option<String>),
     Ended(ExitStatus),
     StopAsked(StopSignal),
 }
 
-/// Runs a trainer to its end. The first stop signal is handed on to it, a second one kills it.
+/// Runs a trainer to its end. The first stop signal is passed on to the trainer; a second one kills it.
 ///
 /// # Errors
-/// If it cannot be started, or the listener failed: then it is killed.
+/// Fails if the trainer cannot be started. A failed listener also fails the run and kills the trainer.
 pub(super) fn run(
     recipe: TrainerCommandSpec,
     listener: &mut impl TrainerListener,
@@ -87,7 +80,7 @@ async fn train(recipe: TrainerCommandSpec, listener: &mut impl TrainerListener) 
         .stdin(recipe.stdin)
         .stdout(Stdio::piped())
         .stderr(log.try_clone()?)
-        // Ctrl-C reaches this process alone, which hands it on: once.
+        // Ctrl-C must reach only this process, which passes it on once.
         .process_group(0)
         .kill_on_drop(true)
         .spawn()?;
@@ -119,7 +112,7 @@ async fn train(recipe: TrainerCommandSpec, listener: &mut impl TrainerListener) 
     Ok(TrainerExit { status, asked, last_words: last_words(&mut log).unwrap_or_default() })
 }
 
-/// One that has just ended hears nothing, and need not.
+/// Passes a stop signal on; a trainer that has just ended needs none.
 fn hand_on(signal: StopSignal, child: &Child) {
     let signal = match signal {
         StopSignal::Interrupt => Signal::INT,
@@ -131,7 +124,7 @@ fn hand_on(signal: StopSignal, child: &Child) {
     }
 }
 
-/// The last line that says something.
+/// Returns the last error line of the log.
 fn last_words(log: &mut File) -> io::Result<Option<String>> {
     let end = log.seek(SeekFrom::End(0))?;
     log.seek(SeekFrom::Start(end.saturating_sub(LAST_WORDS_BYTES)))?;
@@ -140,7 +133,7 @@ fn last_words(log: &mut File) -> io::Result<Option<String>> {
     Ok(complaint(&String::from_utf8_lossy(&bytes)).map(printable))
 }
 
-/// What a program complained about last; whatever it said last, if it named nothing an error.
+/// Returns the last line that begins with `error: `, or else the last line that is not empty.
 fn complaint(text: &str) -> Option<&str> {
     let lines = || text.lines().map(str::trim);
     lines().rev().find_map(|line| line.strip_prefix("error: ")).or(lines().rfind(|line| !line.is_empty()))

@@ -1,4 +1,4 @@
-//! What is printed once requests are welcome: the address, the models, and two ways to ask.
+//! The text printed once the gateway is ready: address, models, and two example requests.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -11,52 +11,50 @@ use crate::{
     terminal::{PrintFormat, Terminal},
 };
 
-/// What the greeting says, as far as it is known before the start.
+/// Content of the banner known before the start.
 #[derive(Debug, Clone)]
 pub(crate) struct StartupBanner {
-    /// Base first.
+    /// Names of the expected models, base first.
     expected_models: Vec<String>,
-    /// Where adapters are loaded from, and where trained ones are written.
+    /// Directory from which adapters are loaded and into which trained adapters are written.
     adapter_root: PathBuf,
-    /// The workers' cores.
+    /// Cores of the LoRA workers.
     worker_cores: Vec<u32>,
-    /// Trainers at once.
+    /// Maximum number of concurrent trainers.
     max_trainers: u32,
     keys: Keys,
     place: ForegroundMode,
-    /// The command that stops it.
+    /// Command that stops the deployment.
     stop_command: String,
     terminal: Terminal,
 }
 
-/// The processes of a deployment beside this one.
+/// Process ids of the supervised processes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct ProcessIds {
-    /// By role; of several by name.
+    /// Executors by role; several executors by name.
     pub(crate) executors: Vec<(ProcessRole, Option<u32>)>,
     pub(crate) gateway: Option<u32>,
     pub(crate) trainer: Option<u32>,
     pub(crate) workers: Vec<u32>,
 }
 
-/// How often a loading gateway is asked how far it is.
+/// Interval between progress requests to a loading gateway.
 const ASK_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
-/// What the gateway says before requests are welcome.
+/// Message of the background thread about the gateway.
 #[derive(Debug)]
 pub(crate) enum GatewayNotice {
-    /// It is not ready yet.
     Loading(Loading),
-    /// It takes requests.
+    /// The gateway is ready for requests.
     Welcome {
-        /// Where it listens.
         url: String,
-        /// What `model` may name, base first.
+        /// Names that requests may use as `model`, base first.
         models: Vec<String>,
     },
 }
 
-/// Whether callers must show a key.
+/// Whether requests need an API key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Keys {
     None,
@@ -64,7 +62,6 @@ enum Keys {
 }
 
 impl StartupBanner {
-    /// The greeting of a deployment.
     pub(crate) fn new(plan: &StartPlan, place: ForegroundMode, terminal: Terminal) -> Self {
         let mut expected_models = vec![plan.served_name.clone()];
         expected_models.extend(plan.adapters.iter().cloned());
@@ -84,13 +81,13 @@ impl StartupBanner {
         }
     }
 
-    /// Waits until the gateway takes requests and asks what it serves (it may have adapters from earlier starts). In
-    /// the background, because a gateway that does not answer must not keep the supervisor from its work.
+    /// Waits in the background until the gateway is ready, then requests its models, which may include
+    /// adapters of earlier starts. A gateway that does not answer must not block the supervisor.
     pub(crate) fn ask_in_background(&self, url: String, news: Sender<GatewayNotice>) {
         let (expected, terminal) = (self.expected_models.clone(), self.terminal);
         std::thread::spawn(move || {
             let client = GatewayClient::new(&url, terminal);
-            // The receiver goes with the supervisor; then nobody wants to know.
+            // A failed send means that the supervisor has ended.
             while let Some(loading) = client.still_loading() {
                 if news.blocking_send(GatewayNotice::Loading(loading)).is_err() {
                     return;
@@ -103,7 +100,6 @@ impl StartupBanner {
         });
     }
 
-    /// Prints the greeting.
     pub(crate) fn print(&self, url: &str, models: &[String], elapsed: Duration, process_ids: &ProcessIds) {
         self.terminal.print(match self.terminal.format {
             PrintFormat::Json => self.json(url, models, process_ids),
@@ -124,7 +120,7 @@ impl StartupBanner {
 
     fn text(&self, url: &str, models: &[String], elapsed: Duration) -> String {
         let ink = self.terminal.ink();
-        // An adapter makes the better example: it shows that `model` chooses it.
+        // An adapter makes the better example because it shows that `model` selects it.
         let model = models.get(1).or(models.first()).map_or("", String::as_str);
         let title = ink.bold("Holobiont is up");
         let stop = match self.place {

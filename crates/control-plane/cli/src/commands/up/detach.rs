@@ -1,8 +1,9 @@
-//! `up --detach`: the same command again, in the background.
+//! `up --detach`: runs the same command again in the background.
 //!
-//! The process in front starts itself a second time, passes on its greeting or, if it fails, what it said, and ends.
-//! The process behind leaves the terminal's session at once, and stdout and stderr once it serves: from then on the log
-//! file alone hears it. If the one in front is interrupted, the one behind goes on; `holobiont down` stops it.
+//! The foreground process starts itself a second time, passes on the child's banner or error output, and
+//! ends. The background process leaves the terminal's session at once, and stdout and stderr once it
+//! serves; from then on only the log file receives its lines. An interrupt of the foreground process does
+//! not stop the background process; `holobiont down` does.
 
 use std::{
     fs::File,
@@ -15,35 +16,34 @@ use rustix::stdio::{dup2_stderr, dup2_stdout};
 use super::errors::UpError;
 use crate::{exit::Exit, terminal::Terminal};
 
-/// Set for the process behind; says whether a person waits for it.
+/// Variable set for the background process; its value says whether a person waits.
 const MARK: &str = "HOLOBIONT_DETACHED";
 
-/// Its value where a person waits.
+/// Value of `MARK` if a person waits.
 const PERSON: &str = "person";
 
-/// So much of what the process behind says before it serves is kept, for the case that it never does.
+/// Maximum number of stderr bytes kept until the background process serves, in case it fails.
 const KEPT_BYTES: u64 = 1 << 20;
 
-/// Where a deployment runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ForegroundMode {
-    /// Until Ctrl-C.
+    /// Runs in the foreground until Ctrl-C.
     Front,
-    /// Until `holobiont down`.
+    /// Runs in the background until `holobiont down`.
     Behind,
 }
 
-/// Whether this process is the one behind.
+/// True if this process is the background process.
 pub(crate) fn is_behind() -> bool {
     std::env::var_os(MARK).is_some()
 }
 
-/// Whether this process is the one behind, and the one in front talks to a person.
+/// True if this process is the background process and a person waits at the foreground process.
 pub(crate) fn is_for_people() -> bool {
     std::env::var_os(MARK).is_some_and(|value| value == PERSON)
 }
 
-/// The part of the process in front: returns when the one behind serves, or has failed.
+/// Runs the foreground process: returns when the background process serves or has failed.
 pub(crate) fn start(terminal: Terminal) -> Result<(), UpError> {
     let progress = terminal.spinner("starting in the background".into());
     let mut child = Command::new(std::env::current_exe().map_err(UpError::Background)?)
@@ -61,7 +61,7 @@ pub(crate) fn start(terminal: Terminal) -> Result<(), UpError> {
     }
     progress.finish_and_clear();
     if greeting.is_empty() {
-        // It ended before it served, and says why on stderr.
+        // The background process ended before it served; its stderr gives the reason.
         let status = child.wait().map_err(UpError::Background)?;
         let said = said.and_then(|said| said.join().ok()).unwrap_or_default();
         let _ = io::stderr().write_all(&said);
@@ -71,7 +71,7 @@ pub(crate) fn start(terminal: Terminal) -> Result<(), UpError> {
     Ok(())
 }
 
-/// Hears all, so that nobody waits for a reader, and keeps the beginning.
+/// Reads `stderr` to its end so that the writer never blocks, and keeps the first `KEPT_BYTES`.
 fn hear(mut stderr: impl io::Read) -> Vec<u8> {
     let mut kept = Vec::new();
     let _ = stderr.by_ref().take(KEPT_BYTES).read_to_end(&mut kept);
@@ -79,13 +79,13 @@ fn hear(mut stderr: impl io::Read) -> Vec<u8> {
     kept
 }
 
-/// The part of the process behind, at its start: a hang-up of the terminal is not its business.
+/// Leaves the terminal's session, so that a hang-up does not stop the background process.
 pub(crate) fn leave_session() {
-    // It fails only for a process that leads its session already.
+    // The call fails only for a process that already leads its session.
     let _ = rustix::process::setsid();
 }
 
-/// The part of the process behind, once it serves.
+/// Redirects stdout and stderr to `/dev/null` once the background process serves.
 pub(crate) fn leave_streams() -> io::Result<()> {
     let null = File::options().read(true).write(true).open("/dev/null")?;
     dup2_stdout(&null)?;

@@ -1,4 +1,4 @@
-//! Why a deployment did not start, or did not end in order, and what to do about it.
+//! Errors of `up`: why a deployment did not start or did not end in order, and what to do.
 
 use std::{io, net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -13,122 +13,69 @@ use crate::{
     terminal::quoted,
 };
 
-/// Why a deployment did not start, or ended otherwise than by being asked to.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum UpError {
-    /// The configuration is wrong.
     #[error(transparent)]
     Config(#[from] DeploymentConfigError),
-    /// The model is not there.
     #[error(transparent)]
     Model(#[from] FindError),
-    /// An adapter's directory holds no adapter.
     #[error("the adapter `{name}` is not in {path}: no adapter_config.json there")]
     NoAdapter {
-        /// What it would be called.
+        /// Configured name of the adapter.
         name: String,
-        /// Where it was looked for.
+        /// Directory searched for the adapter.
         path: PathBuf,
     },
-    /// One of the programs is not installed.
     #[error("the program `{}` is neither beside `holobiont` nor on PATH", role.program())]
-    NoProgram {
-        /// The process, by what it does.
-        role: ProcessRole,
-    },
-    /// Another `up` uses the state directory.
+    NoProgram { role: ProcessRole },
     #[error("another `holobiont up`{} already uses the state directory {path}", pid.as_ref().map(|pid| format!(" (process {pid})")).unwrap_or_default())]
     StateTaken {
-        /// The directory.
         path: PathBuf,
-        /// Its process, if it said so.
+        /// Process id of the other `up`, if the lock file holds it.
         pid: Option<u32>,
     },
-    /// The state directory cannot be used.
     #[error("cannot use the state directory {path}")]
     State {
-        /// The path that made trouble.
+        /// Path whose use failed.
         path: PathBuf,
-        /// Why.
         source: io::Error,
     },
-    /// The socket's path does not fit into a socket address.
     #[error(
         "the state directory's path is too long: the socket {socket} would have {bytes} bytes, 107 are possible"
     )]
     PathTooLong {
-        /// The socket's path.
         socket: PathBuf,
-        /// Its length.
+        /// Length of the path in bytes.
         bytes: usize,
     },
-    /// Somebody listens there already.
     #[error("port {} of {} is taken by another process", listen.port(), listen.ip())]
-    PortTaken {
-        /// The address.
-        listen: SocketAddr,
-    },
-    /// The address cannot be listened on.
+    PortTaken { listen: SocketAddr },
     #[error("cannot listen on {listen}")]
-    Listen {
-        /// The address.
-        listen: SocketAddr,
-        /// Why.
-        source: io::Error,
-    },
-    /// A process could not be started at all.
+    Listen { listen: SocketAddr, source: io::Error },
     #[error("cannot start {role}")]
-    Spawn {
-        /// The process, by what it does.
-        role: ProcessRole,
-        /// Why.
-        source: io::Error,
-    },
-    /// The log cannot be written.
+    Spawn { role: ProcessRole, source: io::Error },
     #[error("cannot keep a log in {path}")]
-    Log {
-        /// Its directory.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// No process can be started in the background.
+    Log { path: PathBuf, source: io::Error },
     #[error("cannot start in the background")]
     Background(#[source] io::Error),
-    /// The process in the background has failed and said why.
+    /// The background process failed and has printed the reason.
     #[error("the deployment did not start")]
-    FailedBehind {
-        /// How it ended.
-        exit: Exit,
-    },
-    /// A process stopped before it was ready.
+    FailedBehind { exit: Exit },
     #[error("{role} did not start: {ending}")]
-    NotReady {
-        /// The process, by what it does.
-        role: ProcessRole,
-        /// How it ended.
-        ending: ProcessExit,
-    },
-    /// A process dies again and again.
+    NotReady { role: ProcessRole, ending: ProcessExit },
     #[error("{role} died {deaths} times within {} s, the last time so: {ending}", restart::WINDOW.as_secs())]
     KeepsDying {
-        /// The process, by what it does.
         role: ProcessRole,
-        /// How often.
+        /// Number of deaths within the window.
         deaths: usize,
-        /// How it ended last.
+        /// Exit of the last death.
         ending: ProcessExit,
     },
-    /// The processes did not stop in time and were killed.
     #[error("the processes did not stop within {} ms and were killed", waited.as_millis())]
-    GraceOver {
-        /// How long they had.
-        waited: Duration,
-    },
-    /// A second Ctrl-C.
+    GraceOver { waited: Duration },
+    /// The user pressed Ctrl-C a second time.
     #[error("stopped at once, without draining: some answers were cut off")]
     Interrupted,
-    /// Signals cannot be received, or no event loop can be made.
     #[error("cannot set up the supervisor")]
     Runtime(#[source] io::Error),
 }

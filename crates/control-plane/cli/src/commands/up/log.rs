@@ -1,4 +1,4 @@
-//! What a deployment says on stderr, kept: everything goes to stderr and to a file that cannot grow without end.
+//! The log of a deployment: lines of all processes go to stderr and to a file of bounded size.
 
 use std::{
     fs::{self, File},
@@ -16,19 +16,19 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use crate::deployment::paths::{LOG_FILE, OLD_LOG_FILE};
 
-/// Longest file; with the old one twice as much is kept.
+/// Maximum size of the log file; with the rotated file, twice as many bytes are kept.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
-/// Longest line taken as one.
+/// Longest line read as one.
 const MAX_LINE_BYTES: u64 = 64 << 10;
 
-/// So begins the line in which a process says why it ends.
+/// Prefix of the line in which a process gives the reason for its end.
 const ERROR: &[u8] = b"error: ";
 
-/// What a process may say while nobody listens.
+/// Capacity of a stderr pipe, which buffers a child's lines while the pipe is not read.
 const PIPE_BYTES: usize = 1 << 20;
 
-/// Takes lines from this process and its children.
+/// Shared sink for log lines of this process and its children.
 #[derive(Debug, Clone)]
 pub(crate) struct LogSink(Arc<Mutex<Outlets>>);
 
@@ -38,44 +38,43 @@ struct Outlets {
     echo: Echo,
 }
 
-/// Whether stderr hears it too.
+/// Whether lines also go to stderr.
 #[derive(Debug)]
 enum Echo {
-    /// Yes, above the progress that is drawn there.
+    /// Lines are printed above the progress bar.
     Above(ProgressBar),
-    /// No.
     None,
 }
 
 impl LogSink {
-    /// Opens the log in `directory`, which is created if need be.
+    /// Opens the log in `directory`, creating the directory if needed.
     pub(crate) fn open(directory: &Path) -> io::Result<Self> {
         fs::create_dir_all(directory)?;
         let file = RotatingFile::open(directory, MAX_FILE_BYTES)?;
         Ok(Self(Arc::new(Mutex::new(Outlets { file, echo: Echo::Above(ProgressBar::hidden()) }))))
     }
 
-    /// From now on lines go above this progress.
+    /// Prints later lines above `progress`.
     pub(crate) fn draw_above(&self, progress: ProgressBar) {
         self.outlets().echo = Echo::Above(progress);
     }
 
-    /// From now on stderr is somebody else's.
+    /// Stops printing to stderr.
     pub(crate) fn leave_stderr(&self) {
         self.outlets().echo = Echo::None;
     }
 
-    /// Writes a line to the file alone.
     pub(crate) fn keep(&self, line: &str) {
         self.outlets().file.write(format!("{line}\n").as_bytes());
     }
 
-    /// A pipe for a child's stderr. What comes out of it goes where our own lines go, on a thread of its own. When the
-    /// child has said all, the receiver hears why it ended, if it said so.
+    /// Creates a pipe for a child's stderr. A thread copies the child's lines into this log. At the end of
+    /// the stream, the receiver gets the child's reason for its end, if it printed one.
     pub(crate) fn pipe(&self) -> io::Result<(Stdio, oneshot::Receiver<Option<String>>)> {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
         let _ = fcntl_setpipe_size(&write, PIPE_BYTES);
-        // The child holds both ends: if we are killed, its last words fill the pipe instead of failing, and it drains.
+        // The child holds both ends: if this process is killed, the child's last lines fill the pipe
+        // instead of failing, and it drains.
         let both =
             File::options().read(true).write(true).open(format!("/proc/self/fd/{}", write.as_raw_fd()))?;
         let (done, said_all) = oneshot::channel();
@@ -86,8 +85,8 @@ impl LogSink {
         Ok((both.into(), said_all))
     }
 
-    /// Passes lines on. The last that says why the process ended is returned, and stderr does not hear it: whoever
-    /// waits for the process says it, once.
+    /// Copies lines to the log. Returns the last line that gives the reason for the end without printing it
+    /// on stderr, because the supervisor reports the reason once.
     fn copy_lines(&self, mut reader: impl io::BufRead) -> Option<String> {
         let (mut line, mut cause) = (Vec::new(), None);
         while let Ok(1..) = reader.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', &mut line) {
@@ -129,7 +128,7 @@ impl<'a> MakeWriter<'a> for LogSink {
 }
 
 impl io::Write for LogSink {
-    /// Never fails: a log that cannot be written must not stop what it tells about.
+    /// Writes to the log and never fails, because a broken log must not stop the deployment.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.outlets().write(bytes);
         Ok(bytes.len())
@@ -140,7 +139,7 @@ impl io::Write for LogSink {
     }
 }
 
-/// A file that makes way for a new one when it is full.
+/// Log file that is rotated when full.
 #[derive(Debug)]
 struct RotatingFile {
     directory: PathBuf,
@@ -156,13 +155,13 @@ impl RotatingFile {
         Ok(Self { directory: directory.to_owned(), file, bytes, max_bytes })
     }
 
-    /// A full disk loses lines, nothing else.
+    /// Writes a line; a full disk loses only lines.
     fn write(&mut self, line: &[u8]) {
         let length = line.len() as u64;
         if self.bytes > 0 && self.bytes.saturating_add(length) > self.max_bytes {
             let _ = self.rotate();
         }
-        // Where a new file cannot be made, the old one does not grow either.
+        // If rotation fails, the old file does not grow either.
         if self.bytes.saturating_add(length) <= self.max_bytes && self.file.write_all(line).is_ok() {
             self.bytes += length;
         }
@@ -177,7 +176,7 @@ impl RotatingFile {
     }
 }
 
-/// Logs may hold names of tenants: they are this user's alone.
+/// Opens a log file with mode 0600, because logs may hold tenant names.
 fn append_to(path: &Path) -> io::Result<File> {
     File::options().append(true).create(true).mode(0o600).open(path)
 }

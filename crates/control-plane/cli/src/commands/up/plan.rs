@@ -1,4 +1,4 @@
-//! A configuration turned into checked command lines.
+//! Turns a configuration into checked command lines.
 
 use std::{
     collections::BTreeMap,
@@ -27,48 +27,45 @@ use crate::{
     terminal::quoted,
 };
 
-/// Everything a start needs, checked.
+/// Checked settings and command lines of a start.
 #[derive(Debug)]
 pub(crate) struct StartPlan {
-    /// What clients call the base model.
+    /// Name by which clients request the base.
     pub(crate) served_name: String,
-    /// Names of the adapters that were asked for.
+    /// Names of the configured adapters.
     pub(crate) adapters: Vec<String>,
-    /// Where adapters are loaded from, and where `tune` writes them.
+    /// Directory from which adapters are loaded and into which `tune` writes them.
     pub(crate) adapter_root: PathBuf,
-    /// The command that stops this deployment and no other.
+    /// Command that stops this deployment and no other.
     pub(crate) stop_command: String,
-    /// Tells other commands where this deployment is; without it, it runs as well.
+    /// Entry by which other commands find this deployment; the deployment also runs without it.
     pub(crate) registration: Option<Registration>,
-    /// File with API keys, for the greeting's examples.
+    /// True if requests need an API key, for the banner's examples.
     pub(crate) has_keys: bool,
-    /// Form of all logs.
+    /// Format of all logs.
     pub(crate) log_format: LogFormat,
-    /// Trainers at once; 0 if there are none.
+    /// Maximum number of concurrent trainers; 0 for no trainer.
     pub(crate) max_trainers: u32,
-    /// The processes.
     pub(crate) recipes: CommandSpecs,
-    /// What is not as it was asked for, and no reason not to start.
+    /// Deviations from the configuration that do not prevent a start.
     pub(crate) warnings: Vec<String>,
 }
 
-/// Command lines of all processes.
 #[derive(Debug)]
 pub(crate) struct CommandSpecs {
-    /// Of each `base-executor`.
+    /// One `base-executor` per instance.
     pub(crate) executors: Vec<(Instance, CommandSpec)>,
-    /// Executors of other hosts, which others start.
+    /// Number of executors on other hosts, which this deployment does not start.
     pub(crate) elsewhere: usize,
-    /// Of `gateway`.
     pub(crate) gateway: CommandSpec,
-    /// Of `holobiont-trainer`, if there is to be one.
+    /// Command of `holobiont-trainer`, if training is enabled.
     pub(crate) trainer: Option<CommandSpec>,
-    /// Of each `lora-worker`.
+    /// One `lora-worker` per core.
     pub(crate) workers: Vec<(WorkerSpec, CommandSpec)>,
 }
 
 impl StartPlan {
-    /// Resolves names to paths, and finds the programs.
+    /// Resolves names to paths and finds the programs.
     pub(crate) fn new(
         config: &DeploymentConfig,
         home: &HomeDirectory,
@@ -128,7 +125,7 @@ impl StartPlan {
     }
 }
 
-/// The command that stops the deployment in `state`, as a shell reads it.
+/// Returns the command that stops the deployment in `state`, quoted for a shell.
 pub(crate) fn stop_command(state: &Path, default: &Path) -> String {
     match default.canonicalize().is_ok_and(|default| default == state) {
         true => "holobiont down".to_owned(),
@@ -136,14 +133,14 @@ pub(crate) fn stop_command(state: &Path, default: &Path) -> String {
     }
 }
 
-/// A hub name without its revision, else the name of the file or directory.
+/// Returns a hub name without its revision, or else the name of the file or directory.
 fn default_served_name(config: &DeploymentConfig, model: &Path) -> String {
     match config.model.name.as_deref() {
         Some(name) if models::hub::is_hub_name(name) && !Path::new(name).exists() => {
             name.split('@').next().unwrap_or(name).to_owned()
         }
         _ => {
-            // `.` has no name, the directory that it means has one.
+            // The path `.` has no file name, but its canonical form has one.
             let whole = model.canonicalize().unwrap_or_else(|_| model.to_owned());
             let name = if whole.is_dir() { whole.file_name() } else { whole.file_stem() };
             name.unwrap_or_default().to_string_lossy().into_owned()
@@ -156,7 +153,6 @@ fn check_adapters(adapters: &BTreeMap<String, PathBuf>) -> Result<(), UpError> {
     missing.map_or(Ok(()), |(name, path)| Err(UpError::NoAdapter { name: name.clone(), path: path.clone() }))
 }
 
-/// Arguments under construction.
 #[derive(Default)]
 struct ArgumentList(Vec<OsString>);
 
@@ -174,7 +170,7 @@ impl ArgumentList {
     }
 }
 
-/// What is set and goes to `process` as it is.
+/// Returns the settings that are passed unchanged to `process`.
 fn handed_on(config: &DeploymentConfig, process: settings::ProcessKind) -> Vec<OsString> {
     let settings = config.set().filter(|(setting, _)| setting.process == process);
     let arguments = settings.flat_map(|(setting, value)| {
@@ -250,7 +246,8 @@ fn gateway_arguments(
     arguments.0
 }
 
-/// Tells the gateway of executors on other hosts, and where it reads the text of the model before executors say what they have.
+/// Adds the executors of other hosts and the model path. The gateway reads the model's tokenizer there
+/// before executors report theirs.
 fn with_elsewhere(gateway: Vec<OsString>, config: &DeploymentConfig, model: &Path) -> Vec<OsString> {
     let mut arguments = ArgumentList(gateway);
     for (name, address) in config.elsewhere() {
@@ -265,14 +262,15 @@ fn pair(name: &str, path: &Path) -> OsString {
     pair
 }
 
-/// Workers of each executor that the gateway is told of; those of other hosts are expected there.
+/// Returns the number of workers per executor that the gateway expects here; 0 for executors of other
+/// hosts.
 fn expected_workers(config: &DeploymentConfig, splits: &[CoreSplit]) -> Vec<usize> {
     let here = splits.iter().map(|split| split.workers.len());
     here.chain(config.elsewhere().map(|_| 0)).collect()
 }
 
-/// Tells the gateway of the others: of how many workers of each executor, so that one that is missing is seen, and of the
-/// trainer.
+/// Adds the number of workers per executor, so that the gateway notices missing ones, and the trainer
+/// socket.
 fn with_helpers(gateway: Vec<OsString>, workers: &[usize], trainer: Option<PathBuf>) -> Vec<OsString> {
     let mut arguments = ArgumentList(gateway);
     if workers.iter().any(|&count| count > 0) {
@@ -285,7 +283,8 @@ fn with_helpers(gateway: Vec<OsString>, workers: &[usize], trainer: Option<PathB
     }
 }
 
-/// The program of the trainer, if it is wanted and there: everything else works without.
+/// Returns the trainer program, if training is enabled and the program exists. Everything else works
+/// without.
 fn trainer_program(config: &DeploymentConfig) -> (Option<PathBuf>, Vec<String>) {
     if config.max_trainers() == 0 {
         return (None, Vec::new());
@@ -308,7 +307,7 @@ fn trainer_arguments(config: &DeploymentConfig, state: &StateDir) -> Vec<OsStrin
     arguments.with("--executor", state.layer_socket()).with_setting("--cores", cores).0
 }
 
-/// Those of an executor, after those of the executors before it.
+/// Adds the workers of one executor after those of earlier executors.
 fn add_workers(
     workers: &mut Vec<(WorkerSpec, CommandSpec)>,
     config: &DeploymentConfig,

@@ -1,4 +1,5 @@
-//! One child process: started with a pipe that tells it when we are gone, heard on its stdout, stopped by signal.
+//! One child process: started with a lifeline pipe, observed on stdout and its notify socket, stopped by
+//! signal.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -22,33 +23,31 @@ use super::{
     sd_notify::{NotifyMessage, NotifyReader},
 };
 
-/// How long the rest of a dead process's stderr is waited for.
+/// Longest wait for the rest of a dead process's stderr.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// Which process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ProcessRole {
-    /// Owns the weights.
+    /// Process that owns the base weights.
     Executor(Instance),
-    /// Speaks HTTP.
+    /// Process that serves HTTP.
     Gateway,
-    /// Trains adapters for whoever asks.
+    /// Process that trains adapters on request.
     Trainer,
-    /// Computes adapters on one core.
+    /// Process that computes adapters on one core.
     Worker(WorkerSpec),
 }
 
-/// Which executor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Instance {
-    /// Its place among the executors.
+    /// Position among the executors.
     pub(crate) index: usize,
-    /// Its name, filled up with zeros; of a single one nothing else.
+    /// Name padded with zeros; all zeros for a single executor.
     name: [u8; MAX_PROCESS_NAME_BYTES],
 }
 
 impl Instance {
-    /// The one at `index`, which has a name if there are several.
+    /// Creates the instance at `index`, with a name if there are several executors.
     pub(crate) fn new(index: usize, name: Option<&str>) -> Self {
         let mut filled = [0; MAX_PROCESS_NAME_BYTES];
         let given = name.unwrap_or_default().bytes();
@@ -56,24 +55,22 @@ impl Instance {
         Self { index, name: filled }
     }
 
-    /// What it is called, if there are several.
+    /// Returns the executor's name, if there are several.
     pub(crate) fn name(&self) -> Option<&str> {
         let bytes = self.name.split(|byte| *byte == 0).next().unwrap_or_default();
         std::str::from_utf8(bytes).ok().filter(|name| !name.is_empty())
     }
 }
 
-/// Which worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct WorkerSpec {
-    /// Its place among the workers.
+    /// Position among the workers.
     pub(crate) index: usize,
-    /// The core it is pinned to.
+    /// Core to which the worker is pinned.
     pub(crate) core: u32,
 }
 
 impl ProcessRole {
-    /// The program's name.
     pub(crate) fn program(self) -> &'static str {
         match self {
             Self::Executor(_) => "base-executor",
@@ -83,14 +80,15 @@ impl ProcessRole {
         }
     }
 
-    /// True if the deployment ends when this one cannot be kept alive.
+    /// True if the deployment ends when this process cannot be kept alive.
     pub(crate) fn is_needed(self) -> bool {
         matches!(self, Self::Executor(_) | Self::Gateway)
     }
 }
 
 impl fmt::Display for ProcessRole {
-    /// The program's name, with an executor's name and a worker's core as in the names of their systemd units.
+    /// Formats the program's name, with executor name and worker core as in the names of their systemd
+    /// units.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Executor(instance) => match instance.name() {
@@ -103,21 +101,18 @@ impl fmt::Display for ProcessRole {
     }
 }
 
-/// How a process is started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CommandSpec {
-    /// The program.
     pub(crate) program: PathBuf,
-    /// Its arguments.
     pub(crate) arguments: Vec<OsString>,
-    /// Where it says how far it is, and that it lives.
+    /// Socket on which the process sends status and heartbeats.
     pub(crate) notify_socket: PathBuf,
-    /// How long it may be silent once it has said so.
+    /// Longest allowed time without a heartbeat after the first one.
     pub(crate) longest_silence: Duration,
 }
 
 impl CommandSpec {
-    /// Gives the option `flag`, if it is there, another value.
+    /// Replaces the value of the option `flag`, if present.
     pub(crate) fn set(&mut self, flag: &str, value: &str) {
         let place = self.arguments.iter().position(|argument| argument == flag);
         if let Some(argument) = place.and_then(|place| self.arguments.get_mut(place + 1)) {
@@ -126,23 +121,19 @@ impl CommandSpec {
     }
 }
 
-/// What a process did.
 #[derive(Debug)]
 pub(crate) enum ChildEvent {
-    /// It printed a line on stdout.
+    /// Line on the process's stdout.
     Line(String),
-    /// It said something of itself, or nothing for too long.
+    /// Status message, or a missing heartbeat.
     Notice(NotifyMessage),
-    /// It ended.
     Exited(ProcessExit),
 }
 
-/// How a process ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ProcessExit {
-    /// As the system says.
     pub(crate) status: ExitStatus,
-    /// As it said itself.
+    /// Reason that the process gave on stderr.
     pub(crate) cause: Option<String>,
 }
 
@@ -155,35 +146,35 @@ impl fmt::Display for ProcessExit {
     }
 }
 
-/// A running child process.
 #[derive(Debug)]
 pub(crate) struct ManagedChild {
     child: Child,
-    /// Nothing is ever written: the child reads end-of-file when this process is gone, however it went, and drains.
+    /// This pipe is never written: the child reads end-of-file when this process is gone for any reason,
+    /// and drains.
     _lifeline: Option<ChildStdin>,
     notices: NotifyReader,
     stdout: Option<Lines<BufReader<ChildStdout>>>,
-    /// Hears when everything on its stderr has been passed on.
+    /// Receives the reason for the end once all of stderr has been copied.
     said_all: Option<oneshot::Receiver<Option<String>>>,
 }
 
 impl ManagedChild {
-    /// Starts the program. Its stderr goes to `log`; it has its own process group, so that a Ctrl-C reaches us alone
-    /// and the order of stopping is ours to choose.
+    /// Starts the program with stderr going to `log`. The child has its own process group, so that Ctrl-C
+    /// reaches only the supervisor, which chooses the order of stopping.
     pub(crate) fn start(recipe: &CommandSpec, log: &LogSink) -> io::Result<Self> {
         let (stderr, said_all) = log.pipe()?;
         let notices = NotifyReader::bind(&recipe.notify_socket, recipe.longest_silence)?;
         let mut command = Command::new(&recipe.program);
-        // Settings come as arguments alone: a variable meant for `up` must not mean something else one level down.
+        // Settings come as arguments alone: a variable meant for `up` must not change a child's settings.
         for (name, _) in std::env::vars_os().filter(|(name, _)| is_a_setting(name)) {
             command.env_remove(name);
         }
         let mut child = command
             .args(&recipe.arguments)
             .env("NOTIFY_SOCKET", &recipe.notify_socket)
-            // Its lines go into a file too.
+            // The child's lines also go into a file, so they must not contain colour codes.
             .env("NO_COLOR", "1")
-            // The watchdog that systemd may hold over us is ours to feed; the child's is us.
+            // systemd's watchdog watches `up`; `up` is the watchdog of the child.
             .env("WATCHDOG_USEC", recipe.longest_silence.as_micros().to_string())
             .env_remove("WATCHDOG_PID")
             .stdin(Stdio::piped())
@@ -196,7 +187,7 @@ impl ManagedChild {
         Ok(Self { _lifeline: child.stdin.take(), child, notices, stdout, said_all: Some(said_all) })
     }
 
-    /// Waits for the next thing it does. May be dropped and called again without losing anything.
+    /// Waits for the next event. Cancellation-safe: dropping the future loses no event.
     pub(crate) async fn next(&mut self) -> ChildEvent {
         loop {
             let line = async {
@@ -206,11 +197,11 @@ impl ManagedChild {
                 }
             };
             tokio::select! {
-                // What it said comes before how it ended.
+                // Lines that the child printed are reported before its exit.
                 biased;
                 line = line => match line {
                     Ok(Some(line)) => return ChildEvent::Line(line),
-                    // Closed, or not text: nothing more to hear.
+                    // Stdout is closed or not UTF-8, so no further line can be read.
                     Ok(None) | Err(_) => self.stdout = None,
                 },
                 notice = self.notices.next() => return ChildEvent::Notice(notice),
@@ -219,34 +210,35 @@ impl ManagedChild {
                         let cause = self.hear_last_words().await;
                         return ChildEvent::Exited(ProcessExit { status, cause });
                     }
-                    // Only a child that is not ours cannot be waited for, and this one is.
+                    // Waiting fails only for processes that are no children of this one.
                     Err(error) => unreachable!("waiting for a child failed: {error}"),
                 },
             }
         }
     }
 
-    /// Its last words come before ours about its end. Something it started may keep the pipe open: then not.
+    /// Waits until the child's last lines are copied. A grandchild may keep the pipe open; then the wait
+    /// times out.
     async fn hear_last_words(&mut self) -> Option<String> {
         let cause = tokio::time::timeout(LAST_WORDS, self.said_all.as_mut()?).await.ok()?.ok()?;
         self.said_all = None;
         cause
     }
 
-    /// Its process id, while it has one.
+    /// Returns the process id while the child runs.
     pub(crate) fn id(&self) -> Option<u32> {
         self.child.id()
     }
 
-    /// Asks it to drain and exit.
+    /// Asks the child to drain and exit.
     pub(crate) fn terminate(&self) {
         if let Some(pid) = self.pid() {
-            // It may have exited just now; it is not reaped yet, so the id is still its own.
+            // The child may have exited just now, but its id stays reserved until it is reaped.
             let _ = kill_process(pid, Signal::TERM);
         }
     }
 
-    /// Kills it and whatever it started.
+    /// Kills the child and its process group.
     pub(crate) fn kill(&self) {
         if let Some(pid) = self.pid() {
             let _ = kill_process_group(pid, Signal::KILL);

@@ -1,4 +1,4 @@
-//! All processes of a deployment, together.
+//! All processes of a deployment.
 
 use super::{
     banner::ProcessIds,
@@ -11,36 +11,36 @@ use super::{
 };
 use crate::deployment::config::RestartPolicy;
 
-/// The processes, dead or alive.
+/// The supervised processes, running or not.
 #[derive(Debug)]
 pub(crate) struct Processes {
-    /// In the order of [`super::process::Instance::index`].
+    /// Executors in the order of [`super::process::Instance::index`].
     executors: Vec<SupervisedProcess>,
-    /// Executors of other hosts.
+    /// Number of executors on other hosts.
     elsewhere: usize,
     pub(crate) gateway: SupervisedProcess,
     trainer: Option<SupervisedProcess>,
-    /// In the order of `WorkerSpec::index`.
+    /// Workers in the order of `WorkerSpec::index`.
     workers: Vec<SupervisedProcess>,
 }
 
-/// Whose turn it is to stop.
+/// Stage of an orderly stop: the processes to stop next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StopStage {
-    /// It drains.
+    /// The gateway drains first.
     Gateway,
-    /// Nobody asks it any more; what it computes with still runs.
+    /// The gateway sends no more jobs, and the executors that the trainer needs still run.
     Trainer,
-    /// They drain.
+    /// All executors drain at once.
     Executors,
-    /// All at once.
+    /// All workers stop at once.
     Workers,
-    /// All have ended.
+    /// All processes have ended.
     Nobody,
 }
 
 impl Processes {
-    /// Processes of which none has been started.
+    /// Creates the processes without starting any.
     pub(crate) fn new(recipes: CommandSpecs, restarts: RestartPolicy) -> Self {
         let managed = |role, recipe| SupervisedProcess::new(role, recipe, RestartCounter::new(restarts));
         let (executors, workers) = (recipes.executors.into_iter(), recipes.workers.into_iter());
@@ -55,18 +55,18 @@ impl Processes {
         }
     }
 
-    /// Starts those without which there is no deployment.
+    /// Starts the executors and the gateway.
     pub(crate) fn start_needed(&mut self, log: &LogSink) -> Result<(), UpError> {
         self.executors.iter_mut().try_for_each(|executor| executor.start(log))?;
         self.gateway.start(log)
     }
 
-    /// The others.
+    /// Returns the roles of trainer and workers.
     pub(crate) fn helpers(&self) -> Vec<ProcessRole> {
         self.trainer.iter().chain(&self.workers).map(|managed| managed.role).collect()
     }
 
-    /// Waits for the next change of any of them. May be dropped and called again without losing anything.
+    /// Waits for the next change of any process. Cancellation-safe: dropping the future loses no change.
     pub(crate) async fn next(&mut self) -> (ProcessRole, ProcessChange) {
         tokio::select! {
             change = self.gateway.next() => (ProcessRole::Gateway, change),
@@ -74,7 +74,7 @@ impl Processes {
         }
     }
 
-    /// The one of this role, which is one of them.
+    /// Returns the process of `role`, which must exist.
     pub(crate) fn of(&mut self, role: ProcessRole) -> &mut SupervisedProcess {
         match role {
             ProcessRole::Executor(instance) => &mut self.executors[instance.index],
@@ -90,17 +90,16 @@ impl Processes {
         self.executors.iter().chain([&self.gateway]).chain(&self.trainer).chain(&self.workers)
     }
 
-    /// Requests can be answered.
+    /// True if requests can be answered.
     pub(crate) fn serve(&self) -> bool {
         (self.is_any_executor_ready() || self.elsewhere > 0) && self.gateway.is_ready()
     }
 
-    /// Requests have somewhere to go.
     pub(crate) fn is_any_executor_ready(&self) -> bool {
         self.executors.iter().any(SupervisedProcess::is_ready)
     }
 
-    /// Executors beside this one that have not been given up, as far as one knows: those of other hosts among them.
+    /// Counts other executors that are not given up, including those on other hosts.
     pub(crate) fn other_executors(&self, role: ProcessRole) -> usize {
         let is_other = |executor: &&SupervisedProcess| {
             executor.role != role && !matches!(executor.state, ProcessState::Ended)
@@ -108,7 +107,7 @@ impl Processes {
         self.executors.iter().filter(is_other).count() + self.elsewhere
     }
 
-    /// All executors have been asked to stop.
+    /// True if no executor runs without having been asked to stop.
     pub(crate) fn are_executors_stopping(&self) -> bool {
         self.executors.iter().all(|executor| executor.is_stopping() || !executor.is_running())
     }
@@ -122,12 +121,12 @@ impl Processes {
         }
     }
 
-    /// Workers that have not been given up.
+    /// Counts the workers that are not given up.
     pub(crate) fn workers_left(&self) -> usize {
         self.workers.iter().filter(|worker| !matches!(worker.state, ProcessState::Ended)).count()
     }
 
-    /// A stop has begun: what does not run yet will not.
+    /// Cancels starts and restarts of processes that do not run, because a stop has begun.
     pub(crate) fn forget_plans(&mut self) {
         let Self { executors, gateway, trainer, workers, .. } = self;
         executors
@@ -138,7 +137,7 @@ impl Processes {
             .for_each(SupervisedProcess::forget_plans);
     }
 
-    /// Who is to stop next: the gateway, then the trainer, then all executors, then all workers.
+    /// Returns the next stage of the stop: gateway, trainer, all executors, then all workers.
     pub(crate) fn next_to_stop(&self) -> StopStage {
         let is_running = |managed: &SupervisedProcess| managed.is_running();
         if self.gateway.is_running() {
@@ -154,7 +153,7 @@ impl Processes {
         }
     }
 
-    /// Asks those whose turn it is to stop.
+    /// Asks the processes of a stage to stop.
     pub(crate) fn terminate(&mut self, turn: StopStage) {
         match turn {
             StopStage::Gateway => self.gateway.terminate(),

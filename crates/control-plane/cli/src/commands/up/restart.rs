@@ -1,4 +1,4 @@
-//! How often and how soon a dead process is started again.
+//! Delay and limit of restarts of a dead process.
 
 use std::{
     collections::VecDeque,
@@ -7,38 +7,36 @@ use std::{
 
 use crate::deployment::config::RestartPolicy;
 
-/// Deaths are counted over this long: a process that was up longer starts afresh.
+/// Window in which deaths are counted; older deaths are forgotten.
 pub(crate) const WINDOW: Duration = Duration::from_secs(60);
 
-/// Longest wait before a restart: beyond it, waiting longer helps nobody.
+/// Longest delay before a restart; a longer delay has no benefit.
 const MAX_DELAY: Duration = Duration::from_secs(30);
 
-/// The recent deaths of one process.
 #[derive(Debug)]
 pub(crate) struct RestartCounter {
     policy: RestartPolicy,
     recent: VecDeque<Instant>,
 }
 
-/// What to do about a death.
+/// Reaction to a death.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RestartDecision {
-    /// Start it again after this long.
+    /// Restart after this delay.
     Restart(Duration),
-    /// It will not get better.
+    /// Too many deaths within the window.
     GiveUp {
-        /// Deaths within the window.
+        /// Number of deaths within the window.
         deaths: usize,
     },
 }
 
 impl RestartCounter {
-    /// No deaths yet.
     pub(crate) fn new(policy: RestartPolicy) -> Self {
         Self { policy, recent: VecDeque::new() }
     }
 
-    /// Counts a death at `now`. Each death within the window doubles the wait.
+    /// Counts a death at `now`. Each death within the window doubles the delay.
     pub(crate) fn another(&mut self, now: Instant) -> RestartDecision {
         self.recent.retain(|death| now.duration_since(*death) < WINDOW);
         self.recent.push_back(now);

@@ -1,4 +1,4 @@
-//! What a child says of itself, as it would to systemd (`sd_notify`): how far it is, and that it lives.
+//! Receives status messages and heartbeats of a child, in systemd's `sd_notify` protocol.
 
 use std::{fs, io, path::Path, time::Duration};
 
@@ -7,22 +7,21 @@ use tokio::{
     time::{Interval, MissedTickBehavior, interval},
 };
 
-/// Longest message of a process; what is longer is cut off.
+/// Longest message in bytes; longer messages are truncated.
 const MAX_MESSAGE_BYTES: usize = 4096;
 
-/// A silence is counted in so many parts of the longest one.
+/// Number of ticks into which the longest allowed silence is divided.
 const PARTS: u32 = 8;
 
-/// What was heard, or not heard.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum NotifyMessage {
-    /// How far it is, in words.
+    /// Status text of the child.
     Status(String),
-    /// Nothing, for too long.
+    /// No heartbeat came for too long.
     Silence,
 }
 
-/// One life of a child, by what it says.
+/// Receiver of one child's messages, for one run of the child.
 #[derive(Debug)]
 pub(crate) struct NotifyReader {
     socket: UnixDatagram,
@@ -30,11 +29,11 @@ pub(crate) struct NotifyReader {
     silence: HeartbeatSilence,
 }
 
-/// How long a child has been silent, in ticks of our own.
+/// Number of our own ticks since the child's last heartbeat.
 ///
-/// It is watched from its first heartbeat on: what loads a model says nothing for as long as that takes. While we do not
-/// run ourselves, because somebody stopped us or the machine sleeps, there are no ticks, and so nobody is found silent
-/// who was not given time to speak.
+/// The child is watched from its first heartbeat on, because loading a model sends none. While this process
+/// is stopped or the machine sleeps, there are no ticks, so a child without time to run is not found
+/// silent.
 #[derive(Debug, Default)]
 struct HeartbeatSilence(Option<u32>);
 
@@ -43,7 +42,8 @@ impl HeartbeatSilence {
         self.0 = Some(0);
     }
 
-    /// True if it has lasted too long; it is said once. The first tick may come right after a word.
+    /// Counts a tick; true, once, if the silence has lasted too long. The first tick may directly follow a
+    /// message.
     fn tick(&mut self) -> bool {
         self.0 = self.0.map(|ticks| ticks + 1);
         let is_too_long = self.0 > Some(PARTS);
@@ -55,24 +55,25 @@ impl HeartbeatSilence {
 }
 
 impl NotifyReader {
-    /// Listens at `path`, in a directory that only this user can enter; what an earlier child said there is gone.
+    /// Binds the socket at `path`, in a directory that only this user can enter, and discards an earlier
+    /// child's socket.
     pub(crate) fn bind(path: &Path, longest_silence: Duration) -> io::Result<Self> {
         match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
         let mut ticks = interval((longest_silence / PARTS).max(Duration::from_millis(1)));
-        // After a time without us there is one tick, not all that were missed.
+        // After a pause of this process there is one tick, not all missed ones.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Ok(Self { socket: UnixDatagram::bind(path)?, ticks, silence: HeartbeatSilence::default() })
     }
 
-    /// Waits for the next notice. May be dropped and called again without losing anything.
+    /// Waits for the next message. Cancellation-safe: dropping the future loses no message.
     pub(crate) async fn next(&mut self) -> NotifyMessage {
         let mut message = [0; MAX_MESSAGE_BYTES];
         loop {
             tokio::select! {
-                // What was said while we did not run comes before the silence that followed.
+                // Messages received during a pause are read before the silence is judged.
                 biased;
                 received = self.socket.recv(&mut message) => match received {
                     Ok(length) => {
@@ -80,7 +81,7 @@ impl NotifyReader {
                             return NotifyMessage::Status(status);
                         }
                     }
-                    // Nothing can be heard any more; serving goes on.
+                    // The socket failed, so no message can be received; serving continues.
                     Err(_) => std::future::pending().await,
                 },
                 _ = self.ticks.tick() => {
@@ -106,7 +107,7 @@ mod tests {
 
     use super::*;
 
-    /// Notices of a child that lives, and how it speaks.
+    /// Returns a reader and a function that sends messages to it as the child.
     fn notices(longest_silence: Duration) -> (tempfile::TempDir, NotifyReader, impl Fn(&str)) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("notify.sock");
@@ -141,7 +142,7 @@ mod tests {
         let (_directory, mut notices, say) = notices(Duration::from_millis(80));
         say("WATCHDOG=1");
         assert!(tokio::time::timeout(Duration::from_millis(5), notices.next()).await.is_err());
-        // This is us being stopped: many limits go by, and one tick.
+        // The sleep stands for a pause of this process: many limits pass, but one tick.
         std::thread::sleep(Duration::from_millis(800));
         let ticks = notices.silence.0.unwrap();
         tokio::select! { biased; _ = notices.next() => panic!("it had no time to speak"), () = async {} => {} }

@@ -1,19 +1,19 @@
-//! What systemd hears, where `up` is a unit of `Type=notify`.
+//! Notifications to systemd, if `up` is a unit of `Type=notify`.
 
 use sd_notify::NotifyState;
 use tokio::time::{Interval, interval};
 
-/// What systemd's watchdog waits for.
+/// Timer for the heartbeats that systemd's watchdog expects.
 #[derive(Debug)]
 pub(crate) struct Watchdog(Option<Interval>);
 
 impl Watchdog {
-    /// Twice as often as the unit's `WatchdogSec=` asks for.
+    /// Creates a timer of half the unit's `WatchdogSec=`.
     pub(crate) fn new() -> Self {
         Self(sd_notify::watchdog_enabled().filter(|limit| !limit.is_zero()).map(|limit| interval(limit / 2)))
     }
 
-    /// Returns when the next [`still_alive`] is due; never, without a watchdog.
+    /// Returns when the next [`still_alive`] is due; never without a watchdog.
     pub(crate) async fn due(&mut self) {
         match &mut self.0 {
             Some(interval) => {
@@ -24,27 +24,27 @@ impl Watchdog {
     }
 }
 
-/// Requests are welcome.
+/// Reports that the deployment serves at `url`.
 pub(crate) fn ready(url: &str) {
     notify(&[NotifyState::Ready, NotifyState::Status(&format!("serving at {url}"))]);
 }
 
-/// What is going on, for `systemctl status`.
+/// Reports a status text for `systemctl status`.
 pub(crate) fn status(text: &str) {
     notify(&[NotifyState::Status(text)]);
 }
 
-/// A stop has begun.
+/// Reports that a stop has begun.
 pub(crate) fn stopping() {
     notify(&[NotifyState::Stopping]);
 }
 
-/// The event loop turns.
+/// Reports that the event loop runs.
 pub(crate) fn still_alive() {
     notify(&[NotifyState::Watchdog]);
 }
 
 fn notify(states: &[NotifyState]) {
-    // systemd that does not listen is no reason to stop serving.
+    // A systemd that does not listen is no reason to stop serving.
     let _ = sd_notify::notify(states);
 }

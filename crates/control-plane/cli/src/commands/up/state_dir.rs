@@ -1,4 +1,4 @@
-//! The state directory: its lock, and the private run directory of this start.
+//! The state directory: its lock, and the private run directory of one start.
 
 use std::{
     fs::{self, DirBuilder, File},
@@ -22,22 +22,23 @@ use crate::deployment::{
     running::LockHolder,
 };
 
-/// Longest path of a Unix socket on Linux, without the final zero.
+/// Longest path of a Unix socket on Linux, without the final zero byte.
 const MAX_SOCKET_PATH_BYTES: usize = 107;
 
-/// A state directory that belongs to this process until it is dropped.
+/// A state directory that this process has locked until it is dropped.
 #[derive(Debug)]
 pub(crate) struct StateDir {
     path: PathBuf,
     run: PathBuf,
-    /// The lock goes with the file: also when this process is killed.
+    /// The kernel releases the lock with the file, also when this process is killed.
     _lock: File,
 }
 
 impl StateDir {
-    /// Creates the directory if need be, locks it, and makes a fresh run directory that only this user can enter.
+    /// Creates the directory if needed, locks it, and makes a fresh run directory with access for this user
+    /// only.
     ///
-    /// Errors name the directory as it was `asked` for.
+    /// Errors name the directory as given in `asked`.
     pub(crate) fn claim(asked: &Path, grace: Duration) -> Result<Self, UpError> {
         let failed = |path: &Path| {
             let path = path.to_owned();
@@ -47,13 +48,14 @@ impl StateDir {
         let path = asked.canonicalize().map_err(failed(asked))?;
         let lock = lock(asked, LockHolder::this(grace))?;
         let parent = asked.join("run");
-        // Whatever lies there belonged to starts that are over: this one holds the lock.
+        // This process holds the lock, so existing files belong to starts that are over.
         if let Err(error) = fs::remove_dir_all(&parent)
             && error.kind() != io::ErrorKind::NotFound
         {
             return Err(failed(&parent)(error));
         }
-        // A process of a killed predecessor may still be draining: it must not find our socket at its path.
+        // A process of a killed predecessor may still be draining and must not find a new socket at its old
+        // path.
         let run = path.join("run").join(std::process::id().to_string());
         private().create(&parent).map_err(failed(&parent))?;
         private().create(&run).map_err(failed(&parent))?;
@@ -63,45 +65,44 @@ impl StateDir {
         Ok(state)
     }
 
-    /// The directory itself.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Where an executor keeps keys and values of the past.
+    /// Directory where an executor keeps offloaded KV blocks.
     pub(crate) fn history(&self, instance: Instance) -> PathBuf {
         let history = self.path.join("history");
         instance.name().map_or_else(|| history.clone(), |name| history.join(name))
     }
 
-    /// The socket between an executor and the gateway.
+    /// Socket between an executor and the gateway.
     pub(crate) fn socket(&self, instance: Instance) -> PathBuf {
         self.run.join(format!("executor{}.sock", suffix(instance)))
     }
 
-    /// The socket between an executor and its workers.
+    /// Socket between an executor and its workers.
     pub(crate) fn worker_socket(&self, instance: Instance) -> PathBuf {
         self.run.join(format!("workers{}.sock", suffix(instance)))
     }
 
-    /// The socket at which the gateway asks for trainers.
+    /// Socket on which the gateway requests training jobs.
     pub(crate) fn trainer_socket(&self) -> PathBuf {
         self.run.join("trainers.sock")
     }
 
-    /// The socket between executor and split clients of this host.
+    /// Socket between the executor and split clients of this host.
     pub(crate) fn layer_socket(&self) -> PathBuf {
         self.run.join(LAYER_SOCKETS[0])
     }
 
-    /// Links the sockets for split clients to a place that stays the same from start to start.
+    /// Links the sockets for split clients at a path that stays the same across starts.
     pub(crate) fn link_layer_sockets(&self) -> Result<(), UpError> {
         let link = |name: &&str| symlink(self.run.join(name), self.path.join(name));
         let failed = |source| UpError::State { path: self.path.clone(), source };
         LAYER_SOCKETS.iter().try_for_each(link).map_err(failed)
     }
 
-    /// Where a process says how far it is, and that it lives.
+    /// Socket on which a process sends status and heartbeats.
     pub(crate) fn notify_socket(&self, role: ProcessRole) -> PathBuf {
         self.run.join(match role {
             ProcessRole::Executor(instance) => format!("executor{}.life", suffix(instance)),
@@ -111,12 +112,11 @@ impl StateDir {
         })
     }
 
-    /// Where the log is.
     pub(crate) fn logs(&self) -> PathBuf {
         log_directory(&self.path)
     }
 
-    /// Fails if the system would not take the path of an executor's socket.
+    /// Fails if the path of an executor's socket is too long for a socket address.
     pub(crate) fn check_socket_path(&self, instance: Instance) -> Result<(), UpError> {
         let socket = self.socket(instance);
         let bytes = socket.as_os_str().as_bytes().len();
@@ -129,7 +129,7 @@ impl StateDir {
 
 impl Drop for StateDir {
     fn drop(&mut self) {
-        // Best effort: the next start removes what is left.
+        // Removal is best effort, because the next start removes what is left.
         let _ = fs::remove_dir_all(&self.run);
         let _ = remove_layer_links(&self.path);
     }
@@ -139,7 +139,6 @@ fn suffix(instance: Instance) -> String {
     instance.name().map(|name| format!("-{name}")).unwrap_or_default()
 }
 
-/// Removes the links to the sockets for split clients.
 fn remove_layer_links(state: &Path) -> io::Result<()> {
     for name in LAYER_SOCKETS {
         match fs::remove_file(state.join(name)) {

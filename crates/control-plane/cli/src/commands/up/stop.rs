@@ -1,25 +1,23 @@
-//! A stop of the whole deployment, while it is under way.
+//! State of a stop of the whole deployment.
 
 use tokio::time::Instant;
 
 use super::errors::UpError;
 
-/// A stop under way.
 #[derive(Debug)]
 pub(crate) struct DeploymentStop {
-    /// Until then what runs may end by itself.
+    /// Time until which processes may end by themselves.
     pub(crate) deadline: Instant,
-    /// What `up` returns once all have ended.
+    /// Result of `up` once all processes have ended.
     pub(crate) result: Result<(), UpError>,
-    /// Whether they were killed already.
+    /// Whether the processes drain or were killed.
     pub(crate) force: StopMode,
 }
 
-/// How a stop is meant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StopMode {
-    /// What runs may end.
+    /// Running processes may end by themselves.
     Drain,
-    /// What runs is killed.
+    /// Running processes are killed.
     Kill,
 }

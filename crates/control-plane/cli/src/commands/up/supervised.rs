@@ -1,4 +1,4 @@
-//! A process over its lives: waiting, running, dead and started again, ended.
+//! A process across its restarts: waiting, running, backing off, ended.
 
 use std::{
     future::{Future as _, pending, poll_fn},
@@ -15,7 +15,6 @@ use super::{
     sd_notify::NotifyMessage,
 };
 
-/// What can happen to a process.
 #[derive(Debug)]
 pub(crate) enum ProcessChange {
     Line(String),
@@ -24,7 +23,6 @@ pub(crate) enum ProcessChange {
     Due,
 }
 
-/// A process, dead or alive.
 #[derive(Debug)]
 pub(crate) struct SupervisedProcess {
     pub(crate) role: ProcessRole,
@@ -32,24 +30,22 @@ pub(crate) struct SupervisedProcess {
     pub(crate) state: ProcessState,
     pub(crate) deaths: RestartCounter,
     pub(crate) experience: Experience,
-    /// Why it was killed, if it was.
+    /// Reason for which the supervisor killed the process.
     killed_for: Option<String>,
 }
 
-/// Where a process stands.
 #[derive(Debug)]
 pub(crate) enum ProcessState {
-    /// It has not been started yet, or has just died.
+    /// The process has not been started yet, or has just died.
     Waiting,
-    /// It died and is started again then.
+    /// The process died and restarts at this time.
     Backoff(Instant),
-    /// It runs.
     Running(Box<ManagedChild>, ProcessPhase),
-    /// It is over.
+    /// The process will not be started again.
     Ended,
 }
 
-/// How far a running process is.
+/// Phase of a running process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ProcessPhase {
     Starting,
@@ -64,7 +60,7 @@ pub(crate) enum Experience {
     ServedBefore,
 }
 
-/// Which readiness of a process this is.
+/// Whether a process became ready for the first time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Readiness {
     First,
@@ -90,7 +86,7 @@ impl SupervisedProcess {
         Ok(())
     }
 
-    /// Waits for the next change; for ever, if none can come.
+    /// Waits for the next change; forever if none can come.
     pub(crate) async fn next(&mut self) -> ProcessChange {
         match &mut self.state {
             ProcessState::Waiting | ProcessState::Ended => pending().await,
@@ -106,7 +102,7 @@ impl SupervisedProcess {
         }
     }
 
-    /// Notes readiness; `None` if this run of it has been ready already.
+    /// Records readiness; `None` if this run of the process was ready already.
     pub(crate) fn become_ready(&mut self) -> Option<Readiness> {
         let ProcessState::Running(_, phase @ ProcessPhase::Starting) = &mut self.state else {
             return None;
@@ -126,7 +122,7 @@ impl SupervisedProcess {
         matches!(self.state, ProcessState::Running(..))
     }
 
-    /// It runs and has been asked to stop.
+    /// True if the process runs and has been asked to stop.
     pub(crate) fn is_stopping(&self) -> bool {
         matches!(self.state, ProcessState::Running(_, ProcessPhase::Stopping))
     }
@@ -138,14 +134,14 @@ impl SupervisedProcess {
         }
     }
 
-    /// A stop has begun: what does not run yet will not.
+    /// Cancels a planned start, because a stop has begun.
     pub(crate) fn forget_plans(&mut self) {
         if !self.is_running() {
             self.state = ProcessState::Ended;
         }
     }
 
-    /// Asks it to drain, once: a second signal would mean "at once".
+    /// Asks the process to drain, once; a second signal would stop it at once.
     pub(crate) fn terminate(&mut self) {
         if let ProcessState::Running(process, phase) = &mut self.state
             && *phase != ProcessPhase::Stopping
@@ -155,13 +151,13 @@ impl SupervisedProcess {
         }
     }
 
-    /// Kills it for a reason that is said when it has ended.
+    /// Kills the process and remembers `reason` for the report of its end.
     pub(crate) fn kill_for(&mut self, reason: String) {
         self.killed_for = Some(reason);
         self.kill();
     }
 
-    /// Why it ended: as the kernel says, or for what it was killed.
+    /// Returns the reason for the end: that of the kill, or the exit status.
     pub(crate) fn why_it_ended(&mut self, ending: &ProcessExit) -> String {
         match self.killed_for.take() {
             Some(reason) => format!("{reason}, and was killed"),
@@ -176,7 +172,7 @@ impl SupervisedProcess {
     }
 }
 
-/// Waits for the next change of any of them; for ever, if there are none.
+/// Waits for the next change of any process; forever if there are none.
 pub(crate) async fn next_of(
     all: impl Iterator<Item = &mut SupervisedProcess>,
 ) -> (ProcessRole, ProcessChange) {

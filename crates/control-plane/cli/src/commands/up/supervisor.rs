@@ -1,10 +1,11 @@
-//! The loop over everything that can happen to a running deployment.
+//! The event loop of a running deployment.
 //!
-//! All processes start at once: the gateway says at `/ready` how far the executor is with its model. Each may die at
-//! any moment: it is started again, sooner the first time, later each further time, until it has died too often. An
-//! executor or gateway that has never been ready and ends by itself has said why on stderr and would say it again: that
-//! is the end. A helper is never the end: what a worker would compute the executor computes, and who trains asks again.
-//! Stopping has an order: the gateway drains, the trainer keeps what it has, the executor drains, then the workers go.
+//! All processes start at once; the gateway reports at `/ready` how far the executor has loaded its model.
+//! A process that dies is restarted with growing delays until it has died too often. An executor or gateway
+//! that ends by itself before it was ever ready would fail again, so the deployment ends with its error.
+//! The loss of a helper never ends the deployment: the executor computes a worker's share, and training
+//! clients retry. A stop has an order: the gateway drains, the trainer saves its checkpoint, the executors
+//! drain, then the workers end.
 
 use std::{future::pending, time::Duration};
 
@@ -36,51 +37,48 @@ use crate::{
     },
 };
 
-/// Processes that have told their last callers why they stop need a moment more than those callers had.
+/// Time beyond the grace period in which processes report the stop to their last callers.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// How long workers get to end. They hold nothing that could be lost: one that is stopped is killed.
+/// Grace period of workers, which hold nothing that could be lost; a stopped worker is killed.
 const WORKER_GRACE: Duration = Duration::from_secs(1);
 
-/// How long a killed process is waited for: it cannot refuse, but the kernel may take its time.
+/// Longest wait for a killed process; the kernel may need time to end it.
 const KILL_WAIT: Duration = Duration::from_secs(5);
 
-/// Everything that can happen.
 #[derive(Debug)]
 enum SupervisorEvent {
-    /// To one of the processes.
+    /// Change of one of the processes.
     Process(ProcessRole, ProcessChange),
-    /// The gateway says what it serves.
+    /// Message about the gateway's readiness.
     News(GatewayNotice),
-    /// Somebody asked to stop.
+    /// Stop signal from the user or system.
     StopAsked(StopSignal),
-    /// The time for stopping is over.
+    /// End of the time for stopping.
     GraceOver,
-    /// systemd wants to hear from us.
+    /// Time to send systemd a heartbeat.
     WatchdogDue,
 }
 
-/// Whether the loop goes on.
 enum Flow {
     Continue,
     Done(Result<(), UpError>),
 }
 
-/// Whether the greeting has been printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Welcome {
     NotYet,
     Said,
 }
 
-/// Keeps a deployment's processes alive, and stops them.
+/// Starts a deployment's processes, keeps them alive and stops them.
 #[derive(Debug)]
 pub(crate) struct Supervisor {
     processes: Processes,
     greeting: StartupBanner,
-    /// Where the gateway listens, once it said so.
+    /// URL of the gateway, once it is known.
     url: String,
-    /// Tells other commands where.
+    /// Entry by which other commands find the deployment.
     registration: Option<Registration>,
     news: (mpsc::Sender<GatewayNotice>, mpsc::Receiver<GatewayNotice>),
     welcome: Welcome,
@@ -94,7 +92,6 @@ pub(crate) struct Supervisor {
 }
 
 impl Supervisor {
-    /// A supervisor that has not started anything yet.
     pub(crate) fn new(
         plan: StartPlan,
         config: &DeploymentConfig,
@@ -161,7 +158,7 @@ impl Supervisor {
                 ProcessRole::Executor(_),
                 ProcessChange::Notice(NotifyMessage::Status(text)),
             ) => self.show_status(&text),
-            // `/v1/status` says more of the others.
+            // Status messages of other processes are not shown; `/v1/status` says more about them.
             SupervisorEvent::Process(_, ProcessChange::Notice(NotifyMessage::Status(_))) => Flow::Continue,
             SupervisorEvent::Process(role, ProcessChange::Notice(NotifyMessage::Silence)) => {
                 self.silent(role)
@@ -176,14 +173,14 @@ impl Supervisor {
                 Flow::Continue
             }
             SupervisorEvent::StopAsked(_) if self.stop.is_none() => self.begin_stop(Ok(())),
-            // A script that got the same Ctrl-C may pass it on as a SIGTERM: only a person insists.
+            // A script that got the same Ctrl-C may pass it on as SIGTERM, so only a second Ctrl-C kills.
             SupervisorEvent::StopAsked(StopSignal::Terminate) => Flow::Continue,
             SupervisorEvent::StopAsked(StopSignal::Interrupt) => self.kill(UpError::Interrupted),
             SupervisorEvent::GraceOver => self.grace_over(),
         }
     }
 
-    /// A line on a process's stdout: `ready`, `ready http://ADDR`, or something for the log.
+    /// Handles a line on a process's stdout: `ready`, `ready http://ADDR`, or text for the log.
     fn heard(&mut self, role: ProcessRole, line: &str) -> Flow {
         let mut words = line.split_whitespace();
         let readiness = match words.next() {
@@ -210,7 +207,7 @@ impl Supervisor {
         Flow::Continue
     }
 
-    /// What the executor says while it is loading; later `/v1/status` says more.
+    /// Shows the executor's loading status; later `/v1/status` says more.
     fn show_status(&mut self, text: &str) -> Flow {
         if self.welcome == Welcome::NotYet && self.stop.is_none() && !self.processes.is_any_executor_ready() {
             service::status(text);
@@ -220,7 +217,7 @@ impl Supervisor {
     }
 
     fn greet(&mut self, url: &str, models: &[String]) -> Flow {
-        // A gateway that died in the meantime is asked again when it is back.
+        // A gateway that died in the meantime is asked again once it is back.
         if self.welcome == Welcome::Said || self.stop.is_some() || !self.processes.gateway.is_ready() {
             return Flow::Continue;
         }
@@ -237,7 +234,8 @@ impl Supervisor {
         Flow::Continue
     }
 
-    /// A gateway that is started again must listen where the first one did, also if that was any free port.
+    /// Fixes the gateway's address, so that a restarted gateway listens at the same port, even an ephemeral
+    /// one.
     fn keep_address(&mut self, url: &str) {
         url.clone_into(&mut self.url);
         self.registration.iter_mut().for_each(|registration| registration.serves_at(url));
@@ -246,9 +244,9 @@ impl Supervisor {
         }
     }
 
-    /// A process that lives and does nothing is as good as dead, and worse: others wait for it.
+    /// Kills a process without heartbeats, because other processes wait for it.
     fn silent(&mut self, role: ProcessRole) -> Flow {
-        // At a stop its grace decides.
+        // During a stop, the grace period decides.
         if self.stop.is_none() {
             let managed = self.processes.of(role);
             let silence = managed.recipe.longest_silence;
@@ -266,7 +264,7 @@ impl Supervisor {
         if !role.is_needed() || self.can_do_without(role) {
             return self.lost_helper(role, &how);
         }
-        // An executor that could not load its model would say the same again.
+        // An executor that could not load its model would fail in the same way again.
         let never_served = matches!(role, ProcessRole::Executor(_)) && self.welcome == Welcome::NotYet;
         let managed = self.processes.of(role);
         managed.state = ProcessState::Waiting;
@@ -282,13 +280,15 @@ impl Supervisor {
         }
     }
 
-    /// One of several executors, once the others serve: they take over what it had.
+    /// True for one of several executors once the deployment serves: other executors take over its
+    /// requests.
     fn can_do_without(&self, role: ProcessRole) -> bool {
         let is_executor = matches!(role, ProcessRole::Executor(_));
         is_executor && self.welcome == Welcome::Said && self.processes.other_executors(role) > 0
     }
 
-    /// A worker, the trainer or an executor that others stand in for died or could not be started, as `how` says.
+    /// Handles the death or failed start of a worker, the trainer or a replaceable executor; `how` gives
+    /// the reason.
     fn lost_helper(&mut self, role: ProcessRole, how: &str) -> Flow {
         if let RestartDecision::GiveUp { deaths } = self.start_again_later(role, how) {
             self.processes.of(role).state = ProcessState::Ended;
@@ -304,7 +304,7 @@ impl Supervisor {
         Flow::Continue
     }
 
-    /// Counts a death and plans the next start, unless there were too many.
+    /// Counts a death and plans the next start, unless there were too many deaths.
     fn start_again_later(&mut self, role: ProcessRole, how: &str) -> RestartDecision {
         let managed = self.processes.of(role);
         let verdict = managed.deaths.another(Instant::now().into_std());
@@ -341,7 +341,7 @@ impl Supervisor {
         self.advance_stop()
     }
 
-    /// Asks those whose turn it is to stop.
+    /// Asks the processes of the next stage to stop.
     fn advance_stop(&mut self) -> Flow {
         let turn = self.processes.next_to_stop();
         self.processes.terminate(turn);
@@ -366,7 +366,7 @@ impl Supervisor {
                 stop.deadline = Instant::now() + KILL_WAIT;
                 self.processes.kill_all();
             }
-            // What is trained has its checkpoints, and nobody asks the executor for anything else.
+            // Training has its checkpoints, and no other process needs the executors any more.
             Some(stop) if turn == StopStage::Trainer && !self.processes.are_executors_stopping() => {
                 stop.deadline = Instant::now() + KILL_WAIT;
                 self.processes.kill_trainer();
@@ -377,7 +377,7 @@ impl Supervisor {
         Flow::Continue
     }
 
-    /// Kills what still runs. An error that came first stays the answer.
+    /// Kills the running processes. An earlier error stays the result.
     fn kill(&mut self, reason: UpError) -> Flow {
         let earlier = self.stop.take().map_or(Ok(()), |stop| stop.result);
         let result = earlier.and(Err(reason));
@@ -388,7 +388,7 @@ impl Supervisor {
     }
 }
 
-/// Sleeps until `deadline`; for ever without one.
+/// Sleeps until `deadline`; forever without one.
 async fn at(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => sleep_until(deadline).await,

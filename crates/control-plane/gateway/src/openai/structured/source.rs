@@ -31,7 +31,7 @@ pub struct SchemaWarning {
 pub struct GrammarSource {
     /// Text of the grammar on the wire.
     pub source: Arc<str>,
-    /// The requesting field as messages name it.
+    /// Name of the request field that contains the grammar, for error messages.
     pub field: String,
     /// The field that an error names if the grammar does not compile.
     pub param: String,

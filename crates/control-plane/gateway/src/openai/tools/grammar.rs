@@ -189,7 +189,8 @@ fn lark_expression(expression: &str) -> String {
     written
 }
 
-/// Returns the field of the tool's parameters, and the treatment of keywords that a grammar cannot express.
+/// Returns the path of the tool's parameters for messages, and whether keywords that a grammar cannot
+/// express are errors.
 fn parameters_of(tool: &Tool) -> (String, Enforcement) {
     let enforcement = match tool.strictness {
         Strictness::Strict => Enforcement::Strict,

@@ -86,7 +86,8 @@ impl Preparation {
     }
 }
 
-/// Whether names may become properties; where properties are counted, only a few optional ones may.
+/// Whether a pattern's names may become listed properties. If the schema bounds the number of properties,
+/// only a few optional ones may.
 fn may_be_written_out(map: &Map<String, Value>, properties: &Map<String, Value>, names: &[String]) -> bool {
     let is_counted = map.contains_key("minProperties") || map.contains_key("maxProperties");
     let new = names.iter().filter(|name| !properties.contains_key(*name)).count();

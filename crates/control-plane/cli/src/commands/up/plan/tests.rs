@@ -1,4 +1,4 @@
-//! What every process is told.
+//! Tests of the command lines of all processes.
 
 use super::*;
 
@@ -6,7 +6,7 @@ fn text(arguments: &[OsString]) -> String {
     arguments.iter().map(|argument| argument.to_string_lossy()).collect::<Vec<_>>().join(" ")
 }
 
-/// A state directory, and what its paths begin with.
+/// Returns a state directory and the prefix of its run paths.
 fn state() -> (tempfile::TempDir, StateDir, String) {
     let directory = tempfile::tempdir().unwrap();
     let state = StateDir::claim(directory.path(), std::time::Duration::ZERO).unwrap();

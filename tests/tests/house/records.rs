@@ -1,0 +1,80 @@
+//! One fact has one record: two structs with the same fields drift apart, and each change costs twice.
+
+use std::collections::BTreeSet;
+
+use syn::{Fields, ItemStruct, visit::Visit};
+
+use super::{assert_only, sources};
+
+/// Number of equal field names from which two structs count as the same record.
+const MAX_SHARED_FIELDS: usize = 7;
+
+/// Pairs that share fields. Exceptions end with their reason.
+const TWINS: &[&str] = &[
+    // A message of the wire, and the value that a process computes with or adds up.
+    "ExecutorMetrics Stats",
+    "HostMemoryStatus MemoryAccountStats",
+    "Sampling SamplingRequest",
+    "SessionCounters SessionStats",
+    "GatewayReport HostReport",
+    // A builder and its product, or a configuration and its command line.
+    "App AppBuilder",
+    "App GatewayConfig",
+    "AppBuilder GatewayConfig",
+    "Args GatewayConfig",
+    "ExecutorConfig ServeSettings",
+    // A training job as options of two programs, as a plan and as an event: to become one record.
+    "JobPlan RunArguments",
+    "JobPlan TrainingArguments",
+    "JobPlan TrainingPlan",
+    "RunArguments TrainingArguments",
+    "RunArguments TrainingPlan",
+    "TrainingArguments TrainingPlan",
+    // A kernel and its gradient take the same tensors, and a shape is part of a product.
+    "Activations Quantize",
+    "BlasProduct BlasShape",
+    "Rotate RotateGradient",
+    // The options of the simulator, and what they are for.
+    "Forecast SimulationOptions",
+    "Observation SimulationReport",
+    "Setup SimulationOptions",
+    "SimulationOptions WorkloadSpec",
+];
+
+/// Name and field names of a struct.
+type Record = (String, BTreeSet<String>);
+
+struct Records(Vec<Record>);
+
+impl<'ast> Visit<'ast> for Records {
+    fn visit_item_struct(&mut self, item: &'ast ItemStruct) {
+        if let Fields::Named(fields) = &item.fields {
+            let names = fields.named.iter().filter_map(|field| Some(field.ident.as_ref()?.to_string()));
+            self.0.push((item.ident.to_string(), names.collect()));
+        }
+    }
+}
+
+#[test]
+fn two_structs_do_not_share_eight_fields() {
+    let mut records = Records(Vec::new());
+    let is_test = |member: &str| ["tests", "tests/testkit", "benches", "fuzz"].contains(&member);
+    for source in sources().iter().filter(|source| source.is_shipped() && !is_test(source.member())) {
+        records.visit_file(&source.parsed());
+    }
+    let long: Vec<&Record> =
+        records.0.iter().filter(|(_, fields)| fields.len() > MAX_SHARED_FIELDS).collect();
+    assert!(long.len() > 100, "the sources were read");
+    let mut found = BTreeSet::new();
+    for (index, (one, fields)) in long.iter().enumerate() {
+        let twins = long[index + 1..]
+            .iter()
+            .filter(|(_, other)| fields.intersection(other).count() > MAX_SHARED_FIELDS);
+        found.extend(twins.map(|(other, _)| {
+            let (first, second) = if one < other { (one, other) } else { (other, one) };
+            format!("{first} {second}")
+        }));
+    }
+    let found: Vec<String> = found.into_iter().collect();
+    assert_only("two structs share eight fields; make one of them, below both", TWINS, &found);
+}
