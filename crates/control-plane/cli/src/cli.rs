@@ -1,4 +1,4 @@
-//! The command line.
+//! Parses the command line and runs one command of `commands`.
 
 #[cfg(test)]
 mod reference;
@@ -48,7 +48,7 @@ pub struct HolobiontCli {
     /// No progress and no hints
     #[arg(long, short, global = true)]
     quiet: bool,
-    /// What is asked of the gateway, and errors in full
+    /// Requests to the gateway, and errors in full
     #[arg(long, short, global = true, conflicts_with = "quiet")]
     verbose: bool,
     /// Where colours are wanted
@@ -135,7 +135,7 @@ enum HolobiontCommand {
     Man(ManArguments),
 }
 
-/// Arguments of a command that talks to a gateway.
+/// Arguments of a command that sends requests to a gateway.
 #[derive(Debug, clap::Args)]
 struct ToGateway<A: clap::Args> {
     #[command(flatten)]
@@ -165,7 +165,7 @@ struct AdaptersArguments {
     command: AdaptersCommand,
 }
 
-/// Reads a command line, runs it, and says how it ended.
+/// Parses a command line, runs its command and returns the exit code.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
     let arguments: Vec<OsString> = arguments.collect();
     match HolobiontCli::try_parse_from(&arguments) {
@@ -174,18 +174,18 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
             Terminal::new(PrintFormat::Json, Volume::Quiet).error(&UsageError::from(error));
             Exit::Usage
         }
-        // Help, the version, or an error for people.
+        // Clap prints help, the version and errors for people itself.
         Err(error) => error.exit(),
     }
 }
 
-/// A command line that is none.
+/// Error of a command line that cannot be parsed.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct UsageError(String);
 
 impl From<clap::Error> for UsageError {
-    /// Its first paragraph: what follows is how it is used.
+    /// Keeps the first paragraph of clap's text; the usage text after it is dropped.
     fn from(error: clap::Error) -> Self {
         let text = error.render().to_string();
         let first = text.split("\n\n").next().unwrap_or_default();
@@ -203,7 +203,7 @@ impl Explain for UsageError {
     }
 }
 
-/// Runs a command and says how it ended.
+/// Runs a parsed command, prints its error and returns the exit code.
 pub fn run(cli: HolobiontCli) -> Exit {
     let terminal = terminal(&cli);
     match dispatch(cli.command, terminal) {

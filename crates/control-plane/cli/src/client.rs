@@ -1,4 +1,4 @@
-//! The gateway seen from outside: its models, its adapters, its completion streams.
+//! HTTP client of a gateway: models, adapters and completion streams.
 
 mod errors;
 pub(crate) mod listing;
@@ -19,10 +19,10 @@ use sse::Events;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// For what is answered from memory; completions take as long as they take.
+/// Timeout of answers from the gateway's memory; completions have none.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A gateway's door.
+/// Connection settings for one gateway.
 #[derive(Debug, Clone)]
 pub(crate) struct GatewayClient {
     agent: ureq::Agent,
@@ -32,38 +32,38 @@ pub(crate) struct GatewayClient {
 }
 
 impl GatewayClient {
-    /// A client of the gateway at `url`. The key comes from `HOLOBIONT_API_KEY`, never from the command line,
-    /// where every user of the machine could read it.
+    /// Creates a client of the gateway at `url`. The key comes from `HOLOBIONT_API_KEY`, never from the
+    /// command line, because every user of the machine can read command lines.
     pub(crate) fn new(url: &str, terminal: Terminal) -> Self {
         let key = std::env::var("HOLOBIONT_API_KEY").ok().filter(|key| !key.is_empty());
-        // What OpenAI's clients call the base URL works here too.
+        // OpenAI's clients use a base URL that ends in `/v1`.
         let url = url.trim_end_matches('/').trim_end_matches("/v1");
         Self { agent: agent(), url: url.to_owned(), key, terminal }
     }
 
-    /// A client of the same gateway with connections of its own, and what closes them.
+    /// Returns a client of the same gateway with separate connections, and a handle that closes them.
     pub(crate) fn apart(&self) -> (Self, ConnectionCloser) {
         let client = Self { agent: agent(), ..self.clone() };
         let hang_up = ConnectionCloser(client.agent.clone());
         (client, hang_up)
     }
 
-    /// The gateway's address.
     pub(crate) fn url(&self) -> &str {
         &self.url
     }
 
-    /// What `model` may name: the base and its adapters.
+    /// Returns the models that requests may name: the base and its adapters.
     pub(crate) fn models(&self) -> Result<Vec<ServedModel>, ClientError> {
         list_in(self.get("/v1/models")?)
     }
 
-    /// What the adapters are and take; for administrators only.
+    /// Returns the state and size of all adapters; for administrators only.
     pub(crate) fn adapters(&self) -> Result<Vec<LoadedAdapter>, ClientError> {
         list_in(self.get("/v1/lora_adapters")?)
     }
 
-    /// How far a gateway is that does not take requests yet; `None` once it does, or if it does not say.
+    /// Returns the progress of a gateway that does not take requests yet. Returns `None` if the gateway is
+    /// ready, unreachable or answers anything but 503.
     pub(crate) fn still_loading(&self) -> Option<Loading> {
         let response = self.agent.get(format!("{}/ready", self.url));
         let mut response = response.config().timeout_global(Some(ANSWER_TIMEOUT)).build().call().ok()?;
@@ -74,12 +74,12 @@ impl GatewayClient {
         Some(serde_json::from_str(&body).unwrap_or_default())
     }
 
-    /// The body of `route`, parsed.
+    /// Returns the parsed body of `route`.
     pub(crate) fn get(&self, route: &str) -> Result<Value, ClientError> {
         serde_json::from_str(&self.get_text(route)?).map_err(ClientError::Garbled)
     }
 
-    /// The body of `route`, as it came.
+    /// Returns the body of `route` as text.
     pub(crate) fn get_text(&self, route: &str) -> Result<String, ClientError> {
         let mut request = self.agent.get(format!("{}{route}", self.url));
         if let Some(key) = &self.key {
@@ -89,7 +89,7 @@ impl GatewayClient {
         self.text(response)
     }
 
-    /// The body of `route` with this query, to be read as it comes.
+    /// Returns a reader of the body of `route` with the parameters `query`.
     pub(crate) fn read(
         &self,
         route: &str,
@@ -105,7 +105,7 @@ impl GatewayClient {
         Ok(self.accept(request.call())?.into_reader())
     }
 
-    /// Posts `body` to `route`; the answer's body as it came, however long it takes.
+    /// Posts `body` to `route` and returns the answer's body as text, without a timeout.
     pub(crate) fn post_text(&self, route: &str, body: &Value) -> Result<String, ClientError> {
         let mut request = self.agent.post(format!("{}{route}", self.url));
         if let Some(key) = &self.key {
@@ -121,7 +121,7 @@ impl GatewayClient {
         self.accept(response)?.read_to_string().map_err(|cause| self.unreachable(cause))
     }
 
-    /// Posts `body` to `route` and reads the answer as a stream.
+    /// Posts `body` to `route` and returns the answer as a stream.
     pub(crate) fn stream(&self, route: &str, body: &Value) -> Result<AnswerStream, ClientError> {
         let mut request = self.agent.post(format!("{}{route}", self.url));
         if let Some(key) = &self.key {
@@ -131,7 +131,7 @@ impl GatewayClient {
         Ok(AnswerStream { events: Events::new(BufReader::new(body.into_reader())), state: StreamState::Open })
     }
 
-    /// The body of a successful answer.
+    /// Returns the body of an answer with status 200, else an error.
     fn accept(
         &self,
         response: Result<ureq::http::Response<ureq::Body>, ureq::Error>,
@@ -158,38 +158,38 @@ fn agent() -> ureq::Agent {
         .timeout_connect(Some(CONNECT_TIMEOUT))
         .proxy(None)
         .max_redirects(0)
-        // `bench` has many requests under way, and none should pay for a connection another has just closed.
+        // `bench` has many requests under way; the pool avoids the cost of new connections for each.
         .max_idle_connections(4096)
         .max_idle_connections_per_host(4096)
         .build()
         .into()
 }
 
-/// Closes a client's connections, whatever is waited for on them.
+/// Handle that closes a client's connections, even while requests wait on them.
 #[derive(Debug)]
 pub(crate) struct ConnectionCloser(ureq::Agent);
 
 impl ConnectionCloser {
-    /// Closes them: requests under way fail, later ones too.
+    /// Closes the connections: current and later requests fail.
     pub(crate) fn hang_up(self) {
         self.0.shutdown();
     }
 }
 
-/// What a gateway says at `/ready` while it is not.
+/// Body of `/ready` while the gateway is not ready.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Loading {
-    /// What it does now, as `reading weights`.
+    /// Current stage, as `reading weights`.
     pub(crate) stage: Option<String>,
-    /// How far it is.
+    /// Progress within the stage, in percent.
     pub(crate) percent: Option<u8>,
-    /// The same in words, also where nothing is loaded.
+    /// Description in words, also present where nothing is loaded.
     pub(crate) detail: Option<String>,
 }
 
 impl Loading {
-    /// One line for people.
+    /// Returns one line for people.
     pub(crate) fn text(&self) -> String {
         match (&self.stage, self.percent, &self.detail) {
             (Some(stage), Some(percent), _) => format!("{} {:>3} %", printable(stage), percent.min(100)),
@@ -199,33 +199,31 @@ impl Loading {
     }
 }
 
-/// Tokens a request took.
+/// Token counts of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub(crate) struct Usage {
-    /// Tokens of the prompt.
     pub(crate) prompt_tokens: u64,
-    /// Tokens of the answer.
     pub(crate) completion_tokens: u64,
 }
 
-/// A piece of a streamed answer.
+/// Piece of a streamed answer.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct StreamDelta {
-    /// New text, often a token's; empty in the pieces that only end or count.
+    /// New text, often of one token; empty in pieces that only end the answer or count tokens.
     pub(crate) text: String,
-    /// More of what the model thinks before it.
+    /// New reasoning content, which precedes the text.
     pub(crate) thought: String,
-    /// Why the answer ended, in the piece that ends it.
+    /// Finish reason, in the piece that ends the answer.
     pub(crate) finish: Option<String>,
-    /// The counts, in the last piece.
+    /// Token counts, in the last piece.
     pub(crate) usage: Option<Usage>,
-    /// So many characters of what was provisional, from its end, are taken back.
+    /// Number of provisional characters that the gateway retracts, counted from the end.
     pub(crate) retracted: usize,
-    /// What may come next, if it was asked for; new text takes its place.
+    /// Provisional text of draft tokens, if the request asked for it; new text replaces it.
     pub(crate) provisional: String,
 }
 
-/// A streamed answer. It ends after `[DONE]`; a stream that just stops is an error.
+/// Stream of an answer's pieces. It ends after `[DONE]`; a stream that ends earlier is an error.
 #[derive(Debug)]
 pub(crate) struct AnswerStream<R = BufReader<ureq::BodyReader<'static>>> {
     events: Events<R>,
@@ -308,7 +306,7 @@ fn parse_piece(data: &str) -> Result<StreamDelta, ClientError> {
     Ok(piece)
 }
 
-/// Reads OpenAI's error body; anything else is quoted, shortened.
+/// Returns the error of a body in OpenAI's format. Any other body is quoted and shortened.
 fn refusal(status: u16, body: &str) -> ClientError {
     let value: Value = serde_json::from_str(body).unwrap_or_default();
     let error = value.get("error").unwrap_or(&Value::Null);
@@ -382,7 +380,7 @@ mod tests {
 
     #[test]
     fn a_gateway_that_is_not_there_is_unavailable() {
-        // A port that was just free; nothing listens on it.
+        // Nothing listens on this port, which was just free.
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let error = GatewayClient::new(&format!("http://127.0.0.1:{port}/"), quiet()).models().unwrap_err();
         assert_eq!(error.exit(), Exit::Unavailable);

@@ -1,4 +1,4 @@
-//! One room for each command a person types. What two of them need lies below: in `client`, `deployment`, `models` or
+//! One module for each command. Code that several commands share is in `client`, `deployment`, `models` or
 //! `terminal`.
 
 pub(crate) mod adapters;

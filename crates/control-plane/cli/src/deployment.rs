@@ -1,4 +1,4 @@
-//! A deployment: the file that describes it, who computes where, where its things lie, and the one that runs.
+//! Deployments: configuration file, cores, paths, and the registry of running deployments.
 
 pub(crate) mod config;
 pub(crate) mod cores;

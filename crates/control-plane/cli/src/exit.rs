@@ -1,11 +1,11 @@
-//! Exit codes, and the shape of what a failed command says: cause, why, next command.
+//! Errors of commands: exit code, cause, reason and next command.
 
 use std::{error::Error, io};
 
 use security::keys::KeyFileError;
 pub use settings::exit::Exit;
 
-/// The table of exit codes as `--help` prints it.
+/// Table of exit codes and environment variables, printed by `--help`.
 pub const HELP: &str = "\
 Exit codes:
   0  ok
@@ -23,23 +23,22 @@ Environment:
   HOLOBIONT_<OPTION>  sets what the option of `up` sets, as HOLOBIONT_MAX_RUNNING for --max-running
   NO_COLOR           no colours; CLICOLOR_FORCE: colours also into a pipe";
 
-/// An error that knows its exit code and what to type next. Its `Display` is the cause, its sources are the why.
+/// Error with an exit code and a next step. `Display` gives the cause, and the sources give the reason.
 pub(crate) trait Explain: Error {
-    /// The exit code.
     fn exit(&self) -> Exit;
 
-    /// The next command, or the next step in words.
+    /// Returns the next command, or the next step in words.
     fn next(&self) -> Option<String> {
         None
     }
 
-    /// True if the person has been told already.
+    /// True if the user has already seen the error.
     fn is_said(&self) -> bool {
         false
     }
 }
 
-/// What to do about it stands in its text, which gateway and executor show alike.
+/// The next step is part of the error's text, which gateway and executor print too.
 impl Explain for KeyFileError {
     fn exit(&self) -> Exit {
         match self {
@@ -53,8 +52,8 @@ impl Explain for KeyFileError {
     }
 }
 
-/// The errors below `error`, outermost first, joined into one text, without those that the text above them says
-/// already; `None` if there are none.
+/// Returns the errors below `error`, outermost first, in one text. Errors that the text already contains are
+/// skipped; `None` if no error is left.
 pub(crate) fn why(error: &dyn Explain) -> Option<String> {
     let (mut causes, mut said) = (Vec::new(), error.to_string());
     let mut source = error.source();

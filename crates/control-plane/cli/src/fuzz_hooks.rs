@@ -1,21 +1,21 @@
-//! The doors through which the crate `fuzz` feeds this crate's parsers what nobody should have written.
+//! Entry points through which the crate `fuzz` passes malformed input to this crate's parsers.
 
 use std::io;
 
 use crate::{client::sse::Events, deployment::config::DeploymentConfig};
 
-/// Reads the text of a deployment file.
+/// Parses the text of a deployment file.
 ///
 /// # Errors
-/// Key, line and what was expected there.
+/// Returns key, line and expected value of the first error.
 pub fn deployment_file(text: &str) -> Result<(), toml::de::Error> {
     DeploymentConfig::parse(text).map(drop)
 }
 
-/// Reads every event of a gateway's stream.
+/// Parses all events of a gateway's stream.
 ///
 /// # Errors
-/// What is no text, or too long.
+/// Fails if the stream is not UTF-8, or if a line or an event is too long.
 pub fn events(stream: &[u8]) -> io::Result<()> {
     let mut events = Events::new(stream);
     while events.next_data()?.is_some() {}

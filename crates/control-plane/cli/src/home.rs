@@ -1,13 +1,13 @@
-//! Where models and state live: the one place that reads `HOLOBIONT_HOME`.
+//! Directories of models and state. Only this module reads `HOLOBIONT_HOME`.
 
 use std::{ffi::OsString, path::PathBuf};
 
-/// The directory that holds `models/`, `state/` and `runs/`.
+/// Directory that holds `models/`, `state/` and `runs/`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HomeDirectory(PathBuf);
 
 impl HomeDirectory {
-    /// `$HOLOBIONT_HOME`, else `$XDG_DATA_HOME/holobiont`, else `~/.local/share/holobiont`.
+    /// Returns `$HOLOBIONT_HOME`, else `$XDG_DATA_HOME/holobiont`, else `~/.local/share/holobiont`.
     pub(crate) fn from_environment() -> Self {
         Self::choose(|name| std::env::var_os(name).filter(|value| !value.is_empty()))
     }
@@ -22,33 +22,32 @@ impl HomeDirectory {
         Self(directory)
     }
 
-    /// A home elsewhere.
     #[cfg(test)]
     pub(crate) fn at(directory: &std::path::Path) -> Self {
         Self(directory.to_owned())
     }
 
-    /// Where `pull` puts models and `up` looks for them.
+    /// Returns the directory of models, which `pull` fills and `up` searches.
     pub(crate) fn models(&self) -> PathBuf {
         self.0.join("models")
     }
 
-    /// Where `tune` keeps its runs, each in a directory of its own.
+    /// Returns the directory in which `tune` keeps one directory per run.
     pub(crate) fn runs(&self) -> PathBuf {
         self.0.join("runs")
     }
 
-    /// Where `chat` keeps what was typed.
+    /// Returns the file with the input history of `chat`.
     pub(crate) fn chat_history(&self) -> PathBuf {
         self.0.join("chat_history")
     }
 
-    /// Where the deployments that run are listed.
+    /// Returns the directory of the registry of running deployments.
     pub(crate) fn running(&self) -> PathBuf {
         self.0.join("running")
     }
 
-    /// Where `up` keeps its state unless told otherwise.
+    /// Returns the default state directory of `up`.
     pub(crate) fn state(&self) -> PathBuf {
         self.0.join("state")
     }

@@ -1,25 +1,25 @@
-//! The command a person types.
+//! The command `holobiont`.
 //!
 //! # Layout
 //!
-//! - [`cli`]: arguments in, exit code out
-//! - `commands`: one room for each command
-//! - `deployment`: one TOML file describes a deployment, environment and flags override it; who computes where; where
-//!   its things lie; the one that runs
-//! - `client`: the gateway seen from outside
-//! - `models`, `home`: models on this machine, by name and from a hub
-//! - `terminal`, [`exit`]: data on stdout, the rest on stderr; every error says cause, why and what to type next
-//! - `fuzz_hooks`: the doors through which the crate `fuzz` gets at the parsers
-//! - `../python`: the two programs that `pull` hands to a Python interpreter
+//! - [`cli`]: parser of the command line and exit code
+//! - `commands`: one module for each command
+//! - `deployment`: configuration file, cores, paths and registry of running deployments
+//! - `client`: HTTP client of a gateway
+//! - `models`, `home`: models on this machine by name, and models of a hub
+//! - `terminal`, [`exit`]: output (data on stdout, all else on stderr) and errors with cause, reason and next
+//!   command
+//! - `fuzz_hooks`: entry points of the crate `fuzz` to the parsers
+//! - `../python`: two programs that `pull` passes to a Python interpreter
 //!
 //! # Principles
 //!
-//! Commands know the rooms below them, `client`, `deployment` and `models`; those know `terminal` and `exit`, and no
+//! Commands use `client`, `deployment` and `models`. These modules use `terminal` and `exit`, and no
 //! command.
 //!
-//! This crate touches no tensor, and reads model files through `model` alone: it knows the other processes by their
-//! flags, their `ready` line and their HTTP API. Nothing is asked of anybody but a person at a terminal, and nothing
-//! dials out unless a command says so by its name.
+//! This crate does no tensor arithmetic and reads model files through the crates `files` and `model` only.
+//! The other processes are known by their flags, their `ready` line and their HTTP API. Questions are asked
+//! only at a terminal, and no command opens a connection to another host unless its name says so.
 #![forbid(unsafe_code)]
 #![allow(missing_docs, reason = "only this program and its tests use the items")]
 

@@ -1,4 +1,4 @@
-//! The `holobiont` command.
+//! Entry point of the program `holobiont`.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! Which model a name means: a path, a name in the models directory, or a hub name.
+//! Finds the model of a name: a path, a name in the models directory, or a hub name.
 
 pub(crate) mod hub;
 
@@ -15,31 +15,26 @@ use crate::{
 };
 use hub::HubError;
 
-/// A model on disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct ModelOnDisk {
-    /// What `up --model` calls it.
+    /// Name for `up --model`.
     pub(crate) name: String,
-    /// How its weights are stored.
     pub(crate) format: ModelFormat,
-    /// Bytes on disk.
+    /// Size on disk in bytes.
     pub(crate) bytes: u64,
-    /// Where it is.
     pub(crate) path: PathBuf,
 }
 
-/// How a model's weights are stored.
+/// Storage format of a model's weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum ModelFormat {
-    /// One GGUF file.
     Gguf,
-    /// A directory with `config.json` and safetensors.
+    /// Directory with `config.json` and safetensors.
     Safetensors,
 }
 
 impl ModelFormat {
-    /// The word `ls` shows.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Gguf => "gguf",
@@ -48,46 +43,33 @@ impl ModelFormat {
     }
 }
 
-/// Why a name is not a model here.
+/// Reason why no model was found.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FindError {
-    /// Nobody said which model, and the models directory does not decide it.
+    /// No name was given, and the models directory does not hold exactly one model.
     #[error("no model was named, and {directory} holds {found}")]
     NotNamed {
-        /// The models directory.
         directory: PathBuf,
-        /// What it holds, in words.
+        /// Names of the models in the directory, or "no models".
         found: String,
     },
-    /// A path with nothing there.
+    /// The path does not exist.
     #[error("there is no model at {0}")]
     NoPath(PathBuf),
-    /// A name that is not in the models directory.
+    /// The models directory has no model of this name.
     #[error("no model is called `{name}`: {directory} holds {found}")]
     Unknown {
-        /// The name.
         name: String,
-        /// The models directory.
         directory: PathBuf,
-        /// What it holds, in words.
+        /// Names of the models in the directory, or "no models".
         found: String,
     },
-    /// A hub name that cannot be had.
+    /// The hub model is not cached and cannot be fetched.
     #[error("the model `{name}` cannot be found")]
-    Hub {
-        /// The name.
-        name: String,
-        /// Why.
-        source: HubError,
-    },
+    Hub { name: String, source: HubError },
     /// The models directory cannot be read.
     #[error("cannot read {path}")]
-    Read {
-        /// The directory.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
 }
 
 impl Explain for FindError {
@@ -111,8 +93,8 @@ impl Explain for FindError {
     }
 }
 
-/// The model that `name` means, or the only one there is if `name` is `None`. A path stays as it was written, so that
-/// whoever is told of it later knows it again.
+/// Returns the path of the model `name`, or of the only model if `name` is `None`. A given path is returned
+/// unchanged, so that later messages show it as the user wrote it.
 pub(crate) fn find(name: Option<&str>, home: &HomeDirectory) -> Result<PathBuf, FindError> {
     let directory = home.models();
     let models = list(&directory)?;
@@ -135,7 +117,7 @@ pub(crate) fn find(name: Option<&str>, home: &HomeDirectory) -> Result<PathBuf, 
     Err(FindError::Unknown { name: name.to_owned(), directory, found: in_words(&models) })
 }
 
-/// The models in a directory, by name; none if there is no such directory.
+/// Returns the models in a directory, ordered by name; empty if the directory does not exist.
 pub(crate) fn list(directory: &Path) -> Result<Vec<ModelOnDisk>, FindError> {
     let read = |source| FindError::Read { path: directory.to_owned(), source };
     let entries = match fs::read_dir(directory) {
@@ -151,7 +133,7 @@ pub(crate) fn list(directory: &Path) -> Result<Vec<ModelOnDisk>, FindError> {
     Ok(models)
 }
 
-/// The model a path holds, if it holds one.
+/// Returns the model at `path`, if there is one.
 pub(crate) fn model_at(path: &Path) -> Option<ModelOnDisk> {
     let metadata = fs::metadata(path).ok()?;
     let (name, format, bytes) = if metadata.is_file() && path.extension().is_some_and(|e| e == "gguf") {
@@ -191,7 +173,7 @@ fn in_words(models: &[ModelOnDisk]) -> String {
 mod tests {
     use super::*;
 
-    /// A home with the GGUF files `files`, each of 3 bytes, in its models directory.
+    /// Creates a home directory with GGUF files of 3 bytes each in its models directory.
     fn home(files: &[&str]) -> (tempfile::TempDir, HomeDirectory) {
         let directory = tempfile::tempdir().unwrap();
         let home = HomeDirectory::at(directory.path());

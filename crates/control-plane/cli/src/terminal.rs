@@ -1,4 +1,4 @@
-//! How answers reach the person: data on stdout, everything else on stderr, colours only where they are wanted.
+//! Output of commands: data on stdout, all else on stderr, colours only where the user wants them.
 
 pub(crate) mod findings;
 pub(crate) mod interval;
@@ -14,23 +14,20 @@ use serde_json::json;
 use crate::exit::{Explain, why};
 use progress::MonotonicProgress;
 
-/// In which form data is printed.
+/// Format of printed data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PrintFormat {
-    /// For people.
     Human,
-    /// One JSON value a line, for programs.
+    /// One JSON value per line, for programs.
     Json,
 }
 
-/// How much is said besides the data.
+/// Amount of output besides the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Volume {
-    /// Errors only.
     Quiet,
-    /// Progress and hints.
     Normal,
-    /// Also what the command does, and errors in full.
+    /// Progress, hints, actions of the command, and errors in full.
     Verbose,
 }
 
@@ -46,32 +43,32 @@ pub(crate) enum ColorChoice {
     Never,
 }
 
-/// The terminal a command talks to.
+/// Terminal on which a command prints.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Terminal {
-    /// Form of the data on stdout and of errors on stderr.
+    /// Format of data on stdout and of errors on stderr.
     pub(crate) format: PrintFormat,
     volume: Volume,
     ink: TextStyle,
     questions: ConfirmMode,
 }
 
-/// Who answers questions.
+/// Source of answers to questions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ConfirmMode {
-    /// The person, if there is a terminal; nobody else is asked, and the command goes on.
+    /// The user, if stdin and stderr are terminals; else the command goes on without a question.
     OnATerminal,
-    /// `--yes` has.
+    /// Answer yes to all questions, set by `--yes`.
     AnsweredYes,
 }
 
 impl Terminal {
-    /// A terminal of the given form and volume, without colours.
+    /// Creates a terminal without colours.
     pub(crate) fn new(format: PrintFormat, volume: Volume) -> Self {
         Self { format, volume, ink: TextStyle::None, questions: ConfirmMode::OnATerminal }
     }
 
-    /// The same with colours on stdout where they are wanted.
+    /// Enables colours on stdout according to `choice` and the environment.
     pub(crate) fn with_colors(self, choice: ColorChoice) -> Self {
         let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
         let force = set("CLICOLOR_FORCE").is_some_and(|value| value != "0");
@@ -79,12 +76,13 @@ impl Terminal {
         Self { ink: TextStyle::choose(choice, io::stdout().is_terminal(), wishes), ..self }
     }
 
-    /// The same with questions answered by whom is said.
+    /// Sets the source of answers to questions.
     pub(crate) fn with_questions(self, questions: ConfirmMode) -> Self {
         Self { questions, ..self }
     }
 
-    /// Whether to go on with what cannot be undone. Without a person at a terminal nothing is asked: yes.
+    /// Asks whether to do something that cannot be undone. With `--yes`, with `--json` or without a terminal,
+    /// returns true without a question.
     pub(crate) fn confirm(self, question: &str) -> bool {
         let is_person = io::stdin().is_terminal() && io::stderr().is_terminal();
         if self.questions == ConfirmMode::AnsweredYes || self.format == PrintFormat::Json || !is_person {
@@ -96,7 +94,7 @@ impl Terminal {
         matches!(answer.trim(), "y" | "Y" | "yes")
     }
 
-    /// True if something may be drawn on stdout and taken back.
+    /// True if the command may redraw parts of stdout.
     pub(crate) fn draws(self) -> bool {
         let is_dumb = std::env::var("TERM").is_ok_and(|kind| kind == "dumb");
         self.format == PrintFormat::Human
@@ -105,32 +103,32 @@ impl Terminal {
             && io::stdout().is_terminal()
     }
 
-    /// The ink for stdout.
+    /// Returns the text style of stdout.
     pub(crate) fn ink(self) -> TextStyle {
         self.ink
     }
 
-    /// Prints a line of data. A reader that went away is no error.
+    /// Prints a line of data. A closed pipe is not an error.
     pub(crate) fn print(self, line: impl std::fmt::Display) {
         let mut out = io::stdout().lock();
         let _ = writeln!(out, "{line}").and_then(|()| out.flush());
     }
 
-    /// Prints a line beside the data, unless quiet.
+    /// Prints a line on stderr, unless `--quiet` is set.
     pub(crate) fn note(self, line: impl std::fmt::Display) {
         if self.volume != Volume::Quiet {
             let _ = writeln!(io::stderr().lock(), "{line}");
         }
     }
 
-    /// Prints a line for those who asked for details.
+    /// Prints a line on stderr if `--verbose` is set.
     pub(crate) fn detail(self, line: impl std::fmt::Display) {
         if self.volume == Volume::Verbose {
             let _ = writeln!(io::stderr().lock(), "{line}");
         }
     }
 
-    /// Prints why a command failed: the cause in one line first.
+    /// Prints why a command failed, with the error itself in the first line.
     pub(crate) fn error(self, error: &dyn Explain) {
         let mut out = io::stderr().lock();
         let _ = match self.format {
@@ -141,7 +139,7 @@ impl Terminal {
         self.detail(format_args!("  in full: {error:?}"));
     }
 
-    /// A spinner on a terminal, nothing elsewhere.
+    /// Returns a spinner on a terminal, and a hidden one elsewhere.
     pub(crate) fn spinner(self, message: String) -> ProgressBar {
         if !self.animates() {
             return ProgressBar::hidden();
@@ -154,35 +152,34 @@ impl Terminal {
         bar
     }
 
-    /// Progress of something whose length is known, drawn on a terminal only.
+    /// Returns a progress bar of known length, drawn on a terminal only.
     pub(crate) fn progress(self, message: String) -> MonotonicProgress {
         if self.animates() { MonotonicProgress::drawn(message) } else { MonotonicProgress::hidden() }
     }
 
-    /// True if progress may be drawn.
+    /// True if progress may be drawn on stderr.
     pub(crate) fn animates(self) -> bool {
         self.volume != Volume::Quiet && self.format == PrintFormat::Human && io::stderr().is_terminal()
     }
 }
 
-/// What the environment says about colours.
+/// Colour settings of the environment.
 #[derive(Debug, Clone, Copy)]
 struct ColorSettings {
     no_color: bool,
     force: bool,
 }
 
-/// Marks up text where colours are wanted.
+/// Markup of text, empty where colours are not wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TextStyle {
-    /// ANSI styles.
     Ansi,
-    /// Plain text.
     None,
 }
 
 impl TextStyle {
-    /// `--color` wins over the environment, which wins over what stdout is.
+    /// Chooses the style: `--color` takes precedence over the environment, and the environment over the kind
+    /// of stdout.
     fn choose(choice: ColorChoice, is_terminal: bool, wishes: ColorSettings) -> Self {
         let wanted = match choice {
             ColorChoice::Always => true,
@@ -192,27 +189,27 @@ impl TextStyle {
         if wanted { Self::Ansi } else { Self::None }
     }
 
-    /// For what matters.
+    /// Marks important text in bold.
     pub(crate) fn bold(self, text: &str) -> String {
         self.wrap(text, "1")
     }
 
-    /// For what matters less.
+    /// Marks less important text.
     pub(crate) fn dim(self, text: &str) -> String {
         self.wrap(text, "2")
     }
 
-    /// For what is well.
+    /// Marks text about success.
     pub(crate) fn green(self, text: &str) -> String {
         self.wrap(text, "32")
     }
 
-    /// For what may become a problem.
+    /// Marks text about possible problems.
     pub(crate) fn yellow(self, text: &str) -> String {
         self.wrap(text, "33")
     }
 
-    /// For what is wrong.
+    /// Marks text about failures.
     pub(crate) fn red(self, text: &str) -> String {
         self.wrap(text, "31")
     }
@@ -225,12 +222,12 @@ impl TextStyle {
     }
 }
 
-/// Text without control characters, so that neither a model nor a peer can drive the reader's terminal.
+/// Removes control characters, so that neither a model nor a peer can control the user's terminal.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect()
 }
 
-/// A word as a shell reads it back.
+/// Quotes a word for a shell, if the word needs quotes.
 pub(crate) fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@%=,".contains(c);
     match !word.is_empty() && word.chars().all(is_plain) {

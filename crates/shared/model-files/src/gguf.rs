@@ -1,7 +1,7 @@
 //! GGUF files: metadata and tensors in one little-endian file (versions 2 and 3).
 //!
-//! A file is untrusted input. Everything it says about sizes is checked with checked arithmetic against the bytes
-//! there are before anything is allocated for it; after [`GgufFile::open`] every tensor lies inside the file.
+//! A file is untrusted input. Every size that it states is checked against the file's bytes, with checked
+//! arithmetic, before memory is allocated for it. After [`GgufFile::open`] every tensor lies inside the file.
 //!
 //! ```text
 //! magic "GGUF" | version u32 | tensors u64 | entries u64
@@ -29,7 +29,7 @@ pub use value::{Array, Value, ValueKind};
 
 use header::{Header, TensorInfo};
 
-/// Why a GGUF file could not be read.
+/// Error of opening a GGUF file or reading its metadata.
 #[derive(Debug, thiserror::Error)]
 pub enum GgufError {
     /// The file could not be opened or mapped.
@@ -40,7 +40,7 @@ pub enum GgufError {
         /// Error of the operating system.
         source: io::Error,
     },
-    /// The file's contents are not what they should be.
+    /// The file's contents are malformed.
     #[error("{} is not a usable GGUF file: {source}; fetch the file again", path.display())]
     Format {
         /// Path of the file concerned.
@@ -62,32 +62,32 @@ pub enum GgufError {
     },
 }
 
-/// A tensor of a file.
+/// Tensor of a GGUF file.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TensorView<'a> {
     /// Encoding of the bytes in `data`.
     pub kind: TensorType,
     /// Dimensions in the file's order: the first one is the length of a row, contiguous in memory.
     pub dims: &'a [usize],
-    /// All rows, one after another.
+    /// Bytes of all rows, one after another.
     pub data: &'a [u8],
 }
 
 impl TensorView<'_> {
-    /// Elements of a row.
+    /// Returns the number of elements per row.
     #[must_use]
     pub fn cols(&self) -> usize {
         self.dims.first().copied().unwrap_or(1)
     }
 
-    /// Rows: the product of all dimensions but the first.
+    /// Returns the number of rows: the product of all dimensions but the first.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.dims.iter().skip(1).product()
     }
 }
 
-/// Where a file's bytes are.
+/// Storage of a file's bytes.
 enum FileBytes {
     Mapped(MappedFile),
     Owned(Vec<u8>),
@@ -102,7 +102,7 @@ impl FileBytes {
     }
 }
 
-/// An open GGUF file: its metadata copied out, its tensors checked and left where they are.
+/// Open GGUF file with copied metadata and checked tensors, which stay where they are.
 pub struct GgufFile {
     path: PathBuf,
     bytes: FileBytes,
@@ -126,17 +126,18 @@ impl GgufFile {
     /// Maps and checks the file at `path`.
     ///
     /// # Errors
-    /// If it cannot be mapped, or anything in its header is malformed, beyond [`limits`] or outside the file.
+    /// Fails if the file cannot be mapped, or if its header is malformed, beyond [`limits`] or outside the
+    /// file.
     pub fn open(path: &Path) -> Result<Self, GgufError> {
         let map =
             MappedFile::open(path).map_err(|source| GgufError::Open { path: path.to_path_buf(), source })?;
         Self::read(path, FileBytes::Mapped(map))
     }
 
-    /// Checks a file that is in memory already; `path` is for messages.
+    /// Checks a file whose bytes are in memory; `path` is used in error messages only.
     ///
     /// # Errors
-    /// If anything in its header is malformed, beyond [`limits`] or outside of `bytes`.
+    /// Fails if the header is malformed, beyond [`limits`] or outside of `bytes`.
     pub fn from_bytes(path: &Path, bytes: Vec<u8>) -> Result<Self, GgufError> {
         Self::read(path, FileBytes::Owned(bytes))
     }
@@ -148,13 +149,13 @@ impl GgufFile {
         Ok(Self { path: path.to_path_buf(), bytes, metadata, tensors, by_name, header_bytes })
     }
 
-    /// Where the file was opened.
+    /// Returns the path with which the file was opened.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The file's map; `None` if its bytes were given.
+    /// Returns the memory map of the file; `None` if the bytes were given.
     #[must_use]
     pub fn map(&self) -> Option<&MappedFile> {
         match &self.bytes {
@@ -163,24 +164,24 @@ impl GgufFile {
         }
     }
 
-    /// Bytes of everything before the tensors' data.
+    /// Returns the number of bytes before the tensor data.
     #[must_use]
     pub fn header_bytes(&self) -> usize {
         self.header_bytes
     }
 
-    /// Everything before the tensors' data.
+    /// Returns the bytes before the tensor data.
     pub(crate) fn header(&self) -> &[u8] {
         &self.bytes.as_slice()[..self.header_bytes]
     }
 
-    /// Where in the file a tensor is.
+    /// Returns the tensor's byte range in the file.
     #[must_use]
     pub fn range(&self, name: &str) -> Option<Range<usize>> {
         Some(self.tensors.get(*self.by_name.get(name)?)?.1.range.clone())
     }
 
-    /// True while a mapped file has the length and modification time it was opened with; see
+    /// True while a mapped file has the length and modification time that it had when it was opened; see
     /// [`MappedFile::unchanged`].
     #[must_use]
     pub fn unchanged(&self) -> bool {
@@ -190,21 +191,21 @@ impl GgufFile {
         }
     }
 
-    /// The tensor called `name`.
+    /// Returns the tensor called `name`.
     #[must_use]
     pub fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
         let index = *self.by_name.get(name)?;
         Some(self.view(&self.tensors.get(index)?.1))
     }
 
-    /// Gives back the memory that caches a tensor of a mapped file; see [`MappedFile::release`].
+    /// Releases the memory that caches a tensor of a mapped file; see [`MappedFile::release`].
     pub fn release(&self, name: &str) {
         if let (FileBytes::Mapped(map), Some(&index)) = (&self.bytes, self.by_name.get(name)) {
             map.release(self.tensors[index].1.range.clone());
         }
     }
 
-    /// All tensors with their names, in the file's order.
+    /// Returns all tensors with their names, in the file's order.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, TensorView<'_>)> {
         self.tensors.iter().map(|(name, info)| (name.as_str(), self.view(info)))
     }
@@ -213,18 +214,18 @@ impl GgufFile {
         TensorView { kind: info.kind, dims: &info.dims, data: &self.bytes.as_slice()[info.range.clone()] }
     }
 
-    /// The metadata value of `key`.
+    /// Returns the metadata value of `key`.
     #[must_use]
     pub fn metadata(&self, key: &str) -> Option<&Value> {
         self.metadata.get(key)
     }
 
-    /// All metadata, in no order.
+    /// Returns all metadata, in no particular order.
     pub fn entries(&self) -> impl Iterator<Item = (&str, &Value)> {
         self.metadata.iter().map(|(key, value)| (key.as_str(), value))
     }
 
-    /// The value of `key` as `convert` sees it; `None` if the file has no such key.
+    /// Converts the value of `key` with `convert`; `None` if the file has no such key.
     fn typed<'a, T>(
         &'a self,
         key: &str,
@@ -242,66 +243,66 @@ impl GgufFile {
         })
     }
 
-    /// A count or id, stored as an integer of any width.
+    /// Returns a count or id, stored as an integer of any width.
     ///
     /// # Errors
-    /// If the key is there but no integer that fits.
+    /// Fails if the value is not an integer that fits.
     pub fn u32(&self, key: &str) -> Result<Option<u32>, GgufError> {
         self.typed(key, "an unsigned 32-bit integer", |value| value.as_u64()?.try_into().ok())
     }
 
-    /// A count, stored as an integer of any width.
+    /// Returns a count, stored as an integer of any width.
     ///
     /// # Errors
-    /// If the key is there but no integer that fits.
+    /// Fails if the value is not an integer that fits.
     pub fn usize(&self, key: &str) -> Result<Option<usize>, GgufError> {
         self.typed(key, "a count", |value| value.as_u64()?.try_into().ok())
     }
 
-    /// A number, stored as a float of either width.
+    /// Returns a number, stored as a float of either width.
     ///
     /// # Errors
-    /// If the key is there but no float.
+    /// Fails if the value is not a float.
     pub fn f32(&self, key: &str) -> Result<Option<f32>, GgufError> {
         self.typed(key, "a float", Value::as_f32)
     }
 
-    /// A truth value.
+    /// Returns a boolean value.
     ///
     /// # Errors
-    /// If the key is there but no truth value.
+    /// Fails if the value is not a boolean.
     pub fn bool(&self, key: &str) -> Result<Option<bool>, GgufError> {
         self.typed(key, "a truth value", Value::as_bool)
     }
 
-    /// A text.
+    /// Returns a string value.
     ///
     /// # Errors
-    /// If the key is there but no string.
+    /// Fails if the value is not a string.
     pub fn str(&self, key: &str) -> Result<Option<&str>, GgufError> {
         self.typed(key, "a string", Value::as_str)
     }
 
-    /// A list of texts.
+    /// Returns a list of strings.
     ///
     /// # Errors
-    /// If the key is there but no array of strings.
+    /// Fails if the value is not an array of strings.
     pub fn strings(&self, key: &str) -> Result<Option<Vec<&str>>, GgufError> {
         self.typed(key, "an array of strings", |value| value.as_array()?.as_strs())
     }
 
-    /// A list of numbers.
+    /// Returns a list of floats.
     ///
     /// # Errors
-    /// If the key is there but no array of floats.
+    /// Fails if the value is not an array of floats.
     pub fn f32s(&self, key: &str) -> Result<Option<Vec<f32>>, GgufError> {
         self.typed(key, "an array of floats", |value| value.as_array()?.to_f32s())
     }
 
-    /// A list of integers of any width and sign.
+    /// Returns a list of integers of any width and sign.
     ///
     /// # Errors
-    /// If the key is there but no array of integers.
+    /// Fails if the value is not an array of integers.
     pub fn i64s(&self, key: &str) -> Result<Option<Vec<i64>>, GgufError> {
         self.typed(key, "an array of integers", |value| value.as_array()?.to_i64s())
     }

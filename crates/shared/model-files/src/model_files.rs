@@ -10,23 +10,23 @@ use crate::{
     gguf::GgufFile,
 };
 
-/// The file that says a directory's shape.
+/// Name of the file with a model's configuration.
 pub const CONFIG_FILE: &str = "config.json";
-/// The name of a model's only weight file.
+/// Name of the weight file of a model with only one.
 pub const SINGLE_FILE: &str = "model.safetensors";
-/// The name of the list of a model's weight files.
+/// Name of the index of a model's weight files.
 pub const INDEX_FILE: &str = "model.safetensors.index.json";
 
-/// The file by which a client's sparse copy, which has no linear layers, is told from a model.
+/// Name of the file that marks a client's sparse copy, a model directory without linear layers.
 pub const SPARSE_COPY: &str = ".sparse-copy";
 
-/// Directory entries looked at when searching for a GGUF file.
+/// Maximum number of directory entries examined in the search for a GGUF file.
 const MAX_ENTRIES: usize = 1 << 12;
 
 /// Error while looking for a model.
 #[derive(Debug, thiserror::Error)]
 pub enum FindError {
-    /// The path could not be looked at.
+    /// The path's metadata could not be read.
     #[error("cannot look at {}: {source}; give the path of a model file or directory", path.display())]
     Path {
         /// Path that the caller gave.
@@ -34,13 +34,13 @@ pub enum FindError {
         /// Error of the operating system.
         source: io::Error,
     },
-    /// Nothing in the directory is a model.
+    /// The directory holds no model.
     #[error("no model in {}: it has neither config.json with model.safetensors nor a .gguf file", path.display())]
     Nothing {
         /// Path of the directory concerned.
         path: PathBuf,
     },
-    /// Several GGUF files, and no way to tell which is meant.
+    /// The directory holds several GGUF files, so the model is ambiguous.
     #[error("{} has several models ({}); give the path of one of them", path.display(), names.join(", "))]
     Several {
         /// Path of the directory concerned.
@@ -48,7 +48,7 @@ pub enum FindError {
         /// Names of the files, sorted.
         names: Vec<String>,
     },
-    /// A single file that is not GGUF.
+    /// The path is a single file that is not GGUF.
     #[error("{} is not a GGUF file; for safetensors give the directory that holds config.json", path.display())]
     NotGguf {
         /// Path of the file concerned.
@@ -56,7 +56,7 @@ pub enum FindError {
     },
 }
 
-/// Where a model's weights are.
+/// Location of a model's weights.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModelFiles {
     /// One GGUF file with everything in it.
@@ -66,10 +66,10 @@ pub enum ModelFiles {
 }
 
 impl ModelFiles {
-    /// Finds out what kind of model is at `path`.
+    /// Determines the kind of model at `path`.
     ///
     /// # Errors
-    /// If there is nothing, or more than one model.
+    /// Fails if there is no model, or more than one.
     pub fn at(path: &Path) -> Result<Self, FindError> {
         let failed = |source| FindError::Path { path: path.to_path_buf(), source };
         if !std::fs::metadata(path).map_err(failed)?.is_dir() {
@@ -98,11 +98,11 @@ impl ModelFiles {
         }
     }
 
-    /// Finds out where the tokenizer of the model at `path` is: a directory needs no weights for that, and has none where
-    /// they are made of a number.
+    /// Returns the files that hold the tokenizer of the model at `path`. Unlike [`Self::at`], a directory may
+    /// lack weight files, for example with random weights.
     ///
     /// # Errors
-    /// If there is nothing, or more than one model.
+    /// Fails if there is no model, or more than one.
     pub fn text_at(path: &Path) -> Result<Self, FindError> {
         match Self::at(path) {
             Err(FindError::Nothing { .. }) if path.join(CONFIG_FILE).exists() => {
@@ -112,7 +112,7 @@ impl ModelFiles {
         }
     }
 
-    /// True of a client's sparse copy, or a file in one.
+    /// True for a client's sparse copy, or for a file in one.
     #[must_use]
     pub fn is_sparse_copy(&self) -> bool {
         let path = self.path();
@@ -120,7 +120,7 @@ impl ModelFiles {
         directory.is_some_and(|directory| directory.join(SPARSE_COPY).exists())
     }
 
-    /// The file or directory.
+    /// Returns the path of the file or directory.
     #[must_use]
     pub fn path(&self) -> &Path {
         match self {
@@ -128,10 +128,10 @@ impl ModelFiles {
         }
     }
 
-    /// Reads what the files say about sampling.
+    /// Reads the model's default sampling parameters.
     ///
     /// # Errors
-    /// If the files are broken.
+    /// Fails if the files are malformed.
     pub fn generation_defaults(&self) -> Result<GenerationDefaults, GenerationDefaultsError> {
         match self {
             Self::Gguf(path) => GenerationDefaults::from_gguf(&GgufFile::open(path)?),
@@ -140,15 +140,15 @@ impl ModelFiles {
     }
 }
 
-/// Files in a hub's cache are links to names without an extension, so that links are not followed for the name.
+/// Uses the path before links are followed, because the targets in a hub's cache have no extension.
 fn is_gguf(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
 }
 
-/// The GGUF files directly in a directory.
+/// Returns the GGUF files directly in `directory`.
 ///
 /// # Errors
-/// If the directory cannot be read.
+/// Fails if the directory cannot be read.
 pub fn gguf_files(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(directory)?.take(MAX_ENTRIES) {

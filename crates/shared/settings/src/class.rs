@@ -1,4 +1,4 @@
-//! `[[class]]`: what is promised to tenants and adapters, and what they may have.
+//! `[[class]]`: service classes with their SLO targets, weights and limits.
 
 use std::{collections::BTreeSet, fmt, num::NonZeroU32, str::FromStr};
 
@@ -6,54 +6,54 @@ use serde::{Deserialize, Serialize};
 
 use crate::values::{MAX_PROCESS_NAME_BYTES, is_process_name};
 
-/// Most classes of a deployment.
+/// Maximum number of classes of a deployment.
 pub const MAX_CLASSES: usize = 64;
-/// Largest weight: beside it the least still gets a thousandth.
+/// Largest weight. Beside it, a weight of 1 still gets a thousandth.
 pub const MAX_WEIGHT: u32 = 1000;
-/// The class of everybody who has no other.
+/// Name of the class for tenants and adapters without a class.
 pub const DEFAULT_CLASS: &str = "default";
 
-/// A service class.
+/// Service class: SLO targets, weights and limits for some tenants or adapters.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ServiceClass {
-    /// What people call it; `default` is that of everybody who has no other.
+    /// Unique name; `default` is the class for tenants and adapters without a class.
     pub name: String,
-    /// Tenants it is for.
+    /// Names of the tenants in the class.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tenants: Vec<String>,
-    /// Adapters it is for, whoever asks: they stand before tenants.
+    /// Names of the adapters in the class. An adapter's class takes precedence over the tenant's class.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub adapters: Vec<String>,
-    /// Its tenants' part of what is served, beside others; 1 if it is not said.
+    /// Weight of the class's tenants in the fair queue; 1 by default.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub weight: NonZeroU32,
-    /// Who goes first: the least. 1 if it is not said.
+    /// Priority of the class: smaller values are served first; 1 by default.
     #[serde(default = "usual", skip_serializing_if = "is_usual")]
     pub priority: u8,
-    /// Milliseconds to the first token that are promised.
+    /// SLO target of the time to first token, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttft_ms: Option<NonZeroU32>,
-    /// Milliseconds for each token after it that are promised, in the mean.
+    /// SLO target of the mean time per output token, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tpot_ms: Option<NonZeroU32>,
-    /// Requests a minute of each tenant; no limit if it is not said.
+    /// Maximum number of requests per minute of each tenant; no limit by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requests_per_min: Option<NonZeroU32>,
-    /// Tokens a minute of each tenant, of prompts and answers; no limit if it is not said.
+    /// Maximum number of prompt and output tokens per minute of each tenant; no limit by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokens_per_min: Option<NonZeroU32>,
-    /// Its tenants' part of the executors' memory beside others; 1 if it is not said.
+    /// Weight of the class's tenants in the executors' memory; 1 by default.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub cache_weight: NonZeroU32,
 }
 
-/// A tenant's part of the executors' memory, as a flag writes it.
+/// Weight of one tenant in the executors' memory, as a flag `TENANT=N`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheWeight {
-    /// Whose.
+    /// Name of the tenant.
     pub tenant: String,
-    /// Its part beside others.
+    /// Weight relative to other tenants, from 1 to [`MAX_WEIGHT`].
     pub weight: NonZeroU32,
 }
 
@@ -76,35 +76,35 @@ impl fmt::Display for CacheWeight {
     }
 }
 
-/// Why classes cannot be meant.
+/// Reason why service classes are refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ClassError {
-    /// Not a class as TOML writes it.
+    /// Text that is not a class in TOML.
     #[error("this is no class: {0}; write {{name=\"gold\",weight=3,tenants=[\"alice\"]}}")]
     Syntax(String),
-    /// A name that cannot be one.
+    /// Name that is not a process name, see [`is_process_name`].
     #[error(
         "each class needs a `name` of lower-case letters, digits and '-', {MAX_PROCESS_NAME_BYTES} at most, not `{0}`"
     )]
     Name(String),
-    /// A weight beyond the largest.
+    /// Weight larger than [`MAX_WEIGHT`].
     #[error("the class `{0}` has a weight beyond {MAX_WEIGHT}, the largest there is")]
     Weight(String),
-    /// A class with members which has none.
+    /// Class other than the default one without tenants and adapters.
     #[error("the class `{0}` is for nobody; name `tenants` or `adapters`, or call it `{DEFAULT_CLASS}`")]
     Nobody(String),
-    /// The default class names members.
+    /// Default class with tenants or adapters.
     #[error(
         "the class `{DEFAULT_CLASS}` is for everybody who has no other; leave out its `tenants` and `adapters`"
     )]
     Members,
-    /// Two of one name.
+    /// Name that two classes have.
     #[error("two classes are called `{0}`")]
     Same(String),
-    /// Somebody is in two.
+    /// Tenant or adapter in more than one class.
     #[error("`{0}` is in more than one class; leave it in one")]
     Twice(String),
-    /// More than there may be.
+    /// More classes than [`MAX_CLASSES`].
     #[error("there are more than {MAX_CLASSES} classes")]
     TooMany,
 }
@@ -126,7 +126,7 @@ fn is_usual(priority: &u8) -> bool {
 }
 
 impl Default for ServiceClass {
-    /// That of everybody who has no other: nothing is promised, nothing is limited.
+    /// Returns the class for tenants and adapters without a class: no SLO targets and no limits.
     fn default() -> Self {
         Self {
             name: DEFAULT_CLASS.to_owned(),
@@ -144,10 +144,10 @@ impl Default for ServiceClass {
 }
 
 impl ServiceClass {
-    /// Fails unless they can be meant, each and together.
+    /// Checks each class alone, and that no name, tenant or adapter occurs twice.
     ///
     /// # Errors
-    /// What cannot be, by name.
+    /// Fails if a class is not valid or conflicts with another; the error names it.
     pub fn check(classes: &[Self]) -> Result<(), ClassError> {
         if classes.len() > MAX_CLASSES {
             return Err(ClassError::TooMany);
@@ -167,7 +167,7 @@ impl ServiceClass {
         Ok(())
     }
 
-    /// Its tenants' parts of the executors' memory, if they are not the usual one.
+    /// Returns the cache weight of each tenant, or nothing if the weight is 1.
     pub fn cache_weights(&self) -> impl Iterator<Item = CacheWeight> {
         let tenants = self.tenants.iter().filter(|_| !is_one(&self.cache_weight));
         tenants.map(|tenant| CacheWeight { tenant: tenant.clone(), weight: self.cache_weight })
@@ -189,7 +189,7 @@ impl ServiceClass {
 impl FromStr for ServiceClass {
     type Err = ClassError;
 
-    /// Reads it as a flag writes it: an inline table of TOML.
+    /// Parses an inline table of TOML, the form of a flag.
     fn from_str(text: &str) -> Result<Self, ClassError> {
         #[derive(Deserialize)]
         struct ClassLine {

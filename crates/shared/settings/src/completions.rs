@@ -1,4 +1,4 @@
-//! Completion scripts of programs that have options and no commands: `PROGRAM completions SHELL`, as the others have it.
+//! Completion scripts of programs without subcommands, printed by `PROGRAM completions SHELL`.
 
 use std::{
     ffi::OsString,
@@ -8,7 +8,7 @@ use std::{
 use clap::{CommandFactory, Parser};
 use clap_complete::Shell;
 
-/// What stands behind the word.
+/// Arguments after the word `completions`.
 #[derive(Debug, Parser)]
 #[command(name = "completions", about = "Prints a completion script for a shell")]
 struct ShellChoice {
@@ -17,19 +17,19 @@ struct ShellChoice {
     shell: Shell,
 }
 
-/// Prints the script of the parser `C`, if `arguments`, the program's own name first, ask for one; else returns false. Exits
-/// where no shell is named, as the parser does.
+/// Prints the completion script of the parser `C` if `arguments` ask for it, else returns false. `arguments`
+/// begin with the program's name. Exits with a usage error if no shell is named.
 pub fn are_asked_for<C: CommandFactory>(arguments: &[OsString]) -> bool {
     let asked = arguments.get(1).is_some_and(|first| first == "completions");
     if asked {
         let asked = ShellChoice::parse_from(&arguments[1..]);
-        // A reader that went away is no error.
+        // A closed pipe is not an error.
         let _ = io::stdout().lock().write_all(&script(asked.shell, C::command()));
     }
     asked
 }
 
-/// The script for the programs' own name.
+/// Generates the script under the command's own name.
 fn script(shell: Shell, mut command: clap::Command) -> Vec<u8> {
     let name = command.get_name().to_owned();
     let mut script = Vec::new();

@@ -1,4 +1,4 @@
-//! What a declaration says, and the macro that declares.
+//! Type of a setting's declaration, and the macro `sections!` that declares sections.
 
 use std::{
     ffi::OsString,
@@ -7,88 +7,89 @@ use std::{
     path::PathBuf,
 };
 
-/// What holds if nobody sets a setting.
+/// Value of a setting that is not set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Preset {
-    /// This value, written as somebody would set it.
+    /// Fixed value, written as on a command line.
     Is(&'static str),
-    /// It depends, as these words say.
+    /// Value that depends on other settings or the machine, as these words explain.
     Depends(&'static str),
-    /// Nothing.
+    /// No value at all.
     None,
 }
 
-/// The process that a setting is handed on to as it is.
+/// Process to which `holobiont up` passes a setting unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcessKind {
-    /// `base-executor`.
+    /// Process `base-executor`, which owns the weights.
     Executor,
-    /// `gateway`.
+    /// Process `gateway`, which serves HTTP.
     Gateway,
     /// `endpoint-picker`, which no deployment starts.
     Picker,
-    /// None: `holobiont up` uses it itself, or makes something else of it.
+    /// No process: `holobiont up` uses the setting itself or derives other settings from it.
     Up,
 }
 
-/// A declaration.
+/// Declaration of one setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Setting {
     /// The section of a deployment file, without its brackets.
     pub section: &'static str,
-    /// Its field there.
+    /// Name of the field in its section.
     pub field: &'static str,
-    /// Its flag, without dashes.
+    /// Name of the flag, without dashes.
     pub flag: &'static str,
-    /// What stands for its value in a help text.
+    /// Placeholder for the value in a help text.
     pub value: &'static str,
-    /// What holds if nobody sets it.
+    /// Value if the setting is not set.
     pub preset: Preset,
-    /// What it is for: a line, without a full stop.
+    /// Help text: one line without a full stop.
     pub help: &'static str,
-    /// Who is told.
+    /// Process that takes the setting.
     pub process: ProcessKind,
-    /// The name that it had before, which is still read.
+    /// Name in an older version, which is still read.
     pub old: Option<OldName>,
 }
 
-/// A name that a setting had in an older version.
+/// Name of a setting in an older version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OldName {
     /// The section of a deployment file, without its brackets.
     pub section: &'static str,
-    /// Its field there.
+    /// Name of the field in that section.
     pub field: &'static str,
-    /// Its flag, without dashes.
+    /// Name of the flag, without dashes.
     pub flag: &'static str,
 }
 
 impl Setting {
-    /// Its environment variable.
+    /// Returns the name of the environment variable.
     #[must_use]
     pub fn variable(&self) -> String {
         variable(self.flag)
     }
 
-    /// The environment variable that it had before, if its flag was renamed.
+    /// Returns the older environment variable, if the flag was renamed.
     #[must_use]
     pub fn old_variable(&self) -> Option<String> {
         self.old_flag().map(variable)
     }
 
-    /// The flag that it had before, if its flag was renamed.
+    /// Returns the older flag, if the flag was renamed.
     #[must_use]
     pub fn old_flag(&self) -> Option<&'static str> {
         self.old.map(|old| old.flag).filter(|flag| *flag != self.flag)
     }
 
-    /// True if it serves experiments alone: such settings stand in `[lab]` and in no help text.
+    /// True if the setting serves experiments only. Such settings belong to `[lab]` and are hidden in help
+    /// texts.
     #[must_use]
     pub fn is_lab(&self) -> bool {
         self.section == "lab"
     }
 
-    /// True if its flag may stand without a value.
+    /// True if the flag may be given without a value.
     #[must_use]
     pub fn is_switch(&self) -> bool {
         matches!(self.preset, Preset::Is("true" | "false"))
@@ -99,9 +100,9 @@ fn variable(flag: &str) -> String {
     format!("HOLOBIONT_{}", flag.replace('-', "_").to_ascii_uppercase())
 }
 
-/// A value, as it is written on a command line.
+/// Value of a setting that can be written on a command line.
 pub trait Value {
-    /// Text that reads as the same value.
+    /// Returns text that parses to the same value.
     fn text(&self) -> OsString;
 }
 
@@ -111,7 +112,7 @@ impl Value for PathBuf {
     }
 }
 
-/// Implements [`Value`] for what is shown as it is read.
+/// Implements [`Value`] for types whose `Display` output parses to the same value.
 macro_rules! shown_as_read {
     ($($type:ty),*) => { $(
         impl $crate::Value for $type {
@@ -125,7 +126,7 @@ pub(crate) use shown_as_read;
 
 shown_as_read!(String, bool, u32, u64, SocketAddr, NonZeroU32, NonZeroU64);
 
-/// The old name of a setting, or none.
+/// Expands to the old name of a setting, or to `None`.
 macro_rules! old_name {
     () => {
         None
@@ -143,7 +144,7 @@ macro_rules! sections {
         $field:ident: $type:ty, --$flag:literal $value:literal, $preset:expr, $process:ident
             $(, was [$old_section:literal] $old_field:literal --$old_flag:literal)?;
     )* } )*) => {
-        /// Every setting, section by section.
+        /// All settings, grouped by section.
         pub static SECTIONS: &[&[Setting]] = &[$( $section::SETTINGS ),*];
 
         $(
@@ -155,7 +156,7 @@ macro_rules! sections {
         }
 
         impl $section {
-            /// The declarations of its fields.
+            /// Declarations of the section's fields.
             pub const SETTINGS: &[Setting] = &[$( Setting {
                 section: $name,
                 field: stringify!($field),
@@ -167,13 +168,13 @@ macro_rules! sections {
                 old: $crate::declaration::old_name!($($old_section $old_field $old_flag)?),
             } ),*];
 
-            /// Keeps what is set here and takes the rest from `lower`.
+            /// Returns the fields set here, and takes the others from `lower`.
             #[must_use]
             pub fn or(self, lower: Self) -> Self {
                 Self { $( $field: self.$field.or(lower.$field), )* }
             }
 
-            /// What holds if nobody sets it, where that does not depend on anything.
+            /// Returns the section with its fixed presets, [`Preset::Is`].
             #[must_use]
             pub fn presets() -> Self {
                 let mut settings = Self::SETTINGS.iter().map(|setting| match setting.preset {
@@ -183,7 +184,7 @@ macro_rules! sections {
                 Self { $( $field: settings.next().flatten().and_then(|value| value.parse().ok()), )* }
             }
 
-            /// What is set, each value with its declaration.
+            /// Returns the fields that are set, each with its declaration and its value as text.
             pub fn set(&self) -> impl Iterator<Item = (&'static Setting, OsString)> {
                 let values = [$( self.$field.as_ref().map(Value::text) ),*];
                 Self::SETTINGS.iter().zip(values).filter_map(|(setting, value)| Some((setting, value?)))

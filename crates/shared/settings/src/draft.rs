@@ -10,7 +10,7 @@ pub(crate) const OLD_EARLY_EXIT: &str = "self";
 /// The drafter of speculative decoding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DraftChoice {
-    /// No drafter.
+    /// Speculative decoding is switched off.
     Off,
     /// The drafters that help on the device.
     Auto,
@@ -32,7 +32,7 @@ impl FromStr for DraftChoice {
             "ngram" => Ok(Self::Ngram),
             // Older versions call it `self`.
             "early-exit" | OLD_EARLY_EXIT => Ok(Self::EarlyExit),
-            // So that a word that is misspelled is no file that is missing.
+            // A `/` or `.` is required, so that a misspelled word is not reported as a missing file.
             path if path.contains(['/', '.']) => Ok(Self::Model(path.into())),
             other => Err(format!(
                 "`{other}` is no draft; write off, auto, ngram or early-exit, or the path of a model, as ./{other}"

@@ -1,28 +1,28 @@
-//! How a program ends: exit codes, and why in one line.
+//! Exit codes of all programs, and an error with its causes in one line.
 
 use std::{error::Error, io, process::ExitCode};
 
-/// How a program ended. The numbers are part of the command line's contract.
+/// Result of a program. The numbers are part of the command line's contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
-    /// It did what was asked.
+    /// Success of the command.
     Ok,
-    /// It failed.
+    /// Any failure without a code of its own.
     Failed,
-    /// The command line or the configuration is wrong.
+    /// Wrong command line or configuration.
     Usage,
-    /// A model, an adapter, a file or a program is not there.
+    /// Missing model, adapter, file or program.
     NotFound,
-    /// Something else holds what is needed: a port, a state directory, a name.
+    /// Conflict over a port, a state directory or a name that is taken.
     Conflict,
-    /// Nobody answers, or the answer is "not now".
+    /// No answer from a peer, or the answer "not now".
     Unavailable,
-    /// The caller may not do this.
+    /// Lack of permission for the caller.
     Refused,
 }
 
 impl Exit {
-    /// All of them, by number.
+    /// All values, ordered by their numbers.
     pub const ALL: [Self; 7] = [
         Self::Ok,
         Self::Failed,
@@ -33,7 +33,7 @@ impl Exit {
         Self::Refused,
     ];
 
-    /// The number the process exits with.
+    /// Returns the number with which the process exits.
     #[must_use]
     pub const fn number(self) -> u8 {
         match self {
@@ -47,14 +47,15 @@ impl Exit {
         }
     }
 
-    /// What a process that ended with `code` meant; one that a signal ended has failed.
+    /// Returns the value for the exit code of another process; `None` (ended by a signal) and unknown codes
+    /// are [`Self::Failed`].
     #[must_use]
     pub fn of_code(code: Option<i32>) -> Self {
         let known = Self::ALL.into_iter().find(|exit| Some(i32::from(exit.number())) == code);
         known.unwrap_or(Self::Failed)
     }
 
-    /// A stable word for the number, for JSON.
+    /// Returns a stable word for JSON output.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -68,7 +69,7 @@ impl Exit {
         }
     }
 
-    /// What an HTTP status means for the person at the command line.
+    /// Maps the HTTP status of a gateway's answer to an exit code.
     #[must_use]
     pub fn of_http(status: u16) -> Self {
         match status {
@@ -81,7 +82,8 @@ impl Exit {
         }
     }
 
-    /// What the system's refusal means: the first below `error`, itself included, that means more than "failed".
+    /// Maps the first I/O error among `error` and its causes that has a code of its own; else
+    /// [`Self::Failed`].
     #[must_use]
     pub fn of_system(error: &(dyn Error + 'static)) -> Self {
         let mut causes = causes(error).filter_map(|cause| cause.downcast_ref::<io::Error>());
@@ -101,7 +103,7 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// `error` and what lies below it, outermost first.
+/// Returns `error` and its causes, outermost first.
 fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
     std::iter::successors(Some(error), |above| {
         let above: &'a (dyn Error + 'static) = *above;
@@ -109,7 +111,7 @@ fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn
     })
 }
 
-/// `error` and its causes in one line, each said once: many say their cause themselves.
+/// Returns `error` and its causes in one line. A cause that the text already contains is not repeated.
 #[must_use]
 pub fn in_one_line(error: &(dyn Error + 'static)) -> String {
     causes(error).fold(String::new(), |said, cause| {

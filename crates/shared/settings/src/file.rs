@@ -1,13 +1,14 @@
-//! How a field of a deployment file is read.
+//! Reads a field of a deployment file or an environment variable.
 
 use std::{fmt, str::FromStr};
 
 use serde::{Deserializer, de};
 
-/// Reads a field through its `FromStr`, whether TOML or the environment wrote it: `8`, `"8"` and `true` all work.
+/// Reads a field through its `FromStr`, written as any scalar of TOML or as a text: `8`, `"8"` and `true` all
+/// work.
 ///
 /// # Errors
-/// If it is no scalar, or not of its type.
+/// Fails if the value is no scalar, or if its `FromStr` refuses it.
 pub fn setting<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,

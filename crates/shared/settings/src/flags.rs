@@ -1,12 +1,13 @@
-//! Declarations as flags: of a process, and of `holobiont up`.
+//! Turns declarations into the flags of each process and of `holobiont up`.
 
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 
 use crate::{PICKER, Preset, ProcessKind, Setting, all};
 
-/// Gives a flag of a process what its declaration says: variable, default and help. Others stay as they are.
+/// Sets the variable, default and help of a process's flag from its declaration. Flags without a declaration
+/// are unchanged.
 ///
-/// To be used as `#[command(mut_args(settings::described))]`.
+/// Usage: `#[command(mut_args(settings::described))]`.
 #[must_use]
 pub fn described(arg: Arg) -> Arg {
     let mut known = all().chain(PICKER);
@@ -23,18 +24,18 @@ pub fn described(arg: Arg) -> Arg {
     }
 }
 
-/// The variable of a setting: the older one where that alone is set.
+/// Returns the setting's variable, or its older name if only that one is set.
 fn variable_in_use(setting: &Setting) -> String {
     let (new, old) = (setting.variable(), setting.old_variable());
     old.filter(|old| std::env::var_os(old).is_some() && std::env::var_os(&new).is_none()).unwrap_or(new)
 }
 
-/// Every setting as a flag of `holobiont up`; the values are checked where the file's are.
+/// Every setting as a flag of `holobiont up`. Values are parsed later, together with those of the file.
 #[derive(Debug, Clone, Default)]
 pub struct SettingFlags(Vec<(&'static Setting, String)>);
 
 impl SettingFlags {
-    /// What was given.
+    /// Returns the settings that were given on the command line, with their values as text.
     pub fn given(&self) -> impl Iterator<Item = (&'static Setting, &str)> {
         self.0.iter().map(|(setting, value)| (*setting, value.as_str()))
     }

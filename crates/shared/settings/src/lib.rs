@@ -1,30 +1,31 @@
-//! What all programs have in common towards whoever runs them: every setting of a deployment, declared once, every
-//! environment variable, and the exit codes.
+//! Declares once what all programs share at the command line: deployment settings, environment variables and
+//! exit codes.
 //!
-//! A declaration says in which section of a deployment file a setting stands, what it is called as a flag, of what type
-//! it is, what holds if nobody sets it, what it is for, and to which process `holobiont up` hands it on. Its environment
-//! variable is `HOLOBIONT_` and the flag in capitals, for `up` and for every process alike. From the same declaration
-//! follow the sections' types, flags and help of `up` and of the processes, and the table in the README.
+//! A declaration names a setting's section and field in the deployment file, its flag, type, preset and help
+//! text. The declaration also names the process to which `holobiont up` passes the setting. The environment
+//! variable is `HOLOBIONT_` and the flag in capitals, for `up` and for every process alike. The section
+//! types, the flags and help texts of all programs and the table in the README follow from the declarations.
 //!
 //! # Layout
 //!
-//! - [`Setting`], [`Preset`], [`ProcessKind`]: a declaration
+//! - [`Setting`], [`Preset`], [`ProcessKind`]: the declaration of one setting
 //! - [`ModelSection`] and its siblings, [`all`]: the declarations
-//! - [`ByteCount`], [`CoreList`], [`DeviceChoice`] ...: what values may be
+//! - [`ByteCount`], [`CoreList`], [`DeviceChoice`] ...: types of values
 //! - [`renamed`]: names of older versions, which are still read
-//! - [`PICKER`]: those of `endpoint-picker`
-//! - `words`: those that are one of a few words; `draft`: or a path
-//! - [`ServiceClass`]: what is promised to tenants and adapters
-//! - [`variables`]: every other variable there is, and the refusal of all that are none
+//! - [`PICKER`]: settings of `endpoint-picker`
+//! - `words`: values that are one of a few words; `draft`: a word or a path
+//! - [`ServiceClass`]: SLO targets, weight and limits of some tenants or adapters
+//! - [`variables`]: all other environment variables, and the refusal of unknown ones
 //! - [`described`], [`SettingFlags`]: declarations as flags
-//! - [`completions`]: what shells read of a program's flags
-//! - [`exit`]: exit codes, and why a program ended, in one line
-//! - [`file`](mod@file): how a field of a deployment file is read
+//! - [`completions`]: shell completion scripts
+//! - [`exit`]: exit codes, and an error with its causes in one line
+//! - [`file`](mod@file): reader of a field of a deployment file
 //!
 //! # Principles
 //!
-//! - A leaf: it depends on no other crate of the workspace.
-//! - One name: a setting is called alike in every program; a variable that nobody knows is refused, never skipped.
+//! - Leaf crate: `settings` depends on no other crate of the workspace.
+//! - One name: a setting has the same name in every program, and an unknown variable is refused, never
+//!   skipped.
 
 #![forbid(unsafe_code)]
 

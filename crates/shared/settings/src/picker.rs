@@ -1,4 +1,4 @@
-//! The settings of `endpoint-picker`, which no deployment starts: it is told them as flags or variables.
+//! Settings of `endpoint-picker`, which no deployment starts: flags and variables only.
 
 use crate::{
     Preset::{self, Is},
@@ -15,7 +15,7 @@ const fn picker(
     Setting { section: "picker", field, flag, value, preset, help, process: ProcessKind::Picker, old: None }
 }
 
-/// All of them, beside `routing` and `log_format`, which it has in common with others.
+/// All settings of `endpoint-picker` except `routing` and `log_format`, which it shares with other programs.
 pub static PICKER: &[Setting] = &[
     picker(
         "listen",

@@ -4,12 +4,12 @@ use std::{collections::BTreeMap, ffi::OsString, fmt};
 
 use crate::{OldName, Setting, all, draft::OLD_EARLY_EXIT};
 
-/// A name that is still read, and the one to write instead.
+/// Old name that was used, and the name that replaces it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Renamed {
-    /// The name as it was written.
+    /// Old name, as it was written.
     pub old: String,
-    /// The name to write.
+    /// Current name of the setting.
     pub new: String,
 }
 
@@ -20,26 +20,26 @@ impl fmt::Display for Renamed {
 }
 
 impl Setting {
-    /// The old name of this setting, if `section` and `field` are that.
+    /// Returns the old name of this setting, if it is `section` and `field`.
     #[must_use]
     pub fn old_field(&self, section: &str, field: &str) -> Option<OldName> {
         self.old.filter(|old| old.section == section && old.field == field)
     }
 }
 
-/// The setting that `section` had as `field` in an older version.
+/// Returns the setting that an older version called `field` in `section`.
 #[must_use]
 pub fn setting_of(section: &str, field: &str) -> Option<&'static Setting> {
     all().find(|setting| setting.old_field(section, field).is_some())
 }
 
-/// The new name of a word of a setting's value, if older versions had another.
+/// Returns the current word for `value`, if an older version wrote this value differently.
 #[must_use]
 pub fn word(setting: &Setting, value: &str) -> Option<&'static str> {
     (setting.flag == "draft" && value == OLD_EARLY_EXIT).then_some("early-exit")
 }
 
-/// Old names among the flags and the environment variables of this process.
+/// Returns the old names among the flags and environment variables of this process.
 #[must_use]
 pub fn in_use() -> Vec<Renamed> {
     let text = |text: OsString| text.into_string().ok();
@@ -63,7 +63,7 @@ fn of(arguments: &[String], variables: &BTreeMap<String, String>) -> Vec<Renamed
         .collect()
 }
 
-/// Old words among the values of a setting.
+/// Returns the old word among the setting's values, if there is one.
 fn words(setting: &Setting, arguments: &[String], variables: &BTreeMap<String, String>) -> Option<Renamed> {
     let flag = format!("--{}", setting.flag);
     let mut words = arguments.windows(2).filter(|pair| pair[0] == flag).map(|pair| pair[1].as_str());

@@ -1,7 +1,7 @@
-//! The declarations.
+//! Declarations of all settings of a deployment.
 //!
-//! Each is `field: type, --"flag" "VALUE", default, the process that takes it`, with its help text above it. `was` names the
-//! section, field and flag of an older version.
+//! Each is `field: type, --"flag" "VALUE", default, the process that takes it`, with its help text above it.
+//! `was` names the section, field and flag of an older version.
 
 use std::{
     ffi::OsString,
@@ -20,7 +20,7 @@ use crate::{
     declaration::sections,
 };
 
-/// Every setting, in the order of the sections.
+/// Returns every setting, in the order of the sections.
 pub fn all() -> impl Iterator<Item = &'static Setting> {
     SECTIONS.iter().flat_map(|section| section.iter())
 }
@@ -45,17 +45,18 @@ sections! {
         device: DeviceChoice, --"device" "DEVICE", Is("cpu"), Executor;
         /// Cores that the executor computes on, as 0-3,8
         cores: CoreList, --"cores" "LIST", Depends("all; of four or more, those without workers"), Up;
-        /// Rounding of activations for integer weights on a CPU: auto (mixed), int8, mixed (15 bits where it matters), int15, or
-        /// exact (no rounding, for weights of any type: about half as fast)
+        /// Rounding of activations for integer weights on a CPU: auto (mixed), int8, mixed (15 bits where it
+        /// matters), int15, or exact (no rounding, for weights of any type: about half as fast)
         precision: Precision, --"precision" "PRECISION", Is("auto"), Executor;
         /// Maximum device memory for the KV cache
         kv_bytes: ByteCount, --"kv-bytes" "BYTES", Depends("all device memory"), Executor;
-        /// Data type of the KV cache: auto (suits the weights), f32, f16, or int8 (half the memory of f16, on a CPU only)
+        /// Data type of the KV cache: auto (suits the weights), f32, f16, or int8 (half the memory of f16, on
+        /// a CPU only)
         kv_dtype: KvDtype, --"kv-dtype" "DTYPE", Is("auto"), Executor;
         /// Host memory for adapters, which workers read too
         adapter_bytes: ByteCount, --"adapter-bytes" "BYTES", Is("1GiB"), Executor;
-        /// Data type of adapters: auto (suits the weights), exact, f16, or bf16 (twice as fast with long prompts, 8 bits of
-        /// precision)
+        /// Data type of adapters: auto (suits the weights), exact, f16, or bf16 (twice as fast with long
+        /// prompts, 8 bits of precision)
         adapter_dtype: AdapterDtype, --"adapter-dtype" "DTYPE", Is("auto"), Executor;
         /// Maximum device memory for adapters
         device_adapter_bytes: ByteCount, --"device-adapter-bytes" "BYTES", Depends("what one longest sequence leaves"), Executor;
@@ -87,8 +88,9 @@ sections! {
 
     /// `[speculation]`: speculative decoding. It changes no output.
     SpeculationSection = "speculation" {
-        /// Drafter: off; auto (whichever helps); ngram (prompt lookup); early-exit (the first layers of the base with the draft
-        /// adapter that was loaded last); or the path of a smaller model with the same tokens
+        /// Drafter: off; auto (whichever helps); ngram (prompt lookup); early-exit (the first layers of the
+        /// base with the draft adapter that was loaded last); or the path of a smaller model with the same
+        /// tokens
         draft: DraftChoice, --"draft" "DRAFT", Is("auto"), Executor;
         /// Maximum number of draft tokens of a sequence that one step verifies
         draft_tokens: u32, --"draft-tokens" "N", Is("16"), Executor;
@@ -116,13 +118,14 @@ sections! {
         cert: PathBuf, --"layer-cert" "PEM", Preset::None, Executor;
         /// Private key of that certificate, in PEM
         cert_key: PathBuf, --"layer-cert-key" "PEM", Preset::None, Executor;
-        /// Certificate authority of clients: a certificate that it signed names the client's tenant and replaces a key
+        /// Certificate authority of clients: a certificate that it signed names the client's tenant and
+        /// replaces a key
         client_ca: PathBuf, --"layer-client-ca" "PEM", Preset::None, Executor;
-        /// Keys of tenants, made by `holobiont key add NAME --file FILE`; without the file, all clients of this host are one
-        /// tenant
+        /// Keys of tenants, made by `holobiont key add NAME --file FILE`; without the file, all clients of
+        /// this host are one tenant
         key_file: PathBuf, --"layer-key-file" "FILE", Preset::None, Executor;
-        /// Gateways of other hosts that may drive the executor through that listener: the names in their certificates, as
-        /// `front,spare`
+        /// Gateways of other hosts that may drive the executor through that listener: the names in their
+        /// certificates, as `front,spare`
         gateways: String, --"layer-gateways" "A,B", Preset::None, Executor;
         /// Share of the time that requests take which training gets beside them; 0 gives it one call each 5 s
         training_share: Fraction, --"layer-training-share" "SHARE", Is("0.05"), Executor;
@@ -136,7 +139,8 @@ sections! {
         tenant_bytes: ByteCount, --"layer-tenant-bytes" "BYTES", Is("256MiB"), Executor;
         /// Maximum number of rows computed per second for one tenant
         rows_per_s: u32, --"layer-rows-per-s" "ROWS_PER_S", Preset::None, Executor;
-        /// Offers modular integer arithmetic, which secret sharing and one-time pads need: the start reads and hashes all weights
+        /// Offers modular integer arithmetic, which secret sharing and one-time pads need: the start reads
+        /// and hashes all weights
         exact: bool, --"layer-exact" "BOOL", Is("false"), Executor;
     }
 
@@ -148,11 +152,13 @@ sections! {
         adapter_root: PathBuf, --"adapter-root" "DIR", Is("."), Gateway;
         /// Hashed API keys with their roles (admin, user, metrics), made by `holobiont key add NAME`
         api_key_file: PathBuf, --"api-key-file" "FILE", Preset::None, Gateway;
-        /// Takes API keys from the shared registry and keeps them in api_key_file, where executors find them too
+        /// Takes API keys from the shared registry and keeps them in api_key_file, where executors find them
+        /// too
         shared_keys: bool, --"shared-keys" "BOOL", Is("false"), Gateway;
         /// Maximum size of a request's body
         max_body_bytes: ByteCount, --"max-body-bytes" "BYTES", Is("8MiB"), Gateway;
-        /// Memory for what requests keep in the gateway (bodies, queued work, unread results), all tenants together
+        /// Memory for what requests keep in the gateway (bodies, queued work, unread results), all tenants
+        /// together
         memory_bytes: ByteCount, --"memory-bytes" "BYTES", Is("2GiB"), Gateway;
         /// Part of that memory that one tenant may have; more is answered 429
         tenant_memory_bytes: ByteCount, --"tenant-memory-bytes" "BYTES", Is("256MiB"), Gateway;
@@ -160,16 +166,19 @@ sections! {
         max_sequences: u32, --"max-sequences" "N", Is("4096"), Gateway;
         /// CoDel target: queue delay of a tenant that may last for any length of time
         codel_target_ms: u64, --"codel-target-ms" "MS", Is("250"), Gateway, was ["gateway"] "target_delay_ms" --"target-delay-ms";
-        /// CoDel interval: after this long above the target, new requests of the tenant are answered 429 with a forecast in
-        /// `Retry-After`
+        /// CoDel interval: after this long above the target, new requests of the tenant are answered 429 with
+        /// a forecast in `Retry-After`
         codel_interval_ms: u64, --"codel-interval-ms" "MS", Is("5000"), Gateway, was ["gateway"] "delay_interval_ms" --"delay-interval-ms";
-        /// Share of an executor's batch slots that over-quota tenants hold together while others are under quota; 1 is no limit
+        /// Share of an executor's batch slots that over-quota tenants hold together while others are under
+        /// quota; 1 is no limit
         burst_share: Fraction, --"burst-share" "SHARE", Is("0.0625"), Gateway, was ["gateway"] "flood_share" --"flood-share";
         /// Number of threads for network I/O; text work has threads of its own
         threads: u32, --"threads" "N", Is("1"), Gateway;
-        /// Allows an address beyond loopback without keys, under any host name: each client is an administrator
+        /// Allows an address beyond loopback without keys, under any host name: each client is an
+        /// administrator
         insecure: bool, --"insecure" "BOOL", Is("false"), Gateway;
-        /// Maximum number of requests per minute of a key without a limit of its own; 0 is no limit, more are answered 429
+        /// Maximum number of requests per minute of a key without a limit of its own; 0 is no limit, more are
+        /// answered 429
         requests_per_min_per_key: u32, --"requests-per-min-per-key" "N", Is("0"), Gateway;
         /// Maximum number of requests per minute for one adapter; 0 is no limit, more are answered 429
         requests_per_min_per_adapter: u32, --"requests-per-min-per-adapter" "N", Is("0"), Gateway;
@@ -192,11 +201,11 @@ sections! {
         max_adapters: u32, --"max-adapters" "N", Is("10000"), Gateway;
         /// Maximum size of one file of an adapter
         max_adapter_file_bytes: ByteCount, --"max-adapter-file-bytes" "BYTES", Is("2GiB"), Gateway;
-        /// PostgreSQL database that many hosts share as their registry, as `postgres://USER@HOST/DATABASE`; its password comes
-        /// from PGPASSFILE or PGPASSWORD
+        /// PostgreSQL database that many hosts share as their registry, as `postgres://USER@HOST/DATABASE`;
+        /// its password comes from PGPASSFILE or PGPASSWORD
         registry: String, --"registry" "URL", Depends("a file in the state directory, of this host alone"), Gateway;
-        /// Object store of the shared registry's adapters, as `s3://BUCKET/PREFIX` with the usual AWS_... variables, or a shared
-        /// directory, as `file:///DIRECTORY`
+        /// Object store of the shared registry's adapters, as `s3://BUCKET/PREFIX` with the usual AWS_...
+        /// variables, or a shared directory, as `file:///DIRECTORY`
         store: String, --"store" "URL", Depends("a folder in the state directory"), Gateway;
         /// Disk space for local copies of the store's adapters; the least recently used are evicted
         store_cache_bytes: ByteCount, --"store-cache-bytes" "BYTES", Is("16GiB"), Gateway;
@@ -204,15 +213,16 @@ sections! {
         executor_timeout_ms: u64, --"executor-timeout-ms" "MS", Is("30000"), Gateway, was ["gateway"] "silence_ms" --"silence-ms";
         /// Certificate authority of executors on other hosts, in PEM
         executor_ca: PathBuf, --"executor-ca" "PEM", Preset::None, Gateway;
-        /// Certificate of the gateway towards executors on other hosts, in PEM; `holobiont cert --client NAME` makes one
+        /// Certificate of the gateway towards executors on other hosts, in PEM; `holobiont cert --client
+        /// NAME` makes one
         executor_cert: PathBuf, --"executor-cert" "PEM", Preset::None, Gateway;
         /// Private key of that certificate, in PEM
         executor_cert_key: PathBuf, --"executor-cert-key" "PEM", Preset::None, Gateway;
-        /// Tool-call format of the model: auto (from its chat template), hermes, llama3_json, mistral, pythonic, granite,
-        /// qwen3_coder, or none, which refuses tools
+        /// Tool-call format of the model: auto (from its chat template), hermes, llama3_json, mistral,
+        /// pythonic, granite, qwen3_coder, or none, which refuses tools
         tool_call_parser: ToolCallParser, --"tool-call-parser" "FORMAT", Is("auto"), Gateway;
-        /// Tags around the model's reasoning: auto (from its chat template), think, mistral, or none, which leaves reasoning in
-        /// the answer's text
+        /// Tags around the model's reasoning: auto (from its chat template), think, mistral, or none, which
+        /// leaves reasoning in the answer's text
         reasoning_parser: ReasoningParser, --"reasoning-parser" "TAGS", Is("auto"), Gateway;
         /// Endpoint of traces (OTLP over HTTP), in builds with the feature `otel`
         otlp_endpoint: String, --"otlp-endpoint" "URL", Preset::None, Gateway;
@@ -226,13 +236,15 @@ sections! {
         cores: CoreList, --"trainer-cores" "LIST", Depends("wherever there is room"), Up;
         /// Maximum number of fine-tuning jobs of one tenant that wait or run
         tenant_jobs: u32, --"tenant-jobs" "N", Is("16"), Gateway;
-        /// Number of steps between two checkpoints of a fine-tuning job, from which it resumes when a process or host is lost
+        /// Number of steps between two checkpoints of a fine-tuning job, from which it resumes when a process
+        /// or host is lost
         checkpoint_steps: u32, --"checkpoint-steps" "N", Is("50"), Gateway;
         /// Maximum size of one file of training data
         max_training_file_bytes: ByteCount, --"max-training-file-bytes" "BYTES", Is("512MiB"), Gateway;
         /// Maximum size of one tenant's files of training data together
         tenant_training_bytes: ByteCount, --"tenant-training-bytes" "BYTES", Is("4GiB"), Gateway;
-        /// Maximum size of one tenant's states of Tinker training together, and of the adapters published from them
+        /// Maximum size of one tenant's states of Tinker training together, and of the adapters published
+        /// from them
         tenant_state_bytes: ByteCount, --"tenant-state-bytes" "BYTES", Is("16GiB"), Gateway;
     }
 
@@ -248,21 +260,23 @@ sections! {
         max_crashes_per_min: NonZeroU32, --"max-crashes-per-min" "N", Is("5"), Up, was ["deployment"] "max_deaths" --"max-deaths";
         /// Delay before a crashed process is restarted; each crash within a minute doubles it
         restart_delay_ms: u64, --"restart-delay-ms" "MS", Is("100"), Up;
-        /// Maximum time without a heartbeat, after which a process is killed and restarted: an executor sends none within a step,
-        /// and a step of a large model on few cores is long
+        /// Maximum time without a heartbeat, after which a process is killed and restarted: an executor sends
+        /// none within a step, and a step of a large model on few cores is long
         watchdog_ms: NonZeroU64, --"watchdog-ms" "MS", Is("120000"), Up;
     }
 
-    /// `[lab]`: experiments: ablations and baselines of the papers, and emulated hardware. No deployment needs it.
+    /// `[lab]`: experiments: ablations and baselines of the papers, and emulated hardware. No deployment
+    /// needs it.
     LabSection = "lab" {
         /// Seed of random weights, for measurements: the model needs config.json and a tokenizer only
         random_weights: u64, --"random-weights" "SEED", Preset::None, Executor, was ["model"] "random_weights" --"random-weights";
         /// Emulated bandwidth of the link to the device
         link_gbps: Gbps, --"link-gbps" "GBIT_PER_S", Preset::None, Executor, was ["executor"] "link_gbps" --"link-gbps";
-        /// Start of a request whose adapter the device lacks: cpu-assist (at once, on CPU workers), on-demand (after the load), or
-        /// cached (as if the device held each adapter)
+        /// Start of a request whose adapter the device lacks: cpu-assist (at once, on CPU workers), on-demand
+        /// (after the load), or cached (as if the device held each adapter)
         cold_start: ColdStart, --"cold-start" "MODE", Is("cpu-assist"), Executor, was ["executor"] "cold_start" --"cold-start";
-        /// Eviction policy of a full tier: elora (ELORA's cost model), lru, rrip, or a variant of the paper's ablation
+        /// Eviction policy of a full tier: elora (ELORA's cost model), lru, rrip, or a variant of the paper's
+        /// ablation
         cache_policy: CachePolicy, --"cache-policy" "POLICY", Is("elora"), Executor, was ["memory"] "policy" --"cache-policy";
         /// Batching of layer calls: opportunistic, none or lockstep
         layer_batching: Batching, --"layer-batching" "POLICY", Is("opportunistic"), Executor,
@@ -270,8 +284,8 @@ sections! {
         /// Factor of the time that a layer call waits to be batched with others
         layer_batch_wait_factor: WaitFactor, --"layer-batch-wait-factor" "FACTOR", Is("1"), Executor,
             was ["layers"] "wait_factor" --"layer-wait-factor";
-        /// Routing of a request to one of several executors: rank-aware (least cost), most-idle, first-fit, random, or
-        /// algo1-printed (the paper's algorithm as printed)
+        /// Routing of a request to one of several executors: rank-aware (least cost), most-idle, first-fit,
+        /// random, or algo1-printed (the paper's algorithm as printed)
         routing: Routing, --"routing" "POLICY", Is("rank-aware"), Gateway, was ["gateway"] "routing" --"routing";
     }
 }

@@ -1,19 +1,19 @@
-//! What values may be: each is read from text, whoever wrote it.
+//! Types of setting values, each read from the text of a flag, an environment variable or a deployment file.
 
 use std::{collections::BTreeSet, fmt, num::NonZeroU32, str::FromStr};
 
-/// Cores from this number on are on no machine: as many as the kernel's affinity mask holds.
+/// Exclusive upper bound of core numbers: the size of the kernel's affinity mask.
 pub const MAX_CORES: u32 = 1024;
 
-/// Most workers of a deployment: as many seats the executor's board has.
+/// Maximum number of workers of a deployment: the number of seats at the executor's board.
 pub const MAX_WORKERS: u8 = 64;
 
-/// A number of bytes: `1048576`, `1 MiB` or `1 MB`.
+/// Number of bytes, written as `1048576`, `1 MiB` or `1 MB`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ByteCount(pub u64);
 
 impl ByteCount {
-    /// The count as a size in memory; what no memory holds is the largest there is.
+    /// Returns the count as `usize`, saturating at `usize::MAX`.
     #[must_use]
     pub fn as_usize(self) -> usize {
         usize::try_from(self.0).unwrap_or(usize::MAX)
@@ -55,17 +55,17 @@ impl fmt::Display for ByteCount {
     }
 }
 
-/// How much of a whole: a number of bytes, or one of so many equal parts.
+/// Part of a memory size: a number of bytes, or one of `N` equal parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryFraction {
-    /// So many bytes.
+    /// Absolute number of bytes.
     Bytes(ByteCount),
-    /// `1/N` of what there is.
+    /// `1/N` of the memory size.
     OneOf(NonZeroU32),
 }
 
 impl MemoryFraction {
-    /// Bytes of it, of so many; never more.
+    /// Returns the number of bytes of this part of `all`, at most `all`.
     #[must_use]
     pub fn bytes_of(self, all: u64) -> u64 {
         match self {
@@ -98,14 +98,14 @@ impl fmt::Display for MemoryFraction {
     }
 }
 
-/// What computes: the host's cores, or a GPU by its number.
+/// Device that computes the base model: the host's cores, or a GPU by its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// The host's own cores.
+    /// Cores of the host's CPU.
     Cpu,
-    /// An NVIDIA GPU.
+    /// NVIDIA GPU with the given ordinal.
     Cuda {
-        /// Its number, as the driver counts.
+        /// Number of the GPU in the driver's order, from 0.
         ordinal: u32,
     },
 }
@@ -136,14 +136,14 @@ impl fmt::Display for DeviceChoice {
     }
 }
 
-/// Gigabits a second, fractions allowed.
+/// Speed in gigabits per second, fractions allowed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Gbps(f64);
 
 impl Gbps {
     const BYTES_PER_GIGABIT: f64 = 125e6;
 
-    /// Bytes a second: 1 at least.
+    /// Returns the speed in bytes per second, at least 1.
     #[must_use]
     #[expect(
         clippy::cast_possible_truncation,
@@ -172,7 +172,7 @@ impl fmt::Display for Gbps {
     }
 }
 
-/// A factor on how long calls wait for company; 0 for not at all.
+/// Factor of the time that a layer call waits to be batched with others, from 0 (no wait) to 1000.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WaitFactor(pub f64);
 
@@ -193,7 +193,7 @@ impl fmt::Display for WaitFactor {
     }
 }
 
-/// A share of something, up to all of it.
+/// Share from 0 to 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Fraction(pub f64);
 
@@ -214,7 +214,7 @@ impl fmt::Display for Fraction {
     }
 }
 
-/// Cores as `0-3,8`, ascending, each once.
+/// Set of cores, written as `0-3,8` in ascending order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CoreList(pub BTreeSet<u32>);
 
@@ -258,7 +258,7 @@ impl fmt::Display for CoreList {
     }
 }
 
-/// How many workers: each takes a process and a seat at the executor's board.
+/// Number of workers; each takes a process and a seat at the executor's board.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WorkerCount(pub u8);
 
@@ -290,10 +290,10 @@ crate::declaration::shown_as_read!(
     WorkerCount
 );
 
-/// Longest name of a process, in bytes.
+/// Maximum length of a process's name in bytes.
 pub const MAX_PROCESS_NAME_BYTES: usize = 32;
 
-/// Whether a process may be called so: in files, units, labels and on command lines.
+/// Whether `name` may name a process in files, units, labels and on command lines.
 #[must_use]
 pub fn is_process_name(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';

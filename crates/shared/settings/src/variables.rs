@@ -1,18 +1,19 @@
-//! Every environment variable of Holobiont, and the refusal of all that are none.
+//! Lists every environment variable of Holobiont, and refuses unknown variables with its prefix.
 //!
-//! A setting's variable follows from its declaration; the others stand here, each with who reads it.
+//! A setting's variable follows from its declaration. All other variables are listed here with the program
+//! that reads them.
 
 use std::collections::BTreeSet;
 
 use crate::{PICKER, Setting, all};
 
-/// What all of them begin with.
+/// Prefix of every environment variable of Holobiont.
 pub const PREFIX: &str = "HOLOBIONT_";
 
-/// `HOLOBIONT_ADAPTERS_<NAME>` is the directory of an adapter, under the name as written.
+/// Prefix of `HOLOBIONT_ADAPTERS_<NAME>`, the directory of the adapter `<NAME>`, whose case is kept.
 pub const ADAPTERS: &str = "HOLOBIONT_ADAPTERS_";
 
-/// Variables that are no setting of a deployment, without their prefix, and who reads them.
+/// Variables that are not settings of a deployment, without their prefix, by the programs that read them.
 const OTHERS: &[(&str, &[&str])] = &[
     (
         "`holobiont`: where models and state live, the gateway to talk to, and the key to show it",
@@ -88,32 +89,32 @@ const OTHERS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// A variable that nobody reads.
+/// Error for a variable with our prefix that no program reads.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("nothing reads the environment variable {name}; did you mean {nearest}?")]
 pub struct UnknownVariable {
-    /// As it was found.
+    /// Name of the variable in the environment.
     pub name: String,
-    /// The one that is most like it.
+    /// Known variable with the most similar name.
     pub nearest: String,
 }
 
-/// What a variable is.
+/// Meaning of an environment variable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Variable {
-    /// A setting of the deployment.
+    /// Value of a setting of the deployment.
     Setting(&'static Setting),
-    /// The directory of the adapter of this name.
+    /// Directory of the adapter with this name.
     Adapter(String),
-    /// Somebody else's: of another program, or of none of ours.
+    /// Variable without our prefix, or one that is not part of a deployment's configuration.
     Other,
 }
 
 impl Variable {
-    /// What the variable `name` is.
+    /// Returns the meaning of the variable `name`.
     ///
     /// # Errors
-    /// If it begins like one of ours and is none.
+    /// Fails if `name` has the prefix [`PREFIX`] and is unknown.
     pub fn named(name: &str) -> Result<Self, UnknownVariable> {
         let Some(own) = name.strip_prefix(PREFIX) else { return Ok(Self::Other) };
         let is_its = |setting: &&Setting| {
@@ -135,17 +136,17 @@ impl Variable {
     }
 }
 
-/// Refuses an environment with a variable that nobody reads.
+/// Refuses an environment with a variable that has our prefix and that no program reads.
 ///
 /// # Errors
-/// The first such variable, in alphabetical order.
+/// Returns the first such variable in alphabetical order.
 pub fn check_environment() -> Result<(), UnknownVariable> {
     let names: BTreeSet<String> =
         std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).collect();
     names.iter().try_for_each(|name| Variable::named(name).map(|_| ()))
 }
 
-/// The known variable that is most like `name`, which may also be a section and a field.
+/// Returns the known variable most similar to `name`, which may also consist of a section and a field.
 fn nearest(name: &str) -> String {
     let in_file = |setting: &Setting| {
         format!("{PREFIX}{}_{}", setting.section.to_ascii_uppercase(), setting.field.to_ascii_uppercase())

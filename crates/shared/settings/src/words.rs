@@ -1,4 +1,4 @@
-//! Settings that are one of a few words.
+//! Settings whose value is one of a few words.
 
 use std::{ffi::OsString, fmt, str::FromStr};
 
@@ -6,7 +6,7 @@ use clap::{ValueEnum, builder::PossibleValue};
 
 use crate::Value;
 
-/// Declares an enum whose values are words.
+/// Declares an enum whose values are written as words.
 macro_rules! words {
     ($( $(#[doc = $doc:literal])+ $name:ident ($what:literal) { $(
         $(#[doc = $help:literal])+ $value:ident = $word:literal,
@@ -18,7 +18,7 @@ macro_rules! words {
         impl $name {
             const ALL: &[Self] = &[$( Self::$value ),*];
 
-            /// The word for it.
+            /// Returns the word of the value.
             #[must_use]
             pub const fn as_str(self) -> &'static str {
                 match self { $( Self::$value => $word, )* }
@@ -63,145 +63,147 @@ fn no_such(what: &str, text: &str, words: impl Iterator<Item = &'static str>) ->
 }
 
 words! {
-    /// How keys and values are stored.
+    /// Data type of the KV cache.
     KvDtype ("number format") {
-        /// What suits the weights.
+        /// Data type that suits the weights.
         Auto = "auto",
-        /// 32 bits.
+        /// 32-bit floating point values.
         F32 = "f32",
-        /// 16 bits.
+        /// 16-bit floating point values.
         F16 = "f16",
-        /// Bytes, with a scale for each key and value of a head.
+        /// 8-bit integers, with a scale for each key and value of a head.
         Int8 = "int8",
     }
 
-    /// How finely activations are rounded where they meet integer weights.
+    /// Rounding of activations that are multiplied with integer weights.
     Precision ("precision") {
-        /// What suits the device: `mixed` on a CPU; on a GPU the only one it has.
+        /// Precision that suits the device: `mixed` on a CPU, the only supported one on a GPU.
         Auto = "auto",
-        /// 8 bits.
+        /// 8-bit integers in all layers.
         Int8 = "int8",
-        /// 15 bits where the error of 8 would matter, 8 elsewhere.
+        /// 15 bits where the error of 8 bits would matter, 8 bits elsewhere.
         Mixed = "mixed",
-        /// 15 bits.
+        /// 15-bit integers in all layers.
         Int15 = "int15",
-        /// Not at all.
+        /// No rounding of activations.
         Exact = "exact",
     }
 
-    /// How adapters are stored and multiplied.
+    /// Data type in which adapters are stored and multiplied.
     AdapterDtype ("number format") {
-        /// What suits the weights: `exact` for weights of 32 or 16 bits that are not rounded, else `f16`.
+        /// `exact` for weights of 32 or 16 bits that are not rounded, else `f16`.
         Auto = "auto",
-        /// As many bits as hold the adapter's own numbers.
+        /// Smallest type that holds the adapter's values exactly.
         Exact = "exact",
-        /// 16 bits with 11 of precision; multiplied in 32.
+        /// 16-bit type with 11 bits of precision, multiplied in 32 bits.
         F16 = "f16",
-        /// 16 bits with 8 of precision, and so are the activations they meet: twice as fast with long prompts.
+        /// 16-bit type with 8 bits of precision, for adapters and their activations: twice as fast with long
+        /// prompts.
         Bf16 = "bf16",
     }
 
-    /// What a request does whose adapter is not on the device.
+    /// Start of a request whose adapter is not on the device.
     ColdStart ("cold start") {
-        /// It starts at once; CPU workers compute what has not arrived.
+        /// Immediate start; CPU workers compute the part that is not yet on the device.
         CpuAssist = "cpu-assist",
-        /// It waits until the adapter has arrived.
+        /// Start after the adapter has been copied to the device.
         OnDemand = "on-demand",
-        /// There are none: a load is answered once the adapter is on the device.
+        /// No cold starts: a load is answered once the adapter is on the device.
         Cached = "cached",
     }
 
-    /// Who leaves a full tier first.
+    /// Eviction policy of a full memory tier.
     CachePolicy ("cache policy") {
-        /// ELORA's cost model: what it takes to have it back, visits, recency, adapters needed.
+        /// ELORA's cost model: cost of reloading, visits, recency, number of adapters needed.
         Elora = "elora",
-        /// With the factor of adapters as the paper prints it.
+        /// ELORA with the factor of adapters as the paper prints it.
         Eq4Printed = "eq4-printed",
-        /// With the cost as the paper prints it: what is larger stays longer.
+        /// ELORA with the cost as the paper prints it, which keeps larger entries longer.
         Eq5Printed = "eq5-printed",
-        /// What was used least recently.
+        /// Least recently used first.
         Lru = "lru",
-        /// What was asked for once before what was asked for again.
+        /// RRIP: entries used once are evicted before entries used again.
         Rrip = "rrip",
-        /// A fixed share for adapters, and no dependencies between blocks.
+        /// Fixed share for adapters, least recently used first, without dependencies between blocks.
         Static = "static",
-        /// No block outlives its request.
+        /// No prefix cache: a block does not outlive its request.
         NoHistory = "no-history",
-        /// The cost model without dependencies between blocks.
+        /// ELORA without dependencies between blocks.
         NoDependencies = "wom",
-        /// Without the number of adapters needed.
+        /// ELORA without the number of adapters needed.
         NoAdapterFactor = "wol",
-        /// Without what it takes to have it back.
+        /// ELORA without the cost of reloading.
         NoCost = "woc",
-        /// Without visits.
+        /// ELORA without the visits term.
         NoVisits = "wov",
-        /// Without recency.
+        /// ELORA without the recency term.
         NoRecency = "wou",
-        /// Whole branches at once.
+        /// ELORA that evicts whole branches at once.
         Branches = "bfs",
     }
 
-    /// Which of several executors gets a request.
+    /// Policy that chooses one of several executors for a request.
     Routing ("routing policy") {
-        /// Where it costs least: Algorithm 1 of CaraServe, mended.
+        /// Executor with the least cost: Algorithm 1 of CaraServe, corrected.
         RankAware = "rank-aware",
-        /// Algorithm 1 as the paper prints it.
+        /// Algorithm 1 of CaraServe as the paper prints it.
         Algo1Printed = "algo1-printed",
-        /// Where the fewest are.
+        /// Executor with the fewest requests.
         MostIdle = "most-idle",
-        /// The first that has a place.
+        /// First executor with a free slot.
         FirstFit = "first-fit",
-        /// Anywhere.
+        /// Random executor for each request.
         Random = "random",
     }
 
-    /// How a model writes calls of tools.
+    /// Format in which a model writes tool calls.
     ToolCallParser ("way to write calls of tools") {
-        /// The way that its chat template shows.
+        /// Format that the model's chat template shows.
         Auto = "auto",
         /// `<tool_call>` and a JSON object: Hermes, Qwen.
         Hermes = "hermes",
-        /// A JSON object as all of the answer: Llama 3.
+        /// JSON object that is the whole answer: Llama 3.
         Llama3Json = "llama3_json",
         /// `[TOOL_CALLS]` and a list: Mistral.
         Mistral = "mistral",
-        /// A list of Python's calls: Llama 3.2, Gemma 3.
+        /// List of Python calls: Llama 3.2, Gemma 3.
         Pythonic = "pythonic",
         /// `<|tool_call|>` and a list: Granite 3.
         Granite = "granite",
         /// `<tool_call>` and tags for the function and its parameters: Qwen3-Coder, Qwen 3.5.
         Qwen3Coder = "qwen3_coder",
-        /// No way: tools are refused.
+        /// No format: requests with tools are refused.
         None = "none",
     }
 
-    /// What stands around what a model thinks.
+    /// Tags around the model's reasoning content.
     ReasoningParser ("way to write thoughts") {
-        /// The tags that its chat template shows.
+        /// Tags that the model's chat template shows.
         Auto = "auto",
         /// `<think>` and `</think>`: Qwen 3, DeepSeek R1, SmolLM 3.
         Think = "think",
         /// `[THINK]` and `[/THINK]`: Magistral.
         Mistral = "mistral",
-        /// Nothing: thoughts are part of the answer's text.
+        /// No tags: reasoning content stays in the answer's text.
         None = "none",
     }
 
-    /// When calls of split clients that wait are computed.
+    /// Batching of waiting calls of split clients.
     Batching ("way of batching") {
-        /// After a wait in proportion to their rows, with what waits for the same by then.
+        /// After a wait proportional to the rows, together with the calls that wait for the same linear
+        /// group.
         Opportunistic = "opportunistic",
-        /// At once, each alone.
+        /// Immediate start of each call alone.
         Alone = "none",
-        /// When every active session waits, all together; for comparison.
+        /// One batch once every active session waits; for comparison.
         Lockstep = "lockstep",
     }
 
-    /// How the log is written.
+    /// Format of the log.
     LogFormat ("log format") {
-        /// Lines for people.
+        /// Text lines for people.
         Human = "human",
-        /// One JSON object a line.
+        /// One JSON object per line.
         Json = "json",
         /// `human` on a terminal, else `json`.
         Auto = "auto",

@@ -1,4 +1,4 @@
-//! `docs/guides/command.md`: the reference that a test makes of the command line, and compares.
+//! Tests that `docs/guides/command.md` is the reference generated from the command line.
 
 use std::{fs, path::Path};
 
@@ -7,10 +7,10 @@ use clap::CommandFactory as _;
 use super::HolobiontCli;
 use crate::{commands::manual::visible_commands, exit};
 
-/// Options that every command takes; the reference names them once.
+/// Options that every command takes, documented only once.
 const EVERYWHERE: [&str; 7] = ["json", "quiet", "verbose", "color", "yes", "help", "version"];
 
-/// `docs/guides/command.md`, of the command line `root`.
+/// Returns the text of `docs/guides/command.md` for the command line `root`.
 fn reference(root: clap::Command) -> String {
     let mut text = String::from(
         "# The command `holobiont`\n\n\
@@ -34,7 +34,7 @@ fn reference(root: clap::Command) -> String {
     text
 }
 
-/// No spaces at the ends of lines, no empty lines at the end.
+/// Removes spaces at the ends of lines and empty lines at the end.
 fn tidy(help: &str) -> String {
     help.lines().map(str::trim_end).collect::<Vec<_>>().join("\n").trim_end().to_owned()
 }

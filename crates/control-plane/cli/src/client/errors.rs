@@ -1,40 +1,29 @@
-//! Why a gateway did not give what it was asked for, and what to do about it.
+//! Errors of requests to a gateway, with the next command to try.
 
 use std::io;
 
 use crate::exit::{Exit, Explain};
 
-/// Why a gateway did not give what it was asked for.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClientError {
-    /// Nobody answers.
+    /// No gateway listens at the address.
     #[error("no gateway answers at {url}")]
-    Unreachable {
-        /// Its address, as it was given.
-        url: String,
-        /// Why.
-        source: Box<ureq::Error>,
-    },
+    Unreachable { url: String, source: Box<ureq::Error> },
     /// The gateway answered with an error.
     #[error("the gateway refused ({status}{}): {message}", code.as_ref().map(|code| format!(", {code}")).unwrap_or_default())]
     Refused {
-        /// HTTP status.
         status: u16,
         /// The gateway's stable error code.
         code: Option<String>,
-        /// What it said.
         message: String,
     },
     /// A stream ended in an error event.
     #[error("the gateway gave up in the middle of the answer: {message}")]
-    Broken {
-        /// What it said.
-        message: String,
-    },
+    Broken { message: String },
     /// A stream stopped without its end.
     #[error("the connection was lost in the middle of the answer")]
     Lost(#[source] Option<io::Error>),
-    /// An answer that is not what the API promises.
+    /// Answer that is not the JSON that the API defines.
     #[error("the gateway's answer is not understood")]
     Garbled(#[source] serde_json::Error),
 }
@@ -44,7 +33,7 @@ impl Explain for ClientError {
         match self {
             Self::Unreachable { .. } | Self::Lost(_) => Exit::Unavailable,
             Self::Refused { status, code, .. } => match code.as_deref() {
-                // OpenAI's clients and vLLM's users expect 400 of these.
+                // The gateway answers these codes with 400, because clients of OpenAI and vLLM expect that.
                 Some("adapter_already_loaded") => Exit::Conflict,
                 Some("adapter_path_forbidden" | "adapter_outside_root") => Exit::Refused,
                 _ => Exit::of_http(*status),
@@ -73,7 +62,7 @@ impl Explain for ClientError {
     }
 }
 
-/// What to do about an error of the gateway, where the code says enough.
+/// Returns what to do about the gateway's error `code`, where the code determines it.
 fn next_for(code: &str) -> Option<&'static str> {
     Some(match code {
         "adapter_already_loaded" => "holobiont adapters replace NAME DIR",

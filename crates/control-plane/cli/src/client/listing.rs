@@ -1,4 +1,4 @@
-//! What a gateway lists: the models that `model` may name, and its adapters with where they are.
+//! Models and adapters as a gateway lists them.
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
@@ -6,12 +6,12 @@ use serde_json::Value;
 use super::errors::ClientError;
 use crate::terminal::table::percent;
 
-/// A model as `/v1/models` lists it: the base, or an adapter with its parent.
+/// Model of `/v1/models`: the base, or an adapter with its parent.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 pub(crate) struct ServedModel {
-    /// What requests call it.
+    /// Name of the model in requests.
     pub(crate) id: String,
-    /// The base of an adapter; `None` for the base.
+    /// Base of an adapter; `None` for the base itself.
     #[serde(default)]
     pub(crate) parent: Option<String>,
 }
@@ -23,59 +23,60 @@ impl ServedModel {
     }
 }
 
-/// An adapter as `/v1/lora_adapters` lists it. What an older gateway does not say is `None`.
+/// Adapter of `/v1/lora_adapters`. Fields that an older gateway does not send are `None`.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 pub(crate) struct LoadedAdapter {
-    /// What requests call it.
+    /// Name of the adapter in requests.
     pub(crate) name: String,
-    /// Content hash, in hexadecimal.
+    /// Adapter version: content hash in hexadecimal.
     pub(crate) generation: String,
-    /// Its largest rank.
+    /// Largest rank of all its modules.
     pub(crate) rank: u64,
-    /// Memory it takes.
+    /// Size of the adapter in memory.
     pub(crate) bytes: u64,
-    /// Linear layers it changes.
+    /// Number of linear layers that the adapter changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) modules: Option<u64>,
-    /// Whose it is; nothing for everybody's.
+    /// Tenant that owns the adapter; `None` if all tenants may use it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) tenant: Option<String>,
-    /// `host` or `disk`.
+    /// Memory tier: `host` or `disk`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) tier: Option<String>,
-    /// The executors that have it, where there are several.
+    /// Executors that hold the adapter, if the gateway has several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) executors: Option<Vec<String>>,
     /// `ready`, `loading`, `draining` or `failed`.
     pub(crate) state: String,
-    /// Why it failed.
+    /// Reason why loading failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) error: Option<String>,
     /// True if it is never evicted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) pinned: Option<bool>,
-    /// Requests that use it now.
+    /// Number of running requests that use the adapter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) requests: Option<u64>,
-    /// Tokens it answers now.
+    /// Current output tokens per second of the adapter's requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) tokens_per_s: Option<f64>,
-    /// Bytes of it that are on the device.
+    /// Bytes of the adapter on the device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) device_bytes: Option<u64>,
-    /// Requests that found it not, or not wholly, on the device.
+    /// Number of requests that did not find the complete adapter on the device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) cold_starts: Option<u64>,
-    /// How long requests waited for it to reach the device.
+    /// Time that requests waited for the adapter to reach the device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) load_wait_ms: Option<f64>,
-    /// Where it was computed.
+    /// Work of the adapter's ranks by processor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) rank_rows: Option<RankRows>,
 }
 
 impl LoadedAdapter {
-    /// How much of it is on the device, for people; nothing of one without matrices ever travels there.
+    /// Returns the part of the adapter on the device in percent. An adapter of rank 0 has no matrices to
+    /// copy: `None`.
     pub(crate) fn on_device(&self) -> Option<String> {
         #[expect(clippy::cast_precision_loss, reason = "for people to read")]
         let part = |bytes: u64| percent(bytes as f64 / self.bytes.max(1) as f64);
@@ -83,26 +84,24 @@ impl LoadedAdapter {
     }
 }
 
-/// Rows times ranks of an adapter, by who computed them.
+/// Products of rows and ranks of an adapter, by the processor that computed them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub(crate) struct RankRows {
-    /// The device.
     pub(crate) device: u64,
-    /// The workers.
     pub(crate) workers: u64,
-    /// The executor, because no worker did.
+    /// Work of the executor itself, because no worker did it.
     pub(crate) executor: u64,
 }
 
 impl RankRows {
-    /// All of them.
+    /// Returns the sum over all processors.
     pub(crate) fn all(self) -> u64 {
         self.device.saturating_add(self.workers).saturating_add(self.executor)
     }
 }
 
-/// The `data` of a list.
+/// Parses the field `data` of a list.
 pub(crate) fn list_in<T: DeserializeOwned>(mut body: Value) -> Result<Vec<T>, ClientError> {
     let data = body.get_mut("data").map(Value::take).unwrap_or_default();
     serde_json::from_value(data).map_err(ClientError::Garbled)

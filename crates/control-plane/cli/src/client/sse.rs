@@ -1,11 +1,11 @@
-//! Server-sent events, as far as a completion stream uses them: `data:` fields between blank lines.
+//! Parser of server-sent events, limited to the `data:` fields of completion streams.
 
 use std::io::{self, BufRead, Read as _};
 
-/// Longest line accepted; a peer cannot make us hold more.
+/// Maximum length of a line, which bounds the memory that a peer can occupy.
 const MAX_LINE_BYTES: u64 = 4 << 20;
 
-/// Longest data of one event, which may come in any number of lines.
+/// Maximum length of the data of one event, which may span any number of lines.
 const MAX_DATA_BYTES: usize = 4 << 20;
 
 /// Splits a byte stream into the data of its events.
@@ -15,12 +15,11 @@ pub(crate) struct Events<R> {
 }
 
 impl<R: BufRead> Events<R> {
-    /// Events of `reader`.
     pub(crate) fn new(reader: R) -> Self {
         Self { reader }
     }
 
-    /// The next event's data, its lines joined by newlines; `None` at the end of the stream.
+    /// Returns the data of the next event, its lines joined by newlines; `None` at the end of the stream.
     pub(crate) fn next_data(&mut self) -> io::Result<Option<String>> {
         let mut data: Option<String> = None;
         while let Some(line) = self.line()? {
@@ -45,7 +44,7 @@ impl<R: BufRead> Events<R> {
         Ok(data)
     }
 
-    /// A line without its end; `None` at the end of the stream.
+    /// Returns the next line without its end; `None` at the end of the stream.
     fn line(&mut self) -> io::Result<Option<String>> {
         let mut bytes = Vec::new();
         let read = self.reader.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', &mut bytes)?;
@@ -70,7 +69,8 @@ mod tests {
     use super::*;
 
     fn events(stream: &[u8]) -> Vec<String> {
-        // One byte at a time: events must not depend on how the network cut them.
+        // The reader returns one byte at a time, because events must not depend on the packets of the
+        // network.
         let reader = io::BufReader::with_capacity(1, stream);
         let mut events = Events::new(reader);
         std::iter::from_fn(|| events.next_data().unwrap()).collect()

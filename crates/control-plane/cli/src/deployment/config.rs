@@ -1,8 +1,8 @@
-//! One TOML file describes a deployment.
+//! Configuration of a deployment, read from one TOML file.
 //!
-//! Every field may be left out; the crate `settings` declares them. Three layers say what a field is, the higher wins:
-//! flags, the environment, the file. A key or variable that nobody knows is refused by name, never skipped. What nobody
-//! set is not passed on: the process that it is for holds itself to the same declaration.
+//! Every field is optional; the crate `settings` declares all fields. Flags take precedence over the
+//! environment, and the environment over the file. An unknown key or variable is refused by name. Settings
+//! that are not set are not passed on, because each process applies the same preset from `settings`.
 
 pub(crate) mod executors;
 mod old_names;
@@ -33,13 +33,13 @@ use self::executors::ExecutorEntry;
 pub(crate) use self::executors::Executors;
 use crate::exit::{Exit, Explain};
 
-/// What one of so many executors of a host has of its memory; one alone has it all.
+/// Returns the default memory part of each of `executors` on one host; `None` for a single executor.
 fn even_part(executors: usize) -> Option<MemoryFraction> {
     let parts = u32::try_from(executors).ok().filter(|parts| *parts > 1)?;
     NonZeroU32::new(parts).map(MemoryFraction::OneOf)
 }
 
-/// Longest deployment file read: a room for thousands of adapters.
+/// Maximum size of a deployment file, enough for thousands of adapters.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// Why a deployment's configuration was refused.
@@ -47,29 +47,22 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 pub(crate) enum DeploymentConfigError {
     /// The file could not be read.
     #[error("cannot read the deployment file {path}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     /// The file is not a deployment; the source names key and line.
     #[error("the deployment file {path} is not valid")]
     File {
-        /// The file.
         path: PathBuf,
-        /// Key, line and what was expected there.
+        /// Error with key, line and expected value.
         source: Box<toml::de::Error>,
     },
     /// The value of a flag or of an environment variable is wrong.
     #[error("{name} is not valid")]
     Value {
-        /// The flag or the variable.
         name: String,
-        /// What was expected.
+        /// Error with the expected value.
         source: Box<toml::de::Error>,
     },
-    /// An environment variable that nobody reads.
+    /// The environment has a variable with our prefix that no program reads.
     #[error(transparent)]
     Unknown(#[from] UnknownVariable),
 }
@@ -92,42 +85,33 @@ impl Explain for DeploymentConfigError {
     }
 }
 
-/// A deployment, or one layer of its description.
+/// Configuration of a deployment, or one layer of it.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct DeploymentConfig {
-    /// `[model]`.
     pub(crate) model: ModelSection,
-    /// `[executor]`, or `[[executor]]` for each of several.
+    /// Section `[executor]`, or one `[[executor]]` for each of several executors.
     pub(crate) executor: Executors,
-    /// `[memory]`.
     pub(crate) memory: MemorySection,
-    /// `[speculation]`.
     pub(crate) speculation: SpeculationSection,
-    /// `[workers]`.
     pub(crate) workers: WorkersSection,
-    /// `[layers]`.
     pub(crate) layers: LayersSection,
-    /// `[gateway]`.
     pub(crate) gateway: GatewaySection,
-    /// `[training]`.
     pub(crate) training: TrainingSection,
-    /// `[deployment]`.
     pub(crate) deployment: DeploymentSection,
-    /// `[lab]`.
     pub(crate) lab: LabSection,
-    /// `[adapters]`: directories by name.
+    /// Section `[adapters]`: directories by adapter name.
     pub(crate) adapters: BTreeMap<String, PathBuf>,
-    /// `[[class]]`: what is promised to tenants and adapters.
+    /// Sections `[[class]]`: service classes.
     #[serde(deserialize_with = "classes")]
     pub(crate) class: Vec<ServiceClass>,
-    /// Names of older versions that the file has.
+    /// Names of older versions that the file uses.
     #[serde(skip)]
     pub(crate) renamed: Vec<Renamed>,
 }
 
 impl DeploymentConfig {
-    /// Flags over environment over file.
+    /// Combines the layers: flags over environment over file.
     pub(crate) fn layered(flags: Self, file: Option<&Path>) -> Result<Self, DeploymentConfigError> {
         let file = file.map(Self::from_file).transpose()?.unwrap_or_default();
         let variables = std::env::vars_os()
@@ -135,7 +119,7 @@ impl DeploymentConfig {
         Ok(flags.or(Self::from_environment(variables)?).or(file))
     }
 
-    /// Reads a deployment file. Its relative paths are relative to its directory.
+    /// Reads a deployment file. Relative paths are resolved against the file's directory.
     pub(crate) fn from_file(path: &Path) -> Result<Self, DeploymentConfigError> {
         let text = read_bounded(path)
             .map_err(|source| DeploymentConfigError::Read { path: path.to_owned(), source })?;
@@ -147,29 +131,29 @@ impl DeploymentConfig {
         Ok(layer)
     }
 
-    /// Reads the text of a deployment file, and leaves its paths as they are.
+    /// Parses the text of a deployment file and leaves its paths unchanged.
     pub(crate) fn parse(text: &str) -> Result<Self, toml::de::Error> {
         match old_names::replaced(text) {
             Some((table, renamed)) => Ok(Self { renamed, ..Self::deserialize(table)? }),
-            // Errors of a text name the line.
+            // Parsing the text directly keeps line numbers in errors.
             None => toml::from_str(text),
         }
     }
 
-    /// Reads the layer that flags make.
+    /// Returns the layer of the given flags.
     pub(crate) fn from_flags(flags: &SettingFlags) -> Result<Self, DeploymentConfigError> {
         flags.given().try_fold(Self::default(), |layer, (setting, value)| {
             Ok(layer.or(Self::one(setting, value, || format!("--{}", setting.flag))?))
         })
     }
 
-    /// Reads the layer that environment variables make.
+    /// Returns the layer of the environment variables.
     pub(crate) fn from_environment(
         variables: impl IntoIterator<Item = (String, String)>,
     ) -> Result<Self, DeploymentConfigError> {
         let mut layer = Self::default();
         let mut variables: Vec<_> = variables.into_iter().collect();
-        // A variable wins over its own older name.
+        // Sorting gives a variable precedence over its own older name.
         variables.sort_by_key(|(name, _)| matches!(Variable::named(name), Ok(Variable::Setting(setting)) if setting.variable() != *name));
         for (name, value) in variables {
             match Variable::named(&name)? {
@@ -181,7 +165,7 @@ impl DeploymentConfig {
         Ok(layer)
     }
 
-    /// The layer that sets one thing; `name` is what somebody wrote before the value.
+    /// Returns a layer with a single setting; `name` is the flag or variable for error messages.
     fn one(
         setting: &Setting,
         value: &str,
@@ -193,7 +177,7 @@ impl DeploymentConfig {
             .map_err(|source| DeploymentConfigError::Value { name: name(), source: Box::new(source) })
     }
 
-    /// Keeps what is set here and takes the rest from `lower`.
+    /// Keeps the values set here and takes the others from `lower`.
     pub(crate) fn or(self, lower: Self) -> Self {
         let mut adapters = lower.adapters;
         adapters.extend(self.adapters);
@@ -214,7 +198,7 @@ impl DeploymentConfig {
         }
     }
 
-    /// What is set, each value with its declaration.
+    /// Returns all values that are set, except those of single executors, with their declarations.
     pub(crate) fn set(&self) -> impl Iterator<Item = (&'static Setting, OsString)> {
         let computing = self
             .model
@@ -227,7 +211,8 @@ impl DeploymentConfig {
         computing.chain(serving).chain(self.deployment.set()).chain(self.lab.set())
     }
 
-    /// What holds for each executor that is started here, by its name; a single one has none.
+    /// Returns the configuration of each executor that is started on this host. A single executor has no
+    /// name.
     pub(crate) fn members(&self) -> Vec<DeployedExecutor> {
         if self.executor.each.is_empty() {
             return vec![DeployedExecutor { name: None, config: self.clone() }];
@@ -236,19 +221,20 @@ impl DeploymentConfig {
             self.executor.each.iter().filter(|entry| entry.address.is_none()).collect();
         let member = |index, entry: &ExecutorEntry| {
             let mut config = self.of(index, entry);
-            // Nobody knows of the others' memory: each has an even part.
+            // Several executors of one host get equal parts of its memory by default.
             config.memory.process = config.memory.process.or_else(|| even_part(here.len()));
             DeployedExecutor { name: Some(entry.name.clone()), config }
         };
         here.iter().enumerate().map(|(index, entry)| member(index, entry)).collect()
     }
 
-    /// Executors of other hosts, which are driven from here: names and addresses.
+    /// Returns names and addresses of executors on other hosts, which this deployment drives.
     pub(crate) fn elsewhere(&self) -> impl Iterator<Item = (&str, &HostPort)> {
         self.executor.each.iter().filter_map(|entry| Some((entry.name.as_str(), entry.address.as_ref()?)))
     }
 
-    /// What holds for one of several executors. Base layers are lent by the first: a listener's address can be had once.
+    /// Returns the configuration of one of several executors. Only the first executor has a layer service,
+    /// because one listener address serves one process.
     fn of(&self, index: usize, entry: &ExecutorEntry) -> Self {
         let mut config = self.clone();
         let common = ExecutorSection::clone(&self.executor);
@@ -266,13 +252,14 @@ impl DeploymentConfig {
         config
     }
 
-    /// Where the gateway listens.
+    /// Returns the address on which the gateway listens.
     pub(crate) fn listen(&self) -> SocketAddr {
         let listen = self.gateway.listen.or(GatewaySection::presets().listen);
         listen.expect("the address has a preset")
     }
 
-    /// Trainers at once. They rent base layers: where nobody can, there are none.
+    /// Returns the maximum number of trainers; 0 if no executor of this host has a layer service for local
+    /// clients.
     pub(crate) fn max_trainers(&self) -> u32 {
         let trainers = self.training.trainers.or(TrainingSection::presets().trainers);
         match self.layers.local {
@@ -282,19 +269,19 @@ impl DeploymentConfig {
         }
     }
 
-    /// How long running requests get at a stop.
+    /// Returns the time that running requests get at a stop.
     pub(crate) fn grace(&self) -> Duration {
         let grace_ms = self.deployment.grace_ms.or(DeploymentSection::presets().grace_ms);
         Duration::from_millis(grace_ms.expect("the grace has a preset"))
     }
 
-    /// How long a process may be silent.
+    /// Returns the maximum time that a process may run without a heartbeat.
     pub(crate) fn watchdog(&self) -> Duration {
         let watchdog_ms = self.deployment.watchdog_ms.or(DeploymentSection::presets().watchdog_ms);
         Duration::from_millis(watchdog_ms.map(NonZeroU64::get).expect("the silence has a preset"))
     }
 
-    /// When a dead process is started again, and when it is given up.
+    /// Returns when a crashed process is restarted, and when the deployment gives up.
     pub(crate) fn restarts(&self) -> RestartPolicy {
         let deployment = self.deployment.clone().or(DeploymentSection::presets());
         let delay_ms = deployment.restart_delay_ms.expect("the delay has a preset");
@@ -307,16 +294,16 @@ impl DeploymentConfig {
         }
     }
 
-    /// The directory below which adapters lie, as an absolute path.
+    /// Returns the directory that contains the adapters, as an absolute path.
     pub(crate) fn adapter_root(&self) -> PathBuf {
         let root = self.gateway.adapter_root.clone().or(GatewaySection::presets().adapter_root);
         let root = root.expect("the adapter root has a preset");
-        // One that is not there is refused by the gateway, which says so.
+        // The gateway reports a directory that does not exist.
         root.canonicalize().unwrap_or(root)
     }
 
-    /// Whether an executor of this host serves layers to split clients and trainers: weights made of a number have no files to
-    /// compute with.
+    /// Whether an executor of this host serves layers to split clients and trainers. Random weights have no
+    /// files from which the layer service could compute.
     pub(crate) fn serves_layers(&self) -> bool {
         let is_on = self.layers.local != Some(false) && self.lab.random_weights.is_none();
         is_on && !self.members().is_empty()
@@ -341,7 +328,7 @@ impl DeploymentConfig {
         for path in paths.into_iter().flatten().chain(adapters).chain(self.executor.paths()) {
             *path = base.join(&*path);
         }
-        // A model's name may be a name and not a path: it is a path only if something is there.
+        // `model.name` may be a name of a model, so it is resolved as a path only if the file exists.
         if let Some(name) = &mut self.model.name
             && base.join(&*name).exists()
         {
@@ -356,7 +343,7 @@ fn classes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<ServiceClas
     Ok(classes)
 }
 
-/// A file's text, if it is short enough to be a deployment's.
+/// Reads a file of at most `MAX_FILE_BYTES`.
 fn read_bounded(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     File::open(path)?.take(MAX_FILE_BYTES + 1).read_to_string(&mut text)?;
@@ -366,21 +353,20 @@ fn read_bounded(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-/// One executor of a deployment.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct DeployedExecutor {
-    /// What it is called, if there are several.
+    /// Name of the executor, if there are several.
     pub(crate) name: Option<String>,
-    /// The deployment as if it were the only one.
+    /// Deployment as if this executor were the only one.
     pub(crate) config: DeploymentConfig,
 }
 
-/// How often a process may die, and how soon it is started again.
+/// Limits and delays for restarts of crashed processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RestartPolicy {
     /// Number of crashes within a minute that ends the deployment.
     pub(crate) max_crashes_per_min: u32,
-    /// Wait after the first death; each further one within the minute doubles it.
+    /// Delay after the first crash; each further crash within a minute doubles it.
     pub(crate) first_delay: Duration,
 }
 

@@ -1,7 +1,8 @@
-//! Which cores the executor and the workers get.
+//! Assigns cores to the executor and the workers.
 //!
-//! Workers take the last cores: a quarter of them where there are at least four, which the executor then leaves alone;
-//! one of two or three, which the executor shares, because it could not spare one; none of one. Whatever is set wins.
+//! By default, workers take the last cores. With four or more cores, workers get a quarter and the executor
+//! leaves them alone. With two or three cores, one worker shares the last core with the executor, which
+//! cannot spare one. With one core there is no worker. Explicit settings take precedence.
 
 use std::collections::BTreeSet;
 
@@ -9,56 +10,54 @@ use settings::{CoreList, MAX_CORES, MAX_WORKERS};
 
 use crate::deployment::config::{DeployedExecutor, DeploymentConfig};
 
-/// From so many cores on, workers have theirs to themselves.
+/// Number of cores from which workers do not share theirs with the executor.
 const ENOUGH_CORES: usize = 4;
 
-/// How long a worker that shares its core spins before it parks: whoever computes there should not wait for it.
+/// Spin time of a worker before it parks on a shared core, short so that the executor does not wait for it.
 const SHARED_SPIN_US: u32 = 20;
 
-/// Cores this process may run on; none if the system does not say.
+/// Returns the cores on which this process may run; empty if the system call fails.
 pub(crate) fn allowed() -> CoreList {
     let set = rustix::thread::sched_getaffinity(None).ok();
     let is_allowed = |core: &u32| set.is_some_and(|set| set.is_set(*core as usize));
     CoreList((0..MAX_CORES).filter(is_allowed).collect())
 }
 
-/// Who else computes on a worker's core.
+/// Process that shares the core of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CoreSharing {
-    /// Nobody.
     None,
-    /// The executor.
     Executor,
 }
 
-/// A worker to be started.
+/// Core assignment of one worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct WorkerCore {
-    /// The core it is pinned to.
+    /// Core to which the worker is pinned.
     pub(crate) core: u32,
-    /// Who else computes there.
+    /// Process that computes on the same core.
     pub(crate) neighbour: CoreSharing,
 }
 
 impl WorkerCore {
-    /// How long it spins before it parks, if that is not its own default.
+    /// Returns the worker's spin time in microseconds before it parks; `None` keeps the default.
     pub(crate) fn spin_us(self) -> Option<u32> {
         (self.neighbour == CoreSharing::Executor).then_some(SHARED_SPIN_US)
     }
 }
 
-/// Which cores compute what.
+/// Cores of one executor and of its workers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CoreSplit {
-    /// What the executor is told; `None` leaves all cores to it.
+    /// Cores passed to the executor; `None` allows all cores.
     pub(crate) executor: Option<CoreList>,
-    /// The workers, one each.
+    /// Assignments of the workers, one each.
     pub(crate) workers: Vec<WorkerCore>,
 }
 
 impl CoreSplit {
-    /// What each of `members` gets. Of several, those that name no cores share those that nobody named evenly, and one
-    /// keeps to its own: its workers are among them, unless it says otherwise.
+    /// Returns the split of each member. With several members, those without `cores` share the cores that no
+    /// member names in equal parts. The workers of a member run on the member's cores by default.
     pub(crate) fn each(members: &[DeployedExecutor], allowed: &CoreList) -> Vec<Self> {
         if let [only] = members {
             return vec![Self::new(&only.config, allowed)];
@@ -73,7 +72,7 @@ impl CoreSplit {
                 let part: usize = part.next().unwrap_or_default();
                 let bounds = [part, part + 1].map(|part| part * free.len() / unnamed);
                 match &free[bounds[0]..bounds[1]] {
-                    // More executors than cores: they take turns.
+                    // With more executors than cores, the executors share all cores.
                     [] => allowed.clone(),
                     cores => CoreList(cores.iter().copied().collect()),
                 }
@@ -87,7 +86,7 @@ impl CoreSplit {
         members.iter().zip(cores).map(split).collect()
     }
 
-    /// What `config` asks for on a machine where `allowed` may be used.
+    /// Returns the split for `config` on a machine with the cores `allowed`.
     pub(crate) fn new(config: &DeploymentConfig, allowed: &CoreList) -> Self {
         let count = config.workers.count.map(|count| count.0);
         let cores = match &config.workers.cores {
@@ -95,7 +94,7 @@ impl CoreSplit {
             None => last_cores(allowed, count),
         };
         let count = count.map_or(cores.0.len(), usize::from).min(MAX_WORKERS.into());
-        // More workers than cores take turns; that helps only in experiments.
+        // With more workers than cores, workers share cores, which helps only in experiments.
         let workers: Vec<u32> = cores.0.iter().copied().cycle().take(count).collect();
         let executor = config.executor.cores.clone().or_else(|| remaining_cores(allowed, &workers));
         let shared = |core: u32| executor.as_ref().is_none_or(|list| list.0.contains(&core));
@@ -105,7 +104,8 @@ impl CoreSplit {
     }
 }
 
-/// The last of the cores there are: as many as are asked for, if the executor keeps one to itself where it can.
+/// Returns the last `count` cores, or the default number. On machines with `ENOUGH_CORES`, one core is left
+/// to the executor.
 fn last_cores(allowed: &CoreList, count: Option<u8>) -> CoreList {
     let all = allowed.0.len();
     let by_default = match all {
@@ -118,7 +118,7 @@ fn last_cores(allowed: &CoreList, count: Option<u8>) -> CoreList {
     CoreList(allowed.0.iter().copied().skip(all - wanted).collect())
 }
 
-/// The cores without those of workers, where there are enough.
+/// Returns the cores without those of workers, if there are at least `ENOUGH_CORES`.
 fn remaining_cores(allowed: &CoreList, workers: &[u32]) -> Option<CoreList> {
     let rest: BTreeSet<u32> = allowed.0.iter().copied().filter(|core| !workers.contains(core)).collect();
     let is_split = allowed.0.len() >= ENOUGH_CORES && !workers.is_empty() && !rest.is_empty();

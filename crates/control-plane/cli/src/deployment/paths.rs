@@ -1,27 +1,25 @@
-//! Where the things of a deployment lie in its state directory.
+//! Paths of files and sockets in a deployment's state directory.
 
 use std::path::{Path, PathBuf};
 
-/// The log that is written, in [`log_directory`].
+/// Current log file in [`log_directory`].
 pub(crate) const LOG_FILE: &str = "holobiont.log";
 
-/// The log that was full.
+/// Previous log file, rotated when it was full.
 pub(crate) const OLD_LOG_FILE: &str = "holobiont.log.1";
 
-/// The sockets for split clients: shared memory's, and ZeroMQ's.
+/// Sockets for split clients: shared memory and ZeroMQ.
 pub(crate) const LAYER_SOCKETS: [&str; 2] = ["layers.sock", "layers.zmq"];
 
-/// The lock file of a state directory.
 pub(crate) fn lock_path(state: &Path) -> PathBuf {
     state.join("lock")
 }
 
-/// Where split clients of this host find the executor of the deployment in `state`, whichever start it is.
+/// Returns the layer socket of the deployment in `state`; the path stays the same across starts.
 pub(crate) fn layer_socket(state: &Path) -> PathBuf {
     state.join(LAYER_SOCKETS[0])
 }
 
-/// Where a deployment's log is.
 pub(crate) fn log_directory(state: &Path) -> PathBuf {
     state.join("logs")
 }

@@ -1,9 +1,10 @@
-//! The programs this one drives.
+//! Finds the other programs of this installation.
 
 use std::path::{Path, PathBuf};
 
-/// Where the program `name` is: beside this program first, because what was built together belongs together; then where a
-/// wheel puts what nobody types, `lib/holobiont` for a command in `bin`; then wherever a shell would look.
+/// Searches the program `name` first in this program's directory, because both come from one build. The next
+/// directories are `../lib/holobiont`, where a wheel puts programs that people do not run themselves, and
+/// then `PATH`.
 pub(crate) fn find(name: &str) -> Option<PathBuf> {
     let own = std::env::current_exe().ok();
     let beside = own.as_deref().and_then(Path::parent);

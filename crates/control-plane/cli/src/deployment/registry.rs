@@ -1,7 +1,7 @@
-//! The deployments that run: a file for each, so that every command finds them wherever their state is.
+//! Registry of running deployments: one file each, so that commands find them wherever their state is.
 //!
-//! A file says no more than where the state is and where the gateway answers. Whether the deployment runs is told by
-//! the state directory's lock; a file that a killed process left is removed by whoever sees it first.
+//! A file contains only the state directory and the gateway's address. The lock of the state directory tells
+//! whether the deployment runs. The first command that sees the file of a killed process removes it.
 
 use std::{
     fs::{self, DirBuilder},
@@ -15,25 +15,24 @@ use serde::{Deserialize, Serialize};
 use super::running::LockHolder;
 use crate::home::HomeDirectory;
 
-/// Most files looked at.
+/// Maximum number of registry files that are read.
 const MAX_FILES: usize = 1024;
 
-/// A deployment that runs.
+/// Registry entry of a running deployment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RunningDeployment {
-    /// Its state directory.
     pub(crate) state: PathBuf,
-    /// Where its gateway answers, once it does.
+    /// Address of the gateway, once it takes requests.
     pub(crate) url: Option<String>,
 }
 
 impl RunningDeployment {
-    /// What it is called: the last part of its state directory's path.
+    /// Returns the deployment's name: the last part of the state directory's path.
     pub(crate) fn name(&self) -> String {
         self.state.file_name().unwrap_or(self.state.as_os_str()).to_string_lossy().into_owned()
     }
 
-    /// Whether the process `pid` holds its state directory.
+    /// Whether the process `pid` runs and holds the state directory.
     fn is_of(&self, pid: &str) -> bool {
         let holder = LockHolder::of(&self.state).ok().flatten();
         let process = holder.map(|holder| holder.process).filter(|process| process.pid.to_string() == pid);
@@ -41,7 +40,7 @@ impl RunningDeployment {
     }
 }
 
-/// This process's file, which goes with it.
+/// Registry file of this process, removed on drop.
 #[derive(Debug)]
 pub(crate) struct Registration {
     path: PathBuf,
@@ -49,7 +48,7 @@ pub(crate) struct Registration {
 }
 
 impl Registration {
-    /// Says that the deployment of `state` runs.
+    /// Registers the deployment whose state directory is `state`.
     pub(crate) fn new(home: &HomeDirectory, state: &Path) -> io::Result<Self> {
         let directory = home.running();
         DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
@@ -59,7 +58,7 @@ impl Registration {
         Ok(registration)
     }
 
-    /// Says where the gateway answers. If that cannot be written, commands need `--url`.
+    /// Records the gateway's address. If writing fails, commands need `--url`.
     pub(crate) fn serves_at(&mut self, url: &str) {
         self.entry.url = Some(url.to_owned());
         if let Err(error) = self.write() {
@@ -83,7 +82,7 @@ impl Drop for Registration {
     }
 }
 
-/// Every deployment that runs, by state directory.
+/// Returns all running deployments, ordered by state directory.
 pub(crate) fn running(home: &HomeDirectory) -> Vec<RunningDeployment> {
     let files = fs::read_dir(home.running()).into_iter().flatten().flatten().take(MAX_FILES);
     let names = files.filter_map(|file| file.file_name().into_string().ok());
@@ -109,7 +108,7 @@ mod tests {
 
     use super::*;
 
-    /// As `up` does it: this process holds the lock.
+    /// Writes the lock file of this process as `up` does.
     fn lock_state(state: &Path) {
         let lock = serde_json::to_string(&LockHolder::this(Duration::ZERO)).unwrap();
         fs::write(crate::deployment::paths::lock_path(state), lock).unwrap();

@@ -1,8 +1,8 @@
-//! A running process as other commands find it: above all the one that holds a state directory.
+//! Identifies running processes, above all the one that holds a state directory.
 //!
-//! A process id alone may belong to somebody else by the time it is used. Beside it stands when the process started,
-//! which the kernel tells for every process: both together are never used twice, and a signal goes through a pidfd that
-//! was opened before they were compared.
+//! The kernel may reuse a process id. The id and the start time together are unique, and the kernel reports
+//! the start time of every process. A signal goes through a pidfd that is opened before both are compared, so
+//! it cannot reach another process.
 
 use std::{fs, io, os::fd::OwnedFd, path::Path, time::Duration};
 
@@ -15,33 +15,34 @@ use serde::{Deserialize, Serialize};
 
 use super::paths::lock_path;
 
-/// A process that is meant wherever this is read.
+/// Unique identity of a process, also after its id is reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ProcessId {
-    /// Its number, which may be somebody else's later.
+    /// Process id, which the kernel may reuse later.
     pub(crate) pid: u32,
-    /// When it started, in the kernel's ticks since boot.
+    /// Start time in the kernel's ticks since boot.
     started_ticks: u64,
 }
 
-/// What `up` writes into the lock file of its state directory.
+/// Content of the lock file of a state directory, written by `up`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LockHolder {
-    /// The process `up`.
+    /// Process `holobiont up` of the deployment.
     #[serde(flatten)]
     pub(crate) process: ProcessId,
-    /// How long running requests get at its stop.
+    /// Time that running requests get at a stop, in milliseconds.
     pub(crate) grace_ms: u64,
 }
 
 impl LockHolder {
-    /// This process.
+    /// Returns the lock content for this process.
     pub(crate) fn this(grace: Duration) -> Self {
         let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
         Self { process: ProcessId::this(), grace_ms }
     }
 
-    /// Who holds, or held last, the state directory; `None` if nobody ever did or the file is not ours.
+    /// Returns the current or last holder of the state directory; `None` if there was none or the file has
+    /// another format.
     pub(crate) fn of(state: &Path) -> io::Result<Option<Self>> {
         match fs::read_to_string(lock_path(state)) {
             Ok(text) => Ok(serde_json::from_str(&text).ok()),
@@ -52,17 +53,16 @@ impl LockHolder {
 }
 
 impl ProcessId {
-    /// This process.
     pub(crate) fn this() -> Self {
         Self::of(std::process::id())
     }
 
-    /// The process that has the number `pid` now.
+    /// Returns the identity of the process that currently has the id `pid`.
     pub(crate) fn of(pid: u32) -> Self {
         Self { pid, started_ticks: started_ticks(pid).unwrap_or_default() }
     }
 
-    /// A handle on the process, if it still runs.
+    /// Returns a handle of the process, if it still runs.
     pub(crate) fn open(self) -> io::Result<Option<RunningProcess>> {
         let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) else {
             return Ok(None);
@@ -72,20 +72,20 @@ impl ProcessId {
             Err(Errno::SRCH | Errno::INVAL) => return Ok(None),
             Err(errno) => return Err(errno.into()),
         };
-        // The pidfd holds whoever has the id now; only then is it known to be the one meant.
+        // The pidfd may belong to a later process with this id, so the start time is compared afterwards.
         let is_meant = started_ticks(self.pid) == Some(self.started_ticks);
         Ok(is_meant.then_some(RunningProcess { pidfd }))
     }
 }
 
-/// A process that cannot be mistaken for another.
+/// Handle of a process that stays valid when the id is reused.
 #[derive(Debug)]
 pub(crate) struct RunningProcess {
     pidfd: OwnedFd,
 }
 
 impl RunningProcess {
-    /// Asks it to stop. One that has ended just now is no error.
+    /// Sends `SIGTERM`. A process that has just ended is not an error.
     pub(crate) fn terminate(&self) -> io::Result<()> {
         match pidfd_send_signal(&self.pidfd, Signal::TERM) {
             Ok(()) | Err(Errno::SRCH) => Ok(()),
@@ -93,7 +93,7 @@ impl RunningProcess {
         }
     }
 
-    /// Waits until it has ended; false if it has not within `timeout`.
+    /// Waits until the process ends; returns false after `timeout`.
     pub(crate) fn wait(&self, timeout: Duration) -> io::Result<bool> {
         let timeout = Timespec::try_from(timeout).map_err(io::Error::other)?;
         let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
@@ -105,13 +105,13 @@ impl RunningProcess {
     }
 }
 
-/// When a process started. A process that has ended and is not yet reaped counts as ended.
+/// Returns the start time of a process; `None` for a process that has ended, including a zombie.
 fn started_ticks(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name may hold anything, also spaces and parentheses; what follows its last parenthesis does not.
+    // The process name may contain spaces and parentheses, so the fields begin after the last parenthesis.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     let state = fields.next()?;
-    // Field 22 of proc(5); the state was field 3.
+    // Start time is field 22 of proc(5), and the state is field 3.
     let started = fields.nth(18)?.parse().ok()?;
     (state != "Z").then_some(started)
 }

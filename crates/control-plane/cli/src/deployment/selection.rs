@@ -1,4 +1,4 @@
-//! Which deployment a command means: the one it names, else the only one that runs.
+//! Selects the deployment of a command: the named one, else the only one that runs.
 
 use std::path::{Path, PathBuf};
 
@@ -11,27 +11,21 @@ use crate::{
     home::HomeDirectory,
 };
 
-/// Where a gateway is expected if no deployment runs.
+/// Address of the gateway if no deployment runs.
 const DEFAULT_URL: &str = "http://127.0.0.1:8080";
 
-/// Why no deployment is meant.
+/// Reason why no deployment is selected.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SelectionError {
-    /// The configuration is wrong.
     #[error(transparent)]
     Config(#[from] DeploymentConfigError),
-    /// None of this name runs.
+    /// No running deployment has this name.
     #[error("no deployment called {name} runs; {}", listed(running))]
-    Unknown {
-        /// What was asked for.
-        name: String,
-        /// Those that run.
-        running: Vec<RunningDeployment>,
-    },
-    /// Several could be meant.
+    Unknown { name: String, running: Vec<RunningDeployment> },
+    /// Several running deployments match.
     #[error("several deployments could be meant; {}", listed(.0))]
     Several(Vec<RunningDeployment>),
-    /// It does not take requests yet.
+    /// The selected deployment does not take requests yet.
     #[error("the deployment {0} takes no requests yet")]
     NotServing(String),
 }
@@ -65,7 +59,7 @@ impl Explain for SelectionError {
     }
 }
 
-/// Which of the deployments that run.
+/// Argument that selects one of the running deployments.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct DeploymentArgument {
     /// A running deployment: the name of its state directory, or its path [default: the only one that runs]
@@ -74,7 +68,8 @@ pub(crate) struct DeploymentArgument {
 }
 
 impl DeploymentArgument {
-    /// The one that is named, else the only one; of several the one in the default state directory. `None` if none runs.
+    /// Returns the named deployment, else the one in the default state directory, else the only one. `None`
+    /// if none runs.
     fn entry(&self, home: &HomeDirectory) -> Result<Option<RunningDeployment>, SelectionError> {
         let mut running = running(home);
         let Some(name) = &self.deployment else {
@@ -96,7 +91,7 @@ impl DeploymentArgument {
         }
     }
 
-    /// Its state directory; the default one if none runs.
+    /// Returns the deployment's state directory; the default one if none runs.
     pub(crate) fn state(&self) -> Result<PathBuf, SelectionError> {
         if self.deployment.is_none()
             && let Some(state) =
@@ -113,7 +108,7 @@ fn is_same(one: &Path, other: &Path) -> bool {
     matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other)
 }
 
-/// Which deployment: by its state directory, or one that runs.
+/// Arguments that select a deployment by state directory, file or name.
 #[derive(Debug, clap::Args)]
 pub(crate) struct StateArguments {
     #[command(flatten)]
@@ -127,7 +122,8 @@ pub(crate) struct StateArguments {
 }
 
 impl StateArguments {
-    /// The state directory that these arguments, the environment and the file name, else that of what runs.
+    /// Returns the state directory from these arguments, the environment or the file, else that of the
+    /// running deployment.
     pub(crate) fn directory(&self) -> Result<PathBuf, SelectionError> {
         if let Some(state) = &self.state {
             return Ok(state.clone());
@@ -138,7 +134,7 @@ impl StateArguments {
     }
 }
 
-/// Which gateway.
+/// Arguments that select a gateway.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct GatewayArguments {
     /// The gateway [default: HOLOBIONT_URL, else the deployment's]
@@ -149,7 +145,7 @@ pub(crate) struct GatewayArguments {
 }
 
 impl GatewayArguments {
-    /// Its address.
+    /// Returns the gateway's address.
     pub(crate) fn url(&self) -> Result<String, SelectionError> {
         if let Some(url) = &self.url {
             return Ok(url.clone());
@@ -166,7 +162,7 @@ impl GatewayArguments {
         }
     }
 
-    /// The state directory of the deployment, for what is on this host.
+    /// Returns the state directory of the deployment on this host.
     pub(crate) fn state(&self) -> Result<PathBuf, SelectionError> {
         self.deployment.state()
     }

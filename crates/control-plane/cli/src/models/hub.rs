@@ -1,4 +1,4 @@
-//! Models by hub name. What a hub name is and where its files lie belongs to `model`; this says it to a person.
+//! Maps errors of the crate `files`, which resolves hub names, to exit codes and hints.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use model_files::location::{HubName, HubSettings, LocationError, resolve};
 
 use crate::exit::{Exit, Explain};
 
-/// Why a hub name gave no model.
+/// Error of resolving a hub name.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub(crate) struct HubError(Box<LocationError>);
@@ -41,7 +41,7 @@ pub(crate) fn is_hub_name(name: &str) -> bool {
     name.parse::<HubName>().is_ok()
 }
 
-/// Where the model lies: in the local cache, or fetched into it by builds with the feature `hub`.
+/// Returns the model's path in the local cache. Builds with the feature `hub` download a missing model.
 pub(crate) fn locate(name: &str) -> Result<PathBuf, HubError> {
     Ok(resolve(name, &HubSettings::from_env())?)
 }

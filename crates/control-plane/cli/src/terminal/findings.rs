@@ -1,4 +1,4 @@
-//! What `check` and `doctor` found: a line each, well or not, with what to do about it.
+//! Findings of `check` and `doctor`: one line each, with health and fix.
 
 use serde::Serialize;
 use serde_json::json;
@@ -8,15 +8,13 @@ use crate::{
     terminal::{PrintFormat, Terminal, TextStyle},
 };
 
-/// How a thing is.
+/// Health of a checked item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Health {
-    /// As it should be.
     Ok,
-    /// It works, and could be better.
+    /// The item works but could be better.
     Warn,
-    /// It does not work.
     Fail,
 }
 
@@ -30,44 +28,40 @@ impl Health {
     }
 }
 
-/// A thing that was looked at.
+/// Result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
-    /// What was looked at, as `check` and `doctor` call it.
+    /// Name of the checked item.
     pub(crate) name: String,
-    /// How it is.
     pub(crate) health: Health,
-    /// What was found.
+    /// Description of the item's state.
     pub(crate) found: String,
-    /// What to do about it.
+    /// Next step, if the item is not healthy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fix: Option<String>,
 }
 
 impl Finding {
-    /// As it should be.
     pub(crate) fn ok(name: impl Into<String>, found: impl Into<String>) -> Self {
         Self { name: name.into(), health: Health::Ok, found: found.into(), fix: None }
     }
 
-    /// Could be better.
     pub(crate) fn warn(name: impl Into<String>, found: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { health: Health::Warn, fix: Some(fix.into()), ..Self::ok(name, found) }
     }
 
-    /// Does not work.
     pub(crate) fn fail(name: impl Into<String>, found: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { health: Health::Fail, fix: Some(fix.into()), ..Self::ok(name, found) }
     }
 
-    /// What an error means for a thing: cause and why in one line, the next step as the fix.
+    /// Returns a failed finding with the error and its causes in one line, and the next step as fix.
     pub(crate) fn error(name: impl Into<String>, error: &dyn Explain) -> Self {
         let why = crate::exit::why(error).map(|why| format!(": {why}")).unwrap_or_default();
         Self { health: Health::Fail, fix: error.next(), ..Self::ok(name, format!("{error}{why}")) }
     }
 }
 
-/// Something is wrong; the lines above say what.
+/// Error after a report with failed findings, whose lines say what failed.
 #[derive(Debug, thiserror::Error)]
 #[error("{failed} of {looked_at} do not work")]
 pub(crate) struct CheckFailure {
@@ -86,7 +80,7 @@ impl Explain for CheckFailure {
     }
 }
 
-/// Prints what was found; an error with the exit code `exit` if anything failed.
+/// Prints the findings; returns an error with the exit code `exit` if any failed.
 pub(crate) fn report(findings: &[Finding], exit: Exit, terminal: Terminal) -> Result<(), CheckFailure> {
     let failed = findings.iter().filter(|finding| finding.health == Health::Fail).count();
     match terminal.format {

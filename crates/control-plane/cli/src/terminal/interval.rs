@@ -1,8 +1,8 @@
-//! How often somebody looks again: seconds, as people write them.
+//! Parser of refresh intervals in seconds.
 
 use std::time::Duration;
 
-/// A time between two looks, from a tenth of a second to an hour.
+/// Parses an interval from 0.1 to 3600 seconds.
 pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "write a number of seconds".to_owned())?;
     match seconds {

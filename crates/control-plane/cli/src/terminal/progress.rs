@@ -1,17 +1,16 @@
-//! Progress that never goes backwards, whatever it is told.
+//! Progress bar that never goes backwards, because users do not trust a bar that does.
 //!
-//! A bar that jumps back is a bar nobody believes. Downloads restart, totals turn out larger than announced, a resumed
-//! file counts from what is there: what is shown is the largest share that was ever true, and all of it only at the end.
-//! Beside the bar stand bytes, and how fast they have come since it was drawn.
+//! Downloads restart, totals grow, and a resumed file starts at its present size. The bar shows the largest
+//! fraction so far, and the full bar only at the end. Beside the bar stand the bytes, and the speed since the
+//! bar was drawn.
 
 use std::time::{Duration, Instant};
 
 use indicatif::{BinaryBytes, ProgressBar, ProgressStyle};
 
-/// The bar counts thousandths: a total that changes must not change the scale.
+/// Length of the bar in thousandths, so that a new total does not change the scale.
 const WHOLE: u64 = 1000;
 
-/// How far something is.
 #[derive(Debug)]
 pub(crate) struct MonotonicProgress {
     bar: ProgressBar,
@@ -19,7 +18,7 @@ pub(crate) struct MonotonicProgress {
     begin: Option<ProgressStart>,
 }
 
-/// Where the first word found it.
+/// Time and bytes of the first update, from which the speed is computed.
 #[derive(Debug, Clone, Copy)]
 struct ProgressStart {
     at: Instant,
@@ -27,12 +26,12 @@ struct ProgressStart {
 }
 
 impl MonotonicProgress {
-    /// Progress that nobody sees.
+    /// Returns progress that is not drawn.
     pub(crate) fn hidden() -> Self {
         Self { bar: ProgressBar::hidden(), shown: 0, begin: None }
     }
 
-    /// A bar on stderr.
+    /// Returns a bar on stderr.
     pub(crate) fn drawn(message: String) -> Self {
         let bar = ProgressBar::new(WHOLE).with_message(message);
         if let Ok(style) = ProgressStyle::with_template("{msg} [{bar:30}] {percent:>3}%  {prefix}") {
@@ -41,7 +40,7 @@ impl MonotonicProgress {
         Self { bar, shown: 0, begin: None }
     }
 
-    /// `done` of `total` bytes are done. A bar that would go backwards stays.
+    /// Sets the progress to `done_bytes` of `total_bytes`. The bar does not move backwards.
     pub(crate) fn at(&mut self, done_bytes: u64, total_bytes: u64) {
         let begin = *self.begin.get_or_insert_with(|| ProgressStart { at: Instant::now(), done_bytes });
         let came = done_bytes.saturating_sub(begin.done_bytes);
@@ -49,13 +48,13 @@ impl MonotonicProgress {
         self.draw(thousandths(done_bytes, total_bytes));
     }
 
-    /// `done` of `total` steps are done, and what is to be said of them beside the bar.
+    /// Sets the progress to `done` of `total` steps, with `words` beside the bar.
     pub(crate) fn at_step(&mut self, done: u64, total: u64, words: String) {
         self.bar.set_prefix(words);
         self.draw(thousandths(done, total));
     }
 
-    /// No more will be done; the line stays as it is.
+    /// Stops the bar at its current position and keeps the line.
     pub(crate) fn abandon(&self) {
         self.bar.abandon();
     }
@@ -65,31 +64,32 @@ impl MonotonicProgress {
         self.bar.set_position(self.shown);
     }
 
-    /// What is shown, in thousandths.
+    /// Returns the shown position in thousandths.
     #[cfg(test)]
     pub(crate) fn shown(&self) -> u64 {
         self.shown
     }
 
-    /// All is done; the line stays.
+    /// Moves the bar to its end and keeps the line.
     pub(crate) fn finish(&mut self) {
         self.draw(WHOLE);
         self.bar.finish();
     }
 }
 
-/// Bytes that are here, of how many, and how fast `came` of them came.
+/// Formats the bytes done, the total and the speed; `came` bytes arrived within `within`.
 fn in_words(done_bytes: u64, total_bytes: u64, came: u64, within: Duration) -> String {
     let amount = format!("{} of {}", BinaryBytes(done_bytes), BinaryBytes(total_bytes));
     match u64::try_from(u128::from(came) * 1000 / within.as_millis().max(1)) {
-        // Too short a time to say anything.
+        // The time is too short for a meaningful speed.
         _ if within < Duration::from_millis(100) => amount,
         Ok(per_s) => format!("{amount}, {}/s", BinaryBytes(per_s)),
         Err(_) => amount,
     }
 }
 
-/// Rounded down, so that all of it is shown for all of it alone; an unknown total shows nothing.
+/// Returns the fraction in thousandths, rounded down so that only a complete transfer shows 1000; 0 if
+/// `total` is 0.
 fn thousandths(done: u64, total: u64) -> u64 {
     if total == 0 {
         return 0;

@@ -1,17 +1,16 @@
-//! The signals that ask this process to stop.
+//! Signals that ask this process to stop.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Who asks for a stop.
+/// Source of a stop request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StopSignal {
-    /// A person, with Ctrl-C.
+    /// Ctrl-C at the terminal.
     Interrupt,
-    /// A program, or a terminal that was closed.
+    /// `SIGTERM` of a program, or `SIGHUP` of a closed terminal.
     Terminate,
 }
 
-/// The signals that ask for a stop.
 #[derive(Debug)]
 pub(crate) struct StopSignals {
     interrupt: Signal,
@@ -20,7 +19,7 @@ pub(crate) struct StopSignals {
 }
 
 impl StopSignals {
-    /// Listens for them from now on.
+    /// Installs the handlers of all three signals.
     pub(crate) fn new() -> std::io::Result<Self> {
         Ok(Self {
             interrupt: signal(SignalKind::interrupt())?,
@@ -29,10 +28,11 @@ impl StopSignals {
         })
     }
 
-    /// The next one.
+    /// Waits for the next signal.
     pub(crate) async fn next(&mut self) -> StopSignal {
         tokio::select! {
-            // Of two that came at once the person's counts first, so that the other one is no insisting.
+            // Ctrl-C is polled first: of two simultaneous signals, the other one must not count as a second
+            // Ctrl-C.
             biased;
             _ = self.interrupt.recv() => StopSignal::Interrupt,
             _ = self.terminate.recv() => StopSignal::Terminate,

@@ -1,8 +1,8 @@
-//! Columns and figures for people.
+//! Formats tables, sizes and ratios for people.
 
 use crate::terminal::TextStyle;
 
-/// Left-aligned columns, two spaces apart, with a bold head.
+/// Returns left-aligned columns, two spaces apart, with a bold head.
 pub(crate) fn table<const N: usize>(ink: TextStyle, head: [&str; N], rows: &[[String; N]]) -> String {
     let width = |column: usize| {
         let cells = rows.iter().map(|row| row[column].chars().count());
@@ -18,7 +18,7 @@ pub(crate) fn table<const N: usize>(ink: TextStyle, head: [&str; N], rows: &[[St
     std::iter::once(head).chain(body).collect::<Vec<_>>().join("\n")
 }
 
-/// Names and values, one pair a line; values start in one column.
+/// Returns one line for each pair of name and value; all values start in one column.
 pub(crate) fn pairs(ink: TextStyle, pairs: &[(String, String)]) -> String {
     let width = pairs.iter().map(|(name, _)| name.chars().count()).max().unwrap_or_default();
     let line = |(name, value): &(String, String)| {
@@ -28,12 +28,11 @@ pub(crate) fn pairs(ink: TextStyle, pairs: &[(String, String)]) -> String {
     pairs.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Bytes for people.
 pub(crate) fn size(bytes: u64) -> String {
     indicatif::BinaryBytes(bytes).to_string()
 }
 
-/// A ratio for people; a little is never nothing.
+/// Returns a ratio in percent; positive ratios below 1 % become "<1 %".
 pub(crate) fn percent(ratio: f64) -> String {
     match ratio * 100.0 {
         percent if percent > 0.0 && percent < 1.0 => "<1 %".into(),
@@ -41,7 +40,7 @@ pub(crate) fn percent(ratio: f64) -> String {
     }
 }
 
-/// As much of a generation as people compare.
+/// Returns the first 12 characters of an adapter version, enough to compare versions.
 pub(crate) fn short_generation(generation: &str) -> String {
     generation.chars().take(12).collect()
 }

@@ -43,7 +43,7 @@ pub enum AdapterError {
     /// The configuration is not JSON.
     #[error("{} is not a usable configuration: {source}; save the adapter again", path.display())]
     Json {
-        /// Path of `adapter_config.json`.
+        /// Path of the file `adapter_config.json`.
         path: PathBuf,
         /// Error of the JSON parser.
         source: serde_json::Error,

@@ -1,5 +1,5 @@
-//! `[executor]`, or several `[[executor]]`: processes that own weights, each with cores or a device of its own, or on
-//! another host.
+//! Parser of `[executor]`, or of several `[[executor]]`: processes that own weights. Each has its own cores
+//! or device, or runs on another host.
 
 use std::{fmt, ops::Deref, path::PathBuf};
 
@@ -12,43 +12,42 @@ use settings::{
     ExecutorSection, LabSection, MAX_PROCESS_NAME_BYTES, MemorySection, WorkersSection, is_process_name,
 };
 
-/// Most executors of a deployment.
+/// Maximum number of executors of a deployment.
 pub(crate) const MAX_EXECUTORS: usize = 16;
 
-/// What is said of executors. It reads as what all have in common.
+/// Settings of all executors; dereferences to the common settings.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Executors {
-    /// `[executor]`, flags and variables.
+    /// Values of `[executor]`, flags and variables.
     pub(crate) common: ExecutorSection,
-    /// `[[executor]]`, one each; none where there is one without a name.
+    /// Entries `[[executor]]`; empty for a single executor without a name.
     pub(crate) each: Vec<ExecutorEntry>,
 }
 
-/// One of several executors.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct ExecutorEntry {
-    /// What people call it.
+    /// Unique name of the executor.
     pub(crate) name: String,
-    /// Where it is on another host: it is driven there, and not started here.
+    /// Address of an executor on another host, which this deployment drives but does not start.
     pub(crate) address: Option<HostPort>,
-    /// As in `[executor]`.
+    /// Fields of `[executor]`, over which flags and variables take precedence.
     pub(crate) executor: ExecutorSection,
-    /// As in `[memory]`, which says the rest.
+    /// Fields of `[memory]` that override the common section.
     pub(crate) memory: MemorySection,
-    /// As in `[workers]`, which says the rest.
+    /// Fields of `[workers]` that override the common section.
     pub(crate) workers: WorkersSection,
-    /// As in `[lab]`, which says the rest.
+    /// Fields of `[lab]` that override the common section.
     pub(crate) lab: LabSection,
 }
 
 impl Executors {
-    /// Keeps what is set here and takes the rest from `lower`.
+    /// Keeps the values set here and takes the others from `lower`.
     pub(crate) fn or(self, lower: Self) -> Self {
         let each = if self.each.is_empty() { lower.each } else { self.each };
         Self { common: self.common.or(lower.common), each }
     }
 
-    /// Paths that may be relative to the file.
+    /// Returns the paths that may be relative to the deployment file.
     pub(crate) fn paths(&mut self) -> impl Iterator<Item = &mut PathBuf> {
         self.each.iter_mut().filter_map(|entry| entry.memory.directory.as_mut())
     }
@@ -130,7 +129,7 @@ impl<'de> Deserialize<'de> for ExecutorEntry {
     }
 }
 
-/// The address of an executor of another host, of which nothing else is said here.
+/// Parses the address of an executor on another host. Other fields are refused, because that host sets them.
 fn elsewhere(address: &toml::Value, rest: &toml::Table) -> Result<HostPort, String> {
     if let Some(field) = rest.keys().next() {
         return Err(format!(

@@ -1,4 +1,4 @@
-//! Names that older versions gave to settings of a deployment file.
+//! Replaces names of older versions in a deployment file.
 
 use settings::{
     Setting, all,
@@ -6,7 +6,8 @@ use settings::{
 };
 use toml::{Table, Value};
 
-/// The deployment file `text` with today's names, and the older names that it has. `None` if it has none, or is no TOML.
+/// Returns the deployment file `text` with current names, and the list of replaced names. `None` if there are
+/// none, or if `text` is not TOML.
 pub(super) fn replaced(text: &str) -> Option<(Table, Vec<Renamed>)> {
     let mut table: Table = text.parse().ok()?;
     let mut renamed = Vec::new();
@@ -20,7 +21,7 @@ pub(super) fn replaced(text: &str) -> Option<(Table, Vec<Renamed>)> {
     (!renamed.is_empty()).then_some((table, renamed))
 }
 
-/// Replaces the older names in the sections of `table`. A setting whose name of today is there, too, keeps it.
+/// Replaces older names in the sections of `table`. A value under the current name takes precedence.
 fn replace_in(table: &mut Table, renamed: &mut Vec<Renamed>) {
     for (section, field) in fields(table) {
         let Some(Value::Table(from)) = table.get_mut(&section) else { continue };
@@ -43,7 +44,7 @@ fn replace_in(table: &mut Table, renamed: &mut Vec<Renamed>) {
     }
 }
 
-/// Replaces the older names in one of several `[[executor]]`, whose own fields are those of `[executor]`.
+/// Replaces older names in one `[[executor]]` entry, whose own fields are those of `[executor]`.
 fn replace_in_entry(entry: &mut Table, renamed: &mut Vec<Renamed>) {
     let own = |field: &String| setting_of("executor", field).is_some();
     let fields: Vec<String> = entry.keys().filter(|field| own(field)).cloned().collect();
@@ -56,7 +57,7 @@ fn replace_in_entry(entry: &mut Table, renamed: &mut Vec<Renamed>) {
     entry.extend(sections);
 }
 
-/// Each field of each section.
+/// Returns all pairs of section and field.
 fn fields(table: &Table) -> Vec<(String, String)> {
     let sections = table.iter().filter_map(|(name, section)| Some((name, section.as_table()?)));
     sections.flat_map(|(name, section)| section.keys().map(|field| (name.clone(), field.clone()))).collect()

@@ -1,4 +1,4 @@
-//! What configurations are taken, refused, and laid over each other.
+//! Tests which configurations are accepted and refused, and how layers are combined.
 
 use settings::{ByteCount, ColdStart, LogFormat, WorkerCount};
 
