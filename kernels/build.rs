@@ -1,7 +1,7 @@
 //! Unpacks the PTX of the CUDA kernels, and writes the table of it that `src/cuda/modules.rs` includes.
 //!
-//! `cuda/kernels.ptx.gz` holds the PTX of every kernel file, one after the other. `scripts/cuda-compile` writes the archive. Each PTX
-//! begins with a line `// source HASH of NAME.cu, ...`, so the archive needs no other format.
+//! `cuda/kernels.ptx.gz`, written by `scripts/cuda-compile`, holds the PTX of every kernel file, one after the
+//! other. Each PTX begins with a line `// source HASH of NAME.cu, ...`, so the archive needs no other format.
 
 use std::{env, error::Error, fs, io::Read, path::PathBuf};
 

@@ -2,7 +2,7 @@
 
 use kernels::cuda::Cuda;
 
-/// What a CPU that stands in for a GPU calls itself (`kernels/cuda/emulator`).
+/// Device name that the CUDA emulator reports (`kernels/cuda/emulator`).
 const STAND_IN: &str = "CUDA on this CPU";
 
 /// Sizes of all benchmarks.

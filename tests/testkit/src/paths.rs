@@ -8,7 +8,8 @@ use std::{
 /// Returns the root of the repository, or `HOLOBIONT_TEST_ROOT`: a copy of what tests read, on a machine without the repository.
 #[must_use]
 pub fn root() -> PathBuf {
-    let built_in = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let built_in =
+        || Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("two folders up").to_owned();
     env::var_os("HOLOBIONT_TEST_ROOT").map_or_else(built_in, PathBuf::from)
 }
 

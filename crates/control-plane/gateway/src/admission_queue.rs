@@ -126,7 +126,7 @@ impl AdmissionQueue {
         turns
     }
 
-    /// Fails if every request of `tenant` would be refused now. Called before the body is read, so that a
+    /// Fails if every request of `tenant` would be refused now. Callers ask before they parse, so that a
     /// flood of requests costs little.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! `GET /v1/load`: the report that the endpoint picker ([`fleet_protocol`]) requests many times per second.
+//! `GET /v1/load`: the report that the endpoint picker ([`control_protocol::fleet`]) requests many times per second.
 
 use std::sync::Arc;
 

@@ -19,7 +19,7 @@ fn greedy() -> SamplingRequest {
     SamplingRequest { temperature: 0.0, ..neutral() }
 }
 
-/// What `crates/shared/text/tests/golden/make_golden.py` made.
+/// Golden samples, made by `crates/shared/text/tests/golden/make_golden.py`.
 fn golden() -> Value {
     serde_json::from_str(include_str!("../golden/sampling.json")).unwrap()
 }

@@ -69,7 +69,7 @@ fn trust_follows_what_the_text_does() {
     assert_eq!(sure.token, 0);
     assert!(sure.probability > 0.97, "{sure:?}");
 
-    // The same pair occurs repeatedly, each time followed by another token.
+    // A pair that another token follows at each occurrence predicts nothing.
     let mut draft = Ngram::new(&[1, 2], AcceptanceTable::default());
     for other in 100..200 {
         draft.accept(&[other, 1, 2]).unwrap();

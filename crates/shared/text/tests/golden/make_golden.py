@@ -687,7 +687,7 @@ def sampling():
             if row_index == 2 and any(key in setting for key in ("top_k", "top_p", "repetition_penalty")):
                 continue
             cases.append({"row": row_index, "setting": setting, "probabilities": probabilities})
-    write("../../../crates/data-plane/model/tests/golden/sampling.json", {
+    write("../../../../data-plane/model/tests/golden/sampling.json", {
         "rows": [row.tolist() for row in rows],
         "history": history,
         "cases": cases,
