@@ -1,4 +1,5 @@
-//! `GET /v1/load`: the report that the endpoint picker ([`control_protocol::fleet`]) requests many times per second.
+//! `GET /v1/load`: the report ([`control_protocol::fleet`]) that endpoint pickers request many times per
+//! second.
 
 use std::sync::Arc;
 
