@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 ROOT = pathlib.Path(__file__).parents[2]
-FOLDER = ROOT / "packaging" / "kubernetes"
+FOLDER = ROOT / "deploy" / "kubernetes"
 VERSION = "1.37"
 # What no package has a schema of.
 FOREIGN = {"InferencePool", "HTTPRoute", "Kustomization"}
@@ -182,10 +182,10 @@ def test_volumes_that_are_mounted_are_there_and_probes_ask_ports_that_are_there(
 
 
 def test_programs_that_are_started_are_in_the_image_and_their_settings_known():
-    containerfile = (ROOT / "packaging" / "container" / "Containerfile").read_text()
+    containerfile = (ROOT / "deploy" / "container" / "Containerfile").read_text()
     copied = set(re.findall(r"target/release/([a-z-]+)", containerfile))
     (image,) = KUSTOMIZATION["images"]
-    settings = (ROOT / "README.md").read_text() + (ROOT / "settings" / "src" / "variables.rs").read_text()
+    settings = (ROOT / "README.md").read_text() + (ROOT / "crates" / "shared" / "settings" / "src" / "variables.rs").read_text()
     for container in containers():
         assert container["image"] == image["name"]
         assert container["command"][0].rsplit("/", 1)[1] in copied
