@@ -20,13 +20,10 @@ const TWINS: &[&str] = &[
     "AppBuilder GatewayConfig",
     "Args GatewayConfig",
     "ExecutorConfig ServeSettings",
-    // A training job as options of two programs, as a plan and as an event: to become one record.
-    "JobPlan RunArguments",
-    "JobPlan TrainingArguments",
+    // The options of a training job, the plan with all defaults, which checkpoints hold, and its report.
     "JobPlan TrainingPlan",
-    "RunArguments TrainingArguments",
-    "RunArguments TrainingPlan",
-    "TrainingArguments TrainingPlan",
+    "JobPlan TrainingSpec",
+    "TrainingPlan TrainingSpec",
     // A kernel and its gradient take the same tensors, and a shape is part of a product.
     "Activations Quantize",
     "BlasProduct BlasShape",

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     optimizer::OptimizerState,
-    peft::{Dtype, METADATA, NamedTensor, serialize, sync, write_file},
+    peft::{METADATA, NamedTensor, SaveDtype, serialize, sync, write_file},
 };
 
 pub const FILE: &str = control_protocol::training::CHECKPOINT_FILE;
@@ -125,7 +125,7 @@ impl Checkpoint {
         }
         let words = CheckpointHeader { version: VERSION, step: self.state.step, origin: self.origin.clone() };
         let words = serde_json::to_string(&words).map_err(|error| failed(error.into()))?;
-        let bytes = serialize(&tensors, Dtype::F32, &[], Some(words))
+        let bytes = serialize(&tensors, SaveDtype::F32, &[], Some(words))
             .map_err(|error| failed(io::Error::other(error)))?;
         let beside = path.join(format!("{FILE}.partial"));
         fs::create_dir_all(path)

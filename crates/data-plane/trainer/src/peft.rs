@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+pub use control_protocol::training::spec::SaveDtype;
 use kernels::TensorType;
 use model::{
     adapter::{MethodWeights, ScaledSide, writing},
@@ -16,25 +17,11 @@ pub(crate) use model::adapter::writing::{METADATA, NamedTensor, sync, write_file
 
 use crate::adapter::{AdapterSpec, TargetModule, scaled_side};
 
-/// Number format of a stored adapter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
-pub enum Dtype {
-    /// 32-bit float, as it was trained
-    #[default]
-    F32,
-    /// 16-bit float with more digits and a smaller range
-    F16,
-    /// 16-bit float with the range of 32 bits and fewer digits
-    Bf16,
-}
-
-impl Dtype {
-    fn kind(self) -> TensorType {
-        match self {
-            Self::F32 => TensorType::F32,
-            Self::F16 => TensorType::F16,
-            Self::Bf16 => TensorType::Bf16,
-        }
+fn tensor_type(dtype: SaveDtype) -> TensorType {
+    match dtype {
+        SaveDtype::F32 => TensorType::F32,
+        SaveDtype::F16 => TensorType::F16,
+        SaveDtype::Bf16 => TensorType::Bf16,
     }
 }
 
@@ -50,7 +37,7 @@ pub fn write(
     options: &[u8],
     method: &MethodWeights,
     config: &ModelConfig,
-    dtype: Dtype,
+    dtype: SaveDtype,
     shortlist: &[u32],
 ) -> Result<(), WriteError> {
     writing::write(path, options, &serialize(&tensors(method, config), dtype, shortlist, None)?)
@@ -59,11 +46,11 @@ pub fn write(
 /// Serializes the tensors into one file, with a draft's shortlist and a text as metadata.
 pub(crate) fn serialize(
     tensors: &[NamedTensor<'_>],
-    dtype: Dtype,
+    dtype: SaveDtype,
     shortlist: &[u32],
     words: Option<String>,
 ) -> Result<Vec<u8>, SafeTensorError> {
-    writing::serialize(tensors, dtype.kind(), shortlist, words)
+    writing::serialize(tensors, tensor_type(dtype), shortlist, words)
 }
 
 fn tensors<'a>(method: &'a MethodWeights, config: &ModelConfig) -> Vec<NamedTensor<'a>> {

@@ -1,19 +1,9 @@
 //! The plan of a job, with every choice made: by the user, or by defaults that are known to work.
 
+pub use control_protocol::training::spec::JobPrecision;
 use serde::{Deserialize, Serialize};
 
 use crate::{adapter::AdapterSpec, draft::DraftSize, optimizer::Hyperparameters, schedule::Decay};
-
-/// Precision of the forward pass.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "snake_case")]
-pub enum JobPrecision {
-    /// As the engine that will serve the adapter: same log-probabilities, bit for bit
-    #[default]
-    Serving,
-    /// Activations, keys, values and adapter without rounding
-    Exact,
-}
 
 /// Adapter with which a job begins.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -2,30 +2,7 @@
 
 use std::f64::consts::PI;
 
-use serde::{Deserialize, Serialize};
-
-/// Decay of the learning rate after the warm-up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "snake_case")]
-pub enum Decay {
-    /// Stays constant after the warm-up
-    Constant,
-    /// Decreases linearly to zero
-    Linear,
-    /// Decreases along half a cosine wave to zero
-    #[default]
-    Cosine,
-}
-
-impl std::fmt::Display for Decay {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Constant => "constant",
-            Self::Linear => "linear",
-            Self::Cosine => "cosine",
-        })
-    }
-}
+pub use control_protocol::training::spec::Decay;
 
 /// Learning rate of each step, relative to the peak rate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

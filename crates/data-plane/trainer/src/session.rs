@@ -19,7 +19,7 @@ use crate::{
     checkpoint::{Checkpoint, CheckpointOrigin},
     loss::{Loss, LossMetrics},
     optimizer::{Hyperparameters, OptimizerState},
-    peft::{self, Dtype},
+    peft::{self, SaveDtype},
     step::{
         Direction, SequenceSample, TrainState, TrainStepError,
         microbatch_pool::{BorrowedBase, MicrobatchPool},
@@ -214,8 +214,15 @@ impl<B: BorrowedBase> TrainerSession<B> {
             return Err(CommandRefusal::user("there is no adapter yet: create one, or load one"));
         };
         let config = &learning.model().config;
-        peft::write(directory, &peft::options(shape, 0.0, config), &learning.method, config, Dtype::F32, &[])
-            .map_err(|error| CommandRefusal::server(error.to_string()))
+        peft::write(
+            directory,
+            &peft::options(shape, 0.0, config),
+            &learning.method,
+            config,
+            SaveDtype::F32,
+            &[],
+        )
+        .map_err(|error| CommandRefusal::server(error.to_string()))
     }
 }
 

@@ -6,6 +6,7 @@
 //! fields, so that a later trainer may write more.
 
 pub mod session;
+pub mod spec;
 
 use serde::{Deserialize, Serialize};
 

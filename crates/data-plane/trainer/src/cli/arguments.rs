@@ -11,6 +11,7 @@ use client::{
     },
     masking::Masking,
 };
+use control_protocol::training::spec::{AdapterMethod, JobPrecision, TrainingSpec};
 use model::shape::{config::ModelConfig, source::Target};
 use shmproto::layer::Path as SitePath;
 
@@ -18,21 +19,8 @@ use super::{error::TunerError, layers::ComputeArguments};
 use crate::{
     adapter::{AdapterSpec, TargetModule},
     draft::DraftSize,
-    peft::Dtype,
-    plan::{InitialAdapter, JobPlan, JobPrecision, usual_learning_rate},
-    schedule::Decay,
+    plan::{InitialAdapter, JobPlan, usual_learning_rate},
 };
-
-/// Kind of the adapter to train.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum MethodArgument {
-    /// Low-rank deltas of linear layers
-    Lora,
-    /// Vectors that scale inputs or outputs
-    Ia3,
-    /// Keys and values of virtual tokens
-    Prefix,
-}
 
 #[derive(Debug, clap::Args)]
 pub(super) struct RunArguments {
@@ -41,9 +29,6 @@ pub(super) struct RunArguments {
     /// Training data, JSON lines
     #[arg(long, value_name = "FILE")]
     pub(super) data: PathBuf,
-    /// Validation data; without it, some of the training data are held out
-    #[arg(long, value_name = "FILE")]
-    pub(super) validation: Option<PathBuf>,
     /// Directory to write the adapter to; it must not exist
     #[arg(long, value_name = "DIR")]
     pub(super) output: PathBuf,
@@ -56,89 +41,13 @@ pub(super) struct RunArguments {
     /// Checks everything, prints the plan, and trains nothing
     #[arg(long)]
     pub(super) dry_run: bool,
-    /// Continues the training of this adapter, a directory in PEFT's format
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["method", "rank", "alpha", "rslora", "targets", "virtual_tokens"])]
-    pub(super) from: Option<PathBuf>,
-    /// Trains a draft adapter: the base's first blocks learn to predict a model's recorded answers
-    #[arg(long, conflicts_with_all = ["from", "validation"])]
-    draft: bool,
-    /// Number of blocks that the draft runs [default: a quarter of the base's]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), requires = "draft")]
-    draft_layers: Option<u32>,
-    /// Number of tokens that the draft may predict; 0 for all [default: 8192]
-    #[arg(long, value_name = "N", requires = "draft")]
-    draft_shortlist: Option<u32>,
-    /// Kind of the adapter
-    #[arg(long, value_enum, default_value = "lora")]
-    method: MethodArgument,
-    /// Rank of LoRA [default: 16]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
-    rank: Option<u32>,
-    /// lora_alpha [default: twice the rank]
-    #[arg(long, value_name = "X")]
-    alpha: Option<f64>,
-    /// Divides alpha by the root of the rank (rsLoRA)
-    #[arg(long)]
-    rslora: bool,
-    /// Dropout probability of the inputs of LoRA's matrices, for examples but not for preferences
-    #[arg(long, value_name = "X", default_value_t = 0.0)]
-    dropout: f64,
-    /// Linear layers to adapt, as q_proj,v_proj [default: all in a block; for ia3 k_proj,v_proj,down_proj]
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    pub(super) targets: Vec<TargetModule>,
-    /// Number of virtual tokens of a prefix [default: 16]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=512))]
-    virtual_tokens: Option<u32>,
-    /// Peak learning rate [default: from the model's width and the rank]
-    #[arg(long, value_name = "X")]
-    learning_rate: Option<f64>,
+    #[command(flatten)]
+    pub(super) spec: TrainingSpec,
     /// Factor of the default learning rate
     #[arg(long, value_name = "X", default_value_t = 1.0, conflicts_with = "learning_rate")]
     learning_rate_multiplier: f64,
-    /// Decay of the learning rate after the warm-up
-    #[arg(long, value_enum, default_value = "cosine")]
-    schedule: Decay,
-    /// Steps until the learning rate reaches its peak [default: a twentieth of all]
-    #[arg(long, value_name = "N")]
-    warmup_steps: Option<u64>,
-    /// Number of passes over the examples
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000))]
-    epochs: u64,
-    /// Maximum number of steps
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    max_steps: Option<u64>,
-    /// Number of examples, or pairs, per step
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=4096))]
-    batch_size: u32,
-    /// Maximum tokens of an example; longer examples are refused
-    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(2..))]
-    max_tokens: u32,
-    /// Weight decay of AdamW
-    #[arg(long, value_name = "X", default_value_t = 0.0)]
-    weight_decay: f64,
-    /// Norm to which larger gradients are clipped
-    #[arg(long, value_name = "X", default_value_t = 1.0)]
-    max_grad_norm: f64,
-    /// Beta of DPO: larger values keep the model nearer to the initial adapter; only for preferences
-    #[arg(long, value_name = "X", default_value_t = 0.1)]
-    beta: f64,
-    /// Percentage of the examples that are held out for evaluation
-    #[arg(long, value_name = "PERCENT", default_value_t = 5, value_parser = clap::value_parser!(u8).range(0..=50))]
-    held_out: u8,
-    /// Seed of the example order and of the initial parameters
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    seed: u64,
-    /// Steps between two checkpoints, and between two evaluations of the held-out examples
-    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..))]
-    pub(super) checkpoint_steps: u64,
-    /// Precision of the forward pass
-    #[arg(long, value_enum, default_value = "serving")]
-    pub(super) precision: JobPrecision,
     #[command(flatten)]
     protection: ProtectionArguments,
-    /// Number format of the stored adapter
-    #[arg(long, value_enum, default_value = "f32")]
-    pub(super) save_dtype: Dtype,
     #[command(flatten)]
     pub(super) compute: ComputeArguments,
     /// Treat the end of standard input like SIGTERM: the client of this job is gone
@@ -162,7 +71,7 @@ impl RunArguments {
     /// Fails if masking mode and precision do not fit, or a file that the mode needs is missing.
     pub(super) fn masking(&self, terminal: Terminal) -> Result<Masking, TunerError> {
         let protection = &self.protection;
-        let path = match (protection.mode(), self.precision) {
+        let path = match (protection.mode(), self.precision()) {
             (MaskingMode::Off, JobPrecision::Serving) => SitePath::Fast,
             (_, JobPrecision::Exact) if protection.is_exact() => SitePath::Ring,
             (_, JobPrecision::Exact) => SitePath::Linear,
@@ -178,40 +87,44 @@ impl RunArguments {
 
     /// Returns the kind and size of a new adapter.
     pub(super) fn shape(&self) -> Result<AdapterSpec, TunerError> {
-        let without = |flags: &[(&str, bool)]| match flags.iter().find(|(_, is_said)| *is_said) {
+        let &TrainingSpec { rank, alpha, rslora, virtual_tokens, .. } = &self.spec;
+        let method = self.spec.method.unwrap_or_default();
+        let unused = |flags: &[(&str, bool)]| match flags.iter().find(|(_, is_given)| *is_given) {
             Some((flag, _)) => {
-                Err(TunerError::Usage(format!("{flag} is nothing to this method: leave it out")))
+                let method = method.to_possible_value().expect("no method is hidden");
+                let name = method.get_name();
+                Err(TunerError::Usage(format!("{flag} has no effect with --method {name}: leave it out")))
             }
             None => Ok(()),
         };
-        let of_lora =
-            [("--rank", self.rank.is_some()), ("--alpha", self.alpha.is_some()), ("--rslora", self.rslora)];
-        let of_prefix = [("--virtual-tokens", self.virtual_tokens.is_some())];
-        let targets = |usual: &[Target]| -> BTreeSet<TargetModule> {
-            let said = !self.targets.is_empty();
-            if said {
-                self.targets.iter().copied().collect()
-            } else {
-                usual.iter().map(|&of| TargetModule(of)).collect()
+        let of_lora = [("--rank", rank.is_some()), ("--alpha", alpha.is_some()), ("--rslora", rslora)];
+        let of_prefix = [("--virtual-tokens", virtual_tokens.is_some())];
+        match method {
+            AdapterMethod::Lora => {
+                unused(&of_prefix)?;
+                let rank = rank.unwrap_or(16) as usize;
+                let alpha = alpha.unwrap_or(2.0 * rank as f64);
+                let targets = self.targets(&model::shape::layout::BLOCK_TARGETS)?;
+                Ok(AdapterSpec::Lora { rank, alpha, rslora, targets })
             }
-        };
-        match self.method {
-            MethodArgument::Lora => {
-                without(&of_prefix)?;
-                let rank = self.rank.unwrap_or(16) as usize;
-                let alpha = self.alpha.unwrap_or(2.0 * rank as f64);
-                let targets = targets(&model::shape::layout::BLOCK_TARGETS);
-                Ok(AdapterSpec::Lora { rank, alpha, rslora: self.rslora, targets })
+            AdapterMethod::Ia3 => {
+                unused(&[&of_lora[..], &of_prefix].concat())?;
+                Ok(AdapterSpec::Ia3 { targets: self.targets(&[Target::K, Target::V, Target::Down])? })
             }
-            MethodArgument::Ia3 => {
-                without(&[&of_lora[..], &of_prefix].concat())?;
-                Ok(AdapterSpec::Ia3 { targets: targets(&[Target::K, Target::V, Target::Down]) })
-            }
-            MethodArgument::Prefix => {
-                without(&[&of_lora[..], &[("--targets", !self.targets.is_empty())]].concat())?;
-                Ok(AdapterSpec::Prefix { virtual_tokens: self.virtual_tokens.unwrap_or(16) as usize })
+            AdapterMethod::Prefix => {
+                unused(&[&of_lora[..], &[("--targets", self.spec.targets.is_some())]].concat())?;
+                Ok(AdapterSpec::Prefix { virtual_tokens: virtual_tokens.unwrap_or(16) as usize })
             }
         }
+    }
+
+    /// Returns the linear layers of `--targets`, or the `usual` ones.
+    fn targets(&self, usual: &[Target]) -> Result<BTreeSet<TargetModule>, TunerError> {
+        let Some(list) = &self.spec.targets else {
+            return Ok(usual.iter().copied().map(TargetModule).collect());
+        };
+        let parsed = list.split(',').map(str::parse).collect::<Result<_, _>>();
+        parsed.map_err(|error| TunerError::Usage(format!("--targets {list}: {error}")))
     }
 
     /// Returns the plan of a job that begins with `start`, where `shape` is the adapter's kind and size.
@@ -222,64 +135,67 @@ impl RunArguments {
         shape: &AdapterSpec,
         config: &ModelConfig,
     ) -> Result<JobPlan, TunerError> {
+        let spec = &self.spec;
+        let plan = JobPlan {
+            start,
+            learning_rate: spec.learning_rate.unwrap_or_else(|| {
+                self.learning_rate_multiplier * usual_learning_rate(config.hidden_size, shape)
+            }),
+            decay: spec.schedule.unwrap_or_default(),
+            warmup_steps: spec.warmup_steps.unwrap_or(0),
+            batch_size: spec.batch_size.unwrap_or(4) as usize,
+            epochs: spec.epochs.unwrap_or(3),
+            max_steps: spec.max_steps,
+            weight_decay: spec.weight_decay.unwrap_or(0.0),
+            dropout: self.dropout(),
+            max_grad_norm: spec.max_grad_norm.unwrap_or(1.0),
+            beta: spec.beta.unwrap_or(0.1),
+            held_out: usize::from(spec.held_out.unwrap_or(5)),
+            seed: self.seed(),
+            precision: self.precision(),
+            max_tokens: (spec.max_tokens.unwrap_or(2048) as usize).min(config.context_length),
+            draft: self.draft(shape, config)?,
+        };
+        self.check(&plan, shape)?;
+        Ok(plan)
+    }
+
+    /// Checks the ranges of real numbers, which clap does not.
+    fn check(&self, plan: &JobPlan, shape: &AdapterSpec) -> Result<(), TunerError> {
         let positive = [
-            ("--learning-rate", self.learning_rate.unwrap_or(1.0)),
+            ("--learning-rate", self.spec.learning_rate.unwrap_or(1.0)),
             ("--learning-rate-multiplier", self.learning_rate_multiplier),
-            ("--alpha", self.alpha.unwrap_or(1.0)),
-            ("--max-grad-norm", self.max_grad_norm),
-            ("--beta", self.beta),
+            ("--alpha", self.spec.alpha.unwrap_or(1.0)),
+            ("--max-grad-norm", plan.max_grad_norm),
+            ("--beta", plan.beta),
         ];
         if let Some((flag, value)) = positive.iter().find(|(_, value)| !(value.is_finite() && *value > 0.0)) {
             return Err(TunerError::Usage(format!("{flag} is {value}; it must be above 0")));
         }
-        if !(self.weight_decay.is_finite() && self.weight_decay >= 0.0) {
-            return Err(TunerError::Usage(format!(
-                "--weight-decay is {}; it cannot be below 0",
-                self.weight_decay
-            )));
-        }
-        if !(0.0..=MAX_DROPOUT).contains(&self.dropout) {
-            let problem = format!("--dropout is {}; it is a share from 0 to {MAX_DROPOUT}", self.dropout);
+        if plan.weight_decay < 0.0 {
+            let problem = format!("--weight-decay is {}; it cannot be below 0", plan.weight_decay);
             return Err(TunerError::Usage(problem));
         }
-        if self.dropout > 0.0 && !matches!(shape, AdapterSpec::Lora { .. }) {
+        if !(0.0..=MAX_DROPOUT).contains(&plan.dropout) {
+            let problem = format!("--dropout is {}; it must be from 0 to {MAX_DROPOUT}", plan.dropout);
+            return Err(TunerError::Usage(problem));
+        }
+        if plan.dropout > 0.0 && !matches!(shape, AdapterSpec::Lora { .. }) {
             return Err(TunerError::Usage("--dropout is for LoRA alone: leave it out".to_owned()));
         }
-        Ok(JobPlan {
-            start,
-            learning_rate: self.learning_rate.unwrap_or_else(|| {
-                self.learning_rate_multiplier * usual_learning_rate(config.hidden_size, shape)
-            }),
-            decay: self.schedule,
-            warmup_steps: self.warmup_steps.unwrap_or(0),
-            batch_size: self.batch_size as usize,
-            epochs: self.epochs,
-            max_steps: self.max_steps,
-            weight_decay: self.weight_decay,
-            dropout: self.dropout,
-            max_grad_norm: self.max_grad_norm,
-            beta: self.beta,
-            held_out: usize::from(self.held_out),
-            seed: self.seed,
-            precision: self.precision,
-            max_tokens: (self.max_tokens as usize).min(config.context_length),
-            draft: self.draft(shape, config)?,
-        })
-    }
-
-    pub(super) fn is_draft(&self) -> bool {
-        self.draft
+        Ok(())
     }
 
     /// Returns the number of trained blocks.
     pub(super) fn blocks(&self, config: &ModelConfig) -> usize {
-        let asked = self.draft_layers.map_or(config.layers.div_ceil(USUAL_SHARE), |layers| layers as usize);
-        if self.draft { config.layers.min(asked) } else { config.layers }
+        let usual = config.layers.div_ceil(USUAL_SHARE);
+        let asked = self.spec.draft_layers.map_or(usual, |layers| layers as usize);
+        if self.spec.draft { config.layers.min(asked) } else { config.layers }
     }
 
     /// Returns the size of the draft, if a draft is trained.
     fn draft(&self, shape: &AdapterSpec, config: &ModelConfig) -> Result<Option<DraftSize>, TunerError> {
-        if !self.draft {
+        if !self.spec.draft {
             return Ok(None);
         }
         if !matches!(shape, AdapterSpec::Lora { .. }) {
@@ -291,20 +207,28 @@ impl RunArguments {
                 format!("the base has {all} blocks, and a draft must have fewer: lower --draft-layers");
             return Err(TunerError::Usage(problem));
         }
-        let shortlist = self.draft_shortlist.map_or(USUAL_SHORTLIST, |tokens| tokens as usize);
+        let shortlist = self.spec.draft_shortlist.map_or(USUAL_SHORTLIST, |tokens| tokens as usize);
         Ok(Some(DraftSize { layers, shortlist }))
     }
 
     pub(super) fn dropout(&self) -> f64 {
-        self.dropout
+        self.spec.dropout.unwrap_or(0.0)
     }
 
     pub(super) fn seed(&self) -> u64 {
-        self.seed
+        self.spec.seed.unwrap_or(0)
+    }
+
+    pub(super) fn precision(&self) -> JobPrecision {
+        self.spec.precision.unwrap_or_default()
+    }
+
+    pub(super) fn checkpoint_steps(&self) -> u64 {
+        self.spec.checkpoint_steps.unwrap_or(50)
     }
 
     /// Returns the number of warm-up steps in a job of `steps` steps.
     pub(super) fn warmup(&self, steps: u64) -> u64 {
-        self.warmup_steps.unwrap_or(steps / 20)
+        self.spec.warmup_steps.unwrap_or(steps / 20)
     }
 }

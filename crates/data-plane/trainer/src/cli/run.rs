@@ -66,7 +66,7 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ProgramExit, TunerError> {
     let beginning = beginning(arguments, &ModelConfig { layers: blocks, ..config.clone() })?;
     let mut plan = arguments.plan(beginning.start.clone(), &beginning.shape, &config)?;
     let data = read(&arguments.data, &rented, &plan)?;
-    let validation = arguments.validation.as_deref();
+    let validation = arguments.spec.validation.as_deref();
     let validation = validation.map(|path| read(path, &rented, &plan)).transpose()?;
     let (kind, origin_data) = (data.kind, hashes(&data, validation.as_ref()));
     let course = DatasetSplit::new(data.items, validation.map(|data| data.items), &plan);
@@ -84,7 +84,8 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ProgramExit, TunerError> {
     let claimed = arguments.checkpoints.as_deref().filter(|_| !arguments.dry_run);
     let _claim = claimed.map(CheckpointLock::new).transpose()?;
     let resumed = resumed(arguments, &origin, &beginning.method)?;
-    let (lanes, precision) = layers::lanes(arguments.precision, &arguments.compute, rented, masking, blocks)?;
+    let (lanes, precision) =
+        layers::lanes(arguments.precision(), &arguments.compute, rented, masking, blocks)?;
     let learning = TrainState::new(lanes, precision, beginning.method.clone())?;
     let mut learning = learning.with_dropout(plan.dropout, plan.seed);
     let resumed_step = resumed.as_ref().map(|checkpoint| checkpoint.state.step);
@@ -98,7 +99,7 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ProgramExit, TunerError> {
     if arguments.dry_run {
         return Ok(ProgramExit::Exit(Exit::Ok));
     }
-    let (checkpoints, checkpoint_steps) = (arguments.checkpoints.clone(), arguments.checkpoint_steps);
+    let (checkpoints, checkpoint_steps) = (arguments.checkpoints.clone(), arguments.checkpoint_steps());
     let job = TrainingJob { plan, course, draft, origin, checkpoints, checkpoint_steps };
     match job.run(&mut learning, &mut console)? {
         JobEnd::Stopped { .. } => Ok(ProgramExit::Signal(console.signal())),
@@ -108,7 +109,7 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ProgramExit, TunerError> {
                 &beginning.options,
                 &learning.method,
                 &config,
-                arguments.save_dtype,
+                arguments.spec.save_dtype.unwrap_or_default(),
                 job.draft.as_ref().map_or(&[], |draft| &draft.shortlist),
             )?;
             let written = AnyAdapter::read(&arguments.output, &config)?;
@@ -121,14 +122,14 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ProgramExit, TunerError> {
 }
 
 fn beginning(arguments: &RunArguments, config: &ModelConfig) -> Result<StartingAdapter, TunerError> {
-    let Some(from) = &arguments.from else {
+    let Some(from) = &arguments.spec.from else {
         let asked = arguments.shape()?;
-        if let Some(module) = asked.missing_on(config).filter(|_| !arguments.targets.is_empty()) {
+        if let Some(module) = asked.missing_on(config).filter(|_| arguments.spec.targets.is_some()) {
             return Err(TunerError::NoTarget(module));
         }
         let shape = asked.on(config);
         let method = shape.start(config, arguments.seed());
-        let options = if arguments.is_draft() { peft::draft_options } else { peft::options };
+        let options = if arguments.spec.draft { peft::draft_options } else { peft::options };
         let options = options(&shape, arguments.dropout(), config);
         return Ok(StartingAdapter { start: InitialAdapter::New(shape.clone()), shape, method, options });
     };

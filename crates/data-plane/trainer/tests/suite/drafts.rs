@@ -20,7 +20,7 @@ use trainer::{
     data::{DistillationSample, Example},
     draft::shortlist,
     optimizer::Hyperparameters,
-    peft::{self, Dtype},
+    peft::{self, SaveDtype},
     step::TrainState,
 };
 
@@ -236,7 +236,7 @@ fn a_draft_is_written_with_its_blocks_and_its_list_and_the_same_bytes_each_time(
     let files = ["one", "two"].map(|name| {
         let path = directory.path().join(name);
         let options = peft::draft_options(&shape(), 0.0, config);
-        peft::write(&path, &options, &method, config, Dtype::Bf16, &list).unwrap();
+        peft::write(&path, &options, &method, config, SaveDtype::Bf16, &list).unwrap();
         ["adapter_config.json", "adapter_model.safetensors"].map(|file| fs::read(path.join(file)).unwrap())
     });
     assert_eq!(files[0], files[1]);

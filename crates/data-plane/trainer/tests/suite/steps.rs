@@ -20,7 +20,7 @@ use trainer::{
     adapter::{AdapterSpec, TargetModule},
     data::Example,
     optimizer::Hyperparameters,
-    peft::{self, Dtype},
+    peft::{self, SaveDtype},
     schedule::{Decay, Schedule},
     step::{TrainState, TrainStepError},
 };
@@ -162,7 +162,7 @@ fn a_new_adapter_is_written_as_it_is_read_and_the_same_bytes_each_time() {
         assert_eq!(method, shape.start(config, 7));
         let generations = ["one", "two"].map(|name| {
             let path = directory.path().join(name);
-            peft::write(&path, &peft::options(&shape, 0.0, config), &method, config, Dtype::F32, &[])
+            peft::write(&path, &peft::options(&shape, 0.0, config), &method, config, SaveDtype::F32, &[])
                 .unwrap();
             let read = Adapter::read(&path, config).unwrap();
             assert_eq!(read.method, method, "{shape:?}");
@@ -179,9 +179,9 @@ fn an_adapter_is_stored_in_the_numbers_that_are_asked_for_rounded_to_the_nearest
     let method = shape.start(config, 7);
     let directory = tempfile::tempdir().unwrap();
     let stored = [
-        (Dtype::F32, safetensors::Dtype::F32, 0.0),
-        (Dtype::F16, safetensors::Dtype::F16, 2.0_f32.powi(-11)),
-        (Dtype::Bf16, safetensors::Dtype::BF16, 2.0_f32.powi(-8)),
+        (SaveDtype::F32, safetensors::Dtype::F32, 0.0),
+        (SaveDtype::F16, safetensors::Dtype::F16, 2.0_f32.powi(-11)),
+        (SaveDtype::Bf16, safetensors::Dtype::BF16, 2.0_f32.powi(-8)),
     ];
     for (dtype, wanted, near) in stored {
         let path = directory.path().join(format!("{dtype:?}"));

@@ -6,7 +6,7 @@ use super::{
     errors::TuneError,
     gateway::PublishTarget,
     name::RunName,
-    options::TrainingArguments,
+    options::TrainerOptions,
     record::{RunRecord, RunState, TeacherOptions, now},
 };
 use crate::deployment::running::ProcessId;
@@ -43,7 +43,7 @@ pub(super) struct RunArguments {
     #[arg(long, value_name = "N", requires = "draft", value_parser = clap::value_parser!(u32).range(1..))]
     answer_tokens: Option<u32>,
     #[command(flatten)]
-    pub(super) training: TrainingArguments,
+    pub(super) training: TrainerOptions,
 }
 
 impl RunArguments {
