@@ -1,6 +1,7 @@
-//! Adapters come and go a thousand times, handed to workers over the real socket: no descriptor and no mapping stays.
+//! A thousand adapters are loaded, offered to workers over the real socket and unloaded: no descriptor and no
+//! mapping leaks.
 //!
-//! Alone in its process, since it counts what the process has.
+//! The test has a process of its own, since it counts the process's resources.
 
 #![expect(clippy::unwrap_used, reason = "a test that panics has failed, which is what is wanted")]
 
@@ -82,14 +83,13 @@ fn encoded() -> EncodedAdapter {
     EncodedAdapter::new(&adapter, &config(), LoraPrecision::Exact)
 }
 
-/// What a worker has mapped.
 type Mapped = Arc<Mutex<BTreeMap<u64, Image>>>;
 
 fn numbers(mapped: &Mapped) -> Vec<u64> {
     mapped.lock().unwrap_or_else(PoisonError::into_inner).keys().copied().collect()
 }
 
-/// A worker that maps what it is offered and lets go of what is withdrawn.
+/// Worker that maps offered images and unmaps withdrawn ones.
 fn reader(socket: &Path, over: &Arc<AtomicBool>) -> (Mapped, JoinHandle<()>) {
     let (mapped, over, socket) = (Mapped::default(), Arc::clone(over), socket.to_owned());
     let shelf = Arc::clone(&mapped);
@@ -117,7 +117,7 @@ fn reader(socket: &Path, over: &Arc<AtomicBool>) -> (Mapped, JoinHandle<()>) {
     (mapped, thread)
 }
 
-/// Descriptors of this process, and its mappings of shared memory.
+/// Counts descriptors of this process, and its mappings of shared memory.
 fn count() -> (usize, usize) {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     (
@@ -134,10 +134,9 @@ fn until<T: PartialEq + std::fmt::Debug>(wanted: &T, mut now: impl FnMut() -> T)
     }
 }
 
-/// Bytes of a block of the pool.
 const BLOCK_BYTES: usize = 4096;
 
-/// The executor's side: a library, a device tier, and the door for workers.
+/// Image library, device tier and worker listener of an executor.
 struct ImageLeakFixture {
     library: ImageRegistry,
     device: AdapterDeviceTier,
@@ -197,7 +196,7 @@ fn a_thousand_adapters_come_and_go_and_nothing_of_them_stays() {
         let (id, adapter) = house.load(name);
         let image = adapter.image().0;
         assert_ne!(image, kept.image().0);
-        // Now it is wholly handed over and used, now it is gone before anybody has seen it.
+        // In some rounds the worker uses the image; in others the unload comes first.
         if name % 8 == 0 {
             until(&true, || numbers(&first).contains(&image));
         }
@@ -218,7 +217,7 @@ fn a_thousand_adapters_come_and_go_and_nothing_of_them_stays() {
     until(&only_kept, || numbers(&first));
     until(&before, count);
 
-    // Who comes late is offered what is on offer now, and nothing that was.
+    // A late worker is offered only the current images.
     let (second, second_thread) = reader(&socket, &over);
     until(&only_kept, || numbers(&second));
     house.device.unloaded(&mut house.pool, kept_id);

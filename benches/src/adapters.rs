@@ -1,7 +1,7 @@
 //! Random adapters in memory, without files.
 //!
-//! The layers of an adapter, and all adapters of a rank, are the same numbers; where they lie in an image of their own,
-//! each has memory of its own, as adapters that differ would have.
+//! All layers of an adapter, and all adapters of a rank, share the same values. [`in_image`] gives each
+//! adapter memory of its own, as distinct adapters would have.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 use shmproto::region::SealedBytes;
 use types::AdapterVersion;
 
-/// A rank, and the one that is stored: zeros fill it up.
+/// True rank of an adapter and the rank it is stored with; zeros fill the difference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PaddedRank {
     pub(crate) own: usize,
@@ -27,13 +27,12 @@ pub(crate) struct PaddedRank {
 }
 
 impl PaddedRank {
-    /// Not padded.
     pub(crate) fn true_rank(rank: usize) -> Self {
         Self { own: rank, stored: rank }
     }
 }
 
-/// An adapter on `targets` of every layer. Its layers share their numbers.
+/// Random adapter on `targets` of every layer; all layers share the same values.
 pub(crate) fn encoded(
     config: &ModelConfig,
     rank: PaddedRank,
@@ -64,8 +63,8 @@ fn module(config: &ModelConfig, rank: PaddedRank, target: Target, random: &mut S
     LoraModule { layer: 0, target, rank: stored, scale: 1.0, a, b }
 }
 
-/// The same with numbers of its own for every layer, in sealed shared memory, as an executor keeps it. The number says
-/// whether a device is told of that memory (any but 0), or bytes are staged on their way (0).
+/// Copies an adapter, layer by layer, into sealed shared memory, as an executor keeps it. A `number` other
+/// than 0 registers that memory with a device; with 0, the device stages the bytes.
 ///
 /// # Errors
 /// If there is no memory.

@@ -1,4 +1,4 @@
-//! Requests at their times, whatever has become of those before them: an open loop.
+//! Open-loop load: each request starts at its time, independent of the requests before it.
 
 use std::{
     thread,
@@ -8,13 +8,13 @@ use std::{
 use anyhow::{Context, Result, anyhow};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
-/// Most that are open at once: each has a thread.
+/// Maximum number of open requests: each has a thread.
 const MAX_ARRIVALS: usize = 20_000;
 
-/// Asks each of `items` when it is due, in that order; their answers in the same one.
+/// Sends each of `items` when it is due and returns the answers in the order of `items`.
 ///
 /// # Errors
-/// The first that failed.
+/// The first failed request.
 pub(crate) fn at_their_times<T: Sync, R: Send>(
     items: &[T],
     due: impl Fn(&T) -> Duration,
@@ -37,7 +37,7 @@ pub(crate) fn at_their_times<T: Sync, R: Send>(
     })
 }
 
-/// Times at exponentially distributed intervals, `per_s` a second for so long.
+/// Times of a Poisson process with `per_s` arrivals per second, for `length`.
 pub(crate) fn poisson(per_s: f64, length: Duration, seed: u64) -> Vec<Duration> {
     let (mut random, mut at) = (StdRng::seed_from_u64(seed), 0.0);
     let mut times = Vec::new();

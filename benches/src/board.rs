@@ -1,8 +1,8 @@
-//! What it costs to have rows computed by other processes: through the board, beside Unix stream sockets.
+//! Cost of computing rows in other processes: the board beside Unix stream sockets.
 //!
-//! 16 rows of 4096 numbers (256 KiB) go out and as many sums come back; nothing is computed. Either each worker gets its
-//! own rows, as slices of rows are, or each gets all of them and gives its share of the columns, as slices of columns
-//! would be. On the board the rows are written once, whoever reads them; through sockets they are written to each worker.
+//! 16 rows of 4096 values (256 KiB) go out and as many sums come back; the workers compute nothing. Either
+//! each worker gets its own rows (row slices), or each gets all rows and returns its columns (column slices).
+//! The board holds the rows once for all workers; sockets need one copy per worker.
 
 mod board_transport;
 mod round_trip;
@@ -30,24 +30,20 @@ use crate::{
 
 const ROWS: usize = 16;
 const WIDTH: usize = 4096;
-/// Round trips of a measurement, and those before that do not count.
+/// Round trips of a measurement, and warm-up trips before them.
 const TRIPS: usize = 400;
 const WARM_UP_TRIPS: usize = 50;
-/// The fewest measurements of either side.
 const RUNS: usize = 9;
-/// Where the two sides take turns: workers spin no longer than this after their last job.
+/// Pause between the two sides; workers spin less than this after their last job.
 const PAUSE: Duration = Duration::from_millis(3);
 
-/// Where the processes run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ProcessPlacement {
-    /// The one that posts on the first core, the workers in turn on the others.
+    /// The producer runs on the first core, the workers on the other cores in turn.
     Pinned,
-    /// Wherever the kernel puts them.
     Anywhere,
 }
 
-/// One comparison to be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct BoardCase {
     workers: usize,
@@ -55,14 +51,13 @@ struct BoardCase {
     place: ProcessPlacement,
 }
 
-/// Medians and 99th percentiles of the measurements of one side, in microseconds.
+/// Median and 99th percentile of the measurements of one side, in microseconds.
 #[derive(Debug, Clone, PartialEq, Default)]
 struct LatencyStats {
     medians: Vec<f64>,
     tails: Vec<f64>,
 }
 
-/// Every comparison of this benchmark.
 pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let numbers = cores.numbers();
     ensure!(numbers.len() > 1, "the board is measured between cores; give --threads 2 or --cores");
@@ -82,13 +77,13 @@ pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
     Ok(comparisons)
 }
 
-/// 1, 2, 4, 8 workers; on a larger machine up to one on each core but the first, as far as there are rows.
+/// Worker counts 1, 2, 4, 8, and on larger machines one per core except the first, up to the number of rows.
 fn counts(cores: usize) -> Vec<usize> {
     let most = ROWS.min((cores - 1).max(8));
     (0..).map(|power| 1 << power).take_while(|&count| count <= most).collect()
 }
 
-/// Both sides in alternation: ours, the peer's.
+/// Measures both sides in alternation and returns ours, then the peer's.
 fn measure(config: &SuiteConfig, case: BoardCase, cores: &[usize]) -> Result<[LatencyStats; 2]> {
     let shape = MessageShape { rows: ROWS, width: WIDTH, share: case.share };
     let homes: Vec<Option<usize>> = (0..case.workers)
@@ -114,14 +109,14 @@ fn measure(config: &SuiteConfig, case: BoardCase, cores: &[usize]) -> Result<[La
     })
 }
 
-/// Median and 99th percentile of [`TRIPS`] trips, in microseconds.
+/// Returns median and 99th percentile of [`TRIPS`] trips, in microseconds.
 fn trips(side: &mut dyn RoundTrip) -> Result<(f64, f64)> {
     let mut x: Vec<f32> = (0..ROWS * WIDTH).map(|number| number as f32).collect();
     let mut times = Vec::with_capacity(TRIPS);
     thread::sleep(PAUSE);
     side.begin();
     for trip in 0..WARM_UP_TRIPS + TRIPS {
-        // New rows every time, or a reply that never came would look right.
+        // Each trip has a new mark, since a missing reply would otherwise look right.
         let mark = trip as f32 + 0.5;
         x[0] = mark;
         let started = Instant::now();
@@ -171,7 +166,7 @@ impl BoardCase {
     }
 }
 
-/// How much a further worker costs on the board, as a share of what it costs through sockets.
+/// Cost of one more worker on the board, as a share of the cost through sockets.
 fn slope(share: RowShare, curve: &[(usize, [LatencyStats; 2])]) -> Result<Comparison> {
     let runs = curve.iter().map(|(_, [ours, peer])| ours.medians.len().min(peer.medians.len()));
     let slopes = |side: usize| -> Vec<f64> {
@@ -193,7 +188,6 @@ fn slope(share: RowShare, curve: &[(usize, [LatencyStats; 2])]) -> Result<Compar
     })
 }
 
-/// Of the line that fits best.
 fn slope_of(points: impl Iterator<Item = (f64, f64)>) -> f64 {
     let points: Vec<(f64, f64)> = points.collect();
     let count = points.len() as f64;

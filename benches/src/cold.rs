@@ -1,14 +1,16 @@
-//! Adapters that are not on the device: the three modes of a cold start, on the real executor and a real worker.
+//! Cold starts: the three modes of requests whose adapter is not on the device, with a real executor and a
+//! real worker.
 //!
-//! One core for the base model, one for a `lora-worker`, as much of CaraServe's setting as two cores allow (CHECKLIST
-//! C-20, C-22, C-25, C-28). The link between host tier and device is emulated: every line says so, and how fast it is.
-//! Requests go straight to the executors over ZeroMQ, as a gateway sends them: text and HTTP would cost the cores more
-//! than the differences that are looked for.
+//! One core runs the base and one a `lora-worker`: as much of CaraServe's setting as two cores allow
+//! (CHECKLIST C-20, C-22, C-25, C-28). The link between host tier and device is emulated; every line names
+//! its speed. Requests reach the executors over ZeroMQ, as from a gateway: text and HTTP would cost the cores
+//! more than the differences under test.
 //!
 //! - [`executor`]: an executor in one mode with its worker, and requests to it.
-//! - [`arrivals`]: who asks when for which adapter, and how much.
+//! - [`arrivals`]: times, adapters and lengths of the requests.
 //! - [`adapters`]: many adapters from one file of weights.
-//! - [`starts`], [`decode`], [`crossover`]: the benchmarks. [`history`], [`conversations`]: of keys and values that left the device.
+//! - [`starts`], [`decode`], [`crossover`]: the benchmarks. [`history`], [`conversations`]: benchmarks of
+//!   offloaded KV cache.
 
 pub(crate) mod adapters;
 mod arrivals;

@@ -1,4 +1,4 @@
-//! What a run measures and with which files: raw arguments and the environment, turned into a checked [`SuiteConfig`].
+//! Command line and environment, checked and turned into a [`SuiteConfig`].
 
 mod name;
 
@@ -13,19 +13,18 @@ use clap::Parser;
 
 pub(crate) use self::name::Name;
 
-/// How fast the emulated link between host tier and device is.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum LinkSpeed {
-    /// A load takes as many times as long as a lone prefill as it does in the paper.
+    /// The ratio of load time to lone prefill is that of the paper.
     Prefill,
-    /// Loads keep the link nearly as busy, under saturated load, as requests keep the base.
+    /// Under saturated load, loads keep the link nearly as busy as requests keep the base.
     Busy,
-    /// Gigabits per second.
+    /// Speed in gigabits per second.
     Gbps(f64),
 }
 
 impl LinkSpeed {
-    /// For names of files.
+    /// Name for file names.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Prefill => "prefill",
@@ -48,13 +47,13 @@ impl FromStr for LinkSpeed {
     }
 }
 
-/// Measures Holobiont and llama.cpp side by side; prints one JSON object a line.
+/// Measures Holobiont and llama.cpp side by side; prints one JSON object per line.
 #[derive(Debug, Parser)]
 pub(crate) struct Args {
-    /// What to measure.
+    /// Names of the benchmarks to run.
     #[arg(required = true, value_enum)]
     names: Vec<Name>,
-    /// The model both sides run (GGUF); those of a GPU need none.
+    /// Model that both sides run (GGUF); GPU benchmarks need none.
     #[arg(long, env = "HOLOBIONT_MODEL", value_name = "FILE")]
     model: Option<PathBuf>,
     /// Folder of llama-bench, llama-batched-bench, llama-server, llama-quantize and llama-perplexity.
@@ -63,13 +62,13 @@ pub(crate) struct Args {
     /// Folder of holobiont, gateway, base-executor and lora-worker (default: the folder of this program).
     #[arg(long, value_name = "DIR")]
     ours: Option<PathBuf>,
-    /// Python of an environment with torch, which `xab` needs; for `tune` also transformers, peft and gguf.
+    /// Python of an environment with torch, for `xab`; `tune` also needs transformers, peft and gguf.
     #[arg(long, env = "HOLOBIONT_TORCH_PYTHON", value_name = "FILE")]
     torch_python: Option<PathBuf>,
-    /// Where the peer's requantized models are kept between runs (default: the system's temporary folder).
+    /// Folder that keeps the peer's requantized models between runs (default: the system's temporary folder).
     #[arg(long, value_name = "DIR")]
     requantized: Option<PathBuf>,
-    /// Compute threads of either side, and cores all processes are confined to.
+    /// Compute threads of either side, and cores that all processes are confined to.
     #[arg(long, default_value = "2", value_name = "N")]
     threads: NonZeroUsize,
     /// Measurements of either side, in alternation.
@@ -78,10 +77,10 @@ pub(crate) struct Args {
     /// Length of one measurement of `hostile` in seconds.
     #[arg(long, default_value = "600", value_name = "S")]
     seconds: NonZeroU64,
-    /// Attacks that `hostile` makes, with commas between, to find out what one of them costs [default: all].
+    /// Attacks that `hostile` makes, separated by commas, to find the cost of a single one [default: all].
     #[arg(long, value_name = "NAMES")]
     attacks: Option<String>,
-    /// Cores of `board`, if others than --threads: on a large machine workers have one each, as in the paper.
+    /// Cores of `board`, if not --threads: on a large machine each worker has its own, as in the paper.
     #[arg(long, value_name = "N")]
     cores: Option<NonZeroUsize>,
     /// Emulated link of the cold starts: prefill, busy, or gigabits per second.
@@ -90,74 +89,58 @@ pub(crate) struct Args {
     /// Folder for plots (SVG) of the cold starts and of waits at a site.
     #[arg(long, value_name = "DIR")]
     plot: Option<PathBuf>,
-    /// The GPU of the benchmarks for one, cuda:0 or another.
+    /// Device of the GPU benchmarks: cuda:0 or another.
     #[arg(long, default_value = "cuda:0", value_name = "DEVICE", value_parser = ordinal)]
     device: u32,
-    /// Folder of a config.json: the shape that is measured on a GPU (default: that of Llama-2-7B).
+    /// Folder of a config.json: model shape for GPU benchmarks (default: that of Llama-2-7B).
     #[arg(long, value_name = "DIR")]
     shape: Option<PathBuf>,
-    /// The cost model that `costs` writes and `reality` reads; `forecast` writes one for each executor beside it.
+    /// Cost model that `costs` writes and `reality` reads; `forecast` writes one per executor beside it.
     #[arg(long, value_name = "FILE", default_value = "costs.json")]
     costs: PathBuf,
-    /// A draft adapter for the model, which `drafts` measures too.
+    /// Draft adapter for the model, which `drafts` measures too.
     #[arg(long, value_name = "DIR")]
     draft_adapter: Option<PathBuf>,
-    /// What scripts/gpu-peer.py measured on the same GPU.
+    /// Measurements that scripts/gpu-peer.py made on the same GPU.
     #[arg(long, value_name = "FILE")]
     gpu_peer: Option<PathBuf>,
 }
 
-/// The number of a GPU, from `cuda:N`.
 fn ordinal(text: &str) -> Result<u32, String> {
     let number = text.strip_prefix("cuda:").and_then(|number| number.parse().ok());
     number.ok_or_else(|| "write cuda:0, or another number".to_owned())
 }
 
-/// What is measured on a GPU, and beside what.
 #[derive(Debug, Clone)]
 pub(crate) struct GpuConfig {
-    /// Which GPU.
     pub(crate) ordinal: u32,
-    /// Folder of the shape's configuration, if it was given.
     pub(crate) shape: Option<PathBuf>,
-    /// The peer's figures, if there are any.
     pub(crate) peer: Option<PathBuf>,
 }
 
-/// A checked [`Args`].
 #[derive(Debug, Clone)]
 pub(crate) struct SuiteConfig {
-    /// Benchmarks in the order they were asked for, each once.
+    /// Benchmarks in the order of the command line, without duplicates.
     pub(crate) names: Vec<Name>,
-    /// An existing GGUF file, if one of the benchmarks needs it.
+    /// GGUF file, checked to exist if a benchmark needs it.
     pub(crate) model: PathBuf,
-    /// An existing folder of peer binaries, if one of the benchmarks needs it.
+    /// Folder of peer binaries, checked to exist if a benchmark needs it.
     pub(crate) peer: Option<PathBuf>,
-    /// An existing folder of our binaries.
     pub(crate) ours: PathBuf,
-    /// A Python that has torch.
     pub(crate) torch_python: Option<PathBuf>,
-    /// A folder that may not exist yet.
+    /// Folder that may not exist yet.
     pub(crate) requantized: PathBuf,
-    /// Compute threads of either side.
     pub(crate) threads: usize,
-    /// Measurements of either side.
     pub(crate) runs: usize,
     /// Length of one measurement of `hostile`, in seconds.
     pub(crate) seconds: u64,
-    /// Names of the attacks of `hostile`; all if there are none.
+    /// Names of the attacks of `hostile`; `None` means all.
     pub(crate) attacks: Option<String>,
-    /// Cores of `board`.
     pub(crate) cores: usize,
-    /// The cold starts' emulated link.
     pub(crate) link: LinkSpeed,
-    /// Where plots go.
     pub(crate) plot: Option<PathBuf>,
-    /// The simulator's cost model: written, or read.
     pub(crate) costs: PathBuf,
-    /// A draft adapter for the model.
     pub(crate) draft_adapter: Option<PathBuf>,
-    /// For benchmarks on a GPU.
     pub(crate) gpu: GpuConfig,
 }
 
@@ -209,7 +192,6 @@ impl Args {
     }
 }
 
-/// The benchmarks that `names` stands for, each once.
 fn expand(names: &[Name]) -> Vec<Name> {
     if names.contains(&Name::All) {
         return Name::EACH.to_vec();

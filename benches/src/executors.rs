@@ -1,4 +1,5 @@
-//! Two executors behind one gateway, each on a core, beside one on a core: what the second brings, and what a choice costs.
+//! Two executors behind one gateway, each on a core, beside one executor on a core: throughput, and cost of
+//! the routing decision.
 
 use std::{fs, path::Path};
 
@@ -13,14 +14,12 @@ use crate::{
     workload::{BenchRequest, BurstMix, burst, first_token},
 };
 
-/// The goals: tokens a second of two beside one, and the time of a lone request.
+/// Targets: ratio of tokens per second, two executors over one, and ratio of a lone request's time.
 const TOKENS_RATIO: f64 = 1.7;
 const TIME_SHARE: f64 = 1.03;
 
-/// Lone requests of a round.
 const LONE: usize = 40;
 
-/// Every comparison of this benchmark.
 pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let [first, second] = cores.numbers()[..] else {
         bail!("two executors need two cores, and are compared on two: give --threads 2");
@@ -45,7 +44,6 @@ pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
     Ok(vec![rate, comparison(case, ("ms", Better::Lower), times, goal)?])
 }
 
-/// A deployment with an executor on each of `cores`.
 fn start(config: &SuiteConfig, folder: &Path, cores: &[usize]) -> Result<Holobiont> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let section = |core: &usize| format!("[[executor]]\nname = \"core-{core}\"\ncores = \"{core}\"\n\n");
@@ -58,7 +56,6 @@ fn start(config: &SuiteConfig, folder: &Path, cores: &[usize]) -> Result<Holobio
     Holobiont::start(&installation, &[], &folder.join("up"))
 }
 
-/// Streams of a round, enough for both.
 fn together(round: usize) -> Vec<BenchRequest> {
     [2 * round, 2 * round + 1].into_iter().flat_map(|round| burst(BurstMix::Base, round)).collect()
 }
@@ -67,7 +64,6 @@ fn rate(server: &Holobiont, round: usize) -> Result<f64> {
     Ok(server.burst(&together(round))?.aggregate_tokens_per_s())
 }
 
-/// The median of some requests that are alone.
 fn lone_ms(server: &Holobiont, round: usize) -> Result<f64> {
     let each = (0..LONE).map(|number| {
         let timeline = server.ask(&first_token(round * LONE + number))?;

@@ -1,7 +1,8 @@
-//! Tenants on one executor, for real: what four of them see beside a fifth that floods, what two get whose requests always
-//! wait, and whether the burst of one is served.
+//! Several tenants on one executor: four moderate tenants beside one that floods, two whose requests always
+//! wait, and a burst of one tenant.
 //!
-//! [`tenants`]: a deployment that asks for keys, and who asks. [`hostile`]: what seven see beside one that sends [`attacks`].
+//! [`tenants`]: a deployment with API keys, and its clients. [`hostile`]: seven tenants beside one that sends
+//! [`attacks`].
 
 mod attacks;
 pub(crate) mod hostile;
@@ -20,35 +21,35 @@ use crate::{
     report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 
-/// Those that ask moderately, and who floods.
+/// Tenants with moderate load, and the tenant that floods.
 const MODERATE: [&str; 4] = ["ann", "bob", "cleo", "dan"];
 const FLOODING: &str = "flo";
-/// Of what can be served, what the four ask for together; and how many times as much as one of them the fifth asks for.
+/// Load of the four together as a share of the capacity; load of the fifth as a multiple of one of the four.
 const MODERATE_LOAD: f64 = 0.5;
 const FLOOD: f64 = 10.0;
-/// What the four are to keep: of their tokens, and in times of their slowest first tokens.
+/// Targets for the four beside the flood: share of their goodput, and multiple of their 99th percentile time
+/// to first token.
 const GOODPUT: f64 = 0.95;
 const FIRST_TOKEN: f64 = 1.2;
 
-/// Two whose requests always wait: so many clients each, so many running together, and what the second one weighs.
+/// Two tenants whose requests always wait: clients of each, batch slots, and weight of the second tenant.
 const WAITING: [&str; 2] = ["ann", "bob"];
 const CLIENTS: usize = 32;
 const RUNNING: usize = 8;
 const WEIGHT: u64 = 3;
-/// How near what they get is to be to that, as a share.
+/// Maximum relative deviation from the share by weight.
 const NEAR: f64 = 0.05;
 
-/// Requests of a burst.
 const BURST: usize = 500;
 
-/// Before anything is measured: who was let in at the beginning is served.
+/// Time before the measurement, so that requests admitted at the start have ended.
 const SETTLE: Duration = Duration::from_secs(10);
 const LENGTH: Duration = Duration::from_secs(60);
 
-/// Every comparison of this benchmark.
+/// Measures every comparison of this benchmark.
 ///
 /// # Errors
-/// If a deployment does not start, or a request fails otherwise than for want of room.
+/// If a deployment does not start, or a request fails for another reason than a full queue.
 pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let mut comparisons = beside_a_flood(config, cores)?;
     comparisons.push(burst(config, cores)?);
@@ -56,7 +57,7 @@ pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
     Ok(comparisons)
 }
 
-/// Tokens a second of the four, and the 99th percentile of their first tokens in milliseconds.
+/// Tokens per second of the four tenants, and 99th percentile of their time to first token in milliseconds.
 type FairnessSample = [f64; 2];
 
 fn beside_a_flood(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
@@ -115,7 +116,7 @@ fn burst(config: &SuiteConfig, cores: &Cores) -> Result<Comparison> {
     })
 }
 
-/// All that the two ask for waits, so who gets how much is for the weights to say.
+/// Measures two tenants whose requests always wait, so that only the weights decide the shares.
 fn weighted(config: &SuiteConfig, cores: &Cores) -> Result<Comparison> {
     let class = |(name, weight): (&str, u64)| {
         format!("[[class]]\nname = \"{name}s\"\ntenants = [\"{name}\"]\nweight = {weight}\n\n")
@@ -123,7 +124,7 @@ fn weighted(config: &SuiteConfig, cores: &Cores) -> Result<Comparison> {
     let classes: String = WAITING.into_iter().zip([1, WEIGHT]).map(class).collect();
     let settings: [EnvSetting; 2] = [
         ("HOLOBIONT_MAX_RUNNING", RUNNING.to_string()),
-        // Nobody is refused for a queue that stands: it is to stand.
+        // A standing queue is intended here, so CoDel must not reject requests.
         ("HOLOBIONT_CODEL_INTERVAL_MS", (10 * LENGTH).as_millis().to_string()),
     ];
     let tenants = Tenants::start(config, cores, &WAITING, &classes, &settings)?;

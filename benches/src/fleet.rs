@@ -1,5 +1,5 @@
-//! A fleet, part by part, each beside what it could be without: what Envoy and the picker add to a request, how soon an adapter
-//! is everywhere, what the first cold adapter of a new host takes, and how soon a gateway that knows ten thousand is there.
+//! Parts of a fleet, each beside a baseline: Envoy and the picker, propagation of an adapter, the first cold
+//! adapter of a new host, and the start of a gateway that knows ten thousand adapters.
 //!
 //! - [`envoy`]: Envoy and the picker. [`hosts`]: deployments that share a PostgreSQL and a bucket.
 //! - [`via_envoy`], [`propagation`], [`cold`], [`registered`]: the measurements, in that order.
@@ -20,10 +20,8 @@ use crate::{
     report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 
-/// A measurement.
 type FleetBench = fn(&SuiteConfig, &Cores) -> Result<Vec<Comparison>>;
 
-/// All of them, as they are called while they run.
 const PARTS: [(&str, FleetBench); 4] = [
     ("through Envoy", via_envoy::run),
     ("known everywhere", propagation::run),
@@ -31,7 +29,7 @@ const PARTS: [(&str, FleetBench); 4] = [
     ("10,000 adapters", registered::run),
 ];
 
-/// Every comparison of this benchmark.
+/// Measures every comparison of this benchmark.
 ///
 /// # Errors
 /// If Envoy, PostgreSQL or moto is missing, or a request fails.
@@ -44,7 +42,6 @@ pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
     Ok(rows)
 }
 
-/// A row of times or sizes.
 fn row(
     case: &str,
     unit: &'static str,
@@ -56,7 +53,7 @@ fn row(
     Comparison { bench: "fleet", case: case.to_owned(), unit, better: Better::Lower, ours, rival, target }
 }
 
-/// Of many samples, the one that a share of them does not exceed.
+/// Smallest sample that at most a `share` of all samples does not exceed.
 fn at(samples: &[f64], share: f64) -> Result<f64> {
     Ok(Samples::new(samples.to_vec())?.quantile(share))
 }

@@ -1,10 +1,10 @@
-//! The forecast beside reality: three executors of unequal speed behind one gateway, each way of choosing among them.
+//! Forecast beside reality: three executors of unequal speed behind one gateway, with each routing policy.
 //!
-//! The fastest is measured by itself, and how many times as slow the others are, while those beside are drained; requests of
-//! twenty adapters of mixed ranks then come as they come, for real, and through the fleet of `holobiont simulate` with those
-//! costs.
+//! The fastest executor is measured alone, and the slowdown of the others while the rest are drained. Then
+//! Poisson requests of twenty adapters of mixed ranks go to the real deployment and, with those costs,
+//! through the fleet of `holobiont simulate`.
 //!
-//! - [`deployment`]: three executors on two cores. [`share`]: how much of a core each may use.
+//! - [`deployment`]: three executors on two cores. [`share`]: CPU share of each executor.
 
 mod deployment;
 mod share;
@@ -36,33 +36,30 @@ use crate::{
     workload::{AdapterChoice, AnswerKind, BenchRequest, prompt},
 };
 
-/// How near times are to be, as a share.
+/// Maximum relative error of the times.
 const NEAR: f64 = 0.15;
-/// Those that are compared.
 const POLICIES: [RoutingPolicy; 4] =
     [RoutingPolicy::RankAware, RoutingPolicy::MostIdle, RoutingPolicy::FirstFit, RoutingPolicy::Random];
-/// Adapters.
 const ADAPTERS: usize = 20;
-/// What of all that the executors can do is asked of them.
 const LOAD: f64 = 0.6;
-/// How long requests come, and from when on they are measured: by then the gateway knows its executors.
+/// Length of the load, and start of the measurement: by then the gateway knows the executors' speeds.
 const LENGTH: Duration = Duration::from_secs(75);
 const WARM_UP: Duration = Duration::from_secs(15);
-/// What a request is like in the mean (Alpaca), and how many an executor runs beside it: what the rate is found with.
+/// Mean prompt and answer tokens (Alpaca), and batch size of an executor: inputs of the request rate.
 const MEAN: (usize, usize) = (19, 58);
 const BESIDE: usize = 8;
 
-/// Mean milliseconds to the first token, and from token to token.
+/// Mean milliseconds to the first token, and between tokens.
 type ForecastSample = [f64; 2];
 
-/// What came of a policy: for real and as it was forecast, run by run.
+/// Measured and forecast samples of a policy, run by run.
 struct PolicyForecast {
     policy: RoutingPolicy,
     real: Vec<ForecastSample>,
     forecast: Vec<ForecastSample>,
 }
 
-/// Every comparison of this benchmark.
+/// Measures every comparison of this benchmark.
 ///
 /// # Errors
 /// If executors cannot be held to their shares, or a request fails.
@@ -88,7 +85,7 @@ pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
     Ok(comparisons)
 }
 
-/// The costs of each executor, which are written beside `--costs`, for `holobiont simulate`.
+/// Measures the costs of each executor and writes them beside `--costs`, for `holobiont simulate`.
 fn measured(config: &SuiteConfig, cores: &Cores) -> Result<Vec<CostModel>> {
     let ranks = RANKS.into_iter().cycle().take(ADAPTERS).collect();
     let models = UnequalFleet::start(config, cores, RoutingPolicy::RankAware, ranks)?.costs(config)?;
@@ -101,7 +98,7 @@ fn file(config: &SuiteConfig, name: &str) -> PathBuf {
     config.costs.with_file_name(format!("{stem}-{name}.json"))
 }
 
-/// Requests that an executor serves a second where many run together.
+/// Requests per second of an executor with a full batch.
 fn served_per_s(costs: &CostModel) -> f64 {
     let (prompt, answer) = MEAN;
     let rank = RANKS.iter().sum::<usize>() / RANKS.len();
@@ -129,7 +126,6 @@ fn load(per_s: f64) -> FleetLoad {
     }
 }
 
-/// For real.
 fn ask(
     config: &SuiteConfig,
     cores: &Cores,
@@ -158,7 +154,7 @@ fn ask(
     ])
 }
 
-/// Of each adapter; one that nobody asks for has any.
+/// Rank of each adapter; an adapter without requests gets an arbitrary rank.
 fn ranks(requests: &[FleetRequest]) -> Vec<usize> {
     let mut ranks = vec![RANKS[0]; ADAPTERS];
     requests.iter().for_each(|request| ranks[request.adapter as usize] = request.rank as usize);
@@ -174,7 +170,6 @@ fn job(number: usize, request: &FleetRequest) -> BenchRequest {
     }
 }
 
-/// By the simulator.
 fn simulate(costs: &[CostModel], policy: RoutingPolicy, requests: &[FleetRequest]) -> Result<ForecastSample> {
     let measured = MeasuredFleet {
         limits: LIMITS,
@@ -207,7 +202,7 @@ fn compare(judged: &PolicyForecast) -> Result<Vec<Comparison>> {
     lines.into_iter().enumerate().map(row).collect()
 }
 
-/// How many pairs of policies are for real in the order that was forecast, by the time per token.
+/// Counts the pairs of policies whose measured order, by time per token, is the forecast order.
 fn order(all: &[PolicyForecast]) -> Result<Comparison> {
     let median =
         |figures: &[ForecastSample]| Samples::of(figures, |figures| figures[1]).map(|one| one.median());

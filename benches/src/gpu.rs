@@ -1,19 +1,20 @@
-//! The base on an NVIDIA GPU: how near it comes to what the device can do, and what adapters cost there.
+//! The base on an NVIDIA GPU: distance to the device's limits, and cost of adapters.
 //!
-//! Weights are random ([`model::sources::random`]), so any shape is measured without a download: that of Llama-2-7B, or a
-//! tiny one where a CPU stands in for the GPU and figures mean nothing. Rows are printed as soon as they are measured,
-//! and name shape, device and driver.
+//! Weights are random ([`model::sources::random`]), so any shape is measured without a download: that of
+//! Llama-2-7B, or a tiny one where a CPU stands in for the GPU and the results mean nothing. Rows are printed
+//! at once and name shape, device and driver.
 //!
 //! # Layout
 //!
-//! - [`lab`]: what all benchmarks share: the device, the shape, the rows. [`sizes`]: how much is measured.
-//! - [`roofline`]: what the device itself reaches. [`work`]: the bytes and operations of a shape. [`peer`]: PyTorch's
-//!   figures, which `scripts/gpu-peer.py` has written. [`fit`]: a straight line and how well it fits.
+//! - [`lab`]: device, shape and rows, which all benchmarks share. [`sizes`]: extent of the measurements.
+//! - [`roofline`]: measured limits of the device. [`work`]: bytes and operations of a shape. [`peer`]:
+//!   PyTorch's measurements, written by `scripts/gpu-peer.py`. [`fit`]: a straight line and its quality of
+//!   fit.
 //! - [`streams`], [`adapters`]: a model in this process, and adapters on its device.
 //! - [`decode`], [`prefill`], [`overhead`], [`ranks`], [`link`]: benchmarks in this process.
 //! - [`executors`], [`fused`], [`cold`]: benchmarks of the real executor with real workers.
 //!
-//! `docs/performance/gpu.md` says what is expected of each figure and why.
+//! `docs/performance/gpu.md` gives the expected values and their reasons.
 
 mod adapters;
 mod cold;
@@ -41,14 +42,14 @@ use crate::{
     report::SuiteOutcome,
 };
 
-/// Measures `names`, all of them for a GPU. One that fails does not keep the others from running.
+/// Runs the GPU benchmarks `names`. A failed benchmark does not stop the others.
 ///
 /// # Errors
 /// If there is no such device, or the shape cannot be read.
 pub(crate) fn run(config: &SuiteConfig, names: &[Name]) -> Result<SuiteOutcome> {
     let lab = GpuBenchContext::open(config)?;
     let mut outcome = SuiteOutcome::Complete;
-    // Of one model for those that follow each other: 13 GB take seconds to be made.
+    // Consecutive benchmarks share one model: 13 GB take seconds to generate.
     let mut streams = None;
     for &name in names {
         eprintln!("holobiont-bench: {name:?} on {}", lab.cuda.info().name);

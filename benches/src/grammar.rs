@@ -1,7 +1,8 @@
-//! Answers of a form beside free ones: what it costs to find out which tokens may come, and what it costs those who do not ask.
+//! Cost of structured output: grammar-constrained answers beside free ones, for the constrained requests and
+//! for the others in the batch.
 //!
-//! Sixteen streams decode together in this process's own engine. Those of a form write a list of objects that has no end, so that
-//! all write as many tokens.
+//! Sixteen streams decode together in this process's own engine. The grammar is a list of objects without an
+//! end, so that all streams write as many tokens.
 
 use std::time::Instant;
 
@@ -34,14 +35,10 @@ use crate::{
 };
 
 const GATEWAY: ConnectionId = ConnectionId(1);
-/// Sequences that decode together.
 const STREAMS: usize = 16;
-/// Tokens of each.
 const TOKENS: usize = 64;
-/// Tokens of each prompt.
 const PROMPT_TOKENS: u32 = 16;
 
-/// An engine with a gateway.
 struct GrammarEngine {
     engine: Engine<ResidentModel<ServedLayers>>,
     queue: mpsc::Receiver<ToGateway>,
@@ -71,7 +68,8 @@ impl GrammarEngine {
         Ok(Self { engine, queue, requests: 0 })
     }
 
-    /// Tokens a second of all streams, from the moment at which each has its first; those of the first `formed` are of a form.
+    /// Tokens per second of all streams, from the moment when each has its first token; the first `formed`
+    /// streams have a grammar.
     fn decode(&mut self, grammar: &str, formed: usize) -> Result<f64> {
         for stream in 0..STREAMS {
             self.requests += 1;
@@ -112,7 +110,7 @@ impl GrammarEngine {
     }
 }
 
-/// Measures all streams of a form, half of them, and none beside an engine that knows no grammars.
+/// Measures all streams with a grammar, half of them, and none, beside an engine without grammars.
 ///
 /// # Errors
 /// If the model cannot be read, or the engine fails.
@@ -122,7 +120,7 @@ pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
     let (mut knows, mut plain) =
         (GrammarEngine::open(config, cores, Some(helpers))?, GrammarEngine::open(config, cores, None)?);
     let (mut all, mut half, mut none, mut free) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    // The first round reads the vocabulary.
+    // Warm-up: the first round reads the vocabulary.
     knows.decode(&grammar, STREAMS)?;
     for _ in 0..config.runs {
         all.push(knows.decode(&grammar, STREAMS)?);

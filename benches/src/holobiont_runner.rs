@@ -8,27 +8,23 @@ use anyhow::Result;
 pub(crate) use helper::BenchProgram;
 pub(crate) use server::{DeploymentPlacement, EnvSetting, Holobiont, Installation, NamedAdapter};
 
-/// Something to compute: `streams` sequences at once, each a prompt and its continuation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SyntheticLoad {
     /// Tokens of each prompt, at least one.
     pub(crate) prompt_tokens: usize,
     /// Tokens to generate after each prompt; 0 measures prefill alone.
     pub(crate) generated_tokens: usize,
-    /// Sequences at once.
     pub(crate) streams: usize,
 }
 
-/// Speeds over all streams together; 0 where a load has no such part.
+/// Speeds over all streams together; 0 if the load has no such phase.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct TokenRates {
-    /// Prompt tokens a second.
     pub(crate) prefill_tokens_per_s: f64,
-    /// Generated tokens a second.
     pub(crate) decode_tokens_per_s: f64,
 }
 
-/// Whoever can run a load through the forward pass that serves requests, without HTTP.
+/// Runs a load through the forward pass that serves requests, without HTTP.
 pub(crate) trait HolobiontRunner {
     /// Runs `load` once, after a warm-up.
     ///

@@ -1,4 +1,5 @@
-//! Streamed requests to either side's server, and the times at which their tokens arrive; [`plain`] ones beside them.
+//! Streamed requests to either side's server and the arrival times of their tokens; [`plain`]: requests
+//! without a stream.
 
 mod plain;
 
@@ -15,90 +16,71 @@ use crate::{process::LoggedProcess, workload, workload::BenchRequest};
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::Value;
 
-/// How long a server may take to be ready, its adapters loaded.
 const READY_LIMIT: Duration = Duration::from_secs(120);
-/// How often a starting server is asked whether it is ready.
 const READY_POLL: Duration = Duration::from_millis(5);
-/// How long a request may take.
 const REQUEST_LIMIT: Duration = Duration::from_secs(300);
 
-/// Tokens that a warm-up request generates.
 const WARM_UP_TOKENS: usize = 8;
 
-/// What one event of a stream says.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct SseEvent {
-    /// It carries generated text.
     pub(crate) has_text: bool,
-    /// It tells how many tokens were generated in all.
     pub(crate) generated: Option<usize>,
-    /// It tells how many tokens of the prompt were not computed.
     pub(crate) cached: Option<usize>,
 }
 
-/// How a kind of server is asked, and how it answers.
+/// Request and response format of a kind of server.
 pub(crate) trait Dialect: Sync {
-    /// Path of the completion route.
     fn route(&self) -> &'static str;
-    /// Body that asks for `job`: streamed, greedy, past the end of the text.
+    /// Body of a request for `job`: streamed, greedy, without end of text.
     fn body(&self, job: &BenchRequest) -> Value;
-    /// What an event's JSON says.
+    /// Reads an event's JSON.
     ///
     /// # Errors
     /// If it reports an error.
     fn read(&self, event: &Value) -> Result<SseEvent>;
-    /// The key of whoever asks, where one is asked for.
     fn key(&self) -> Option<&str> {
         None
     }
 }
 
-/// When the tokens of one request came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Timeline {
-    /// The request was sent.
     pub(crate) sent: Instant,
-    /// The first text arrived.
     pub(crate) first: Instant,
-    /// The last text arrived.
     pub(crate) last: Instant,
-    /// Tokens generated.
     pub(crate) tokens: usize,
-    /// Tokens of the prompt that were not computed, where the server tells.
     pub(crate) cached: usize,
 }
 
-/// What became of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Attempt {
-    /// All its tokens came.
     Served(Timeline),
-    /// The server was full and said so.
+    /// The server rejected the request for lack of capacity.
     Refused {
-        /// From the request to the whole refusal.
+        /// From the request to the end of the rejection.
         after: Duration,
     },
 }
 
-/// Requests sent at the same moment, all answered.
+/// Timelines of requests sent at the same moment, all answered.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Burst(pub(crate) Vec<Timeline>);
 
 impl Burst {
-    /// Tokens a second over all requests, from the first token of any to the last of all.
+    /// Tokens per second over all requests, from the first token of any to the last of all.
     pub(crate) fn decode_tokens_per_s(&self) -> f64 {
         let generated: usize = self.0.iter().map(|t| t.tokens).sum();
-        // The token that opens the window was made before it.
+        // The first token opens the window and was generated before it.
         (generated - 1) as f64 / self.span(|t| t.first).as_secs_f64()
     }
 
-    /// Tokens a second over all requests, from their release to the last token: prefill included.
+    /// Tokens per second over all requests, from their start to the last token, prefill included.
     pub(crate) fn aggregate_tokens_per_s(&self) -> f64 {
         let generated: usize = self.0.iter().map(|t| t.tokens).sum();
         generated as f64 / self.span(|t| t.sent).as_secs_f64()
     }
 
-    /// Longest time to a first token.
     pub(crate) fn worst_first_token_ms(&self) -> f64 {
         let worst = self.0.iter().map(|t| t.first - t.sent).max().unwrap_or_default();
         worst.as_secs_f64() * 1000.0
@@ -111,7 +93,6 @@ impl Burst {
     }
 }
 
-/// A server that speaks `D`.
 #[derive(Debug)]
 pub(crate) struct DialectServer<D> {
     process: LoggedProcess,
@@ -119,7 +100,7 @@ pub(crate) struct DialectServer<D> {
     dialect: D,
 }
 
-/// A port of this machine that was free a moment ago.
+/// Returns a port of this machine that was free a moment ago.
 ///
 /// # Errors
 /// If there is none.
@@ -132,7 +113,7 @@ impl<D: Dialect> DialectServer<D> {
     /// Waits until a started server answers `GET /health` with 200.
     ///
     /// # Errors
-    /// If it ends or takes too long; with the end of its log.
+    /// If it ends or takes too long; the error holds the end of its log.
     pub(crate) fn when_ready(mut process: LoggedProcess, port: u16, dialect: D) -> Result<Self> {
         let started = Instant::now();
         let agent = agent(Duration::from_secs(5));
@@ -149,25 +130,22 @@ impl<D: Dialect> DialectServer<D> {
         Ok(Self { process, port, dialect })
     }
 
-    /// The same server, spoken to as `change` says.
+    /// Returns this server with the dialect that `change` returns.
     ///
     /// # Errors
-    /// Those of `change`.
+    /// Errors of `change`.
     pub(crate) fn with_dialect(self, change: impl FnOnce(D) -> Result<D>) -> Result<Self> {
         Ok(Self { dialect: change(self.dialect)?, ..self })
     }
 
-    /// How it is spoken to.
     pub(crate) fn dialect(&self) -> &D {
         &self.dialect
     }
 
-    /// Where it listens.
     pub(crate) fn port(&self) -> u16 {
         self.port
     }
 
-    /// Process id of the server's first process.
     pub(crate) fn process_id(&self) -> u32 {
         self.process.id()
     }
@@ -175,23 +153,23 @@ impl<D: Dialect> DialectServer<D> {
     /// Sends one request and follows its stream to the end.
     ///
     /// # Errors
-    /// If it fails or generates another number of tokens than asked for.
+    /// If it fails or generates another number of tokens than requested.
     pub(crate) fn ask(&self, job: &BenchRequest) -> Result<Timeline> {
         stream(self.port, &self.dialect, job).map_err(|error| self.explain(error))
     }
 
-    /// As [`DialectServer::attempt`], by whoever has `key`.
+    /// Sends one request with API key `key`, as [`DialectServer::attempt`] does.
     ///
     /// # Errors
-    /// If it fails in another way.
+    /// If it fails for another reason than lack of capacity.
     pub(crate) fn attempt_as(&self, key: &str, job: &BenchRequest) -> Result<Attempt> {
         attempt(self.port, &self.dialect, Some(key), job).map_err(|error| self.explain(error))
     }
 
-    /// Sends one request that may be refused for want of room (429 or 503).
+    /// Sends one request that may be rejected for lack of capacity (429 or 503).
     ///
     /// # Errors
-    /// If it fails in another way.
+    /// If it fails for another reason.
     pub(crate) fn attempt(&self, job: &BenchRequest) -> Result<Attempt> {
         attempt(self.port, &self.dialect, self.dialect.key(), job).map_err(|error| self.explain(error))
     }
@@ -199,7 +177,7 @@ impl<D: Dialect> DialectServer<D> {
     /// Sends all of `jobs` at the same moment and follows them to the end.
     ///
     /// # Errors
-    /// As [`DialectServer::ask`], of the first that failed.
+    /// As [`DialectServer::ask`], of the first failed request.
     pub(crate) fn burst(&self, jobs: &[BenchRequest]) -> Result<Burst> {
         let gate = Barrier::new(jobs.len());
         let timelines: Result<Vec<Timeline>> = thread::scope(|scope| {
@@ -221,7 +199,7 @@ impl<D: Dialect> DialectServer<D> {
         timelines.map(Burst).map_err(|error| self.explain(error))
     }
 
-    /// Sends `jobs` cut short, unmeasured, so that pages are mapped and adapters in place.
+    /// Sends short versions of `jobs` without measuring, so that pages are mapped and adapters loaded.
     ///
     /// # Errors
     /// As [`DialectServer::burst`].
@@ -261,7 +239,7 @@ fn attempt(port: u16, dialect: &impl Dialect, key: Option<&str>, job: &BenchRequ
     follow(answer.body_mut().as_reader(), dialect, job, sent).map(Attempt::Served)
 }
 
-/// Reads server-sent events to their end and notes when text came.
+/// Reads server-sent events to their end and records when text arrived.
 fn follow(body: impl Read, dialect: &impl Dialect, job: &BenchRequest, sent: Instant) -> Result<Timeline> {
     let (mut first, mut last, mut generated, mut cached) = (None, sent, None, 0);
     for line in BufReader::new(body).lines() {
@@ -291,7 +269,8 @@ fn follow(body: impl Read, dialect: &impl Dialect, job: &BenchRequest, sent: Ins
     Ok(Timeline { sent, first, last, tokens, cached })
 }
 
-/// What the bodies of both dialects share: nothing is sampled, nothing ends a text early (forms have no end here, and we refuse both).
+/// Fields of both dialects: greedy sampling, no early end of text (structured output has no end here, and we
+/// reject both together).
 pub(crate) fn with_prompt(mut body: Value, job: &BenchRequest) -> Value {
     body["prompt"] = job.prompt.iter().copied().collect();
     body["stream"] = true.into();
@@ -312,7 +291,7 @@ mod tests {
     use super::*;
     use crate::workload::{BurstMix, burst};
 
-    /// `{"t": text}` carries text, `{"n": tokens}` the count, `{"e": why}` an error.
+    /// Test dialect: `{"t": text}` carries text, `{"n": tokens}` the count, `{"e": why}` an error.
     struct Toy;
 
     impl Dialect for Toy {
@@ -380,7 +359,6 @@ mod tests {
         assert!(timeline.last - timeline.first >= Duration::from_millis(100));
     }
 
-    /// Answers one request with two tokens 150 ms apart.
     fn serve_slowly(mut socket: TcpStream) {
         let mut request = BufReader::new(socket.try_clone().unwrap());
         let mut length = 0;

@@ -1,7 +1,7 @@
-//! What this machine can do at most, measured in the same run as what is said to be near it.
+//! Measured limits of this machine, in the same run as the results that are compared with them.
 //!
-//! A model's limits follow from it (docs/performance/README.md says how): each token of a prompt needs every product of the
-//! blocks, each step reads every weight once and needs the head's products too.
+//! A model's limits follow from them (see docs/performance/README.md): each prompt token needs every product
+//! of the blocks; each step reads every weight once and computes the head's products too.
 
 use std::{path::Path, thread};
 
@@ -16,38 +16,33 @@ use crate::{
     report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 
-/// Operations and bytes a second, of all cores that are given.
+/// Operations and bytes per second of all cores in use.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct MachineLimits {
-    /// Of bytes, by vectors.
+    /// Operations on bytes with vector instructions.
     pub(crate) int8_ops: f64,
-    /// Of bytes, by the matrix unit.
+    /// Operations on bytes in the matrix unit.
     pub(crate) matrix_ops: Option<f64>,
-    /// Of bf16.
     pub(crate) bf16_flops: f64,
-    /// Read from memory.
     pub(crate) read_bytes: f64,
 }
 
-/// What a model asks of a machine.
+/// Work that a model needs per token or step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct ModelWork {
-    /// Bytes of all matrices.
     pub(crate) bytes: f64,
-    /// Weights of the blocks' matrices.
     blocks: f64,
-    /// Weights of the head.
     head: f64,
 }
 
 impl MachineLimits {
-    /// Measures them on `cores`, by as many threads, on a model of so many bytes.
+    /// Measures `cores` with one thread each, on a model of `bytes`.
     ///
     /// # Errors
     /// If there is no thread or memory for that.
     pub(crate) fn measure(cores: &[usize], bytes: usize) -> Result<Self> {
         let cores = cores.to_vec();
-        // A thread of its own: a pool keeps its caller on a core.
+        // A new thread, since a pool pins its caller to a core.
         let measured = thread::spawn(move || -> Result<Self> {
             let (mut pool, isa) = (ThreadPool::new(&cores)?, Isa::best());
             Ok(Self {
@@ -60,12 +55,12 @@ impl MachineLimits {
         measured.join().unwrap_or_else(|_| Err(anyhow!("measuring limits panicked")))
     }
 
-    /// Tokens of prompts a second, at most, by vectors.
+    /// Maximum prompt tokens per second, with vector instructions.
     pub(crate) fn prefill(&self, work: &ModelWork) -> f64 {
         self.int8_ops / (2.0 * work.blocks)
     }
 
-    /// Tokens of `streams` a second, at most.
+    /// Maximum tokens per second of `streams`.
     pub(crate) fn decode(&self, work: &ModelWork, streams: usize) -> f64 {
         let by_memory = streams as f64 * self.read_bytes / work.bytes;
         by_memory.min(self.int8_ops / (2.0 * (work.blocks + work.head)))
@@ -73,10 +68,10 @@ impl MachineLimits {
 }
 
 impl ModelWork {
-    /// Of a GGUF file.
+    /// Reads the work of a GGUF file's model.
     ///
     /// # Errors
-    /// If it is none.
+    /// If the file is not GGUF.
     pub(crate) fn of(model: &Path) -> Result<Self> {
         let file = GgufFile::open(model)?;
         let matrices = || file.tensors().filter(|(_, tensor)| tensor.rows() > 1);
@@ -96,7 +91,7 @@ impl ModelWork {
     }
 }
 
-/// Samples of what we reach beside what the machine would let us: `ratio` is the share of it.
+/// Compares our result with the machine's limit; `ratio` is the share of the limit.
 pub(crate) fn share(
     bench: &'static str,
     case: String,
@@ -113,7 +108,7 @@ pub(crate) fn share(
     Comparison { bench, case, unit: "tokens/s", better: Better::Higher, ours, rival, target }
 }
 
-/// All cores beside one.
+/// Compares all cores with one.
 ///
 /// # Errors
 /// If they cannot be measured.

@@ -1,8 +1,10 @@
-//! Ours beside llama.cpp, on the same cores: the forward pass beside its measuring tools, Holobiont beside its server.
+//! Holobiont beside llama.cpp on the same cores: the forward pass beside its benchmark tools, and the server
+//! beside its server.
 //!
-//! - [`setup`]: both sides, made ready once; [`peer_compare`]: a figure of ours beside the peer's two formats.
-//! - [`decode`], [`prefill`], [`batch`], [`noisy_neighbour`]: the forward pass. [`accuracy`]: how exact it is.
-//! - [`adapters`], [`burst`], [`overload`], [`startup`], [`drafts`], [`forms`]: the servers; [`servers`]: what all of them start.
+//! - [`setup`]: preparation of both sides; [`peer_compare`]: our result beside the peer's two formats.
+//! - [`decode`], [`prefill`], [`batch`], [`noisy_neighbour`]: the forward pass. [`accuracy`]: its exactness.
+//! - [`adapters`], [`burst`], [`overload`], [`startup`], [`drafts`], [`forms`]: the servers; [`servers`]:
+//!   their start.
 
 mod accuracy;
 mod adapters;
@@ -24,7 +26,7 @@ use anyhow::Result;
 pub(crate) use self::setup::Setup;
 use crate::{config::Name, report::Comparison};
 
-/// Every comparison of `name`; none if llama.cpp has no part in it.
+/// Measures every comparison of `name`; returns none if llama.cpp has no part in it.
 ///
 /// # Errors
 /// If a side cannot be measured.

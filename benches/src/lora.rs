@@ -1,7 +1,8 @@
 //! Random LoRA adapters, written for either side: a PEFT directory for ours, a GGUF file for the peer.
 //!
-//! Both hold the same 16-bit numbers under each side's names. The peer's converter would also permute the rows of
-//! q's and k's B for its rotary embedding; that changes which function a random adapter is, not how much work.
+//! Both hold the same 16-bit values under each side's names. The peer's converter would also permute the rows
+//! of q's and k's B for its rotary embedding; that changes the function of a random adapter, but not its
+//! work.
 
 mod gguf;
 mod peft;
@@ -17,23 +18,17 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 pub(crate) use gguf::write_gguf;
 pub(crate) use peft::{write_peft, write_peft_config};
 
-/// An adapted projection of attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Projection {
-    /// Queries.
     Q,
-    /// Keys.
     K,
-    /// Values.
     V,
-    /// Output.
     O,
 }
 
 impl Projection {
     const EACH: [Self; 4] = [Self::Q, Self::K, Self::V, Self::O];
 
-    /// Its name in PEFT's files.
     fn peft(self) -> &'static str {
         match self {
             Self::Q => "q_proj",
@@ -43,7 +38,6 @@ impl Projection {
         }
     }
 
-    /// Its name in GGUF files.
     fn gguf(self) -> &'static str {
         match self {
             Self::Q => "attn_q",
@@ -54,7 +48,6 @@ impl Projection {
     }
 }
 
-/// What an adapter must fit: a base model's attention.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct AdapterShape {
     architecture: String,
@@ -64,7 +57,7 @@ pub(crate) struct AdapterShape {
 }
 
 impl AdapterShape {
-    /// Reads it from the base model's file.
+    /// Reads the shape from the base model's file.
     ///
     /// # Errors
     /// If the file is not a transformer in GGUF.
@@ -83,7 +76,6 @@ impl AdapterShape {
         Ok(Self { architecture, layers, features })
     }
 
-    /// That of a model whose configuration is at hand.
     pub(crate) fn of_config(config: &ModelConfig) -> Self {
         let features = [Target::Q, Target::K, Target::V, Target::O].map(|target| {
             let [rows, columns] = linear_shape(config, target);
@@ -92,7 +84,7 @@ impl AdapterShape {
         Self { architecture: config.architecture.clone(), layers: config.layers, features }
     }
 
-    /// How many layers there are, and the inputs and outputs of a layer's `projections`, all added up.
+    /// Number of layers, and the sum of input and output features of a layer's `projections`.
     pub(crate) fn layers_and_sides(&self, projections: &[Projection]) -> (usize, usize) {
         let sides = Projection::EACH.into_iter().zip(self.features);
         let adapted = sides.filter(|(projection, _)| projections.contains(projection));
@@ -100,7 +92,7 @@ impl AdapterShape {
     }
 }
 
-/// A matrix, row after row.
+/// Matrix in row-major order.
 #[derive(Debug, Clone, PartialEq)]
 struct Matrix {
     rows: usize,
@@ -119,18 +111,17 @@ impl Matrix {
     }
 }
 
-/// One adapted linear layer.
 #[derive(Debug, Clone, PartialEq)]
 struct AdaptedLayer {
     layer: usize,
     projection: Projection,
-    /// `[rank, in]`.
+    /// Shape `[rank, in]`, row-major.
     a: Matrix,
-    /// `[out, rank]`.
+    /// Shape `[out, rank]`, row-major.
     b: Matrix,
 }
 
-/// An adapter of q, k, v and o, or some of them, in every layer, scaled by alpha / rank = 1.
+/// Adapter of some or all of q, k, v and o in every layer, scaled by alpha / rank = 1.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct RandomAdapter {
     architecture: String,
@@ -139,7 +130,7 @@ pub(crate) struct RandomAdapter {
 }
 
 impl RandomAdapter {
-    /// The adapter of `seed`: small enough to leave the text alone, never zero.
+    /// Returns the adapter of `seed`: its values are small, so that the text stays the same, and never zero.
     pub(crate) fn random(shape: &AdapterShape, rank: usize, seed: u64) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
         let modules = (0..shape.layers)
@@ -156,19 +147,16 @@ impl RandomAdapter {
         Self { architecture: shape.architecture.clone(), rank, modules }
     }
 
-    /// The same of these projections alone.
     pub(crate) fn on(mut self, projections: &[Projection]) -> Self {
         self.modules.retain(|module| projections.contains(&module.projection));
         self
     }
 
-    /// Which projections it changes.
     fn adapted(&self) -> impl Iterator<Item = Projection> {
         let has = |projection| self.modules.iter().any(move |module| module.projection == projection);
         Projection::EACH.into_iter().filter(move |&projection| has(projection))
     }
 
-    /// Bytes of its weights.
     pub(crate) fn bytes(&self) -> u64 {
         self.modules.iter().map(|module| 2 * (module.a.values.len() + module.b.values.len()) as u64).sum()
     }

@@ -1,35 +1,35 @@
-//! The machine a run is made on: its cores, and whether others are using them.
+//! The machine of a run: its cores, and whether other processes use them.
 
 use anyhow::{Context, Result, ensure};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Load average over a minute, per core, above which figures suffer.
+/// Load average over one minute, per core, above which results suffer.
 const QUIET_LOAD: f64 = 0.3;
 
-/// The cores that everything in a run is confined to.
+/// Cores to which everything in a run is confined.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Cores(Vec<usize>);
 
 /// Pins this thread to `core`.
 ///
 /// # Errors
-/// If it may not run there.
+/// If the thread may not run there.
 pub(crate) fn pin(core: usize) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(core);
     sched_setaffinity(None, &set).with_context(|| format!("cannot pin a thread to core {core}"))
 }
 
-/// Numbers of cores as our programs take them: `0,1`.
+/// Core numbers in the format of our programs: `0,1`.
 pub(crate) fn list(cores: &[usize]) -> String {
     cores.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
 }
 
 impl Cores {
-    /// The first `count` cores that this thread may use.
+    /// Returns the first `count` cores that this thread may use.
     ///
     /// # Errors
-    /// If it may not use so many.
+    /// If fewer are allowed.
     pub(crate) fn first(count: usize) -> Result<Self> {
         let allowed = sched_getaffinity(None).context("cannot read which cores this process may use")?;
         let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).take(count).collect();
@@ -41,20 +41,20 @@ impl Cores {
         Ok(Self(cores))
     }
 
-    /// All cores that this thread may use.
+    /// Returns all cores that this thread may use.
     ///
     /// # Errors
-    /// If the system does not say.
+    /// If the system does not report them.
     pub(crate) fn all() -> Result<Self> {
         let allowed = sched_getaffinity(None).context("cannot read which cores this process may use")?;
         Ok(Self((0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).collect()))
     }
 
-    /// Confines this thread, and with it every process and thread it starts later, to these cores, so that both sides
-    /// and the load generator share the same ones.
+    /// Confines this thread, and every process and thread that it starts later, to these cores, so that both
+    /// sides and the load generator share them.
     ///
     /// # Errors
-    /// If it may not run there.
+    /// If the thread may not run there.
     pub(crate) fn confine(&self) -> Result<()> {
         let mut set = CpuSet::new();
         for &cpu in &self.0 {
@@ -63,17 +63,15 @@ impl Cores {
         sched_setaffinity(None, &set).context("cannot confine this process to its cores")
     }
 
-    /// Each core's number.
     pub(crate) fn numbers(&self) -> &[usize] {
         &self.0
     }
 
-    /// As `holobiont up --cores` takes them: `0,1`.
     pub(crate) fn list(&self) -> String {
         list(&self.0)
     }
 
-    /// Says on standard error when other processes are using the machine.
+    /// Warns on standard error if other processes use the machine.
     pub(crate) fn warn_if_busy(&self) {
         let Ok(text) = std::fs::read_to_string("/proc/loadavg") else {
             return;

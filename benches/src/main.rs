@@ -1,19 +1,24 @@
-//! The benchmark harness: measures Holobiont and its peer side by side and prints one JSON object a line.
+//! Benchmark harness: measures Holobiont and its peers side by side and prints one JSON object per line.
 //!
 //! # Layout
 //!
-//! - [`suite`]: a run, from what was asked for to the lines that are printed;
-//! - [`limits`] (what the machine can do), [`llama_cpp`] (beside its tools and its server), [`xab`], [`board`], [`cold`] (cold starts, decode in their modes,
-//!   and the crossover), [`executors`], [`remote_executor`] (one on another host), [`split`] (split clients: rate and calls, batching, beside resident requests,
-//!   masking), [`gpu`], [`sim_validation`] and [`forecast`] (the simulator beside what it simulates), [`fleet`] (hosts that share servers), [`fairness`] (tenants beside each other),
-//!   [`perf_model`] (what ranks cost), [`picker`] (a host for each request), [`stream`] (a base that comes from a disk), [`grammar`] (answers of a form),
-//!   [`many_cores`] (the pass on more cores than there are): the benchmarks;
-//! - [`holobiont_runner`] and [`peer`]: how each side is driven, by its measuring command and as a server;
-//! - [`measure`], [`report`], [`plot`]: alternation, medians and spreads, and the rows and pictures they become;
-//! - [`oracle_draft`]: a draft that is told the answer; [`requests`]: what an engine in this process is asked; [`http`], [`lora`], [`adapters`], [`workload`], [`arrivals`]: streamed requests, generated adapters, in files and in memory, prompts
-//!   for the servers, and when they come;
-//! - `servers`: the real PostgreSQL and the bucket of the tests;
-//! - [`process`], [`machine`]: child processes that never outlive the harness, and the cores all of them share.
+//! - [`suite`]: a run, from the arguments to the printed lines;
+//! - the benchmarks: [`limits`] (the machine's limits), [`llama_cpp`] (llama.cpp's tools and server),
+//!   [`xab`], [`board`], [`cold`] (cold starts, decode in their modes, and the crossover), [`executors`],
+//!   [`remote_executor`] (an executor on another host), [`split`] (split clients: rate and calls, batching,
+//!   beside resident requests, masking), [`gpu`], [`sim_validation`] and [`forecast`] (the simulator beside
+//!   reality), [`fleet`] (hosts that share servers), [`fairness`] (tenants beside each other), [`tune`]
+//!   (training jobs beside PEFT), [`perf_model`] (cost of ranks), [`picker`] (the routing decision of the
+//!   endpoint picker), [`stream`] (a base streamed from disk), [`grammar`] (structured output),
+//!   [`many_cores`] (the pass on more cores than the machine has);
+//! - [`holobiont_runner`] and [`peer`]: drivers of each side, by its benchmark command and as a server;
+//! - [`measure`], [`report`], [`plot`]: alternation, medians and spreads, and their rows and plots;
+//! - [`oracle_draft`]: a drafter of chosen quality; [`requests`]: requests to an engine in this process;
+//!   [`http`], [`lora`], [`adapters`], [`workload`], [`arrivals`]: streamed requests, generated adapters in
+//!   files and in memory, prompts for the servers, and their arrival times;
+//! - `servers`: the tests' real PostgreSQL and bucket;
+//! - [`process`], [`machine`]: child processes that never outlive the harness, and the cores that all of them
+//!   share.
 //!
 //! `docs/performance/README.md` says what is compared with what, and by which rules.
 #![forbid(unsafe_code)]

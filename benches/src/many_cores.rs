@@ -1,11 +1,12 @@
-//! What the pool and the pass would do on more cores than there are.
+//! Forecast of the pool and the pass on more cores than the machine has.
 //!
-//! The pass is rehearsed: the kernels cut it as for so many threads, and one thread computes all chunks in turn and times
-//! each. What threads cost each other is measured between two. A simulation has as many threads as one likes claim those
-//! chunks at that cost. What it leaves out, and what its figures mean: `docs/performance/many-cores.md`.
+//! The kernels divide the pass as for `n` threads; one thread computes and times all chunks in turn. The cost
+//! of threads to each other is measured between two. A simulation lets any number of threads claim those
+//! chunks at that cost. The limits of the simulation and the meaning of the results are in
+//! `docs/performance/many-cores.md`.
 //!
-//! - [`pass`]: the pass, rehearsed and for real
-//! - [`costs`]: what a claim costs, and a helper that comes
+//! - [`pass`]: the pass, chunk by chunk and for real
+//! - [`costs`]: cost of a claim, and of waking a helper
 //! - [`simulation`]: threads that claim chunks
 
 mod costs;
@@ -33,10 +34,10 @@ const LOADS: [PassLoad; 4] = [
     PassLoad { name: "decode, 16 streams", streams: 16, tokens: 1 },
     PassLoad { name: "prefill of 512", streams: 1, tokens: 512 },
 ];
-/// How near the forecast is to be where it can be checked.
+/// Maximum relative error of a forecast that can be checked.
 const NEAR: f64 = 0.15;
 
-/// Every comparison of this benchmark: first those that are measured, then those that are forecast.
+/// Measures every comparison of this benchmark: first the measured, then the forecast ones.
 ///
 /// # Errors
 /// If there are no two cores, or the model cannot be read.
@@ -60,13 +61,13 @@ pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
     Ok(rows)
 }
 
-/// Two threads, for real, beside what is foretold of them.
 fn checked(load: &PassLoad, measured: f64, forecast: f64) -> Result<Comparison> {
     let case = format!("{}, 2 threads for real", load.name);
     row(case, "times one thread", measured, ("the forecast", forecast), Some(BenchTarget::Near(NEAR)))
 }
 
-/// How much faster than one thread; beside it, if claims and waking cost nothing: what serial parts and few chunks leave.
+/// Speedup over one thread, beside `free`: the speedup if claims and waking cost nothing, which serial parts
+/// and few chunks limit.
 fn foretold(case: String, speedup: f64, free: f64) -> Result<Comparison> {
     row(case, "times one thread", speedup, ("free claims", free), None)
 }

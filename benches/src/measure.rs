@@ -1,12 +1,12 @@
 //! Statistics and alternation.
 //!
-//! A shared machine's speed drifts by a third within an hour, so no figure means anything alone. Contestants take
-//! turns within each round, in the opposite order every second round: a drift that is linear over two rounds
+//! A shared machine's speed drifts by a third within an hour, so no single value means anything. Contestants
+//! alternate within each round, in reverse order every second round: a drift that is linear over two rounds
 //! cancels from their ratio.
 
 use anyhow::{Result, ensure};
 
-/// Measurements of one thing: at least one, all finite.
+/// Measurements of one quantity: at least one, all finite.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Samples(Vec<f64>);
 
@@ -14,7 +14,7 @@ impl Samples {
     /// Takes measurements in any order.
     ///
     /// # Errors
-    /// If there are none, or one is not a finite number.
+    /// If there are none, or one is not finite.
     pub(crate) fn new(mut values: Vec<f64>) -> Result<Self> {
         ensure!(!values.is_empty(), "nothing was measured; ask for at least one run");
         ensure!(
@@ -25,7 +25,7 @@ impl Samples {
         Ok(Self(values))
     }
 
-    /// One figure taken from each of `items`.
+    /// Takes one value from each of `items`.
     ///
     /// # Errors
     /// As [`Samples::new`].
@@ -33,12 +33,11 @@ impl Samples {
         Self::new(items.iter().map(figure).collect())
     }
 
-    /// How many.
     pub(crate) fn count(&self) -> usize {
         self.0.len()
     }
 
-    /// The middle one, or the mean of the middle two.
+    /// The middle value, or the mean of the middle two.
     pub(crate) fn median(&self) -> f64 {
         let middle = self.0.len() / 2;
         if self.0.len().is_multiple_of(2) {
@@ -48,38 +47,36 @@ impl Samples {
         }
     }
 
-    /// The least of them that a share of `share` does not exceed, 0 to 1: 0.99 leaves the greatest of a hundred out.
+    /// Returns the smallest value that a `share` of all values (0 to 1) does not exceed.
     pub(crate) fn quantile(&self, share: f64) -> f64 {
         let rank = (self.0.len() as f64 * share).ceil() as usize;
         self.0[rank.clamp(1, self.0.len()) - 1]
     }
 
-    /// Their mean.
     pub(crate) fn mean(&self) -> f64 {
         self.0.iter().sum::<f64>() / self.0.len() as f64
     }
 
-    /// All of them, ascending.
     pub(crate) fn values(&self) -> &[f64] {
         &self.0
     }
 
-    /// The least and the greatest.
     pub(crate) fn range(&self) -> [f64; 2] {
         [self.0[0], self.0[self.0.len() - 1]]
     }
 
-    /// Width of the range as a share of the median; 0 where the median is 0.
+    /// Width of the range as a share of the median; 0 if the median is 0.
     pub(crate) fn spread(&self) -> f64 {
         let [least, greatest] = self.range();
         if self.median() == 0.0 { 0.0 } else { (greatest - least) / self.median() }
     }
 }
 
-/// Something that can be measured again and again; the argument is the round, from 0.
+/// Repeatable measurement; its argument is the round, from 0.
 pub(crate) type Contestant<'a, T> = Box<dyn FnMut(usize) -> Result<T> + 'a>;
 
-/// Measures every contestant `runs` times in alternation: what each gave, round after round.
+/// Measures every contestant `runs` times in alternation and returns their results in the order of the
+/// rounds.
 ///
 /// # Errors
 /// The first failed measurement's.

@@ -1,4 +1,5 @@
-//! A draft that is told the answer and gets a part of it wrong: what a draft of that quality is worth (CHECKLIST L-19).
+//! A drafter that knows the answer and is wrong at a chosen rate, to measure the value of that quality
+//! (CHECKLIST L-19).
 
 use std::{
     convert::Infallible,
@@ -15,57 +16,54 @@ use speculation::{
     tree::{NodeId, TokenTree},
 };
 
-/// Of second guesses, where the first is wrong, those that are right.
+/// Probability that the second draft token is right where the first is wrong.
 const SECOND: f64 = 0.6;
 
-/// How often first guesses are right where the draft is sure, and where it is not.
+/// Probability that the first draft token is right, where the drafter is sure and where it is not.
 const SURE: f64 = 0.97;
 const UNSURE: f64 = 0.5;
 
-/// How often first guesses are right. The draft knows: it says so of each.
+/// Probability of right first draft tokens; the drafter reports it with each token.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Quality {
     sure: f64,
     unsure: f64,
-    /// Share of places where it is unsure.
+    /// Share of positions where the drafter is unsure.
     share: f64,
 }
 
 impl Quality {
-    /// The same everywhere.
     pub(crate) const fn even(correct: f64) -> Self {
         Self { sure: correct, unsure: correct, share: 0.0 }
     }
 
-    /// In the mean: as drafts do, it knows most tokens and is in doubt about the others.
+    /// Quality `correct` on average: as real drafters, sure of most tokens and in doubt about the others.
     pub(crate) fn uneven(correct: f64) -> Self {
         Self { sure: SURE, unsure: UNSURE, share: (SURE - correct) / (SURE - UNSURE) }
     }
 }
 
-/// See the module. Which guesses are wrong follows from the place and `seed` alone.
+/// Drafter of chosen quality. The position and `seed` alone decide which draft tokens are wrong.
 #[derive(Debug, Clone)]
 pub(crate) struct OracleDraft {
     pub(crate) answer: Arc<[u32]>,
-    /// Tokens of it that were said.
     pub(crate) said: usize,
-    /// Guesses for each place.
     pub(crate) width: usize,
     pub(crate) quality: Quality,
     pub(crate) seed: u64,
-    /// What a guess takes of the thread that asks.
+    /// Time that drafting takes on the calling thread.
     pub(crate) takes: Duration,
 }
 
 impl OracleDraft {
-    /// What is guessed at a place of the answer; none behind its end.
+    /// Draft tokens at a position of the answer; none after its end.
     pub(crate) fn at(&self, place: usize) -> Vec<DraftToken> {
         let Some(&truth) = self.answer.get(place) else { return Vec::new() };
         let rng = Rng::seeded(self.seed);
         let below = |draw: usize, share| rng.uniform((3 * place + draw) as u64) < share;
         let Quality { sure, unsure, share } = self.quality;
         let correct = if below(2, share) { unsure } else { sure };
-        // Neighbours of a token are other tokens.
+        // The neighbours of a token id are other tokens.
         let (first, second) = match (below(0, correct), below(1, SECOND)) {
             (true, _) => (truth, truth ^ 1),
             (false, true) => (truth ^ 1, truth),
@@ -76,7 +74,6 @@ impl OracleDraft {
         guesses.into_iter().take(self.width).map(guess).collect()
     }
 
-    /// Takes the time of a guess.
     pub(crate) fn work(&self) {
         let begun = Instant::now();
         while begun.elapsed() < self.takes {
@@ -99,7 +96,7 @@ impl Draft for OracleDraft {
     }
 }
 
-/// A planted draft that guesses where that is worth its time, as an engine takes it.
+/// An oracle drafter that drafts where this is worth its time, in the engine's interface.
 #[derive(Debug)]
 pub(crate) struct PricedOracle {
     planted: OracleDraft,
@@ -108,7 +105,7 @@ pub(crate) struct PricedOracle {
 }
 
 impl PricedOracle {
-    /// It guesses nothing before it is told what that may cost.
+    /// Starts with a budget of zero, so that nothing is drafted before the engine sets it.
     pub(crate) fn new(planted: OracleDraft) -> Self {
         Self { planted, price: None, spent: Duration::ZERO }
     }

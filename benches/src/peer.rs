@@ -1,4 +1,4 @@
-//! The peers: llama.cpp's own measuring tools and its server; Python with PyTorch.
+//! The peers: llama.cpp's benchmark tools and server; Python with PyTorch.
 
 mod bench;
 mod perplexity;
@@ -16,28 +16,24 @@ pub(crate) use server::{LlamaServer, LlamaServerOptions};
 
 use crate::config::SuiteConfig;
 
-/// A model file the peer runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PeerWeights {
-    /// A GGUF file.
     pub(crate) file: PathBuf,
-    /// The name of its format: `Q4_1`.
+    /// Name of the format, for example `Q4_1`.
     pub(crate) format: String,
 }
 
-/// llama.cpp's programs and the two files they run.
 #[derive(Debug, Clone)]
 pub(crate) struct LlamaCpp {
     folder: PathBuf,
     threads: usize,
-    /// The same file as ours.
     pub(crate) shipped: PeerWeights,
-    /// The same model in the peer's fastest format, made by its own tool.
+    /// Model file in the peer's fastest format, made with its own tool.
     pub(crate) q4_0: PeerWeights,
 }
 
 impl LlamaCpp {
-    /// Checks that every program is there and requantizes the model unless that was done before.
+    /// Checks that every program exists and requantizes the model unless an earlier run did.
     ///
     /// # Errors
     /// If a program is missing or fails.
@@ -58,7 +54,7 @@ impl LlamaCpp {
         })
     }
 
-    /// The shipped model in another format.
+    /// Returns the shipped model in another format.
     ///
     /// # Errors
     /// If llama-quantize fails.
@@ -66,7 +62,7 @@ impl LlamaCpp {
         self.made(config, &config.model, format)
     }
 
-    /// The values of `weights` as floats of 32 bits.
+    /// Returns `weights` as 32-bit floats.
     ///
     /// # Errors
     /// If llama-quantize fails.
@@ -84,7 +80,7 @@ impl LlamaCpp {
     }
 }
 
-/// The name llama.cpp gives to the format most tensors of `model` have.
+/// llama.cpp's name of the most frequent tensor format of `model`.
 fn format_of(model: &Path) -> Result<String> {
     let name = match GgufFile::open(model)?.u32("general.file_type")? {
         Some(0) => "F32",

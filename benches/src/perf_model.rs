@@ -1,8 +1,9 @@
-//! C-12: what ranks cost a decode step and a prompt's pass, at true ranks and padded to the largest of the batch, and how
-//! well `scheduling::perf` foretells steps that it was not fitted to.
+//! C-12: cost of ranks in a decode step and in a prefill, with true ranks and padded to the batch's largest
+//! rank, and how well `scheduling::perf` predicts steps outside its fit.
 //!
-//! The model that serves and its own kernels, in this process: an adapter on q, k and v for each sequence, all of them in
-//! blocks of the pool. The kernel that pads is the same one over adapters that zeros fill up to the largest rank.
+//! The serving model and its kernels run in this process: an adapter on q, k and v for each sequence, all in
+//! blocks of the pool. The padding kernel is the same kernel over adapters that zeros extend to the largest
+//! rank.
 
 mod rig;
 
@@ -23,33 +24,32 @@ use crate::{
     report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 
-/// How well each kernel is to be told by its own form.
+/// Minimum explained variance of each kernel by its own form.
 const LEAST_FIT: f64 = 0.95;
-/// Mixes of either kind of pass. The fit keeps every eighth to judge by.
+/// Rank mixes of either kind of pass. The fit leaves out every eighth for validation.
 const MIXES: usize = 96;
 const HELD_OUT_EVERY: usize = 8;
-/// Ranks of the adapters.
 const RANKS: [usize; 5] = [8, 16, 32, 64, 128];
-/// Sequences of a step, at most, and the tokens that all of them have before it, at least and at most.
+/// Maximum number of sequences per step, and minimum and maximum of their context tokens.
 const SEQUENCES: usize = 32;
 const CONTEXT: (usize, usize) = (32, 256);
-/// Prompts of a pass, at most, and their tokens, at least and at most.
+/// Maximum number of prompts per pass, and minimum and maximum of their tokens.
 const PROMPTS: usize = 6;
 const PROMPT: (usize, usize) = (8, 64);
 
-/// What a pass computes: for each sequence its rank, how many tokens it has before, and how many it computes.
+/// Work of a pass: rank, context tokens and new tokens of each sequence.
 type RankMix = Vec<(usize, usize, usize)>;
 
-/// How long a mix took, as the fits see it.
+/// Duration of a mix, in the form that the fits take.
 #[derive(Debug, Clone, Copy)]
 struct Timing {
     load: RequestLoad,
     took: Duration,
-    /// Seconds more than without adapters.
+    /// Seconds above the time without adapters.
     added_s: f64,
 }
 
-/// Every comparison of this benchmark.
+/// Measures every comparison of this benchmark.
 ///
 /// # Errors
 /// If the model or adapters cannot be made.
@@ -69,14 +69,12 @@ pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
     Ok(comparisons)
 }
 
-/// Sequences that decode, after as many tokens each.
 fn step(random: &mut StdRng) -> RankMix {
     let context = random.random_range(CONTEXT.0..=CONTEXT.1);
     let count = random.random_range(1..=SEQUENCES);
     (0..count).map(|_| (rank(random), context, 1)).collect()
 }
 
-/// Prompts that are computed in one pass.
 fn prompts(random: &mut StdRng) -> RankMix {
     let count = random.random_range(1..=PROMPTS);
     (0..count).map(|_| (rank(random), 0, random.random_range(PROMPT.0..=PROMPT.1))).collect()
@@ -86,7 +84,7 @@ fn rank(random: &mut StdRng) -> usize {
     RANKS[random.random_range(0..RANKS.len())]
 }
 
-/// Each kernel's timings told by its own form, beside the other's.
+/// Compares how well each kernel's own form and the other form predict its timings.
 fn compare(kernel: LoraForm, steps: &[Timing], prompts: &[Timing]) -> Result<Vec<Comparison>> {
     let other = match kernel {
         LoraForm::TrueRank => LoraForm::Padded,
@@ -126,7 +124,7 @@ fn name(form: LoraForm) -> &'static str {
     }
 }
 
-/// How much of the variance of steps and passes that were not fitted to is foretold.
+/// Explained variance of the steps and passes outside the fit.
 fn explained_variance(form: LoraForm, steps: &[Timing], prompts: &[Timing]) -> Result<[f64; 2]> {
     let mut fit = ServingFit::new(form, ColdStart::Assisted);
     steps.iter().for_each(|timing| fit.observe_decode(timing.load, timing.took));
@@ -134,7 +132,7 @@ fn explained_variance(form: LoraForm, steps: &[Timing], prompts: &[Timing]) -> R
     fit.r_squared().context("there are too few mixes to hold any out")
 }
 
-/// The same of what adapters add to decode steps, by the paper's `alpha · ranks + beta`.
+/// Explained variance of what adapters add to decode steps, by the paper's `alpha · ranks + beta`.
 fn added_by_a_line(form: LoraForm, steps: &[Timing]) -> Result<f64> {
     let ranks = |load: RequestLoad| match form {
         LoraForm::TrueRank => load.ranks,
@@ -154,7 +152,7 @@ fn added_by_a_line(form: LoraForm, steps: &[Timing]) -> Result<f64> {
 mod tests {
     use super::*;
 
-    /// Steps of a kernel that costs what its form says.
+    /// Timings of a kernel whose cost follows its form exactly.
     fn timings(form: LoraForm) -> Vec<Timing> {
         let mut random = StdRng::seed_from_u64(1);
         (0..64)

@@ -1,4 +1,4 @@
-//! What the endpoint picker takes to read a request and say where it goes, among hosts that know as many adapters as a fleet
+//! Time of the endpoint picker to read a request and choose a host, with as many adapters per host as a fleet
 //! may have.
 
 use std::{
@@ -25,21 +25,19 @@ use crate::{
     report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 
-/// Hosts there are.
 const HOSTS: [u8; 3] = [3, 30, 240];
-/// Adapters that all of them know, and those that each has in memory.
+/// Adapters that all hosts know, and adapters in the memory of each host.
 const REGISTERED: usize = 10_000;
 const RESIDENT: usize = 200;
-/// Characters of a prompt: 500 tokens or so.
+/// Bytes of a prompt: about 500 tokens.
 const PROMPT_BYTES: usize = 2_000;
 const DECISIONS: usize = 5_000;
-/// What a decision may take.
 const GOAL_US: f64 = 50.0;
 
-/// Every comparison of this benchmark.
+/// Measures every comparison of this benchmark.
 ///
 /// # Errors
-/// If a report is not believed, or no host is found.
+/// If a report is rejected, or no host is found.
 pub(crate) fn run() -> Result<Vec<Comparison>> {
     let mut rows = Vec::new();
     for hosts in HOSTS {
@@ -64,7 +62,7 @@ pub(crate) fn run() -> Result<Vec<Comparison>> {
     Ok(rows)
 }
 
-/// How long each decision took, from the body to the endpoint.
+/// Times of decisions, from the body to the endpoint.
 fn times_us(hosts: u8, policy: RoutingPolicy) -> Result<Samples> {
     let picker = picker(hosts, policy)?;
     let head = RequestHead { path: "/v1/chat/completions".to_owned(), key: b"Bearer hb-key".to_vec() };
@@ -114,7 +112,6 @@ fn picker(hosts: u8, policy: RoutingPolicy) -> Result<Picker> {
     Ok(picker)
 }
 
-/// An executor with something to do.
 fn executor(host: u8) -> ReportedExecutor {
     let running = (0..host % 32).fold(RequestLoad::default(), |sum, _| sum.plus(RequestLoad::of(16, 500)));
     ReportedExecutor {

@@ -1,4 +1,4 @@
-//! Plots as SVG, with text as text: no fonts are needed to draw them.
+//! Plots as SVG, with text as text: drawing them needs no fonts.
 
 use std::{fs, path::Path};
 
@@ -13,7 +13,7 @@ use crate::measure::Samples;
 
 const SIZE: (u32, u32) = (960, 540);
 const TEXT: (&str, i32) = ("sans-serif", 15);
-/// Apart from each other also for those who do not see red and green apart (Okabe and Ito).
+/// Colours that remain distinct with red-green colour blindness (Okabe and Ito).
 const COLOURS: [RGBColor; 5] = [
     RGBColor(0, 0, 0),
     RGBColor(213, 94, 0),
@@ -22,18 +22,14 @@ const COLOURS: [RGBColor; 5] = [
     RGBColor(204, 121, 167),
 ];
 
-/// What was seen, as points, and what was forecast, as a line.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct PlotCurve {
-    /// For the legend.
     pub(crate) name: String,
-    /// Measured.
     pub(crate) points: Vec<(f64, f64)>,
-    /// Forecast.
     pub(crate) line: Vec<(f64, f64)>,
 }
 
-/// Cumulative distributions of times in milliseconds, on a logarithmic axis.
+/// Plots cumulative distributions of times in milliseconds on a logarithmic axis.
 ///
 /// # Errors
 /// If the file cannot be written.
@@ -68,7 +64,7 @@ pub(crate) fn distribution(path: &Path, title: &str, curves: &[(&str, Samples)])
     area.present().map_err(failed(path))
 }
 
-/// Points with their forecasts, over a logarithmic axis.
+/// Plots points with their forecasts over a logarithmic axis.
 ///
 /// # Errors
 /// If the file cannot be written.
@@ -112,7 +108,6 @@ pub(crate) fn lines(
     area.present().map_err(failed(path))
 }
 
-/// A chart on a drawing area of its own.
 type Chart<'a, 'b, X> = plotters::chart::ChartContext<
     'a,
     SVGBackend<'b>,

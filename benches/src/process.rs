@@ -1,4 +1,4 @@
-//! Child processes: bounded in time, stopped when dropped, and what the system says about their memory.
+//! Child processes with timeouts, stopped when dropped, and their memory as the system reports it.
 
 use std::{
     fs::{self, File},
@@ -11,14 +11,12 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How often a child is looked at.
 const POLL: Duration = Duration::from_millis(5);
-/// How long a child may take to end after SIGTERM.
+/// Time a child may take to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(10);
-/// Lines of a child's log that an error repeats.
 const LOG_LINES: usize = 12;
 
-/// A child process whose output goes to a log file. Dropping it stops it.
+/// Child process whose output goes to a log file; dropping it stops the process.
 #[derive(Debug)]
 pub(crate) struct LoggedProcess {
     name: String,
@@ -27,10 +25,10 @@ pub(crate) struct LoggedProcess {
 }
 
 impl LoggedProcess {
-    /// Starts `command` with its standard output and error in `log`.
+    /// Starts `command` with standard output and error in `log`.
     ///
     /// # Errors
-    /// If the log cannot be written or the program not be started.
+    /// If the log cannot be written or the program cannot be started.
     pub(crate) fn start(command: &mut Command, log: &Path) -> Result<Self> {
         let output = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
         let errors = output.try_clone().with_context(|| format!("cannot write {}", log.display()))?;
@@ -46,15 +44,14 @@ impl LoggedProcess {
         Ok(Self { name, child, log: log.to_path_buf() })
     }
 
-    /// Its process id.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Fails if it has ended, with the end of its log.
+    /// Fails if the child has ended; the error holds the end of its log.
     ///
     /// # Errors
-    /// If it has ended.
+    /// If the child has ended.
     pub(crate) fn ensure_running(&mut self) -> Result<()> {
         match self.child.try_wait().with_context(|| format!("cannot wait for {}", self.name))? {
             None => Ok(()),
@@ -64,10 +61,10 @@ impl LoggedProcess {
         }
     }
 
-    /// Waits until it ends.
+    /// Waits until the child ends.
     ///
     /// # Errors
-    /// If it has not ended after `limit`; it is stopped then.
+    /// If it has not ended after `limit`; then it is stopped.
     fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         let started = Instant::now();
         loop {
@@ -85,7 +82,6 @@ impl LoggedProcess {
         }
     }
 
-    /// The end of its log.
     pub(crate) fn last_words(&self) -> String {
         let text = fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
@@ -95,13 +91,13 @@ impl LoggedProcess {
 }
 
 impl Drop for LoggedProcess {
-    /// SIGTERM first, so that a supervisor can stop its own children.
+    /// Sends SIGTERM first, so that a supervisor can stop its own children.
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(Some(_))) {
             return;
         }
         if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
-            // Fails only if it has just ended, and then `wait` says so.
+            // `kill` fails only if the child has just ended, which `wait` reports.
             let _ = kill_process(pid, Signal::TERM);
         }
         if self.wait(GRACE).is_err() {
@@ -111,7 +107,7 @@ impl Drop for LoggedProcess {
     }
 }
 
-/// Runs `command` to its end and gives what it wrote to standard output.
+/// Runs `command` to its end and returns its standard output.
 ///
 /// # Errors
 /// If it cannot be started, takes longer than `limit`, or fails.
@@ -131,14 +127,11 @@ pub(crate) fn output_of(command: &mut Command, limit: Duration) -> Result<String
     fs::read_to_string(&output).with_context(|| format!("{} wrote something that is not text", process.name))
 }
 
-/// Resident memory of a process, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ProcessMemory {
-    /// The most that was ever resident, mapped files included.
+    /// Peak resident memory, mapped files included.
     pub(crate) peak_bytes: u64,
-    /// Resident now, of all kinds.
     pub(crate) resident_bytes: u64,
-    /// Of it, what lies in memory that is given to other processes.
     pub(crate) shared_bytes: u64,
 }
 
@@ -163,7 +156,7 @@ pub(crate) fn memory_of(id: u32) -> Result<ProcessMemory> {
     })
 }
 
-/// The process called `name` among the children of process `parent`.
+/// Process called `name` among the children of process `parent`.
 ///
 /// # Errors
 /// If there is none.
@@ -174,7 +167,7 @@ pub(crate) fn child_called(parent: u32, name: &str) -> Result<u32> {
         .with_context(|| format!("process {parent} has no child called {name}"))
 }
 
-/// The processes called `name` among the children of process `parent`.
+/// Processes called `name` among the children of process `parent`.
 ///
 /// # Errors
 /// If the system does not list processes.

@@ -1,5 +1,5 @@
-//! An executor behind the TLS door of "another host", here over loopback, beside one behind its ipc socket: what the tunnel
-//! costs a request.
+//! Cost of the tunnel: an executor behind its TLS listener for other hosts, here over loopback, beside one
+//! behind its ipc socket.
 
 use std::{
     fs,
@@ -20,12 +20,10 @@ use crate::{
     workload::{BenchRequest, first_token},
 };
 
-/// Requests of a round, one after the other.
 const LONE: usize = 20;
-/// Tokens of an answer by which those after the first are timed.
+/// Tokens of an answer; the tokens after the first are timed.
 const ANSWER_TOKENS: usize = 64;
 
-/// Every comparison of this benchmark.
 pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let folder = tempfile::tempdir().context("no folder for deployments")?;
     let core = cores.numbers()[0];
@@ -51,10 +49,10 @@ pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
     ])
 }
 
-/// An executor alone, and a gateway that drives it through its door.
+/// An executor without supervisor, and a gateway that reaches it over TLS.
 struct TlsExecutor {
     gateway: Holobiont,
-    /// It ends after its gateway.
+    /// Dropped after its gateway.
     _executor: LoggedProcess,
 }
 
@@ -83,7 +81,7 @@ impl TlsExecutor {
     }
 }
 
-/// Made as people make them.
+/// Makes certificates with the documented command.
 fn certificates(config: &SuiteConfig, folder: &Path) -> Result<()> {
     let mut command = Command::new(config.ours.join("holobiont"));
     command.args(["cert", "--host", "127.0.0.1", "--client", "front", "--dir"]).arg(folder);
@@ -92,7 +90,6 @@ fn certificates(config: &SuiteConfig, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A deployment with one named executor, without workers and trainers.
 fn start(config: &SuiteConfig, folder: &Path, executor: &str, gateway: &str) -> Result<Holobiont> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let file: PathBuf = folder.join("deployment.toml");
@@ -106,7 +103,6 @@ fn start(config: &SuiteConfig, folder: &Path, executor: &str, gateway: &str) -> 
     Holobiont::start(&installation, &[], &folder.join("up"))
 }
 
-/// The median `figure` of some requests that are alone.
 fn median(server: &Holobiont, round: usize, tokens: usize, figure: impl Fn(&Timeline) -> f64) -> Result<f64> {
     let timelines: Result<Vec<_>> = (0..LONE)
         .map(|number| server.ask(&BenchRequest { generate: tokens, ..first_token(round * LONE + number) }))

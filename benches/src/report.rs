@@ -1,4 +1,4 @@
-//! A comparison, the line of JSON it is printed as, and how a run of them ended.
+//! A comparison, its JSON line, and the outcome of a run.
 
 use std::process::ExitCode;
 
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::measure::Samples;
 
-/// Whether a greater or a smaller figure wins; decides which way `ratio` divides.
+/// Whether greater or smaller values win; decides the direction of `ratio`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Better {
@@ -16,61 +16,44 @@ pub(crate) enum Better {
     Lower,
 }
 
-/// What the project set out to reach.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum BenchTarget {
-    /// `ratio` is at least this.
     RatioAtLeast(f64),
-    /// Our own figure is at least this.
     OursAtLeast(f64),
-    /// Our own figure is at most this.
     OursAtMost(f64),
-    /// Our own figure is at most this share of the peer's.
     ShareAtMost(f64),
-    /// Our own figure is at least this share of the peer's: a baseline that has something to lose.
+    /// Our value is at least this share of the peer's: for a baseline with an inherent advantage.
     ShareAtLeast(f64),
-    /// Our own figure differs from the peer's by at most this share of it: a forecast.
+    /// Our value differs from the peer's by at most this share: for forecasts.
     Near(f64),
-    /// Our own figure differs from the peer's by at most this: a forecast of a share.
+    /// Our value differs from the peer's by at most this: for forecasts of a share.
     NearPoints(f64),
 }
 
-/// What is set beside our figure.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct PeerSamples {
-    /// The program and, where it is not the shipped file, the weights it runs.
+    /// The program and, if not the shipped file, its weights.
     pub(crate) name: String,
-    /// Format of the weights it runs.
     pub(crate) format: String,
-    /// What it reached.
     pub(crate) samples: Samples,
 }
 
-/// One thing measured on both sides.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Comparison {
-    /// Name of the benchmark.
     pub(crate) bench: &'static str,
-    /// What exactly was measured, where a benchmark measures several things.
+    /// Variant of the benchmark; empty if there is only one.
     pub(crate) case: String,
-    /// Unit of the figures.
     pub(crate) unit: &'static str,
-    /// Which side wins.
     pub(crate) better: Better,
-    /// What we reached.
     pub(crate) ours: Samples,
-    /// What the other reached.
     pub(crate) rival: PeerSamples,
-    /// What to reach.
     pub(crate) target: Option<BenchTarget>,
 }
 
-/// Whether every benchmark could be measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SuiteOutcome {
-    /// All of them.
     Complete,
-    /// Some failed; standard error says why.
+    /// Some failed; standard error gives the reasons.
     Partial,
 }
 
@@ -83,25 +66,22 @@ impl From<SuiteOutcome> for ExitCode {
     }
 }
 
-/// A line of output.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct ReportRow {
     bench: &'static str,
     case: String,
     unit: &'static str,
     better: Better,
-    /// Median.
     ours: f64,
-    /// Median.
     peer: f64,
     peer_name: String,
     /// Format of the peer's weights; ours are always the shipped file's.
     format: String,
-    /// Of the medians; above 1 we are ahead.
+    /// Ratio of the medians; above 1 ours is better.
     ratio: f64,
-    /// Measurements of the side that has fewer.
+    /// Smaller number of measurements of the two sides.
     runs: usize,
-    /// (max - min) / median of the side that has the wider one.
+    /// Greater (max - min) / median of the two sides.
     spread: f64,
     ours_range: [f64; 2],
     peer_range: [f64; 2],
@@ -113,7 +93,6 @@ pub(crate) struct ReportRow {
 }
 
 impl Comparison {
-    /// The line that reports this.
     pub(crate) fn into_row(self, threads: usize) -> ReportRow {
         let (ours, peer) = (self.ours.median(), self.rival.samples.median());
         let ratio = match self.better {
@@ -167,7 +146,7 @@ impl BenchTarget {
     }
 }
 
-/// Three decimals: more would pretend to a precision that no run has.
+/// Rounds to three decimals: no run has a higher precision.
 fn rounded(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }

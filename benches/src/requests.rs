@@ -1,14 +1,12 @@
-//! What an engine in this process is told and asked.
+//! Settings and requests of an engine in this process.
 
 use model::forward::BLOCK_TOKENS;
 use shmproto::message::{
     ColdStart, DeviceFacts, Generate, PROTOCOL_VERSION, Precision, ProvisionalMode, Sampling, Welcome,
 };
 
-/// Longest sequence.
 pub(crate) const CONTEXT: usize = 1024;
 
-/// A request for the likeliest answer of so many tokens.
 pub(crate) fn greedy(request: u64, prompt: &[u32], tokens: usize) -> Generate {
     let sampling = Sampling {
         temperature: 0.0,
@@ -43,7 +41,6 @@ pub(crate) fn greedy(request: u64, prompt: &[u32], tokens: usize) -> Generate {
     }
 }
 
-/// What the engine would tell gateways.
 pub(crate) fn welcome() -> Welcome {
     Welcome {
         version: PROTOCOL_VERSION,

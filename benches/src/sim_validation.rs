@@ -1,8 +1,8 @@
-//! The simulator beside what it simulates: a cost model fitted to a deployment, and the same requests through both.
+//! Validation of the simulator: a cost model fitted to a deployment, and the same requests through both.
 //!
-//! - [`probe`]: what steps take in a deployment. [`costs`]: copies too, and fits the model.
-//! - [`workloads`]: who asks what. [`dialogue`]: clients that ask it.
-//! - [`deployment`]: whom they ask.
+//! - [`probe`]: step times of a deployment. [`costs`]: copy times, and the fit.
+//! - [`workloads`]: the requests. [`dialogue`]: the clients.
+//! - [`deployment`]: the server.
 
 pub(crate) mod costs;
 pub(crate) mod deployment;
@@ -34,17 +34,15 @@ use crate::{
     report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 
-/// What every answer consists of: a word, so that each token is seen as soon as it is made.
+/// Token of every answer: a word, so that the client sees each token as soon as it is generated.
 pub(crate) const SAID: u32 = 2000;
 
-/// Where all workloads come from.
 const SEED: u64 = 1;
 
-/// How near times are to be, as a share, and hit rates.
+/// Maximum relative error of times, and maximum error of hit rates.
 const NEAR: f64 = 0.15;
 const NEAR_HITS: f64 = 0.05;
 
-/// What an executor does that is told nothing else.
 pub(crate) const LIMITS: BatchLimits =
     BatchLimits { max_running: 64, chunk_tokens: probe::CHUNK_TOKENS, scored_tokens: 64 };
 const TAU: Duration = Duration::from_secs(10);
@@ -57,7 +55,7 @@ pub(crate) fn fit(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
     costs::run(config, cores, &config.costs)
 }
 
-/// Every workload, for real and simulated.
+/// Runs every workload for real and in simulation.
 ///
 /// # Errors
 /// If there is no cost model yet, or a workload fails.
@@ -70,7 +68,7 @@ pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
     Ok(comparisons)
 }
 
-/// Figures of a run: milliseconds to the first token and from token to token, and the part of prompts that was not computed.
+/// Milliseconds to the first token and between tokens, and cached share of the prompts.
 type ValidationSample = [f64; 3];
 
 fn compare(
@@ -142,7 +140,7 @@ fn simulate(
         max_adapter_blocks: Some(blocks.adapters),
         tau: TAU,
         recompute_cost: CacheSettings::RECOMPUTE_COST,
-        // Workers compute what has not come, and are no slower.
+        // Workers compute the missing ranks at the executor's speed.
         cpu_assist: Some(1.0),
         end,
         keeps_series: false,

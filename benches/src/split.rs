@@ -1,16 +1,16 @@
-//! Split clients: what it costs to rent the base's layers, and what it is worth to share them.
+//! Split clients: cost of calls to the base's layers, and gain of sharing them.
 //!
-//! Clients are the `client` library in this process, each with its own session and thread; the executor is the real one.
-//! What `holobiont-client` does by default, they do.
+//! Clients are the `client` library in this process with the defaults of `holobiont-client`, each with its
+//! own session and thread; the executor is the real one.
 //!
-//! - [`executor`]: an executor with its three doors, and sessions at them; [`watch`]: what became of single calls.
+//! - [`executor`]: an executor with its three listeners, and sessions; [`watch`]: timings of single calls.
 //! - [`model`]: a split model that decodes.
-//! - [`rate`]: one client beside the resident engine, and what a call costs besides computing (`split`).
-//! - [`load`]: clients that only call; [`batching`] and [`wait_time`]: how calls are put together (`split-batching`).
+//! - [`rate`]: one client beside the resident engine, and the overhead of a call (`split`).
+//! - [`load`]: clients that only call; [`batching`] and [`wait_time`]: batching of calls (`split-batching`).
 //! - [`mixed`]: split clients beside resident requests (`split-mixed`).
-//! - [`masking`]: what obfuscation costs, [`exact`]: what secrecy and checked answers cost, [`ring`]: the product that both
-//!   take (`split-masking`).
-//! - [`drafts`]: a client that drafts at home (`speculate`), over links that [`delay`] emulates.
+//! - [`masking`]: cost of obfuscation, [`exact`]: cost of secrecy and verified answers, [`ring`]: the product
+//!   that both use (`split-masking`).
+//! - [`drafts`]: a client that drafts locally (`speculate`), over links that [`delay`] emulates.
 
 pub(crate) mod batching;
 mod delay;
@@ -31,7 +31,6 @@ use crate::{
     report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 
-/// What is reported of two sides of ours: the figure, and what it is set beside.
 #[derive(Debug)]
 struct SplitRow {
     bench: &'static str,
@@ -42,7 +41,6 @@ struct SplitRow {
 }
 
 impl SplitRow {
-    /// The comparison of `ours` with `rival`, which is called `name`.
     fn beside(self, ours: &Samples, name: &str, rival: &Samples) -> Comparison {
         let Self { bench, case, unit, better, target } = self;
         let rival = PeerSamples { name: name.to_owned(), format: "Q4_1".to_owned(), samples: rival.clone() };

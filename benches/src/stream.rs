@@ -1,10 +1,11 @@
-//! A base that comes from a disk, beside one in memory: what a token costs in time and in bytes read, under which bound.
+//! A base streamed from disk beside one in memory: time and bytes read per token, by memory bound.
 //!
-//! Sweeps bypass the page cache, so the disk is the machine's own; the emulated one is slow enough that reading takes nearly all
-//! of a sweep, as on the paper's devices (CHECKLIST L-24), and says so.
+//! Reads bypass the page cache, so the disk is the machine's own. The emulated disk is so slow that reading
+//! dominates a pass, as on the paper's devices (CHECKLIST L-24); its lines say so.
 //!
-//! - this file: without drafts. [`drafted`]: with them, beside the paper's baselines. [`history`]: beside history that is copied.
-//! - [`engine`]: our engine, asked from this process. [`big_little`]: the baseline that is lossy.
+//! - this file: without drafts. [`drafted`]: with drafts, beside the paper's baselines. [`history`]: beside
+//!   copied KV cache.
+//! - [`engine`]: our engine in this process. [`big_little`]: the lossy baseline.
 
 mod big_little;
 mod drafted;
@@ -34,32 +35,28 @@ use crate::{
     report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 
-/// Sequences that decode together.
 const STREAMS: [usize; 3] = [1, 4, 8];
-/// Steps of a measurement, after as many tokens of context.
+/// Steps of a measurement, and context tokens before it.
 const STEPS: usize = 32;
-/// Of the memory that all weights take, in percent: from resident to what a window needs (CHECKLIST L-25).
+/// Memory bounds in percent of all weights: from resident down to the double buffer's minimum (CHECKLIST
+/// L-25).
 const BOUNDS: [u64; 4] = [100, 75, 50, 25];
-/// The emulated disk: so many bytes a second.
+/// Speed of the emulated disk in bytes per second.
 const SLOW: u64 = 100 << 20;
 
-/// A model under a bound.
 struct StreamedSide {
     model: ResidentModel<ServedLayers>,
     sweep_bytes: u64,
 }
 
-/// What a measurement gave.
 struct StreamMeasurement {
     tokens_per_s: f64,
     mib_per_token: f64,
-    /// Of the time, that which reading took.
     reading: f64,
-    /// Of that, what was not waited for.
+    /// Share of the reading time that the pass did not wait for.
     hidden: f64,
 }
 
-/// How a base is read.
 #[derive(Clone, Copy)]
 struct ReadMode {
     percent: u64,
@@ -87,7 +84,6 @@ impl StreamedSide {
         Ok(Self { model: ResidentModel::new(weights, &options)?, sweep_bytes })
     }
 
-    /// Decodes with so many streams.
     fn decode(&mut self, streams: usize) -> Result<StreamMeasurement> {
         let each = (2 * STEPS).div_ceil(BLOCK_TOKENS);
         let blocks: Vec<BlockId> = (0..(streams * each) as u32).map(BlockId).collect();
@@ -119,12 +115,11 @@ impl StreamedSide {
         self.model.forward(&batch, &mut Vec::new()).context("a pass failed")
     }
 
-    /// What its sweeps cost, as they go on.
     fn model_figures(&self) -> Option<Arc<WeightStreamStats>> {
         self.model.sweep_figures()
     }
 
-    /// Bytes read, seconds that took, and seconds waited.
+    /// Bytes read, seconds spent reading, and seconds waited.
     fn figures(&self) -> [f64; 3] {
         self.model.sweep_figures().map_or([0.0; 3], |figures| {
             [figures.read_bytes() as f64, figures.read_time().as_secs_f64(), figures.waited().as_secs_f64()]
@@ -132,10 +127,10 @@ impl StreamedSide {
     }
 }
 
-/// Measures every way with every number of streams.
+/// Measures every read mode with every number of streams.
 ///
 /// # Errors
-/// If the model cannot be read, or there is no room for it in memory or on the disk.
+/// If the model cannot be read, or there is not enough memory or disk.
 pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let directory = tempfile::tempdir_in(config.model.parent().unwrap_or(Path::new(".")))?;
     let side = |percent, readahead, pace| {
@@ -166,7 +161,8 @@ pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
     Ok(rows)
 }
 
-/// A way beside all weights in memory, beside loading and computing in turns, and beside the bytes of a sweep.
+/// Compares a read mode with all weights in memory, with loading and computing in turns, and with the bytes
+/// of a pass.
 fn compare(
     case: &str,
     streams: usize,

@@ -1,4 +1,4 @@
-//! A run: the benchmarks that were asked for, in their order, each printed as soon as it is measured.
+//! A run: the requested benchmarks in order, each printed as soon as it is measured.
 
 use anyhow::{Context, Result};
 
@@ -12,15 +12,15 @@ use crate::{
     sim_validation, split, stream, tune, xab,
 };
 
-/// Measures what `config` asks for and prints the lines. A benchmark that fails does not keep the others from running.
+/// Runs the benchmarks of `config` and prints their lines. A failed benchmark does not stop the others.
 ///
 /// # Errors
-/// If the sides cannot be made ready.
+/// If the sides cannot be prepared.
 pub(crate) fn run(config: &SuiteConfig) -> Result<SuiteOutcome> {
     let (on_gpu, others): (Vec<_>, Vec<_>) = config.names.iter().partition(|name| name.is_for_gpu());
     let mut outcome = SuiteOutcome::Complete;
     if !on_gpu.is_empty() {
-        // Before this process is confined to some of its cores.
+        // Must run before this process is confined to some of its cores.
         outcome = gpu::run(config, &on_gpu)?;
     }
     if !others.is_empty() && run_on_cpu(config, others)? == SuiteOutcome::Partial {
@@ -55,7 +55,7 @@ fn run_on_cpu(config: &SuiteConfig, names: Vec<Name>) -> Result<SuiteOutcome> {
     Ok(outcome)
 }
 
-/// What needs no llama.cpp: other peers, or our own baselines.
+/// Runs the benchmarks without llama.cpp: other peers, or our own baselines.
 fn measure_alone(name: Name, config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     match name {
         Name::Xab => xab::run(config, cores),

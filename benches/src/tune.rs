@@ -1,11 +1,12 @@
-//! `tune`, `tune-mixed`: jobs that learn over one base, beside PEFT, where each job holds a base of its own.
+//! `tune`, `tune-mixed`: training jobs over one shared base, beside PEFT, where each job holds a base of its
+//! own.
 //!
-//! Rank 8 on q and v, two sequences of 512 tokens a step, AdamW on both sides. Our jobs are `holobiont-trainer` as a
-//! deployment runs it: a process each, nicer than the executor that both rent from, on the same cores. Figures are those
-//! of the steps after the first ones.
+//! Both sides: rank 8 on q and v, two sequences of 512 tokens per step, AdamW. Our jobs are
+//! `holobiont-trainer` as in a deployment: one process each, with lower priority than the executor whose
+//! layers they call, on the same cores. Results exclude the warm-up steps.
 //!
-//! - [`trainer`]: jobs of ours. [`peft`]: theirs, kept running between measurements. [`in_process`]: one in the process that
-//!   has the weights.
+//! - [`trainer`]: our jobs. [`peft`]: the peer's, kept running between measurements. [`in_process`]: a job in
+//!   the process that owns the weights.
 //! - [`mixed_load`]: jobs beside requests (`tune-mixed`).
 
 mod in_process;
@@ -28,26 +29,20 @@ use crate::{
 };
 
 const BENCH: &str = "tune";
-/// Sequences of a step.
 const BATCH: usize = 2;
-/// Tokens of a sequence.
 const TOKENS: usize = 512;
 const RANK: usize = 8;
-/// Steps that are not counted, and those that are.
 const WARM_UP_STEPS: usize = 1;
 const STEPS: usize = 4;
-/// Jobs at once.
 const JOBS: usize = 4;
 
-/// The goals.
 const OVER_PEFT: f64 = 2.1;
 const JOBS_SHARE: f64 = 0.95;
 const JOBS_BYTES: f64 = 2e9;
 const SPLIT_TIMES: f64 = 1.7;
-/// What memory may grow by that nobody keeps: what an allocator holds on to.
+/// Maximum growth of memory without a leak: memory that an allocator retains.
 const FLAT: f64 = 1.05;
 
-/// Every comparison of this benchmark.
 pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let bench = TrainerBench::start(config, cores)?;
     let mut comparisons = Vec::new();
@@ -64,7 +59,6 @@ pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
     Ok(comparisons)
 }
 
-/// One job of ours beside one of PEFT's.
 fn beside_peft(config: &SuiteConfig, bench: &TrainerBench, peft: &mut Peft) -> Result<Comparison> {
     let [ours, theirs] = alternate(
         config.runs,
@@ -88,7 +82,6 @@ fn beside_peft(config: &SuiteConfig, bench: &TrainerBench, peft: &mut Peft) -> R
     })
 }
 
-/// Several jobs beside one: what they learn together, and what they take.
 fn jobs_at_once(config: &SuiteConfig, bench: &TrainerBench) -> Result<Vec<Comparison>> {
     let mut many: Vec<Trained> = Vec::new();
     let mut one: Vec<Trained> = Vec::new();
@@ -134,7 +127,8 @@ fn jobs_at_once(config: &SuiteConfig, bench: &TrainerBench) -> Result<Vec<Compar
     ])
 }
 
-/// One job over rented layers beside one in the process that has the weights, on the same cores.
+/// Compares a job that calls the executor's layers with one in the process that owns the weights, on the same
+/// cores.
 fn split(config: &SuiteConfig, bench: &TrainerBench, cores: &Cores) -> Result<Comparison> {
     let mut inside = InProcessJob::new(&config.model, cores).context("no job inside")?;
     let [ours, theirs] = alternate(

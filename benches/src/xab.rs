@@ -1,8 +1,8 @@
-//! `x A B` of one adapted layer, beside PyTorch: what a cold prompt's rows cost on CPU cores.
+//! `x A B` of one adapted layer, beside PyTorch: cost of a cold prompt's rows on CPU cores.
 //!
-//! A prompt of 128 tokens, a hidden size of 4096, rank 64: one pinned thread, two pinned threads of one pool, and two
-//! pinned threads that know nothing of each other and take half the rows each, as two workers do. Ours reads inputs
-//! and gives sums of 32 bits in every form; PyTorch's bf16 form reads and gives bf16.
+//! A prompt of 128 tokens, a hidden size of 4096, rank 64: one pinned thread, two pinned threads of one pool,
+//! and two independent pinned threads with half the rows each, as two workers. Our input and sums are 32-bit
+//! in every form; PyTorch's bf16 form reads and returns bf16.
 
 use std::{
     sync::{Arc, Barrier},
@@ -30,20 +30,18 @@ const ROWS: usize = 128;
 const HIDDEN: usize = 4096;
 const RANK: usize = 64;
 
-/// Calls before those that count, and those: a measurement is their median.
+/// Warm-up calls, and calls whose median is a measurement.
 const WARM_UP_CALLS: usize = 3;
 const CALLS: usize = 15;
-/// The fewest measurements of either side.
 const RUNS: usize = 15;
 /// OpenMP's threads spin for about a millisecond after their last region; ours wait until they sleep.
 const PEER_SETTLES: Duration = Duration::from_millis(20);
 
-/// A form of ours and the type PyTorch computes in beside it.
+/// Our format, and the dtype that PyTorch computes in.
 struct AdapterFormat {
     name: &'static str,
     precision: LoraPrecision,
     peer: &'static str,
-    /// What to reach with two threads.
     target: f64,
 }
 
@@ -53,7 +51,7 @@ const FORMS: [AdapterFormat; 3] = [
     AdapterFormat { name: "bf16", precision: LoraPrecision::Bf16, peer: "bfloat16", target: 1.1 },
 ];
 
-/// Every form, each by one thread, by a pool of two, and by two workers.
+/// Measures every format with one thread, a pool of two, and two workers.
 pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let python = config.torch_python.as_ref().context("xab needs a Python with torch: --torch-python")?;
     let numbers = [ROWS, HIDDEN, RANK, WARM_UP_CALLS, CALLS].map(|number| number.to_string().into());
@@ -81,7 +79,6 @@ pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
     Ok(comparisons)
 }
 
-/// Ours and PyTorch's on `threads` threads, in alternation.
 fn contest(
     config: &SuiteConfig,
     form: &AdapterFormat,
@@ -116,13 +113,12 @@ fn contest(
     })
 }
 
-/// Milliseconds of one product of PyTorch's: the median of a few calls.
+/// Milliseconds of one PyTorch product: median of a few calls.
 fn ms(torch: &mut Python, kind: &str, threads: usize) -> Result<f64> {
     let answer = torch.ask(&format!("{kind} {threads}"))?;
     answer.trim().parse().with_context(|| format!("Python answered {answer:?}, which is no number"))
 }
 
-/// One layer and the rows it is applied to.
 struct LayerProduct {
     matrix: LoraMatrix,
     x: Activations,
@@ -154,7 +150,7 @@ impl LayerProduct {
         median_ms(|| sum_heads(pool, Isa::best(), &self.x, &[head], &mut out))
     }
 
-    /// From the moment both may start to the moment both are done.
+    /// Time from the common start to the end of the later worker.
     fn by_workers(&self, cores: &[usize]) -> Result<f64> {
         let mut out = vec![0.0; ROWS * HIDDEN];
         let share = ROWS / cores.len() * HIDDEN;
@@ -165,7 +161,8 @@ impl LayerProduct {
                 .map(|((x, out), &core)| {
                     let (barrier, matrix) = (&barrier, &self.matrix);
                     scope.spawn(move || {
-                        // Whoever cannot be pinned still takes part, or the other would wait for ever.
+                        // A thread that cannot be pinned still takes part, since the other would wait forever
+                        // at the barrier.
                         let pinned = pin(core);
                         let call = || {
                             barrier.wait();
@@ -181,13 +178,12 @@ impl LayerProduct {
             let done = threads.into_iter().map(|thread| thread.join().expect("a measuring thread panicked"));
             done.collect::<Result<Vec<_>>>()
         })?;
-        // A call is over when the later one is.
+        // A call ends when the later worker ends.
         let later = (0..CALLS).map(|call| both.iter().map(|times| times[call]).fold(0.0, f64::max));
         Ok(Samples::new(later.collect())?.median())
     }
 }
 
-/// Median of what `call` takes.
 fn median_ms(mut call: impl FnMut()) -> Result<f64> {
     let times = times_of(|| {
         let started = Instant::now();
@@ -197,7 +193,6 @@ fn median_ms(mut call: impl FnMut()) -> Result<f64> {
     Ok(Samples::new(times)?.median())
 }
 
-/// Milliseconds of each call that counts.
 fn times_of(mut call: impl FnMut() -> Duration) -> Vec<f64> {
     (0..WARM_UP_CALLS + CALLS).map(|_| call().as_secs_f64() * 1000.0).skip(WARM_UP_CALLS).collect()
 }

@@ -1,4 +1,4 @@
-//! What masking does not hide: the known attacks on split execution, which must succeed on the real model.
+//! Limits of masking: the known attacks on split execution, which must succeed on the real model.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "attacks/adapter.rs"]
@@ -63,7 +63,6 @@ fn paper(noises: usize) -> Masking {
     Masking::Paper(NoiseSettings { noises, ..NoiseSettings::default() })
 }
 
-/// A mode, and its path.
 fn name(masking: &Masking) -> &'static str {
     match masking {
         Masking::Off { path: SitePath::Fast } => "off, fast",
@@ -72,7 +71,6 @@ fn name(masking: &Masking) -> &'static str {
     }
 }
 
-/// Share of equal elements.
 fn agreement<T: PartialEq>(found: &[T], truth: &[T]) -> f64 {
     assert_eq!(found.len(), truth.len());
     found.iter().zip(truth).filter(|(a, b)| a == b).count() as f64 / truth.len() as f64
@@ -128,7 +126,7 @@ fn an_executor_recognises_every_noise_it_has_seen_t1() {
     }
 }
 
-/// The inputs of a layer's `[q | k | v]` without the noise they carry.
+/// Inputs of a layer's `[q | k | v]` without their noise.
 fn bare_inputs(curious: &CuriousExecutor, base: &ClientBase, layer: usize) -> FloatRows {
     let place = site(base, layer, Qkv);
     let (sent, bought) = (curious.forward(place, CallEnd::Sent), curious.noises(place, CallEnd::Sent));
@@ -147,7 +145,7 @@ fn an_executor_that_recognised_the_noises_takes_them_away_and_reads_the_prompt_t
     println!("T0 after T1: {:.1} % of {} tokens", 100.0 * agreement(&found, &prompt), prompt.len());
     assert_eq!(found, prompt);
     let truths = truth(&prompt, None, &sites);
-    // Whoever has the tokens has layer 0's rows: there the sphere is not exact, because embeddings are short.
+    // Layer 0 follows from the tokens; its sphere is inexact, because embeddings are short.
     for (layer, truth) in layers.into_iter().zip(&truths).skip(1) {
         let error = rows_error(&bare_inputs(&curious, &base, layer), truth);
         println!("rows after T1, layer {layer}: error {error:.1e}");
@@ -155,12 +153,12 @@ fn an_executor_that_recognised_the_noises_takes_them_away_and_reads_the_prompt_t
     }
 }
 
-/// Every second row: those that carry the first of two noises.
+/// Every second row: the rows with the first of two noises.
 fn every_second(rows: &FloatRows) -> FloatRows {
     FloatRows { width: rows.width, values: rows.iter().step_by(2).flatten().copied().collect() }
 }
 
-/// The rows without the noise they share, which is solved for.
+/// Rows without their shared noise, which is solved for.
 fn without_shared_noise(rows: &FloatRows, gains: &[f32]) -> FloatRows {
     let noise = shared_noise(rows, gains);
     let bare = |row: &[f32]| -> Vec<f32> {
@@ -241,7 +239,7 @@ fn as_many_noises_as_dimensions_are_the_weights_themselves_t3() {
     assert!(error <= 1e-3, "{error}");
 }
 
-/// What crosses at a layer while `prompts` of one token pass, and the noises that rows were seen to carry.
+/// Rows that cross at a layer for `prompts` of one token, and their recognised noises.
 fn crossed(
     curious: &CuriousExecutor,
     base: &ClientBase,
@@ -258,7 +256,7 @@ fn crossed(
     (ObservedRows { inputs, base, attended }, carried)
 }
 
-/// An executor that has seen first tokens of a client with an adapter pass.
+/// Executor that has seen the first tokens of a client with an adapter.
 fn visited(
     base: &ClientBase,
     layers: &[usize],
@@ -318,7 +316,7 @@ fn values_kept_in_16_bits_make_the_stolen_projection_rougher_but_hardly_its_effe
     }
 }
 
-/// The token that should have come, by a gradient at the head: the largest number of all, by its size.
+/// Target token from a gradient at the head: the position of the largest magnitude.
 fn answers(gradients: &FloatRows) -> Vec<u32> {
     let peak = |row: &[f32]| (0..row.len()).max_by(|&a, &b| row[a].abs().total_cmp(&row[b].abs())).unwrap();
     gradients.iter().map(|row| u32::try_from(peak(row)).unwrap()).collect()

@@ -1,5 +1,5 @@
-//! A call through shared memory takes no memory once one of its size has been made (CHECKLIST S-04): counted, by an
-//! allocator of this test's own.
+//! A repeated call through shared memory allocates nothing (CHECKLIST S-04), counted by this test's own
+//! allocator.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
@@ -25,20 +25,20 @@ use support::{
 struct CountingAllocator;
 
 thread_local! {
-    /// Of this thread: the executor's own are not counted.
+    /// Allocations of this thread, without those of the executor.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: the system's allocator does it all, under the same conditions.
+// SAFETY: the system allocator does all work, under the same conditions.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise; `System` gave it.
+        // SAFETY: guaranteed by the caller; `System` allocated the memory.
         unsafe { System.dealloc(at, layout) }
     }
 }

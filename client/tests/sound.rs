@@ -1,5 +1,6 @@
-//! What sound masking hides: the attacks that succeed on `off` and `paper` (`attacks.rs`) fail on `shares` and `pads`, on the real model,
-//! as chance would have it; and with what both executors saw they succeed again.
+//! Guarantees of sound masking: the attacks that succeed on `off` and `paper` (`attacks.rs`) are no better
+//! than chance on `shares` and `pads`, on the real model. With the input of both executors they succeed
+//! again.
 #![allow(dead_code, reason = "the attacks have more parts than are used here")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -62,23 +63,19 @@ use self::{
 const ADAPTER: &str = "pirate";
 const SECRET: &str = "Dear doctor, my name is Ada Byron, I was born in 1815 and live at 12 St James's Square. \
     Since Tuesday I have had a fever of 39.4 degrees; please call me at 020 7946 0018.";
-/// Layers whose value projection is tried.
 const LAYERS: [usize; 2] = [0, 10];
-/// Pairs that an inverter does not learn from.
+/// Pairs left out of the inverter's training.
 const UNSEEN: usize = 64;
-/// Noises that an executor is taken to know.
+/// Noises that the executor is assumed to know.
 const KNOWN: usize = 64;
 
-/// How a victim is protected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
-    /// Exact arithmetic, and nothing hidden.
     Bare,
     Shares,
     Pads,
 }
 
-/// A client's executors, and its masking.
 struct VictimClient {
     first: CuriousExecutor,
     second: Option<CuriousExecutor>,
@@ -87,7 +84,7 @@ struct VictimClient {
 }
 
 impl VictimClient {
-    /// What crosses at the sites `kept` is kept.
+    /// Creates a client whose executors record the rows of the sites `kept`.
     fn new(mode: Mode, kept: &[SiteId]) -> Self {
         let executor = || CuriousExecutor::new(committed_executor(&real_model()), kept.iter().copied());
         let (first, pool) = (executor(), tempfile::tempdir().unwrap());
@@ -103,7 +100,7 @@ impl VictimClient {
         Self { first, second, masking, _pool: pool }
     }
 
-    /// First tokens of many prompts pass, with an adapter.
+    /// Creates a client with an adapter that has run first tokens of many prompts.
     fn visited(mode: Mode, base: &ClientBase, prompts: &[u32]) -> Self {
         let sites = LAYERS.into_iter().flat_map(|layer| [site(base, layer, Qkv), site(base, layer, O)]);
         let victim = Self::new(mode, &sites.collect::<Vec<_>>());
@@ -113,12 +110,11 @@ impl VictimClient {
         victim
     }
 
-    /// What the first executor was sent.
     fn sent(&self, site: SiteId) -> IntegerRows {
         self.first.whole(site, Op::ForwardNoBias, CallEnd::Sent)
     }
 
-    /// The same without the pads that the second one made.
+    /// Rows of the first executor without the pads of the second.
     fn together(&self, site: SiteId) -> IntegerRows {
         let sent = self.sent(site);
         let drawn = self.second.as_ref().unwrap().drawn(site, Op::ForwardNoBias, sent.width);
@@ -126,7 +122,7 @@ impl VictimClient {
     }
 }
 
-/// Pads in `directory`, made where there are none.
+/// Pads in `directory`; missing ones are made.
 fn pads(directory: &Path) -> Pads {
     let mut own = SiteModel::open(&real_model(), &[]).unwrap();
     own.commit();
@@ -143,7 +139,7 @@ fn hits(found: &[u32], truth: &[u32]) -> usize {
     found.iter().zip(truth).filter(|(a, b)| a == b).count()
 }
 
-/// Rows as an inverter reads them that has learned from pairs of what is sent and what is meant, and not from the last [`UNSEEN`].
+/// Rows decoded by an inverter that is trained on pairs of sent and true rows, without the last [`UNSEEN`].
 fn inverted(sent: &FloatRows, truth: &FloatRows) -> FloatRows {
     let learned = sent.count() - UNSEEN;
     let matrix = |rows: &FloatRows| Matrix::from_rows(rows.width, rows.iter().take(learned).map(to_f64));
@@ -156,7 +152,7 @@ fn inverted(sent: &FloatRows, truth: &FloatRows) -> FloatRows {
     FloatRows { width: truth.width, values }
 }
 
-/// The direction of the value projection's change, as least squares have it, beside the adapter's own.
+/// Least-squares estimate of the value projection's change, and the adapter's own.
 fn stolen(victim: &VictimClient, base: &ClientBase, layer: usize) -> [FloatRows; 2] {
     let (qkv, o) = (site(base, layer, Qkv), site(base, layer, O));
     let crossed = ObservedRows {
@@ -174,7 +170,7 @@ fn stolen(victim: &VictimClient, base: &ClientBase, layer: usize) -> [FloatRows;
     [rows(&delta), rows(&own_delta(&adapter, layer).1)]
 }
 
-/// All that one executor can try while first tokens pass.
+/// Runs all attacks of one executor on first tokens.
 fn assert_blind(mode: Mode) {
     let base = base();
     let prompts = distinct_tokens(&base, base.config().hidden_size + 64 + UNSEEN);
@@ -221,7 +217,7 @@ fn an_executor_learns_nothing_of_rows_under_pads_by_any_attack() {
     assert_blind(Mode::Pads);
 }
 
-/// The prompt twice, whose rows an executor compares.
+/// Runs the prompt twice, so that the executor can compare its rows.
 fn twice(mode: Mode) -> (FloatRows, FloatRows, Vec<u32>, CuriousExecutor) {
     let base = base();
     let prompt = Text::load(&base.files).unwrap().encode_raw(SECRET).unwrap();
@@ -241,7 +237,7 @@ fn equal_rows_are_told_from_others_only_where_nothing_covers_them_t1() {
         let (same, found) = (paired(&once, &again), Dictionary::new(&base(), &executor).read(&once));
         println!("{mode:?}");
         if mode == Mode::Bare {
-            // A token that comes twice is a row that does.
+            // Repeated tokens give repeated rows.
             let distinct: std::collections::HashSet<_> = prompt.iter().collect();
             assert!(same >= distinct.len(), "{same} of {}", prompt.len());
             assert_eq!(found, prompt, "exact arithmetic alone hides nothing");
@@ -265,7 +261,7 @@ fn two_executors_that_put_together_what_they_saw_read_everything() {
     }
     let rows = victim.together(site(&base, 0, Qkv)).seen();
     assert_eq!(Dictionary::new(&base, &victim.first).read(&rows), prompts);
-    // Such rows are also what an inverter learns from, with ease.
+    // An inverter learns easily from such rows.
     let truth = bare.sent(site(&base, 0, Qkv)).seen();
     let unseen = prompts.len() - UNSEEN..prompts.len();
     let read = inverted(&rows, &truth);

@@ -1,6 +1,6 @@
-//! What refusing costs: the CPU time of every hostile seed, by target, dearest first.
+//! Prints the CPU time of every hostile seed, by target, most expensive first.
 //!
-//!   cargo run --release -p fuzz --example costs
+//! cargo run --release -p fuzz --example costs
 #![forbid(unsafe_code)]
 
 use std::{hint::black_box, time::Duration};
@@ -8,7 +8,7 @@ use std::{hint::black_box, time::Duration};
 use fuzz::{TARGETS, Target, seeds};
 use rustix::time::{ClockId, clock_gettime};
 
-/// The least of so many runs: the first ones fill the caches.
+/// Number of runs, of which the fastest counts: the first ones fill the caches.
 const RUNS: usize = 5;
 
 fn main() {
@@ -33,7 +33,6 @@ fn cost(target: &Target, input: &[u8]) -> Duration {
     (0..RUNS).map(|_| run()).min().unwrap_or_default()
 }
 
-/// What this thread has computed so far.
 fn computed() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }

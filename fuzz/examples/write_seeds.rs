@@ -1,8 +1,9 @@
-//! Writes every seed that may be mutated to `FOLDER/TARGET/`, for cargo-fuzz to start from, and prints every target's name.
+//! Writes every seed that may be mutated to `FOLDER/TARGET/`, as a start for cargo-fuzz, and prints the names
+//! of all targets.
 //!
-//!   cargo run -p fuzz --example write_seeds FOLDER
+//! cargo run -p fuzz --example write_seeds FOLDER
 //!
-//! Longer ones slow a fuzzer down and teach it nothing: the tests replay them.
+//! Longer seeds are left out: they slow a fuzzer down without new coverage, and the tests replay them.
 #![forbid(unsafe_code)]
 
 use std::{env, fs, io, path::PathBuf};

@@ -12,7 +12,6 @@ use crate::{Outcome, targets::refused};
 
 /// Number of tokens of a started answer.
 const STEPS: usize = 24;
-/// Id of the token that ends an answer.
 pub(crate) const END: u32 = 256;
 
 /// Returns the grammar compiler for a vocabulary of bytes.

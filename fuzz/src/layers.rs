@@ -17,7 +17,6 @@ use shmproto::{
 
 use crate::{Outcome, targets::refused};
 
-/// Geometry of the fuzzed channels.
 pub(crate) const GEOMETRY: Geometry = Geometry { slab_bytes: 512, depth: 4 };
 
 /// Maximum frame size in bytes that the server accepts.

@@ -7,7 +7,6 @@ use crate::{
     targets::{folder, refused},
 };
 
-/// Layout with which the file is opened.
 pub(crate) const LAYOUT: StoreLayout =
     StoreLayout { fingerprint: [7; 32], block_bytes: 64, block_tokens: 2, slots: 4 };
 

@@ -22,7 +22,6 @@ use crate::{
     validator::{finds, keeps_to},
 };
 
-/// Maximum number of changes of one input.
 const CHANGES: usize = 4;
 /// Maximum answer length in bytes, each of which is a token.
 const STEPS: usize = 160;
@@ -133,7 +132,6 @@ fn answer(matcher: &mut Matcher, random: &mut Random) -> Result<Option<Vec<u8>>,
     Ok(None)
 }
 
-/// Makes one change somewhere in `schema`.
 fn change(schema: &mut Value, random: &mut Random) {
     let (mut count, at) = (0, random.below(places(schema)));
     let mut done = false;
@@ -200,7 +198,6 @@ fn with_keyword(schema: Value, random: &mut Random) -> Value {
     Value::Object(map)
 }
 
-/// Returns a schema of one or two keywords.
 fn small(random: &mut Random) -> Value {
     let mut map = Map::new();
     for _ in 0..=random.below(2) {

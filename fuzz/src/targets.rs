@@ -31,7 +31,6 @@ use text::{
 
 use crate::{Outcome, parts};
 
-/// Returns the message of a typed error.
 pub(crate) fn refused(error: impl std::fmt::Display) -> String {
     error.to_string()
 }

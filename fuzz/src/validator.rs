@@ -2,7 +2,6 @@
 
 use serde_json::{Map, Value};
 
-/// Maximum nesting of references and schemas.
 const MAX_DEPTH: usize = 64;
 
 /// Whether `value` conforms to the schema; `None` if the schema has an unsupported keyword.

@@ -1,4 +1,4 @@
-//! Every seed, everything the fuzzers found, and fresh mutations of both: no panic, no hang, memory in bounds.
+//! Every seed, all findings of the fuzzers, and fresh mutations of both: no panic, no hang, bounded memory.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
@@ -22,14 +22,14 @@ use testkit::WATCHDOG;
 #[global_allocator]
 static MEMORY: PeakAlloc = PeakAlloc;
 
-/// Memory is counted for the whole process: one input at a time.
+/// Serializes inputs, since memory is counted for the whole process.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The outcome of one input, on a thread with the stack a server's threads have. `what` is for messages.
+/// Outcome of one input, on a thread with the stack size of a server thread. `what` is for messages.
 fn bounded(target: &'static Target, input: &[u8], what: &str) -> Outcome {
     let budget = target.budget(input);
     let bytes = input.to_vec();
@@ -57,7 +57,7 @@ fn bounded(target: &'static Target, input: &[u8], what: &str) -> Outcome {
     outcome
 }
 
-/// An input short enough to print, to be repeated.
+/// Input as hexadecimal digits, if it is short enough to print.
 fn hexadecimal(input: &[u8]) -> String {
     input.iter().take(4096).map(|byte| format!("{byte:02x}")).collect()
 }
@@ -104,8 +104,8 @@ fn corpus(target: &Target) -> Vec<PathBuf> {
     paths
 }
 
-/// Mutations of `target`'s seeds for a second, or as many as `HOLOBIONT_FUZZ_SECONDS` says. Which they are depends on
-/// `HOLOBIONT_FUZZ_SEED` alone; how many there are depends on the machine.
+/// Runs mutations of `target`'s seeds for a second, or for `HOLOBIONT_FUZZ_SECONDS`. `HOLOBIONT_FUZZ_SEED`
+/// alone decides the mutations; their number depends on the machine.
 fn mutations_stay_within_bounds(name: &str) {
     let (_alone, target) = (alone(), named(name));
     let number = |name: &str, default| env::var(name).map_or(default, |value| value.parse().unwrap());
@@ -137,7 +137,7 @@ macro_rules! explored {
 }
 fuzz::for_each_target!(explored);
 
-/// `HOLOBIONT_WRITE_GUIDE=1` writes the table instead of comparing it.
+/// Compares the table with the guide; `HOLOBIONT_WRITE_GUIDE=1` writes it instead.
 #[test]
 fn the_guide_lists_every_seed() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/guides/bad-input.md");

@@ -1,4 +1,4 @@
-//! Tokenizing takes time in proportion to the text, whatever the text is (RELIABILITY I4).
+//! Tokenization time grows linearly with the text, for any text (RELIABILITY I4).
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{fs, path::Path, time::Duration};
@@ -7,18 +7,17 @@ use model_files::gguf::GgufFile;
 use rustix::time::{ClockId, clock_gettime};
 use text::tokenizer::{AddSpecial, ParseSpecial, Tokenizer};
 
-/// Texts at which splitting, merging or looking for special tokens has gone wrong elsewhere.
+/// Texts at which pre-tokenization, merges or the search for special tokens have been quadratic elsewhere.
 const UNITS: [&str; 8] = ["a", " ", "\n", " \n", "1", "!", "<|im_", "日"];
-/// So many times the text, so long that what grows with the square of it (16 times) stands far from what does not (4 times,
-/// and something for caches that the longer text, or others' work, does not fit into).
+/// Length ratio of the two texts. Quadratic growth (16 times) is far from linear growth (4 times, and some
+/// for cache misses of the longer text or by other processes).
 const LONGER: usize = 4;
-/// It takes at most so many times as long.
 const GROWTH: f64 = 8.0;
-/// Other work on the machine is not counted, but it can empty the caches in one measurement; not in all of them.
+/// Repetitions: other processes do not count as time, but they can empty the caches in some measurements.
 const ATTEMPTS: usize = 24;
 const BYTES: usize = 1 << 16;
 
-/// Tokenizers with a merge for every doubling of a letter, so that long words merge all the way.
+/// Tokenizers with a merge for every doubling of a letter, so that long words merge completely.
 fn tokenizer(pre: &str) -> Tokenizer {
     let mut tokens: Vec<String> = (0..=255u32).filter_map(char::from_u32).map(String::from).collect();
     tokens.extend((0x100..0x144).filter_map(char::from_u32).map(String::from));
@@ -34,13 +33,13 @@ fn tokenizer(pre: &str) -> Tokenizer {
     Tokenizer::from_gguf(&GgufFile::from_bytes(Path::new("linear.gguf"), file).unwrap()).unwrap()
 }
 
-/// What this thread has computed so far: what others do meanwhile does not count.
+/// CPU time of this thread, without that of others.
 fn computed() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap()
 }
 
-/// How long a text takes; `None` if it is refused, which is an answer too.
+/// Time of tokenization; `None` if the text is refused, which is also valid.
 fn time(tokenizer: &Tokenizer, text: &str) -> Option<Duration> {
     let started = computed();
     tokenizer.encode(text, AddSpecial::Yes, ParseSpecial::Yes).ok().map(|_| computed() - started)
@@ -86,7 +85,7 @@ fn a_mebibyte_of_one_character_is_tokenized_or_refused() {
             assert!(bytes == text.as_bytes(), "{unit:?} is not what comes back");
         }
     }
-    // The seeds' vocabularies are linear too, but tiny; a real one may be given.
+    // The seeds' vocabularies are linear too, but tiny; this tests a real one.
     if let Some(path) = std::env::var_os("HOLOBIONT_TEST_MODEL") {
         let file = GgufFile::open(&fs::canonicalize(path).unwrap()).unwrap();
         let real = Tokenizer::from_gguf(&file).unwrap();

@@ -1,6 +1,7 @@
-//! The committed PTX belongs to the kernel sources: needs neither a GPU nor a compiler.
+//! The committed PTX belongs to the kernel sources; the check needs neither a GPU nor a compiler.
 //!
-//! `scripts/cuda-compile --check` compiles and compares; this catches, in every `cargo test`, that it was forgotten.
+//! `scripts/cuda-compile --check` compiles and compares; this test notices in every `cargo test` that it was
+//! forgotten.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -10,14 +11,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The newest PTX that drivers from 570 on take.
+/// Newest PTX version that drivers from 570 on accept.
 const NEWEST_PTX: (u32, u32) = (8, 7);
 
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda").join(name)
 }
 
-/// Name and text of each file with this ending.
 fn files(folder: &Path, ending: &str) -> BTreeMap<String, String> {
     let Ok(entries) = fs::read_dir(folder) else { return BTreeMap::new() };
     let paths =
@@ -28,12 +28,11 @@ fn files(folder: &Path, ending: &str) -> BTreeMap<String, String> {
     paths.map(named).collect()
 }
 
-/// The folder in which `build.rs` unpacked the archive.
+/// Folder in which `build.rs` unpacked the archive.
 fn unpacked() -> PathBuf {
     Path::new(env!("OUT_DIR")).join("ptx")
 }
 
-/// Name, source and PTX of each kernel file that has both.
 fn pairs() -> Vec<(String, String, String)> {
     let mut ptx = files(&unpacked(), "ptx");
     let pair = |(name, source)| ptx.remove(&name).map(|ptx| (name, source, ptx));
@@ -48,7 +47,7 @@ fn included(text: &str) -> impl Iterator<Item = &str> {
     quoted.filter(|name| name.ends_with(".cuh"))
 }
 
-/// FNV-1a, 64 bits, of a source and of the headers it includes, in the order of their first mention.
+/// FNV-1a hash, 64 bits, of a source and its headers, in the order of their first inclusion.
 fn source_hash(source: &str) -> String {
     let mut texts = vec![source.to_owned()];
     let mut seen = BTreeSet::new();
@@ -69,17 +68,16 @@ fn source_hash(source: &str) -> String {
     format!("{hash:016x}")
 }
 
-/// The names of the kernels in a PTX text.
 fn entries(ptx: &str) -> BTreeSet<&str> {
     ptx.split(".entry ").skip(1).filter_map(|rest| rest.split(['(', '\n', ' ']).next()).collect()
 }
 
-/// The names of the kernels that a source registers for the CPU: `ON_CPU_KERNEL(name)`.
+/// Names of the kernels that a source registers for the CPU: `ON_CPU_KERNEL(name)`.
 fn registered(source: &str) -> BTreeSet<&str> {
     source.split("ON_CPU_KERNEL(").skip(1).filter_map(|rest| rest.split(')').next()).map(str::trim).collect()
 }
 
-/// What follows a directive of a PTX text on its line.
+/// Text after a directive of a PTX file, on its line.
 fn directive<'a>(ptx: &'a str, name: &str) -> &'a str {
     let value = ptx.lines().find_map(|line| line.strip_prefix(name));
     value.unwrap_or_else(|| panic!("the PTX has no {name}")).trim()

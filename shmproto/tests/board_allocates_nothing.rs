@@ -1,4 +1,4 @@
-//! Once a board stands, neither end takes memory: counted, by an allocator of this test's own.
+//! A running board allocates nothing at either end, counted by this test's own allocator.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, reason = "a board that cannot be set up has failed")]
 
@@ -13,20 +13,20 @@ use shmproto::board::{Board, Geometry, Slice, SliceState, TakeBack, WakeReason};
 struct Counting;
 
 thread_local! {
-    /// Of this thread: the test runner's take memory when they like.
+    /// Allocations of this thread, without those of the test runner.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: the system's allocator does it all, under the same conditions.
+// SAFETY: the system allocator does all work, under the same conditions.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise; `System` gave it.
+        // SAFETY: guaranteed by the caller; `System` allocated the memory.
         unsafe { System.dealloc(at, layout) }
     }
 }

@@ -1,4 +1,4 @@
-//! A worker that means harm: it writes what it likes into all it may write. The executor neither panics nor waits.
+//! A hostile worker writes arbitrary words into its writable memory. The executor neither panics nor waits.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, reason = "a board that cannot be set up has failed")]
 
@@ -21,10 +21,9 @@ use shmproto::region::{Access, Region};
 
 const GEOMETRY: Geometry = Geometry { x_elements: 64, sums_elements: 256, slices: 8, seats: 3 };
 
-/// Words of the header and of the seat table; the slice table follows.
+/// Words of the header and of the seat table, before the slice table.
 const SLICES_WORD: usize = (192 + 3 * 128) / 4;
 
-/// Words of a slice entry.
 const SLICE_WORDS: usize = 128 / 4;
 
 fn fds(offer: &ConsumerHandle) -> ConsumerFds {
@@ -40,7 +39,7 @@ fn map(fd: OwnedFd) -> Region {
     Region::map(fd, 1..=1 << 20, Access::ReadWrite).unwrap()
 }
 
-/// The control region, as whoever has a seat can write it.
+/// The control region, which every seated worker can write.
 fn control(offer: &ConsumerHandle) -> Region {
     map(fds(offer).control)
 }
@@ -70,7 +69,7 @@ fn slices() -> Vec<Slice> {
     (0..8).map(slice).collect()
 }
 
-/// One pass of the executor over a job, waiting for nobody; says how many slices somebody else did.
+/// Runs a job without waiting; returns the number of slices that workers did.
 fn pass(poster: &mut Producer) -> usize {
     poster.announce(3);
     poster.post(&[1.0; 64], &slices()).unwrap();
@@ -89,7 +88,7 @@ fn pass(poster: &mut Producer) -> usize {
     done
 }
 
-/// After whatever happened, an honest worker at the same board does its work.
+/// Checks that an honest worker at the same board can still work.
 fn an_honest_worker_is_served(board: &Board, poster: &mut Producer) {
     for seat in board.figures().seats {
         board.fence(seat.worker);
@@ -130,7 +129,8 @@ fn every_word_of_the_control_region_may_be_flipped_at_every_step() {
             word.store(!flipped, SeqCst);
             pass(&mut poster);
         }
-        // Only the executor's own memory decides, so putting back the header is enough for the next worker to join.
+        // Only the executor's own memory decides, so restoring the header is enough for the next worker to
+        // join.
         if index < SLICES_WORD {
             word.store(before, SeqCst);
         }
@@ -145,7 +145,7 @@ fn an_impossible_word_is_counted_once_and_whom_it_names_is_fenced() {
     let control = control(&offer);
     poster.post(&[1.0; 64], &slices()).unwrap();
     let (low, _) = state_word(&control, 2);
-    // A state that there is none of.
+    // An undefined state.
     low.store(offer.worker.get() << 8 | 77, SeqCst);
     assert_eq!((poster.state(2), poster.state(2)), (SliceState::Lost, SliceState::Lost));
     assert_eq!((board.figures().violations, board.is_admitted(offer.worker)), (1, false));
@@ -241,7 +241,7 @@ fn two_storms_of_garbage_beside_an_honest_worker_stop_nobody() {
             });
         }
         scope.spawn(|| {
-            // Whatever it is told, it neither panics nor writes anywhere but into its own sums.
+            // With any input the worker neither panics nor writes outside of its own sums.
             while !over.load(Relaxed) {
                 while let Some(claim) = seat.claim(|_, _| true) {
                     let mut x = vec![0.0; claim.slice().x_elements()];
@@ -270,7 +270,7 @@ fn a_slice_that_makes_no_sense_is_failed_by_the_worker_and_counted() {
         poster.post(&[1.0; 64], &[slice(0)]).unwrap();
         let refused = seat.refused().map_or(0, |refused| refused.slices);
         control.words()[SLICES_WORD + word].store(u32::MAX - 7, SeqCst);
-        // Image and module are anybody's numbers: there the worker's adapters decide.
+        // Image and module may be any numbers; the worker's adapters decide there.
         let claimed = seat.claim(|_, _| true).map(|claim| *claim.slice());
         if let Some(slice) = claimed {
             assert!(slice.image != 7 || slice.module != 3, "word {word}");

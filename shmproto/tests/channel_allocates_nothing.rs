@@ -1,4 +1,4 @@
-//! Once a channel stands, neither end takes memory: counted, by an allocator of this test's own.
+//! A running channel allocates nothing at either end, counted by this test's own allocator.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, reason = "a channel that cannot be set up has failed")]
 
@@ -16,20 +16,20 @@ use shmproto::{
 struct Counting;
 
 thread_local! {
-    /// Of this thread: the test's own harness has others.
+    /// Allocations of this thread, without those of the test runner.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: the system's allocator does it all, under the same conditions.
+// SAFETY: the system allocator does all work, under the same conditions.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise; `System` gave it.
+        // SAFETY: guaranteed by the caller; `System` allocated the memory.
         unsafe { System.dealloc(at, layout) }
     }
 }

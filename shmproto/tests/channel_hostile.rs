@@ -1,4 +1,4 @@
-//! A client that means harm: it writes what it likes into all of its channel. The executor neither panics nor waits.
+//! A hostile client writes arbitrary words into its channel. The executor neither panics nor waits.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, reason = "a channel that cannot be set up has failed")]
 
@@ -21,13 +21,13 @@ use testkit::WATCHDOG;
 
 const GEOMETRY: Geometry = Geometry { slab_bytes: 512, depth: 4 };
 
-/// Words of the head: seven lines.
+/// Words of the head: seven cache lines.
 const HEAD_WORDS: usize = 7 * 16;
 
 /// Words of the head and of both rings.
 const SLAB_WORD: usize = HEAD_WORDS + 2 * 4 * 16;
 
-/// Where the counts and the first call are, in words.
+/// Offsets of the counters and of the first call, in words.
 const SUBMITTED: usize = 16;
 const TAKEN: usize = 32;
 const REPLIED: usize = 48;
@@ -57,8 +57,8 @@ fn call(sequence: u64) -> CallHeader {
     }
 }
 
-/// Everything the executor does for a channel, whatever is in it; at most as often as an honest ring allows. It says
-/// what it held against the client.
+/// Runs all operations of the executor on a channel, at most as often as an honest ring allows; returns the
+/// violation.
 fn pass(executor: &mut ExecutorChannel) -> Option<Violation> {
     let bell = Doorbell::default();
     wait_any(&bell, std::iter::once(&*executor), Duration::ZERO, Some(Instant::now()));
@@ -80,7 +80,7 @@ fn pass(executor: &mut ExecutorChannel) -> Option<Violation> {
     None
 }
 
-/// The client's side of it, whatever the executor's process has become.
+/// Runs the client's operations, with an executor in any state.
 fn client_pass(client: &mut ClientChannel) -> Option<Violation> {
     let _ = client.submit(&call(9));
     for _ in 0..GEOMETRY.depth {
@@ -117,7 +117,8 @@ fn every_word_of_the_region_may_be_flipped_at_every_step() {
                 spoil(3);
                 pass(&mut executor);
                 client_pass(&mut client);
-                // Words that only the executor believes in its own copy never matter to it, nor the client's flags.
+                // The executor uses its own copy of these words, so changes of them, or of the client's
+                // flags, have no effect.
                 assert!(submitted.is_ok() || submitted == Err(RingFull));
             }
         }
@@ -130,7 +131,7 @@ fn a_count_that_jumps_is_a_violation_on_both_sides() {
         let (mut executor, mut client, region) = channel();
         region.words()[SUBMITTED].store(count, SeqCst);
         assert_eq!(executor.take(), Err(Violation::Jump { count, ours: 0, depth: 4 }));
-        // A reader that is a little behind what it has read harms itself.
+        // A reader whose counter lags behind only harms itself.
         let behind = count.min(u32::MAX - 4);
         region.words()[COLLECTED].store(behind, SeqCst);
         let reply = ReplyHeader::refusal(&call(1), CallStatus::Done, 0);

@@ -1,4 +1,4 @@
-//! Regions reach a worker whole, and nothing a peer sends does harm.
+//! Regions reach a worker complete, and no message of a peer does harm.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
@@ -40,25 +40,24 @@ fn pair(flags: SocketFlags) -> (OwnedFd, OwnedFd) {
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
 }
 
-/// Both ends, neither of which blocks.
+/// Both ends of a connection, non-blocking.
 fn ends() -> (ExecutorEnd, WorkerEnd) {
     let (executor, worker) = pair(SocketFlags::NONBLOCK);
     (Connection::over(executor), Connection::over(worker))
 }
 
-/// A peer's bare socket, and the worker that hears it.
+/// A raw socket of a peer, and the worker that reads it.
 fn hostile_executor() -> (OwnedFd, WorkerEnd) {
     let (hostile, worker) = pair(SocketFlags::NONBLOCK);
     (hostile, Connection::over(worker))
 }
 
-/// A peer's bare socket, and the executor that hears it.
+/// A raw socket of a peer, and the executor that reads it.
 fn hostile_worker() -> (OwnedFd, ExecutorEnd) {
     let (hostile, executor) = pair(SocketFlags::NONBLOCK);
     (hostile, Connection::over(executor))
 }
 
-/// Sends whatever it is told to.
 fn throw(socket: &OwnedFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -66,13 +65,12 @@ fn throw(socket: &OwnedFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
     sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL).unwrap();
 }
 
-/// A pipe whose other end tells whether all copies of it are closed.
+/// A pipe that shows whether all copies of its other end are closed.
 fn telltale() -> (PipeReader, OwnedFd) {
     let (reader, writer) = std::io::pipe().unwrap();
     (reader, writer.into())
 }
 
-/// True once nobody holds the other end.
 fn is_closed(reader: &PipeReader) -> bool {
     let mut fds = [PollFd::new(reader, PollFlags::IN)];
     poll(&mut fds, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap();
@@ -281,7 +279,6 @@ fn what_is_handed_over_instead_of_an_image_is_refused_when_it_is_mapped() {
     assert!(matches!(handed(region.fd()), ImageError::Region(RegionError::Unsealed(_))));
 }
 
-/// A directory of our own, and a path in it.
 fn place() -> (tempfile::TempDir, PathBuf) {
     let directory = tempfile::Builder::new().permissions(Permissions::from_mode(0o700)).tempdir().unwrap();
     let path = directory.path().join("workers.sock");
@@ -335,7 +332,7 @@ fn a_worker_waits_for_a_message_and_can_be_woken_to_end() {
         thread::sleep(Duration::from_millis(1));
     }
     let (first, second) = receiver.join().unwrap();
-    // The wake-up may come before the message was looked at.
+    // The wake-up may come before the message was read.
     assert!(
         matches!(first, Ok(Some((ToWorker::AdapterWithdrawn(4), _))) | Err(ReceiveError::Closed)),
         "{first:?}"

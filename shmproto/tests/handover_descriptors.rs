@@ -1,4 +1,4 @@
-//! Alone in its process, because it counts what the process has open.
+//! This test has a process of its own, since it counts the process's open files.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{fs, os::fd::OwnedFd};
@@ -18,7 +18,8 @@ fn mappings() -> usize {
     fs::read_to_string("/proc/self/maps").unwrap().matches("memfd:").count()
 }
 
-/// A connection, a seat with its three regions, an adapter, and half the time a worker that leaves without looking.
+/// A connection, a seat with its three regions, an adapter, and in half of the rounds a worker that leaves
+/// without reading.
 fn handover(round: u32) {
     let flags = SocketFlags::CLOEXEC;
     let (ours, theirs): (OwnedFd, OwnedFd) =

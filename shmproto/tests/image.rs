@@ -1,4 +1,4 @@
-//! An adapter's image comes out as it went in, and no wrong byte of it leads outside.
+//! An adapter's image is read as it was written, and no wrong byte leads outside of it.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::os::fd::OwnedFd;
@@ -33,7 +33,7 @@ fn entry() -> ImageEntry {
 /// `A` has 30 bytes at 0, `B` has 42 at 64.
 const DATA: [u8; 106] = [0xab; 106];
 
-/// The bytes of an image, to be spoiled.
+/// The bytes of an image, to be damaged.
 fn image_bytes(entries: &[ImageEntry], data: &[u8]) -> Vec<u8> {
     Image::build(entries, data).unwrap().bytes().as_ref().as_ref().to_vec()
 }
@@ -170,7 +170,7 @@ fn only_sealed_memory_of_the_agreed_size_is_an_image() {
     assert!(matches!(refused, Err(ImageError::Magic)), "{refused:?}");
 }
 
-/// Believes nothing that the code says about itself: ends are computed in 128 bits.
+/// Independent check of an entry: ends are computed in 128 bits.
 fn lies_inside(entry: &ImageEntry, image: &[u8]) -> bool {
     let table_end = HEADER_BYTES + ENTRY_BYTES;
     let part = |kind: u8, side: u32, offset: u64| {
@@ -200,11 +200,11 @@ fn every_flipped_bit_of_header_and_table_is_refused_or_leads_nowhere_outside() {
             taken += 1;
         }
     }
-    // Other modules, ranks, sides, scales, kinds and places there are indeed.
+    // Other modules, ranks, sides, scales, kinds and offsets are valid.
     assert!((30..100).contains(&taken), "{taken}");
 }
 
-/// Matrices that lie one behind the other, by ascending module.
+/// Consecutive matrices, by ascending module.
 fn layouts() -> impl Strategy<Value = (Vec<ImageEntry>, Vec<u8>)> {
     let one = (1u32..9, 1u32..40, 1u32..40, -2f32..2.0, 0u8..3, 0u8..3);
     let modules = prop::collection::btree_set((0u32..1024, 0u32..7), 1..12);
@@ -259,7 +259,7 @@ proptest! {
     }
 }
 
-/// The rows of the first table behind `heading` in the document: offset, bytes, field.
+/// Rows of the first table after `heading` in the document: offset, bytes, field.
 fn drawn(heading: &str) -> Vec<(usize, usize, String)> {
     let document = include_str!("../../docs/PROTOCOL.md");
     let section = document.split(heading).nth(1).expect("the section");
@@ -275,7 +275,7 @@ fn drawn(heading: &str) -> Vec<(usize, usize, String)> {
     rows.collect()
 }
 
-/// Fields follow one another and fill the whole.
+/// Checks that fields follow one another and fill the whole.
 fn fills(rows: &[(usize, usize, String)], whole: usize) {
     let mut end = 0;
     for (offset, bytes, field) in rows {

@@ -1,4 +1,5 @@
-//! Calls, replies and control messages: every field travels, nothing else is let through, and the document is right.
+//! Calls, replies and control messages: every field travels, invalid ones are rejected, and the document is
+//! right.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -54,7 +55,8 @@ fn table(heading: &str) -> Vec<(Range<usize>, String)> {
     rows.collect()
 }
 
-/// The table covers the header; each of `fields`, changed in all its bits, changes the bytes of its row and no others.
+/// Checks that the table covers the header, and that each of `fields`, with all bits changed, changes only
+/// the bytes of its row.
 fn is_drawn(heading: &str, plain: [u8; HEADER_BYTES], fields: &[(&str, [u8; HEADER_BYTES])]) {
     let table = table(heading);
     let covered: Vec<usize> = table.iter().flat_map(|(bytes, _)| bytes.clone()).collect();

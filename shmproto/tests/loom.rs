@@ -1,7 +1,7 @@
 //! Every interleaving of a board's operations, with tables of one or two entries.
 //!
-//! `scripts/sanitize loom` runs these; without `--cfg loom` there is nothing here. A lost wake-up is a deadlock, which
-//! loom reports, because its futex has no time limit.
+//! `scripts/sanitize loom` runs these tests; without `--cfg loom` the file is empty. A lost wake-up is a
+//! deadlock, which loom reports, because its futex has no timeout.
 #![cfg(loom)]
 
 use std::time::Duration;
@@ -40,7 +40,7 @@ fn slice(index: u32) -> Slice {
     }
 }
 
-/// Tries every schedule that takes a thread off its core so many times against its will.
+/// Tries every schedule with at most `preemptions` preemptions.
 fn check(preemptions: usize, test: impl Fn() + Send + Sync + 'static) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(preemptions);
@@ -48,7 +48,7 @@ fn check(preemptions: usize, test: impl Fn() + Send + Sync + 'static) {
     model.check(test);
 }
 
-/// What an honest worker does with one claim: the sums are x, doubled. Says whether they came in time.
+/// Does one claim as an honest worker: the sums are x, doubled. Returns whether they were in time.
 fn work(seat: &mut Consumer) -> Option<bool> {
     let claim = seat.claim(|image, _| image == IMAGE)?;
     let mut x = [0.0; 2];
@@ -56,7 +56,7 @@ fn work(seat: &mut Consumer) -> Option<bool> {
     Some(claim.done(&x.map(|x| 2.0 * x)))
 }
 
-/// The sums of a slice if somebody did it in time.
+/// The sums of a slice if a worker did it in time.
 fn resolve(poster: &mut Producer, index: usize) -> Option<[f32; 2]> {
     match poster.take_back(index) {
         TakeBack::Taken => None,
@@ -132,7 +132,7 @@ fn a_late_worker_spoils_nothing_of_the_next_job() {
         let (board, mut poster) = board(1, 1);
         let mut seat = join(&board);
         poster.post(&[1.0, 3.0], &[slice(0)]).unwrap();
-        // It may claim either job, or both; what it says in time about the second must be the second's.
+        // The worker may claim either job, or both; timely sums of the second must belong to the second.
         let worker = thread::spawn(move || (work(&mut seat), work(&mut seat)));
         poster.post(&[5.0, 7.0], &[slice(0)]).unwrap();
         let sums = resolve(&mut poster, 0);
@@ -238,7 +238,6 @@ fn the_next_worker_on_a_seat_is_not_taken_for_the_one_before() {
     });
 }
 
-/// Waits until a word says `number`.
 fn until(word: &AtomicU32, number: u32) {
     while word.load(Ordering::Acquire) != number {
         thread::yield_now();
@@ -252,7 +251,7 @@ fn rows_that_a_device_writes_are_those_its_job_is_summed_of_and_no_next_job_spoi
         let mut seat = join(&board);
         let words = Arc::new([AtomicU32::new(0), AtomicU32::new(0)]);
         let (slab, shared) = (board.x_slab(), Arc::clone(&words));
-        // It may claim either job, and be late with the first: then it reads rows of both.
+        // The worker may claim either job, and be late with the first; then it reads rows of both.
         let worker = thread::spawn(move || work(&mut seat));
         let device = thread::spawn(move || {
             let [asked, answered] = &*shared;

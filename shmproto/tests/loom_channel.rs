@@ -1,7 +1,7 @@
-//! Every interleaving of a channel's operations, with rings of one or two places.
+//! Every interleaving of a channel's operations, with rings of one or two slots.
 //!
-//! `scripts/sanitize loom` runs these; without `--cfg loom` there is nothing here. A lost wake-up is a deadlock, which
-//! loom reports, because its futex has no time limit.
+//! `scripts/sanitize loom` runs these tests; without `--cfg loom` the file is empty. A lost wake-up is a
+//! deadlock, which loom reports, because its futex has no timeout.
 #![cfg(loom)]
 
 use std::time::Duration;
@@ -36,7 +36,7 @@ fn reply(call: &CallHeader) -> ReplyHeader {
     ReplyHeader { rows: call.rows, ..ReplyHeader::refusal(call, CallStatus::Done, 0) }
 }
 
-/// Tries every schedule that takes a thread off its core so many times against its will.
+/// Tries every schedule with at most `preemptions` preemptions.
 fn check(preemptions: usize, test: impl Fn() + Send + Sync + 'static) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(preemptions);
@@ -44,7 +44,6 @@ fn check(preemptions: usize, test: impl Fn() + Send + Sync + 'static) {
     model.check(test);
 }
 
-/// The next call, slept for.
 fn next(bell: &Doorbell, executor: &mut ExecutorChannel) -> CallHeader {
     loop {
         if let Some(call) = executor.take().unwrap() {
@@ -54,7 +53,6 @@ fn next(bell: &Doorbell, executor: &mut ExecutorChannel) -> CallHeader {
     }
 }
 
-/// Answers one call with its rows doubled.
 fn serve(bell: &Doorbell, executor: &mut ExecutorChannel) {
     let call = next(bell, executor);
     let mut row = [0.0; 2];
@@ -63,7 +61,6 @@ fn serve(bell: &Doorbell, executor: &mut ExecutorChannel) {
     executor.reply(&reply(&call)).unwrap();
 }
 
-/// The next reply, slept for.
 fn collect(client: &mut ClientChannel) -> ReplyHeader {
     loop {
         if let Some(reply) = client.wait(Duration::ZERO, Duration::ZERO).unwrap() {

@@ -1,4 +1,4 @@
-//! Messages survive the wire, wrong bytes do not, and the document says what the code does.
+//! Messages survive the wire, wrong bytes are rejected, and the document matches the code.
 
 use proptest::prelude::*;
 use shmproto::{
@@ -202,14 +202,12 @@ fn the_bytes_of_a_hello_are_those_of_the_document() {
     assert_eq!(bytes, [0, 1, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0]);
 }
 
-/// The rows of the table under `heading`, as the document has it.
 fn table(heading: &str) -> &'static str {
     let document = include_str!("../../docs/PROTOCOL.md");
     let table = document.split(heading).nth(1).and_then(|rest| rest.split("\n\n").next());
     table.expect("the table")
 }
 
-/// The variants of an enum in `source` and their tags.
 fn variants<'a>(source: &'a str, name: &str) -> Vec<(&'a str, &'a str)> {
     let body = source.split(&format!("pub enum {name} {{")).nth(1);
     let body = body.and_then(|rest| rest.split("\n    }").next()).expect("the enum");

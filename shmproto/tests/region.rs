@@ -1,4 +1,4 @@
-//! Shared memory keeps its size, its seals and its pages, whatever the other side does.
+//! Shared memory keeps its size, its seals and its pages, against any action of the peer.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
@@ -24,7 +24,7 @@ fn copy(fd: BorrowedFd<'_>) -> OwnedFd {
     fd.try_clone_to_owned().unwrap()
 }
 
-/// A memfd as a peer of our own would hand it over, but for what the test changes.
+/// A memfd as from an honest peer, except for the test's changes.
 fn memfd(bytes: u64, seals: SealFlags) -> OwnedFd {
     let fd = rustix::fs::memfd_create("hostile", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
     if bytes > 0 {
@@ -42,10 +42,10 @@ fn unchanging() -> SealFlags {
     fixed() | SealFlags::WRITE
 }
 
-/// What the kernel says to a process that wants to write through a mapping.
+/// Tries to map the descriptor for writing and returns the kernel's error.
 fn map_to_write(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     let allowed = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: the kernel chooses the place, and nothing ever looks at it.
+    // SAFETY: the kernel chooses the address, and the mapping is never accessed.
     unsafe { rustix::mm::mmap(std::ptr::null_mut(), 64, allowed, MapFlags::SHARED, fd, 0) }.map(drop)
 }
 
@@ -110,7 +110,7 @@ fn a_peer_that_may_read_can_by_no_means_write() {
     assert_eq!(rustix::io::pwrite(&peer, b"x", 0), Err(Errno::PERM));
     let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     assert_eq!(rustix::fs::fallocate(&peer, hole, 0, 4096), Err(Errno::PERM));
-    // Not by opening it anew either.
+    // Opening it again does not help either.
     let anew = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&peer));
     let anew = rustix::fs::open(anew, OFlags::RDWR, rustix::fs::Mode::empty()).unwrap();
     assert_eq!(map_to_write(anew.as_fd()), Err(Errno::PERM));
@@ -243,7 +243,7 @@ fn what_is_dropped_is_unmapped() {
 #[test]
 fn memory_that_was_lent_is_given_back_although_a_peer_keeps_the_descriptor() {
     let blocks = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_blocks;
-    // The last page is not a whole one.
+    // The last page is incomplete.
     let bytes = (1 << 16) + 64;
     let region = Region::create("test-lent", bytes, PeerAccess::ReadWrite).unwrap().emptied_when_dropped();
     let (kept, mapped) =
@@ -256,10 +256,10 @@ fn memory_that_was_lent_is_given_back_although_a_peer_keeps_the_descriptor() {
     assert_eq!(theirs.read_words()[0].relaxed(), 0, "who still has it mapped is not killed by that");
 }
 
-/// Set in the process that may have no large files.
+/// Variable of the process with a file size limit.
 const LIMITED: &str = "SHMPROTO_TEST_LIMITED";
 
-/// The kernel is kept from giving memory by a limit on file sizes: filling the machine would hurt others.
+/// A file size limit keeps the kernel from giving memory: filling the machine would disturb other processes.
 #[test]
 fn memory_that_is_not_there_is_an_error_of_the_maker_and_no_fault_of_a_reader() {
     if std::env::var_os(LIMITED).is_some() {

@@ -1,4 +1,4 @@
-//! The bounded ZMTP codec: whole conversations, transcripts of real peers, and peers that mean harm.
+//! The bounded ZMTP codec: whole conversations, transcripts of real peers, and hostile peers.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -13,21 +13,19 @@ use shmproto::zmtp::{
 const LIMITS: ZmtpLimits =
     ZmtpLimits { max_frame_bytes: 1 << 20, max_frames: 2, max_command_bytes: 512, max_handshake_bytes: 1024 };
 
-/// Either end.
 trait ZmtpEnd {
     fn feed(&mut self, bytes: &mut &[u8]);
     fn next_event(&mut self) -> Result<Option<ZmtpEvent>, ZmtpError>;
     fn outgoing(&self) -> &[u8];
     fn sent(&mut self, count: usize);
 
-    /// Everything that is to be sent.
     fn drain(&mut self) -> Vec<u8> {
         let bytes = self.outgoing().to_vec();
         self.sent(bytes.len());
         bytes
     }
 
-    /// Feeds `bytes`, at most `step` at a time; logins are accepted by whoever looks at the events.
+    /// Feeds `bytes`, at most `step` at a time; the caller checks the login events.
     fn take(&mut self, mut bytes: &[u8], step: usize) -> Result<Vec<ZmtpEvent>, ZmtpError> {
         let mut events = Vec::new();
         while !bytes.is_empty() {
@@ -75,7 +73,7 @@ fn client(mechanism: Mechanism) -> ZmtpClient {
     }
 }
 
-/// A server and a client that have shaken hands, `step` bytes at a time.
+/// A server and a client after their handshake, `step` bytes at a time.
 fn ready(mechanism: Mechanism, step: usize) -> (ZmtpServer, ZmtpClient) {
     let (mut server, mut client) = (ZmtpServer::new(LIMITS, AcceptedMechanisms::Either), client(mechanism));
     let (mut heard, mut told) = (Vec::new(), Vec::new());
@@ -150,7 +148,7 @@ fn a_ping_is_answered_with_its_context_and_its_patience_is_known() {
 
 #[test]
 fn a_ping_between_the_frames_of_a_message_spoils_neither() {
-    // libzmq sends one whenever its timer says so.
+    // libzmq sends a PING on a timer, at any time.
     let (mut server, _) = ready(Mechanism::Null, 64);
     let events = server.take(b"\x01\x01a\x04\x07\x04PING\x00\x00\x00\x01b", 64).unwrap();
     assert_eq!(events, [ZmtpEvent::Message(vec![b"a".to_vec(), b"b".to_vec()])]);
@@ -183,7 +181,7 @@ fn greeting(minor: u8, mechanism: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// READY of a kind of socket, with an identity as libzmq sends it.
+/// READY of a socket type, with an identity as libzmq sends it.
 fn properties(kind: &str) -> Vec<u8> {
     let length = u8::try_from(kind.len()).unwrap();
     let body =
@@ -191,7 +189,6 @@ fn properties(kind: &str) -> Vec<u8> {
     [&[4, u8::try_from(body.len()).unwrap()][..], &body].concat()
 }
 
-/// What a server says to a client that sends `bytes`.
 fn refused(accepts: AcceptedMechanisms, bytes: &[u8]) -> ZmtpError {
     let mut server = ZmtpServer::new(LIMITS, accepts);
     let error = server.take(bytes, usize::MAX).unwrap_err();
@@ -221,7 +218,7 @@ fn a_peer_of_version_3_0_is_served_and_an_identity_means_nothing() {
 
 #[test]
 fn a_recorded_conversation_of_libzmq_is_understood_word_for_word() {
-    // What a DEALER of libzmq 4.3.5 sent with PLAIN, step by step, and what it was answered.
+    // Transcript of a DEALER of libzmq 4.3.5 with PLAIN, step by step.
     let mut server = ZmtpServer::new(LIMITS, AcceptedMechanisms::Plain);
     server.drain();
     assert_eq!(server.take(b"\xff\0\0\0\0\0\0\0\x01\x7f", 64), Ok(vec![]));
@@ -242,7 +239,7 @@ fn a_recorded_conversation_of_libzmq_is_understood_word_for_word() {
 
 #[test]
 fn signature_and_version_are_said_before_the_peer_has_said_anything() {
-    // libzmq tells its mechanism only to who has.
+    // libzmq sends its mechanism only after the peer's.
     let server = ZmtpServer::new(LIMITS, AcceptedMechanisms::Either);
     assert_eq!(server.outgoing(), [0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0x7f, 3, 1]);
 }
@@ -304,7 +301,7 @@ fn a_handshake_out_of_turn_or_out_of_bounds_is_refused() {
     assert_eq!(server.take(&bytes, usize::MAX), Err(ZmtpError::HandshakeTooLong(1024)));
 }
 
-/// What a server says to a client that is ready and sends `bytes`.
+/// The server's error for a ready client that sends `bytes`.
 fn refused_later(bytes: &[u8]) -> ZmtpError {
     let (mut server, _) = ready(Mechanism::Null, 64);
     server.take(bytes, usize::MAX).unwrap_err()

@@ -46,7 +46,6 @@ fn slot() -> usize {
     slot.unwrap_or_else(|| STARTED.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Returns the cores that this process may use.
 fn allowed() -> Vec<u32> {
     let status = fs::read_to_string("/proc/self/status").expect("the status of this process");
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));

@@ -54,7 +54,6 @@ impl DeploymentProcess {
 #[derive(Debug)]
 pub struct Deployment {
     child: Child,
-    /// Processes that must run while the deployment does.
     needed: Vec<DeploymentProcess>,
     /// Client of the deployment's gateway.
     pub client: Client,
@@ -182,7 +181,6 @@ impl Deployment {
         status
     }
 
-    /// Signals the supervisor, and waits until it and its processes are gone.
     fn end(&mut self, how: Signal) -> ExitStatus {
         let children = proc::children(self.id());
         for &process in &self.needed {
@@ -217,7 +215,6 @@ impl Deployment {
         self.needed.extend((!ids.is_empty()).then_some(DeploymentProcess::Executor));
     }
 
-    /// Returns the log so far.
     #[must_use]
     pub fn log(&self) -> String {
         fs::read_to_string(self.place.log()).unwrap_or_default()

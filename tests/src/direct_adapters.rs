@@ -10,7 +10,7 @@ const HIDDEN: usize = 576;
 const KEY_WIDTH: usize = 192;
 const INTERMEDIATE: usize = 1536;
 
-/// Writes an IA3 adapter of PEFT's default layers into `into`. Its factors are between 0.6 and 1.4, so that
+/// Writes an IA3 adapter of PEFT's default layers into `into`. The factors are between 0.6 and 1.4, so that
 /// answers change and stay text.
 pub fn write_ia3(seed: u32, into: &Path) {
     let config = json!({
@@ -28,7 +28,7 @@ pub fn write_ia3(seed: u32, into: &Path) {
     write(&config, vectors, into, numbers(seed).map(|number| 1.0 + 0.8 * number));
 }
 
-/// Writes a prefix of `tokens` virtual tokens into `into`. Its keys and values are between -1 and 1.
+/// Writes a prefix of `tokens` virtual tokens into `into`, with keys and values between -1 and 1.
 pub fn write_prefix(seed: u32, tokens: usize, into: &Path) {
     let config =
         json!({"peft_type": "PREFIX_TUNING", "task_type": "CAUSAL_LM", "num_virtual_tokens": tokens});

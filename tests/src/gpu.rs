@@ -113,7 +113,6 @@ pub fn small_model() -> TempDir {
     directory
 }
 
-/// Returns the name of a tensor in a model's files.
 fn name(id: TensorId) -> String {
     match id {
         TensorId::TokenEmbedding => "model.embed_tokens.weight".to_owned(),

@@ -23,7 +23,6 @@ const EMBEDDING_BYTES: u64 = 30 << 20;
 /// A deployment that has not been started.
 #[derive(Debug, Clone)]
 pub struct DeploymentPlan {
-    /// Replaces the default model of the tests.
     model: Option<PathBuf>,
     /// Number of workers; the default is one on every machine.
     workers: usize,

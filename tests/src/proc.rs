@@ -2,7 +2,6 @@
 
 use std::fs;
 
-/// Returns the running child processes of `id`.
 pub(crate) fn children(id: u32) -> Vec<u32> {
     let entries = fs::read_dir("/proc").expect("the processes of this machine");
     let ids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
@@ -23,7 +22,6 @@ pub(crate) fn name(id: u32) -> Option<String> {
     Some(name.trim_end().to_owned())
 }
 
-/// Returns the command line of a process.
 pub(crate) fn arguments(id: u32) -> String {
     fs::read(format!("/proc/{id}/cmdline"))
         .map_or_else(|_| String::new(), |line| String::from_utf8_lossy(&line).into_owned())

@@ -153,7 +153,6 @@ impl Drop for RemoteExecutor {
     }
 }
 
-/// Starts the process, and waits until it serves.
 fn spawn(doors: &SplitEndpoints, place: &TempDir, flags: &[String]) -> Child {
     let path = |name: &str| place.path().join(name);
     let log = File::options().append(true).create(true).open(path("log")).expect("a log file");

@@ -38,7 +38,6 @@ impl StateDirectory {
         self.0.path()
     }
 
-    /// Returns the path of the log file.
     pub(crate) fn log(&self) -> PathBuf {
         self.home().join("log")
     }

@@ -1,5 +1,5 @@
-//! The bridge with a real stream: rows leave the device by the fused operator and by the native way, workers sum, and
-//! the stream waits for them and adds.
+//! The bridge with a real stream: rows leave the device by the fused operator and by the native path, workers
+//! sum, and the stream waits for the sums and adds them.
 
 use std::{fs::Permissions, os::unix::fs::PermissionsExt as _, sync::Arc, time::Duration};
 
@@ -34,7 +34,7 @@ use crate::{
     worker::{WorkerThreads, adapter_of_everything, golden, honest, numbers, until},
 };
 
-/// Rows of x; those of 5..9 and 20..50 are asked for.
+/// Rows of x; jobs need those of 5..9 and 20..50.
 const ROWS: usize = 64;
 const SPANS: [(usize, usize); 2] = [(5, 4), (20, 30)];
 
@@ -86,7 +86,7 @@ impl CudaBridgeFixture {
         }
     }
 
-    /// The heads of queries, keys and values of the rows that travel.
+    /// Slices of queries, keys and values of the jobs' rows.
     fn job(&self, layer: usize) -> AssistJob {
         let (mut asks, mut sums) = (Vec::new(), 0);
         let mut slab_row = 0;
@@ -111,7 +111,7 @@ impl CudaBridgeFixture {
         AssistJob { asks, width: self.config.hidden_size, x_rows: slab_row, sums }
     }
 
-    /// What the device is to have for a job: nothing where nobody asked.
+    /// Expected values on the device: zeros in rows without a job.
     fn wanted(&self, job: &AssistJob, x: &[f32], stride: usize) -> Vec<f32> {
         let mut out = vec![0.0; ROWS * stride];
         for (at, owned) in job.asks.iter().enumerate() {
@@ -152,7 +152,7 @@ impl CudaBridgeFixture {
         }
     }
 
-    /// A pass over all layers; each adds into an output of its own.
+    /// Runs a pass over all layers; each adds to an output of its own.
     fn pass(&mut self, cuda: &Arc<Cuda>, salt: usize) {
         let stride = TARGETS.iter().map(|&target| self.adapter.matrix(0, target).unwrap().rows()).sum();
         let layers = self.config.layers;

@@ -1,5 +1,5 @@
-//! The base-executor on a GPU, or on the stand-in for one (`scripts/cuda-on-cpu`). Without either these tests are skipped,
-//! and say so, unless `HOLOBIONT_REQUIRE_CUDA=1`.
+//! The base-executor on a GPU or its stand-in (`scripts/cuda-on-cpu`). Without either these tests are skipped
+//! with a message, unless `HOLOBIONT_REQUIRE_CUDA=1`.
 
 #![expect(clippy::unwrap_used, reason = "a test that panics has failed, which is what is wanted")]
 
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use kernels::cuda::{Cuda, CudaError};
 
-/// The first GPU; `None`, said aloud, where there is none.
+/// The first GPU; `None` with a message if there is none.
 fn cuda() -> Option<Arc<Cuda>> {
     match Cuda::open(0) {
         Ok(cuda) => Some(cuda),

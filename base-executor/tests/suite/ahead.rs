@@ -1,5 +1,5 @@
-//! A real base that comes from a slow disk, and drafting that goes on while it is waited for: no answer is another for it, and draft
-//! and target never compute at once.
+//! A real base streamed from a slow disk, with drafting during the reads: no answer changes, and drafter and
+//! target never compute at once.
 
 use std::{
     collections::HashMap,
@@ -45,14 +45,14 @@ use crate::{
 };
 
 const GATEWAY: ConnectionId = ConnectionId(1);
-/// What a guess takes; a block of weights takes several times as long to read.
+/// Time of a draft token; reading a layer chunk takes several times as long.
 const GUESS: Duration = Duration::from_millis(1);
 const DISK_BYTES_PER_S: u64 = 12 << 20;
 const ADAPTERS: [&str; 3] = ["rank4-attention", "rank64-all-linear", "ia3"];
 
 type StreamedModel = ResidentModel<ServedLayers>;
 
-/// The model in memory, or from a slow disk through the smallest window.
+/// The model in memory, or streamed from a slow disk through the smallest double buffer.
 fn model(directory: Option<&Path>) -> StreamedModel {
     let source = open(&golden("models/llama-tied")).unwrap();
     let options = ResidentOptions { cores: Vec::new(), kv_bytes: 1 << 20, kv_dtype: KvDtype::Auto };
@@ -77,7 +77,6 @@ fn from_disk(source: &(dyn WeightSource + Sync), directory: &Path) -> LoadedWeig
     open(&stream).unwrap()
 }
 
-/// An engine with one gateway and three adapters.
 struct StreamedEngineFixture {
     engine: Engine<StreamedModel>,
     queue: mpsc::Receiver<ToGateway>,
@@ -119,7 +118,7 @@ impl StreamedEngineFixture {
         Self { engine, queue, said: HashMap::new() }
     }
 
-    /// Sends all of them, one every `apart` steps, and takes steps until they are answered.
+    /// Sends all requests, one per `apart` steps, and steps until all are answered.
     fn answer(mut self, requests: &[Generate], apart: usize) -> (HashMap<u64, Vec<u32>>, Stats) {
         for request in requests {
             let (connection, request, received_at) = (GATEWAY, request.clone(), Instant::now());
@@ -151,7 +150,7 @@ fn adapter(model: &StreamedModel, name: &str) -> Arc<PreparedAdapter> {
     Arc::new(PreparedAdapter::new(&adapter, model.config(), precision).unwrap())
 }
 
-/// Greedily and with seeds, of the base and of each adapter.
+/// Greedy and seeded requests of the base and of each adapter.
 fn requests(seeds: u64, tokens: u32) -> Vec<Generate> {
     let with = |(id, (tag, seed)): (u64, (u8, u64))| {
         let mut asked = request(id, prompt(id, 20), tokens);
@@ -164,7 +163,7 @@ fn requests(seeds: u64, tokens: u32) -> Vec<Generate> {
     (1..).zip(kinds).map(with).collect()
 }
 
-/// What is said without drafts, and authors who are right so often about it.
+/// Answers without drafts, and oracle drafters with accuracy `right`.
 fn plainly(requests: &[Generate], right: f64) -> (HashMap<u64, Vec<u32>>, Drafts) {
     let (said, _) = StreamedEngineFixture::new(model(None), 64, Drafts::default()).answer(requests, 0);
     let answers = requests.iter().map(|asked| (asked.prompt.clone(), said[&asked.request].clone()));
@@ -188,7 +187,6 @@ fn what_is_drafted_while_weights_are_read_changes_no_answer() {
     }
 }
 
-/// An entry of the log: what, how long it took, and when it was done.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct PipelineEntry {
     what: PipelineAction,
@@ -206,7 +204,6 @@ enum PipelineAction {
     Keep { kept: u64, discarded: u64 },
 }
 
-/// Reads the log of the pipeline.
 #[derive(Debug, Clone, Default)]
 struct PipelineLog(Arc<Mutex<Vec<PipelineEntry>>>);
 
@@ -276,7 +273,7 @@ fn draft_and_target_never_compute_at_once_and_drafting_ahead_waits_for_weights()
     for pair in busy.windows(2) {
         assert!(pair[0].ended <= pair[1].began, "{pair:?}");
     }
-    // Whatever was drafted ahead, the target went on only after a load that came while or after it was decided upon.
+    // After drafting ahead, the target continues only with a load that ends during or after the decision.
     let ahead = |done: &PipelineEntry| done.what == PipelineAction::Draft { ahead: true };
     for (at, step) in busy.iter().enumerate().filter(|(_, done)| ahead(done)) {
         let (before, after) =

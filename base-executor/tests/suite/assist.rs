@@ -1,4 +1,4 @@
-//! Same bits with workers: the real model, the real board, and threads that compute as worker processes do.
+//! Equal bits with workers: the real model, the real board, and threads that compute as worker processes do.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::worker::{
     golden, honest, request, resident, stage, until,
 };
 
-/// A batch of adapters of many ranks, and of the base between them.
+/// Batch of adapters of many ranks, with base requests between them.
 fn batch(adapters: &[Arc<PreparedAdapter>]) -> Vec<BatchRequest> {
     let mut requests = vec![request(90, 9, None)];
     for (salt, adapter) in (0..).zip(adapters) {
@@ -22,8 +22,8 @@ fn batch(adapters: &[Arc<PreparedAdapter>]) -> Vec<BatchRequest> {
     requests
 }
 
-/// The bits of the requests computed in one batch from the host tier by the pass's own threads. (That a batch has the
-/// bits of its requests alone is another test's.)
+/// Bits of the requests in one batch, computed from the host tier by the pass's own threads. Another test
+/// compares batches with single requests.
 fn host_bits(name: &str, requests: &[BatchRequest]) -> Vec<u32> {
     requests.iter().filter_map(|request| request.adapter.as_ref()).for_each(|it| it.set_device(None));
     bits(&mut resident(name, 1), requests)
@@ -151,7 +151,7 @@ fn an_image_is_on_offer_until_the_last_that_computes_with_it_is_done() {
         until(is_so, || format!("{expected:?} on offer"));
     };
     until_offered(&[&adapter]);
-    // As a pass under way does when the adapter is unloaded.
+    // A running pass holds the adapter in this way during an unload.
     let user = Arc::clone(&adapter);
     drop(adapter);
     let other = house.golden_adapter(name, "rank4-attention");

@@ -1,5 +1,6 @@
-//! The bridge between a device and its workers, without a device: a thread plays the stream. It writes rows into the
-//! slab, stores `asked`, waits for `answered`, and reads the sums, which have the bits of the arithmetic on one thread.
+//! The bridge between a device and its workers, without a device: a thread acts as the stream. The thread
+//! writes rows into the slab, stores `asked`, waits for `answered`, and reads the sums, which must have the
+//! bits of the single-threaded arithmetic.
 
 mod group_request;
 mod stream;
@@ -41,9 +42,8 @@ use crate::{
     worker::{WATCHDOG, WorkerThreads, adapter_of_everything, golden, honest, until},
 };
 
-/// A device, its bridge, and the door where workers come in.
 struct StreamBridgeFixture {
-    // In this order: the engine lets its bridge go before it waits for its stream.
+    // Field order matters: the engine drops its bridge before it waits for its stream.
     bridge: Option<Bridge<HostBridgeMemory>>,
     stream: FakeStream,
     words: HostBridgeMemory,
@@ -61,7 +61,7 @@ impl StreamBridgeFixture {
         Self::beginning_at(most, 0)
     }
 
-    /// With words that hold `number` when it begins.
+    /// Creates a fixture whose words start at `number`.
     fn beginning_at(most: usize, number: u32) -> Self {
         let private = Permissions::from_mode(0o700);
         let directory = tempfile::Builder::new().permissions(private).tempdir().unwrap();
@@ -100,7 +100,6 @@ impl StreamBridgeFixture {
         self.bridge.as_mut().unwrap()
     }
 
-    /// The next of a series of questions that are all different.
     fn question(&mut self, rows: usize) -> GroupRequest {
         self.jobs += 1;
         let question = GroupRequest::new(&self.config, &self.adapters, self.jobs, rows);
@@ -108,7 +107,7 @@ impl StreamBridgeFixture {
         question
     }
 
-    /// A pass of `jobs` jobs of up to so many rows: their sums, and what was to be, or that the pass failed.
+    /// Runs a pass of `jobs` jobs of up to `rows` rows; compares their sums, or returns that the pass failed.
     fn try_pass(&mut self, jobs: usize, rows: usize) -> Result<(), CudaError> {
         let questions: Vec<_> = (0..jobs).map(|_| self.question(rows)).collect();
         self.bridge().begin_pass();
@@ -131,7 +130,6 @@ impl StreamBridgeFixture {
         assert_eq!(self.try_pass(jobs, rows), Ok(()), "{:?}", self.stats());
     }
 
-    /// Passes until something has come about, and five at least.
     fn run_until(&mut self, what: &str, mut is_so: impl FnMut(&Stats) -> bool) {
         let end = Instant::now() + WATCHDOG;
         for round in 0.. {
@@ -172,7 +170,7 @@ fn one_to_three_workers_sum_for_a_device_with_the_bits_of_one_thread() {
         let mut staff = WorkerThreads::default();
         (0..count).for_each(|_| staff.hire(&scene.socket, honest));
         scene.until_seated(count);
-        // A device is slow to ask, so workers have the time.
+        // A slow device gives the workers time.
         scene.stream.enqueue(StreamOp::Sleep(Duration::from_millis(2)));
         scene.run_until("workers compute", |stats| stats.workers.iter().any(|line| line.slices > 20));
         (0..20).for_each(|_| scene.pass(10, 256));
@@ -189,7 +187,7 @@ fn without_workers_the_executors_cores_sum_everything() {
     let mut scene = StreamBridgeFixture::new(1);
     (0..10).for_each(|_| scene.pass(10, 256));
     assert_eq!(scene.tally(), [0, 0, scene.rank_rows]);
-    // With no door at all it is the same.
+    // The result is the same without a listener.
     let mut scene = StreamBridgeFixture::new(0);
     assert!(!scene.socket.exists(), "nobody is to come in");
     (0..10).for_each(|_| scene.pass(10, 256));
@@ -282,7 +280,7 @@ fn a_panic_of_the_bridge_fails_the_pass_alone_and_the_device_goes_on() {
     for round in 1..40 {
         scene.pass(3, 40);
         scene.words.panic_at_write(round);
-        // The stream comes to its end, or `synchronize` would not return.
+        // The stream must end, or `synchronize` would not return.
         let has_panicked = scene.try_pass(10, 40) == Err(CudaError::Unanswered);
         assert!(
             has_panicked != scene.words.is_to_panic(),
@@ -307,7 +305,7 @@ fn what_a_failed_pass_posted_and_never_asked_for_holds_nobody_up() {
         let mut last = 0;
         for (at, question) in questions.iter().enumerate() {
             last = scene.bridge().post(question.job());
-            // Of some the stream gets to wait without ever having asked.
+            // For some jobs the stream waits without a request.
             if at < asked {
                 scene.stream.enqueue(StreamOp::Ask { number: last, x: question.x.clone() });
             }
@@ -346,7 +344,7 @@ fn a_bridge_that_goes_in_the_middle_of_a_pass_lets_the_stream_go() {
         scene.bridge().begin_pass();
         for (at, question) in questions.iter().enumerate() {
             let number = scene.bridge().post(question.job());
-            // The last of them the stream never asks for.
+            // The stream never requests the last of them.
             if at < 40 {
                 scene.stream.enqueue(StreamOp::Ask { number, x: question.x.clone() });
             }

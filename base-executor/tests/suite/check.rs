@@ -1,4 +1,4 @@
-//! `base-executor check` as a person and a program see it.
+//! `base-executor check` as users and programs see it.
 
 use std::{path::Path, process::Command};
 
@@ -6,7 +6,6 @@ use serde_json::Value;
 
 use crate::tiny;
 
-/// Runs the command on `adapter` and returns its exit status and what it printed.
 fn check(directory: &Path, adapter: &str, flags: &[&str]) -> (i32, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_base-executor"))
         .args(["check", "--model"])

@@ -1,4 +1,4 @@
-//! Requests whose adapter is not on the device, at the engine's doors: over a placement that does as it is told.
+//! Requests of the engine whose adapter is not on the device, over a fake placement that the test controls.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -40,22 +40,19 @@ const ROOMY: EngineLimits = EngineLimits {
     context_length: 2048,
 };
 
-/// Where adapters are, as the test says, and what the engine did about it.
+/// State of the fake placement, and the engine's calls to it.
 #[derive(Debug, Default)]
 struct FakePlacementState {
-    /// Adapters that are wholly on the device.
     there: HashSet<u8>,
-    /// What a request does whose adapter is not: start, or wait.
+    /// Whether a request with a missing adapter starts; otherwise it waits.
     starts_cold: bool,
-    /// Adapters that requests may hold at a time; 0: any number.
+    /// Maximum number of adapters that requests hold; 0 means unlimited.
     room: usize,
-    /// What the load of an adapter is answered.
     loads: Option<Result<LoadCompletion, PlacementError>>,
-    /// Users by adapter.
     held: BTreeMap<u8, u32>,
-    /// Pending tokens of every request that asked.
+    /// Pending tokens of every request that called the placement.
     asked: Vec<usize>,
-    /// Adapters in the order in which requests got hold of them.
+    /// Adapters in the order in which requests acquired them.
     entered: Vec<u8>,
     loaded: Vec<u8>,
     unloaded: Vec<u8>,
@@ -147,7 +144,6 @@ impl Clock for TestClock {
     }
 }
 
-/// An engine with one gateway, moved step by step.
 struct ColdStartHarness {
     engine: Engine<FakePass>,
     queue: mpsc::Receiver<ToGateway>,
@@ -159,7 +155,7 @@ struct ColdStartHarness {
 }
 
 impl ColdStartHarness {
-    /// With adapters 1 to 4 in the host tier, and none on the device.
+    /// Creates an engine with adapters 1 to 4 in the host tier, and none on the device.
     fn new(limits: EngineLimits) -> Self {
         let clock = TestClock(Arc::new(Mutex::new(Instant::now())));
         let tier = FakeTier::default();
@@ -216,7 +212,7 @@ impl ColdStartHarness {
         (0..count).for_each(|_| self.step());
     }
 
-    /// Until there is no request any more; nothing is held then.
+    /// Steps until there is no request; then no adapter is held.
     fn finish(&mut self) {
         let end = Instant::now() + WATCHDOG;
         while !self.engine.is_idle() {
@@ -249,7 +245,6 @@ impl ColdStartHarness {
         self.of(request).last()?.error.as_ref().map(|error| error.code)
     }
 
-    /// Requests in the order of their first outputs.
     fn order(&self) -> Vec<u64> {
         let mut order = Vec::new();
         self.outputs.iter().for_each(|output| {
@@ -286,7 +281,7 @@ fn engine(limits: EngineLimits, clock: Box<dyn Clock>, tier: &FakeTier) -> Engin
         .with_placement(Box::new(tier.clone()))
 }
 
-/// What the loader tells of adapter `tag`; its call is named 100 + `tag`.
+/// Event of the loader for adapter `tag`; its call has the number 100 + `tag`.
 fn load(budget: &Budget, tag: u8) -> EngineEvent<FakeAdapter> {
     let id = AdapterId([tag; 32]);
     let caller = RequestKey { connection: GATEWAY, request: 100 + u64::from(tag) };
@@ -307,12 +302,11 @@ fn load(budget: &Budget, tag: u8) -> EngineEvent<FakeAdapter> {
     EngineEvent::AdapterLoaded { caller, loaded }
 }
 
-/// A request for 4 tokens on adapter `tag`.
 fn on(tag: u8, id: u64) -> Generate {
     Generate { adapter: Some([tag; 32]), ..request(id, prompt(id, 20), 4) }
 }
 
-/// What the request gets where its adapter is there from the beginning.
+/// Tokens of the request with its adapter on the device from the start.
 fn warm_tokens(request: &Generate) -> Vec<u32> {
     let mut bench = ColdStartHarness::new(ROOMY);
     (1..=4).for_each(|tag| bench.arrive(tag));
@@ -355,7 +349,7 @@ fn a_request_that_starts_while_its_adapter_travels_does_not_wait() {
 #[test]
 fn an_adapter_that_was_asked_for_is_brought_back_while_there_is_nothing_to_do() {
     let mut bench = ColdStartHarness::new(ROOMY);
-    // A pool that adapters share; none of these has a place in it.
+    // A pool shared with adapters, although none of these has blocks in it.
     let blocks = CacheSettings::device_alone(ROOMY.kv_blocks, BLOCK_TOKENS);
     let pool = Cache::new(CacheSettings { max_adapter_blocks: 100, ..blocks });
     bench.engine = bench.engine.with_memory(pool, KvOffload::default());
@@ -413,7 +407,7 @@ fn the_first_output_and_the_figures_say_what_was_waited_for_the_adapter() {
     bench.step();
     bench.pass_ms(5);
     bench.step();
-    // The place is free now, so that it is looked at, and begins to wait for its adapter.
+    // With a free slot, the engine checks the request, which begins to wait for its adapter.
     bench.step();
     bench.pass_ms(7);
     bench.step();
@@ -511,7 +505,7 @@ fn one_that_gives_way_to_others_keeps_its_hold_on_the_adapter() {
     let users = bench.tier.world().held[&1];
     assert_eq!(users as usize, bench.tier.world().entered.len(), "nobody has left");
     assert!(bench.stats().waiting > 0);
-    // Should it leave the device meanwhile, it would have to wait again: but it is held.
+    // Without the lease the adapter could leave the device, and the request would wait again.
     bench.tier.world().there.clear();
     bench.finish();
     assert_eq!(bench.tier.world().entered, [1, 1, 1], "everyone enters once");
@@ -637,7 +631,7 @@ fn room_that_the_last_request_leaves_wakes_the_one_that_waits_for_it() {
                 .for_each(|it| told.send(it.request).unwrap());
         }
     });
-    // Nothing more is said to the engine.
+    // The engine gets no further event.
     let finished: Vec<u64> = (0..2).map(|_| finished.recv_timeout(WATCHDOG).expect("it is stuck")).collect();
     assert_eq!(finished, [1, 2]);
     drop(events_sender);

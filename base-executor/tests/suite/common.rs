@@ -1,4 +1,4 @@
-//! A forward pass without weights, and what the tests ask of it.
+//! A forward pass without weights, and requests of the tests.
 
 use std::{
     cell::Cell,
@@ -15,25 +15,22 @@ use model::{
 use shmproto::message::{Generate, Precision, ProvisionalMode, Sampling};
 use types::BlockId;
 
-/// Tokens of the fake's vocabulary.
 pub(crate) const VOCAB: usize = 64;
-/// Numbers of a hidden state: the first logits.
+/// Elements of a hidden state: the first logits.
 pub(crate) const HIDDEN: usize = 8;
 /// A pass with this token panics.
 pub(crate) const PANICS: u32 = 63;
-/// A pass with this token gives half a row of logits too few.
+/// A pass with this token returns half a row of logits too few.
 pub(crate) const FALLS_SHORT: u32 = 62;
-/// A pass with this token finds no memory.
+/// A pass with this token fails for lack of memory.
 pub(crate) const HOPELESS: u32 = 61;
-/// A pass with this token finds no memory for more than [`FEW_ROWS`] rows.
+/// A pass with this token and more than [`FEW_ROWS`] rows fails for lack of memory.
 pub(crate) const THIRSTY: u32 = 60;
 pub(crate) const FEW_ROWS: usize = 20;
 
-/// An adapter of the fake: a number that goes into every hash.
 #[derive(Debug)]
 pub(crate) struct FakeAdapter(pub(crate) u64);
 
-/// One slice as the pass saw it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct SeenSlice {
     pub(crate) start: usize,
@@ -41,20 +38,17 @@ pub(crate) struct SeenSlice {
     pub(crate) logits: LogitRows,
 }
 
-/// There is no memory for a pass.
 #[derive(Debug, thiserror::Error)]
 #[error("there is none; make some")]
 pub(crate) struct NoMemory;
 
-/// The batches a pass has seen.
 pub(crate) type Log = Arc<Mutex<Vec<Vec<SeenSlice>>>>;
 
-/// What happens during a pass.
 pub(crate) type Tick = Arc<Mutex<Option<Box<dyn FnMut() + Send>>>>;
 
-/// Its "keys and values" are the tokens themselves, written into the blocks it is given; its logits are a hash of
-/// what it reads back from there. A wrong block, a block given to two, a token computed twice or never, or a
-/// prefix of another adapter: each changes what comes out.
+/// A pass whose KV cache holds the tokens themselves, in the given blocks, and whose logits are a hash of the
+/// cache's content. Any error changes the output: a wrong block, a block given to two sequences, a token
+/// computed twice or never, or a prefix of another adapter.
 pub(crate) struct FakePass {
     memory: Vec<u64>,
     states: Vec<f32>,
@@ -68,7 +62,7 @@ pub(crate) struct FakePass {
 impl FakePass {
     pub(crate) fn new(blocks: u32) -> (Self, Log) {
         let log = Log::default();
-        // What a block holds at first is as wrong as what another sequence left there.
+        // Initial content is as wrong as another sequence's.
         let memory = (0..blocks as usize * BLOCK_TOKENS).map(|slot| slot as u64 * 31 + 7).collect();
         (
             Self {
@@ -84,24 +78,23 @@ impl FakePass {
         )
     }
 
-    /// A pass that takes its time, so that requests can be met on their way.
+    /// Pass with a pause, so that events can arrive during its requests.
     pub(crate) fn slow(blocks: u32) -> Self {
         Self { pause: Duration::from_millis(2), ..Self::new(blocks).0 }
     }
 
-    /// A pass that has no linear path, as on a GPU.
+    /// Pass without a linear path, as on a GPU.
     pub(crate) fn of_one_path(self) -> Self {
         Self { takes_linear: false, ..self }
     }
 
-    /// What happens during its passes, to be set.
     pub(crate) fn tick(&self) -> Tick {
         Arc::clone(&self.tick)
     }
 
     fn write(&mut self, slice: &SequenceSlice<'_, FakeAdapter>) {
         let adapter = slice.adapter.map_or(0, |adapter| adapter.0);
-        // Either path has keys and values of its own.
+        // Each path has its own KV cache.
         let tag = if self.path == SitePath::Linear { !adapter } else { adapter };
         for (index, &token) in slice.tokens.iter().enumerate() {
             let slot = slot(slice, slice.start + index);
@@ -109,7 +102,7 @@ impl FakePass {
         }
     }
 
-    /// What a branch has of rows before its own, given with all rows up to its first.
+    /// Writes a branch's earlier rows, which come with all rows up to its first.
     fn write_trunk(&mut self, slice: &SequenceSlice<'_, FakeAdapter>, rows: &[u32]) {
         for trunk in slice.trunk {
             let tokens = &rows[rows.len() - trunk.back..][..trunk.rows];
@@ -121,10 +114,10 @@ impl FakePass {
         &mut self.memory[block.0 as usize * BLOCK_TOKENS..][..BLOCK_TOKENS]
     }
 
-    /// The logits after the token at `position`, from everything up to there.
+    /// Logits after the token at `position`, from all tokens up to it.
     fn row(&self, slice: &SequenceSlice<'_, FakeAdapter>, position: usize) -> impl Iterator<Item = f32> {
         let hash = (0..=position).fold(1, |hash, at| mix(hash, self.memory[slot(slice, at)]));
-        // The tokens that break the pass come from tests alone.
+        // The answers must not contain the tokens that break the pass.
         let logit = move |token| (mix(hash, token) % 4096) as f32 / 512.0;
         (0..VOCAB as u64).map(move |token| if token < THIRSTY.into() { logit(token) } else { -1000.0 })
     }
@@ -198,7 +191,7 @@ impl ForwardPass for FakePass {
             rows_before.extend(slice.tokens);
             assert!(!slice.tokens.contains(&PANICS), "a token that the pass cannot bear");
             self.write(slice);
-            // What was written before stays, as on a device.
+            // Earlier writes stay, as on a device.
             let rows: usize = batch.iter().map(|slice| slice.tokens.len()).sum();
             if slice.tokens.contains(&HOPELESS) || slice.tokens.contains(&THIRSTY) && rows > FEW_ROWS {
                 return Err(NoMemory);
@@ -244,7 +237,7 @@ impl ForwardPass for FakePass {
     }
 }
 
-/// A wait that is over once it was asked so often whether it is.
+/// A wait that ends after this number of polls.
 struct Wait(Cell<usize>);
 
 impl PendingWeights for Wait {
@@ -259,7 +252,7 @@ impl PendingWeights for Wait {
     }
 }
 
-/// A real pass computes its slices in any order: none may read what another writes.
+/// Checks that no slice reads what another writes, since a real pass computes them in any order.
 fn check_aliasing(batch: &[SequenceSlice<'_, FakeAdapter>]) {
     for (index, writer) in batch.iter().enumerate() {
         let end = (writer.start + writer.tokens.len()).div_ceil(BLOCK_TOKENS);
@@ -275,7 +268,6 @@ fn check_aliasing(batch: &[SequenceSlice<'_, FakeAdapter>]) {
     }
 }
 
-/// A greedy request.
 pub(crate) fn request(request: u64, prompt: Vec<u32>, max_tokens: u32) -> Generate {
     let sampling = Sampling {
         temperature: 0.0,
@@ -310,7 +302,6 @@ pub(crate) fn request(request: u64, prompt: Vec<u32>, max_tokens: u32) -> Genera
     }
 }
 
-/// A prompt of `len` tokens that no other `salt` begins with.
 pub(crate) fn prompt(salt: u64, len: usize) -> Vec<u32> {
     (0..len as u64).map(|index| (mix(salt, index) % 60) as u32).collect()
 }

@@ -1,4 +1,4 @@
-//! A control group with little memory, where the system lets one be made.
+//! A control group with little memory, if the system allows one.
 
 use std::{
     fs, io,
@@ -9,11 +9,11 @@ use std::{
 
 use crate::gateway::WATCHDOG;
 
-/// Removed when the test ends, once nobody is in it.
+/// Control group that is removed when dropped, once it has no process.
 pub(crate) struct ControlGroup(PathBuf);
 
 impl ControlGroup {
-    /// One whose processes have so many bytes of memory together; `None`, with a word on standard error, where none can be made.
+    /// Creates a group whose processes share `memory_bytes`; `None` with a message if that is not possible.
     pub(crate) fn new(name: &str, memory_bytes: u64) -> Option<Self> {
         let name = format!("holobiont-test-{name}-{}", std::process::id());
         // Version 2 keeps all controllers in one tree, version 1 each in its own.
@@ -31,13 +31,13 @@ impl ControlGroup {
         let path = root.join(name);
         fs::create_dir(&path)?;
         let group = Self(path);
-        // Without the controller there is no such file.
+        // The file is missing without the controller.
         fs::OpenOptions::new().write(true).open(group.0.join(file))?;
         fs::write(group.0.join(file), memory_bytes.to_string())?;
         Ok(group)
     }
 
-    /// A command of the shell that takes it in.
+    /// Shell command that moves the shell into the group.
     pub(crate) fn join_command(&self) -> String {
         format!("echo $$ > {}/cgroup.procs &&", self.0.display())
     }
@@ -46,7 +46,7 @@ impl ControlGroup {
 impl Drop for ControlGroup {
     fn drop(&mut self) {
         let begun = Instant::now();
-        // Whoever was killed is in it until the system has cleared up behind them.
+        // Killed processes stay in the group until the system has removed them.
         while fs::remove_dir(&self.0).is_err() && begun.elapsed() < WATCHDOG {
             thread::sleep(Duration::from_millis(10));
         }

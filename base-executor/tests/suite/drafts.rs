@@ -1,4 +1,4 @@
-//! The program with drafts that are models: the base's own first layers, and a smaller model. No answer is another for them.
+//! The program with model drafters: the base's own first layers, and a smaller model. No answer changes.
 
 use std::fs;
 
@@ -13,7 +13,7 @@ use crate::{
     tiny::{VOCAB, write_adapter, write_draft, write_model, write_model_of, write_tokens},
 };
 
-/// Slower than any guess: so every guess is worth its time.
+/// Slows steps down below any draft, so that every draft is worthwhile.
 const SLOW: (&str, &str) = ("executor.before_step", "slow 4");
 
 const TOKENS: u32 = 48;
@@ -50,7 +50,7 @@ async fn unload(gateway: &mut Gateway, adapter: [u8; 32]) {
     assert!(matches!(answer, ToGateway::AdapterUnloaded(_)), "{answer:?}");
 }
 
-/// Greedy and drawn, of the base and of an adapter, numbered from `first` on.
+/// Greedy and sampled requests of the base and of an adapter, numbered from `first` on.
 fn asks(first: u64, adapter: impl Into<Option<[u8; 32]>>) -> Vec<Generate> {
     let adapter = adapter.into();
     let of = |(id, number): (u64, u64)| {
@@ -85,7 +85,7 @@ async fn together(gateway: &mut Gateway, asks: &[Generate]) -> Vec<Vec<u32>> {
     answers
 }
 
-/// What is said where nobody drafts, by the base and by the adapter in `adapter`.
+/// Answers without drafts, of the base and of the adapter in `adapter`.
 async fn without_drafts(place: &ProcessFixture) -> Vec<Vec<u32>> {
     let _process = start(place, &["--draft", "off"]);
     let mut gateway = Gateway::greet(&place.socket(), 1).await;
@@ -96,7 +96,7 @@ async fn without_drafts(place: &ProcessFixture) -> Vec<Vec<u32>> {
 fn place() -> ProcessFixture {
     let place = ProcessFixture::new();
     write_adapter(&place.path("adapter"), &[]);
-    // All layers, all tokens, and nothing changed: the base itself.
+    // All layers, all tokens and a zero delta: the base itself.
     write_draft(&place.path("same"), 2, None, 0.0);
     let listed: Vec<i64> = (0..VOCAB as i64).step_by(3).collect();
     write_draft(&place.path("first"), 1, Some(&listed), 1.0);
@@ -137,9 +137,9 @@ async fn a_base_that_guesses_for_itself_says_what_it_says_anyway_and_sooner() {
 async fn drafts_come_are_replaced_and_go_while_requests_run() {
     let place = place();
     let wanted = without_drafts(&place).await;
-    // A twentieth of it is more than a guess takes, so that it is worth it in company too.
+    // A twentieth of this delay exceeds the time of a draft, so drafting is worthwhile in a batch too.
     place.arm(SLOW.0, "slow 20");
-    // So little that texts make room for each other.
+    // So little memory that texts evict each other.
     let _process = start(&place, &["--draft", "early-exit", "--draft-bytes", "96KiB"]);
     let mut gateway = Gateway::greet(&place.socket(), 2).await;
     let adapter = loaded(&mut gateway, &place, "adapter").await.adapter;
@@ -171,7 +171,7 @@ async fn preempted_and_cold_requests_have_the_same_answers_beside_a_draft() {
     let place = place();
     let wanted = without_drafts(&place).await;
     place.arm(SLOW.0, "slow 20");
-    // Six of these do not fit together, and the link keeps the adapter on its way.
+    // Six of these requests exceed the memory, and the link keeps the adapter in transit.
     let arguments =
         ["--draft", "early-exit", "--device-bytes", "160KiB", "--kv-bytes", "96KiB", "--link-gbps", "0.0002"];
     let _process = start(&place, &arguments);
@@ -201,7 +201,7 @@ async fn a_draft_answers_nobody_and_one_that_cannot_be_computed_is_refused_by_na
     }
     assert_eq!(gateway.stats().await.speculation.kind, DraftKind::Nobody);
     drop(_process);
-    // Where nobody drafts, it is held all the same: an operator may turn that on again.
+    // The draft adapter stays loaded without a drafter, since an operator may enable drafting again.
     let _process = start(&place, &["--draft", "ngram"]);
     let mut gateway = Gateway::greet(&place.socket(), 1).await;
     let own = loaded(&mut gateway, &place, "same").await;
@@ -225,7 +225,7 @@ async fn a_streamed_base_guesses_with_what_is_pinned_and_reads_nothing_for_it() 
     let least = place.start_with(&["--resident-weight-bytes", "1"]).fails(1);
     let least = least.split("take ").nth(1).and_then(|rest| rest.split(';').next());
     let least: u64 = least.unwrap().parse().unwrap();
-    // Half of what the least bound leaves on the disk, and a disk that is slower than any guess.
+    // This bound streams half as much as the minimum bound, from a disk that is slower than any draft.
     let bound = (least + (whole - least) / 2).to_string();
     let _process =
         start(&place, &["--draft", "auto", "--resident-weight-bytes", &bound, "--weight-disk-gbps", "0.2"]);

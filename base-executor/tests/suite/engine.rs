@@ -1,4 +1,4 @@
-//! The engine at its doors: events in, messages out, over a forward pass without weights.
+//! The engine at its interface: events in, messages out, over a forward pass without weights.
 
 mod activated;
 mod drafts;
@@ -57,7 +57,6 @@ impl Clock for TestClock {
     }
 }
 
-/// All that was said about one request.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct RequestTranscript {
     tokens: Vec<TokenOutput>,
@@ -67,11 +66,10 @@ struct RequestTranscript {
     queued_us: u64,
     finish: Option<Finish>,
     error: Option<ErrorCode>,
-    /// What was told of drafts, and which of it came true.
     provisional: ProvisionalTokens,
 }
 
-/// Drafted tokens that were told before they were verified.
+/// Draft tokens that were streamed before their verification.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct ProvisionalTokens {
     standing: Vec<u32>,
@@ -111,14 +109,13 @@ impl RequestTranscript {
         self.error = output.error.map(|error| error.code);
     }
 
-    /// What must not depend on who else is there.
+    /// Content that must not depend on other requests.
     fn content(&self) -> Self {
         let Self { tokens, prompt, embedding, finish, error, .. } = self.clone();
         Self { tokens, prompt, embedding, finish, error, ..Self::default() }
     }
 }
 
-/// An engine with one gateway, moved step by step.
 struct EngineHarness {
     engine: Engine<FakePass>,
     queue: mpsc::Receiver<ToGateway>,
@@ -137,7 +134,7 @@ impl EngineHarness {
         Self::over(pass, log, limits, Drafts::default())
     }
 
-    /// An engine that drafts; each pass takes a millisecond.
+    /// Creates an engine that drafts; each pass takes a millisecond.
     fn drafting(limits: EngineLimits, drafts: Drafts) -> Self {
         let (pass, log) = FakePass::new(limits.kv_blocks);
         let bench = Self::over(pass, log, limits, drafts);
@@ -252,18 +249,16 @@ impl EngineHarness {
     }
 }
 
-/// The adapter whose prefix is longer than a block.
+/// Adapter whose prefix is longer than a block.
 const PREFIX: u8 = 20;
 
-/// The adapter that applies from where a prompt has the token 7 for the last time.
+/// Adapter that applies from the last token 7 of a prompt on.
 const ACTIVATED: u8 = 30;
 
-/// Tokens that an adapter puts before every prompt.
 fn virtual_tokens(tag: u8) -> usize {
     if tag == PREFIX { 20 } else { 0 }
 }
 
-/// The same request with the adapter of that prefix.
 fn with_prefix(request: Generate) -> Generate {
     Generate { adapter: Some([PREFIX; 32]), ..request }
 }
@@ -291,7 +286,6 @@ pub(crate) fn welcome() -> Welcome {
     }
 }
 
-/// What a request gets when it has an engine for itself.
 fn alone(request: &Generate) -> RequestTranscript {
     let mut bench = EngineHarness::new(EngineLimits { kv_blocks: 128, ..ROOMY });
     request.adapter.iter().for_each(|id| bench.load(id[0]));
@@ -316,8 +310,8 @@ fn assert_nothing_held(bench: &EngineHarness) {
     );
 }
 
-/// Requests as different as they come: greedy, sampled, with penalties, stops, reports and adapters, and prompts
-/// that begin alike; and some for embeddings.
+/// Arbitrary requests: greedy, sampled, with penalties, stops, logprobs and adapters, prompts with common
+/// prefixes, and embeddings.
 fn any_request() -> impl Strategy<Value = Generate> {
     let shape = (0..3u64, 0..70usize, 0..4u64, 1..6usize, 0..40u32);
     let choice = (prop::bool::ANY, 0..4u32, prop::bool::weighted(0.2), prop::bool::weighted(0.15), 0..5usize);
@@ -475,7 +469,7 @@ fn tenants_and_adapters_share_no_prefix() {
     bench.load(1);
     let base = request(1, prompt(5, 50), 4);
     let tenant = Generate { request: 2, namespace: [1; 32], ..base.clone() };
-    // A gateway that forgot to hash the generation into the namespace.
+    // A gateway that forgot to hash the adapter version into the namespace.
     let adapted = Generate { request: 3, adapter: Some([1; 32]), ..base.clone() };
     let requests = [base, tenant, adapted];
     for one in &requests {
@@ -527,7 +521,7 @@ fn a_request_that_must_wait_for_room_is_not_overtaken_for_ever() {
     let mut bench = EngineHarness::new(EngineLimits { kv_blocks: 16, ..ROOMY });
     bench.send(request(1, prompt(1, 100), 20));
     bench.step();
-    // Fits only when nothing else does, while small requests keep coming.
+    // This request fits only alone, while small requests keep coming.
     bench.send(request(2, prompt(2, 200), 40));
     for id in 3..100 {
         bench.send(request(id, prompt(id, 10), 5));

@@ -1,4 +1,4 @@
-//! A gateway, as far as the executor can tell: a DEALER and what it has been sent.
+//! A gateway as the executor sees it: a DEALER socket and its received messages.
 
 use std::{collections::HashMap, path::Path};
 
@@ -13,7 +13,7 @@ use zeromq::{DealerSocket, Socket as _, SocketRecv as _, SocketSend as _};
 
 pub(crate) use testkit::WATCHDOG;
 
-/// The owner of what everybody may use.
+/// Owner of adapters that all tenants may use.
 pub(crate) const EVERYBODY: [u8; 32] = [0; 32];
 
 pub(crate) struct Gateway {
@@ -28,7 +28,6 @@ impl Gateway {
         Self { socket, answers: HashMap::new() }
     }
 
-    /// Connects and says hello.
     pub(crate) async fn greet(executor: &Path, instance: u64) -> Self {
         let mut gateway = Self::connect(executor).await;
         gateway.hello(instance).await;
@@ -55,7 +54,6 @@ impl Gateway {
         Some(ToGateway::from_bytes(&frames[0]).unwrap())
     }
 
-    /// The next message; outputs are also collected.
     pub(crate) async fn receive(&mut self) -> ToGateway {
         let message = self.try_receive().await.expect("the connection is open");
         if let ToGateway::Outputs(outputs) = &message {
@@ -64,7 +62,6 @@ impl Gateway {
         message
     }
 
-    /// The next message that is no output.
     pub(crate) async fn answer(&mut self) -> ToGateway {
         loop {
             match self.receive().await {
@@ -74,7 +71,6 @@ impl Gateway {
         }
     }
 
-    /// All outputs of a request up to its last.
     pub(crate) async fn outputs(&mut self, request: u64) -> &[Output] {
         let ended =
             |outputs: &Vec<Output>| outputs.iter().any(|one| one.finish.is_some() || one.error.is_some());

@@ -1,5 +1,5 @@
-//! Workers that die, stop, fail, lie or mean harm: every pass ends, and what honest workers and the executor compute is
-//! right to the bit. Nothing here is timed but by a watchdog.
+//! Workers that are killed, stop, fail, lie or attack: every pass ends, and the results of honest workers and
+//! the executor are bitwise right. Only a watchdog uses the clock.
 
 use std::{
     mem,
@@ -25,7 +25,7 @@ use crate::worker::{
 
 const MODEL: &str = "llama-tied";
 
-/// A house with a cold adapter, requests on it, and the bits they should have.
+/// A fixture with a cold adapter, requests on it, and their expected bits.
 struct HostileWorkersFixture {
     house: WorkerFixture,
     requests: Vec<BatchRequest>,
@@ -42,13 +42,12 @@ impl HostileWorkersFixture {
         Self { house, requests, expected }
     }
 
-    /// Some passes, with whoever is there.
     fn run(&mut self) {
         let found = bits(&mut self.house.model, &self.requests);
         assert!(found == self.expected, "{:?}", self.house.stats());
     }
 
-    /// Passes until something has come about; the first are many enough to meet whoever is there.
+    /// Runs passes until `is_so`, but enough to use all present workers.
     fn run_until(&mut self, what: &str, mut is_so: impl FnMut(&WorkerFixture) -> bool) {
         let end = Instant::now() + WATCHDOG;
         for round in 0.. {
@@ -69,7 +68,7 @@ fn taken_back(house: &WorkerFixture) -> u64 {
     house.stats().workers.iter().map(|worker| worker.taken_back).sum()
 }
 
-/// Claims a slice and dies with it; its socket closes as a dead process's does.
+/// Claims a slice and ends; its socket closes as that of a killed process.
 pub(crate) fn dies_after_claim(socket: &Path, over: &AtomicBool) {
     serve_jobs(socket, over, |desk| match desk.seat.claim(|_, _| true) {
         Some(claim) => {
@@ -80,7 +79,7 @@ pub(crate) fn dies_after_claim(socket: &Path, over: &AtomicBool) {
     });
 }
 
-/// Claims all there is, finishes nothing, and lives.
+/// Claims all slices, finishes none, and stays.
 pub(crate) fn hoards(socket: &Path, over: &AtomicBool) {
     serve_jobs(socket, over, |desk| {
         while let Some(claim) = desk.seat.claim(|_, _| true) {
@@ -99,7 +98,7 @@ pub(crate) fn fails_everything(socket: &Path, over: &AtomicBool) {
     });
 }
 
-/// Sits down, looks once, and leaves.
+/// Takes a seat, polls once, and leaves.
 pub(crate) fn comes_and_goes(socket: &Path, over: &AtomicBool) {
     serve_jobs(socket, over, |desk| {
         desk.news();
@@ -137,7 +136,7 @@ fn a_worker_that_stops_with_a_slice_is_given_up_and_counts_for_nothing_when_it_g
             }
             let Some(claim) = desk.seat.claim(|_, _| true) else { continue };
             has_claimed.send(()).unwrap();
-            // As if by SIGSTOP: not a word more, and its socket stays open.
+            // Like SIGSTOP: the worker is silent, and its socket stays open.
             goes_on.recv_timeout(WATCHDOG).unwrap();
             let elements = claim.slice().sums_elements as usize;
             let in_time = claim.done(&sums[..elements]);
@@ -148,7 +147,7 @@ fn a_worker_that_stops_with_a_slice_is_given_up_and_counts_for_nothing_when_it_g
     scene.run_until("it claims a slice", |_| claimed.try_recv().is_ok());
     scene.run_until("it is given up", |house| house.workers.cores().is_empty());
     assert_eq!(scene.house.stats().workers_lost, 1);
-    // Its seat is another's now.
+    // Another worker has the seat now.
     let mut staff = WorkerThreads::default();
     scene.house.hire(&mut staff, honest);
     scene.house.until_seated(1);
@@ -166,7 +165,7 @@ fn a_worker_that_claims_everything_and_finishes_nothing_is_given_up() {
     scene.house.hire(&mut staff, hoards);
     scene.house.hire(&mut staff, honest);
     scene.house.until_seated(2);
-    // It comes back each time.
+    // The hoarder returns each time.
     scene.run_until("three are lost", |house| house.stats().workers_lost >= 3);
     scene.run_until("the honest one computes beside it", |house| slices(house) > 0);
     drop(staff);
@@ -207,7 +206,8 @@ fn workers_that_come_and_go_all_the_time_cost_no_bit() {
 fn one_that_marks_slices_done_without_computing_harms_no_pass_after_it() {
     let mut scene = HostileWorkersFixture::new(1);
     let mut staff = WorkerThreads::default();
-    // What it says is believed: workers are of the executor's own user. But it ends with the pass.
+    // The executor trusts the sums, since workers belong to its own user. Wrong sums have no effect after the
+    // pass.
     scene.house.hire(&mut staff, |socket, over| {
         serve_jobs(socket, over, |desk| {
             let sums = vec![f32::NAN; desk.seat.geometry().sums_elements];
@@ -247,7 +247,7 @@ fn one_that_scribbles_over_the_control_words_stops_no_pass() {
         while !over.load(Ordering::Relaxed) {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let (at, word) = ((state >> 40) as usize % words.len(), (state >> 20) as u32);
-            // Now words of no meaning, now such as others have written, changed a little.
+            // Random words, or words of other writers with one bit changed.
             let word =
                 if state & 4 == 0 { word } else { words[at].load(Ordering::Relaxed) ^ (1 << (word % 32)) };
             words[at].store(word, Ordering::Relaxed);
@@ -255,7 +255,7 @@ fn one_that_scribbles_over_the_control_words_stops_no_pass() {
         }
     });
     until(|| SCRIBBLED.load(Ordering::Relaxed) > 100_000, || "it begins".to_owned());
-    // What comes of this is anybody's guess: an honest worker may have been told to compute what nobody posted.
+    // Results are arbitrary here: an honest worker may compute slices that were never posted.
     let end = Instant::now() + Duration::from_secs(2);
     let mut runs = 0;
     while runs < 100 || Instant::now() < end {
@@ -281,7 +281,7 @@ fn callers_that_say_nothing_or_nonsense_keep_no_worker_out() {
     scene.house.hire(&mut staff, honest);
     scene.house.until_seated(1);
     scene.run_until("it computes", |house| slices(house) > 0);
-    // One that never stops talking is heard with the others, not before them.
+    // A worker that sends without pause is served among the others, not before them.
     let talks = Arc::new(AtomicBool::new(true));
     let talking = Arc::clone(&talks);
     let talker = thread::spawn(move || {

@@ -1,4 +1,5 @@
-//! The program with adapters that are more than one LoRA in one directory: several at once, DoRAs, those of embeddings and those with saved modules, as PEFT computes them.
+//! The program with further adapter methods, as PEFT computes them: several at once, DoRA, embeddings and
+//! saved modules.
 
 use serde_json::Value;
 use shmproto::message::{AdapterPart, ErrorCode, Generate, LoadAdapter, ToExecutor, ToGateway};
@@ -26,7 +27,6 @@ async fn load(gateway: &mut Gateway, parts: Vec<AdapterPart>) -> ToGateway {
     gateway.answer().await
 }
 
-/// Prompts of a golden file, each with the tokens that follow.
 fn cases(file: &str) -> Vec<(Vec<u32>, Vec<u32>)> {
     let text = std::fs::read(golden("expected").join(file)).unwrap();
     let golden: Value = serde_json::from_slice(&text).unwrap();
@@ -60,7 +60,7 @@ async fn sums_doras_embeddings_and_saved_modules_give_the_tokens_of_peft() {
         let mut gateway = Gateway::greet(&place.socket(), 1).await;
         let loaded = load(&mut gateway, parts).await;
         let ToGateway::AdapterLoaded(loaded) = loaded else { panic!("{file}: {loaded:?}") };
-        // One that changed nothing would be refused by the gateway.
+        // The gateway would reject an adapter that changes nothing.
         assert!(loaded.modules > 0, "{file}");
         for (id, (prompt, greedy)) in (1..).zip(cases(file)) {
             let asked = request(id, prompt, u32::try_from(greedy.len()).unwrap());

@@ -26,7 +26,6 @@ use crate::{gateway::WATCHDOG, tiny};
 
 const SLAB: u64 = 1 << 20;
 
-/// The program with the tiny model; killed when its test ends.
 struct LayersExecutor {
     child: Child,
     directory: tempfile::TempDir,
@@ -89,7 +88,6 @@ fn open() -> SessionOpen {
     }
 }
 
-/// A client with a session.
 struct LayersClient {
     connection: ClientEnd,
     opened: SessionOpened,
@@ -122,7 +120,7 @@ impl LayersClient {
     }
 }
 
-/// Sends a row of ones through site 0 and returns what comes back.
+/// Sends a row of ones through site 0 and returns the output.
 fn call(channel: &mut ClientChannel, sequence: u64, columns: usize, outputs: usize) -> Vec<f32> {
     let header = CallHeader {
         op: Op::Forward,
@@ -177,7 +175,7 @@ fn a_client_that_dies_takes_its_session_along() {
             assert!(begin.elapsed() < WATCHDOG, "its place is never free");
             std::thread::sleep(Duration::from_millis(5));
         }
-        // That one is gone again, too.
+        // Waits until the probing session is closed too.
         while !matches!(executor.try_open(&open()), (_, FromLayers::Opened(_))) {
             assert!(begin.elapsed() < WATCHDOG, "its place is never free");
         }
@@ -185,7 +183,6 @@ fn a_client_that_dies_takes_its_session_along() {
     }
 }
 
-/// Bytes of memory behind a descriptor.
 fn held_bytes(fd: &OwnedFd) -> i64 {
     rustix::fs::fstat(fd).unwrap().st_blocks * 512
 }
@@ -194,7 +191,8 @@ fn held_bytes(fd: &OwnedFd) -> i64 {
 fn slabs_that_were_replaced_cost_nothing_although_the_client_keeps_their_descriptors() {
     let executor = LayersExecutor::start(&[]);
     let client = executor.open();
-    // All asked for at once: each is made in a turn of its own, and given up when the next is there.
+    // All requests are sent at once: each channel is made in a turn of its own, and dropped when the next
+    // exists.
     (0..10).for_each(|_| client.connection.send(&ToLayers::Channel(SLAB), &[]).unwrap());
     let kept: Vec<OwnedFd> =
         std::iter::repeat_with(|| client.connection.receive().unwrap().unwrap().1.remove(0))
@@ -239,7 +237,7 @@ fn clients_are_told_of_the_end() {
     kill_process(Pid::from_child(&executor.child), Signal::TERM).unwrap();
     let heard = || client.connection.receive().unwrap().unwrap().0;
     let message = match heard() {
-        // On a busy machine the end comes before the channel.
+        // On a busy machine the shutdown arrives before the channel.
         FromLayers::Refused(SessionRefused { code: RefusalCode::Draining, .. }) => heard(),
         message => message,
     };

@@ -1,4 +1,5 @@
-//! The base-executor at its public doors: over a forward pass without weights, and as a process with a tiny model.
+//! The base-executor at its public interfaces: over a forward pass without weights, and as a process with a
+//! tiny model.
 
 #![expect(clippy::unwrap_used, reason = "a test that panics has failed, which is what is wanted")]
 

@@ -1,4 +1,4 @@
-//! An author who knows the answers, for tests.
+//! A drafter that knows the answers, for tests.
 
 use std::{
     convert::Infallible,
@@ -18,23 +18,20 @@ use speculation::{
     tree::{NodeId, TokenTree},
 };
 
-/// What is said behind each prompt.
 pub(crate) type KnownAnswers = Arc<Mutex<Vec<(Vec<u32>, Vec<u32>)>>>;
 
-/// An author who knows the answers, and is wrong now and then.
+/// A drafter that knows the answers and is sometimes wrong.
 pub(crate) struct OracleDrafter {
     answers: KnownAnswers,
     text: Vec<u32>,
-    /// How often its first guess is right, of 1; where it is not, one of the others may be.
+    /// Probability of a right first draft token; otherwise one of the others may be right.
     right: f64,
-    /// What a guess takes.
     takes: Duration,
     price: Option<DraftCost>,
     spent: Duration,
 }
 
 impl OracleDrafter {
-    /// Drafts by such authors.
     pub(crate) fn drafts(answers: &KnownAnswers, right: f64, takes: Duration) -> Drafts {
         let answers = Arc::clone(answers);
         let author = move |prompt: &[u32], _| -> Box<dyn SequenceDrafter> {

@@ -1,4 +1,4 @@
-//! The program itself: how it starts, what it says of itself, how it ends.
+//! The program itself: its start, its notifications, its end.
 
 use std::{
     fs,
@@ -25,7 +25,7 @@ use crate::{
     tiny,
 };
 
-/// A directory with a model, a socket, failpoints and a stand-in for systemd.
+/// Directory with a model, a socket, failpoints and a fake systemd.
 pub(crate) struct ProcessFixture {
     directory: tempfile::TempDir,
     systemd: UnixDatagram,
@@ -49,7 +49,6 @@ impl ProcessFixture {
         self.path("private/executor.sock")
     }
 
-    /// Makes `place` do `what` when it is reached.
     pub(crate) fn arm(&self, place: &str, what: &str) {
         assert!([FAILPOINTS, WEIGHT_FAILPOINTS].concat().contains(&place), "{place}");
         fs::write(self.path("failpoints").join(place), what).unwrap();
@@ -59,7 +58,7 @@ impl ProcessFixture {
         self.path("failpoints").join(format!("{place}.fired")).exists()
     }
 
-    /// The program behind `limits`, a command of the shell.
+    /// The program behind `limits`, a shell command.
     fn command(&self, limits: &str, arguments: &[&str]) -> Command {
         self.command_for(&self.path("model"), limits, arguments)
     }
@@ -87,7 +86,6 @@ impl ProcessFixture {
         ChildProcess(command.spawn().unwrap())
     }
 
-    /// What systemd has been told meanwhile, line by line.
     fn notifications(&self) -> Vec<String> {
         let mut lines = Vec::new();
         let mut buffer = [0; 4096];
@@ -97,7 +95,7 @@ impl ProcessFixture {
         lines
     }
 
-    /// Waits until systemd is told a line that begins with `beginning`; returns all lines up to there.
+    /// Waits until systemd receives a line that begins with `beginning`; returns all lines up to it.
     fn told_until(&self, beginning: &str) -> Vec<String> {
         let (mut lines, begin) = (Vec::new(), Instant::now());
         while !lines.iter().any(|line: &String| line.starts_with(beginning)) {
@@ -108,7 +106,6 @@ impl ProcessFixture {
     }
 }
 
-/// A process that is killed when its test ends.
 pub(crate) struct ChildProcess(pub(crate) Child);
 
 impl ChildProcess {
@@ -116,7 +113,6 @@ impl ChildProcess {
         kill_process(Pid::from_child(&self.0), signal).unwrap();
     }
 
-    /// Waits for `ready` on its standard output.
     pub(crate) fn ready(&mut self) {
         let mut line = String::new();
         BufReader::new(self.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
@@ -127,7 +123,6 @@ impl ChildProcess {
         self.0.id()
     }
 
-    /// Waits until a failpoint has killed it.
     pub(crate) fn dies(mut self) {
         use std::os::unix::process::ExitStatusExt as _;
         assert_eq!(self.0.wait().unwrap().signal(), Some(Signal::KILL.as_raw()));
@@ -137,7 +132,6 @@ impl ChildProcess {
         assert!(self.0.wait().unwrap().success());
     }
 
-    /// Its last line on standard error, once it has ended with `code`.
     pub(crate) fn fails(mut self, code: i32) -> String {
         let mut text = String::new();
         self.0.stderr.as_mut().unwrap().read_to_string(&mut text).unwrap();
@@ -259,7 +253,7 @@ async fn an_engine_that_hangs_is_not_said_to_live() {
     let mut gateway = Gateway::greet(&place.socket(), 1).await;
     gateway.send(ToExecutor::Generate(request(1, prompt(1, 10), 5))).await;
     eventually("the engine hangs", || place.has_fired("executor.before_step")).await;
-    // What was fed before the hang was noticed.
+    // Notifications from before the hang was noticed.
     tokio::time::sleep(Duration::from_millis(150)).await;
     place.notifications();
     tokio::time::sleep(Duration::from_millis(700)).await;
@@ -324,7 +318,7 @@ async fn an_adapter_that_cannot_fit_is_refused_before_its_file_is_read() {
     process.ready();
     let mut gateway = Gateway::greet(&place.socket(), 1).await;
     tiny::write_adapter(&place.path("large"), &[]);
-    // A gigabyte of nothing, which would be no safetensors file if it were read.
+    // A gigabyte of zeros, which would be no safetensors file if it were read.
     fs::File::create(place.path("large/adapter_model.safetensors")).unwrap().set_len(1 << 30).unwrap();
     let path = place.path("large").display().to_string();
     gateway.send(ToExecutor::LoadAdapter(LoadAdapter::of_one(1, path, EVERYBODY))).await;
@@ -336,8 +330,7 @@ async fn an_adapter_that_cannot_fit_is_refused_before_its_file_is_read() {
     assert!(matches!(gateway.answer().await, ToGateway::AdapterLoaded(_)));
 }
 
-/// Everything a life of an executor has in it: an adapter, requests that outgrow the blocks, a cancellation, a gateway
-/// that goes.
+/// Runs an adapter, requests that exceed the blocks, a cancellation and a lost gateway.
 async fn exercise(place: &ProcessFixture) {
     let mut gateway = Gateway::greet(&place.socket(), 1).await;
     tiny::write_adapter(&place.path("adapter"), &[]);
@@ -357,7 +350,7 @@ async fn exercise(place: &ProcessFixture) {
     assert!(matches!(gateway.answer().await, ToGateway::AdapterUnloaded(_)));
 }
 
-/// Asks so many things that the first has left the device, and that again.
+/// Sends requests until the first is evicted, and then the first again.
 async fn live_again(place: &ProcessFixture) {
     let mut gateway = Gateway::greet(&place.socket(), 1).await;
     gateway.send(ToExecutor::Generate(request_of(1))).await;
@@ -373,7 +366,7 @@ async fn live_again(place: &ProcessFixture) {
     assert!(stats.memory.fetched_disk_blocks > 0 && stats.memory.kv_wait_us > 0, "{stats:?}");
 }
 
-/// Asks, kills the process once what was computed is on the disk, and asks another.
+/// Sends a request, kills the process once its blocks are on disk, and sends another request.
 async fn live_twice(place: &ProcessFixture, process: &mut ChildProcess) {
     let mut gateway = Gateway::greet(&place.socket(), 1).await;
     gateway.send(ToExecutor::Generate(request_of(1))).await;
@@ -406,7 +399,7 @@ async fn what_was_computed_is_there_after_a_kill() {
     live_twice(&place, &mut process).await;
 }
 
-/// Loads an adapter for a new owner each time: so many adapters of the same bytes.
+/// Loads one adapter for several owners: as many adapters of the same bytes.
 async fn load_adapters(
     place: &ProcessFixture,
     gateway: &mut Gateway,
@@ -456,7 +449,7 @@ async fn history_gives_way_to_an_adapter_and_an_idle_adapter_to_keys_and_values(
     let stats = gateway.stats().await;
     assert!(stats.kv_blocks_cached <= 32 && stats.device_bytes == 8 * 8192, "{stats:?}");
 
-    // Seven of 80 tokens together take 35 blocks.
+    // Seven requests of 80 tokens take 35 blocks.
     for id in 21..=27 {
         gateway.send(ToExecutor::Generate(request(id, prompt(id, 70), 10))).await;
     }
@@ -472,14 +465,14 @@ async fn history_gives_way_to_an_adapter_and_an_idle_adapter_to_keys_and_values(
     assert!(gateway.stats().await.memory.adapter_blocks <= 10);
 }
 
-/// Two adapters on a device with room for one, over a slow link.
+/// Two adapters on a device with memory for one, over a slow link.
 async fn live_cold(place: &ProcessFixture) {
     let mut gateway = Gateway::greet(&place.socket(), 1).await;
     for request in 1..=2 {
         let path = place.path(&format!("cold-{request}"));
         tiny::write_adapter(&path, &[]);
         let path = path.display().to_string();
-        // To two owners the same bytes are two adapters.
+        // Equal bytes are two adapters for two owners.
         let owner = [u8::try_from(request).unwrap(); 32];
         gateway.send(ToExecutor::LoadAdapter(LoadAdapter::of_one(request, path, owner))).await;
         let answer = gateway.answer().await;
@@ -494,7 +487,6 @@ fn request_of(id: u64) -> Generate {
     request(id, prompt(id, 30), 20)
 }
 
-/// A worker that takes a seat, and then does nothing.
 fn idle_worker(place: &ProcessFixture) -> shmproto::fd_passing::WorkerEnd {
     let worker = shmproto::fd_passing::connect(&place.socket().with_file_name("workers.sock")).unwrap();
     worker.send(&FromWorker::Hello(WorkerHello::new(1, 0)), &[]).unwrap();

@@ -1,4 +1,4 @@
-//! The service over a real `ipc://` socket, with a DEALER for a gateway.
+//! The service over a real `ipc://` socket, with a DEALER as gateway.
 
 use std::{
     path::{Path, PathBuf},
@@ -39,10 +39,9 @@ use crate::{
     gateway::{EVERYBODY, Gateway, WATCHDOG},
 };
 
-/// Reads `.../NUMBER`: an adapter of that generation with that many elements.
+/// Reads `.../NUMBER`: an adapter of that version with that many elements.
 struct FakeLoader;
 
-/// What the adapter `number` is called under `owner`.
 fn id(owner: [u8; 32], number: u8) -> [u8; 32] {
     AdapterId::new(TenantId(owner), AdapterVersion([number; 32])).0
 }
@@ -78,7 +77,6 @@ impl Loader for FakeLoader {
     }
 }
 
-/// A process that serves, as a thread.
 struct Executor {
     socket: PathBuf,
     shutdown: mpsc::Sender<Duration>,
@@ -258,7 +256,7 @@ async fn a_gateway_that_comes_back_on_another_connection_ends_its_former_one() {
     let mut former = Gateway::greet(&executor.socket, 1).await;
     former.send(ToExecutor::Generate(request(1, prompt(1, 10), 500))).await;
     former.stats_when(|stats| stats.running == 1).await;
-    // Gateway and executor may disagree about a connection for a while: one of them was stopped.
+    // Gateway and executor may disagree about a connection for a while after one of them was stopped.
     let mut again = Gateway::greet(&executor.socket, 1).await;
     again.send(ToExecutor::Generate(request(1, prompt(1, 10), 5))).await;
     let stats = again.stats().await;
@@ -404,7 +402,7 @@ async fn a_shutdown_finishes_what_runs_and_refuses_what_is_new() {
     gateway.stats_when(|stats| stats.running == 1).await;
     executor.shutdown.send(WATCHDOG).await.unwrap();
     let mut id = 2;
-    // The signal and the message are on different roads: the first requests may still get in.
+    // The signal and the message are not ordered, so the first requests may still be accepted.
     loop {
         gateway.send(ToExecutor::Generate(request(id, prompt(id, 4), 1))).await;
         if gateway.error(id).await == Some(ErrorCode::ShuttingDown) {

@@ -1,4 +1,4 @@
-//! The program with a base that comes from a disk: what it refuses, what it survives, and what it holds in memory.
+//! The program with a base streamed from disk: its rejections, survived faults and memory.
 
 use std::fs;
 use testkit::paths::real_model;
@@ -12,7 +12,7 @@ use crate::{
     process::{ChildProcess, ProcessFixture},
 };
 
-/// The least that `--resident-weight-bytes` may be, as the program says.
+/// Minimum of `--resident-weight-bytes`, from the program's error.
 fn least(place: &ProcessFixture) -> String {
     let line = place.start_with(&["--resident-weight-bytes", "1"]).fails(1);
     assert!(line.contains("--resident-weight-bytes") && line.contains("raise the bound"), "{line}");
@@ -26,7 +26,7 @@ fn start(place: &ProcessFixture, arguments: &[&str]) -> ChildProcess {
     process
 }
 
-/// Tokens of some requests together; and a stop token would end them early.
+/// Tokens of some simultaneous requests; a stop token would end them early.
 async fn talk(place: &ProcessFixture) -> Vec<Vec<u32>> {
     let mut gateway = Gateway::greet(&place.socket(), 1).await;
     for id in 1..=3 {
@@ -69,7 +69,7 @@ async fn weights_that_cannot_be_read_are_the_error_of_their_requests_and_slow_on
     let mut gateway = Gateway::greet(&place.socket(), 2).await;
     gateway.send(ToExecutor::Generate(request(9, prompt(9, 20), 5))).await;
     let error = gateway.outputs(9).await.last().and_then(|output| output.error.clone());
-    // What was read ahead and not needed fails nobody.
+    // A failed read-ahead that is not needed fails no request.
     if let Some(error) = error {
         assert_eq!(error.code, ErrorCode::Internal);
         assert!(error.message.contains("cannot read its weights"), "{}", error.message);
@@ -114,7 +114,7 @@ async fn killed_as_it_packs_or_in_a_sweep_the_next_start_goes_on() {
     for failpoint in ["forward.after_o", "weights.read"] {
         let process = start(&place, &["--resident-weight-bytes", &bound]);
         assert_eq!(talk(&place).await, wanted);
-        // Greeted before: it may read ahead, and die of that, at any time.
+        // The gateway connects first, since the process may read ahead, and be killed by that, at any time.
         let mut gateway = Gateway::greet(&place.socket(), 2).await;
         place.arm(failpoint, "kill");
         gateway.send(ToExecutor::Generate(request(9, prompt(9, 20), 50))).await;
@@ -124,7 +124,7 @@ async fn killed_as_it_packs_or_in_a_sweep_the_next_start_goes_on() {
     assert_eq!(talk(&place).await, wanted);
 }
 
-/// Bytes of memory of a process, by the system's name for them.
+/// Bytes of a process's memory, by the system's name of the counter.
 fn bytes_of(process: &ChildProcess, what: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(what)).unwrap();
@@ -139,7 +139,7 @@ async fn a_real_base_holds_no_more_memory_than_it_may() {
     let mut held = Vec::new();
     let mut tokens = Vec::new();
     for arguments in [&[][..], &["--resident-weight-bytes", "24MiB"]] {
-        // One core: a pass has scratch for each.
+        // One core, since a pass has scratch memory for each.
         let fixed = ["--kv-bytes", "16MiB", "--cold-start", "on-demand", "--max-workers", "0"];
         let mut process =
             ChildProcess(place.command_for(&model, "", &[&fixed[..], arguments].concat()).spawn().unwrap());
@@ -152,7 +152,7 @@ async fn a_real_base_holds_no_more_memory_than_it_may() {
     }
     let [resident, weights, streamed, bounded] = held[..] else { panic!("two processes") };
     assert!(bounded <= bound && weights > 3 * bound, "{held:?}");
-    // What was saved in the books was saved in the machine, but for what both of them do not count.
+    // Savings in the accounts equal those of the process, up to memory that both leave out.
     let (saved, found) = (weights - bounded, resident - streamed);
     assert!(found + (4 << 20) >= saved, "{held:?}: {found} bytes of {saved} were saved");
     assert_eq!(tokens[0], tokens[1]);
@@ -180,7 +180,7 @@ async fn in_a_control_group_that_a_base_does_not_fit_into_it_is_served_from_the_
     };
     let told = start(&[]).fails(1);
     assert!(told.contains("no memory for weights") && told.contains("--resident-weight-bytes"), "{told}");
-    // The same base is packed and served there.
+    // With a bound the base is packed and served.
     let mut process = start(&["--resident-weight-bytes", "24MiB"]);
     process.ready();
     let tokens = talk(&place).await;

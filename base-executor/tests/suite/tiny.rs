@@ -1,19 +1,16 @@
-//! A model of a few layers that means nothing, as files.
+//! Files of a model of a few layers with meaningless weights.
 
 use std::{fs, path::Path};
 
 const HIDDEN: usize = 64;
 const INTERMEDIATE: usize = 128;
 const LAYERS: usize = 2;
-/// Tokens of its vocabulary.
 pub(crate) const VOCAB: usize = 256;
 
-/// Writes the model into `directory`.
 pub(crate) fn write_model(directory: &Path) {
     write_model_of(directory, LAYERS);
 }
 
-/// The same with so many layers.
 pub(crate) fn write_model_of(directory: &Path, layers: usize) {
     let config = format!(
         "{{\"architectures\": [\"LlamaForCausalLM\"], \"vocab_size\": {VOCAB}, \"hidden_size\": {HIDDEN}, \
@@ -62,7 +59,6 @@ pub(crate) fn write_ia3(directory: &Path) {
     write_files(directory, config, &(0..LAYERS).flat_map(vectors).collect::<Vec<_>>());
 }
 
-/// Writes a prefix of `tokens` virtual tokens.
 pub(crate) fn write_prefix(directory: &Path, tokens: usize) {
     let config = format!("{{\"peft_type\": \"PREFIX_TUNING\", \"num_virtual_tokens\": {tokens}}}");
     let embeddings = ("prompt_embeddings".to_owned(), vec![tokens, LAYERS * 2 * HIDDEN / 2]);
@@ -98,12 +94,11 @@ fn tensors(layers: usize) -> Vec<(String, Vec<usize>)> {
     tensors
 }
 
-/// A file of 32-bit tensors with numbers that look random and are always the same.
+/// File of 32-bit tensors with deterministic pseudo-random values.
 fn safetensors(tensors: &[(String, Vec<usize>)]) -> Vec<u8> {
     safetensors_with(tensors, None)
 }
 
-/// The same, and a list of whole numbers.
 fn safetensors_with(tensors: &[(String, Vec<usize>)], ids: Option<(&str, &[i64])>) -> Vec<u8> {
     let (mut header, mut data) = (Vec::new(), Vec::new());
     for (name, shape) in tensors {
@@ -136,8 +131,8 @@ fn number(name: &str, index: usize) -> f32 {
     if name.contains("norm") { 1.0 } else { noise / 2.0 }
 }
 
-/// Writes a draft adapter of the first `layers` layers that guesses among `shortlist`, if there is one. Its low-rank factors are those of
-/// [`write_adapter`], of `strength` times their size: with none at all it is as if it were not there.
+/// Writes a draft adapter of the first `layers` layers that drafts from `shortlist`, if there is one. Its
+/// low-rank factors are those of [`write_adapter`] times `strength`; with 0 the adapter changes nothing.
 pub(crate) fn write_draft(directory: &Path, layers: usize, shortlist: Option<&[i64]>, strength: f32) {
     let config = format!(
         "{{\"peft_type\": \"LORA\", \"r\": 2, \"lora_alpha\": {}, \"target_modules\": [\"q_proj\"], \

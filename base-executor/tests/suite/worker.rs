@@ -1,4 +1,5 @@
-//! Workers as threads of the tests, at the executor's real door: they shake hands, map and compute as processes do.
+//! Workers as threads of the tests, at the executor's real listener: they shake hands, map and compute as
+//! processes do.
 
 use std::{
     collections::BTreeMap,
@@ -58,10 +59,8 @@ use types::{AdapterVersion, BlockId};
 
 pub(crate) use testkit::WATCHDOG;
 
-/// Rows of the largest job.
 const ROWS: usize = 256;
 
-/// A model, who helps it, and the door where workers come in.
 pub(crate) struct WorkerFixture {
     pub(crate) model: ResidentModel,
     pub(crate) workers: Workers,
@@ -70,12 +69,10 @@ pub(crate) struct WorkerFixture {
     _directory: TempDir,
 }
 
-/// Whether the pass leaves its workers time to be first.
+/// Whether the pass gives its workers time to compute first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PassPace {
-    /// It computes what nobody has begun, as it always does.
     Swift,
-    /// It comes late to every answer.
     Slow,
 }
 
@@ -96,12 +93,10 @@ impl WorkerFixture {
         Self { model: model.with_assist(assist), workers, library, socket, _directory: directory }
     }
 
-    /// Where workers come in.
     pub(crate) fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Puts an adapter on offer.
     pub(crate) fn publish(&self, adapter: &Adapter, precision: LoraPrecision) -> Arc<PreparedAdapter> {
         let config = self.model.config();
         publish(EncodedAdapter::new(adapter, config, precision), config, &self.library).unwrap()
@@ -112,7 +107,7 @@ impl WorkerFixture {
         self.publish(&Adapter::read(&path, self.model.config()).unwrap(), LoraPrecision::Exact)
     }
 
-    /// Several of them at once, each with a weight behind a colon.
+    /// Sum of several adapters, each with a weight behind a colon.
     pub(crate) fn golden_sum(&self, model: &str, asked: &str) -> Arc<PreparedAdapter> {
         let part = |part: &str| {
             let (name, weight) = part.split_once(':').unwrap();
@@ -122,7 +117,6 @@ impl WorkerFixture {
         self.publish(&sum(asked.split('+').map(part).collect()).unwrap(), LoraPrecision::Exact)
     }
 
-    /// A golden DoRA, over the weights of the model.
     pub(crate) fn golden_dora(&self, model: &str, name: &str) -> Arc<PreparedAdapter> {
         let path = golden("adapters/dora").join(model).join(name);
         let config = self.model.config();
@@ -136,7 +130,6 @@ impl WorkerFixture {
         publish(encoded, config, &self.library).unwrap()
     }
 
-    /// A golden adapter with saved modules.
     pub(crate) fn golden_saved(&self, model: &str, name: &str) -> Arc<PreparedAdapter> {
         let path = golden("adapters/saved").join(model).join(name);
         let config = self.model.config();
@@ -147,12 +140,11 @@ impl WorkerFixture {
         publish(encoded.with_vocabulary(it.changes), config, &self.library).unwrap()
     }
 
-    /// A thread that does as `behaviour` says until the staff goes home.
+    /// Starts a thread with `behaviour`, which runs until the threads are dropped.
     pub(crate) fn hire(&self, staff: &mut WorkerThreads, behaviour: fn(&Path, &AtomicBool)) {
         staff.hire(&self.socket, behaviour);
     }
 
-    /// Waits until so many workers are seated.
     pub(crate) fn until_seated(&self, count: usize) {
         until(|| self.workers.cores().len() == count, || format!("{count} workers: {:?}", self.stats()));
     }
@@ -164,7 +156,6 @@ impl WorkerFixture {
     }
 }
 
-/// Looks again and again until `is_so`; panics with `what` if it never is.
 pub(crate) fn until(mut is_so: impl FnMut() -> bool, what: impl Fn() -> String) {
     let end = Instant::now() + WATCHDOG;
     while !is_so() {
@@ -173,7 +164,7 @@ pub(crate) fn until(mut is_so: impl FnMut() -> bool, what: impl Fn() -> String) 
     }
 }
 
-/// Gives workers a moment before every answer is wanted.
+/// Gives workers time before every answer is read.
 #[derive(Debug)]
 struct DelayedAssist(Box<dyn Assist>);
 
@@ -207,7 +198,7 @@ pub(crate) fn resident(name: &str, threads: usize) -> ResidentModel {
     ResidentModel::new(weights, &options).unwrap()
 }
 
-/// An adapter of every linear layer and the head, with ranks from `ranks` in turn.
+/// Adapter of every linear layer and the head, with ranks from `ranks` in turn.
 pub(crate) fn adapter_of_everything(config: &ModelConfig, ranks: &[usize]) -> Adapter {
     let blocks = (0..config.layers).flat_map(|layer| BLOCK_TARGETS.map(|target| (layer, target)));
     // By layer, then target: the head counts as of the first layer.
@@ -228,7 +219,6 @@ pub(crate) fn adapter_of_everything(config: &ModelConfig, ranks: &[usize]) -> Ad
     }
 }
 
-/// Numbers that look random and are always the same.
 pub(crate) fn numbers(salt: usize, count: usize) -> Vec<f32> {
     let number = |index: usize| {
         let hash = (index as u32 ^ (salt as u32) << 16).wrapping_mul(2_654_435_761);
@@ -237,7 +227,7 @@ pub(crate) fn numbers(salt: usize, count: usize) -> Vec<f32> {
     (0..count).map(number).collect()
 }
 
-/// A copy of the adapter with nothing in it, in a pool of small blocks that nobody else uses, where it is all but in one piece.
+/// Empty copy of the adapter in a private pool of small blocks, where its blocks are nearly contiguous.
 fn copy_of(adapter: &PreparedAdapter) -> DeviceCopy {
     const BLOCK_BYTES: usize = 1 << 14;
     let blocks = CpuMemory(BlockMemory::new(BLOCK_BYTES, 0).unwrap()).blocks_for(adapter.host()).unwrap();
@@ -254,7 +244,7 @@ pub(crate) fn stage(adapter: &PreparedAdapter, part: usize) -> Arc<DeviceCopy> {
     copy
 }
 
-/// A request of the tests; its blocks are those of its place in the batch.
+/// Request of the tests; its blocks follow from its position in the batch.
 #[derive(Clone)]
 pub(crate) struct BatchRequest {
     pub(crate) prompt: Vec<u32>,
@@ -266,10 +256,10 @@ pub(crate) fn request(salt: u32, length: usize, adapter: Option<&Arc<PreparedAda
     BatchRequest { prompt, adapter: adapter.cloned() }
 }
 
-/// Passes of [`bits`].
+/// Number of passes in [`bits`].
 pub(crate) const PASSES: usize = 3;
 
-/// Bits of the last logits of all requests, after their prompts and after each of two tokens more.
+/// Bits of the last logits of all requests, after their prompts and after each of two more tokens.
 pub(crate) fn bits(model: &mut ResidentModel, requests: &[BatchRequest]) -> Vec<u32> {
     let place = |at: u32| (at * 5..(at + 1) * 5).map(BlockId).collect();
     let blocks: Vec<Vec<BlockId>> = (0..requests.len() as u32).map(place).collect();
@@ -296,7 +286,6 @@ pub(crate) fn bits(model: &mut ResidentModel, requests: &[BatchRequest]) -> Vec<
     bits
 }
 
-/// Threads that work until it is dropped.
 #[derive(Default)]
 pub(crate) struct WorkerThreads {
     over: Arc<AtomicBool>,
@@ -304,7 +293,6 @@ pub(crate) struct WorkerThreads {
 }
 
 impl WorkerThreads {
-    /// A thread that does as `behaviour` says until the staff goes home.
     pub(crate) fn hire(&mut self, socket: &Path, behaviour: fn(&Path, &AtomicBool)) {
         let (socket, over) = (socket.to_owned(), Arc::clone(&self.over));
         self.threads.push(thread::spawn(move || behaviour(&socket, &over)));
@@ -316,26 +304,25 @@ impl Drop for WorkerThreads {
         self.over.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
             let ended = thread.join();
-            // While another panic is on its way, one is enough.
+            // During another panic this one would abort the process.
             assert!(ended.is_ok() || thread::panicking(), "a test's worker panicked");
         }
     }
 }
 
-/// A worker's place at the board, and what it has mapped.
+/// Seat of a worker at the board, and its mapped images.
 pub(crate) struct TestWorker {
     pub(crate) seat: Consumer,
     pub(crate) connection: WorkerEnd,
-    /// By image, then by module.
     pub(crate) images: BTreeMap<u64, BTreeMap<u32, LoraMatrix>>,
-    /// The control region once more, to write what one likes.
+    /// Second descriptor of the control region, to write arbitrary words.
     control: OwnedFd,
     x: Vec<f32>,
     sums: Vec<f32>,
 }
 
 impl TestWorker {
-    /// Goes through the door; `None` if there is no seat.
+    /// Connects; `None` if there is no free seat.
     pub(crate) fn sit(socket: &Path) -> Option<Self> {
         let connection = connect(socket).ok()?;
         connection.send(&FromWorker::Hello(WorkerHello::new(1, 7)), &[]).ok()?;
@@ -343,19 +330,18 @@ impl TestWorker {
         let [control, x, sums] = <[OwnedFd; 3]>::try_from(fds).unwrap();
         let again = control.try_clone().unwrap();
         let number = WorkerNumber::new(seated.worker).unwrap();
-        // A board that others have scribbled on is no board any more.
+        // A board with invalid words cannot be joined.
         let seat = Consumer::join(ConsumerFds { control, x, sums }, SlotNumber(seated.seat), number).ok()?;
         let geometry = seat.geometry();
         let (x, sums) = (vec![0.0; geometry.x_elements], vec![0.0; geometry.sums_elements]);
         Some(Self { seat, connection, images: BTreeMap::new(), control: again, x, sums })
     }
 
-    /// The words that all workers and the executor write.
     pub(crate) fn control(&self) -> Region {
         Region::map(self.control.try_clone().unwrap(), 1..=1 << 30, Access::ReadWrite).unwrap()
     }
 
-    /// Takes in what the executor has said by now; false if it has hung up.
+    /// Reads the executor's messages; false if it has disconnected.
     pub(crate) fn news(&mut self) -> bool {
         loop {
             let mut fds = [PollFd::from_borrowed_fd(self.connection.as_fd(), PollFlags::IN)];
@@ -376,7 +362,6 @@ impl TestWorker {
         }
     }
 
-    /// Computes all slices there are, as a worker should.
     pub(crate) fn serve(&mut self) {
         let Self { seat, images, x, sums, .. } = self;
         let knows = |image, module| images.get(&image).is_some_and(|image| image.contains_key(&module));
@@ -416,7 +401,7 @@ fn matrices(image: &Image) -> BTreeMap<u32, LoraMatrix> {
     entries.collect()
 }
 
-/// Sits down again and again, and lets `at_work` do what a worker does on a job, as long as it says so.
+/// Takes a seat repeatedly, and runs `at_work` on each job while it returns true.
 pub(crate) fn serve_jobs(socket: &Path, over: &AtomicBool, mut at_work: impl FnMut(&mut TestWorker) -> bool) {
     while !over.load(Ordering::Relaxed) {
         let Some(mut desk) = TestWorker::sit(socket) else {
@@ -433,7 +418,6 @@ pub(crate) fn serve_jobs(socket: &Path, over: &AtomicBool, mut at_work: impl FnM
     }
 }
 
-/// A worker as it should be.
 pub(crate) fn honest(socket: &Path, over: &AtomicBool) {
     serve_jobs(socket, over, |desk| {
         desk.news() && {

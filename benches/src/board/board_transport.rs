@@ -1,4 +1,4 @@
-//! Ours: rows written to the board once, slices claimed by workers.
+//! The board as transport: rows are written once, and workers claim slices.
 
 use std::{
     hint::spin_loop,
@@ -18,23 +18,21 @@ use super::{
     worker::{Channel, WorkerProcess, WorkerRole},
 };
 
-/// A trip that takes so long never ends.
+/// Timeout of a trip.
 const STUCK: Duration = Duration::from_secs(10);
 
-/// Workers at a board.
 #[derive(Debug)]
 pub(super) struct BoardTransport {
     poster: Producer,
     slices: Vec<Slice>,
     sums: Vec<f32>,
     _board: Board,
-    // Before the workers: each ends when its socket is closed.
+    // Dropped before the workers: each worker ends when its socket closes.
     _sockets: Vec<ExecutorEnd>,
     _workers: Vec<WorkerProcess>,
 }
 
 impl BoardTransport {
-    /// Seats a worker for each of `cores`.
     pub(super) fn start(shape: MessageShape, cores: &[Option<usize>]) -> Result<Self> {
         let slices = shape.slices(cores.len())?;
         let elements = shape.rows * shape.width;
@@ -67,7 +65,7 @@ impl BoardTransport {
                 SliceState::Lost | SliceState::Taken => bail!("slice {index} was lost; is a worker gone?"),
             }
             looks += 1;
-            // The clock costs as much as dozens of looks.
+            // Reading the clock costs as much as dozens of polls.
             if looks.is_multiple_of(1024) {
                 ensure!(started.elapsed() < STUCK, "no worker computes slice {index}");
             }

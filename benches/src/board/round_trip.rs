@@ -1,14 +1,13 @@
-//! What travels to the workers and back, and whoever takes it there.
+//! Messages of a round trip, and the trait of the transports that carry them.
 
 use anyhow::{Context, Result};
 use shmproto::board::Slice;
 
-/// What each worker gets of the rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RowShare {
-    /// Its part of them; it gives the sums of those.
+    /// Each worker gets its part of the rows and returns their sums.
     OwnRows,
-    /// All of them; it gives its part of the columns of the sums.
+    /// Each worker gets all rows and returns its part of the columns of the sums.
     AllRows,
 }
 
@@ -21,7 +20,6 @@ impl RowShare {
     }
 }
 
-/// What travels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct MessageShape {
     pub(super) rows: usize,
@@ -30,7 +28,6 @@ pub(super) struct MessageShape {
 }
 
 impl MessageShape {
-    /// Bytes that each of `workers` is given.
     pub(super) fn x_bytes(&self, workers: usize) -> usize {
         match self.share {
             RowShare::OwnRows => self.sums_bytes(workers),
@@ -38,12 +35,11 @@ impl MessageShape {
         }
     }
 
-    /// Bytes that each of `workers` gives back.
     pub(super) fn sums_bytes(&self, workers: usize) -> usize {
         self.rows * self.width * 4 / workers
     }
 
-    /// Where in the rows the part of worker `index` begins.
+    /// Offset in the rows where the part of worker `index` begins, in bytes.
     pub(super) fn first_byte(&self, index: usize, workers: usize) -> usize {
         match self.share {
             RowShare::OwnRows => index * self.sums_bytes(workers),
@@ -51,7 +47,6 @@ impl MessageShape {
         }
     }
 
-    /// A slice for each of `workers`.
     pub(super) fn slices(&self, workers: usize) -> Result<Vec<Slice>> {
         let number = |value: usize| u32::try_from(value).context("sizes of a board are 32 bits");
         let share = self.rows * self.width / workers;
@@ -79,18 +74,14 @@ impl MessageShape {
     }
 }
 
-/// Whoever sends rows out and takes sums back.
 pub(super) trait RoundTrip {
-    /// Trips begin.
     fn begin(&mut self) {}
 
-    /// `x` out, and as many sums back.
     fn trip(&mut self, x: &[f32]) -> Result<()>;
 
-    /// There are no more for now.
     fn end(&mut self) {}
 
-    /// Number `index` of the sums that came back last.
+    /// Returns sum `index` of the last trip.
     fn sums(&self, index: usize) -> f32;
 }
 

@@ -1,4 +1,4 @@
-//! The peer: a Unix stream socket to each worker, written and read one after the other.
+//! The peer: one Unix stream socket per worker, written and read in sequence.
 
 use std::{
     io::{Read, Write},
@@ -12,18 +12,16 @@ use super::{
     worker::{Channel, WorkerProcess, WorkerRole, widen},
 };
 
-/// Workers behind sockets.
 #[derive(Debug)]
 pub(super) struct Sockets {
     shape: MessageShape,
     sockets: Vec<UnixStream>,
     sums: Vec<u8>,
-    // Last: a worker ends when its socket is closed.
+    // Dropped last: a worker ends when its socket closes.
     _workers: Vec<WorkerProcess>,
 }
 
 impl Sockets {
-    /// Starts a worker for each of `cores`.
     pub(super) fn start(shape: MessageShape, cores: &[Option<usize>]) -> Result<Self> {
         let (mut sockets, mut workers) = (Vec::new(), Vec::new());
         for &core in cores {

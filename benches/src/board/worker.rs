@@ -1,7 +1,8 @@
-//! The process at the other end: gives back what it is given, through the board or through a socket.
+//! The worker process: returns the rows it receives, through the board or through a socket.
 //!
-//! It is this program again, started with [`COMMAND`] as its first argument. Its standard input is a socket: to the
-//! seat at the board that it is handed, or the one that rows and sums travel through. It ends when that is closed.
+//! The harness starts this program again with [`COMMAND`] as first argument. Standard input is a socket that
+//! either receives the worker's end of the board or carries rows and sums. The worker ends when the socket
+//! closes.
 
 use std::{
     io::{Read, Write},
@@ -25,40 +26,37 @@ use shmproto::{
 
 use crate::machine::pin;
 
-/// First argument of a worker; nobody types it.
+/// First argument of a worker process; only the harness passes it.
 pub(crate) const COMMAND: &str = "board-worker";
 
-/// `lora-worker`'s default.
+/// Default spin time of `lora-worker`.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// Room in a socket for everything that travels at a time, where the system allows that.
+/// Socket buffer size that holds a whole message, if the system grants it.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// What a worker is told by its arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct WorkerRole {
     pub(super) channel: Channel,
-    /// `None`: wherever the kernel puts it.
+    /// Core of the worker; `None` lets the kernel choose.
     pub(super) core: Option<usize>,
-    /// Bytes it receives at a time; only through a socket.
+    /// Bytes per received message, only through a socket.
     pub(super) receives: usize,
-    /// Bytes it sends back; only through a socket.
+    /// Bytes per sent message, only through a socket.
     pub(super) sends: usize,
 }
 
-/// How a worker is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Channel {
     Board,
     Socket,
 }
 
-/// A worker process. It ends when its socket is closed; dropping this waits for that.
+/// Worker process that ends when its socket closes; dropping this waits for the end.
 #[derive(Debug)]
 pub(super) struct WorkerProcess(Child);
 
 impl WorkerProcess {
-    /// Starts this program again, `socket` its standard input.
     pub(super) fn start(role: WorkerRole, socket: OwnedFd) -> Result<Self> {
         let program = std::env::current_exe().context("cannot find this program to start workers")?;
         let channel = match role.channel {
@@ -78,7 +76,8 @@ impl WorkerProcess {
 
 impl Drop for WorkerProcess {
     fn drop(&mut self) {
-        // A board's worker looks up from its sleep ten times a second. Whoever stays is a fault of this harness.
+        // A worker at the board checks its socket ten times per second; a longer wait is a fault of this
+        // harness.
         for _ in 0..100 {
             if matches!(self.0.try_wait(), Ok(Some(_))) {
                 return;
@@ -90,10 +89,10 @@ impl Drop for WorkerProcess {
     }
 }
 
-/// A worker's life, told by the `arguments` behind [`COMMAND`].
+/// Runs a worker with the `arguments` after [`COMMAND`].
 ///
 /// # Errors
-/// If the arguments or what is handed over make no sense.
+/// If the arguments or the received descriptors are invalid.
 pub(crate) fn main(arguments: impl Iterator<Item = String>) -> Result<()> {
     let role = WorkerRole::parse(&arguments.collect::<Vec<_>>())?;
     if let Some(core) = role.core {
@@ -122,7 +121,7 @@ impl WorkerRole {
     }
 }
 
-/// Takes slices until the harness is gone: copies the rows out and hands some of them back as sums.
+/// Claims slices until the harness closes the socket: copies the rows and returns some of them as sums.
 fn at_the_board(socket: OwnedFd) -> Result<()> {
     let executor = WorkerEnd::over(socket);
     let mut seat = sit_down(&executor)?;
@@ -160,14 +159,14 @@ fn is_closed(executor: &WorkerEnd) -> bool {
     poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
 }
 
-/// Makes room at either end, so that a writer need not wait for its reader in the middle.
+/// Enlarges both socket buffers, so that a writer need not wait for its reader within a message.
 pub(super) fn widen(socket: &UnixStream) {
-    // The system may grant less: then the two take turns, as with any socket.
+    // The system may grant less; then writer and reader alternate, as with any socket.
     let _ = set_socket_send_buffer_size(socket, BUFFER_BYTES);
     let _ = set_socket_recv_buffer_size(socket, BUFFER_BYTES);
 }
 
-/// Reads rows and writes some of them back, until the harness is gone.
+/// Reads rows and writes some of them back until the harness closes the socket.
 fn through_a_socket(mut socket: UnixStream, role: WorkerRole) -> Result<()> {
     widen(&socket);
     let mut x = vec![0u8; role.receives.max(role.sends)];

@@ -1,4 +1,5 @@
-//! Many adapters from one file of weights: their scales differ, so each is another generation with memory of its own.
+//! Many adapters from one file of weights: different scales make each one another adapter version with memory
+//! of its own.
 
 use std::{
     fs,
@@ -9,10 +10,9 @@ use anyhow::{Context, Result};
 
 use crate::lora::{AdapterShape, Projection, RandomAdapter, write_peft, write_peft_config};
 
-/// What the paper adapts.
 pub(crate) const ADAPTED: [Projection; 3] = [Projection::Q, Projection::K, Projection::V];
 
-/// Folders of `count` adapters of rank `rank` on q, k and v of `model`, below `folder`.
+/// Writes `count` adapters of rank `rank` on q, k and v of `model` below `folder` and returns their folders.
 ///
 /// # Errors
 /// If they cannot be written.
@@ -20,7 +20,7 @@ pub(super) fn write(model: &Path, rank: usize, count: usize, folder: &Path) -> R
     write_for(&AdapterShape::of(model)?, rank, count, folder)
 }
 
-/// The same for a model of this shape.
+/// Writes `count` adapters for a model of this shape and returns their folders.
 ///
 /// # Errors
 /// If they cannot be written.

@@ -1,64 +1,53 @@
-//! Who asks when, for which adapter, and how much: drawn from a seed, so that every mode sees the same.
+//! Times, adapters and lengths of requests, drawn from a seed, so that every mode gets the same load.
 //!
-//! Lengths are those of Alpaca as the checklist gives them: 19.3 tokens in and 58.5 out on average, lognormal. They are
-//! not scaled: one core runs this model about as fast as the paper's GPU runs its own.
+//! Lengths are those of Alpaca in the checklist: 19.3 tokens in and 58.5 out on average, lognormal. The
+//! lengths are not scaled: one core runs this model about as fast as the paper's GPU runs its own.
 
 use std::time::Duration;
 
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
-/// Mean and deviation of the logarithm of the tokens of a prompt.
+/// Mean and deviation of the logarithm of the prompt's tokens.
 const PROMPT_LN: (f64, f64) = (2.81, 0.55);
-/// The same of an answer.
+/// Mean and deviation of the logarithm of the answer's tokens.
 const ANSWER_LN: (f64, f64) = (3.62, 0.95);
-/// Longest prompt and longest answer, in tokens.
+/// Maximum length of a prompt and of an answer, in tokens.
 const LONGEST: usize = 256;
 
-/// Which adapters requests ask for.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Popularity {
-    /// Each another one, in turn, from number `first` of `count`.
+    /// Each request has another adapter, in turn, from number `first` of `count`.
     Distinct {
-        /// The first one asked for.
+        /// Adapter number of the first request.
         first: usize,
     },
-    /// Zipf's law with this exponent: number k is asked for in proportion to k^-s.
+    /// Zipf's law: the probability of adapter k is proportional to k^-s.
     Zipf {
-        /// The exponent; the paper's own groups are near 0.26 (CHECKLIST, popularity).
+        /// Exponent; the paper's own groups are near 0.26 (CHECKLIST, popularity).
         s: f64,
     },
 }
 
-/// A load.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct ColdLoad {
-    /// Requests a second on average; they arrive at exponentially distributed intervals.
+    /// Average requests per second, at exponentially distributed intervals.
     pub(crate) rate: f64,
-    /// How many.
     pub(crate) requests: usize,
-    /// Adapters there are.
     pub(crate) adapters: usize,
-    /// Which are asked for.
     pub(crate) popularity: Popularity,
 }
 
-/// One request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RequestArrival {
-    /// From the beginning.
     pub(crate) at: Duration,
-    /// Index of the adapter; `None` is the base model.
+    /// Index of the adapter; `None` is the base.
     pub(crate) adapter: Option<usize>,
-    /// Tokens of the prompt.
     pub(crate) prompt: usize,
-    /// Tokens to generate.
     pub(crate) answer: usize,
-    /// Which words the prompt has.
     pub(crate) seed: u64,
 }
 
 impl ColdLoad {
-    /// Its requests in the order of their arrival.
     pub(crate) fn arrivals(&self, seed: u64) -> Vec<RequestArrival> {
         let mut random = StdRng::seed_from_u64(seed);
         let mut at = 0.0;
@@ -94,7 +83,7 @@ impl Popularity {
     }
 }
 
-/// A length from its lognormal distribution, by Box and Muller.
+/// Draws a length from its lognormal distribution (Box-Muller).
 fn length((mean, deviation): (f64, f64), random: &mut StdRng) -> usize {
     let (radius, angle) = (1.0 - random.random::<f64>(), random.random::<f64>());
     let normal = (-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos();
@@ -116,7 +105,7 @@ mod tests {
             arrivals.iter().map(|arrival| of(arrival) as f64).sum::<f64>() / arrivals.len() as f64
         };
         assert!((mean(|arrival| arrival.prompt) / 19.3 - 1.0).abs() < 0.05);
-        // The longest answers are cut.
+        // The cap on the length lowers the mean.
         assert!((mean(|arrival| arrival.answer) / 55.0 - 1.0).abs() < 0.05);
         let last = arrivals.last().unwrap().at.as_secs_f64();
         assert!((arrivals.len() as f64 / last / 5.0 - 1.0).abs() < 0.05);
@@ -133,7 +122,7 @@ mod tests {
     fn skewed_popularity_is_as_skewed_as_it_says() {
         let arrivals = load(Popularity::Zipf { s: 0.26 }).arrivals(3);
         let share = arrivals.iter().filter(|arrival| arrival.adapter < Some(50)).count() as f64 / 20_000.0;
-        // 200 of 512 get half of all requests; so do about 50 of 128.
+        // 200 of 512 adapters get half of all requests, and so do about 50 of 128.
         assert!((share - 0.5).abs() < 0.03, "{share}");
     }
 }

@@ -1,5 +1,5 @@
-//! Conversations over many adapters, in memory for a quarter of all (E-28): one pool that a disk stands behind, beside memory that
-//! is divided once and for all, and whose history is dropped by age.
+//! Conversations over many adapters with memory for a quarter of them (E-28): one pool with a disk tier,
+//! beside statically divided memory with history evicted by age.
 
 use std::time::Duration;
 
@@ -13,29 +13,28 @@ use crate::{
     report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 
-/// Each adapter has one conversation at a time, of so many turns, each of which adds as many tokens.
+/// Each adapter has one conversation at a time, with this many turns, each adding this many tokens.
 const ADAPTERS: usize = 100;
 const RANK: usize = 16;
 const TURNS: usize = 8;
 const TURN_TOKENS: usize = 96;
-/// A quarter of what all last turns take, 100 x 768 tokens of 1,687 MiB, and of what all adapters take.
+/// A quarter of the last turns' KV cache (100 x 768 tokens, 1,687 MiB), and a quarter of all adapters.
 const KV_BYTES: u64 = 422 << 20;
 const ADAPTER_BYTES: u64 = 66 << 20;
 const ALL_BYTES: u64 = KV_BYTES + ADAPTER_BYTES;
 
-/// Requests that come of themselves: how long at each rate, the first rate, and what the next is to it.
+/// Open-loop load: time per rate, first rate, and factor from one rate to the next.
 const LENGTH: Duration = Duration::from_secs(30);
 const FIRST_RATE: f64 = 2.5;
 const STEP: f64 = 1.2;
-/// What is served is served within this, on average.
+/// Maximum mean time to first token of a load that counts as served.
 const SERVED_MS: f64 = 500.0;
 
-/// The goals: of the mean time to first token, of the prompt tokens computed, and of the highest rate.
+/// Targets: mean time to first token, computed prompt tokens, and highest served rate.
 const TTFT_SHARE: f64 = 0.6;
 const PREFILL_SHARE: f64 = 0.7;
 const RATE_RATIO: f64 = 1.3;
 
-/// Every comparison of this scenario.
 pub(super) async fn measure(config: &SuiteConfig, base: ExecutorPlacement<'_>) -> Result<Vec<Comparison>> {
     let folder = tempfile::tempdir().context("no folder for adapters")?;
     let adapters = write(&config.model, RANK, ADAPTERS, folder.path())?;
@@ -89,7 +88,6 @@ pub(super) async fn measure(config: &SuiteConfig, base: ExecutorPlacement<'_>) -
     lines.into_iter().map(comparison).collect()
 }
 
-/// What one side came to.
 struct ConversationResult {
     mean_ms: f64,
     computed: f64,
@@ -102,7 +100,7 @@ async fn run_conversations(executor: &mut ColdExecutor) -> Result<ConversationRe
     for turn in 1..=TURNS {
         for adapter in shuffled(&mut random) {
             let served = executor.serve(&[request(Duration::ZERO, adapter, turn, 0)]).await?;
-            // What nobody has said before is computed by both.
+            // Both sides compute the first turn, so it does not count.
             first_ms
                 .extend(served.iter().filter(|_| turn > 1).map(|served| served.first.as_secs_f64() * 1e3));
         }
@@ -121,9 +119,9 @@ fn shuffled(random: &mut StdRng) -> Vec<usize> {
     order.into_iter().map(|(_, adapter)| adapter).collect()
 }
 
-/// The highest rate at which first tokens come in time.
+/// Returns the highest rate at which first tokens come in time.
 async fn peak(executor: &mut ColdExecutor, random: &mut StdRng) -> Result<f64> {
-    // Where each adapter's conversation is, and which of them it is.
+    // Current turn and conversation number of each adapter.
     let mut talks = [(0, 1); ADAPTERS];
     let (mut rate, mut served_rate) = (FIRST_RATE, 0.0);
     loop {
@@ -146,7 +144,8 @@ async fn peak(executor: &mut ColdExecutor, random: &mut StdRng) -> Result<f64> {
     }
 }
 
-/// Turn `turn` of the adapter's conversation number `talk`, which begins as the turn before.
+/// Request for turn `turn` of the adapter's conversation number `talk`; its prompt extends that of the turn
+/// before.
 fn request(at: Duration, adapter: usize, turn: usize, talk: u64) -> RequestArrival {
     let seed = talk * ADAPTERS as u64 + adapter as u64;
     RequestArrival { at, adapter: Some(adapter), prompt: turn * TURN_TOKENS, answer: 1, seed }

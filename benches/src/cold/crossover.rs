@@ -1,8 +1,8 @@
-//! C-28 and C-06: when it is faster to wait for an adapter than to start without it, by rank and length of the prompt; and
-//! how much of an adapter's arithmetic a worker hides behind the base's.
+//! C-28 and C-06: when waiting for an adapter is faster than starting without it, by rank and prompt length;
+//! and how much of an adapter's arithmetic a worker hides behind the base's.
 //!
-//! One request at a time, its adapter never on the device. Beside what was measured stands what the executor's own
-//! performance model forecasts from the lines it has fitted at its start, which its log tells.
+//! One request runs at a time, and its adapter is never on the device. The forecast beside each measurement
+//! comes from the executor's own performance model, which it fits at start and writes to its log.
 
 use std::{path::Path, time::Duration};
 
@@ -22,21 +22,20 @@ use crate::{
 
 const RANKS: [usize; 5] = [8, 16, 32, 64, 128];
 const LENGTHS: [usize; 6] = [16, 32, 64, 128, 256, 512];
-/// Adapters of each rank. One comes back after all the others, of which the device has room for few.
+/// Adapters per rank. One returns after all others; the device holds few of them.
 const EACH: usize = 8;
 const DEVICE_BYTES: u64 = 40 << 20;
-/// A link on which a rank of 64 takes about as long, beside a short prefill, as in the paper.
+/// On this link a load of rank 64 takes about as long, beside a short prefill, as in the paper.
 const LINK_GBPS: f64 = 4.0;
-/// Nothing arrives over this one before a prompt is done.
+/// No adapter arrives over this link before a prompt ends.
 const STILL_GBPS: f64 = 0.02;
-/// The prompt of the overlap, and the goal of C-06.
+/// Prompt tokens of the overlap benchmark, and the target of C-06.
 const OVERLAP_TOKENS: usize = 256;
 const LEAST_OVERLAP: f64 = 0.6;
-/// A share comes from the medians of so many rounds; and how many shares.
+/// Rounds per share, whose medians give it, and number of shares.
 const OVERLAP_ROUNDS: usize = 7;
 const OVERLAP_GROUPS: usize = 3;
 
-/// Every comparison of this benchmark.
 pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let runtime = Builder::new_current_thread().enable_all().build().context("no runtime")?;
     runtime.block_on(measure(config, cores))
@@ -59,7 +58,7 @@ async fn measure(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>>
     Ok(comparisons)
 }
 
-/// Time to the first token by rank and length: starting beside waiting.
+/// Measures time to first token by rank and length, for immediate start and for waiting.
 async fn lengths(
     config: &SuiteConfig,
     place: ExecutorPlacement<'_>,
@@ -116,12 +115,12 @@ fn rows(measured: Vec<[Samples; 2]>, gbps: f64) -> Vec<Comparison> {
     places.zip(measured).map(row).collect()
 }
 
-/// Says from which length on waiting was faster, and from which it should have been.
+/// Prints from which length on waiting was faster, and the forecast of that length.
 fn tell_crossovers(measured: &[[Samples; 2]], model: &LoggedPerfModel, gbps: f64) {
     for (row, rank) in RANKS.into_iter().enumerate() {
         let cells = &measured[row * LENGTHS.len()..][..LENGTHS.len()];
         let faster = |[waits, starts]: &[Samples; 2]| waits.median() < starts.median();
-        // From there on, or noise would be taken for it.
+        // The last slower cell decides, since a single faster cell may be noise.
         let slower = cells.iter().rposition(|cell| !faster(cell)).map_or(0, |last| last + 1);
         let seen = LENGTHS.get(slower);
         let forecast = |hands| (1..=8192).find(|&tokens| model.saved_ms(rank, tokens, gbps, hands) < 0.0);
@@ -153,7 +152,8 @@ fn draw(measured: &[[Samples; 2]], model: &LoggedPerfModel, gbps: f64, path: &Pa
     plot::lines(path, &title, ["tokens of the prompt", "ms saved to the first token"], &curves)
 }
 
-/// How much of the adapter's time is hidden behind the base's: with a worker, without one, and without an adapter.
+/// Measures how much of the adapter's time is hidden behind the base's: with a worker, without one, and
+/// without an adapter.
 async fn overlap(place: ExecutorPlacement<'_>, folders: &[std::path::PathBuf]) -> Result<Comparison> {
     let rank = RANKS.len() - 1;
     let folders = &folders[rank * EACH..];
@@ -168,7 +168,7 @@ async fn overlap(place: ExecutorPlacement<'_>, folders: &[std::path::PathBuf]) -
         let mut times: [Vec<f64>; 3] = Default::default();
         for round in 0..OVERLAP_ROUNDS {
             let round = group * OVERLAP_ROUNDS + round;
-            // The last ones are behind the first on a link that hardly moves.
+            // Both adapters queue behind the first on a link that hardly moves.
             let adapter = Some(EACH - 1 - round % 2);
             times[0].push(first_token_ms(&mut alone, None, OVERLAP_TOKENS, round).await?);
             times[1].push(first_token_ms(&mut alone, adapter, OVERLAP_TOKENS, round).await?);
@@ -213,12 +213,12 @@ async fn first_token_ms(
     Ok(first.as_secs_f64() * 1000.0)
 }
 
-/// The executor's performance model (its `perf`), from the lines it tells in its log.
+/// The executor's performance model (its `perf`), read from the lines in its log.
 struct LoggedPerfModel {
     core_ns: [f64; 2],
     base_ns: [f64; 2],
     layers: f64,
-    /// Multiply-adds of a token in a layer, and bytes of an adapter, for each rank.
+    /// Multiply-adds per token and layer, and bytes of an adapter, both per rank.
     work: f64,
     bytes: f64,
 }
@@ -245,7 +245,7 @@ impl LoggedPerfModel {
         })
     }
 
-    /// Milliseconds by which starting at once is faster than waiting: `PerfModel::forecast`.
+    /// Milliseconds by which an immediate start is faster than waiting: `PerfModel::forecast`.
     fn saved_ms(&self, rank: usize, tokens: usize, gbps: f64, helper: ColdCompute) -> f64 {
         let (tokens, rank) = (tokens as f64, rank as f64);
         let load = rank * self.bytes / (gbps * 125e6) * 1e9;

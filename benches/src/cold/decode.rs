@@ -1,4 +1,4 @@
-//! C-22: once every adapter has arrived, a decode step takes as long in one mode as in another.
+//! C-22: once every adapter is on the device, a decode step takes equally long in all modes.
 
 use std::time::Duration;
 
@@ -16,18 +16,15 @@ use crate::{
 };
 
 const RANK: usize = 64;
-/// Requests together, each on its own adapter.
 const STREAMS: usize = 8;
 const PROMPT: usize = 16;
 const ANSWER: usize = 96;
-/// The fewest rounds: differences of a few hundredths are looked for.
+/// Minimum number of rounds: the differences under test are a few hundredths.
 const ROUNDS: usize = 12;
-/// A link fast enough that adapters arrive while the first of two answers is made.
+/// Adapters arrive on this link during the first of two answers.
 const LINK_GBPS: f64 = 4.0;
-/// How much longer a step may take.
 const MOST: f64 = 1.05;
 
-/// Every comparison of this benchmark.
 pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let runtime = Builder::new_current_thread().enable_all().build().context("no runtime")?;
     runtime.block_on(measure(config, cores))
@@ -87,7 +84,6 @@ fn streams(round: u64) -> Vec<RequestArrival> {
         .collect()
 }
 
-/// The median time between two tokens of a request.
 fn step_ms(served: &[ServedTiming]) -> Result<f64> {
     let gaps = served
         .iter()

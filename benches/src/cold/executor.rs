@@ -28,27 +28,21 @@ use crate::{
     workload,
 };
 
-/// What takes longer never comes.
 const LIMIT: Duration = Duration::from_secs(120);
-/// How often something that changes by itself is looked at.
 const POLL: Duration = Duration::from_millis(20);
 
-/// What a request does whose adapter is not on the device.
+/// Mode of requests whose adapter is not on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// There is none: every adapter is on the device.
     Cached,
-    /// It waits.
     OnDemand,
-    /// It starts, and workers compute.
+    /// A request starts at once, and workers compute the missing ranks.
     CpuAssist,
 }
 
 impl Mode {
-    /// In the order they take turns.
     pub(crate) const EACH: [Self; 3] = [Self::Cached, Self::OnDemand, Self::CpuAssist];
 
-    /// As the executor's flag says it.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Cached => "cached",
@@ -58,43 +52,31 @@ impl Mode {
     }
 }
 
-/// Who computes what the device does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ColdCompute {
-    /// A worker on its own core.
     Worker,
-    /// The executor itself.
     Nobody,
 }
 
-/// Where an executor and its worker run, and what the executor may hold.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct ExecutorPlacement<'a> {
-    /// Folder of our programs.
     pub(crate) programs: &'a Path,
     pub(crate) model: &'a Path,
-    /// The base model's cores.
     pub(crate) base_cores: &'a [usize],
-    /// The worker's core.
     pub(crate) worker_core: usize,
-    /// Cores of workers beside it.
     pub(crate) further_workers: &'a [usize],
-    /// Bytes of adapters on the device, but for [`Mode::Cached`], which has room for all.
+    /// Bytes of adapters on the device; [`Mode::Cached`] ignores it and holds all adapters.
     pub(crate) device_bytes: u64,
-    /// Bytes of adapters in the host tier.
     pub(crate) host_bytes: u64,
-    /// Speed of the emulated link; infinite: there is the real one.
+    /// Speed of the emulated link; infinity uses the real link.
     pub(crate) link_gbps: f64,
-    /// Bytes of keys and values.
     pub(crate) kv_bytes: u64,
-    /// Further options of the executor.
     pub(crate) options: &'a [String],
-    /// Who computes what the device does not have.
     pub(crate) helper: ColdCompute,
 }
 
 impl<'a> ExecutorPlacement<'a> {
-    /// The base on the first of `cores`, the worker on the last. Budgets and link are for the caller to set.
+    /// Puts the base on the first of `cores` and the worker on the last. The caller sets budgets and link.
     ///
     /// # Errors
     /// If there is only one core.
@@ -117,49 +99,43 @@ impl<'a> ExecutorPlacement<'a> {
         })
     }
 
-    /// Where its workers are.
     fn worker_cores(&self) -> impl Iterator<Item = usize> {
         let first = (self.helper == ColdCompute::Worker).then_some(self.worker_core);
         first.into_iter().flat_map(|first| iter::once(first).chain(self.further_workers.iter().copied()))
     }
 }
 
-/// A running executor with its workers, and a connection to it.
 pub(crate) struct ColdExecutor {
     pub(crate) mode: Mode,
     send: DealerSendHalf,
     receive: DealerRecvHalf,
     next: u64,
     adapters: Vec<AdapterIdBytes>,
-    // All end when dropped, before their folder.
+    // Dropped before `folder`, which the processes use.
     workers: Vec<LoggedProcess>,
     executor: LoggedProcess,
     folder: TempDir,
 }
 
-/// When the tokens of one request came, and what the executor says of its beginning.
+/// Arrival times of one request's tokens, and the executor's own report of its start.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ServedTiming {
     /// From the request to its first token.
     pub(crate) first: Duration,
     /// From the request to its last token.
     pub(crate) last: Duration,
-    /// How many.
     pub(crate) tokens: usize,
-    /// Time it waited for its adapter.
     pub(crate) load_wait: Duration,
-    /// When each message with tokens came, from the request on.
+    /// Arrival of each message with tokens, from the request on.
     pub(crate) steps: Vec<Duration>,
 }
 
-/// A request that has not ended.
 struct OpenRequest {
     sent: Instant,
     served: ServedTiming,
 }
 
 impl ColdExecutor {
-    /// Starts both processes and says hello.
     pub(crate) async fn start(place: ExecutorPlacement<'_>, mode: Mode) -> Result<Self> {
         let folder = tempfile::tempdir().context("no folder for an executor's sockets")?;
         let socket = folder.path().join("run/executor.sock");
@@ -183,7 +159,8 @@ impl ColdExecutor {
         Ok(started)
     }
 
-    /// Brings adapters into the host tier, and in [`Mode::Cached`] onto the device; requests call them by their index.
+    /// Loads adapters into the host tier, and in [`Mode::Cached`] onto the device; requests name them by
+    /// index.
     pub(crate) async fn load(&mut self, folders: &[PathBuf]) -> Result<()> {
         for folder in folders {
             let call = LoadAdapter::of_one(0, folder.display().to_string(), [0; 32]);
@@ -196,7 +173,6 @@ impl ColdExecutor {
         Ok(())
     }
 
-    /// Waits until nothing is on its way to the device any more.
     pub(crate) async fn wait_for_copies(&mut self) -> Result<()> {
         let mut copied = None;
         let started = Instant::now();
@@ -211,7 +187,7 @@ impl ColdExecutor {
         }
     }
 
-    /// Sends every request at its time and follows all to their end: what each was given, in the order of arrival.
+    /// Sends every request at its time and returns the timings in the order of arrival.
     pub(crate) async fn serve(&mut self, arrivals: &[RequestArrival]) -> Result<Vec<ServedTiming>> {
         let (first, started) = (self.next, Instant::now());
         let mut open: HashMap<u64, OpenRequest> = HashMap::new();
@@ -251,7 +227,6 @@ impl ColdExecutor {
         self.send(&ToExecutor::Generate(generate)).await.map(|()| request)
     }
 
-    /// The executor's figures.
     pub(crate) async fn stats(&mut self) -> Result<Stats> {
         self.send(&ToExecutor::GetStats(0)).await?;
         match self.answer().await? {
@@ -272,12 +247,10 @@ impl ColdExecutor {
         }
     }
 
-    /// Where its sockets are.
     pub(crate) fn run_folder(&self) -> PathBuf {
         self.folder.path().join("run")
     }
 
-    /// What the executor has written to its log.
     pub(crate) fn log(&self) -> Result<String> {
         std::fs::read_to_string(self.folder.path().join("executor.log")).context("no log of the executor")
     }
@@ -286,7 +259,7 @@ impl ColdExecutor {
         self.send.send(message.to_bytes().into()).await.context("the executor takes no message")
     }
 
-    /// The next message; nothing generates meanwhile.
+    /// Waits for the next message; only for use while no request generates.
     async fn answer(&mut self) -> Result<ToGateway> {
         let message = timeout(LIMIT, self.receive.recv()).await.context("the executor is silent")?;
         read(&message.context("the executor hung up")?.into_vec())
@@ -319,7 +292,7 @@ fn executor_command(place: ExecutorPlacement<'_>, mode: Mode, socket: &Path) -> 
         command.arg(option).arg(value);
     }
     command.args(place.options);
-    // Nothing is cold where everything is there from the start: only its loading would take longer.
+    // In cached mode no adapter is cold; an emulated link would only slow down the loading.
     if mode != Mode::Cached && place.link_gbps.is_finite() {
         command.arg("--link-gbps").arg(place.link_gbps.to_string());
     }
@@ -363,7 +336,7 @@ fn outputs(message: &ToGateway) -> Result<&[Output]> {
     }
 }
 
-/// Notes what came for a request; gives it back when it has ended.
+/// Records an output of a request; returns the timing when the request has ended.
 fn note(open: &mut HashMap<u64, OpenRequest>, output: &Output) -> Result<Option<ServedTiming>> {
     ensure!(output.error.is_none(), "a request failed: {:?}", output.error);
     let Some(OpenRequest { sent, served }) = open.get_mut(&output.request) else {

@@ -1,5 +1,5 @@
-//! What the disk tier brings (E-28): a long conversation that left the device, and many that take turns in a device that holds
-//! a quarter of them, beside the same executor without the tier.
+//! Gain of the disk tier (E-28): resumption of an offloaded long conversation, and many conversations on a
+//! device that holds a quarter of them, beside the same executor without the tier.
 
 use std::time::Duration;
 
@@ -14,25 +14,23 @@ use crate::{
     report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 
-/// Room for one long conversation, and hardly another.
+/// Capacity for one long conversation and hardly a second.
 const ONE_BYTES: u64 = 64 << 20;
 const LONG_TOKENS: usize = 2000;
-/// The goal of a resumption: so many times as fast as computing.
+/// Target: resumption is this many times as fast as computation.
 const RESUMED: f64 = 5.0;
 
-/// Conversations that take turns, what each turn adds, and how often it is each one's.
+/// Conversations, tokens that each turn adds, and turns of each conversation.
 const CONVERSATIONS: usize = 24;
 const TURN_TOKENS: usize = 96;
 const TURNS: usize = 8;
-/// Room for a quarter of their last turns: 24 x 768 tokens take 432 MiB.
+/// A quarter of the last turns: 24 x 768 tokens take 432 MiB.
 const QUARTER_BYTES: u64 = 108 << 20;
 const TTFT_SHARE: f64 = 0.6;
 const PREFILL_SHARE: f64 = 0.7;
 
-/// The tier of these measurements.
 const DISK: [&str; 2] = ["--disk-bytes", "2GiB"];
 
-/// Every comparison of this benchmark.
 pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let runtime = Builder::new_current_thread().enable_all().build().context("no runtime")?;
     runtime.block_on(measure(config, cores))
@@ -76,17 +74,17 @@ fn comparison(
     Comparison { bench: "cache", case, unit, better: Better::Lower, ours, rival, target: Some(target) }
 }
 
-/// The first token of a conversation that has left the device, beside the first time it was computed.
+/// Measures the first token of an offloaded conversation beside that of its first computation.
 async fn resumed(place: ExecutorPlacement<'_>, runs: usize) -> Result<Comparison> {
     let mut executor = ColdExecutor::start(place, Mode::CpuAssist).await?;
-    // Whatever is slow once.
+    // Warm-up: costs of the first request.
     first_ms(&mut executor, LONG_TOKENS, 0).await?;
     let [mut computed, mut resumed] = [Vec::new(), Vec::new()];
     for run in 1..=runs as u64 + 1 {
         computed.push(first_ms(&mut executor, LONG_TOKENS, run).await?);
         keep_all(&mut executor).await?;
         if run > 1 {
-            // The one before has made room for this one.
+            // The computation before has evicted this conversation.
             resumed.push(first_ms(&mut executor, LONG_TOKENS, run - 1).await?);
         }
     }
@@ -97,7 +95,6 @@ async fn resumed(place: ExecutorPlacement<'_>, runs: usize) -> Result<Comparison
     ))
 }
 
-/// Waits until nothing more comes to the disk.
 async fn keep_all(executor: &mut ColdExecutor) -> Result<()> {
     let mut before = None;
     loop {
@@ -110,9 +107,8 @@ async fn keep_all(executor: &mut ColdExecutor) -> Result<()> {
     }
 }
 
-/// What taking turns came to.
 struct TurnResult {
-    /// Of each turn but the first.
+    /// Times to first token of all turns but the first.
     first_ms: Vec<f64>,
     computed: f64,
 }
@@ -131,7 +127,7 @@ async fn turns(place: ExecutorPlacement<'_>) -> Result<TurnResult> {
     Ok(TurnResult { first_ms: first, computed: executor.stats().await?.prompt_tokens as f64 })
 }
 
-/// A prompt's first token. Prompts of one seed begin alike.
+/// Time to first token of a prompt. Prompts of one seed share their beginning.
 async fn first_ms(executor: &mut ColdExecutor, prompt: usize, seed: u64) -> Result<f64> {
     let arrival = RequestArrival { at: Duration::ZERO, adapter: None, prompt, answer: 1, seed };
     let served = executor.serve(&[arrival]).await?;

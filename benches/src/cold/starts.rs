@@ -1,7 +1,8 @@
 //! C-20: requests on adapters that are not on the device, in the three modes, with the same arrivals.
 //!
-//! The capacity is measured first, with every adapter on the device; light and saturated load are shares of it, as the
-//! paper's 6 and 9 requests a second are of its GPU's. Then the modes take turns, round after round.
+//! First the capacity is measured with every adapter on the device; light and saturated load are shares of
+//! it, as the paper's 6 and 9 requests per second are of its GPU's capacity. Then the modes alternate in
+//! rounds.
 
 use std::path::{Path, PathBuf};
 
@@ -22,35 +23,29 @@ use crate::{
 };
 
 const RANK: usize = 64;
-/// Adapters in the host tier.
 const ADAPTERS: usize = 128;
-/// Adapters that the device has room for: as many as requests run together, and half as many again.
+/// Adapters that fit on the device: 1.5 times the number of simultaneous requests.
 const ON_DEVICE: usize = 48;
-/// Requests of the burst that finds the capacity.
 const BURST: usize = 96;
-/// How long an adapter travels, as a multiple of the time to the first token of a lone request: see the documentation.
+/// Transfer time of an adapter over time to first token of a lone request (docs/performance).
 const LOAD_OVER_PREFILL: f64 = 1.4;
-/// Share of the time that loads keep a busy link busy under saturated load.
+/// Share of the time that loads occupy a busy link under saturated load.
 const BUSY: f64 = 0.85;
-/// Saturated load, as a share of the capacity.
 const SATURATED: f64 = 0.9;
-/// Lone requests that are timed.
 const LONE: usize = 12;
-/// Bytes a second of a gigabit a second.
+/// Bytes per second of a gigabit per second.
 const GIGABIT: f64 = 125e6;
 
-/// A load to compare the modes under.
 struct LoadCell {
     name: &'static str,
-    /// Share of the capacity.
     share: f64,
     requests: usize,
     popularity: Popularity,
-    /// How many times as long as cached on-demand's first token should take here, or there is nothing to hide.
+    /// Minimum ratio of on-demand's to cached's time to first token; below it there is no transfer to hide.
     on_demand: f64,
 }
 
-/// Those that were on the device first are not among the distinct ones, so each of these starts cold.
+/// The adapters that are on the device first are excluded, so each of these starts cold.
 const DISTINCT: Popularity = Popularity::Distinct { first: ON_DEVICE };
 
 const CELLS: [LoadCell; 3] = [
@@ -65,22 +60,21 @@ const CELLS: [LoadCell; 3] = [
     },
 ];
 
-/// Time to the first token, and request latency, of cpu-assist over cached and of on-demand over cpu-assist.
+/// Maximum ratio of cpu-assist's time to first token to cached's, and minimum ratio of on-demand's request
+/// latency to cpu-assist's.
 const MAX_FIRST_TOKEN_SHARE: f64 = 1.22;
 const LEAST_LATENCY: f64 = 1.25;
 
-/// Every comparison of this benchmark.
 pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let runtime = Builder::new_current_thread().enable_all().build().context("no runtime")?;
     runtime.block_on(measure(config, cores))
 }
 
-/// What a machine takes.
 #[derive(Debug, Clone, Copy)]
 struct MachinePace {
-    /// Requests a second.
+    /// Capacity in requests per second.
     capacity: f64,
-    /// Milliseconds to the first token of a lone request.
+    /// Time to first token of a lone request, in milliseconds.
     first_token_ms: f64,
 }
 
@@ -100,7 +94,7 @@ async fn measure(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>>
     for mode in [Mode::OnDemand, Mode::CpuAssist] {
         executors.push(started(place, mode, &folders).await?);
     }
-    // The client costs little; where it costs anything, the base has its core to itself.
+    // The client costs little; it shares the worker's core, so that the base has its core alone.
     pin(place.worker_core)?;
     let mut comparisons = Vec::new();
     for (number, cell) in CELLS.iter().enumerate() {
@@ -114,7 +108,7 @@ async fn measure(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>>
     Ok(comparisons)
 }
 
-/// An executor whose device tier is full of adapters that nobody asks for.
+/// Starts an executor whose device tier is full of adapters that no request uses.
 async fn started(place: ExecutorPlacement<'_>, mode: Mode, folders: &[PathBuf]) -> Result<ColdExecutor> {
     let mut executor = ColdExecutor::start(place, mode).await?;
     executor.load(folders).await?;
@@ -122,7 +116,6 @@ async fn started(place: ExecutorPlacement<'_>, mode: Mode, folders: &[PathBuf]) 
     Ok(executor)
 }
 
-/// Times lone requests, and a burst of as many as can be computed together and more.
 async fn pace(cached: &mut ColdExecutor) -> Result<MachinePace> {
     let load = |rate, requests| ColdLoad { rate, requests, adapters: ADAPTERS, popularity: DISTINCT };
     cached.serve(&load(1e6, BURST / 3).arrivals(1)).await?;
@@ -138,7 +131,7 @@ async fn pace(cached: &mut ColdExecutor) -> Result<MachinePace> {
 }
 
 impl MachinePace {
-    /// The link's speed, for adapters of so many bytes.
+    /// Speed of the link for adapters of `bytes`.
     fn link_gbps(self, link: LinkSpeed, bytes: u64) -> f64 {
         let load_s = match link {
             LinkSpeed::Gbps(gbps) => return gbps,
@@ -149,16 +142,14 @@ impl MachinePace {
     }
 }
 
-/// What every line says of the experiment.
 struct ExperimentSetting {
     pace: MachinePace,
-    /// Of an adapter.
     bytes: u64,
     gbps: f64,
 }
 
 impl ExperimentSetting {
-    /// How long an adapter travels.
+    /// Transfer time of an adapter in milliseconds.
     fn load_ms(&self) -> f64 {
         self.bytes as f64 / self.gbps / GIGABIT * 1000.0
     }
@@ -178,7 +169,7 @@ impl LoadCell {
         self.share * pace.capacity
     }
 
-    /// All modes in turn, the same arrivals for each, in another order every round.
+    /// Measures all modes with the same arrivals, in another order every round.
     async fn measure(
         &self,
         config: &SuiteConfig,
@@ -209,7 +200,6 @@ impl LoadCell {
         Ok(rounds)
     }
 
-    /// What the executor counted, for whoever watches.
     fn print_counts(
         &self,
         mode: Mode,

@@ -1,4 +1,4 @@
-//! From what requests were given to the figures of a run, and to comparisons of the modes.
+//! Aggregates the timings of requests into values per round and comparisons of the modes.
 
 use anyhow::Result;
 
@@ -8,7 +8,6 @@ use crate::{
     report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 
-/// A figure of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Metric {
     FirstToken,
@@ -17,7 +16,6 @@ pub(super) enum Metric {
     LoadWait,
 }
 
-/// How the figures of many requests become one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Aggregate {
     Mean,
@@ -37,7 +35,7 @@ impl Metric {
         }
     }
 
-    /// In milliseconds; `None` where a request has no such figure.
+    /// Value in milliseconds; `None` if a request has no such value.
     pub(super) fn ms(self, served: &ServedTiming) -> Option<f64> {
         let ms = |time: std::time::Duration| time.as_secs_f64() * 1000.0;
         match self {
@@ -72,12 +70,11 @@ impl Aggregate {
     }
 }
 
-/// The figures of one mode: a list of requests for each round.
+/// Timings of one mode: one list of requests per round.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Rounds(pub(super) Vec<Vec<ServedTiming>>);
 
 impl Rounds {
-    /// One figure for each round.
     pub(super) fn figures(&self, metric: Metric, over: Aggregate) -> Result<Samples> {
         let round = |served: &Vec<ServedTiming>| {
             let values = served.iter().filter_map(|served| metric.ms(served)).collect();
@@ -86,13 +83,11 @@ impl Rounds {
         Samples::new(self.0.iter().map(round).collect::<Result<_>>()?)
     }
 
-    /// The figures of all requests of all rounds.
     pub(super) fn all(&self, metric: Metric) -> Result<Samples> {
         Samples::new(self.0.iter().flatten().filter_map(|served| metric.ms(served)).collect())
     }
 }
 
-/// Two modes side by side.
 pub(super) struct ModePair<'a> {
     pub(super) bench: &'static str,
     pub(super) case: &'a str,
@@ -101,7 +96,6 @@ pub(super) struct ModePair<'a> {
 }
 
 impl ModePair<'_> {
-    /// Their figures of one kind.
     pub(super) fn compare(
         &self,
         metric: Metric,

@@ -1,29 +1,28 @@
-//! What can be measured.
+//! Names of the benchmarks.
 
 use clap::ValueEnum;
 
-/// A benchmark, or all of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Name {
-    /// What the machine can do at most.
+    /// Measured limits of this machine.
     Limits,
-    /// One stream, tokens a second.
+    /// One stream: tokens per second.
     Decode,
-    /// A prompt of 512 tokens, tokens a second.
+    /// A prompt of 512 tokens: tokens per second.
     Prefill,
-    /// 1 to 16 streams of the base model.
+    /// 1 to 16 streams of the base.
     Batch,
-    /// 8 streams on 8 adapters, through HTTP.
+    /// 8 streams on 8 adapters, over HTTP.
     Adapters,
     /// Decode beside a busy process.
     Neighbour,
-    /// Start to first token, and memory.
+    /// Time from start to first token, and memory.
     Startup,
-    /// Five hundred requests at once.
+    /// Five hundred simultaneous requests.
     Burst,
-    /// Ten times as many requests as can be served.
+    /// Ten times as many requests as the server can serve.
     Overload,
-    /// How far rounding takes answers from those of f32, and what it brings.
+    /// Divergence from f32 by rounding, and the speed it buys.
     Accuracy,
     /// One adapted layer beside PyTorch.
     Xab,
@@ -31,69 +30,70 @@ pub(crate) enum Name {
     Board,
     /// Requests on adapters that are not on the device, in the three modes of a cold start.
     ColdStart,
-    /// A decode step in the three modes, once every adapter has arrived.
+    /// A decode step in the three modes, once all adapters are on the device.
     DecodeModes,
-    /// A single cold prompt by its length: starting at once beside waiting.
+    /// A single cold prompt by its length: immediate start beside waiting.
     Crossover,
-    /// Conversations whose keys and values left the device, from the disk beside computed anew.
+    /// Conversations with evicted KV cache: read from disk beside computed again.
     Cache,
-    /// A split client beside the resident engine, and what a layer call costs.
+    /// A split client beside the resident engine, and the overhead of a layer call.
     Split,
     /// Eight split clients under each batching policy, and a fast one beside a slow one.
     SplitBatching,
-    /// Split clients and resident requests, together and one after the other.
+    /// Split clients and resident requests, together and in sequence.
     SplitMixed,
-    /// What masking costs a split client, and what exact arithmetic costs.
+    /// Cost of masking and of exact arithmetic for a split client.
     SplitMasking,
-    /// A split client that drafts at home, over emulated round trips.
+    /// A split client that drafts locally, over emulated round trips.
     Speculate,
-    /// Answers whose text repeats or does not, with drafts and without, and llama.cpp's lookup.
+    /// Repetitive and other answers, with drafts and without, and llama.cpp's lookup.
     Drafts,
-    /// Jobs that learn over one base, beside PEFT.
+    /// Training jobs over one base, beside PEFT.
     Tune,
-    /// Jobs beside requests that decode.
+    /// Training jobs beside requests that decode.
     TuneMixed,
     /// Two executors behind one gateway, beside one.
     Executors,
-    /// What ranks cost steps and prompts, padded and not, told by the performance model.
+    /// Cost of ranks in steps and prompts, padded and not, as the performance model predicts it.
     PerfModel,
-    /// Tenants beside one that floods, and beside each other by their weights.
+    /// Tenants beside one that floods, and beside each other by weight.
     Fairness,
-    /// Seven tenants beside one that attacks every door.
+    /// Seven tenants beside one that attacks every endpoint.
     Hostile,
     /// Three executors of unequal speed, for real and as `holobiont simulate` forecasts.
     Forecast,
     /// Hosts behind Envoy that share a registry and a bucket, part by part.
     Fleet,
-    /// What the endpoint picker takes to say which host a request goes to.
+    /// Routing decisions of the endpoint picker.
     Picker,
-    /// An executor behind a TLS door, beside one behind its ipc socket.
+    /// An executor behind a TLS listener, beside one behind its ipc socket.
     Far,
-    /// A base that comes from a disk, beside one in memory.
+    /// A base streamed from disk, beside one in memory.
     Stream,
-    /// Answers of a form beside free ones.
+    /// Structured output beside free answers.
     Grammar,
-    /// The same through HTTP, beside llama.cpp's.
+    /// Structured output over HTTP, beside llama.cpp's.
     Forms,
-    /// The pass on more cores than there are, rehearsed and simulated.
+    /// The pass on more cores than the machine has, measured chunk by chunk and simulated.
     ManyCores,
-    /// A GPU's decode steps, beside its memory's bandwidth and PyTorch.
+    /// A GPU's decode steps, beside its memory bandwidth and PyTorch.
     CudaDecode,
     /// A GPU's long prompts, beside the rate of its matrix unit.
     CudaPrefill,
-    /// What adapters cost on a GPU, by ranks.
+    /// Cost of adapters on a GPU, by rank.
     CudaLora,
     /// The link between host and GPU.
     CudaLink,
-    /// Prompts on cold adapters, workers asked in the GPU's stream beside through the host.
+    /// Prompts on cold adapters: workers called in the GPU's stream, beside through the host.
     CudaFused,
     /// Requests on cold adapters over the real link to a GPU.
     CudaCold,
-    /// What steps and copies take, and the simulator's cost model that fits it.
+    /// Times of steps and copies, and the simulator's cost model fitted to them.
     Costs,
-    /// Five workloads, for real and by the simulator with those costs.
+    /// Five workloads, for real and in the simulator with those costs.
     Reality,
-    /// Every one of them but `xab`, which needs PyTorch, `costs`, `reality` and `forecast`, `fleet`, which needs servers that hosts share, and those of a GPU.
+    /// All benchmarks except `xab` (needs PyTorch), `costs`, `reality`, `forecast`, `fleet` (needs shared
+    /// servers), and those of a GPU.
     All,
 }
 
@@ -134,17 +134,15 @@ impl Name {
         Self::ManyCores,
     ];
 
-    /// Whether it is measured on a GPU, with weights of its own.
+    /// Whether the benchmark runs on a GPU, with weights of its own.
     pub(crate) fn is_for_gpu(self) -> bool {
         self.shares_model() || matches!(self, Self::CudaLink | Self::CudaFused | Self::CudaCold)
     }
 
-    /// Whether it is measured on a model in this process.
     pub(crate) fn shares_model(self) -> bool {
         matches!(self, Self::CudaDecode | Self::CudaPrefill | Self::CudaLora)
     }
 
-    /// Whether it is compared with llama.cpp.
     pub(crate) fn needs_llama_cpp(self) -> bool {
         matches!(
             self,

@@ -1,7 +1,8 @@
-//! A tenant that attacks: everything that one user key can send to stop or slow others, at once and again and again.
+//! A tenant that attacks: everything that one user key can send to stop or slow others, at once and
+//! repeatedly.
 //!
-//! Each attack is a loop on its own thread. Answers are counted by status and otherwise ignored: the server may refuse,
-//! cut off or close, and the attack goes on with the next connection.
+//! Each attack is a loop on its own thread. Responses are counted by status and otherwise ignored: the server
+//! may reject, cut off or close, and the attack continues with the next connection.
 
 use std::{
     collections::BTreeMap,
@@ -18,34 +19,31 @@ use std::{
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
-/// How long an attack waits for an answer before it goes on.
+/// Timeout of an attack's response.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Pause between two tries of one attack: a client that is refused at once would otherwise only burn its own core.
+/// Pause between two tries of one attack: a client that is rejected at once would otherwise only use up its
+/// own core.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Bytes of one write of an endless body.
 const PIECE: usize = 64 << 10;
-/// The longest body that is taken by default.
+/// Default maximum length of a body.
 const MAX_BODY: usize = 8 << 20;
 
-/// Whom and as whom to attack.
 #[derive(Debug)]
 pub(super) struct Attacker<'a> {
     pub(super) port: u16,
     pub(super) key: &'a str,
-    /// Names of the attacks to make, with commas between; `None` for all.
+    /// Names of the attacks to make, separated by commas; `None` for all.
     pub(super) only: Option<&'a str>,
-    /// Name of the base model.
     pub(super) model: &'a str,
-    /// Set when the attacks are to end.
     pub(super) is_over: &'a AtomicBool,
-    /// Answers by status; 0 is a connection that ended without one.
+    /// Number of responses by status; 0 is a connection that ended without one.
     pub(super) answers: Mutex<BTreeMap<u16, usize>>,
 }
 
-/// One attack: a single try, which gets the number of tries before it.
+/// A single try of an attack; its argument is the number of earlier tries.
 type Attack = fn(&Attacker<'_>, usize) -> std::io::Result<()>;
 
-/// Every attack, by its name, and its number of threads.
 const ATTACKS: [(&str, Attack, usize); 9] = [
     ("heavy_grammars", heavy_grammars, 4),
     ("escaped_grammars", escaped_grammars, 2),
@@ -58,10 +56,10 @@ const ATTACKS: [(&str, Attack, usize); 9] = [
     ("unfinished_bodies", unfinished_bodies, 8),
 ];
 
-/// Checks a list of names of attacks, with commas between.
+/// Checks attack names separated by commas.
 ///
 /// # Errors
-/// A name is not that of an attack.
+/// A name of no attack.
 pub(super) fn check_names(names: &str) -> Result<()> {
     let known = ATTACKS.map(|(name, ..)| name);
     let unknown = names.split(',').find(|name| !known.contains(name));
@@ -75,7 +73,6 @@ pub(super) fn check_names(names: &str) -> Result<()> {
 }
 
 impl Attacker<'_> {
-    /// Attacks until it is over.
     pub(super) fn run(&self) {
         thread::scope(|scope| {
             let is_meant = |name: &str| self.only.is_none_or(|only| only.split(',').any(|part| part == name));
@@ -85,7 +82,7 @@ impl Attacker<'_> {
                         leave_the_cores_to_others();
                         let mut tries = first;
                         while !self.is_over() {
-                            // A connection that was closed is the server's answer.
+                            // A closed connection is a valid response of the server.
                             let _ = attack(self, tries);
                             tries += threads;
                             thread::sleep(PAUSE);
@@ -119,11 +116,10 @@ impl Attacker<'_> {
         Ok(stream)
     }
 
-    /// Sends a whole body and reads the answer.
     fn post(&self, route: &str, kind: &str, body: &[u8]) -> std::io::Result<Value> {
         let mut stream = self.connect()?;
         stream.write_all(self.head(route, kind, Some(body.len())).as_bytes())?;
-        // What is refused may be refused before all of it was read.
+        // The server may reject a body before it has read all of it.
         let _ = stream.write_all(body);
         self.answer(stream)
     }
@@ -144,10 +140,10 @@ impl Attacker<'_> {
     }
 }
 
-/// Gives the calling thread the lowest priority: an attacker has a machine of its own, and must not slow this one by what
-/// it computes itself.
+/// Gives the calling thread the lowest priority: a real attacker has another machine, so its own computation
+/// must not slow this one.
 fn leave_the_cores_to_others() {
-    // On Linux this is the niceness of the thread; to add to it is always allowed.
+    // On Linux this is the thread's niceness, which every thread may raise.
     let _ = rustix::process::nice(19);
 }
 
@@ -160,7 +156,7 @@ fn chat(attacker: &Attacker<'_>, schema: &Value) -> Value {
     })
 }
 
-/// Schemas that take the whole budget of a compiler, each a new one.
+/// Schemas that exhaust the compiler's budget, a new one each time.
 fn heavy_grammars(attacker: &Attacker<'_>, tries: usize) -> std::io::Result<()> {
     let schema = match tries % 4 {
         0 => json!({ "type": "integer", "multipleOf": 900_000 + tries }),
@@ -175,7 +171,7 @@ fn heavy_grammars(attacker: &Attacker<'_>, tries: usize) -> std::io::Result<()> 
     attacker.post_json("/v1/chat/completions", &chat(attacker, &schema)).map(drop)
 }
 
-/// The same behind a key that is spelled with an escape, in a body that is short enough to be read at once.
+/// Heavy schemas behind a key spelled with an escape, in a body that is short enough to be read at once.
 fn escaped_grammars(attacker: &Attacker<'_>, tries: usize) -> std::io::Result<()> {
     let words: Vec<String> = (0..100).map(|word| format!("w{word}{tries}")).collect();
     let schema = json!({ "type": "array", "items": { "enum": words }, "minItems": 50, "maxItems": 90 });
@@ -183,7 +179,7 @@ fn escaped_grammars(attacker: &Attacker<'_>, tries: usize) -> std::io::Result<()
     attacker.post("/v1/chat/completions", "application/json", body.as_bytes()).map(drop)
 }
 
-/// A model of Tinker's, whose orders wait for one that never comes.
+/// Creates a Tinker model whose queued operations wait for one that never comes.
 fn model(attacker: &Attacker<'_>) -> std::io::Result<Option<String>> {
     let session = attacker.post_json("/api/v1/create_session", &json!({ "type": "create_session" }))?;
     let asked = json!({
@@ -193,7 +189,7 @@ fn model(attacker: &Attacker<'_>) -> std::io::Result<Option<String>> {
     Ok(made["model_id"].as_str().map(str::to_owned))
 }
 
-/// Orders with the longest names there may be, which wait for the first one.
+/// Operations with names of the maximum length, which wait for the first one.
 fn waiting_orders(attacker: &Attacker<'_>, _tries: usize) -> std::io::Result<()> {
     let Some(model) = model(attacker)? else { return Ok(()) };
     for seq in 2..40_u8 {
@@ -208,7 +204,7 @@ fn waiting_orders(attacker: &Attacker<'_>, _tries: usize) -> std::io::Result<()>
     Ok(())
 }
 
-/// A batch of the model, in protobuf: fields 1 (model), 2 (its number) and 4 (the loss).
+/// Batch for the model in protobuf: fields 1 (model), 2 (sequence number) and 4 (loss).
 fn evaluate(model: &str, seq: u8, loss: &str) -> Vec<u8> {
     [&text_field(1, model)[..], &[2 << 3, seq], &text_field(4, loss)].concat()
 }
@@ -225,13 +221,13 @@ fn text_field(number: u8, text: &str) -> Vec<u8> {
     field
 }
 
-/// Four million sequences of nothing: two bytes each on the wire.
+/// Four million empty sequences, two bytes each on the wire.
 fn empty_data(attacker: &Attacker<'_>, _tries: usize) -> std::io::Result<()> {
     let data = [3 << 3 | 2, 0].repeat((MAX_BODY - 1024) / 2);
     attacker.post("/api/v1/forward_backward", "application/x-protobuf", &data).map(drop)
 }
 
-/// A form whose first boundary never comes.
+/// Multipart body whose first boundary never comes.
 fn endless_multipart(attacker: &Attacker<'_>, _tries: usize) -> std::io::Result<()> {
     let mut stream = attacker.connect()?;
     let head = attacker.head("/v1/files", "multipart/form-data; boundary=x", None);
@@ -241,7 +237,7 @@ fn endless_multipart(attacker: &Attacker<'_>, _tries: usize) -> std::io::Result<
     attacker.answer(stream).map(drop)
 }
 
-/// A file of which one byte comes each second.
+/// File upload of one byte per second.
 fn dripping_uploads(attacker: &Attacker<'_>, _tries: usize) -> std::io::Result<()> {
     let mut stream = attacker.connect()?;
     let begin = "--x\r\ncontent-disposition: form-data; name=\"purpose\"\r\n\r\nfine-tune\r\n--x\r\n\
@@ -254,14 +250,14 @@ fn dripping_uploads(attacker: &Attacker<'_>, _tries: usize) -> std::io::Result<(
     attacker.answer(stream).map(drop)
 }
 
-/// Sixty-four of the longest prompts, each asked for 128 times.
+/// Sixty-four prompts of maximum length, each with 128 choices.
 fn multiplied_prompts(attacker: &Attacker<'_>, _tries: usize) -> std::io::Result<()> {
     let prompt = vec![7; 8191];
     let body = json!({ "model": attacker.model, "prompt": vec![prompt; 64], "n": 128, "max_tokens": 1 });
     attacker.post_json("/v1/completions", &body).map(drop)
 }
 
-/// Fine-tuning jobs of a file that is not there, and of one that is.
+/// Fine-tuning jobs of a missing and of an existing file.
 fn jobs_made_and_cancelled(attacker: &Attacker<'_>, tries: usize) -> std::io::Result<()> {
     let line = r#"{"prompt":"a","completion":"b"}"#;
     let form = format!(
@@ -276,7 +272,7 @@ fn jobs_made_and_cancelled(attacker: &Attacker<'_>, tries: usize) -> std::io::Re
     attacker.post_json(&format!("/v1/fine_tuning/jobs/{id}/cancel"), &json!({})).map(drop)
 }
 
-/// A body of the longest length whose last byte never comes.
+/// Body of the maximum length whose last byte never comes.
 fn unfinished_bodies(attacker: &Attacker<'_>, _tries: usize) -> std::io::Result<()> {
     let mut stream = attacker.connect()?;
     stream.write_all(attacker.head("/v1/completions", "application/json", Some(MAX_BODY)).as_bytes())?;

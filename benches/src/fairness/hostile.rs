@@ -1,4 +1,5 @@
-//! Seven tenants beside an eighth that attacks, against the seven beside an eighth that asks as they do.
+//! Seven tenants beside an eighth that attacks, compared with the seven beside an eighth with the same load
+//! as they.
 
 use std::{
     collections::BTreeMap,
@@ -26,21 +27,21 @@ use crate::{
     report::{BenchTarget, Better, Comparison},
 };
 
-/// Those that ask, and the one that attacks or asks like them.
+/// Honest tenants, and the eighth, which attacks or sends the same load.
 const HONEST: [&str; 7] = ["ann", "bob", "cleo", "dan", "eve", "fay", "gus"];
 const EIGHTH: &str = "mal";
-/// Of what can be served, what all eight ask for together.
+/// Load of all eight, as a share of the capacity.
 const LOAD: f64 = 0.8;
-/// Clients of one tenant that find out what can be served.
+/// Clients of one tenant that measure the capacity.
 const CLIENTS: usize = 32;
 const SETTLE: Duration = Duration::from_secs(10);
-/// Memory that the gateway is given for requests, its own programs and tables, and its grammar helpers.
+/// Memory budget of the gateway: requests, its code and tables, and its grammar helpers.
 const GATEWAY_BYTES: f64 = ((2_u64 << 30) + (256 << 20)) as f64;
 
-/// The seven's tokens a second and slowest first tokens, and the gateway's memory at its highest.
+/// Measures the seven's tokens per second and slowest first tokens, and the gateway's peak memory.
 ///
 /// # Errors
-/// If a deployment does not start, or a request of the seven fails otherwise than for want of room.
+/// If a deployment does not start, or a request of the seven fails for another reason than a full queue.
 pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     config.attacks.as_deref().map_or(Ok(()), check_names)?;
     let length = Duration::from_secs(config.seconds);
@@ -94,8 +95,8 @@ pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
 }
 
 impl Tenants {
-    /// Runs `work` while `name` makes the attacks `only`, or all of them. Returns the result of `work`, the number of answers
-    /// to attacks by status, and the gateway's highest memory in bytes.
+    /// Runs `work` while `name` makes the attacks `only`, or all of them. Returns the result of `work`, the
+    /// number of responses to attacks by status, and the gateway's peak memory in bytes.
     fn beside<T>(
         &self,
         name: &str,
@@ -122,7 +123,7 @@ impl Tenants {
         Ok((done, answers, highest?))
     }
 
-    /// Highest resident memory of the gateway, looked at each second.
+    /// Peak resident memory of the gateway, sampled every second.
     fn highest_memory(&self, is_over: &AtomicBool) -> Result<f64> {
         let mut highest = 0.0_f64;
         while !is_over.load(Ordering::Relaxed) {

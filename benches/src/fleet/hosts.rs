@@ -15,10 +15,8 @@ use crate::{
     servers::{postgres::Postgres, s3::Bucket},
 };
 
-/// Rank of adapters.
 const RANK: usize = 8;
 
-/// What hosts share.
 #[derive(Debug)]
 pub(super) struct Servers {
     pub(super) postgres: Postgres,
@@ -26,7 +24,7 @@ pub(super) struct Servers {
 }
 
 impl Servers {
-    /// Starts them.
+    /// Starts the servers.
     ///
     /// # Errors
     /// If one of them is not installed.
@@ -35,7 +33,7 @@ impl Servers {
         Ok(Self { postgres, bucket: Bucket::start().map_err(|missing| anyhow!(missing))? })
     }
 
-    /// A host with its state in `folder`.
+    /// Starts a host with its state in `folder`.
     ///
     /// # Errors
     /// If it does not start.
@@ -47,7 +45,7 @@ impl Servers {
     }
 }
 
-/// A host that shares nothing.
+/// Starts a host without a shared registry or bucket.
 ///
 /// # Errors
 /// If it does not start.
@@ -73,7 +71,7 @@ fn host(
     Holobiont::start_with(&installation, &[], folder, &settings)
 }
 
-/// Folders of so many adapters, no two the same.
+/// Writes `count` different adapters and returns their folders.
 ///
 /// # Errors
 /// If they cannot be written.
@@ -84,16 +82,16 @@ pub(super) fn adapters(config: &SuiteConfig, count: usize, folder: &Path) -> Res
 /// Registers an adapter.
 ///
 /// # Errors
-/// If it is refused.
+/// If it is rejected.
 pub(super) fn load(host: &Holobiont, name: &str, path: &Path) -> Result<()> {
     let body = json!({ "lora_name": name, "lora_path": path });
     post_json(host.port(), "/v1/load_lora_adapter", &body).map(drop)
 }
 
-/// Asks an adapter for one token.
+/// Requests one token of an adapter.
 ///
 /// # Errors
-/// If there is none.
+/// If none comes.
 pub(super) fn ask(host: &Holobiont, name: &str) -> Result<()> {
     let body =
         json!({ "model": name, "prompt": [2001, 2002, 2003, 2004], "max_tokens": 1, "ignore_eos": true });

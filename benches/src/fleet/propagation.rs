@@ -1,4 +1,4 @@
-//! How soon an adapter that one of three hosts has registered is known to all, and answered for by all.
+//! Time until all of three hosts list and serve an adapter that one of them has registered.
 
 use std::{
     thread,
@@ -17,26 +17,20 @@ use crate::{
     report::{BenchTarget, Comparison},
 };
 
-/// Hosts that share a registry.
 const HOSTS: usize = 3;
-/// Adapters that are registered in a run.
 const LOADS: usize = 25;
-/// After which time all hosts are to know one.
+/// Maximum time until all hosts list an adapter.
 const VISIBLE_MS: f64 = 1_000.0;
-/// After which time it is no measurement any more.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Milliseconds from the answer to a load.
 struct PropagationTimes {
-    /// Of the load itself.
     load: Vec<f64>,
-    /// Until all list it.
+    /// From the answer to the load until all hosts list the adapter.
     listed: Vec<f64>,
-    /// Until all have answered.
+    /// From the answer to the load until all hosts have served it.
     answered: Vec<f64>,
 }
 
-/// Of loads on hosts by turns.
 pub(super) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let (folder, servers) = (tempfile::tempdir()?, Servers::start()?);
     let adapters = hosts::adapters(config, config.runs * LOADS, &folder.path().join("adapters"))?;

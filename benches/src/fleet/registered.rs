@@ -1,5 +1,5 @@
-//! How soon a gateway is ready that knows ten thousand adapters, from PostgreSQL and from SQLite, and what the pickers' question
-//! for all of them takes then.
+//! Start of a gateway with ten thousand registered adapters, from PostgreSQL and from SQLite, and the time of
+//! the pickers' load report then.
 
 use std::{
     path::{Path, PathBuf},
@@ -20,30 +20,26 @@ use crate::{
     report::{BenchTarget, Comparison},
 };
 
-/// Adapters that are registered.
 const REGISTERED: usize = 10_000;
-/// In which time a gateway that knows them is to be ready, its executor too.
+/// Maximum time until such a gateway and its executor are ready.
 const START_S: f64 = 2.0;
-/// Clients that register them one by one.
 const CLIENTS: usize = 2;
-/// Times that the question is asked of a host.
 const QUESTIONS: usize = 20;
-/// So many rows like the one that is there, each of another content.
+/// SQL that copies the existing row with other content hashes.
 const COPY: &str = "INSERT INTO holobiont_adapters \
     SELECT (jsonb_populate_record(one, jsonb_build_object('name', 'copy-' || number, \
         'content', '\\x' || md5(number::text) || md5(number::text), \
         'generation', '\\x' || md5(number::text) || md5(number::text)))).* \
     FROM holobiont_adapters AS one, generate_series(2, $COUNT) AS number";
 
-/// What came of a start.
 struct StartupTime {
-    /// Until it is ready and has listed its models.
+    /// Time until the host is ready and has listed its models.
     seconds: f64,
-    /// Of all that pickers ask for, in milliseconds.
+    /// Time of the pickers' load report, in milliseconds.
     load_ms: f64,
 }
 
-/// Starts of hosts that know them from PostgreSQL, from SQLite, and that know none.
+/// Starts hosts with adapters in PostgreSQL, in SQLite, and without adapters.
 pub(super) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let (folder, servers) = (tempfile::tempdir()?, Servers::start()?);
     let adapter = hosts::adapters(config, 1, &folder.path().join("adapters"))?.remove(0);
@@ -107,7 +103,7 @@ fn start(registered: usize, start: impl FnOnce() -> Result<Holobiont>) -> Result
     let seconds = begun.elapsed().as_secs_f64();
     let listed = get(host.port(), "/v1/models")?.matches("\"copy-").count();
     ensure!(listed >= registered, "{listed} of {registered} adapters are there");
-    // What it does in its first moments is over then.
+    // Excludes the gateway's work right after its start.
     thread::sleep(Duration::from_secs(1));
     let mut times = Vec::new();
     for _ in 0..QUESTIONS {

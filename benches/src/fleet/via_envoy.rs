@@ -1,4 +1,4 @@
-//! What Envoy and the picker add to a request, and what they leave of the tokens a second.
+//! Latency that Envoy and the picker add to a request, and throughput that they leave.
 
 use std::time::Duration;
 
@@ -14,13 +14,12 @@ use crate::{
     workload::{BenchRequest, BurstMix, WARM_UP_ROUND, burst, first_token},
 };
 
-/// Requests of a run, each way, one at a time and by turns.
+/// Sequential requests of a run, alternating between both ways.
 const LONE: usize = 200;
-/// What may be added to a first token, and what must be left of the tokens a second.
+/// Maximum time added to a first token, and minimum share of the tokens per second.
 const ADDED_MS: f64 = 1.5;
 const LEFT: f64 = 0.97;
 
-/// Both comparisons.
 pub(super) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let folder = tempfile::tempdir()?;
     let direct = hosts::alone(config, cores, &folder.path().join("host"))?;
@@ -65,7 +64,7 @@ pub(super) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
     Ok(rows)
 }
 
-/// A request's own number: no two have the same prompt.
+/// Number of a request; no two requests have the same prompt.
 fn number_of(run: usize, number: usize, way: usize) -> usize {
     2 * (run * LONE + number) + way
 }

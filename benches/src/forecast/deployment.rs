@@ -1,4 +1,4 @@
-//! Three executors on two cores, one of which has a core to itself, the others parts of the other one.
+//! Three executors on two cores: one has a core to itself, the others have quotas of the second.
 
 use std::{
     fs,
@@ -28,33 +28,30 @@ use crate::{
     sim_validation::{costs::fitted, deployment::write, probe::StepProbe},
 };
 
-/// What they are called, and which part of the second core each may use; the first has a core to itself.
+/// Names of the executors, and CPU shares of the two on the second core.
 pub(super) const NAMES: [&str; 3] = ["fast", "middle", "slow"];
 const SHARES: [Option<f64>; 3] = [None, Some(0.45), Some(0.25)];
-/// Ranks of adapters.
 pub(super) const RANKS: [usize; 5] = [8, 16, 32, 64, 128];
-/// What each holds of keys, values and adapters: all that come.
+/// Device memory of each executor: enough for all KV blocks and adapters.
 const DEVICE_BYTES: u64 = 1 << 30;
-/// How long they may take to start.
 const READY: Duration = Duration::from_secs(120);
 
-/// Prompts that an executor is measured with, beside nobody: more often the short ones, for each is of another rank.
+/// Prompt lengths measured one at a time: short ones more often, since each has another rank.
 const ALONE: [usize; 10] = [1, 8, 16, 16, 32, 32, 64, 64, 128, 256];
-/// Sequences that decode together, and tokens that each has before.
+/// Sequences that decode together, and context tokens of each.
 const TOGETHER: [(usize, usize); 11] =
     [(1, 32), (1, 32), (1, 32), (2, 32), (3, 32), (4, 32), (6, 32), (8, 32), (12, 32), (1, 512), (4, 256)];
 /// Prompts of one step, and prompts beside sequences that decode.
 const AT_ONCE: [(usize, usize); 3] = [(2, 16), (4, 16), (4, 64)];
 const BESIDE: [(usize, usize); 5] = [(16, 1), (16, 2), (16, 6), (64, 2), (128, 4)];
-/// Tokens of the prompts that tell what a cold adapter costs.
+/// Prompt tokens of the requests that measure a cold adapter.
 const LOADING: usize = 16;
-/// Sequences whose steps tell how fast an executor is, and tokens that each has before.
+/// Sequences whose steps measure an executor's speed, and context tokens of each.
 const PACE: (usize, usize) = (6, 32);
 
-/// A running fleet.
 #[derive(Debug)]
 pub(super) struct UnequalFleet {
-    // Ends before its control groups and its folder go.
+    // Dropped before its control groups and its folder.
     pub(super) server: Holobiont,
     ranks: Vec<usize>,
     block_bytes: u64,
@@ -63,7 +60,7 @@ pub(super) struct UnequalFleet {
 }
 
 impl UnequalFleet {
-    /// Starts it with adapters of these ranks.
+    /// Starts the fleet with adapters of these ranks.
     ///
     /// # Errors
     /// If it does not start, or there are not two cores.
@@ -99,8 +96,8 @@ impl UnequalFleet {
         Ok(Self { server, ranks, block_bytes, _shares: shares, _folder: folder })
     }
 
-    /// What steps and cold adapters take on each of them: the first is measured, and the others are as many times as slow as
-    /// they are seen to be. The others are drained meanwhile.
+    /// Costs of steps and cold adapters per executor: the first is measured, and the others' are its costs
+    /// times their measured slowdown. Each measurement runs while the other executors are drained.
     ///
     /// # Errors
     /// If a request fails.
@@ -114,7 +111,7 @@ impl UnequalFleet {
         [Ok(model)].into_iter().chain(costs).collect()
     }
 
-    /// What `measure` finds while only the executor called `name` takes requests.
+    /// Runs `measure` while only the executor called `name` takes requests.
     fn alone<T>(&self, name: &str, measure: impl Fn() -> Result<T>) -> Result<T> {
         let order = |what: &str| {
             let mut others = NAMES.iter().filter(|other| **other != name);
@@ -127,7 +124,7 @@ impl UnequalFleet {
         Ok(measured)
     }
 
-    /// Seconds of some prompts and steps, after as many that bring the adapters.
+    /// Seconds of some prompts and steps, after a warm-up that loads the adapters.
     fn pace_s(&self) -> Result<f64> {
         let mut seconds = 0.0;
         for _ in 0..2 {
@@ -162,7 +159,6 @@ impl UnequalFleet {
     }
 }
 
-/// Everything that an executor does takes so many times as long.
 fn slowed(model: &CostModel, slowness: f64) -> CostModel {
     CostModel {
         step_s: model.step_s * slowness,
@@ -179,7 +175,7 @@ fn slowed(model: &CostModel, slowness: f64) -> CostModel {
     }
 }
 
-/// What `/v1/status` says once all of them serve.
+/// Waits until all executors serve and returns `/v1/status`.
 fn wait_for_all(port: u16) -> Result<Value> {
     let begin = Instant::now();
     loop {
@@ -194,7 +190,7 @@ fn wait_for_all(port: u16) -> Result<Value> {
     }
 }
 
-/// The first executor goes to the core `first`, the others are held to their shares of the one they are on.
+/// Moves the first executor to core `first` and limits the others to their shares of their core.
 fn place(up: u32, first: usize) -> Result<Vec<CpuQuota>> {
     let mut shares = Vec::new();
     for (name, share) in NAMES.iter().zip(SHARES) {

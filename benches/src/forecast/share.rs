@@ -1,4 +1,4 @@
-//! How much of a core a process may use: a control group's quota.
+//! CPU quota of a process: a control group limits it to a share of a core.
 
 use std::{
     fs,
@@ -9,19 +9,18 @@ use std::{
 
 use anyhow::{Context, Result};
 
-/// Where control groups are.
 const ROOT: &str = "/sys/fs/cgroup";
-/// How often a quota is given anew: often beside a step, so that it is a slow core and not one that pauses.
+/// Period of a quota: short beside a step, so that the process sees a slow core and not pauses.
 const PERIOD_US: u64 = 5_000;
-/// A group goes once its processes are gone.
+/// A group can be removed once its processes have ended.
 const GONE: (usize, Duration) = (100, Duration::from_millis(20));
 
-/// A process held to a part of a core, until it is dropped.
+/// Limits a process to a share of a core until it is dropped.
 #[derive(Debug)]
 pub(super) struct CpuQuota(PathBuf);
 
 impl CpuQuota {
-    /// Holds `process` and all its threads to `share` of one core.
+    /// Limits `process` and all its threads to `share` of one core.
     ///
     /// # Errors
     /// If control groups cannot be written.

@@ -1,4 +1,4 @@
-//! Random adapters on the device, each in blocks of its own, as adapters that differ would have.
+//! Random adapters on the device, each in blocks of its own, as distinct adapters would have.
 
 use std::sync::Arc;
 
@@ -23,21 +23,20 @@ use types::BlockId;
 
 use crate::adapters::{self, PaddedRank};
 
-/// Bytes of a block: of keys and values of a model of 8e9 weights in 16 bits.
+/// Bytes of a block: a KV block of a model with 8e9 weights of 16 bits.
 pub(super) const BLOCK_BYTES: usize = 2 << 20;
 
-/// What is adapted of attention.
 pub(super) const ATTENTION: [Target; 4] = [Target::Q, Target::K, Target::V, Target::O];
 
 fn on_attention(config: &ModelConfig, rank: usize) -> EncodedAdapter {
-    // As beside weights of bf16.
+    // Precision of adapters over a bf16 base.
     adapters::encoded(config, PaddedRank::true_rank(rank), &ATTENTION, LoraPrecision::Compact)
 }
 
-/// `count` adapters of `rank` on attention, all of them on the device.
+/// Loads `count` adapters of `rank` on attention onto the device.
 ///
 /// # Errors
-/// If the device has no room.
+/// If the device lacks memory.
 pub(super) fn on_device(
     config: &ModelConfig,
     lane: &Arc<UploadQueue>,
@@ -55,10 +54,10 @@ pub(super) fn on_device(
         .collect()
 }
 
-/// Brings all of `adapter` to the device; its bytes.
+/// Copies `adapter` to the device and returns its bytes.
 ///
 /// # Errors
-/// If the device has no room, or refuses.
+/// If the device lacks memory, or a copy fails.
 pub(super) fn upload(adapter: &PreparedAdapter, lane: &Arc<UploadQueue>) -> Result<u64> {
     let copy = room(adapter, lane)?;
     travel(adapter, &copy)?;
@@ -67,10 +66,10 @@ pub(super) fn upload(adapter: &PreparedAdapter, lane: &Arc<UploadQueue>) -> Resu
     Ok(bytes)
 }
 
-/// Room for `adapter` on the device.
+/// Reserves memory for `adapter` on the device.
 ///
 /// # Errors
-/// If the device has none.
+/// If the device lacks memory.
 pub(super) fn room(adapter: &PreparedAdapter, lane: &Arc<UploadQueue>) -> Result<DeviceCopy> {
     let matrices = adapter.host().iter().map(|(_, _, matrix)| matrix);
     let (pool, blocks) = pool_of(lane, matrices, BLOCK_BYTES)?;
@@ -78,10 +77,10 @@ pub(super) fn room(adapter: &PreparedAdapter, lane: &Arc<UploadQueue>) -> Result
     Ok(CudaMemory { pool, lane: Arc::clone(lane) }.copy_of(adapter.host(), &blocks))
 }
 
-/// A pool of just the blocks that `matrices` take, and their numbers.
+/// Pool of exactly the blocks that `matrices` take, and their numbers.
 ///
 /// # Errors
-/// If the device has no room.
+/// If the device lacks memory.
 pub(super) fn pool_of<'a>(
     lane: &UploadQueue,
     matrices: impl IntoIterator<Item = &'a LoraMatrix>,
@@ -94,7 +93,7 @@ pub(super) fn pool_of<'a>(
 /// Copies all blocks of `adapter`.
 ///
 /// # Errors
-/// If the device refuses one.
+/// If a copy fails.
 pub(super) fn travel(adapter: &PreparedAdapter, copy: &DeviceCopy) -> Result<()> {
     while copy.next_bytes().is_some() {
         copy.copy_next(adapter.host());
@@ -103,7 +102,7 @@ pub(super) fn travel(adapter: &PreparedAdapter, copy: &DeviceCopy) -> Result<()>
     Ok(())
 }
 
-/// An adapter on attention whose every layer has numbers of its own, as an executor keeps it.
+/// Adapter on attention with different values per layer, stored as an executor keeps it.
 ///
 /// # Errors
 /// If there is no memory.

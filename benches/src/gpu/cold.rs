@@ -1,7 +1,9 @@
-//! C-20 over the real link: requests on adapters that are not on the device, in the three modes of a cold start.
+//! C-20 over the real link: requests on adapters that are not on the device, in the three modes of a cold
+//! start.
 //!
-//! The device has room for half of the adapters, and they are asked for in turn: whoever comes next was thrown out. First
-//! lone requests, where what the link and the workers take is all there is to hide; then arrivals at half of the capacity.
+//! The device holds half of the adapters, and requests use them in turn, so that each next one was evicted.
+//! First lone requests, where only the link's and the workers' time can be hidden; then arrivals at half of
+//! the capacity.
 
 use anyhow::{Context, Result};
 
@@ -17,17 +19,17 @@ use crate::{
 
 const BENCH: &str = "cuda-cold";
 const ADAPTERS: usize = 12;
-/// Tokens of a lone prompt: on a GPU, a few milliseconds.
+/// Divisor of the shortest prompt length for a lone prompt, which then takes a few milliseconds on a GPU.
 const PROMPT_SHARE: usize = 4;
-/// Of the capacity, when requests arrive as they please.
 const LOAD: f64 = 0.5;
 /// Rounds of arrivals; each takes seconds.
 const MAX_ROUNDS: usize = 3;
-/// First token of cpu-assist over that of cached: of a lone request, layer by layer, and under load (C-20).
+/// Maximum ratio of cpu-assist's first token to cached's: of a lone request, layer by layer, and under load
+/// (C-20).
 const MAX_LONE_SHARE: f64 = 1.05;
 const MAX_LOADED_SHARE: f64 = 1.22;
 
-/// Every row of this benchmark.
+/// Prints every row of this benchmark.
 ///
 /// # Errors
 /// If an executor does not start or does not answer.
@@ -62,11 +64,10 @@ async fn started(place: ExecutorPlacement<'_>, mode: Mode, ground: &GpuTestbed<'
     Ok(executor)
 }
 
-/// One request at a time.
 async fn lone(lab: &GpuBenchContext, executors: &mut [ColdExecutor; 3]) -> Result<()> {
     let tokens = lab.sizes.prompts[0] / PROMPT_SHARE;
     let mut ms: [Vec<f64>; 3] = Default::default();
-    // The first requests, on every adapter once, are not counted: they throw out what was there from the start.
+    // The first request on each adapter does not count: it evicts what was loaded at the start.
     let rounds = ADAPTERS..ADAPTERS + 3 * lab.runs;
     for round in 0..rounds.end {
         for turn in 0..executors.len() {
@@ -87,7 +88,7 @@ async fn lone(lab: &GpuBenchContext, executors: &mut [ColdExecutor; 3]) -> Resul
     report_modes(lab, &case, ms, MAX_LONE_SHARE)
 }
 
-/// Requests that arrive as they please, on one adapter after the other.
+/// Measures Poisson arrivals, with the adapters in turn.
 async fn loaded(lab: &GpuBenchContext, executors: &mut [ColdExecutor; 3]) -> Result<()> {
     let requests = lab.sizes.arrivals;
     let load =
@@ -121,7 +122,7 @@ fn mean_first_ms(served: &[ServedTiming]) -> Result<f64> {
     Ok(Samples::of(served, |served| served.first.as_secs_f64() * 1000.0)?.mean())
 }
 
-/// The modes beside each other: cpu-assist has the goal, on-demand shows what there was to hide.
+/// Compares the modes: cpu-assist has the target, and on-demand shows the time that could be hidden.
 fn report_modes(lab: &GpuBenchContext, case: &str, ms: [Vec<f64>; 3], most: f64) -> Result<()> {
     let [cached, on_demand, assist] = ms.map(Samples::new);
     let (cached, on_demand, assist) = (cached?, on_demand?, assist?);

@@ -1,4 +1,5 @@
-//! Decoding: one stream beside what the memory's bandwidth allows, eight beside PyTorch, and what records of steps save.
+//! Decode: one stream beside the limit of the memory bandwidth, eight beside PyTorch, and the gain of CUDA
+//! graphs.
 
 use anyhow::Result;
 use model::cuda::Graphs;
@@ -16,17 +17,17 @@ use crate::{
 };
 
 const BENCH: &str = "cuda-decode";
-/// Streams that decode together, each on its own adapter; rank of the adapters.
+/// Simultaneous streams, each on its own adapter, and rank of the adapters.
 const STREAMS: usize = 8;
 const RANK: usize = 16;
-/// Of the bandwidth's limit, and of the peer's rate.
+/// Minimum shares of the bandwidth's limit and of the peer's rate.
 const LEAST_OF_LIMIT: f64 = 0.85;
 const LEAST_OF_PEER: f64 = 1.3;
 
-/// Every row of this benchmark.
+/// Prints every row of this benchmark.
 ///
 /// # Errors
-/// If the device has no room or is lost.
+/// If the device lacks memory or is lost.
 pub(super) fn run(lab: &GpuBenchContext, streams: &mut Streams) -> Result<()> {
     let one = rate(lab, streams, &[None])?;
     let limit = limit(lab)?;
@@ -47,7 +48,7 @@ pub(super) fn run(lab: &GpuBenchContext, streams: &mut Streams) -> Result<()> {
     without_records(lab, &case, &who, [one, adapted])
 }
 
-/// The same steps, enqueued launch by launch, on a second model.
+/// Compares with steps that are enqueued launch by launch, on a second model.
 fn without_records(
     lab: &GpuBenchContext,
     case: &str,
@@ -63,7 +64,6 @@ fn without_records(
     Ok(())
 }
 
-/// Tokens a second of all streams.
 fn rate(lab: &GpuBenchContext, streams: &mut Streams, who: &StreamAdapters) -> Result<Samples> {
     let step_s = lab.samples(|| streams.step_s(lab, who))?;
     map(&step_s, |step_s| who.len() as f64 / step_s)
@@ -80,7 +80,7 @@ fn figure(lab: &GpuBenchContext, case: &str, rate: &Samples) -> GpuMeasurement {
     }
 }
 
-/// What one stream would reach if every byte were read at the rate of a copy.
+/// Tokens per second of one stream that reads every byte at the rate of a copy.
 fn limit(lab: &GpuBenchContext) -> Result<crate::report::PeerSamples> {
     let sizes = &lab.sizes;
     let context = sizes.context as f64 + sizes.warm_up as f64 + sizes.decoded as f64 / 2.0;

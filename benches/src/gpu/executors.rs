@@ -14,23 +14,22 @@ use crate::{
     lora::AdapterShape,
 };
 
-/// Tokens of keys and values an executor has room for.
+/// Capacity of an executor's KV cache in tokens.
 const KV_TOKENS: usize = 4096;
-/// Workers, where there are cores for so many.
+/// Maximum number of workers, if there are enough cores.
 const MAX_WORKERS: usize = 8;
 
-/// Where executors run: their cores, those of their workers, and the adapters they load.
 pub(super) struct GpuTestbed<'a> {
     lab: &'a GpuBenchContext,
     base_cores: Vec<usize>,
     worker_cores: Vec<usize>,
-    /// Their folders.
     pub(super) adapters: Vec<PathBuf>,
     _folder: TempDir,
 }
 
 impl<'a> GpuTestbed<'a> {
-    /// A quarter of the cores for the base, most of the others for workers, and `count` adapters of `rank` on q, k and v.
+    /// Assigns a quarter of the cores to the base, most others to workers, and writes `count` adapters of
+    /// `rank` on q, k and v.
     ///
     /// # Errors
     /// If adapters cannot be written.
@@ -49,12 +48,10 @@ impl<'a> GpuTestbed<'a> {
         Ok(Self { lab, base_cores: cores[..base].to_vec(), worker_cores, adapters, _folder: folder })
     }
 
-    /// How many workers an executor has.
     pub(super) fn workers(&self) -> usize {
         self.worker_cores.len()
     }
 
-    /// What every executor is told, and `further`.
     pub(super) fn options(&self, further: &[&str]) -> Vec<String> {
         let device = self.lab.device();
         let seed = SEED.to_string();
@@ -62,7 +59,7 @@ impl<'a> GpuTestbed<'a> {
         common.iter().chain(further).map(|&word| word.to_owned()).collect()
     }
 
-    /// An executor over the real link with all workers, and room for every adapter. `options` come from
+    /// Executor over the real link with all workers and memory for every adapter. `options` come from
     /// [`Self::options`].
     pub(super) fn place<'b>(&'b self, options: &'b [String]) -> ExecutorPlacement<'b> {
         let shape = kv_shape(self.lab.config(), KvPrecision::F16);
@@ -82,10 +79,10 @@ impl<'a> GpuTestbed<'a> {
     }
 }
 
-/// What executors are driven by.
+/// Async runtime that drives the executors.
 ///
 /// # Errors
-/// If there is no runtime.
+/// If there is none.
 pub(super) fn runtime() -> Result<Runtime> {
     Builder::new_current_thread().enable_all().build().context("no runtime")
 }
@@ -107,10 +104,10 @@ pub(super) async fn first_token_ms(
     Ok(first.as_secs_f64() * 1000.0)
 }
 
-/// Bytes of an adapter's file, about what it takes in the host tier.
+/// Bytes of an adapter's file, about its size in the host tier.
 ///
 /// # Errors
-/// If it is not there.
+/// If it is missing.
 pub(super) fn file_bytes(folder: &Path) -> Result<u64> {
     let file = folder.join("adapter_model.safetensors");
     Ok(std::fs::metadata(&file).with_context(|| format!("no {}", file.display()))?.len())

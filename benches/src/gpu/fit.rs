@@ -1,11 +1,11 @@
-//! A straight line through measurements, by least squares.
+//! Least-squares line through measurements.
 
 use anyhow::{Result, ensure};
 
-/// How well `y = slope * x + start` explains `points`: R², 1 if it leaves nothing over, 0 if it explains nothing.
+/// R² of `y = slope * x + start` for `points`: 1 is a perfect fit, 0 explains nothing.
 ///
 /// # Errors
-/// If the points do not differ, or one is not finite.
+/// If all points are equal, or one is not finite.
 pub(super) fn r_squared(points: &[(f64, f64)]) -> Result<f64> {
     let count = points.len() as f64;
     let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / count;

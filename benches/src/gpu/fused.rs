@@ -1,7 +1,9 @@
-//! C-07: prompts on adapters that never arrive, their workers asked in the device's stream, and through the host.
+//! C-07: prompts on adapters that never arrive; workers are called in the device's stream, or through the
+//! host.
 //!
-//! Two executors with workers of their own take turns. The link is emulated and so slow that the device has nothing of an
-//! adapter while it is asked for: workers compute all of it, and the executor's cores what workers cannot keep up with.
+//! Two executors with workers of their own alternate. The emulated link is so slow that the device has no
+//! block of a requested adapter: workers compute everything, and the executor's cores what the workers cannot
+//! keep up with.
 
 use anyhow::Result;
 
@@ -17,14 +19,14 @@ use crate::{
 
 const BENCH: &str = "cuda-fused";
 const RANK: usize = 16;
-/// Adapters in turn, so that none is asked for often enough to arrive.
+/// Adapters in turn, so that none is requested often enough to arrive.
 const ADAPTERS: usize = 4;
-/// Even the smallest shape's blocks take seconds each.
+/// On this link even the smallest shape's blocks take seconds each.
 const STILL_GBPS: f64 = 0.000_005;
-/// Fused over native, from the first length on.
+/// Maximum ratio of fused to native time, from the first length on.
 const MAX_SHARE_OF_NATIVE: f64 = 0.9;
 
-/// Every row of this benchmark.
+/// Prints every row of this benchmark.
 ///
 /// # Errors
 /// If an executor does not start or does not answer.
@@ -45,7 +47,7 @@ async fn measure(lab: &GpuBenchContext) -> Result<()> {
     for (length, &tokens) in lab.sizes.prompts.iter().enumerate() {
         let mut ms = [Vec::new(), Vec::new()];
         let mut base = Vec::new();
-        // The first round is not counted.
+        // The first round does not count.
         for round in 0..=lab.runs {
             let seed = length * 100 + round;
             for turn in [round % 2, 1 - round % 2] {
@@ -85,7 +87,7 @@ fn report_fused(
     lab.report(figure(fused), own("holobiont, the base model", Samples::new(base)?), None)
 }
 
-/// Says what shares of the adapters' work were whose: the device's should be nothing.
+/// Prints the shares of workers, host and device in the adapters' work: the device's should be zero.
 async fn tell_who_computed(executors: &mut [ColdExecutor; 2]) -> Result<()> {
     for (executor, way) in executors.iter_mut().zip(["fused", "native"]) {
         let stats = executor.stats().await?;

@@ -1,4 +1,4 @@
-//! What all benchmarks on a GPU share: the device, the shape that is measured, and how a figure becomes a row.
+//! Context of all GPU benchmarks: the device, the measured shape, and the output of rows.
 
 use std::{
     fs,
@@ -26,13 +26,13 @@ use crate::{
     report::{BenchTarget, Better, Comparison, PeerSamples, ReportRow},
 };
 
-/// Weights are made of this number, here and by the executors.
+/// Seed of the weights, here and in the executors.
 pub(super) const SEED: u64 = 1;
 
-/// The shape on a GPU. It is in the program: where there is a GPU there may be nothing else.
+/// Shape on a GPU. The program contains it, since a GPU machine may have no other files.
 pub(super) const LLAMA_2_7B: &str = include_str!("../../shapes/llama-2-7b/config.json");
 
-/// The shape on its stand-in. The vocabulary is as large as the prompts' words ask for.
+/// Shape on the CPU stand-in. The vocabulary covers the words of the prompts.
 const TINY: &str = r#"{
   "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
   "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2,
@@ -42,31 +42,23 @@ const TINY: &str = r#"{
 }
 "#;
 
-/// The device and what is measured on it.
 pub(super) struct GpuBenchContext {
     pub(super) cuda: Arc<Cuda>,
-    /// Weights of the shape, made when they are asked for.
     pub(super) source: RandomSource,
     pub(super) sizes: Sizes,
-    /// PyTorch's figures.
     pub(super) peers: Peers,
-    /// Measurements of each thing.
     pub(super) runs: usize,
-    /// All cores this process may use.
     pub(super) cores: Cores,
-    /// Folder of our programs.
     pub(super) programs: PathBuf,
     folder: Folder,
     name: String,
 }
 
-/// Where the shape's `config.json` is.
 enum Folder {
     Given(PathBuf),
     Written(TempDir),
 }
 
-/// A figure beside another, and where they were measured.
 #[derive(Serialize)]
 struct GpuRow<'a> {
     #[serde(flatten)]
@@ -76,7 +68,7 @@ struct GpuRow<'a> {
     driver: String,
 }
 
-/// Something that was measured, before it is set beside anything.
+/// A result of ours, before the comparison with a baseline.
 pub(super) struct GpuMeasurement {
     pub(super) bench: &'static str,
     pub(super) case: String,
@@ -113,22 +105,19 @@ impl GpuBenchContext {
         })
     }
 
-    /// The shape.
     pub(super) fn config(&self) -> &ModelConfig {
         self.source.config()
     }
 
-    /// Folder of the shape's `config.json`.
     pub(super) fn shape_folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// As our programs take it.
+    /// Device name in the format of our programs.
     pub(super) fn device(&self) -> String {
         format!("cuda:{}", self.cuda.info().ordinal)
     }
 
-    /// Prints a row: `figure` beside `rival`.
     pub(super) fn report(
         &self,
         figure: GpuMeasurement,
@@ -148,7 +137,7 @@ impl GpuBenchContext {
         Ok(())
     }
 
-    /// Milliseconds of the device for what `work` enqueues on `stream`: once unmeasured, then `runs` times.
+    /// Device time in milliseconds of what `work` enqueues on `stream`: one warm-up, then `runs` times.
     pub(super) fn device_ms(
         &self,
         stream: &CudaStream,
@@ -168,7 +157,7 @@ impl GpuBenchContext {
         Samples::new(times)
     }
 
-    /// What `work` gives: once unmeasured, then `runs` times.
+    /// Results of `work`: one warm-up, then `runs` times.
     pub(super) fn samples(&self, mut work: impl FnMut() -> Result<f64>) -> Result<Samples> {
         work()?;
         Samples::new((0..self.runs).map(|_| work()).collect::<Result<_>>()?)
@@ -190,12 +179,10 @@ impl Folder {
     }
 }
 
-/// Something of ours, as a rival.
 pub(super) fn own(name: impl Into<String>, samples: Samples) -> PeerSamples {
     PeerSamples { name: name.into(), format: "bf16".to_owned(), samples }
 }
 
-/// Each of `samples`, changed.
 pub(super) fn map(samples: &Samples, change: impl Fn(f64) -> f64) -> Result<Samples> {
     Samples::of(samples.values(), |&value| change(value))
 }

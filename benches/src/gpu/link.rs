@@ -1,4 +1,4 @@
-//! The link between host and device: single copies by the memory they come from, and adapters in their blocks.
+//! The link between host and device: single copies by source memory, and adapters in their blocks.
 
 use std::{sync::Arc, time::Instant};
 
@@ -20,13 +20,12 @@ use super::{
 use crate::{measure::Samples, report::Better};
 
 const BENCH: &str = "cuda-link";
-/// Ranks of adapters that travel.
 const RANKS: [usize; 2] = [16, 64];
 
-/// Every row of this benchmark.
+/// Prints every row of this benchmark.
 ///
 /// # Errors
-/// If the device has no room or is lost.
+/// If the device lacks memory or is lost.
 pub(super) fn run(lab: &GpuBenchContext) -> Result<()> {
     let lane = UploadQueue::new(&lab.cuda)?;
     let mut best = None;
@@ -54,7 +53,7 @@ fn figure(case: String, ours: Samples) -> GpuMeasurement {
     GpuMeasurement { bench: BENCH, case, unit: "GB/s", better: Better::Higher, ours }
 }
 
-/// One copy, waited for: from pageable and from pinned memory.
+/// Synchronous copies, from pageable and from pinned memory.
 fn copies(lab: &GpuBenchContext, bytes: usize) -> Result<[Samples; 2]> {
     let stream = CudaStream::new(&lab.cuda)?;
     let numbers = random_bytes(bytes);
@@ -73,7 +72,7 @@ fn copies(lab: &GpuBenchContext, bytes: usize) -> Result<[Samples; 2]> {
     Ok([pageable, gbps(&|to| Ok(stream.upload_pinned(&pinned, bytes, to)?))?])
 }
 
-/// One rank block of so many bytes from registered memory: the copies of A's and B's part, waited for.
+/// Synchronous copy of one rank block of `bytes` from registered memory: A's and B's part.
 fn registered(lab: &GpuBenchContext, lane: &Arc<UploadQueue>, bytes: usize) -> Result<Samples> {
     let side = bytes / (2 * 2 * RANK_BLOCK);
     let mut random = StdRng::seed_from_u64(bytes as u64);
@@ -93,7 +92,7 @@ fn registered(lab: &GpuBenchContext, lane: &Arc<UploadQueue>, bytes: usize) -> R
     })
 }
 
-/// An adapter on attention in every layer, from its first block to its last; gigabytes a second, and megabytes.
+/// Copies an adapter on attention in all layers; returns gigabytes per second, and megabytes.
 fn adapter(
     lab: &GpuBenchContext,
     lane: &Arc<UploadQueue>,
@@ -103,7 +102,7 @@ fn adapter(
     let adapter = adapters::in_image(lab.config(), rank, number)?;
     let bytes = adapter.device_bytes() as f64;
     let gbps = lab.samples(|| {
-        // Taking memory for it, and telling the device of the host's, are not part of the way.
+        // Allocating its memory and registering the host's do not count.
         let copy = adapters::room(&adapter, lane)?;
         let began = Instant::now();
         adapters::travel(&adapter, &copy)?;

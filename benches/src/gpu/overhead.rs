@@ -1,4 +1,4 @@
-//! What adapters cost a decode step: the same streams with an adapter each, and on the base model.
+//! Cost of adapters in a decode step: the same streams with an adapter each, and on the base.
 
 use anyhow::Result;
 
@@ -9,16 +9,16 @@ use super::{
 };
 use crate::report::{BenchTarget, Better};
 
-/// Of this and of [`super::ranks`].
+/// Benchmark name of this module and of [`super::ranks`].
 pub(super) const BENCH: &str = "cuda-lora";
-/// At this rank a step may take so much longer than without adapters.
+/// Rank with a target, and the maximum ratio of a step to one without adapters.
 const RANK: usize = 16;
 const MAX_SHARE_OF_BASE: f64 = 1.1;
 
-/// A row for every rank.
+/// Prints a row for every rank.
 ///
 /// # Errors
-/// If the device has no room or is lost.
+/// If the device lacks memory or is lost.
 pub(super) fn run(lab: &GpuBenchContext, streams: &mut Streams) -> Result<()> {
     let count = lab.sizes.adapters;
     let base = lab.samples(|| streams.step_s(lab, &vec![None; count]))?;

@@ -1,4 +1,4 @@
-//! What PyTorch reached in the same run: the lines of `scripts/gpu-peer.py`.
+//! PyTorch's results in the same run: the lines of `scripts/gpu-peer.py`.
 
 use std::{collections::HashMap, fs, path::Path};
 
@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use crate::{measure::Samples, report::PeerSamples};
 
-/// A line of the file; others, such as versions, lack these fields.
+/// A result line of the file; other lines, such as versions, lack these fields.
 #[derive(Debug, Deserialize)]
 struct PeerMeasurement {
     figure: String,
@@ -16,12 +16,11 @@ struct PeerMeasurement {
     shape: String,
 }
 
-/// The peer's figures by their names.
 #[derive(Debug, Default)]
 pub(super) struct Peers(HashMap<String, PeerMeasurement>);
 
 impl Peers {
-    /// Reads the figures of a file.
+    /// Reads the results of a file.
     ///
     /// # Errors
     /// If it cannot be read or a line is not JSON.
@@ -44,10 +43,10 @@ impl Peers {
         Ok(Self(figures))
     }
 
-    /// A figure as a rival, if it was measured.
+    /// Result as a baseline, if it was measured.
     ///
     /// # Errors
-    /// If there is no number in it.
+    /// If it holds no number.
     pub(super) fn rival(&self, name: &str) -> Result<Option<PeerSamples>> {
         let Some(figure) = self.0.get(name) else { return Ok(None) };
         let samples = Samples::new(figure.runs.clone())

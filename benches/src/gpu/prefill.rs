@@ -11,13 +11,13 @@ use super::{
 use crate::report::{BenchTarget, Better};
 
 const BENCH: &str = "cuda-prefill";
-/// Of the matrix unit's rate, in one pass.
+/// Minimum share of the matrix unit's rate, in one pass.
 const LEAST_OF_RATE: f64 = 0.7;
 
-/// Every row of this benchmark.
+/// Prints every row of this benchmark.
 ///
 /// # Errors
-/// If the device has no room or is lost.
+/// If the device lacks memory or is lost.
 pub(super) fn run(lab: &GpuBenchContext, streams: &mut Streams) -> Result<()> {
     let (tokens, chunk) = (lab.sizes.prompt, lab.sizes.chunk);
     let flops = work::prompt_flops(lab.config(), tokens);

@@ -1,8 +1,8 @@
-//! C-11 and C-12: the deltas of a decode step by themselves, at true ranks and padded to the largest of the batch.
+//! C-11 and C-12: the deltas of a decode step alone, at true ranks and padded to the batch's largest rank.
 //!
-//! A rig of adapters, q, k and v of several layers, each with blocks of its own: what a step reads next is in no cache.
-//! The time of random batches is set beside two lines: the sum of their ranks (S-LoRA's MBGMV, our true ranks), and how
-//! many they are times the largest (Punica's BGMV, our padded ranks).
+//! The rig has adapters on q, k and v of several layers, each with blocks of its own, so that no cache holds
+//! what a step reads next. The time of random batches is fitted to two lines: the sum of the ranks (S-LoRA's
+//! MBGMV, our true ranks), and their number times the largest (Punica's BGMV, our padded ranks).
 
 use std::sync::Arc;
 
@@ -28,26 +28,26 @@ use crate::{
     report::{BenchTarget, Better},
 };
 
-/// What is adapted: what shares an input is one launch.
+/// Adapted layers; those with a common input share one launch.
 const TARGETS: [Layer; 3] = [Layer::Q, Layer::K, Layer::V];
-/// Of both forms, by its own line.
+/// Minimum R² of both forms, by their own lines.
 const LEAST_FIT: f64 = 0.95;
-/// Of a copy's bandwidth, both kernels (C-11).
+/// Minimum share of a copy's bandwidth, both kernels (C-11).
 const LEAST_BANDWIDTH: f64 = 0.7;
-/// The rank at which padding has nothing to pad, and bandwidth is looked at.
+/// Rank of the bandwidth measurement: all adapters are equal, so there is no padding.
 const RANK: usize = 16;
 
-/// Every row of this benchmark.
+/// Prints every row of this benchmark.
 ///
 /// # Errors
-/// If the device has no room or is lost.
+/// If the device lacks memory or is lost.
 pub(super) fn run(lab: &GpuBenchContext) -> Result<()> {
     let mut rig = RankBench::new(lab)?;
     bandwidth(lab, &mut rig)?;
     fits(lab, &mut rig)
 }
 
-/// Bytes of the factors a second, with as many adapters as there are.
+/// Bytes of the factors per second, with a batch of all adapters.
 fn bandwidth(lab: &GpuBenchContext, rig: &mut RankBench) -> Result<()> {
     let slots = lab.sizes.adapters;
     let copied = roofline::copy_gbps(lab)?;
@@ -68,7 +68,7 @@ fn bandwidth(lab: &GpuBenchContext, rig: &mut RankBench) -> Result<()> {
     Ok(())
 }
 
-/// How well each form's time is told by each line.
+/// R² of each form's time by each line.
 fn fits(lab: &GpuBenchContext, rig: &mut RankBench) -> Result<()> {
     let mut random = StdRng::seed_from_u64(12);
     let mixes: Vec<Vec<usize>> = (0..lab.sizes.mixes)
@@ -106,18 +106,18 @@ fn fits(lab: &GpuBenchContext, rig: &mut RankBench) -> Result<()> {
     Ok(())
 }
 
-/// Makes a plan of one form, still without segments.
+/// Creates a plan of one form, without segments.
 type EmptyPlan = fn(&Arc<Cuda>) -> Result<LoraPlan, CudaError>;
 
-/// Adapters on the device, and what their deltas are added to.
+/// Adapters on the device, and the outputs that their deltas are added to.
 struct RankBench {
     stream: CudaStream,
-    /// `[layer][rank][slot]`, each of all targets.
+    /// `[layer][rank][slot]`, each with all targets.
     layers: Vec<Vec<Vec<StagedAdapter>>>,
     ranks: &'static [usize],
     /// Bytes of all targets of one adapter in one layer, for each rank.
     bytes: Vec<usize>,
-    /// Columns of the targets' first outputs.
+    /// Offsets of the targets' first outputs, in columns.
     columns: [usize; 3],
     x: Matrix,
     out: Matrix,
@@ -156,17 +156,15 @@ impl RankBench {
         Ok(Self { stream, layers, ranks: sizes.ranks, bytes, columns, x, out })
     }
 
-    /// Which of the ranks this is.
     fn index(&self, rank: usize) -> usize {
         self.ranks.iter().position(|&known| known == rank).unwrap_or(0)
     }
 
-    /// Bytes of the factors of a batch, all layers.
     fn bytes(&self, batch: &[usize]) -> usize {
         self.layers.len() * batch.iter().map(|&rank| self.bytes[self.index(rank)]).sum::<usize>()
     }
 
-    /// Milliseconds of the deltas of one row for each adapter of `batch`, given by their ranks, in all layers.
+    /// Milliseconds of the deltas in all layers, with one row per adapter of `batch`, a list of ranks.
     fn ms(&mut self, lab: &GpuBenchContext, batch: &[usize], empty: EmptyPlan) -> Result<Samples> {
         let groups: Vec<Vec<LoraSegment<'_>>> =
             (0..self.layers.len()).map(|layer| self.segments(layer, batch)).collect();
@@ -197,7 +195,6 @@ impl RankBench {
     }
 }
 
-/// Random factors of one layer in the memory of the host.
 fn host([rows, columns]: [usize; 2], rank: usize, random: &mut StdRng) -> Result<LoraMatrix> {
     let mut numbers = |count| (0..count).map(|_| random.random_range(-0.05..0.05)).collect::<Vec<f32>>();
     let (a, b) = (numbers(rank * columns), numbers(rows * rank));
@@ -207,7 +204,7 @@ fn host([rows, columns]: [usize; 2], rank: usize, random: &mut StdRng) -> Result
     Ok(LoraMatrix::over(&bytes, layout)?)
 }
 
-/// Their copies on the device, in blocks of their own.
+/// Copies the factors to the device, into blocks of their own.
 fn stage(lane: &Arc<UploadQueue>, host: &[LoraMatrix; 3]) -> Result<StagedAdapter> {
     let (pool, blocks) = adapters::pool_of(lane, host, adapters::BLOCK_BYTES)?;
     let staged = StagedAdapter::new(lane, pool.lease(&blocks), host);

@@ -1,4 +1,4 @@
-//! What the device itself reaches, measured in the same run: no figure is set beside a data sheet.
+//! Measured limits of the device, in the same run: no result is compared with a data sheet.
 
 use anyhow::Result;
 use half::bf16;
@@ -12,13 +12,13 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 use super::lab::{GpuBenchContext, map, own};
 use crate::{measure::Samples, report::PeerSamples};
 
-/// Random numbers that are repeated where many are needed: an odd count, so that rows differ.
+/// Number of distinct random values, which repeat in larger buffers: odd, so that rows differ.
 const DISTINCT: usize = (1 << 20) - 3;
 
-/// Gigabytes a second, read and written, of a copy within the device's memory.
+/// Gigabytes per second, read and written, of a copy within the device's memory.
 ///
 /// # Errors
-/// If the device has no room or is lost.
+/// If the device lacks memory or is lost.
 pub(super) fn copy_gbps(lab: &GpuBenchContext) -> Result<Samples> {
     let (words, repeats) = (lab.sizes.copied_words, lab.sizes.repeats);
     let stream = CudaStream::new(&lab.cuda)?;
@@ -36,17 +36,16 @@ pub(super) fn copy_gbps(lab: &GpuBenchContext) -> Result<Samples> {
     map(&ms, |ms| (2 * 4 * words * repeats) as f64 / ms / 1e6)
 }
 
-/// What the matrix unit reaches, in TFLOP/s, and whether that is its own limit.
 pub(super) struct MatrixRate {
     pub(super) rival: PeerSamples,
-    /// False where only our own kernel could be timed: then it is no ceiling of the device.
+    /// False if only our own kernel could be timed: then the rate is no limit of the device.
     pub(super) is_ceiling: bool,
 }
 
-/// The rate of a large square product in bf16: cuBLASLt's here, or PyTorch's if that was faster.
+/// Rate of a large square bf16 product: cuBLASLt's here, or PyTorch's if that was faster.
 ///
 /// # Errors
-/// If the device has no room or is lost.
+/// If the device lacks memory or is lost.
 pub(super) fn matrix_rate(lab: &GpuBenchContext) -> Result<MatrixRate> {
     let blas = Blas::open(&lab.cuda);
     if let Err(reason) = &blas {

@@ -1,47 +1,35 @@
-//! How much is measured: on a GPU enough to mean something, on its stand-in enough to show that it works.
+//! Extent of the measurements: meaningful on a GPU, and just enough for a test on its stand-in.
 
 use kernels::cuda::Cuda;
 
 /// Device name that the CUDA emulator reports (`kernels/cuda/emulator`).
 const STAND_IN: &str = "CUDA on this CPU";
 
-/// Sizes of all benchmarks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Sizes {
-    /// Numbers of 32 bits in the buffer that is copied on the device.
+    /// Number of 32-bit values in the buffer that is copied on the device.
     pub(super) copied_words: usize,
-    /// Rows and columns of the product that finds the matrix unit's rate.
+    /// Rows and columns of the product that measures the matrix unit's rate.
     pub(super) matrix: usize,
-    /// What is timed together, so that starting it does not count.
+    /// Repetitions per timing, so that the start does not count.
     pub(super) repeats: usize,
-    /// Tokens of context that decoding begins with, tokens that warm it up, and tokens that are timed: those of
-    /// `scripts/gpu-peer.py`.
+    /// Context tokens before decode, warm-up tokens and timed tokens, as in `scripts/gpu-peer.py`.
     pub(super) context: usize,
-    /// See `context`.
     pub(super) warm_up: usize,
-    /// See `context`.
     pub(super) decoded: usize,
-    /// Tokens of the prompt that is computed, and of a chunk of it.
+    /// Tokens of the prompt, and of a chunk of it.
     pub(super) prompt: usize,
-    /// See `prompt`.
     pub(super) chunk: usize,
-    /// Adapters in the batch whose cost is measured.
     pub(super) adapters: usize,
-    /// Ranks they have.
     pub(super) ranks: &'static [usize],
     /// Random batches that the performance models are fitted to.
     pub(super) mixes: usize,
-    /// Layers' worth of adapters that take turns, so that no cache holds what the next one reads.
+    /// Layers of adapters in turn, so that no cache holds what the next one reads.
     pub(super) rig_layers: usize,
-    /// Bytes of a copy from the host.
     pub(super) copies: &'static [usize],
-    /// Tokens of cold prompts.
     pub(super) prompts: &'static [usize],
-    /// Rank of cold adapters.
     pub(super) cold_rank: usize,
-    /// Requests that arrive as they please.
     pub(super) arrivals: usize,
-    /// Tokens of their longest prompt and answer.
     pub(super) longest: usize,
 }
 
@@ -86,13 +74,11 @@ const SMALL: Sizes = Sizes {
 };
 
 impl Sizes {
-    /// Those that suit the device.
     pub(super) fn of(cuda: &Cuda) -> Self {
         if is_stand_in(cuda) { SMALL } else { REAL }
     }
 }
 
-/// Whether a CPU stands in for the device.
 pub(super) fn is_stand_in(cuda: &Cuda) -> bool {
     cuda.info().name == STAND_IN
 }

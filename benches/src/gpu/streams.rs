@@ -1,5 +1,5 @@
-//! A model on the device, in this process: prompts and decode steps, timed from the host around passes that end with a
-//! synchronisation.
+//! A model on the device, in this process: prompts and decode steps, timed on the host around passes that end
+//! with a synchronization.
 
 use std::{
     sync::Arc,
@@ -20,7 +20,6 @@ use types::BlockId;
 use super::lab::GpuBenchContext;
 use crate::workload;
 
-/// Tokens are chosen on the device, the likeliest.
 const GREEDY: TokenDraw = TokenDraw {
     temperature: 0.0,
     top_k: 0,
@@ -30,25 +29,22 @@ const GREEDY: TokenDraw = TokenDraw {
     probability: Probability::Unwanted,
 };
 
-/// Whose adapter each stream has.
 pub(super) type StreamAdapters = [Option<Arc<PreparedAdapter>>];
 
-/// A model and room for the keys and values of many streams.
 pub(super) struct Streams {
     model: CudaModel,
     blocks: Vec<BlockId>,
-    /// Blocks of a stream that decodes.
+    /// Blocks per decoding stream.
     blocks_each: usize,
-    /// The last token of each stream.
     last: Vec<u32>,
     logits: Vec<f32>,
 }
 
 impl Streams {
-    /// Makes the weights and brings them to the device.
+    /// Generates the weights and copies them to the device.
     ///
     /// # Errors
-    /// If the device has no room.
+    /// If the device lacks memory.
     pub(super) fn load(lab: &GpuBenchContext, graphs: Graphs) -> Result<Self> {
         let sizes = &lab.sizes;
         let began = Instant::now();
@@ -64,12 +60,11 @@ impl Streams {
         Ok(Self { model, blocks, blocks_each, last: Vec::new(), logits: Vec::new() })
     }
 
-    /// On which adapters come to its device.
     pub(super) fn copy_lane(&self) -> Arc<UploadQueue> {
         self.model.adapter_memory().lane
     }
 
-    /// Computes a prompt of `tokens` in passes of `chunk`; how long that took.
+    /// Computes a prompt of `tokens` in passes of `chunk` and returns the time.
     ///
     /// # Errors
     /// If the device fails.
@@ -107,10 +102,10 @@ impl Streams {
         Ok(())
     }
 
-    /// Decodes `count` tokens in every stream of `who`, from position `start` on; how long that took.
+    /// Decodes `count` tokens in every stream of `who`, from position `start` on, and returns the time.
     ///
     /// # Errors
-    /// If the device fails, or a logit is not a number.
+    /// If the device fails, or a logit is NaN.
     pub(super) fn decode(&mut self, who: &StreamAdapters, start: usize, count: usize) -> Result<Duration> {
         let began = Instant::now();
         for step in 0..count {
@@ -141,7 +136,7 @@ impl Streams {
         Ok(drawn.context("no logit is a number: the model's answer is broken")?.token)
     }
 
-    /// Seconds of a step over `who` at the context of the benchmarks: what a run of [`Self::decode`] takes, by its steps.
+    /// Seconds of a step over `who` at the benchmarks' context: the time of [`Self::decode`] over its steps.
     ///
     /// # Errors
     /// As [`Self::decode`].

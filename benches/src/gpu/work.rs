@@ -1,4 +1,4 @@
-//! What a shape takes: the bytes a decoded token reads, and the operations of a prompt.
+//! Work of a shape: bytes that a decoded token reads, and operations of a prompt.
 
 use model::shape::{
     config::ModelConfig,
@@ -6,30 +6,28 @@ use model::shape::{
     source::Target,
 };
 
-/// Bytes of a weight, and of a key's or value's number.
+/// Bytes of a weight and of a KV cache element.
 const NUMBER_BYTES: usize = 2;
 
-/// Weights of the linear layers of all blocks.
 pub(super) fn block_weights(config: &ModelConfig) -> usize {
     let of = |&target| linear_shape(config, target).iter().product::<usize>();
     config.layers * BLOCK_TARGETS.iter().map(of).sum::<usize>()
 }
 
-/// Weights of the head.
 pub(super) fn head_weights(config: &ModelConfig) -> usize {
     linear_shape(config, Target::LmHead).iter().product()
 }
 
-/// Bytes that a step over `streams` sequences reads, each with `context` tokens behind it: every linear layer once, and
-/// the keys and values of each sequence. Of the embeddings a row a token is read, which does not count.
+/// Bytes that a step over `streams` sequences reads, each with `context` tokens: every linear layer once, and
+/// the KV cache of each sequence. The one row of the embedding per token is left out.
 pub(super) fn step_bytes(config: &ModelConfig, streams: usize, context: f64) -> f64 {
     let weights = (block_weights(config) + head_weights(config)) * NUMBER_BYTES;
     let token = 2 * config.layers * config.kv_heads * config.head_dim * NUMBER_BYTES;
     weights as f64 + streams as f64 * context * token as f64
 }
 
-/// Floating-point operations of a prompt of `tokens` tokens of which the last one's logits are wanted. Attention counts
-/// what a causal mask leaves.
+/// Floating-point operations of a prompt of `tokens` tokens with logits of the last token. Attention counts
+/// the causal half.
 pub(super) fn prompt_flops(config: &ModelConfig, tokens: usize) -> f64 {
     let linear = 2.0 * (block_weights(config) as f64 * tokens as f64 + head_weights(config) as f64);
     let pairs = tokens as f64 * (tokens as f64 + 1.0) / 2.0;
@@ -42,7 +40,7 @@ mod tests {
     use super::*;
     use crate::gpu::lab::LLAMA_2_7B;
 
-    /// The figures of docs/performance/gpu.md.
+    /// Expected values come from docs/performance/gpu.md.
     #[test]
     fn the_seven_billion_shape_takes_what_the_documentation_says() {
         let folder = tempfile::tempdir().unwrap();

@@ -20,11 +20,9 @@ pub(crate) struct BenchProgram {
     program: PathBuf,
     model: PathBuf,
     threads: usize,
-    /// Options beside the defaults.
     options: &'static [&'static str],
 }
 
-/// What it prints.
 #[derive(Debug, Deserialize)]
 struct BenchOutput {
     #[serde(default)]
@@ -34,12 +32,10 @@ struct BenchOutput {
 }
 
 impl BenchProgram {
-    /// The helper in folder `binaries`.
     pub(crate) fn new(binaries: &Path, model: &Path, threads: usize) -> Self {
         Self { program: binaries.join("base-executor"), model: model.to_path_buf(), threads, options: &[] }
     }
 
-    /// Computes with these options.
     pub(crate) fn with(self, options: &'static [&'static str]) -> Self {
         Self { options, ..self }
     }

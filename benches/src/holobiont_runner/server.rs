@@ -1,4 +1,4 @@
-//! `holobiont up` as a server to be asked.
+//! `holobiont up` as a server under test.
 
 use std::{
     path::{Path, PathBuf},
@@ -14,41 +14,32 @@ use crate::{
     workload::{AdapterChoice, AnswerKind, BenchRequest, form},
 };
 
-/// What every server of ours is started from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Installation {
-    /// Folder of our programs.
     pub(crate) binaries: PathBuf,
-    /// The model that is served.
     pub(crate) model: PathBuf,
-    /// Where it computes.
     pub(crate) placement: DeploymentPlacement,
-    /// The key that it is asked with, where it asks for one.
     pub(crate) key: Option<String>,
 }
 
-/// Where a deployment computes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum DeploymentPlacement {
-    /// One executor on these cores, as `--cores` takes them.
+    /// One executor on these cores, in the format of `--cores`.
     Cores(String),
-    /// As a deployment file says.
+    /// The deployment file at this path.
     Described(PathBuf),
 }
 
-/// An adapter as `holobiont up --adapter NAME=DIR` takes it.
+/// Adapter in the form `holobiont up --adapter NAME=DIR`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NamedAdapter {
-    /// Its name in requests.
     pub(crate) name: String,
-    /// Its PEFT directory.
     pub(crate) folder: PathBuf,
 }
 
-/// What `holobiont up` is told in its environment: a variable and its value.
+/// Environment variable of `holobiont up` and its value.
 pub(crate) type EnvSetting = (&'static str, String);
 
-/// The names requests carry in `model`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RequestModels {
     base: String,
@@ -56,11 +47,10 @@ pub(crate) struct RequestModels {
     key: Option<String>,
 }
 
-/// Holobiont, ready to answer.
 pub(crate) type Holobiont = DialectServer<RequestModels>;
 
 impl Holobiont {
-    /// Starts it with `adapters` and its state in `folder`, and waits until it is ready.
+    /// Starts Holobiont with `adapters` and its state in `folder`, and waits until it is ready.
     ///
     /// # Errors
     /// If it does not start.
@@ -72,7 +62,7 @@ impl Holobiont {
         Self::start_with(installation, adapters, folder, &[])
     }
 
-    /// As [`Holobiont::start`], told more.
+    /// Starts Holobiont as [`Holobiont::start`] does, with `settings` in its environment.
     ///
     /// # Errors
     /// If it does not start.
@@ -103,7 +93,7 @@ impl Holobiont {
 }
 
 impl RequestModels {
-    /// Learns the base model's name, which is whatever `/v1/models` lists beside the adapters.
+    /// Reads the base's name from `/v1/models`: the entry that is no adapter.
     fn named_by(self, port: u16) -> Result<Self> {
         let listed = get_as(port, "/v1/models", self.key.as_deref())?;
         let listed: Value = serde_json::from_str(&listed).context("/v1/models is not JSON")?;
@@ -118,7 +108,6 @@ impl RequestModels {
         Ok(Self { base: (*base).to_owned(), ..self })
     }
 
-    /// What a model is called.
     pub(crate) fn of(&self, who: AdapterChoice) -> &str {
         match who {
             AdapterChoice::Base => &self.base,

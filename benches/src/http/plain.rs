@@ -1,4 +1,4 @@
-//! Requests whose answers are read whole.
+//! Requests whose responses are read whole.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ pub(crate) fn get(port: u16, route: &str) -> Result<String> {
     get_as(port, route, None)
 }
 
-/// The same by whoever has `key`.
+/// Text of `GET route` with API key `key`.
 ///
 /// # Errors
 /// As [`get`].
@@ -31,7 +31,7 @@ pub(crate) fn get_as(port: u16, route: &str, key: Option<&str>) -> Result<String
     Ok(text)
 }
 
-/// Posts nothing to `route` at `port` of this machine.
+/// Sends an empty POST to `route` at `port` of this machine.
 ///
 /// # Errors
 /// If the server does not answer with 200.
@@ -39,7 +39,7 @@ pub(crate) fn post(port: u16, route: &str) -> Result<()> {
     post_json(port, route, &Value::Object(Default::default())).map(drop)
 }
 
-/// Posts `body` to `route` at `port` of this machine; returns the answer's.
+/// Posts `body` to `route` at `port` of this machine and returns the response body.
 ///
 /// # Errors
 /// If the server does not answer with 200.
@@ -54,7 +54,6 @@ pub(crate) fn post_json(port: u16, route: &str, body: &Value) -> Result<String> 
     Ok(text)
 }
 
-/// Whoever asks no longer than `limit`.
 pub(super) fn agent(limit: Duration) -> Agent {
     Agent::config_builder().timeout_global(Some(limit)).http_status_as_error(false).build().new_agent()
 }

@@ -1,8 +1,9 @@
-//! What rounding costs in exactness: the distributions of the next token beside those that the same weights give where nothing is
-//! rounded, ours and llama.cpp's, each judged by its own f32 pass over the dequantized file.
+//! Cost of rounding: next-token distributions beside those of the same weights without rounding, ours and
+//! llama.cpp's, each compared with its own f32 pass over the dequantized file.
 //!
-//! KL(f32 || rounded) over the whole vocabulary, at the places that `llama-perplexity --kl-divergence` judges: the second half of
-//! each stretch of [`STRETCH`] tokens. Text that no model has seen: this repository's own guides.
+//! The metric is KL(f32 || rounded) over the whole vocabulary, at the positions of `llama-perplexity
+//! --kl-divergence`: the second half of each window of [`STRETCH`] tokens. The text is unknown to any model:
+//! this repository's own guides.
 
 use std::{path::Path, sync::Arc};
 
@@ -27,9 +28,7 @@ use crate::{
     report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 
-/// Tokens that are read together.
 const STRETCH: usize = 512;
-/// How many such stretches.
 const STRETCHES: usize = 8;
 
 const TEXT: &str = concat!(
@@ -39,21 +38,20 @@ const TEXT: &str = concat!(
     include_str!("../../../docs/guides/streaming.md"),
 );
 
-/// Formats besides the shipped one that llama.cpp's tool makes of it.
+/// Formats that llama.cpp's tool makes of the shipped one.
 const FORMATS: [&str; 4] = ["Q4_0", "Q4_K_M", "Q6_K", "Q8_0"];
 
-/// Of llama.cpp's divergence, what ours is to be at most with the default, and what that may cost beside `int8`.
+/// Maximum divergence of the default as a share of llama.cpp's, and minimum speed as a share of `int8`.
 const MAX_DIVERGENCE: f64 = 0.25;
 const MIN_DECODE: f64 = 0.95;
 const MIN_PREFILL: f64 = 0.85;
-/// What keys and values in bytes may cost a prompt.
+/// Minimum prefill speed with an 8-bit KV cache, as a share.
 const MIN_KV: f64 = 0.95;
 
-/// An adapter of each kind, and where it is.
 const ADAPTERS: [(&str, &str); 3] =
     [("LoRA", "../examples/adapters/pirate"), ("IA3", "adapters/ia3"), ("prefix tuning", "adapters/prefix")];
 
-/// How activations are rounded, and how keys and values are kept.
+/// Rounding of activations, and dtype of the KV cache.
 type NumericConfig = (Precision, KvDtype);
 
 const NUMBERS: [(&str, NumericConfig); 4] = [
@@ -63,7 +61,6 @@ const NUMBERS: [(&str, NumericConfig); 4] = [
     ("mixed, keys and values int8", (Precision::Mixed, KvDtype::Int8)),
 ];
 
-/// Every comparison of this benchmark.
 pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
     let shipped = setup.peer.shipped.clone();
     let others = FORMATS.map(|format| setup.peer.requantized(&setup.config, format));
@@ -76,7 +73,7 @@ pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
     Ok(comparisons)
 }
 
-/// Ours with each precision beside llama.cpp on the same file.
+/// Our divergence with each precision, beside llama.cpp on the same file.
 fn divergences(setup: &Setup, weights: &PeerWeights) -> Result<Vec<Comparison>> {
     let text = setup.temporary("held-out.txt");
     std::fs::write(&text, TEXT).with_context(|| format!("cannot write {}", text.display()))?;
@@ -104,7 +101,7 @@ fn divergences(setup: &Setup, weights: &PeerWeights) -> Result<Vec<Comparison>> 
     NUMBERS.into_iter().map(row).collect()
 }
 
-/// Adapters of each kind on the shipped file, by each kind of numbers beside `int8`.
+/// Divergence of one adapter per method on the shipped file, by precision, beside `int8`.
 fn adapted(setup: &Setup) -> Result<Vec<Comparison>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let weights = &setup.peer.shipped;
@@ -135,7 +132,7 @@ fn adapted(setup: &Setup) -> Result<Vec<Comparison>> {
     Ok(comparisons)
 }
 
-/// What each kind of numbers costs: `mixed` beside `int8`, and keys and values in bytes beside halves.
+/// Cost of each format: `mixed` beside `int8`, and 8-bit KV cache beside 16-bit.
 fn rates(setup: &Setup) -> Result<Vec<Comparison>> {
     const PROMPT: SyntheticLoad = SyntheticLoad { prompt_tokens: 512, generated_tokens: 0, streams: 1 };
     const ALONE: SyntheticLoad = SyntheticLoad { prompt_tokens: 16, generated_tokens: 128, streams: 1 };
@@ -165,10 +162,9 @@ fn rates(setup: &Setup) -> Result<Vec<Comparison>> {
     Ok(comparisons)
 }
 
-/// One way of computing, and the options that choose it.
 type ComputeOption = (&'static str, &'static [&'static str]);
 
-/// Loads by two ways in alternation, and what the second is to reach of the first.
+/// Runs loads with two configurations in alternation; the target is a share of the first.
 fn beside<const N: usize>(
     setup: &Setup,
     plain: ComputeOption,
@@ -199,18 +195,18 @@ fn beside<const N: usize>(
     cases.into_iter().enumerate().map(row).collect()
 }
 
-/// What is measured of a load: decoding, if anything is generated.
+/// Rate of a load: decode if it generates tokens, else prefill.
 fn rate(rates: &TokenRates, load: SyntheticLoad) -> f64 {
     if load.generated_tokens == 0 { rates.prefill_tokens_per_s } else { rates.decode_tokens_per_s }
 }
 
-/// A file's own weights, dequantized, and what they give where nothing is rounded.
+/// A file's dequantized weights, and their logits without rounding.
 struct AccuracyReference<'a> {
     file: &'a Path,
     threads: usize,
     adapter: Option<&'a Path>,
     stretches: Vec<Vec<u32>>,
-    /// Logits of the places that are judged, of each stretch.
+    /// Logits at the judged positions, per window.
     expected: Vec<Vec<f32>>,
 }
 
@@ -226,7 +222,7 @@ impl<'a> AccuracyReference<'a> {
         Ok(Self { file, threads, adapter, stretches, expected })
     }
 
-    /// The mean divergence of what such numbers give, in nats.
+    /// Mean KL divergence of a numeric configuration, in nats.
     fn divergence(&self, (precision, kv): NumericConfig) -> Result<f64> {
         let weights = LoadedWeights::load(&GgufSource::open(self.file)?, self.threads)?;
         let mut adapted = AdaptedModel::new(weights.with_precision(precision), kv, self.adapter)?;
@@ -243,7 +239,7 @@ impl<'a> AccuracyReference<'a> {
     }
 }
 
-/// A model, and an adapter for its rows.
+/// A model with an adapter for its rows.
 struct AdaptedModel {
     model: ResidentModel,
     adapter: Option<Arc<PreparedAdapter>>,
@@ -261,7 +257,8 @@ impl AdaptedModel {
         Ok(Self { model: ResidentModel::new(weights, &options)?, adapter })
     }
 
-    /// Logits of the places of `tokens` that are judged: of those in the second half whose next token is there.
+    /// Logits at the judged positions of `tokens`: the second half, without the last token, which has no
+    /// successor.
     fn judged(&mut self, tokens: &[u32]) -> Vec<f32> {
         let virtual_tokens = self.adapter.as_ref().map_or(0, |adapter| adapter.virtual_tokens());
         let input = [&vec![0; virtual_tokens][..], tokens].concat();
@@ -303,7 +300,7 @@ mod tests {
     #[test]
     fn a_divergence_is_that_of_the_distributions_and_not_of_the_logits() {
         assert!(divergence(&[1.0, 2.0, 3.0], &[4.0, 5.0, 6.0]).abs() < 1e-12);
-        // ln 2 of a certain token that is given a half.
+        // A certain token that gets probability one half: ln 2.
         let certain = divergence(&[50.0, 0.0], &[0.0, 0.0]);
         assert!((certain - 2.0f64.ln()).abs() < 1e-9, "{certain}");
     }

@@ -1,5 +1,5 @@
-//! Many adapters through HTTP: 8 streamed requests at once on 8 adapters, beside `llama-server` with 8 slots; and what
-//! adapters cost the base model's streams.
+//! Many adapters over HTTP: 8 simultaneous streams on 8 adapters, beside `llama-server` with 8 slots; and the
+//! cost of adapters for the base's streams.
 
 use anyhow::Result;
 
@@ -17,10 +17,9 @@ use crate::{
     workload::{BurstMix, STREAMS, WARM_UP_ROUND, burst},
 };
 
-/// Two of our own servers differ by a hundredth or two: more rounds than a factor needs.
+/// Extra rounds, since two of our own servers differ by only a hundredth or two.
 const OWN_ROUNDS: usize = 4;
 
-/// Every comparison of this benchmark.
 pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
     let adapters = Adapters::generate(setup)?;
     let mut comparisons = beside_the_peer(setup, &adapters)?;
@@ -28,7 +27,6 @@ pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
     Ok(comparisons)
 }
 
-/// Bursts of both mixes, measured in one alternation.
 struct BurstMeasurements {
     adapters: ContestantResults<Burst>,
     base: ContestantResults<Burst>,
@@ -74,7 +72,7 @@ fn first_token() -> PeerComparison {
     }
 }
 
-/// Our own streams on adapters beside our own streams on the base model.
+/// Compares our streams on adapters with our streams on the base.
 fn adapters_beside_base(setup: &Setup, measured: &BurstMeasurements) -> Result<Comparison> {
     Ok(Comparison {
         bench: "adapters",
@@ -120,7 +118,7 @@ fn measure(setup: &Setup, adapters: &Adapters) -> Result<BurstMeasurements> {
     })
 }
 
-/// Our base streams with many idle adapters loaded, beside none loaded.
+/// Compares our base streams with many idle adapters loaded, and with none.
 fn many_loaded(setup: &Setup, adapters: &Adapters) -> Result<Comparison> {
     let start = |adapters: &[NamedAdapter]| -> Result<Holobiont> {
         let server = Holobiont::start(

@@ -1,4 +1,4 @@
-//! 1 to 16 streams of the base model: tokens a second over all of them, as `llama-batched-bench` counts them.
+//! 1 to 16 streams of the base: total tokens per second, in the definition of `llama-batched-bench`.
 
 use anyhow::Result;
 
@@ -16,10 +16,10 @@ use crate::{
 const STREAMS: [usize; 4] = [1, 4, 8, 16];
 const PROMPT_TOKENS: usize = 128;
 const GENERATED_TOKENS: usize = 64;
-/// At the most streams, against the peer's fastest format.
+/// Target at the largest number of streams, against the peer's fastest format.
 const TARGET: BenchTarget = BenchTarget::RatioAtLeast(1.5);
 
-/// Ours beside llama-batched-bench on the same file and on Q4_0, for each number of streams.
+/// Compares ours with llama-batched-bench on the same file and on Q4_0, for each number of streams.
 pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
     let entries = ContestantResults::measure(
         setup,
@@ -44,7 +44,6 @@ pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
     Ok(comparisons)
 }
 
-/// Decode tokens a second at each of [`STREAMS`].
 fn ours(setup: &Setup) -> Result<Vec<f64>> {
     STREAMS
         .into_iter()

@@ -1,4 +1,4 @@
-//! Five hundred requests at the same moment, and nothing after them: how many are served, and when.
+//! Five hundred simultaneous requests and nothing after them: number of served ones, and their times.
 
 use std::{sync::Barrier, thread, time::Duration};
 
@@ -17,13 +17,10 @@ use crate::{
     workload::{STREAMS, arrival},
 };
 
-/// Requests of a burst.
 const REQUESTS: usize = 500;
 
-/// Those that were served, in no order.
 type ServedTimelines = Vec<Timeline>;
 
-/// Every comparison of this benchmark.
 pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
     let adapters = Adapters::generate(setup)?;
     let folder = setup.temporary("holobiont-burst");
@@ -57,7 +54,7 @@ fn last_first_token_ms(served: &ServedTimelines) -> f64 {
     waits.max().unwrap_or(Duration::ZERO).as_secs_f64() * 1000.0
 }
 
-/// Nobody sends anything twice.
+/// Sends a burst in which no prompt repeats.
 fn burst<D: Dialect>(server: &DialectServer<D>, round: usize) -> Result<ServedTimelines> {
     let together = Barrier::new(REQUESTS);
     let client = |number| {

@@ -1,4 +1,4 @@
-//! One stream: tokens a second from an empty context, as `llama-bench -p 0 -n 128` counts them.
+//! One stream: tokens per second from an empty context, in the definition of `llama-bench -p 0 -n 128`.
 
 use anyhow::Result;
 
@@ -15,7 +15,7 @@ use crate::{
 
 const LOAD: SyntheticLoad = SyntheticLoad { prompt_tokens: 1, generated_tokens: 128, streams: 1 };
 
-/// Ours beside llama-bench on the same file and on Q4_0.
+/// Compares ours with llama-bench on the same file and on Q4_0.
 pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
     let contest = PeerComparison {
         bench: "decode",

@@ -1,5 +1,5 @@
-//! Drafts in the engine: answers whose text repeats and answers whose text does not, with drafts and without; beside them
-//! llama.cpp with its own lookup in what was said before.
+//! Drafts in the engine: repetitive and other answers, with drafts and without, beside llama.cpp with its own
+//! lookup in the earlier text.
 
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
@@ -14,21 +14,19 @@ use crate::{
     workload::{AdapterChoice, AnswerKind, BenchRequest},
 };
 
-/// Tokens of an answer.
 const ANSWER_TOKENS: usize = 160;
 
-/// What text that repeats is to gain, and what other text may lose.
+/// Minimum speedup of repetitive text, and minimum share that other text keeps.
 const REPEATS: f64 = 1.5;
 const ORDINARY: f64 = 0.97;
-/// Of their tokens a second, what streams keep beside one whose text repeats.
+/// Minimum share of the tokens per second that streams keep beside a repetitive one.
 const BESIDE: f64 = 0.95;
-/// Those streams.
 const OTHERS: usize = 7;
 
-/// llama-server's way to draft from what was said before, of those it has the one that `llama-lookup` shows.
+/// llama-server's lookup in the earlier text, in the variant that `llama-lookup` shows.
 const LOOKUP: [&str; 2] = ["--spec-type", "ngram-cache"];
 
-/// What is asked for, and what is to come of it.
+/// Name, prompt and minimum speedup of each text.
 const TEXTS: [(&str, &str, f64); 6] = [
     ("code that is edited", include_str!("drafts/code.txt"), REPEATS),
     ("JSON", include_str!("drafts/json.txt"), REPEATS),
@@ -42,17 +40,14 @@ const TEXTS: [(&str, &str, f64); 6] = [
     ("advice", "Give me advice on how to learn to play chess well.", ORDINARY),
 ];
 
-/// Whoever answers.
 struct Servers {
     drafting: Holobiont,
     plain: Holobiont,
-    /// Drafts by a draft adapter too, if there is one.
     by_itself: Option<Holobiont>,
     lookup: LlamaServer,
     theirs: LlamaServer,
 }
 
-/// Every comparison of this benchmark.
 pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
     let servers = Servers::start(setup)?;
     let mut comparisons = Vec::new();
@@ -88,7 +83,7 @@ impl Servers {
         })
     }
 
-    /// One stream that answers `text`: by drafts beside none, and beside the peer's.
+    /// One stream that answers `text`: with drafts beside without, and beside the peer's.
     fn compare(&self, setup: &Setup, what: &str, text: &str, least: f64) -> Result<Vec<Comparison>> {
         let job = &job(&self.plain, text)?;
         self.warm_up(job)?;
@@ -130,7 +125,7 @@ impl Servers {
     }
 }
 
-/// Streams of ordinary text beside one whose text repeats.
+/// Streams of ordinary text beside a repetitive one.
 fn beside(setup: &Setup, drafting: &Holobiont, plain: &Holobiont) -> Result<Comparison> {
     let mut jobs = vec![job(plain, TEXTS[0].1)?];
     for index in 0..OTHERS {
@@ -147,7 +142,7 @@ fn beside(setup: &Setup, drafting: &Holobiont, plain: &Holobiont) -> Result<Comp
     comparison(case, &drafting, ("without drafts", &plain), Some(BenchTarget::RatioAtLeast(BESIDE)))
 }
 
-/// A request for an answer to `text`, as the chat template puts it.
+/// Request for an answer to `text` in the chat template.
 fn job(server: &Holobiont, text: &str) -> Result<BenchRequest> {
     let body = json!({ "messages": [{ "role": "user", "content": text.trim() }] });
     let answer: Value = serde_json::from_str(&post_json(server.port(), "/tokenize", &body)?)?;
@@ -157,7 +152,7 @@ fn job(server: &Holobiont, text: &str) -> Result<BenchRequest> {
     Ok(BenchRequest { prompt, who: AdapterChoice::Base, generate: ANSWER_TOKENS, says: AnswerKind::Anything })
 }
 
-/// Tokens a second behind the first.
+/// Tokens per second after the first.
 fn rate<D: Dialect>(server: &DialectServer<D>, job: &BenchRequest) -> Result<f64> {
     let timeline = server.ask(job)?;
     Ok((timeline.tokens - 1) as f64 / (timeline.last - timeline.first).as_secs_f64())

@@ -1,5 +1,5 @@
-//! Answers of a form through HTTP: 16 streamed requests at once that write a list of objects, beside `llama-server`'s; and beside free ones, on
-//! either side.
+//! Structured output over HTTP: 16 simultaneous streams that write a list of objects, beside
+//! `llama-server`'s, and beside free answers on either side.
 
 use anyhow::Result;
 
@@ -16,26 +16,22 @@ use crate::{
     workload::{AdapterChoice, AnswerKind, BenchRequest, WARM_UP_ROUND, prompt},
 };
 
-/// Requests at once.
 const STREAMS: usize = 16;
-/// Tokens of each prompt: few, since other streams decode while one is read.
+/// Tokens of each prompt: few, since other streams decode during a prefill.
 const PROMPT_TOKENS: usize = 16;
-/// Tokens of each answer.
 const GENERATED_TOKENS: usize = 64;
-/// What a form may leave of our tokens a second.
+/// Minimum share of our tokens per second with a grammar.
 const SHARE: BenchTarget = BenchTarget::OursAtLeast(0.95);
 
-/// Tokens a second of both.
 struct StructuredOutputRates {
     formed: f64,
     free: f64,
 }
 
-/// Every comparison of this benchmark.
 pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
     let ours = Holobiont::start(&setup.holobiont, &[], &setup.temporary("holobiont-forms"))?;
     let (same_file, fastest) = (start(setup, &setup.peer.shipped)?, start(setup, &setup.peer.q4_0)?);
-    // Grammars are made, and vocabularies looked through, before anything is measured.
+    // Warm-up: the servers compile grammars and scan vocabularies.
     rates(&ours, WARM_UP_ROUND)?;
     rates(&same_file, WARM_UP_ROUND)?;
     rates(&fastest, WARM_UP_ROUND)?;
@@ -77,7 +73,7 @@ fn rates<D: Dialect>(server: &DialectServer<D>, round: usize) -> Result<Structur
     Ok(StructuredOutputRates { formed: rate(AnswerKind::Form)?, free: rate(AnswerKind::Anything)? })
 }
 
-/// Those of a round; no prompt comes twice.
+/// Requests of a round; no prompt repeats.
 fn jobs(says: AnswerKind, round: usize) -> Vec<BenchRequest> {
     let burst = 2 * round + usize::from(says == AnswerKind::Form);
     let job = |stream| BenchRequest {

@@ -1,6 +1,7 @@
-//! One stream beside a busy process on the same cores: how much of the undisturbed speed is left.
+//! One stream beside a busy process on the same cores: share of the undisturbed speed.
 //!
-//! Threads that spin at barriers lose nearly all of it: whenever one of them is off its core, the others wait.
+//! Threads that spin at barriers lose nearly all of it: whenever one of them is off its core, the others
+//! wait.
 
 use std::process::Command;
 
@@ -15,12 +16,11 @@ use crate::{
 };
 
 const LOAD: SyntheticLoad = SyntheticLoad { prompt_tokens: 1, generated_tokens: 128, streams: 1 };
-/// Few: the peer may need a second for each.
+/// Few tokens, since the peer may need a second for each.
 const PEER_TOKENS: usize = 16;
-/// Uses a core until its parent is gone, should nobody stop it.
+/// Uses a core until its parent ends, in case the parent does not stop it.
 const BUSY: &str = "while kill -0 $PPID; do i=0; while [ $i -lt 1000000 ]; do i=$((i+1)); done; done";
 
-/// What is left of either side's speed, and the speeds themselves.
 pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
     let peer = &setup.peer;
     let ours = |_| Ok(setup.ours.rates(LOAD)?.decode_tokens_per_s);
@@ -61,7 +61,6 @@ pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
     ])
 }
 
-/// What was left, round by round.
 fn shares(beside: &[f64], alone: &[f64]) -> Result<Samples> {
     Samples::new(beside.iter().zip(alone).map(|(beside, alone)| beside / alone).collect())
 }

@@ -1,10 +1,8 @@
-//! Ten times as many requests as a server can serve: what is left of its goodput and of its first tokens, and how soon
-//! the rest is told to come back.
+//! Ten times as many requests as a server can serve: goodput, first tokens, and time to rejection.
 //!
-//! A closed loop finds the peak: as many clients as streams run together, each asking again at once. Then requests
-//! arrive at ten times the rate that was served, at exponentially distributed intervals, whatever happens to those
-//! before them. The first seconds of that are a burst like any other, which a server may queue: what is measured is what
-//! comes after them. Clients are threads on the same cores as the server: what they cost, it cannot serve with.
+//! A closed loop with as many clients as batch slots finds the peak. Then requests arrive at ten times the
+//! served rate as a Poisson process. The first seconds are a burst that a server may queue; the measurement
+//! starts after them. Clients are threads on the server's cores, so their cost lowers its capacity.
 
 use std::{
     ops::Range,
@@ -33,51 +31,47 @@ use crate::{
     workload::{BenchRequest, STREAMS, arrival},
 };
 
-/// Clients of the closed loop: `--max-running`, so that nobody waits and nothing idles.
+/// Clients of the closed loop: `--max-running`, so that no request waits and no slot idles.
 const PEAK_CLIENTS: usize = 64;
-/// Arrivals a second, over what was served a second at the peak.
+/// Arrivals per second, as a multiple of the requests per second at the peak.
 const OVERLOAD: f64 = 10.0;
-/// Requests that may be open at once on the client's side: more than run and wait at ours. A server that refuses in time
-/// never gets there.
+/// Maximum number of open requests of the client: more than our server runs and queues. A server that rejects
+/// in time stays below it.
 const MAX_OPEN: usize = 1024;
-/// The same for the peer, which refuses nobody: so many have to be worked off at the end.
+/// Maximum number of open requests at the peer, which rejects none: all must complete at the end.
 const PEER_MAX_OPEN: usize = 512;
-/// Arrivals that may be between the clock and a client's thread: threads take them one after the other.
+/// Capacity of the channel between the arrival clock and the client threads.
 const HAND_OVER: usize = 32;
-/// How long each loop is measured. What begins within it is followed to its end.
+/// Measured time of each loop; requests that begin within it are followed to their end.
 const LOOP: Duration = Duration::from_secs(15);
-/// How long a closed loop runs before its tokens are counted.
+/// Time of a closed loop before its tokens count.
 const RAMP: Duration = Duration::from_secs(2);
-/// How long arrivals come before they are measured: a burst is let in and worked off.
+/// Time of arrivals before the measurement, in which the initial burst is served.
 const SETTLE: Duration = Duration::from_secs(45);
 
-/// A side: its server, how many clients it takes to keep it busy, and how many requests it may leave open.
+/// Server of a side, clients that keep it busy, and its maximum number of open requests.
 #[derive(Debug, Clone, Copy)]
 struct OverloadSide {
     clients: usize,
     max_open: usize,
 }
 
-/// What one loop saw of the requests that were sent while it was measured.
 #[derive(Debug, Clone, PartialEq, Default)]
 struct OverloadStats {
     served: Vec<Timeline>,
-    /// How long each refusal took.
     refused: Vec<Duration>,
-    /// Arrivals the client had no thread for: the server left too many requests open.
+    /// Arrivals for which no client thread was free: the server left too many requests open.
     unsent: usize,
-    /// Tokens that came while it was measured, and for how long that was.
+    /// Tokens that arrived in the measured time, and its length.
     tokens: f64,
     seconds: f64,
 }
 
 impl OverloadStats {
-    /// Tokens a second of requests that were served.
     fn goodput(&self) -> f64 {
         self.tokens / self.seconds
     }
 
-    /// Requests a second, by what came of those that were served.
     fn served_per_s(&self) -> f64 {
         let tokens: usize = self.served.iter().map(|timeline| timeline.tokens).sum();
         self.goodput() * self.served.len() as f64 / tokens as f64
@@ -93,23 +87,21 @@ impl OverloadStats {
     }
 }
 
-/// The 99th percentile; 0 of nothing.
+/// 99th percentile; 0 if there are no times.
 fn percentile_ms(mut times: Vec<Duration>) -> f64 {
     times.sort_unstable();
     let at = (times.len() * 99).div_ceil(100).saturating_sub(1);
     times.get(at).map_or(0.0, |time| time.as_secs_f64() * 1000.0)
 }
 
-/// What became of every request of a loop.
 #[derive(Debug, Default)]
 struct RequestLog {
     served: Vec<Timeline>,
-    /// When each refused request was sent, and how long its refusal took.
     refused: Vec<(Instant, Duration)>,
 }
 
 impl RequestLog {
-    /// Requests that were sent from `from` to the end of `measured`, and tokens that came within it.
+    /// Requests sent from `from` to the end of `measured`, and tokens that arrived within it.
     fn load(&self, from: Instant, measured: &Range<Instant>) -> OverloadStats {
         let is_meant = |sent: Instant| (from..measured.end).contains(&sent);
         let refused = self.refused.iter().filter(|(sent, _)| is_meant(*sent));
@@ -123,7 +115,7 @@ impl RequestLog {
     }
 }
 
-/// How many of a request's tokens came within `measured`, if they came evenly.
+/// Tokens of a request within `measured`, assuming that they arrive evenly.
 fn tokens_within(timeline: &Timeline, measured: &Range<Instant>) -> f64 {
     let from = timeline.first.max(measured.start);
     let until = timeline.last.min(measured.end);
@@ -136,14 +128,12 @@ fn tokens_within(timeline: &Timeline, measured: &Range<Instant>) -> f64 {
     }
 }
 
-/// A peak and what became of it.
 #[derive(Debug, Clone, PartialEq)]
 struct OverloadTrial {
     peak: OverloadStats,
     overload: OverloadStats,
 }
 
-/// Every comparison of this benchmark.
 pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
     let adapters = Adapters::generate(setup)?;
     let ours =
@@ -226,7 +216,7 @@ fn trial<D: Dialect>(server: &DialectServer<D>, round: usize, side: OverloadSide
     Ok(OverloadTrial { peak, overload })
 }
 
-/// `clients` clients, each of whom asks again at once.
+/// Runs `clients` clients that each send their next request at once.
 fn closed_loop<D: Dialect>(server: &DialectServer<D>, round: usize, clients: usize) -> Result<OverloadStats> {
     let (records, next, started) = (Mutex::new(RequestLog::default()), AtomicUsize::new(0), Instant::now());
     thread::scope(|scope| {
@@ -241,11 +231,11 @@ fn closed_loop<D: Dialect>(server: &DialectServer<D>, round: usize, clients: usi
         clients.into_iter().try_for_each(joined)
     })?;
     let records = records.into_inner().unwrap_or_else(PoisonError::into_inner);
-    // All first tokens count, also those of the beginning; tokens, once everybody is being served.
+    // First tokens count from the start, other tokens after the ramp.
     Ok(records.load(started, &(started + RAMP..started + LOOP)))
 }
 
-/// Arrivals at `rate` a second, whatever happens to those before them.
+/// Runs arrivals at `rate` per second, independent of earlier requests.
 fn open_loop<D: Dialect>(
     server: &DialectServer<D>,
     round: usize,
@@ -275,8 +265,8 @@ fn open_loop<D: Dialect>(
     Ok(OverloadStats { unsent, ..records.load(from, &(from..from + LOOP)) })
 }
 
-/// Hands out numbers at exponentially distributed intervals; returns how many found nobody to take them once it is
-/// measured.
+/// Sends request numbers at exponentially distributed intervals; returns how many found no free thread in the
+/// measured time.
 fn send_arrivals(arrivals: &mpsc::SyncSender<usize>, rate: f64, seed: u64, started: Instant) -> usize {
     let (mut random, mut at, mut unsent) = (StdRng::seed_from_u64(seed), 0.0, 0);
     for number in 0.. {
@@ -343,7 +333,7 @@ mod tests {
     #[test]
     fn arrivals_come_at_their_rate() {
         let (sender, receiver) = mpsc::sync_channel(100_000);
-        // As if all of the loop were in the past, so that nothing sleeps.
+        // A start in the past, so that the loop never sleeps.
         let started = Instant::now().checked_sub(SETTLE + LOOP).unwrap();
         assert_eq!(send_arrivals(&sender, 100.0, 1, started), 0);
         drop(sender);

@@ -1,4 +1,4 @@
-//! Ours beside the peer twice: on the same file, and on its own fastest format.
+//! Two comparisons with the peer: on the same file, and on its own fastest format.
 
 use anyhow::Result;
 
@@ -9,36 +9,27 @@ use crate::{
     report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 
-/// A figure that both sides have.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct PeerComparison {
-    /// Name of the benchmark.
     pub(super) bench: &'static str,
-    /// What exactly is measured.
     pub(super) case: String,
-    /// Unit of the figure.
     pub(super) unit: &'static str,
-    /// Which side wins.
     pub(super) better: Better,
-    /// The peer's program.
     pub(super) rival: &'static str,
-    /// What to reach on the same file and against the fastest format.
+    /// Targets on the same file and against the fastest format.
     pub(super) targets: [Option<BenchTarget>; 2],
 }
 
-/// What the three contestants gave, round after round.
+/// Results of the three contestants, in the order of the rounds.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ContestantResults<T> {
-    /// Ours.
     pub(super) ours: Vec<T>,
-    /// The peer on the same file.
     pub(super) same_file: Vec<T>,
-    /// The peer on its fastest format.
     pub(super) fastest: Vec<T>,
 }
 
 impl<T> ContestantResults<T> {
-    /// Measures all three in alternation; both arguments are told the round.
+    /// Measures all three in alternation; both closures get the round.
     ///
     /// # Errors
     /// The first failed measurement's.
@@ -59,10 +50,10 @@ impl<T> ContestantResults<T> {
         Ok(Self { ours, same_file, fastest })
     }
 
-    /// One figure of each entry, as `contest` compares it: a row for each of the peer's formats.
+    /// Compares one value of each entry: one row per format of the peer.
     ///
     /// # Errors
-    /// If a figure is not a number.
+    /// If a value is NaN.
     pub(super) fn compare(
         &self,
         setup: &Setup,

@@ -1,4 +1,4 @@
-//! One prompt of 512 tokens: tokens a second, as `llama-bench -p 512 -n 0` counts them.
+//! One prompt of 512 tokens: tokens per second, in the definition of `llama-bench -p 512 -n 0`.
 
 use anyhow::Result;
 
@@ -15,7 +15,7 @@ use crate::{
 
 const LOAD: SyntheticLoad = SyntheticLoad { prompt_tokens: 512, generated_tokens: 0, streams: 1 };
 
-/// Ours beside llama-bench on the same file and on Q4_0.
+/// Compares ours with llama-bench on the same file and on Q4_0.
 pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
     let contest = PeerComparison {
         bench: "prefill",

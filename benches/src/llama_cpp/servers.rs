@@ -1,4 +1,4 @@
-//! What several benchmarks start servers with: many generated adapters, and a warm-up.
+//! Generated adapters and a warm-up for the benchmarks with servers.
 
 use std::{fs, path::PathBuf};
 
@@ -12,26 +12,23 @@ use crate::{
     workload::{BurstMix, STREAMS, WARM_UP_ROUND, burst},
 };
 
-/// Of the adapters, on q, k, v and o.
+/// Rank of the adapters on q, k, v and o.
 const RANK: usize = 16;
-/// Loaded and idle while base streams are measured.
+/// Adapters that are loaded and idle while base streams are measured.
 const MANY: usize = 100;
 
 /// [`MANY`] adapters for us, the first [`STREAMS`] of them also for the peer.
 pub(super) struct Adapters {
-    /// PEFT directories.
     pub(super) ours: Vec<NamedAdapter>,
-    /// GGUF files.
     pub(super) peers: Vec<PathBuf>,
-    /// Bytes of one adapter's weights.
     pub(super) bytes: u64,
 }
 
 impl Adapters {
-    /// Writes them into the run's temporary folder.
+    /// Writes the adapters into the run's temporary folder.
     ///
     /// # Errors
-    /// If the model's shape cannot be read or the folder not be written.
+    /// If the model's shape cannot be read or the folder cannot be written.
     pub(super) fn generate(setup: &Setup) -> Result<Self> {
         let shape = AdapterShape::of(&setup.config.model)?;
         let folder = setup.temporary("adapters");
@@ -54,7 +51,7 @@ impl Adapters {
     }
 }
 
-/// A server whose pages and adapters have been used once.
+/// Sends each request once, so that pages are mapped and adapters loaded.
 pub(super) fn warmed_up<D: Dialect>(server: DialectServer<D>) -> Result<DialectServer<D>> {
     for mix in [BurstMix::Adapters, BurstMix::Base] {
         server.warm_up(&burst(mix, WARM_UP_ROUND))?;

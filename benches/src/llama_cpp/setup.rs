@@ -1,4 +1,4 @@
-//! Both sides, made ready once for all that is compared.
+//! Preparation of both sides, once for all comparisons.
 
 use std::path::PathBuf;
 
@@ -14,26 +14,21 @@ use crate::{
     peer::LlamaCpp,
 };
 
-/// What every benchmark beside llama.cpp works with.
 pub(crate) struct Setup {
-    /// What was asked for.
     pub(super) config: SuiteConfig,
-    /// Our forward pass.
     pub(super) ours: Box<dyn HolobiontRunner>,
-    /// Our servers.
     pub(super) holobiont: Installation,
-    /// The peer's programs and files.
     pub(super) peer: LlamaCpp,
-    /// The machine's limits, run by run, and what the model asks of it.
+    /// Limits of the machine per run, and work of the model.
     pub(super) limits: (Vec<MachineLimits>, ModelWork),
     temporary: TempDir,
 }
 
 impl Setup {
-    /// Makes the peer's files, and a folder for what servers write.
+    /// Creates the peer's files and a folder for server output.
     ///
     /// # Errors
-    /// If a program of the peer is missing or fails, or there is no place for the folder.
+    /// If a program of the peer is missing or fails, or the folder cannot be created.
     pub(crate) fn prepare(config: SuiteConfig, cores: &Cores) -> Result<Self> {
         let peer = LlamaCpp::prepare(&config)?;
         let ours = Box::new(BenchProgram::new(&config.ours, &config.model, config.threads));
@@ -50,10 +45,10 @@ impl Setup {
         Ok(Self { config, ours, holobiont, peer, limits, temporary })
     }
 
-    /// A rate that the machine allows, run by run.
+    /// Rate that the machine allows, per run.
     ///
     /// # Errors
-    /// If it is not a number.
+    /// If it is NaN.
     pub(super) fn limit(&self, rate: impl Fn(&MachineLimits, &ModelWork) -> f64) -> Result<Samples> {
         let (limits, work) = &self.limits;
         Samples::of(limits, |limits| rate(limits, work))

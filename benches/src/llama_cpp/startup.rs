@@ -1,4 +1,4 @@
-//! From the command to the first token, the model cached; and what the executor keeps in memory.
+//! Time from the command to the first token with the model in the page cache, and the executor's memory.
 
 use std::time::Instant;
 
@@ -19,15 +19,14 @@ use crate::{
     workload::{STREAMS, first_token},
 };
 
-/// The executor's KV pool while its memory is measured: more than 8 streams of 192 tokens need.
+/// KV pool of the executor in the memory measurement: more than 8 streams of 192 tokens need.
 const KV_POOL_BYTES: u64 = 128 << 20;
-/// What the executor may use beside weights, KV pool and adapters.
+/// Memory budget beside weights, KV pool and adapters.
 const OVERHEAD_BYTES: f64 = 64.0 * MIB;
-/// What the weights may take: their file and a third for packing.
+/// Memory budget of the weights: their file and a third for packing.
 const WEIGHTS_FACTOR: f64 = 1.3;
 const MIB: f64 = 1024.0 * 1024.0;
 
-/// Time to the first token, then memory.
 pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
     let mut comparisons = time_to_first_token(setup)?;
     comparisons.extend(memory(setup)?);
@@ -39,7 +38,7 @@ fn time_to_first_token(setup: &Setup) -> Result<Vec<Comparison>> {
     let theirs = |weights: &PeerWeights| {
         LlamaServer::start(&setup.peer, weights, &[], &setup.temporary("startup-peer"))
     };
-    // The first start of each reads its files into the page cache and writes what is written once.
+    // Warm-up: the first start reads the files into the page cache and writes one-time files.
     ms_to_first_token(0, ours)?;
     ms_to_first_token(0, || theirs(&setup.peer.shipped))?;
     ms_to_first_token(0, || theirs(&setup.peer.q4_0))?;
@@ -68,7 +67,7 @@ fn ms_to_first_token<D: Dialect>(
     Ok((first - started).as_secs_f64() * 1000.0)
 }
 
-/// Memory after a burst on 8 adapters, ours against what it may take and beside the peer's.
+/// Memory after a burst on 8 adapters, beside its budget and beside the peer's.
 fn memory(setup: &Setup) -> Result<Vec<Comparison>> {
     let adapters = Adapters::generate(setup)?;
     let folder = setup.temporary("memory-ours");
@@ -108,7 +107,6 @@ fn memory(setup: &Setup) -> Result<Vec<Comparison>> {
     ])
 }
 
-/// What the executor may keep.
 fn allowed_mib(setup: &Setup, adapters: &Adapters) -> Result<f64> {
     let file = std::fs::metadata(&setup.config.model).context("cannot read the size of the model")?.len();
     let adapters = STREAMS as f64 * adapters.bytes as f64;

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::{Matrix, Projection, RandomAdapter};
 
-/// Writes `adapter` into `folder`, which is made.
+/// Writes `adapter` into `folder`, which it creates.
 ///
 /// # Errors
 /// If the folder cannot be written.
@@ -29,7 +29,7 @@ pub(crate) fn write_peft(adapter: &RandomAdapter, folder: &Path) -> Result<()> {
     serialize_to_file(views, None, &folder.join("adapter_model.safetensors")).with_context(context)
 }
 
-/// Writes `adapter_config.json` alone, with `alpha` for the scale.
+/// Writes only `adapter_config.json`, with `alpha` for the scale.
 ///
 /// # Errors
 /// If the folder cannot be written.

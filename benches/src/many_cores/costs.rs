@@ -1,4 +1,4 @@
-//! What threads of the pool cost each other, measured between two.
+//! Cost of synchronization between threads of the pool, measured between two.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -15,19 +15,18 @@ use crate::report::Comparison;
 const CLAIMS: usize = 100_000;
 const MAX_TRIES: usize = 20;
 const MEETINGS: usize = 1000;
-/// Longer than a helper looks out before it sleeps.
+/// Longer than a helper spins before it sleeps.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// See the module.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct PoolCosts {
-    /// How long a claim, or a report, has a word that another thread had before.
+    /// Time that a claim or report occupies a word which another thread used before.
     pub(super) claim: Duration,
-    /// From a region's begin to where a helper that looks out can claim.
+    /// From a region's start until a spinning helper can claim.
     pub(super) arrival: Duration,
-    /// The same of a helper that sleeps.
+    /// From a region's start until a sleeping helper can claim.
     pub(super) waking: Duration,
-    /// How long it takes to tell the system that one more is to be woken.
+    /// Time of the system call that wakes one helper.
     pub(super) wake_call: Duration,
 }
 
@@ -39,14 +38,14 @@ impl PoolCosts {
         wake_call: Duration::ZERO,
     };
 
-    /// The least disturbed of `runs` on two of `cores`.
+    /// Least disturbed of `runs` measurements on two of `cores`.
     ///
     /// # Errors
-    /// If there are no two, or no thread can be started.
+    /// If there are not two cores, or no thread can be started.
     pub(super) fn measure(cores: &[usize], runs: usize) -> Result<Self> {
         ensure!(cores.len() > 1, "what two threads cost each other needs two cores: --threads 2");
         let cores = cores[..2].to_vec();
-        // A thread of its own: a pool keeps its caller on a core.
+        // A new thread, since a pool pins its caller to a core.
         let measured = thread::spawn(move || -> Result<Self> {
             let mut pool = ThreadPool::new(&cores)?;
             let mut least = |time: fn(&mut ThreadPool) -> Duration| {
@@ -55,14 +54,14 @@ impl PoolCosts {
             };
             let (claim, met, woken, wake_call) =
                 (least(claim), least(meeting), least(woken), least(|_| wake_call()));
-            // A meeting ends with a report, and the caller's look at it.
+            // A meeting ends with a report and the caller's check of it.
             let arrival = |meeting: Duration| meeting.saturating_sub(2 * claim).max(claim);
             Ok(Self { claim, arrival: arrival(met), waking: arrival(woken), wake_call })
         });
         measured.join().unwrap_or_else(|_| Err(anyhow!("measuring the pool panicked")))
     }
 
-    /// As they are printed, beside a claim.
+    /// Rows of the output, beside the time of a claim.
     ///
     /// # Errors
     /// Never.
@@ -81,8 +80,8 @@ impl PoolCosts {
     }
 }
 
-/// A claim of many that do nothing: what has the word to itself is all there is. Where a neighbour had the helper's core, it
-/// is tried again.
+/// Time of one of many empty claims, so that only the word's transfer counts. If another process held the
+/// helper's core, the measurement repeats.
 fn claim(pool: &mut ThreadPool) -> Duration {
     let caller = thread::current().id();
     let mut took = Duration::ZERO;
@@ -103,7 +102,7 @@ fn claim(pool: &mut ThreadPool) -> Duration {
     took
 }
 
-/// A region that ends only when both threads are there.
+/// Time of a region that ends only when both threads are there.
 fn meeting(pool: &mut ThreadPool) -> Duration {
     let begin = Instant::now();
     for _ in 0..MEETINGS {
@@ -112,7 +111,7 @@ fn meeting(pool: &mut ThreadPool) -> Duration {
     begin.elapsed() / MEETINGS as u32
 }
 
-/// The same, when the helper has gone to sleep.
+/// Time of such a region when the helper has gone to sleep.
 fn woken(pool: &mut ThreadPool) -> Duration {
     let rounds = MEETINGS / 20;
     let after_a_pause = |_| {
@@ -124,14 +123,13 @@ fn woken(pool: &mut ThreadPool) -> Duration {
     usual((0..rounds).map(after_a_pause))
 }
 
-/// The median.
 fn usual(times: impl Iterator<Item = Duration>) -> Duration {
     let mut times: Vec<Duration> = times.collect();
     times.sort();
     times[times.len() / 2]
 }
 
-/// A thread that sleeps as helpers do is told to wake.
+/// Time of waking a thread that sleeps as helpers do.
 fn wake_call() -> Duration {
     let rounds = MEETINGS / 20;
     let sleeper = thread::spawn(move || (0..rounds).for_each(|_| thread::park()));
@@ -142,7 +140,7 @@ fn wake_call() -> Duration {
         begin.elapsed()
     };
     let took = usual((0..rounds).map(call));
-    // Should it have missed one for another's noise.
+    // Repeats the wake-up, in case the sleeper missed it.
     while !sleeper.is_finished() {
         sleeper.thread().unpark();
         thread::yield_now();
@@ -154,7 +152,7 @@ fn meet(pool: &mut ThreadPool) {
     let here = AtomicUsize::new(0);
     pool.run(2, |_| {
         here.fetch_add(1, Ordering::AcqRel);
-        // A neighbour may have the helper's core, and the pool then goes without helpers: nobody waits for ever.
+        // If another process holds the helper's core, the pool runs without helpers, so the wait is limited.
         let begin = Instant::now();
         while here.load(Ordering::Acquire) < 2 && begin.elapsed() < PAUSE {
             std::hint::spin_loop();

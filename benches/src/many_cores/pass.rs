@@ -1,4 +1,4 @@
-//! The pass that serves, in this process: rehearsed for many threads, and timed on one and two.
+//! The serving pass in this process: chunk by chunk as for many threads, and timed on one and two.
 
 use std::{
     path::Path,
@@ -16,25 +16,21 @@ use types::BlockId;
 
 use crate::measure::{Samples, alternate};
 
-/// Tokens that a stream has before it decodes.
 const CONTEXT: usize = 128;
 const MAX_STREAMS: usize = 16;
 const MAX_TOKENS: usize = 512;
 
-/// What a pass computes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PassLoad {
     pub(super) name: &'static str,
     pub(super) streams: usize,
-    /// Of each stream: one is decoded, more are a prompt.
+    /// Tokens per stream: one is decode, more are a prompt.
     pub(super) tokens: usize,
 }
 
-/// See the module.
 pub(super) struct Pass {
     model: ResidentModel,
     cores: Vec<usize>,
-    /// Blocks of keys and values of each stream.
     streams: Vec<Vec<BlockId>>,
     logits: Vec<f32>,
 }
@@ -54,7 +50,7 @@ impl Pass {
         Ok(Self { model, cores: cores.to_vec(), streams, logits: Vec::new() })
     }
 
-    /// The pass as it is cut for `threads`; every time is the median of `runs`.
+    /// Times every chunk of the pass as divided for `threads`; each time is the median of `runs`.
     ///
     /// # Errors
     /// If the pass fails.
@@ -85,7 +81,7 @@ impl Pass {
         Ok(first.iter().enumerate().map(region).collect())
     }
 
-    /// Seconds on one thread and on two, by turns.
+    /// Seconds on one thread and on two, in alternation.
     ///
     /// # Errors
     /// If threads cannot be started, or the pass fails.
@@ -104,7 +100,6 @@ impl Pass {
         Ok([Samples::new(one)?, Samples::new(two)?])
     }
 
-    /// Seconds of a pass.
     fn pass(&mut self, load: &PassLoad) -> Result<f64> {
         let tokens: Vec<u32> = (1000..).take(load.tokens).collect();
         let start = if load.tokens == 1 { CONTEXT } else { 0 };

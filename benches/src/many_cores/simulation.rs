@@ -6,10 +6,10 @@ use kernels::{ThreadPool, pool::ParallelRegion};
 
 use super::costs::PoolCosts;
 
-/// Seconds of a pass of these regions on so many threads.
+/// Seconds of a pass of these regions on `threads` threads.
 ///
-/// The word that chunks are claimed on, and the one that they are reported on, are with one thread at a time: each claim
-/// and each report has its word for `costs.claim`. Helpers sleep before the first region and look out for the others.
+/// The claim word and the report word belong to one thread at a time: each claim and each report occupies its
+/// word for `costs.claim`. Helpers sleep before the first region and spin between the others.
 pub(super) fn seconds(regions: &[ParallelRegion], threads: usize, costs: &PoolCosts) -> f64 {
     let mut is_first = true;
     let took = |region: &ParallelRegion| {
@@ -30,12 +30,12 @@ enum ThreadArrival {
 }
 
 impl ThreadArrival {
-    /// When the helper of this number, from 1, sees that a region is open.
+    /// Time until helper number `helper`, from 1, sees that a region is open.
     fn of(self, helper: usize, costs: &PoolCosts) -> Duration {
         match self {
-            // They get the doorbell's line one after another.
+            // The helpers get the doorbell's cache line one after another.
             Self::LookingOut => costs.arrival + costs.claim * (helper as u32 - 1),
-            // The first by the caller, one call after another; then each wakes as many.
+            // The caller wakes the first helpers, one call after another; then each wakes as many.
             Self::Woken => {
                 let (waker, turn) =
                     ((helper - 1) / ThreadPool::WOKEN_AT_ONCE, (helper - 1) % ThreadPool::WOKEN_AT_ONCE);
@@ -57,7 +57,7 @@ fn parallel(chunks: &[Duration], threads: usize, arrival: ThreadArrival, costs: 
         ThreadArrival::Woken => costs.wake_call * (threads - 1).min(ThreadPool::WOKEN_AT_ONCE) as u32,
         ThreadArrival::LookingOut => Duration::ZERO,
     };
-    // When each comes for a chunk, and whether it has chunks to report.
+    // Time at which each thread claims next, and whether it has chunks to report.
     let mut coming: BinaryHeap<_> =
         std::iter::once(caller).chain(helpers).map(|at| Reverse((at, false))).collect();
     while let Some(Reverse((at, has_chunks))) = coming.pop() {
@@ -73,7 +73,7 @@ fn parallel(chunks: &[Duration], threads: usize, arrival: ThreadArrival, costs: 
             None => {}
         }
     }
-    // The caller looks once more.
+    // The caller checks once more.
     end + costs.claim
 }
 
@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn claims_follow_each_other_however_many_threads_there_are() {
         let costs = PoolCosts { claim: MS, ..PoolCosts::NONE };
-        // Eight claims, the last chunk, its report, and the caller's look.
+        // Eight claims, the last chunk, its report, and the caller's check.
         assert_eq!(seconds(&[region(8)], 64, &costs), 0.001 + 0.011);
         assert_eq!(seconds(&[region(8)], 1, &costs), 0.009);
     }
@@ -111,7 +111,8 @@ mod tests {
         assert_eq!(ThreadArrival::Woken.of(1, &costs), 11 * MS);
         assert_eq!(ThreadArrival::Woken.of(2, &costs), 12 * MS);
         assert_eq!(ThreadArrival::Woken.of(wakers + 1, &costs), 22 * MS);
-        // The caller calls for seven and does four chunks alone until the first comes; 13 ms. In the next region they are there.
+        // The caller wakes seven helpers and computes four chunks alone until the first arrives: 13 ms. In
+        // the next region all are there.
         assert_eq!(seconds(&[region(8), region(8)], 8, &costs), 0.014 + 0.002);
     }
 }

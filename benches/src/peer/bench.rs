@@ -1,4 +1,5 @@
-//! `llama-bench` and `llama-batched-bench`: one warmed-up measurement a call, so that calls can alternate with ours.
+//! `llama-bench` and `llama-batched-bench`: one warmed-up measurement per call, so that calls can alternate
+//! with ours.
 
 use std::{process::Command, time::Duration};
 
@@ -8,26 +9,24 @@ use serde::Deserialize;
 use super::{LlamaCpp, PeerWeights};
 use crate::process::output_of;
 
-/// Beside a busy process a spin barrier can take a second for every token.
+/// Long timeout: beside a busy process a spin barrier can take a second per token.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// An element of what `llama-bench -o json` prints.
+/// Element of the output of `llama-bench -o json`.
 #[derive(Debug, Deserialize)]
 struct BenchResult {
     avg_ts: f64,
 }
 
-/// A line of what `llama-batched-bench --output-format jsonl` prints.
+/// Line of the output of `llama-batched-bench --output-format jsonl`.
 #[derive(Debug, Deserialize)]
 struct BatchedResult {
-    /// Sequences at once.
     pl: usize,
-    /// Generated tokens a second over all of them.
     speed_tg: f64,
 }
 
 impl LlamaCpp {
-    /// Tokens a second of one stream that generates `tokens` tokens from nothing.
+    /// Tokens per second of one stream that generates `tokens` tokens from an empty context.
     ///
     /// # Errors
     /// If llama-bench fails.
@@ -35,7 +34,7 @@ impl LlamaCpp {
         self.bench(weights, 0, tokens)
     }
 
-    /// Tokens a second of one prompt of `tokens` tokens.
+    /// Tokens per second of one prompt of `tokens` tokens.
     ///
     /// # Errors
     /// If llama-bench fails.
@@ -52,7 +51,8 @@ impl LlamaCpp {
         read_bench(&output_of(&mut command, LIMIT)?)
     }
 
-    /// Decode tokens a second at each of `streams` sequences: prompts of `prompt` tokens, `generate` tokens each.
+    /// Decode tokens per second at each of `streams` sequences, with prompts of `prompt` tokens and
+    /// `generate` tokens each.
     ///
     /// # Errors
     /// If llama-batched-bench fails or leaves a size out.
@@ -92,7 +92,7 @@ fn read_bench(output: &str) -> Result<f64> {
     Ok(results.first().with_context(|| format!("llama-bench measured nothing: {output}"))?.avg_ts)
 }
 
-/// Log lines stand between the results.
+/// Skips the log lines between the results.
 fn read_batched(output: &str) -> Result<Vec<BatchedResult>> {
     output
         .lines()

@@ -1,4 +1,4 @@
-//! `llama-perplexity`: how far the peer's distributions are from those of floats of 32 bits.
+//! `llama-perplexity`: divergence of the peer's distributions from those of 32-bit floats.
 
 use std::{path::Path, process::Command, time::Duration};
 
@@ -10,8 +10,8 @@ use crate::process::output_of;
 const LIMIT: Duration = Duration::from_secs(600);
 
 impl LlamaCpp {
-    /// The mean divergence of what `weights` give from what `exact` ones do, in nats, on the first stretches of `text`: so many
-    /// tokens, and so many of them.
+    /// Mean KL divergence of `weights` from `exact` in nats, on the first windows of `text`; the arguments
+    /// give their length in tokens and their number.
     ///
     /// # Errors
     /// If llama-perplexity fails.
@@ -37,7 +37,7 @@ impl LlamaCpp {
     }
 }
 
-/// Of what it prints, the mean: `Mean    KLD:   0.003049 ±   0.000049`.
+/// Reads the mean from the output: `Mean    KLD:   0.003049 ±   0.000049`.
 fn read(output: &str) -> Result<f64> {
     let mean = output.lines().find_map(|line| line.trim().strip_prefix("Mean")?.trim().strip_prefix("KLD:"));
     let mean = mean.and_then(|rest| rest.split_whitespace().next()?.parse().ok());

@@ -1,4 +1,4 @@
-//! Python with PyTorch, kept running between measurements: importing it takes longer than what is measured.
+//! Python with PyTorch, kept running between measurements: the import takes longer than a measurement.
 
 use std::{
     ffi::OsString,
@@ -12,10 +12,10 @@ use std::{
 
 use anyhow::{Context, Result};
 
-/// How long an answer may take, the import included.
+/// Timeout of an answer, the import included.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// A Python process that answers a line by a line. Dropping it stops it.
+/// Python process that answers each line with a line; dropping it stops the process.
 #[derive(Debug)]
 pub(crate) struct Python {
     child: Child,
@@ -39,7 +39,7 @@ impl Python {
         let questions = child.stdin.take().context("Python has no standard input")?;
         let output = child.stdout.take().context("Python has no standard output")?;
         let (sender, answers) = channel();
-        // Ends with the child's output.
+        // The thread ends with the child's output.
         thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
                 if sender.send(line).is_err() {
@@ -50,10 +50,10 @@ impl Python {
         Ok(Self { child, questions, answers })
     }
 
-    /// The answer to `question`.
+    /// Returns the answer to `question`.
     ///
     /// # Errors
-    /// If it ends, or is silent for too long.
+    /// If the process ends, or the timeout passes.
     pub(crate) fn ask(&mut self, question: &str) -> Result<String> {
         writeln!(self.questions, "{question}").context("Python has ended; has it torch?")?;
         self.answers.recv_timeout(LIMIT).context("Python does not answer; has it torch?")
@@ -62,7 +62,7 @@ impl Python {
 
 impl Drop for Python {
     fn drop(&mut self) {
-        // Fails only if it has ended already.
+        // `kill` fails only if the child has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

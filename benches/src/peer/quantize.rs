@@ -1,4 +1,4 @@
-//! `llama-quantize`: the peer's fastest format, and others, made from the file both sides run.
+//! `llama-quantize`: the peer's fastest format and others, made from the file that both sides run.
 
 use std::{
     fs,
@@ -13,7 +13,8 @@ use crate::process::output_of;
 
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// The version of `model` in `format` in `folder`, made by `programs`' llama-quantize unless it is there and newer.
+/// Path of `model` in `format` in `folder`; `programs`' llama-quantize makes the file unless a newer one
+/// exists.
 ///
 /// # Errors
 /// If it cannot be made.

@@ -1,4 +1,4 @@
-//! `llama-server` as a server to be asked.
+//! `llama-server` as a server under test.
 
 use std::{
     path::{Path, PathBuf},
@@ -15,27 +15,20 @@ use crate::{
     workload::{AdapterChoice, AnswerKind, BenchRequest, STREAMS, form},
 };
 
-/// Tokens each slot has room for.
 const SLOT_TOKENS: usize = 512;
 
-/// llama-server's own completion route.
+/// Dialect of llama-server's own completion route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Native {
-    /// Adapters it has loaded.
     adapters: usize,
 }
 
-/// llama-server, ready to answer.
 pub(crate) type LlamaServer = DialectServer<Native>;
 
-/// What it is started with, besides its weights.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LlamaServerOptions<'a> {
-    /// GGUF files.
     pub(crate) adapters: &'a [PathBuf],
-    /// How many requests it computes together.
     pub(crate) slots: usize,
-    /// More of its options.
     pub(crate) options: &'a [&'a str],
 }
 
@@ -46,7 +39,7 @@ impl Default for LlamaServerOptions<'_> {
 }
 
 impl LlamaServer {
-    /// Starts it with a slot for each stream and `adapters` (GGUF files), and waits until it is ready.
+    /// Starts llama-server with one slot per stream and `adapters` (GGUF files), and waits until it is ready.
     ///
     /// # Errors
     /// If it does not start.
@@ -64,12 +57,12 @@ impl LlamaServer {
         )
     }
 
-    /// As [`LlamaServer::start`], as `start` says.
+    /// Starts llama-server as [`LlamaServer::start`] does, with these options.
     ///
-    /// Its cache of old prompts is off: no prompt comes twice, and the cache would only cost it memory.
+    /// The prompt cache is off: no prompt repeats, so the cache would only cost memory.
     ///
     /// # Errors
-    /// If it does not start.
+    /// If llama-server does not start.
     pub(crate) fn start_with(
         peer: &LlamaCpp,
         weights: &PeerWeights,
@@ -105,13 +98,13 @@ impl Dialect for Native {
     }
 
     fn body(&self, job: &BenchRequest) -> Value {
-        // A base request must switch an adapter off by name: left out, every loaded adapter counts fully.
+        // A base request must disable an adapter explicitly: by default every loaded adapter applies fully.
         let lora = match job.who {
             AdapterChoice::Base if self.adapters == 0 => json!([]),
             AdapterChoice::Base => json!([{ "id": 0, "scale": 0.0 }]),
             AdapterChoice::Adapter(index) => json!([{ "id": index, "scale": 1.0 }]),
         };
-        // The one sampler left is the cheapest way to the most likely token.
+        // A single remaining sampler is the cheapest way to the most likely token.
         let mut body = json!({
             "n_predict": job.generate,
             "cache_prompt": false,

@@ -1,4 +1,4 @@
-//! The model that serves, in this process, with adapters in blocks of its pool.
+//! The serving model in this process, with adapters in blocks of its pool.
 
 use std::{
     path::Path,
@@ -30,22 +30,19 @@ use crate::{
     measure::Samples,
 };
 
-/// What is adapted.
 const TARGETS: [Target; 3] = [Target::Q, Target::K, Target::V];
-/// The number of an image of which no worker is told.
+/// Number of an image that no worker knows.
 const UNKNOWN: ImageNumber = ImageNumber::NONE;
 
-/// See the module.
 pub(super) struct PerfModelRig {
     model: ResidentModel,
     memory: CpuMemory,
     precision: LoraPrecision,
-    /// Blocks of keys and values of each sequence.
     sequences: Vec<Vec<BlockId>>,
     logits: Vec<f32>,
 }
 
-/// An adapter on the device, until it is dropped.
+/// Adapter on the device until it is dropped.
 struct DevicePlacedAdapter(Arc<PreparedAdapter>, Arc<DeviceCopy>);
 
 impl Drop for DevicePlacedAdapter {
@@ -56,7 +53,8 @@ impl Drop for DevicePlacedAdapter {
 }
 
 impl PerfModelRig {
-    /// With room for so many sequences of so many tokens, each with an adapter of `rank` at most.
+    /// Opens the model with memory for `sequences` sequences of this length, each with an adapter of at most
+    /// `rank`.
     ///
     /// # Errors
     /// If the model cannot be read, or there is no memory.
@@ -75,7 +73,7 @@ impl PerfModelRig {
             UNKNOWN,
         )?;
         let blocks = tokens.div_ceil(BLOCK_TOKENS);
-        // What does not fill a block is lost at the end of each.
+        // The tail of an adapter's last block is unused, hence the factor of 2.
         let of_adapter = 2 * largest.device_bytes().div_ceil(shape.block_bytes());
         let kv_bytes = sequences * (blocks + of_adapter) * shape.block_bytes();
         let options = ResidentOptions { cores: cores.numbers().to_vec(), kv_bytes, kv_dtype: KvDtype::Auto };
@@ -85,7 +83,7 @@ impl PerfModelRig {
         Ok(Self { memory: model.adapter_memory(), model, precision, sequences, logits: Vec::new() })
     }
 
-    /// How long a mix takes with a kernel, and without adapters: medians of `runs` by turns, after one that is not counted.
+    /// Times a mix with a kernel and without adapters: medians of `runs` in alternation, after one warm-up.
     ///
     /// # Errors
     /// If adapters do not fit.
@@ -110,7 +108,6 @@ impl PerfModelRig {
         Ok(Timing { load: load(mix), took, added_s: Samples::new(added)?.median() })
     }
 
-    /// An adapter in blocks from `next` on.
     fn place(&self, rank: PaddedRank, next: &mut u32) -> Result<DevicePlacedAdapter> {
         let config = self.model.config();
         let adapter = in_image(config, encoded(config, rank, &TARGETS, self.precision), UNKNOWN)?;
@@ -126,7 +123,7 @@ impl PerfModelRig {
         Ok(DevicePlacedAdapter(Arc::new(adapter), copy))
     }
 
-    /// Seconds of a pass; those of `mix` that have no adapter placed are of the base.
+    /// Seconds of a pass; sequences of `mix` without a placed adapter use the base.
     fn pass(&mut self, mix: &RankMix, placed: &[DevicePlacedAdapter]) -> Result<f64> {
         let longest = mix.iter().map(|&(.., tokens)| tokens).max().unwrap_or(0);
         let tokens: Vec<u32> = (1000..).take(longest).collect();
@@ -147,7 +144,7 @@ impl PerfModelRig {
     }
 }
 
-/// What a mix is to those who foretell it: context where it decodes, prompt where there is none before.
+/// Load of a mix for the performance model: context tokens of a decode, or prompt tokens of a prefill.
 pub(super) fn load(mix: &RankMix) -> RequestLoad {
     let of = |&(rank, start, count): &(usize, usize, usize)| {
         RequestLoad::of(rank as u64, if start == 0 { count } else { start } as u64)

@@ -1,4 +1,4 @@
-//! What steps and copies take in a running deployment, asked over HTTP as everybody asks, and the cost model that fits it.
+//! Times of steps and copies in a running deployment, measured over HTTP, and the cost model fitted to them.
 
 use std::{fs, path::Path, thread, time::Duration};
 
@@ -20,39 +20,35 @@ use crate::{
     workload::{AdapterChoice, AnswerKind, BenchRequest, prompt},
 };
 
-/// Prompts that have the executor for themselves.
 const ALONE: [usize; 12] = [1, 4, 8, 16, 32, 64, 128, 256, 512, 768, 1024, 1800];
-/// Sequences that decode together, and tokens that each has before.
+/// Sequences that decode together, and context tokens of each.
 const TOGETHER: [(usize, usize); 10] =
     [(1, 32), (2, 32), (3, 32), (4, 32), (6, 32), (8, 32), (12, 32), (16, 32), (1, 1024), (6, 1024)];
-/// Prompts that are known but for their last block.
+/// Prompts that are cached except for their last block.
 const KNOWN: [usize; 6] = [18, 25, 201, 409, 424, 1209];
-/// So many prompts in one step, and tokens of each.
+/// Prompts per step, and tokens of each.
 const AT_ONCE: [(usize, usize); 5] = [(2, 16), (4, 16), (8, 16), (4, 64), (8, 64)];
-/// Prompts beside so many that decode.
+/// Prompt tokens, and number of sequences that decode beside.
 const BESIDE: [(usize, usize); 7] = [(16, 1), (16, 2), (16, 6), (64, 2), (128, 2), (128, 6), (512, 4)];
-/// Room for all of this.
 const ROOMY: ExecutorMemory = ExecutorMemory { device: 512 << 20, host: 0, disk: 0 };
-/// Room for two conversations on the device, and for all below it.
+/// Memory for two conversations on the device, and for all in the tiers below.
 const NARROW: u64 = 64 << 20;
 const BELOW: u64 = 1 << 30;
 const LONG_TOKENS: usize = 1000;
 const LONG_PROMPTS: u64 = 6;
-/// What is not kept by then never is.
+/// Blocks that are not offloaded after this time never will be.
 const KEEPING: Duration = Duration::from_secs(2);
 
-/// Tokens of a block.
 const BLOCK_TOKENS: usize = 16;
-/// How near the model is to be to each thing measured.
+/// Maximum relative error of the model at each measurement.
 const NEAR: f64 = 0.15;
 
-/// One thing measured, and its name.
 type NamedObservation = (String, TimedObservation);
 
-/// The model of steps that fits what was observed, of blocks of so many bytes.
+/// Fits a model of steps to `observed`, with blocks of `block_bytes` bytes.
 ///
 /// # Errors
-/// If it says too little.
+/// If the observations do not suffice.
 pub(crate) fn fitted(
     model: &Path,
     block_bytes: u64,
@@ -62,14 +58,14 @@ pub(crate) fn fitted(
     let sizes = CostModel {
         block_tokens: BLOCK_TOKENS,
         block_bytes,
-        // Two bytes a number.
+        // Two bytes per value.
         rank_bytes: 2 * (layers * sides) as u64,
         ..CostModel::CPU
     };
     Ok(sizes.fitted(&observed.collect::<Vec<_>>())?)
 }
 
-/// Fits, writes the model to `path`, and sets what it says beside what was measured.
+/// Fits the model, writes it to `path`, and compares its predictions with the measurements.
 pub(super) fn run(config: &SuiteConfig, cores: &Cores, path: &Path) -> Result<Vec<Comparison>> {
     let (observed, block_bytes) = observe(config, cores)?;
     let fitted = fitted(&config.model, block_bytes, observed.iter().map(|(_, observed)| observed.clone()))?;
@@ -77,7 +73,7 @@ pub(super) fn run(config: &SuiteConfig, cores: &Cores, path: &Path) -> Result<Ve
         copy_rate(config, cores, &fitted, ExecutorMemory { device: NARROW, host: BELOW, disk: 0 })?;
     let model = CostModel {
         link_bytes_per_s,
-        // On a CPU the thread that computes is the link.
+        // On a CPU the computing thread does the copies.
         block_copy_s: block_bytes as f64 / link_bytes_per_s,
         disk_bytes_per_s: copy_rate(
             config,
@@ -91,7 +87,7 @@ pub(super) fn run(config: &SuiteConfig, cores: &Cores, path: &Path) -> Result<Ve
     observed.into_iter().map(|(case, observed)| compare(case, &observed, &model)).collect()
 }
 
-/// As the simulator reads it.
+/// Writes the model in the simulator's format.
 ///
 /// # Errors
 /// If it cannot be written.
@@ -117,7 +113,7 @@ fn compare(case: String, observed: &TimedObservation, model: &CostModel) -> Resu
     })
 }
 
-/// Everything that the times of steps are fitted to, and bytes of a block.
+/// Returns all measurements of step times, and the bytes of a block.
 fn observe(config: &SuiteConfig, cores: &Cores) -> Result<(Vec<NamedObservation>, u64)> {
     let adapters = TOGETHER.iter().map(|(sequences, _)| *sequences).max().unwrap_or(1);
     let deployment = Deployment::start(config, cores, adapters, ROOMY)?;
@@ -145,7 +141,6 @@ fn observe(config: &SuiteConfig, cores: &Cores) -> Result<(Vec<NamedObservation>
     Ok((observed, ROOMY.device / u64::from(deployment.blocks.device)))
 }
 
-/// Bytes a second at which a conversation comes back that has left the device.
 fn copy_rate(config: &SuiteConfig, cores: &Cores, model: &CostModel, memory: ExecutorMemory) -> Result<f64> {
     let deployment = Deployment::start(config, cores, 1, memory)?;
     let job = |seed| BenchRequest {

@@ -18,13 +18,12 @@ use crate::{
     workload::{AdapterChoice, AnswerKind, BenchRequest, prompt},
 };
 
-/// The smaller of the two ranks of adapters; every second one has twice as much.
+/// Rank of every second adapter; the others have twice as much.
 pub(super) const RANK: usize = 8;
 
-/// Tokens of a prompt that warms up, and that it generates.
 const WARM_UP: (usize, usize) = (256, 8);
 
-/// What an executor may hold, in bytes: adapters, keys and values share the device.
+/// Memory of an executor in bytes; adapters and KV blocks share the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ExecutorMemory {
     pub(super) device: u64,
@@ -32,30 +31,27 @@ pub(super) struct ExecutorMemory {
     pub(super) disk: u64,
 }
 
-/// Blocks of each tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Blocks {
     pub(super) device: u32,
-    /// Those of the device that adapters may take.
     pub(super) adapters: u32,
     pub(super) host: u32,
     pub(super) disk: u32,
 }
 
-/// A running deployment.
 #[derive(Debug)]
 pub(super) struct Deployment {
-    // Ends before its folder goes.
+    // Dropped before its folder.
     pub(super) server: Holobiont,
     pub(super) blocks: Blocks,
     _folder: TempDir,
 }
 
 impl Deployment {
-    /// Starts it with so many adapters on `cores`, and warms it up.
+    /// Starts a deployment with `adapters` adapters on `cores`, and warms it up.
     ///
     /// # Errors
-    /// If it does not start, or does not say how much it holds.
+    /// If it does not start, or does not report its memory.
     pub(super) fn start(
         config: &SuiteConfig,
         cores: &Cores,
@@ -88,12 +84,11 @@ impl Deployment {
     }
 }
 
-/// Those of `count` adapters, by turns.
 pub(super) fn ranks(count: usize) -> Vec<usize> {
     [RANK, 2 * RANK].into_iter().cycle().take(count).collect()
 }
 
-/// Adapters of these ranks on q, k and v, each with memory of its own.
+/// Writes adapters of these ranks on q, k and v, each with memory of its own.
 ///
 /// # Errors
 /// If they cannot be written.
@@ -115,7 +110,7 @@ pub(crate) fn write(model: &Path, ranks: &[usize], folder: &Path) -> Result<Vec<
 }
 
 impl Blocks {
-    /// From the metrics of an executor with `bytes` of the device.
+    /// Reads the metrics of an executor with `bytes` on the device.
     fn read(metrics: &str, bytes: u64) -> Result<Self> {
         let value = |labels: &str| -> Result<u64> {
             let value = metrics.lines().find_map(|line| line.strip_prefix(labels));

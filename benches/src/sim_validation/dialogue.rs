@@ -1,5 +1,5 @@
-//! Clients that hold the conversations of a workload with a real deployment: each begins at its time, and goes on as soon as its
-//! answer has come and it has thought.
+//! Clients that hold a workload's conversations with a real deployment: each starts at its time and continues
+//! after each answer and a think time.
 
 use std::{
     thread,
@@ -15,20 +15,18 @@ use crate::{
     workload::{AdapterChoice, AnswerKind, BenchRequest, FIRST_WORD, LAST_WORD},
 };
 
-/// What became of a request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct DialogueTiming {
     /// Seconds from the request to its first token.
     pub(super) ttft_s: f64,
-    /// Seconds from a token to the next; `None` if there was but one.
+    /// Mean seconds between tokens; `None` if there was only one.
     pub(super) tpot_s: Option<f64>,
-    /// Tokens of its prompt.
     pub(super) prompt: usize,
-    /// Of them, those that were not computed.
     pub(super) cached: usize,
 }
 
-/// Holds every conversation of `workload`; turns that would begin after `end` are not taken, as in the simulator.
+/// Runs every conversation of `workload`; turns that would begin after `end` are skipped, as in the
+/// simulator.
 ///
 /// # Errors
 /// If a request fails.
@@ -78,7 +76,7 @@ fn turns(
     Ok(heard)
 }
 
-/// A turn's prompt: what the simulator takes it to be, with the answers as they were forced to be.
+/// Prompt of a turn: the simulator's prompt, with the forced answers.
 fn job(talk: &Conversation, turn: usize) -> BenchRequest {
     let mut prompt: Vec<u32> =
         (0..talk.span(turn).0).map(|position| clamp_token(talk.token(position))).collect();
@@ -94,7 +92,7 @@ fn job(talk: &Conversation, turn: usize) -> BenchRequest {
     }
 }
 
-/// Tokens of the simulator are any numbers.
+/// Maps a token of the simulator, which may be any number, to the vocabulary.
 fn clamp_token(token: u32) -> u32 {
     FIRST_WORD + token % (LAST_WORD - FIRST_WORD)
 }

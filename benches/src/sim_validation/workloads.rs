@@ -1,4 +1,4 @@
-//! Five workloads, scaled down to what two cores serve.
+//! Five workloads, scaled to the capacity of two cores.
 
 use std::time::Duration;
 
@@ -13,10 +13,8 @@ use super::deployment::{ExecutorMemory, RANK};
 
 const MIB: u64 = 1 << 20;
 
-/// How long requests come.
 const LENGTH: Duration = Duration::from_secs(90);
 
-/// A workload, and what it is served with.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WorkloadCase {
     pub(super) name: &'static str,
@@ -24,7 +22,6 @@ pub(super) struct WorkloadCase {
     pub(super) memory: ExecutorMemory,
 }
 
-/// All of them.
 pub(super) fn cases() -> [WorkloadCase; 5] {
     let chat = WorkloadSpec {
         scenario: Scenario::Chat,

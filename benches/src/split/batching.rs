@@ -1,5 +1,5 @@
-//! `split-batching`: eight clients of mixed sizes under the three policies (CHECKLIST S-19), and what a fast client waits
-//! for beside a slow one (S-22).
+//! `split-batching`: eight clients of mixed sizes under the three policies (CHECKLIST S-19), and the wait of
+//! a fast client beside a slow one (S-22).
 
 use std::time::Duration;
 
@@ -20,31 +20,28 @@ use crate::{
 };
 
 const BENCH: &str = "split-batching";
-/// Rows of the clients' calls, as the paper's eight have them.
+/// Rows of the clients' calls, as of the paper's eight clients.
 const SIZES: [usize; 8] = [2, 4, 8, 16, 32, 64, 128, 256];
-/// From here on they are prompts or training; below, tokens of so many streams.
+/// Calls from this size on are prompts or training; smaller ones are decode.
 const PROMPT_ROWS: usize = 64;
-/// What a client takes between two calls for norms, attention and adapters: at first, and for each row.
+/// Client time between two calls, for norms, attention and adapters: fixed, and per row.
 const PAUSE: Duration = Duration::from_micros(50);
 const ROW_PAUSE: Duration = Duration::from_micros(4);
-/// A measurement, and what comes before and does not count.
+/// Length of a measurement, and of the warm-up before it.
 const LASTS: Duration = Duration::from_secs(6);
 const WARM_UP: Duration = Duration::from_secs(1);
 
-/// Every comparison of this benchmark.
 pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let mut comparisons = policies(config, cores)?;
     comparisons.extend(wait_time::run(config, cores)?);
     Ok(comparisons)
 }
 
-/// What a policy reached in one round.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct PolicyResult {
     rows_per_s: f64,
     /// Mean over the clients of the mean time of a pass.
     latency_ms: f64,
-    /// Calls computed together, on average.
     batch: f64,
 }
 

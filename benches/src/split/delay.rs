@@ -1,4 +1,4 @@
-//! An emulated link: every call takes a round trip longer.
+//! An emulated link that adds a round trip to every call.
 
 use std::{
     thread,
@@ -14,15 +14,12 @@ use shmproto::layer::{
     control::{FromLayers, ToLayers},
 };
 
-/// Longer than any sleep of a machine that has something to do lasts too long: the rest is spun.
+/// Spun part of a delay: longer than a sleep on a busy machine overshoots.
 const SPUN: Duration = Duration::from_millis(1);
 
-/// Makes connections whose calls take `round_trip` longer.
 #[derive(Debug)]
 pub(super) struct DelayedConnector {
-    /// Makes them.
     pub(super) connector: Box<dyn Connect>,
-    /// What a call takes besides.
     pub(super) round_trip: Duration,
 }
 

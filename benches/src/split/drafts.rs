@@ -1,7 +1,8 @@
-//! `speculate`: a split client that drafts at home, over emulated round trips (CHECKLIST X-02), beside the same without drafts.
+//! `speculate`: a split client that drafts locally, over emulated round trips (CHECKLIST X-02), beside one
+//! without drafts.
 //!
-//! A planted draft, which is told the answer and gets a part of it wrong, shows what a draft of that quality is worth; the
-//! sequence's own past shows what there is without a model, on a text that repeats and on one that does not.
+//! An oracle drafter, which knows the answer and gets a part of it wrong, shows the value of a draft of that
+//! quality. The n-gram drafter shows the gain without a model, on repetitive and on other text.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -33,10 +34,9 @@ use crate::{
 
 const BENCH: &str = "speculate";
 
-/// Somebody who guesses for one answer.
 type BoxedDraft = Box<dyn Draft<Error = Infallible> + Send>;
 
-/// An emulated round trip, tokens that are drafted over it and that are decoded plainly, and X-02's goal.
+/// Emulated round trip, tokens to generate with drafts and without, and X-02's target.
 struct EmulatedLink {
     round_trip_us: u64,
     drafted: usize,
@@ -51,23 +51,22 @@ const LINKS: [EmulatedLink; 4] = [
     EmulatedLink { round_trip_us: 20_000, drafted: 48, plain: 6, goal: 3.0 },
 ];
 
-/// What a guess of a model takes that is a tenth of the target, about.
+/// Time of a draft token of a model of about a tenth of the target's size.
 const GUESS: Duration = Duration::from_millis(10);
 
-/// Share of the planted draft's first guesses that are right.
+/// Share of right first draft tokens of the oracle drafter.
 const CORRECT: f64 = 0.85;
 
-/// How much a text that does not repeat may lose.
+/// Minimum share of the speed that text without repetition keeps.
 const LEAST_SHARE: f64 = 0.97;
 
-/// A text that is copied, and one that goes on as it likes: drawn, since a small model's likeliest story soon repeats itself.
+/// A text to copy, and one to continue: sampled, since a small model's greedy story soon repeats itself.
 pub(crate) const COPIED: &str = "The inspector counted the valves twice. Valve seven was open, valve eight was shut, and valve nine had \
     been painted over by somebody who did not want it to be counted. She wrote all of it into the green book, signed the \
     page, and asked the keeper for the key of the lower gallery.";
 pub(crate) const TOLD: &str = "Write a story about a lighthouse keeper and a botanist.\n\nThe lighthouse keeper had lived on the island for \
     thirty years before the first visitor came. She was";
 
-/// Every comparison of this benchmark.
 pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let executor = SplitExecutor::start(config, cores.numbers(), BatchingFlag::Opportunistic)?;
     let text = Text::load(&ModelFiles::at(&config.model)?).context("the model has no text side")?;
@@ -116,7 +115,7 @@ pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
     Ok(comparisons)
 }
 
-/// What a guess has to promise, beside what it had to over the link before.
+/// Compares the acceptance threshold over this link with the one over the link before.
 fn lower(link: &EmulatedLink, thresholds: &Samples, before: Option<(u64, Samples)>) -> Option<Comparison> {
     let (shorter_us, rival) = before?;
     let row = SplitRow {
@@ -129,7 +128,6 @@ fn lower(link: &EmulatedLink, thresholds: &Samples, before: Option<(u64, Samples
     Some(row.beside(thresholds, &format!("round trips of {} ms", shorter_us as f64 / 1e3), &rival))
 }
 
-/// A comparison that has no goal yet.
 struct SpeculationMeasurement {
     case: String,
     drafted: Samples,
@@ -144,7 +142,6 @@ impl SpeculationMeasurement {
     }
 }
 
-/// Two clients over one link.
 struct SpeculationBench<'a> {
     link: &'a EmulatedLink,
     runs: usize,
@@ -159,9 +156,8 @@ impl<'a> SpeculationBench<'a> {
         Ok(Self { link, runs: config.runs, plain: decoder()?, drafting: decoder()? })
     }
 
-    /// What the model says, found out over no link.
     fn answer(&self, executor: &SplitExecutor, config: &SuiteConfig, prompt: &[u32]) -> Result<Arc<[u32]>> {
-        // Guesses go beyond the answer's end, by a tree at most.
+        // Draft tokens go beyond the answer's end, by at most a tree.
         let tokens = self.link.drafted + speculation::tree::MAX_NODES;
         Ok(decoder(config, executor, Duration::ZERO, DraftPolicy::Worth)?
             .answer(prompt.to_vec(), tokens, 0.0, None)?
@@ -169,7 +165,7 @@ impl<'a> SpeculationBench<'a> {
             .into())
     }
 
-    /// What is worth it beside another rule, with the same draft.
+    /// Compares our drafting rule with another one, with the same drafter.
     fn beside(
         &mut self,
         executor: &SplitExecutor,
@@ -198,7 +194,7 @@ impl<'a> SpeculationBench<'a> {
         Ok(row.beside(&Samples::new(worth)?, name, &Samples::new(other)?))
     }
 
-    /// A draft that takes time and goes on guessing while its guesses are on their way, beside one that does not.
+    /// Compares a slow drafter that drafts on during verification with one that does not.
     fn going_on(&mut self, answer: &Arc<[u32]>, (prompt, tokens): (&[u32], usize)) -> Result<Comparison> {
         let case =
             format!("a guess takes {GUESS:?}, round trips of {} ms", self.link.round_trip_us as f64 / 1e3);
@@ -220,7 +216,7 @@ impl<'a> SpeculationBench<'a> {
         Ok(row.beside(&Samples::new(goes_on)?, "a draft that waits for the verdict", &Samples::new(waits)?))
     }
 
-    /// Drafted beside plain, and the thresholds that were come to.
+    /// Compares decode with drafts and without, and returns the thresholds.
     fn compare(
         &mut self,
         draft: &str,
@@ -256,7 +252,7 @@ impl<'a> SpeculationBench<'a> {
     }
 }
 
-/// A draft that goes on guessing while its guesses are verified.
+/// A drafter that drafts on while its draft tokens are verified.
 struct OverlappedOracle(OracleDraft);
 
 impl Draft for OverlappedOracle {
@@ -275,13 +271,13 @@ impl Draft for OverlappedOracle {
     }
 }
 
-/// A draft of so many guesses for a place, which takes no time.
+/// Oracle drafter with `width` draft tokens per position, which takes no time.
 fn planted(answer: &Arc<[u32]>, width: usize) -> OracleDraft {
     let (answer, quality, takes) = (Arc::clone(answer), Quality::even(CORRECT), Duration::ZERO);
     OracleDraft { answer, said: 0, width, quality, seed: 2_026, takes }
 }
 
-/// What the paper compares with, and its own threshold.
+/// Rules that the paper compares with, and its own threshold.
 fn compared() -> [(&'static str, BaselineRule); 3] {
     [
         ("chains of 5 (SP)", BaselineRule::Chain(5)),

@@ -1,6 +1,6 @@
-//! What secrecy and checked answers cost a client over TLS, beside no masking at its fastest.
+//! Cost of secrecy and verified answers for a client over TLS, beside the fastest mode without masking.
 //!
-//! Each executor has one core: two of them are what `shares` takes, and one is what the others do. Pads are made beforehand, and
+//! Each executor has one core: `shares` uses two executors, the others one. Pads are made in advance, and
 //! timed then.
 
 use std::{sync::Arc, time::Instant};
@@ -33,31 +33,27 @@ use crate::{
 
 /// Tokens of a prompt whose rows go through every site in one call.
 const PROMPT: usize = 128;
-/// Tokens that are written behind it.
 const TOKENS: usize = 32;
-/// Tokens of the turn that is not timed.
 const WARMING: usize = 4;
-/// Most bytes of pads: those of some turns.
+/// Maximum bytes of pads: enough for some turns.
 const POOL_BYTES: u64 = 8 << 30;
 
-/// How much longer a token may take.
+/// Maximum ratio of the time of a token.
 const SHARES_MOST: f64 = 2.0;
 const PADS_MOST: f64 = 1.43;
 const VERIFY_MOST: f64 = 1.05;
-/// Parts of the speed of a prompt that are to be left of it, and that making pads is to reach.
+/// Minimum speed of a prompt, and of making pads, as shares of the speed of an unmasked prompt.
 const PROMPT_LEAST: f64 = 0.35;
 const MAKING_LEAST: f64 = 0.5;
 
-/// What a turn took.
 #[derive(Debug, Clone, Copy)]
 struct TurnTiming {
-    /// Tokens of the prompt in a second.
+    /// Prompt tokens per second.
     prompt: f64,
-    /// Of a token behind it, in milliseconds.
+    /// Milliseconds per generated token.
     token: f64,
 }
 
-/// The rows of `split-masking` on exact arithmetic.
 pub(super) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let (first, last) = (&cores.numbers()[..1], &cores.numbers()[cores.numbers().len() - 1..]);
     let (one, other) =
@@ -133,7 +129,6 @@ fn contestant<'a>(mut decoder: Decoder) -> Contestant<'a, TurnTiming> {
     })
 }
 
-/// Both figures of all turns.
 struct TurnSamples {
     prompt: Samples,
     token: Samples,
@@ -146,12 +141,11 @@ impl TurnSamples {
     }
 }
 
-/// What this client makes of weights of its own.
+/// Pads that this client makes from weights of its own.
 struct MaskingMaterial {
     verifier: Arc<Verifier>,
-    /// Those of all turns.
     pads: Pads,
-    /// Tokens whose pads were made in a second.
+    /// Tokens whose pads were made, per second.
     made: Samples,
     token_bytes: u64,
     _folder: TempDir,
@@ -178,7 +172,7 @@ impl MaskingMaterial {
     }
 }
 
-/// Makes the pads of a turn; how many tokens' in a second.
+/// Makes the pads of a turn and returns the tokens per second.
 fn make(maker: &mut PadMaker, pool: &mut PadPool) -> Result<f64> {
     let tokens = PROMPT + TOKENS + 2 * WARMING;
     let begun = Instant::now();

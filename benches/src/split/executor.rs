@@ -1,4 +1,4 @@
-//! An executor with its three doors, and sessions at them.
+//! An executor with its three listeners, and sessions.
 
 use std::{
     fs,
@@ -24,27 +24,20 @@ use tempfile::TempDir;
 use super::watch::{CallWatcher, WatchedConnector};
 use crate::{config::SuiteConfig, http::free_port, machine::list, process::LoggedProcess};
 
-/// What takes longer never comes.
 const LIMIT: Duration = Duration::from_secs(60);
-/// How often it is looked whether the executor is ready.
 const POLL: Duration = Duration::from_millis(20);
 
-/// How calls travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CallTransport {
-    /// Shared memory.
     Channel,
     /// ZeroMQ over a private Unix socket.
     Ipc,
-    /// ZeroMQ inside TLS, over loopback.
     Tls,
 }
 
 impl CallTransport {
-    /// All there are.
     pub(super) const EACH: [Self; 3] = [Self::Channel, Self::Ipc, Self::Tls];
 
-    /// For the lines of a report.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Channel => "shared memory",
@@ -54,19 +47,17 @@ impl CallTransport {
     }
 }
 
-/// When calls that wait are computed, as the executor's flag says it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BatchingFlag {
-    /// After a short wait, with what has come by then.
+    /// Computes waiting calls after a short wait.
     Opportunistic,
-    /// At once, each alone.
+    /// Computes each call at once and alone.
     None,
-    /// When everybody waits.
+    /// Computes when all clients wait.
     Lockstep,
 }
 
 impl BatchingFlag {
-    /// As the flag has it.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Opportunistic => "opportunistic",
@@ -76,17 +67,17 @@ impl BatchingFlag {
     }
 }
 
-/// A running executor. Nobody but split clients asks it for anything.
+/// A running executor that serves only split clients.
 #[derive(Debug)]
 pub(crate) struct SplitExecutor {
-    // Ends when dropped, before its folder.
+    // Dropped before its folder.
     process: LoggedProcess,
     folder: TempDir,
     port: u16,
 }
 
 impl SplitExecutor {
-    /// Starts it on `cores`, and waits until it takes sessions.
+    /// Starts the executor on `cores`, and waits until it accepts sessions.
     ///
     /// # Errors
     /// If it does not start.
@@ -94,7 +85,7 @@ impl SplitExecutor {
         Self::start_with(config, cores, policy, &[])
     }
 
-    /// The same, and it commits to its weights, so that they serve exact arithmetic.
+    /// Starts an executor that commits to its weights, so that it serves exact arithmetic.
     ///
     /// # Errors
     /// If it does not start.
@@ -132,12 +123,10 @@ impl SplitExecutor {
         Ok(started)
     }
 
-    /// Where clients of this host find it.
     pub(crate) fn layer_socket(&self) -> PathBuf {
         self.folder.path().join("run/layers.sock")
     }
 
-    /// Its process.
     pub(crate) fn id(&self) -> u32 {
         self.process.id()
     }
@@ -156,10 +145,10 @@ impl SplitExecutor {
         }
     }
 
-    /// A session that says its masking mode is `masking`; `watcher` sees its calls.
+    /// Opens a session with masking mode `masking`; `watcher` records its calls.
     ///
     /// # Errors
-    /// If it is not opened.
+    /// If it is rejected.
     pub(super) fn session(
         &self,
         way: CallTransport,
@@ -169,10 +158,10 @@ impl SplitExecutor {
         open(self.connector(way)?, masking, watcher)
     }
 
-    /// Makes connections.
+    /// Returns a connector for this transport.
     ///
     /// # Errors
-    /// If TLS cannot be spoken.
+    /// If TLS is not available.
     pub(super) fn connector(&self, way: CallTransport) -> Result<Box<dyn Connect>> {
         let run = self.folder.path().join("run");
         let address = match way {
@@ -185,12 +174,11 @@ impl SplitExecutor {
     }
 }
 
-/// Sessions through shared memory with the executor in `folder`, as `holobiont-client` has them by default.
+/// Connector through shared memory to the executor in `folder`, the default of `holobiont-client`.
 pub(super) fn channel(folder: &Path) -> Box<dyn Connect> {
     Box::new(LocalConnector::new(folder.to_owned(), SPIN, LIMIT))
 }
 
-/// Opens a session; `watcher` sees its calls.
 pub(super) fn open(
     connector: Box<dyn Connect>,
     masking: &str,
@@ -207,7 +195,6 @@ pub(super) fn open(
 
 const CERTIFICATE: &str = "cert.pem";
 
-/// A certificate for this host that it signs itself, and its key.
 fn write_certificate(folder: &Path) -> Result<(PathBuf, PathBuf)> {
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).context("no certificate")?;
     let paths = (folder.join(CERTIFICATE), folder.join("key.pem"));

@@ -1,5 +1,5 @@
-//! Clients that only call: rows of random numbers through every site in turn, as passes of a model do. What they would
-//! compute themselves takes a time that they sleep, as if their machine were another one (CHECKLIST S-21).
+//! Clients that only call: random rows through every site in turn, as in passes of a model. The client's own
+//! computation is a sleep, as on another machine (CHECKLIST S-21).
 
 use std::{
     sync::Barrier,
@@ -18,39 +18,30 @@ use super::{
     watch::{CallWatcher, ObservedCall},
 };
 
-/// One client's habits.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Habits {
-    /// Rows of each call.
     pub(super) rows: usize,
-    /// What it says they are for.
     pub(super) class: CallClass,
-    /// What it takes between two calls.
     pub(super) pause: Duration,
 }
 
-/// What one client saw in a measurement.
-///
-/// A pass is every site but the head.
+/// Measurement of one client. A pass is every site except the head.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct ClientMeasurement {
-    /// How long each pass took that ended in time.
+    /// Durations of the passes that ended in time.
     pub(super) passes: Vec<Duration>,
-    /// Its calls.
     pub(super) calls: Vec<ObservedCall>,
 }
 
-/// A client, connected.
 #[derive(Debug)]
 pub(super) struct LoadClient {
     habits: Habits,
     session: Session,
     watcher: CallWatcher,
-    /// Rows in and rows out of each site but the head.
     rows: Vec<(Vec<f32>, Vec<f32>)>,
 }
 
-/// Rows in and rows out of each site of a session's base.
+/// Input and output rows of each site of a session's base.
 pub(super) fn rows(session: &Session, count: usize) -> Vec<(Vec<f32>, Vec<f32>)> {
     let mut random = StdRng::seed_from_u64(1);
     let sites = session.catalog().sites.iter();
@@ -64,20 +55,21 @@ pub(super) fn rows(session: &Session, count: usize) -> Vec<(Vec<f32>, Vec<f32>)>
 }
 
 impl LoadClient {
-    /// Connects.
+    /// Opens a session.
     ///
     /// # Errors
-    /// If there is no session for it.
+    /// If it is rejected.
     pub(super) fn new(executor: &SplitExecutor, way: CallTransport, habits: Habits) -> Result<Self> {
         let watcher = CallWatcher::default();
         let session = executor.session(way, "off", Some(&watcher))?;
         let mut rows = rows(&session, habits.rows);
-        // No token is drawn from most rows of a prompt or of training; and who leaves a site out is at another than the rest.
+        // Most rows of a prompt or of training need no logits, and a client that skips a site would be at
+        // another site than the rest.
         rows.pop();
         Ok(Self { habits, session, watcher, rows })
     }
 
-    /// Passes until `end`; the last one is broken off.
+    /// Runs passes until `end`; the last one is incomplete.
     fn passes(&mut self, end: Instant) -> Result<ClientMeasurement> {
         self.watcher.drain();
         let mut passes = Vec::new();
@@ -100,15 +92,14 @@ impl LoadClient {
     }
 }
 
-/// Sites of a pass, as the clients go through them.
 pub(super) fn sites(clients: &[LoadClient]) -> usize {
     clients.first().map_or(1, |client| client.rows.len())
 }
 
-/// All clients at once, for so long: what each saw.
+/// Runs all clients at once for `lasts` and returns their measurements.
 ///
 /// # Errors
-/// The first that failed.
+/// The first failed client.
 pub(super) fn together(clients: &mut [LoadClient], lasts: Duration) -> Result<Vec<ClientMeasurement>> {
     let start = &Barrier::new(clients.len());
     thread::scope(|scope| {

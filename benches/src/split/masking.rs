@@ -1,5 +1,5 @@
-//! `split-masking`: what obfuscation costs over TLS (CHECKLIST S-20), beside no masking with the same arithmetic and beside
-//! no masking at its fastest; then what secrecy costs.
+//! `split-masking`: cost of obfuscation over TLS (CHECKLIST S-20), beside no masking with the same arithmetic
+//! and beside the fastest mode without masking; then the cost of secrecy.
 
 use std::time::Instant;
 
@@ -22,10 +22,9 @@ use crate::{
 
 const PROMPT: usize = 16;
 const TOKENS: usize = 64;
-/// How much longer a token may take.
+/// Maximum ratio of the time of a token.
 const MOST: f64 = 1.15;
 
-/// Every comparison of this benchmark.
 pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let executor = SplitExecutor::start(config, cores.numbers(), BatchingFlag::Opportunistic)?;
     let paper = Masking::Paper(NoiseSettings::default());

@@ -1,4 +1,4 @@
-//! `split-mixed`: four split clients and four resident requests together, beside the same eight one after the other.
+//! `split-mixed`: four split clients and four resident requests together, beside the same eight in sequence.
 
 use std::{
     sync::mpsc,
@@ -24,14 +24,12 @@ use crate::{
     report::{BenchTarget, Better, Comparison},
 };
 
-/// Of each kind.
 const CLIENTS: usize = 4;
 const PROMPT: usize = 16;
 const TOKENS: usize = 64;
-/// How much more together.
+/// Minimum ratio of the speed together to that in sequence.
 const LEAST: f64 = 1.5;
 
-/// Every comparison of this benchmark.
 pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let mut mixed = MixedLoad::new(config, cores)?;
     let (mut together, mut apart) = (Vec::new(), Vec::new());
@@ -55,7 +53,6 @@ pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
     Ok(vec![row.beside(&Samples::new(together)?, "one after the other", &Samples::new(apart)?)])
 }
 
-/// An executor with resident requests and split clients.
 struct MixedLoad {
     runtime: Runtime,
     executor: ColdExecutor,
@@ -83,7 +80,7 @@ impl MixedLoad {
         Ok(Self { runtime, clients: clients?, executor })
     }
 
-    /// All eight at once: tokens a second, until the last has ended.
+    /// Tokens per second of all eight at once, until the last has ended.
     fn together(&mut self, round: u64) -> Result<f64> {
         let before = self.layers()?;
         let rate = self.at_once(round)?;
@@ -97,7 +94,6 @@ impl MixedLoad {
         Ok(rate)
     }
 
-    /// What the executor counts of split clients.
     fn layers(&mut self) -> Result<LayerStats> {
         Ok(self.runtime.block_on(self.executor.stats())?.layers)
     }
@@ -124,7 +120,7 @@ impl MixedLoad {
         Ok(rate(begun.elapsed()))
     }
 
-    /// One after the other: tokens a second of all the time they take.
+    /// Tokens per second of all eight in sequence, over the total time.
     fn apart(&mut self, round: u64) -> Result<f64> {
         let begun = Instant::now();
         for (client, decoder) in self.clients.iter_mut().enumerate() {

@@ -17,23 +17,22 @@ use model::{
 
 use crate::workload;
 
-/// A client's model, ready to generate.
 #[derive(Debug)]
 pub(super) struct Decoder(SplitModel);
 
 impl Decoder {
-    /// Takes the client's part of the model from `path` and rents the rest in `session`.
+    /// Takes the client's part of the model from `path` and calls the rest in `session`.
     ///
     /// # Errors
-    /// If the session's base is another one.
+    /// If the session has another base.
     pub(super) fn new(path: &Path, session: Session, masking: Masking) -> Result<Self> {
         Self::with_effort(path, session, masking, DraftPolicy::default())
     }
 
-    /// The same, with so many guesses verified at once.
+    /// Creates a decoder that verifies this many draft tokens at once.
     ///
     /// # Errors
-    /// If the session's base is another one.
+    /// If the session has another base.
     pub(super) fn with_effort(
         path: &Path,
         mut session: Session,
@@ -46,7 +45,7 @@ impl Decoder {
         Ok(Self(SplitModel::new(base, session, mask, &options).context("no split model")?))
     }
 
-    /// Generates exactly `tokens` after a prompt of `prompt` that nothing else with another `seed` begins with.
+    /// Generates exactly `tokens` tokens after a prompt of `prompt` tokens that is unique to `seed`.
     ///
     /// # Errors
     /// If it does not.
@@ -54,7 +53,8 @@ impl Decoder {
         self.answer(workload::prompt(seed, prompt), tokens, 0.0, None)
     }
 
-    /// Generates exactly `tokens` after `prompt`, drawn at `temperature` as the same seed draws them; `guesser` may guess them.
+    /// Generates exactly `tokens` tokens after `prompt` at `temperature`, with a fixed sampling seed;
+    /// `guesser` may draft.
     ///
     /// # Errors
     /// If it does not.
@@ -79,7 +79,7 @@ impl Decoder {
     }
 }
 
-/// Time of the tokens after the first, of each.
+/// Mean time of the tokens after the first.
 pub(super) fn time_of_a_token(generated: &Generated) -> Duration {
     let later = u32::try_from(generated.tokens.len()).unwrap_or(u32::MAX).saturating_sub(1);
     (generated.total - generated.first_token) / later.max(1)

@@ -1,7 +1,7 @@
-//! `split`: how fast one client decodes over rented layers, and what a call costs besides computing.
+//! `split`: decode speed of one client over the executor's layers, and the overhead of a call.
 //!
-//! The peer is the resident engine's own pass (`base-executor bench`), on the same cores in the same run: what the user
-//! of a split client would have without the split.
+//! The peer is the resident engine's own pass (`base-executor bench`), on the same cores in the same run: the
+//! speed without the split.
 
 use std::{path::Path, time::Duration};
 
@@ -28,21 +28,19 @@ use crate::{
 };
 
 const BENCH: &str = "split";
-/// The decode that is measured, on both sides.
 const LOAD: SyntheticLoad = SyntheticLoad { prompt_tokens: 16, generated_tokens: 128, streams: 1 };
-/// Passes that are counted, and those before that are not.
+/// Counted passes, and warm-up passes before them.
 const PASSES: usize = 80;
 const WARM_UP_PASSES: usize = 20;
-/// The goals: share of the resident engine's rate, and microseconds of a call besides computing.
+/// Targets per transport: share of the resident engine's rate, and overhead of a call in microseconds.
 const GOALS: [(CallTransport, Option<f64>, Option<f64>); 3] = [
     (CallTransport::Channel, Some(0.5), Some(25.0)),
     (CallTransport::Ipc, None, None),
     (CallTransport::Tls, Some(0.15), Some(150.0)),
 ];
-/// Sites of a block, in the order they are numbered; the head comes after all of them.
+/// Sites of a block in the order of their numbers; the head comes last.
 const GROUPS: [&str; 5] = ["qkv", "o", "gate and up", "down", "head"];
 
-/// Every comparison of this benchmark.
 pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let executor = SplitExecutor::start(config, cores.numbers(), BatchingFlag::Opportunistic)?;
     let mut comparisons = rates(config, &executor)?;
@@ -52,7 +50,7 @@ pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
     Ok(comparisons)
 }
 
-/// Tokens a second, each way, beside the resident engine's.
+/// Compares tokens per second over each transport with the resident engine's.
 fn rates(config: &SuiteConfig, executor: &SplitExecutor) -> Result<Vec<Comparison>> {
     let resident = BenchProgram::new(&config.ours, &config.model, config.threads);
     let [channel, ipc, tls] = CallTransport::EACH.map(|way| decoder(&config.model, executor, way));
@@ -96,7 +94,7 @@ fn contestant<'a>(mut decoder: Decoder) -> Contestant<'a, f64> {
     })
 }
 
-/// What a call of one row takes beyond the executor's computing: a mean over the calls of a pass, for each pass.
+/// Overhead of a one-row call beyond the executor's computation: a mean over the calls of each pass.
 fn overhead(
     config: &SuiteConfig,
     executor: &SplitExecutor,
@@ -148,11 +146,10 @@ fn report_groups(way: CallTransport, groups: [Vec<f64>; GROUPS.len()]) -> Result
     Ok(())
 }
 
-/// Calls the sites in the order of a pass, with one row that means nothing.
+/// Calls the sites in the order of a pass, with one meaningless row.
 #[derive(Debug)]
 struct SiteCaller {
     session: Session,
-    /// A row in and a row out of each site.
     rows: Vec<(Vec<f32>, Vec<f32>)>,
 }
 
@@ -172,7 +169,6 @@ impl SiteCaller {
         Ok(())
     }
 
-    /// Index of the site's group in [`GROUPS`].
     fn group(&self, site: u32) -> usize {
         let (site, head) = (site as usize, self.rows.len() - 1);
         if site == head { GROUPS.len() - 1 } else { site % 4 }

@@ -1,4 +1,5 @@
-//! The product modulo 2^48 beside the product of rounded activations, and beside the one by words of 64 bits, on one thread.
+//! The product modulo 2^48 beside the product of rounded activations and beside the product with 64-bit
+//! words, on one thread.
 
 use std::{
     cell::RefCell,
@@ -22,22 +23,19 @@ use crate::{
     report::{BenchTarget, Better, Comparison},
 };
 
-/// What most sites' rows are taken modulo.
 const MODULUS: Modulus = Modulus::Bits48;
-/// Of a matrix.
 const WIDTH: usize = 1536;
-/// Matrices that are met in turn: like those of a model, they do not lie in the second-level cache.
+/// Matrices in turn: as in a model, they do not fit into the second-level cache.
 const MATRICES: usize = 24;
-/// How much longer than `fast` one row may take.
+/// Maximum ratio of the time of one row to that of `fast`.
 const ROW_MOST: f64 = 2.5;
-/// How much faster than by words it is to be.
+/// Minimum speedup over 64-bit words.
 const WORDS_LEAST: f64 = 3.0;
-/// Rows of a prompt.
 const PROMPT_ROWS: usize = 128;
-/// Rows that go through the matrix in a turn, together or one by one.
+/// Rows per turn, together or one by one.
 const ROWS_OF_A_TURN: usize = 512;
 
-/// Each packing once.
+/// One format per packing.
 const FORMATS: [(TensorType, &str); 4] = [
     (TensorType::Q4_1, "Q4_1"),
     (TensorType::Q8_0, "Q8_0"),
@@ -45,10 +43,9 @@ const FORMATS: [(TensorType, &str); 4] = [
     (TensorType::F16, "F16"),
 ];
 
-/// The rows of `split-masking` on the product itself.
 pub(super) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let (runs, core) = (config.runs, cores.numbers()[0]);
-    // A thread of its own: a pool keeps its caller on a core.
+    // A new thread, since a pool pins its caller to a core.
     let measured = thread::spawn(move || {
         let mut pool = ThreadPool::new(&[core]).context("no thread")?;
         let mut comparisons = Vec::new();
@@ -63,7 +60,6 @@ pub(super) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
     measured.join().unwrap_or_else(|_| Err(anyhow!("measuring products panicked")))
 }
 
-/// Matrices and what goes through them.
 struct ModularMatrices {
     matrices: Vec<PackedMatrix>,
     exponent: i32,
@@ -74,7 +70,7 @@ struct ModularMatrices {
 impl ModularMatrices {
     fn new(kind: TensorType) -> Result<Self> {
         let mut random = StdRng::seed_from_u64(1);
-        // Halves of two such bytes are small numbers, and so are weights whose scales they are.
+        // Two such bytes form a small half-precision number, so the scales and weights stay small.
         let bytes = kind.row_bytes(WIDTH).context("no whole rows")? * WIDTH;
         let data: Vec<u8> = (0..bytes).map(|_| 0x2c ^ random.random_range(0..4)).collect();
         let pack = |_| PackedMatrix::pack(kind, &data, WIDTH, WIDTH);
@@ -86,7 +82,6 @@ impl ModularMatrices {
         Ok(Self { matrices, exponent, numbers, values })
     }
 
-    /// Times of `rows` rows together.
     fn compare(
         &self,
         pool: &mut ThreadPool,
@@ -141,7 +136,7 @@ impl ModularMatrices {
         })
     }
 
-    /// The time of a product of `rows` rows, of as many as a turn has, once all matrices have been met.
+    /// Mean time of a product of `rows` rows over a turn, after a warm-up over all matrices.
     fn repeated(&self, rows: usize, mut product: impl FnMut([LinearPart<'_>; 1])) -> Duration {
         let times = (ROWS_OF_A_TURN / rows).max(MATRICES / 4);
         let mut meet = |matrix: &PackedMatrix| {

@@ -1,5 +1,5 @@
-//! S-22: what a fast client waits for at a site, beside a slow one. In lockstep it waits for the slow one; opportunistically
-//! for no longer than its own deadline and what is being computed.
+//! S-22: wait of a fast client at a site, beside a slow one. In lockstep it waits for the slow client;
+//! opportunistically for at most its own deadline and the running computation.
 
 use std::time::Duration;
 
@@ -20,14 +20,13 @@ use crate::{
 };
 
 const ROWS: usize = 4;
-/// What the slow client takes between two calls.
+/// Pause of the slow client between two calls.
 const PACES_MS: [u64; 6] = [1, 2, 4, 8, 16, 32];
 const LASTS: Duration = Duration::from_millis(1500);
-/// How much longer a fast client may wait beside the slowest than beside the least slow one: a few microseconds more or less
-/// of hundreds that a site takes are noise, and so is a share of them.
+/// Maximum growth of the fast client's wait between the fastest and the slowest pace. A few of the hundreds
+/// of microseconds at a site are noise.
 const NOISE_US: f64 = 10.0;
 
-/// Measures, draws, and compares.
 pub(super) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let mut executors = Vec::new();
     for policy in [BatchingFlag::Opportunistic, BatchingFlag::Lockstep] {
@@ -51,7 +50,6 @@ pub(super) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
     compare(&waits)
 }
 
-/// What a call of the fast client waits for its turn.
 fn mean_wait_us(executor: &SplitExecutor, pace: Duration) -> Result<f64> {
     let habits = |pause| Habits { rows: ROWS, class: CallClass::Decode, pause };
     let fast = LoadClient::new(executor, CallTransport::Channel, habits(Duration::ZERO))?;
@@ -85,7 +83,8 @@ fn draw(waits: &[[Samples; 2]], path: &std::path::Path) -> Result<()> {
         let point = |(&pace, waits): (&u64, &[Samples; 2])| (pace as f64, waits[side].median() / 1000.0);
         PACES_MS.iter().zip(waits).map(point).collect()
     };
-    // In lockstep a site is computed once in a pace; else when the deadline of its own rows is over, which is near nothing.
+    // In lockstep a site is computed once per pace; otherwise at the deadline of its own rows, which is
+    // nearly zero.
     let line = |of: fn(f64) -> f64| PACES_MS.iter().map(|&pace| (pace as f64, of(pace as f64))).collect();
     let curves = [
         PlotCurve { name: "opportunistic".to_owned(), points: points(0), line: line(|_| 0.0) },

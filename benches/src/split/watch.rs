@@ -1,4 +1,4 @@
-//! What became of single calls, seen between a session and its connection.
+//! Timings of single calls, recorded between a session and its connection.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -14,27 +14,24 @@ use shmproto::layer::{
     control::{FromLayers, ToLayers},
 };
 
-/// A call that was answered with rows.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct ObservedCall {
-    /// The linear group it was for, by its number in the catalog.
+    /// Number of the call's linear group in the catalog.
     pub(super) site: u32,
-    /// Rows it had.
     pub(super) rows: u32,
-    /// From its sending to its answer.
+    /// From the call to its answer.
     pub(super) took: Duration,
-    /// Time it waited for its turn, as the executor says.
+    /// Time in the call queue, as the executor reports it.
     pub(super) waited: Duration,
-    /// Rows it was computed together with, its own among them.
+    /// Rows of the batch, its own included.
     pub(super) batch_rows: u32,
 }
 
-/// Takes notes. Clones write the same ones.
+/// Records calls. Clones share one record.
 #[derive(Debug, Clone, Default)]
 pub(super) struct CallWatcher(Arc<Mutex<Vec<ObservedCall>>>);
 
 impl CallWatcher {
-    /// What was seen since the last time this was asked.
     pub(super) fn drain(&self) -> Vec<ObservedCall> {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -44,12 +41,9 @@ impl CallWatcher {
     }
 }
 
-/// Makes connections whose calls are seen.
 #[derive(Debug)]
 pub(super) struct WatchedConnector {
-    /// Makes them.
     pub(super) connector: Box<dyn Connect>,
-    /// Sees their calls.
     pub(super) watcher: CallWatcher,
 }
 

@@ -1,8 +1,8 @@
-//! BLD, the Big Little Decoder (CHECKLIST L-17): **lossy**, here for comparison alone.
+//! BLD, the Big Little Decoder (CHECKLIST L-17): **lossy**, here only for comparison.
 //!
-//! The little model goes on as long as it is sure; at a token of which it is not the big one is asked, reads what was said since, and says
-//! that token. What the little one was sure of and wrong about stays: nothing is computed again. It is told here how much of the
-//! answer that is.
+//! The little model generates while it is confident. At an unsure token the big model reads the text since
+//! its last turn and generates that token. Confident errors of the little model stay, since nothing is
+//! computed again. Here an oracle with a known share of errors plays the little model.
 
 use std::time::Instant;
 
@@ -13,20 +13,18 @@ use types::BlockId;
 use super::StreamedSide;
 use crate::oracle_draft::OracleDraft;
 
-/// The little model hands over to the big one below this confidence.
+/// Confidence below which the little model hands over to the big one.
 const SURE: f64 = 0.9;
-/// Most tokens that it says in a row.
 const MOST: usize = 16;
 
-/// What came of it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BigLittle {
     pub(super) token_s: f64,
-    /// Share of tokens that are not the big model's.
+    /// Share of tokens that differ from the big model's.
     pub(super) wrong: f64,
 }
 
-/// Has both say `tokens` tokens behind `prompt`.
+/// Generates `tokens` tokens after `prompt` with both models.
 ///
 /// # Errors
 /// If a pass fails.
@@ -40,7 +38,7 @@ pub(super) fn decode(
     let blocks: Vec<BlockId> = (0..each as u32).map(BlockId).collect();
     side.pass(prompt, 0, &blocks, each)?;
     let mut said = prompt.to_vec();
-    // What the big one said behind the prompt is not read yet.
+    // The big model has not yet read its own token after the prompt.
     said.push(little.answer[0]);
     let (mut place, mut wrong, mut read) = (1, 0, prompt.len());
     let begun = Instant::now();
@@ -55,7 +53,7 @@ pub(super) fn decode(
         }
         side.pass(&said[read..], read, &blocks, each)?;
         read = said.len();
-        // Its own token, behind all that was said.
+        // The big model's own token, after all others.
         said.push(little.answer[place]);
         place += 1;
     }

@@ -1,9 +1,9 @@
-//! Drafts over a base that comes from a disk (EdgeLLM; CHECKLIST L-19 to L-24): our engine beside the paper's baselines, and without
-//! each of its parts.
+//! Drafts over a base streamed from disk (EdgeLLM; CHECKLIST L-19 to L-24): our engine beside the paper's
+//! baselines, and without each of its parts.
 //!
-//! The disk is emulated, slow enough that reading takes nearly all of a sweep. A planted draft gets as much of the answer right as
-//! the paper's drafts do, and a guess takes as large a part of a sweep as theirs (L-23). Every answer but the lossy one's is the
-//! target's own, which is checked.
+//! The emulated disk is so slow that reading dominates a pass. An oracle drafter has the accuracy of the
+//! paper's drafters, and a draft token takes as large a share of a pass as theirs (L-23). Every answer except
+//! the lossy baseline's is checked to be the target's own.
 
 use std::{
     num::NonZeroU64,
@@ -37,36 +37,35 @@ use crate::{
     split::drafts::{COPIED, TOLD},
 };
 
-/// The emulated disk: so many bytes a second.
+/// Speed of the emulated disk in bytes per second.
 const DISK: u64 = 400 << 20;
-/// Of the memory that all weights take, in percent.
+/// Memory bounds in percent of all weights.
 const BOUNDS: [u64; 2] = [50, 25];
-/// Share of the draft's tokens that are right (L-19).
+/// Share of right draft tokens (L-19).
 const CORRECT: [f64; 4] = [0.816, 0.907, 0.899, 0.871];
-/// Guesses that take as long as a sweep at half of the memory; on the paper's devices 11.7 to 21.8 (L-23).
+/// Draft tokens that take as long as a pass at half of the memory; 11.7 to 21.8 on the paper's devices
+/// (L-23).
 const GUESSES_OF_A_SWEEP: u32 = 16;
 /// Tokens of an answer with drafts, and without.
 const DRAFTED: usize = 60;
 const PLAIN: usize = 10;
-/// Most guesses of a tree.
 const NODES: usize = 16;
 
-/// What the author of the next request is told.
+/// Answer of the next request, for its oracle drafter.
 #[derive(Debug, Clone)]
 struct OracleScript {
     planted: OracleDraft,
     prompt: usize,
 }
 
-/// Who takes part.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct DraftContestant {
     name: &'static str,
-    /// Guesses for a place; 0: no draft.
+    /// Draft tokens per position; 0 disables drafts.
     width: usize,
     rule: Option<BaselineRule>,
     goes_on: bool,
-    /// What we are to be ahead of it by.
+    /// Target ratio of our speed to this contestant's.
     goal: Option<f64>,
 }
 
@@ -96,7 +95,6 @@ fn entries() -> [DraftContestant; 8] {
     ]
 }
 
-/// What is measured under one bound.
 struct DraftedStreamBench<'a> {
     config: &'a SuiteConfig,
     cores: &'a Cores,
@@ -115,7 +113,6 @@ impl DraftedStreamBench<'_> {
     }
 }
 
-/// Drafts as `entry` has them, by an author who is told the `script`.
 fn drafts(entry: DraftContestant, script: &Arc<Mutex<OracleScript>>) -> Drafts {
     if entry.width == 0 {
         return Drafts::default();
@@ -133,7 +130,7 @@ fn drafts(entry: DraftContestant, script: &Arc<Mutex<OracleScript>>) -> Drafts {
     }
 }
 
-/// Every comparison with drafts.
+/// Measures every comparison with drafts.
 ///
 /// # Errors
 /// If the model cannot be read, or an answer is not the target's own.
@@ -195,19 +192,16 @@ pub(super) fn run(config: &SuiteConfig, cores: &Cores, directory: &Path) -> Resu
     Ok(rows)
 }
 
-/// Everybody who takes part under one bound.
 struct Field<'a> {
     script: Arc<Mutex<OracleScript>>,
     prompt: &'a [u32],
     percent: u64,
     ours: StreamedEngine,
     others: Vec<(DraftContestant, StreamedEngine)>,
-    /// Load, then compute.
     std: StreamedEngine,
     big_little: StreamedSide,
 }
 
-/// What one of them took for a token, run by run.
 type Runs = Vec<EngineAnswer>;
 
 impl<'a> Field<'a> {
@@ -226,19 +220,18 @@ impl<'a> Field<'a> {
         Ok(Self { script, prompt, percent: bench.percent, ours, others, std, big_little })
     }
 
-    /// What authors are told from now on.
     fn set_script(&mut self, planted: OracleDraft) {
         self.script.lock().unwrap_or_else(PoisonError::into_inner).planted = planted;
     }
 
-    /// Ours beside everybody, and by how much it is faster than chains of 5, run by run.
+    /// Compares ours with all others, and returns the speedup over chains of 5, run by run.
     fn compare(&mut self, runs: usize, correct: f64) -> Result<(Vec<Comparison>, Samples)> {
         let mut planted = self.script.lock().unwrap_or_else(PoisonError::into_inner).planted.clone();
         let (mut ours, mut std, mut lossy): (Runs, Runs, Vec<BigLittle>) = Default::default();
         let mut others: Vec<Runs> = vec![Vec::new(); self.others.len()];
-        // The first round finds out what rows and guesses take.
+        // In the first round the engine learns the costs of rows and draft tokens.
         for run in 0..=runs {
-            // Other places are wrong in each run: in so short an answer it matters which.
+            // Each run has other wrong positions: in so short an answer their position matters.
             planted.seed = run as u64;
             self.set_script(planted.clone());
             let mut round = Vec::new();
@@ -287,7 +280,6 @@ impl<'a> Field<'a> {
     }
 }
 
-/// The sequence's own past as a draft, where the text repeats.
 fn ngram(bench: &DraftedStreamBench<'_>, prompt: &[u32], answer: &[u32]) -> Result<Comparison> {
     let mut drafting = bench.asked(Readahead::Next, Drafts::by(NODES, Some(DrafterFactory::ngram())))?;
     let mut plain = bench.asked(Readahead::Next, Drafts::default())?;
@@ -319,7 +311,6 @@ fn row(
     Comparison { bench: "stream", case, unit, better, ours, rival, target }
 }
 
-/// What lies behind the figures, for whoever reads along.
 fn log_details(percent: u64, correct: f64, ours: &Runs, lossy: &[BigLittle]) {
     let Some(last) = ours.last() else { return };
     let drafted = &last.drafted;

@@ -1,4 +1,4 @@
-//! The engine in this process, over a base that comes from a disk, with one request at a time.
+//! The engine in this process over a base streamed from disk, with one request at a time.
 
 use std::time::{Duration, Instant};
 
@@ -17,20 +17,17 @@ use crate::requests::{CONTEXT, greedy, welcome};
 
 const GATEWAY: ConnectionId = ConnectionId(1);
 
-/// See the module.
 pub(super) struct StreamedEngine {
     engine: Engine<ResidentModel<ServedLayers>>,
     queue: mpsc::Receiver<ToGateway>,
     requests: u64,
 }
 
-/// An answer.
 #[derive(Debug, Clone)]
 pub(super) struct EngineAnswer {
     pub(super) tokens: Vec<u32>,
-    /// Behind the first token.
+    /// Seconds per token after the first.
     pub(super) token_s: f64,
-    /// What drafting did meanwhile.
     pub(super) drafted: SpeculationStats,
 }
 
@@ -50,10 +47,10 @@ impl StreamedEngine {
         Self { engine, queue, requests: 0 }
     }
 
-    /// The likeliest answer of so many tokens.
+    /// Returns the greedy answer of `tokens` tokens.
     ///
     /// # Errors
-    /// If the engine refuses or fails.
+    /// If the engine rejects or fails.
     pub(super) fn answer(&mut self, prompt: &[u32], tokens: usize) -> Result<EngineAnswer> {
         self.requests += 1;
         let (request, received_at) = (greedy(self.requests, prompt, tokens), Instant::now());
@@ -96,7 +93,7 @@ fn since(now: SpeculationStats, before: SpeculationStats) -> SpeculationStats {
 }
 
 impl EngineAnswer {
-    /// Time of drafting that was hidden, for each token.
+    /// Drafting time per token that was hidden behind reading.
     pub(super) fn hidden(&self) -> Duration {
         Duration::from_micros(self.drafted.hidden_us) / u32::try_from(self.tokens.len().max(1)).unwrap_or(1)
     }

@@ -1,8 +1,8 @@
-//! Sweeps beside history that is copied to the same disk without pause (CHECKLIST X-05): alone, with copies that give way, and with
-//! copies that do not.
+//! Streamed passes beside continuous KV cache copies to the same disk (CHECKLIST X-05): alone, with copies
+//! that yield, and with copies that do not.
 //!
-//! A copy writes a block of a mebibyte and syncs it, so that the disk has it at once: an executor leaves that to the system, and copies no
-//! more than it computes.
+//! A copy writes a block of one MiB and syncs it, so that it reaches the disk at once. An executor leaves
+//! that to the system and copies no more than it computes.
 
 use std::{
     fs::File,
@@ -24,12 +24,9 @@ use crate::{
     report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 
-/// Bytes of a block.
 const BLOCK: usize = 1 << 20;
-/// Blocks of the file.
 const BLOCKS: u64 = 64;
 
-/// Copies until it is told to stop.
 struct EndlessCopy {
     file: File,
     block: Vec<u8>,
@@ -50,7 +47,6 @@ impl CopySource for EndlessCopy {
     }
 }
 
-/// Tokens a second of `side`, while `copies` copy.
 fn beside(side: &mut StreamedSide, directory: &Path, copies: CopyEngine, name: &str) -> Result<f64> {
     let (copied, is_over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
     let file = File::create(directory.join("history")).context("no file for history")?;
@@ -70,7 +66,6 @@ fn beside(side: &mut StreamedSide, directory: &Path, copies: CopyEngine, name: &
     Ok(measured?.tokens_per_s)
 }
 
-/// Sweeps of one stream, alone and beside history.
 pub(super) fn run(side: &mut StreamedSide, directory: &Path, runs: usize) -> Result<Vec<Comparison>> {
     let figures = side.model_figures().context("nothing of the base comes from the disk")?;
     let side = std::cell::RefCell::new(side);

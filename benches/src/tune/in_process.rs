@@ -1,4 +1,4 @@
-//! A job in the process that has the weights: what a trainer would be that shares its base with nobody.
+//! A job in the process that owns the weights: a trainer that does not share its base.
 
 use std::{path::Path, time::Instant};
 
@@ -22,14 +22,12 @@ use trainer::{
 use super::{BATCH, RANK, STEPS, TOKENS, WARM_UP_STEPS};
 use crate::machine::Cores;
 
-/// The job.
 pub(super) struct InProcessJob {
     learning: TrainState<ResidentLayers>,
     examples: Vec<Example>,
 }
 
 impl InProcessJob {
-    /// Loads `model` on `cores`.
     pub(super) fn new(model: &Path, cores: &Cores) -> Result<Self> {
         let layers = ResidentLayers::load(&*open(model)?, cores.numbers().len(), &|_| {})?;
         let frame = ClientBase::open(model)?.frame;
@@ -58,7 +56,6 @@ impl InProcessJob {
         })
     }
 
-    /// Tokens a second, over the steps that count.
     pub(super) fn tokens_per_s(&mut self) -> Result<f64> {
         let hyper = Hyperparameters { learning_rate: 1e-4, ..Hyperparameters::default() };
         let examples: Vec<&Example> = self.examples.iter().collect();

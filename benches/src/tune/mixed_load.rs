@@ -1,4 +1,4 @@
-//! Two jobs beside six requests that decode: what the requests lose, and what the machine gains (CHECKLIST S-18).
+//! Two jobs beside six decoding requests: loss of the requests, and gain of the machine (CHECKLIST S-18).
 
 use std::time::{Duration, Instant};
 
@@ -18,16 +18,16 @@ const JOBS: usize = 2;
 const STREAMS: usize = 6;
 const PROMPT: usize = 16;
 const ANSWER: usize = 192;
-/// The goals: time per token, and tokens of both kinds.
+/// Targets: maximum ratio of time per token, and minimum ratio of the tokens of both kinds.
 const TIMES: f64 = 1.1;
 const TOTAL: f64 = 1.2;
-/// More than any measurement takes.
+/// More steps than any measurement takes.
 const ENDLESS_STEPS: usize = 1 << 20;
-/// Steps of each job while requests come, so short that a measurement has a few: a sequence of so many tokens each.
+/// Steps of each job during the requests, and tokens of a sequence: short, so that a measurement holds some
+/// steps.
 const STEPS: usize = 3;
 const TOKENS: usize = 128;
 
-/// Both comparisons.
 pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let mut requests = BackgroundRequests::new(config, cores)?;
     requests.serve(0)?;
@@ -62,15 +62,13 @@ pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
     ])
 }
 
-/// What requests saw.
 struct RequestRates {
-    /// Between two tokens of a stream, over all of it.
+    /// Mean time between two tokens of a stream.
     token_ms: f64,
-    /// Generated, and learned from meanwhile.
+    /// Generated tokens and trained tokens of the same time.
     tokens_per_s: f64,
 }
 
-/// An executor that is asked for answers.
 struct BackgroundRequests {
     runtime: Runtime,
     executor: ColdExecutor,
@@ -91,7 +89,6 @@ impl BackgroundRequests {
         Ok(Self { runtime, executor, place })
     }
 
-    /// Six answers at once.
     fn serve(&mut self, round: u64) -> Result<RequestRates> {
         let arrival = |stream: usize| {
             let seed = round * STREAMS as u64 + stream as u64;
@@ -107,7 +104,7 @@ impl BackgroundRequests {
         })
     }
 
-    /// The same again and again, while two jobs learn, until both have made some steps beside it.
+    /// Repeats the requests while two jobs train, until both have made some steps.
     fn beside_jobs(&mut self, round: u64) -> Result<RequestRates> {
         let start =
             |number: usize| self.place.start(&format!("adapter-{round}-{number}"), ENDLESS_STEPS, None);

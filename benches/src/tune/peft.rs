@@ -1,4 +1,4 @@
-//! PEFT's job, kept running between measurements: loading its base takes longer than what is measured.
+//! PEFT's job, kept running between measurements: loading its base takes longer than a measurement.
 
 use std::{ffi::OsString, path::Path};
 
@@ -9,12 +9,10 @@ use crate::peer::Python;
 
 const SCRIPT: &str = include_str!("peft.py");
 
-/// A Python process that makes steps on demand.
 #[derive(Debug)]
 pub(super) struct Peft(Python);
 
 impl Peft {
-    /// Loads the base of `model` in bf16.
     pub(super) fn start(python: &Path, model: &Path, threads: usize) -> Result<Self> {
         let numbers = [BATCH, TOKENS, RANK, WARM_UP_STEPS, STEPS, threads];
         let mut arguments = vec![OsString::from(model)];
@@ -22,7 +20,7 @@ impl Peft {
         Ok(Self(Python::start(python, SCRIPT, &arguments)?))
     }
 
-    /// Tokens a second: the median of some steps.
+    /// Tokens per second: the median of some steps.
     pub(super) fn tokens_per_s(&mut self) -> Result<f64> {
         let answer = self.0.ask("steps")?;
         answer.trim().parse().with_context(|| format!("Python answered {answer:?}, which is no number"))

@@ -1,4 +1,4 @@
-//! Jobs of ours: `holobiont-trainer` over the layers of an executor.
+//! Our jobs: `holobiont-trainer` over the layers of an executor.
 
 use std::{
     cell::{Cell, RefCell},
@@ -25,36 +25,30 @@ use crate::{
     split::executor::{BatchingFlag, SplitExecutor},
 };
 
-/// What takes longer never comes.
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// Words that are one token each to most tokenizers, so that a line has about as many tokens as words.
+/// Words of one token each in most tokenizers, so that a line has about as many tokens as words.
 const WORDS: [&str; 8] = ["water", "house", "time", "people", "world", "day", "work", "night"];
 
-/// An executor, and what jobs learn from.
 #[derive(Debug)]
 pub(super) struct TrainerBench {
     executor: SplitExecutor,
     place: JobSetup,
-    /// Of a job that is alone.
     cores: String,
-    /// Jobs so far.
     count: Cell<usize>,
 }
 
-/// What jobs that ran at once came to.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Trained {
-    /// Of all of them, over the steps that count.
+    /// Tokens per second of all jobs over the measured steps.
     pub(super) tokens_per_s: f64,
-    /// Resident in all processes after the last step, each page counted once for every process that has it.
+    /// Resident bytes of all processes after the last step; each page counts once per process that maps it.
     pub(super) bytes: u64,
-    /// Resident in the executor then, but for what it shares with the jobs.
+    /// Resident bytes of the executor then, without memory shared with the jobs.
     pub(super) executor_bytes: u64,
 }
 
 impl TrainerBench {
-    /// Starts an executor on `cores`.
     pub(super) fn start(config: &SuiteConfig, cores: &Cores) -> Result<Self> {
         let executor = SplitExecutor::start(config, cores.numbers(), BatchingFlag::Opportunistic)?;
         let work = StepWork { batch: BATCH, tokens: TOKENS };
@@ -62,7 +56,7 @@ impl TrainerBench {
         Ok(Self { executor, place, cores: cores.list(), count: Cell::new(0) })
     }
 
-    /// Runs `jobs` at once, for as many steps as are measured: one on all cores, several on a thread each.
+    /// Runs `jobs` simultaneous jobs for the measured steps: one on all cores, several on a thread each.
     pub(super) fn train(&self, jobs: usize) -> Result<Trained> {
         let cores = (jobs == 1).then_some(self.cores.as_str());
         let start = |_| {
@@ -82,21 +76,20 @@ impl TrainerBench {
     }
 }
 
-/// Tokens a second while every job was beyond its first steps and none had ended.
+/// Tokens per second while all jobs were past their warm-up and none had ended.
 fn together(jobs: &[StepTimes]) -> f64 {
     let begun = jobs.iter().map(|job| job.ends[WARM_UP_STEPS - 1].0).max();
     let ended = jobs.iter().filter_map(|job| job.ends.last()).map(|(at, _)| *at).min();
     let (Some(begun), Some(ended)) = (begun, ended) else { return 0.0 };
-    // What a step was under way at the ends counts by the share of it that fell in between.
+    // A step across either end counts by its share within.
     let tokens: f64 = jobs.iter().map(|job| job.tokens_between(begun, ended)).sum();
     tokens / ended.saturating_duration_since(begun).as_secs_f64()
 }
 
-/// When the steps of a job ended.
 #[derive(Debug, Default)]
 pub(super) struct StepTimes {
     ends: Vec<(Instant, u64)>,
-    /// Resident in the trainer at its last step.
+    /// Resident bytes of the trainer at its last step.
     bytes: u64,
 }
 
@@ -112,35 +105,26 @@ impl StepTimes {
     }
 }
 
-/// A running job; dropping it ends it.
+/// Running job; dropping it stops the process.
 #[derive(Debug)]
 pub(super) struct TrainerProcess(Child);
 
-/// What a step learns from.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StepWork {
-    /// Sequences.
     pub(super) batch: usize,
-    /// Tokens of each.
     pub(super) tokens: usize,
 }
 
-/// What jobs have in common.
 #[derive(Debug)]
 pub(super) struct JobSetup {
     work: StepWork,
-    /// The program.
     pub(super) trainer: PathBuf,
-    /// Our copy of the executor's model.
     pub(super) model: PathBuf,
-    /// Where layers are rented.
     pub(super) layers: PathBuf,
-    /// Where data are, and adapters go.
     pub(super) folder: TempDir,
 }
 
 impl JobSetup {
-    /// For jobs over `layers`.
     pub(super) fn new(config: &SuiteConfig, layers: PathBuf, work: StepWork) -> Result<Self> {
         let folder = tempfile::tempdir().context("no folder for jobs")?;
         write_data(folder.path(), work)?;
@@ -153,9 +137,9 @@ impl JobSetup {
         })
     }
 
-    /// Starts a job of `steps` steps that writes to `output`, on `cores`, or on one thread wherever there is room.
+    /// Starts a job of `steps` steps that writes to `output`, on `cores`, or on one unpinned thread.
     pub(super) fn start(&self, output: &str, steps: usize, cores: Option<&str>) -> Result<TrainerProcess> {
-        // As nice as the trainers of a deployment.
+        // Niceness of a deployment's trainers.
         let mut command = Command::new("nice");
         command.args(["-n", "19"]).arg(&self.trainer).arg("run").arg("--executor").arg(&self.layers);
         command.arg("--model").arg(&self.model).arg("--data").arg(self.folder.path().join(DATA));
@@ -185,11 +169,10 @@ impl TrainerProcess {
         self.0.id()
     }
 
-    /// Lets it run, and hears it.
     pub(super) fn run(mut self) -> Result<RunningTrainer> {
         let (id, output) = (self.id(), self.0.stdout.take().context("no output")?);
         let (heard, steps) = channel();
-        // Ends with the trainer's output.
+        // The thread ends with the trainer's output.
         thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
                 let event = control_protocol::training::parse(&line);
@@ -203,10 +186,9 @@ impl TrainerProcess {
     }
 }
 
-/// When a job said what, and what it held in memory then.
+/// Time of an event, resident bytes of the job then, and the event.
 type TimedEvent = (Instant, u64, TrainingEvent);
 
-/// A job that is heard.
 #[derive(Debug)]
 pub(super) struct RunningTrainer {
     _job: TrainerProcess,
@@ -215,7 +197,6 @@ pub(super) struct RunningTrainer {
 }
 
 impl RunningTrainer {
-    /// Waits for a step.
     pub(super) fn wait_for_a_step(&self) -> Result<()> {
         while self.steps.borrow().ends.is_empty() {
             self.hear(LIMIT)?;
@@ -223,21 +204,20 @@ impl RunningTrainer {
         Ok(())
     }
 
-    /// Tokens a second over `steps` whole steps or more since `begun`, once there were so many.
+    /// Tokens per second over at least `steps` complete steps since `begun`; `None` if there are fewer.
     pub(super) fn rate_since(&self, begun: Instant, steps: usize) -> Result<Option<f64>> {
         while let Ok(heard) = self.heard.try_recv() {
             self.record(heard)?;
         }
         let heard = self.steps.borrow();
         let since: Vec<_> = heard.ends.iter().filter(|(at, _)| *at >= begun).collect();
-        // The one that was under way had begun without the requests.
+        // The first step began without the requests.
         let [(from, _), whole @ ..] = since.as_slice() else { return Ok(None) };
         let Some((to, _)) = whole.get(steps - 1..).and_then(|enough| enough.last()) else { return Ok(None) };
         let tokens: u64 = whole.iter().map(|(_, tokens)| tokens).sum();
         Ok(Some(tokens as f64 / to.duration_since(*from).as_secs_f64()))
     }
 
-    /// Its steps, to its end.
     fn steps(self) -> Result<StepTimes> {
         while self.steps.borrow().ends.len() < WARM_UP_STEPS + STEPS {
             self.hear(LIMIT)?;
@@ -245,7 +225,6 @@ impl RunningTrainer {
         Ok(self.steps.into_inner())
     }
 
-    /// Waits for what it says next.
     fn hear(&self, limit: Duration) -> Result<()> {
         self.record(self.heard.recv_timeout(limit).context("a job ended, or says nothing")?)
     }
@@ -277,13 +256,13 @@ impl Drop for TrainerProcess {
 
 const DATA: &str = "data.jsonl";
 
-/// Writes as many texts as a step has, each of about as many tokens.
+/// Writes as many texts as a step has, each of about `tokens` tokens.
 fn write_data(folder: &Path, work: StepWork) -> Result<()> {
     let mut lines = String::new();
     for line in 0..work.batch {
         let words: Vec<&str> =
             (0..work.tokens - 2).map(|word| WORDS[(word * 5 + line + word / 7) % WORDS.len()]).collect();
-        // Into memory: it cannot fail.
+        // Writing to memory cannot fail.
         let _ = writeln!(lines, "{{\"text\":\"{}\"}}", words.join(" "));
     }
     fs::write(folder.join(DATA), lines).context("no data for jobs")

@@ -1,10 +1,10 @@
 //! T4: the adapter's change of the value projection, from prompts' first tokens.
 //!
-//! At position 0 attention looks at one token, so that what it hands to `o` is `v = v_base + x ΔW`, for each head of
-//! queries that shares it. The executor was sent x, computed v_base, and is sent v: linear equations in ΔW, as many as
-//! there are prompts with different first tokens. Where rows carry one of a few noises, each noise adds a constant:
-//! one more unknown for each noise that was recognised, and neither its size nor its effect is needed. All sites take
-//! their noises in turn, so a token's rows carry the same one at both.
+//! At position 0 attention sees one token, so the input of `o` is `v = v_base + x ΔW`, for each query head of
+//! the group. The executor receives x, computes v_base, and receives v: one linear equation in ΔW per prompt
+//! with another first token. If rows carry one of a few noises, each recognised noise adds a constant, hence
+//! one unknown per noise; neither its size nor its effect is needed. All sites use their noises in turn, so a
+//! token's rows carry the same one at both.
 
 use model::{
     adapter::{Adapter, LoraModule},
@@ -17,30 +17,24 @@ use crate::{
     noises::CarriedNoise,
 };
 
-/// What crossed at a layer while first tokens passed.
 #[derive(Debug)]
 pub(crate) struct ObservedRows {
     /// Inputs of `[q | k | v]`.
     pub(crate) inputs: FloatRows,
-    /// What the base made of them.
     pub(crate) base: FloatRows,
-    /// Inputs of `o`.
     pub(crate) attended: FloatRows,
 }
 
-/// What the attack makes of it.
 #[derive(Debug)]
 pub(crate) struct StolenAdapter {
-    /// The adapter's rank at this layer.
     pub(crate) rank: usize,
     /// ΔW, `[in, out]`, of that rank.
     pub(crate) delta: Matrix,
 }
 
-/// Most ranks that are told apart.
 const MAX_RANKS: usize = 32;
 
-/// Solves for the change of the value projection; rows carry the noises `carried`, if they carry any.
+/// Solves for the change of the value projection; `carried` names the noises of the rows, if there are any.
 pub(crate) fn steal(crossed: &ObservedRows, config: &ModelConfig, carried: &[CarriedNoise]) -> StolenAdapter {
     let width = crossed.inputs.width;
     let noises = carried.iter().map(|carried| carried.noise + 1).max().unwrap_or(0);
@@ -60,7 +54,7 @@ pub(crate) fn steal(crossed: &ObservedRows, config: &ModelConfig, carried: &[Car
     };
     let right = Matrix::from_rows(values, crossed.attended.iter().zip(crossed.base.iter()).map(change));
     let delta = least_squares(left, right).upper(width);
-    // Changes of values lie in the few directions of B; what was solved for besides is noise.
+    // Changes of values lie in the few directions of B; the rest of the solution is noise.
     let changes = differences(&crossed.inputs, carried).map(|row| changes(&row, &delta));
     let (rank, directions) = subspace(&Matrix::from_columns(values, changes), MAX_RANKS);
     let rows = delta.transposed();
@@ -68,7 +62,7 @@ pub(crate) fn steal(crossed: &ObservedRows, config: &ModelConfig, carried: &[Car
     StolenAdapter { rank, delta: rows.transposed() }
 }
 
-/// Differences of the rows that carry the same noise, if any.
+/// Differences of rows that carry the same noise, if any.
 fn differences<'a>(rows: &'a FloatRows, carried: &'a [CarriedNoise]) -> impl Iterator<Item = Vec<f64>> + 'a {
     let noise_of = |row: usize| carried.get(row).map_or(0, |carried| carried.noise);
     let mut last: Vec<Option<usize>> = Vec::new();
@@ -81,12 +75,12 @@ fn differences<'a>(rows: &'a FloatRows, carried: &'a [CarriedNoise]) -> impl Ite
     })
 }
 
-/// `x ΔW`.
+/// Product `x ΔW` of a row.
 pub(crate) fn changes(row: &[f64], delta: &Matrix) -> Vec<f64> {
     delta.columns().map(|column| dot(row, column)).collect()
 }
 
-/// The values that a first token's heads hand on, each from all heads of queries that share it.
+/// Values of a first token's heads, averaged over the query heads of each group.
 fn first_values(attended: &[f32], config: &ModelConfig) -> Vec<f64> {
     let (shared, head_dim) = (config.heads / config.kv_heads, config.head_dim);
     let mut values = vec![0.0; config.kv_heads * head_dim];
@@ -97,7 +91,7 @@ fn first_values(attended: &[f32], config: &ModelConfig) -> Vec<f64> {
     values
 }
 
-/// The adapter's own change of a value projection, `[in, out]`.
+/// True change of a value projection by the adapter, `[in, out]`, and its rank.
 pub(crate) fn own_delta(adapter: &Adapter, layer: usize) -> (usize, Matrix) {
     let wanted = |module: &&LoraModule| (module.layer, module.target) == (layer, Target::V);
     let LoraModule { rank, scale, a, b, .. } = adapter.modules().iter().find(wanted).unwrap();

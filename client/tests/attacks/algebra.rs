@@ -1,6 +1,6 @@
-//! Small dense linear algebra in 64 bits, for the attacks: least squares, subspaces, ranks.
+//! Small dense linear algebra in 64 bits for the attacks: least squares, subspaces, ranks.
 
-/// A matrix, column after column.
+/// Dense matrix in column-major order.
 #[derive(Debug, Clone)]
 pub(crate) struct Matrix {
     rows: usize,
@@ -8,14 +8,12 @@ pub(crate) struct Matrix {
 }
 
 impl Matrix {
-    /// From its columns, each of `rows` elements.
     pub(crate) fn from_columns(rows: usize, columns: impl IntoIterator<Item = Vec<f64>>) -> Self {
         let values: Vec<f64> = columns.into_iter().flatten().collect();
         assert!(values.len().is_multiple_of(rows), "columns of one length");
         Self { rows, values }
     }
 
-    /// From its rows, each of `columns` elements.
     pub(crate) fn from_rows(columns: usize, rows: impl IntoIterator<Item = Vec<f64>>) -> Self {
         let by_row: Vec<f64> = rows.into_iter().flatten().collect();
         let rows = by_row.len() / columns;
@@ -36,19 +34,17 @@ impl Matrix {
         &self.values[index * self.rows..][..self.rows]
     }
 
-    /// Rows for columns.
     pub(crate) fn transposed(&self) -> Self {
         Self::from_rows(self.rows, self.columns().map(<[f64]>::to_vec))
     }
 
-    /// The first `rows` rows.
     pub(crate) fn upper(&self, rows: usize) -> Self {
         Self::from_columns(rows, self.columns().map(|column| column[..rows].to_vec()))
     }
 }
 
 pub(crate) fn dot(a: &[f64], b: &[f64]) -> f64 {
-    // Four sums at once: these tests are not optimized, and this is their innermost loop.
+    // Four sums at once, since tests are not optimized and this is their innermost loop.
     let (quads, rest) = a.as_chunks::<4>();
     let (others, last) = b.as_chunks::<4>();
     let mut sums = [0.0; 4];
@@ -65,7 +61,7 @@ pub(crate) fn dot(a: &[f64], b: &[f64]) -> f64 {
     sum
 }
 
-/// `y += factor * x`.
+/// Computes `y += factor * x`.
 fn add(y: &mut [f64], factor: f64, x: &[f64]) {
     let (quads, rest) = y.as_chunks_mut::<4>();
     let (others, last) = x.as_chunks::<4>();
@@ -88,7 +84,7 @@ pub(crate) fn to_f64(x: &[f32]) -> Vec<f64> {
     x.iter().copied().map(f64::from).collect()
 }
 
-/// `|found - truth| / |truth|`, of all elements together (Frobenius).
+/// Relative Frobenius error `|found - truth| / |truth|`.
 pub(crate) fn relative_error<'a>(pairs: impl Iterator<Item = (&'a [f64], &'a [f64])>) -> f64 {
     let (mut error, mut size) = (0.0, 0.0);
     for (found, truth) in pairs {
@@ -99,7 +95,7 @@ pub(crate) fn relative_error<'a>(pairs: impl Iterator<Item = (&'a [f64], &'a [f6
     (error / size).sqrt()
 }
 
-/// The matrix X that makes |A X - B| least: Householder's reflections make A triangular, column by column.
+/// X with minimal |A X - B|, by Householder reflections of A, column by column.
 pub(crate) fn least_squares(mut a: Matrix, mut b: Matrix) -> Matrix {
     let (rows, unknowns) = (a.rows, a.values.len() / a.rows);
     assert!(rows >= unknowns && b.rows == rows, "at least as many equations as unknowns");
@@ -126,12 +122,10 @@ pub(crate) fn least_squares(mut a: Matrix, mut b: Matrix) -> Matrix {
     b.upper(unknowns)
 }
 
-/// An orthonormal basis of a subspace.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Basis(Vec<Vec<f64>>);
 
 impl Basis {
-    /// Of the span of `vectors`.
     pub(crate) fn of<'a>(vectors: impl IntoIterator<Item = &'a [f64]>) -> Self {
         let mut basis = Self::default();
         vectors.into_iter().for_each(|vector| basis.push(vector));
@@ -139,14 +133,14 @@ impl Basis {
     }
 
     fn push(&mut self, vector: &[f64]) {
-        // Twice is enough.
+        // Two orthogonalizations suffice numerically.
         let rest = self.complement(&self.complement(vector));
         let length = norm(&rest);
         assert!(length > 1e-9 * norm(vector), "the vectors are independent");
         self.0.push(rest.iter().map(|x| x / length).collect());
     }
 
-    /// What of `vector` the subspace does not reach.
+    /// Component of `vector` orthogonal to the subspace.
     pub(crate) fn complement(&self, vector: &[f64]) -> Vec<f64> {
         let mut rest = vector.to_vec();
         for direction in &self.0 {
@@ -156,7 +150,7 @@ impl Basis {
         rest
     }
 
-    /// What of `vector` lies in the subspace.
+    /// Component of `vector` in the subspace.
     pub(crate) fn projection(&self, vector: &[f64]) -> Vec<f64> {
         let mut inside = vec![0.0; vector.len()];
         for direction in &self.0 {
@@ -166,11 +160,11 @@ impl Basis {
     }
 }
 
-/// The step down to noise: what is left falls by more where the last of the subspace is taken out, and by less ever after.
+/// Minimum drop of the remaining norm at the subspace's last direction; later drops are smaller.
 const FALL: f64 = 2.0;
 
-/// The subspace in which `vectors` lie but for noise, and its dimensions, fewer than `most`. The largest vector is
-/// taken out of all, again and again; behind the last [`FALL`] there is noise only.
+/// Subspace of `vectors` without noise, and its dimension, below `most`. The largest vector is projected out
+/// repeatedly; after the last drop by [`FALL`] only noise remains.
 pub(crate) fn subspace(vectors: &Matrix, most: usize) -> (usize, Basis) {
     let mut left: Vec<Vec<f64>> = vectors.columns().map(<[f64]>::to_vec).collect();
     let (mut basis, mut sizes) = (Basis::default(), Vec::new());
@@ -183,7 +177,7 @@ pub(crate) fn subspace(vectors: &Matrix, most: usize) -> (usize, Basis) {
     }
     let rank = (1..most).rfind(|&rank| sizes[rank - 1] > FALL * sizes[rank]).unwrap_or(0);
     basis.0.truncate(rank);
-    // V Vᵀ turns the basis to where most of the vectors lies.
+    // Power iterations with V Vᵀ rotate the basis to the dominant directions.
     for _ in 0..4 {
         let turned = |direction: &Vec<f64>| {
             let mut sum = vec![0.0; vectors.rows];

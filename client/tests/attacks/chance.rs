@@ -1,22 +1,21 @@
-//! What is left to chance: how far figures may be from it.
+//! Statistical bounds: deviations of a result from pure chance.
 //!
-//! Bounds lie five standard deviations from what chance gives: one run in two million is outside.
+//! Bounds lie five standard deviations from the mean: one run in two million is outside.
 
 use crate::{
     algebra::{dot, norm, to_f64},
     executor::{FloatRows, IntegerRows},
 };
 
-/// Standard deviations that are not surprising.
 const SIGMAS: f64 = 5.0;
 
-/// How much more like their own rows `found` are than like the next ones, by the cosine, in standard deviations of the mean: what all
-/// rows have in common is no likeness.
+/// Mean cosine of `found` to their own rows minus that to the next rows, in standard deviations of the mean:
+/// common components of all rows cancel.
 pub(crate) fn likeness(found: &FloatRows, truth: &FloatRows) -> f64 {
     assert_eq!((found.width, found.count()), (truth.width, truth.count()));
     let cosine = |found: &[f32], truth: &[f32]| {
         let (found, truth) = (to_f64(found), to_f64(truth));
-        // An attack that finds nothing at all finds nothing alike.
+        // Zero rows have similarity zero.
         dot(&found, &truth) / (norm(&found) * norm(&truth)).max(f64::MIN_POSITIVE)
     };
     let count = found.count();
@@ -30,21 +29,20 @@ pub(crate) fn likeness(found: &FloatRows, truth: &FloatRows) -> f64 {
     mean / (variance / count as f64).sqrt().max(f64::MIN_POSITIVE)
 }
 
-/// Fails unless `found` says nothing of `truth`.
 pub(crate) fn assert_unlike(what: &str, found: &FloatRows, truth: &FloatRows) {
     let likeness = likeness(found, truth);
     println!("  {what}: {likeness:+.2} standard deviations from unrelated rows");
     assert!(likeness.abs() <= SIGMAS, "{what}: {likeness}");
 }
 
-/// Fails unless the bytes of `rows` are as likely as each other, and as likely behind one another.
+/// Fails unless the bytes of `rows` are uniformly distributed and uncorrelated with their successors.
 pub(crate) fn assert_uniform(what: &str, rows: &IntegerRows) {
     let bytes = rows.bytes();
     let (count, mut counts) = (bytes.len() as f64, [0_u64; 256]);
     bytes.iter().for_each(|byte| counts[usize::from(*byte)] += 1);
     let expected = count / 256.0;
     let chi_squared: f64 = counts.iter().map(|&seen| (seen as f64 - expected).powi(2) / expected).sum();
-    // Of 255 degrees of freedom.
+    // 255 degrees of freedom.
     let surprise = (chi_squared - 255.0) / 510_f64.sqrt();
     let centred = |byte: u8| (f64::from(byte) - 127.5) / (65_535.0_f64 / 12.0).sqrt();
     let products: f64 = bytes.windows(2).map(|pair| centred(pair[0]) * centred(pair[1])).sum();
@@ -55,7 +53,7 @@ pub(crate) fn assert_uniform(what: &str, rows: &IntegerRows) {
     assert!(surprise.abs() <= SIGMAS && serial.abs() <= SIGMAS, "{what}");
 }
 
-/// How many of `rows` are most like the one of `others` with the same number: pairs that are told from others.
+/// Number of `rows` whose most similar row of `others` has the same number.
 pub(crate) fn paired(rows: &FloatRows, others: &FloatRows) -> usize {
     let others: Vec<Vec<f64>> = others.iter().map(to_f64).collect();
     let nearest = |row: &[f32]| {
@@ -66,9 +64,9 @@ pub(crate) fn paired(rows: &FloatRows, others: &FloatRows) -> usize {
     rows.iter().enumerate().filter(|(index, row)| nearest(row) == *index).count()
 }
 
-/// Fails unless `hits` of so many tries are as rare as chance makes them, at `likely` hits.
+/// Fails if `hits` of `tries` exceed chance, where `likely` hits are expected.
 pub(crate) fn assert_rare(what: &str, hits: usize, tries: usize, likely: f64) {
-    // Of as many hits, chance would make more than this one time in a million.
+    // Chance exceeds this bound one time in a million.
     let most = likely + SIGMAS * likely.sqrt() + SIGMAS;
     println!(
         "  {what}: {hits} of {tries} ({:.2} %), where chance makes up to {likely:.1}",

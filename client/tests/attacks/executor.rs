@@ -1,4 +1,4 @@
-//! An honest but curious executor: it answers as it should, and keeps what crosses.
+//! An honest but curious executor: it answers correctly, and records the rows that cross.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -17,12 +17,10 @@ use shmproto::layer::{
 
 use crate::support::{ring::unpacked, settings};
 
-/// Rows of equal width, one after the other.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct FloatRows {
-    /// Elements of a row.
     pub(crate) width: usize,
-    /// `[rows, width]`.
+    /// Values of shape `[rows, width]`.
     pub(crate) values: Vec<f32>,
 }
 
@@ -40,14 +38,12 @@ impl FloatRows {
     }
 }
 
-/// Rows of whole numbers modulo a power of two, one after the other.
+/// Rows of integers modulo a power of two, in sequence.
 #[derive(Debug, Clone)]
 pub(crate) struct IntegerRows {
-    /// What numbers are taken modulo.
     pub(crate) modulus: Modulus,
-    /// Numbers of a row.
     pub(crate) width: usize,
-    /// `[rows, width]`.
+    /// Values of shape `[rows, width]`.
     pub(crate) numbers: Vec<u64>,
 }
 
@@ -56,19 +52,16 @@ impl IntegerRows {
         self.numbers.len() / self.width
     }
 
-    /// Rows that travelled, each as so many words.
     fn of(modulus: Modulus, words: &[f32], row_words: usize) -> Self {
         let numbers = unpacked(modulus.bytes(), words);
         Self { modulus, width: 4 * row_words / modulus.bytes(), numbers }
     }
 
-    /// What is left of them without `other` ones.
     pub(crate) fn without(&self, other: &Self) -> Self {
         let less = |(z, r): (&u64, &u64)| z.wrapping_sub(*r) & u64::MAX >> (64 - self.modulus.bits());
         Self { numbers: self.numbers.iter().zip(&other.numbers).map(less).collect(), ..*self }
     }
 
-    /// The bytes of all numbers.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         self.numbers
             .iter()
@@ -76,7 +69,7 @@ impl IntegerRows {
             .collect()
     }
 
-    /// As somebody sees them who takes them for rows with signs whose sizes he does not know: all of one size.
+    /// Rows as signed values of equal norm, for an observer who does not know the scales.
     pub(crate) fn seen(&self) -> FloatRows {
         let mut values: Vec<f32> = self
             .numbers
@@ -92,7 +85,6 @@ impl IntegerRows {
     }
 }
 
-/// A call as it crossed.
 #[derive(Debug)]
 struct CrossedCall {
     site: SiteId,
@@ -105,34 +97,31 @@ struct CrossedCall {
     answered: Vec<f32>,
 }
 
-/// Which end of a call.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum CallEnd {
     Sent,
     Answered,
 }
 
-/// The executor, and what it kept. Clones are the same one.
+/// The executor and its records. Clones share them.
 #[derive(Debug, Clone)]
 pub(crate) struct CuriousExecutor {
     executor: Loopback,
-    /// Sites of which it keeps what crosses.
     kept: Arc<Vec<SiteId>>,
     log: Arc<Mutex<Vec<CrossedCall>>>,
 }
 
 impl CuriousExecutor {
-    /// Keeps what crosses at the sites `kept`.
     pub(crate) fn new(executor: Loopback, kept: impl IntoIterator<Item = SiteId>) -> Self {
         Self { executor, kept: Arc::new(kept.into_iter().collect()), log: Arc::default() }
     }
 
-    /// Clients' rows at `site`, or the answers to them, in the order in which they came.
+    /// Clients' rows at `site`, or the answers to them, in order.
     pub(crate) fn forward(&self, site: SiteId, end: CallEnd) -> FloatRows {
         self.kept_rows(end, |seen| (seen.site, seen.op) == (site, Op::Forward))
     }
 
-    /// Noises of `site`, or their effects: what came through the endpoint without bias.
+    /// Noises of `site`, or their effects: the rows of calls without bias.
     pub(crate) fn noises(&self, site: SiteId, end: CallEnd) -> FloatRows {
         self.kept_rows(end, |seen| (seen.site, seen.op) == (site, Op::ForwardNoBias))
     }
@@ -143,7 +132,7 @@ impl CuriousExecutor {
         self.kept_rows(end, |seen| (seen.site, seen.op) == (site, Op::Backward) && !is_noise(seen))
     }
 
-    /// Noises of gradients at `site`, or their effects: the client says itself what they are for.
+    /// Noises of gradients at `site`, or their effects: the client's call names this purpose.
     pub(crate) fn gradient_noises(&self, site: SiteId, end: CallEnd) -> FloatRows {
         let is_noise = |seen: &CrossedCall| seen.class == CallClass::Noise;
         self.kept_rows(end, |seen| (seen.site, seen.op) == (site, Op::Backward) && is_noise(seen))
@@ -164,7 +153,7 @@ impl CuriousExecutor {
         rows
     }
 
-    /// Rows of whole numbers that came to `site`, or their answers, in the order in which they came.
+    /// Integer rows sent to `site`, or their answers, in order.
     pub(crate) fn whole(&self, site: SiteId, op: Op, end: CallEnd) -> IntegerRows {
         let words = self.kept_rows(end, |seen| {
             (seen.site, seen.op, seen.path, seen.source) == (site, op, SitePath::Ring, RowSource::Rows)
@@ -172,13 +161,12 @@ impl CuriousExecutor {
         IntegerRows::of(self.modulus(site, op), &words.values, words.width)
     }
 
-    /// What numbers of a site are taken modulo.
     fn modulus(&self, site: SiteId, op: Op) -> Modulus {
         let session = Session::open(Box::new(self.executor.clone()), settings()).unwrap();
         ring_room(&session.catalog().sites[site.0 as usize], op).unwrap().modulus
     }
 
-    /// The rows of as many numbers as `width` that it was told to make for `site`.
+    /// Rows of `width` integers that the executor had to draw for `site`.
     pub(crate) fn drawn(&self, site: SiteId, op: Op, width: usize) -> IntegerRows {
         let modulus = self.modulus(site, op);
         let log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
@@ -194,7 +182,7 @@ impl CuriousExecutor {
         IntegerRows::of(modulus, &rows, row_words)
     }
 
-    /// What the executor computes for itself, having the weights: `x` through `site`, without bias.
+    /// The executor's own product of `x` with its weights at `site`, without bias.
     pub(crate) fn evaluate(&self, site: SiteId, x: &FloatRows, outputs: usize) -> FloatRows {
         let call = CallHeader {
             op: Op::ForwardNoBias,
@@ -223,7 +211,6 @@ impl Connect for CuriousExecutor {
     }
 }
 
-/// A connection of which the executor keeps what crosses.
 #[derive(Debug)]
 struct TappedTransport {
     inner: Box<dyn Transport>,

@@ -1,24 +1,23 @@
-//! T1: the executor computed the noises' effects, so it knows the noises. Which of them a row carries is what leaves
-//! least of the row; how much of it, the norm says that the row came from.
+//! T1: the executor computed the noises' effects, so it knows the noises. A row carries the noise whose
+//! removal leaves the smallest rest; the norm before the site gives the amount.
 
 use crate::{
     algebra::{dot, to_f64},
     executor::FloatRows,
 };
 
-/// Which noise a row carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CarriedNoise {
     pub(crate) noise: usize,
 }
 
-/// The noise that leaves least of each of `rows`.
+/// Finds the noise whose removal leaves the smallest rest of each of `rows`.
 pub(crate) fn recognise(rows: &FloatRows, noises: &FloatRows) -> Vec<CarriedNoise> {
     let noises: Vec<Vec<f64>> = noises.iter().map(to_f64).collect();
     let squares: Vec<f64> = noises.iter().map(|noise| dot(noise, noise)).collect();
     let carried = |row: &[f32]| {
         let row = to_f64(row);
-        // What is added is positive.
+        // Noise is added with a positive factor.
         let taken = |noise: usize| dot(&row, &noises[noise]).max(0.0).powi(2) / squares[noise];
         let noise = (0..noises.len()).max_by(|&a, &b| taken(a).total_cmp(&taken(b))).unwrap();
         CarriedNoise { noise }
@@ -26,8 +25,8 @@ pub(crate) fn recognise(rows: &FloatRows, noises: &FloatRows) -> Vec<CarriedNois
     rows.iter().map(carried).collect()
 }
 
-/// How much noise all rows of a site carry. Behind a norm with `gains`, `|x / gains|² = d`: for each row a quadratic equation
-/// in the amount with two solutions, one of which all rows share.
+/// Amount of noise in all rows of a site. After a norm with `gains`, `|x / gains|² = d` gives a quadratic
+/// equation in the amount per row; all rows share one of its two solutions.
 pub(crate) fn amount(rows: &FloatRows, noises: &FloatRows, carried: &[CarriedNoise], gains: &[f32]) -> f64 {
     let flat = |row: &[f32]| -> Vec<f64> {
         row.iter().zip(gains).map(|(x, gain)| f64::from(*x) / f64::from(*gain)).collect()
@@ -51,7 +50,6 @@ pub(crate) fn amount(rows: &FloatRows, noises: &FloatRows, carried: &[CarriedNoi
     solutions.min_by(|&a, &b| miss(a).total_cmp(&miss(b))).unwrap()
 }
 
-/// The rows without what they carry.
 pub(crate) fn denoised(
     rows: &FloatRows,
     noises: &FloatRows,
@@ -66,7 +64,7 @@ pub(crate) fn denoised(
     FloatRows { width: rows.width, values: rows.iter().zip(carried).flat_map(bare).collect() }
 }
 
-/// What is left of each row without as much of its noise as lies in it.
+/// Each row without its component along its noise.
 pub(crate) fn projected(rows: &FloatRows, noises: &FloatRows, carried: &[CarriedNoise]) -> FloatRows {
     let bare = |(row, carried): (&[f32], &CarriedNoise)| {
         let (row, noise) = (to_f64(row), to_f64(noises.row(carried.noise)));

@@ -1,4 +1,4 @@
-//! T0: the first activations are embeddings, so they are the prompt.
+//! T0: the first activations are embeddings, so they reveal the prompt.
 
 use std::collections::HashMap;
 
@@ -11,14 +11,14 @@ use crate::{
     subspace::OrthogonalResidual,
 };
 
-/// Tokens that are looked at more closely where rows are seen in part.
+/// Candidate tokens per row if only parts of rows are visible.
 const SHORTLIST: usize = 48;
 
-/// The rows that tokens are at the first site: their embeddings, normed.
+/// Rows of all tokens at the first site: their embeddings, normed.
 pub(crate) struct Dictionary<'a> {
     base: &'a ClientBase,
     curious: &'a CuriousExecutor,
-    /// Length of each token's embedding, each element times the norm's gain.
+    /// Norm of each token's embedding after the gain of the norm layer.
     lengths: Vec<f32>,
 }
 
@@ -34,12 +34,12 @@ impl<'a> Dictionary<'a> {
         Self { base, curious, lengths }
     }
 
-    /// For each of `rows`, the `count` tokens whose own rows point its way most, the best first.
+    /// For each of `rows`, the `count` tokens with the most similar rows, best first.
     pub(crate) fn nearest(&self, rows: &FloatRows, count: usize) -> Vec<Vec<u32>> {
         let (config, gains) = (self.base.config(), &self.base.frame.norms.attention[0]);
         let scaled = rows.iter().flat_map(|row| row.iter().zip(gains).map(|(x, gain)| x * gain));
         let scaled = FloatRows { width: rows.width, values: scaled.collect() };
-        // The base's head is its embedding: to score all tokens is what an executor does all day.
+        // The base's head is its embedding, so the executor can score all tokens with its usual product.
         let head = site(self.base, 0, LinearGroup::Head);
         let scores = self.curious.evaluate(head, &scaled, config.vocab_size);
         let best = |scores: &[f32]| {
@@ -53,12 +53,11 @@ impl<'a> Dictionary<'a> {
         scores.iter().map(best).collect()
     }
 
-    /// The prompt.
     pub(crate) fn read(&self, rows: &FloatRows) -> Vec<u32> {
         self.nearest(rows, 1).into_iter().map(|tokens| tokens[0]).collect()
     }
 
-    /// The prompt, of whose rows only what `uncovered` leaves is seen.
+    /// Reads the prompt from the parts of rows that `uncovered` leaves visible.
     pub(crate) fn read_parts(&self, parts: &FloatRows, uncovered: &OrthogonalResidual) -> Vec<u32> {
         let mut known: HashMap<u32, Vec<f64>> = HashMap::new();
         let read = |(part, tokens): (&[f32], Vec<u32>)| {
@@ -73,7 +72,6 @@ impl<'a> Dictionary<'a> {
         parts.iter().zip(self.nearest(parts, SHORTLIST)).map(read).collect()
     }
 
-    /// The row that a token is.
     fn row(&self, token: u32) -> Vec<f32> {
         let mut row = vec![0.0; self.base.config().hidden_size];
         self.base.embedding.embed(&mut std::iter::once(token), &mut row);

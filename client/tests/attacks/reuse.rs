@@ -1,14 +1,14 @@
-//! T2: rows that share a noise give it away, even to somebody who never saw the noise.
+//! T2: rows that share a noise reveal it, even to an observer who never saw the noise.
 //!
-//! Differences of such rows are free of it. Behind a norm with gains g, x lies on a sphere: with y = z/g and m = n/g,
-//! `|y - m|² = d`, so `2 y·m - c = |y|²` for every row, linear in m and in one constant c.
+//! Differences of such rows are free of the noise. After a norm with gains g, x lies on a sphere: with y =
+//! z/g and m = n/g, `|y - m|² = d`, so `2 y·m - c = |y|²` for every row, linear in m and in one constant c.
 
 use crate::{
     algebra::{Matrix, dot, least_squares},
     executor::FloatRows,
 };
 
-/// The noise that all `rows` share, of a site behind a norm with `gains`.
+/// Solves for the noise that all `rows` of a site after a norm with `gains` share.
 pub(crate) fn shared_noise(rows: &FloatRows, gains: &[f32]) -> Vec<f64> {
     let flat = |row: &[f32]| -> Vec<f64> {
         row.iter().zip(gains).map(|(x, gain)| f64::from(*x) / f64::from(*gain)).collect()

@@ -1,4 +1,4 @@
-//! The victim: a client of the real model, with a real adapter; and what anybody knows of the base.
+//! The victim: a client of the real model with a real adapter; and the public base.
 
 use client::{
     masking::{Mask, Masking},
@@ -18,32 +18,27 @@ use crate::{
     support::{executor, real_model, settings, tokens},
 };
 
-/// The base as its files hold it: weights are public.
 pub(crate) fn base() -> ClientBase {
     ClientBase::open(&real_model()).unwrap()
 }
 
-/// The site of a group of the base.
 pub(crate) fn site(base: &ClientBase, layer: usize, group: LinearGroup) -> SiteId {
     SiteId::of(base.config(), layer, group)
 }
 
-/// All sites of the base but the head.
 pub(crate) fn block_sites(base: &ClientBase) -> impl Iterator<Item = SiteId> + use<> {
     (0..u32::try_from(4 * base.config().layers).unwrap()).map(SiteId)
 }
 
-/// An executor that serves the real model and keeps what crosses at some sites.
+/// Executor of the real model that records the rows of the sites `kept`.
 pub(crate) fn curious(kept: impl IntoIterator<Item = SiteId>) -> CuriousExecutor {
     CuriousExecutor::new(executor(&real_model()), kept)
 }
 
-/// A client of that executor.
 pub(crate) fn client(curious: &CuriousExecutor, masking: Masking, kv_dtype: KvDtype) -> SplitModel {
     client_with(curious, kv_dtype, |session| masking.prepare(session, &mut |_, _| {}).unwrap())
 }
 
-/// A client with a mask of the test's own.
 pub(crate) fn client_with(
     curious: &CuriousExecutor,
     kv_dtype: KvDtype,
@@ -55,7 +50,6 @@ pub(crate) fn client_with(
     SplitModel::new(base(), session, mask, &options).unwrap()
 }
 
-/// A prompt goes through the model, in one pass.
 pub(crate) fn pass(model: &mut SplitModel, prompt: &[u32], adapter: Option<&ClientAdapter>) {
     let blocks: Vec<BlockId> = (0..128).map(BlockId).collect();
     let adapter = adapter.map(ClientAdapter::prepared);
@@ -70,7 +64,7 @@ pub(crate) fn pass(model: &mut SplitModel, prompt: &[u32], adapter: Option<&Clie
     model.forward(&[slice], &mut Vec::new()).unwrap();
 }
 
-/// Many prompts of one token, as far as their first passes go.
+/// Runs many prompts of one token, up to their first passes.
 pub(crate) fn first_tokens(model: &mut SplitModel, prompts: &[u32], adapter: Option<&ClientAdapter>) {
     let adapter = adapter.map(ClientAdapter::prepared);
     for prompts in prompts.chunks(32) {
@@ -88,7 +82,7 @@ pub(crate) fn first_tokens(model: &mut SplitModel, prompts: &[u32], adapter: Opt
     }
 }
 
-/// Different tokens, in no order.
+/// Different tokens in a mixed order.
 pub(crate) fn distinct_tokens(base: &ClientBase, count: usize) -> Vec<u32> {
     let mut seen = std::collections::HashSet::new();
     let candidates = tokens(u32::try_from(4 * count).unwrap(), base.config().vocab_size);
@@ -97,8 +91,8 @@ pub(crate) fn distinct_tokens(base: &ClientBase, count: usize) -> Vec<u32> {
     distinct
 }
 
-/// What the client really put into a site: the same prompt without masking, on the path that masking takes. The tests
-/// compare with it; the attacks do not see it.
+/// True inputs of the sites: the prompt without masking, on the path of the masking mode. Only the tests use
+/// them, not the attacks.
 pub(crate) fn truth(prompt: &[u32], adapter: Option<&str>, kept: &[SiteId]) -> Vec<FloatRows> {
     use shmproto::layer::Path::Linear;
     let curious = curious(kept.iter().copied());

@@ -1,4 +1,5 @@
-//! T3: a secret combination of known noises lies in their span, and whatever of a row lies outside of it is bare.
+//! T3: a secret combination of known noises lies in their span, so the row's component outside of the span is
+//! not masked.
 
 use std::collections::HashMap;
 
@@ -16,9 +17,8 @@ use crate::{
     executor::FloatRows,
 };
 
-/// A mask that [`client::masking::Masking::Paper`] is not, and that somebody might think of: every row gets a combination of its own of
-/// `noises` known noises, with secret weights. It covers activations at `sites`; other rows
-/// go as they are.
+/// A plausible but weak mask, unlike [`client::masking::Masking::Paper`]: every row at `sites` gets its own
+/// combination of `noises` known noises with secret weights. Other rows are not masked.
 #[derive(Debug)]
 pub(crate) struct CombinedNoiseMask {
     noises: usize,
@@ -32,7 +32,7 @@ impl CombinedNoiseMask {
         Self { noises, sites, random: StdRng::seed_from_u64(seed), pairs: HashMap::new() }
     }
 
-    /// The noises of a site and their effects, bought from the executor.
+    /// Gets the noises of a site and their effects from the executor.
     fn buy(&mut self, session: &mut Session, site: SiteId, widths: (usize, usize)) -> Result<(), CallError> {
         if self.pairs.contains_key(&site) {
             return Ok(());
@@ -54,13 +54,13 @@ impl CombinedNoiseMask {
         Ok(())
     }
 
-    /// Of variance 1.
+    /// Secret weight of variance 1.
     fn weight(&mut self) -> f32 {
         self.random.random_range(-1.0..1.0_f32) * 3.0_f32.sqrt()
     }
 }
 
-/// `row += weights . rows`.
+/// Computes `row += weights . rows`.
 fn combine(row: &mut [f32], weights: &[f32], rows: &FloatRows) {
     for (weight, other) in weights.iter().zip(rows.iter()) {
         row.iter_mut().zip(other).for_each(|(x, n)| *x += weight * n);
@@ -103,7 +103,7 @@ impl Mask for CombinedNoiseMask {
     }
 }
 
-/// What no combination of `noises` covers.
+/// Orthogonal complement of the noises' span.
 pub(crate) struct OrthogonalResidual(Basis);
 
 impl OrthogonalResidual {
@@ -112,12 +112,10 @@ impl OrthogonalResidual {
         Self(Basis::of(noises.iter().map(Vec::as_slice)))
     }
 
-    /// The part of a row that is bare.
     pub(crate) fn of(&self, row: &[f32]) -> Vec<f64> {
         self.0.complement(&to_f64(row))
     }
 
-    /// The same of each row.
     pub(crate) fn parts(&self, rows: &FloatRows) -> FloatRows {
         let bare = |row| self.of(row).into_iter().map(|x| x as f32);
         FloatRows { width: rows.width, values: rows.iter().flat_map(bare).collect() }

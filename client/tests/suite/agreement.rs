@@ -1,7 +1,8 @@
-//! How often exact arithmetic says what floats say: greedy answers of the real model on the fast, the linear and the ring path.
+//! Agreement of exact arithmetic with floats: greedy answers of the real model on the fast, the linear and
+//! the ring path.
 //!
-//! `HOLOBIONT_PROMPTS` says how many prompts there are (200 for docs/performance/split.md), `HOLOBIONT_ANSWER` how many tokens of
-//! each answer.
+//! `HOLOBIONT_PROMPTS` sets the number of prompts (200 for docs/performance/split.md), `HOLOBIONT_ANSWER` the
+//! tokens of each answer.
 
 use crate::support::{committed_executor, generate, real_model, sampling, split_masked};
 use client::{
@@ -49,12 +50,11 @@ const QUESTIONS: [&str; 10] = [
     "Describe {} in five words.",
 ];
 
-/// A number that the environment may set.
 fn number(variable: &str, usual: usize) -> usize {
     std::env::var(variable).map_or(usual, |text| text.parse().unwrap())
 }
 
-/// Every question about every subject, spread so that a few are of many kinds.
+/// Every question about every subject, in an order whose beginning has many kinds.
 fn prompts(text: &Text, count: usize) -> Vec<Vec<u32>> {
     let prompt = |at: usize| {
         let subject = SUBJECTS[at % SUBJECTS.len()];
@@ -79,7 +79,7 @@ fn answers(model: &mut SplitModel, prompts: &[Vec<u32>], max_tokens: usize) -> V
     prompts.iter().map(answer).collect()
 }
 
-/// Answers that are the same to their ends, and tokens before the first that differs.
+/// Number of equal answers, and of tokens before the first difference.
 fn agreement(a: &[Vec<u32>], b: &[Vec<u32>]) -> (usize, usize) {
     let same = |(a, b): (&Vec<u32>, &Vec<u32>)| a.iter().zip(b).take_while(|(a, b)| a == b).count();
     let whole = a.iter().zip(b).filter(|(a, b)| a == b).count();

@@ -64,7 +64,7 @@ fn a_question_is_answered_over_shared_memory_with_what_is_fetched_once() {
     let (again, own) = (json(&ask(None)), json(&ask(Some(&real_model()))));
     assert_eq!((&again["text"], &own["text"]), (&answer["text"], &answer["text"]));
     assert_eq!(changed(&copy), fetched, "it was fetched once");
-    // A copy of another model is none.
+    // A file of another model is rejected.
     let other = ask(Some(&tiny("llama-tied")));
     assert_eq!(other.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&other.stderr).contains("another model than the executor's"));

@@ -1,4 +1,4 @@
-//! Every way to an executor gives the same bits, and no executor can do more to a client than end in a typed error.
+//! Every transport to an executor gives the same bits, and a hostile executor can only cause a typed error.
 
 use std::{
     ops::ControlFlow,
@@ -61,7 +61,7 @@ fn task(vocab_size: usize) -> GenerateRequest {
     GenerateRequest { prompt: tokens(19, vocab_size), sampling, max_tokens: 8, stop_tokens: Vec::new() }
 }
 
-/// The same, with guesses that are verified together: as many as there are, whatever they promise.
+/// Generates with draft tokens: as many as possible, at any acceptance probability.
 fn drafted(connector: Box<dyn Connect>) -> (Generated, u64) {
     let options = SplitOptions {
         effort: DraftPolicy::Compared(BaselineRule::Nodes(6)),
@@ -77,7 +77,6 @@ fn drafted(connector: Box<dyn Connect>) -> (Generated, u64) {
     (generated, model.session().usage().reconnections)
 }
 
-/// What the resident engine generates for [`task`].
 fn expected() -> Vec<u32> {
     let (mut model, _) = resident(&tiny(MODEL));
     let task = task(model.config().vocab_size);
@@ -91,7 +90,6 @@ fn found(connector: Box<dyn Connect>) -> (Vec<u32>, u64) {
     (generated.tokens, model.session().usage().reconnections)
 }
 
-/// One call of two rows at the first site.
 fn one_call(session: &mut Session) -> Result<Vec<f32>, CallError> {
     let site = &session.catalog().sites[0];
     let (columns, outputs) =
@@ -162,7 +160,7 @@ fn an_executor_that_stays_away_is_given_up_with_its_name() {
     let error = one_call(&mut session).unwrap_err();
     assert!(matches!(error, CallError::PeerGone { instance, .. } if instance == own), "{error}");
     assert!(begun.elapsed() < WATCHDOG, "patience ends");
-    // And it may be tried again.
+    // A retry is allowed.
     assert!(matches!(one_call(&mut session), Err(CallError::PeerGone { .. })));
 }
 
@@ -217,7 +215,7 @@ fn a_wrong_key_another_name_and_an_unknown_authority_are_told_apart() {
     let (other_ca, _) = certificate(other.path());
     let error = open(tls(port, &other_ca, "localhost", KEY)).unwrap_err();
     assert!(matches!(error, CallError::Link(LinkError::Tls { .. })), "{error}");
-    // Nothing a client says of this shows its key.
+    // No debug output of a client contains its key.
     assert!(!format!("{:?}", tls(port, &ca, "localhost", KEY)).contains(KEY));
 }
 

@@ -1,4 +1,5 @@
-//! Tokens that were guessed and verified together are those of plain decoding, whoever guesses, and so is what stays behind.
+//! Verified draft tokens equal those of plain decoding, with any drafter, and so does the KV cache
+//! afterwards.
 
 use std::{convert::Infallible, ops::ControlFlow, path::Path, thread, time::Duration};
 
@@ -27,7 +28,7 @@ use speculation::{
     tree::{MAX_NODES, NodeId, TokenTree},
 };
 
-/// As many guesses as there are rows for, whatever time they take here: what is worth it is another test's question.
+/// Model that drafts as many tokens as there are rows, at any cost; another test checks the cost rule.
 fn eager(path: &Path) -> SplitModel {
     split_of(
         Box::new(executor(path)),
@@ -40,7 +41,6 @@ fn eager(path: &Path) -> SplitModel {
     )
 }
 
-/// A draft that takes a while for each guess.
 struct SlowDraft(AlternatingOracle);
 
 impl Draft for SlowDraft {
@@ -111,7 +111,7 @@ fn drafted_answers_are_those_of_plain_decoding_token_for_token() {
     }
 }
 
-/// Keys and values that were verified in a branch are those that plain decoding would have kept.
+/// The KV cache of a verified branch equals that of plain decoding.
 #[test]
 fn what_is_kept_of_a_drafted_answer_serves_the_next_prompt() {
     let (mut plain, mut model) = (split(&tiny("llama-tied"), OFF), eager(&tiny("llama-tied")));
@@ -143,7 +143,7 @@ fn branches_that_find_no_blocks_are_not_verified_and_nothing_else_changes() {
     let task =
         GenerateRequest { prompt: tokens(13, vocab_size), sampling, max_tokens: 36, stop_tokens: Vec::new() };
     let expected = generate(plain, &task, None);
-    // Three blocks: what the sequence itself needs at its end, and no more.
+    // Three blocks: only what the sequence itself needs at its end.
     let block_bytes =
         model::resident::kv_shape(plain.config(), kernels::attention::KvPrecision::F32).block_bytes();
     let options = SplitOptions {
@@ -218,7 +218,8 @@ fn whatever_decides_how_much_is_verified_the_answer_is_the_same() {
     }
 }
 
-/// L-10, L-13 over a network: what is guessed while it carries rows is kept where the target comes by, and changes no token.
+/// L-10, L-13 over a network: tokens drafted during a call are kept if the target accepts their path, and
+/// change no token.
 #[test]
 fn a_draft_that_takes_time_goes_on_while_the_network_is_waited_for() {
     let path = tiny("llama-tied");
@@ -265,7 +266,7 @@ fn nothing_is_guessed_behind_the_last_token() {
     assert_eq!((found.tokens, found.drafted), (answer, DraftingStats::default()));
 }
 
-/// The real model drafts for itself under an adapter that it does not have.
+/// The real model drafts for itself with an adapter that the drafter lacks.
 #[test]
 fn a_model_drafts_and_the_answer_is_the_adapters() {
     let mut model = split(&real_model(), OFF);

@@ -1,4 +1,4 @@
-//! Tokens that were guessed and verified together in exact arithmetic, whatever the executors see.
+//! Draft tokens that are verified in exact arithmetic, with any masking.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ use client::{
 use model::forward::{LogitRows, SequenceSlice, Trunk};
 use speculation::baselines::BaselineRule;
 
-/// The modes of exact arithmetic over a model that drafts.
+/// Models of all modes of exact arithmetic.
 fn exact(path: &Path, directory: &Path) -> [SplitModel; 3] {
     let modes = [RING, shares(ring_executor(path)).into(), RowProtection::Pads(pads(path, directory)).into()];
     let options = SplitOptions {
@@ -51,7 +51,7 @@ fn drafted_answers_of_every_exact_mode_are_those_of_plain_decoding() {
     }
 }
 
-/// Logits of a prompt and of two branches behind it, in one pass.
+/// Logits of a prompt and of two branches after it, in one pass.
 fn tree_logits(model: &mut SplitModel, prompt: &[u32], branches: [&[u32]; 2]) -> Vec<f32> {
     let (blocks, mut logits, mut begun) = (blocks(), Vec::new(), prompt.len());
     let trunks = branches.map(|branch| {

@@ -1,4 +1,5 @@
-//! Split clients over an executor in the same process: every mode of masking, every way of generating, and training.
+//! Split clients over an executor in the same process: every mode of masking, every method of generation, and
+//! training.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod agreement;

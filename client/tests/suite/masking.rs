@@ -1,4 +1,4 @@
-//! What the paper's mask makes of gradients, and what of them crosses.
+//! The paper's mask on gradients, and the rows that cross.
 
 use crate::executor::{CallEnd, CuriousExecutor, FloatRows};
 use crate::support::{settings, tiny};
@@ -9,11 +9,11 @@ use client::{
 use model::linear_sites::SiteId;
 use shmproto::layer::{CallClass, Path as SitePath};
 
-/// `[q | k | v]` of the first layer.
+/// The site `[q | k | v]` of the first layer.
 const SITE: SiteId = SiteId(0);
 const PLAIN: Masking = Masking::Off { path: SitePath::Linear };
 
-/// A client, its mask, and the executor that keeps what crosses at [`SITE`].
+/// A client, its mask, and an executor that records the rows of [`SITE`].
 struct GradientMaskFixture {
     curious: CuriousExecutor,
     session: Session,
@@ -49,13 +49,11 @@ impl GradientMaskFixture {
         out
     }
 
-    /// Noises that were bought, of all sites.
     fn bought(&mut self) -> u64 {
         self.session.stats().unwrap().rows[CallClass::Noise as usize]
     }
 }
 
-/// Numbers up to `size` that look random and are always the same.
 fn numbers(count: usize, size: f32) -> Vec<f32> {
     let number = |at: u32| (at.wrapping_mul(2_654_435_761) >> 8) as f32 / (1 << 23) as f32 - 1.0;
     (0..u32::try_from(count).unwrap()).map(|at| size * number(at)).collect()
@@ -89,7 +87,7 @@ fn gradients_come_back_through_the_mask_up_to_rounding_however_small_they_become
     println!("{worst:.1e} of the largest");
 }
 
-/// Gradients as they are at a head: one peak, and next to nothing elsewhere; and one of zeros.
+/// Gradients as at a head: one peak and small values elsewhere; and one row of zeros.
 fn peaks(rows: usize, width: usize) -> FloatRows {
     let mut g = FloatRows { width, values: numbers(rows * width, 1e-3) };
     for (row, values) in g.values.chunks_exact_mut(width).enumerate() {

@@ -1,4 +1,4 @@
-//! Pads on a disk: each is used once or never, whatever dies, and what is broken is refused.
+//! Pads on disk: each is used at most once, even after a kill, and damaged ones are rejected.
 
 use std::{
     collections::BTreeSet,
@@ -22,17 +22,15 @@ use model::linear_sites::SiteId;
 
 const MODEL: &str = "llama-tied";
 const SITE: SiteId = SiteId(0);
-/// A key and its check, of a pad in a file.
+/// Bytes of a pad's key and its check in a file.
 const KEY_BYTES: usize = 32 + 16;
 
-/// A pool with pads for so many tokens.
 fn prepared(directory: &Path, tokens: u64, directions: &[Direction]) -> PadPool {
     let mut pool = pool(&tiny(MODEL), directory);
     maker(&tiny(MODEL), 1 << 30).prepare(&mut pool, tokens, directions, &mut |_, _| {}).unwrap();
     pool
 }
 
-/// Takes pads, and what the site makes of them.
 fn take(pool: &mut PadPool, site: SiteId, direction: Direction, rows: u64) -> Result<TakenPads, PoolError> {
     let taken = pool.take(site, direction, rows)?;
     let mut effects = Vec::new();
@@ -41,7 +39,6 @@ fn take(pool: &mut PadPool, site: SiteId, direction: Direction, rows: u64) -> Re
     Ok(taken)
 }
 
-/// Whoever looks that no pad is used twice.
 #[derive(Default)]
 struct Auditor(BTreeSet<[u8; 32]>);
 
@@ -53,7 +50,7 @@ impl Auditor {
     }
 }
 
-/// The bytes of the half of the journal that was written last.
+/// Sequence number and bytes of the journal's newer half.
 fn newest(journal: &Path) -> (u64, Vec<u8>) {
     let bytes = fs::read(journal).unwrap();
     let half = bytes.len().next_multiple_of(8192) / 2;
@@ -62,7 +59,6 @@ fn newest(journal: &Path) -> (u64, Vec<u8>) {
     (at as u64, bytes)
 }
 
-/// Spoils one byte of a file.
 fn spoil(path: &Path, at: u64) {
     let mut file = fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
     let byte = fs::read(path).unwrap()[usize::try_from(at).unwrap()];
@@ -98,7 +94,7 @@ fn a_journal_that_was_torn_or_has_decayed_gives_up_what_may_have_been_burnt() {
     let mut auditor = Auditor::default();
     auditor.used(&take(&mut pool, SITE, Forward, 40).unwrap());
     for at in [0, 9, 296] {
-        // The next burn, whose pads are used; then its half of the journal decays.
+        // The next burn, whose pads are used; then its half of the journal is damaged.
         auditor.used(&take(&mut pool, SITE, Forward, 50).unwrap());
         auditor.used(&take(&mut pool, SITE, Backward, 7).unwrap());
         drop(pool);
@@ -121,7 +117,7 @@ fn pads_are_erased_before_they_are_used() {
     let mut pool = prepared(directory.path(), 9, &[Forward]);
     let file = directory.path().join("00000.forward");
     let before = fs::read(&file).unwrap();
-    // Keys lie before effects, with sixteen bytes behind each.
+    // Keys lie before effects, with sixteen bytes after each.
     let (effects, effect_bytes) = (64 * KEY_BYTES, (before.len() - 64 * KEY_BYTES) / 9);
     let taken = pool.take(SITE, Forward, 4).unwrap();
     let after = fs::read(&file).unwrap();

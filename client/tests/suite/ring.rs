@@ -1,4 +1,4 @@
-//! Exact arithmetic: the same bits whatever an executor sees, and answers that can be checked.
+//! Exact arithmetic: equal bits with any masking, and verified answers.
 
 use std::{path::Path, sync::Arc, time::Instant};
 
@@ -30,7 +30,7 @@ fn verified(path: &Path, cover: RowProtection) -> Masking {
     Masking::Exact(Exact { cover, verifier: Some(Arc::new(verifier)), pad_rows: false })
 }
 
-/// The modes that are exact, all of them checked but the first, and filled up but the second.
+/// The exact modes: all except the first verify answers, and the last two pad calls to a power of two rows.
 fn modes(path: &Path, directory: &Path) -> [Masking; 4] {
     let filled_up = |cover| match verified(path, cover) {
         Masking::Exact(exact) => Masking::Exact(Exact { pad_rows: true, ..exact }),
@@ -90,7 +90,7 @@ fn an_executors_ring_path_is_the_one_that_is_written_down_for_these_tests() {
     }
 }
 
-/// A copy of the model at `path` that is the client's own, committed to.
+/// The client's own copy of the model at `path`, with a commitment.
 fn own(path: &Path) -> SiteModel {
     let mut own = SiteModel::open(path, &[]).unwrap();
     own.commit();
@@ -148,7 +148,6 @@ fn an_adapter_learns_the_same_bits_in_every_exact_mode() {
     }
 }
 
-/// A client and its mask over one executor.
 struct ModularMaskFixture {
     session: Session,
     mask: Box<dyn Mask>,
@@ -181,7 +180,6 @@ fn refused(connector: impl Connect + 'static, masking: &Masking) -> CallError {
     masking.clone().prepare(&mut session, &mut |_, _| {}).unwrap_err()
 }
 
-/// Executors whose `n`th answer, and every later one, is `wrong`.
 fn lying(path: &Path, wrong: impl FnMut(usize, &mut [u64]) + Send + 'static) -> Loopback {
     let (base, is_exact) = ModularTestBase::new(path);
     let (mut wrong, mut count) = (wrong, 0);
@@ -195,7 +193,7 @@ fn lying(path: &Path, wrong: impl FnMut(usize, &mut [u64]) + Send + 'static) -> 
 #[test]
 fn a_bit_that_is_turned_in_an_answer_is_seen_in_every_mode_and_named() {
     let (path, directory) = (tiny("llama-tied"), tempfile::tempdir().unwrap());
-    // Of a number that has 48 bits no more travel.
+    // Numbers have 48 bits on the wire.
     for bit in 0..48 {
         for direction in [Direction::Forward, Direction::Backward] {
             let liar = || lying(&path, move |_, answer| answer[bit % 7] ^= 1 << bit);
@@ -216,7 +214,6 @@ fn a_bit_that_is_turned_in_an_answer_is_seen_in_every_mode_and_named() {
     assert!(matches!(scene.call(0, Direction::Forward, 3), Err(CallError::Wrong { .. })));
 }
 
-/// Numbers that look random and are always the same.
 fn random(state: &mut u64) -> u64 {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     *state >> 33

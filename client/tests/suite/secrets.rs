@@ -1,4 +1,4 @@
-//! What is secret is overwritten when it is not needed any more: looked for in all of this process's memory.
+//! Secrets are overwritten after use: the test searches all memory of this process for them.
 
 use std::{
     fs::{self, File},
@@ -15,10 +15,10 @@ use client::masking::{Direction::Forward, one_time_pads::pool::TakenPads};
 use model::linear_sites::SiteId;
 use shmproto::layer::seeded_rows::{Key, SeededRows};
 
-/// What a secret is remembered with, so that remembering it is not what is found.
+/// Mask of the stored fingerprints, so that the search does not find them.
 const DISGUISE: u64 = 0x5bd1_e995_9e37_79b9;
 
-/// The first eight bytes of something, in disguise.
+/// First eight bytes of a secret, masked.
 #[derive(Debug, Clone, Copy)]
 struct SecretFingerprint(u64);
 
@@ -28,13 +28,13 @@ impl SecretFingerprint {
     }
 }
 
-/// How often each of some secrets lies in memory that can be written to.
+/// Number of occurrences of each secret in writable memory.
 fn found(secrets: &[SecretFingerprint]) -> Vec<usize> {
     let (memory, mut page) = (File::open("/proc/self/mem").unwrap(), vec![0; 4096]);
     let mut counts = vec![0; secrets.len()];
     for pages in writable() {
         for at in pages.step_by(page.len()) {
-            // Some are a device's.
+            // Mappings of a device cannot be read.
             if memory.read_exact_at(&mut page, at).is_err() {
                 continue;
             }
@@ -49,7 +49,6 @@ fn found(secrets: &[SecretFingerprint]) -> Vec<usize> {
     counts
 }
 
-/// Where memory is that can be written to.
 fn writable() -> Vec<Range<u64>> {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let map = |line: &str| {

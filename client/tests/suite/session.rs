@@ -1,4 +1,4 @@
-//! What a session mends by itself, how long it tries, and what it says when it gives up.
+//! Recovery of a session, its timeouts, and its errors.
 
 use std::{
     collections::VecDeque,
@@ -25,14 +25,12 @@ use shmproto::{
     },
 };
 
-/// What happens to a call.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum CallFate {
     Refused(CallStatus),
     Lost,
 }
 
-/// What happens to a session that is opened.
 #[derive(Debug, Clone, PartialEq)]
 enum OpenFate {
     Refused(RefusalCode, u32),
@@ -41,12 +39,11 @@ enum OpenFate {
     Instance(u64, [u8; 32]),
 }
 
-/// An executor that does what it is told; calls that have no fate are answered by `2 x`.
+/// Scripted executor; calls without a scripted fate return `2 x`.
 #[derive(Debug, Default)]
 struct ExecutorScript {
     openings: VecDeque<OpenFate>,
     fates: VecDeque<CallFate>,
-    /// The sessions that were asked for, and the numbers of the calls that came.
     asked: Vec<u64>,
     numbers: Vec<u64>,
     rows: Vec<u32>,
@@ -80,7 +77,6 @@ impl ScriptedExecutor {
 }
 
 impl ExecutorScript {
-    /// The catalog, with the base that is served now.
     fn catalog(&self) -> Vec<u8> {
         let part = SiteLayer { name: "p".to_owned(), rows: 4, has_bias: 0 };
         let catalog = Catalog {
@@ -291,7 +287,7 @@ fn large_calls_are_cut_to_what_the_executor_takes() {
     let executor = ScriptedExecutor::new(&[], &[]);
     call(&mut executor.session().unwrap(), 8).unwrap();
     assert_eq!(executor.0.lock().unwrap().rows, [3, 3, 2]);
-    // Two rows of 8 numbers there and back are 64 bytes; half of what is granted is used.
+    // Two rows of 8 values in and out are 64 bytes; the client uses half of the grant.
     let executor = ScriptedExecutor::new(&[], &[]);
     executor.0.lock().unwrap().max_bytes = 130;
     call(&mut executor.session().unwrap(), 5).unwrap();
@@ -355,7 +351,7 @@ fn a_gradient_whose_noise_is_refused_is_not_sent() {
     let error = mask.call(&mut session, BACKWARD, &g, &mut out).unwrap_err();
     assert!(matches!(error, CallError::Nonlinear { site: 0 }), "{error}");
     assert_eq!(executor.0.lock().unwrap().numbers, [1, 2], "noises of activations, noises of gradients");
-    // Noises without effects are not kept either.
+    // Noises without effects are discarded too.
     mask.call(&mut session, BACKWARD, &g, &mut out).unwrap();
     assert_eq!(executor.0.lock().unwrap().rows, [2, 2, 1]);
     assert!(out.iter().zip(g).all(|(out, g)| (out - 2.0 * g).abs() < 1e-4), "{out:?}");

@@ -1,4 +1,4 @@
-//! A split model is the resident one: same bits, same tokens, whatever the adapter.
+//! A split model equals the resident one: same bits, same tokens, with any adapter.
 
 use crate::support::{
     OFF, bits, example_adapter, generate, golden, real_model, resident, resident_logits, resident_tokens,
@@ -50,7 +50,7 @@ fn a_split_model_has_the_resident_bits_for_every_architecture_and_golden_adapter
         for path in adapters.map(|entry| entry.unwrap().path()).filter(|path| path.is_dir()) {
             let Ok(adapter) = split.load_adapter(&path) else { continue };
             let task = task(prompt.clone(), 9, vocab_size, 0.8);
-            // Nothing in the prompt invokes those that are activated.
+            // The prompt contains no invocation of the activated adapters.
             let applied = Some(adapter.prepared()).filter(|adapter| adapter.invocation().is_none());
             let expected = resident_tokens(&mut resident, &task, applied);
             assert_eq!(generate(&mut split, &task, Some(&adapter)).tokens, expected, "{}", path.display());
@@ -105,7 +105,7 @@ fn keys_and_values_of_one_adapter_never_answer_for_another() {
     let mut paths: Vec<_> = adapters.map(|entry| entry.unwrap().path()).collect();
     paths.sort();
     let loaded = paths.iter().filter_map(|path| split.load_adapter(path).ok());
-    // What is not invoked has the base's, which are there.
+    // Requests before an invocation use the base's blocks, which are cached.
     let own: Vec<_> = loaded.filter(|own| own.prepared().invocation().is_none()).take(2).collect();
     assert_eq!(own.len(), 2);
     assert_eq!(generate(&mut split, &task, None).cached_tokens, 0);
@@ -201,13 +201,11 @@ fn a_task_that_cannot_be_done_is_refused_and_the_model_goes_on() {
     assert_eq!(generate(&mut split, &task(vec![1], 4, vocab_size, 0.0), None).tokens.len(), 4);
 }
 
-/// Two ways to the same logits.
 struct Comparison {
-    /// Share of rows whose likeliest token is the same.
+    /// Share of rows with the same most likely token.
     agreement: f64,
-    /// Largest difference of any logit.
     largest: f32,
-    /// The likeliest token differs only where two were as likely, up to the largest difference.
+    /// Whether the most likely tokens differ only at near ties, up to the largest difference.
     are_ties: bool,
 }
 
@@ -224,7 +222,6 @@ fn compare(expected: &[f32], found: &[f32], vocab_size: usize) -> Comparison {
     Comparison { agreement, largest, are_ties: differ.iter().all(|gap| *gap <= 2.0 * largest) }
 }
 
-/// Prose, as people write it.
 const PROSE: &str = "The lighthouse keeper had lived on the island for thirty years before the first visitor came. She was a \
     botanist from the mainland, and she had heard that a rare kind of sea lavender grew on the cliffs behind the tower. He \
     showed her the path, made tea, and told her about the winter when the supply boat could not land for nine weeks. When \

@@ -1,4 +1,4 @@
-//! Gradients of an adapter that learns over rented layers.
+//! Gradients of an adapter that trains over the executor's layers.
 
 use std::path::PathBuf;
 
@@ -34,7 +34,7 @@ fn gradients_over_rented_layers_have_the_resident_bits() {
     }
 }
 
-/// The largest difference, in parts of the largest value that there should be.
+/// Largest difference, relative to the largest expected value.
 fn off(found: &[f32], expected: &[f32]) -> f32 {
     let largest = expected.iter().fold(0.0f32, |most, value| most.max(value.abs()));
     let off = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
@@ -45,8 +45,8 @@ fn off(found: &[f32], expected: &[f32]) -> f32 {
 fn obfuscated_gradients_are_those_of_the_linear_path_up_to_rounding() {
     let settings = NoiseSettings { noises: 3, rotate_rows: 60, ..NoiseSettings::default() };
     let tiny = CASES.map(|(model, method)| (tiny(model), start(model, method), 1e-4));
-    // Keys and values of 16 bits make more of a last digit, and random tokens that this adapter finds next to impossible still
-    // more: noises of some runs come to 1.3e-2.
+    // A 16-bit KV cache amplifies rounding, and random tokens that this adapter finds improbable do more; the
+    // noise of some runs causes 1.3e-2.
     let real = (real_model(), example_adapter("pirate"), 5e-2);
     for (path, adapter, most) in tiny.into_iter().chain([real]) {
         let trainer = |masking| remote_trainer(Box::new(executor(&path)), &path, masking);
@@ -54,7 +54,7 @@ fn obfuscated_gradients_are_those_of_the_linear_path_up_to_rounding() {
         let mut masked = trainer(Masking::Paper(settings));
         let text = tokens(40, plain.model().config.vocab_size);
         let (_, expected) = learn(&mut plain, &adapter, &text);
-        // The second time noises are drawn anew.
+        // The second round draws new noises.
         for _ in 0..2 {
             let (_, found) = learn(&mut masked, &adapter, &text);
             let far = found.iter().zip(&expected).map(|(a, b)| off(a, b)).fold(0.0, f32::max);

@@ -1,4 +1,4 @@
-//! Models, and an executor in this process, for the client's tests.
+//! Models and an in-process executor for the client's tests.
 #![allow(dead_code, unreachable_pub, unused_imports, reason = "each test program uses a part")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -52,14 +52,14 @@ pub fn resident(path: &Path) -> (ResidentModel, bool) {
     (ResidentModel::new(weights, &options).unwrap(), is_exact)
 }
 
-/// An executor in this process that serves the model at `path`, and gives no files out.
+/// In-process executor of the model at `path`, which gives out no files.
 pub fn executor(path: &Path) -> Loopback {
     let (base, is_exact) = resident(path);
     let catalog = catalog(&base, base.sites(), is_exact);
     Loopback::new(Box::new(base), &catalog, Vec::new())
 }
 
-/// The same, with the ring path that its weights have.
+/// In-process executor with a commitment to its weights, hence with a ring path.
 pub fn committed_executor(path: &Path) -> Loopback {
     let (mut base, is_exact) = resident(path);
     base.commit();
@@ -67,7 +67,7 @@ pub fn committed_executor(path: &Path) -> Loopback {
     Loopback::new(Box::new(base), &catalog, Vec::new())
 }
 
-/// An executor in this process that serves the model file at `path`, and gives out what a client needs of it.
+/// In-process executor of the model file at `path`, which gives out client weights.
 pub fn giving_executor(path: &Path) -> Loopback {
     let (base, is_exact) = resident(path);
     let plan = ClientWeightsPlan::of(path).unwrap();
@@ -95,7 +95,6 @@ fn catalog(base: &ResidentModel, sites: &[model::linear_sites::Site], is_exact: 
     }
 }
 
-/// Elements of a row that goes into each site and of one that comes out.
 pub fn widths(executor: &Loopback) -> Vec<(usize, usize)> {
     let session = Session::open(Box::new(executor.clone()), settings()).unwrap();
     let outputs = |site: &Site| site.parts.iter().map(|part| part.rows as usize).sum();
@@ -106,13 +105,12 @@ pub fn settings() -> ClientSettings {
     ClientSettings { patience: WATCHDOG, ..ClientSettings::default() }
 }
 
-/// A split model over `connector` with its own copy of norms and embedding.
+/// Split model over `connector` with its own copy of norms and embedding.
 pub fn split_over(connector: Box<dyn Connect>, path: &Path, masking: Masking) -> SplitModel {
     let options = SplitOptions { kv_bytes: 32 << 20, chunk_tokens: 7, ..SplitOptions::default() };
     split_masked(connector, path, masking, &options)
 }
 
-/// The same that may use what `options` say.
 pub fn split_masked(
     connector: Box<dyn Connect>,
     path: &Path,
@@ -129,12 +127,10 @@ pub fn split(path: &Path, masking: Masking) -> SplitModel {
     split_over(Box::new(executor(path)), path, masking)
 }
 
-/// A split model over `connector` that may use what `options` say.
 pub fn split_of(connector: Box<dyn Connect>, path: &Path, options: &SplitOptions) -> SplitModel {
     split_masked(connector, path, OFF, options)
 }
 
-/// Tokens that look random and are always the same.
 pub fn tokens(count: u32, vocab_size: usize) -> Vec<u32> {
     let vocabulary = u32::try_from(vocab_size).unwrap();
     (0..count).map(|at| (at.wrapping_mul(2_654_435_761) >> 7) % vocabulary).collect()
@@ -153,12 +149,11 @@ pub fn generate(
     model.generate(task, adapter, &mut |_| ControlFlow::Continue(())).unwrap()
 }
 
-/// Blocks enough for these tests' sequences.
 pub fn blocks() -> Vec<BlockId> {
     (0..16).map(BlockId).collect()
 }
 
-/// What the resident engine's loop generates, without its scheduling.
+/// Tokens of the resident engine's loop, without its scheduler.
 pub fn resident_tokens(
     model: &mut ResidentModel,
     task: &GenerateRequest,
@@ -185,7 +180,6 @@ pub fn resident_tokens(
     tokens.split_off(first)
 }
 
-/// All logits of a prompt from a resident model.
 pub fn resident_logits(
     model: &mut ResidentModel,
     prompt: &[u32],
@@ -196,7 +190,6 @@ pub fn resident_logits(
     logits
 }
 
-/// All logits of a prompt from a split model.
 pub fn split_logits(
     model: &mut SplitModel,
     prompt: &[u32],

@@ -1,4 +1,4 @@
-//! Guesses of which some are known to come true.
+//! Draft tokens with a known share of right ones.
 
 use std::{convert::Infallible, ops::ControlFlow};
 
@@ -13,9 +13,9 @@ use speculation::{
     tree::{NodeId, TokenTree},
 };
 
-/// A draft that knows the answer and hides it: the truth is the first, second or no guess, by turns.
+/// Drafter that knows the answer: the right token is the first, the second or none of its draft tokens, in
+/// turn.
 pub struct AlternatingOracle {
-    /// What the target says.
     answer: Vec<u32>,
     said: usize,
     vocab_size: u32,
@@ -58,7 +58,7 @@ pub fn drafted(
     model.generate_drafted(task, adapter, guesser, &mut |_| ControlFlow::Continue(())).unwrap()
 }
 
-/// Greedy, and three seeds, one of them with penalties, which count what was said before.
+/// Greedy sampling, and three seeds, one of them with penalties, which count earlier tokens.
 pub fn samplings(vocab_size: usize) -> Vec<SamplingParams> {
     let greedy = SamplingRequest { temperature: 0.0, ..SamplingRequest::default() };
     let seeded = |seed| SamplingRequest { temperature: 0.8, seed, ..SamplingRequest::default() };

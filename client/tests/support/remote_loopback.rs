@@ -1,4 +1,4 @@
-//! An executor that is far away: every call takes a while longer.
+//! An executor behind an emulated round trip per call.
 
 use std::{thread, time::Duration};
 
@@ -11,7 +11,6 @@ use shmproto::layer::{
     control::{FromLayers, ToLayers},
 };
 
-/// `executor` behind round trips of so long.
 #[derive(Debug, Clone)]
 pub struct RemoteLoopback {
     pub executor: Loopback,

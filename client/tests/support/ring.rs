@@ -1,4 +1,4 @@
-//! A base with a ring path that is written down as its definition has it, one product after the other.
+//! A base whose ring path follows its definition, one product after the other.
 
 use std::{path::Path, sync::Arc};
 
@@ -20,17 +20,16 @@ use shmproto::layer::Path as LayerPath;
 
 use super::{catalog, resident, settings};
 
-/// Weights in 2^-24.
+/// Weights are integers times 2^-24.
 const EXPONENT: i32 = -24;
 
-/// Changes an answer of the ring path before it is sent.
+/// Hook that changes an answer of the ring path before it is sent.
 pub type TamperHook = Box<dyn FnMut(SiteCall, &mut [u64]) + Send>;
 
-/// A resident model, and the integers its weights consist of.
 pub struct ModularTestBase {
     base: ResidentModel,
     sites: Vec<Site>,
-    /// Of each site `[outputs, columns]`.
+    /// Integers of each site, `[outputs, columns]`.
     weights: Vec<Vec<i64>>,
     tampering: Option<TamperHook>,
 }
@@ -52,46 +51,40 @@ impl ModularTestBase {
         Self { tampering: Some(tampering), ..self }
     }
 
-    /// With a weight of `site` that is not the model's.
     pub fn with_another_weight(mut self, site: usize) -> Self {
         self.weights[site][0] += 1;
         self.sites[site].ring = Some(modular_site(&self.sites[site], &self.weights[site]));
         self
     }
 
-    /// An executor in this process that serves it.
     pub fn executor(self, is_exact: bool) -> Loopback {
         let catalog = catalog(&self.base, &self.sites, is_exact);
         Loopback::new(Box::new(self), &catalog, Vec::new())
     }
 }
 
-/// An executor in this process that serves the model at `path`, exactly too.
 pub fn ring_executor(path: &Path) -> Loopback {
     let (base, is_exact) = ModularTestBase::new(path);
     base.executor(is_exact)
 }
 
-/// Whoever makes pads for the model at `path`.
 pub fn maker(path: &Path, most_bytes: u64) -> PadMaker {
     PadMaker::new(Box::new(ModularTestBase::new(path).0), most_bytes)
 }
 
-/// A pool without pads in `directory`, for the model at `path`.
 pub fn pool(path: &Path, directory: &Path) -> PadPool {
     let maker = maker(path, 0);
     PadPool::create(directory, maker.commitment().unwrap(), &maker.shapes()).unwrap()
 }
 
-/// Pads for the model at `path` that are made where there are none.
+/// Pads for the model at `path`; missing ones are made.
 pub fn pads(path: &Path, directory: &Path) -> Pads {
     Pads::new(pool(path, directory), Some(maker(path, 1 << 30)))
 }
 
-/// Exact arithmetic that hides nothing.
+/// Exact arithmetic without masking.
 pub const RING: Masking = Masking::Off { path: LayerPath::Ring };
 
-/// Masking by a `second` executor.
 pub fn shares(second: impl Connect + 'static) -> RowProtection {
     RowProtection::Shares(Arc::new(SecondExecutor { connector: Arc::new(second), settings: settings() }))
 }
@@ -100,7 +93,7 @@ fn outputs(site: &Site) -> usize {
     site.parts.iter().map(|part| part.rows).sum()
 }
 
-/// The weights of a site, each seen through a row with a single 1, in 2^-24.
+/// Weights of a site in units of 2^-24, each read through a row with a single 1.
 fn integers(base: &mut ResidentModel, number: SiteId, site: &Site) -> Vec<i64> {
     let (columns, outputs) = (site.columns, outputs(site));
     let mut ones = Activations::default();
@@ -181,7 +174,7 @@ impl EvaluateSites for ModularTestBase {
     }
 }
 
-/// Numbers of so many bytes, that travelled as words of 32 bits; without signs.
+/// Unpacks unsigned numbers of `number_bytes` bytes from 32-bit words.
 pub fn unpacked(number_bytes: usize, words: &[f32]) -> Vec<u64> {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     let word = |number: &[u8]| number.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));

@@ -1,4 +1,5 @@
-//! Doors of an executor in this process: real sockets, TLS, shared memory; and mischief at any of them.
+//! Endpoints of an in-process executor: real sockets, TLS, shared memory; and malicious behaviour at any of
+//! them.
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -31,38 +32,26 @@ use shmproto::{
     zmtp::{self, AcceptedMechanisms, ZmtpEvent, ZmtpLimits},
 };
 
-/// The key that opens a door which asks for one.
 pub const KEY: &str = "hb-open-sesame";
 
-/// What an executor may do to its clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MaliciousBehavior {
-    /// Nothing.
     None,
-    /// Each connection ends after so many calls, before the next is answered.
+    /// Each connection ends after this number of calls, before the next answer.
     DiesAfter(u32),
-    /// Answers another call.
     OtherSequence,
-    /// Answers with other rows.
     OtherRows,
-    /// Answers in another number format.
     OtherDtype,
-    /// The rows are too short.
     ShortRows,
-    /// The header is noise.
     GarbageHeader,
-    /// The message has one frame.
     OneFrame,
-    /// The message has an empty header.
     EmptyHeader,
-    /// What claims to be a control message is none.
     GarbageControl,
 }
 
-/// Elements of a row that goes in and of one that comes out, by site, as the catalog says.
+/// Input and output elements of a row per site, as in the catalog.
 pub type Widths = Vec<(usize, usize)>;
 
-/// A door of an executor.
 #[derive(Clone)]
 pub struct TestEndpoint {
     pub executor: Loopback,
@@ -89,7 +78,6 @@ impl TestEndpoint {
         path
     }
 
-    /// Listens on a port of the loopback interface, inside TLS.
     pub fn tls(self, config: Arc<ServerConfig>) -> u16 {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -106,7 +94,6 @@ impl TestEndpoint {
         port
     }
 
-    /// Speaks ZMTP until the stream ends.
     fn zmtp(&self, mut stream: impl Read + Write, accepts: AcceptedMechanisms) {
         self.connections.fetch_add(1, Ordering::Relaxed);
         let mut peer = zmtp::ZmtpServer::new(ZmtpLimits::new(64 << 20), accepts);
@@ -154,7 +141,6 @@ impl TestEndpoint {
         }
     }
 
-    /// The answer to a call, as bytes on the wire.
     fn reply(&self, executor: &mut dyn Transport, frames: &[Vec<u8>]) -> Vec<u8> {
         let header: [u8; HEADER_BYTES] = frames[0][..].try_into().unwrap();
         let call = CallHeader::from_bytes(&header).unwrap();
@@ -194,13 +180,12 @@ impl TestEndpoint {
         }
     }
 
-    /// Listens at a control socket in `directory` and makes channels.
     pub fn local(self, directory: &Path) -> PathBuf {
         let path = directory.join("layers.sock");
         let listener = Listening::<FromLayers, ToLayers>::bind(&path).unwrap();
         thread::spawn(move || {
             loop {
-                // The socket does not block.
+                // The socket is non-blocking.
                 match listener.accept() {
                     Ok(Some(accepted)) => {
                         let door = self.clone();
@@ -214,7 +199,7 @@ impl TestEndpoint {
         path
     }
 
-    /// Serves a control connection and its channel, polling both.
+    /// Serves a control connection and its channel by polling.
     fn channel(&self, control: &Connection<FromLayers, ToLayers>) {
         self.connections.fetch_add(1, Ordering::Relaxed);
         let mut executor = self.executor.connect().unwrap();
@@ -275,13 +260,13 @@ fn encoded(dtype: Dtype, values: &[f32]) -> Vec<u8> {
     }
 }
 
-/// A directory that is this user's alone, as sockets want it.
+/// Directory with permissions for this user only, as the sockets require.
 pub fn private_directory() -> tempfile::TempDir {
     let private = std::os::unix::fs::PermissionsExt::from_mode(0o700);
     tempfile::Builder::new().permissions(private).tempdir().unwrap()
 }
 
-/// A certificate for `localhost` that is its own authority: its PEM file, and a server's side of it.
+/// Self-signed certificate for `localhost`: its PEM file, and the server's configuration.
 pub fn certificate(directory: &Path) -> (PathBuf, Arc<ServerConfig>) {
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let ca = directory.join("ca.pem");

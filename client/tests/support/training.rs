@@ -1,4 +1,4 @@
-//! Adapters that learn, over an executor in this process or over weights of their own.
+//! Trainers over an in-process executor, or over weights of their own.
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -25,7 +25,6 @@ use shmproto::layer::{CallClass, control};
 
 use super::settings;
 
-/// Over the weights at `path`.
 pub fn resident_trainer(path: &Path) -> Trainer<ResidentLayers> {
     let layers = ResidentLayers::load(&*open(path).unwrap(), 1, &|_| {}).unwrap();
     let frame = ClientBase::open(path).unwrap().frame;
@@ -33,7 +32,6 @@ pub fn resident_trainer(path: &Path) -> Trainer<ResidentLayers> {
     Trainer::new(frame.into(), layers, shape, ThreadPool::new(&[]).unwrap(), SavedScope::All).unwrap()
 }
 
-/// Over an executor that serves the model at `path`.
 pub fn remote_trainer(connector: Box<dyn Connect>, path: &Path, masking: Masking) -> Trainer<RemoteLayers> {
     let settings = ClientSettings { masking: masking.as_str().to_owned(), ..settings() };
     let mut session = Session::open(connector, settings).unwrap();
@@ -46,7 +44,7 @@ pub fn remote_trainer(connector: Box<dyn Connect>, path: &Path, masking: Masking
     Trainer::new(frame.into(), layers, shape, ThreadPool::new(&[]).unwrap(), SavedScope::All).unwrap()
 }
 
-/// The sum of what every target lacks in log-probability.
+/// Loss: the negative sum of the targets' log-probabilities.
 struct SumLoss;
 
 impl Loss for SumLoss {
@@ -55,7 +53,7 @@ impl Loss for SumLoss {
     }
 }
 
-/// What the adapter at `adapter` learns from `text`: log-probabilities of its tokens, and gradients, tensor by tensor.
+/// Log-probabilities of the tokens of `text`, and gradients of the adapter at `adapter`, tensor by tensor.
 pub fn learn<B>(trainer: &mut Trainer<B>, adapter: &Path, text: &[u32]) -> (Vec<f32>, Vec<Vec<f32>>)
 where
     B: ReverseLayers<Compute>,

@@ -9,7 +9,6 @@ const SILENCE: &str = "silent ignorance";
 const SSRF: &str = "CVE-2026-24779, -25960 (SSRF)";
 const TEMPLATES: &str = "GHSA-69j4-grxj-j64p (templates of requests)";
 
-/// Returns the body with another value of `field`.
 fn with(body: &Value, field: &str, value: Value) -> Vec<u8> {
     let mut body = body.clone();
     body[field] = value;
@@ -74,7 +73,6 @@ pub(super) fn responses() -> Vec<Seed> {
     make.seeds
 }
 
-/// Adds bodies that both routes of Ollama refuse.
 fn refused_by_ollama(make: &mut Maker, body: &Value) {
     for (name, class, field, value, why) in [
         ("tokens below none", NUMBERS, "options", json!({"num_predict": -3}), "num_predict"),

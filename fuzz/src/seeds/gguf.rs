@@ -9,7 +9,6 @@ const SHAPES: &str = "CVE-2024-21802, CVE-2026-33298 (shapes and types)";
 const PADDING: &str = "GGML_PAD, alignment 2^31, division by ne = 0";
 const GROWTH: &str = "limits after allocation";
 
-/// Type codes of metadata values.
 mod kind {
     pub(super) const U8: u32 = 0;
     pub(super) const U32: u32 = 4;
@@ -90,7 +89,6 @@ impl File {
     }
 }
 
-/// Builds a complete model of one block.
 fn llama() -> File {
     let mut file = File::default()
         .text("general.architecture", "llama")
@@ -225,7 +223,6 @@ fn shapes(make: &mut Maker) {
     make.refused("a model of 2^32 - 1 blocks", SHAPES, blocks, "number of layers");
 }
 
-/// Builds the model with another number for `key`.
 fn llama_with(key: &str, value: u32) -> Vec<u8> {
     let mut file = llama();
     let place = string(key);
@@ -322,7 +319,6 @@ pub(super) fn tokenizers() -> Vec<Seed> {
     make.seeds
 }
 
-/// Builds an adapter for q of the first block.
 fn lora() -> File {
     File::default()
         .text("general.type", "adapter")

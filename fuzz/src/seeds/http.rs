@@ -20,7 +20,6 @@ fn with(option: &str, value: Value) -> Vec<u8> {
     body.to_string().into_bytes()
 }
 
-/// Returns the body with more text inside its braces.
 fn inside(text: &str) -> Vec<u8> {
     completion().to_string().replacen('{', &format!("{{{text},"), 1).into_bytes()
 }
@@ -122,7 +121,6 @@ fn common(make: &mut Maker, valid: &Value) {
     make.refused("300,000 names", JSON, format!("{{{}}}", names.join(",")).into_bytes(), "not valid JSON");
 }
 
-/// Returns a body of `/v1/load_lora_adapter` with another value.
 fn load_with(option: &str, value: Value) -> Vec<u8> {
     let mut body = json!({"lora_name": "mine", "lora_path": "/adapters/mine"});
     body[option] = value;

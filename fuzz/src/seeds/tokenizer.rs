@@ -31,7 +31,6 @@ fn input(json: &Value, text: &str) -> Vec<u8> {
     join(&[json.to_string().as_bytes(), b"", text.as_bytes()])
 }
 
-/// Returns a pre-tokenizer that splits by a regular expression.
 fn split(expression: &str) -> Value {
     json!({"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": false})
 }

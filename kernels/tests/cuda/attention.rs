@@ -1,5 +1,5 @@
-//! Attention over paged keys and values against the plain softmax in double precision, and a row's bits against whatever
-//! else is computed or kept beside it.
+//! Attention over the paged KV cache against plain softmax in double precision, and a row's bits independent
+//! of other rows and cache content.
 
 use half::f16;
 use kernels::{
@@ -16,10 +16,9 @@ use crate::support::{KINDS, SeededNumbers, distance, matrix, rounded, stream, un
 
 const LAYERS: usize = 2;
 
-/// The layer that is judged; the other one holds NaN.
+/// The layer under test; the other one holds NaN.
 const LAYER: usize = 1;
 
-/// Rows `from..to` of a sequence.
 #[derive(Debug, Clone, Copy)]
 struct Slice {
     sequence: usize,
@@ -31,7 +30,6 @@ fn slice(sequence: usize, from: usize, to: usize) -> Slice {
     Slice { sequence, from, to }
 }
 
-/// What is tried.
 #[derive(Debug, Clone, Copy)]
 struct AttentionCase {
     precision: KvPrecision,
@@ -61,7 +59,7 @@ impl AttentionCase {
         KvShape { layers: LAYERS, kv_heads, head_dim, precision }
     }
 
-    /// How far results may be off, by norm: the rounding of what is multiplied and of what is written.
+    /// Maximum error by norm: the rounding of the factors and of the output.
     fn tolerance(&self) -> f64 {
         match (self.precision, self.kind) {
             (_, ElementKind::Bf16) => 1e-2,
@@ -79,7 +77,7 @@ impl AttentionCase {
     }
 }
 
-/// Sequences whose rows are all known, and the blocks that each has been given: in no order, others' between them.
+/// Sequences with known rows, and their blocks: unordered, with foreign blocks between.
 struct CudaSequences {
     case: AttentionCase,
     sequences: Vec<Vec<f32>>,
@@ -103,7 +101,7 @@ impl CudaSequences {
         Self { case, sequences, tables, blocks }
     }
 
-    /// Rows `from..to` of `sequence` become those of `of`, in the same blocks if they are whole ones.
+    /// Replaces rows `from..to` of `sequence` by those of `of`, in the same blocks if they are full.
     fn share(&mut self, sequence: usize, of: usize, rows: usize) {
         let numbers = rows * self.case.layout().stride();
         let (blocks, shared) = (rows / BLOCK_TOKENS, self.sequences[of][..numbers].to_vec());
@@ -126,7 +124,7 @@ impl CudaSequences {
         (pool, table)
     }
 
-    /// Rows of `slices`, one after another, and where they belong.
+    /// Rows of `slices`, in sequence, and their positions.
     fn batch(&self, slices: &[Slice]) -> (Vec<f32>, Vec<KvRows<'_>>) {
         let (mut qkv, mut batch) = (Vec::new(), Vec::new());
         let stride = self.case.layout().stride();
@@ -148,7 +146,6 @@ impl CudaSequences {
         pool.append(stream, LAYER, &self.qkv(stream, &qkv), self.case.layout(), table).unwrap();
     }
 
-    /// Appends the rows of `slices`, and attends from them.
     fn attend(
         &self,
         stream: &CudaStream,
@@ -165,7 +162,7 @@ impl CudaSequences {
         out.to_vec(stream).unwrap()
     }
 
-    /// As [`CudaSequences::attend`], from a fresh pool in which everything before the slices lies already.
+    /// As [`CudaSequences::attend`], from a fresh pool that holds all rows before the slices.
     fn attend_after_all_before(&self, stream: &CudaStream, slices: &[Slice]) -> Vec<f32> {
         let (mut pool, mut table) = self.empty(stream);
         let before: Vec<Slice> = slices.iter().map(|it| slice(it.sequence, 0, it.from)).collect();
@@ -173,7 +170,6 @@ impl CudaSequences {
         self.attend(stream, &mut pool, &mut table, slices)
     }
 
-    /// What it should be.
     fn plain(&self, slices: &[Slice]) -> Vec<f32> {
         let QkvLayout { heads, .. } = self.case.layout();
         let mut out = Vec::new();
@@ -218,7 +214,8 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// A batch of everything: one row deep in a context, a whole prompt, a draft, a chunk in the middle of a prompt.
+/// A mixed batch: one row deep in a context, a whole prompt, draft tokens, and a chunk in the middle of a
+/// prompt.
 const MIXED: [Slice; 4] = [
     Slice { sequence: 0, from: 36, to: 37 },
     Slice { sequence: 1, from: 0, to: 70 },
@@ -411,7 +408,7 @@ fn rows_of_no_sequence_are_left_alone() {
         let world = CudaSequences::new(AttentionCase { precision, ..PLAIN }, &[5, 20], 1100);
         let (layout, stride) = (world.case.layout(), world.case.layout().stride());
         let (mut pool, mut table) = world.empty(&stream);
-        // Rows 0, 4, and those from 25 on are nobody's.
+        // Rows 0, 4, and those from 25 on belong to no slice.
         let mut rows = vec![f32::NAN; 30 * stride];
         let mut batch = world.batch(&[slice(0, 2, 5), slice(1, 0, 20)]).1;
         world.append(&stream, &mut pool, &mut table, &[slice(0, 0, 2)]);
@@ -455,7 +452,7 @@ fn a_recorded_step_serves_every_table_of_its_shape() {
         let (mut pool, mut table) = world.empty(&stream);
         world.append(&stream, &mut pool, &mut table, &[slice(0, 0, 140), slice(1, 0, 290)]);
         let step = |at: usize| [slice(0, 140 + at, 141 + at), slice(1, 290 + at, 291 + at)];
-        // The first step is not recorded: the table takes the memory it needs.
+        // The first step is not captured, since the table allocates its memory.
         world.attend(&stream, &mut pool, &mut table, &step(0));
         let mut qkv = world.qkv(&stream, &world.batch(&step(1)).0);
         let mut out = unwritten(&stream, world.case.kind, 2, layout.heads * layout.head_dim);
@@ -472,7 +469,7 @@ fn a_recorded_step_serves_every_table_of_its_shape() {
             qkv.upload(&stream, 0, &rows).unwrap();
             table.upload(&stream, &batch).unwrap();
             assert_eq!(table.shape(), shape, "step {at}");
-            // Another test of this process may give memory back at any time.
+            // Another test of this process may free memory at any time.
             while graph.launch(&stream).unwrap() == Replay::Stale {
                 graph = record(&mut pool, &qkv, &table, &mut out).unwrap();
             }

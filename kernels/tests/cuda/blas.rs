@@ -1,4 +1,4 @@
-//! cuBLASLt, where there is one.
+//! cuBLASLt, if it is installed.
 
 use kernels::cuda::{Blas, BlasError};
 

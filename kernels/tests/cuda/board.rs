@@ -21,10 +21,8 @@ use kernels::{
 
 use crate::support::{KINDS, SeededNumbers, assert_close, epsilon, matrix, rounded, stream};
 
-/// Numbers of the slab.
 const SLAB: usize = 8192;
 
-/// What workers would share: a mapping of its own.
 #[repr(align(4096))]
 struct SharedSlab([AtomicU32; SLAB]);
 
@@ -54,7 +52,6 @@ fn register(stream: &CudaStream, slab: &Arc<SharedSlab>) -> HostMapping {
     HostMapping::register(stream.cuda(), Arc::clone(slab) as _).unwrap()
 }
 
-/// Spins until `signal` has come to `value`.
 fn spin(signal: &Signal, value: u32) {
     while !has_reached(signal.load(), value) {
         thread::yield_now();
@@ -131,11 +128,11 @@ fn a_copy_without_rows_still_signals() {
     assert_eq!(signal.load(), 2);
 }
 
-/// Rows of the conversation, and numbers of each.
+/// Rows of the conversation, and values of each.
 const ROWS: usize = 12;
 const WIDTH: usize = 512;
 
-/// Device and host ask and answer `rounds` times, nobody waiting for anybody but through signals.
+/// Device and host alternate requests and answers for `rounds` rounds, synchronized only by signals.
 fn converse(stream: &CudaStream, rounds: u32, rows: usize, way: WaitMethod) {
     let slab = SharedSlab::new();
     let mapping = register(stream, &slab);
@@ -143,7 +140,7 @@ fn converse(stream: &CudaStream, rounds: u32, rows: usize, way: WaitMethod) {
     let sums = Pinned::<f32>::new(stream.cuda(), rows * WIDTH).unwrap();
     let mut spans = RowSpans::new(stream.cuda()).unwrap();
     spans.upload(stream, &[(0, rows)]).unwrap();
-    // Each round brings another matrix than the one before.
+    // Each round has another matrix than the one before.
     let number = |version: u32, index: usize| (version * 1000) as f32 + (index % 97) as f32;
     let asks: Vec<Matrix> = (0..4)
         .map(|version| {
@@ -160,7 +157,7 @@ fn converse(stream: &CudaStream, rounds: u32, rows: usize, way: WaitMethod) {
                 spin(&asked, round);
                 for (index, answer) in answer.iter_mut().enumerate() {
                     let (got, want) = (slab.at(index), number(round % 4, index));
-                    // A panic here would leave the device waiting: the answer tells.
+                    // A panic here would block the device, so the answer reports the error.
                     *answer = if got == want { ((index + round as usize) % 3) as f32 } else { f32::NAN };
                 }
                 sums.write(0, &answer);
@@ -201,7 +198,7 @@ fn a_wait_that_nobody_answers_ends_and_is_reported_once() {
     let Some(stream) = stream() else { return };
     let signal = Signal::new(stream.cuda()).unwrap();
     for value in 1..100 {
-        // Had each of them a limit of its own, this would take 20 s.
+        // With a limit for each wait this would take 20 s.
         await_value(&stream, &signal, value, WaitMethod::Kernel { limit_us: 200_000 }).unwrap();
     }
     stream.synchronize().unwrap();

@@ -9,7 +9,7 @@ use kernels::{
 
 use crate::support::{SeededNumbers, assert_close, stream, unwritten};
 
-/// Every type a table may have, and a width of whole blocks of it that is no multiple of the next larger unit.
+/// Every dtype of a table, with a width of whole blocks that is no multiple of the next larger unit.
 const TABLES: [(TensorType, usize); 11] = [
     (TensorType::F32, 77),
     (TensorType::F16, 77),
@@ -25,7 +25,7 @@ const TABLES: [(TensorType, usize); 11] = [
 ];
 const ROWS: usize = 50;
 
-/// Random bytes, with a random half of a usual size wherever a block format has a scale.
+/// Random bytes, with a random 16-bit scale of usual size at each scale of a block format.
 fn table(kind: TensorType, columns: usize, random: &mut SeededNumbers) -> Vec<u8> {
     if kind == TensorType::F32 {
         return random.normals(ROWS * columns).into_iter().flat_map(f32::to_le_bytes).collect();
@@ -40,7 +40,7 @@ fn table(kind: TensorType, columns: usize, random: &mut SeededNumbers) -> Vec<u8
     };
     for block in table.chunks_mut(kind.block_bytes()) {
         for &at in halves {
-            // Between about 0.001 and 2, of either sign, in f16 and in bf16 alike.
+            // Between about 0.001 and 2, of either sign, in both f16 and bf16.
             block[at + 1] = [0x14, 0x2c, 0x30, 0x3c, 0xa0, 0xbc][random.below(6)];
         }
     }

@@ -4,7 +4,6 @@ use kernels::{cuda::gate::gate_mul, elementwise::Gate, lora::ElementKind, refere
 
 use crate::support::{KINDS, SeededNumbers, assert_close, epsilon, matrix, rounded, stream, unwritten};
 
-/// A gate's plain form.
 type PlainGate = fn(f32, f32) -> f32;
 
 #[test]
@@ -23,7 +22,7 @@ fn the_gate_is_that_of_the_reference_for_every_kind_and_width() {
             let mut out = unwritten(&stream, kind, rows, width);
             gate_mul(&stream, gate, &matrix(&stream, kind, 2 * width, &gate_up), &mut out).unwrap();
             let what = format!("{gate:?} {kind:?} {rows}x{width}");
-            // A polynomial is rounded before its exponential is taken.
+            // A polynomial is rounded before its exponential.
             let rounded = if gate == Gate::Silu { 1e-6 } else { 1e-5 };
             assert_close(&what, &out.to_vec(&stream).unwrap(), &want, rounded + epsilon(kind));
         }

@@ -1,4 +1,4 @@
-//! Records of launches, whatever happens while they are made.
+//! Capture of CUDA graphs under concurrent events.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

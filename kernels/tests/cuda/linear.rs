@@ -1,4 +1,4 @@
-//! Linear layers: every type of weight, every way to multiply it.
+//! Linear layers: every weight type, and every kernel for it.
 
 use kernels::{
     TensorType,
@@ -12,7 +12,6 @@ use crate::{
     weight::{TYPES, stored, values},
 };
 
-/// Who multiplies many rows.
 #[derive(Debug, Clone, Copy)]
 enum Multiplier {
     Library,
@@ -21,7 +20,7 @@ enum Multiplier {
 
 const MULTIPLIERS: [Multiplier; 2] = [Multiplier::Library, Multiplier::Ours];
 
-/// A workspace; without the library where it is not found.
+/// A workspace; without the library if it is not installed.
 fn workspace(stream: &CudaStream, multiplier: Multiplier) -> Workspace {
     let blas = match multiplier {
         Multiplier::Library => Blas::open(stream.cuda()).inspect_err(|error| eprintln!("{error}")).ok(),
@@ -30,7 +29,7 @@ fn workspace(stream: &CudaStream, multiplier: Multiplier) -> Workspace {
     Workspace::new(stream.cuda(), blas)
 }
 
-/// A layer on the device, and what it is made of.
+/// A layer on the device, and its host values.
 struct Layer {
     weight: Weight,
     bias: DeviceVec<f32>,
@@ -57,7 +56,7 @@ impl Layer {
         LinearPart { weight: &self.weight, bias: Some(&self.bias), column }
     }
 
-    /// The layer's outputs for `x`, in 64 bits.
+    /// Outputs of the layer for `x`, in 64 bits.
     fn wanted(&self, x: &[f32]) -> Vec<f32> {
         let (outputs, inputs) = (self.weight.rows(), self.weight.columns());
         let rows = x.len() / inputs;
@@ -69,8 +68,8 @@ impl Layer {
     }
 }
 
-/// How far a product may be off: its outputs are rounded, behind the library once more with the bias; and so are weights that
-/// are written out in another kind, which shows most in sums that nearly cancel.
+/// Maximum error of a product: rounding of outputs, with the library once more at the bias, and of weights
+/// that are converted to another type; the latter shows most in sums that nearly cancel.
 fn tolerance(weight: TensorType, x: ElementKind, out: ElementKind) -> f32 {
     let kept = match x {
         ElementKind::F32 => true,
@@ -80,7 +79,6 @@ fn tolerance(weight: TensorType, x: ElementKind, out: ElementKind) -> f32 {
     2e-5 + 2.0 * epsilon(out) + if kept { 0.0 } else { 4.0 * epsilon(x) }
 }
 
-/// Computes one layer alone, for `rows` rows, and compares.
 fn check(
     stream: &CudaStream,
     workspace: &mut Workspace,
@@ -100,7 +98,7 @@ fn check(
     assert_close(&what, &out.to_vec(stream).unwrap(), &layer.wanted(&x), tolerance);
 }
 
-/// An inner width of whole blocks, with a rest behind the stretches of 128 where the type allows one.
+/// Inner width of whole blocks, with a remainder after the chunks of 128 if the type allows one.
 fn inputs(kind: TensorType) -> usize {
     match kind.block_elements() {
         1 => 200,
@@ -181,7 +179,7 @@ fn shapes_that_no_tile_divides_are_right() {
     }
 }
 
-/// What it refuses our own kernel does: the results are right either way, and only slower.
+/// Products that the library rejects run in our own kernel: correct, but slower.
 #[test]
 fn the_library_takes_the_products_of_models() {
     let Some(stream) = stream() else { return };
@@ -206,7 +204,7 @@ fn the_library_takes_the_products_of_models() {
     assert!(blas.taken() >= 7, "{}", blas.taken());
 }
 
-/// An algorithm that cuts long sums into parts may round each of them to the kind of the output, unless it is told not to.
+/// An algorithm with split sums may round each part to the output type, unless it is configured otherwise.
 #[test]
 fn long_sums_are_kept_in_32_bits_to_their_end() {
     let Some(stream) = stream() else { return };
@@ -355,7 +353,7 @@ fn gradients_over_a_large_vocabulary_keep_their_digits() {
     }
 }
 
-/// What one layer adds to the gradient: g has rows of 64.
+/// Contribution of one layer to the gradient: g has rows of 64.
 fn gradient(g: &[f32], layer: &Layer, column: usize) -> impl Iterator<Item = f32> {
     let (outputs, inputs) = (layer.weight.rows(), layer.weight.columns());
     let own: Vec<f32> = g.chunks(64).flat_map(|row| row[column..column + outputs].to_vec()).collect();

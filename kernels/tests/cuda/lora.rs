@@ -15,7 +15,7 @@ use kernels::{
 use crate::support::{KINDS, SeededNumbers, assert_close, epsilon, matrix, rounded, stream};
 use layer::Layer;
 
-/// `out`, rows of `stride`, with the deltas of `segments`; each with its layer.
+/// `out`, rows of `stride`, with the deltas of `segments`, each with its layer.
 fn expected(x: &[f32], out: &[f32], stride: usize, segments: &[(&Layer, LoraSegment<'_>)]) -> Vec<f32> {
     let mut want: Vec<f64> = out.iter().map(|value| f64::from(*value)).collect();
     for (layer, segment) in segments {
@@ -30,8 +30,8 @@ fn expected(x: &[f32], out: &[f32], stride: usize, segments: &[(&Layer, LoraSegm
     want.into_iter().map(|value| value as f32).collect()
 }
 
-/// What a result may be off by: its own rounding, and that of sums in 32 bits, or of pieces of 16-bit numbers. Tensor cores
-/// cut sums off instead of rounding them, so what is lost adds up.
+/// Maximum error of a result: its own rounding, and that of 32-bit sums or of 16-bit parts. Tensor cores
+/// truncate sums, so their errors accumulate.
 fn tolerance(kind: ElementKind) -> f32 {
     epsilon(kind) + if kind == ElementKind::F32 { 1e-5 } else { 5e-5 }
 }
@@ -65,7 +65,7 @@ fn mixed_ranks_and_kinds_in_one_batch_are_those_of_the_reference() {
     let shapes = ranks.iter().flat_map(|&rank| KINDS.map(|kind| (rank, kind)));
     let layers: Vec<Layer> =
         shapes.map(|(rank, kind)| Layer::new(&stream, &mut random, kind, [rank, columns, outputs])).collect();
-    // Some rows have no adapter: one before each segment.
+    // One row before each segment has no adapter.
     let mut first_row = 0;
     let segments: Vec<LoraSegment<'_>> = layers
         .iter()
@@ -157,7 +157,7 @@ fn all_groups_of_a_pass_are_one_upload() {
     let kind = ElementKind::Bf16;
     let mut layer =
         |rank, columns, outputs| Layer::new(&stream, &mut random, ElementKind::F16, [rank, columns, outputs]);
-    // q, k and v of two adapters, then nothing, then the feed-forward's end of the second.
+    // q, k and v of two adapters, then an empty group, then the down projection of the second.
     let qkv = [
         [layer(16, 64, 64), layer(8, 64, 32), layer(16, 64, 32)],
         [layer(32, 64, 64), layer(32, 64, 32), layer(4, 64, 32)],
@@ -260,7 +260,7 @@ fn a_record_is_good_for_every_plan_of_its_shape() {
         plan.upload(&stream, &groups).unwrap();
         assert_eq!(plan.shape(), &shape);
         out.upload(&stream, 0, &zeroes).unwrap();
-        // Other tests may give memory back meanwhile.
+        // Other tests may free memory meanwhile.
         while graph.launch(&stream).unwrap() == Replay::Stale {
             graph = Graph::capture(&stream, || add_deltas(&stream, &plan, 0, &x_there, &mut out)).unwrap();
         }

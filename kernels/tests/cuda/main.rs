@@ -1,7 +1,8 @@
 //! The launchers of [`kernels::cuda`], each against a plain reference on the CPU.
 //!
-//! They run on whatever driver the loader finds: a GPU's, or the stand-in that `scripts/cuda-on-cpu` builds. Where there
-//! is none they say so and pass, unless `HOLOBIONT_REQUIRE_CUDA=1` asks for one. `stand_in` tests the stand-in itself.
+//! The tests use the driver that the loader finds: a GPU's, or the stand-in of `scripts/cuda-on-cpu`. Without
+//! a driver they print a message and pass, unless `HOLOBIONT_REQUIRE_CUDA=1`. `stand_in` tests the stand-in
+//! itself.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod attention;

@@ -12,10 +12,11 @@ use kernels::{
 use crate::support::{KINDS, SeededNumbers, assert_close, epsilon, matrix, rounded, stream, unwritten};
 
 const EPS: f32 = 1e-5;
-/// In registers, of whole packs and less than one a thread; the models'; ragged; wider than the registers hold.
+/// Whole packs in registers and less than one per thread; the models' widths; ragged; wider than the
+/// registers.
 const WIDTHS: [usize; 9] = [8, 64, 576, 2048, 4096, 8192, 100, 577, 9000];
 
-/// What the CPU makes of it: the new residual, and its norm.
+/// Reference on the CPU: the new residual, and its norm.
 fn wanted(residual: &[f32], update: Option<&[f32]>, weight: &[f32]) -> (Vec<f32>, Vec<f32>) {
     let sum = |(at, &value): (usize, &f32)| value + update.map_or(0.0, |update| update[at]);
     let residual: Vec<f32> = residual.iter().enumerate().map(sum).collect();
@@ -128,7 +129,7 @@ fn a_recorded_norm_is_taken_anew_of_what_the_residual_then_is() {
     let mut residual = matrix(&stream, ElementKind::F32, width, &first);
     let mut out = unwritten(&stream, ElementKind::F32, rows, width);
     let norm = Norm { weight: &on_device, eps: EPS };
-    // Tests beside this one give memory back, and then a record is worth nothing.
+    // Concurrent tests free memory, which invalidates a graph.
     let mut replay = Replay::Stale;
     while replay == Replay::Stale {
         residual.upload(&stream, 0, &first).unwrap();

@@ -1,4 +1,4 @@
-//! Linear layers modulo 2^64 and 2^48: the numbers of the CPU for every type of weight, forward and backward.
+//! Linear layers modulo 2^64 and 2^48: the CPU's numbers for every weight type, forward and backward.
 
 use half::f16;
 use kernels::{
@@ -12,17 +12,16 @@ use crate::{
     weight::{TYPES, stored},
 };
 
-/// What a word holds where no part writes.
+/// Initial word of the output, where no part writes.
 const UNTOUCHED: u64 = 0x1234_5678_9abc_def0;
 
-/// Numbers left free before each part, and behind the last.
+/// Numbers left free before each part, and after the last.
 const GAP: usize = 3;
 
-/// Words that make the most of carries and signs.
+/// Words with extreme carries and signs.
 const EXTREMES: [u64; 6] =
     [0, u64::MAX, 1 << 63, (1 << 63) - 1, 0x8080_8080_8080_8080, 0xffff_ffff_8000_0000];
 
-/// A matrix here and there.
 struct ModularMatrix {
     packed: PackedMatrix,
     weight: Weight,
@@ -30,7 +29,7 @@ struct ModularMatrix {
     column: usize,
 }
 
-/// Layers that share an input and an exponent.
+/// Layers with a common input and exponent.
 struct ModularLayers {
     parts: Vec<ModularMatrix>,
     width: usize,
@@ -85,7 +84,8 @@ impl ModularLayers {
             .collect()
     }
 
-    /// Compares both products of `rows` rows with the CPU's, by each modulus that rows of such a width are whole words of.
+    /// Compares both products of `rows` rows with the CPU's, for each modulus whose rows of this width fill
+    /// whole words.
     fn check(&self, stream: &CudaStream, rows: usize, random: &mut SeededNumbers) {
         let (x, g) = (words(rows * self.width, random), words(rows * self.stride, random));
         for modulus in Modulus::ALL {
@@ -134,12 +134,10 @@ impl ModularLayers {
     }
 }
 
-/// Words as numbers of rows.
 fn numbers(modulus: Modulus, words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes().into_iter().take(modulus.bytes())).collect()
 }
 
-/// Rows of `width` numbers on the device.
 fn on_device(stream: &CudaStream, modulus: Modulus, words: &[u64], width: usize) -> Matrix {
     let floats: Vec<f32> =
         numbers(modulus, words).as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
@@ -150,7 +148,7 @@ fn from_device(stream: &CudaStream, rows: &Matrix) -> Vec<u8> {
     rows.to_vec(stream).unwrap().into_iter().flat_map(f32::to_le_bytes).collect()
 }
 
-/// Words of which one in four is extreme.
+/// Words, one in four of them extreme.
 fn words(count: usize, random: &mut SeededNumbers) -> Vec<u64> {
     let word = |random: &mut SeededNumbers| {
         let any = (0..4).fold(0, |word, _| word << 16 | random.below(1 << 16) as u64);
@@ -164,7 +162,7 @@ fn every_type_of_weight_gives_the_words_of_the_cpu_for_any_number_of_rows() {
     let Some(stream) = stream() else { return };
     let random = &mut SeededNumbers::new(1);
     for kind in TYPES {
-        // Several stretches of 128 for each warp where a type allows it, and rests behind them.
+        // Several chunks of 128 per warp if a type allows it, with remainders.
         let widths: &[usize] = match kind.block_elements() {
             1 => &[1, 36, 200, 1160],
             32 => &[32, 288, 1184],

@@ -21,14 +21,13 @@ fn frequencies(turned: usize) -> Vec<f32> {
     (0..turned / 2).map(|i| 1.0 / 10_000f32.powf(2.0 * i as f32 / turned as f32)).collect()
 }
 
-/// What is rotated is multiplied with.
 const MAGNITUDE: f32 = 1.25;
 
 fn scale(layout: QkvLayout) -> f32 {
     1.0 / (layout.head_dim as f32).sqrt()
 }
 
-/// One head, turned in 64 bits; the angle alone is rounded to 32 bits before its sine is taken, as models do.
+/// One head rotated in 64 bits; only the angle is rounded to 32 bits before its sine, as models do.
 fn turned(head: &[f32], position: u32, frequencies: &[f32], weight: Option<&[f32]>, scale: f64) -> Vec<f32> {
     let normed = weight.map_or_else(|| head.to_vec(), |weight| rms_norm(head, weight, EPS));
     let (turned, rest) = normed.split_at(2 * frequencies.len());
@@ -82,7 +81,6 @@ fn check(
     }
 }
 
-/// With so many features of each head turned.
 fn check_turned(
     stream: &CudaStream,
     kind: ElementKind,
@@ -117,7 +115,7 @@ fn check_turned(
 fn heads_are_turned_as_the_reference_turns_them() {
     let Some(stream) = stream() else { return };
     let mut random = SeededNumbers::new(1);
-    // Of SmolLM2, of Llama 3, one head alone, the widest, and halves that are no whole warps.
+    // SmolLM2's, Llama 3's, a single head, the widest, and halves that are no whole warps.
     for (heads, kv_heads, head_dim) in [(9, 3, 64), (32, 8, 128), (1, 1, 16), (2, 1, 256), (6, 2, 80)] {
         let layout = QkvLayout { heads, kv_heads, head_dim };
         for kind in KINDS {

@@ -1,4 +1,4 @@
-//! Moving rows about, and changing a few columns of them.
+//! Copies of rows, and changes of single columns.
 
 use kernels::{
     cuda::{
@@ -56,7 +56,7 @@ fn rows_are_added_with_their_weights_to_those_they_name() {
         for width in [1, 7, 576, 3000] {
             let from = rounded(kind, &random.normals(4 * width));
             let sums = random.normals(6 * width);
-            // One of them does not exist.
+            // One of these columns does not exist.
             let (named, weights) = ([4, 0, 9, 5], [0.25, -1.5, 7.0, 0.5]);
             let mut want = sums.clone();
             for (nth, (&row, &weight)) in named.iter().zip(&weights).enumerate().filter(|(nth, _)| *nth != 2)

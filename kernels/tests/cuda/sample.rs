@@ -1,4 +1,4 @@
-//! The next token of each row, against the plain meaning of the parameters in 64 bits with the vocabulary sorted.
+//! The next token of each row, against the definition of the parameters in 64 bits with a sorted vocabulary.
 
 use kernels::{
     cuda::{ChoiceReport, ChosenToken, ChosenTokens, CudaStream, Graph, Replay, TokenChoice, sample::choose},
@@ -7,7 +7,7 @@ use kernels::{
 
 use crate::support::{SeededNumbers, matrix, stream};
 
-/// Vocabularies: SmolLM2's, Qwen's, ragged ones, and one of a token.
+/// Vocabulary sizes: SmolLM2's, Qwen's, ragged ones, and a single token.
 const SMOL: usize = 49_152;
 const QWEN: usize = 151_936;
 
@@ -20,12 +20,12 @@ const NEUTRAL: TokenChoice = TokenChoice {
     report: ChoiceReport::Token,
 };
 
-/// What counts as a logit; the two zeroes are one.
+/// Normalizes a logit; both zeros are equal.
 fn clean(logit: f32) -> f32 {
     if logit.is_nan() { f32::NEG_INFINITY } else { logit.min(f32::MAX) + 0.0 }
 }
 
-/// Tokens with their weights, in the order in which they are drawn from, cut as the filters say.
+/// Candidate tokens with weights in sampling order, after the filters.
 fn candidates(logits: &[f32], choice: &TokenChoice) -> Vec<(u32, f64)> {
     let largest = logits.iter().map(|&logit| clean(logit)).fold(f32::NEG_INFINITY, f32::max);
     let weight = |logit: f32| f64::from((clean(logit) - largest) / choice.temperature).exp();
@@ -50,7 +50,7 @@ fn candidates(logits: &[f32], choice: &TokenChoice) -> Vec<(u32, f64)> {
     all.into_iter().take_while(keeps).collect()
 }
 
-/// The token that is to be chosen, and how far the draw is from the next one, relative to all of the weight.
+/// Expected token, and the distance of the draw from the next one, relative to the total weight.
 fn wanted(logits: &[f32], choice: &TokenChoice) -> (Option<u32>, f64) {
     let Some(best) = most_likely(logits) else { return (None, 1.0) };
     if choice.temperature == 0.0 {
@@ -71,7 +71,7 @@ fn wanted(logits: &[f32], choice: &TokenChoice) -> (Option<u32>, f64) {
     (Some(chosen), margin)
 }
 
-/// The lowest token of the largest logit, if any is finite.
+/// Lowest token id of the largest logit, if any is finite.
 fn most_likely(logits: &[f32]) -> Option<u32> {
     let largest = logits.iter().map(|&logit| clean(logit)).fold(f32::NEG_INFINITY, f32::max);
     let at = logits.iter().position(|&logit| clean(logit) == largest)?;
@@ -98,7 +98,7 @@ fn tokens(stream: &CudaStream, logits: &[f32], choices: &[TokenChoice]) -> Vec<O
     chosen(stream, logits, choices).into_iter().map(|told| told.map(|told| told.token)).collect()
 }
 
-/// Every token must be the wanted one, unless the draw falls within rounding of the next.
+/// Checks that every token is the expected one, unless the draw is within rounding of the next.
 fn check(stream: &CudaStream, what: &str, vocabulary: usize, logits: &[f32], choices: &[TokenChoice]) {
     let got = tokens(stream, logits, choices);
     for ((row, choice), got) in logits.chunks(vocabulary).zip(choices).zip(got) {
@@ -110,7 +110,6 @@ fn check(stream: &CudaStream, what: &str, vocabulary: usize, logits: &[f32], cho
     }
 }
 
-/// Choices of every sort, each with its own draw.
 fn choices(random: &mut SeededNumbers) -> Vec<TokenChoice> {
     let mut draw = || random.below(1 << 20) as f64 / f64::from(1 << 20);
     let filters = [
@@ -165,7 +164,7 @@ fn a_sure_model_and_one_that_knows_nothing_are_drawn_from_alike() {
         }
     }
     check(&stream, "sure", SMOL, &sure, &choices);
-    // Nothing tells equal tokens apart but their ids.
+    // Equal tokens differ only by id.
     check(&stream, "equal", SMOL, &vec![-2.5; SMOL * choices.len()], &choices);
     let two: Vec<f32> =
         (0..SMOL * choices.len()).map(|_| if random.below(2) == 0 { 0.0 } else { -0.0 }).collect();
@@ -242,7 +241,7 @@ fn a_recorded_choice_is_made_anew_of_what_is_then_asked() {
     let logits = matrix(&stream, ElementKind::F32, 4, &[1.0; 8]);
     let mut chosen = ChosenTokens::new(stream.cuda(), 2).unwrap();
     let at = |draw| TokenChoice { draw, ..NEUTRAL };
-    // Tests beside this one give memory back, and then a record is worth nothing.
+    // Concurrent tests free memory, which invalidates a graph.
     let mut replay = Replay::Stale;
     while replay == Replay::Stale {
         chosen.ask(&stream, &[at(0.1), at(0.1)]).unwrap();

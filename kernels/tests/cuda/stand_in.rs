@@ -1,5 +1,5 @@
-//! The stand-in behaves as the driver does where our launchers could tell. (`scripts/cuda-on-cpu --selftest` tests how it
-//! runs kernels.)
+//! The stand-in behaves as the driver does where our launchers could notice. (`scripts/cuda-on-cpu
+//! --selftest` tests its execution of kernels.)
 
 use kernels::cuda::{CudaError, CudaEvent, CudaStream, DeviceVec};
 

@@ -1,4 +1,4 @@
-//! What the tests share: the device, random numbers, and how far two results are apart.
+//! Support of the tests: the device, random numbers, and comparison of results.
 
 use std::sync::{Arc, OnceLock};
 
@@ -9,11 +9,11 @@ use kernels::{
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
-/// The device all tests of this process share, or `None` with the reason printed where there is none.
+/// The device shared by all tests of this process, or `None` with a printed reason.
 ///
 /// # Panics
 ///
-/// If there is none though `HOLOBIONT_REQUIRE_CUDA=1` asks for one.
+/// If there is none, although `HOLOBIONT_REQUIRE_CUDA=1` asks for one.
 pub(crate) fn device() -> Option<Arc<Cuda>> {
     static DEVICE: OnceLock<Result<Arc<Cuda>, CudaError>> = OnceLock::new();
     match DEVICE.get_or_init(|| Cuda::open(0)) {
@@ -28,7 +28,7 @@ pub(crate) fn device() -> Option<Arc<Cuda>> {
     }
 }
 
-/// A device and a stream on it, or `None` with the reason printed.
+/// A device and a stream on it, or `None` with a printed reason.
 pub(crate) fn stream() -> Option<CudaStream> {
     Some(CudaStream::new(&device()?).unwrap())
 }
@@ -38,31 +38,27 @@ pub(crate) fn is_stand_in(cuda: &Cuda) -> bool {
     cuda.info().name == "CUDA on this CPU"
 }
 
-/// The kinds that activations have.
 pub(crate) const KINDS: [ElementKind; 3] = [ElementKind::F32, ElementKind::F16, ElementKind::Bf16];
 
-/// Numbers from a seed.
 pub(crate) struct SeededNumbers(StdRng);
 
 impl SeededNumbers {
-    /// The same seed gives the same numbers.
     pub(crate) fn new(seed: u64) -> Self {
         Self(StdRng::seed_from_u64(seed))
     }
 
-    /// Roughly normal numbers: mean 0, deviation 1, none beyond 3.5.
+    /// Roughly normal values: mean 0, deviation 1, none beyond 3.5.
     pub(crate) fn normals(&mut self, count: usize) -> Vec<f32> {
         let mut normal = || (0..4).map(|_| self.0.random_range(-1.0f32..1.0)).sum::<f32>() * 0.866;
         (0..count).map(|_| normal()).collect()
     }
 
-    /// A whole number below `end`.
     pub(crate) fn below(&mut self, end: usize) -> usize {
         self.0.random_range(0..end)
     }
 }
 
-/// What is left of `values` when they are stored as `kind`.
+/// Values after rounding to `kind`.
 pub(crate) fn rounded(kind: ElementKind, values: &[f32]) -> Vec<f32> {
     let round = |&value: &f32| match kind {
         ElementKind::F32 => value,
@@ -72,7 +68,6 @@ pub(crate) fn rounded(kind: ElementKind, values: &[f32]) -> Vec<f32> {
     values.iter().map(round).collect()
 }
 
-/// A matrix on the device with these rows of `width`, rounded to `kind`.
 pub(crate) fn matrix(stream: &CudaStream, kind: ElementKind, width: usize, values: &[f32]) -> Matrix {
     let mut matrix = Matrix::new(stream.cuda(), kind).unwrap();
     matrix.reshape(values.len() / width, width).unwrap();
@@ -80,7 +75,7 @@ pub(crate) fn matrix(stream: &CudaStream, kind: ElementKind, width: usize, value
     matrix
 }
 
-/// A matrix to be written: every number in it is NaN until then.
+/// An output matrix filled with NaN.
 pub(crate) fn unwritten(stream: &CudaStream, kind: ElementKind, rows: usize, width: usize) -> Matrix {
     let mut matrix = Matrix::new(stream.cuda(), kind).unwrap();
     matrix.reshape(rows, width).unwrap();
@@ -88,7 +83,7 @@ pub(crate) fn unwritten(stream: &CudaStream, kind: ElementKind, rows: usize, wid
     matrix
 }
 
-/// The rounding error of one number of `kind`, relative to it.
+/// Relative rounding error of one value of `kind`.
 pub(crate) fn epsilon(kind: ElementKind) -> f32 {
     match kind {
         ElementKind::F32 => 2f32.powi(-24),
@@ -97,7 +92,7 @@ pub(crate) fn epsilon(kind: ElementKind) -> f32 {
     }
 }
 
-/// The length of `got - want`, relative to that of `want`; infinite if `got` has a number that is none.
+/// Norm of `got - want` relative to that of `want`; infinite if `got` has a NaN.
 pub(crate) fn distance(got: &[f32], want: &[f32]) -> f64 {
     assert_eq!(got.len(), want.len(), "results of one size");
     let square = |sum: f64, value: f64| sum + value * value;
@@ -107,11 +102,12 @@ pub(crate) fn distance(got: &[f32], want: &[f32]) -> f64 {
     if far.is_nan() { f64::INFINITY } else { far / long.max(f64::MIN_POSITIVE) }
 }
 
-/// Compares number by number: each may be off by `tolerance` times the larger of its own size and the typical one.
+/// Compares value by value: each may be off by `tolerance` times the larger of its own and the typical
+/// magnitude.
 ///
 /// # Panics
 ///
-/// If one is further off, with the worst of them named.
+/// If a value is further off; the message names the worst.
 pub(crate) fn assert_close(what: &str, got: &[f32], want: &[f32], tolerance: f32) {
     assert_eq!(got.len(), want.len(), "{what}: results of one size");
     let typical = (want.iter().map(|value| value * value).sum::<f32>() / want.len().max(1) as f32).sqrt();

@@ -1,4 +1,4 @@
-//! Weights on the device, and what other tests need of them.
+//! Weights on the device, and helpers for other tests.
 
 use half::{bf16, f16};
 use kernels::{
@@ -10,7 +10,6 @@ use kernels::{
 
 use crate::support::{SeededNumbers, assert_close, matrix, stream, unwritten};
 
-/// Every type a stored tensor may have.
 pub(crate) const TYPES: [TensorType; 11] = [
     TensorType::F32,
     TensorType::F16,
@@ -25,7 +24,7 @@ pub(crate) const TYPES: [TensorType; 11] = [
     TensorType::Q6K,
 ];
 
-/// A tensor as in a weight file: random codes, scales and minima of the size trained weights have.
+/// A tensor as in a weight file: random codes, and scales and minima of the size in trained weights.
 pub(crate) fn stored(kind: TensorType, rows: usize, columns: usize, random: &mut SeededNumbers) -> Vec<u8> {
     let elements = rows * columns;
     match kind {
@@ -57,14 +56,13 @@ fn blocks(kind: TensorType, elements: usize, random: &mut SeededNumbers) -> Vec<
     bytes
 }
 
-/// The values of a stored tensor.
 pub(crate) fn values(kind: TensorType, stored: &[u8], elements: usize) -> Vec<f32> {
     let mut values = vec![0.0; elements];
     quant::dequantize_row(kind, stored, &mut values);
     values
 }
 
-/// What the device takes a weight's values for: its products with the rows of the identity, in 32 bits.
+/// Values of a weight as the device uses them: its products with unit rows, in 32 bits.
 fn seen(stream: &CudaStream, weight: &Weight) -> Vec<f32> {
     let (rows, columns) = (weight.rows(), weight.columns());
     let identity: Vec<f32> =
@@ -78,7 +76,7 @@ fn seen(stream: &CudaStream, weight: &Weight) -> Vec<f32> {
     (0..rows * columns).map(|at| transposed[at % columns * rows + at / columns]).collect()
 }
 
-/// Widths of whole blocks: with and without a rest behind the stretches of 128 elements.
+/// Widths of whole blocks, with and without a remainder after the chunks of 128 elements.
 fn widths(kind: TensorType) -> &'static [usize] {
     match kind.block_elements() {
         1 => &[1, 7, 64, 129],
@@ -114,7 +112,7 @@ fn block_formats_take_as_many_bytes_on_the_device_as_in_their_file() {
 fn weights_that_travel_in_pieces_arrive_whole() {
     let Some(stream) = stream() else { return };
     let mut random = SeededNumbers::new(2);
-    // Above the 16 MiB of a slot, so that slots are used again, and not a multiple of it.
+    // Above the 16 MiB of an upload slot and no multiple of it, so that slots are reused.
     let shapes =
         [(TensorType::Bf16, 9001, 2048), (TensorType::Q8_0, 20_011, 1024), (TensorType::Q6K, 3, 256)];
     let mut uploader = WeightUploader::new(stream.cuda()).unwrap();
@@ -122,7 +120,7 @@ fn weights_that_travel_in_pieces_arrive_whole() {
     for (kind, rows, columns) in shapes {
         let row = stored(kind, 1, columns, &mut random);
         let mut bytes = row.repeat(rows);
-        // One row that is like no other, in the last piece.
+        // One row that differs from all others, in the last piece.
         let other = stored(kind, 1, columns, &mut random);
         bytes[(rows - 2) * row.len()..(rows - 1) * row.len()].copy_from_slice(&other);
         uploaded.push((uploader.upload(kind, &bytes, rows, columns).unwrap(), bytes));
@@ -133,7 +131,7 @@ fn weights_that_travel_in_pieces_arrive_whole() {
     }
 }
 
-/// Compares the products of one row with a weight, whose rows are many.
+/// Compares the products of one row with a weight of many rows.
 fn check_rows(stream: &CudaStream, weight: &Weight, bytes: &[u8]) {
     let (kind, rows, columns) = (weight.kind(), weight.rows(), weight.columns());
     let ones = matrix(stream, ElementKind::Bf16, columns, &vec![1.0; columns]);

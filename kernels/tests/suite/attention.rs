@@ -1,4 +1,4 @@
-//! Attention against the plain softmax, and a query's bits against whatever else is computed or kept beside it.
+//! Attention against plain softmax, and a query's bits independent of other rows and cache content.
 
 use half::f16;
 use kernels::{
@@ -12,30 +12,28 @@ use crate::support::{assert_close, bits, floats, pool, random};
 
 const PRECISIONS: [KvPrecision; 3] = [KvPrecision::F32, KvPrecision::F16, KvPrecision::Int8];
 
-/// Query heads that share a key head.
+/// Query heads per key head.
 const GROUPS: [usize; 6] = [1, 2, 3, 4, 7, 8];
 
 const LAYERS: usize = 2;
 
-/// The layer that is judged; the other one holds NaN.
+/// The layer under test; the other one holds NaN.
 const LAYER: usize = 1;
 
-/// Sequences whose tokens are all known, and the blocks each has been given.
+/// Sequences with known tokens, and their blocks.
 struct KnownSequences {
     layout: QkvLayout,
     shape: KvShape,
     limits: AttentionLimits,
     /// Rows `[q | k | v]` of each sequence.
     sequences: Vec<Vec<f32>>,
-    /// In no order, and with others' between them.
+    /// Block tables: unordered, with foreign blocks between.
     tables: Vec<Vec<u32>>,
     blocks: usize,
 }
 
-/// Tokens `from..to` of a sequence.
 type Slice = (usize, usize, usize);
 
-/// What a pool holds before anything is written to it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum PoolFill {
     Zero,
@@ -86,7 +84,7 @@ impl KnownSequences {
         kv
     }
 
-    /// Rows of `slices`, one after another, and where they belong.
+    /// Rows of `slices`, in sequence, and their positions.
     fn batch(&self, slices: &[Slice]) -> (Vec<f32>, Vec<KvRows<'_>>) {
         let (mut qkv, mut batch) = (Vec::new(), Vec::new());
         let stride = self.layout.stride();
@@ -105,13 +103,13 @@ impl KnownSequences {
 
     fn attend(&self, kv: &KvPool, pool: &mut ThreadPool, isa: Isa, slices: &[Slice]) -> Vec<f32> {
         let (qkv, batch) = self.batch(slices);
-        // NaN shows what was not written.
+        // NaN shows unwritten values.
         let mut out = vec![f32::NAN; qkv.len() / self.layout.stride() * self.out_width()];
         kv.attend(pool, isa, LAYER, &qkv, self.layout, &batch, self.limits, &mut out);
         out
     }
 
-    /// Runs `steps`, each one batch of slices, from an empty pool; returns the bits of the output of every token.
+    /// Runs `steps`, each one batch of slices, from an empty pool; returns the bits of every token's output.
     fn run(&self, pool: &mut ThreadPool, isa: Isa, unused: PoolFill, steps: &[Vec<Slice>]) -> Vec<Vec<u32>> {
         let mut kv = self.empty(isa, unused);
         let width = self.out_width();
@@ -130,7 +128,7 @@ impl KnownSequences {
         all
     }
 
-    /// The output of one token by the plain softmax, from keys and values as the pool keeps them.
+    /// Output of one token by plain softmax, from the KV cache as the pool stores it.
     fn plain(&self, sequence: usize, token: usize) -> Vec<f32> {
         let QkvLayout { heads, kv_heads, head_dim } = self.layout;
         let stride = self.layout.stride();
@@ -148,7 +146,7 @@ impl KnownSequences {
         out
     }
 
-    /// A key or a value as the pool keeps it.
+    /// A key or a value as the pool stores it.
     fn keep(&self, head: &[f32]) -> Vec<f32> {
         let each = |keep: &dyn Fn(f32) -> f32| head.iter().map(|&x| keep(x)).collect();
         match self.shape.precision {
@@ -162,7 +160,6 @@ impl KnownSequences {
     }
 }
 
-/// Tokens `from..to` of a sequence, `step` at a time.
 fn cut(sequence: usize, from: usize, to: usize, step: usize) -> Vec<Vec<Slice>> {
     (from..to).step_by(step).map(|at| vec![(sequence, at, to.min(at + step))]).collect()
 }
@@ -249,7 +246,7 @@ fn capped_scores_are_those_of_the_plain_form_whatever_lies_in_unused_slots() {
     }
 }
 
-/// Judges the outputs of `slices` when whole sequences are in the pool.
+/// Checks the outputs of `slices` with whole sequences in the pool.
 fn judge(world: &KnownSequences, isa: Isa, slices: &[Slice]) {
     let mut kv = world.empty(isa, PoolFill::NotANumber);
     for sequence in 0..world.sequences.len() {
@@ -313,7 +310,7 @@ fn a_query_has_the_same_bits_whoever_else_is_there() {
                 let world = KnownSequences::new(&lengths, group, 24, precision, window);
                 let all: Vec<Slice> = lengths.iter().enumerate().map(|(i, &tokens)| (i, 0, tokens)).collect();
                 let together = world.run(&mut pool(2), isa, PoolFill::NotANumber, &[all]);
-                // Decoding side by side, sequences of different lengths.
+                // Decode of sequences of different lengths in one batch.
                 let mut steps: Vec<Vec<Slice>> =
                     vec![lengths.iter().enumerate().rev().map(|(i, &tokens)| (i, 0, tokens - 9)).collect()];
                 steps.extend((1..=9).rev().map(|back| {
@@ -382,7 +379,7 @@ fn a_block_shared_by_two_sequences_serves_both() {
 
 #[test]
 fn scores_far_apart_neither_overflow_nor_vanish() {
-    // Keys a hundred times as long: one position takes all the weight, elsewhere than in the first span.
+    // Keys are a hundred times as long: one position outside of the first span takes all the weight.
     for precision in PRECISIONS {
         let mut world = KnownSequences::new(&[600], 2, 32, precision, None);
         let (stride, head_dim) = (world.layout.stride(), world.layout.head_dim);
@@ -414,7 +411,7 @@ fn a_block_takes_the_bytes_it_says() {
     // Keys are not padded; values are, to whole vectors.
     assert_eq!(shape.block_bytes(), 3 * 2 * 16 * (20 + 32) * 2);
     assert_eq!(KvShape { precision: KvPrecision::F32, ..shape }.block_bytes(), 2 * shape.block_bytes());
-    // And a scale for each of sixteen keys and sixteen values.
+    // Plus a scale for each of sixteen keys and sixteen values.
     let bytes = KvShape { precision: KvPrecision::Int8, ..shape }.block_bytes();
     assert_eq!(bytes, 3 * 2 * (16 * (20 + 32) + 2 * 16 * 4));
     assert_eq!(KvPool::new(shape, 4).unwrap().shape(), shape);

@@ -1,5 +1,5 @@
-//! Gradients against what the plain forward forms, in 64 bits, change by when an input does; and bit for bit against
-//! themselves, in other batches and on more threads.
+//! Gradients against differences of the plain forward functions in 64 bits, and bitwise equal in other
+//! batches and on more threads.
 
 use kernels::{
     Isa,
@@ -18,7 +18,7 @@ use crate::support::{assert_close, bits, floats, pool, random};
 
 const EPS: f32 = 1e-5;
 
-/// The gradient at `x` of `g · forward(x)`, by central differences.
+/// Gradient at `x` of `g · forward(x)`, by central differences.
 fn differences(x: &[f32], g: &[f32], forward: impl Fn(&[f64]) -> Vec<f64>) -> Vec<f32> {
     const STEP: f64 = 1e-5;
     let mut x: Vec<f64> = x.iter().map(|&v| f64::from(v)).collect();
@@ -92,7 +92,7 @@ fn a_rotations_gradient_is_what_norm_rotation_and_scale_change_by() {
     }
 }
 
-/// Of `turned` features of each head; queries are normed head by head, or all at once.
+/// Rotation of `turned` features of each head; queries are normed per head or all at once.
 fn a_rotations_gradient(turned: usize, wide: bool) {
     let (head_dim, stride, rows) = (10, 33, 3);
     let half = turned / 2;
@@ -270,7 +270,6 @@ fn the_gradient_is_that_of_the_keys_and_values_that_were_kept() {
     assert_ne!(bits(&gradient(&qkv, KvPrecision::F32)), bits(&of_kept));
 }
 
-/// Shapes of a low-rank delta, and rows of its sequences.
 struct DeltaCase {
     rank: usize,
     inputs: usize,
@@ -308,7 +307,7 @@ impl DeltaCase {
         }
     }
 
-    /// Gradients at A, B and x, of sequences given in batches of so many.
+    /// Gradients at A, B and x, of sequences in batches of `together`.
     fn gradients(&self, isa: Isa, threads: usize, together: usize, of: &DeltaInputs) -> [Vec<f32>; 3] {
         let (mut a, mut b) = (vec![0.0; of.a.len()], vec![0.0; of.b.len()]);
         let mut gx = vec![0.0; of.x.len()];
@@ -343,7 +342,7 @@ impl DeltaCase {
     }
 }
 
-/// `scale * B (A x)` of all rows.
+/// Product `scale * B (A x)` of all rows.
 fn delta(case: &DeltaCase, x: &[f64], a: &[f64], b: &[f64]) -> Vec<f64> {
     let dot = |u: &[f64], v: &[f64]| u.iter().zip(v).map(|(u, v)| u * v).sum::<f64>();
     let row = |x: &[f64]| {

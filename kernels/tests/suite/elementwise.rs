@@ -1,4 +1,5 @@
-//! Norms, rotation and gating against their plain forms, for widths that do not fill a vector, and row by row.
+//! Norms, rotation and gating against their plain forms, for widths that do not fill a vector, and row by
+//! row.
 
 use kernels::{
     Isa, ThreadPool,
@@ -50,7 +51,7 @@ fn a_norm_without_an_update_leaves_the_residual_alone() {
 
 fn judge_norm(x: &[f32], weight: &[f32], out: &[f32], what: &str) {
     for (x, out) in x.chunks(weight.len()).zip(out.chunks(weight.len())) {
-        // A normed row's elements are at most sqrt(width) times the weight.
+        // The elements of a normed row are at most sqrt(width) times the weight.
         assert_close(out, &reference::rms_norm(x, weight, EPS), 1e-6 * (weight.len() as f64).sqrt(), what);
     }
 }
@@ -64,10 +65,8 @@ fn a_norm_of_zeroes_is_zero() {
     }
 }
 
-/// A gate's plain form.
 type PlainGateFn = fn(f32, f32) -> f32;
 
-/// What gates there are.
 const GATES: [(Gate, PlainGateFn); 2] =
     [(Gate::Silu, reference::silu_mul), (Gate::GeluTanh, reference::gelu_mul)];
 
@@ -87,7 +86,7 @@ fn gating_follows_the_plain_form_also_far_from_zero() {
                 for (i, &got) in out.iter().enumerate() {
                     let (opened, up) = (row[i], row[width + i]);
                     let wanted = gate.1(opened, up);
-                    // What is nearly closed is a rounded argument's exponential.
+                    // A nearly closed gate is an exponential of a rounded argument.
                     let tolerance = 1e-6 * wanted.abs() + if gate.0 == Gate::Silu { 1e-30 } else { 1e-6 };
                     assert!(
                         (got - wanted).abs() <= tolerance,
@@ -149,18 +148,17 @@ fn a_cap_bends_numbers_towards_it_wherever_they_stand() {
 struct RotaryRows {
     rows: usize,
     head_dim: usize,
-    /// Features of a head that are rotated.
+    /// Rotated features of a head.
     turned: usize,
     stride: usize,
     x: Vec<f32>,
     cos: Vec<f32>,
     sin: Vec<f32>,
-    /// Of a head, and of all heads of keys.
+    /// Norm weights of a head, and of all heads of keys.
     weight: Vec<f32>,
     wide_weight: Vec<f32>,
 }
 
-/// Heads of queries and keys.
 const QUERIES: usize = 3;
 const KEYS: usize = 2;
 
@@ -182,7 +180,7 @@ impl RotaryRows {
         }
     }
 
-    /// Queries are normed head by head and scaled, keys all at once.
+    /// Queries are normed per head and scaled, keys all at once.
     fn heads(&self) -> [Heads<'_>; 2] {
         let norm = |weight| Some(Norm { weight, eps: EPS });
         let keys = QUERIES * self.head_dim;
@@ -199,7 +197,7 @@ impl RotaryRows {
         x
     }
 
-    /// The same row by row, head by head, pair by pair.
+    /// Reference: row by row, head by head, pair by pair.
     fn plain(&self) -> Vec<f32> {
         let mut x = self.x.clone();
         let half = self.turned / 2;

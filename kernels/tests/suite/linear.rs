@@ -12,10 +12,11 @@ use crate::{
     support::{TYPES, activations, bits, dequantize, floats, is_float, norm, pool, random, rounded, stored},
 };
 
-/// What `out` holds where no part writes.
+/// Initial value of `out`, where no part writes.
 pub(crate) const UNTOUCHED: f32 = 12345.0;
 
-/// Ways of rounding activations, and from which part of a row's mean on, by the words of `activations.rs`, a group is wide.
+/// Roundings of activations, and the multiple of a row's mean from which a group is wide, as `activations.rs`
+/// defines it.
 pub(crate) const ROUNDINGS: [(Rounding, f32); 4] = [
     (Rounding::INT8, f32::INFINITY),
     (Rounding::wide_above(1.0), 1.0),
@@ -29,18 +30,16 @@ pub(crate) const GAP: usize = 3;
 pub(crate) struct PackedPart {
     pub(crate) kind: TensorType,
     pub(crate) matrix: PackedMatrix,
-    /// The stored values.
     pub(crate) weights: Vec<f32>,
     pub(crate) bias: Option<Vec<f32>>,
     pub(crate) column: usize,
 }
 
-/// Linear layers that share an input, side by side in a row of the output.
+/// Linear layers with a common input, side by side in a row of the output.
 pub(crate) struct SharedInputLayers {
     pub(crate) parts: Vec<PackedPart>,
     pub(crate) width: usize,
     pub(crate) stride: usize,
-    /// Which of [`ROUNDINGS`].
     rounding: usize,
 }
 
@@ -84,7 +83,7 @@ impl SharedInputLayers {
         self.parts.iter().map(PackedPart::as_linear_part).collect()
     }
 
-    /// Judges each element of `out`, and that the columns between the parts are as they were.
+    /// Checks each element of `out`, and that the columns between the parts are unchanged.
     fn judge(&self, x: &[f32], out: &[f32], what: &str) {
         let mut written = vec![false; self.stride];
         for part in &self.parts {
@@ -102,8 +101,8 @@ impl PackedPart {
         LinearPart { matrix: &self.matrix, bias: self.bias.as_deref(), column: self.column }
     }
 
-    /// Two judgements. Against the stored weights and the activations as given, the error is that of rounding the
-    /// activations. Against the packed weights and the activations as they enter, only that of summing.
+    /// Compares twice. Against the stored weights and the given activations, the error is that of rounding
+    /// the activations; against the packed weights and the rounded activations, only that of summing.
     fn judge(&self, x: &[f32], out: &[f32], (stride, wide_above): (usize, f32), what: &str) {
         let (outputs, width) = (self.matrix.rows(), self.matrix.columns());
         let rows = x.len() / width;
@@ -121,7 +120,8 @@ impl PackedPart {
                     .map(|(x, &w)| x * f64::from(w))
                     .sum();
                 let what = || format!("{what}: {:?}, row {r} of {rows}, output {o} of {outputs}", self.kind);
-                // Products, not quotients: few weights can be all zeros, and then nothing but zero is right.
+                // Products, not quotients: a row of few weights can be all zeros, and then only zero is
+                // right.
                 let off = (got - entering).abs();
                 assert!(
                     off <= 1e-5 * length,
@@ -140,20 +140,20 @@ impl PackedPart {
     }
 }
 
-/// The largest error, relative to the lengths of the row and the weights, that rounding the activations may cause.
+/// Largest error from rounding the activations, relative to the norms of the row and the weights.
 fn tolerance(kind: TensorType, wide_above: f32) -> f64 {
     match kind {
         TensorType::F32 | TensorType::F16 => 1e-5,
         // bf16 keeps 8 bits: half a unit of the last is at most 2^-8 of an activation.
         TensorType::Bf16 => 2.0f64.powi(-8) + 1e-5,
-        // Of 15 bits a hundredth of what it may be of 8: scales of weights have 11.
+        // 15 bits have a hundredth of the error of 8 bits: scales of weights have 11.
         _ if wide_above == 0.0 => 5e-4,
         // A byte is off by at most 1/254 of its group's largest magnitude.
         _ => 1e-2,
     }
 }
 
-/// A row of activations as the weights of `kind` meet it, by the words of `activations.rs`.
+/// A row of activations after the rounding for weights of `kind`, as `activations.rs` defines it.
 fn entering(kind: TensorType, x: &[f32], wide_above: f32) -> Vec<f64> {
     match kind {
         TensorType::F32 | TensorType::F16 => x.iter().map(|&x| f64::from(x)).collect(),
@@ -174,7 +174,7 @@ fn entering(kind: TensorType, x: &[f32], wide_above: f32) -> Vec<f64> {
     }
 }
 
-/// Widths that suit every type of `kinds`: whole blocks of the coarsest one.
+/// Width of whole blocks of the coarsest type in `kinds`.
 pub(crate) fn width_for(kinds: &[(TensorType, usize)], step: usize) -> usize {
     kinds.iter().map(|(kind, _)| if is_float(*kind) { 1 } else { kind.block_elements() }).max().unwrap_or(1)
         * step
@@ -341,7 +341,8 @@ fn rows_too_small_for_their_scale_come_out_small_and_not_as_nan() {
 
 #[test]
 fn the_largest_bytes_sum_exactly() {
-    // Every product of a group is as large as bytes make it; the true sum is a small multiple of a power of two.
+    // Every product of a group has the largest magnitude of bytes; the true sum is a small multiple of a
+    // power of two.
     for (byte, weight) in [(127u8, 127.0f64), (128, -128.0)] {
         let mut data = vec![byte; 4 * TensorType::Q8_0.block_bytes()];
         for block in data.chunks_exact_mut(34) {
@@ -391,7 +392,6 @@ fn no_rows_and_no_parts_are_nothing_to_do() {
     linear(pool, Isa::best(), &x, &[], &mut [], 0);
 }
 
-/// Multiplies `x` as it is with a matrix of `kind`.
 fn multiply(kind: TensorType, x: &Activations) {
     let layers = SharedInputLayers::random(&[(kind, 16)], 256, 16);
     let parts = [layers.parts[0].as_linear_part()];

@@ -1,4 +1,5 @@
-//! Linear layers modulo 2^64 and 2^48: against plain sums of 128 bits, forward and backward, and what whole numbers are the weights.
+//! Linear layers modulo 2^64 and 2^48: against plain sums of 128 bits, forward and backward, and the integers
+//! of the weights.
 
 use half::f16;
 use kernels::{
@@ -10,13 +11,13 @@ use rand::Rng;
 
 use crate::support::{TYPES, is_float, pool, random, stored};
 
-/// What a word holds where no part writes.
+/// Initial word of the output, where no part writes.
 const UNTOUCHED: u64 = 0x1234_5678_9abc_def0;
 
 /// Columns left free before each part.
 const GAP: usize = 3;
 
-/// Words that make the most of carries and signs.
+/// Words with extreme carries and signs.
 const EXTREMES: [u64; 8] = [
     0,
     u64::MAX,
@@ -28,7 +29,7 @@ const EXTREMES: [u64; 8] = [
     0xffff_ffff_8000_0000,
 ];
 
-/// Layers that share an input and an exponent.
+/// Layers with a common input and exponent.
 struct ExponentLayers {
     parts: Vec<IntegerPart>,
     width: usize,
@@ -38,7 +39,7 @@ struct ExponentLayers {
 
 struct IntegerPart {
     matrix: PackedMatrix,
-    /// The weights in units of the exponent.
+    /// Weights in units of the exponent.
     whole: Vec<i32>,
     column: usize,
 }
@@ -130,23 +131,20 @@ impl ExponentLayers {
 type ModularProductFn =
     fn(&mut ThreadPool, Isa, Modulus, &[u8], usize, &[LinearPart<'_>], i32, &mut [u8], usize);
 
-/// Words as numbers of rows.
 fn packed(modulus: Modulus, words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes().into_iter().take(modulus.bytes())).collect()
 }
 
-/// Numbers of rows as words.
 fn unpacked(modulus: Modulus, numbers: &[u8]) -> Vec<u64> {
     let word = |number: &[u8]| number.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
     numbers.chunks(modulus.bytes()).map(word).collect()
 }
 
-/// What is left of words modulo another number than 2^64.
+/// Words modulo another modulus than 2^64.
 fn modulo(modulus: Modulus, words: &[u64]) -> Vec<u64> {
     words.iter().map(|word| word & u64::MAX >> (64 - modulus.bits())).collect()
 }
 
-/// All weights as whole numbers.
 fn whole(matrix: &PackedMatrix, exponent: i32) -> Vec<i32> {
     let mut whole = vec![0; matrix.rows() * matrix.columns()];
     for (row, whole) in whole.chunks_exact_mut(matrix.columns()).enumerate() {
@@ -155,7 +153,7 @@ fn whole(matrix: &PackedMatrix, exponent: i32) -> Vec<i32> {
     whole
 }
 
-/// Words of which one in eight is extreme.
+/// Words, one in eight of them extreme.
 fn words(seed: u64, count: usize) -> Vec<u64> {
     let random = &mut random(seed);
     let word = |_| {
@@ -165,7 +163,6 @@ fn words(seed: u64, count: usize) -> Vec<u64> {
     (0..count).map(word).collect()
 }
 
-/// Each set of instructions by each modulus.
 fn everywhere() -> impl Iterator<Item = (Modulus, Isa)> {
     Modulus::ALL.into_iter().flat_map(|modulus| Isa::available().into_iter().map(move |isa| (modulus, isa)))
 }
@@ -262,7 +259,7 @@ fn whole_numbers_are_the_values_that_other_products_take() {
                         assert_eq!(exponent, -24);
                         assert!((exact - f64::from(value)).abs() <= 2.0f64.powi(-25), "{kind:?}: {value}");
                     }
-                    // The value is the whole number, rounded to a float.
+                    // The value is the integer, rounded to a float.
                     _ => assert_eq!(exact as f32, value, "{kind:?}"),
                 }
             }
@@ -321,7 +318,6 @@ fn weights_that_are_too_large_or_no_numbers_have_no_form() {
     assert!(of_scales(&[f32::NAN]).ring_form().is_none());
 }
 
-/// A row of groups with these scales.
 fn of_scales(scales: &[f32]) -> PackedMatrix {
     let block = |scale: &f32| [&f16::from_f32(*scale).to_le_bytes()[..], &[0xf1; 16]].concat();
     let bytes: Vec<u8> = scales.iter().flat_map(block).collect();

@@ -1,5 +1,5 @@
-//! The gradient at the inputs of linear layers: against the plain product with the transposed values, against the forward
-//! product it belongs to, and against itself in other batches, on other threads.
+//! The gradient at the inputs of linear layers: against the plain product with the transposed values, against
+//! the forward product, and bitwise equal in other batches and on other threads.
 
 use kernels::{
     ActivationForms, Isa, LinearPart, PackedMatrix, SumFrom, TensorType, ThreadPool, linear_transposed,
@@ -13,19 +13,19 @@ use crate::{
     support::{TYPES, activations, bits, floats, is_float, norm, pool, random},
 };
 
-/// Sums of a few thousand products in 32 bits, relative to the lengths of gradient and weights.
+/// Error of 32-bit sums of a few thousand products, relative to the norms of gradient and weights.
 const TOLERANCE: f64 = 1e-6;
 
-/// Products of numbers of 14 and 13 bits, each beside the largest of its tile.
+/// Error of products of 14-bit and 13-bit numbers, each relative to the largest of its tile.
 const ROUNDED_TOLERANCE: f64 = 4e-4;
 
-/// Sums over a vocabulary, relative to the whole gradient. A single chain of additions is 4e-6 off.
+/// Error of sums over a vocabulary, relative to the whole gradient. A single chain of additions is 4e-6 off.
 const HEAD_TOLERANCE: f64 = 1.5e-6;
 
 type TransposedProduct =
     fn(&mut ThreadPool, Isa, &[f32], usize, usize, &[LinearPart<'_>], SumFrom, &mut [f32]);
 
-/// Both products, and how far they may be off.
+/// Both products, and their maximum errors.
 const BOTH: [(TransposedProduct, f64); 2] =
     [(linear_transposed, TOLERANCE), (linear_transposed_rounded, ROUNDED_TOLERANCE)];
 
@@ -63,7 +63,7 @@ fn judge(layers: &SharedInputLayers, g: &[f32], out: &[f32], tolerance: f64, wha
         }
     }
     for (i, (&got, wanted)) in out.iter().zip(wanted).enumerate() {
-        // Not a quotient: a column of few weights can be all zeros, and then nothing but zero is right.
+        // Not a quotient: a column of few weights can be all zeros, and then only zero is right.
         let (off, length) = ((f64::from(got) - wanted).abs(), lengths[i]);
         assert!(
             off <= tolerance * length,
@@ -149,7 +149,8 @@ fn rounding_has_the_same_bits_on_every_set() {
 
 #[test]
 fn whole_numbers_up_to_the_largest_are_not_rounded() {
-    // A tile's largest gradient is 8191, and an input's largest value 4095: both scales are one, and the sum as large as any.
+    // A tile's largest gradient is 8191, and an input's largest value 4095: both scales are one, and the sum
+    // is the largest possible.
     let (outputs, width, rows) = (64, 33, 3);
     let weights: Vec<u8> = [4095.0f32; 64 * 33].iter().flat_map(|w| w.to_le_bytes()).collect();
     let matrix = PackedMatrix::pack(TensorType::F32, &weights, outputs, width).expect("whole rows");
@@ -189,7 +190,7 @@ fn a_single_one_reads_a_row_of_the_weights_bit_for_bit() {
     }
 }
 
-/// What the loss of one token sends back into a head: the probabilities, less one at the token that was right.
+/// Gradient of one token's loss at a head: the probabilities, less one at the target token.
 fn softmax_gradient(outputs: usize) -> Vec<f32> {
     let mut g: Vec<f32> =
         floats(&mut random(31), outputs).into_iter().map(|logit| (8.0 * logit).exp()).collect();
@@ -222,7 +223,7 @@ fn the_gradient_of_a_head_over_a_large_vocabulary_keeps_its_digits() {
 
 #[test]
 fn the_gradient_is_that_of_the_unrounded_product() {
-    // <g, W x> = <g W, x>, whatever g and x are: backward and forward are over the same values.
+    // <g, W x> = <g W, x> for all g and x, since both directions use the same values.
     let layers = one_of_each();
     let (x, mut g) = (floats(&mut random(22), layers.width), vec![0.0; layers.stride]);
     for part in &layers.parts {

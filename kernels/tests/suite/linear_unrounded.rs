@@ -1,5 +1,5 @@
-//! Linear layers with unrounded activations: against the plain product of the packed values, against `linear` where that
-//! does not round either, against themselves in other batches, and as the linear functions they are to be.
+//! Linear layers with unrounded activations: against the plain product of the packed values, against `linear`
+//! where that does not round either, in other batches, and for linearity.
 
 use kernels::{
     ActivationForms, Activations, Isa, LinearPart, PackedMatrix, TensorType, ThreadPool, linear_unrounded,
@@ -12,7 +12,7 @@ use crate::{
     support::{TYPES, activations, bits, floats, is_float, norm, pool, random},
 };
 
-/// Sums of a few thousand products in 32 bits, relative to the lengths of row and weights.
+/// Error of 32-bit sums of a few thousand products, relative to the norms of row and weights.
 const TOLERANCE: f64 = 1e-6;
 
 fn run(layers: &SharedInputLayers, pool: &mut ThreadPool, isa: Isa, x: &[f32]) -> Vec<f32> {
@@ -23,7 +23,6 @@ fn run(layers: &SharedInputLayers, pool: &mut ThreadPool, isa: Isa, x: &[f32]) -
     out
 }
 
-/// All values of a packed matrix.
 pub(crate) fn packed_values(matrix: &PackedMatrix) -> Vec<f32> {
     let mut values = vec![0.0; matrix.rows() * matrix.columns()];
     for (row, values) in values.chunks_exact_mut(matrix.columns()).enumerate() {
@@ -102,11 +101,11 @@ fn each_type_takes_rows_of_any_width_its_blocks_allow_and_hundreds_of_them() {
 
 #[test]
 fn a_single_one_reads_the_weights_bit_for_bit() {
-    // Everything else adds nothing, so a weight comes out as it is multiplied: as `read_row` gives it.
+    // All other terms are zero, so the output is the weight as used, equal to `read_row`.
     let layers = one_of_each();
     for isa in Isa::available() {
         for k in [0, 1, 15, 16, 31, 32, 255, layers.width - 1] {
-            // Alone, and with another row: both ways to decode.
+            // Alone, and with another row, which selects the other decode path.
             let mut x = vec![0.0; 2 * layers.width];
             (x[k], x[layers.width + k]) = (1.0, 1.0);
             let unbiased = |part: &crate::linear::PackedPart, x: &[f32]| {
@@ -199,7 +198,7 @@ fn sets_that_fuse_multiply_and_add_give_the_same_bits() {
 
 #[test]
 fn noise_that_is_added_can_be_taken_off_again() {
-    // What masks need: f(x + n) - f0(n) = f(x), where f0 leaves the bias out. Noise is a hundred times the signal.
+    // Masks need f(x + n) - f0(n) = f(x), where f0 has no bias. The noise is a hundred times the signal.
     let layers = one_of_each();
     let width = layers.width;
     let (x, noise) = (floats(&mut random(19), 6 * width), floats(&mut random(20), 6 * width));

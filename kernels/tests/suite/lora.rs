@@ -9,10 +9,10 @@ use kernels::{
 
 use crate::support::{activations, bits, floats, lora_matrix, norm, pool, random};
 
-/// Below, at and above the block of ranks that is summed at once.
+/// Below, at and above the rank block that is summed at once.
 const RANKS: [usize; 6] = [1, 4, 8, 16, 17, 64];
 
-/// Inner width: one span of columns, one block and an odd bit.
+/// Inner width: one span of columns, one block and a remainder.
 const WIDTH: usize = 256 + 64 + 13;
 
 struct TestLora {
@@ -25,7 +25,6 @@ struct TestLora {
 }
 
 impl TestLora {
-    /// `each` is applied to every number.
     fn new(rank: usize, outputs: usize, precision: LoraPrecision, each: fn(f32) -> f32) -> Self {
         let random = &mut random((1000 * rank + outputs) as u64);
         let mut numbers = |count| floats(random, count).into_iter().map(each).collect::<Vec<f32>>();
@@ -38,7 +37,7 @@ impl TestLora {
         Self::new(rank, outputs, LoraPrecision::Exact, |x| x)
     }
 
-    /// Numbers that 16 bits hold.
+    /// Values that 16 bits hold.
     fn halves(rank: usize, outputs: usize) -> Self {
         Self::new(rank, outputs, LoraPrecision::Exact, |x| f16::from_f32(x / 64.0).to_f32())
     }
@@ -47,7 +46,7 @@ impl TestLora {
         LoraSegment { first_row, rows, matrix: &self.matrix, column, staged: None, head: LeadingSums::None }
     }
 
-    /// Asserts that `out - before` is the delta of `x` within `tolerance` of the product of the lengths.
+    /// Asserts that `out - before` is the delta of `x` within `tolerance` of the product of the norms.
     fn judge(&self, x: &[f32], before: &[f32], out: &[f32], tolerance: f64, what: &str) {
         let delta = reference::lora(x, &self.a, &self.b, self.rank, self.scale);
         let shrunk = f64::from(self.scale) * norm(x) * norm(&self.a);
@@ -64,7 +63,7 @@ fn whole(matrix: &LoraMatrix, rows: usize) -> LoraSegment<'_> {
     LoraSegment { first_row: 0, rows, matrix, column: 0, staged: None, head: LeadingSums::None }
 }
 
-/// Rows of activations and of an output that already holds something.
+/// Rows of activations, and of an output with previous content.
 struct TestBatch {
     rows: usize,
     stride: usize,
@@ -141,7 +140,7 @@ fn bf16_rounds_inputs_and_numbers_to_eight_bits_and_takes_half_the_memory() {
     for isa in Isa::available() {
         for rank in RANKS {
             let adapter = TestLora::new(rank, 50, LoraPrecision::Bf16, |x| x);
-            // An odd number of columns or ranks is filled up to pairs.
+            // An odd number of columns or ranks is padded to pairs.
             assert_eq!(adapter.matrix.bytes(), 2 * (rank * (WIDTH + 1) + rank.next_multiple_of(2) * 50));
             let batch = TestBatch::random(7, 50);
             let out = batch.run(&mut pool(1), isa, &[adapter.segment(0, 7, 0)]);
@@ -209,7 +208,7 @@ fn numbers_of_any_size_give_a_finite_delta() {
     }
 }
 
-/// Segments as a batch of many adapters has them: mixed ranks, gaps, single rows, two layers of one adapter.
+/// Segments of a batch of many adapters: mixed ranks, gaps, single rows, two layers of one adapter.
 struct MixedSegments {
     adapters: Vec<TestLora>,
     /// Adapter, first row, rows, column.

@@ -1,4 +1,4 @@
-//! Whoever computes which ranks, and wherever they lie, a delta has the same bits.
+//! A delta has the same bits for any split of its ranks between threads and memories.
 
 use std::{sync::Arc, thread};
 
@@ -31,7 +31,7 @@ const KINDS: [[LoraPrecision; 2]; 9] = {
     ]
 };
 
-/// A matrix whose factors are kept differently: of two images, A of the first and B of the second.
+/// A matrix with factors of different precision: A of one image and B of another.
 fn mixed(rank: usize, columns: usize, rows: usize, kinds: [LoraPrecision; 2]) -> LoraMatrix {
     let random = &mut random((rank * 1000 + columns) as u64);
     let (a, b) = (floats(random, rank * columns), floats(random, rows * rank));
@@ -42,7 +42,7 @@ fn mixed(rank: usize, columns: usize, rows: usize, kinds: [LoraPrecision; 2]) ->
     LoraMatrix::over(&bytes, MatrixLayout { a: first.a, ..second }).expect("a layout of these bytes")
 }
 
-/// A matrix, rows of inputs, and the bits of the delta computed in one piece.
+/// A matrix, input rows, and the bits of the delta computed in one piece.
 struct HandoverCase {
     isa: Isa,
     matrix: LoraMatrix,
@@ -53,10 +53,10 @@ struct HandoverCase {
     what: String,
 }
 
-/// Blocks that hold a whole rank block of every matrix here, and the smallest that hold pieces of any.
+/// Size of blocks that hold a whole rank block of every matrix here, and the smallest that hold any piece.
 const BLOCK_BYTES: [usize; 2] = [1 << 16, 4096];
 
-/// A copy of `matrix` with nothing in it yet, at both ends of a pool by turns.
+/// An empty copy of `matrix`, at alternating ends of a pool.
 fn staged(matrix: &LoraMatrix, block_bytes: usize) -> (StagedMatrix, Arc<BlockLease>) {
     let mut packing = Packing::new(block_bytes);
     let places = PieceTable::pack(matrix.layout(), &mut packing).expect("the least piece fits");
@@ -113,7 +113,7 @@ impl HandoverCase {
         sums.split_off(3)
     }
 
-    /// Heads of every length, with the rest in host memory and, as soon as they arrived, on the device.
+    /// Checks heads of every length, with the rest in host memory and, once it arrives, on the device.
     fn check_every_split(&self) {
         self.check_every_split_in(BLOCK_BYTES[0]);
     }
@@ -238,7 +238,7 @@ fn how_a_factor_is_cut_changes_no_bit() {
 #[test]
 fn pieces_lie_apart_and_within_blocks_that_are_well_filled() {
     for block_bytes in [4096, 8192, 1 << 16, 368_640] {
-        // Of as many sizes as an adapter's pieces have.
+        // As many sizes as an adapter's pieces have.
         let sizes = [2048, 1000, 4096, 1536, 72];
         let (mut packing, mut taken, mut bytes) = (Packing::new(block_bytes), Vec::new(), 0);
         for index in 0..2000_usize {

@@ -1,4 +1,4 @@
-//! Layouts that do not fit their memory are refused, whatever they say.
+//! Layouts that do not fit their memory are rejected.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ const ROWS: usize = 33;
 
 fn appended(precision: LoraPrecision) -> (SharedBytes, MatrixLayout) {
     let (a, b) = (floats(&mut random(1), RANK * COLUMNS), floats(&mut random(2), ROWS * RANK));
-    // What was there before is kept, and the factors start behind it.
+    // Previous bytes are kept, and the factors start after them.
     let mut bytes = vec![7; 5];
     let layout = MatrixLayout::append(&mut bytes, RANK, COLUMNS, ROWS, 1.0, &a, &b, precision);
     assert!(bytes.starts_with(&[7; 5]));

@@ -1,5 +1,5 @@
-//! The kernels judged from outside: against the plain [`kernels::reference`], against files decoded by other people's
-//! code, and, where the crate promises batch invariance, against themselves bit for bit.
+//! The kernels from outside: against the plain [`kernels::reference`], against files decoded by other
+//! implementations, and, where the crate promises batch invariance, against themselves bit by bit.
 
 mod attention;
 mod backward;

@@ -1,4 +1,5 @@
-//! Matrices over memory that is filled again and again, whole and in pieces: the same bits as one that was packed in place.
+//! Matrices over memory that is refilled repeatedly, whole and in pieces: the same bits as a matrix packed in
+//! place.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::ops::Range;
@@ -13,14 +14,14 @@ use crate::support::{self, TYPES, activations, bits, floats, pool, random};
 const ROWS: usize = 200;
 const WIDTH: usize = 256;
 
-/// A stored tensor, and its matrix.
 fn stored(kind: TensorType) -> (Vec<u8>, PackedMatrix) {
     let data = support::stored(kind, ROWS, WIDTH, &mut random(7));
     let matrix = PackedMatrix::pack(kind, &data, ROWS, WIDTH).unwrap();
     (data, matrix)
 }
 
-/// The same matrix in pieces of at most `rows` rows, each packed apart, side by side in a slab; and where each begins.
+/// The matrix in pieces of at most `rows` rows, each packed separately, side by side in a slab; and the start
+/// of each.
 fn pieces(kind: TensorType, data: &[u8], rows: usize) -> (PageSlab, Vec<(usize, PackedMatrix)>) {
     let form = PackedLayout::of(kind, data, ROWS, WIDTH).unwrap();
     let known = PackedLayout::known(kind, ROWS, WIDTH, form.unit()).unwrap();
@@ -100,7 +101,7 @@ fn a_matrix_that_reaches_beyond_its_memory_is_none() {
 #[test]
 fn rows_that_are_gathered_give_the_bits_that_they_give_in_place() {
     let (isa, pool) = (Isa::best(), &mut pool(2));
-    // Out of order, twice, and none of a multiple of sixteen.
+    // Unordered, with repetitions, and none of a multiple of sixteen.
     let rows: Vec<usize> = (0..37).map(|at| (at * 71 + 5) % ROWS).chain([3, 3]).collect();
     for kind in TYPES {
         let (data, whole) = stored(kind);

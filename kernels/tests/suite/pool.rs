@@ -1,4 +1,4 @@
-//! The thread pool under stress: many regions, more threads than cores, panics, and being dropped at any moment.
+//! The thread pool under stress: many regions, more threads than cores, panics, and drops at any moment.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -16,7 +16,7 @@ fn what_a_region_writes_is_seen_by_the_next_and_by_the_caller() {
     watched(|| {
         for threads in [1, 2, 4] {
             let mut pool = pool(threads);
-            // Relaxed: only the pool's own ordering carries the values from region to region.
+            // Relaxed, so that only the pool's own ordering carries the values from region to region.
             let cells: Vec<AtomicU64> = (0..64).map(|_| AtomicU64::new(0)).collect();
             for region in 0..500u64 {
                 pool.run(64, |chunk| {

@@ -1,17 +1,16 @@
-//! Stored tensors decoded and packed: against values decoded by the `gguf` package (`golden/make_quant_golden.py`).
+//! Stored tensors decoded and packed: against values decoded by the `gguf` package
+//! (`golden/make_quant_golden.py`).
 
 use kernels::{Arena, PackError, PackedMatrix, TensorType, quant};
 
 use crate::support::{TYPES, bits, dequantize, is_float, random, stored};
 
-/// One record of the golden file.
 struct GoldenRecord {
     name: String,
     data: Vec<u8>,
     values: Vec<f32>,
 }
 
-/// Takes `count` bytes off the front.
 fn take<'a>(bytes: &mut &'a [u8], count: usize) -> &'a [u8] {
     let (taken, rest) = bytes.split_at(count);
     *bytes = rest;
@@ -84,8 +83,9 @@ fn a_packed_row_reads_back_as_it_was_stored() {
     }
 }
 
-/// K types multiply a half by a group's six or eight bits, which the packed form rounds to a half once more: a relative
-/// error of 2^-12 of the scale and of the minimum, whose codes are at most 63 times a scale.
+/// K types multiply a 16-bit scale by a group's six or eight bits, and the packed form rounds the product to
+/// 16 bits again: a relative error of 2^-12 of the scale and of the minimum, whose codes are at most 63 times
+/// a scale.
 #[track_caller]
 fn assert_near(got: &[f32], wanted: &[f32]) {
     let largest = wanted.iter().fold(0.0f32, |m, x| m.max(x.abs()));
@@ -99,7 +99,8 @@ fn assert_near(got: &[f32], wanted: &[f32]) {
 
 #[test]
 fn scales_far_below_the_largest_keep_their_bits() {
-    // One block with the largest scale a half holds, one with 2^-12 of it: both exact in 16 bits beside a common unit.
+    // One block with the largest 16-bit scale, one with 2^-12 of it: both exact in 16 bits with a common
+    // unit.
     let mut data = vec![0x77u8; 2 * TensorType::Q8_0.block_bytes()];
     data[..2].copy_from_slice(&half::f16::MAX.to_le_bytes());
     data[34..36].copy_from_slice(&half::f16::from_f32(13.37).to_le_bytes());
@@ -112,7 +113,7 @@ fn scales_far_below_the_largest_keep_their_bits() {
 #[test]
 fn matrices_of_one_arena_share_no_byte_and_outlive_it() {
     let random = &mut random(9);
-    // The third finds no room in the first chunk, the fourth none in any.
+    // The third exceeds the first chunk, the fourth every chunk.
     let arena = Arena::new(4096);
     let shapes = [(5, 32), (17, 64), (16, 96), (40, 512), (1, 32)];
     let data = shapes.map(|(rows, columns)| stored(TensorType::Q8_0, rows, columns, random));

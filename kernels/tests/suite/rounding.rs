@@ -1,4 +1,4 @@
-//! What a second byte of activations brings, and who gets one.
+//! Effect of a second byte of activations, and the choice of groups that get one.
 
 use kernels::{Isa, TensorType, reference};
 
@@ -7,7 +7,7 @@ use crate::{
     support::{floats, pool, random},
 };
 
-/// Rows that have some elements of their own which are far larger than the others.
+/// Rows with some elements that are far larger than the others.
 pub(crate) fn with_outliers(mut x: Vec<f32>) -> Vec<f32> {
     for at in (0..x.len()).step_by(193) {
         x[at] *= 40.0;

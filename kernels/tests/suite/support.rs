@@ -1,4 +1,4 @@
-//! What the tests share: seeded data, stored tensors of every type, pools, and how results are compared.
+//! Support of the tests: seeded data, stored tensors of every type, pools, and comparison of results.
 
 use std::sync::{Arc, OnceLock};
 
@@ -10,7 +10,6 @@ use kernels::{
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
-/// Every type a stored tensor may have.
 pub(crate) const TYPES: [TensorType; 11] = [
     TensorType::F32,
     TensorType::F16,
@@ -33,12 +32,11 @@ pub(crate) fn random(seed: u64) -> StdRng {
     StdRng::seed_from_u64(seed)
 }
 
-/// `count` numbers in -1..1.
+/// `count` values in -1..1.
 pub(crate) fn floats(random: &mut StdRng, count: usize) -> Vec<f32> {
     (0..count).map(|_| random.random_range(-1.0..1.0)).collect()
 }
 
-/// A pool of `threads` threads on the cores this process may use.
 pub(crate) fn pool(threads: usize) -> ThreadPool {
     static CORES: OnceLock<Vec<usize>> = OnceLock::new();
     if threads == 1 {
@@ -53,7 +51,7 @@ pub(crate) fn pool(threads: usize) -> ThreadPool {
     ThreadPool::new(&cores).expect("threads on allowed cores")
 }
 
-/// A stored tensor of `kind`: random codes, scales and minima of the size trained weights have.
+/// A stored tensor of `kind`: random codes, and scales and minima of the size in trained weights.
 pub(crate) fn stored(kind: TensorType, rows: usize, columns: usize, random: &mut StdRng) -> Vec<u8> {
     let elements = rows * columns;
     match kind {
@@ -78,7 +76,7 @@ pub(crate) fn stored(kind: TensorType, rows: usize, columns: usize, random: &mut
     }
 }
 
-/// Where a block keeps its halves: the scale and, if there is one, the minimum.
+/// Offsets of a block's 16-bit fields: the scale and, if there is one, the minimum.
 fn half_fields(kind: TensorType) -> &'static [usize] {
     match kind {
         TensorType::Q4_1 | TensorType::Q5_1 | TensorType::Q4K | TensorType::Q5K => &[0, 2],
@@ -87,7 +85,6 @@ fn half_fields(kind: TensorType) -> &'static [usize] {
     }
 }
 
-/// The values of a stored tensor.
 pub(crate) fn dequantize(kind: TensorType, data: &[u8], elements: usize) -> Vec<f32> {
     let mut values = vec![0.0; elements];
     quant::dequantize_row(kind, data, &mut values);
@@ -105,7 +102,6 @@ pub(crate) fn activations(
     rounded(pool, isa, values, rows, forms, Rounding::wide_above(1.0))
 }
 
-/// The same, rounded as `rounding` says.
 pub(crate) fn rounded(
     pool: &mut ThreadPool,
     isa: Isa,
@@ -142,12 +138,11 @@ pub(crate) fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Euclidean length.
 pub(crate) fn norm(values: &[f32]) -> f64 {
     values.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt()
 }
 
-/// Asserts `|got - wanted| <= tolerance` for each element. NaN is never close.
+/// Asserts `|got - wanted| <= tolerance` for each element. NaN always fails.
 #[track_caller]
 pub(crate) fn assert_close(got: &[f32], wanted: &[f32], tolerance: f64, what: &str) {
     assert_eq!(got.len(), wanted.len(), "{what}: as many values");

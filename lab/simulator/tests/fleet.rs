@@ -1,4 +1,4 @@
-//! A fleet against what can be computed by hand, against itself, and against worlds in which things go wrong.
+//! A fleet against hand-computed results, against itself, and with faults.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -27,7 +27,7 @@ use simulator::{
 
 const MS: u64 = SECOND / 1000;
 
-/// A step takes 10 ms and 1 ms for each sequence, a pass 20 ms and 1 ms for each token.
+/// A step takes 10 ms and 1 ms per sequence, a pass 20 ms and 1 ms per token.
 fn server(prompts: Prompts) -> ServerSetup {
     const FREE: LinearFit = LinearFit { alpha: 0.0, beta: 0.0 };
     let pass_s = if prompts == Prompts::Preempt { 20e-3 } else { 0.0 };
@@ -85,12 +85,12 @@ fn prompts_have_passes_of_their_own_or_are_computed_beside_those_that_decode() {
 fn who_finds_no_place_waits_in_the_queue_and_a_cold_adapter_travels_first() {
     let one = [request(0, 10, 1), request(0, 10, 1), request(0, 10, 1)];
     let outcomes = fleet::run(&setup(vec![server(Prompts::Preempt)]), &one);
-    // The first alone, the second when that is over, and the third beside it.
+    // The first alone, the second after it, and the third beside the second.
     assert_eq!(times_ms(&outcomes), [(30, 30), (70, 70), (70, 70)]);
     let cold = FleetRequest { rank: 64, adapter: 5, ..request(0, 10, 1) };
     let again = FleetRequest { at: 200 * MS, ..cold };
     let outcomes = fleet::run(&setup(vec![server(Prompts::Preempt)]), &[cold, again]);
-    // 64 MB at 1 GB/s, and then not again.
+    // 64 MB at 1 GB/s, and then no second load.
     assert_eq!(times_ms(&outcomes), [(94, 94), (230, 230)]);
 }
 
@@ -171,7 +171,7 @@ fn worlds_hold_whatever_goes_wrong_and_a_seed_gives_the_same_one() {
             assert_eq!(fault_scenario::run_scenario(seed), Ok(world));
         }
     }
-    // Something does go wrong.
+    // Faults do occur.
     assert!(sent_again > 1000 && unanswered > 1000, "{sent_again} {unanswered}");
 }
 

@@ -1,4 +1,4 @@
-//! The simulator against what can be computed by hand, and against itself.
+//! The simulator against hand-computed results, and against itself.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -82,7 +82,7 @@ fn in_an_executor_as_it_is_a_request_takes_its_way_in_and_waits_for_no_adapter()
     };
     assert_eq!((first.adapter_wait, first.queue), (Duration::ZERO, SECOND / 2));
     assert_eq!(first.ttft, SECOND / 2 + step(100, 0, 100 * 50));
-    // Three blocks of 32 are known.
+    // Three blocks of 32 are cached.
     assert_eq!(second.ttft, SECOND / 2 + step(4, 96, 4 * (96 + 2)));
 }
 
@@ -98,13 +98,13 @@ fn a_step_waits_for_the_blocks_that_are_taken_off_the_device_beside_it() {
         let observation = run(setup, &workload(talks));
         observation.records.iter().find(|record| record.conversation == 1).unwrap().decode
     };
-    // The other one leaves three full blocks.
+    // The first conversation leaves three full blocks.
     assert_eq!(decode(1e-3) - decode(0.0), Duration::from_millis(3));
 }
 
 #[test]
 fn an_executor_with_nothing_to_do_pushes_no_adapter_out_for_another() {
-    // Room for one of the two.
+    // Memory for one of the two.
     let room = Some(CostModel::GPU.adapter_blocks(32));
     let setup = Setup {
         design: Design::Executor,
@@ -143,7 +143,7 @@ fn a_second_turn_computes_what_is_new_and_what_fills_no_block() {
     let turns = vec![conversation_turn(100, 30), conversation_turn(20, 5)];
     let observation = run(setup(Variant::Elora), &workload(vec![talk(Duration::ZERO, 1, turns)]));
     let [first, second] = observation.records[..] else { panic!("two turns") };
-    // 129 tokens were computed: the last one generated never is. Four blocks of 32 are full.
+    // 129 tokens were computed, since the last generated one never is. Four blocks of 32 are full.
     assert_eq!((second.prompt, second.device_blocks, second.lower_blocks), (150, 4, 0));
     assert_eq!(second.ttft, prefill(150 - 128));
     assert_eq!(second.arrived, first.arrived + first.ttft + first.decode + SECOND);
@@ -153,10 +153,10 @@ fn a_second_turn_computes_what_is_new_and_what_fills_no_block() {
 #[test]
 fn with_help_a_cold_request_starts_at_once_and_more_slowly() {
     let talks = || workload(vec![talk(Duration::ZERO, 1, vec![conversation_turn(600, 1)])]);
-    // Over this link the adapter comes in 200 ms, and help adds 120.
+    // On this link the adapter takes 200 ms, and workers add 120.
     let slow = CostModel { link_bytes_per_s: 0.5e9, ..CostModel::GPU };
     let helped = Setup { cpu_assist: Some(2.0), cost: slow, ..setup(Variant::Elora) };
-    // The adapter has come by the second chunk.
+    // The adapter arrives before the second chunk.
     let record = run(helped, &talks()).records[0];
     assert_eq!((record.adapter_wait, record.ttft), (Duration::ZERO, prefill(2 * 512) + prefill(88)));
     let waits = Setup { cpu_assist: Some(2.0), ..setup(Variant::Elora) };
@@ -190,7 +190,8 @@ fn of_an_adapter_that_gave_up_some_blocks_only_these_are_copied_again() {
 
 #[test]
 fn what_fell_to_the_host_tier_is_waited_for_and_not_computed() {
-    // The second conversation needs nearly the whole device, so the first one's history goes to the host tier.
+    // The second conversation needs nearly the whole device, so the first one's history moves to the host
+    // tier.
     let mut setup = setup(Variant::Elora);
     setup.device_blocks = 60;
     let far = ConversationTurn { think: 100 * SECOND, prompt: 20, reply: 5 };
@@ -209,7 +210,7 @@ fn what_fell_to_the_host_tier_is_waited_for_and_not_computed() {
 
 const REQUESTS: u64 = 5000;
 
-/// Requests one by one, each of which takes as long.
+/// Requests of equal service time, one by one.
 fn one_server(load: f64, seed: u64) -> (Vec<Duration>, Duration) {
     let service = prefill(400);
     let mut setup = setup(Variant::Elora);

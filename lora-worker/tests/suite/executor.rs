@@ -1,4 +1,4 @@
-//! The other side: a board, a socket for workers, and adapters.
+//! The executor's side: a board, a socket for workers, and adapters.
 
 use kernels::{
     Isa,
@@ -18,11 +18,10 @@ use shmproto::{
 
 use crate::worker::{WorkerDirectory, until, until_some};
 
-/// Room enough for every test.
+/// Large enough for every test.
 pub(crate) const GEOMETRY: Geometry =
     Geometry { x_elements: 1 << 18, sums_elements: 1 << 20, slices: 64, seats: 4 };
 
-/// An executor without an engine.
 pub(crate) struct BoardExecutor {
     listener: BoardListener,
     pub(crate) board: Board,
@@ -35,7 +34,6 @@ impl BoardExecutor {
         Self { listener: BoardListener::bind(&place.socket()).unwrap(), board, poster }
     }
 
-    /// Waits for a worker and hears its hello.
     pub(crate) fn hear(&self) -> (ExecutorEnd, u32) {
         let accepted = until_some("a worker calls", || self.listener.accept().unwrap());
         match received(&accepted.connection) {
@@ -45,13 +43,12 @@ impl BoardExecutor {
         (accepted.connection, accepted.pid)
     }
 
-    /// Waits for a worker and gives it a seat.
     pub(crate) fn seat(&self) -> AttachedPeer {
         let (connection, pid) = self.hear();
         self.give_seat(connection, pid).unwrap()
     }
 
-    /// As [`BoardExecutor::seat`], and keeps a descriptor of the control region to scribble on.
+    /// As [`BoardExecutor::seat`], with a descriptor of the control region for arbitrary writes.
     pub(crate) fn seat_and_control(&self) -> (AttachedPeer, Region) {
         let (connection, pid) = self.hear();
         let offer = self.board.seat().unwrap();
@@ -64,14 +61,14 @@ impl BoardExecutor {
         (AttachedPeer { connection, pid, worker }, control)
     }
 
-    /// Gives a seat to whoever calls before `given_up`, and may be dying.
+    /// Gives a seat to a worker that connects before `given_up`, and may be killed meanwhile.
     pub(crate) fn try_seat(&self, mut given_up: impl FnMut() -> bool) -> Option<AttachedPeer> {
         let mut accepted = None;
         until("a worker calls or dies", || {
             accepted = self.listener.accept().unwrap();
             accepted.is_some() || given_up()
         });
-        // It may have called just before it died.
+        // The worker may have connected just before it was killed.
         let Accepted { connection, pid } = accepted.or_else(|| self.listener.accept().unwrap())?;
         let mut hello = Ok(None);
         until("it says hello or dies", || {
@@ -88,13 +85,12 @@ impl BoardExecutor {
         Ok(AttachedPeer { connection, pid, worker: offer.worker })
     }
 
-    /// Posts slices over `x` and wants workers awake for them.
+    /// Posts slices over `x` and wakes workers for them.
     pub(crate) fn post(&mut self, x: &[f32], slices: &[Slice]) {
         self.poster.announce(u32::MAX);
         self.poster.post(x, slices).unwrap();
     }
 
-    /// Waits until slice `index` is done, and reads its sums.
     pub(crate) fn read(&mut self, index: usize, sums: usize) -> Vec<f32> {
         until("a slice is done", || matches!(self.poster.state(index), SliceState::Done(_)));
         let mut values = vec![f32::NAN; sums];
@@ -102,12 +98,10 @@ impl BoardExecutor {
         values
     }
 
-    /// Takes slice `index` back, which nobody has done.
     pub(crate) fn take_back(&mut self, index: usize) {
         assert_eq!(self.poster.take_back(index), TakeBack::Taken);
     }
 
-    /// Posts `work` alone and returns its sums.
     pub(crate) fn compute(&mut self, image: u64, work: &SliceWork) -> Vec<f32> {
         let slice = work.slice(image, 0, 0);
         self.post(&work.x, &[slice]);
@@ -117,7 +111,6 @@ impl BoardExecutor {
     }
 }
 
-/// A worker that has a seat.
 pub(crate) struct AttachedPeer {
     pub(crate) connection: ExecutorEnd,
     pub(crate) pid: u32,
@@ -125,7 +118,7 @@ pub(crate) struct AttachedPeer {
 }
 
 impl AttachedPeer {
-    /// Offers an adapter and waits for the answer: why not, if it is not mapped.
+    /// Offers an adapter and returns the worker's answer: an error with the reason if it is not mapped.
     pub(crate) fn offer(&self, number: u64, image: &Image) -> Result<(), String> {
         let bytes = (*image.bytes()).as_ref().len() as u64;
         self.offer_fd(number, bytes, image.fd())
@@ -146,7 +139,7 @@ impl AttachedPeer {
         }
     }
 
-    /// Offers an adapter to a worker that may be dying; whether it answers.
+    /// Offers an adapter to a worker that may be killed; returns whether it answers.
     pub(crate) fn try_offer(&self, number: u64, image: &Image) -> bool {
         let bytes = (*image.bytes()).as_ref().len() as u64;
         let offered = ToWorker::AdapterOffered(AdapterOffered { image: number, bytes });
@@ -165,7 +158,6 @@ impl AttachedPeer {
         self.connection.send(&ToWorker::AdapterWithdrawn(number), &[]).unwrap();
     }
 
-    /// Waits until the worker has hung up.
     pub(crate) fn until_gone(&self) {
         until("the worker hangs up", || matches!(self.connection.receive(), Err(ReceiveError::Closed)));
     }
@@ -181,7 +173,7 @@ fn received(connection: &ExecutorEnd) -> FromWorker {
     until_some("the worker says something", || connection.receive().unwrap()).0
 }
 
-/// Numbers that are the same in every run, in -0.5..0.5.
+/// Deterministic values in -0.5..0.5.
 pub(crate) fn numbers(seed: u32, count: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_761) | 1;
     let mut next = || {
@@ -193,7 +185,6 @@ pub(crate) fn numbers(seed: u32, count: usize) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-/// One module of an adapter to be made.
 #[derive(Clone, Copy)]
 pub(crate) struct ModuleShape {
     pub(crate) module: u32,
@@ -209,7 +200,7 @@ impl ModuleShape {
     }
 }
 
-/// An adapter of these modules; `seed` makes it another one.
+/// An adapter of these modules with random values of `seed`.
 pub(crate) fn adapter(seed: u32, shapes: &[ModuleShape]) -> Image {
     let (mut data, mut entries) = (Vec::new(), Vec::new());
     for shape in shapes {
@@ -237,7 +228,6 @@ pub(crate) fn entry(module: u32, layout: &MatrixLayout) -> ImageEntry {
     }
 }
 
-/// The kernels' matrix of a module of an image.
 fn matrix(image: &Image, module: u32) -> LoraMatrix {
     let entry = image.entry(module).unwrap();
     let factor = |kind, offset: u64| FactorLayout {
@@ -267,7 +257,6 @@ pub(crate) struct SliceWork {
 }
 
 impl SliceWork {
-    /// `rows` rows for all ranks of `shape`.
     pub(crate) fn of(shape: &ModuleShape, rows: usize) -> Self {
         let &ModuleShape { module, rank, columns, rows: outputs, .. } = shape;
         Self { x: numbers(module + 77, rows * columns), module, rows, columns, outputs, ranks: rank }
@@ -277,7 +266,6 @@ impl SliceWork {
         Self { ranks, ..self }
     }
 
-    /// As a slice whose x and sums are at these offsets.
     pub(crate) fn slice(&self, image: u64, x_offset: usize, sums_offset: usize) -> Slice {
         let word = |number: usize| u32::try_from(number).unwrap();
         Slice {
@@ -294,7 +282,7 @@ impl SliceWork {
         }
     }
 
-    /// What the sums must be, bit for bit.
+    /// Expected sums, bit for bit.
     pub(crate) fn expected(&self, image: &Image) -> Vec<f32> {
         let matrix = matrix(image, self.module);
         let mut sums = vec![0.0; self.rows * self.outputs];
@@ -303,7 +291,7 @@ impl SliceWork {
     }
 }
 
-/// Many pieces of work as one job: all rows of x, and the slices.
+/// Several works as one job: all rows of x, and the slices.
 pub(crate) fn job(image: u64, works: &[SliceWork]) -> (Vec<f32>, Vec<Slice>) {
     let (mut x, mut slices, mut sums) = (Vec::new(), Vec::new(), 0usize);
     for work in works {
@@ -315,7 +303,7 @@ pub(crate) fn job(image: u64, works: &[SliceWork]) -> (Vec<f32>, Vec<Slice>) {
     (x, slices)
 }
 
-/// The bits, so that numbers that are no numbers can be compared.
+/// Bits of the values, so that NaN can be compared.
 pub(crate) fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }

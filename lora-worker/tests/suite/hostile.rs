@@ -1,4 +1,4 @@
-//! An executor that has lost its mind: whatever it says, a worker lives, and serves the next one.
+//! An executor that writes garbage: a worker survives any input, and serves the next executor.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -20,7 +20,7 @@ const SHAPE: ModuleShape = ModuleShape {
     precision: kernels::lora::LoraPrecision::Exact,
 };
 
-/// What the worker is good for after all that.
+/// Checks that the worker serves another executor.
 fn serves_another(place: &WorkerDirectory, pid: u32) {
     let mut executor = BoardExecutor::new(place);
     let peer = executor.seat();
@@ -30,13 +30,13 @@ fn serves_another(place: &WorkerDirectory, pid: u32) {
     assert_eq!(bits(&executor.compute(1, &work)), bits(&work.expected(&image)));
 }
 
-/// Where things lie in the control region, in words: docs/PROTOCOL.md draws it.
+/// Offsets in the control region, in words; docs/PROTOCOL.md has the layout.
 const JOB: usize = 16;
 const ANNOUNCED: usize = 18;
 const SLICES: usize = 48 + 32 * GEOMETRY.seats;
 const SLICE: usize = 32;
 
-/// Makes the first slices look like work for this worker, whatever else they say: in each state there is, of its adapter.
+/// Gives the first slices all states, with this worker and its adapter, so that the worker tries them.
 fn invite(words: &[AtomicU32], step: u32) {
     let store = |word: usize, value| words[word].store(value, Ordering::Release);
     store(ANNOUNCED, 1);
@@ -62,7 +62,7 @@ fn garbage_on_the_board_does_not_end_a_worker() {
         peer.offer(1, &image).unwrap();
         executor.post(&work.x, &[work.slice(1, 0, 0), work.slice(1, 0, 128)]);
         let words = control.words();
-        // All but the first line, which is only read at the beginning; in many ways, again and again.
+        // All words except the first line, which is only read at the beginning, with repeated writes.
         for (step, pair) in (0u32..).zip(numbers(seed, 20_000).chunks(2)) {
             let [place, value] = [pair[0], pair[1]].map(f32::to_bits);
             let word = &words[JOB + (place >> 4) as usize % (SLICES + 2 * SLICE - JOB)];

@@ -1,4 +1,4 @@
-//! Adapters as a worker is handed them.
+//! Adapters as a worker receives them.
 
 use std::os::fd::AsFd as _;
 
@@ -24,7 +24,7 @@ fn an_adapter_that_is_withdrawn_is_forgotten_and_one_that_replaces_it_is_used() 
     let work = SliceWork::of(&SHAPE, 3);
     assert_eq!(bits(&executor.compute(1, &work)), bits(&work.expected(&first)));
     peer.withdraw(1);
-    // A new number, as every image has; what is said is heard in order.
+    // Every image has a new number; messages are processed in order.
     let third = adapter(3, &[SHAPE]);
     peer.offer(3, &third).unwrap();
     executor.post(&work.x, &[work.slice(1, 0, 0), work.slice(3, 0, 128)]);
@@ -43,12 +43,12 @@ fn an_image_that_is_none_is_rejected_by_name_and_the_worker_goes_on() {
     let garbage = SealedBytes::build("garbage", &[&[0xA5; 4096]]).unwrap();
     let reason = peer.offer_fd(1, 4096, garbage.fd()).unwrap_err();
     assert!(reason.contains("image"), "{reason}");
-    // Sealed by nobody: its bytes could change under the worker.
+    // An unsealed file: its bytes could change during use.
     let file = tempfile::tempfile().unwrap();
     file.set_len(4096).unwrap();
     let reason = peer.offer_fd(2, 4096, file.as_fd()).unwrap_err();
     assert!(reason.contains("seal"), "{reason}");
-    // More than was said.
+    // Larger than announced.
     let image = adapter(3, &[SHAPE]);
     let reason = peer.offer_fd(3, 64, image.fd()).unwrap_err();
     assert!(reason.contains("64"), "{reason}");
@@ -78,7 +78,7 @@ fn two_hundred_adapters_leave_nothing_behind() {
     until("no more is open than before", || {
         worker.open_files() <= before.0 && worker.shared_maps() <= before.1
     });
-    // The board's three regions, and no adapter at all.
+    // The board's three regions, and no adapter.
     until("no adapter is mapped", || worker.shared_maps() == 3);
 }
 

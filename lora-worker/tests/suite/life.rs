@@ -1,4 +1,4 @@
-//! How a worker comes, stays and goes; and what its executor loses when it goes.
+//! Life of a worker: start, service and end, and the executor's loss at its end.
 
 use std::{process::Command, time::Duration};
 
@@ -26,7 +26,7 @@ fn image() -> Image {
     adapter(1, &[SHAPE])
 }
 
-/// Offers the adapter and has a slice of it computed: all is well.
+/// Offers the adapter and computes a slice as a health check.
 fn works(executor: &mut BoardExecutor, peer: &crate::executor::AttachedPeer) {
     let (image, work) = (image(), SliceWork::of(&SHAPE, 4));
     peer.offer(1, &image).unwrap();
@@ -37,7 +37,7 @@ fn works(executor: &mut BoardExecutor, peer: &crate::executor::AttachedPeer) {
 fn a_worker_waits_for_an_executor_and_says_when_it_is_seated() {
     let place = WorkerDirectory::new();
     let mut worker = place.start_undisturbed(&[]);
-    // Sleeping, after a first try.
+    // The worker sleeps after a first try.
     until("it has tried", || worker.threads().contains("control") && worker.is_in_state('S'));
     std::thread::sleep(Duration::from_millis(300));
     let mut executor = BoardExecutor::new(&place);
@@ -59,7 +59,7 @@ fn a_worker_outlives_its_executor_and_forgets_all_of_it() {
     let mut second = BoardExecutor::new(&place);
     let peer = second.seat();
     assert_eq!(peer.pid, worker.pid());
-    // The number was the former executor's: here it is unknown until it is offered.
+    // The number belongs to the former executor; here it is unknown until it is offered.
     let work = SliceWork::of(&SHAPE, 4);
     second.post(&work.x, &[work.slice(1, 0, 0)]);
     std::thread::sleep(Duration::from_millis(20));
@@ -85,7 +85,7 @@ fn a_worker_whose_executor_says_farewell_asks_anew() {
 fn a_healthy_start_and_end_are_no_warnings() {
     let place = WorkerDirectory::new();
     let mut worker = place.start_undisturbed(&[]);
-    // Long enough to be said: it is looked for less and less often, and once a second at last.
+    // Long enough for a warning: the worker retries ever less often, down to once per second.
     std::thread::sleep(Duration::from_secs(3));
     let executor = BoardExecutor::new(&place);
     let peer = executor.seat();
@@ -93,7 +93,7 @@ fn a_healthy_start_and_end_are_no_warnings() {
     peer.connection.send(&ToWorker::Closing, &[]).unwrap();
     peer.until_gone();
     drop((executor, peer));
-    // It has tried again.
+    // The worker has tried again by then.
     std::thread::sleep(Duration::from_millis(300));
     worker.signal(Signal::TERM);
     assert_eq!(worker.code(), Some(0));
@@ -195,7 +195,7 @@ fn a_stopped_worker_that_was_fenced_changes_nothing_when_it_goes_on() {
     until("it stops in the middle", || place.has_fired("worker.before_done") && worker.is_in_state('T'));
     executor.take_back(0);
     executor.board.fence(peer.worker);
-    // The next job has the same slice, which nobody can claim meanwhile.
+    // The next job has the same slice, which no worker can claim meanwhile.
     executor.post(&work.x, &[work.slice(1, 0, 0)]);
     worker.signal(Signal::CONT);
     peer.until_gone();
@@ -228,7 +228,7 @@ fn workers_that_are_killed_in_turn_while_there_is_work_lose_no_slice() {
                 shmproto::board::TakeBack::Taken => continue,
                 shmproto::board::TakeBack::AlreadyDone(_) => {}
             }
-            // What was done was done whole.
+            // A done slice is complete.
             if executor.poster.done(index).map(|done| done.read(0, &mut sums)).is_ok() {
                 assert_eq!(bits(&sums), expected);
             }
@@ -269,7 +269,7 @@ fn an_executor_that_speaks_out_of_turn_is_left_and_asked_again() {
     assert!(worker.log().contains("the executor sent a withdrawal where none belongs"));
 }
 
-/// Has a worker end in each way it can be asked to, and expects exit code 0.
+/// Ends a worker in each supported way, and expects exit code 0.
 fn ends_when_asked(make: impl Fn() -> WorkerChild) {
     for signal in [Signal::TERM, Signal::INT] {
         let mut worker = make();
@@ -300,7 +300,7 @@ fn a_worker_ends_when_asked_while_it_is_parked() {
         let peer = executor.seat();
         worker.ready();
         until("it sleeps", || worker.is_in_state('S'));
-        // Whoever has a seat keeps it until it is gone.
+        // The worker keeps its seat until its end.
         std::mem::forget(peer);
         worker
     });
@@ -313,7 +313,7 @@ fn a_worker_ends_when_asked_in_the_middle_of_a_slice() {
     let mut worker = place.start();
     let peer = executor.seat();
     works(&mut executor, &peer);
-    // Longer than any test: it must not be waited for.
+    // Longer than any test, so the end must not wait for it.
     place.arm("worker.after_claim", "wait 600000");
     let work = SliceWork::of(&SHAPE, 4);
     executor.post(&work.x, &[work.slice(1, 0, 0)]);

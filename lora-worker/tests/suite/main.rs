@@ -1,4 +1,4 @@
-//! A real worker process against a board that the test holds.
+//! A real worker process against a board of the test.
 
 #![expect(clippy::unwrap_used, reason = "a test that panics has failed, which is what is wanted")]
 

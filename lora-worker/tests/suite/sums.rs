@@ -1,4 +1,4 @@
-//! What a worker computes.
+//! Sums that a worker computes.
 
 use kernels::lora::LoraPrecision;
 use rustix::process::Signal;

@@ -1,4 +1,4 @@
-//! What a worker costs and asks of the system.
+//! Costs and system calls of a worker.
 
 use std::{
     fs,
@@ -24,17 +24,17 @@ const SHAPE: ModuleShape = ModuleShape {
     precision: kernels::lora::LoraPrecision::Exact,
 };
 
-/// System calls of one thread that `strace` has written down: their names.
+/// Names of one thread's system calls in the record of `strace`.
 fn calls(record: &Path, thread: u32) -> Vec<String> {
     let text = fs::read_to_string(record).unwrap_or_default();
     let mine =
         text.lines().filter_map(|line| line.split_once(' ')).filter(|(pid, _)| *pid == thread.to_string());
     let names = mine.map(|(_, call)| call.trim_start().split('(').next().unwrap_or_default());
-    // Signals, and the second halves of calls that were counted.
+    // Signals, and the second halves of counted calls.
     names.filter(|name| !name.starts_with(['-', '+', '<'])).map(str::to_owned).collect()
 }
 
-/// A worker under `strace`, which writes down what it calls; none, with a word, where there is no `strace`.
+/// A worker under `strace`, and its record; `None` with a message if `strace` is not installed.
 fn recorded(place: &WorkerDirectory, prepare: impl FnOnce(&mut Command)) -> Option<(WorkerChild, PathBuf)> {
     if Command::new("strace").arg("-V").output().is_err() {
         println!("skipped: strace is not installed; apt install strace");
@@ -42,7 +42,7 @@ fn recorded(place: &WorkerDirectory, prepare: impl FnOnce(&mut Command)) -> Opti
     }
     let (mut command, record) = (Command::new("strace"), place.path("calls"));
     command.args(["-f", "-o"]).arg(&record).arg(env!("CARGO_BIN_EXE_lora-worker"));
-    // If strace is killed, the worker ends nevertheless.
+    // The worker must end even if strace is killed.
     command.args(place.arguments(a_core())).arg("--exit-with-stdin");
     prepare(&mut command);
     Some((WorkerChild::spawn(command), record))
@@ -52,7 +52,7 @@ fn recorded(place: &WorkerDirectory, prepare: impl FnOnce(&mut Command)) -> Opti
 fn ten_thousand_slices_take_no_system_call() {
     let place = WorkerDirectory::new();
     let mut executor = BoardExecutor::new(&place);
-    // So long that it does not go to sleep between two jobs.
+    // A spin time longer than the pause between two jobs, so that the worker does not sleep.
     let Some((_strace, record)) = recorded(&place, |command| _ = command.args(["--spin-us", "1000000"]))
     else {
         return;
@@ -63,7 +63,7 @@ fn ten_thousand_slices_take_no_system_call() {
     let work = SliceWork::of(&SHAPE, 1);
     let expected = bits(&work.expected(&image));
     let (x, slices) = job(1, &(0..50).map(|_| SliceWork::of(&SHAPE, 1)).collect::<Vec<_>>());
-    // The first makes the worker look where adapters are left.
+    // Warm-up: the first job still makes system calls.
     executor.post(&x, &slices);
     executor.read(49, 64);
     let before = calls(&record, peer.pid).len();
@@ -75,7 +75,7 @@ fn ten_thousand_slices_take_no_system_call() {
     }
     let during = calls(&record, peer.pid).split_off(before);
     assert!(before > 20, "the record is one of this thread: {before} calls");
-    // On a machine that lets this test wait for a second, the worker goes to sleep, and that is a call.
+    // A pause of this test for a second, on a busy machine, puts the worker to sleep, which is one call.
     assert!(during.len() <= 10 && during.iter().all(|call| call == "futex"), "{during:?}");
 }
 
@@ -116,8 +116,8 @@ fn a_worker_without_work_uses_no_cpu() {
     let place = WorkerDirectory::new();
     let lonely = place.start_undisturbed(&[]);
     until("it waits", || lonely.threads().contains("control") && lonely.is_in_state('S'));
-    // It may still be busy with its start, or spin for the moment it is allowed to. A fiftieth: the clock it is measured
-    // with ticks a hundred times a second.
+    // The worker may still be starting or spinning. The bound is a fiftieth, since the clock ticks a hundred
+    // times per second.
     let idles = || {
         let before = lonely.cpu_time();
         thread::sleep(Duration::from_secs(2));
@@ -153,7 +153,6 @@ fn a_worker_stays_on_its_core_and_gives_up_system_calls() {
     }
 }
 
-/// A stand-in for systemd.
 struct Systemd {
     socket: UnixDatagram,
     path: PathBuf,
@@ -167,7 +166,6 @@ impl Systemd {
         Self { socket, path }
     }
 
-    /// Waits until it is told `line`.
     fn hears(&self, line: &str) {
         let mut buffer = [0; 4096];
         until(line, || {
@@ -185,7 +183,7 @@ fn systemd_is_told_what_a_worker_does() {
     let place = WorkerDirectory::new();
     let systemd = Systemd::new(&place);
     let mut worker = place.start_with(&[], |command| {
-        // As systemd does, it is told whom the watchdog is for: a process id that nobody knows before it runs.
+        // systemd names the watched process id in the environment, which is only known at run time.
         let mut shell = Command::new("sh");
         shell
             .args(["-c", "WATCHDOG_PID=$$ exec \"$0\" \"$@\""])

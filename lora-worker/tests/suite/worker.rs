@@ -1,4 +1,4 @@
-//! A worker process, and the place it works in.
+//! A worker process, and its directory.
 
 use std::{
     collections::BTreeSet,
@@ -18,13 +18,11 @@ use rustix::{
 
 pub(crate) use testkit::{eventually as until, eventually_some as until_some};
 
-/// A core that this process may run on.
 pub(crate) fn a_core() -> usize {
     let allowed = sched_getaffinity(None).unwrap();
     (0..CpuSet::MAX_CPU).find(|&core| allowed.is_set(core)).unwrap()
 }
 
-/// A directory for a socket, failpoints and logs.
 pub(crate) struct WorkerDirectory(tempfile::TempDir);
 
 impl WorkerDirectory {
@@ -43,11 +41,10 @@ impl WorkerDirectory {
         self.path("private/workers.sock")
     }
 
-    /// Makes `place` do `what` when it is reached, once.
     pub(crate) fn arm(&self, place: &str, what: &str) {
         assert!(FAILPOINTS.contains(&place), "{place}");
         let _ = fs::remove_file(self.path("failpoints").join(format!("{place}.fired")));
-        // Whole or not at all: it is read as soon as it is there.
+        // Renamed into place, since the process may read the file at once.
         fs::write(self.path("armed"), what).unwrap();
         fs::rename(self.path("armed"), self.path("failpoints").join(place)).unwrap();
     }
@@ -56,7 +53,6 @@ impl WorkerDirectory {
         self.path("failpoints").join(format!("{place}.fired")).exists()
     }
 
-    /// The command line of a worker on `core`.
     pub(crate) fn arguments(&self, core: usize) -> Vec<String> {
         let socket = self.socket().display().to_string();
         ["--executor", &socket, "--core", &core.to_string(), "--log-format", "human"]
@@ -64,7 +60,7 @@ impl WorkerDirectory {
             .to_vec()
     }
 
-    /// A worker that tests interfere with. It does not give up system calls.
+    /// A worker for tests with failpoints, which need system calls outside of the seccomp filter.
     pub(crate) fn start(&self) -> WorkerChild {
         self.start_with(&[], |command| {
             command.env("HOLOBIONT_FAILPOINTS", self.path("failpoints"));
@@ -84,7 +80,6 @@ impl WorkerDirectory {
     }
 }
 
-/// A process that is killed when its test ends.
 pub(crate) struct WorkerChild {
     child: Child,
     output: BufReader<std::process::ChildStdout>,
@@ -115,25 +110,23 @@ impl WorkerChild {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Lets go of its standard input.
     pub(crate) fn close_stdin(&mut self) -> Option<ChildStdin> {
         self.child.stdin.take()
     }
 
-    /// Waits for `ready` on its standard output.
     pub(crate) fn ready(&mut self) {
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
         assert_eq!(line, "ready\n");
     }
 
-    /// Whether its main thread is stopped or sleeps, as the kernel's one letter says.
+    /// Whether the main thread has this state letter of the kernel (stopped, sleeping).
     pub(crate) fn is_in_state(&self, state: char) -> bool {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap();
         stat.rsplit(") ").next().unwrap().starts_with(state)
     }
 
-    /// User and system time it has used.
+    /// User and system time of the process.
     pub(crate) fn cpu_time(&self) -> Duration {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap();
         let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
@@ -141,39 +134,34 @@ impl WorkerChild {
         Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
     }
 
-    /// The file descriptors it has open.
     pub(crate) fn open_files(&self) -> usize {
         fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
     }
 
-    /// Its maps of memory that was handed over.
     pub(crate) fn shared_maps(&self) -> usize {
         let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid())).unwrap();
         maps.lines().filter(|line| line.contains("/memfd:")).count()
     }
 
-    /// Its threads' names.
     pub(crate) fn threads(&self) -> BTreeSet<String> {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap();
         let names = tasks.map(|task| fs::read_to_string(task.unwrap().path().join("comm")).unwrap());
         names.map(|name| name.trim().to_owned()).collect()
     }
 
-    /// Waits for its end. Exit code, or none if a signal ended it.
+    /// Waits for the end; exit code, or `None` after a signal.
     pub(crate) fn code(&mut self) -> Option<i32> {
         let status = until_some("the worker ends", || self.child.try_wait().unwrap());
         assert!(status.code().is_some() || status.signal().is_some());
         status.code()
     }
 
-    /// What it has said on stderr, after its end.
     pub(crate) fn log(&mut self) -> String {
         let mut log = String::new();
         self.child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
         log
     }
 
-    /// Ends it by SIGKILL.
     pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();

@@ -1,4 +1,4 @@
-//! The same across a real process boundary: this test binary starts itself again as the client.
+//! The channel across a real process boundary: this test binary starts itself again as the client.
 
 use std::{
     env, fs,
@@ -15,16 +15,15 @@ use shmproto::{
 
 use super::{GEOMETRY, LONG, WATCHDOG, call, reply, wait_one};
 
-/// In the client: where the executor's descriptor is.
+/// Variable in the client: the path of the executor's descriptor.
 const REGION: &str = "SHMPROTO_TEST_CHANNEL";
 
-/// The test that is started again.
+/// Name of this test, for the second start.
 const TEST: &str =
     "child_process::a_client_in_another_process_calls_until_it_is_killed_and_the_next_one_goes_on";
 
-/// Calls for ever, and checks what comes back.
 fn client(path: &str) {
-    // Whatever becomes of the test, this process goes with it.
+    // The process must not outlive the test.
     set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
     let fd: OwnedFd = fs::OpenOptions::new().read(true).write(true).open(path).expect(path).into();
     let mut client = ClientChannel::join(fd, GEOMETRY.region_bytes(), GEOMETRY).unwrap();
@@ -32,7 +31,7 @@ fn client(path: &str) {
         let row = [(sequence % 1000) as f32; 6];
         client.write_rows(128, Dtype::Bf16, &row).unwrap();
         client.submit(&call(sequence)).unwrap();
-        // The executor's process may be busy; it is not gone.
+        // The executor may be slow, but it has not ended.
         while client.wait(Duration::from_micros(50), LONG).unwrap().is_none() {}
         let mut found = [0.0; 6];
         client.read_rows(1024, Dtype::F32, &mut found).unwrap();
@@ -72,7 +71,7 @@ fn a_client_in_another_process_calls_until_it_is_killed_and_the_next_one_goes_on
         }
         child.kill().unwrap();
         child.wait().unwrap();
-        // What it left is a call or none; then there is silence, and no fault.
+        // The killed client leaves at most one call; then the channel is silent, without a violation.
         while executor.take().unwrap().is_some() {}
         assert_eq!(wait_one(&bell, &executor, Duration::ZERO, Duration::from_millis(10)), WakeCause::Late);
     }

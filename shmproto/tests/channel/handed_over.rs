@@ -1,4 +1,4 @@
-//! As executor and client meet: over the socket, with control messages, and the region's descriptor.
+//! Setup of a channel between executor and client: the socket, control messages, and the region's descriptor.
 
 use std::{
     fs::Permissions,
@@ -40,7 +40,6 @@ fn accept(listener: &LayersListener) -> LayersEnd {
     panic!("nobody calls");
 }
 
-/// The next message of a connection that does not block.
 fn next(connection: &LayersEnd) -> ToLayers {
     let end = Instant::now() + WATCHDOG;
     while Instant::now() < end {

@@ -1,4 +1,4 @@
-//! One set of tests that every transport of the channel passes: the heap of one process, and a region mapped twice.
+//! One set of tests for every transport of the channel: the heap of one process, and a region mapped twice.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, reason = "a channel that cannot be set up has failed")]
 
@@ -24,10 +24,10 @@ mod handed_over;
 
 const GEOMETRY: Geometry = Geometry { slab_bytes: 1 << 14, depth: 4 };
 
-/// Long enough that only what is asked for ends it.
+/// A timeout that no test reaches.
 const LONG: Duration = Duration::from_secs(20);
 
-/// How a client comes to the executor's memory.
+/// Access of a client to the executor's memory.
 trait ChannelTransport {
     fn channel(geometry: Geometry) -> (ExecutorChannel, ClientChannel);
 }
@@ -71,12 +71,11 @@ fn reply(call: &CallHeader) -> ReplyHeader {
     ReplyHeader { rows: call.rows, batch_rows: 9, ..ReplyHeader::refusal(call, CallStatus::Done, 0) }
 }
 
-/// Waits on one channel.
 fn wait_one(bell: &Doorbell, executor: &ExecutorChannel, spin: Duration, limit: Duration) -> WakeCause {
     wait_any(bell, std::iter::once(executor), spin, Some(Instant::now() + limit))
 }
 
-/// Answers calls until one has sequence 0: their rows, doubled.
+/// Answers calls with doubled rows until one has sequence 0.
 fn serve(executor: &mut ExecutorChannel, numbers: usize, spin: Duration) {
     let (bell, mut rows) = (Doorbell::default(), vec![0.0; numbers]);
     let end = Instant::now() + WATCHDOG;

@@ -1,4 +1,4 @@
-//! The same across a real process boundary: this test binary starts itself again as the worker.
+//! The board across a real process boundary: this test binary starts itself again as the worker.
 
 use std::{
     env, fs, io,
@@ -14,15 +14,15 @@ use testkit::WATCHDOG;
 
 use super::{GEOMETRY, expected, slice, slices, sums, work_on, x};
 
-/// In the worker: where the executor's descriptors are, its seat, and its number.
+/// Variable in the worker: paths of the executor's descriptors, its seat, and its number.
 const OFFER: &str = "SHMPROTO_TEST_OFFER";
 
-/// The test that is started again.
+/// Name of this test, for the second start.
 const TEST: &str =
     "child_process::a_worker_in_another_process_does_jobs_until_it_is_killed_and_the_next_one_goes_on";
 
 fn worker(offer: &str) {
-    // Whatever becomes of the test, this process goes with it.
+    // The process must not outlive the test.
     set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
     let fields: Vec<&str> = offer.split(' ').collect();
     let [control, x, sums, seat, worker] = fields[..] else { panic!("{offer:?}") };
@@ -75,7 +75,7 @@ fn a_worker_in_another_process_does_jobs_until_it_is_killed_and_the_next_one_goe
         assert_eq!(poster.state(0), SliceState::Open, "nobody is there");
         assert!(board.fence(worker));
     }
-    // One that is fenced ends by itself.
+    // A fenced worker ends by itself.
     let offer = board.seat().unwrap();
     let mut child = start(&offer);
     assert!(board.fence(offer.worker));

@@ -1,4 +1,4 @@
-//! One set of tests that every transport of the board passes: the heap of one process, and regions mapped twice.
+//! One set of tests for every transport of the board: the heap of one process, and regions mapped twice.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, reason = "a board that cannot be set up has failed")]
 
@@ -18,7 +18,7 @@ mod child_process;
 
 const GEOMETRY: Geometry = Geometry { x_elements: 64, sums_elements: 256, slices: 8, seats: 3 };
 
-/// How a worker comes to the executor's memory.
+/// Access of a worker to the executor's memory.
 trait WorkerTransport {
     fn board(geometry: Geometry) -> (Board, Producer);
     fn join(offer: ConsumerHandle) -> Consumer;
@@ -54,7 +54,7 @@ fn seat<T: WorkerTransport>(board: &Board) -> Consumer {
     T::join(board.seat().unwrap())
 }
 
-/// Two rows of three numbers, four sums a row.
+/// Two rows of three values, four sums per row.
 fn slice(index: u32) -> Slice {
     Slice {
         image: 7,
@@ -78,7 +78,7 @@ fn x(job: f32) -> Vec<f32> {
     (0..64_u8).map(|number| job + f32::from(number)).collect()
 }
 
-/// What the sums of a slice must be, for the x of a job: the row's sum, times 1, 2, 3 and 4.
+/// Expected sums of a slice for the x of a job: the row's sum, times 1, 2, 3 and 4.
 fn expected(job: f32, slice: &Slice) -> Vec<f32> {
     let rows = slice.first_row..slice.first_row + slice.rows;
     let start = |row: u32| (slice.x_offset + row * slice.width) as usize;
@@ -86,7 +86,7 @@ fn expected(job: f32, slice: &Slice) -> Vec<f32> {
     sums.flat_map(|sum| [1.0, 2.0, 3.0, 4.0].map(|factor| factor * sum)).collect()
 }
 
-/// Does one slice as an honest worker would; says whether it came in time, or nothing if there is none.
+/// Does one slice as an honest worker would; returns whether it was in time, or `None` without a slice.
 fn work(seat: &mut Consumer) -> Option<bool> {
     let claim = seat.claim(|image, module| (image, module) == (7, 3))?;
     let slice = *claim.slice();
@@ -97,7 +97,6 @@ fn work(seat: &mut Consumer) -> Option<bool> {
     Some(claim.done(&sums))
 }
 
-/// Works until it is fenced.
 fn work_on(mut seat: Consumer) -> u64 {
     let mut in_time = 0;
     loop {
@@ -204,7 +203,6 @@ fn a_fenced_worker_leaves_and_its_seat_is_somebody_elses<T: WorkerTransport>() {
     assert_eq!(sums(&mut poster, 0), Some(expected(5.0, &slice(0))));
 }
 
-/// Who claimed a slice.
 fn poster_sees(poster: &mut Producer, index: usize) -> shmproto::board::WorkerNumber {
     match poster.state(index) {
         SliceState::Claimed(worker) | SliceState::Done(worker) => worker,
@@ -254,7 +252,7 @@ fn several_workers_do_all_of_many_jobs<T: WorkerTransport>() {
     assert_eq!((done + here, figures.seats.iter().map(|seat| seat.slices).sum()), (3200, done));
 }
 
-/// As a device does: it writes x, says so, and writes the next job's once this one is answered.
+/// Acts as a device: writes x, signals it, and writes the next job's x after the answer.
 fn play_device(slab: &ActivationSlab, asked: &AtomicU32, answered: &AtomicU32, jobs: u16) {
     for job in 1..=jobs {
         slab.write(0, &x(job.into()));
@@ -309,7 +307,7 @@ fn rows_past_those_that_were_put_there_are_no_part_of_the_job<T: WorkerTransport
     let mut seat = seat::<T>(&board);
     let too_large = PostError::TooLargeX { elements: 65, limit: 64 };
     assert_eq!(poster.post_in_place(65, &slices(1)), Err(too_large));
-    // The slice's rows are numbers 1 to 6.
+    // The slice's rows are the values 1 to 6.
     let outside = PostError::Slice { index: 0, source: SliceError::OutsideX { limit: 6 } };
     assert_eq!(poster.post_in_place(6, &slices(1)), Err(outside));
     assert_eq!((poster.slices(), work(&mut seat)), (0, None));
@@ -338,7 +336,7 @@ fn a_sleeping_worker_is_woken_by_a_job_and_by_its_fence<T: WorkerTransport>() {
     let number = seat.worker();
     let worker = thread::spawn(|| work_on(seat));
     for job in 0..20_u16 {
-        // Long enough to be asleep, most of the time.
+        // Long enough for the worker to sleep, most of the time.
         thread::sleep(Duration::from_millis(1));
         poster.post(&x(job.into()), &slices(1)).unwrap();
         while poster.state(0) != SliceState::Done(number) {
@@ -413,7 +411,7 @@ fn the_slab_as_words_is_the_slab_and_begins_at_a_page() {
     assert!(words.len() >= 64 && words.as_ptr().addr().is_multiple_of(4096));
     let numbers = words.iter().map(|word| f32::from_bits(word.load(Ordering::Relaxed)));
     assert_eq!(numbers.take(64).collect::<Vec<_>>(), x(7.0));
-    // Whoever has registered it keeps it mapped.
+    // A registration keeps the memory mapped.
     drop((board, poster));
     slab.as_ref()[0].store(1.5_f32.to_bits(), Ordering::Relaxed);
     let mut first = [0.0];

@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 
 use crate::client::RequestFault;
 
-/// Adapter version of a name, or none.
 type NamedGeneration = Option<String>;
 
 /// Expected content of the registry.

@@ -116,7 +116,6 @@ pub struct TrafficCounts {
     pub not_found: AtomicU64,
     /// Number of accepted streams that ended in a typed error.
     pub given_up: AtomicU64,
-    /// Reason of the first resend.
     first_fault: OnceLock<String>,
 }
 

@@ -51,7 +51,6 @@ pub struct FleetFront {
     _envoy: OwnedProcess,
 }
 
-/// A process that ends with its owner, with its output.
 #[derive(Debug)]
 struct OwnedProcess {
     name: &'static str,

@@ -130,7 +130,6 @@ impl SharedFleet {
     }
 }
 
-/// Returns the fixed gateway setting of pickers and Envoy.
 fn gateways() -> [String; 1] {
     [format!("{HOSTS}:{PORT}")]
 }

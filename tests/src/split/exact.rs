@@ -112,7 +112,6 @@ impl Drop for ExactExecutor {
     }
 }
 
-/// Starts the process, and waits until it listens.
 fn spawn(directory: &Path, model: &Path, places: &FailpointDirectory) -> Child {
     let log = File::options().append(true).create(true).open(directory.join("log")).expect("a log file");
     let socket = directory.join("run/layers.zmq");

@@ -17,7 +17,6 @@ use super::clean;
 /// A veth pair between this namespace and one for a client.
 #[derive(Debug)]
 pub struct Network {
-    /// Namespace, and prefix of the interfaces' names.
     name: String,
     /// Third byte of the addresses, which differs between concurrent networks.
     subnet: u8,

@@ -23,7 +23,6 @@ use shmproto::{
 use super::{SplitEndpoints, SplitRoute};
 use crate::{Deployment, watchdog::WATCHDOG};
 
-/// Polling interval of the checks.
 const LOOK: Duration = Duration::from_millis(200);
 const MAX_FRAME_BYTES: usize = 256 << 20;
 

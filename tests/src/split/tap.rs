@@ -40,7 +40,6 @@ pub fn listen(near: &Path, far: PathBuf, witness: CallObserver) {
     });
 }
 
-/// Forwards the client's bytes to the executor.
 fn forward(mut client: UnixStream, mut executor: UnixStream, witness: &CallObserver) {
     let mut frames = Frames::default();
     let _ = relay(&mut client, &mut |bytes| {
@@ -50,7 +49,6 @@ fn forward(mut client: UnixStream, mut executor: UnixStream, witness: &CallObser
     let _ = executor.shutdown(Shutdown::Both);
 }
 
-/// Forwards the executor's bytes to the client.
 fn back(mut executor: UnixStream, mut client: UnixStream) {
     let _ = relay(&mut executor, &mut |bytes| client.write_all(bytes));
     let _ = client.shutdown(Shutdown::Both);

@@ -32,7 +32,6 @@ pub const OPEN: Masking = Masking::Off { path: SitePath::Fast };
 /// Unmasked rows with unrounded activations, the arithmetic of masking.
 pub const LINEAR: Masking = Masking::Off { path: SitePath::Linear };
 
-/// Rows per prefill pass.
 const CHUNK: usize = 256;
 /// Number of draft tokens per step, regardless of their acceptance probability.
 const DRAFT: usize = 6;

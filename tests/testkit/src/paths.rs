@@ -5,7 +5,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Returns the root of the repository, or `HOLOBIONT_TEST_ROOT`: a copy of what tests read, on a machine without the repository.
+/// Returns the root of the repository, or `HOLOBIONT_TEST_ROOT`: a copy of the tests' files for a machine
+/// without the repository.
 #[must_use]
 pub fn root() -> PathBuf {
     let built_in =

@@ -17,12 +17,10 @@ use std::{
 /// Time after which a wait counts as a hang: twenty times the slowest wait on two idle cores.
 pub const WATCHDOG: Duration = Duration::from_secs(300);
 
-/// Number of finished steps in this process.
 static STEPS: AtomicU64 = AtomicU64::new(0);
 
 /// Initial polling interval, which doubles after each poll.
 const FIRST_PAUSE: Duration = Duration::from_micros(200);
-/// Maximum of the polling interval.
 const MAX_PAUSE: Duration = Duration::from_millis(25);
 
 /// Waits until `holds` returns true.

@@ -1,6 +1,6 @@
-//! The base on a GPU, or on the stand-in for one: the real programs, asked over HTTP, beside the same on the CPU.
+//! The base on a GPU or its stand-in: the real programs over HTTP, compared with the CPU.
 //!
-//! What is served, and who is skipped where there is no device: see [`e2e_tests::gpu`].
+//! The model and the rule for skipping: see [`e2e_tests::gpu`].
 
 use std::{fs, time::Duration};
 
@@ -41,7 +41,7 @@ fn a_gpu_answers_as_the_cpu_does_with_and_without_adapters() {
         let deployment = plan(model.path(), device).start();
         let mut answers: Vec<CompletionAnswer> = (1..4).map(|seed| ask(&deployment, BASE, seed)).collect();
         for name in adapters {
-            // Loaded while it serves.
+            // Loads the adapters while the deployment serves.
             let to = deployment.place().adapters().join(name);
             copy_adapter(&place.path().join(name), &to);
             deployment.client.load(name, &to);
@@ -60,7 +60,6 @@ fn a_gpu_answers_as_the_cpu_does_with_and_without_adapters() {
     assert_ne!(gpu[0], gpu[3], "an adapter changes the answer");
 }
 
-/// Logits of `tokens` as the CPU computes them.
 fn logits_on_the_cpu(tokens: &[u32]) -> Vec<f32> {
     let directory = small_model();
     let source = RandomSource::open(directory.path(), SEED).expect("the shape is a model's");
@@ -125,7 +124,7 @@ fn a_cold_adapter_is_answered_at_once_with_and_without_workers() {
         let found = answers(plan, &["workers", "executor"]);
         expected.iter().zip(&found).for_each(|(cpu, gpu)| assert_alike(cpu, gpu));
     }
-    // Where the driver registers no memory of others, rows go to workers through the host.
+    // If the driver cannot register foreign memory, rows go to workers through the host.
     let plan = plan(model.path(), "cuda:0").workers(1).cold_by("1MiB", NEVER_GBPS);
     let found = answers(plan.environment("CUDA_ON_CPU_REFUSE", "registration"), &["workers", "executor"]);
     expected.iter().zip(&found).for_each(|(cpu, gpu)| assert_alike(cpu, gpu));
@@ -150,7 +149,7 @@ fn a_gpu_that_is_lost_is_opened_anew_and_no_request_fails() {
     let whole = plan(model.path(), "cuda:0").start();
     let expected: Vec<CompletionAnswer> = (1..9).map(|seed| ask(&whole, BASE, seed)).collect();
     assert!(whole.stop().success());
-    // The stand-in fails for ever after so many launches, in each process anew.
+    // The stand-in fails permanently after this number of launches, counted per process.
     let plan = plan(model.path(), "cuda:0").restless().set("COLD_START", "cached");
     let place = std::sync::Arc::new(StateDirectory::new());
     let deployment = plan.environment("CUDA_ON_CPU_FAIL_AFTER", "350").start_in(place);
@@ -185,7 +184,7 @@ fn random_weights_are_those_of_their_seed_and_need_a_shape_and_a_tokenizer_alone
     );
 }
 
-/// What `holobiont up` says where it does not start.
+/// Error of `holobiont up` when it does not start.
 fn refusal(plan: &DeploymentPlan) -> String {
     let output = plan.command(&StateDirectory::new()).output().expect("holobiont runs");
     assert!(!output.status.success());

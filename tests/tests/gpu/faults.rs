@@ -1,7 +1,8 @@
-//! Who helps a GPU dies, stops, fails or comes too late: the stream that waits goes on, and every answer is whole.
+//! Workers of a GPU are killed, stop, fail or answer too late: the waiting stream continues, and every answer
+//! is complete.
 //!
-//! Adapters never reach the GPU here unless a test says so, so every pass waits for sums of theirs. Tests that need
-//! failpoints are skipped in release builds, which have none.
+//! Adapters never reach the GPU here unless a test says so, so every pass waits for workers' partial sums.
+//! Tests that need failpoints are skipped in release builds, which have none.
 
 use std::{
     sync::{
@@ -25,15 +26,11 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 const WORKERS: usize = 2;
-/// Adapters and their ranks.
 const ADAPTERS: [(&str, u32); 2] = [("narrow", 4), ("wide", 24)];
-/// Questions to each of them.
 const QUESTIONS: u32 = 2;
-/// How often workers are harmed at no place in particular.
 const HARMS: usize = 12;
 const CLIENTS: usize = 3;
 
-/// The model and the adapters' files.
 struct TestFiles {
     model: TempDir,
     adapters: TempDir,
@@ -48,12 +45,11 @@ impl TestFiles {
         Self { model: small_model(), adapters }
     }
 
-    /// A GPU to which no adapter comes, and workers that may die as often as it takes.
+    /// Plan of a GPU that no adapter reaches, with unlimited restarts of workers.
     fn plan(&self) -> DeploymentPlan {
         plan(self.model.path(), "cuda:0").workers(WORKERS).cold_by("1MiB", NEVER_GBPS).restless()
     }
 
-    /// Starts `plan`, and loads the adapters.
     fn start(&self, plan: &DeploymentPlan) -> Deployment {
         let deployment = plan.start_in(Arc::new(StateDirectory::new()));
         for (name, _) in ADAPTERS {
@@ -64,7 +60,6 @@ impl TestFiles {
         deployment
     }
 
-    /// What the CPU answers.
     fn learn_on_the_cpu(&self) -> GoldenPairs {
         let deployment = self.start(&plan(self.model.path(), "cpu"));
         let golden = GoldenPairs::learn(&deployment.client);
@@ -72,7 +67,7 @@ impl TestFiles {
         golden
     }
 
-    /// A deployment that may die at `places`, and what it answers while it does not.
+    /// Deployment with failpoints at `places`, and its answers without faults.
     fn mortal(&self, places: &FailpointDirectory) -> (Deployment, GoldenPairs) {
         let deployment = self.start(&self.plan().mortal(places));
         let golden = GoldenPairs::learn(&deployment.client);
@@ -86,25 +81,23 @@ fn questions() -> Vec<CompletionRequest> {
     ADAPTERS.into_iter().flat_map(|(name, _)| of(name)).collect()
 }
 
-/// Questions and answers.
 struct GoldenPairs(Vec<(CompletionRequest, CompletionAnswer)>);
 
 impl GoldenPairs {
-    /// What `client` answers when nothing happens. What is learned is the second answer: from then on the same part of
-    /// each prompt is cached.
+    /// Records the answers of `client` without faults. The second answer counts, since from then on the same
+    /// part of each prompt is cached.
     fn learn(client: &Client) -> Self {
         let answer = |ask: CompletionRequest| client.ask(&ask).answer;
         questions().into_iter().for_each(|ask| drop(answer(ask)));
         Self(questions().into_iter().map(|ask| (ask.clone(), answer(ask))).collect())
     }
 
-    /// Fails unless `cpu` agrees.
     fn assert_alike(&self, cpu: &Self) {
         cpu.0.iter().zip(&self.0).for_each(|(cpu, gpu)| assert_alike(&cpu.1, &gpu.1));
         assert_ne!(self.0[0].1.text, self.0[QUESTIONS as usize].1.text, "adapters answer differently");
     }
 
-    /// Asks everything, one after the other: not a bit may differ.
+    /// Sends all questions in sequence and compares answers bit by bit.
     fn ask_all_alone(&self, client: &Client) {
         (0..self.0.len()).for_each(|index| self.ask_alone(client, index));
     }
@@ -114,7 +107,6 @@ impl GoldenPairs {
         assert_eq!(golden, &client.ask(ask).answer);
     }
 
-    /// Asks everything, one after the other.
     fn ask_all(&self, client: &Client) {
         (0..self.0.len()).for_each(|index| self.ask(client, index));
     }
@@ -129,12 +121,11 @@ fn count(figure: &Value) -> u64 {
     figure.as_u64().unwrap_or_else(|| panic!("{figure} is no count"))
 }
 
-/// Rank rows that `place` has computed of all adapters.
 fn rank_rows(client: &Client, place: &str) -> u64 {
     ADAPTERS.iter().map(|(name, _)| count(&client.adapter(name)["rank_rows"][place])).sum()
 }
 
-/// What each worker that has a seat has computed, by process.
+/// Rank rows per seated worker, by process id.
 fn seated(client: &Client) -> Vec<(u64, u64)> {
     let status = client.status();
     let seated = status["workers"]["seated"].as_array().expect("a list");
@@ -144,7 +135,6 @@ fn seated(client: &Client) -> Vec<(u64, u64)> {
     figures
 }
 
-/// Waits until all workers are there.
 fn await_workers(deployment: &Deployment) {
     eventually("all workers have a seat", || {
         let ids: Vec<u64> =
@@ -153,21 +143,19 @@ fn await_workers(deployment: &Deployment) {
     });
 }
 
-/// Signals all workers that run; returns who they are.
 fn signal_workers(deployment: &Deployment, signal: Signal) -> Vec<u64> {
     let ids = deployment.processes(DeploymentProcess::Worker);
     ids.iter().for_each(|id| e2e_tests::signal(*id, signal));
     ids.into_iter().map(u64::from).collect()
 }
 
-/// Waits until nothing is under way any more.
 fn await_idle(client: &Client) {
     for figure in ["holobiont_requests_running", "holobiont_kv_blocks{state=\"used\"}"] {
         eventually(&format!("{figure} is zero"), || client.metric(figure) == 0.0);
     }
 }
 
-/// Arms `place` and does `what` until somebody has got there.
+/// Arms `place` and runs `what` until a process reaches it.
 fn until_fired(places: &FailpointDirectory, place: &str, action: &str, mut what: impl FnMut(usize)) {
     places.arm(place, action);
     let begin = Instant::now();
@@ -181,7 +169,7 @@ fn until_fired(places: &FailpointDirectory, place: &str, action: &str, mut what:
     places.clear(place);
 }
 
-/// False, and says so, where a test cannot run.
+/// Whether the build has failpoints; prints a message if not.
 fn can_fail() -> bool {
     if !cfg!(debug_assertions) {
         eprintln!("skipped: release builds have no failpoints");
@@ -208,7 +196,7 @@ fn a_worker_that_dies_or_stops_in_a_slice_a_gpu_waits_for_costs_no_answer() {
         ] {
             await_workers(&deployment);
             until_fired(&places, place, action, |round| golden.ask_alone(client, round));
-            // Without the worker, or with one that holds a slice and does not move.
+            // The worker is gone, or holds a slice and is stopped.
             golden.ask_all_alone(client);
             signal_workers(&deployment, Signal::CONT);
         }
@@ -224,7 +212,6 @@ fn a_worker_that_dies_or_stops_in_a_slice_a_gpu_waits_for_costs_no_answer() {
     });
 }
 
-/// Clients that ask one golden question after the other.
 struct GoldenClients {
     stop: Arc<AtomicBool>,
     answered: Arc<AtomicU64>,
@@ -248,7 +235,6 @@ impl GoldenClients {
         Self { stop, answered, threads }
     }
 
-    /// Waits until some more are answered.
     fn wait_for_progress(&self) {
         let before = self.answered.load(Ordering::Relaxed);
         eventually("requests are answered", || self.answered.load(Ordering::Relaxed) > before);
@@ -271,7 +257,7 @@ fn workers_of_a_gpu_may_all_die_stop_and_come_back_under_load() {
     }
     watched(|| {
         let material = TestFiles::new();
-        // Long enough that for a while there is no worker at all.
+        // The delay is long enough that for a while there is no worker at all.
         let deployment = material.start(&material.plan().set("RESTART_DELAY_MS", "1000"));
         let golden = Arc::new(GoldenPairs::learn(&deployment.client));
         golden.assert_alike(&material.learn_on_the_cpu());
@@ -281,7 +267,7 @@ fn workers_of_a_gpu_may_all_die_stop_and_come_back_under_load() {
             thread::sleep(Duration::from_millis(random.below(150) as u64));
             if harm % 3 == 2 {
                 signal_workers(&deployment, Signal::STOP);
-                // Sometimes so long that the executor gives them up.
+                // The longest pauses make the executor give up on the workers.
                 thread::sleep(Duration::from_millis(100 + random.below(1500) as u64));
                 askers.wait_for_progress();
                 signal_workers(&deployment, Signal::CONT);
@@ -289,7 +275,7 @@ fn workers_of_a_gpu_may_all_die_stop_and_come_back_under_load() {
                 deployment.signal(DeploymentProcess::Worker, Signal::KILL);
             } else {
                 let killed = signal_workers(&deployment, Signal::KILL);
-                // The moment without any may pass unseen; those that died stay away.
+                // Polling may miss the moment without workers; killed ones never return.
                 eventually("those that died have no seat", || {
                     seated(client).iter().all(|(id, _)| !killed.contains(id))
                 });
@@ -328,7 +314,7 @@ fn an_executor_that_dies_while_its_gpu_waits_costs_no_answer() {
             "executor.bridge_before_answer",
         ] {
             let first = deployment.process(DeploymentProcess::Executor);
-            // In the middle of an answer.
+            // The kill happens during an answer.
             until_fired(&places, place, "kill 15", |round| golden.ask(client, round));
             eventually("another executor serves", || another_serves(&deployment, first));
         }
@@ -337,8 +323,8 @@ fn an_executor_that_dies_while_its_gpu_waits_costs_no_answer() {
     });
 }
 
-/// Whether an executor serves that is not `first`. Health is asked last: while the new one is not there, it may still be
-/// the old one's.
+/// Whether an executor other than `first` serves. The health check comes last: without a new executor it may
+/// describe the old one.
 fn another_serves(deployment: &Deployment, first: Option<u32>) -> bool {
     let now = deployment.process(DeploymentProcess::Executor);
     now.is_some() && now != first && deployment.client.is_healthy()
@@ -368,7 +354,7 @@ fn a_drain_waits_neither_for_stopped_workers_nor_for_ever_for_a_stream() {
         assert_alike(whole, &answer);
         eventually("another executor serves", || another_serves(&deployment, first));
         golden.ask_all(&deployment.client);
-        // Those that stand still are ended, too.
+        // The end must also reach stopped workers.
         signal_workers(&deployment, Signal::STOP);
         assert!(deployment.stop().success());
     });
@@ -400,7 +386,7 @@ fn a_fault_between_gpu_and_workers_fails_the_requests_of_one_pass_alone() {
     });
 }
 
-/// An answer under way, of which the GPU waits for a job that takes a moment.
+/// Stream during which the GPU waits for a delayed job.
 fn waited_for(client: &Client, places: &FailpointDirectory, ask: &CompletionRequest) -> CompletionStream {
     let place = "executor.bridge_asked";
     let mut stream = client.stream(ask);
@@ -429,7 +415,7 @@ fn a_caller_may_leave_and_an_adapter_be_unloaded_while_a_gpu_waits_for_its_sums(
         }
         assert_eq!(stay.join().expect("who stays is answered").scored.len(), 40);
         await_idle(client);
-        // An adapter is on its way, and waited for, and its name is taken away.
+        // The adapter is unloaded while its copy is awaited.
         let (name, ask) = (ADAPTERS[0].0, question(ADAPTERS[0].0, 5, 48, 80));
         let whole = client.ask(&ask).answer;
         let stream = waited_for(client, &places, &ask);
@@ -444,9 +430,9 @@ fn a_caller_may_leave_and_an_adapter_be_unloaded_while_a_gpu_waits_for_its_sums(
     });
 }
 
-/// How long an adapter's way takes: about as long as the stand-in computes one long answer.
+/// Link on which an adapter takes about as long as one long answer of the stand-in.
 const ON_THE_WAY_GBPS: &str = "0.0003";
-/// How often it sets out, until it has arrived at the right time.
+/// Maximum number of attempts until the adapter arrives at the right time.
 const ROUNDS: u32 = 6;
 
 #[test]
@@ -466,14 +452,14 @@ fn an_adapter_that_arrives_in_the_middle_of_an_answer_changes_nothing_in_it() {
             let deployment = material.start(&plan.set("WORKER_INVOCATION", invocation));
             let client = &deployment.client;
             await_workers(&deployment);
-            // Each time it sets out anew, while it is asked for once.
+            // Each attempt loads the adapter again while one request uses it.
             let has_switched = asks.iter().zip(&golden).any(|(ask, golden)| {
                 client.unload(name);
                 client.load(name, &deployment.place().adapters().join(name));
                 assert_alike(golden, &client.ask(ask).answer);
-                // Figures are up to a second old.
+                // Stats are up to a second old.
                 thread::sleep(Duration::from_millis(1100));
-                // Beside a fast device the executor's own cores are enough for a model so small.
+                // Beside a fast device the executor's own cores suffice for so small a model.
                 let rows = |place: &str| count(&client.adapter(name)["rank_rows"][place]);
                 rows("device") > 0 && rows("workers") + rows("executor") > 0
             });
@@ -491,7 +477,7 @@ fn adapters_that_do_not_fit_on_a_gpu_are_served_from_the_host() {
     watched(|| {
         let material = TestFiles::new();
         let golden = material.learn_on_the_cpu();
-        // Room for the narrow one alone, over a link as fast as it is.
+        // Memory for the narrow adapter alone, over a link without a limit.
         let plan = plan(material.model.path(), "cuda:0").workers(WORKERS);
         let deployment = material.start(&plan.set("DEVICE_ADAPTER_BYTES", "20KiB"));
         let client = &deployment.client;

@@ -1,9 +1,10 @@
-//! A GPU whose memory runs out in the middle of work: what needs more is an error that says what to do, or is done in
-//! smaller parts, or waits; everybody else goes on, and once there is memory again every answer is what it always was.
+//! A GPU whose memory runs out during work: a request that needs more fails with an error that says what to
+//! do, or runs in smaller parts, or waits. All other requests continue, and once there is memory every answer
+//! is as before.
 //!
-//! The stand-in fails the allocations that a file names (`kernels/cuda/emulator/README.md`). A GPU has no such file: there
-//! these tests are skipped. That every single allocation of a pass, a start and an adapter may fail is tested where that
-//! takes no processes (`crates/data-plane/model/tests/cuda/shortage.rs`).
+//! The stand-in fails the allocations that a file names (`kernels/cuda/emulator/README.md`). A GPU has no
+//! such file, so these tests are skipped there. `crates/data-plane/model/tests/cuda/shortage.rs` fails every
+//! single allocation of a pass, a start and an adapter, without processes.
 
 use std::{
     fs,
@@ -29,10 +30,10 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const RULE: &str = "CUDA_ON_CPU_ALLOCATIONS";
-/// More allocations than anything makes.
+/// More allocations than any process makes.
 const MANY: u64 = 1_000_000;
 
-/// The file that says which allocations of a process fail.
+/// File that says which allocations of a process fail.
 struct GpuAllocationFaults(TempDir);
 
 impl GpuAllocationFaults {
@@ -52,24 +53,22 @@ impl GpuAllocationFaults {
         fs::rename(new, self.path()).expect("a rule is put in place");
     }
 
-    /// There is no memory for anything from now on.
     fn begin(&self) {
         self.set("from", 1);
     }
 
-    /// There is memory again.
     fn end(&self) {
         self.set("once", 0);
     }
 
-    /// Allocations that have not been counted yet.
+    /// Number of allocations not yet counted.
     fn left(&self) -> u64 {
         let text = fs::read_to_string(self.path()).expect("a rule");
         text.split_whitespace().last().and_then(|number| number.parse().ok()).unwrap_or(0)
     }
 }
 
-/// False, and says so, where a test cannot run.
+/// Whether allocations can fail here; prints a message if not.
 fn can_run_out() -> bool {
     if !has_device() {
         return false;
@@ -80,7 +79,7 @@ fn can_run_out() -> bool {
     is_stand_in()
 }
 
-/// A deployment of the small model, whose GPU can be made to lack memory.
+/// Deployment of the small model, whose GPU can run out of memory.
 struct GpuMemoryFixture {
     model: TempDir,
     adapters: TempDir,
@@ -94,7 +93,7 @@ impl GpuMemoryFixture {
         Self { model: small_model(), adapters, shortage: GpuAllocationFaults::new() }
     }
 
-    /// One that measures nothing at its start: the first request is the first that needs room.
+    /// Deployment that measures nothing at its start, so that the first request makes the first allocations.
     fn fresh(&self) -> Deployment {
         self.plan().set("COLD_START", "cached").start()
     }
@@ -111,7 +110,6 @@ impl GpuMemoryFixture {
     }
 }
 
-/// What is asked, from short to long.
 fn questions() -> Vec<e2e_tests::CompletionRequest> {
     [(1, 6), (2, 30), (3, 100)].map(|(seed, length)| question(BASE, seed, length, 4)).into()
 }
@@ -120,7 +118,7 @@ fn ask(client: &Client, ask: &e2e_tests::CompletionRequest) -> CompletionAnswer 
     client.ask(ask).answer
 }
 
-/// True if it is refused for want of memory; any other fault is one.
+/// True if the request failed for lack of memory; panics on any other fault.
 fn lacks_memory(answered: &Result<e2e_tests::answer::Reply, RequestFault>) -> bool {
     match answered {
         Ok(_) => false,
@@ -158,7 +156,8 @@ fn a_start_without_memory_ends_in_a_line_that_says_what_to_do() {
         assert!(is_ready && status.success(), "{complaint}");
         let all = MANY - shortage.left();
         assert!(all > 50, "{all} allocations");
-        // All of them in `crates/data-plane/model/tests/cuda/shortage.rs`; here a few of each part of a start.
+        // `crates/data-plane/model/tests/cuda/shortage.rs` fails all of them; this test fails some in each
+        // part of a start.
         for number in (1..=all).step_by(7).chain([2, all - 1, all]) {
             shortage.set("once", number);
             let (is_ready, status, complaint) = start();
@@ -191,7 +190,7 @@ fn a_gpu_without_memory_refuses_what_needs_more_and_answers_as_ever_once_there_i
             let deployment = scene.fresh();
             let (client, executor) = (&deployment.client, deployment.process(DeploymentProcess::Executor));
             for (question, golden) in questions().iter().zip(&golden) {
-                // One allocation, for which there is another way more often than not; then none from there on.
+                // First a single allocation, which often has a fallback; then all from this one on.
                 for rule in ["once", "from"] {
                     scene.shortage.set(rule, number);
                     let answered = client.try_ask(question);
@@ -226,7 +225,8 @@ fn who_needs_no_more_memory_goes_on_beside_who_is_refused_it() {
         let client = &deployment.client;
         let (small, large) = (question(BASE, 1, 6, 40), question(BASE, 3, 120, 4));
         let golden = ask(client, &small);
-        // Rooms of rows change places from step to step: two together, and more than once, until all have their size.
+        // Row buffers move from step to step, so two requests run together, repeatedly, until all have their
+        // size.
         for _ in 0..3 {
             thread::scope(|scope| {
                 for _ in 0..2 {
@@ -239,7 +239,7 @@ fn who_needs_no_more_memory_goes_on_beside_who_is_refused_it() {
         thread::scope(|scope| {
             let steady: Vec<_> = (0..2).map(|_| scope.spawn(|| ask(client, &small))).collect();
             let asked = (0..4).map(|_| client.try_ask(&large)).collect::<Vec<_>>();
-            // A prompt that finds no room for 32 rows at a time may find it for 16.
+            // A prompt that lacks memory for 32 rows at a time may have enough for 16.
             asked.iter().for_each(|answered| _ = lacks_memory(answered));
             for answer in steady {
                 assert_alike(&golden, &answer.join().expect("an answer"));
@@ -253,7 +253,6 @@ fn who_needs_no_more_memory_goes_on_beside_who_is_refused_it() {
     });
 }
 
-/// Whether any of an adapter's ranks were computed at `place`.
 fn is_computed(client: &Client, name: &str, place: &str) -> bool {
     client.adapter(name)["rank_rows"][place].as_u64() > Some(0)
 }
@@ -273,7 +272,7 @@ fn an_adapter_comes_to_a_gpu_that_has_no_memory_left_since_its_place_is_in_the_p
         for mode in ["cpu-assist", "on-demand", "cached"] {
             let deployment = scene.plan().set("COLD_START", mode).start();
             let client = &deployment.client;
-            // What a pass needs has its size.
+            // After this, the buffers of a pass have their size.
             ask(client, &asked.of(BASE));
             scene.shortage.set("above", 4096);
             scene.load(&deployment, "late").unwrap_or_else(|fault| panic!("{mode}: {fault}"));
@@ -300,7 +299,7 @@ fn host_memory_that_may_not_be_locked_slows_an_adapter_and_stops_nobody() {
             let client = &deployment.client;
             let base = question(BASE, 4, 20, 4);
             let golden = ask(client, &base);
-            // Among these is the locking of its bytes.
+            // One of these allocations locks the adapter's bytes.
             scene.shortage.set("once", number);
             scene.load(&deployment, "late").expect("it is loaded");
             let asked = base.of("late");
@@ -333,7 +332,7 @@ fn split_clients_wait_for_a_gpu_without_memory_and_get_the_same_answer() {
         let deployment = scene.plan().start_in(Arc::clone(&place));
         let golden = rent(&deployment).logits(&tokens);
         assert!(deployment.stop().success());
-        // Fresh: every call is the first of its size.
+        // A new process: every call is the first of its size.
         let deployment = scene.plan().set("COLD_START", "cached").start_in(place);
         let mut tenant = rent(&deployment);
         scene.shortage.begin();

@@ -1,5 +1,5 @@
-//! An executor of nothing but base layers, on a GPU or on the stand-in for one: split clients rent them by every route, and
-//! get what the resident engine's own GPU gives them, to the last bit, and what the CPU gives, as far as 16 bits tell.
+//! A layers-only executor on a GPU or its stand-in: split clients on every route get the bits of the resident
+//! engine on the same GPU, and the CPU's logits within 16-bit precision.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _},
@@ -31,28 +31,26 @@ use serde_json::Value;
 use shmproto::layer::{CallClass, Op, Path as SitePath};
 use tempfile::TempDir;
 
-/// Tokens of a prompt: with those of all clients at once so few that a row's bits do not depend on its company.
+/// Prompt tokens: so few that, with those of all clients together, a row's bits do not depend on its batch.
 const PROMPT: usize = 6;
-/// Tokens of an answer of the small model, and of the real one: the stand-in computes each for seconds.
+/// Answer tokens of the small and of the real model: the stand-in needs seconds for each.
 const ANSWER: usize = 6;
 const REAL_ANSWER: usize = 2;
-/// What the small model's tokenizer has words for.
 const WORDS: &str = "abaabbab";
 const QUESTION: &str = "The capital of France is";
-/// Logits may differ so much between the CPU and a device that rounds to bf16.
+/// Maximum difference of logits between the CPU and a device that rounds to bf16.
 const TOLERANCE: f32 = 0.2;
 
-/// `base-executor`, started by itself; killed when it is dropped.
+/// A `base-executor` process without a supervisor, killed when dropped.
 struct LayersOnlyExecutor {
     child: Child,
-    /// What the next one in its place is started with.
     command: Vec<String>,
     directory: PathBuf,
 }
 
 impl LayersOnlyExecutor {
-    /// Of `model` on `device`, with an engine or without one, in `directory`; whoever has a certificate of `doors` may come
-    /// in from outside.
+    /// Starts an executor of `model` on `device`, with or without an engine, in `directory`; remote clients
+    /// need a certificate of `doors`.
     fn start(
         directory: &Path,
         model: &Path,
@@ -83,7 +81,6 @@ impl LayersOnlyExecutor {
         assert_eq!(line, "ready\n", "{}", self.complaint());
     }
 
-    /// What it said, once it has ended.
     fn complaint(&mut self) -> String {
         let mut text = String::new();
         let _ = self.child.kill();
@@ -116,7 +113,6 @@ impl LayersOnlyExecutor {
         rented.expect("the executor takes a client in")
     }
 
-    /// Kills it, and puts another in its place.
     fn replace(&mut self, environment: &[(&str, &str)]) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -124,7 +120,7 @@ impl LayersOnlyExecutor {
         self.await_ready();
     }
 
-    /// Asks it to end, which it does in order.
+    /// Sends SIGTERM; the process must end in order.
     fn stop(mut self) {
         signal(self.child.id(), Signal::TERM);
         assert!(self.child.wait().expect("a child").success());
@@ -138,7 +134,7 @@ impl Drop for LayersOnlyExecutor {
     }
 }
 
-/// Without the settings of whoever runs the tests.
+/// Command without settings of the developer's environment.
 fn bare(name: &str) -> Command {
     let mut command = Command::new(program(name));
     let ours = |name: &std::ffi::OsString| name.as_encoded_bytes().starts_with(b"HOLOBIONT_");
@@ -156,7 +152,6 @@ fn spawn(arguments: &[String], environment: &[(&str, &str)]) -> Child {
     command.spawn().expect("base-executor starts")
 }
 
-/// `holobiont-client generate` over `route`.
 fn client(
     executor: &LayersOnlyExecutor,
     model: &Path,
@@ -175,7 +170,6 @@ fn client(
     client
 }
 
-/// The text that the program printed.
 fn text(client: Child) -> String {
     let output = client.wait_with_output().expect("its output can be read");
     let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -184,7 +178,7 @@ fn text(client: Child) -> String {
     answer["text"].as_str().expect("it has text").to_owned()
 }
 
-/// The answers of clients that ask over every route at once.
+/// Answers of simultaneous clients on every route.
 fn answers(
     executor: &LayersOnlyExecutor,
     model: &Path,
@@ -225,7 +219,7 @@ fn the_real_models_rented_layers_answer_over_every_route_as_a_resident_gpu_and_t
     });
 }
 
-/// The largest difference, which is no number if one of them is none.
+/// Maximum difference; NaN if any value is NaN.
 fn difference(one: &[f32], other: &[f32]) -> f32 {
     assert_eq!(one.len(), other.len());
     let difference = |(one, other): (&f32, &f32)| (one - other).abs();
@@ -236,7 +230,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// The logits of a few prompts and adapters over every route, all clients at once.
+/// Logits of some prompts and adapters on every route, all clients at once.
 fn logits(
     executor: &LayersOnlyExecutor,
     model: &Path,
@@ -291,7 +285,7 @@ fn rented_layers_of_a_gpu_give_the_bits_that_a_resident_engines_gpu_gives() {
     });
 }
 
-/// What comes out of every site, forward and backward, for rows that mean nothing.
+/// Outputs of every site, forward and backward, for meaningless rows.
 fn every_site(
     executor: &LayersOnlyExecutor,
     route: SplitRoute,
@@ -333,7 +327,7 @@ fn gradients_through_a_gpus_rented_layers_are_those_of_the_cpu() {
             let executor =
                 LayersOnlyExecutor::start(place.path(), model.path(), ("none", device), Some(&doors));
             let all = [1, 40].map(|rows| {
-                // At once, so that some are computed together.
+                // All routes run at once, so that some calls are batched together.
                 thread::scope(|scope| {
                     let (executor, doors) = (&executor, &doors);
                     let of = |route| scope.spawn(move || every_site(executor, route, doors, rows));
@@ -370,7 +364,7 @@ fn rented_layers_of_a_gpu_outlive_clients_that_die_and_serve_whoever_is_left() {
         let before = files(executor.child.id());
         for round in 0..9 {
             let route = SplitRoute::ALL[round % 3];
-            // It would go on for long.
+            // Without the kill this answer would take long.
             let mut victim = client(&executor, model.path(), &doors, route, (WORDS, 200));
             let mut victim = victim.spawn().expect("holobiont-client starts");
             thread::sleep(Duration::from_millis(100 + 60 * round as u64));
@@ -385,7 +379,7 @@ fn rented_layers_of_a_gpu_outlive_clients_that_die_and_serve_whoever_is_left() {
     });
 }
 
-/// Clients in the middle of their answers, over every route: the text each will give.
+/// Clients during their answers on every route, and the text that each will give.
 fn under_way(
     executor: &LayersOnlyExecutor,
     model: &Path,
@@ -418,7 +412,8 @@ fn clients_of_a_gpus_rented_layers_go_on_with_the_executor_that_comes_after_a_de
             assert_eq!(clients.into_iter().map(text).collect::<Vec<_>>(), golden);
         }
         if is_stand_in() {
-            // The device is lost after so many launches: the process ends, says why, and the next one serves.
+            // The device is lost after this number of launches: the process ends with a reason, and its
+            // successor serves.
             executor.replace(&[("CUDA_ON_CPU_FAIL_AFTER", "400")]);
             let clients = under_way(&executor, model.path(), &doors, length);
             let ended = || executor.child.try_wait().expect("a child");

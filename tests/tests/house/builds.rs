@@ -1,10 +1,10 @@
-//! Whoever builds, builds the same: one set of features, compiled once.
+//! Every build uses one set of features, so that each crate compiles once.
 
 use std::{fs, path::PathBuf};
 
 use super::{root, sources};
 
-/// Texts that say how to build: scripts, guides, and what the programs advise.
+/// Texts with build commands: scripts, guides, and advice that the programs print.
 fn texts() -> Vec<(String, String)> {
     let files = |folder: &str| fs::read_dir(root().join(folder)).unwrap().map(|entry| entry.unwrap().path());
     let pages = ["scripts", "docs", "docs/guides", "docs/performance"].into_iter().flat_map(files);
@@ -16,7 +16,8 @@ fn texts() -> Vec<(String, String)> {
         .collect()
 }
 
-/// Whether a line builds a package: cargo then chooses features for that package alone. One that asks for a feature wants that.
+/// Whether a line builds a single package, for which cargo chooses other features. A line that names a
+/// feature is allowed.
 fn builds_a_package(line: &str) -> bool {
     let Some((_, build)) = line.split_once(concat!("cargo ", "build")) else { return false };
     !build.contains("--features")

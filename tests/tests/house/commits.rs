@@ -1,23 +1,20 @@
-//! Commits since the rule began have a subject of one form, and a body that says why.
+//! Commits since this rule have a subject of one form, and a body with the reason.
 
 use std::process::Command;
 
 use super::root;
 
-/// The last commit before the rule.
 const BEFORE: &str = "7be2e1500a5833eb10bca76ef58442d5897ac92c";
-/// Maximum length of a subject, in characters.
 const MAX_SUBJECT: usize = 72;
-/// Separates commits, and the subject of a commit from its body.
+/// Separators of commits, and of a commit's subject and body.
 const SEPARATORS: [char; 2] = ['\u{1e}', '\u{1f}'];
 
-/// What git prints; `None` where there is no history, as in an archive or a shallow clone.
+/// Output of git; `None` without history, as in an archive or a shallow clone.
 fn git(arguments: &[&str]) -> Option<String> {
     let output = Command::new("git").args(arguments).current_dir(root()).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// What is wrong with a commit.
 fn fault(subject: &str, body: &str) -> Option<&'static str> {
     let Some((area, rest)) = subject.split_once(": ") else { return Some("it has no `area: `") };
     let is_area = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || ", -/.".contains(c);

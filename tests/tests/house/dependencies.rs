@@ -1,4 +1,4 @@
-//! Which way crates depend on each other, and where unsafe code lives.
+//! Directions of dependencies between crates, and the crates that may contain unsafe code.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,7 +7,7 @@ use std::{
 
 use super::{members, root, sources};
 
-/// The package in a folder: the folder's name, but for the command line.
+/// Name of the package in a folder: the folder's name, except for the command line.
 fn package(folder: &str) -> &str {
     match folder {
         "crates/control-plane/cli" => "holobiont",
@@ -15,7 +15,7 @@ fn package(folder: &str) -> &str {
     }
 }
 
-/// The folders of member crates, and the packages of members that each depends on, read from the manifests.
+/// Folders of the member crates, and the member packages that each manifest depends on.
 fn dependencies() -> BTreeMap<&'static str, BTreeSet<String>> {
     let packages: BTreeSet<&str> = members().iter().map(|folder| package(folder)).collect();
     let of = |folder: &str| {
@@ -28,7 +28,6 @@ fn dependencies() -> BTreeMap<&'static str, BTreeSet<String>> {
     members().iter().map(|folder| (folder.as_str(), of(folder))).collect()
 }
 
-/// The packages that a package may depend on.
 fn allowed(package: &str) -> &'static str {
     match package {
         "failpoint" | "security" | "settings" | "scheduling" | "shmproto" | "testkit" | "types" => "",
@@ -70,7 +69,7 @@ fn allowed(package: &str) -> &'static str {
         "fuzz" => {
             "endpoint-picker gateway holobiont kv-cache model model-files scheduling shmproto text trainer types"
         }
-        // Benches measure parts alone, beside their peers.
+        // Benches measure single parts beside their peers.
         "benches" => {
             "base-executor client control-protocol endpoint-picker kernels kv-cache model model-files scheduling shmproto simulator speculation testkit text trainer types"
         }
@@ -96,8 +95,9 @@ fn dependencies_point_down() {
     assert!(members["crates/data-plane/model"].contains("kernels"), "the manifests were read");
 }
 
-/// The planes that crates of a plane may depend on, or the packages of other planes. The folders at the root are the programs and
-/// libraries that the design names; the control plane uses only the messages of `shmproto` and the pure decisions of `scheduling`.
+/// The planes that crates of a plane may depend on, or the packages of other planes. The folders at the root
+/// are the programs and libraries that the design names. The control plane uses only the messages of
+/// `shmproto` and the pure decisions of `scheduling`.
 fn allowed_of_plane(plane: &str) -> &'static [&'static str] {
     match plane {
         "crates/shared" => &["crates/shared", "shmproto", "crates/data-plane/scheduling"],

@@ -1,17 +1,17 @@
-//! The rules of the house that no compiler checks.
+//! Rules of this repository that no compiler checks.
 //!
-//! - `builds`: whoever builds, builds the same
+//! - `builds`: one set of features for every build
 //! - `commits`: subjects and bodies of commits
-//! - `dependencies`: which way crates depend on each other, and where unsafe code lives
-//! - `modules`: maps name every module, modules of a crate do not import each other in circles
+//! - `dependencies`: directions of dependencies between crates, and the crates that may contain unsafe code
+//! - `modules`: maps name every module, and modules of a crate do not import each other in circles
 //! - `records`: two structs do not share eight fields
 //! - `sizes`: files and functions stay short
-//! - `sync`: releases and acquires come in pairs, atomics of shared memory by one door
-//! - `words`: names and docs that say something
-//! - `pages`: links lead somewhere, and the site has every page
-//! - `promises`: those of the specification name real tests
+//! - `sync`: releases and acquires come in pairs, and atomics of shared memory have one module
+//! - `words`: names and docs say something
+//! - `pages`: links have targets, and the site contains every page
+//! - `promises`: the specification names real tests
 //!
-//! What is older than a rule is an exception by name. Exceptions only become fewer: one that is not needed any more fails.
+//! Code older than a rule is an exception by name. Exceptions only become fewer: an unneeded one fails.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -31,7 +31,6 @@ use std::{fs, sync::LazyLock};
 
 use testkit::paths::root;
 
-/// The folders of the workspace's crates.
 fn members() -> &'static [String] {
     static MEMBERS: LazyLock<Vec<String>> = LazyLock::new(|| {
         let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
@@ -41,22 +40,21 @@ fn members() -> &'static [String] {
     &MEMBERS
 }
 
-/// A Rust file.
 struct SourceFile {
-    /// Where it is, from the root: `crates/data-plane/kv-cache/src/kv.rs`.
+    /// Path from the root, for example `crates/data-plane/kv-cache/src/kv.rs`.
     path: String,
     text: String,
 }
 
 impl SourceFile {
-    /// The folder of the file's crate; `tests/testkit` lies inside another crate's folder.
+    /// Folder of the file's crate; `tests/testkit` lies inside another crate's folder.
     fn member(&self) -> &str {
         let holds =
             |member: &&String| self.path.strip_prefix(*member).is_some_and(|rest| rest.starts_with('/'));
         members().iter().filter(holds).max_by_key(|member| member.len()).expect("a member's file")
     }
 
-    /// The path from the crate's folder: `src/kv.rs`.
+    /// Path from the crate's folder, for example `src/kv.rs`.
     fn path_in_member(&self) -> &str {
         &self.path[self.member().len() + 1..]
     }
@@ -65,14 +63,14 @@ impl SourceFile {
         syn::parse_file(&self.text).unwrap_or_else(|error| panic!("{}: {error}", self.path))
     }
 
-    /// True for what a crate is made of, tests apart.
+    /// True for all code except tests.
     fn is_shipped(&self) -> bool {
         let mut folders = self.path_in_member().split('/');
         folders.next() == Some("src") && !folders.any(|part| matches!(part, "tests" | "tests.rs"))
     }
 }
 
-/// Every Rust file of the workspace's crates, in the order of their paths.
+/// Every Rust file of the workspace's crates, sorted by path.
 fn sources() -> &'static [SourceFile] {
     static SOURCES: LazyLock<Vec<SourceFile>> = LazyLock::new(|| {
         let mut found = Vec::new();
@@ -97,7 +95,7 @@ fn collect(folder: &str, found: &mut Vec<SourceFile>) {
     }
 }
 
-/// Compares what breaks a rule with the exceptions to it: no new ones, and none that is not needed.
+/// Compares the violations of a rule with its exceptions: no new ones, and no unneeded exception.
 fn assert_only(rule: &str, exceptions: &[&str], found: &[String]) {
     let new: Vec<&String> = found.iter().filter(|what| !exceptions.contains(&what.as_str())).collect();
     assert!(new.is_empty(), "{rule}: {new:#?}");

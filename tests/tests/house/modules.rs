@@ -1,7 +1,8 @@
 //! Maps name every module, and modules do not import each other in circles.
 //!
-//! A circle lies between modules of one folder: `a` names something of `b`, and `b`, or what it names, something of `a`. That a
-//! module and those inside it know each other is none. Where there is no circle there is an order, and no arrow points up.
+//! A circle is between modules of one folder: `a` names an item of `b`, and `b`, directly or through others,
+//! an item of `a`. A module and its submodules may name each other. Modules without circles have an order in
+//! which no dependency points up.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +10,7 @@ use syn::{Attribute, Item, ItemMod, ItemUse, Path, UseTree, Visibility, visit::V
 
 use super::{SourceFile, members, sources};
 
-/// A module's way from the root of its crate: `["layers", "remote"]`.
+/// Path of a module from the root of its crate: `["layers", "remote"]`.
 type ModulePath = Vec<String>;
 
 #[test]
@@ -20,7 +21,7 @@ fn the_map_of_every_crate_names_every_module() {
     }
 }
 
-/// Modules of a crate of which its map names neither the name nor anything that is public by another way.
+/// Modules of a crate that its map does not name, neither themselves nor an item that they export.
 fn missing_in_map(root: &SourceFile) -> Vec<String> {
     let map: String = root.text.lines().filter(|line| line.starts_with("//!")).collect();
     let names: BTreeSet<&str> = map.split('`').skip(1).step_by(2).collect();
@@ -51,7 +52,7 @@ fn modules_do_not_import_each_other_in_circles() {
     assert!(circles.is_empty(), "modules name each other in a circle: {circles:#?}");
 }
 
-/// The circles of a crate: `kernels: a b c` where these three name each other.
+/// Circles of a crate, for example `kernels: a b c` if these three name each other.
 fn circles(member: &str) -> Vec<String> {
     let files: BTreeMap<ModulePath, &SourceFile> = sources()
         .iter()
@@ -61,7 +62,7 @@ fn circles(member: &str) -> Vec<String> {
     let mut arrows: BTreeMap<ModulePath, BTreeSet<ModulePath>> = BTreeMap::new();
     for (from, source) in &files {
         for path in named_by(source, from) {
-            // What is named is an item of the innermost module that is a file.
+            // A path names an item of its innermost module that is a file.
             let Some(to) =
                 (1..=path.len()).rev().map(|length| &path[..length]).find(|to| files.contains_key(*to))
             else {
@@ -84,7 +85,6 @@ fn circles(member: &str) -> Vec<String> {
     found.into_iter().collect()
 }
 
-/// Everything that can be got to from `from`.
 fn reach<'a>(
     from: &ModulePath,
     arrows: &'a BTreeMap<ModulePath, BTreeSet<ModulePath>>,
@@ -98,7 +98,7 @@ fn reach<'a>(
     reached
 }
 
-/// Which module a file is; `None` for programs.
+/// Module path of a file; `None` for programs.
 fn module(source: &SourceFile) -> Option<ModulePath> {
     let path = source.path.split_once("/src/")?.1.strip_suffix(".rs")?;
     let mut module: ModulePath = path.split('/').map(str::to_owned).collect();
@@ -109,7 +109,7 @@ fn module(source: &SourceFile) -> Option<ModulePath> {
     (!is_program).then_some(module)
 }
 
-/// Every path that a file says, tests apart, that leads to its own crate, from the crate's root.
+/// Paths of a file, except in tests, that lead to its own crate, from the crate's root.
 fn named_by(source: &SourceFile, module: &ModulePath) -> Vec<ModulePath> {
     let mut paths = Paths { module: module.clone(), found: Vec::new() };
     paths.visit_file(&source.parsed());
@@ -117,13 +117,12 @@ fn named_by(source: &SourceFile, module: &ModulePath) -> Vec<ModulePath> {
 }
 
 struct Paths {
-    /// Where it looks.
+    /// Module in which the paths are resolved.
     module: ModulePath,
     found: Vec<ModulePath>,
 }
 
 impl Paths {
-    /// Takes a path in, if it begins with `crate`, `super` or `self`.
     fn add(&mut self, path: &[String]) {
         let mut from = match path.first().map(String::as_str) {
             Some("crate") => Vec::new(),
@@ -182,7 +181,6 @@ impl<'ast> Visit<'ast> for Paths {
     }
 }
 
-/// True for what is compiled for tests alone.
 fn is_for_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         attribute.path().is_ident("cfg")

@@ -1,4 +1,4 @@
-//! Pages lead where they say: links between them, and the site that is made of those below `docs`.
+//! Links between pages have targets, and the site contains every page below `docs`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,7 +28,7 @@ fn collect(folder: &Path, found: &mut BTreeMap<PathBuf, String>) {
     }
 }
 
-/// The lines of a page that are no code.
+/// Lines of a page outside code blocks.
 fn prose(text: &str) -> impl Iterator<Item = &str> {
     let mut is_code = false;
     text.lines().filter(move |line| {
@@ -38,7 +38,7 @@ fn prose(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Where a page's links lead within the tree, as they are written.
+/// Links of a page within the tree, as written.
 fn links(text: &str) -> Vec<&str> {
     let targets = |line| str::split(line, "](").skip(1).filter_map(|rest| rest.split(')').next());
     let is_link =
@@ -46,7 +46,7 @@ fn links(text: &str) -> Vec<&str> {
     prose(text).flat_map(targets).filter(is_link).collect()
 }
 
-/// What the headings of a page are called in addresses: in small letters, without punctuation, dashes for spaces.
+/// Anchors of a page's headings: lower case, without punctuation, dashes for spaces.
 fn headings(text: &str) -> BTreeSet<String> {
     let heading = |line: &str| {
         let words = line.trim_start_matches('#');
@@ -57,7 +57,7 @@ fn headings(text: &str) -> BTreeSet<String> {
     prose(text).filter_map(heading).collect()
 }
 
-/// Where a link of the page `from` leads, from the root, and to which heading.
+/// Target of a link on the page `from`: path from the root, and heading.
 fn target<'a>(from: &Path, link: &'a str) -> (PathBuf, &'a str) {
     let (file, heading) = link.split_once('#').unwrap_or((link, ""));
     if file.is_empty() {

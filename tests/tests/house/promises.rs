@@ -1,10 +1,10 @@
-//! What the specification promises names tests that exist.
+//! The tests that the specification names exist.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
 use super::root;
 
-/// Every `fn name(` in the tree's Rust files, every `def name(` in its Python files, and every script.
+/// Collects every `fn name(` in Rust files, every `def name(` in Python files, and every script.
 fn functions(folder: &Path, found: &mut BTreeSet<String>) {
     for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
         let path = entry.path();
@@ -17,14 +17,13 @@ fn functions(folder: &Path, found: &mut BTreeSet<String>) {
             let source = fs::read_to_string(&path).unwrap();
             let names = source.split(keyword).skip(1).filter_map(|rest| rest.split(['(', '<']).next());
             found.extend(names.map(str::to_owned));
-            // Tests that a macro makes: `name: "what it tests",` on a line of its own.
+            // Tests that a macro generates have a line `name: "what it tests",`.
             let made = source.lines().filter_map(|line| line.trim().strip_suffix("\",")?.split_once(": \""));
             found.extend(made.map(|(name, _)| name.to_owned()));
         }
     }
 }
 
-/// What stands before a function's name.
 fn keyword(path: &Path) -> Option<&'static str> {
     match path.extension()?.to_str()? {
         "rs" => Some("fn "),

@@ -1,5 +1,5 @@
-//! One fact has one record: two structs with the same fields drift apart, and each change costs twice.
-//! Messages of the wire, which macros of `shmproto` declare, are not counted.
+//! One fact has one record: two structs with the same fields drift apart, and each change costs twice. Wire
+//! messages, which macros of `shmproto` declare, are not counted.
 
 use std::collections::BTreeSet;
 
@@ -7,12 +7,12 @@ use syn::{Fields, ItemStruct, visit::Visit};
 
 use super::{assert_only, sources};
 
-/// Number of equal field names from which two structs count as the same record.
+/// Maximum number of equal field names of two structs.
 const MAX_SHARED_FIELDS: usize = 7;
 
-/// Pairs that share fields, by the reason why.
+/// Allowed pairs, grouped by reason.
 const TWINS: &[&str] = &[
-    // A message, and what its receiver keeps of it.
+    // A message, and its receiver's copy.
     "GatewayReport HostReport",
     // A builder and its product, or a configuration and its command line.
     "App AppBuilder",
@@ -28,14 +28,13 @@ const TWINS: &[&str] = &[
     "Activations Quantize",
     "BlasProduct BlasShape",
     "Rotate RotateGradient",
-    // The options of the simulator, and what they are for.
+    // Options of the simulator, and their parsed form.
     "Forecast SimulationOptions",
     "Observation SimulationReport",
     "Setup SimulationOptions",
     "SimulationOptions WorkloadSpec",
 ];
 
-/// Name and field names of a struct.
 type Record = (String, BTreeSet<String>);
 
 struct Records(Vec<Record>);

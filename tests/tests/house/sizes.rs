@@ -7,8 +7,7 @@ use super::{SourceFile, sources};
 const MAX_FILE_LINES: usize = 600;
 const MAX_FUNCTION_LINES: usize = 70;
 
-/// Fails where something is longer than `max_lines`, or longer than the list says of it; and where the list need not
-/// say anything.
+/// Fails if an item is longer than `max_lines` and than its exception, or if an exception is not needed.
 fn assert_short(found: &[(String, usize)], max_lines: usize, exceptions: &[(&str, usize)]) {
     assert!(found.len() > 100, "the sources were read");
     let allowed =
@@ -33,7 +32,7 @@ fn no_function_is_longer_than_can_be_overlooked() {
     assert_short(&functions, MAX_FUNCTION_LINES, &[]);
 }
 
-/// Name and lines of every function of a file, from its signature to its last brace.
+/// Name and line count of every function of a file, from its signature to its last brace.
 fn functions(source: &SourceFile) -> Vec<(String, usize)> {
     struct Functions<'a> {
         path: &'a str,

@@ -1,16 +1,16 @@
-//! Releases and acquires come in pairs, and atomics of shared memory by one door.
+//! Releases and acquires come in pairs, and atomics of shared memory have one module.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{SourceFile, assert_only, sources};
 
-/// Where loom's atomics take the place of real ones.
+/// Module that replaces real atomics by loom's.
 const DOOR: &str = "shmproto/src/atomic.rs";
 
-/// A test's own.
+/// File that uses atomics directly, for a test of its own.
 const PAST_THE_DOOR: [&str; 1] = ["shmproto/src/memory/copy.rs"];
 
-/// The sides of every synchronisation that comments name: `SYNC POINT name: releases what was written`.
+/// Sides of every synchronization that comments name: `SYNC POINT name: releases what was written`.
 fn points() -> BTreeMap<String, BTreeSet<String>> {
     let mut points: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let comments = |source: &'static SourceFile| {

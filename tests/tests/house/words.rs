@@ -1,13 +1,14 @@
-//! Names and docs that say something.
+//! Names and docs say something.
 
 use std::collections::BTreeMap;
 
 use super::sources;
 
-/// What a doc says that only repeats that there is something.
+/// Whole docs that say nothing.
 const EMPTY: [&str; 9] = ["Which", "What", "What for", "How", "Where", "Who", "When", "Its own", "The other"];
 
-/// Type names that an engineer of the field would not understand: a type has the glossary's word, and mostly two of them.
+/// Type names that an engineer of the field would not understand. A type uses the glossary's word, usually
+/// with a second one.
 const BANNED_TYPES: &[&str] = &[
     "Agency",
     "Ahead",
@@ -173,7 +174,7 @@ const BANNED_TYPES: &[&str] = &[
     "XSlab",
 ];
 
-/// Names of files that an engineer of the field would not search for.
+/// File names that an engineer of the field would not search for.
 const BANNED_FILES: &[&str] = &[
     "alone",
     "apart",
@@ -255,7 +256,7 @@ const BANNED_FILES: &[&str] = &[
     "xslab",
 ];
 
-/// Names of functions that are verbs of a play: a function is called after what it does to what.
+/// Metaphoric function names: a function's name says what it does to which object.
 const BANNED_FUNCTIONS: &[&str] = &[
     "bring",
     "calmest",
@@ -311,16 +312,15 @@ const NO_SUBJECT: &[&str] = &[
     "See the module",
 ];
 
-/// Words that hide the actor: name the caller, the tenant, the thread.
+/// Words that hide the actor, such as the caller, the tenant or the thread.
 const NO_ACTOR: [&str; 6] = ["somebody", "nobody", "whoever", "whatever", "everybody", "anybody"];
 
-/// Maximum width of a doc line, with its indentation.
 const MAX_DOC_COLUMNS: usize = 110;
 
-/// Fewest words of a doc comment in a library.
+/// Minimum number of words of a doc comment in a library.
 const MIN_DOC_WORDS: usize = 4;
 
-/// Programs: their items need no doc, and a short one does no harm to a reader of rustdoc.
+/// Programs, whose items need no docs and may have short ones.
 const PROGRAMS: [&str; 9] = [
     "fuzz",
     "lab/simulator",
@@ -333,10 +333,8 @@ const PROGRAMS: [&str; 9] = [
     "crates/data-plane/trainer",
 ];
 
-/// Maximum number of types of one name in the tree.
 const MAX_HOMONYMS: usize = 3;
 
-/// Files in which a line `is_bad`.
 fn with(is_bad: impl Fn(&str) -> bool) -> Vec<&'static str> {
     let bad = sources().iter().filter(|source| source.text.lines().any(&is_bad));
     bad.map(|source| source.path.as_str()).collect()
@@ -362,7 +360,6 @@ fn the_largest_is_called_max() {
     assert!(private.is_empty(), "a limit's name begins with MAX_: {private:#?}");
 }
 
-/// The type that a line defines.
 fn defined_type(line: &str) -> Option<&str> {
     let line = line.trim_start();
     let line = match line.strip_prefix("pub") {
@@ -414,10 +411,9 @@ fn a_function_says_what_it_does() {
     assert!(banned.is_empty(), "name what it does, and to what: {banned:#?}");
 }
 
-/// A doc comment: the number of its first line, and its lines with their indentation.
+/// Number of the first line of a doc comment, and its lines with indentation.
 type DocComment<'a> = (usize, Vec<&'a str>);
 
-/// The doc comments of a file.
 fn doc_comments(text: &str) -> Vec<DocComment<'_>> {
     let is_doc = |line: &str| {
         let line = line.trim_start();
@@ -429,12 +425,10 @@ fn doc_comments(text: &str) -> Vec<DocComment<'_>> {
     docs.map(|block| (block[0].0 + 1, block.iter().map(|(_, line)| *line).collect())).collect()
 }
 
-/// The words of a doc line.
 fn words(line: &str) -> &str {
     line.trim_start().trim_start_matches(['/', '!']).trim()
 }
 
-/// The rules that a doc comment breaks.
 fn broken_rules((_, lines): &DocComment<'_>, is_library: bool) -> Vec<&'static str> {
     let begins_with = |word: &&str| {
         let rest = words(lines[0]).strip_prefix(*word);

@@ -1,4 +1,5 @@
-//! Names are aliases of content: replaced, removed and remembered without ever answering with the wrong weights.
+//! Names are aliases of content: replaced, removed and persisted without ever answering with the wrong
+//! weights.
 
 use std::{
     sync::{Arc, Mutex, Weak},
@@ -15,12 +16,12 @@ fn shared() -> Arc<Deployment> {
     Deployment::shared(&SHARED, || DeploymentPlan::bare().start())
 }
 
-/// Sixteen tokens of `model` after a prompt of several blocks.
+/// Request for sixteen tokens of `model` after a prompt of several blocks.
 fn ask(model: &str, seed: u32) -> CompletionRequest {
     CompletionRequest::new(model, fixtures::prompt(seed, 60), 16)
 }
 
-/// An adapter nobody else has loaded, where the deployment may load it from.
+/// Writes an adapter unique to the caller into the deployment's adapter folder.
 fn variant(deployment: &Deployment, example: &str, alpha: u32) -> std::path::PathBuf {
     let path = deployment.place().adapters().join(format!("{example}-{alpha}"));
     fixtures::variant(example, alpha, &path);
@@ -43,7 +44,7 @@ fn a_name_that_stands_for_other_weights_never_answers_from_old_keys_and_values()
         assert_eq!((&before[0].generation, &after.generation), (&Some(old), &Some(new.clone())));
         assert_ne!(after.answer.scored, before[0].answer.scored);
 
-        // The same weights where they have never had another name, here and in a deployment that knew no others.
+        // Equal weights under their first name, here and in a deployment that had no others.
         assert_eq!(client.load("another", &variant(&deployment, "json", 17)), new);
         assert_eq!(client.ask(&ask("another", 1)).answer, after.answer);
         assert_eq!(fresh.client.load("fresh", &variant(&fresh, "json", 17)), new);
@@ -118,7 +119,7 @@ fn an_activated_adapter_goes_on_from_what_the_base_has_cached_to_the_same_bits()
         let cold = fresh.client.ask(&ask("activated"));
         assert_eq!((cold.cached_tokens, cold.answer), (0, warm.answer.clone()));
         assert_ne!(fresh.client.ask(&ask(BASE)).answer, warm.answer, "it changes something");
-        // Whoever does not invoke it hears the base.
+        // A prompt without the invocation gets the base's answer.
         let plain = CompletionRequest::new("activated", fixtures::prompt(7, 100), 16);
         assert_eq!(fresh.client.ask(&plain).answer, fresh.client.ask(&plain.of(BASE)).answer);
     });

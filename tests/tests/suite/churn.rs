@@ -1,6 +1,7 @@
-//! Adapters come and go under load: every answer is golden for the generation it names (RELIABILITY T4).
+//! Adapters come and go under load: every answer is golden for the adapter version that it names (RELIABILITY
+//! T4).
 //!
-//! `HOLOBIONT_CHURN` says how many operations, `HOLOBIONT_SEED` which.
+//! `HOLOBIONT_CHURN` sets the number of operations, `HOLOBIONT_SEED` their choice.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -17,13 +18,12 @@ use serde_json::json;
 const VARIANTS: u32 = 5;
 const CLIENTS: u64 = 6;
 
-/// Loads, replaces, compares-and-swaps and unloads `name`; knows at each moment what it stands for.
+/// Loads, replaces, compares-and-swaps and unloads `name`, and tracks its current adapter version.
 struct AdapterChurn {
     client: Client,
     variants: Arc<AdapterVariants>,
     name: String,
     random: ChaosRng,
-    /// The generation it stands for.
     now: Option<String>,
 }
 
@@ -48,7 +48,7 @@ impl AdapterChurn {
                 return;
             }
             (1, Some(_)) => {
-                // Somebody who believes something else must not replace it.
+                // A caller that expects another version must not replace it.
                 body["expected_generation"] = "0".repeat(64).into();
                 let refused = self.post("/v1/load_lora_adapter", &body);
                 assert!(matches!(refused, Err(RequestFault::Refused { status: 409, .. })), "{refused:?}");
@@ -63,7 +63,7 @@ impl AdapterChurn {
         self.now = Some(generation);
     }
 
-    /// Asks again while the server says "not now".
+    /// Posts again while the server answers "not now".
     fn post(&self, route: &str, body: &serde_json::Value) -> Result<serde_json::Value, RequestFault> {
         loop {
             match self.client.try_post(route, body) {

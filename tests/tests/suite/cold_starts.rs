@@ -1,4 +1,5 @@
-//! Requests whose adapter is not on the device: same bits whoever computes it, and no waiting where workers help.
+//! Requests whose adapter is not on the device: equal bits from every computing process, and no wait where
+//! workers help.
 
 use std::{
     sync::Arc,
@@ -13,14 +14,14 @@ use e2e_tests::{
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// Adapters of 48, 24 and 36 ranks: three, two and three blocks a layer.
+/// Adapters of 48, 24 and 36 ranks: three, two and three blocks per layer.
 const WIDE: [(&str, usize); 3] = [("pirate", 6), ("json", 6), ("haiku", 9)];
 
 fn count(figure: &Value) -> u64 {
     figure.as_u64().unwrap_or_else(|| panic!("{figure} is no count"))
 }
 
-/// Writes the wide adapters into `place`; their names, which are those of the examples.
+/// Writes the wide adapters into `place` under the names of the examples.
 fn write_adapters(place: &StateDirectory) -> Vec<&'static str> {
     let written = WIDE.map(|(name, times)| {
         fixtures::stacked(name, times, 16, &place.adapters().join(name));
@@ -29,7 +30,7 @@ fn write_adapters(place: &StateDirectory) -> Vec<&'static str> {
     written.to_vec()
 }
 
-/// Greedy and sampled, of every model: prompts long enough for several slices.
+/// Greedy and sampled requests to every model, with prompts long enough for several slices.
 fn asks(models: &[&str]) -> Vec<CompletionRequest> {
     let of = |model: &&str| {
         [(90, None), (33, Some(7))].map(|(length, seed)| CompletionRequest {
@@ -40,7 +41,6 @@ fn asks(models: &[&str]) -> Vec<CompletionRequest> {
     models.iter().flat_map(of).collect()
 }
 
-/// Who has computed adapters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct ComputeShares {
     device: u64,
@@ -63,7 +63,7 @@ impl ComputeShares {
         })
     }
 
-    /// Those when nothing is under way any more: figures are up to a second old.
+    /// Shares after all work has ended; stats are up to a second old.
     fn settled(client: &Client, names: &[&str]) -> Self {
         let mut last = Self::default();
         eventually("figures stay as they are", || {
@@ -77,7 +77,7 @@ impl ComputeShares {
     }
 }
 
-/// Answers of a deployment of `plan` to everything: one after the other, then all at once; and who computed them.
+/// Answers of a deployment of `plan` to all requests, in sequence and then at once, and the compute shares.
 fn answers(
     plan: &DeploymentPlan,
     place: &Arc<StateDirectory>,
@@ -115,7 +115,7 @@ fn cached_on_demand_and_assisted_answers_have_the_same_bits() {
             "{shares:?}"
         );
 
-        // Room for one of them at a time.
+        // The device holds one adapter at a time.
         let on_demand = DeploymentPlan::bare().cold(15 << 10, 0.4).set("COLD_START", "on-demand");
         let (answers_of, shares) = answers(&on_demand, &place, &names);
         assert_eq!(answers_of, [golden.clone(), golden.clone()], "on demand");
@@ -134,7 +134,7 @@ fn cached_on_demand_and_assisted_answers_have_the_same_bits() {
     });
 }
 
-/// A deployment with one adapter that has just been loaded, and what it answers where it is always there.
+/// Deployment with one adapter that was just loaded, a request, and its golden answer.
 fn with_cold_pirate(
     plan: &DeploymentPlan,
     link_gbps: f64,
@@ -155,7 +155,7 @@ fn with_cold_pirate(
 #[test]
 fn a_cold_adapter_answers_before_it_has_arrived() {
     watched(|| {
-        // A link that takes ten minutes for it.
+        // On this link the adapter takes ten minutes.
         let (deployment, ask, golden) = with_cold_pirate(&DeploymentPlan::bare(), 0.000025);
         let client = &deployment.client;
         assert_eq!(client.ask(&ask).answer, golden);
@@ -164,7 +164,7 @@ fn a_cold_adapter_answers_before_it_has_arrived() {
             adapter = client.adapter("pirate");
             count(&adapter["cold_starts"]) == 1
         });
-        // Later than the answer, and still most of it is missing.
+        // Even after the answer most of the adapter is missing.
         assert!(count(&adapter["device_bytes"]) < count(&adapter["bytes"]) / 2, "{adapter}");
         assert_eq!(adapter["load_wait_ms"], 0.0, "{adapter}");
         let status = client.status();
@@ -182,7 +182,7 @@ fn a_cold_adapter_answers_before_it_has_arrived() {
 fn on_demand_a_request_waits_for_its_adapter_while_others_go_on() {
     watched(|| {
         let plan = DeploymentPlan::bare().set("COLD_START", "on-demand");
-        // Six seconds for the adapter.
+        // On this link the adapter takes six seconds.
         let (deployment, ask, golden) = with_cold_pirate(&plan, 0.0025);
         let client = &deployment.client;
         let begun = Instant::now();

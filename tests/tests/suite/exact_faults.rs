@@ -1,7 +1,8 @@
-//! Clients and executors of the sound masking modes die anywhere: no pad is ever used twice, and the answer is the same.
+//! Clients and executors of the sound masking modes are killed anywhere: no pad is used twice, and the answer
+//! stays the same.
 //!
-//! What executors are sent passes a socket of the test's, and an auditor that tells from the rows alone which pad each is covered
-//! with. The model is so small that a death takes a fraction of a second.
+//! A relay of the test carries the executors' input, and an auditor finds each row's pad from the rows alone.
+//! The model is so small that a restart takes a fraction of a second.
 
 use std::{
     fs,
@@ -29,23 +30,22 @@ use shmproto::layer::{
 };
 use tempfile::TempDir;
 
-/// Five tokens.
 const PROMPT: &str = "sound";
 const ANSWER: usize = 6;
-/// Sites of the small model: each is called once for the prompt, and once for every token of the answer but the last.
+/// Sites of the small model: each is called once for the prompt, and once per answer token except the last.
 const SITES: usize = 13;
-/// Rows of an answer: one of each token at each site, but at the head, which is for what is drawn.
+/// Rows of an answer: one per token and site, but at the head only for sampled tokens.
 const ROWS: usize = (SITES - 1) * (PROMPT.len() + ANSWER - 1) + ANSWER;
-/// Tokens that pads are made for at a time: as many as a death loses.
+/// Tokens per batch of pads, which a kill loses.
 const TOKENS: usize = 64;
-/// Where executors die of a call.
+/// Failpoints of executors during a call.
 const DEATHS: [&str; 4] =
     ["layer.call_taken", "layer.before_batch", "layer.after_batch", "layer.before_answer"];
 
-/// The exit code of a command that nobody answers.
+/// Exit code of a command without an executor.
 const UNAVAILABLE: i32 = 5;
 
-/// A model, and the answer that every client must give.
+/// Model, and the answer that every client must give.
 struct MaskingFixture {
     directory: TempDir,
     golden: String,
@@ -70,14 +70,12 @@ impl MaskingFixture {
         ExactExecutor::start(&self.model(), witness)
     }
 
-    /// A client of an executor, without its prompt.
     fn ask(&self, executor: &ExactExecutor) -> Program {
         let program = Program::bare().arg("generate").renting(&executor.address(), &self.model());
         program.arg("--ignore-eos")
     }
 }
 
-/// Who shows an auditor each call.
 fn witness<T: Send + 'static>(auditor: &Arc<Mutex<T>>, hear: fn(&mut T, &CallHeader, &[u8])) -> CallObserver {
     let auditor = Arc::clone(auditor);
     Arc::new(move |call, body| hear(&mut lock(&auditor), call, body))
@@ -87,7 +85,6 @@ fn lock<T>(auditor: &Mutex<T>) -> MutexGuard<'_, T> {
     auditor.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A pool, and who looks after it.
 struct AuditedPool {
     directory: PathBuf,
     model: PathBuf,
@@ -107,7 +104,6 @@ impl AuditedPool {
         program.arg("--tokens").arg(TOKENS.to_string()).arg("--pads").arg(&self.directory)
     }
 
-    /// Makes pads, and lets the auditor see them.
     fn fill(&self) {
         let ended = self.prepare().run();
         assert_eq!(ended.code, Some(0), "{ended:?}");
@@ -119,7 +115,7 @@ impl AuditedPool {
         program.ask(PROMPT, ANSWER)
     }
 
-    /// Lets a program be killed when it gets to `place` for the `at`th time.
+    /// Kills a program when it reaches `place` for the `at`th time.
     fn kill(&self, program: Program, place: &str, at: usize) {
         self.places.arm(place, &format!("kill {at}"));
         let ended = program.mortal(&self.places).run();
@@ -127,13 +123,13 @@ impl AuditedPool {
         self.places.clear(place);
     }
 
-    /// What was used so far, none of it twice.
+    /// Number of used pads; panics if one was used twice.
     fn used(&self) -> usize {
         lock(&self.auditor).audited()
     }
 }
 
-/// At which of many hits a client dies that asks for an answer: amid the prompt, and amid the answer.
+/// Hit counts at which an answering client is killed: during the prompt, and during the answer.
 fn hits(place: &str) -> &'static [usize] {
     match place {
         "client.session_opened" | "client.pads_before_note" | "client.pads_noted" => &[1],
@@ -147,7 +143,8 @@ fn a_client_that_is_killed_anywhere_uses_no_pad_twice_and_says_the_same_again() 
         let scene = MaskingFixture::new();
         let pool = AuditedPool::new(&scene);
         let executor = scene.executor(witness(&pool.auditor, PoolAuditor::hear));
-        // While the pool is made; then while pads are, and before and after it is noted that they are there.
+        // Kills during the pool's creation, during pad creation, and before and after the pads' journal
+        // entry.
         pool.kill(pool.prepare(), "client.pads_noted", 1);
         pool.kill(pool.prepare(), "client.pads_written", SITES / 2);
         pool.kill(pool.prepare(), "client.pads_before_note", 1);
@@ -190,7 +187,6 @@ fn an_executor_that_is_killed_amid_an_answer_gets_no_pad_again_and_the_client_go
     });
 }
 
-/// Two executors, and who looks at both.
 struct AuditedPair {
     both: [ExactExecutor; 2],
     auditor: Arc<Mutex<SharesAuditor>>,
@@ -259,7 +255,7 @@ fn a_client_that_hides_its_rows_leaves_no_image_of_its_memory_behind() {
         let limits = fs::read_to_string(format!("/proc/{}/limits", running.id())).unwrap();
         let core = limits.lines().find_map(|line| line.strip_prefix("Max core file size")).unwrap();
         assert_eq!(core.split_whitespace().collect::<Vec<_>>(), ["0", "0", "bytes"]);
-        // It is about to stop, or has.
+        // The client is about to stop, or has ended.
         eventually("its end", || {
             signal(running.id(), Signal::CONT);
             running.has_ended()
@@ -268,7 +264,6 @@ fn a_client_that_hides_its_rows_leaves_no_image_of_its_memory_behind() {
     });
 }
 
-/// A call of one row.
 fn call(source: RowSource) -> CallHeader {
     CallHeader {
         op: Op::ForwardNoBias,

@@ -1,4 +1,5 @@
-//! Several executors behind one gateway: any may die under streams, and another goes on with what it had, to the same bits.
+//! Several executors behind one gateway: any of them may be killed during streams, and another continues its
+//! sequences with the same bits.
 
 use std::{
     fs,
@@ -18,7 +19,7 @@ use serde_json::{Value, json};
 
 const CLIENTS: u64 = 6;
 
-/// Two executors, each on a part of the same cores; they come back as often as they die.
+/// Two executors on different cores, with unlimited restarts.
 fn two() -> DeploymentPlan {
     DeploymentPlan::bare().executors(&["left", "right"]).restless()
 }
@@ -38,17 +39,14 @@ fn states(client: &Client) -> Vec<String> {
     executors(client).iter().map(|one| one["state"].as_str().unwrap_or_default().to_owned()).collect()
 }
 
-/// The connections over which they are used, in their order.
 fn connections(client: &Client) -> Vec<Option<u64>> {
     executors(client).iter().map(|one| one["connection"].as_u64()).collect()
 }
 
-/// So many sequences the executors took over from each other.
 fn taken_over(client: &Client) -> u64 {
     executors(client).iter().filter_map(|one| one["sequences"]["taken_over"].as_u64()).sum()
 }
 
-/// Whether the executor called `name` has anything under way.
 fn has_work(client: &Client, name: &str) -> bool {
     let under_way = |one: &Value| one["sequences"]["under_way"].as_u64() > Some(0);
     executors(client).iter().any(|one| one["name"] == *name && under_way(one))
@@ -60,7 +58,6 @@ fn variants(client: &Client, into: &Path) -> (Arc<AdapterVariants>, Vec<String>)
     (variants, vec![BASE.to_owned(), "steady".to_owned()])
 }
 
-/// The process of the executor called `name`.
 fn process_of(deployment: &Deployment, name: &str) -> Option<u32> {
     let socket = format!("executor-{name}.sock");
     let is_its = |id: &u32| {
@@ -88,7 +85,7 @@ fn an_executor_may_die_under_streams_and_the_other_goes_on_to_the_same_bits() {
             let before = traffic.tally.answered.load(Ordering::Relaxed);
             eventually("clients are answered", || traffic.tally.answered.load(Ordering::Relaxed) > before);
             traffic.check();
-            // Another process runs before the gateway knows that the first has ended.
+            // The new process starts before the gateway notices the end of the first.
             eventually("both serve again", || connections(client).into_iter().sum::<Option<u64>>() > over);
             eprintln!("{} of {kills} deaths, {} sequences moved", kill + 1, taken_over(client));
         }
@@ -98,7 +95,7 @@ fn an_executor_may_die_under_streams_and_the_other_goes_on_to_the_same_bits() {
     });
 }
 
-/// Long beside any step, and short beside the time after which the supervisor ends a process that shows no sign of life.
+/// Longer than any step, and shorter than the supervisor's watchdog.
 const SILENCE_MS: &str = "3000";
 
 #[test]

@@ -1,4 +1,5 @@
-//! Executors on other hosts: the gateway drives them through their TLS door, with the same bits, and nobody else does.
+//! Executors on other hosts: the gateway reaches them over TLS and gets the same bits; other clients are
+//! rejected.
 
 use std::{
     io::{Read as _, Write as _},
@@ -18,13 +19,11 @@ use serde_json::{Value, json};
 use shmproto::remote_executor::{FileName, RemoteReply, RemoteRequest, StagedFile};
 
 const CLIENTS: u64 = 4;
-/// Soon lost, long enough for a busy machine.
+/// Short, so that loss is soon noticed, but long enough for a busy machine.
 const SILENCE_MS: &str = "4000";
-/// The executors' places in the list.
 const NEAR: usize = 0;
 const FAR: usize = 1;
 
-/// One executor here, and one there.
 fn mixed(far: &RemoteExecutor) -> Deployment {
     let plan = DeploymentPlan::bare().executors(&["near"]).workers(0).set("EXECUTOR_TIMEOUT_MS", SILENCE_MS);
     let deployment = far.of(plan, "far").start();
@@ -45,7 +44,7 @@ fn sent(client: &Client, index: usize) -> u64 {
     executors(client)[index]["sequences"]["sent"].as_u64().expect("a count")
 }
 
-/// Lets one of them take all requests.
+/// Drains one executor, so that the other gets all requests.
 fn only(client: &Client, open: &str, drained: &str) {
     client.try_post(&format!("/v1/executors/{open}/undrain"), &json!({})).expect("it is there");
     client.try_post(&format!("/v1/executors/{drained}/drain"), &json!({})).expect("the other serves");
@@ -63,7 +62,7 @@ fn a_far_executor_answers_with_the_bits_of_a_near_one() {
         only(client, "far", "near");
         let before = sent(client, NEAR);
         for (path, generation) in &variants.adapters {
-            // The second takes the place of the first while it is served.
+            // The second adapter replaces the first while it is served.
             let loaded = match client.adapters().is_empty() {
                 true => client.load("steady", path),
                 false => client.reload("steady", path),
@@ -125,7 +124,7 @@ fn what_a_lost_far_executor_had_goes_on_here_to_the_same_bits() {
                 _ => far.die_and_return(),
             }
             if what == 0 {
-                // No reset tells of it: it is found out by silence.
+                // No reset arrives, so only silence shows the loss.
                 eventually("it counts as lost", || states(client)[FAR] != "ready");
             }
             let before = traffic.tally.answered.load(Ordering::Relaxed);
@@ -147,7 +146,7 @@ fn only_a_listed_certificate_drives_an_executor_from_afar() {
         let keys = e2e_tests::split::SplitEndpoints::new();
         let admin = keys.add_key("tenant");
         let file = keys.key_file().display().to_string();
-        // With keys, certificates are not asked of everybody.
+        // With keys, certificates are optional.
         let far = RemoteExecutor::start(&["--layer-key-file", &file]);
         for client in [None, Some(CERTIFIED)] {
             for ask in [RemoteRequest::Tunnel, staged_files_request(&[(FileName::Gguf, 1)])] {

@@ -1,5 +1,5 @@
-//! Several hosts behind the real Envoy and two endpoint pickers: requests go where their adapters are, say the same wherever
-//! they run, and outlive hosts and pickers.
+//! Several hosts behind the real Envoy and two endpoint pickers: requests reach the hosts of their adapters,
+//! get equal answers everywhere, and survive the loss of hosts and pickers.
 
 use std::{
     fs,
@@ -72,7 +72,7 @@ fn pickers_speak_tls_to_envoy_as_the_guide_says() {
         let block = block.replace("/etc/envoy/picker-ca.pem", &doors.ca().display().to_string());
         let protocol = "explicit_http_config: { http2_protocol_options: {} }";
         let with_tls = format!("{protocol}\n{block}");
-        // Nobody gets past a picker that Envoy cannot ask.
+        // If Envoy cannot reach the picker, no request passes.
         let changes =
             [(protocol, with_tls.as_str()), ("failure_mode_allow: true", "failure_mode_allow: false")];
         let [certificate, key] =
@@ -83,13 +83,13 @@ fn pickers_speak_tls_to_envoy_as_the_guide_says() {
             plan,
             FrontSetup { changes: &changes, settings: &settings, ..FrontSetup::default() },
         );
-        // One host alone has it.
+        // Only one host has this adapter.
         let host = fleet.host(1);
         let path = host.place().adapters().join("right");
         fixtures::variant("haiku", 16, &path);
         host.client.load("right", &path);
         let ask = CompletionRequest::new("right", prompt(2, 9), 4);
-        // Each of them asks hosts by itself what they have.
+        // Each picker polls the hosts by itself.
         eventually("all pickers know it", || (0..8).all(|_| fleet.client.try_ask(&ask).is_ok()));
         let answers: Vec<_> = (0..4).map(|_| fleet.client.ask(&ask).answer).collect();
         assert_eq!(answers, vec![host.client.ask(&ask).answer; 4]);
@@ -104,7 +104,7 @@ fn a_body_that_is_sent_back_by_the_picker_reaches_the_host_as_it_was() {
             ("request_trailer_mode: SKIP", "request_trailer_mode: SEND"),
         ];
         let fleet = EnvoyFleet::start(1, plan, FrontSetup { changes: &changes, ..FrontSetup::default() });
-        // Longer than a piece, and than what Envoy reads at once.
+        // Longer than a chunk, and than Envoy's read buffer.
         let text = "Words, one after the other. ".repeat(20_000);
         let [through, direct] = [&fleet.client, &fleet.host(0).client]
             .map(|client| client.try_post("/tokenize", &json!({ "prompt": text })).expect("tokens"));
@@ -124,7 +124,7 @@ fn a_beginning_that_was_computed_once_is_found_again_on_the_same_host() {
             let text = format!("{} Question {index}?", "One story that all of them are about. ".repeat(60));
             let body = json!({ "model": BASE, "prompt": text, "max_tokens": 2, "ignore_eos": true });
             fleet.client.try_post("/v1/completions", &body).expect("an answer");
-            // Long enough for the pickers to see that nobody has anything to do.
+            // Time in which the pickers learn that all hosts are idle.
             thread::sleep(Duration::from_millis(300));
         }
         let new = [0, 1].map(|index| fleet.generated(index) - before[index]);
@@ -141,7 +141,7 @@ fn hosts_and_pickers_may_die_and_be_drained_and_no_request_is_lost() {
         let host = fleet.host(0);
         let variants = Arc::new(AdapterVariants::learn(&host.client, &host.place().adapters(), 1));
         for index in 0..3 {
-            // What it has learned, made again where each host may read it.
+            // Equal content, written where each host may read it.
             let path = fleet.host(index).place().adapters().join("steady");
             fixtures::variant(EXAMPLES[0], 16, &path);
             assert_eq!(fleet.host(index).client.load("steady", &path), variants.adapters[0].1);
@@ -156,21 +156,21 @@ fn hosts_and_pickers_may_die_and_be_drained_and_no_request_is_lost() {
         };
         more("all hosts serve");
 
-        // A picker: its stand-by goes on.
+        // A picker is killed: the other one takes over.
         let before = fleet.decisions(1);
         fleet.kill_picker(0);
         more("the other picker is asked");
         eventually("it decides", || fleet.decisions(1) > before);
         tally.nobody_asked_again();
 
-        // A host that is told to end: what it has it ends, and gets nothing new.
+        // A host gets SIGTERM: it ends its requests and gets no new ones.
         let drained = fleet.hosts[2].take().expect("it is there");
         assert!(drained.stop().success());
         fleet.until_ready(1, 2.0);
         more("the others serve");
         tally.nobody_asked_again();
 
-        // A gateway that dies: streams under way break, everything else begins anew elsewhere.
+        // A gateway is killed: its streams break, and new requests go elsewhere.
         fleet.host(1).signal(DeploymentProcess::Gateway, Signal::KILL);
         more("the other serves");
         eventually("it is back", || fleet.host(1).client.is_healthy());
@@ -179,7 +179,7 @@ fn hosts_and_pickers_may_die_and_be_drained_and_no_request_is_lost() {
         let broken = tally.retried.load(Ordering::Relaxed);
         assert!(broken <= CLIENTS, "no more than were under way: {broken}");
 
-        // A host that is gone for good.
+        // A host is gone for good.
         fleet.hosts[1].take().expect("it is there").kill_supervisor();
         more("the last one serves");
         traffic.check();

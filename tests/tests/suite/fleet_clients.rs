@@ -1,5 +1,5 @@
-//! A whole fleet (Envoy, two pickers, three hosts, PostgreSQL, a bucket) as those who use it see it: through the unmodified
-//! `openai` package, and by what the counters say of who answered.
+//! A whole fleet (Envoy, two pickers, three hosts, PostgreSQL, a bucket) as clients see it: through the
+//! unmodified `openai` package, and by counters of the answering hosts.
 
 use std::{
     path::{Path, PathBuf},
@@ -15,14 +15,15 @@ use e2e_tests::{
     watched,
 };
 
-/// The Python that has what `scripts/python-requirements.txt` names.
+/// Python with the packages of `scripts/python-requirements.txt`.
 fn python() -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.venv/bin/python");
     let has_openai = Command::new(&path).args(["-c", "import openai"]).output();
     has_openai.is_ok_and(|output| output.status.success()).then_some(path)
 }
 
-/// Three hosts that share adapters, each registered on another one; nothing, and why, where that cannot be had.
+/// Starts three hosts that share adapters, each registered on another host; prints a reason if this is
+/// impossible.
 fn fleet() -> Option<SharedFleet> {
     let fleet = SharedFleet::start(3).inspect_err(|why| eprintln!("skipped: {why}")).ok()?;
     let clients = fleet.clients();
@@ -66,7 +67,7 @@ fn requests_of_an_adapter_with_one_beginning_stay_with_one_of_the_hosts_that_all
         for index in 0..6 {
             let ask = CompletionRequest::new("haiku", [&beginning[..], &prompt(100 + index, 5)].concat(), 4);
             assert!(fleet.front.client.ask(&ask).generation.is_some());
-            // Long enough for the pickers to see that nobody has anything to do.
+            // Time in which the pickers learn that all hosts are idle.
             thread::sleep(Duration::from_millis(300));
         }
         let new: Vec<f64> = generated().iter().zip(before).map(|(now, before)| now - before).collect();

@@ -1,10 +1,10 @@
-//! A whole fleet under traffic and changes (Envoy, two pickers, three hosts, PostgreSQL, a bucket), of which one thing fails
-//! after the other: every answer golden, the registry exact, every disagreement healed.
+//! A whole fleet under traffic and changes (Envoy, two pickers, three hosts, PostgreSQL, a bucket) with one
+//! fault after another: every answer is golden, the registry exact, and hosts agree again.
 //!
-//! Each host has a network of its own, whose links are cut for real; a machine on which that is not allowed skips this, and
-//! says so. `HOLOBIONT_FLEET_FAULTS` says how many faults, `HOLOBIONT_SEED` which.
+//! Each host has a network of its own, whose links are really cut; a machine that forbids this skips the test
+//! with a message. `HOLOBIONT_FLEET_FAULTS` sets the number of faults, `HOLOBIONT_SEED` their choice.
 //!
-//! - [`faults`]: what can fail. [`changes`]: adapters that come and go meanwhile.
+//! - [`faults`]: kinds of faults. [`changes`]: adapters that come and go meanwhile.
 
 mod changes;
 mod faults;
@@ -30,23 +30,19 @@ use self::{
 };
 
 const HOSTS: u8 = 3;
-/// Contents of adapters: more than a host keeps of the bucket.
+/// Adapter contents: more than a host's bucket cache holds.
 const CONTENTS: u32 = 6;
-/// Clients of what is always there, and of what comes and goes.
+/// Clients of steady names, and of changing names.
 const CLIENTS: [u64; 2] = [2, 1];
-/// In which disagreements are to heal.
 const SOON: Duration = Duration::from_secs(5);
 
-/// A fleet under attack.
 struct FleetFaultTest {
     fleet: SharedFleet,
     variants: Arc<AdapterVariants>,
     changes: AdapterChanges,
-    /// Those who ask for what is always there, and for what comes and goes.
     traffic: [Traffic; 2],
     random: ChaosRng,
     ledger: ChaosReport,
-    /// How long it took until everybody agreed again.
     healed: BTreeMap<FleetFault, Vec<Duration>>,
 }
 
@@ -70,7 +66,7 @@ impl FleetFaultTest {
         Ok(Self { fleet, variants, changes, traffic, random, ledger, healed })
     }
 
-    /// Lets `count` faults happen; every kind once before one happens again.
+    /// Injects `count` faults; every kind occurs once before any repeats.
     fn attack(&mut self, count: u64) {
         let mut deck = Vec::new();
         for number in 0..count {
@@ -97,7 +93,7 @@ impl FleetFaultTest {
         self.traffic.iter().map(|traffic| traffic.tally.answered.load(Ordering::Relaxed)).sum()
     }
 
-    /// Waits until everybody agrees, and looks at what they agree on.
+    /// Waits until all hosts agree, and checks their content.
     fn heal(&mut self, kind: FleetFault) {
         let since = Instant::now();
         let clients = self.fleet.clients();
@@ -124,7 +120,6 @@ impl FleetFaultTest {
         self.healed.entry(kind).or_default().push(agreed);
     }
 
-    /// What was survived, and how soon.
     fn report(&mut self) {
         for traffic in &self.traffic {
             let seen = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed);
@@ -147,7 +142,7 @@ impl FleetFaultTest {
     }
 }
 
-/// What all hosts list, if that is the same, and none is cut off from the registry.
+/// Common list of all hosts; `None` if the lists differ or a host has no registry.
 fn agreed(clients: &[Client]) -> Option<Vec<ListedAdapter>> {
     let listed = clients.iter().map(ListedAdapter::all).collect::<Option<Vec<_>>>()?;
     let is_reachable = |client: &Client| {
@@ -157,7 +152,7 @@ fn agreed(clients: &[Client]) -> Option<Vec<ListedAdapter>> {
     is_same.then(|| listed[0].clone())
 }
 
-/// Waits until a host has answered for every adapter and the base, each with what it says when it is alone.
+/// Waits until a host has answered for every adapter and the base with the golden answers.
 fn answers(client: &Client, variants: &AdapterVariants, registered: &BTreeMap<String, String>) {
     let models = registered.iter().map(|(name, generation)| (name.as_str(), Some(generation.as_str())));
     for (model, generation) in models.chain([(BASE, None)]) {

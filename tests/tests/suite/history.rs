@@ -1,5 +1,5 @@
-//! Keys and values of the past: a conversation goes on after a death or a restart without being computed again, to the same
-//! bits, and a damaged disk costs time and nothing else.
+//! KV cache on disk: a conversation continues after a kill or restart without prefill, with the same bits,
+//! and a damaged disk costs only time.
 
 use std::{
     fs::File,
@@ -14,7 +14,7 @@ use e2e_tests::{
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::Value;
 
-/// Twelve whole blocks, and some.
+/// Twelve full blocks, and a part of one.
 const PROMPT: usize = 200;
 const WHOLE: u64 = 192;
 
@@ -26,7 +26,6 @@ fn blocks(client: &Client) -> Option<Value> {
     client.try_get("/v1/status").ok().map(|status| status["memory"].clone())
 }
 
-/// Waits until so many blocks are on the disk.
 fn kept(client: &Client, count: u64) {
     eventually("history is on the disk", || {
         blocks(client).is_some_and(|memory| memory["disk"]["used"].as_u64() >= Some(count))
@@ -37,7 +36,7 @@ fn asks() -> [CompletionRequest; 2] {
     [BASE, "pirate"].map(|model| CompletionRequest::new(model, fixtures::prompt(3, PROMPT), 40))
 }
 
-/// A deployment that was asked, and has what it computed on the disk.
+/// Deployment with answered requests and their blocks on the disk.
 fn asked(place: &Arc<StateDirectory>, asks: &[CompletionRequest; 2]) -> (Deployment, [CompletionAnswer; 2]) {
     let deployment = plan().start_in(Arc::clone(place));
     let answers = asks.each_ref().map(|ask| deployment.client.ask(ask).answer);
@@ -74,7 +73,7 @@ fn a_conversation_goes_on_after_a_death_and_a_restart_to_the_same_bits() {
         let deployment = plan().start_in(Arc::clone(&place));
         assert_resumed(&deployment, &asks, &before, WHOLE);
         assert!(deployment.stop().success());
-        // Others do not see it: neither the directory nor the file.
+        // Other users can read neither the directory nor the file.
         let file = place.state().join("history/history.kv");
         let mode = |path: &std::path::Path| path.metadata().unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&file), mode(file.parent().unwrap())), (0o600, 0o700));
@@ -90,7 +89,7 @@ fn bits_that_flipped_on_the_disk_cost_time_and_nothing_else() {
         let file =
             File::options().read(true).write(true).open(place.state().join("history/history.kv")).unwrap();
         let end = file.metadata().unwrap().len();
-        // Behind the header, a byte in every 40,000: each block is hit.
+        // One byte per 40,000 after the header, so that each block is damaged.
         for at in (8192..end).step_by(40_000) {
             let mut byte = [0];
             file.read_exact_at(&mut byte, at).unwrap();
@@ -111,7 +110,7 @@ fn a_disk_that_takes_no_more_costs_no_answer_and_is_written_again_once_it_does()
         let (place, asks) = (Arc::new(StateDirectory::new()), asks());
         let (deployment, before) = asked(&place, &asks);
         let failed = |memory: &Value| memory["blocks"]["failed"].as_u64();
-        // To the executor it is as a disk that has become full.
+        // To the executor, this limit looks like a full disk.
         let bounded = |bytes| {
             let executor = deployment
                 .process(DeploymentProcess::Executor)

@@ -1,6 +1,6 @@
-//! Fine-tuning jobs as OpenAI's clients ask for them: their whole life, through every death.
+//! Fine-tuning jobs through the API of OpenAI's clients: their whole life, with every process killed.
 //!
-//! `HOLOBIONT_TUNE_KILLS` says how often a process is killed in the course of one job.
+//! `HOLOBIONT_TUNE_KILLS` sets the number of kills during one job.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,7 +16,6 @@ use e2e_tests::{
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-/// A job of 20 steps.
 fn create(deployment: &Deployment, file: &str, suffix: &str) -> String {
     jobs::create(&deployment.client, &jobs::order(file, suffix, 10))
 }
@@ -65,7 +64,7 @@ fn a_job_is_kept_from_the_moment_it_is_acknowledged_and_published_once() {
         let deployment = DeploymentPlan::bare().mortal(&places).start();
         let file = deployment.client.upload("pirate.jsonl", &data());
         places.arm("gateway.job_committed", "kill");
-        // Kept, but never acknowledged.
+        // The job is stored, but its creation was not acknowledged.
         let order = json!({ "model": BASE, "training_file": file, "suffix": "unheard" });
         assert!(deployment.client.try_post("/v1/fine_tuning/jobs", &order).is_err());
         let id = create(&deployment, &file, "pirate");
@@ -96,7 +95,7 @@ fn a_job_waits_over_a_restart_and_goes_on() {
         assert_eq!(resumed.expect("it can go on")["status"], "queued");
         generation(&deployment, &id);
         assert_eq!(jobs::answer(&deployment.client, "public/restarted"), ANSWER);
-        // Trained further, in its own place.
+        // Training continues from the adapter, with a result of its own.
         let body = json!({ "model": "public/restarted", "training_file": file, "suffix": "restarted" });
         let further = deployment.client.try_post("/v1/fine_tuning/jobs", &body).expect("a job");
         generation(&deployment, further["id"].as_str().expect("its id"));
@@ -182,7 +181,7 @@ fn faulty_data_fail_a_job_with_the_lines_to_mend_and_a_job_keeps_its_data() {
         );
         let message = last["error"]["message"].as_str().expect("a message");
         assert!(message.contains("line 5:") && message.contains("line 6:"), "{message}");
-        // A job has its own link to its data.
+        // A job holds its own link to its data.
         let file = deployment.client.upload("pirate.jsonl", &data());
         let id = create(&deployment, &file, "linked");
         deployment.client.delete(&format!("/v1/files/{file}")).expect("it is there");

@@ -1,10 +1,10 @@
-//! Death at named places, under load: every answer golden, the registry exact, nothing left behind.
+//! Kills at failpoints under load: every answer golden, the registry exact, no resource leaked.
 //!
-//! Adapters come over a slow emulated link to a device that has room for one of them, and two workers compute meanwhile:
-//! so every way in which an adapter can be computed is taken when somebody dies.
+//! Adapters come over a slow emulated link to a device with memory for one of them. Two workers compute
+//! meanwhile, so every way of computing an adapter is in use during the kills.
 //!
-//! `HOLOBIONT_KILLS` says how many deaths, `HOLOBIONT_PLACES` a part of the names of their places (all), `HOLOBIONT_SEED`
-//! which, `HOLOBIONT_LEDGER` where the figures go.
+//! `HOLOBIONT_KILLS` sets the number of kills, `HOLOBIONT_PLACES` a part of the failpoints' names (default:
+//! all), `HOLOBIONT_SEED` the choice, `HOLOBIONT_LEDGER` the file for the counters.
 
 use std::{
     env,
@@ -21,19 +21,19 @@ use e2e_tests::{
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-/// Contents of adapters; more than the executor has room for.
+/// Adapter contents: more than the executor's memory holds.
 const VARIANTS: u32 = 6;
 const CLIENTS: u64 = 4;
 /// Names that are loaded, replaced and unloaded all the time.
 const NAMES: [&str; 5] = ["ash", "birch", "cedar", "elm", "fir"];
-/// How long a place gets to be reached before it is somebody else's turn. At the end it gets as many turns as it takes.
+/// Time for a process to reach a failpoint before the next one's turn; at the end all repeat until reached.
 const REACH: Duration = Duration::from_secs(6);
-/// Room on the device for each of the contents, but not for two, and a link that takes a third of a second for one.
+/// Device memory for one adapter, and a link on which one takes a third of a second.
 const DEVICE_KIB: u64 = 2 << 10;
 const LINK_GBPS: f64 = 0.05;
-/// A place that is reached only if requests wait for their adapters instead of starting without.
+/// Failpoint that is reached only if requests wait for their adapters.
 const ON_DEMAND: [&str; 1] = ["executor.cold_waits"];
-/// Others that are on the way there.
+/// Further failpoints on the path of an awaited adapter.
 const ON_THE_WAY: [&str; 5] = [
     "executor.cold_start",
     "executor.block_arrived",
@@ -46,48 +46,41 @@ fn set_pin(client: &Client, name: &str, pinned: bool) -> Result<Value, RequestFa
     client.try_post("/v1/pin_lora_adapter", &json!({ "lora_name": name, "pinned": pinned }))
 }
 
-/// What has to happen for a process to get to a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FailpointTrigger {
-    /// Requests alone.
     Traffic,
-    /// A replacement.
     Change,
-    /// An unload.
     Unload,
-    /// A pin.
     Pin,
     /// A request for an adapter that is only on disk.
     Cold,
-    /// A caller who goes away.
     Leave,
-    /// A start of that process, so it is killed first.
+    /// A start of the process, which is killed first.
     Start(DeploymentProcess),
-    /// An orderly end of that process.
+    /// An orderly end of the process.
     Stop(DeploymentProcess),
-    /// An orderly end of the gateway while something endless runs.
+    /// An orderly end of the gateway during an endless stream.
     Cut,
-    /// The executor's death under load.
+    /// A kill of the executor under load.
     Loss,
 }
 
 impl FailpointTrigger {
-    /// True if what it leads to happens by itself some time later.
+    /// True if the failpoint is reached some time after the action.
     fn takes_a_moment(self) -> bool {
         matches!(self, Self::Start(_) | Self::Stop(_) | Self::Cut | Self::Loss)
     }
 }
 
-/// A place, and what has to happen for a process to get there.
 type FailpointTarget = (&'static str, FailpointTrigger);
 
-/// Where deaths happen while requests start without their adapters, from the processes' own tables.
+/// Failpoints of the mode without waiting, from the processes' own tables.
 fn places() -> Vec<FailpointTarget> {
     let [executor, worker] =
         [base_executor::FAILPOINTS, lora_worker::FAILPOINTS].map(|table| table.iter().copied());
     let all = gateway::failpoints().into_iter().chain(executor).chain(worker);
     let meant = env::var("HOLOBIONT_PLACES").unwrap_or_default();
-    // The tests of jobs have deaths of their own.
+    // The tests of jobs cover these.
     let elsewhere = [&ON_DEMAND[..], gateway::training::FAILPOINTS].concat();
     let here =
         |place: &&str| !place.ends_with("_fails") && !elsewhere.contains(place) && place.contains(&meant);
@@ -111,13 +104,13 @@ fn provocation(place: &str) -> FailpointTrigger {
         "worker.left" => Loss,
         "worker.image_withdrawn" => Unload,
         _ if has(&["worker.connected", "worker.hello", "worker.seated", "worker.image"]) => Start(process),
-        // What the executor does about a worker takes a worker that comes or goes.
+        // Worker failpoints of the executor need a worker that comes or goes.
         _ if has(&["worker_", "image_offered"]) => Start(DeploymentProcess::Worker),
         _ if has(&["cold_", "block_arrived", "adapter_arrived", "adapter_evicted"]) => Cold,
         _ if has(&["unload"]) => Unload,
         _ if has(&["drain_cut"]) => Cut,
         _ if has(&["drain"]) => Stop(process),
-        // What the executor does about a gateway takes a gateway that comes or goes.
+        // Gateway failpoints of the executor need a gateway that comes or goes.
         _ if has(&["hello", "welcome", "gateway_gone"]) => Start(DeploymentProcess::Gateway),
         _ if has(&["weights", "bind", "restore", "ready", "swept"]) => Start(process),
         _ if has(&["redo"]) => Loss,
@@ -129,7 +122,6 @@ fn provocation(place: &str) -> FailpointTrigger {
     }
 }
 
-/// A deployment under attack.
 struct KillTest {
     deployment: Deployment,
     variants: Arc<AdapterVariants>,
@@ -140,14 +132,15 @@ struct KillTest {
 }
 
 impl KillTest {
-    /// A deployment that does as `cold_start` says with requests whose adapter is not on the device.
+    /// Deployment with `cold_start` as its mode of cold starts.
     fn open(test: &'static str, seed: u64, cold_start: &str) -> Self {
         let (places, place) = (FailpointDirectory::new(), Arc::new(StateDirectory::new()));
-        // What is golden is learned where adapters are always there.
+        // Golden answers come from a deployment with all adapters loaded.
         let calm = DeploymentPlan::bare().workers(0).start_in(Arc::clone(&place));
         let variants = Arc::new(AdapterVariants::learn(&calm.client, &place.adapters(), VARIANTS));
         assert!(calm.stop().success());
-        // Room for two or three adapters of six, and for the keys and values of hardly two long requests: everything moves.
+        // Memory for two or three adapters of six, and for hardly two long requests, so that everything
+        // moves.
         let plan =
             DeploymentPlan::bare().mortal(&places).bytes("KV_BYTES", 4800).bytes("DISK_BYTES", 16 << 10);
         let plan = plan.bytes("ADAPTER_BYTES", 4 << 10).set("GRACE_MS", "300");
@@ -166,7 +159,7 @@ impl KillTest {
         &self.deployment.client
     }
 
-    /// Lets a process die at `place`; false if it was not reached in time.
+    /// Kills a process at `place`; false if it was not reached in time.
     fn kill_at(&mut self, place: &'static str, provocation: FailpointTrigger) -> bool {
         let hits = if place.starts_with("forward.") { 1 + self.random.below(300) } else { 1 };
         eprintln!("{} {place}", self.ledger.total());
@@ -174,7 +167,7 @@ impl KillTest {
         let started = Instant::now();
         while !self.places.has_fired(place) && started.elapsed() < REACH {
             self.provoke(provocation);
-            // A start or an end takes a moment to get there.
+            // A start or an end takes a while.
             if provocation.takes_a_moment() {
                 let waiting = Instant::now();
                 while !self.places.has_fired(place) && waiting.elapsed() < REACH {
@@ -193,7 +186,7 @@ impl KillTest {
         fired
     }
 
-    /// A death, or one of each kind, at no place in particular.
+    /// Kills a process, or one of each kind, at a random time.
     fn kill_anywhere(&mut self) {
         let all = self.random.below(2) == 0;
         thread::sleep(Duration::from_millis(self.random.below(200) as u64));
@@ -212,7 +205,7 @@ impl KillTest {
             FailpointTrigger::Unload => self.unload(),
             FailpointTrigger::Pin => self.pin(),
             FailpointTrigger::Cold => {
-                // All of them in turn are more than fit; a change makes sure that they are there.
+                // All of them exceed the memory; the change makes sure that they exist.
                 self.change();
                 for name in NAMES {
                     let _ = self
@@ -226,7 +219,7 @@ impl KillTest {
             FailpointTrigger::Cut => {
                 let endless = CompletionRequest::new(e2e_tests::BASE, fixtures::prompt(9, 8), 200);
                 let stream = self.client().try_stream(&endless);
-                // It goes on being computed while somebody might read it.
+                // The stream continues during the end of the gateway.
                 self.deployment.signal(DeploymentProcess::Gateway, Signal::TERM);
                 thread::spawn(move || drop(stream.map(|mut stream| stream.read_to_end())));
             }
@@ -234,7 +227,6 @@ impl KillTest {
         }
     }
 
-    /// Makes a name stand for another content.
     fn change(&mut self) {
         let name = *self.random.pick(&NAMES);
         let (path, generation) = self.random.pick(&self.variants.adapters).clone();
@@ -264,7 +256,7 @@ impl KillTest {
             let outcome = set_pin(self.client(), name, pinned);
             if outcome.is_err() {
                 self.wait_until_recovered();
-                // Pins that stayed would leave no room for anything else.
+                // A remaining pin would block memory for all others.
                 let freed = || set_pin(self.client(), name, false).is_ok();
                 return eventually("the pin is taken away", freed);
             }
@@ -292,10 +284,10 @@ impl KillTest {
         }
     }
 
-    /// Waits until requests are served again, and compares the registry with what it acknowledged.
+    /// Waits until requests are served again, and compares the registry with its acknowledgements.
     fn wait_until_recovered(&mut self) {
         let client = &self.deployment.client;
-        // A gateway that has not yet heard of an executor's death still calls itself healthy: only an answer counts.
+        // A gateway that has not noticed its executor's end still reports health, so only an answer counts.
         eventually("requests are served again", || {
             let asked = client.try_ask(&self.variants.ask(e2e_tests::BASE, 0));
             asked.is_ok_and(|reply| {
@@ -311,8 +303,8 @@ impl KillTest {
         self.names.reconcile(&registry.expect("it has answered"));
     }
 
-    /// Lets processes die at `targets` in turn, so that each is visited equally often, until there were `kills` deaths; the
-    /// seed decides what else happens.
+    /// Kills processes at `targets` in turn, equally often, until there were `kills` kills; the seed decides
+    /// the rest.
     fn attack(&mut self, targets: &[FailpointTarget], kills: u64, traffic: &mut Traffic) {
         for (place, provocation) in targets.iter().cycle() {
             traffic.check();
@@ -331,7 +323,7 @@ impl KillTest {
         }
     }
 
-    /// What must hold when nothing is under way any more.
+    /// Checks the invariants of an idle deployment.
     fn inspect(&self) {
         let client = self.client();
         for figure in [
@@ -357,7 +349,7 @@ impl KillTest {
         }
     }
 
-    /// The registry's files are those of what is registered, and no others.
+    /// Checks that the registry's files are exactly those of its entries.
     fn no_orphans(&self) {
         let stored = std::fs::read_dir(self.deployment.place().state().join("adapters"));
         let stored = stored.expect("the store").count();
@@ -368,7 +360,7 @@ impl KillTest {
     }
 }
 
-/// Kills processes of a deployment under load, and looks at what is left.
+/// Kills processes of a deployment under load, and checks for leaks.
 fn survive(mut arena: KillTest, targets: &[FailpointTarget], kills: u64) {
     let open_files = DeploymentProcess::ALL.map(|process| arena.deployment.open_files(process));
     let models: Vec<String> = NAMES.iter().copied().chain([e2e_tests::BASE]).map(str::to_owned).collect();
@@ -387,7 +379,7 @@ fn survive(mut arena: KillTest, targets: &[FailpointTarget], kills: u64) {
     for (process, before) in DeploymentProcess::ALL.into_iter().zip(open_files) {
         eventually(&format!("a {} runs", process.program()), || arena.deployment.process(process).is_some());
         let now = arena.deployment.open_files(process);
-        // An adapter is a file of shared memory; at the start none is loaded.
+        // An adapter is a file of shared memory; none is loaded at the start.
         let (adapters, others): (Vec<_>, Vec<_>) =
             now.iter().partition(|file| file.contains("holobiont-adapter"));
         let is_bounded = adapters.len() <= NAMES.len() && others.len() <= before.len() + 8;
@@ -397,7 +389,7 @@ fn survive(mut arena: KillTest, targets: &[FailpointTarget], kills: u64) {
     arena.ledger.count("requests sent again", seen(&tally.retried));
     arena.ledger.count("streams given up", seen(&tally.given_up));
     arena.ledger.write();
-    // What crashes left behind is swept at the next start.
+    // The next start removes the remains of crashes.
     arena.deployment.signal(DeploymentProcess::Gateway, Signal::KILL);
     eventually("the gateway is back", || arena.deployment.client.is_healthy());
     arena.wait_until_recovered();

@@ -1,4 +1,4 @@
-//! Death and orderly ends: streams end properly, what died comes back, what was stopped is gone.
+//! Kills and orderly ends: streams end properly, killed processes restart, and stopped ones are gone.
 
 use std::{
     sync::{
@@ -14,14 +14,14 @@ use e2e_tests::{
     eventually, fixtures, watched,
 };
 
-/// Streams under way: each has begun, and is read by a thread of its own.
+/// Started streams, each read by a thread of its own.
 struct OpenStreams {
     readers: Vec<JoinHandle<(CompletionAnswer, StreamEnd)>>,
     ended: Arc<AtomicUsize>,
 }
 
 impl OpenStreams {
-    /// Begins to stream the answers to `asks`; returns when each has sent something.
+    /// Starts the streams of `asks`; returns when each has sent a token.
     fn begin(client: &Client, asks: &[CompletionRequest]) -> Self {
         let ended = Arc::new(AtomicUsize::new(0));
         let (begun, first_chunks) = mpsc::channel();
@@ -43,18 +43,16 @@ impl OpenStreams {
         Self { readers, ended }
     }
 
-    /// How many are over by now.
     fn ended(&self) -> usize {
         self.ended.load(Ordering::SeqCst)
     }
 
-    /// Reads all to their ends.
     fn finish(self) -> Vec<(CompletionAnswer, StreamEnd)> {
         self.readers.into_iter().map(|reader| reader.join().expect("a stream can be read")).collect()
     }
 }
 
-/// Every model twice, with `max_tokens` each.
+/// Two requests per model, with `max_tokens` each.
 fn asks(max_tokens: u32) -> Vec<CompletionRequest> {
     let both = MODELS.into_iter().flat_map(|model| {
         [30, 70].map(|length| CompletionRequest::new(model, fixtures::prompt(1, length), max_tokens))

@@ -1,4 +1,4 @@
-//! Deployments: the real programs, started as people start them, in order and in trouble.
+//! Deployments of the real programs, started as users start them, with and without faults.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod adapters;

@@ -1,7 +1,7 @@
-//! More requests than can be served, before the real processes: all at once, which is a burst and queued, and without end,
-//! which is an overload and refused early.
+//! More requests than the real processes can serve: all at once, a burst, which is queued; and without end,
+//! an overload, which is rejected early.
 //!
-//! Nothing here looks at a clock: what is bounded is how many others are served while one waits.
+//! No assertion uses the clock: the bound is on the number of other requests served while one waits.
 
 use std::{
     sync::{
@@ -20,8 +20,8 @@ const BURST: u32 = 500;
 #[test]
 fn a_burst_of_five_hundred_requests_is_served() {
     watched(|| {
-        // A busy machine may take more than the five seconds of the default until it has sent all of them, and what comes
-        // later than the interval is no burst.
+        // A busy machine may need more than the default interval of five seconds to send all, and later
+        // requests are no burst.
         let deployment = DeploymentPlan::bare().set("CODEL_INTERVAL_MS", "120000").start();
         let together = Barrier::new(BURST as usize);
         let served = AtomicUsize::new(0);
@@ -31,7 +31,7 @@ fn a_burst_of_five_hundred_requests_is_served() {
                 scope.spawn(move || {
                     let ask = CompletionRequest::new(BASE, fixtures::prompt(number, 4), 2);
                     together.wait();
-                    // Nobody sends anything twice.
+                    // Each prompt is unique.
                     let reply = client.try_ask(&ask).unwrap_or_else(|fault| panic!("{number}: {fault}"));
                     assert_eq!(reply.answer.scored.len(), 2);
                     served.fetch_add(1, Ordering::Relaxed);
@@ -53,21 +53,19 @@ fn choices_and_prompts_beyond_what_runs_together_wait_for_their_turn() {
     });
 }
 
-/// Clients of the overload: each asks again as soon as it has an answer of any kind.
+/// Clients of the overload: each sends its next request after any answer.
 const CLIENTS: usize = 64;
-/// Of them run together.
+/// Value of `MAX_RUNNING`: the batch slots.
 const RUNNING: &str = "4";
-/// Requests served before anything is counted: until then the queue of the beginning is worked off.
+/// Requests served before the count starts: until then the initial queue is served.
 const SETTLING: usize = 3 * CLIENTS;
-/// Requests served in all.
 const SERVED: usize = 6 * CLIENTS;
 
-/// What the clients saw.
 #[derive(Debug, Default)]
 struct OverloadCounts {
     served: AtomicUsize,
     refused: AtomicUsize,
-    /// For each request that was sent after the settling and served: how many others were served meanwhile.
+    /// Requests served meanwhile, for each request sent after the start of the count.
     overtaken: Mutex<Vec<usize>>,
 }
 
@@ -110,7 +108,7 @@ fn ask_once(client: &e2e_tests::Client, ask: &CompletionRequest, tally: &Overloa
         Err(RequestFault::Refused { status: 429, code }) => {
             assert_eq!(code, "queue_full");
             tally.refused.fetch_add(1, Ordering::Relaxed);
-            // Ten times what is served, not a loop that takes the cores from whoever serves.
+            // Ten times the served rate, but not a loop that takes the server's cores.
             thread::sleep(Duration::from_millis(20));
         }
         Err(fault) => panic!("{fault}"),

@@ -1,16 +1,16 @@
-//! What is drafted is told while it is verified, and none of it stays that is not said, whoever dies meanwhile.
+//! Draft tokens are streamed during their verification, and rejected ones are retracted, even if a process is
+//! killed meanwhile.
 
 use e2e_tests::{
     BASE, CompletionRequest, Deployment, DeploymentPlan, MODELS, StreamEnd, chaos::FailpointDirectory,
     fixtures, stream::ShownDrafts, watched,
 };
 
-/// A prompt that says the same over and over: what comes next is not hard to guess.
+/// Repetitive prompt, whose continuation is easy to draft.
 fn prompt(salt: u32) -> Vec<u32> {
     fixtures::prompt(salt, 12).repeat(6)
 }
 
-/// Somebody who wants to see what is drafted.
 fn curious(model: &str, salt: u32, max_tokens: u32) -> CompletionRequest {
     CompletionRequest { provisional: true, ..CompletionRequest::new(model, prompt(salt), max_tokens) }
 }
@@ -23,7 +23,7 @@ fn plain() -> Deployment {
     DeploymentPlan::with_examples().cores(2).set("DRAFT", "off").start()
 }
 
-/// Asks both for the same, and fails unless they answer the same; returns what was told of drafts.
+/// Sends the request to both deployments, compares the answers, and returns the streamed drafts.
 fn compare_drafts(drafting: &Deployment, plain: &Deployment, ask: &CompletionRequest) -> ShownDrafts {
     let expected = plain.client.ask(ask).answer;
     let [with, without] = [drafting, plain].map(|deployment| {
@@ -61,7 +61,7 @@ fn what_is_told_of_drafts_changes_no_answer_and_is_text_or_taken_back_at_the_end
 fn an_executor_that_dies_while_a_guess_stands_leaves_nothing_of_it() {
     watched(|| {
         let places = FailpointDirectory::new();
-        // Where a sweep takes long, guesses stand long.
+        // Slow weight streaming makes drafts stay unverified for long.
         let deployment = drafting().streaming(20).mortal(&places).start();
         let ask = curious(BASE, 960, 400);
         let mut stream = deployment.client.stream(&ask);

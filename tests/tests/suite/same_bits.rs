@@ -1,4 +1,4 @@
-//! An answer has the same bits whatever else happens: company, threads, chunks, the prefix cache, other adapters.
+//! An answer's bits do not depend on other requests, threads, chunks, the prefix cache or other adapters.
 
 use std::{
     sync::{Arc, Mutex, Weak},
@@ -12,30 +12,30 @@ use e2e_tests::{
     fixtures, watched,
 };
 
-/// Enough for several blocks of KV and, in small chunks, for several steps.
+/// Several KV blocks and, in small chunks, several steps.
 const PROMPT_TOKENS: usize = 100;
 
 static TWO_CORES: Mutex<Weak<Deployment>> = Mutex::new(Weak::new());
 static ONE_CORE: Mutex<Weak<Deployment>> = Mutex::new(Weak::new());
 
-/// Two threads, and chunks no prompt here fills.
+/// Two threads, and chunks larger than any prompt here.
 fn two_cores() -> Arc<Deployment> {
     Deployment::shared(&TWO_CORES, || DeploymentPlan::with_examples().cores(2).start())
 }
 
-/// One thread, and the smallest chunks there are.
+/// One thread, and chunks of the minimum size.
 fn one_core() -> Arc<Deployment> {
     Deployment::shared(&ONE_CORE, || {
         DeploymentPlan::with_examples().cores(1).set("CHUNK_TOKENS", "16").start()
     })
 }
 
-/// Sixteen tokens of `model`; prompts of different seeds share no prefix.
+/// Request for sixteen tokens of `model`; prompts of different seeds share no prefix.
 fn ask(model: &str, seed: u32) -> CompletionRequest {
     CompletionRequest::new(model, fixtures::prompt(seed, PROMPT_TOKENS), 16)
 }
 
-/// Calls `body` while fifteen others, on all models in turn, are being answered.
+/// Calls `body` while fifteen other requests, on all models in turn, are answered.
 fn in_company<T>(client: &Client, seed: u32, body: impl FnOnce() -> T) -> T {
     let others = (0..15).zip(MODELS.iter().cycle()).map(|(index, model)| {
         let prompt = fixtures::prompt(seed + index, 20 + 7 * index as usize);
@@ -55,7 +55,6 @@ fn in_company<T>(client: &Client, seed: u32, body: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Asks every model the same at the same time.
 fn ask_all(client: &Client, seed: u32) -> [Reply; 4] {
     let asked = MODELS.map(|model| {
         let client = client.clone();
@@ -71,7 +70,7 @@ fn a_request_alone_and_among_fifteen_others_has_the_same_bits() {
         let alone = MODELS.map(|model| client.ask(&ask(model, 100)).answer);
         let beside = in_company(client, 200, || ask_all(client, 100));
         assert_eq!(alone, beside.map(|reply| reply.answer));
-        // The other way round, so that what is computed anew is computed in company too.
+        // In reverse order, so that the uncached prompts run in company too.
         let beside = in_company(client, 300, || ask_all(client, 101));
         assert!(beside.iter().all(|reply| reply.cached_tokens == 0), "the prompts are new");
         let alone = MODELS.map(|model| client.ask(&ask(model, 101)).answer);
@@ -145,15 +144,15 @@ fn the_base_has_the_same_bits_with_no_adapter_loaded_and_beside_three_in_use() {
         }
         let beside = in_company(client, 900, || client.ask(&ask(BASE, 800)).answer);
         assert_eq!(without, beside);
-        // And what was never computed without them: a deployment that has them from the start agrees.
+        // A deployment with the adapters from its start agrees.
         let beside = in_company(client, 950, || client.ask(&ask(BASE, 801)));
         assert_eq!(beside.cached_tokens, 0);
         assert_eq!(beside.answer, one_core().client.ask(&ask(BASE, 801)).answer);
     });
 }
 
-/// The scores of position `at` of `prompt` as a completion of what precedes it reports them: the token is forced, and
-/// log-probabilities are the model's own, whatever was done to choose.
+/// Scores at position `at` of `prompt` in a completion of the tokens before: the token is forced, and its
+/// log-probabilities are the model's own, before any sampling settings.
 fn sampled_score(client: &Client, model: &str, prompt: &[u32], at: usize) -> (Value, Value) {
     let forced = prompt[at].to_string();
     let body = json!({

@@ -1,4 +1,4 @@
-//! An adapter has one generation, by whatever route, door, threads and lanes it is trained, and whatever else runs.
+//! A trained adapter has the same version on any route, listener, thread count and with any other load.
 
 use std::{fs, path::PathBuf, process::Command, thread};
 
@@ -10,7 +10,7 @@ use e2e_tests::{
 };
 use serde_json::{Value, json};
 
-/// What a trainer and `holobiont tune` are told alike.
+/// Common options of a trainer and `holobiont tune`.
 const OPTIONS: [(&str, &str); 8] = [
     ("--rank", "4"),
     ("--alpha", "8"),
@@ -21,14 +21,13 @@ const OPTIONS: [(&str, &str); 8] = [
     ("--held-out", "0"),
     ("--seed", "5"),
 ];
-/// Examples, of which a step takes two at once through the model.
+/// Examples; a step takes two at once through the model.
 const EXAMPLES: &str = "data.jsonl";
-/// Preferences, of which it takes each by itself.
+/// Preference pairs; a step takes each by itself.
 const PAIRS: &str = "pairs.jsonl";
 const STREAMS: u32 = 8;
 const JOBS: usize = 3;
 
-/// A deployment, and what is learned from.
 struct TrainingSetup {
     deployment: Deployment,
     doors: SplitEndpoints,
@@ -39,7 +38,7 @@ struct TrainingSetup {
 impl TrainingSetup {
     fn new() -> Self {
         let doors = SplitEndpoints::new();
-        // Beside eight streams the usual share would take minutes.
+        // Beside eight streams the default share would take minutes.
         let deployment = doors.of(DeploymentPlan::bare().set("LAYER_TRAINING_SHARE", "0.5")).start();
         let directory = tempfile::tempdir().expect("a directory");
         let lines = [
@@ -61,12 +60,10 @@ impl TrainingSetup {
         self.directory.path().join(name)
     }
 
-    /// Trained by the trainer itself.
     fn trained(&self, name: &str, data: &str, route: SplitRoute, arguments: &[&str]) -> String {
         generation(&mut self.trainer(name, data, route, arguments))
     }
 
-    /// The trainer, told what to do.
     fn trainer(&self, name: &str, data: &str, route: SplitRoute, arguments: &[&str]) -> Command {
         let mut command = Command::new(fixtures::program("holobiont-trainer"));
         command.env_clear().env("HOME", self.directory.path());
@@ -87,7 +84,6 @@ impl TrainingSetup {
         command
     }
 
-    /// Trained by `holobiont tune`.
     fn tuned(&self) -> String {
         let mut command = Command::new(fixtures::program("holobiont"));
         command
@@ -100,7 +96,6 @@ impl TrainingSetup {
         told
     }
 
-    /// Asks for a job of the same.
     fn ask_for_job(&self, suffix: &str, seed: u64) -> String {
         let file = self.deployment.client.upload(EXAMPLES, &self.data);
         let body = json!({
@@ -114,19 +109,16 @@ impl TrainingSetup {
         job["id"].as_str().expect("its id").to_owned()
     }
 
-    /// What comes of it.
     fn of_job(&self, id: &str) -> String {
         jobs::generation(&self.deployment.client, id)
     }
 }
 
-/// Runs `command`, whose last words name a generation.
 fn generation(command: &mut Command) -> String {
     let told = events(command).pop().expect("a word");
     told["generation"].as_str().unwrap_or_else(|| panic!("no generation: {told}")).to_owned()
 }
 
-/// Runs `command`; what it has said.
 fn events(command: &mut Command) -> Vec<Value> {
     let output = command.output().expect("it runs");
     let told = String::from_utf8_lossy(&output.stdout);
@@ -134,7 +126,7 @@ fn events(command: &mut Command) -> Vec<Value> {
     told.lines().map(|line| serde_json::from_str(line).expect("lines of JSON")).collect()
 }
 
-/// Answers that are being read for as long as `body` takes.
+/// Calls `body` while several streams are read.
 fn beside_streams<T>(client: &Client, body: impl FnOnce() -> T) -> T {
     let stream = |seed| {
         let (client, ask) = (client.clone(), CompletionRequest::new(BASE, fixtures::prompt(seed, 20), 256));
@@ -216,8 +208,7 @@ fn an_adapter_has_one_generation_on_any_number_of_lanes() {
     });
 }
 
-/// What `holobiont tune` is told, so that Tinker's requests can ask for the same: of its adapters `lora_alpha` is 32, and the
-/// head learns too.
+/// Options of `holobiont tune` that match Tinker's adapters: `lora_alpha` 32, and a trained head.
 const AS_TINKER: [(&str, &str); 10] = [
     ("--rank", "4"),
     ("--alpha", "32"),
@@ -231,7 +222,7 @@ const AS_TINKER: [(&str, &str); 10] = [
     ("--max-grad-norm", "0.5"),
 ];
 
-/// Prompts with what follows them, of which two are longer than what is summed in one go.
+/// Prompts with completions, two of which exceed the number of tokens in one partial sum.
 fn stories() -> [(String, String); 4] {
     let sea = " the wind was in the sails and the sea was wide and green,".repeat(8);
     [
@@ -242,7 +233,7 @@ fn stories() -> [(String, String); 4] {
     ]
 }
 
-/// What a line of the data becomes: the model's tokens and its end, of which the completion counts.
+/// Example of a data line: the model's tokens and its end token; only the completion has loss.
 fn example(client: &Client, (prompt, completion): &(String, String)) -> Example {
     let tokens = |text: &str| -> Vec<u32> {
         let answer = client.try_post("/tokenize", &json!({ "model": BASE, "prompt": text })).expect("tokens");
@@ -256,7 +247,7 @@ fn example(client: &Client, (prompt, completion): &(String, String)) -> Example 
     Example { tokens, weights }
 }
 
-/// Examples of a step whose losses, summed, are the mean of their tokens.
+/// Examples of a step whose summed losses equal the mean over their tokens.
 #[expect(clippy::cast_possible_truncation, reason = "weights are numbers of 32 bits")]
 fn as_a_mean(examples: &[&Example]) -> Vec<Example> {
     let total: f64 = examples.iter().flat_map(|example| &example.weights).copied().map(f64::from).sum();

@@ -1,4 +1,5 @@
-//! Fine-tuning jobs of hosts that share one PostgreSQL and one bucket: asked for anywhere, worked on by one, and not lost with it.
+//! Fine-tuning jobs of hosts that share one PostgreSQL and one bucket: created on any host, run on one, and
+//! continued elsewhere if it is lost.
 
 use std::sync::Arc;
 
@@ -13,41 +14,37 @@ use e2e_tests::{
 use rustix::process::Signal;
 use serde_json::json;
 
-/// Of jobs that are not over when something else happens: two steps each.
+/// Epochs of jobs that must still run when another event happens, with two steps each.
 const EPOCHS: u64 = 24;
-/// Of those that make most of their steps anew.
+/// Epochs of jobs that repeat most of their steps.
 const FEW_EPOCHS: u64 = 12;
 
-/// A host of the fleet.
 fn host(postgres: &Postgres, bucket: &Bucket) -> DeploymentPlan {
     let plan = DeploymentPlan::bare().workers(0).set("REGISTRY", &postgres.url()).set("STORE", &bucket.url());
     let plan = plan.set("CHECKPOINT_STEPS", "8");
     bucket.variables().iter().fold(plan, |plan, (name, value)| plan.environment(name, value))
 }
 
-/// A host that trains nothing itself.
+/// Host whose gateway runs no jobs.
 fn door(postgres: &Postgres, bucket: &Bucket) -> Deployment {
     host(postgres, bucket).set("MAX_TRAINERS", "0").start()
 }
 
-/// Two hosts, and data that jobs learn from.
 fn two(postgres: &Postgres, bucket: &Bucket) -> (Deployment, Deployment, String) {
     let (first, second) = (host(postgres, bucket).start(), host(postgres, bucket).start());
     let file = first.client.upload("pirate.jsonl", &jobs::data());
     (first, second, file)
 }
 
-/// The one of two hosts that works on the job called so, and the other.
+/// The host that runs the job, and the other one.
 fn by_work(first: Deployment, second: Deployment, job: &str) -> (Deployment, Deployment) {
     if first.trains(job) { (first, second) } else { (second, first) }
 }
 
-/// What of training lies in the bucket.
 fn kept(bucket: &Bucket) -> Vec<String> {
     bucket.names().into_iter().filter(|name| name.starts_with("adapters/training/")).collect()
 }
 
-/// Waits until nothing of jobs is in the bucket but so many files.
 fn only_files_stay(bucket: &Bucket, files: usize) {
     eventually("what jobs needed is removed", || {
         let kept = kept(bucket);
@@ -76,7 +73,7 @@ fn a_job_whose_host_is_lost_goes_on_on_another_to_the_same_bits() {
         assert_eq!(answers[0], answers[1]);
         let results = jobs::job(&left.client, &id).expect("it is known")["result_files"].clone();
         assert_eq!(results.as_array().map(Vec::len), Some(1));
-        // The data, and what two jobs have measured.
+        // The data, and the metrics of two jobs.
         only_files_stay(&bucket, 3);
         assert!(left.stop().success());
     });
@@ -102,7 +99,7 @@ fn files_and_jobs_are_the_same_through_every_host_and_a_job_obeys_through_any() 
         let ask = |host: &Deployment| host.client.try_post_keyed(ROUTE, "once", &order).expect("a job");
         let id = ask(&door)["id"].as_str().expect("its id").to_owned();
         assert_eq!(ask(&trains)["id"], id.as_str(), "the same request through another host");
-        // A job keeps what it learns from.
+        // A job keeps its data.
         trains.client.delete(&format!("/v1/files/{file}")).expect("it is there");
         assert!(jobs::made(&door.client, &id, 2));
         assert_eq!(jobs::request_action(&door.client, &id, "pause"), "paused");
@@ -160,7 +157,7 @@ fn a_host_without_postgresql_trains_on_for_a_while_then_stops_and_nothing_is_los
         let id = jobs::create(&door.client, &order("cut"));
         assert!(jobs::made(&door.client, &id, 5));
         let trainer = trains.trainers();
-        // It takes no step while it is looked at, so that the job is not over before what is to be seen has been.
+        // The trainer is stopped, so that the job cannot end before the checks.
         trainer.iter().for_each(|trainer| signal(*trainer, Signal::STOP));
         postgres.stop();
         for host in [&door, &trains] {
@@ -258,7 +255,6 @@ fn a_host_that_stops_for_a_while_has_lost_its_job_and_says_no_more_of_it() {
     });
 }
 
-/// What lies in the bucket of adapters that are served.
 fn served(bucket: &Bucket) -> Vec<String> {
     bucket.names().into_iter().filter(|name| !name.starts_with("adapters/training/")).collect()
 }
@@ -274,17 +270,17 @@ fn a_gateway_that_stops_while_it_publishes_an_adapter_leaves_it_to_another_host_
         let mut made = jobs::create(&first.client, &jobs::order(&file, "whole", FEW_EPOCHS));
         let whole = jobs::generation(&first.client, &made);
         let mut name = "public/whole".to_owned();
-        // Before anything of the adapter is copied, and when only its row is missing.
+        // Before any copy of the adapter, and when only its row is missing.
         for place in ["gateway.job_publishing", "gateway.before_commit"] {
             let answer = jobs::answer(&first.client, &name);
-            // The adapter that comes next has the same bytes: nobody else's may be taken for them.
+            // The next adapter has the same bytes, and must not be taken for the first one's.
             first.client.unload(&name);
             let suffix = place.trim_start_matches("gateway.");
             made = jobs::create(&first.client, &jobs::order(&file, suffix, FEW_EPOCHS));
             name = format!("public/{suffix}");
             eventually("a host works on it", || first.trains(&made) || second.trains(&made));
             let (held, free) = by_work(first, second, &made);
-            // Long enough to be stopped there, and shorter than the lease.
+            // Long enough to stop the process there, and shorter than the lease.
             places.arm(place, "wait 5000");
             eventually("its gateway gets so far", || places.has_fired(place));
             held.signal(DeploymentProcess::Gateway, Signal::STOP);
@@ -306,7 +302,7 @@ fn a_gateway_that_stops_while_it_publishes_an_adapter_leaves_it_to_another_host_
             assert_eq!(served(&bucket), stored);
             (first, second) = (free, held);
         }
-        // The data, and what three jobs have measured.
+        // The data, and the metrics of three jobs.
         only_files_stay(&bucket, 4);
         let answer = jobs::answer(&first.client, &name);
         let fresh = door(&postgres, &bucket);

@@ -1,5 +1,5 @@
-//! Hosts that share one PostgreSQL and one bucket: what is registered on one is served by the others to the same bits, and what
-//! becomes of it when a server fails.
+//! Hosts that share one PostgreSQL and one bucket: adapters registered on one are served by the others with
+//! the same bits, also after a server's failure.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -10,7 +10,6 @@ use e2e_tests::{
 };
 use serde_json::{Value, json};
 
-/// A host of the fleet.
 fn host(postgres: &Postgres, bucket: &Bucket) -> DeploymentPlan {
     let plan = DeploymentPlan::bare().set("REGISTRY", &postgres.url()).set("STORE", &bucket.url());
     bucket.variables().iter().fold(plan, |plan, (name, value)| plan.environment(name, value))
@@ -20,14 +19,13 @@ fn ask(model: &str) -> CompletionRequest {
     CompletionRequest::new(model, fixtures::prompt(1, 40), 12)
 }
 
-/// An adapter nobody else has loaded, where the host may load it from.
+/// Writes an adapter unique to the caller into the host's adapter folder.
 fn variant(host: &Deployment, example: &str, alpha: u32) -> PathBuf {
     let path = host.place().adapters().join(format!("{example}-{alpha}"));
     fixtures::variant(example, alpha, &path);
     path
 }
 
-/// What a load is refused with.
 fn load_refused(host: &Deployment, name: &str, path: &std::path::Path) -> String {
     let body = json!({ "lora_name": name, "lora_path": path });
     let fault = host.client.try_post("/v1/load_lora_adapter", &body).expect_err("it is refused");
@@ -80,7 +78,7 @@ fn hosts_of_a_fleet_serve_what_any_of_them_registered_to_the_same_bits_through_o
     });
 }
 
-/// It heals by itself, and everybody hears of what is registered then.
+/// Checks that the registry recovers, and that all hosts learn of new entries.
 fn other_loads(other: &Deployment, one: &Deployment) {
     eventually("it is back", || registry(other)["reachable"] == true && registry(one)["reachable"] == true);
     other.client.load("new", &variant(other, "haiku", 31));
@@ -121,7 +119,7 @@ fn a_lost_sequence_goes_on_although_its_adapters_files_have_left_the_host() {
         for (name, example) in [("a", "pirate"), ("b", "json")] {
             one.client.load(name, &variant(&one, example, 34));
         }
-        // Either fits, and not both.
+        // The cache holds either adapter, but not both.
         let other = host(&postgres, &bucket).bytes("STORE_CACHE_BYTES", 1950).start();
         let long = CompletionRequest::new("a", fixtures::prompt(1, 40), 64);
         let golden = one.client.ask(&long).answer;
@@ -137,7 +135,6 @@ fn a_lost_sequence_goes_on_although_its_adapters_files_have_left_the_host() {
     });
 }
 
-/// The command `holobiont registry move`.
 fn moved(bucket: &Bucket, from: &str, to: &str) -> (bool, String) {
     let arguments = ["registry", "move", "--from", from, "--to", to, "--store", &bucket.url()];
     fixtures::holobiont(&arguments, &bucket.variables())
@@ -176,7 +173,6 @@ fn a_registry_moves_to_many_hosts_and_back_with_all_its_adapters() {
     });
 }
 
-/// `holobiont check` of a fleet's file.
 fn checked(file: &str, bucket: &Bucket) -> (bool, String) {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("fleet.toml");

@@ -1,6 +1,6 @@
-//! Many clients, some of which go away, while adapters come and go: every token golden, and nothing left behind.
+//! Many clients, some of which disconnect, while adapters come and go: every token golden, and no leaks.
 //!
-//! `HOLOBIONT_SOAK_S` says for how many seconds; from five minutes on, memory must be flat too.
+//! `HOLOBIONT_SOAK_S` sets the seconds; from five minutes on, memory must be flat too.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -16,12 +16,11 @@ use e2e_tests::{
 const CLIENTS: u32 = 64;
 /// Shorter runs are still filling their caches at the end.
 const FLAT_FROM_S: u64 = 300;
-/// Files a process may have open more at the end than in the middle: connections come and go.
+/// Allowed growth of open files from the middle to the end: connections come and go.
 const OPEN_FILES_SLACK: usize = 8;
-/// Bytes a process may have grown by, in the second half of a long run.
+/// Allowed growth of a process's bytes in the second half of a long run.
 const GROWTH_SLACK_BYTES: u64 = 12 << 20;
 
-/// A request and what a lone run answered.
 type GoldenRequest = (CompletionRequest, CompletionAnswer);
 
 /// Short, medium and long prompts of every model; the long ones are sampled.
@@ -35,14 +34,13 @@ fn golden_table(client: &Client) -> Vec<GoldenRequest> {
     asks.map(|ask| (ask.clone(), client.ask(&ask).answer)).collect()
 }
 
-/// What the clients saw.
 #[derive(Debug, Default)]
 struct SoakCounts {
     completed: AtomicUsize,
     disconnected: AtomicUsize,
 }
 
-/// Asks one thing after the other until `deadline`, and leaves one stream in three early.
+/// Sends requests in sequence until `deadline`, and disconnects from one stream in three.
 fn be_a_client(number: u32, client: &Client, table: &[GoldenRequest], deadline: Instant, tally: &SoakCounts) {
     let mut random = fixtures::prompt(number, 100_000).into_iter().map(|token| token as usize);
     let mut below = |limit: usize| random.next().expect("enough random numbers") % limit;
@@ -60,7 +58,6 @@ fn be_a_client(number: u32, client: &Client, table: &[GoldenRequest], deadline: 
     }
 }
 
-/// Reads a few chunks and disconnects.
 fn read_some(client: &Client, ask: &CompletionRequest, chunks: usize) -> CompletionAnswer {
     let mut stream = client.stream(ask);
     for _ in 0..chunks {
@@ -75,7 +72,6 @@ fn read_some(client: &Client, ask: &CompletionRequest, chunks: usize) -> Complet
     std::mem::take(&mut stream.answer)
 }
 
-/// What a process holds.
 #[derive(Debug, Clone, Copy)]
 struct ProcessResources {
     open_files: usize,
@@ -91,7 +87,6 @@ impl ProcessResources {
     }
 }
 
-/// Loads, replaces and unloads an adapter nobody asks, over and over.
 fn churn(client: &Client, directory: &std::path::Path, deadline: Instant) -> usize {
     let paths = [30, 31].map(|alpha| {
         let path = directory.join(format!("churn-{alpha}"));

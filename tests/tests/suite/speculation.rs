@@ -1,9 +1,11 @@
-//! Drafted tokens change no answer: greedy or sampled, base or adapter, alone or in company, with weights in memory or on a
-//! disk, drafted by the executor or by a split client at home, in small chunks, after having given way, from the prefix cache,
-//! with adapters that are still on their way, and whoever dies meanwhile.
+//! Draft tokens change no answer.
 //!
-//! `HOLOBIONT_SPECULATION` says how many pairs of prompts are answered by each way, and `HOLOBIONT_DRAFTED_DEATHS` how often an
-//! executor dies.
+//! The tests compare greedy and sampled answers of the base and of adapters, alone and in a batch, with
+//! weights in memory or on disk. The executor or a split client drafts. Further cases: small chunks,
+//! preemption, the prefix cache, adapters in transit, and killed processes.
+//!
+//! `HOLOBIONT_SPECULATION` sets the number of prompt pairs per deployment, `HOLOBIONT_DRAFTED_DEATHS` the
+//! number of killed executors.
 
 use std::{
     path::Path,
@@ -23,7 +25,7 @@ use e2e_tests::{
     watched,
 };
 
-/// Tokens that a prompt says over and over, and how often: what comes next is not hard to guess.
+/// Tokens of a phrase, and its repetitions in a prompt, which make the continuation easy to draft.
 const PHRASE_TOKENS: usize = 12;
 const TIMES: usize = 6;
 
@@ -31,7 +33,7 @@ const TOKENS: u32 = 48;
 
 static PLAIN: Mutex<Weak<Deployment>> = Mutex::new(Weak::new());
 
-/// What all others are compared with.
+/// Deployment without drafts, the reference of all comparisons.
 fn plain() -> Arc<Deployment> {
     Deployment::shared(&PLAIN, || DeploymentPlan::with_examples().cores(2).set("DRAFT", "off").start())
 }
@@ -40,12 +42,12 @@ fn drafting() -> DeploymentPlan {
     DeploymentPlan::with_examples().cores(2).set("DRAFT", "ngram")
 }
 
-/// A part of the weights comes from the disk.
 fn streamed() -> DeploymentPlan {
     drafting().streaming(44)
 }
 
-/// Room for keys and values of a few sequences, chunks that no prompt fits in, and adapters that are hardly ever there.
+/// Plan with KV cache for a few sequences, chunks smaller than any prompt, and adapters that are rarely on
+/// the device.
 fn cramped() -> DeploymentPlan {
     drafting().set("CHUNK_TOKENS", "16").bytes("KV_BYTES", 12 << 10).cold(1 << 10, 0.05)
 }
@@ -54,7 +56,8 @@ fn rounds() -> impl Iterator<Item = u32> {
     0..u32::try_from(repeats::SPECULATION.number()).expect("few")
 }
 
-/// Greedily and with three seeds, `TOKENS` of every model behind a prompt that repeats itself and one that does not.
+/// Requests for `TOKENS` tokens, greedy and with three seeds, of every model, after a repetitive prompt and
+/// another one.
 fn asks(salt: u32) -> Vec<CompletionRequest> {
     let phrase = fixtures::prompt(salt, PHRASE_TOKENS);
     let prompts = [phrase.repeat(TIMES), fixtures::prompt(salt + 1, PHRASE_TOKENS * TIMES)];
@@ -88,8 +91,8 @@ fn accepted(client: &Client) -> u64 {
     client.status()["speculation"]["accepted_tokens"].as_u64().expect("a number")
 }
 
-/// Fails unless a deployment that drafts gives the bits of one that does not, to requests alone and together. The second time
-/// prompts come from the prefix cache.
+/// Checks that a drafting deployment gives the reference's bits, to requests alone and together. In the
+/// second round prompts come from the prefix cache.
 fn assert_same(plan: &DeploymentPlan) -> Deployment {
     let (drafting, plain) = (plan.start(), plain());
     for round in rounds() {
@@ -161,7 +164,7 @@ fn split_clients_that_draft_at_home_have_the_resident_engine_s_tokens_over_every
     });
 }
 
-/// Kills the executor of `plan` in the middle of answers that are drafted.
+/// Kills the executor of `plan` during drafted answers.
 fn assert_redone(plan: &DeploymentPlan) {
     let deployment = plan.clone().restless().start();
     let prompt = fixtures::prompt(950, PHRASE_TOKENS).repeat(TIMES);
@@ -190,7 +193,7 @@ fn one_that_dies_in_the_middle_of_a_sweep_is_redone_with_the_same_bits() {
     watched(|| assert_redone(&streamed()));
 }
 
-/// A base that is drafted for by a model as large as itself, slowed down until that is worth it.
+/// Base with a draft model of its own size, slowed down until drafting is worthwhile.
 fn slowed(draft: &str, adapters: &Path) -> (Deployment, FailpointDirectory) {
     let places = FailpointDirectory::new();
     places.arm("executor.before_step", "slow 150");

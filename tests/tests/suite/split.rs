@@ -1,7 +1,7 @@
-//! Split clients against the real processes: the same bits by every route, and what an operator sees of them.
+//! Split clients against the real processes: equal bits on every route, and the operator's view of them.
 //!
-//! `HOLOBIONT_PROMPTS` says how many prompts of each model are compared, `HOLOBIONT_ANSWER` how many tokens of each answer,
-//! `HOLOBIONT_CONTEXT` how many tokens the long context has.
+//! `HOLOBIONT_PROMPTS` sets the compared prompts per model, `HOLOBIONT_ANSWER` the tokens of each answer,
+//! `HOLOBIONT_CONTEXT` the tokens of the long context.
 
 use std::{
     fs,
@@ -24,13 +24,11 @@ use e2e_tests::{
 };
 use serde_json::{Value, json};
 
-/// Tokens of a text whose every position is compared.
+/// Tokens of a text that is compared at every position.
 const PASSAGE: usize = 256;
 const QUESTION: &str = "What is the capital of Japan?";
-/// Does not end for a while.
 const STORY: &str = "Once upon a time there was a little ship that";
 
-/// A question to the resident engine.
 fn ask(model: &str, prompt: &[u32]) -> CompletionRequest {
     CompletionRequest::new(
         model,
@@ -39,13 +37,13 @@ fn ask(model: &str, prompt: &[u32]) -> CompletionRequest {
     )
 }
 
-/// Prompts of many lengths; some end in the middle of a block of keys and values, some at its end.
+/// Prompts of many lengths; some end within a KV block, some at its end.
 fn prompts() -> Vec<Vec<u32>> {
     let count = u32::try_from(repeats::PROMPTS.number()).expect("a small number");
     (0..count).map(|seed| fixtures::prompt(5000 + seed, 3 + (seed as usize * 29 + 61) % 120)).collect()
 }
 
-/// The scores of an answer over HTTP, as bits.
+/// Scores of an HTTP answer, as bits.
 fn bits(answer: &CompletionAnswer) -> Vec<TokenScore> {
     #[expect(clippy::cast_possible_truncation, reason = "they were 32 bits before they were text")]
     let bits = |value: &Value| (value.as_f64().expect("a score") as f32).to_bits();
@@ -56,7 +54,8 @@ fn bits(answer: &CompletionAnswer) -> Vec<TokenScore> {
     answer.scored.iter().map(score).collect()
 }
 
-/// Fails unless every number that came over HTTP is there to the last bit. Tokens of equal text share an entry there.
+/// Checks that every value of the HTTP answer is equal bit by bit. Tokens of equal text share an entry in
+/// that answer.
 fn assert_same(resident: &[TokenScore], split: &[TokenScore], what: &str) {
     assert_eq!(resident.len(), split.len(), "{what}");
     for (at, (resident, split)) in resident.iter().zip(split).enumerate() {
@@ -69,7 +68,7 @@ fn assert_same(resident: &[TokenScore], split: &[TokenScore], what: &str) {
     }
 }
 
-/// A model, the directory of its adapter, and the resident engine's answer to each prompt.
+/// Model, directory of its adapter, and the resident engine's answer to each prompt.
 #[derive(Clone)]
 struct SplitGolden {
     model: String,
@@ -87,7 +86,7 @@ impl SplitGolden {
         Self { model: model.to_owned(), adapter, answers }
     }
 
-    /// Lets two split clients answer the same: one that generates, and one whose logits are looked at.
+    /// Compares the answers of two split clients: one generates, and one returns its logits.
     fn compare(&self, generating: &mut SplitTenant, scoring: &mut SplitTenant, route: SplitRoute) {
         let text = text();
         for tenant in [&mut *generating, &mut *scoring] {
@@ -109,7 +108,8 @@ impl SplitGolden {
     }
 }
 
-/// Compares over all routes at once, while the resident engine answers others: calls are computed together, and with it.
+/// Compares on all routes at once while the resident engine serves others, so that calls are batched together
+/// and with it.
 fn compare_everywhere(doors: &SplitEndpoints, deployment: &Deployment, golden: &[SplitGolden]) {
     thread::scope(|scope| {
         let routes = SplitRoute::ALL.map(|route| {
@@ -141,7 +141,7 @@ fn resident_and_split_answers_over_every_route_have_the_same_bits() {
             let adapter = EXAMPLES.contains(&model).then(|| fixtures::example(model));
             SplitGolden::learn(&deployment.client, model, adapter, &prompts)
         });
-        // What the gateway adds up a client has merged.
+        // The client merges the adapter file; the gateway names the same weighted sum in the request.
         let merged = deployment.place().adapters().join("merged");
         let parts = ["pirate", "json"].map(|name| format!("{}:0.7", fixtures::example(name).display()));
         let merge = ["adapters", "merge", &parts[0], &parts[1], "--output", &merged.display().to_string()];
@@ -209,7 +209,6 @@ fn split_answers_have_the_same_bits_whatever_numbers_the_operator_chose() {
     });
 }
 
-/// English text, cut into passages.
 fn passages(count: usize) -> Vec<Vec<u32>> {
     let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/ARCHITECTURE.md");
     let document = fs::read_to_string(document).expect("the tree's own documentation");
@@ -219,7 +218,7 @@ fn passages(count: usize) -> Vec<Vec<u32>> {
     passages
 }
 
-/// Positions compared, positions of equal argmax, and the largest difference of logits.
+/// Compared positions, positions of equal argmax, and the largest difference of logits.
 #[derive(Debug, Default)]
 struct Agreement {
     positions: usize,
@@ -283,7 +282,7 @@ fn a_client_with_a_long_context_leaves_the_executors_memory_flat() {
         let doors = SplitEndpoints::new();
         let deployment = doors.of(DeploymentPlan::bare().workers(0)).start();
         let mut tenant = doors.tenant(&deployment, SplitRoute::SharedMemory, OPEN, None);
-        // Buffers have their size after a chunk of a prompt; what comes after must not add to them.
+        // After one chunk of a prompt the buffers have their size, and later calls must not add to them.
         tenant.generate(&fixtures::prompt(1, 600), 4).expect("an answer");
         let before = (deployment.resident_bytes(DeploymentProcess::Executor), HeldResources::of(&deployment));
         tenant.generate(&fixtures::prompt(2, context), 16).expect("an answer");
@@ -292,7 +291,7 @@ fn a_client_with_a_long_context_leaves_the_executors_memory_flat() {
         let slack = 4 << 20;
         assert!(after.0 <= before.0 + slack, "{} bytes became {}", before.0, after.0);
         assert!(after.1.are_within(&before.1), "{before:?} {after:?}");
-        // Sessions are told of once a second.
+        // Sessions are reported once a second.
         let slab = eventually_some("the slab's size is told", || {
             deployment.client.status()["layers"]["sessions"][0]["slab_bytes"].as_u64()
         });
@@ -300,7 +299,6 @@ fn a_client_with_a_long_context_leaves_the_executors_memory_flat() {
     });
 }
 
-/// The command `holobiont` for the deployment in `place`.
 fn holobiont(deployment: &Deployment) -> Command {
     let mut command = Command::new(fixtures::program("holobiont"));
     command.env("HOLOBIONT_STATE", deployment.place().state());
@@ -385,7 +383,7 @@ fn a_key_lets_its_tenant_in_by_every_route_and_revoked_ends_its_sessions() {
     watched(|| {
         let doors = SplitEndpoints::new();
         let key = doors.add_key("bob");
-        // Keys are never all taken away: a file without any is taken for a mistake.
+        // Another key remains, since an empty key file is rejected as a mistake.
         let _ = doors.add_key("carol");
         let plan = doors
             .of(DeploymentPlan::bare().workers(0))
@@ -406,7 +404,7 @@ fn a_key_lets_its_tenant_in_by_every_route_and_revoked_ends_its_sessions() {
             assert_eq!(continuation(&text(), &tokens), golden, "over {}", route.name());
             tenant
         });
-        // Whoever has a certificate has nothing to do with keys.
+        // Clients with certificates do not depend on keys.
         let mut certified = doors.tenant(&deployment, SplitRoute::Tls, OPEN, None);
         doors.remove_keys("bob");
         let revoked = Instant::now();

@@ -1,10 +1,12 @@
-//! Split clients and executors die or stop anywhere: who lives on goes on with the same tokens, and nothing is left behind.
+//! Split clients and executors are killed or stopped anywhere: the others continue with the same tokens, and
+//! nothing leaks.
 //!
-//! A resident client and a split one ask for golden answers all the time. Meanwhile other split clients, processes of their
-//! own, are killed or stopped at named places; or the executor is, and they must go on with its successor.
+//! A resident client and a split one repeat golden requests. Meanwhile other split clients, in processes of
+//! their own, are killed or stopped at failpoints; or the executor is, and they must continue with its
+//! successor.
 //!
-//! `HOLOBIONT_SPLIT_FAULTS` says how many clients are harmed, and how many executors; `HOLOBIONT_SEED` how,
-//! `HOLOBIONT_LEDGER` where the figures go.
+//! `HOLOBIONT_SPLIT_FAULTS` sets the number of faults of clients and of executors, `HOLOBIONT_SEED` their
+//! choice, `HOLOBIONT_LEDGER` the file for the counters.
 
 use std::{
     sync::{
@@ -27,23 +29,21 @@ use e2e_tests::{
 };
 use rustix::process::Signal;
 
-/// Tokens of a client's answer.
 const ANSWER: u32 = 6;
-/// A few hundred tokens are two passes over the layers before the first is drawn.
+/// A few hundred tokens: two passes over the layers before the first sampled token.
 const PROMPT: &str = "A client of an executor keeps its adapter, its keys and values, and its sampling to itself, and rents \
     only the base layers. ";
 const REPEATS: usize = 12;
-/// What the companion rests after an answer: without it most of what is computed would be its own.
+/// Pause of the companion after an answer, since otherwise it would use most of the cores.
 const REST: Duration = Duration::from_millis(150);
-/// Calls of a token.
 fn calls() -> usize {
     usize::try_from(fixtures::calls()).expect("few")
 }
 
-/// The exit code of a command that nobody answers.
+/// Exit code of a command without an executor.
 const UNAVAILABLE: i32 = 5;
 
-/// A split client that asks for one golden answer all the time, and outlives executors.
+/// A split client that repeats one golden request and survives the loss of executors.
 struct SplitLoopClient {
     stop: Arc<AtomicBool>,
     answered: Arc<AtomicU64>,
@@ -72,7 +72,6 @@ impl SplitLoopClient {
         Self { stop, answered, thread }
     }
 
-    /// Fails if it has seen something it should not have.
     fn check(&self) {
         assert!(!self.thread.is_finished(), "the companion has given up");
     }
@@ -86,7 +85,7 @@ impl SplitLoopClient {
     }
 }
 
-/// A deployment with company, and the answer that every client must give.
+/// Deployment with background clients, and the answer that every client must give.
 struct SplitFaultTest {
     deployment: Deployment,
     doors: SplitEndpoints,
@@ -97,7 +96,7 @@ struct SplitFaultTest {
     ledger: ChaosReport,
     traffic: Traffic,
     companion: SplitLoopClient,
-    /// What the executor holds for the companion alone.
+    /// Resources of the executor for the companion alone.
     before: HeldResources,
     slowest: Duration,
 }
@@ -116,7 +115,7 @@ impl SplitFaultTest {
         let companion = doors.tenant(&deployment, SplitRoute::SharedMemory, OPEN, None);
         let companion = SplitLoopClient::begin(companion, client);
         let traffic = Traffic::begin(client, &variants, &[BASE.to_owned()], 1);
-        // Its slab is made when its first call needs it.
+        // The first call creates its slab.
         eventually("the companion is answered", || companion.answered.load(Ordering::Relaxed) > 0);
         let before = HeldResources::of(&deployment);
         let (random, ledger) = (ChaosRng::new(seed), ChaosReport::new(test, seed));
@@ -141,7 +140,7 @@ impl SplitFaultTest {
         program.arg("--patience-s").arg("90").ask(&self.prompt, ANSWER as usize)
     }
 
-    /// Waits until the executor holds what it held before.
+    /// Waits until the executor's resources are as before.
     fn wait_until_released(&mut self) {
         let begun = Instant::now();
         let what = format!("the executor holds no more than {:?}", self.before);
@@ -151,7 +150,6 @@ impl SplitFaultTest {
         self.companion.check();
     }
 
-    /// A client that is killed, or stopped for a while, at `place`.
     fn harm_client(&mut self, place: &str, action: &str) {
         let route = *self.random.pick(&SplitRoute::ALL);
         let at = 1 + self.random.below(if place == "client.session_opened" { 1 } else { 4 * calls() });
@@ -173,7 +171,7 @@ impl SplitFaultTest {
         self.note(place, action, route);
     }
 
-    /// The executor dies or stops at `place` while a client computes, which must go on.
+    /// Kills or pauses the executor at `place` while a client computes; the client must continue.
     fn harm_executor(&mut self, place: &'static str, action: &str) {
         let route = if place == "layer.channel_made" {
             SplitRoute::SharedMemory
@@ -193,8 +191,8 @@ impl SplitFaultTest {
         self.note(place, action, route);
     }
 
-    /// The client has gone on. One that had no session yet when the executor died has said so instead, and is started
-    /// again: nobody waits for an executor that was never there.
+    /// Checks a client that has survived. A client without a session at the kill reports that and is started
+    /// again, since a client does not wait for an executor that it never reached.
     fn expect_golden(&mut self, running: RunningProgram, route: SplitRoute) {
         let mut ended = running.finish();
         let had_no_session = ended.code == Some(UNAVAILABLE) && !ended.complaint.contains("no successor");
@@ -206,12 +204,13 @@ impl SplitFaultTest {
             });
         }
         assert_eq!(ended.text(), self.golden, "{ended:?}");
-        // One death, one connection more; a client that is thrown out again and again gets on too, but how.
+        // One kill costs one reconnection; repeated disconnections would be a fault, although the client
+        // survives them.
         assert!(ended.reconnections() <= 2, "{ended:?}");
         self.ledger.count("reconnections of clients", ended.reconnections());
     }
 
-    /// At no place in particular.
+    /// Kills the executor at a random time.
     fn kill_executor_anywhere(&mut self) {
         let route = *self.random.pick(&SplitRoute::ALL);
         let running = self.client(route).start();
@@ -222,7 +221,7 @@ impl SplitFaultTest {
     }
 
     fn await_fault(&self, place: &str, running: &mut RunningProgram) {
-        // What comes after its end is not of its doing, but of its leaving.
+        // Failpoints after the client's end are reached because it disconnects.
         eventually("the client ends or gets there", || self.places.has_fired(place) || running.has_ended());
         eventually(place, || self.places.has_fired(place));
         self.places.clear(place);

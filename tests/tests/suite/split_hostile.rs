@@ -1,7 +1,8 @@
-//! Split clients that mean harm: they flood, stall, lie, repeat themselves, or vanish. Nobody else notices.
+//! Hostile split clients: they flood, stall, lie, repeat themselves, or vanish, without effect on other
+//! clients.
 //!
-//! A resident client and a split one of another tenant ask for golden answers all the time. Each test does one kind of
-//! harm, and then looks whether the executor holds what it held before.
+//! A resident client and a split one of another tenant repeat golden requests. Each test makes one attack,
+//! and then checks that the executor holds the same resources as before.
 
 use std::{
     io::{self, ErrorKind, Write as _},
@@ -34,20 +35,17 @@ use shmproto::layer::{
     control::{FromLayers, ToLayers},
 };
 
-/// Tokens of an honest answer.
 const ANSWER: u32 = 6;
-/// Features of site 0's input, and bytes of a row of them.
+/// Features of site 0's input, and bytes of a row.
 const COLUMNS: usize = 576;
 const ROW_BYTES: usize = 4 * COLUMNS;
-/// Bytes that a row comes and goes with, through site 0.
+/// Bytes of a slab for the input and output rows of site 0.
 const SLAB: u64 = 1 << 20;
-/// Routes that carry ZeroMQ.
 const ZMQ: [SplitRoute; 2] = [SplitRoute::Ipc, SplitRoute::Tls];
 
-/// What an honest client rests after an answer, so that whoever does harm has cores to do it on.
+/// Pause of an honest client after an answer, so that the attacker has cores.
 const REST: Duration = Duration::from_millis(100);
 
-/// Somebody who asks for one golden answer all the time.
 struct HonestClient {
     stop: Arc<AtomicBool>,
     answered: Arc<AtomicU64>,
@@ -73,7 +71,6 @@ impl HonestClient {
         Self { stop, answered, thread }
     }
 
-    /// Waits until it has had so many answers more.
     fn has_answers(&self, more: u64) {
         let until = self.answered.load(Ordering::Relaxed) + more;
         eventually("an honest client is answered", || {
@@ -82,7 +79,7 @@ impl HonestClient {
         });
     }
 
-    /// How long its answers took, in ascending order.
+    /// Durations of its answers, in ascending order.
     fn finish(self) -> Vec<Duration> {
         self.stop.store(true, Ordering::Relaxed);
         let mut times = self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -91,11 +88,10 @@ impl HonestClient {
     }
 }
 
-/// A deployment with honest clients, and somebody else's key.
+/// Deployment with honest clients, and a key of another tenant.
 struct HostileClientTest {
     deployment: Deployment,
     doors: SplitEndpoints,
-    /// Of the tenant that means harm.
     key: String,
     resident: HonestClient,
     split: HonestClient,
@@ -125,13 +121,12 @@ impl HostileClientTest {
         Zmtp::session(&self.doors, &self.deployment, route, Some(&self.key)).expect("a session")
     }
 
-    /// While somebody does harm, or after: honest clients get their answers.
+    /// Checks that honest clients get answers, during or after an attack.
     fn goes_on(&self) {
         self.resident.has_answers(2);
         self.split.has_answers(2);
     }
 
-    /// The harm is done; nothing of it is left.
     fn finish(self, what: &str) {
         self.goes_on();
         let begun = Instant::now();
@@ -164,13 +159,12 @@ fn split(mut tenant: SplitTenant) -> HonestClient {
     })
 }
 
-/// Bytes that mean nothing and differ with `seed`.
+/// Meaningless bytes, different for each `seed`.
 fn garbage(seed: u64, length: usize) -> Vec<u8> {
     let mut random = ChaosRng::new(seed);
     (0..length).map(|_| u8::try_from(random.below(256)).expect("a byte")).collect()
 }
 
-/// Rows of site 0, as bytes.
 fn rows(count: usize) -> Vec<u8> {
     vec![0; count * ROW_BYTES]
 }
@@ -182,7 +176,7 @@ fn garbage_at_every_door_is_hung_up_on() {
         let HostileClientTest { deployment, doors, key, .. } = &arena;
         for seed in 0..6 {
             for route in ZMQ {
-                // At the door, behind TLS, behind the handshake, and in an open session.
+                // Garbage at the listener, after TLS, after the handshake, and in an open session.
                 let mut raw = bare(doors, deployment, route);
                 let _ = raw.write_all(&garbage(seed, 3000));
                 is_hung_up_on(&mut *raw);
@@ -207,13 +201,13 @@ fn garbage_at_every_door_is_hung_up_on() {
     });
 }
 
-/// A connection of datagrams that keeps to no protocol.
+/// Datagram connection without a protocol.
 fn datagrams(path: PathBuf) -> rustix::fd::OwnedFd {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a socket");
     let path = SocketAddrUnix::new(path).expect("a short path");
-    // Who does not wait is told when more wait to be taken in than the system keeps.
+    // A non-blocking connect fails while the listener's backlog is full.
     eventually("the door is open", || connect(&socket, &path).is_ok());
     socket
 }
@@ -227,7 +221,8 @@ fn frames_of_2_to_the_62_bytes_take_no_memory() {
         let before = resident_bytes();
         let huge = (1_u64 << 62).to_be_bytes();
         for route in ZMQ {
-            // A message's frame, a command, and the second frame of a call: each announces what will never come.
+            // A message frame, a command, and the second frame of a call: each announces data that never
+            // comes.
             for head in [
                 vec![2_u8],
                 vec![6],
@@ -269,7 +264,7 @@ fn lies_about_shapes_and_places_are_refused_one_by_one() {
         let honest = CallHeader { sequence: 20, output: 65536, ..whole };
         assert_eq!(local.call(&honest).expect("a reply").status, CallStatus::Done);
         drop(local);
-        // Places that are none, and headers that are none, break the protocol and end the session.
+        // Invalid slab positions and headers violate the protocol and end the session.
         let breaches = [
             CallHeader { input: SLAB, ..whole },
             CallHeader { output: u64::MAX - 63, ..whole },
@@ -342,7 +337,7 @@ fn a_number_that_was_answered_is_refused_and_changes_nothing() {
     });
 }
 
-/// True if nothing can be written any more, now or later.
+/// True if no more bytes can be written, now or later.
 fn is_broken(written: io::Result<usize>) -> bool {
     written.is_err_and(|error| !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut))
 }
@@ -351,7 +346,7 @@ fn is_broken(written: io::Result<usize>) -> bool {
 fn floods_without_reading_answers_slow_nobody_down_for_long() {
     watched(|| {
         let arena = HostileClientTest::open();
-        // Calls as fast as they are taken, and not one answer read: until the executor has had enough.
+        // Submits calls without reading any answer, until the executor disconnects.
         let mut local = arena.local(64 << 20);
         let (mut sent, begun) = (0_u64, Instant::now());
         while !local.is_hung_up_on() && begun.elapsed() < Duration::from_secs(8) {
@@ -371,7 +366,7 @@ fn floods_without_reading_answers_slow_nobody_down_for_long() {
                     }
                 }
                 eprintln!("a flood of {sent} calls over {}", route.name());
-                // Who begins to read now is not stuck, only silent, and kept for a minute more.
+                // A client that reads late is silent, not stuck, and stays connected for a minute more.
                 eventually("it is hung up on", || is_broken(session.stream.write(&[0])));
                 session
             })
@@ -394,7 +389,7 @@ fn sessions_that_stall_hold_only_what_is_theirs() {
             .into_iter()
             .map(|route| {
                 let mut session = arena.zmtp(route);
-                // A call whose rows will never come, and a little of the next one's.
+                // A call whose rows never come completely.
                 let bytes = Zmtp::call_bytes(&call(1, 4096), &rows(4096));
                 session.send(&bytes[..5000]).expect("it is sent");
                 session
@@ -404,14 +399,14 @@ fn sessions_that_stall_hold_only_what_is_theirs() {
         let listed = || arena.deployment.client.status()["layers"]["sessions"].as_array().map_or(0, Vec::len);
         eventually("the sessions are listed", || listed() == 5);
         arena.goes_on();
-        // Mallory may have so many; each session more is refused, and carol is not asked.
+        // Sessions above the hostile tenant's quota are rejected; other tenants are not affected.
         let allowed = LayersSection::presets().tenant_sessions.expect("a preset") as usize;
         let more: Vec<_> = (0..=allowed)
             .map_while(|_| SharedMemoryClient::session(&arena.deployment, &arena.key, 64).ok())
             .collect();
         assert_eq!(more.len(), allowed - stalls.len() - silent.len());
         arena.goes_on();
-        // More bytes than the tenant may have are refused, whoever's session asks for them.
+        // The quota of bytes holds over all sessions of a tenant.
         let mut greedy = silent;
         let refused = greedy[0].demand_channel(1 << 30).expect_err("a slab above the quota");
         assert!(refused.to_string().contains("Quota"), "{refused}");
@@ -458,7 +453,7 @@ fn sessions_opened_and_dropped_in_a_hurry_leave_nothing() {
             let mut local = arena.local(SLAB << (number % 5));
             let _ = local.call(&CallHeader { output: 65536, ..call(1, 1) });
             if number % 2 == 0 {
-                // A slab in use is replaced by another, and the call in it forgotten.
+                // Another slab replaces the one in use and drops its call.
                 let channel = local.channel.as_mut().expect("a channel");
                 channel.submit(&CallHeader { output: 65536, ..call(2, 1) }).expect("the ring has room");
                 local.demand_channel(SLAB).expect("another slab");
@@ -495,10 +490,10 @@ fn a_half_open_connection_is_given_up_and_a_bad_network_only_slows() {
             assert_eq!(late.text(), golden.text());
             assert!(network.degrade(0, 0));
         }
-        // The cable is out for a moment now and then: TCP sends again, and nobody loses a token.
+        // The link fails for moments: TCP retransmits, and no token is lost.
         eventually("what was asked before is over", || lists(&arena, 1));
         let mut flapping = ask(far_client(&arena, &network).arg("--patience-s").arg("90")).start();
-        // A client that never was connected does not wait for the network; one that was does.
+        // Only a client that was connected waits for the network.
         eventually("it is connected", || lists(&arena, 2) || flapping.has_ended());
         while !flapping.has_ended() {
             network.cut();
@@ -512,12 +507,12 @@ fn a_half_open_connection_is_given_up_and_a_bad_network_only_slows() {
     });
 }
 
-/// The operator sees so many sessions, the honest client's among them.
+/// Whether the operator sees `sessions` sessions, including the honest client's.
 fn lists(arena: &HostileClientTest, sessions: usize) -> bool {
     arena.deployment.client.status()["layers"]["sessions"].as_array().map(Vec::len) == Some(sessions)
 }
 
-/// A client that computes, and then is not there any more, without a word.
+/// A client that vanishes without notice during its computation.
 fn half_open(arena: &HostileClientTest, network: &Network) {
     eventually("what was asked before is over", || lists(arena, 1));
     let vanishing = far_client(arena, network).ask("The ship", 4000).start();

@@ -1,6 +1,6 @@
-//! Processes that stop without dying, and processes that are asked to end: nothing is answered twice, nothing is lost.
+//! Processes that stop without ending, and orderly ends: no request is answered twice or lost.
 //!
-//! `HOLOBIONT_STOPS_MS` says for how long processes are stopped (`100,1000,6000`).
+//! `HOLOBIONT_STOPS_MS` sets the lengths of the stops in milliseconds (`100,1000,6000`).
 
 use std::{
     env,
@@ -19,7 +19,7 @@ use e2e_tests::{
 use rustix::process::Signal;
 
 const DEFAULT_STOPS_MS: &str = "100,1000,6000";
-/// Shorter than the longest stop, so that the gateway gives the executor up and meets it again.
+/// Shorter than the longest stop, so that the gateway gives up on the executor and reconnects.
 const SILENCE_MS: u64 = 3000;
 const CLIENTS: u64 = 6;
 
@@ -28,7 +28,7 @@ fn stops() -> Vec<Duration> {
     text.split(',').map(|ms| Duration::from_millis(ms.parse().expect("milliseconds"))).collect()
 }
 
-/// Base and one adapter, and what they answer when they are alone.
+/// Base and one adapter, with their golden answers.
 fn variants(client: &Client, plan_place: &std::path::Path) -> (Arc<AdapterVariants>, Vec<String>) {
     let variants = Arc::new(AdapterVariants::learn(client, plan_place, 1));
     client.load("steady", &variants.adapters[0].0);
@@ -79,7 +79,7 @@ fn an_executor_that_is_stopped_is_noticed_and_said() {
     });
 }
 
-/// Long enough for every process of a busy machine to say that it lives.
+/// Long enough for every process of a busy machine to report to the supervisor.
 const WATCHDOG_MS: u64 = 15_000;
 
 #[test]
@@ -115,7 +115,7 @@ fn a_supervisor_that_was_stopped_itself_replaces_nobody() {
     watched(|| {
         let deployment = DeploymentPlan::bare().set("WATCHDOG_MS", "4000").start();
         let ids = DeploymentProcess::ALL.map(|process| deployment.process(process));
-        // Every process says that it lives before, so that all are watched.
+        // By then every process has reported once, so all are watched.
         thread::sleep(Duration::from_secs(4));
         deployment.signal_supervisor(Signal::STOP);
         thread::sleep(Duration::from_secs(12));
@@ -156,7 +156,6 @@ fn a_storm_of_deaths_ends_in_service_as_before() {
     });
 }
 
-/// Sends a streaming request and never reads the answer.
 fn never_read(url: &str) -> TcpStream {
     let address = url.trim_start_matches("http://");
     let mut stream = TcpStream::connect(address).expect("the gateway listens");
@@ -192,7 +191,7 @@ fn a_drain_ends_within_its_grace_although_one_client_never_reads() {
                 client.try_ask(&e2e_tests::CompletionRequest::new(BASE, vec![100], 1))
             })
         };
-        // A second request to end, which must not hurry anything.
+        // A second SIGTERM must not shorten the orderly end.
         let again = thread::spawn(move || {
             thread::sleep(Duration::from_millis(1000));
             let pid = rustix::process::Pid::from_raw(i32::try_from(id).expect("a process id"));
@@ -206,7 +205,7 @@ fn a_drain_ends_within_its_grace_although_one_client_never_reads() {
         let refused =
             matches!(&late, Err(RequestFault::Refused { status: 503, .. } | RequestFault::Silence(_)));
         assert!(refused, "accepted after draining had begun: {late:?}");
-        // Whatever the client that does not read was sent, the connection is over.
+        // The unread connection must be closed.
         let mut rest = Vec::new();
         let _ = silent.read_to_end(&mut rest);
     });

@@ -1,4 +1,5 @@
-//! Structured output: a sequence whose grammar takes long to say which tokens may come next delays no other sequence.
+//! Structured output: a sequence whose grammar needs long to compute its allowed tokens delays no other
+//! sequence.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering::SeqCst},
@@ -9,7 +10,6 @@ use e2e_tests::{
     BASE, CompletionRequest, DeploymentPlan, StreamEnd, chaos::FailpointDirectory, fixtures, watched,
 };
 
-/// Tokens of the answer that has to match, at least.
 const MATCHED: u32 = 40;
 
 #[test]
@@ -21,7 +21,7 @@ fn a_look_that_takes_long_makes_its_own_answer_wait_and_no_other() {
         let places = FailpointDirectory::new();
         let deployment = DeploymentPlan::bare().mortal(&places).start();
         let plain = CompletionRequest::new(BASE, fixtures::prompt(2, 8), MATCHED);
-        // A character at a time, and each has many tokens before its end.
+        // One character per token, and many alternatives at each.
         let matching = CompletionRequest {
             expression: Some("([0-9] ){200}"),
             ..CompletionRequest::new(BASE, fixtures::prompt(1, 8), MATCHED)

@@ -1,7 +1,7 @@
-//! Tenants beside each other on one base: one that floods waits for itself, weights are parts of what is served, and what a class
-//! may have or was promised is kept and told.
+//! Tenants on one base: a tenant that floods waits for itself, weights are shares of the service, and limits
+//! and targets of a class are kept and reported.
 //!
-//! Nothing here looks at a clock: what is bounded is how many others are served while one waits.
+//! No assertion uses the clock: the bound is on the number of other requests served while one waits.
 
 use std::{
     path::Path,
@@ -19,21 +19,19 @@ use e2e_tests::{
 };
 use serde_json::Value;
 
-/// Sequences computed together.
+/// Value of `MAX_RUNNING`: the batch slots.
 const RUNNING: &str = "4";
-/// Threads of a tenant that always has something to ask.
+/// Threads of a tenant that always has a waiting request.
 const BUSY: usize = 16;
 
-/// A deployment whose callers have keys.
 struct KeyedDeployment {
     deployment: Deployment,
     key_file: tempfile::TempPath,
-    /// Of whoever runs it.
     operator: String,
 }
 
 impl KeyedDeployment {
-    /// Lines may stand still for `patience_ms`.
+    /// Starts a deployment whose queues may stand for `patience_ms`.
     fn start(classes: &str, patience_ms: &str) -> Self {
         let key_file = tempfile::NamedTempFile::new().unwrap().into_temp_path();
         let operator = add_key(&key_file, "operator", "admin");
@@ -63,7 +61,6 @@ fn add_key(file: &Path, tenant: &str, role: &str) -> String {
     String::from_utf8(made.stdout).unwrap().trim().to_owned()
 }
 
-/// Asks again and again until it is over, and counts what is served.
 fn ask_on(client: &Client, number: usize, is_over: &AtomicBool, served: &AtomicUsize) {
     let ask = CompletionRequest::new(BASE, fixtures::prompt(u32::try_from(number).unwrap(), 4), 16);
     while !is_over.load(Relaxed) {
@@ -101,7 +98,7 @@ fn a_tenant_that_floods_waits_for_itself_and_another_hardly_waits() {
         });
         let mut overtaken = overtaken.into_inner().unwrap();
         overtaken.sort_unstable();
-        // Those that ran beside it ended, and at most as many before its turn came.
+        // Only running requests, and at most as many before its turn, were served first.
         assert!(overtaken[10] <= BUSY, "a queue for all would be {} long: {overtaken:?}", 4 * BUSY);
     });
 }
@@ -148,7 +145,7 @@ fn what_a_class_may_have_and_was_promised_is_held_and_told() {
         let ask = CompletionRequest::new(BASE, fixtures::prompt(1, 4), 4);
         (0..2).for_each(|_| drop(carol.ask(&ask)));
         assert_eq!(carol.refusal(&ask), (429, "rate_limit_exceeded".to_owned()));
-        // Nobody is before it: it is served as fast as it can be, which is too late.
+        // With an empty queue the request is served as fast as possible, which still misses the target.
         dave.ask(&ask);
         let classes = keyed.classes();
         let class = |name: &str| classes.iter().find(|class| class["name"] == name).unwrap();

@@ -1,4 +1,4 @@
-//! Training step by step through the death of a trainer, and what is kept of it.
+//! Stepwise training with a killed trainer, and the state that survives.
 
 use e2e_tests::{
     Client, Deployment, DeploymentPlan, RequestFault, signal,
@@ -8,7 +8,6 @@ use e2e_tests::{
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-/// What a step learns from: the tokens from `first` on.
 fn batch(first: u32) -> [Example; 1] {
     [Example { tokens: (first..first + 20).collect(), weights: vec![0.05; 19] }]
 }

@@ -1,6 +1,7 @@
-//! Fine-tuning over the layers that a deployment lends: the program as people run it, killed and started again, beside others.
+//! Fine-tuning over a deployment's layers: the trainer as users run it, killed and restarted, beside other
+//! load.
 //!
-//! `HOLOBIONT_TUNE_KILLS` says how often trainer and executor are killed in the course of one job.
+//! `HOLOBIONT_TUNE_KILLS` sets the number of kills of trainer and executor during one job.
 
 use std::{
     fs,
@@ -19,7 +20,6 @@ const STEPS: u64 = 24;
 const QUESTION: &str = "What is the capital of France?";
 const ANSWER: &str = "Arr, the capital of France be Paris, matey!";
 
-/// A job's files.
 struct JobFiles {
     model: PathBuf,
     directory: tempfile::TempDir,
@@ -46,12 +46,12 @@ impl JobFiles {
         self.directory.path().join(name)
     }
 
-    /// The program, which writes to `name` and keeps its checkpoints beside.
+    /// Command of the trainer with output in `name`, and its checkpoints beside.
     fn command(&self, name: &str) -> Command {
         self.command_under(Command::new(fixtures::program("holobiont-trainer")), name)
     }
 
-    /// The same, which no file system lets write as much as a checkpoint.
+    /// Command of the trainer with a file size limit below that of a checkpoint.
     fn command_on_a_full_disk(&self, name: &str) -> Command {
         let mut shell = Command::new("/bin/sh");
         shell.args(["-c", "trap '' XFSZ; ulimit -f 1000; exec \"$@\"", "sh"]);
@@ -71,7 +71,7 @@ impl JobFiles {
         command
     }
 
-    /// Runs the job to its end; what it told, and its exit code.
+    /// Runs the job to its end; returns its events, exit code and error output.
     fn run(&self, name: &str, arguments: &[&str]) -> (Vec<Value>, Option<i32>, String) {
         let output = self.command(name).args(arguments).output().expect("holobiont-trainer runs");
         let told = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -79,7 +79,6 @@ impl JobFiles {
         (told, output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     }
 
-    /// The same, and the generation that it gave.
     fn generation(&self, name: &str, arguments: &[&str]) -> String {
         let (told, code, complaint) = self.run(name, arguments);
         assert_eq!(code, Some(0), "{complaint}");
@@ -92,7 +91,6 @@ fn generation(told: &Value) -> String {
     told["generation"].as_str().expect("a generation").to_owned()
 }
 
-/// Reads what the job tells until it has made `step`.
 fn until(told: &mut impl Iterator<Item = std::io::Result<String>>, step: u64) {
     let made = told.any(|line| {
         let told: Value = serde_json::from_str(&line.expect("text")).expect("lines of JSON");
@@ -115,7 +113,7 @@ fn a_job_whose_trainer_and_executor_are_killed_gives_the_generation_of_one_that_
             until(&mut told, step);
             if kill % 2 == 0 {
                 deployment.signal(DeploymentProcess::Executor, Signal::KILL);
-                // It goes on over the executor that comes next.
+                // The job continues with the next executor.
                 until(&mut told, step + 2);
             }
             child.kill().expect("it is ours");
@@ -215,7 +213,7 @@ fn faulty_data_are_told_by_line_and_another_jobs_checkpoint_is_refused() {
     });
 }
 
-/// A draft of two blocks, by the command as people run it: what it told, and its files.
+/// Trains a draft adapter of two blocks with the users' command; returns its events and files.
 fn drafted(deployment: &Deployment, directory: &Path, name: &str) -> (Vec<Value>, [Vec<u8>; 2]) {
     let mut command = Command::new(fixtures::program("holobiont"));
     command.env_clear().env("HOME", directory).env("HOLOBIONT_HOME", deployment.place().home());
@@ -270,7 +268,8 @@ fn a_draft_is_trained_on_what_the_model_says_and_published_and_is_the_same_each_
         assert_eq!(of("asked").last().expect("answers")["prompts"], 4);
         let plan = of("plan")[0];
         assert_eq!(plan["draft"], json!({ "layers": 2, "tokens": 1000 }));
-        // Three prompts with two answers each are learned, the fourth prompt's are held out, and of them the greedy one judges.
+        // Two answers to each of three prompts are trained on; the fourth prompt's are held out, and its
+        // greedy answer is the judge.
         assert_eq!((&plan["examples"], &plan["held_out"]), (&json!(6), &json!(2)));
         let kinds = of("drafted").last().expect("how often it is right")["kinds"].clone();
         assert_eq!(kinds[0]["kind"], "chat");

@@ -1,4 +1,4 @@
-//! What messages and guides tell people to type, held against what the programs take.
+//! Commands and options in messages and guides exist in the programs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,7 +10,7 @@ use testkit::paths::root;
 
 use clap::{Command, CommandFactory as _, Parser as _};
 
-/// The text of every file below `directory` that ends in `ending`, tests apart.
+/// Text of every file below `directory` that ends in `ending`, except tests.
 fn texts(directory: &Path, ending: &str) -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory).unwrap().map(Result::unwrap) {
@@ -26,7 +26,7 @@ fn texts(directory: &Path, ending: &str) -> Vec<(PathBuf, String)> {
     found
 }
 
-/// What people read: the README, the tutorial and the guides.
+/// Texts for users: the README, the tutorial and the guides.
 fn guides() -> Vec<(PathBuf, String)> {
     let mut found = texts(&root().join("docs/guides"), "md");
     for page in ["README.md", "docs/tutorial.md"] {
@@ -37,12 +37,11 @@ fn guides() -> Vec<(PathBuf, String)> {
     found
 }
 
-/// What the programs say.
 fn messages(programs: &[&str]) -> Vec<(PathBuf, String)> {
     programs.iter().flat_map(|program| texts(&root().join(program).join("src"), "rs")).collect()
 }
 
-/// The options of a command and of all below it.
+/// Collects the options of a command and its subcommands.
 fn options(command: &Command, found: &mut BTreeSet<String>) {
     found.extend(command.get_arguments().filter_map(|arg| arg.get_long()).map(str::to_owned));
     found.extend(["help".to_owned(), "version".to_owned()]);
@@ -69,7 +68,7 @@ fn processes() -> Vec<Command> {
     ]
 }
 
-/// The options that a text names, as `--kv-bytes`, each with the line it stands in.
+/// Options that a text names, such as `--kv-bytes`, each with its line.
 fn named(text: &str) -> impl Iterator<Item = (&str, &str)> {
     text.lines().flat_map(|line| {
         line.match_indices("--").filter_map(move |(at, _)| {
@@ -142,7 +141,7 @@ fn every_option_that_a_guide_names_is_one() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// The words of a command line as a shell splits them, as far as its comment or its pipe.
+/// Words of a command line as a shell splits them, up to a comment or a pipe.
 fn words(line: &str) -> Vec<String> {
     let (mut words, mut word, mut quote, mut is_word) = (Vec::new(), String::new(), None, false);
     for c in line.chars() {
@@ -166,7 +165,7 @@ fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// The lines of a guide that are to be typed and begin with `program`.
+/// Command lines of a guide that begin with `program`.
 fn typed(text: &str, program: &str) -> impl Iterator<Item = Vec<String>> {
     let mut is_code = false;
     let lines: Vec<Vec<String>> = text
@@ -205,7 +204,7 @@ fn every_command_that_a_guide_shows_is_understood() {
     assert!(tried > 20, "only {tried} commands were found");
 }
 
-/// The commands that a text names in quotes of its own, as 'holobiont key add': the words up to the closing quote.
+/// Commands that a text quotes, such as 'holobiont key add': the words up to the closing quote.
 fn quoted(text: &str) -> impl Iterator<Item = Vec<&str>> {
     ["'holobiont ", "`holobiont ", "\"holobiont "].into_iter().flat_map(move |open| {
         text.match_indices(open).map(move |(at, _)| {
@@ -248,12 +247,11 @@ fn every_command_that_a_message_or_guide_names_exists() {
     }
 }
 
-/// Whether a word may be a command's name.
 fn is_plain(word: &str) -> bool {
     word.chars().all(|c| c.is_ascii_lowercase() || c == '-') && !word.starts_with('-')
 }
 
-/// A program, how a word of its command line begins, and how a shell ends it.
+/// Program, beginning of an argument, and its completion.
 const COMPLETED: [(&str, &str, &str); 8] = [
     ("holobiont", "adap", "adapters"),
     ("holobiont-client", "gene", "generate"),
@@ -265,7 +263,7 @@ const COMPLETED: [(&str, &str, &str); 8] = [
     ("endpoint-picker", "--picker-endp", "--picker-endpoints"),
 ];
 
-/// What bash does when somebody presses the tabulator: `SCRIPT PROGRAM WORD`.
+/// Bash script that prints the completions for `SCRIPT PROGRAM WORD`.
 const PRESSED: &str = r#"
 source "$1"
 COMP_WORDS=("$2" "$3") COMP_CWORD=1
@@ -285,7 +283,7 @@ fn shells_complete_what_is_typed_of_every_program() {
             assert!(made.status.success() && !made.stdout.is_empty(), "{program} {shell}");
             let script = folder.path().join(format!("{program}.{shell}"));
             fs::write(&script, made.stdout).unwrap();
-            // Not every machine has the other two.
+            // Further shells may be missing on this machine.
             if let Ok(read) = Process::new(shell).arg("-n").arg(&script).output() {
                 assert!(
                     read.status.success(),

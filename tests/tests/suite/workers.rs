@@ -1,6 +1,8 @@
-//! Workers die, stop, go on and are started again under load: no token is wrong, no request is lost, nothing leaks.
+//! Workers are killed, stopped and restarted under load: no token is wrong, no request is lost, nothing
+//! leaks.
 //!
-//! `HOLOBIONT_WORKER_FAULTS` says how often, `HOLOBIONT_SEED` when, `HOLOBIONT_LEDGER` where the figures go.
+//! `HOLOBIONT_WORKER_FAULTS` sets the number of faults, `HOLOBIONT_SEED` their times, `HOLOBIONT_LEDGER` the
+//! file for the counters.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -17,10 +19,10 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 const WORKERS: usize = 2;
-/// Adapters of up to 48 ranks, which travel in up to three blocks a layer.
+/// Number of adapters, of up to 48 ranks, which are copied in up to three blocks per layer.
 const ADAPTERS: u32 = 4;
 const TIMES: usize = 6;
-/// Room for one or two of them, and a link that takes a fifth of a second or more for each.
+/// Memory for one or two adapters, and a link on which each takes at least a fifth of a second.
 const DEVICE_KIB: u64 = 16 << 10;
 const LINK_GBPS: f64 = 0.2;
 const CLIENTS: u64 = 4;
@@ -29,19 +31,17 @@ fn count(figure: &Value) -> u64 {
     figure.as_u64().unwrap_or_else(|| panic!("{figure} is no count"))
 }
 
-/// What happens to workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WorkerFault {
-    /// SIGKILL.
     Kill,
-    /// SIGTERM; a new one is started.
+    /// SIGTERM, after which the supervisor starts a new worker.
     Restart,
-    /// SIGSTOP, and SIGCONT after so long.
+    /// SIGSTOP, and SIGCONT after this time.
     Pause(Duration),
 }
 
 impl WorkerFault {
-    /// Pauses are mostly about as long as the executor waits for a slice, and sometimes so long that it gives up on one.
+    /// Draws pauses that are mostly about the executor's timeout of a slice, and sometimes much longer.
     fn draw(random: &mut ChaosRng) -> Self {
         match random.below(16) {
             0..=5 => Self::Kill,
@@ -61,7 +61,6 @@ impl WorkerFault {
     }
 }
 
-/// A deployment whose workers are in danger.
 struct WorkerFaultTest {
     deployment: Deployment,
     variants: Arc<AdapterVariants>,
@@ -97,7 +96,6 @@ impl WorkerFaultTest {
         &self.deployment.client
     }
 
-    /// Harms a worker, or all of them at once.
     fn harm(&mut self) {
         thread::sleep(Duration::from_millis(self.random.below(150) as u64));
         let harm = WorkerFault::draw(&mut self.random);
@@ -119,7 +117,7 @@ impl WorkerFaultTest {
         }
     }
 
-    /// What each worker that has a seat has computed, by process.
+    /// Rank rows per seated worker, by process id.
     fn seated(&self) -> Vec<(u64, u64)> {
         let status = self.client().status();
         let seated = status["workers"]["seated"].as_array().expect("a list");
@@ -129,7 +127,7 @@ impl WorkerFaultTest {
         figures
     }
 
-    /// Waits until all workers are there and each computes; every answer meanwhile is golden.
+    /// Waits until all workers compute; every answer meanwhile must be golden.
     fn probe(&self) {
         let mut ids = Vec::new();
         eventually("all workers have a seat", || {
@@ -154,13 +152,12 @@ impl WorkerFaultTest {
         }
     }
 
-    /// What executor and workers hold.
     fn shared_memory(&self) -> [Vec<SharedMemory>; 2] {
         [DeploymentProcess::Executor, DeploymentProcess::Worker]
             .map(|process| self.deployment.shared_memory(process))
     }
 
-    /// What must hold when nothing is under way any more.
+    /// Checks the invariants of an idle deployment.
     fn inspect(&mut self, harms: u64) {
         let client = self.client();
         for figure in [
@@ -196,7 +193,7 @@ impl WorkerFaultTest {
     }
 }
 
-/// What is golden is learned where adapters are always there and no worker is.
+/// Records golden answers of a deployment with all adapters loaded and no worker.
 fn learn(place: &Arc<StateDirectory>) -> AdapterVariants {
     let calm = DeploymentPlan::bare().workers(0).set("COLD_START", "cached").start_in(Arc::clone(place));
     let variants = AdapterVariants::learn_stacked(&calm.client, &place.adapters(), ADAPTERS, TIMES);

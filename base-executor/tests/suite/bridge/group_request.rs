@@ -1,4 +1,4 @@
-//! What a device asks for in the tests of the bridge, and what it should get.
+//! Requests of the device in the bridge's tests, and their expected sums.
 
 use std::sync::Arc;
 
@@ -14,10 +14,8 @@ use model::{
 
 use crate::worker::numbers;
 
-/// Rows of the largest job.
 pub(super) const ROWS: JobRows = JobRows { pass: 256, head: 8 };
 
-/// Layers that read the same rows.
 pub(super) const GROUPS: [&[Target]; 5] = [
     &[Target::Q, Target::K, Target::V],
     &[Target::O],
@@ -26,7 +24,7 @@ pub(super) const GROUPS: [&[Target]; 5] = [
     &[Target::LmHead],
 ];
 
-/// What a device asks at one group of layers: rows of some of the adapters, packed.
+/// Request of the device at one linear group: packed rows of some of the adapters.
 pub(super) struct GroupRequest {
     pub(super) salt: usize,
     asks: Vec<OwnedPartialSum>,
@@ -75,7 +73,6 @@ impl GroupRequest {
         self.asks.iter().map(|owned| owned.ask().unwrap().rank_rows()).sum()
     }
 
-    /// What the sums should be.
     pub(super) fn sums(&self) -> Vec<f32> {
         let mut sums = vec![0.0; self.elements()];
         for owned in &self.asks {

@@ -1,4 +1,4 @@
-//! A thread that plays a device's stream: what is enqueued is done in order, and nobody is asked.
+//! A thread that acts as a device's stream: it runs enqueued work in order and independently.
 
 use std::{
     sync::{
@@ -16,7 +16,7 @@ use shmproto::board::ActivationSlab;
 
 use crate::worker::WATCHDOG;
 
-/// What a device and the bridge share, in ordinary memory. Clones are the same.
+/// Memory that a device and the bridge share, here ordinary memory. Clones share it.
 #[derive(Debug, Clone)]
 pub(super) struct HostBridgeMemory(Arc<SharedBridgeMemory>);
 
@@ -26,7 +26,7 @@ struct SharedBridgeMemory {
     asked: AtomicU32,
     answered: AtomicU32,
     sums: Vec<AtomicU32>,
-    /// Writes of sums until one panics; 0: none does.
+    /// Writes of sums until one panics; 0 disables the panic.
     writes_left: AtomicU32,
 }
 
@@ -45,7 +45,7 @@ impl HostBridgeMemory {
         self.0.answered.load(Ordering::Acquire)
     }
 
-    /// Has the bridge panic when it writes sums for the `write`th time from now on; 0: never.
+    /// Makes the bridge panic at its `write`th write of sums from now on; 0 disables the panic.
     pub(super) fn panic_at_write(&self, write: u32) {
         self.0.writes_left.store(write, Ordering::Relaxed);
     }
@@ -85,19 +85,15 @@ impl BridgeMemory for HostBridgeMemory {
     }
 }
 
-/// A piece of a stream's work.
 pub(super) enum StreamOp {
-    /// Writes rows into the slab, and says so.
+    /// Writes rows into the slab and signals the bridge.
     Ask { number: u32, x: Vec<f32> },
-    /// Waits for an answer and reads the sums, which are gone from their place then.
+    /// Waits for an answer, reads the sums and overwrites them.
     Add { number: u32, elements: usize },
-    /// Computes something else.
     Sleep(Duration),
-    /// Says that it has come so far, with the sums since the last time.
     Report,
 }
 
-/// A queue of work.
 pub(super) struct FakeStream {
     pieces: Option<Sender<StreamOp>>,
     sums: Receiver<Vec<Vec<f32>>>,
@@ -116,7 +112,7 @@ impl FakeStream {
         self.pieces.as_ref().unwrap().send(piece).unwrap();
     }
 
-    /// The sums of everything enqueued since the last time, once it is done.
+    /// Waits for the stream and returns the sums since the last call.
     pub(super) fn synchronize(&self) -> Vec<Vec<f32>> {
         self.enqueue(StreamOp::Report);
         self.sums.recv_timeout(2 * WATCHDOG).unwrap()
@@ -143,7 +139,7 @@ fn run(words: &SharedBridgeMemory, work: &Receiver<StreamOp>, report: &Sender<Ve
                 wait(words, number);
                 let take = |word: &AtomicU32| f32::from_bits(word.swap(u32::MAX, Ordering::Relaxed));
                 found.push(words.sums[..elements].iter().map(take).collect());
-                // What is read later is another job's, or nothing.
+                // A later read would find another job's sums, or none.
             }
             StreamOp::Sleep(time) => thread::sleep(time),
             StreamOp::Report => {

@@ -1,11 +1,11 @@
-//! Requests whose adapter applies from where it is invoked (aLoRA).
+//! Requests whose adapter applies from its invocation on (aLoRA).
 
 use super::{
     ACTIVATED, EngineHarness, EngineLimits, Generate, ROOMY, RequestTranscript, assert_as_if_alone,
     assert_nothing_held, prompt, request,
 };
 
-/// A prompt of `len` tokens that invokes at `at` and nowhere else.
+/// Prompt of `len` tokens with the invocation only at `at`.
 fn invoking(salt: u64, len: usize, at: usize) -> Vec<u32> {
     let mut tokens: Vec<u32> =
         prompt(salt, len).into_iter().map(|token| if token == 7 { 8 } else { token }).collect();
@@ -39,7 +39,7 @@ fn what_is_before_the_invocation_is_the_bases_and_found_by_either() {
     let answer = ask(&mut bench, &adapted);
     assert_eq!(answer.cached_tokens, 64, "the base's blocks before the one in which it is invoked");
     assert_ne!(answer.tokens, bench.answer(1).tokens, "the fake's adapters say other things");
-    // Its own blocks are found, too, and by nobody else.
+    // The request's own blocks are cached too, but not for other requests.
     assert_eq!(ask(&mut bench, &activated(request(3, tokens.clone(), 4))).cached_tokens, 96);
     let mut other = tokens;
     other[99] = 9;
@@ -101,7 +101,7 @@ fn a_redo_begins_where_the_request_did() {
     let whole = ask(&mut bench, &one);
     let mut rest = Generate { request: 2, generated: 9, max_tokens: 15, ..one };
     rest.prompt.extend(whole.tokens[..9].iter().map(|token| token.token));
-    // What was generated does not invoke it, whatever it is.
+    // Generated tokens never invoke the adapter.
     *rest.prompt.last_mut().unwrap() = rest.prompt[48];
     assert_eq!(ask(&mut bench, &rest).tokens, whole.tokens[9..]);
 }

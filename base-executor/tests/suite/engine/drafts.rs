@@ -1,4 +1,4 @@
-//! Drafted tokens: no answer is another for them, and nothing of them stays.
+//! Draft tokens: no answer changes, and rejected ones leave no trace.
 
 use std::convert::Infallible;
 
@@ -14,7 +14,7 @@ use speculation::{
 use super::*;
 use crate::oracle_drafter::OracleDrafter;
 
-/// An engine whose steps take equally long, however many rows they have.
+/// Engine whose steps take equally long for any number of rows.
 fn drafting(limits: EngineLimits, requests: &[Generate], right: f64) -> EngineHarness {
     EngineHarness::drafting(limits, planted(requests, right))
 }
@@ -27,7 +27,6 @@ fn planted(requests: &[Generate], right: f64) -> Drafts {
     OracleDrafter::drafts(&answers, right, Duration::ZERO)
 }
 
-/// The same request of somebody who wants to see what is drafted.
 fn curious(request: Generate) -> Generate {
     Generate { provisional: ProvisionalMode::Wanted, ..request }
 }
@@ -125,7 +124,7 @@ fn what_is_verified_for_an_adapter_is_counted_for_it_too() {
 fn what_a_guess_had_to_promise_is_told_of_each_adapter_that_was_drafted_for() {
     let adapted = Generate { adapter: Some([1; 32]), ..request(1, prompt(5, 40), 20) };
     let requests = numbered([adapted]);
-    // The threshold of a step in which nothing is timed is 0; this rule's is not.
+    // With untimed steps the threshold would be 0; this rule's is not.
     let drafts = planted(&requests, 0.8).ruled(BaselineRule::Learned(Threshold::default()));
     let mut bench = EngineHarness::drafting(ROOMY, drafts);
     [1, 2].into_iter().for_each(|tag| bench.load(tag));
@@ -153,11 +152,9 @@ fn who_finds_no_memory_for_drafts_goes_on_without_them() {
     assert!(requests.iter().any(|request| bench.answer(request.request).provisional.came_true > 0));
 }
 
-/// A gateway that listens while passes are computed.
 #[derive(Default)]
 struct DraftListener {
     answers: HashMap<u64, RequestTranscript>,
-    /// Passes in which something was provisional.
     passes: usize,
 }
 
@@ -169,7 +166,6 @@ impl DraftListener {
     }
 }
 
-/// Its connection, beside the bench's own.
 const LISTENER: ConnectionId = ConnectionId(2);
 
 fn ask(bench: &mut EngineHarness, request: &Generate) {
@@ -226,7 +222,7 @@ fn drafts_take_no_room_that_outputs_may_need() {
     let mut bench = drafting(ROOMY, &requests, 1.0);
     let (outbox, mut queue) = mpsc::channel(4);
     bench.engine.handle(EngineEvent::Connected { connection: LISTENER, outbox });
-    // Its welcome is read, and nothing else. What steps take is known from somebody before it.
+    // The listener reads its welcome, and nothing else. An earlier request has measured the step time.
     bench.send(request(2, prompt(6, 20), 20));
     bench.finish();
     queue.try_recv().unwrap();
@@ -240,7 +236,7 @@ fn drafts_take_no_room_that_outputs_may_need() {
     assert_eq!(heard.map(provisional).collect::<Vec<_>>(), [false, true, false, false]);
 }
 
-/// An author who notes what he is told and asked, with the number of his text.
+/// A drafter that records its calls, with the number of its text.
 struct RecordingDrafter {
     number: u32,
     notes: Arc<Mutex<Vec<(DrafterCall, u32)>>>,

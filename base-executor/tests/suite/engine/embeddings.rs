@@ -23,7 +23,7 @@ fn ask(bench: &mut EngineHarness, request: &Generate) -> RequestTranscript {
 fn an_embedding_is_the_mean_of_all_states_or_the_last_one() {
     let mut bench = EngineHarness::new(ROOMY);
     let prompt = prompt(1, 30);
-    // A prompt's last state is that of its tokens alone.
+    // The last state of a prompt depends on its tokens alone.
     let ends = (1..=30).map(|end| embedding(end, prompt[..end as usize].to_vec(), Pooling::Last));
     let states: Vec<_> = ends.map(|end| ask(&mut bench, &end).embedding).collect();
     assert!(states.iter().all(|state| state.len() == HIDDEN));
@@ -67,7 +67,7 @@ fn what_is_cached_spares_the_last_state_its_prompt_and_is_of_no_use_to_a_mean() 
     assert_eq!(first.embedding, second.embedding);
     let mean = ask(&mut bench, &embedding(3, prompt.clone(), Pooling::Mean));
     assert_eq!(mean.cached_tokens, 0);
-    // What a mean has computed serves others.
+    // Other requests use the blocks of a mean.
     assert_eq!(ask(&mut bench, &request(4, prompt, 3)).cached_tokens, 48);
 }
 

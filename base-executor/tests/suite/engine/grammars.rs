@@ -1,4 +1,5 @@
-//! Answers of a form: what may come next is found out beside the pass, and nothing else changes what is drawn.
+//! Structured output: allowed tokens are computed beside the pass, and nothing else changes the sampled
+//! tokens.
 
 use std::thread;
 
@@ -9,10 +10,9 @@ use text::grammar::{Enforcement, Grammar, Tag, Thought, TokenBytes, Tokens};
 use super::*;
 use crate::oracle_drafter::OracleDrafter;
 
-/// Ends an answer.
 const END: u32 = 59;
 
-/// What tokens stand for: letters, digits and what JSON is made of, and some of it in one piece.
+/// Texts of tokens: letters, digits and JSON's characters, some of them combined.
 fn words() -> Vec<String> {
     let single = "{}[]\":, .-abcdefghijklmnopqrstuvwxyz0123456789".chars().map(String::from);
     let more = [
@@ -38,14 +38,14 @@ fn helpers(budget: Duration) -> GrammarWorkers {
         let words = words();
         assert_eq!(words.len(), END as usize);
         let texts = words.iter().map(|word| TokenBytes::Text(word.as_bytes()));
-        // Some tokens have a meaning to the pass and none here.
+        // Tokens that break the pass are special here.
         let special = (END as usize..VOCAB).map(|_| TokenBytes::Special(b"<end>"));
         Ok(Tokens::new(texts.chain(special), &[END]))
     };
     GrammarWorkers::over(Box::new(read), env!("CARGO_BIN_EXE_base-executor").into(), budget, || {}).unwrap()
 }
 
-/// An engine that waits for each look, however busy the machine.
+/// Engine that waits for each grammar result, even on a busy machine.
 fn guided(bench: EngineHarness) -> EngineHarness {
     guided_for(bench, testkit::WATCHDOG)
 }
@@ -55,7 +55,7 @@ fn guided_for(mut bench: EngineHarness, budget: Duration) -> EngineHarness {
     bench
 }
 
-/// Steps until everybody is answered; compiling takes its time.
+/// Steps until all requests are answered; compilation takes time.
 fn finish(bench: &mut EngineHarness) {
     let begun = Instant::now();
     while !bench.engine.is_idle() {
@@ -73,10 +73,10 @@ fn answered_alone(request: &Generate) -> RequestTranscript {
     bench.answer(request.request).clone()
 }
 
-/// What ends a thought: it is part of many tokens.
+/// End of reasoning content: a part of many tokens.
 const CLOSE: &str = "e";
 
-/// The form of a person, behind a thought or not.
+/// Schema of a person, with or without reasoning content before.
 fn person(thinks: bool) -> String {
     let ages = json!({ "type": "array", "items": { "type": "integer", "minimum": 0, "maximum": 99 }, "maxItems": 3 });
     let properties = json!({ "name": { "type": "string", "maxLength": 6 }, "ages": ages });
@@ -87,7 +87,7 @@ fn person(thinks: bool) -> String {
     Grammar::Json(schema).source_behind(thinks.then_some(thought), Enforcement::Strict).unwrap().text
 }
 
-/// A request that is drawn, and has to be of a form if it is an even one.
+/// Sampled request; even ids have a grammar.
 fn drawn(id: u64) -> Generate {
     let mut one = request(id, prompt(id, 20 + id as usize), 120);
     one.sampling.temperature = 1.0;
@@ -95,13 +95,12 @@ fn drawn(id: u64) -> Generate {
     one.logprobs = Some(1);
     one.grammar = id.is_multiple_of(2).then(|| person(thinks(id)));
     if one.grammar.is_none() {
-        // What tokens mean to the pass is not to come in answers.
+        // Tokens that break the pass must not be sampled.
         one.sampling.logit_bias = (END..VOCAB as u32).map(|token| (token, -100.0)).collect();
     }
     one
 }
 
-/// Whether a request's answer begins with a thought.
 fn thinks(id: u64) -> bool {
     id.is_multiple_of(4)
 }

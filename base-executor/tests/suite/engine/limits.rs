@@ -1,4 +1,5 @@
-//! What the engine refuses, gives up and survives: full queues, deadlines, panics, gateways that go, the end of the process.
+//! Rejections, timeouts and survived faults of the engine: full queues, deadlines, panics, lost gateways,
+//! shutdown.
 
 use scheduling::clock::Clock as _;
 
@@ -58,7 +59,7 @@ fn a_panic_about_one_request_is_that_requests_error() {
     let mut bench = EngineHarness::new(ROOMY);
     bench.send(request(1, prompt(1, 10), 20));
     bench.step();
-    // Its row of logits is the one that is cut short: it is the last of the step.
+    // The row of this request is the last of the step, and so the one that is too short.
     bench.send(request(2, vec![1, 2, FALLS_SHORT], 20));
     bench.finish();
     assert_eq!(bench.error(2), Some(ErrorCode::Internal));
@@ -85,7 +86,7 @@ fn a_step_without_memory_is_done_in_parts_and_who_needs_more_alone_is_refused() 
     let others: Vec<_> = (1..=6).map(|id| request(id, prompt(id, 30), 12)).collect();
     others.iter().for_each(|other| bench.send(other.clone()));
     bench.step();
-    // It stands at the end of a prompt that fits in parts.
+    // The token is at the end of a prompt that fits in parts.
     let thirsty = request(7, [prompt(7, 90), vec![THIRSTY], prompt(8, 9)].concat(), 12);
     bench.send(thirsty.clone());
     bench.send(request(8, [prompt(9, 40), vec![HOPELESS]].concat(), 12));

@@ -1,4 +1,4 @@
-//! Tiers below the device: what comes back is what was computed, wherever it was and whatever happened to it.
+//! Tiers below the device: blocks come back unchanged, from any tier and after any event.
 
 use std::{
     fs::{self, File},
@@ -18,12 +18,10 @@ use model::forward::BLOCK_TOKENS;
 
 use super::*;
 
-/// How long a copy of a few bytes may take.
+/// Timeout of a copy of a few bytes.
 const WATCHDOG: Duration = Duration::from_secs(20);
-/// Bytes of a block of the pass.
 const BLOCK_BYTES: usize = BLOCK_TOKENS * 8;
 
-/// Blocks by tier.
 #[derive(Debug, Clone, Copy)]
 struct Tiers {
     device: u32,
@@ -31,7 +29,7 @@ struct Tiers {
     disk: u32,
 }
 
-/// An engine over tiers, of which the last is a file.
+/// Engine over tiers, the last of which is a file.
 struct Tiered {
     bench: EngineHarness,
     copies: Receiver<FileCopy>,
@@ -44,7 +42,7 @@ impl Tiered {
         Self::within(&MemoryAccount::default(), path, tiers, variant)
     }
 
-    /// The same, with all that is below the device charged to `account`.
+    /// Creates tiers whose memory below the device is charged to `account`.
     fn within(account: &MemoryAccount, path: &Path, tiers: Tiers, variant: Variant) -> Self {
         let Tiers { device, host, disk } = tiers;
         let mut bench = EngineHarness::new(EngineLimits { kv_blocks: device, ..ROOMY });
@@ -69,7 +67,7 @@ impl Tiered {
         Self { bench, copies, path: path.to_owned(), tiers }
     }
 
-    /// Until everybody has an answer and the file what it is to have.
+    /// Steps until all requests are answered and the file is complete.
     fn drain(&mut self) {
         self.finish();
         while let Ok(copy) = self.copies.recv_timeout(Duration::from_millis(20)) {
@@ -91,7 +89,7 @@ impl Tiered {
         self.bench.step();
     }
 
-    /// Whoever is there waits for a copy: who waits for a turn, and for blocks that are in memory, has both within a few steps.
+    /// Whether all requests wait for a copy: waits for a slot or for blocks in memory end within a few steps.
     fn is_stuck(&mut self) -> bool {
         let waiting = |bench: &EngineHarness| (bench.stats().running == 0).then(|| bench.stats().waiting);
         let before = waiting(&self.bench).filter(|waiting| *waiting > 0);
@@ -102,7 +100,7 @@ impl Tiered {
             })
     }
 
-    /// As after a `kill -9`: what is in memory is gone.
+    /// Restarts as after `kill -9`: memory is lost.
     fn restart(self) -> Self {
         let Self { bench, copies, path, tiers } = self;
         drop((bench, copies));
@@ -160,7 +158,7 @@ fn history_survives_a_restart() {
     let adapted_again = tiered.ask(with(Generate { request: 12, ..long(2) }));
     assert_eq!((again.content(), adapted_again.content()), (first.content(), adapted.content()));
     assert_eq!([again.cached_tokens, adapted_again.cached_tokens], [160, 160]);
-    // Another tenant, another adapter: nobody shares what is on the disk either.
+    // Another tenant or adapter shares no blocks on disk.
     let other = tiered.ask(Generate { request: 13, namespace: [9; 32], ..long(1) });
     assert_eq!((other.content(), other.cached_tokens), (first.content(), 0));
 }
@@ -175,7 +173,7 @@ fn a_damaged_block_is_computed_again_and_what_is_before_it_is_used() {
     let path = directory.path().join("private/blocks");
     let block = {
         let bytes = fs::read(&path).unwrap();
-        // The fifth block's bytes, as the pass keeps them, are in the file once.
+        // The file holds the fifth block's bytes exactly once.
         let mut pass = FakePass::new(64).0;
         let mut logits = Vec::new();
         let blocks: Vec<_> = (0..11).map(types::BlockId).collect();
@@ -232,7 +230,6 @@ fn a_tenant_who_scans_distinct_prompts_pushes_nobody_else_out() {
     }
 }
 
-/// Something that is done to an engine with tiers.
 #[derive(Debug, Clone)]
 enum MemoryAction {
     Ask { turns: Vec<u8>, adapter: bool, tokens: u32 },
@@ -253,7 +250,7 @@ fn act() -> impl Strategy<Value = MemoryAction> {
     ]
 }
 
-/// A conversation: what the same turns begin with is the same.
+/// A conversation; equal turns give equal prefixes.
 fn conversation(id: u64, turns: &[u8], adapter: bool, tokens: u32) -> Generate {
     let tokens_of = |turn: &u8| prompt(100 + u64::from(*turn), 2 * BLOCK_TOKENS + 5);
     let adapter = adapter.then_some([5; 32]);
@@ -294,7 +291,7 @@ proptest! {
                 }),
                 MemoryAction::Wait { ms } => *tiered.bench.clock.0.lock().unwrap() += Duration::from_millis(ms.into()),
                 MemoryAction::Restart => {
-                    // What has not been answered is asked for again by gateways.
+                    // Gateways send unanswered requests again.
                     tiered.finish();
                     check(&tiered.bench, &mut asked);
                     tiered = tiered.restart();

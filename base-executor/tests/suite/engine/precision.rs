@@ -1,4 +1,4 @@
-//! Requests that ask for the linear path, beside others.
+//! Requests for the linear path, beside others.
 
 use shmproto::message::Precision;
 
@@ -26,7 +26,7 @@ fn requests_of_either_precision_take_turns_and_answer_as_if_they_were_alone() {
     bench.finish();
     assert_as_if_alone(&bench, &requests);
     assert_nothing_held(&bench);
-    // Twice as many steps as those of one kind take, and not one for each request.
+    // Twice the steps of one kind of request, and not one step per request.
     assert!(bench.log.lock().unwrap().len() <= 2 * 14, "{} steps", bench.log.lock().unwrap().len());
 }
 

@@ -1,4 +1,4 @@
-//! Requests of prefix adapters: their virtual tokens are computed and kept, and are nobody's prompt.
+//! Requests of prefix adapters: their virtual tokens are computed and cached, but do not count as prompt.
 
 use scheduling::clock::Clock as _;
 
@@ -22,7 +22,7 @@ fn virtual_tokens_are_computed_and_kept_but_are_nobodys_prompt() {
     bench.finish();
     assert_eq!((bench.answer(1).cached_tokens, bench.answer(2).cached_tokens), (0, 44), "64 - 20");
     assert_eq!((bench.stats().prompt_tokens, bench.stats().cached_tokens), (56, 44));
-    // Only the prefix is shared: one full block, of which nothing is of the prompt.
+    // Only the prefix is shared: one full block without tokens of the prompt.
     bench.send(with_prefix(request(3, prompt(6, 50), 5)));
     bench.finish();
     assert_eq!((bench.answer(3).cached_tokens, bench.stats().prompt_tokens), (0, 106));

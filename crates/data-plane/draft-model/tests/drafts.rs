@@ -1,4 +1,4 @@
-//! A model that guesses for several texts: the same guesses whoever else it guesses for, and however little it may keep.
+//! A draft model for several texts: its draft tokens do not depend on other texts or on its memory.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use testkit::paths::golden_model as golden;
@@ -31,7 +31,7 @@ fn options(bytes: u64) -> DraftOptions {
     DraftOptions { cores: Vec::new(), bytes, kv_dtype: KvDtype::F16 }
 }
 
-/// The base's own layers, one of them changed a little, guessing among `shortlist`.
+/// Draft adapter of the base's own layers, one of them slightly changed, with `shortlist`.
 fn draft(base: &SharedBase, shortlist: Option<&[u32]>) -> DraftAdapter {
     let [rows, columns] = linear_shape(base.config(), Target::Q);
     let values = |count: usize| (0..count).map(|at| (at % 7) as f32 / 100.0).collect();
@@ -56,7 +56,7 @@ fn prompt(salt: u32, tokens: u32) -> Vec<u32> {
     (0..tokens).map(|at| (at * 31 + salt * 17 + at * at) % 200).collect()
 }
 
-/// The likeliest token behind `at`, and behind that one, and so on.
+/// Chain of the most likely tokens after position `at`.
 fn chain(draft: &mut ModelDraft<FirstLayers>, tokens: usize) -> Vec<(u32, u64)> {
     let (mut tree, mut at): (_, Option<NodeId>) = (TokenTree::new(), None);
     let mut guessed = Vec::new();

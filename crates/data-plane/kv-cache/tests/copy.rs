@@ -15,7 +15,6 @@ use kv_cache::copy::{BytesPerSecond, CopyEnd, CopyEngine, CopyPriority, CopySour
 use scheduling::background_io::ForegroundIo;
 use testkit::WATCHDOG;
 
-/// What each piece does when it is copied.
 struct PieceCopy<F> {
     left: usize,
     bytes: usize,
@@ -37,7 +36,7 @@ fn load(left: usize, bytes: usize, copy: impl FnMut() + Send + 'static) -> Box<d
     Box::new(PieceCopy { left, bytes, copy })
 }
 
-/// An engine, and the way in which its jobs tell how they ended.
+/// An engine, and a channel for the ends of its jobs.
 struct EndReports {
     sender: mpsc::Sender<(usize, CopyEnd)>,
     ends: mpsc::Receiver<(usize, CopyEnd)>,
@@ -201,7 +200,6 @@ fn on_the_machines_clock_nothing_arrives_before_its_time() {
     assert!(engine.stats().copy_us >= 10_000);
 }
 
-/// Somebody who has the disk all the time.
 #[derive(Debug)]
 struct AlwaysBusy(Instant);
 

@@ -1,4 +1,4 @@
-//! Who leaves a full tier: what is cheap to have back, before what is not.
+//! Order of eviction from a full tier: what is cheap to restore goes first.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -26,7 +26,6 @@ fn cache(device: u32, host: u32) -> Cache {
     cache
 }
 
-/// Somebody computes a block and leaves.
 fn compute(cache: &mut Cache, tokens: [u32; 2], at_s: u64) {
     cache.advance(Duration::from_secs(at_s), 1);
     let block = cache.allocate(1).unwrap()[0];
@@ -34,7 +33,6 @@ fn compute(cache: &mut Cache, tokens: [u32; 2], at_s: u64) {
     cache.release(&[block]);
 }
 
-/// It is copied to the host.
 fn spill(cache: &mut Cache) {
     cache.spill(1);
     for copy in cache.take_copies() {
@@ -75,10 +73,10 @@ fn what_the_device_has_leaves_the_host_before_what_nobody_else_has() {
     spill(&mut cache);
     compute(&mut cache, RECENT, 2);
     spill(&mut cache);
-    // The old one gives up its place on the device, and the host has it.
+    // The old block leaves the device, and the host has it.
     compute(&mut cache, NEW, 3);
     assert!(!is_on_device(&mut cache, OLD) && is_known(&cache, OLD));
-    // The host is full: what was used less recently stays there, for it is nowhere else.
+    // The host is full: OLD stays there, although it is the least recently used, since it has no other copy.
     spill(&mut cache);
     assert!(is_known(&cache, OLD) && is_on_device(&mut cache, RECENT));
     let held = cache.allocate(1).unwrap();
@@ -112,14 +110,14 @@ fn an_adapter_gives_up_the_blocks_that_came_last_and_before_its_history_does() {
     let block = cache.allocate(1).unwrap()[0];
     let block = cache.insert(&mut prefix.cursor, &[7], block);
     cache.release(&[block]);
-    // A block is free; two more are what the adapter needs least.
+    // One block is free; the adapter gives up its two least valuable ones.
     let held = cache.allocate(3).unwrap();
     assert_eq!(cache.take_shrunk_adapters(), [id, id]);
     assert_eq!(cache.adapter_blocks(id), &place[..2]);
     let found = cache.lookup(namespace, &[7]);
     assert_eq!(found.blocks.len(), 1, "its history is there, and can be used");
     cache.release(&found.blocks);
-    // Somebody asks for it: it gets what there is, which is its history's room.
+    // A request places the adapter in the available blocks, which its history frees.
     assert!(cache.pin_adapter(id));
     assert_eq!(cache.place_adapter(id, 4), PlacementOutcome::Placed);
     assert_eq!(cache.adapter_blocks(id).len(), 3);

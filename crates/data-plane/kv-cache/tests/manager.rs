@@ -1,5 +1,5 @@
-//! The cache manager against written-down contents: every block and every slot, whatever was copied, lost, or left by an
-//! earlier process.
+//! The cache manager against recorded contents: every block and every slot, after any copies, losses and
+//! restarts.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -21,23 +21,18 @@ const ADAPTER_BLOCKS: u32 = 3;
 
 #[derive(Debug, Clone)]
 enum TieredStep {
-    /// A sequence begins: what the device and the tiers below it have of its tokens is its.
+    /// A sequence begins with the cached blocks of its tokens in all tiers.
     Begin { adapter: u8, tokens: Vec<u32> },
-    /// It looks whether what it waits for has come.
+    /// A sequence checks whether its awaited blocks have arrived.
     Look { sequence: usize },
-    /// It offers its next full block.
+    /// A sequence offers its next full block.
     Insert { sequence: usize },
-    /// It ends.
     End { sequence: usize },
-    /// Copies are begun.
     Copy { room: usize, spills: usize, prefetches: usize },
-    /// One of them ends.
     EndCopy { which: usize, is_good: bool },
-    /// An adapter is unloaded, if nobody uses it.
     Unload { adapter: u8 },
-    /// Time passes.
     Wait { ms: u64 },
-    /// The process is killed, and another begins with what is on the disk.
+    /// The process is killed, and another starts with the content of the disk.
     Restart,
 }
 
@@ -57,7 +52,7 @@ fn step() -> impl Strategy<Value = TieredStep> {
     ]
 }
 
-/// Adapter 0 is the base model.
+/// Adapter 0 is the base.
 fn adapter(number: u8) -> Option<AdapterId> {
     (number > 0).then_some(AdapterId([number; 32]))
 }
@@ -76,7 +71,7 @@ struct TieredSequence {
     adapter: u8,
     tokens: Vec<u32>,
     blocks: Vec<BlockId>,
-    /// Blocks that it found at once; the others of `awaited` follow.
+    /// Blocks on the device at the start; the others of `awaited` follow.
     found: usize,
     awaited: Vec<NodeId>,
     cursor: Cursor,
@@ -84,7 +79,7 @@ struct TieredSequence {
     is_pinned: bool,
 }
 
-/// A copy under way; what goes out has been taken from its block.
+/// A copy in flight; outgoing data has been read from its block already.
 enum CopyInFlight {
     Out { node: NodeId, tier: Tier, slot: u32, record: BlockRecord },
     In { node: NodeId, block: BlockId, tier: Tier, slot: u32 },
@@ -164,7 +159,7 @@ impl TieredModel {
             }
             let is_whole = has.is_empty() || has.len() == ADAPTER_BLOCKS as usize;
             assert!(is_whole || self.settings.adapter_unit != AdapterUnit::Whole);
-            // Who began before it had a place keeps it there too.
+            // Earlier sequences pin the adapter's placement too.
             for other in self.sequences.iter_mut().filter(|other| other.adapter == number && !other.is_pinned)
             {
                 other.is_pinned = self.cache.pin_adapter(id);
@@ -190,7 +185,7 @@ impl TieredModel {
         self.check_arrivals(self.sequences.len() - 1);
     }
 
-    /// Goes on once everything it waits for has come, or will not.
+    /// Resumes the sequence once all its awaited blocks have arrived or failed.
     fn check_arrivals(&mut self, sequence: usize) {
         let Self { cache, sequences, on_device, .. } = self;
         let TieredSequence { adapter, tokens, blocks, found, awaited, cursor, inserted, .. } =
@@ -253,7 +248,7 @@ impl TieredModel {
         }
     }
 
-    /// What goes out is taken from its block at once.
+    /// Outgoing data is read from its block at once.
     fn take_copies(&mut self) {
         let gave_up = [self.cache.take_evicted_adapters(), self.cache.take_shrunk_adapters()];
         for id in gave_up.into_iter().flatten() {
@@ -303,7 +298,7 @@ impl TieredModel {
                     return;
                 }
                 let wanted = self.cache.record(node, 7).expect("it awaits it");
-                // What is on its way down is still at hand.
+                // Data on its way down is still available.
                 let on_its_way = self.copies.iter().rev().find_map(|copy| match copy {
                     CopyInFlight::Out { tier: to, slot: at, record, .. } if (*to, *at) == (tier, slot) => {
                         Some(record)
@@ -339,7 +334,7 @@ impl TieredModel {
         assert_eq!(self.cache.counts().used, held.len());
     }
 
-    /// Everything can be had back.
+    /// Ends all sequences and copies, and checks that no block has leaked.
     fn finish(mut self) {
         while !self.sequences.is_empty() {
             self.end(0);

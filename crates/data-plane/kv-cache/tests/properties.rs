@@ -1,4 +1,5 @@
-//! The cache against a simple model: what each block holds is written down, and every answer checked against it.
+//! The cache against a simple model: the content of each block is recorded, and every answer checked against
+//! it.
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,18 +10,16 @@ use types::{AdapterId, BlockId, TenantId};
 const BLOCKS: u32 = 12;
 const BLOCK_TOKENS: usize = 2;
 
-/// An adapter and every token up to a block's end: what its keys and values depend on.
+/// Adapter and all tokens up to a block's end, which determine its KV cache.
 type Content = (u8, Vec<u32>);
 
 #[derive(Debug, Clone)]
 enum PropertyStep {
-    /// A sequence begins: look its tokens up, allocate the rest.
+    /// A sequence begins: it looks its tokens up and allocates the rest.
     Begin { adapter: u8, tokens: Vec<u32> },
     /// A sequence offers its next full block.
     Insert { sequence: usize },
-    /// A sequence ends.
     End { sequence: usize },
-    /// An adapter is forgotten.
     Forget { adapter: u8 },
 }
 
@@ -147,7 +146,7 @@ proptest! {
     }
 }
 
-/// Computes `tokens` as a lone sequence that inserts all it can; returns how many blocks it found cached.
+/// Computes `tokens` as a lone sequence that inserts all its blocks; returns the number of cached blocks.
 fn serve(cache: &mut Cache, adapter: u8, tokens: &[u32]) -> usize {
     let mut prefix = cache.lookup(namespace(adapter), tokens);
     let found = prefix.blocks.len();

@@ -1,4 +1,5 @@
-//! The store at its public door: against a simple model, over restarts, beside others, and where there is no room.
+//! The store at its public interface: against a simple model, over restarts, with concurrent users, and
+//! without disk space.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
@@ -64,7 +65,6 @@ impl StoreHarness {
         BlockStore::open(&self.path(), &LAYOUT).unwrap_err()
     }
 
-    /// A file with a block of its number in each slot.
     fn filled(layout: &StoreLayout) -> Self {
         let bench = Self::new();
         let store = bench.open_as(layout).store;
@@ -297,13 +297,13 @@ fn what_is_no_file_of_ours_is_refused_and_left_alone() {
     assert_eq!(fs::read(&path).unwrap(), b"GGUF and so on");
 }
 
-/// Set for the process that may not write more than it says.
+/// Variable of the process with a file size limit.
 const LIMITED: &str = "TEST_LIMITED_STORE";
 
-/// Bytes that the limited process may have in a file: room for the entries, and for a block and a half.
+/// File size limit of that process, in bytes: the entries, and a block and a half.
 const LIMIT_BYTES: u64 = (4096 + 1024 * 320 + 8192) + 4096;
 
-/// A file system that is full refuses in the middle of a write as a limit of the process does, and a test may set limits.
+/// A file size limit fails in the middle of a write, as a full file system does, and a test may set limits.
 #[test]
 fn where_there_is_no_room_the_slot_is_empty_and_the_others_stay() {
     if let Some(path) = env::var_os(LIMITED) {

@@ -1,4 +1,4 @@
-//! What the repository says about settings, held against their declarations.
+//! Settings in the repository's files match their declarations.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
@@ -10,13 +10,12 @@ use testkit::paths::root;
 
 use settings::{PICKER, Preset, SECTIONS, Setting, variables::Variable};
 
-/// Ends of what is searched for variables.
+/// Extensions of the files that are searched for variables.
 const TEXTS: [&str; 9] = ["rs", "md", "py", "sh", "toml", "env", "service", "yml", "html"];
 
-/// Places whose text is not the tree's own, or names variables that shall be none.
+/// Paths with foreign text, or with intentionally wrong variables.
 const ELSEWHERE: [&str; 6] = ["target", ".git", ".venv", "CHANGELOG.md", "settings", "node_modules"];
 
-/// Every text below `directory`, with its path.
 fn texts(directory: &Path, found: &mut Vec<(PathBuf, String)>) {
     for entry in fs::read_dir(directory).unwrap().map(Result::unwrap) {
         let (path, name) = (entry.path(), entry.file_name().into_string().unwrap());
@@ -42,7 +41,7 @@ fn is_text(path: &Path) -> bool {
     )
 }
 
-/// The names in `text` that begin like a variable of ours, as far as one can be read.
+/// Names in `text` with the prefix of our variables.
 fn variables(text: &str) -> impl Iterator<Item = &str> {
     text.match_indices("HOLOBIONT_").map(|(at, _)| {
         let rest = &text[at..];
@@ -51,7 +50,7 @@ fn variables(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Names that tests give, because nothing reads them.
+/// Wrong names in tests, which no program reads.
 const WRONG: [&str; 3] = ["HOLOBIONT_APIKEY_FILE", "HOLOBIONT_KV_BYTE", "HOLOBIONT_LISTENS"];
 
 #[test]
@@ -67,7 +66,6 @@ fn every_variable_that_the_tree_names_is_known() {
     assert!(unknown.is_empty(), "{unknown:#?}");
 }
 
-/// A table of the README's.
 fn table(sections: &[&[Setting]]) -> String {
     let mut text = String::from("| Section | Field | Option | Default | |\n|---|---|---|---|---|\n");
     for section in sections {

@@ -1,4 +1,4 @@
-//! How adapters come to blocks of the device, lie there, and leave.
+//! Upload of adapters into device blocks, their layout there, and their eviction.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -23,7 +23,7 @@ use super::{
 };
 use crate::support::{KINDS, SeededNumbers, assert_close, matrix, rounded, stream};
 
-/// Where an adapter's bytes lie on the host.
+/// Host memory of an adapter's bytes.
 #[derive(Debug, Clone, Copy)]
 enum ByteSource {
     Registered,
@@ -152,7 +152,7 @@ fn blocks_that_do_not_hold_the_least_piece_take_no_adapter() {
     assert!(StagedAdapter::blocks_for([&layer.host], 64 * 16 * 4).is_some_and(|blocks| blocks > 5));
 }
 
-/// A pool with blocks that a rank block of a small layer fits in.
+/// A pool whose blocks hold a rank block of a small layer.
 fn pool(stream: &CudaStream) -> KvPool {
     let shape = KvShape { layers: 2, kv_heads: 4, head_dim: 64, precision: KvPrecision::F16 };
     KvPool::new(stream.cuda(), shape, 200).unwrap()
@@ -169,7 +169,7 @@ fn an_adapter_that_is_revoked_under_way_leaves_its_blocks_alone() {
             Layer::absent(&lane, &mut SeededNumbers::new(25), ElementKind::F32, [500, 512, 200], memory);
         (0..copied).for_each(|_| assert!(layer.copy_next(None) > 0));
         layer.adapter.revoke();
-        // The blocks are the next owner's at once.
+        // The blocks belong to the next owner at once.
         layer.blocks.iter().for_each(|&block| pool.write_block(&stream, block, &mark).unwrap());
         assert_eq!((layer.staged().first_rank(), layer.adapter.next_bytes(0)), (500, None));
         assert_eq!(layer.copy_next(None), 0);
@@ -180,7 +180,7 @@ fn an_adapter_that_is_revoked_under_way_leaves_its_blocks_alone() {
             pool.read_block(&stream, block, &mut held).unwrap();
             assert!(held == mark, "block {block}, after {copied} rank blocks");
         }
-        // Whoever has them now keeps them.
+        // The new owner keeps the blocks.
         let lent = pool.memory().lease(&layer.blocks);
         drop(layer);
         assert!(!pool.memory().is_own(1));

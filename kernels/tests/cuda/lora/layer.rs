@@ -12,22 +12,20 @@ use kernels::{
 
 use crate::support::{SeededNumbers, rounded};
 
-/// Blocks that hold a rank block of any factor here.
+/// Size of blocks that hold a rank block of any factor here.
 pub(super) const LARGE_BLOCK: usize = 1 << 20;
 
-/// A layer's numbers and where they are.
 pub(super) struct Layer {
     pub(super) host: LoraMatrix,
     pub(super) adapter: StagedAdapter,
-    /// What it lies in: others lie between them.
+    /// Blocks of the layer, with foreign blocks between.
     pub(super) blocks: Vec<u32>,
-    /// `[rank, columns]` and `[outputs, rank]`, as they are stored.
+    /// Factors `[rank, columns]` and `[outputs, rank]`, as stored.
     a: Vec<f32>,
     b: Vec<f32>,
     scale: f32,
 }
 
-/// Numbers of a layer, encoded.
 pub(super) struct Encoded {
     pub(super) bytes: Vec<u8>,
     layout: MatrixLayout,
@@ -36,7 +34,6 @@ pub(super) struct Encoded {
 }
 
 impl Encoded {
-    /// Random numbers of `kind`.
     pub(super) fn new(
         random: &mut SeededNumbers,
         kind: ElementKind,
@@ -48,7 +45,7 @@ impl Encoded {
         let mut bytes = Vec::new();
         let scale = scale(rank, columns);
         let layout = MatrixLayout::append(&mut bytes, rank, columns, outputs, scale, &a, &b, precision);
-        // A single random number may fit a half by chance.
+        // A single random value may be exact in 16 bits by chance.
         let stored = [layout.a.kind, layout.b.kind];
         assert!(stored.into_iter().all(|stored| stored == kind || rank * outputs < 16));
         Self { bytes, layout, a, b }
@@ -59,14 +56,14 @@ fn scale(rank: usize, columns: usize) -> f32 {
     0.7 / ((rank * columns) as f32).sqrt()
 }
 
-/// A lane that all layers come on which are not watched while they come.
+/// Upload queue of all layers whose upload is not observed.
 fn lane(stream: &CudaStream) -> &'static Arc<UploadQueue> {
     static LANE: OnceLock<Arc<UploadQueue>> = OnceLock::new();
     LANE.get_or_init(|| UploadQueue::new(stream.cuda()).unwrap())
 }
 
 impl Layer {
-    /// Room for `encoded`, which lies in `bytes`, in scattered blocks of `memory`, in no order.
+    /// Reserves scattered, unordered blocks of `memory` for `encoded`, which lies in `bytes`.
     pub(super) fn over(
         lane: &Arc<UploadQueue>,
         bytes: &SharedBytes,
@@ -82,7 +79,7 @@ impl Layer {
         Self { host, adapter, blocks, a, b, scale }
     }
 
-    /// Random numbers of `kind`, of which nothing is on the device yet.
+    /// Random layer of `kind` without any block on the device.
     pub(super) fn absent(
         lane: &Arc<UploadQueue>,
         random: &mut SeededNumbers,
@@ -95,7 +92,6 @@ impl Layer {
         Self::over(lane, &bytes, encoded, memory)
     }
 
-    /// As `absent`, and all of it on the device.
     pub(super) fn new(
         stream: &CudaStream,
         random: &mut SeededNumbers,
@@ -105,7 +101,6 @@ impl Layer {
         Self::in_blocks(stream, random, kind, shape, LARGE_BLOCK)
     }
 
-    /// As `new`, in blocks of another size.
     pub(super) fn in_blocks(
         stream: &CudaStream,
         random: &mut SeededNumbers,
@@ -113,7 +108,7 @@ impl Layer {
         shape: [usize; 3],
         block_bytes: usize,
     ) -> Self {
-        // Twice the room that pieces and tables take, and what is left over in blocks of few pieces.
+        // Twice the bytes of pieces and tables, and the waste in blocks of few pieces.
         let bytes: usize = 4 * shape[0].next_multiple_of(16) * (shape[1] + shape[2]);
         let blocks = 2 * (2 * bytes).div_ceil(block_bytes) + 9;
         let memory = BlockMemory::new(stream.cuda(), block_bytes, blocks).unwrap();
@@ -123,12 +118,10 @@ impl Layer {
         layer
     }
 
-    /// The device's matrix.
     pub(super) fn staged(&self) -> &StagedMatrix {
         &self.adapter.matrices()[0]
     }
 
-    /// Enqueues the next rank block; its bytes.
     pub(super) fn copy_next(&self, registered: Option<&Arc<RegisteredBytes>>) -> usize {
         self.adapter.copy_next(0, &self.host, registered).unwrap()
     }
@@ -137,7 +130,7 @@ impl Layer {
         LoraSegment { first_row, rows, matrix: self.staged(), first_rank: 0, column }
     }
 
-    /// The delta of one row by ranks `first..`.
+    /// Delta of one row by ranks `first..`.
     pub(super) fn delta(&self, x: &[f32], first: usize) -> Vec<f64> {
         let (rank, columns) = (self.host.rank(), self.host.columns());
         let product = |(x, a): (&f32, &f32)| f64::from(*x) * f64::from(*a);

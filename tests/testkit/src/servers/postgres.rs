@@ -13,7 +13,6 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// Directory of Debian's PostgreSQL programs, by version.
 const DEBIAN: &str = "/usr/lib/postgresql";
 
 /// A cluster that is stopped and removed on drop.
@@ -58,7 +57,6 @@ impl Postgres {
         Ok(postgres)
     }
 
-    /// Prepares the directory and port of a cluster.
     fn nothing_yet() -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let owner = owner();

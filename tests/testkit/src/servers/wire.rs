@@ -12,7 +12,6 @@ use std::{
 const FILE_BYTES: usize = 4096;
 /// Interval at which delayed responses check whether they may continue.
 const TICK: Duration = Duration::from_millis(20);
-/// Maximum number of bytes per relayed read.
 const CHUNK_BYTES: usize = 16 << 10;
 
 /// Fault that the relay injects.
@@ -39,7 +38,6 @@ struct RelayState {
     /// Port of loopback that the relay connects to.
     target: u16,
     harm: ResponseFault,
-    /// Heads of the relayed requests.
     asked: Vec<String>,
 }
 
@@ -55,7 +53,7 @@ fn lock(state: &Mutex<RelayState>) -> MutexGuard<'_, RelayState> {
 }
 
 impl FaultyRelay {
-    /// Creates a relay to a port of loopback. Its threads end with the test's process.
+    /// Creates a relay to a port of loopback, whose threads end with the test's process.
     #[must_use]
     pub fn to(target: u16) -> Self {
         Self::from(IpAddr::from(Ipv4Addr::LOCALHOST), target)
@@ -142,7 +140,6 @@ fn forward(mut from: TcpStream, mut to: TcpStream, state: &Mutex<RelayState>) ->
     }
 }
 
-/// Waits while one of these faults is set.
 fn wait_while(state: &Mutex<RelayState>, harms: &[ResponseFault]) {
     while harms.contains(&lock(state).harm) {
         thread::sleep(TICK);

@@ -1,4 +1,4 @@
-//! Adapters that are loaded, replaced, unloaded and pinned all the time, on any of the hosts.
+//! Adapters that are loaded, replaced, unloaded and pinned continuously, on any of the hosts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,37 +16,31 @@ use e2e_tests::{
 };
 use serde_json::{Value, json};
 
-/// Names that stand for another content all the time, or for none.
+/// Names whose content changes all the time, or is absent.
 pub(crate) const CHANGING: [&str; 3] = ["ash", "birch", "cedar"];
-/// Names that stand for the same from the beginning to the end.
 pub(crate) const STEADY: [&str; 2] = ["oak", "yew"];
-/// Between two changes.
 const PAUSE: Duration = Duration::from_millis(60);
-/// What a change may always be refused with: a host that has not yet heard of the last one is asked for the next.
+/// Errors that any change may get: a host that has not yet seen the last change may handle the next.
 const ALWAYS: [&str; 2] = ["registry_conflict", "model_not_found"];
-/// No answer, or half of one.
+/// Pseudo code for a missing or incomplete answer.
 pub(crate) const SILENCE: &str = "silence";
 
-/// What was changed, and what became of it.
 #[derive(Debug, Default)]
 pub(crate) struct ChangeState {
     names: PossibleNames,
     pins: PossibleNames,
-    /// What changes were refused with since that was looked at last, and how often.
+    /// Errors since the last check, with counts.
     refused: BTreeMap<String, u64>,
-    /// Changes that were answered.
     pub(crate) done: u64,
 }
 
 #[derive(Debug)]
 struct ChangeShared {
     state: Mutex<ChangeState>,
-    /// Who may be asked: those that can be reached.
     hosts: Mutex<Vec<Client>>,
     stop: AtomicBool,
 }
 
-/// Somebody who changes adapters until this is finished.
 #[derive(Debug)]
 pub(crate) struct AdapterChanges {
     shared: Arc<ChangeShared>,
@@ -54,7 +48,7 @@ pub(crate) struct AdapterChanges {
 }
 
 impl AdapterChanges {
-    /// Loads what stays, on the first of `hosts`, and begins.
+    /// Loads the steady adapters on the first of `hosts`, and starts the thread.
     pub(crate) fn begin(hosts: Vec<Client>, variants: &Arc<AdapterVariants>, seed: u64) -> Self {
         let mut state = ChangeState::default();
         for (name, (path, generation)) in STEADY.iter().zip(&variants.adapters) {
@@ -71,25 +65,23 @@ impl AdapterChanges {
         Self { shared, thread: Some(thread::spawn(move || changer.run())) }
     }
 
-    /// Waits for the change under way; there is no other until this is dropped.
+    /// Waits for the current change and blocks further ones until the guard is dropped.
     pub(crate) fn pause(&self) -> MutexGuard<'_, ChangeState> {
         lock(&self.shared.state)
     }
 
-    /// From now on these are asked, and nobody else any more.
     pub(crate) fn ask(&self, hosts: Vec<Client>) {
         let _between = self.pause();
         *lock(&self.shared.hosts) = hosts;
     }
 
-    /// Fails if whoever changes adapters has seen something they should not have.
+    /// Fails if the thread has seen an unexpected result.
     pub(crate) fn check(&mut self) {
         if self.thread.as_ref().is_some_and(JoinHandle::is_finished) {
             self.finish();
         }
     }
 
-    /// Ends it.
     pub(crate) fn finish(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         if let Some(Err(panic)) = self.thread.take().map(JoinHandle::join) {
@@ -103,7 +95,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl ChangeState {
-    /// Compares with what the hosts list, which settles what was uncertain; returns what each name stands for.
+    /// Compares with the hosts' list, which resolves uncertain changes; returns each name's content.
     pub(crate) fn reconcile(&mut self, listed: &[ListedAdapter]) -> BTreeMap<String, String> {
         let registry: Vec<_> = listed.iter().map(|one| (one.name.clone(), one.generation.clone())).collect();
         self.names.reconcile(&registry);
@@ -113,7 +105,7 @@ impl ChangeState {
         registry.into_iter().collect()
     }
 
-    /// Fails if a change was refused with something that nothing explains.
+    /// Fails if a change got an error that the fault does not explain.
     pub(crate) fn explain(&mut self, what: &str, with: &[&str]) {
         let known: BTreeSet<&str> = ALWAYS.iter().chain(with).copied().collect();
         for (code, count) in std::mem::take(&mut self.refused) {
@@ -131,7 +123,6 @@ impl ChangeState {
     }
 }
 
-/// What a host lists.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ListedAdapter {
     pub(crate) name: String,
@@ -140,10 +131,10 @@ pub(crate) struct ListedAdapter {
 }
 
 impl ListedAdapter {
-    /// All that a host lists, by name; `None` if it does not answer.
+    /// All entries of a host, by name; `None` if it does not answer.
     pub(crate) fn all(client: &Client) -> Option<Vec<Self>> {
         let body = client.try_get("/v1/lora_adapters").ok()?;
-        // What is being drained has lost its name already.
+        // A draining adapter has already lost its name.
         let entries = body["data"].as_array()?.iter().filter(|entry| entry["state"] != "draining");
         let mut listed: Vec<_> = entries.map(Self::read).collect();
         listed.sort();
@@ -200,7 +191,7 @@ impl AdapterChanger {
     }
 }
 
-/// The same, but for a registry that was lost in the middle of a change: that may have happened.
+/// Outcome in which a loss of the registry during a change counts as uncertain.
 fn certain(outcome: Result<Value, RequestFault>) -> Result<Value, RequestFault> {
     match outcome {
         Err(RequestFault::Refused { code, .. }) if code == "registry_unavailable" => {

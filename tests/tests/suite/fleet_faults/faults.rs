@@ -1,4 +1,4 @@
-//! What can fail of a fleet.
+//! Faults of a fleet.
 
 use std::{thread, time::Duration};
 
@@ -10,44 +10,38 @@ use rustix::process::Signal;
 
 use super::changes::{AdapterChanges, SILENCE};
 
-/// A fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum FleetFault {
-    /// A process dies, and its supervisor starts another.
+    /// A process is killed, and its supervisor starts another.
     Dies(KilledProcess),
-    /// All processes of a host die, and another host is there instead: in its place, or elsewhere.
+    /// All processes of a host are killed, and another host comes, at the same or another address.
     Replaced(ReplacementHost),
-    /// A host cannot be reached any more and never comes back, and another one comes.
+    /// A host becomes unreachable forever, and another one comes.
     Vanishes,
-    /// A host is told to end, and another one comes.
+    /// A host gets SIGTERM, and another one comes.
     Drained,
-    /// One more host comes, and the oldest is told to end.
+    /// One more host comes, and the oldest gets SIGTERM.
     Added,
-    /// A picker dies, and another one is started in its place.
+    /// A picker is killed, and another one starts in its place.
     Picker,
-    /// PostgreSQL fails.
     Registry(Outage),
-    /// What the bucket says goes wrong.
     Bucket(Wrong),
     /// One link of a host is cut, or all of them.
     Cut(Option<CutLink>),
 }
 
-/// See [`FleetFault::Dies`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum KilledProcess {
     Gateway,
     Executor,
 }
 
-/// See [`FleetFault::Replaced`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum ReplacementHost {
     Here,
     Elsewhere,
 }
 
-/// See [`FleetFault::Registry`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Outage {
     Restarts,
@@ -56,7 +50,6 @@ pub(crate) enum Outage {
     IsSilent,
 }
 
-/// See [`FleetFault::Bucket`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Wrong {
     Slow,
@@ -66,7 +59,6 @@ pub(crate) enum Wrong {
     Gone,
 }
 
-/// See [`FleetFault::Cut`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum CutLink {
     Front,
@@ -75,7 +67,6 @@ pub(crate) enum CutLink {
 }
 
 impl FleetFault {
-    /// All of them.
     pub(crate) const ALL: [Self; 21] = [
         Self::Dies(KilledProcess::Gateway),
         Self::Dies(KilledProcess::Executor),
@@ -100,11 +91,11 @@ impl FleetFault {
         Self::Cut(None),
     ];
 
-    /// What changes of adapters may be refused with while it lasts, and until it is over for everybody.
+    /// Errors of adapter changes that this fault explains, until all hosts have recovered.
     pub(crate) fn explains(self) -> &'static [&'static str] {
         match self {
             Self::Dies(KilledProcess::Gateway) => &[SILENCE],
-            // A gateway may see its executor die before it dies itself.
+            // A gateway may notice the end of its executor before its own.
             Self::Replaced(_) | Self::Vanishes => &[SILENCE, "executor_unavailable"],
             Self::Dies(KilledProcess::Executor) => &["executor_unavailable"],
             Self::Drained | Self::Added => &[SILENCE, "shutting_down"],
@@ -112,13 +103,13 @@ impl FleetFault {
             Self::Registry(_) | Self::Cut(Some(CutLink::Registry)) => &["registry_unavailable"],
             Self::Bucket(_) | Self::Cut(Some(CutLink::Bucket)) => &["adapter_store_unavailable"],
             Self::Cut(Some(CutLink::Front)) => &[],
-            // Whoever was in the middle of a change holds up the others.
+            // A host cut off during a change holds a lock that delays the others.
             Self::Cut(None) => &["registry_unavailable"],
         }
     }
 }
 
-/// Lets it happen to a host, or to what all of them share; returns when what has failed is back, or another is there.
+/// Injects the fault into a host or a shared server; returns when the faulty part or a replacement works.
 pub(crate) fn happen(
     kind: FleetFault,
     fleet: &mut SharedFleet,
@@ -164,7 +155,7 @@ pub(crate) fn happen(
     }
 }
 
-/// Mostly shorter than anybody's patience, and sometimes longer.
+/// Mostly shorter than all timeouts, sometimes longer.
 fn pause(random: &mut ChaosRng) -> Duration {
     let most = if random.below(4) == 0 { 8000 } else { 2000 };
     Duration::from_millis(200 + random.below(most) as u64)
@@ -172,7 +163,7 @@ fn pause(random: &mut ChaosRng) -> Duration {
 
 fn replace(fleet: &mut SharedFleet, index: usize, place: ReplacementHost, pause: Duration) {
     let host = match place {
-        // Nobody is told.
+        // The front gets no notice.
         ReplacementHost::Here => fleet.hosts.remove(index),
         ReplacementHost::Elsewhere => fleet.remove_host(index),
     };
@@ -242,7 +233,6 @@ fn cut(
     links.iter().for_each(|link| host.mend(*link));
 }
 
-/// Who asks all hosts but one.
 fn others(fleet: &SharedFleet, index: usize) -> Vec<e2e_tests::Client> {
     let mut clients = fleet.clients();
     clients.remove(index);

@@ -95,7 +95,7 @@ fn ctrl_c_ends_a_silent_answer_and_not_the_conversation() {
     terminal.wait_for("Well, ");
     terminal.keys("\u{3}");
     assert_eq!(wait_for_bodies(&gateway, 2)[1], json!("hung up"), "the gateway learns that nobody listens");
-    // A key before the prompt is there again is a signal still, which has nothing left to stop.
+    // Ctrl-C before the next prompt is still a signal, but there is nothing left to stop.
     terminal.wait_for_all(&["stopped", "smol> "]);
     terminal.keys("\u{3}");
     terminal.wait_for("/bye ends");
@@ -144,14 +144,14 @@ fn what_is_drafted_is_shown_dimmed_and_erased_before_the_answer_goes_on() {
 fn lines_are_edited_completed_and_remembered_from_one_conversation_to_the_next() {
     let (stage, gateway) = (CommandFixture::new(), FakeGateway::start());
     let mut terminal = AtTerminal::start(&gateway.command(&stage, &["chat"]), &stage, "smol> ");
-    // Left, backspace, a letter, Ctrl-E; then a name completed, and a text of two lines.
+    // Left, backspace, a letter, Ctrl-E; then a completed name, and a text of two lines.
     terminal.keys("hullo\u{1b}[D\u{1b}[D\u{1b}[D\u{7f}e\u{5} you\r");
     terminal.wait_for("I am smol");
     terminal.keys("/ad\tpi\t\r\"\"\"one\rtwo\"\"\"\r");
     terminal.wait_for("I am pirate");
     assert_eq!(terminal.end("\x04"), Some(0));
     let mut terminal = AtTerminal::start(&gateway.command(&stage, &["chat"]), &stage, "smol> ");
-    // Within the text of two lines, Up goes to its first line before it goes to what was typed before.
+    // Within a text of two lines, Up first goes to its first line and then to the history.
     terminal.keys("\u{1b}[A\u{1b}[A\u{1b}[A\u{1b}[A\r");
     let bodies = wait_for_bodies(&gateway, 3);
     let asked = |body: &Value| body["messages"].as_array().unwrap().last().unwrap()["content"].clone();

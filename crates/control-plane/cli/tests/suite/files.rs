@@ -13,7 +13,6 @@ fn adapters(arguments: &[&str]) -> Output {
     command.arg("adapters").args(arguments).output().unwrap()
 }
 
-/// Standard output as JSON of a command that must succeed.
 fn json(arguments: &[&str]) -> Value {
     let ended = adapters(&[arguments, &["--json"]].concat());
     assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
@@ -60,7 +59,7 @@ fn what_is_merged_has_all_ranks_and_differs_from_each_part() {
     let near = json(&["diff", text(&pirate), text(&output)])["relative_difference"].as_f64().unwrap();
     let far = json(&["diff", text(&pirate), text(&example("json"))])["relative_difference"].as_f64().unwrap();
     assert!(0.0 < near && near < far, "{near}, {far}");
-    // A third of the one is what the merged adapter has beyond the other.
+    // The merged adapter has a third of one adapter beyond the other.
     let part = json(&["stats", text(&example("json"))])["norm"].as_f64().unwrap();
     let whole = json(&["stats", text(&output)])["norm"].as_f64().unwrap();
     let own = json(&["stats", text(&pirate)])["norm"].as_f64().unwrap();

@@ -150,7 +150,7 @@ fn top_stays_on_a_terminal_until_somebody_quits_and_leaves_it_as_it_was() {
     let terminal =
         AtTerminal::start(&gateway.command(&stage, &["top", "--interval", "0.1"]), &stage, "pirate");
     terminal.wait_for("quits");
-    // In the screen that is put away at the end, as `script` saw it.
+    // The output is in the alternate screen, which `script` records.
     terminal.wait_for("\u{1b}[?1049h");
     let typescript = terminal.typescript();
     assert_eq!(terminal.end("q"), Some(0));
@@ -219,7 +219,7 @@ fn an_adapter_is_checked_against_what_the_gateway_serves_and_against_another_mod
         let ended = run(gateway.command(&stage, &words).env("FAKE_EXECUTOR", "refuse"));
         (ended, stage.log().pop())
     };
-    // The gateway's model is none of this machine, and the models directory does not decide.
+    // The gateway's model is not on this machine, and the models directory does not count.
     let (ended, _) = check(&[]);
     assert_eq!(ended.status.code(), Some(3), "{}", ended.err);
     gateway.serve(&models.join("other.gguf"));
@@ -296,7 +296,7 @@ fn an_adapter_is_checked_by_the_program_that_would_serve_it() {
     assert_eq!(run(&mut check()).status.code(), Some(3), "there is no adapter in it");
     std::fs::write(directory.join("adapter_config.json"), "{}").unwrap();
     let ended = run(&mut check());
-    // The fake refuses with 2; its words are not repeated.
+    // The fake exits with 2; its message is not repeated.
     assert_eq!((ended.status.code(), ended.err.as_str()), (Some(2), "error: the model is too large\n"));
     let line = &stage.log()[0];
     let model = stage.home.path().join("models/tiny.gguf");

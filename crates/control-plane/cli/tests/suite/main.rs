@@ -1,4 +1,4 @@
-//! The program as people type it, beside programs that stand for the others.
+//! The program as users type it, beside fake companion programs.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod chat;

@@ -1,4 +1,4 @@
-//! What an operator types: `up --detach`, `down`, `logs`, `key`, `check`, `doctor`, `completions`, `man`.
+//! Commands of an operator: `up --detach`, `down`, `logs`, `key`, `check`, `doctor`, `completions`, `man`.
 
 use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf};
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 const DETACHED: [&str; 4] = ["up", "--detach", "--listen", "127.0.0.1:0"];
 
-/// A deployment in the background that is stopped at the end, however the test ends.
+/// Background deployment that is stopped at the end of the test, also after a panic.
 struct BackgroundDeployment<'a>(&'a CommandFixture);
 
 impl<'a> BackgroundDeployment<'a> {
@@ -70,7 +70,7 @@ fn deployments_elsewhere_are_found_by_name_by_path_and_as_the_only_one() {
     assert!(code == 2 && text.contains("one (") && text.contains("two ("), "{code}: {text}");
     let (code, text) = said(&["status", "--deployment", "three"]);
     assert!(code == 3 && text.contains("no deployment called three runs"), "{code}: {text}");
-    // Its gateway is a script that says an address where nobody answers.
+    // The gateway is a script that reports an address without a listener.
     let (code, text) = said(&["status", "--deployment", "one"]);
     assert!(code == 5 && text.contains("http://127.0.0.1:45678"), "{code}: {text}");
     assert_eq!(said(&["down", "--deployment", "one"]).0, 0);
@@ -135,7 +135,7 @@ fn down_without_a_deployment_is_not_found() {
 #[test]
 fn down_never_signals_a_process_that_got_a_dead_deployments_id() {
     let stage = CommandFixture::new();
-    // A lock file that names a process which is alive, with another start than its own.
+    // The lock file names a running process with another start time.
     let innocent = RunningCommand::start(
         stage
             .command(&["up", "--listen", "127.0.0.1:0", "--state", "elsewhere"])
@@ -204,7 +204,7 @@ fn the_log_hears_draining_processes_whose_supervisor_was_killed() {
     let lock = fs::read_to_string(stage.home.path().join("state/lock")).unwrap();
     let pid = serde_json::from_str::<Value>(&lock).unwrap()["pid"].as_i64().unwrap();
     kill(pid.try_into().unwrap(), Signal::KILL);
-    // Their stderr has no reader any more, and still they end in order instead of failing to write.
+    // The processes must end in order, although their stderr has no reader any more.
     stage.wait_for_log("executor drained", 1);
     stage.wait_for_log("gateway drained", 1);
     assert_eq!(run(&mut stage.command(&["down"])).status.code(), Some(3), "there is nothing left to stop");
@@ -281,7 +281,7 @@ fn check_names_every_problem_with_its_line_and_starts_nothing() {
 fn doctor_has_a_line_for_everything_and_a_fix_for_what_fails() {
     let stage = CommandFixture::new();
     let ended = run(&mut stage.command(&["doctor", "--json"]));
-    // The staged model is no model: that is a failure, and the only kind of failure this machine must have.
+    // The staged model is invalid: the only failure that this machine must report.
     assert_eq!(ended.status.code(), Some(1), "{}", ended.err);
     let value: Value = serde_json::from_str(&ended.out).unwrap();
     let findings = value["findings"].as_array().unwrap();

@@ -1,18 +1,17 @@
-//! `holobiont up` and its trainer: started where one is wanted, started again when it dies, and never the end of anything.
+//! `holobiont up` and its trainer: started if configured, restarted after its end, and never a reason to
+//! stop.
 
 use std::process::Command;
 
 use crate::common::{CommandFixture, RunningCommand, kill};
 use rustix::process::Signal;
 
-/// `up` with a trainer.
 fn with_trainer(stage: &CommandFixture) -> Command {
     let mut command = stage.command(&["up", "--listen", "127.0.0.1:0", "--max-trainers", "2"]);
     command.env("HOLOBIONT_RESTART_DELAY_MS", "1");
     command
 }
 
-/// A deployment that has greeted.
 fn up(command: &mut Command) -> RunningCommand {
     let running = RunningCommand::start(command);
     running.wait_for_out("OpenAI(");

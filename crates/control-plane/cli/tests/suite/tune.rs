@@ -10,8 +10,9 @@ use crate::common::{CommandFixture, CommandOutput, RunningCommand, gateway::Fake
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-/// Four steps, after the second one an evaluation. `$FAKE_TRAINER` says how it behaves: `train` (or nothing), `wait` after
-/// the second step until it is stopped, find `faults` in the data, or `refuse` to start.
+/// Fake trainer of four steps with an evaluation after the second. `$FAKE_TRAINER` sets its behaviour:
+/// `train` (default), `wait` after the second step until it is stopped, `faults` in the data, or `refuse` to
+/// start.
 const TRAINER: &str = r#"#!/usr/bin/env bash
 log() { echo "trainer $*" >>"$FAKE_LOG"; }
 log "started $$ $*"
@@ -69,7 +70,6 @@ echo '{}' >"$output/adapter_config.json"
 echo "{\"event\":\"done\",\"steps\":4,\"loss\":1.5,\"held_out_loss\":3.25,\"generation\":\"$(printf 'ab%.0s' {1..32})\",\"output\":\"$output\",\"seconds\":2.0}"
 "#;
 
-/// A stage with a trainer, a gateway, and training data.
 struct TuneFixture {
     stage: CommandFixture,
     gateway: FakeGateway,
@@ -99,7 +99,7 @@ impl TuneFixture {
         run(&mut self.command(arguments))
     }
 
-    /// A run that has taken its second step and goes no further.
+    /// A run that waits after its second step.
     fn waiting(&self, arguments: &[&str]) -> RunningCommand {
         let running = RunningCommand::start(self.command(arguments).env("FAKE_TRAINER", "wait"));
         running.wait_for_err("held out 3.250");
@@ -225,7 +225,7 @@ fn a_trainer_that_outlives_a_killed_command_has_the_run_until_it_is_cancelled() 
     running.end();
     assert!(training.run(&["show", "new"]).out.contains("running"));
     assert_eq!(training.run(&["--name", "new", "--resume"]).status.code(), Some(4));
-    // What it says has no reader any more: the checkpoint is on disk, and nothing tells of it.
+    // The output has no reader: the checkpoint is on disk, but unreported.
     let cancelled = training.run(&["cancel", "new"]);
     assert_eq!(cancelled.status.code(), Some(0), "{}", cancelled.err);
     let shown: Value = serde_json::from_str(&training.run(&["show", "new", "--json"]).out).unwrap();
@@ -343,7 +343,6 @@ fn done(ended: &CommandOutput) {
     assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
 }
 
-/// What a file of answers was asked, and what was answered.
 fn answers(path: &Path) -> Vec<(String, Vec<Value>)> {
     let of_line = |line: &str| {
         let line: Value = serde_json::from_str(line).unwrap();
@@ -392,14 +391,14 @@ fn a_draft_learns_what_the_model_answers_and_what_was_answered_is_not_asked_agai
         starts.contains(&format!("--data {}", path.display())) && starts.contains("--draft --draft-layers 2")
     );
 
-    // A kill may leave half a line; another run of the same asks what is missing alone.
+    // A kill may leave half a line; a repeated run sends only the missing questions.
     let whole = text(&path);
     let half = whole.len() - whole.lines().last().unwrap().len() / 2;
     fs::write(&path, &whole[..half]).unwrap();
     done(&training.run(&[&line[..], &["--replace", "--rank", "3"]].concat()));
     assert_eq!(asked(&training).len(), 8);
     assert_eq!(text(&path), whole);
-    // Who asks otherwise gets other answers.
+    // Other options give other answers.
     let dry = training.run(&[&line[..], &["--replace", "--dry-run", "--model", "pirate"]].concat());
     done(&dry);
     assert!(dry.out.contains("3, of which 0 are answered"), "{}", dry.out);

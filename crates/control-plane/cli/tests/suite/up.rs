@@ -1,4 +1,4 @@
-//! `holobiont up` against fake processes: order, restarts, stops, refusals and exit codes.
+//! `holobiont up` against fake processes: order, restarts, stops, failed starts and exit codes.
 
 use std::{fs, net::TcpListener};
 
@@ -7,7 +7,6 @@ use rustix::process::Signal;
 
 const ANY_PORT: [&str; 3] = ["up", "--listen", "127.0.0.1:0"];
 
-/// A deployment that has greeted.
 fn up(stage: &CommandFixture) -> RunningCommand {
     let running = RunningCommand::start(&mut stage.command(&ANY_PORT));
     running.wait_for_out("OpenAI(");

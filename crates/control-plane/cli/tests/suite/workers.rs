@@ -1,18 +1,18 @@
-//! `holobiont up` and its workers: as many as are asked for, started again when they die, and never the end of anything.
+//! `holobiont up` and its workers: the configured number, restarted after their end, and never a reason to
+//! stop.
 
 use std::process::Command;
 
 use crate::common::{CommandFixture, RunningCommand, eventually_some, kill, run};
 use rustix::process::Signal;
 
-/// `up` with two workers, on cores 0 and 1 whatever machine this is.
+/// `up` with two workers, on cores 0 and 1 on any machine.
 fn two_workers(stage: &CommandFixture) -> Command {
     let mut command = stage.command(&["up", "--listen", "127.0.0.1:0", "--workers", "2"]);
     command.env("HOLOBIONT_WORKERS_CORES", "0-1").env("HOLOBIONT_RESTART_DELAY_MS", "1");
     command
 }
 
-/// A deployment that has greeted.
 fn up(command: &mut Command) -> RunningCommand {
     let running = RunningCommand::start(command);
     running.wait_for_out("OpenAI(");

@@ -1,4 +1,4 @@
-//! Hosts that mean harm, are slow or silent, and the port as a whole.
+//! Hostile, slow and silent hosts, and the port as a whole.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -14,7 +14,6 @@ use tokio::{
     net::TcpListener,
 };
 
-/// What a ready host says, with the given adapters.
 fn report(adapters: &str) -> String {
     let work = r#"{"requests":0,"ranks":0,"max_rank":0,"tokens":0,"token_ranks":0}"#;
     format!(
@@ -24,7 +23,7 @@ fn report(adapters: &str) -> String {
     )
 }
 
-/// A host that answers everything with `answer` (a body), or says nothing.
+/// Host that answers every request with `answer` (a body), or is silent.
 async fn host(answer: Option<String>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -63,7 +62,6 @@ fn picker(hosts: &[SocketAddr]) -> Arc<Picker> {
     picker
 }
 
-/// Where a completion would go.
 fn asked(picker: &Picker) -> Result<Vec<String>, PickRefusal> {
     let head =
         endpoint_picker::request_parser::RequestHead { path: "/v1/completions".to_owned(), key: Vec::new() };

@@ -1,4 +1,4 @@
-//! The picker among hosts and clients that mean harm, are slow or silent, and behind its certificate.
+//! The picker with hostile, slow and silent hosts and clients, and behind its certificate.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod hosts;

@@ -1,4 +1,4 @@
-//! The program behind a certificate: gRPC and HTTP inside TLS, and a certificate that is renewed under it.
+//! The program with a certificate: gRPC and HTTP inside TLS, and renewal of the certificate at run time.
 
 use std::{
     fs,
@@ -25,7 +25,6 @@ use tokio_rustls::{TlsConnector, client::TlsStream};
 
 const NAME: &str = "picker.example";
 
-/// The program, with a certificate that can be replaced.
 struct Program {
     child: Child,
     address: SocketAddr,
@@ -43,7 +42,7 @@ fn files(directory: &Path) -> [PathBuf; 2] {
     ["cert.pem", "key.pem"].map(|name| directory.join(name))
 }
 
-/// Writes a new certificate and its key; returns what a client would have to trust.
+/// Writes a new certificate and its key; returns the certificate that clients must trust.
 fn issue(directory: &Path) -> CertificateDer<'static> {
     let issued = rcgen::generate_simple_self_signed([NAME.to_owned()]).unwrap();
     let [certificate, key] = files(directory);
@@ -95,7 +94,7 @@ async fn envoy_and_probes_are_answered_inside_tls_and_nobody_outside() {
     let (mut sender, connection) =
         conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
     tokio::spawn(connection);
-    // An empty message of gRPC: how is the whole server?
+    // An empty gRPC message asks for the health of the whole server.
     let uri = format!("https://{NAME}/grpc.health.v1.Health/Check");
     let request = Request::post(uri).header("content-type", "application/grpc").header("te", "trailers");
     let answer = sender.send_request(request.body(Full::new(Bytes::from_static(&[0; 5]))).unwrap()).await;

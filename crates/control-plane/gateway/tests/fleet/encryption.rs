@@ -1,4 +1,4 @@
-//! A PostgreSQL that is reached over TLS, and by nobody who does not know it.
+//! PostgreSQL over TLS; a gateway without its certificate authority cannot connect.
 
 use std::{fs, path::Path};
 
@@ -9,7 +9,6 @@ use crate::{
     support::{FleetHost, fleet},
 };
 
-/// A certificate for loopback in `folder`, and its key in PEM.
 fn certified(folder: &Path, name: &str) -> (String, String) {
     let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
     let path = folder.join(name);
@@ -17,7 +16,6 @@ fn certified(folder: &Path, name: &str) -> (String, String) {
     (path.display().to_string(), made.signing_key.serialize_pem())
 }
 
-/// A host that has nothing yet and asks the registry as `parameters` say.
 async fn host(postgres: &Postgres, bucket: &Bucket, parameters: &str) -> Result<FleetHost, OpenError> {
     let registry = PostgresAddress::parse(&format!("{}?{parameters}", postgres.url())).unwrap();
     let fleet = FleetStorage { registry, ..fleet(postgres, bucket, 1 << 30) };

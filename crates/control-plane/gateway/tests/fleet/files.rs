@@ -1,4 +1,5 @@
-//! Files of adapters come from the bucket when they are needed, whole or not at all, and go when there is no room for them.
+//! Adapter files come from the bucket on demand, complete or not at all, and are evicted if the cache is
+//! full.
 
 use std::time::Duration;
 
@@ -11,7 +12,6 @@ use crate::{
 
 const WEIGHTS: &str = "adapter_model.safetensors";
 
-/// The requests that asked for a file's bytes.
 fn gets(bucket: &Bucket) -> Vec<String> {
     let asked = bucket.wire.take_asked();
     asked.into_iter().filter(|head| head.starts_with("GET") && head.contains(WEIGHTS)).collect()
@@ -32,7 +32,7 @@ async fn bytes_that_change_on_the_way_are_noticed_and_fetched_again() {
     other.ask("a").await.unwrap();
     assert_eq!((bucket.wire.harm(), figures(&other)), (ResponseFault::Flip(0), (1, 0, 1)));
     assert_eq!(other.loaded().as_deref(), Some("first"));
-    // The same adapter again: it lies here.
+    // Adapter `a` was evicted from the executor only, so it needs no download.
     let _ = bucket.wire.take_asked();
     other.load("b", "second").await.unwrap();
     other.load("c", "third").await.unwrap();
@@ -55,7 +55,7 @@ async fn a_chat_template_beside_an_adapter_comes_to_every_host_with_the_name() {
     );
     assert_eq!(&*heard.template.expect("the template came").source, "{{ messages }}");
     other.ask("a").await.expect("the executor knows the generation of the weights");
-    // The same weights without it.
+    // Equal weights without the template.
     std::fs::remove_file(one.directory.path().join("root/a/chat_template.jinja")).unwrap();
     let plain = one.load("a", "first").await.unwrap();
     other.hears(&one, "a").await;
@@ -77,7 +77,7 @@ async fn bytes_that_are_changed_in_the_bucket_are_refused_by_name_until_the_adap
     assert!(refused.to_string().contains("changed there"), "{refused}");
     assert_eq!((figures(&other), other.loaded()), ((0, 1, 2), None));
     other.ask("b").await.expect("others are served");
-    // The other host has what it is called for, and brings it there again.
+    // Host `one` has the content, and uploads it again.
     let replaced = one.registry.load(one.request("again", "first"), "base".into()).await.unwrap();
     assert_eq!(replaced.record.content.to_string(), content);
     other.ask("a").await.unwrap();
@@ -121,7 +121,7 @@ async fn a_bucket_that_is_silent_or_gone_fails_the_adapter_that_lies_there_alone
     for harm in [ResponseFault::Silence, ResponseFault::Gone] {
         bucket.wire.set(harm);
         let (refused, served) = tokio::join!(other.ask("there"), async {
-            // While the one waits.
+            // Gives the first request time to wait.
             tokio::time::sleep(Duration::from_millis(100)).await;
             other.ask("here").await
         });
@@ -166,7 +166,7 @@ async fn a_host_holds_no_more_files_than_it_may_and_fetches_what_it_let_go() {
         one.load(name, name).await.unwrap();
     }
     one.registry.pin("a", gateway::adapters::Pin::Keep).await.unwrap();
-    // Room for two: a configuration has two bytes.
+    // Cache for two adapters: a configuration has two bytes.
     let other = FleetHost::with_cache(&postgres, &bucket, 2 * (FILE_BYTES as u64 + 2)).await;
     eventually("what is pinned has come", || other.stored().len() == 1).await;
     for name in ["b", "c", "d", "b"] {

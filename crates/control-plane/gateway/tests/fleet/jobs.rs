@@ -1,5 +1,5 @@
-//! Files and jobs: the same of one host's database and of a fleet's PostgreSQL; and of the latter, who works on what, and what may
-//! go from the bucket.
+//! Files and jobs behave equally in a single host's database and in a fleet's PostgreSQL; in a fleet also
+//! leases of jobs, and the sweep of the bucket.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -43,7 +43,7 @@ pub(crate) fn job(id: &str) -> JobRecord {
         choices: JobHyperparameters::default(),
         metadata: BTreeMap::new(),
     };
-    // The same job whenever it is asked for.
+    // Deterministic, so that repeated calls give the same job.
     JobRecord { created_at: 1, ..JobRecord::new(id.to_owned(), "acme", order, format!("acme/{id}"), None) }
 }
 
@@ -80,7 +80,7 @@ pub(crate) fn to(
     }
 }
 
-/// Both kinds, and the hosts they belong to.
+/// Tables of a single host and of a fleet, and their hosts.
 async fn both(postgres: &Postgres, bucket: &servers::s3::Bucket) -> [(FleetHost, TrainingTable); 2] {
     let hosts = [FleetHost::alone().await, FleetHost::new(postgres, bucket).await];
     hosts.map(|host| {
@@ -165,7 +165,7 @@ async fn jobs_are_kept_limited_changed_and_ended_in_either_table() {
     }
 }
 
-/// The table of a host alone, and that of a fleet where there are servers for one, with what they need.
+/// Tables of a single host and, if the servers are installed, of a fleet, with its servers.
 async fn tables() -> (Option<(Postgres, servers::s3::Bucket)>, Vec<(FleetHost, TrainingTable)>) {
     let alone = FleetHost::alone().await;
     let table = TrainingTable::of(&alone.registry);
@@ -333,7 +333,7 @@ async fn what_nothing_names_may_go_from_the_bucket_and_nothing_else() {
     shared.intend("training/files/file-9").await.unwrap();
     shared.discard("training/files/file-9").await.unwrap();
     assert_eq!(litter().await.len(), 2, "what will not be named may go at once");
-    // A gateway that was stopped brings a file again that is kept by now.
+    // A gateway that was stopped uploads a file again that is registered by now.
     add_file(&table, &file("file-8", 1), None).await;
     shared.intend("training/files/file-8").await.unwrap();
     shared.discard("training/files/file-8").await.unwrap();

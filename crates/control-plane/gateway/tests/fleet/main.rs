@@ -1,5 +1,5 @@
-//! Registries of several gateways over one real PostgreSQL and one real S3 server, in front of executors that hold few
-//! adapters: what one changes the others have, and what becomes of it when servers fail.
+//! Registries of several gateways over one real PostgreSQL and one real S3 server, before executors that hold
+//! few adapters: changes reach all gateways, also around failures of the servers.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

@@ -1,4 +1,4 @@
-//! What one gateway changes the others have, in the order in which it was committed, and nobody's change is lost.
+//! Changes by one gateway reach the others in commit order, and no change is lost.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ async fn an_adapter_registered_through_one_gateway_is_served_by_every_other() {
     eventually("it is pinned there", || other.all() == one.all() && other.all()[0].2).await;
     other.registry.unload("a", None).await.unwrap();
     eventually("it is gone here", || one.registry.is_empty()).await;
-    // Who comes later knows it all at once.
+    // A gateway that starts later knows everything at once.
     one.load("b", "third").await.unwrap();
     let late = FleetHost::new(&postgres, &bucket).await;
     assert_eq!(late.all(), one.all());
@@ -74,7 +74,7 @@ async fn changes_of_many_names_from_all_sides_are_all_heard_of() {
         changes.push(tokio::spawn(async move {
             let name = format!("n{number}");
             loop {
-                // Of an executor that holds few, most are refused at first: they are tried again.
+                // An executor that holds few adapters rejects most loads at first, so they are retried.
                 match host.load(&name, &name).await {
                     Ok(_) => break,
                     Err(AdapterError::Busy(_) | AdapterError::Residency(_)) => tokio::task::yield_now().await,
@@ -104,7 +104,7 @@ async fn what_changes_while_nobody_can_listen_is_read_afterwards() {
     }
     other.hears(&one, "c").await;
     let mut connection = sqlx::PgConnection::connect(&postgres.url()).await.unwrap();
-    // Everybody is cut off, and what happens meanwhile is told to nobody.
+    // All gateways are disconnected, and miss the notifications meanwhile.
     let cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
                WHERE application_name = 'holobiont' AND pid <> pg_backend_pid()";
     sqlx::query(cut).execute(&mut connection).await.unwrap();

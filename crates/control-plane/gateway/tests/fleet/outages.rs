@@ -1,4 +1,5 @@
-//! A gateway that is cut off from PostgreSQL serves what it knows, refuses changes by name, and heals by itself.
+//! A gateway without PostgreSQL serves its known adapters, rejects changes with a named error, and recovers
+//! by itself.
 
 use std::{net::TcpListener, time::Duration};
 
@@ -32,7 +33,7 @@ async fn what_is_known_is_served_without_postgresql_and_changes_are_refused_unti
     let before = freshness(&one).age;
     for refused in [
         one.load("b", "second").await.map(drop),
-        // Nothing would be written, but whether it still stands for that is not known.
+        // This change would write nothing, but the current content of the name is unknown.
         one.load("a", "first").await.map(drop),
         one.registry.unload("a", None).await.map(drop),
         one.registry.pin("a", Pin::Keep).await.map(drop),
@@ -99,7 +100,7 @@ async fn a_gateway_that_starts_without_postgresql_serves_what_its_host_knew_and_
     one.registry.pin("b", Pin::Keep).await.unwrap();
     one.registry.unload("gone", None).await.unwrap();
     eventually("the other has heard all of it", || other.all() == one.all()).await;
-    // What was heard is kept a moment later.
+    // Notifications are written to the disk a moment later.
     let known = one.all();
     one.load("last", "fourth").await.unwrap();
     other.hears(&one, "last").await;
@@ -136,7 +137,7 @@ async fn a_registry_that_was_empty_is_known_to_be_empty_and_one_that_is_silent_k
     let Some((postgres, bucket)) = servers::both() else { return };
     let directory = FleetHost::new(&postgres, &bucket).await.end().await;
     postgres.stop();
-    // Connections to it are taken, and nothing is ever said.
+    // The listener accepts connections and stays silent.
     let _silent = TcpListener::bind(("127.0.0.1", postgres.port())).unwrap();
     let host =
         FleetHost::at(directory, &postgres, &bucket, 1 << 30).await.expect("it knows that there is nothing");
@@ -144,7 +145,6 @@ async fn a_registry_that_was_empty_is_known_to_be_empty_and_one_that_is_silent_k
     assert!(host.all().is_empty() && told.fault.is_some(), "{told:?}");
 }
 
-/// `gateway registry keys` with these arguments; what it prints.
 fn keys(postgres: &Postgres, arguments: &[&str]) -> String {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_gateway"));
     let output = command.args(["registry", "keys", "--registry", &postgres.url()]).args(arguments).output();

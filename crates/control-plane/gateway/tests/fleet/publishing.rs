@@ -1,4 +1,4 @@
-//! The adapter of a fine-tuning job is registered by the gateway that works on the job, and by no other.
+//! Only the gateway that holds a job's lease registers the job's adapter.
 
 use std::time::Duration;
 
@@ -16,12 +16,10 @@ use crate::{
     support::{BASE, FleetHost},
 };
 
-/// Long enough for a test.
+/// Longer than any test takes.
 const LONG: Duration = Duration::from_secs(600);
-/// What a job makes.
 const NAME: &str = "acme/made";
 
-/// Registers the adapter of the job `a`.
 async fn publish(host: &FleetHost, holder: Option<(String, Fence)>) -> Result<(), AdapterError> {
     let request = LoadRequest { tenant: Some("acme".to_owned()), ..host.request(NAME, "made") };
     let publication = Some(Publication {
@@ -54,7 +52,7 @@ async fn a_gateway_that_has_lost_a_job_while_it_was_stopped_does_not_publish_its
     let lost = Some((holder.holder().to_owned(), lost));
     assert!(is_not_held(&publish(&slept, lost.clone()).await), "it is not all but done");
     close(&one, UpdatedBy::Holder(lost.as_ref().unwrap().1)).await;
-    // Here the gateway is stopped, for longer than its lease.
+    // Here the gateway is stopped for longer than its lease.
     let (fence, taken) = other.acquire_lease("a", LONG).await.unwrap().expect("its time was over");
     assert!(taken.is_closing);
     assert!(is_not_held(&publish(&slept, lost.clone()).await), "another works on the job");

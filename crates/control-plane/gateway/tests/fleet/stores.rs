@@ -1,4 +1,4 @@
-//! A store may be a bucket or a directory, and what no name stands for is swept from it.
+//! A store is a bucket or a directory, and content without a name is swept from it.
 
 use gateway::adapters::LoadRequest;
 
@@ -19,7 +19,7 @@ async fn a_directory_that_all_hosts_have_is_a_store_as_a_bucket_is() {
         FleetHost::beside(&postgres, shared.path()).await,
     );
     one.load("a", "first").await.unwrap();
-    // Longer than a part.
+    // Longer than a part of a multipart upload.
     let path = one.files("long", &vec![b'x'; (8 << 20) + 5]);
     one.registry.load(LoadRequest { path, ..one.request("long", "") }, "base".into()).await.unwrap();
     other.hears(&one, "long").await;
@@ -37,7 +37,6 @@ async fn a_directory_that_all_hosts_have_is_a_store_as_a_bucket_is() {
     assert_eq!(late.loaded().as_deref(), Some("first"));
 }
 
-/// `gateway registry sweep`; what it says.
 fn swept(postgres: &Postgres, bucket: &Bucket, arguments: &[&str]) -> String {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_gateway"));
     command.args(["registry", "sweep", "--registry", &postgres.url(), "--store", &bucket.url()]);
@@ -53,7 +52,7 @@ async fn what_no_name_stands_for_any_more_is_swept_from_the_bucket_and_may_come_
     for (name, weights) in [("kept", "first"), ("twin", "second"), ("gone", "third")] {
         one.load(name, weights).await.unwrap();
     }
-    // A second name of what loses its first.
+    // A second name for content that loses its first.
     one.load("copy", "second").await.unwrap();
     for name in ["twin", "gone"] {
         one.registry.unload(name, None).await.unwrap();

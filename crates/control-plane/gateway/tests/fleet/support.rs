@@ -1,4 +1,4 @@
-//! Hosts of a fleet, each a registry with an executor, and what they share.
+//! Hosts of a fleet, each a registry with an executor, and their shared servers.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -20,14 +20,11 @@ use crate::{
     servers::{postgres::Postgres, s3::Bucket},
 };
 
-/// What the base model is called.
 pub(crate) const BASE: &str = "base";
-/// Adapters that each executor holds.
 const ROOM: u64 = 2;
-/// Weights are at least so long: what is shorter is no file to the wire.
+/// Minimum bytes of the weights: the relay damages only longer responses.
 pub(crate) const FILE_BYTES: usize = 8192;
 
-/// One host of a fleet.
 pub(crate) struct FleetHost {
     pub(crate) directory: TempDir,
     pub(crate) fake: FakeExecutor,
@@ -35,17 +32,14 @@ pub(crate) struct FleetHost {
 }
 
 impl FleetHost {
-    /// A host that has nothing yet.
     pub(crate) async fn new(postgres: &Postgres, bucket: &Bucket) -> Self {
         Self::with_cache(postgres, bucket, 1 << 30).await
     }
 
-    /// The same, with room for so many bytes of the bucket's files.
     pub(crate) async fn with_cache(postgres: &Postgres, bucket: &Bucket, cache_bytes: u64) -> Self {
         Self::at(tempfile::tempdir().unwrap(), postgres, bucket, cache_bytes).await.unwrap()
     }
 
-    /// A host with what is in `directory`.
     pub(crate) async fn at(
         directory: TempDir,
         postgres: &Postgres,
@@ -57,7 +51,7 @@ impl FleetHost {
         Self::of(directory, Some(fleet)).await
     }
 
-    /// A host whose files are in a directory that all hosts have.
+    /// Host whose files are in a directory shared by all hosts.
     pub(crate) async fn beside(postgres: &Postgres, shared: &std::path::Path) -> Self {
         let store = BucketAddress::parse(&format!("file://{}", shared.display()), []).unwrap();
         let registry = PostgresAddress::parse(&postgres.url()).unwrap();
@@ -65,12 +59,11 @@ impl FleetHost {
         Self::of(tempfile::tempdir().unwrap(), Some(fleet)).await.unwrap()
     }
 
-    /// A host that shares nothing.
     pub(crate) async fn alone() -> Self {
         Self::of(tempfile::tempdir().unwrap(), None).await.unwrap()
     }
 
-    /// A host with what is in `directory`, of `fleet`, if it belongs to one.
+    /// Host with the state in `directory`, in `fleet` if there is one.
     pub(crate) async fn of(directory: TempDir, fleet: Option<FleetStorage>) -> Result<Self, OpenError> {
         let path = directory.path();
         std::fs::create_dir_all(path.join("root")).unwrap();
@@ -95,7 +88,6 @@ impl FleetHost {
         Ok(Self { directory, fake, registry })
     }
 
-    /// Ends it, as a restart does; returns what its disk has.
     pub(crate) async fn end(self) -> TempDir {
         let Self { directory, fake, registry } = self;
         drop(fake);
@@ -105,7 +97,7 @@ impl FleetHost {
         directory
     }
 
-    /// Registers an adapter, whatever had its name.
+    /// Registers an adapter and replaces any other of its name.
     pub(crate) async fn load(&self, name: &str, weights: &str) -> Result<Arc<AdapterEntry>, AdapterError> {
         self.registry.load(self.request(name, weights), BASE.into()).await
     }
@@ -115,7 +107,6 @@ impl FleetHost {
         LoadRequest { name: name.to_owned(), path, replace: Replace::Always, tenant: None, pinned: None }
     }
 
-    /// Puts an adapter into this host's root.
     pub(crate) fn files(&self, name: &str, weights: &[u8]) -> PathBuf {
         let path = self.directory.path().join("root").join(name);
         std::fs::create_dir_all(&path).unwrap();
@@ -124,37 +115,35 @@ impl FleetHost {
         path
     }
 
-    /// Brings an adapter into this host's executor, as a request does.
+    /// Loads an adapter into this host's executor, as a request does.
     pub(crate) async fn ask(&self, name: &str) -> Result<(), ResidencyError> {
         let admin = Caller { tenant: "operator".into(), role: KeyRole::Admin, limit: KeyLimit::new(None) };
         let lease = self.registry.lease(name, &admin).unwrap().expect("it is registered");
         self.registry.load_on(&lease, 0).await.map(drop)
     }
 
-    /// What was loaded here last.
     pub(crate) fn loaded(&self) -> Option<String> {
         self.fake.loads().last().map(|weights| weights.trim().to_owned())
     }
 
-    /// The generation that a name stands for here.
+    /// Adapter version of a name on this host.
     pub(crate) fn stands_for(&self, name: &str) -> Option<String> {
         self.registry.entries().get(name).map(|entry| entry.record.generation.to_string())
     }
 
-    /// Every name with its generation and whether it is pinned.
+    /// Every name with its adapter version and whether it is pinned.
     pub(crate) fn all(&self) -> Vec<(String, String, bool)> {
         let entries = self.registry.entries();
         let told = |entry: &Arc<AdapterEntry>| entry.record.generation.to_string();
         entries.iter().map(|(name, entry)| (name.clone(), told(entry), entry.is_pinned())).collect()
     }
 
-    /// Waits until a name stands for the same here as there.
+    /// Waits until a name has the same version on both hosts.
     pub(crate) async fn hears(&self, of: &Self, name: &str) {
         let heard = || self.stands_for(name) == of.stands_for(name);
         eventually("another host hears of it", heard).await;
     }
 
-    /// Names of the contents that lie on this host.
     pub(crate) fn stored(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.directory.path().join("state/adapters")).unwrap();
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -172,12 +161,10 @@ pub(crate) fn fleet(postgres: &Postgres, bucket: &Bucket, cache_bytes: u64) -> F
     }
 }
 
-/// Weights that begin with a word.
 pub(crate) fn long(word: &str) -> String {
     format!("{word:<FILE_BYTES$}")
 }
 
-/// Waits until `condition` holds.
 pub(crate) async fn eventually(what: &str, condition: impl Fn() -> bool) {
     let wait = async {
         while !condition() {

@@ -1,5 +1,5 @@
-//! Adapters of Tinker runs in a fleet: a gateway unloads what its own runs no longer need, and of other gateways only what is left
-//! of those that are gone.
+//! Adapters of Tinker runs in a fleet: a gateway unloads adapters that its own runs no longer need, and of
+//! other gateways only those that lost their gateway.
 
 use std::{collections::HashSet, path::Path, sync::Arc};
 
@@ -17,7 +17,6 @@ use crate::{
     support::{BASE, FleetHost, eventually},
 };
 
-/// A host with the runs of its gateway.
 struct TrainingHost {
     host: FleetHost,
     runs: Arc<Runs>,
@@ -32,7 +31,6 @@ impl TrainingHost {
         Self { host, runs, suspects: HashSet::new() }
     }
 
-    /// Begins a session with a model; returns both names.
     fn begin(&self) -> (String, String) {
         let memory = TenantMemory::new(MemoryLimits::default());
         let reserve = || memory.reserve(&"acme".into(), 1).unwrap();
@@ -41,7 +39,6 @@ impl TrainingHost {
         (session, model.run.clone())
     }
 
-    /// Registers an adapter of the tenant on these terms.
     async fn register(&self, name: &str, terms: Terms) {
         let request = LoadRequest { tenant: Some("acme".to_owned()), ..self.host.request(name, name) };
         self.host.registry.load_made(request, BASE.into(), terms).await.unwrap();
@@ -68,7 +65,7 @@ fn runs(host: &FleetHost, status: watch::Receiver<GatewayReadiness>, state: &Pat
     Runs::new(TrainerClient::at(None), Arc::clone(&host.registry), status, state, 1 << 20)
 }
 
-/// Lets a gateway be out of date, as it is when it has been stopped for longer than its lease.
+/// Makes a gateway's presence expire, as if it had been stopped for longer than its lease.
 fn expire(postgres: &Postgres, host: &FleetHost) {
     let id = host.registry.instance();
     let expired = format!("UPDATE holobiont_gateways SET until = now() - interval '1 s' WHERE id = '{id}'");
@@ -102,7 +99,7 @@ async fn snapshots_of_a_gateway_that_is_gone_are_unloaded_and_nobody_elses() {
     let mut sweeps = TrainingHost::on(FleetHost::new(&postgres, &bucket).await);
     let left = lost.snapshot(&lost.begin().1, 1).await;
     let kept = lives.snapshot(&lives.begin().1, 1).await;
-    // What people load is theirs, whatever they call it.
+    // Adapters that users load are never swept, under any name.
     lives.register("tinker-x~y", Terms::default()).await;
     for name in [&left, &kept] {
         sweeps.host.hears(&lives.host, name).await;
@@ -111,7 +108,7 @@ async fn snapshots_of_a_gateway_that_is_gone_are_unloaded_and_nobody_elses() {
     for training in [&lost, &lives] {
         expire(&postgres, &training.host);
     }
-    // After an outage everybody is out of date at first.
+    // After an outage the presence of all gateways has expired at first.
     sweeps.sweep().await;
     lives.host.registry.renew_presence().await.unwrap();
     assert!(sweeps.has(&left) && sweeps.has(&kept), "one look is not enough");

@@ -1,4 +1,4 @@
-//! Who may do what: every route of the table with every kind of key, and what a web page may do without one.
+//! Access rights: every route of the table with every role, and the limits for web pages without a key.
 
 use axum::http::Method;
 use gateway::{
@@ -24,9 +24,9 @@ const SAME_TENANT: &str = "hb-user-2";
 const OTHER: &str = "hb-other";
 const METRICS: &str = "hb-metrics";
 const ADMIN: &str = "hb-admin";
-/// A route that asks for a signed address in the place of a key.
+/// Route that requires a signed address instead of a key.
 const SIGNED: &str = "/api/v1/downloads/{file}";
-/// Every kind of key, and the role it has.
+/// Role name, tenant, key and role of every kind of key.
 const ALL: &[(&str, &str, &str, KeyRole)] = &[
     ("user", "alice", USER, KeyRole::User),
     ("user", "alice", SAME_TENANT, KeyRole::User),
@@ -51,7 +51,7 @@ async fn no_route_answers_without_a_known_key_but_the_open_ones() {
     let harness = guarded().await;
     for route in routes::table() {
         let expected = match route.access {
-            // Its address is signed, and this one is not.
+            // The route requires a signature, which is missing here.
             Access::Open if route.path == SIGNED => 400,
             Access::Open => 200,
             _ => 401,
@@ -139,7 +139,7 @@ async fn a_key_that_is_taken_out_opens_nothing_a_moment_later() {
         Harness::start_with(reply_with("x"), |config| config.keys = Keys::read(file.path(), None).unwrap())
             .await;
     assert_eq!(harness.client.with_key(USER).get("/v1/models").await.status, 200);
-    // As the command does it: another file in its place.
+    // The command replaces the file in the same way.
     let next = file.path().with_extension("next");
     std::fs::write(&next, line_of("admin", "ops", ADMIN)).unwrap();
     std::fs::rename(&next, file.path()).unwrap();

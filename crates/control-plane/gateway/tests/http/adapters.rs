@@ -1,4 +1,4 @@
-//! Loading, replacing and unloading adapters, and what survives.
+//! Loading, replacing and unloading adapters, and their state after restarts.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn hex(weights: &str) -> String {
     AdapterVersion(generation(weights.as_bytes())).to_string()
 }
 
-/// What the executor calls weights that everybody may use.
+/// Id of weights in the namespace of all tenants.
 fn id(weights: &str) -> [u8; 32] {
     AdapterId::new(TenantId::EVERYBODY, AdapterVersion(generation(weights.as_bytes()))).0
 }

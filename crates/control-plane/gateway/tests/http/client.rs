@@ -14,7 +14,6 @@ use crate::harness::WATCHDOG;
 #[derive(Debug, Clone)]
 pub(crate) struct TestClient {
     address: SocketAddr,
-    /// Header lines of every request.
     headers: String,
 }
 
@@ -26,7 +25,6 @@ pub(crate) struct Response {
 }
 
 impl Response {
-    /// An answer as it came, to its end.
     fn parse(raw: &[u8]) -> Self {
         let end = raw.windows(4).position(|bytes| bytes == b"\r\n\r\n").expect("no answer");
         let (head, body) = (std::str::from_utf8(&raw[..end]).unwrap(), &raw[end + 4..]);
@@ -47,18 +45,16 @@ impl Response {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
     }
 
-    /// The error's code.
     pub(crate) fn code(&self) -> String {
         self.json()["error"]["code"].as_str().unwrap_or_else(|| panic!("no error: {}", self.body)).to_owned()
     }
 
-    /// The data of server-sent events, in order.
     pub(crate) fn events(&self) -> Vec<String> {
         let events = self.body.split("\n\n").filter(|event| !event.is_empty());
         events.filter_map(|event| event.strip_prefix("data: ").map(str::to_owned)).collect()
     }
 
-    /// The events as JSON, without the last, which must be `[DONE]`.
+    /// Events as JSON, without the last, which must be `[DONE]`.
     pub(crate) fn chunks(&self) -> Vec<Value> {
         let mut events = self.events();
         assert_eq!(events.pop().as_deref(), Some("[DONE]"), "{}", self.body);
@@ -79,17 +75,14 @@ impl TestClient {
         Self { headers: format!("{}{name}: {value}\r\n", self.headers), ..self.clone() }
     }
 
-    /// Calls the server by another name than its address.
     pub(crate) fn with_host(&self, host: &str) -> Self {
         Self { headers: format!("host: {host}\r\n"), ..self.clone() }
     }
 
-    /// Where the server is.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// A connection on which nothing has been said.
     pub(crate) async fn connect(&self) -> BufReader<TcpStream> {
         BufReader::new(TcpStream::connect(self.address).await.unwrap())
     }
@@ -113,7 +106,6 @@ impl TestClient {
         timeout(WATCHDOG, exchange).await.expect("an answer")
     }
 
-    /// Sends a request and leaves the answer to be read, or not.
     pub(crate) async fn open(
         &self,
         method: &str,
@@ -130,7 +122,7 @@ impl TestClient {
             body.len()
         );
         stream.write_all(head.as_bytes()).await.unwrap();
-        // A server that refuses a long body may stop reading it.
+        // A server that rejects a long body may stop reading it.
         let _ = stream.write_all(body).await;
         HttpExchange { stream: BufReader::new(stream), seen: Vec::new() }
     }
@@ -140,20 +132,17 @@ impl TestClient {
     }
 }
 
-/// A request that has been sent. Dropping it closes the connection.
+/// A sent request. Dropping it closes the connection.
 pub(crate) struct HttpExchange {
     stream: BufReader<TcpStream>,
-    /// What has come so far, as it came.
     seen: Vec<u8>,
 }
 
 impl HttpExchange {
-    /// Reads until `text` has come.
     pub(crate) async fn read_until(&mut self, text: &str) {
         self.read_until_any(&[text]).await;
     }
 
-    /// Reads until one of `texts` has come.
     pub(crate) async fn read_until_any(&mut self, texts: &[&str]) {
         let mut seen = String::new();
         let read = async {
@@ -168,7 +157,7 @@ impl HttpExchange {
         timeout(WATCHDOG, read).await.expect("the text comes");
     }
 
-    /// The whole answer, with what was read before.
+    /// The whole answer, including earlier reads.
     pub(crate) async fn rest(mut self) -> Response {
         let read = self.stream.read_to_end(&mut self.seen);
         timeout(WATCHDOG, read).await.expect("it ends").unwrap();
@@ -176,7 +165,6 @@ impl HttpExchange {
     }
 }
 
-/// The bytes of a body that came in chunks.
 fn unchunked(mut raw: &[u8]) -> Vec<u8> {
     let mut body = Vec::new();
     loop {

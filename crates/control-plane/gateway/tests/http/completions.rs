@@ -1,4 +1,4 @@
-//! What whole answers hold, and what reaches the executor.
+//! Content of complete answers, and of the executor's requests.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! `/v1/embeddings` and Ollama's two routes, as callers see them.
+//! `/v1/embeddings` and Ollama's two routes, as clients see them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use crate::{
 
 const EMBEDDINGS: &str = "/v1/embeddings";
 
-/// The vector of a prompt: its first token and its length.
+/// The vector of a prompt consists of its first token and its length.
 fn embed() -> Reply {
     Arc::new(|generate| {
         assert!(generate.pooling.is_some() && generate.max_tokens == 0);

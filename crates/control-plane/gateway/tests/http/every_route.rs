@@ -1,4 +1,4 @@
-//! Rules that hold for every route there is: the table of routes is walked.
+//! Rules for every route, checked over the table of routes.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::{
     harness::{Harness, WATCHDOG},
 };
 
-/// Routes with a method that may have a body, which read none.
+/// Routes whose method may have a body, but which read none.
 const WITHOUT_BODY: &[&str] = &[
     "/v1/executors/{name}/drain",
     "/v1/executors/{name}/undrain",
@@ -36,26 +36,24 @@ const WITHOUT_BODY: &[&str] = &[
     PUBLISH,
 ];
 
-/// A route that answers that nothing is published here, whatever its id.
+/// Route that answers that nothing is published here, for any id.
 const PUBLISH: &str = "/api/v1/training_runs/{run}/checkpoints/{kind}/{name}/publish";
 
-/// A route that does the same whether its id is there or not.
+/// Route with the same answer for existing and missing ids.
 const FINISH: &str = "/api/v1/sessions/{id}/finish";
 
-/// What a body may be.
 const KINDS: [&str; 3] = ["application/json", "application/x-protobuf", "multipart/form-data; boundary=x"];
 
 fn reads_a_body(route: &HttpRoute) -> bool {
     route.method == Method::POST && !WITHOUT_BODY.contains(&route.path)
 }
 
-/// A path of the route, with `value` for everything that is left open.
 fn path(route: &HttpRoute, value: &str) -> String {
     let parts = route.path.split('/').map(|part| if part.starts_with('{') { value } else { part });
     parts.collect::<Vec<_>>().join("/")
 }
 
-/// Sends a head that promises a body, and a byte of it each `pause`, if one is given; returns what is answered.
+/// Sends a head that announces a body, and a byte per `pause`, if one is given; returns the answer.
 async fn promise(client: &TestClient, route: &HttpRoute, kind: &str, pause: Option<Duration>) -> String {
     let (mut read, mut write) = tokio::io::split(client.connect().await.into_inner());
     let head = format!(
@@ -82,7 +80,7 @@ async fn promise(client: &TestClient, route: &HttpRoute, kind: &str, pause: Opti
     String::from_utf8_lossy(&answer).into_owned()
 }
 
-/// What a route answers to a body of the kind that it takes.
+/// Answer of a route to a body of its content type.
 async fn promise_its_kind(client: &TestClient, route: &HttpRoute, pause: Option<Duration>) -> String {
     let mut answer = String::new();
     for kind in KINDS {
@@ -129,7 +127,7 @@ async fn every_route_refuses_a_body_beyond_its_tenants_memory_before_it_comes() 
     let routes = routes.iter().filter(|route| route.method == Method::POST);
     let promised = routes.map(async |route| (route, promise_its_kind(&harness.client, route, None).await));
     let answers = futures::future::join_all(promised).await;
-    // Ollama's shape has no code.
+    // Errors in Ollama's format have no code.
     let is_refused =
         |answer: &str| answer.starts_with("HTTP/1.1 429") && answer.contains("--tenant-memory-bytes");
     let is_right = |(route, answer): &&(&HttpRoute, String)| is_refused(answer) == reads_a_body(route);

@@ -1,4 +1,4 @@
-//! Two executors behind one gateway: who gets a request, and who goes on with it.
+//! Two executors behind one gateway: routing of requests, and their continuation on the other one.
 
 use gateway::{executor::Endpoint, executors::Address, lifecycle::GatewayReadiness, server::Gateway};
 use serde_json::{Value, json};
@@ -21,7 +21,6 @@ struct ExecutorPair {
 }
 
 impl ExecutorPair {
-    /// Both serve one base, and are ready.
     async fn start(replies: [Reply; 2]) -> Self {
         let pair = Self::start_with(replies, FakeModelIdentity::default()).await;
         let ready = async |status: Value| {
@@ -31,7 +30,6 @@ impl ExecutorPair {
         pair
     }
 
-    /// The second serves `model`.
     async fn start_with([a, b]: [Reply; 2], model: FakeModelIdentity) -> Self {
         let directory = tempfile::tempdir().unwrap();
         std::fs::create_dir(directory.path().join("adapters")).unwrap();
@@ -81,7 +79,7 @@ impl ExecutorPair {
         [0, 1].map(|index| self.executor(index).generates().len())
     }
 
-    /// A request of which the caller has read "ab".
+    /// A request of which the client has read "ab".
     async fn under_way(&self, body: &Value) -> tokio::task::JoinHandle<Response> {
         let mut exchange = self.client.open_post(TEXT, body).await;
         exchange.read_until_any(&["\"text\":\"b\"", "\"text\":\"ab\""]).await;
@@ -152,7 +150,7 @@ async fn an_executor_of_another_base_is_refused_by_name_and_gets_nothing() {
     }
     assert_eq!(pair.sent(), [3, 0]);
     pair.kill(0).await;
-    // Nobody else serves a base now, so its own is the one.
+    // After the first executor's end, the base of the second one is used.
     let next = async || pair.client.post(TEXT, &ask("base", "x")).await.status == 200;
     eventually_async("it is used once the other is gone", next).await;
 }
@@ -182,7 +180,7 @@ async fn what_a_drained_executor_still_has_moves_when_it_stops() {
     pair.order("a/drain").await;
     pair.kill(0).await;
     assert_eq!(spoken(&request.await.unwrap()), "abcd");
-    // Replaced, it stays drained until it is taken back.
+    // A new process stays drained until an undrain.
     let socket = pair.directory.path().join("a");
     pair.executors[0] = Some(FakeExecutor::start(&socket, reply_with("ef")).await);
     let state = async || pair.status().await["executors"][0]["state"].clone();

@@ -1,4 +1,4 @@
-//! A ROUTER that answers canned tokens and remembers what it was told.
+//! A ROUTER socket with canned answers that records its requests.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -27,20 +27,17 @@ use zeromq::{RouterSendHalf, RouterSocket, Socket as _, SocketRecv as _, SocketS
 use crate::text::{END, TEXT_HASH, VOCAB_SIZE, tokens};
 
 pub(crate) const CONTEXT_TOKENS: u32 = 512;
-/// Adapters after which its budget is used up.
+/// Number of adapters that exhaust its budget.
 pub(crate) const MAX_RESIDENT: usize = 8;
 
-/// What a request is answered with.
 #[derive(Debug, Clone)]
 pub(crate) struct ReplyScript {
     pub(crate) outputs: Vec<Output>,
-    /// Before each output.
     pub(crate) pause: Duration,
 }
 
 pub(crate) type Reply = Arc<dyn Fn(&Generate) -> ReplyScript + Send + Sync>;
 
-/// What tells the model it serves from others.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FakeModelIdentity {
     pub(crate) base_hash: [u8; 32],
@@ -77,11 +74,11 @@ impl FakeExecutor {
         Self { socket: path.to_owned(), log, task, running }
     }
 
-    /// Dies without a word.
+    /// Ends the executor without notice to the gateway.
     pub(crate) async fn kill(self) {
         self.task.abort();
         self.running.lock().unwrap().values().for_each(AbortHandle::abort);
-        // The library takes the socket's file away when all is dropped; it must not be that of the next one.
+        // The library removes the socket's file on drop, which must not hit the file of the next one.
         crate::harness::eventually("the socket is gone", || !self.socket.exists()).await;
     }
 
@@ -149,7 +146,6 @@ async fn serve(
     }
 }
 
-/// What an executor process is, and what it holds.
 struct FakeExecutorState {
     instance: u64,
     model: FakeModelIdentity,
@@ -249,7 +245,6 @@ impl FakeExecutorState {
     }
 }
 
-/// A base that drafts for itself.
 fn speculation_stats() -> SpeculationStats {
     SpeculationStats {
         kind: DraftKind::Itself,
@@ -268,7 +263,6 @@ fn speculation_stats() -> SpeculationStats {
     }
 }
 
-/// Two sessions of one tenant and one of another.
 fn layer_stats() -> LayerStats {
     let used = SessionStats {
         calls: 10,
@@ -386,12 +380,10 @@ fn loaded(load: &LoadAdapter, weights: &[Vec<u8>]) -> AdapterLoaded {
     }
 }
 
-/// Where the files of a load are.
 fn paths(load: &LoadAdapter) -> String {
     load.parts.iter().map(|part| part.path.as_str()).collect::<Vec<_>>().join("+")
 }
 
-/// The fake's idea of a content hash.
 pub(crate) fn generation(weights: &[u8]) -> [u8; 32] {
     *blake3::hash(weights).as_bytes()
 }
@@ -422,7 +414,7 @@ pub(crate) fn spoken(text: &str) -> Vec<Output> {
         .collect()
 }
 
-/// Says `text`, token by token, within the limits of the request, and then its end token.
+/// Returns `text`, token by token, within the limits of the request, and then its end token.
 pub(crate) fn reply_with(text: &'static str) -> Reply {
     say_slowly(text, Duration::ZERO)
 }
@@ -452,12 +444,10 @@ pub(crate) fn say_slowly(text: &'static str, pause: Duration) -> Reply {
     })
 }
 
-/// Says `text` and then nothing more, ever.
 pub(crate) fn hang_after(text: &'static str) -> Reply {
     Arc::new(move |_| ReplyScript { outputs: spoken(text), pause: Duration::ZERO })
 }
 
-/// Says `text` and then fails.
 pub(crate) fn fail_after(text: &'static str, code: ErrorCode) -> Reply {
     Arc::new(move |_| {
         let error = Some(WireError { code, message: "as the test wants it".to_owned() });

@@ -1,4 +1,4 @@
-//! A trainer service that carries out jobs and orders of Tinker sessions at once, and learns nothing.
+//! A trainer service that completes jobs and requests of Tinker sessions at once, without training.
 
 use std::{
     fs, io,
@@ -21,7 +21,7 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// Ends when it is dropped; trainers that were given out go on.
+/// Ends when dropped; running trainers continue.
 pub(crate) struct FakeTrainerService {
     directory: TempDir,
     counts: Arc<Counts>,
@@ -30,9 +30,7 @@ pub(crate) struct FakeTrainerService {
 
 #[derive(Default)]
 struct Counts {
-    /// Trainers that are given out now.
     taken: AtomicUsize,
-    /// Adapters that were written.
     saved: AtomicUsize,
 }
 
@@ -43,7 +41,8 @@ impl Drop for FakeTrainerService {
 }
 
 impl FakeTrainerService {
-    /// A service with so many trainers. One that has none left refuses before it reads, and closes.
+    /// Starts a service with this number of trainers. Without a free trainer it rejects before reading, and
+    /// closes.
     pub(crate) fn start(places: usize) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(directory.path().join("trainers")).unwrap();
@@ -60,7 +59,7 @@ impl FakeTrainerService {
                 now.taken.fetch_add(1, SeqCst);
                 let now = Arc::clone(&now);
                 tokio::spawn(async move {
-                    // An error is the end of the connection, and so of the trainer.
+                    // An error ends the connection, and so the trainer.
                     let _ = train(BufReader::new(connection), &now.saved).await;
                     now.taken.fetch_sub(1, SeqCst);
                 });
@@ -69,18 +68,16 @@ impl FakeTrainerService {
         Self { directory, counts, listener: tokio::spawn(serve) }
     }
 
-    /// Where trainers are asked for.
     pub(crate) fn socket(&self) -> PathBuf {
         self.directory.path().join("trainers")
     }
 
-    /// Trainers that are given out now.
     pub(crate) fn taken(&self) -> usize {
         self.counts.taken.load(SeqCst)
     }
 }
 
-/// What the trainers wrote as the weights of their `number`th adapter.
+/// Weights of the trainers' `number`th adapter.
 pub(crate) fn weights(number: usize) -> String {
     format!("weights {number}")
 }
@@ -109,7 +106,6 @@ async fn train(mut stream: BufReader<UnixStream>, saved: &AtomicUsize) -> io::Re
     }
 }
 
-/// Does a fine-tuning job of one step.
 async fn work(stream: &mut BufReader<UnixStream>, output: &Path, saved: &AtomicUsize) -> io::Result<()> {
     save(output, saved)?;
     for event in [
@@ -140,7 +136,6 @@ fn carry_out(order: TrainingCommand, saved: &AtomicUsize) -> io::Result<CommandD
     Ok(done)
 }
 
-/// Writes an adapter.
 fn save(directory: &Path, saved: &AtomicUsize) -> io::Result<()> {
     write(directory, "adapter_config.json", "{}")?;
     write(directory, "adapter_model.safetensors", &weights(saved.fetch_add(1, SeqCst)))

@@ -1,4 +1,4 @@
-//! Files to learn from: what their forms may be, and how slow their senders.
+//! Training files: valid and invalid forms, and slow senders.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ async fn send(client: &TestClient, form: &[&str]) -> Response {
     client.send("POST", FILES, FORM, &form.concat()).await
 }
 
-/// A form of which only `begin` is sent, and which says that more comes.
+/// Sends only `begin` of a form that announces more.
 async fn hang(client: &TestClient, key: &str, path: &str, begin: &str) -> BufReader<TcpStream> {
     let mut stream = client.connect().await;
     let head = format!(
@@ -39,7 +39,7 @@ async fn hang(client: &TestClient, key: &str, path: &str, begin: &str) -> BufRea
 
 async fn answer(stream: &mut BufReader<TcpStream>) -> String {
     let mut answer = Vec::new();
-    // What is still on its way when the connection is closed may make the end an error.
+    // Data in flight at the close may turn the end into an error.
     let _ = timeout(WATCHDOG, stream.read_to_end(&mut answer)).await.expect("it is closed");
     String::from_utf8_lossy(&answer).into_owned()
 }

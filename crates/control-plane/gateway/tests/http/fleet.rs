@@ -1,5 +1,5 @@
-//! Two gateways on one PostgreSQL and one bucket, each with an executor and trainers of its own: what is kept through one of them
-//! is there through the other.
+//! Two gateways on one PostgreSQL and one bucket, each with an executor and trainers of its own: objects
+//! saved through one are available through the other.
 
 use gateway::adapters::{BucketAddress, FleetStorage as Shared, PostgresAddress};
 use serde_json::{Value, json};
@@ -14,7 +14,6 @@ use crate::{
     tinker_kept::TinkerRun,
 };
 
-/// See the module's description.
 pub(crate) struct GatewayFleet {
     pub(crate) gateways: [Harness; 2],
     _trainers: FakeTrainerService,
@@ -22,7 +21,7 @@ pub(crate) struct GatewayFleet {
 }
 
 impl GatewayFleet {
-    /// Both gateways, ready; nothing where the servers are not installed.
+    /// Starts both gateways; `None` if the servers are not installed.
     pub(crate) async fn start() -> Option<Self> {
         let servers = servers::both()?;
         let trainers = FakeTrainerService::start(4);
@@ -48,7 +47,6 @@ impl GatewayFleet {
     }
 }
 
-/// Waits until an adapter may be named through a gateway.
 async fn knows(client: &TestClient, name: &str) {
     let knows = async || client.get(&format!("/v1/models/{name}")).await.status == 200;
     eventually_async("the other gateway hears of it", knows).await;
@@ -78,7 +76,7 @@ async fn a_sampler_that_is_kept_through_one_gateway_is_sampled_through_the_other
     let asked = json!({ "request_id": promised["request_id"] });
     let answer = other.post("/api/v1/retrieve_future", &asked).await;
     assert_eq!(answer.header("content-type"), Some("application/x-protobuf"), "{}", answer.body);
-    // The snapshot's sampler is its session's; the adapter is there by its name.
+    // The sampler of the snapshot belongs to its session; the adapter is available by name.
     let snapshot = format!("tinker-{}~2", run.name());
     knows(other, &snapshot).await;
     let completion = json!({ "model": snapshot, "prompt": "x", "max_tokens": 1 });
@@ -96,7 +94,7 @@ async fn what_one_gateway_keeps_is_downloaded_and_given_an_end_through_the_other
     let name = format!("tinker-{}@out", run.name());
     knows(other, &name).await;
     let kept = format!("/api/v1/training_runs/{}/checkpoints/external_weights/out", run.name());
-    // Signed by one, and good at the other.
+    // An address signed by one gateway is valid at the other.
     let signed = one.get(&format!("{kept}/external_weights_urls")).await.json();
     let address = signed["urls"]["adapter_model.safetensors"].as_str().unwrap();
     let path = address.strip_prefix(&format!("http://{}", one.address())).unwrap();

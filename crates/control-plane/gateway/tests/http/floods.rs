@@ -1,4 +1,5 @@
-//! Who asks for work and leaves, and who brings more than is worked on: neither costs more than a bounded amount.
+//! Clients that send requests and disconnect, or send more than the gateway can process: the cost of both is
+//! bounded.
 
 use std::{
     net::SocketAddr,
@@ -25,18 +26,16 @@ use crate::{
 };
 
 const TEXT: &str = "/v1/completions";
-/// Long bodies of one tenant that are worked on at once.
+/// Long bodies of one tenant that are processed at once.
 const WORKED_ON: usize = 1;
-/// Bodies that a tenant's memory holds.
+/// Bodies that fit in a tenant's memory.
 const HELD: usize = 8;
-/// Long enough for what must not happen to happen.
+/// Time in which an unexpected event would have occurred.
 const WHILE: Duration = Duration::from_millis(300);
 
-/// A tokenizer behind a gate.
 #[derive(Debug, Default)]
 struct GatedText {
     text: ByteText,
-    /// How many have come to it.
     entered: AtomicUsize,
     open: Mutex<bool>,
     opened: Condvar,
@@ -53,7 +52,7 @@ impl GatedText {
     }
 }
 
-/// Opens the gate when the test ends, however it ends: the threads behind it would outlive it.
+/// Opens the gate when dropped, since blocked threads would outlive the test.
 struct Gate(Arc<GatedText>);
 
 impl Gate {
@@ -117,14 +116,13 @@ impl Text for GatedText {
     }
 }
 
-/// How many callers the gateway has seen leave before their answer began.
 async fn left(harness: &Harness) -> usize {
     let metrics = harness.client.get("/metrics").await.body;
     let row = format!("holobiont_http_requests_total{{route=\"{TEXT}\",status=\"499\"}} ");
     metrics.lines().find_map(|line| line.strip_prefix(&row)?.parse().ok()).unwrap_or(0)
 }
 
-/// A body that is too long to be worked on where others would wait for it.
+/// Body too long to be processed on the async threads.
 fn body(bytes: usize) -> Value {
     json!({ "model": "base", "prompt": "a".repeat(bytes), "max_tokens": 1 })
 }
@@ -149,7 +147,7 @@ async fn who_posts_and_leaves_takes_no_more_turns_than_those_who_stay() {
     eventually_async("all are seen to have left", async || left(&harness).await == 50).await;
     assert_eq!(text.entered(), WORKED_ON, "what nobody works on any more was begun");
     text.open();
-    // Longer than the context, which is said by whoever encodes it.
+    // The encoding reports that the prompt exceeds the context.
     let answer = harness.client.post(TEXT, &body(5 << 10)).await;
     assert_eq!(answer.code(), "context_length_exceeded");
     assert_eq!(text.entered(), WORKED_ON + 1, "no work was left behind by those who left");
@@ -175,7 +173,7 @@ fn adapters_are_copied_while_long_bodies_are_worked_on() {
     });
 }
 
-/// Sends a body through a socket that holds little of it, and counts it when all of it has been taken.
+/// Sends a body through a socket with a small buffer, and counts it once it is sent completely.
 async fn push(address: SocketAddr, body: Arc<str>, taken: Arc<AtomicUsize>) {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_send_buffer_size(4 << 10).unwrap();

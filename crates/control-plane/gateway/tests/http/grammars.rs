@@ -1,4 +1,4 @@
-//! Grammars are compiled in processes with limits: none of them stops other requests.
+//! Grammars are compiled in processes with limits, so none of them stops other requests.
 
 use std::{
     fs,
@@ -27,7 +27,6 @@ const CHAT: &str = "/v1/chat/completions";
 const ALICE: &str = "sk-alice-0123456789abcdef";
 const BOB: &str = "sk-bob-0123456789abcdef00";
 
-/// A process of the gateway's own program, for a vocabulary of bytes.
 fn sandbox() -> Sandbox {
     let bytes: Vec<[u8; 1]> = (0..=255u8).map(|byte| [byte]).collect();
     let texts = bytes.iter().map(|byte| TokenBytes::Text(byte));
@@ -35,12 +34,12 @@ fn sandbox() -> Sandbox {
     Sandbox::new(env!("CARGO_BIN_EXE_gateway").into(), Arc::new(tokens))
 }
 
-/// A schema in the form in which it travels, without what the gateway checks of schemas before.
+/// Schema in its wire form, without the gateway's checks.
 fn source(schema: &Value) -> String {
     json!({ "grammars": [{ "json_schema": schema }] }).to_string()
 }
 
-/// Of all processes that compile for this one: what their file of this name says.
+/// Content of `/proc` file `file` of all compiler processes of this process.
 fn compilers(file: &str) -> Vec<String> {
     let own = fs::read_dir("/proc/self/task").unwrap();
     let children = own.map(|task| fs::read_to_string(task.unwrap().path().join("children")).unwrap());
@@ -72,7 +71,7 @@ fn the_process_that_compiles_has_a_limit_on_memory_the_lowest_priority_and_no_en
     let data = limits.lines().find(|line| line.starts_with("Max data size")).unwrap();
     let data: u64 = data.split_whitespace().nth(3).unwrap().parse().unwrap();
     assert!((MEMORY_BYTES..3 * MEMORY_BYTES).contains(&data), "{data}");
-    // The 19th word; the second is the program's name in brackets.
+    // The niceness is the 19th word; the second is the program's name in parentheses.
     let stat = compilers("stat").pop().unwrap();
     assert_eq!(stat.rsplit_once(") ").unwrap().1.split(' ').nth(16), Some("19"));
     assert_eq!(compilers("environ").pop().unwrap(), "");
@@ -87,18 +86,16 @@ fn a_program_that_does_not_compile_is_no_verdict_on_a_grammar() {
     }
 }
 
-/// Words of an enumeration that takes the compiler a while.
 const WORDS: usize = 15_000;
 
-/// Words of an enumeration whose request is short: one that is read at once, while longer ones are read one after the other.
+/// Words of a short enumeration, whose request is read at once; longer requests are read one after the other.
 const FEW_WORDS: usize = 200;
 
-/// A request for a grammar that takes long to compile and is beyond the library's limits then. Each `number` has one of its own.
+/// Request for a grammar that compiles for long and then exceeds the library's limits; unique to `number`.
 fn endless(number: usize) -> Value {
     endless_after(WORDS, number)
 }
 
-/// The same after so many words.
 fn endless_after(words: usize, number: usize) -> Value {
     let words: Vec<String> = (0..words).map(|word| format!("{word}-{number}")).collect();
     let words = json!({ "enum": words });
@@ -107,7 +104,6 @@ fn endless_after(words: usize, number: usize) -> Value {
     asked("structured_outputs", json!({ "grammar": grammar }))
 }
 
-/// A request for JSON that `schema` allows.
 fn formed(schema: &Value) -> Value {
     let schema = json!({ "name": "n", "schema": schema });
     asked("response_format", json!({ "type": "json_schema", "json_schema": schema }))
@@ -139,7 +135,7 @@ async fn schemas_that_take_the_whole_budget_are_refused_while_others_are_answere
     let ended = Arc::new(AtomicUsize::new(0));
     let mut endless_ones = JoinSet::new();
     for number in 0..MANY {
-        // An escape in the key is no way around.
+        // An escaped key must not bypass the limit.
         let body = endless(number).to_string().replace("structured_outputs", "structured_output\\u0073");
         let (alice, ended) = (alice.clone(), Arc::clone(&ended));
         endless_ones.spawn(async move {
@@ -174,7 +170,7 @@ async fn a_tenant_with_too_many_grammars_that_wait_is_told_so_and_others_are_ser
     };
     assert_eq!((full.status, full.code().as_str()), (429, "grammar_queue_full"), "{}", full.body);
     assert_eq!(ask(bob, formed(&json!({ "type": "object", "properties": { "b": {} } }))).await.status, 200);
-    // Nobody waits for these any more, so nobody compiles them.
+    // Disconnected clients' grammars are not compiled.
     drop(many);
     let body = formed(&json!({ "type": "object", "properties": { "a": {} } }));
     eventually_async("there is room again", async || ask(alice.clone(), body.clone()).await.status == 200)

@@ -1,4 +1,4 @@
-//! A gateway over real HTTP, in front of an executor that answers canned tokens.
+//! A gateway over real HTTP, in front of an executor with canned answers.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -26,7 +26,6 @@ use crate::{
 
 pub(crate) use testkit::WATCHDOG;
 
-/// Everything a test needs; removed when it ends.
 pub(crate) struct Harness {
     pub(crate) directory: TempDir,
     pub(crate) executor: Option<FakeExecutor>,
@@ -35,7 +34,7 @@ pub(crate) struct Harness {
 }
 
 impl Harness {
-    /// A ready gateway without keys, whose executor answers with `reply`.
+    /// Starts a gateway without keys, whose executor answers with `reply`.
     pub(crate) async fn start(reply: Reply) -> Self {
         Self::start_with(reply, |_| {}).await
     }
@@ -65,12 +64,10 @@ impl Harness {
         self.executor.as_ref().unwrap()
     }
 
-    /// Kills the executor.
     pub(crate) async fn kill_executor(&mut self) {
         self.executor.take().unwrap().kill().await;
     }
 
-    /// Kills the executor, if it lives, and starts another one.
     pub(crate) async fn restart_executor(&mut self, reply: Reply) {
         if self.executor.is_some() {
             self.kill_executor().await;
@@ -78,7 +75,7 @@ impl Harness {
         self.executor = Some(FakeExecutor::start(&self.directory.path().join("socket"), reply).await);
     }
 
-    /// Kills the executor, and returns when one of `model` is served.
+    /// Replaces the executor, and returns when one of `model` is served.
     pub(crate) async fn replace_executor(&mut self, reply: Reply, model: FakeModelIdentity) {
         self.kill_executor().await;
         let mut status = self.gateway.as_ref().unwrap().status.clone();
@@ -89,9 +86,8 @@ impl Harness {
         self.wait_ready().await;
     }
 
-    /// Stops the gateway and starts another one on the same state.
     pub(crate) async fn restart_gateway(&mut self) {
-        // What ran is cut off, which is no fault here.
+        // Running requests are cut off, which is no fault here.
         let _ = self.gateway.take().unwrap().shut_down().await;
         let gateway = ready(config(&self.directory)).await;
         self.client = TestClient::new(gateway.address);
@@ -102,7 +98,7 @@ impl Harness {
         wait_ready(self.gateway.as_ref().unwrap()).await;
     }
 
-    /// A directory with an adapter that the fake executor takes; other `weights` are another generation.
+    /// Folder with an adapter for the fake executor; other `weights` are another adapter version.
     pub(crate) fn adapter(&self, name: &str, weights: &str) -> PathBuf {
         let path = self.directory.path().join("adapters").join(name);
         std::fs::create_dir_all(&path).unwrap();
@@ -112,7 +108,7 @@ impl Harness {
     }
 }
 
-/// A file of API keys, each given as role, name, key.
+/// File of API keys, each given as role, name, key.
 pub(crate) fn key_file(keys: &[(&str, &str, &str)]) -> tempfile::NamedTempFile {
     let file = tempfile::NamedTempFile::new().unwrap();
     let lines: String = keys.iter().map(|(role, name, key)| line_of(role, name, key)).collect();
@@ -171,7 +167,6 @@ async fn wait_ready(gateway: &Gateway) {
     tokio::time::timeout(WATCHDOG, ready).await.expect("the gateway becomes ready").unwrap();
 }
 
-/// Waits until `condition` holds.
 pub(crate) async fn eventually(what: &str, condition: impl Fn() -> bool) {
     let wait = async {
         while !condition() {
@@ -181,7 +176,6 @@ pub(crate) async fn eventually(what: &str, condition: impl Fn() -> bool) {
     tokio::time::timeout(WATCHDOG, wait).await.unwrap_or_else(|_| panic!("did not happen: {what}"));
 }
 
-/// Like [`eventually`], for what has to be waited for itself.
 pub(crate) async fn eventually_async(what: &str, condition: impl AsyncFn() -> bool) {
     let wait = async {
         while !condition().await {

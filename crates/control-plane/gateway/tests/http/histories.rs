@@ -1,4 +1,4 @@
-//! Conversations with calls that this server has told, custom tools, and calls beside text.
+//! Conversations with earlier tool calls of this server, custom tools, and tool calls beside text.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ const CHAT: &str = "/v1/chat/completions";
 const RESPONSES: &str = "/v1/responses";
 const PATCH: &str = "*** Begin Patch\n\"é\"\n*** End Patch";
 
-/// A gateway whose model is shown tools as Hermes is, and says `said`.
+/// Gateway whose model uses Hermes' tool format and answers `said`.
 async fn hermes(said: &'static str) -> Harness {
     let text = Arc::new(ByteText::with_template("{% if tools %}<tool_call>{% endif %}"));
     Harness::start_with_text(reply_with(said), always(text), |_: &mut GatewayConfig| {}).await
@@ -32,7 +32,6 @@ fn chat(messages: &Value, more: &Value) -> Value {
     body
 }
 
-/// The last prompt that the executor was sent, as text.
 fn shown(harness: &Harness) -> String {
     let prompt = harness.executor().generates().pop().unwrap().prompt;
     String::from_utf8(prompt.iter().map(|&token| u8::try_from(token).unwrap()).collect()).unwrap()
@@ -142,7 +141,6 @@ async fn a_call_without_its_tags_is_one_unless_a_form_is_asked_for() {
     assert_eq!(ask(form).await["finish_reason"], "stop", "the object is the answer that was asked for");
 }
 
-/// Says all of `text` in one step, and then ends.
 fn say_at_once(text: &'static str) -> crate::fake_executor::Reply {
     Arc::new(move |generate| {
         let mut script: ReplyScript = reply_with("")(generate);

@@ -1,4 +1,4 @@
-//! Fine-tuning jobs: what is asked of the disk, and who has to wait for a trainer.
+//! Fine-tuning jobs: use of the disk, and waits for a trainer.
 
 use std::{fs::File, time::SystemTime};
 
@@ -10,10 +10,8 @@ use crate::{
     harness::Harness,
 };
 
-/// Where jobs are.
 pub(crate) const JOBS: &str = "/v1/fine_tuning/jobs";
 
-/// Sends a file to learn from; returns its id.
 pub(crate) async fn upload(client: &TestClient) -> Value {
     let form = "--x\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nfine-tune\r\n--x\r\n\
                 Content-Disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\n{}\r\n--x--\r\n";
@@ -22,7 +20,6 @@ pub(crate) async fn upload(client: &TestClient) -> Value {
     sent.json()["id"].clone()
 }
 
-/// Creates a job that goes on from `model`.
 async fn create(client: &TestClient, model: &str, file: &Value) -> Response {
     client.post(JOBS, &json!({ "model": model, "training_file": file, "suffix": "made" })).await
 }
@@ -31,7 +28,7 @@ async fn create(client: &TestClient, model: &str, file: &Value) -> Response {
 async fn a_job_too_many_is_refused_before_anything_is_copied_for_it() {
     let harness = Harness::start_with(reply_with("x"), |config| {
         config.training.tenant_jobs = 1;
-        // Nobody answers there, so the first job waits.
+        // The socket has no listener, so the first job waits.
         config.training.trainer_socket = Some(config.state.with_file_name("trainers"));
     })
     .await;
@@ -46,7 +43,7 @@ async fn a_job_too_many_is_refused_before_anything_is_copied_for_it() {
         1,
         "the adapter is copied to the directory of its job"
     );
-    // A directory that comes and goes in this one leaves another time.
+    // A subfolder that comes and goes changes the folder's modification time.
     File::open(&jobs).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
     let refused = create(&harness.client, "a", &file).await;
     assert_eq!((refused.status, &*refused.code()), (429, "job_quota_exceeded"), "{}", refused.body);

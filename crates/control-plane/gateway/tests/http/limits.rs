@@ -1,4 +1,4 @@
-//! How often, how many, how slow: what happens beyond the limits of the front door.
+//! Rate, number and speed limits of the gateway.
 
 use std::{num::NonZeroU32, time::Duration};
 
@@ -89,7 +89,7 @@ async fn who_says_nothing_or_half_a_header_is_cut_off() {
         let mut stream = harness.client.connect().await;
         stream.write_all(said.as_bytes()).await.unwrap();
         let mut answer = String::new();
-        // A closed connection may show as an error, which is as good.
+        // A close may also appear as an error.
         let ended = timeout(WATCHDOG, stream.read_to_string(&mut answer)).await;
         assert!(ended.is_ok(), "{said:?} is still open");
     }
@@ -114,11 +114,11 @@ async fn a_queue_that_stands_is_refused_with_a_forecast_and_one_that_has_gone_is
             DelayLimits { target: Duration::from_millis(10), interval: Duration::from_millis(1200) };
     })
     .await;
-    // All places of the executor are taken, and more wait than it could ever compute at once.
+    // All slots of the executor are taken, and more requests wait than it can run at once.
     let burst = json!({ "model": "base", "prompt": "a", "n": 120 });
     let running = harness.client.open_post(TEXT, &burst).await;
     eventually("the burst is let in", || harness.executor().generates().len() == 120).await;
-    // Whoever is let in hangs, and goes away.
+    // Admitted requests hang, and their clients disconnect.
     let body = json!({ "model": "base", "prompt": "a" });
     let ask = async || timeout(Duration::from_millis(50), harness.client.post(TEXT, &body)).await.ok();
     let refused = timeout(WATCHDOG, async {
@@ -153,7 +153,7 @@ async fn when_all_connections_are_taken_health_still_answers_and_others_are_told
 
 #[tokio::test]
 async fn a_reader_who_takes_nothing_is_cut_off_and_its_request_cancelled() {
-    // More than all buffers between here and there hold.
+    // More than all buffers between gateway and client hold.
     let endless = hang_after(String::leak("a".repeat(490)));
     let harness = Harness::start_with(endless, |config| {
         config.connections.stall_timeout = Duration::from_millis(300);
@@ -174,7 +174,7 @@ async fn what_a_reader_has_not_read_is_bounded_by_its_tenants_memory() {
     let body = json!({ "model": "base", "prompt": "a", "stream": true, "n": 32, "max_tokens": 500,
         "logprobs": 20 });
     let mut exchange = harness.client.open_post(TEXT, &body).await;
-    // Long before the reader would be given up.
+    // Long before the timeout of the reader.
     eventually("the executor is told", || !harness.executor().cancels().is_empty()).await;
     exchange.read_until("memory_full").await;
     let others = json!({ "model": "base", "prompt": "a", "stream": true });
@@ -203,7 +203,7 @@ async fn nothing_is_taken_after_draining_began_and_what_runs_ends() {
     })
     .await;
     let mut answer = String::new();
-    // It may be closed, which says the same; but it is never served.
+    // A close is allowed too, but not an answer.
     let _ = old.write_all(b"\r\n").await;
     let _ = timeout(WATCHDOG, old.read_to_string(&mut answer)).await.expect("it ends");
     assert!(answer.is_empty() || answer.contains("shutting_down"), "{answer}");

@@ -1,4 +1,4 @@
-//! The gateway at its public door: real HTTP in front, an executor that answers canned tokens behind.
+//! The gateway's public interface: real HTTP in front, an executor with canned answers behind.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

@@ -1,4 +1,4 @@
-//! Another model takes the place of the one before, at any moment: text of one never meets weights of the other.
+//! Another model replaces the served one at any moment: text of one model never meets weights of the other.
 
 use std::sync::{Arc, Mutex};
 
@@ -14,10 +14,9 @@ use crate::{
     text::{ByteText, TEXT_HASH},
 };
 
-/// What the other model is.
 const OTHER: FakeModelIdentity = FakeModelIdentity { base_hash: [7; 32], text_hash: [8; 32] };
 
-/// The file at the model's path: whose text it holds, and how often it was read.
+/// File at the model's path: its tokenizer, and the number of reads.
 #[derive(Default)]
 struct ModelFile {
     hash: Mutex<[u8; 32]>,
@@ -31,7 +30,6 @@ impl ModelFile {
         Arc::new(shelf)
     }
 
-    /// Another file is renamed over it.
     fn put(&self, hash: [u8; 32]) {
         *self.hash.lock().unwrap() = hash;
     }
@@ -40,7 +38,7 @@ impl ModelFile {
         self.reads.lock().unwrap().clone()
     }
 
-    /// Reads it, as the gateway does; its end token says whose text it is.
+    /// Loader of the gateway; the end token identifies the tokenizer.
     fn loader(self: &Arc<Self>) -> LoadText {
         let shelf = Arc::clone(self);
         Arc::new(move |_| {
@@ -62,7 +60,7 @@ async fn a_model_renamed_over_the_old_one_is_served_with_its_own_text_once_the_e
     let mut harness = Harness::start_with_text(reply_with("x"), shelf.loader(), |_| {}).await;
     assert_eq!(end_token(&harness.client).await, "<end 2>");
     shelf.put(OTHER.text_hash);
-    // The executor still has the old weights, and the gateway the old text.
+    // The executor still has the old weights, and the gateway the old tokenizer.
     assert_eq!(end_token(&harness.client).await, "<end 2>");
     harness.replace_executor(reply_with("x"), OTHER).await;
     assert_eq!(end_token(&harness.client).await, "<end 8>");
@@ -104,7 +102,7 @@ async fn the_text_of_the_expected_model_is_read_before_an_executor_has_loaded_it
     assert_eq!(shelf.reads().len(), 1, "what is known to be the same is not read again");
 }
 
-/// Sends a request of which the second half of the body comes only after `between`.
+/// Sends the second half of a request's body only after `between`.
 async fn ask_slowly(client: &TestClient, between: impl Future<Output = ()>) -> String {
     let mut stream = client.connect().await;
     let body = json!({ "model": "base", "prompt": "a", "max_tokens": 1 }).to_string();
@@ -131,7 +129,7 @@ async fn a_request_whose_body_comes_after_another_model_took_its_place_is_not_an
         let mut harness = Harness::start_with_text(reply_with("x"), shelf.loader(), |_| {}).await;
         let client = harness.client.clone();
         let answer = ask_slowly(&client, async {
-            // Long enough for the first half to be there.
+            // Time for the first half to arrive.
             tokio::time::sleep(std::time::Duration::from_millis(200)).await;
             shelf.put(model.text_hash);
             harness.replace_executor(reply_with("x"), model).await;

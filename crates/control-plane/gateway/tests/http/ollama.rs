@@ -82,7 +82,7 @@ async fn a_prompt_is_shown_in_a_turn_or_raw_as_it_is() {
     let stream = harness.client.post(GENERATE, &json!({ "model": "base", "prompt": "hi" })).await;
     let text: String = lines(&stream).iter().filter_map(|line| line["response"].as_str()).collect();
     assert_eq!(text, "hello");
-    // To ask for nothing is to ask for the model to be there.
+    // An empty prompt only requests that the model is loaded.
     let loaded = ask(json!({ "prompt": "" })).await;
     assert_eq!((&loaded["done_reason"], &loaded["response"]), (&json!("load"), &json!("")));
     let told = ask(json!({ "logprobs": true, "top_logprobs": 1 })).await;
@@ -165,7 +165,7 @@ async fn failures_look_as_ollamas_do_wherever_they_come_from() {
     let begun = json!({ "messages": [{ "role": "user", "content": "hi" }, { "role": "assistant", "content": "Once" }] });
     assert_eq!(alice.post(CHAT, &chat(&begun)).await.status, 200);
     assert!(harness.executor().generates().pop().unwrap().prompt.ends_with(&tokens("assistant:Once")));
-    // What desktop clients send unasked, and what asks for nothing.
+    // Options that desktop clients send by default, without effect here.
     let unasked = json!({ "num_gpu": 99, "num_thread": 4, "use_mmap": true, "mirostat": 0, "tfs_z": 1.0, "repeat_last_n": 64 });
     assert_eq!(alice.post(CHAT, &chat(&json!({ "options": unasked }))).await.status, 200);
     let raw = json!({ "model": "base", "prompt": "a", "raw": true, "system": "b" });

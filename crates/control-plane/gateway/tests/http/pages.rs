@@ -1,4 +1,4 @@
-//! What browsers get, and whether the description of the API is true.
+//! Web pages for browsers, and the truth of the API description.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -15,7 +15,6 @@ fn document() -> Value {
     serde_json::from_str(OPENAPI).unwrap()
 }
 
-/// Follows references.
 fn resolve<'a>(document: &'a Value, node: &'a Value) -> &'a Value {
     match node["$ref"].as_str() {
         Some(path) => document.pointer(&path[1..]).unwrap_or_else(|| panic!("{path} is not there")),
@@ -66,7 +65,6 @@ fn every_reference_of_the_description_leads_somewhere() {
     walk(&document(), &document());
 }
 
-/// A value that the description allows for a field.
 fn example(document: &Value, field: &Value) -> Value {
     let field = resolve(document, field);
     if let Some(example) = field.get("example").or_else(|| field.get("default")) {
@@ -97,7 +95,7 @@ async fn no_field_that_is_documented_is_refused_as_unsupported() {
         };
         let schema = resolve(&document, body);
         if schema["additionalProperties"] == true {
-            // What comes is noted by nobody.
+            // Unrecognised fields are ignored.
             continue;
         }
         let fields = schema["properties"].as_object().unwrap();

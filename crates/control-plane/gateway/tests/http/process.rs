@@ -1,4 +1,4 @@
-//! The process itself: how it starts, and how it ends.
+//! The process itself: its start and its end.
 
 use std::{
     io::{Read as _, Write as _},
@@ -60,7 +60,7 @@ fn what_cannot_work_is_one_line_that_says_what_to_do() {
         (["--adapter-root", "nowhere"], "--adapter-root"),
         (["--api-key-file", "nowhere"], "--api-key-file"),
     ] {
-        // A later argument of the same name would be refused, so these stand alone.
+        // A repeated argument would be rejected, so these stand alone.
         let mut command = Command::new(env!("CARGO_BIN_EXE_gateway"));
         command
             .current_dir(directory.path())
@@ -77,7 +77,6 @@ fn signal(child: &Child, signal: Signal) {
     kill_process(Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap(), signal).unwrap();
 }
 
-/// An address that was free a moment ago.
 fn free_address() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
@@ -125,7 +124,6 @@ fn settings_that_make_no_sense_end_it_with_one_line_and_the_code_of_usage() {
     }
 }
 
-/// Seconds of processor time that a process has used.
 fn processor_s(pid: u32) -> f64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
@@ -142,7 +140,7 @@ async fn a_flood_of_connections_beyond_its_descriptors_neither_silences_nor_spin
     let mut child = command.arg(address.to_string()).stderr(Stdio::null()).spawn().unwrap();
     eventually("it listens", || TcpStream::connect(address).is_ok()).await;
     let flood: Vec<TcpStream> = (0..60).map(|_| TcpStream::connect(address).unwrap()).collect();
-    // It may still be busy with its start; afterwards there is nothing to do.
+    // The process may still be busy with its start.
     eventually("a second of doing nothing takes less than 0.3 s of processor time", || {
         let before = processor_s(child.id());
         std::thread::sleep(Duration::from_secs(1));

@@ -1,4 +1,4 @@
-//! What is drafted is told to those who ask for it, and none of it stays that was not said.
+//! Draft tokens are streamed on request, and rejected ones are retracted.
 
 use std::{sync::Arc, time::Duration};
 
@@ -32,12 +32,11 @@ fn text(extra: &Value) -> Value {
     body
 }
 
-/// Drafted tokens, as an executor tells them.
 fn provisional(text: &str) -> Output {
     Output { provisional: tokens(text), ..Output::default() }
 }
 
-/// Several tokens that came in one step.
+/// Several tokens of one step.
 fn said(text: &str) -> Output {
     let tokens = spoken(text).into_iter().flat_map(|output| output.tokens);
     Output { tokens: tokens.collect(), ..Output::default() }
@@ -47,23 +46,21 @@ fn last(text: &str) -> Output {
     Output { finish: Some(Finish::Length), ..said(text) }
 }
 
-/// Says these, whatever is asked.
 fn script(outputs: Vec<Output>) -> Reply {
     Arc::new(move |_| ReplyScript { outputs: outputs.clone(), pause: Duration::from_millis(5) })
 }
 
-/// A choice as a caller who follows the rules shows it.
+/// A choice as a conforming client displays it.
 #[derive(Debug, Default)]
 struct ShownChoice {
     text: String,
     provisional: String,
-    /// All that was ever told of drafts, and how much of it was taken back.
+    /// All streamed draft texts, and the numbers of retracted characters.
     told: Vec<String>,
     retracted: Vec<usize>,
 }
 
 impl ShownChoice {
-    /// Choice `index` of these chunks.
     fn of(chunks: &[Value], index: usize) -> Self {
         let mut shown = Self::default();
         let choices = chunks.iter().filter_map(|chunk| chunk["choices"].as_array()?.first());
@@ -152,7 +149,7 @@ async fn neither_part_of_a_character_nor_of_a_stop_string_is_told() {
     let response = harness.client.post(TEXT, &text(&json!({ "stop": ["<END>"] }))).await;
     let shown = shown(&response);
     assert_eq!((shown.text.as_str(), shown.provisional.as_str()), ("axéb<EN!", ""));
-    // What was held back of the text is told with what follows it.
+    // Withheld text is streamed together with the text after it.
     assert_eq!(shown.told, ["x", "b", "<EN!c"]);
     assert_eq!(shown.retracted, [1]);
 }

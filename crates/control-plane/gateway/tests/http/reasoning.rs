@@ -1,4 +1,4 @@
-//! What a model thinks before it answers, as callers see it.
+//! Reasoning content before an answer, as clients see it.
 
 use std::sync::Arc;
 
@@ -16,10 +16,10 @@ const CHAT: &str = "/v1/chat/completions";
 const RESPONSES: &str = "/v1/responses";
 const SAID: &str = "<think>\nhm, 2 < 3\n</think>\n\nYes.";
 const THOUGHT: &str = "hm, 2 < 3";
-/// Tokens up to the end of the thought; each is a byte.
+/// Tokens up to the end of the reasoning content; each is a byte.
 const THOUGHT_TOKENS: u64 = 26;
 
-/// A gateway whose model thinks as Qwen 3 does, is shown tools as it is, and says `said`.
+/// Gateway whose model uses Qwen 3's formats of reasoning content and tools, and answers `said`.
 async fn qwen(said: &'static str) -> Harness {
     thinking(said, ReasoningParser::Auto).await
 }

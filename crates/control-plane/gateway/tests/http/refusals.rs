@@ -1,4 +1,4 @@
-//! What is refused, with which status, code and parameter.
+//! Rejected requests, with status, code and parameter.
 
 use std::time::Duration;
 
@@ -263,7 +263,7 @@ async fn after_a_refusal_the_connection_is_good_for_another_request_or_said_to_c
         [("content-length: 2", "{}"), ("transfer-encoding: chunked", "2\r\n{}\r\n0\r\n\r\n")]
     {
         connection.write_all(format!("{head}{length}\r\n\r\n").as_bytes()).await.unwrap();
-        // The handler has refused by now, without reading anything.
+        // By now the handler has rejected without reading.
         sleep(Duration::from_millis(20)).await;
         connection.write_all(body.as_bytes()).await.unwrap();
         let answer = timeout(WATCHDOG, one_answer(&mut connection)).await.expect("it is answered");
@@ -285,7 +285,7 @@ async fn after_a_refusal_the_connection_is_good_for_another_request_or_said_to_c
     }
 }
 
-/// The head of an answer; its body is read, and left out.
+/// Head of an answer; the body is read and dropped.
 async fn one_answer(connection: &mut BufReader<TcpStream>) -> String {
     let mut head = String::new();
     while !head.ends_with("\r\n\r\n") {

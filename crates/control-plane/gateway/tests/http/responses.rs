@@ -1,4 +1,4 @@
-//! The Responses API, as callers see it.
+//! The Responses API, as clients see it.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ fn asked(input: &Value, more: &Value) -> Value {
     body
 }
 
-/// The data of a stream's events, whose names are their types and whose numbers have no gap.
+/// Data of a stream's events; checks that names equal types, and that numbers have no gap.
 pub(crate) fn events(response: &Response) -> Vec<Value> {
     let events: Vec<Value> = response
         .body
@@ -41,7 +41,7 @@ pub(crate) fn events(response: &Response) -> Vec<Value> {
     events
 }
 
-/// The types, each run of one once.
+/// Event types, with repetitions merged.
 fn types(events: &[Value]) -> Vec<&str> {
     let mut types: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
     types.dedup();
@@ -111,7 +111,7 @@ async fn a_stream_tells_items_in_their_order_and_ends_in_the_whole_response() {
     assert_eq!(vec![&done[0]["item"], &done[1]["item"]], [text, call]);
     let id = last["id"].as_str().unwrap();
     assert_eq!(harness.client.get(&format!("{RESPONSES}/{id}")).await.json()["output"], last["output"]);
-    // The call goes back with what came of it.
+    // The client sends the call back with its output.
     let output = json!([{ "type": "function_call_output", "call_id": call["call_id"], "output": "sunny" }]);
     harness.client.post(RESPONSES, &asked(&output, &json!({ "previous_response_id": id }))).await.json();
     let shown =

@@ -1,4 +1,4 @@
-//! Health, figures, and the tokenizer's routes.
+//! Health, metrics, and the tokenizer's routes.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! How streams look, and how they end.
+//! Format of streams, and their ends.
 
 use std::time::Duration;
 
@@ -33,7 +33,6 @@ fn merge(mut body: Value, extra: &Value) -> Value {
     body
 }
 
-/// All text of a stream of completions.
 fn spoken(response: &Response) -> String {
     let chunks = response.chunks();
     chunks.iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str()).collect()
@@ -68,7 +67,7 @@ async fn usage_comes_last_in_a_chunk_without_choices() {
     let chunks = harness.client.post(TEXT, &text(&options)).await.chunks();
     let (last, before) = chunks.split_last().unwrap();
     assert_eq!(last["choices"], json!([]));
-    // The prompt is two bytes behind the beginning token; the answer three bytes and the end token.
+    // The prompt has two bytes after the begin token; the answer three bytes and the end token.
     let usage = json!({
         "prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7,
         "prompt_tokens_details": { "cached_tokens": 4 },
@@ -152,7 +151,7 @@ async fn a_caller_who_goes_away_cancels_what_they_wait_for() {
     eventually("three cancels", || harness.executor().cancels().len() == 3).await;
 }
 
-/// A request of which the caller has read "ab". It goes on by itself.
+/// A request of which the client has read "ab", read further on a task.
 async fn under_way(harness: &Harness, body: &Value) -> tokio::task::JoinHandle<Response> {
     let mut exchange = harness.client.open_post(TEXT, body).await;
     exchange.read_until_any(&["\"text\":\"b\"", "\"text\":\"ab\""]).await;
@@ -215,7 +214,7 @@ async fn choices_stream_side_by_side_and_each_has_its_reason() {
 async fn after_the_grace_a_running_stream_ends_in_an_error() {
     let mut harness = Harness::start(hang_after("ab")).await;
     let request = under_way(&harness, &text(&json!({}))).await;
-    // What ran is cut off, as it should be.
+    // Running requests are cut off, as expected.
     harness.gateway.take().unwrap().shut_down().await.unwrap_err();
     let last: Value = serde_json::from_str(request.await.unwrap().events().last().unwrap()).unwrap();
     assert_eq!(last["error"]["code"], "executor_unavailable");

@@ -25,7 +25,6 @@ async fn ask(harness: &Harness, model: &str) -> Response {
     harness.client.post(TEXT, &json!({ "model": model, "prompt": "a" })).await
 }
 
-/// What the sum of adapters with these contents is.
 fn sum(parts: &[(&str, f32)]) -> AdapterVersion {
     let part =
         |(weights, weight): &(&str, f32)| (AdapterVersion(generation(weights.as_bytes())), weight.to_bits());

@@ -1,4 +1,4 @@
-//! Which model a request gets: by name, by base and name, by generation; and the same tokens for the same key.
+//! Choice of the model by name, by base and name, or by adapter version; and equal tokens for an equal key.
 
 use gateway::keys::Keys;
 use serde_json::{Value, json};
@@ -15,7 +15,6 @@ async fn ask(harness: &Harness, model: &str, adapter: &Value) -> Response {
     harness.client.post(TEXT, &json!({ "model": model, "adapter": adapter, "prompt": "a" })).await
 }
 
-/// A gateway with adapters, and their generations.
 async fn with_adapters(names: &[&str]) -> (Harness, Vec<String>) {
     let harness = Harness::start(reply_with("x")).await;
     let mut generations = Vec::new();

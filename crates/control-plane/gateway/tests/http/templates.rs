@@ -1,4 +1,4 @@
-//! Chat templates that adapters have of their own, and tokenizers beside adapters that differ from the base's.
+//! Adapters with chat templates of their own, and adapter folders with another tokenizer than the base's.
 
 use std::sync::Arc;
 
@@ -24,7 +24,6 @@ fn weights(weights: &str) -> AdapterVersion {
     AdapterVersion(generation(weights.as_bytes()))
 }
 
-/// Loads an adapter with these files beside its own.
 async fn load(harness: &Harness, name: &str, weights: &str, beside: &[(&str, &str)]) -> Response {
     let path = harness.adapter(name, weights);
     for (file, text) in beside {
@@ -41,7 +40,6 @@ async fn chat(harness: &Harness, model: &str) -> Value {
     answer.json()
 }
 
-/// The prompt that was sent last.
 fn prompt(harness: &Harness) -> Vec<u32> {
     harness.executor().generates().last().unwrap().prompt.clone()
 }

@@ -1,4 +1,4 @@
-//! A tokenizer whose tokens are bytes, so that tests can read them.
+//! A tokenizer of bytes, whose tokens tests can read.
 
 use std::sync::Arc;
 
@@ -14,22 +14,17 @@ use text::{
     tokenizer::AddSpecial,
 };
 
-/// Ends an answer.
 pub(crate) const END: u32 = 256;
-/// Put in front of a prompt when special tokens are asked for.
+/// Token id before a prompt with special tokens.
 pub(crate) const BEGIN: u32 = 257;
 pub(crate) const VOCAB_SIZE: u32 = 258;
-/// What its model is said to have.
 pub(crate) const PARAMETERS: u64 = 134_515_008;
-/// What it is made of.
 pub(crate) const TEXT_HASH: [u8; 32] = [2; 32];
 
-/// Finds this tokenizer at every path.
 pub(crate) fn bytes() -> LoadText {
     always(Arc::new(ByteText::default()))
 }
 
-/// Finds `text` at every path.
 pub(crate) fn always(text: Arc<dyn Text>) -> LoadText {
     Arc::new(move |_| Ok(LoadedText { text: Arc::clone(&text), hash: TextHash(TEXT_HASH) }))
 }
@@ -38,7 +33,7 @@ pub(crate) fn always(text: Arc<dyn Text>) -> LoadText {
 pub(crate) struct ByteText {
     bytes: Vec<Vec<u8>>,
     facts: TextFacts,
-    /// Stands before every conversation, as the chat template of an adapter's own.
+    /// Text before every conversation, from an adapter's own chat template.
     heading: String,
 }
 
@@ -49,7 +44,6 @@ impl Default for ByteText {
 }
 
 impl ByteText {
-    /// One whose end token is called `end`.
     pub(crate) fn ending_in(end: &str) -> Self {
         let mut bytes: Vec<Vec<u8>> = (0..=255u8).map(|byte| vec![byte]).collect();
         bytes.extend([end.as_bytes().to_vec(), b"<begin>".to_vec()]);
@@ -64,8 +58,8 @@ impl ByteText {
 }
 
 impl ByteText {
-    /// One whose model has this chat template, for those who read it: conversations are written as always, behind the names of
-    /// tools where it has `{{ tools }}`.
+    /// Tokenizer whose model reports this chat template. Conversations are rendered as usual, after the names
+    /// of tools if the template contains `{{ tools }}`.
     pub(crate) fn with_template(template: &str) -> Self {
         let mut text = Self::default();
         text.facts.chat_template = Some(template.to_owned());
@@ -168,7 +162,6 @@ impl Decoder for ByteDecoder {
     }
 }
 
-/// Text as tokens.
 pub(crate) fn tokens(text: &str) -> Vec<u32> {
     text.bytes().map(u32::from).collect()
 }

@@ -1,4 +1,4 @@
-//! Tinker's routes at the door: whose things they are, what is said where nothing is trained, and what is sampled.
+//! Tinker's routes: ownership, errors without a trainer, and sampling.
 
 use gateway::keys::Keys;
 use serde_json::json;
@@ -39,7 +39,7 @@ async fn sessions_models_samplers_and_answers_are_their_tenants_alone() {
     let promised = alice.post("/api/v1/asample", &sample).await;
     assert_eq!(promised.status, 200, "{}", promised.body);
     let request = json!({ "request_id": promised.json()["request_id"] });
-    // The same again is the same.
+    // A repeated request returns the same future.
     assert_eq!(alice.post("/api/v1/asample", &sample).await.json(), promised.json());
     let answer = alice.post("/api/v1/retrieve_future", &request).await;
     assert_eq!(answer.header("content-type"), Some("application/x-protobuf"), "{}", answer.body);

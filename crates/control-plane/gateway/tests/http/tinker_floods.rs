@@ -1,4 +1,4 @@
-//! A tenant of Tinker's routes who takes what there is to take, beside one who trains.
+//! A tenant that exhausts its limits on Tinker's routes, beside one that trains.
 
 use std::collections::HashMap;
 
@@ -24,12 +24,9 @@ const ALICE: &str = "tml-alice";
 const MALLORY: &str = "tml-mallory";
 const WATCHER: &str = "watcher";
 const OPERATOR: &str = "operator";
-/// What a tenant may keep.
 const TENANT_BYTES: usize = 8 << 20;
-/// Tokens of a long batch.
 const TOKENS: usize = 40_000;
 
-/// A model of one's own.
 struct TenantModel {
     client: TestClient,
     session: String,
@@ -37,7 +34,7 @@ struct TenantModel {
 }
 
 impl TenantModel {
-    /// A session, whose model has its name, and is not created yet.
+    /// Begins a session with a named model, which is not created yet.
     async fn of(client: TestClient) -> Self {
         let session = client.post("/api/v1/create_session", &json!({})).await.json();
         let session = session["session_id"].as_str().unwrap().to_owned();
@@ -51,7 +48,6 @@ impl TenantModel {
         self.client.post("/api/v1/create_model", &model).await
     }
 
-    /// Asks for a batch to be evaluated.
     async fn evaluate(
         &self,
         seq: i32,
@@ -67,7 +63,6 @@ impl TenantModel {
         self.client.send("POST", "/api/v1/forward_backward", "application/x-protobuf", body).await
     }
 
-    /// Serves the adapter, and says what comes of it.
     async fn publish(&self, seq: u32, how: Value) -> Value {
         let mut request = how;
         request["model_id"] = self.id.as_str().into();
@@ -110,7 +105,6 @@ fn batch(model: &str, seq: i32, tokens: usize) -> ForwardBackwardRequest {
     }
 }
 
-/// Names of the adapters of a tenant's runs that are served.
 async fn served(harness: &Harness, tenant: &str) -> Vec<String> {
     let operator = harness.client.with_key(OPERATOR);
     let listed = operator.get("/v1/lora_adapters?runs=true").await.json();
@@ -119,12 +113,11 @@ async fn served(harness: &Harness, tenant: &str) -> Vec<String> {
     listed.map(|adapter| adapter["name"].as_str().unwrap().to_owned()).collect()
 }
 
-/// A gateway with two tenants and trainers for both, and who they are. The executor answers with `reply`.
+/// Gateway with two tenants and trainers for both; the executor answers with `reply`.
 async fn start(reply: Reply) -> (Harness, FakeTrainerService, TenantModel, TenantModel) {
     start_with(reply, 4).await
 }
 
-/// The same with so many trainers.
 async fn start_with(
     reply: Reply,
     trainers: usize,
@@ -154,7 +147,7 @@ async fn a_tenant_whose_work_waits_for_ever_keeps_what_a_tenant_may_and_others_t
     let (harness, _service, alice, mallory) = start(reply_with("x")).await;
     let used = || harness.gateway.as_ref().unwrap().memory().used_by("mallory");
     assert_eq!(mallory.create().await.status, 200);
-    // The first never comes, so all the others wait.
+    // The first operation never comes, so all others wait.
     let (mut promised, mut refused) = (Vec::new(), Vec::new());
     for seq in 2..40 {
         let answer = mallory.evaluate(seq, TOKENS, |_| {}).await;
@@ -163,13 +156,13 @@ async fn a_tenant_whose_work_waits_for_ever_keeps_what_a_tenant_may_and_others_t
     }
     assert!(promised.len() > 5 && refused.len() > 5, "{} taken", promised.len());
     assert!(refused.iter().all(|answer| (answer.status, answer.code().as_str()) == (429, "memory_full")));
-    // Another tenant does not notice.
+    // Another tenant is not affected.
     let created = alice.create().await;
     assert_eq!(alice.result(&created).await.json()["type"], "create_model");
     let evaluated = alice.evaluate(1, TOKENS, |_| {}).await;
     let evaluated = alice.result(&evaluated).await;
     assert_eq!(evaluated.header("content-type"), Some("application/x-protobuf"), "{}", evaluated.body);
-    // The one whose turn it is gets in however much waits, and all the others have their turn.
+    // The next operation in order is always accepted, and then all others run.
     let first = mallory.evaluate(1, TOKENS, |_| {}).await;
     for promised in std::iter::once(&first).chain(&promised) {
         let evaluated = mallory.result(promised).await;
@@ -186,7 +179,7 @@ async fn what_is_made_to_take_room_is_refused_by_name_in_its_turn_and_takes_none
     assert_eq!(mallory.create().await.status, 200);
     let (before, long) = (used(), "a".repeat(900 << 10));
     let short = "a".repeat(200 << 10);
-    // Two bytes a sequence, whose turn is the fifth.
+    // Two bytes per sequence; operation 5.
     let parts = [batch(&mallory.id, 5, 0).encode_to_vec(), b"\x1a\x00".repeat(450_000)].concat();
     let load = json!({ "model_id": mallory.id, "seq_id": 6, "path": short, "optimizer": true });
     let save = json!({ "model_id": mallory.id, "seq_id": 7, "path": short });
@@ -227,7 +220,7 @@ async fn what_is_made_to_take_room_is_refused_by_name_in_its_turn_and_takes_none
     let larger = json!({ "model_id": mallory.id, "seq_id": 9, "path": long });
     let larger = mallory.client.post("/api/v1/save_weights", &larger).await;
     assert_eq!((larger.status, larger.code().as_str()), (400, "body_too_large"));
-    // The trainer is as it was.
+    // The trainer's state is unchanged.
     let last = mallory.evaluate(9, 1, |_| {}).await;
     let last = mallory.result(&last).await;
     assert_eq!(last.header("content-type"), Some("application/x-protobuf"), "{}", last.body);
@@ -250,7 +243,7 @@ async fn a_tenant_whose_idle_models_have_all_trainers_gives_one_to_another_tenan
     );
     assert_eq!(alice.result(&asked).await.json()["type"], "create_model");
     assert_eq!(service.taken(), 1);
-    // The model goes on when it is asked something, as soon as the other has ended.
+    // The suspended model resumes with its next request, once the other has ended.
     let evaluated = mallory.evaluate(1, 1, |_| {}).await;
     alice.end().await;
     let evaluated = mallory.result(&evaluated).await;

@@ -1,5 +1,5 @@
-//! What Tinker's runs keep: listed apart from the adapters that people have named, for a time if that is said, and taken away by
-//! whose it is.
+//! Saved objects of Tinker's runs: listed apart from users' adapters, with an optional expiry, and deleted by
+//! their owner.
 
 use gateway::keys::Keys;
 use serde_json::{Value, json};
@@ -15,7 +15,6 @@ const ALICE: &str = "tml-alice";
 const BOB: &str = "tml-bob";
 const OPS: &str = "tml-ops";
 
-/// A model that is trained.
 pub(crate) struct TinkerRun<'a> {
     client: &'a TestClient,
     session: String,
@@ -34,12 +33,10 @@ impl<'a> TinkerRun<'a> {
         Self { client, session, model: begun["model_id"].clone(), seq: 0 }
     }
 
-    /// What the run is called in names of what it keeps.
     pub(crate) fn name(&self) -> String {
         format!("{}-0", self.session)
     }
 
-    /// What comes of the run's next request.
     pub(crate) async fn ask(&mut self, route: &str, mut body: Value) -> Value {
         self.seq += 1;
         (body["model_id"], body["seq_id"]) = (self.model.clone(), self.seq.into());
@@ -59,7 +56,6 @@ async fn promised(client: &TestClient, route: &str, body: &Value) -> Value {
     }
 }
 
-/// A gateway with trainers, for `alice`, `bob` and an administrator.
 async fn gateway(trainers: &FakeTrainerService) -> (Harness, [TestClient; 3]) {
     let keys = key_file(&[("user", "alice", ALICE), ("user", "bob", BOB), ("admin", "ops", OPS)]);
     let harness = Harness::start_with(reply_with("x"), |config| {
@@ -71,7 +67,6 @@ async fn gateway(trainers: &FakeTrainerService) -> (Harness, [TestClient; 3]) {
     (harness, clients)
 }
 
-/// Names of models or adapters of a list.
 async fn names(client: &TestClient, route: &str, field: &str) -> Vec<String> {
     let listed = client.get(route).await.json();
     let listed = listed["data"].as_array().or_else(|| listed["models"].as_array()).unwrap().clone();

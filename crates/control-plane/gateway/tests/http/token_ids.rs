@@ -1,4 +1,4 @@
-//! Token ids beside texts, and log-probabilities of prompts, as vLLM's callers ask for them.
+//! Token ids beside texts, and log-probabilities of prompts, as in vLLM's API.
 
 use serde_json::{Value, json};
 

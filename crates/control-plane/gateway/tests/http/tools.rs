@@ -1,4 +1,4 @@
-//! Answers of a form, and calls of tools, as callers see them.
+//! Structured output and tool calls, as clients see them.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ const TEXT: &str = "/v1/completions";
 const SAID: &str = "I look.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call>\n\
                     <tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";
 
-/// A gateway whose model is shown tools as Hermes is, and says `said`.
+/// Gateway whose model uses Hermes' tool format and answers `said`.
 async fn hermes(said: &'static str) -> Harness {
     let text = Arc::new(ByteText::with_template("{% if tools %}<tool_call>{% endif %}"));
     Harness::start_with_text(reply_with(said), always(text), |_| {}).await
@@ -135,7 +135,7 @@ async fn tools_are_refused_where_the_template_shows_none() {
     let body = json!({ "model": "base", "messages": history });
     let error = &harness.client.post(CHAT, &body).await.json()["error"];
     assert_eq!(error["param"], "messages");
-    // To show none is to ask for nothing.
+    // With `tool_choice` none, missing tools are no error.
     let answer = harness.client.post(CHAT, &asked(&json!({ "tool_choice": "none" }))).await;
     assert_eq!(answer.status, 200);
 }

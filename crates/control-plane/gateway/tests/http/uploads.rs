@@ -1,4 +1,4 @@
-//! Adapters whose files are sent along.
+//! Adapters whose files are uploaded with the request.
 
 use serde_json::{Value, json};
 use types::AdapterVersion;
@@ -12,7 +12,7 @@ use crate::{
 const CONFIG: UploadPart = ("file", Some("adapter_config.json"), "{}");
 const NAME: UploadPart = ("lora_name", None, "pirate");
 
-/// A part of a form: what it is called, the file's name if it is one, and what is in it.
+/// Part of a form: name, file name if it is a file, and content.
 type UploadPart<'a> = (&'a str, Option<&'a str>, &'a str);
 
 fn weights(text: &str) -> UploadPart<'_> {
@@ -34,7 +34,6 @@ fn hex(weights: &str) -> String {
     AdapterVersion(generation(weights.as_bytes())).to_string()
 }
 
-/// What lies in the store, and has no name yet.
 fn left_behind(harness: &Harness) -> Vec<String> {
     let store = std::fs::read_dir(harness.directory.path().join("state/adapters")).unwrap();
     let names = store.map(|entry| entry.unwrap().file_name().into_string().unwrap());

@@ -1,4 +1,4 @@
-//! What of a form an answer need not keep to, told at every door.
+//! Warnings about unenforced parts of a schema, on every route.
 
 use std::sync::Arc;
 
@@ -11,7 +11,6 @@ use crate::{
     text::{ByteText, always},
 };
 
-/// A schema with a keyword that cannot be held.
 fn schema() -> Value {
     json!({ "type": "object", "properties": { "list": { "type": "array", "items": { "type": "string" }, "uniqueItems": true } } })
 }
@@ -22,7 +21,7 @@ fn chat(more: &Value) -> Value {
     body
 }
 
-/// The one warning in `told`, which stands in this field.
+/// Checks that `told` has exactly one warning, for this field.
 fn check(told: &Value, field: &str) {
     let warnings = told["warnings"].as_array().unwrap_or_else(|| panic!("no warnings: {told}"));
     assert_eq!(warnings.len(), 1, "{told}");

@@ -1,4 +1,4 @@
-//! A stream ends in every choice's finish reason and `[DONE]`, or in one error event: also when it goes wrong.
+//! A stream ends with every choice's finish reason and `[DONE]`, or with one error event, also after faults.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,7 +21,7 @@ fn ask(extra: &Value) -> Value {
     body
 }
 
-/// The code of the error the stream ended in; `None` if it ended well. Panics if it ended in both or in neither.
+/// Error code at the stream's end; `None` if it ended well. Panics if it has both ends or neither.
 fn ending(response: &Response, choices: usize) -> Option<String> {
     let events = response.events();
     let errors: Vec<Value> = events
@@ -60,7 +60,7 @@ async fn a_stream_of_several_choices_ends_once_whatever_happens_to_the_executor(
     assert_eq!(ending(&request.await.unwrap(), 3), None);
 }
 
-/// The first sequence says nothing; the others hear that the executor shuts down.
+/// The first sequence is silent; the others get an executor's shutdown.
 fn shut_down_behind_the_first() -> Reply {
     Arc::new(|generate| {
         let mut outputs = spoken("ab");
@@ -110,7 +110,7 @@ async fn what_is_redone_has_what_is_left_of_its_deadline() {
 async fn a_stream_cut_by_the_drain_ends_in_one_error() {
     let mut harness = Harness::start(hang_after("ab")).await;
     let request = begin(&harness, ask(&json!({ "n": 2 })), 2).await;
-    // That something was cut off is what this is about.
+    // The cut-off is the subject of this test.
     let _ = harness.gateway.take().unwrap().shut_down().await;
     assert!(ending(&request.await.unwrap(), 2).is_some());
 }

@@ -1,4 +1,4 @@
-//! The log: one line for each finished request, found by its id, without what was said or who may say it.
+//! The log: one line per finished request, found by its id, without texts or keys.
 
 use std::{
     io::Write,
@@ -18,7 +18,7 @@ use crate::{
 
 const TEXT: &str = "/v1/completions";
 
-/// Everything logged on this thread, on which the whole gateway of a test runs.
+/// Log of this thread, which runs the whole gateway of a test.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -56,7 +56,7 @@ impl Log {
         String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
     }
 
-    /// Lines about requests that are finished, on generation routes.
+    /// Lines of finished requests on generation routes.
     fn finished(&self) -> Vec<Value> {
         let text = self.text();
         let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());

@@ -1,4 +1,4 @@
-//! What the gateway says about itself: figures, the log, traces, and how streams end.
+//! The gateway's observability: metrics, log, traces, and the ends of streams.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![allow(dead_code, reason = "the harness is shared with the tests of HTTP, which use other parts of it")]

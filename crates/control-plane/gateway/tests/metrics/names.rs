@@ -66,7 +66,6 @@ fn aliases_have_vllms_names_and_each_only_once() {
     }
 }
 
-/// The guide's row of a metric.
 fn row(metric: &Metric) -> String {
     let kind = match metric.kind {
         MetricKind::Counter => "counter",
@@ -91,7 +90,6 @@ fn the_guide_has_a_row_for_every_metric_and_every_alias_and_no_other() {
     assert_eq!(rows.count(), TABLE.len(), "the guide has a row for a metric that is not there");
 }
 
-/// Names of metrics in an expression of PromQL.
 fn metrics_of(expression: &str) -> Vec<&str> {
     let words = expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == ':'));
     words
@@ -175,7 +173,7 @@ fn the_dashboard_can_be_imported() {
     }
 }
 
-/// A deployment that asks for traces does not start without them.
+/// A deployment with a trace endpoint does not start if traces are not built in.
 #[cfg(not(feature = "otel"))]
 #[test]
 fn an_endpoint_for_traces_is_refused_by_name_where_traces_are_not_built_in() {

@@ -1,17 +1,14 @@
-//! A strict reader of Prometheus's text format: what it takes, every scraper takes.
+//! A strict parser of Prometheus's text format, which accepts only what every scraper accepts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A line with a value.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct MetricSample {
-    /// Name with suffix.
     pub(crate) name: String,
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) value: f64,
 }
 
-/// A metric with its samples.
 #[derive(Debug, Default)]
 pub(crate) struct Family {
     pub(crate) kind: String,
@@ -19,7 +16,7 @@ pub(crate) struct Family {
     pub(crate) samples: Vec<MetricSample>,
 }
 
-/// Reads `text`, or says which rule it breaks.
+/// Parses `text`, or returns the broken rule.
 pub(crate) fn parse(text: &str) -> Result<BTreeMap<String, Family>, String> {
     let mut families: BTreeMap<String, Family> = BTreeMap::new();
     let (mut current, mut seen) = (String::new(), BTreeSet::new());
@@ -80,7 +77,8 @@ fn check(name: &str, family: &Family) -> Result<(), String> {
     }
 }
 
-/// Every series has ascending bounds, counts that never fall, an infinite bucket that equals its count, and a sum.
+/// Checks that every series has ascending bounds, monotonic counts, an infinite bucket equal to its count,
+/// and a sum.
 fn check_histogram(name: &str, family: &Family) -> Result<(), String> {
     let mut series: BTreeMap<BTreeMap<String, String>, Vec<(f64, f64)>> = BTreeMap::new();
     for sample in family.samples.iter().filter(|sample| sample.name.ends_with("_bucket")) {
@@ -143,7 +141,7 @@ fn labels(mut text: &str) -> Result<BTreeMap<String, String>, String> {
     Ok(labels)
 }
 
-/// A value up to its closing quote, unescaped, and what follows.
+/// A value up to its closing quote, unescaped, and the rest.
 fn quoted(text: &str) -> Result<(String, &str), String> {
     let (mut value, mut chars) = (String::new(), text.char_indices());
     while let Some((at, c)) = chars.next() {

@@ -1,4 +1,4 @@
-//! Where adapters were computed, and what waiting for them cost.
+//! Where adapters were computed, and the cost of waiting for them.
 
 use serde_json::json;
 
@@ -8,7 +8,7 @@ use crate::{
     values::{TEXT, as_told, ask, load, scrape, value},
 };
 
-/// Rows times ranks of an adapter on the device, by workers, and by the executor.
+/// Rank rows of an adapter on the device, by workers, and by the executor.
 async fn rank_rows(harness: &Harness, adapter: &str) -> [Option<f64>; 3] {
     let families = scrape(&harness.client).await;
     ["device", "workers", "executor"].map(|place| {

@@ -1,4 +1,4 @@
-//! Spans, as a collector gets them.
+//! Spans as a collector receives them.
 
 use serde_json::{Value, json};
 use tokio::{
@@ -12,7 +12,6 @@ use crate::{
     harness::{Harness, WATCHDOG},
 };
 
-/// Takes one message, answers it, and returns its head and body.
 async fn receive(mut stream: TcpStream) -> (String, Value) {
     let mut bytes = Vec::new();
     loop {
@@ -37,7 +36,6 @@ fn attribute<'a>(span: &'a Value, key: &str) -> &'a Value {
         .unwrap_or_else(|| panic!("no {key} in {span}"))["value"]
 }
 
-/// A collector, and a gateway that sends to it.
 async fn traced() -> (TcpListener, Harness) {
     let collector = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("http://{}", collector.local_addr().unwrap());
@@ -46,7 +44,6 @@ async fn traced() -> (TcpListener, Harness) {
     (collector, harness)
 }
 
-/// Takes the next message.
 async fn collect(collector: &TcpListener) -> (String, Value) {
     let (stream, _) = timeout(WATCHDOG, collector.accept()).await.expect("a message").unwrap();
     timeout(WATCHDOG, receive(stream)).await.expect("all of it")
@@ -91,7 +88,7 @@ async fn spans_that_wait_are_sent_before_the_gateway_ends() {
     assert_eq!(span.get("parentSpanId").filter(|parent| *parent != ""), None, "nobody's child");
 }
 
-/// Its messages are taken by the system and by nobody else.
+/// The system accepts the collector's messages, but no process reads them.
 #[tokio::test]
 async fn a_collector_that_does_not_answer_holds_up_neither_requests_nor_the_end() {
     let (_collector, mut harness) = traced().await;

@@ -1,4 +1,4 @@
-//! Every metric is provoked, and seen.
+//! Every metric is triggered and observed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,7 +29,7 @@ use crate::{
 };
 
 pub(crate) const TEXT: &str = "/v1/completions";
-/// What `max_tokens` tells the fake executor to do.
+/// Value of `max_tokens` that makes the fake executor hang.
 const HANG: u32 = 33;
 const REFUSE: u32 = 44;
 const WAIT: u32 = 55;
@@ -52,7 +52,6 @@ pub(crate) async fn scrape(client: &TestClient) -> BTreeMap<String, Family> {
     parse(&text).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 
-/// The value of the series that has all of `labels`.
 pub(crate) fn value(families: &BTreeMap<String, Family>, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
     let family = families.values().find(|family| family.samples.iter().any(|sample| sample.name == name))?;
     let fits = |sample: &&crate::parser::MetricSample| {
@@ -74,7 +73,7 @@ async fn unload(harness: &Harness, name: &str) {
     assert_eq!(answer.status, 200, "{}", answer.body);
 }
 
-/// Metrics of which a series above zero was seen.
+/// Collects the metrics with a series above zero.
 fn note(families: &BTreeMap<String, Family>, seen: &mut BTreeSet<&'static str>) {
     for metric in TABLE {
         let Some(family) = families.get(metric.name) else { continue };
@@ -86,7 +85,7 @@ fn note(families: &BTreeMap<String, Family>, seen: &mut BTreeSet<&'static str>) 
     }
 }
 
-/// A service whose first trainer makes a step and dies when it is told to, and whose second one fails.
+/// Service whose first trainer makes a step and ends on request, and whose second one fails.
 fn start_trainers(socket: &Path) -> Arc<Notify> {
     let (listener, death) = (UnixListener::bind(socket).unwrap(), Arc::new(Notify::new()));
     let told = Arc::clone(&death);
@@ -113,7 +112,6 @@ fn start_trainers(socket: &Path) -> Arc<Notify> {
     death
 }
 
-/// Has a job trained by them.
 async fn train(harness: &Harness, death: &Notify, seen: &mut BTreeSet<&'static str>) {
     let form = "--x\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nfine-tune\r\n--x\r\n\
                 Content-Disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\n{}\r\n--x--\r\n";
@@ -177,7 +175,7 @@ async fn every_metric_is_written_when_what_it_counts_happens() {
     })
     .await;
     note(&scrape(&harness.client).await, &mut seen);
-    // Hosts that share something write theirs where there is something to share (tests/tests/suite/shared_registry.rs).
+    // Metrics of shared servers are observed in tests/tests/suite/shared_registry.rs.
     let is_shared =
         |name: &str| name.starts_with("holobiont_store_") || name.starts_with("holobiont_registry_");
     let names = TABLE.iter().map(|metric| metric.name);
@@ -203,7 +201,7 @@ async fn the_tokens_that_are_counted_are_those_that_callers_are_told() {
     body["stream"] = json!(true);
     body["stream_options"] = json!({ "include_usage": true, "continuous_usage_stats": true });
     let mut exchange = harness.client.open_post(TEXT, &body).await;
-    // Of this one the caller sees two tokens and leaves.
+    // The client reads two tokens of this request and disconnects.
     exchange.read_until("\"completion_tokens\":2").await;
     drop(exchange);
     add(&json!({
@@ -247,7 +245,7 @@ async fn answers_are_counted_by_route_and_status_also_where_there_is_no_route_an
     let harness = Harness::start(as_told()).await;
     harness.client.get("/nowhere").await;
     harness.client.get("/v1/models/nobody").await;
-    // Nothing has been said yet when this caller goes away.
+    // This client disconnects before the first token.
     let mut body = ask("base", HANG);
     body["min_tokens"] = json!(8);
     let exchange = harness.client.open_post(TEXT, &body).await;
@@ -279,7 +277,7 @@ async fn adapters_beyond_the_cap_share_a_label_and_labels_of_unloaded_ones_go_aw
     };
     assert_eq!(labels().await, ["a", "b", "base", "other"]);
     assert_eq!(scrape(&harness.client).await["holobiont_adapter_info"].samples.len(), 2);
-    // What is reported of the third is known: it does not take the label that becomes free.
+    // The third adapter's stats are known: it must not take the freed label.
     eventually_async("all is reported", async || {
         let families = scrape(&harness.client).await;
         let of_device = |adapter| [("adapter", adapter), ("place", "device")];

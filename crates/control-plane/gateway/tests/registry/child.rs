@@ -1,7 +1,9 @@
-//! A process that opens the registry, does what it is told, and says what was acknowledged; it may die at any point.
+//! A process that opens the registry, executes commands and reports acknowledgements; it may be killed at any
+//! point.
 //!
-//! It is this very test program, told by its environment to be the child. Its orders are lines `load NAME WEIGHTS`,
-//! `unload NAME`, `pin NAME`, `bring NAME`, `reopen`, `names`; to each it answers with one line, `ok ...` or `error CODE`.
+//! The process is this test program, started with an environment variable. Commands are lines `load NAME
+//! WEIGHTS`, `unload NAME`, `pin NAME`, `bring NAME`, `reopen`, `names`; each is answered with one line, `ok
+//! ...` or `error CODE`.
 
 use std::{
     io::{BufRead as _, Write as _},
@@ -17,10 +19,9 @@ use gateway::{
 
 use crate::support::{BASE, admin, files, gone, open};
 
-/// Where the child's directories are.
 const DIRECTORY: &str = "REGISTRY_TEST_CHILD";
 
-/// The child. As a test of its own it has nothing to do, and says so.
+/// Main function of the child. As an ordinary test it does nothing.
 #[tokio::test]
 async fn the_child_process_of_other_tests_is_idle_when_it_is_nobodys_child() {
     let Some(directory) = std::env::var_os(DIRECTORY).map(PathBuf::from) else {
@@ -42,7 +43,7 @@ async fn the_child_process_of_other_tests_is_idle_when_it_is_nobodys_child() {
             Err(error) => print_marked(&format!("error {}", error.code())),
         }
     }
-    // Without the rest of the test program.
+    // Skips the rest of the test program.
     std::process::exit(0);
 }
 
@@ -72,21 +73,21 @@ async fn load(registry: &Arc<Registry>, name: &str, path: PathBuf) -> Result<Str
     Ok(registry.load(request, BASE.into()).await?.record.generation.to_string())
 }
 
-/// The test harness writes to standard output too; a mark tells our lines from its.
+/// The test harness writes to standard output too, so a mark distinguishes our lines.
 fn print_marked(line: &str) {
     let mut out = std::io::stdout().lock();
     writeln!(out, "\n@{line}").unwrap();
     out.flush().unwrap();
 }
 
-/// The child, seen from its parent.
 pub(crate) struct RegistryChild {
     child: Child,
     lines: std::io::Lines<std::io::BufReader<ChildStdout>>,
 }
 
 impl RegistryChild {
-    /// Starts one on `directory`, through `wrapper` if that is not empty, with failpoints in `DIRECTORY/failpoints`.
+    /// Starts a child on `directory`, through `wrapper` if not empty, with failpoints in
+    /// `DIRECTORY/failpoints`.
     pub(crate) fn start(directory: &Path, wrapper: &[&str]) -> Self {
         let me = std::env::current_exe().unwrap();
         let me = me.to_str().unwrap();
@@ -105,24 +106,21 @@ impl RegistryChild {
         Self { child, lines }
     }
 
-    /// Its process.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Its next line; `None` when it has ended.
     pub(crate) fn heard(&mut self) -> Option<String> {
         self.lines.by_ref().map_while(Result::ok).find_map(|line| line.strip_prefix('@').map(str::to_owned))
     }
 
-    /// Gives an order and waits for the answer; `None` if it died of it.
+    /// Sends a command and waits for the answer; `None` if the child ended.
     pub(crate) fn order(&mut self, order: &str) -> Option<String> {
-        // It may be dead already.
+        // The child may have ended already.
         let _ = writeln!(self.child.stdin.as_mut().unwrap(), "{order}");
         self.heard()
     }
 
-    /// Lets it go and waits for its end.
     pub(crate) fn end(mut self) {
         drop(self.child.stdin.take());
         let _ = self.child.wait();

@@ -1,5 +1,5 @@
-//! A gateway killed at every delicate place of an adapter's life: what it acknowledged is there, what it did not is
-//! absent or whole, and no file is left that nothing refers to.
+//! A gateway killed at every failpoint of an adapter's life: acknowledged changes persist, others are absent
+//! or complete, and no unreferenced file stays.
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
@@ -11,10 +11,9 @@ use crate::{
     support::{admin, gone, hex, open, stored},
 };
 
-/// Names and weights.
 type AdapterWeightsByName = BTreeMap<String, String>;
 
-/// Before anything happens, and what happens then; with room for three.
+/// Commands before the kill, with memory for three adapters.
 const PREPARED: [&str; 3] = ["load a one", "load b two", "load c three"];
 const ORDERS: [&str; 6] = ["load d four", "load a five", "pin a", "unload b", "bring c", "unload d"];
 
@@ -41,7 +40,8 @@ async fn dies_at(place: &str) {
     drop(fake);
 }
 
-/// Runs until the child is dead; returns what it acknowledged, and that with the order it died of.
+/// Runs commands until the child is killed; returns the acknowledged state, and that state with the last
+/// command.
 fn kill(path: &Path, place: &str) -> (AdapterWeightsByName, AdapterWeightsByName) {
     let mut state = AdapterWeightsByName::new();
     let mut child = RegistryChild::start(path, &[]);
@@ -116,7 +116,7 @@ async fn a_disk_that_fails_in_the_middle_is_a_typed_error_and_the_registry_is_as
             }
             assert_eq!(child.order("names").as_deref(), Some("ok a"));
             assert_eq!(child.order("bring a"), Some(format!("ok {}", hex("one"))), "serving goes on");
-            // The next change that succeeds sweeps what a failed one had to leave behind.
+            // The next successful change sweeps the remains of a failed one.
             assert_eq!(child.order("load b three"), Some(format!("ok {}", hex("three"))));
             assert_eq!(stored(&path).len(), 2, "{place}");
             assert_eq!(child.order("reopen").as_deref(), Some("ok"));

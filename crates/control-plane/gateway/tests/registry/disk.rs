@@ -44,12 +44,11 @@ fn shell(script: &str) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_system_that_takes_no_more_is_a_typed_error_and_nothing_is_lost() {
     let directory = tempfile::tempdir().unwrap();
-    // In units of 512 bytes or of 1024, depending on the shell: above a database, below the adapter.
+    // In units of 512 or 1024 bytes, depending on the shell: above a database, below the adapter.
     fill(directory.path(), shell("trap '' XFSZ; ulimit -f 2000; exec \"$@\"")).await;
     assert_eq!(stored(directory.path()).len(), 2);
 }
 
-/// True if this user may mount a file system of their own.
 fn may_mount(directory: &Path) -> bool {
     let tried = std::process::Command::new("unshare")
         .args(["--user", "--map-root-user", "--mount", "mount", "-t", "tmpfs", "none"])
@@ -65,7 +64,7 @@ async fn a_full_disk_is_a_typed_error_and_nothing_is_lost() {
     let state = directory.path().join("state");
     std::fs::create_dir(&state).unwrap();
     if !may_mount(&state) {
-        // Where mounting is forbidden the limit on files above stands for it.
+        // If mounting is forbidden, a limit on file sizes replaces it.
         eprintln!("this user may not mount a tmpfs; a limit on the size of files stands for a full disk");
         return fill(directory.path(), shell("trap '' XFSZ; ulimit -f 2000; exec \"$@\"")).await;
     }

@@ -1,4 +1,5 @@
-//! What was acknowledged is there after a restart, a damaged disk is an error, and a cut log never invents anything.
+//! Acknowledged changes survive a restart, a damaged disk is an error, and a truncated log never adds a
+//! change.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -6,7 +7,6 @@ use gateway::adapters::{OpenError, Pin, database::DatabaseError};
 
 use crate::support::{BASE, RegistryHarness, admin, files, hex, open, stored};
 
-/// Every name with its generation.
 fn names(bench: &RegistryHarness) -> BTreeMap<String, String> {
     let entries = bench.registry.entries();
     entries.iter().map(|(name, entry)| (name.clone(), entry.record.generation.to_string())).collect()
@@ -80,7 +80,7 @@ async fn a_registry_that_cannot_be_read_is_an_error_and_never_an_empty_one() {
     set_layout(&database, 99).await;
     assert!(matches!(refused().await, OpenError::Database(DatabaseError::Newer { found: 99, .. })));
     assert_eq!(stored(path).len(), 1, "nothing was swept");
-    // The layouts of former versions are brought up to date.
+    // Schemas of former versions are migrated.
     let no_templates =
         "ALTER TABLE adapters DROP COLUMN chat_template; ALTER TABLE adapters DROP COLUMN weights";
     let no_terms = "ALTER TABLE adapters DROP COLUMN made_by; ALTER TABLE adapters DROP COLUMN expires_at";
@@ -108,7 +108,6 @@ async fn change(database: &Path, statements: String) {
     connection.close().await.unwrap();
 }
 
-/// The database's files as they are at one moment.
 struct DatabaseSnapshot(Vec<(String, Vec<u8>)>);
 
 impl DatabaseSnapshot {
@@ -134,7 +133,7 @@ impl DatabaseSnapshot {
 async fn a_power_cut_at_any_byte_of_the_log_leaves_some_acknowledged_state_and_nothing_older_than_synced() {
     let bench = RegistryHarness::with_room_for(8).await;
     let state = bench.path().join("state");
-    // After each acknowledgement: what is registered, and how much of the log was synced for it.
+    // Registered names after each acknowledgement, and the synced length of the log.
     let mut history = vec![(names(&bench), DatabaseSnapshot::of(&state).log_bytes())];
     for (name, weights) in [("a", "1"), ("b", "2"), ("a", "3"), ("c", "4")] {
         bench.load(name, weights).await.unwrap();

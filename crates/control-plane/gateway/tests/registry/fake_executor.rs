@@ -1,4 +1,4 @@
-//! A ROUTER that loads and unloads adapters within a budget, and remembers in which order.
+//! A ROUTER socket that loads and unloads adapters within a budget, and records the order.
 
 use std::{
     collections::BTreeMap,
@@ -18,10 +18,9 @@ use tokio::task::JoinHandle;
 use types::{AdapterId, AdapterVersion, TenantId};
 use zeromq::{RouterSocket, Socket as _, SocketRecv as _, SocketSend as _, ZmqMessage};
 
-/// Every adapter takes this many bytes.
 pub(crate) const ADAPTER_BYTES: u64 = 1000;
 
-/// What it was told, by the first bytes of the adapter's weights.
+/// Received command, with the first bytes of the adapter's weights.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum LoadCommand {
     Load(String),
@@ -30,7 +29,7 @@ pub(crate) enum LoadCommand {
 
 #[derive(Debug, Default)]
 struct FakeRegistryState {
-    /// Where the gateway's paths begin, if it lives in a file system of its own.
+    /// Root of the gateway's paths, if it has a file system of its own.
     view: Option<PathBuf>,
     held: BTreeMap<[u8; 32], u64>,
     told: Vec<LoadCommand>,
@@ -48,7 +47,7 @@ impl Drop for FakeExecutor {
 }
 
 impl FakeExecutor {
-    /// One with room for `adapters`, where a load takes `load_time`.
+    /// Starts an executor with memory for `adapters`, where a load takes `load_time`.
     pub(crate) async fn start(socket: &Path, adapters: u64, load_time: Duration) -> Self {
         let _ = std::fs::remove_file(socket);
         let mut router = RouterSocket::new();
@@ -58,17 +57,15 @@ impl FakeExecutor {
         Self { memory, task }
     }
 
-    /// From now on paths are those that process `pid` sees.
+    /// Resolves paths as process `pid` sees them from now on.
     pub(crate) fn look_from(&self, pid: u32) {
         self.memory.lock().unwrap().view = Some(PathBuf::from(format!("/proc/{pid}/root")));
     }
 
-    /// Everything it was told, in order.
     pub(crate) fn commands(&self) -> Vec<LoadCommand> {
         self.memory.lock().unwrap().told.clone()
     }
 
-    /// The weights it was told to load, in order.
     pub(crate) fn loads(&self) -> Vec<String> {
         let told = self.commands();
         told.into_iter()
@@ -76,7 +73,6 @@ impl FakeExecutor {
             .collect()
     }
 
-    /// How many adapters it holds.
     pub(crate) fn held(&self) -> usize {
         self.memory.lock().unwrap().held.len()
     }
@@ -87,7 +83,6 @@ impl FakeExecutor {
     }
 }
 
-/// The fake's idea of a content hash.
 pub(crate) fn generation(weights: &[u8]) -> [u8; 32] {
     *blake3::hash(weights).as_bytes()
 }
@@ -142,7 +137,7 @@ impl FakeRegistryState {
                 let (request, adapter) = (unload.request, unload.adapter);
                 ToGateway::AdapterUnloaded(AdapterUnloaded { request, adapter, freed_bytes })
             }
-            // How the connection makes sure that somebody is there.
+            // The connection probes the executor with this request.
             ToExecutor::GetStats(request) => ToGateway::Stats(Stats { request, ..Stats::default() }),
             other => unreachable!("the registry never sends {other:?}"),
         }

@@ -1,4 +1,4 @@
-//! Paths of those who mean harm, or made a mistake: refused, typed, and nothing left behind.
+//! Hostile and wrong paths: rejected with typed errors, and without remains.
 
 use std::{
     os::unix::{ffi::OsStrExt as _, fs::symlink},
@@ -97,7 +97,7 @@ async fn pipes_and_devices_are_refused_without_waiting_for_them() {
     assert!(is_no_file(&refusal(&bench, "fifo").await));
     let device = bench.files("device", "x").join("adapter_model.safetensors");
     std::fs::remove_file(&device).unwrap();
-    // Only root may make one; as a link it leads out of the root.
+    // Only root may create one; a link to one leads out of the root.
     if mknodat(CWD, &device, FileType::CharacterDevice, Mode::RUSR, makedev(1, 5)).is_ok() {
         assert!(is_no_file(&refusal(&bench, "device").await));
         std::fs::remove_file(&device).unwrap();

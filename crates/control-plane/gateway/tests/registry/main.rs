@@ -1,5 +1,5 @@
-//! The adapter registry by itself, in front of an executor that holds few adapters: what is durable, what is
-//! resident, what hostile paths get.
+//! The adapter registry alone, before an executor that holds few adapters: durability, residency and hostile
+//! paths.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

@@ -1,4 +1,4 @@
-//! More adapters than fit: who is in, who goes, who waits.
+//! More adapters than fit: residency, eviction and waiting.
 
 use std::{sync::Arc, time::Duration};
 
@@ -104,7 +104,7 @@ async fn a_restart_brings_in_what_is_pinned_first_and_then_what_was_used_last() 
         bench.load(name, name).await.unwrap();
     }
     bench.registry.pin("a", Pin::Keep).await.unwrap();
-    // Another executor: it holds nothing.
+    // Another executor, which holds nothing.
     let RegistryHarness { directory, fake, executor, registry } = bench;
     executor.close();
     crate::support::gone(registry).await;

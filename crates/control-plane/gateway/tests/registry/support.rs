@@ -1,4 +1,4 @@
-//! A registry, its directories, and short ways to use it.
+//! A registry, its directories, and shortcuts.
 
 use std::{
     collections::BTreeSet,
@@ -21,10 +21,8 @@ use crate::fake_executor::{FakeExecutor, generation};
 
 pub(crate) use testkit::WATCHDOG;
 
-/// What the base model is called.
 pub(crate) const BASE: &str = "base";
 
-/// Everything a test needs; removed when it ends.
 pub(crate) struct RegistryHarness {
     pub(crate) directory: TempDir,
     pub(crate) fake: FakeExecutor,
@@ -33,12 +31,10 @@ pub(crate) struct RegistryHarness {
 }
 
 impl RegistryHarness {
-    /// A registry in front of an executor with room for `adapters`.
     pub(crate) async fn with_room_for(adapters: u64) -> Self {
         Self::slow(adapters, Duration::ZERO).await
     }
 
-    /// The same, where a load takes `load_time`.
     pub(crate) async fn slow(adapters: u64, load_time: Duration) -> Self {
         let directory = tempfile::tempdir().unwrap();
         std::fs::create_dir(directory.path().join("root")).unwrap();
@@ -47,12 +43,10 @@ impl RegistryHarness {
         Self { directory, fake, executor, registry }
     }
 
-    /// Ends the registry and opens it again.
     pub(crate) async fn reopen(self) -> Self {
         self.with_options(|_| {}).await
     }
 
-    /// Ends the registry and opens it again with other options.
     pub(crate) async fn with_options(self, change: impl FnOnce(&mut RegistryOptions)) -> Self {
         let Self { directory, fake, executor, registry } = self;
         executor.close();
@@ -67,7 +61,6 @@ impl RegistryHarness {
         self.directory.path()
     }
 
-    /// An adapter directory within the root.
     pub(crate) fn files(&self, name: &str, weights: &str) -> PathBuf {
         files(self.path(), name, weights)
     }
@@ -81,7 +74,6 @@ impl RegistryHarness {
         LoadRequest { name: name.to_owned(), path, replace: Replace::Always, tenant: None, pinned: None }
     }
 
-    /// Loads what lies at `path`, as it is.
     pub(crate) async fn load_path(
         &self,
         path: impl Into<PathBuf>,
@@ -91,13 +83,11 @@ impl RegistryHarness {
         self.registry.load(request, BASE.into()).await
     }
 
-    /// Names of what the store holds.
     pub(crate) fn stored(&self) -> BTreeSet<String> {
         stored(self.path())
     }
 }
 
-/// A caller of a tenant.
 pub(crate) fn caller(tenant: &str, role: KeyRole) -> Caller {
     Caller { tenant: tenant.into(), role, limit: KeyLimit::new(None) }
 }
@@ -135,7 +125,6 @@ pub(crate) async fn open(directory: &Path) -> Result<(Executor, Arc<Registry>), 
     open_with(directory, options(directory)).await
 }
 
-/// The same with these options.
 pub(crate) async fn open_with(
     directory: &Path,
     options: RegistryOptions,
@@ -156,7 +145,7 @@ pub(crate) async fn open_with(
     Ok((executor, registry))
 }
 
-/// Waits until nobody has the registry any more, so that its directory is free.
+/// Waits until the registry's last reference is dropped, so that its directory is free.
 pub(crate) async fn gone(registry: Arc<Registry>) {
     let weak = Arc::downgrade(&registry);
     drop(registry);
@@ -167,7 +156,6 @@ pub(crate) fn hex(weights: &str) -> String {
     AdapterVersion(generation(weights.as_bytes())).to_string()
 }
 
-/// Waits until `condition` holds.
 pub(crate) async fn eventually(what: &str, condition: impl Fn() -> bool) {
     let wait = async {
         while !condition() {

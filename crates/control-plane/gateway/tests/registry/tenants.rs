@@ -70,7 +70,7 @@ async fn replacing_keeps_the_owner_and_never_gives_it_to_somebody_else() {
     }
 }
 
-/// Publishes an adapter of a tenant's own, as a fine-tuning job or a model of Tinker's does.
+/// Publishes an adapter of a tenant, as a fine-tuning job or a Tinker model does.
 async fn publish(
     bench: &RegistryHarness,
     registry: &std::sync::Arc<Registry>,
@@ -104,7 +104,7 @@ async fn one_tenant_publishes_half_of_the_registry_and_leaves_the_rest_to_others
 
 #[tokio::test]
 async fn the_bytes_that_a_tenant_publishes_are_bounded() {
-    // An adapter of the executor here takes 1000 bytes.
+    // An adapter takes 1000 bytes of this executor.
     let bench =
         RegistryHarness::with_room_for(8).await.with_options(|options| options.tenant_bytes = 2000).await;
     let registry = std::sync::Arc::clone(&bench.registry);

@@ -1,4 +1,5 @@
-//! The layer service without doors: sessions, calls through shared memory and queues, batches, company.
+//! The layer service without listeners: sessions, calls through shared memory and queues, batches, and
+//! concurrent clients.
 
 use std::{
     sync::{Arc, Mutex},
@@ -35,10 +36,9 @@ use types::BlockId;
 use crate::tiny;
 
 const SLAB: u64 = 1 << 20;
-/// Where answers go in a test's slab.
+/// Offset of answers in a test's slab.
 pub(crate) const OUT: u64 = SLAB / 2;
 
-/// The tiny model with a hub in front of it.
 pub(crate) struct DispatcherFixture {
     pub(crate) base: Box<dyn EvaluateSites>,
     pub(crate) hub: Dispatcher,
@@ -78,7 +78,6 @@ impl DispatcherFixture {
         (session.unwrap(), answers)
     }
 
-    /// Computes everything there is.
     pub(crate) fn run(&mut self) {
         let begin = Instant::now();
         self.hub.poll();
@@ -96,7 +95,7 @@ impl DispatcherFixture {
     }
 }
 
-/// A clock that stands until a test moves it.
+/// A clock that only the test advances.
 #[derive(Debug, Clone)]
 struct StoppedClock(Arc<Mutex<Instant>>);
 
@@ -112,7 +111,6 @@ impl Clock for StoppedClock {
     }
 }
 
-/// A client of this host.
 pub(crate) struct LocalClient {
     pub(crate) session: RegisteredSession,
     pub(crate) client: ClientChannel,
@@ -120,7 +118,6 @@ pub(crate) struct LocalClient {
 }
 
 impl LocalClient {
-    /// Calls with `x` through a site of the tiny model, forward.
     fn call(&mut self, site: u32, class: CallClass, x: &[f32], columns: usize) -> CallHeader {
         let header = self.header(site, class, x.len() / columns);
         self.client.write_rows(header.input, header.dtype, x).unwrap();
@@ -209,7 +206,6 @@ fn forward(site: u32) -> SiteCall {
     SiteCall { site: SiteId(site), part: None, op: SiteOp::Forward, path: SitePath::Fast }
 }
 
-/// Rows that nobody else has.
 pub(crate) fn rows(salt: u32, count: usize) -> Vec<f32> {
     (0..count as u32)
         .map(|index| (index.wrapping_mul(747_796_405).wrapping_add(salt * 99_991) >> 12) as f32 / 1e6 - 0.5)
@@ -301,7 +297,7 @@ fn eight_clients_get_the_same_bits_under_every_policy() {
         for round in 0..3_u32 {
             let mut sent = Vec::new();
             for (index, local) in locals.iter_mut().enumerate() {
-                // From a token to what is cut into several batches; two sites.
+                // From one token up to several batches; two sites.
                 let count = [1, 2, 5, 33, 1, 70, 9, 1][index];
                 let (site, x) = (4 * (index as u32 % 2), rows(round * 8 + index as u32, 64 * count));
                 local.call(site, CallClass::ALL[index % 5], &x, 64);
@@ -361,7 +357,7 @@ fn what_does_not_fit_is_refused_by_name() {
     assert_eq!(local.refusal(), CallStatus::Quota);
     rig.run();
     assert_eq!(local.answer(128).0.status, CallStatus::Done);
-    // What was refused may be repeated with its number; what was answered may not.
+    // A rejected sequence number may be repeated, an answered one may not.
     local.client.submit(&repeated).unwrap();
     rig.run();
     assert_eq!(local.answer(128).0.status, CallStatus::Done);
@@ -452,7 +448,7 @@ fn a_session_that_ends_leaves_nothing_behind() {
     drop(local);
     rig.hub.poll();
     assert!(rig.hub.is_idle());
-    // There is room for another session and another slab.
+    // Another session and another slab fit.
     let mut next = rig.local("a");
     next.call(0, CallClass::Decode, &rows(1, 64), 64);
     rig.run();

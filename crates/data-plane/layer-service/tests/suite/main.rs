@@ -1,4 +1,4 @@
-//! The layer service without a process around it: over the tiny model, and behind its ZeroMQ door.
+//! The layer service without a process: over the tiny model, and behind its ZeroMQ listener.
 
 #![expect(clippy::unwrap_used, reason = "a test that panics has failed, which is what is wanted")]
 

@@ -1,4 +1,4 @@
-//! The door for clients that speak ZeroMQ: who is let in, and what others notice of those who misbehave.
+//! The ZeroMQ listener: admission of clients, and isolation from hostile ones.
 
 mod admission;
 mod hostile;

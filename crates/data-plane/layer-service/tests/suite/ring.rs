@@ -1,4 +1,4 @@
-//! Whole numbers modulo 2^48: rows that come, and rows that the executor makes.
+//! Integers modulo 2^48: rows of clients, and rows that the executor draws.
 
 use kernels::Activations;
 use layer_service::settings::{LayerSettings, Quotas};
@@ -10,12 +10,11 @@ use shmproto::layer::{
 
 use crate::calls::{DispatcherFixture, far, numbers, payload};
 
-/// Numbers of a row.
 const WIDTH: usize = 64;
-/// Its words of 32 bits, where a number has six bytes.
+/// 32-bit words per row, with six bytes per number.
 const WORDS: usize = 3 * WIDTH / 2;
 
-/// Triples whole numbers at its first site; its second has no ring path.
+/// Triples integers at its first site; its second has no ring path.
 struct TriplingSites(Vec<Site>);
 
 impl TriplingSites {
@@ -58,7 +57,6 @@ fn number_bytes(number: u64) -> [u8; 6] {
     [a, b, c, d, e, f]
 }
 
-/// The numbers of words.
 fn wholes(words: &[f32]) -> Vec<u64> {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     let whole = |&[a, b, c, d, e, f]: &[u8; 6]| u64::from_le_bytes([a, b, c, d, e, f, 0, 0]);
@@ -69,7 +67,6 @@ fn draw() -> SeededRows {
     SeededRows { key: Key::new(&[0xa7; 32]), first: u64::MAX - 2 }
 }
 
-/// What comes of `rows` rows of the draw.
 fn expected(rows: usize) -> Vec<u64> {
     let mut words = vec![0.0; rows * WORDS];
     draw().fill(0, WORDS, &mut words);

@@ -1,4 +1,5 @@
-//! Split clients of a base whose weights come from a disk: they share its sweeps, and get the bits of one in memory.
+//! Split clients of a base streamed from disk: they share its weight reads, and get the bits of a resident
+//! base.
 
 use std::{
     fs,
@@ -32,7 +33,7 @@ fn options() -> ResidentOptions {
     ResidentOptions { cores: Vec::new(), kv_bytes: 1 << 20, kv_dtype: KvDtype::Auto }
 }
 
-/// A deep and narrow model, untied.
+/// A deep and narrow model with an untied head.
 fn source(directory: &Path) -> RandomSource {
     let config = r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 128,
         "intermediate_size": 256, "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -47,7 +48,7 @@ fn resident(directory: &Path) -> ResidentModel {
     ResidentModel::new(weights, &options()).unwrap()
 }
 
-/// The model through a window of two blocks, and what a sweep over it reads.
+/// The model through a double buffer of two blocks, and the bytes of one read of all weights.
 fn streamed(directory: &Path) -> (ResidentModel<ServedLayers>, u64) {
     let source = source(directory);
     let path = directory.join("weights.packed");
@@ -61,7 +62,7 @@ fn streamed(directory: &Path) -> (ResidentModel<ServedLayers>, u64) {
     (ResidentModel::new(weights, &options()).unwrap(), sweep)
 }
 
-/// Where a client of its own is: it goes up through all sites, and a trainer down again, so many times.
+/// Position of a client, which repeatedly goes up through all sites; a trainer also comes down again.
 struct SweepClient {
     local: LocalClient,
     trains: bool,
@@ -75,7 +76,6 @@ impl SweepClient {
         Self { local, trains, step: 0, rounds, waits: false }
     }
 
-    /// Calls of a round.
     fn length(&self) -> u32 {
         if self.trains { 2 * SITES } else { SITES }
     }
@@ -91,7 +91,7 @@ impl SweepClient {
         SiteCall { site: SiteId(site), part: None, op, path: SitePath::Fast }
     }
 
-    /// Takes the answer it waits for, if it is there, compares it, and calls again; says whether anything happened.
+    /// Reads and compares an available answer, and calls again; returns whether it made progress.
     fn advance(&mut self, judge: &mut ResidentModel) -> bool {
         if self.is_done() {
             return false;
@@ -118,7 +118,8 @@ impl SweepClient {
     }
 }
 
-/// Has the walkers go to their ends, each but the first a while behind the others; bytes that were read, as parts of a sweep.
+/// Runs all clients to their ends, each started after the one before; returns the read bytes over those of
+/// one full read.
 fn walk(policy: BatchingPolicy, trainers: usize, clients: usize, rounds: u32) -> f64 {
     let directory = tempfile::tempdir().unwrap();
     let mut judge = resident(directory.path());
@@ -163,7 +164,7 @@ fn clients_of_a_streamed_base_share_its_sweeps() {
 fn trainers_ride_up_with_the_others_and_down_together() {
     let rounds = 8;
     let sweeps = walk(BatchingPolicy::Opportunistic, 2, 4, rounds) / f64::from(rounds);
-    // Up and down for all four of them: ideal are two sweeps.
+    // Four clients go up and down: two full reads are ideal.
     assert!(sweeps <= 2.0 / 0.7, "{sweeps} sweeps a round");
 }
 

@@ -1,4 +1,4 @@
-//! Single sites on the device, and rows of others that join a pass there.
+//! Single sites on the device, and calls that join a pass there.
 
 use kernels::Activations;
 use model::{
@@ -26,7 +26,7 @@ fn evaluate(base: &mut dyn EvaluateSites, call: SiteCall, count: usize) -> Vec<f
     out
 }
 
-/// Norm of the difference beside the norm.
+/// Norm of the difference relative to the norm.
 fn distance(a: &[f32], b: &[f32]) -> f32 {
     let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|value| value * value).sum::<f32>().sqrt();
     norm(&mut a.iter().zip(b).map(|(a, b)| a - b)) / norm(&mut b.iter().copied())
@@ -62,7 +62,6 @@ fn every_site_gives_what_the_cpu_gives_forward_and_backward() {
     }
 }
 
-/// Joins every site with rows of its own.
 #[derive(Default)]
 struct JoiningHooks {
     asked: Option<SiteCall>,
@@ -118,7 +117,7 @@ fn whether_a_call_joined_a_pass_or_stood_alone_is_not_seen_in_its_bits() {
     let Some(cuda) = device() else { return };
     for name in ["qwen2-f16", "llama-bf16"] {
         let mut pass = on_device(&cuda, name, Graphs::Use);
-        // So few rows in all that weights are read once for all of them.
+        // So few rows in total that weights are read once for all of them.
         let (sequence, mut guests) = (CudaSequence::new(0, 12, None), JoiningHooks::default());
         let slice = sequence.slice(0..12, LogitRows::Last);
         pass.forward_in_company(&[slice], &mut Vec::new(), &mut guests).unwrap();

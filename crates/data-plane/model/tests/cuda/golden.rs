@@ -10,7 +10,7 @@ use crate::{
 #[test]
 fn the_device_gives_the_logits_and_tokens_of_transformers() {
     let Some(cuda) = device() else { return };
-    // Weights of 16 bits meet activations of 16 bits; all others must agree to 1e-3.
+    // 16-bit weights have 16-bit activations; all others must agree to 1e-3.
     let tolerance = |name: &str| match name {
         _ if ["bf16", "gptq", "awq"].iter().any(|part| name.contains(part)) => 0.3,
         _ if name.contains("f16") => 0.03,
@@ -18,7 +18,7 @@ fn the_device_gives_the_logits_and_tokens_of_transformers() {
     };
     let load = |path: &_| at(&cuda, path, KvDtype::Auto, Graphs::Use);
     check_all(&golden(""), tolerance, load, |pass, _, asked| {
-        // Of a DoRA over layers with biases the device does not take these back.
+        // The device does not compute a DoRA over layers with biases.
         let is_computed = !asked.scales.as_ref().is_some_and(Scales::have_offsets);
         is_computed.then(|| brought(pass, asked.prepared(pass.config(), pass.adapter_precision())))
     });
@@ -31,10 +31,10 @@ fn hidden_states_are_those_of_transformers_on_the_device() {
     check_embeddings(&golden(""), 1e-3, load, |pass, _, path| adapter(pass, path));
 }
 
-/// Activations of 16 bits meet weights that are dequantized exactly; logits span about 40.
+/// 16-bit activations with exactly dequantized weights; logits span about 40.
 const REAL_TOLERANCE: f32 = 0.6;
 
-/// Tokens after the shortest prompt that are tried: the stand-in computes a token of this model in seconds.
+/// Tokens after the shortest prompt: the stand-in needs seconds per token of this model.
 const REAL_TOKENS: usize = 4;
 
 #[test]

@@ -1,5 +1,6 @@
-//! The pass on a GPU, or on the driver's stand-in (`scripts/cuda-on-cpu`), judged by transformers and by the pass on the
-//! CPU. Without any driver the tests say so and pass, unless `HOLOBIONT_REQUIRE_CUDA=1`.
+//! The pass on a GPU or the driver's stand-in (`scripts/cuda-on-cpu`), compared with transformers and with
+//! the pass on the CPU. Without a driver the tests print a message and pass, unless
+//! `HOLOBIONT_REQUIRE_CUDA=1`.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod company;

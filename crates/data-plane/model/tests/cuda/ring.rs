@@ -1,4 +1,4 @@
-//! The ring path of single sites on the device: the words of the CPU, and its promises.
+//! The ring path of single sites on the device: the same words as on the CPU, and its guarantees.
 
 use std::{borrow::Cow, fs};
 
@@ -16,10 +16,10 @@ use model::{
 
 use crate::support::{device, golden};
 
-/// Weights of 32 bits and of both kinds of 16, with biases and with a tied head.
+/// Weights of 32 bits and of both 16-bit types, with biases and with a tied head.
 const MODELS: [&str; 4] = ["llama-tied", "llama-bf16", "qwen2-bias", "qwen2-f16"];
 
-/// A small model whose linear layers are of block formats in turn, with numbers that mean nothing.
+/// A small model with meaningless weights, whose linear layers use the block formats in turn.
 struct MixedFormats(RandomSource);
 
 impl MixedFormats {
@@ -62,7 +62,7 @@ impl WeightSource for MixedFormats {
         let Some(kind) = Self::kind_of(id) else { return Some(tensor) };
         let bytes = tensor.rows * kind.row_bytes(tensor.cols).unwrap();
         let salt = format!("{id:?}").bytes().map(usize::from).sum::<usize>();
-        // Whatever of this is a scale is small.
+        // Small bytes give small scales at any position.
         let data: Vec<u8> = (0..bytes).map(|at| ((at * 31 + at / 7 + salt) % 0x2C) as u8).collect();
         Some(Tensor { kind, data: Cow::Owned(data), ..tensor })
     }
@@ -72,7 +72,6 @@ impl WeightSource for MixedFormats {
     }
 }
 
-/// Every model, by name.
 fn sources() -> impl Iterator<Item = (&'static str, Box<dyn WeightSource + Sync>)> {
     let mixed: Box<dyn WeightSource + Sync> = Box::new(MixedFormats::new());
     let model = |name| (name, open(&golden("models").join(name)).unwrap() as _);
@@ -90,9 +89,9 @@ fn on_device(weights: CudaWeights) -> CudaModel {
     CudaModel::new(weights, &options).unwrap()
 }
 
-/// Words that are no numbers as floats are among what comes back.
+/// Returned words may be NaN as floats.
 fn evaluate(base: &mut dyn EvaluateSites, call: SiteCall, count: usize) -> Result<Vec<u32>, EvaluateError> {
-    // Without such a path it is refused, whatever rows are like.
+    // Without a ring path the call is rejected for any rows.
     let (input, output) = base.sites()[call.site.0 as usize].words(call).unwrap_or((1, 1));
     let mut rows = Activations::default();
     rows.reshape(count, input);

@@ -1,9 +1,9 @@
-//! Memory that is not to be had, at every single allocation: what needs it fails and says so, and the next try gives what it
-//! always gave.
+//! Failure of every single allocation: the operation fails with a message, and the next try gives the usual
+//! result.
 //!
-//! The stand-in fails what a file tells it to (`kernels/cuda/emulator/README.md`), and reads the file's name from its
-//! environment once: each test is run again in a process that has it there. A GPU has no such file: there these tests say so
-//! and are skipped.
+//! The stand-in fails the allocations that a file names (`kernels/cuda/emulator/README.md`), and reads the
+//! file's path from its environment once, so each test runs again in a process with that variable. A GPU has
+//! no such file; there these tests are skipped with a message.
 
 use std::{env, fs, path::PathBuf, process::Command, sync::Arc};
 
@@ -25,14 +25,13 @@ use crate::support::{CudaSequence, device, error, golden, on_device, upload};
 
 const RULE: &str = "CUDA_ON_CPU_ALLOCATIONS";
 const MODEL: &str = "llama-bf16";
-/// More allocations than anything makes.
+/// More allocations than any operation makes.
 const MANY: u64 = 1_000_000;
 
-/// The file that says which allocations fail.
+/// File that says which allocations fail.
 struct AllocationFaults(PathBuf);
 
 impl AllocationFaults {
-    /// What the environment names.
     fn here() -> Option<Self> {
         env::var_os(RULE).map(|path| Self(path.into()))
     }
@@ -41,12 +40,12 @@ impl AllocationFaults {
         fs::write(&self.0, format!("{rule} {number}\n")).unwrap();
     }
 
-    /// The next allocation but `number - 1` fails, and no other.
+    /// Fails only the `number`th next allocation.
     fn once(&self, number: u64) {
         self.set("once", number);
     }
 
-    /// There is memory again; says whether it was ever lacking.
+    /// Ends the shortage; returns whether an allocation failed.
     fn end(&self) -> bool {
         let text = fs::read_to_string(&self.0).unwrap();
         let left: u64 = text.split_whitespace().last().unwrap().parse().unwrap();
@@ -54,7 +53,6 @@ impl AllocationFaults {
         left == 0
     }
 
-    /// How many allocations `what` makes.
     fn count(&self, what: impl FnOnce()) -> u64 {
         self.once(MANY);
         what();
@@ -64,7 +62,7 @@ impl AllocationFaults {
     }
 }
 
-/// Runs `body` with a file for the stand-in: in this process if it has one, else in another that runs `test` again.
+/// Runs `body` with a fault file: in this process if it has one, else in another that runs `test` again.
 fn in_shortage(test: &str, body: impl FnOnce(&Arc<Cuda>, &AllocationFaults)) {
     let Some(cuda) = device() else { return };
     if cuda.info().name != "CUDA on this CPU" {
@@ -93,14 +91,14 @@ fn try_open(cuda: &Arc<Cuda>) -> Result<CudaModel, CudaModelError> {
     CudaModel::new(CudaWeights::load(&*source, cuda, 1, &|_| {})?, &options())
 }
 
-/// Says what to do, in a line.
+/// Checks that the message is one line with advice.
 fn assert_helpful(error: &CudaError) {
     let text = error.to_string();
     assert!(error.is_out_of_memory() && !error.is_device_lost(), "{error:?}");
     assert!(text.contains("; ") && !text.contains('\n'), "{text}");
 }
 
-/// A prompt, and some steps after it, the last of which are records.
+/// Logits of a prompt and some steps after it, the last of which replay CUDA graphs.
 fn logits(pass: &mut CudaModel, adapter: Option<&Arc<PreparedAdapter>>) -> Result<Vec<f32>, CudaError> {
     let (sequence, mut all, mut logits) = (CudaSequence::new(0, 48, adapter), Vec::new(), Vec::new());
     for (start, end) in [(0, 40), (40, 41), (41, 42), (42, 43), (43, 44)] {
@@ -122,7 +120,7 @@ fn a_start_without_memory_is_an_error_at_every_allocation_and_leaves_none_taken(
             for number in 1..=all {
                 shortage.once(number);
                 match try_open(cuda) {
-                    // cuBLASLt's room: without it there is a slower way.
+                    // The workspace of cuBLASLt: without it there is a slower kernel.
                     Ok(_) => {}
                     Err(CudaModelError::Cuda(error)) => assert_helpful(&error),
                     Err(other) => panic!("allocation {number}: {other}"),
@@ -148,7 +146,7 @@ fn a_pass_without_memory_is_an_error_at_every_allocation_and_the_next_has_the_sa
                 let mut pass = try_open(cuda).unwrap();
                 shortage.once(number);
                 match logits(&mut pass, None) {
-                    // Less than was asked for was enough, or a step was not recorded.
+                    // A smaller allocation sufficed, or a step was not captured as a graph.
                     Ok(found) => assert_eq!(found, expected, "allocation {number}"),
                     Err(error) => {
                         assert_helpful(&error);
@@ -172,7 +170,7 @@ fn a_pass_without_memory_is_an_error_at_every_allocation_and_the_next_has_the_sa
 fn without_any_memory_steps_whose_shape_was_met_go_on() {
     in_shortage("without_any_memory_steps_whose_shape_was_met_go_on", |cuda, shortage| {
         let mut pass = try_open(cuda).unwrap();
-        // Twice: rows that are kept and rows that are left change places, and so do the sizes of their rooms.
+        // Two runs: kept and other rows alternate, and so do the sizes of their buffers.
         logits(&mut pass, None).unwrap();
         let expected = logits(&mut pass, None).unwrap();
         shortage.set("from", 1);
@@ -187,7 +185,6 @@ fn without_any_memory_steps_whose_shape_was_met_go_on() {
     });
 }
 
-/// An adapter that is prepared and not on the device.
 fn prepared(pass: &CudaModel, name: &str) -> Arc<PreparedAdapter> {
     let adapter = Adapter::read(&golden("adapters").join("llama-tied").join(name), pass.config()).unwrap();
     Arc::new(PreparedAdapter::new(&adapter, pass.config(), pass.adapter_precision()).unwrap())
@@ -248,7 +245,7 @@ fn calls_of_split_clients_need_half_the_room_where_there_is_none_for_all() {
             let mut pass = try_open(cuda).unwrap();
             evaluate(&mut pass, 24).unwrap();
             shortage.set("from", 1);
-            // Room for 24 at a time is there, so four times as many go through it.
+            // A buffer for 24 rows exists, and four times as many rows go through it.
             let found = evaluate(&mut pass, 96).unwrap();
             assert!(error(&found, &expected) < 0.05, "{}", error(&found, &expected));
             shortage.end();

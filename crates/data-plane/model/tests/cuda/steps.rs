@@ -1,4 +1,4 @@
-//! Batches, chunks, decode steps that are replayed, tokens that are drawn on the device: beside the pass on the CPU.
+//! Batches, chunks, replayed decode steps and sampling on the device, compared with the pass on the CPU.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use types::BlockId;
 
 use crate::support::{CudaSequence, adapter, at, device, error, golden, on_cpu, on_device, upload};
 
-/// A model of 32 bits: both devices agree but for the order of sums.
+/// A 32-bit model: both devices agree except for the order of sums.
 const MODEL: &str = "llama-tied";
 const TOLERANCE: f32 = 1e-3;
 
@@ -112,7 +112,8 @@ fn replayed_decode_steps_give_what_steps_launch_by_launch_give() {
             .map(|sequence| sequence.slice(0..sequence.tokens.len() - 4, LogitRows::None))
             .collect();
         pass.forward(&begin, &mut Vec::new()).unwrap();
-        // The batch shrinks once, and a prompt comes between: records of both shapes are made, used and kept.
+        // The batch shrinks once, and a prompt runs between: graphs of both shapes are captured, replayed and
+        // kept.
         for (step, count) in [(4, 6), (3, 6), (2, 6), (1, 5)] {
             let next: Vec<_> = prompts[..count]
                 .iter()
@@ -194,14 +195,13 @@ fn what_was_planned_with_a_revoked_copy_is_not_launched_again() {
     let garbage = vec![0xFF; pass.block_bytes()];
     lent.iter().for_each(|&block| pass.write_block(block, &garbage).unwrap());
     assert!(!copy.is_complete() && copy.next_bytes().is_none());
-    // The device has nothing of it any more, and nobody helps.
+    // The device has no block of the adapter, and there is no worker.
     assert!(step(&mut pass).is_err() && !pass.is_lost());
     upload(&pass, &prepared);
     let again = step(&mut pass).unwrap();
     assert!(again.iter().zip(&expected).all(|(again, expected)| again.to_bits() == expected.to_bits()));
 }
 
-/// Blocks that adapters have.
 fn lent(pass: &CudaModel) -> Vec<BlockId> {
     let memory = pass.adapter_memory();
     (0..pass.kv_blocks() as u32).filter(|&block| !memory.pool.is_own(block)).map(BlockId).collect()

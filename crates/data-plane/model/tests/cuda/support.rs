@@ -19,7 +19,7 @@ use types::BlockId;
 
 pub(crate) use crate::golden_support::error;
 
-/// The device, or `None` after saying why there is none.
+/// The device, or `None` with a message.
 pub(crate) fn device() -> Option<Arc<Cuda>> {
     static DEVICE: OnceLock<Result<Arc<Cuda>, CudaError>> = OnceLock::new();
     match DEVICE.get_or_init(|| Cuda::open(0)) {
@@ -33,7 +33,6 @@ pub(crate) fn device() -> Option<Arc<Cuda>> {
     }
 }
 
-/// A golden model on the device.
 pub(crate) fn on_device(cuda: &Arc<Cuda>, name: &str, graphs: Graphs) -> CudaModel {
     at(cuda, &golden("models").join(name), KvDtype::Auto, graphs)
 }
@@ -44,7 +43,6 @@ pub(crate) fn at(cuda: &Arc<Cuda>, path: &std::path::Path, kv_dtype: KvDtype, gr
     CudaModel::new(weights, &CudaOptions { kv_bytes: 32 << 20, kv_dtype, graphs }).unwrap()
 }
 
-/// The same on the CPU.
 pub(crate) fn on_cpu(name: &str) -> ResidentModel {
     let source = open(&golden("models").join(name)).unwrap();
     let weights = LoadedWeights::load(&*source, 1).unwrap();
@@ -52,13 +50,11 @@ pub(crate) fn on_cpu(name: &str) -> ResidentModel {
     ResidentModel::new(weights, &options).unwrap()
 }
 
-/// An adapter that is wholly on the device of `pass`.
 pub(crate) fn adapter(pass: &CudaModel, path: &std::path::Path) -> Arc<PreparedAdapter> {
     let adapter = Adapter::read(path, pass.config()).unwrap();
     brought(pass, PreparedAdapter::new(&adapter, pass.config(), pass.adapter_precision()).unwrap())
 }
 
-/// The same of one that is prepared.
 pub(crate) fn brought(pass: &CudaModel, prepared: PreparedAdapter) -> Arc<PreparedAdapter> {
     if prepared.device_bytes() > 0 {
         upload(pass, &prepared);
@@ -66,7 +62,7 @@ pub(crate) fn brought(pass: &CudaModel, prepared: PreparedAdapter) -> Arc<Prepar
     Arc::new(prepared)
 }
 
-/// Brings an adapter to the pool's last blocks that are free: the sequences here have the first.
+/// Uploads an adapter to the pool's last free blocks, since the sequences here use the first.
 pub(crate) fn upload(pass: &CudaModel, adapter: &PreparedAdapter) -> Arc<DeviceCopy> {
     let memory = pass.adapter_memory();
     let count = memory.blocks_for(adapter.host()).unwrap() as usize;
@@ -81,7 +77,6 @@ pub(crate) fn upload(pass: &CudaModel, adapter: &PreparedAdapter) -> Arc<DeviceC
     copy
 }
 
-/// A sequence with blocks of its own.
 pub(crate) struct CudaSequence<'a> {
     pub(crate) tokens: Vec<u32>,
     pub(crate) blocks: Vec<BlockId>,
@@ -89,7 +84,7 @@ pub(crate) struct CudaSequence<'a> {
 }
 
 impl<'a> CudaSequence<'a> {
-    /// `length` tokens that no other `index` has, with room for 32 more.
+    /// `length` tokens unique to `index`, with capacity for 32 more.
     pub(crate) fn new(index: u32, length: usize, adapter: Option<&'a Arc<PreparedAdapter>>) -> Self {
         let tokens = (0..length as u32).map(|i| (i * 37 + index * 101 + i * i) % 300).collect();
         let count = (length + 32).div_ceil(16) as u32;

@@ -1,4 +1,4 @@
-//! Writes tiny model and adapter files for the tests of their readers.
+//! Writers of tiny model and adapter files for the tests of their readers.
 #![allow(dead_code, unreachable_pub, reason = "each test binary includes all of this and uses a part")]
 
 use std::path::Path;
@@ -10,7 +10,6 @@ use model::shape::{
 };
 use serde_json::{Value, json};
 
-/// GGUF's codes of value types.
 pub mod kind {
     pub const U8: u32 = 0;
     pub const U32: u32 = 4;
@@ -21,19 +20,18 @@ pub mod kind {
     pub const U64: u32 = 10;
 }
 
-/// GGUF's codes of tensor types.
 pub mod tensor {
     pub const F32: u32 = 0;
     pub const F16: u32 = 1;
     pub const Q8_0: u32 = 8;
 }
 
-/// A GGUF file in the making. Every part can be bent.
+/// Builder of a GGUF file in which every part can be wrong.
 #[derive(Debug, Clone)]
 pub struct GgufWriter {
     pub magic: [u8; 4],
     pub version: u32,
-    /// What the header says instead of the true counts.
+    /// Replaces the true count in the header.
     pub tensor_count: Option<u64>,
     pub entry_count: Option<u64>,
     pub alignment: usize,
@@ -41,13 +39,12 @@ pub struct GgufWriter {
     pub tensors: Vec<GgufTensor>,
 }
 
-/// A tensor in the making.
 #[derive(Debug, Clone)]
 pub struct GgufTensor {
     pub name: Vec<u8>,
     pub dims: Vec<u64>,
     pub kind: u32,
-    /// What the table says instead of the true offset.
+    /// Replaces the true offset in the table.
     pub offset: Option<u64>,
     pub data: Vec<u8>,
 }
@@ -110,7 +107,7 @@ impl GgufWriter {
         self
     }
 
-    /// A matrix `[rows, cols]` of singles, or a vector if there is one row.
+    /// Adds a 32-bit matrix `[rows, cols]`, or a vector if there is one row.
     pub fn f32_tensor(self, name: &str, [rows, cols]: [usize; 2], values: &[f32]) -> Self {
         let dims = if rows == 1 { vec![cols as u64] } else { vec![cols as u64, rows as u64] };
         self.tensor(name, &dims, tensor::F32, f32_bytes(values))
@@ -121,7 +118,6 @@ impl GgufWriter {
         self
     }
 
-    /// Changes the tensor called `name`.
     pub fn bend(mut self, name: &str, change: impl FnOnce(&mut GgufTensor)) -> Self {
         let tensor = self.tensors.iter_mut().find(|tensor| tensor.name == name.as_bytes());
         change(tensor.expect("the file has the tensor"));
@@ -163,7 +159,7 @@ pub fn bf16_bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|&value| half::bf16::from_f32(value).to_le_bytes()).collect()
 }
 
-/// Different small numbers for each `seed`, exact in 16 bits of either kind.
+/// Different small numbers for each `seed`, exact in both 16-bit types.
 pub fn numbers(count: usize, seed: usize) -> Vec<f32> {
     (0..count).map(|i| ((i * 37 + seed * 11) % 127) as f32 / 64.0 - 1.0).collect()
 }
@@ -181,7 +177,7 @@ pub fn safetensors(tensors: &[(String, &str, Vec<usize>, Vec<u8>)]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat()
 }
 
-/// The shape of the tiny model: 2 layers, 4 query heads over 2 key heads, all sizes different.
+/// Shape of the tiny model: 2 layers, 4 query heads over 2 key heads, all sizes different.
 pub fn tiny() -> ModelConfig {
     ModelConfig {
         architecture: "llama".to_owned(),
@@ -206,7 +202,6 @@ pub fn tiny() -> ModelConfig {
     }
 }
 
-/// `config.json` of the tiny model.
 pub fn tiny_json() -> Value {
     json!({
         "architectures": ["LlamaForCausalLM"],
@@ -225,14 +220,13 @@ pub fn tiny_json() -> Value {
     })
 }
 
-/// A tensor of the tiny model: its name in either format, its shape and its values.
 #[derive(Debug, Clone)]
 pub struct TinyTensor {
     pub gguf: String,
     pub hf: String,
     pub shape: [usize; 2],
     pub values: Vec<f32>,
-    /// The width of a head, if the `llama` architecture of GGUF interleaves the rows.
+    /// Head width, if the `llama` architecture of GGUF interleaves the rows.
     pub interleaved: Option<usize>,
 }
 
@@ -284,7 +278,7 @@ pub fn hf_name(layer: usize, target: Target) -> String {
     format!("model.layers.{layer}.{}", names[target as usize])
 }
 
-/// What llama.cpp's converter does to q and k: within each head, rows of the two halves alternate.
+/// Permutation of q and k by llama.cpp's converter: within each head, rows of the two halves alternate.
 pub fn interleave<T: Clone>(values: &[T], feature: usize, head_dim: usize) -> Vec<T> {
     let rows: Vec<&[T]> = values.chunks(feature).collect();
     let mut out = Vec::new();
@@ -311,7 +305,6 @@ pub fn tiny_metadata(architecture: &str) -> GgufWriter {
         .f32(&key("attention.layer_norm_rms_epsilon"), 1e-5)
 }
 
-/// The tiny model as a GGUF file of an architecture.
 pub fn tiny_gguf(architecture: &str, biased: &[Target]) -> GgufWriter {
     let mut writer = tiny_metadata(architecture);
     for TinyTensor { gguf, shape, values, interleaved, .. } in tiny_tensors(biased) {
@@ -324,7 +317,6 @@ pub fn tiny_gguf(architecture: &str, biased: &[Target]) -> GgufWriter {
     writer
 }
 
-/// The tiny model's tensors as safetensors entries of single precision.
 pub fn tiny_entries(biased: &[Target]) -> Vec<(String, &'static str, Vec<usize>, Vec<u8>)> {
     tiny_tensors(biased)
         .into_iter()
@@ -335,13 +327,11 @@ pub fn tiny_entries(biased: &[Target]) -> Vec<(String, &'static str, Vec<usize>,
         .collect()
 }
 
-/// Writes `config.json` and `model.safetensors`.
 pub fn write_model(directory: &Path, config: &Value, entries: &[(String, &str, Vec<usize>, Vec<u8>)]) {
     std::fs::write(directory.join("config.json"), config.to_string()).unwrap();
     std::fs::write(directory.join("model.safetensors"), safetensors(entries)).unwrap();
 }
 
-/// Asserts that an error's text has all the parts a user needs.
 #[track_caller]
 pub fn assert_says<T: std::fmt::Debug, E: std::error::Error>(result: Result<T, E>, parts: &[&str]) {
     let text = result.expect_err("this must be refused").to_string();

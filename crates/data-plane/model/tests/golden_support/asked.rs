@@ -1,4 +1,5 @@
-//! Golden adapters of every kind, ready for a pass: also those that are several at once, or need the base's weights.
+//! Golden adapters of every method, prepared for a pass: also several at once, and methods that need the
+//! base's weights.
 
 use std::path::Path;
 
@@ -11,12 +12,10 @@ use model::{
     sources::open::open,
 };
 
-/// What a golden file is of.
 pub(crate) struct GoldenAdapter {
     pub(crate) adapter: Adapter,
-    /// What the base's outputs are scaled with, by a DoRA.
+    /// Scales of the base's outputs, for a DoRA.
     pub(crate) scales: Option<Scales>,
-    /// What it does to embedding and head.
     pub(crate) vocabulary: Option<VocabularyChanges>,
 }
 
@@ -27,7 +26,6 @@ impl From<Adapter> for GoldenAdapter {
 }
 
 impl GoldenAdapter {
-    /// An adapter of the model at `model`.
     pub(crate) fn of(model: &Path, adapter: AnyAdapter) -> Self {
         match adapter {
             AnyAdapter::Answers(adapter) => adapter.into(),
@@ -43,7 +41,6 @@ impl GoldenAdapter {
         }
     }
 
-    /// It, as kernels read it.
     pub(crate) fn prepared(self, config: &ModelConfig, precision: LoraPrecision) -> PreparedAdapter {
         let encoded = EncodedAdapter::new(&self.adapter, config, precision);
         let encoded = match (self.scales, self.vocabulary) {
@@ -55,7 +52,7 @@ impl GoldenAdapter {
     }
 }
 
-/// The sum of golden adapters in the folder `adapters` that `asked` names.
+/// Sum of golden adapters in the folder `adapters` that `asked` names.
 pub(crate) fn summed(adapters: &Path, asked: &str, config: &ModelConfig) -> Adapter {
     let part = |part: &str| {
         let (name, weight) = part.split_once(':').unwrap_or((part, "1"));

@@ -1,4 +1,5 @@
-//! What transformers and PEFT computed (`tests/golden/README.md`), and a pass judged by it, on any device.
+//! Golden values of transformers and PEFT (`tests/golden/README.md`), and their comparison with a pass on any
+//! device.
 
 mod asked;
 
@@ -26,7 +27,7 @@ struct IndexedModel {
     adapters: Vec<String>,
     /// Several adapters at once, each with a weight behind a colon.
     sums: Vec<String>,
-    /// DoRAs, those of embeddings, VeRAs that are drawn: a kind, and a name.
+    /// Method and name of other adapters: DoRA, embeddings, VeRA with drawn matrices.
     others: Vec<String>,
 }
 
@@ -43,7 +44,7 @@ struct GoldenCase {
     margins: Vec<f32>,
 }
 
-/// Of a model whose logits are too many to be kept: the largest, and some others.
+/// Golden values of a large vocabulary: the largest logits, and some others.
 #[derive(Deserialize)]
 pub(crate) struct RealGolden {
     probe_ids: Vec<usize>,
@@ -60,7 +61,6 @@ pub(crate) struct RealCase {
 }
 
 impl RealGolden {
-    /// How far each of the logits that were kept of `case` is off.
     pub(crate) fn errors(&self, case: &RealCase, logits: &[f32]) -> Vec<f32> {
         let tops = case.top.iter().map(|&(id, value)| (id as usize, value));
         let probes = self.probe_ids.iter().copied().zip(case.probes.iter().copied());
@@ -69,7 +69,7 @@ impl RealGolden {
 }
 
 impl RealCase {
-    /// How many `tokens` are as expected; the first that is not must have been undecided.
+    /// Number of `tokens` as expected; the first other one must be a near tie.
     pub(crate) fn same(&self, name: &str, tokens: &[u32], tolerance: f32) -> usize {
         let same = tokens.iter().zip(&self.greedy).take_while(|(a, b)| a == b).count();
         assert!(
@@ -86,7 +86,6 @@ pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> T {
     serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// First-step logits and greedy tokens of `prompt`.
 pub(crate) fn generate<P: ForwardPass<Adapter = PreparedAdapter>>(
     pass: &mut P,
     adapter: Option<&Arc<PreparedAdapter>>,
@@ -135,7 +134,7 @@ pub(crate) fn generate<P: ForwardPass<Adapter = PreparedAdapter>>(
     (first, tokens)
 }
 
-/// Checks one golden file and says how far its logits are off.
+/// Compares with one golden file and prints the errors of the logits.
 fn check<P: ForwardPass<Adapter = PreparedAdapter>>(
     pass: &mut P,
     adapter: Option<&Arc<PreparedAdapter>>,
@@ -149,7 +148,7 @@ fn check<P: ForwardPass<Adapter = PreparedAdapter>>(
         let error = error(&logits, &case.logits);
         assert!(error <= tolerance, "{name}, prompt of {}: logit error {error}", case.prompt.len());
         worst = worst.max(error);
-        // Where the two best logits are closer than the error, either may win; after that the texts differ.
+        // If the two best logits are closer than the error, either may win, and then the texts differ.
         let sure =
             case.margins.iter().position(|&margin| margin <= 2.0 * tolerance).unwrap_or(case.margins.len());
         assert_eq!(tokens[..sure], case.greedy[..sure], "{name}, prompt of {}", case.prompt.len());
@@ -158,8 +157,9 @@ fn check<P: ForwardPass<Adapter = PreparedAdapter>>(
     println!("{name}: logit error {worst:.2e}");
 }
 
-/// Checks every model in the folder `golden`, without an adapter, with each of its own, with sums of these and with those of other kinds. `load`
-/// takes a model's path, `prepare` what it gave, that path and an adapter; it gives none that its device does not compute.
+/// Checks every model in the folder `golden`: without an adapter, with each of its own, with sums and with
+/// other methods. `load` takes a model's path; `prepare` takes the loaded model, the path and an adapter, and
+/// returns `None` for methods that its device does not compute.
 pub(crate) fn check_all<P: ForwardPass<Adapter = PreparedAdapter>>(
     golden: &Path,
     tolerance: impl Fn(&str) -> f32,
@@ -180,7 +180,7 @@ pub(crate) fn check_all<P: ForwardPass<Adapter = PreparedAdapter>>(
 }
 
 impl IndexedModel {
-    /// Everything that there is of it, with the file that says what it computes.
+    /// All adapters of the model, each with its golden file.
     fn all(&self, golden: &Path) -> Vec<(String, AnyAdapter)> {
         let source = open(&golden.join("models").join(&self.name)).unwrap();
         let (config, adapters) = (source.config(), golden.join("adapters"));
@@ -199,12 +199,11 @@ impl IndexedModel {
     }
 }
 
-/// The place of the largest.
 pub(crate) fn best(row: &[f32]) -> u32 {
     (0..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best }) as u32
 }
 
-/// The largest difference; not a number if one is not.
+/// Largest difference; NaN if any value is NaN.
 pub(crate) fn error(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter()
@@ -227,8 +226,8 @@ struct Embedding {
     mean: Vec<f32>,
 }
 
-/// Checks the hidden states of prompts, computed in pieces beside a sequence that decodes. `load` and `prepare` as for
-/// [`check_all`].
+/// Checks the hidden states of prompts, computed in chunks beside a decoding sequence. `load` and `prepare`
+/// as for [`check_all`].
 pub(crate) fn check_embeddings<P: ForwardPass<Adapter = PreparedAdapter>>(
     golden: &Path,
     tolerance: f32,
@@ -255,7 +254,6 @@ pub(crate) fn check_embeddings<P: ForwardPass<Adapter = PreparedAdapter>>(
     }
 }
 
-/// The hidden states of `prompt`, without virtual tokens.
 fn states<P: ForwardPass<Adapter = PreparedAdapter>>(
     pass: &mut P,
     adapter: Option<&Arc<PreparedAdapter>>,

@@ -1,4 +1,4 @@
-//! Adapters are read exactly as PEFT means them, and everything else about them is refused by name.
+//! Adapters are read exactly as PEFT defines them, and everything else is rejected by name.
 
 use std::path::Path;
 
@@ -17,11 +17,10 @@ use model::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// A stored type and how numbers are written in it.
 type Encoding = (&'static str, fn(&[f32]) -> Vec<u8>);
 type AdapterTensors = Vec<(String, &'static str, Vec<usize>, Vec<u8>)>;
 
-/// What PEFT writes for rank 4 on q and v, with the options it always writes.
+/// PEFT's configuration for rank 4 on q and v, with the options that it always writes.
 fn config() -> Value {
     json!({
         "alora_invocation_tokens": null, "alpha_pattern": {}, "auto_mapping": null,
@@ -48,13 +47,11 @@ fn seed(layer: usize, target: Target) -> usize {
     layer * 20 + target as usize * 2
 }
 
-/// The values of A and B.
 fn matrices(layer: usize, target: Target, rank: usize) -> (Vec<f32>, Vec<f32>) {
     let [rows, cols] = linear_shape(&tiny(), target);
     (numbers(rank * cols, seed(layer, target)), numbers(rows * rank, seed(layer, target) + 1))
 }
 
-/// A and B of a layer as PEFT stores them.
 fn pair(layer: usize, target: Target, rank: usize) -> AdapterTensors {
     let name = if target == Target::LmHead { "lm_head".to_owned() } else { hf_name(layer, target) };
     let [rows, cols] = linear_shape(&tiny(), target);
@@ -70,7 +67,6 @@ fn pairs(list: &[(usize, Target, usize)]) -> AdapterTensors {
     list.iter().flat_map(|&(layer, target, rank)| pair(layer, target, rank)).collect()
 }
 
-/// Rank 4 on q and v of both layers.
 fn entries() -> AdapterTensors {
     pairs(&[(0, Target::Q, 4), (0, Target::V, 4), (1, Target::Q, 4), (1, Target::V, 4)])
 }
@@ -176,7 +172,7 @@ fn ranks_and_alphas_follow_their_patterns() {
         "lora_alpha": 6,
     });
     let plain = read(&config_with(&changes), &entries).unwrap();
-    // `^` stands behind an optional prefix, so it still matches a whole name.
+    // `^` follows an optional prefix, so it still matches a whole name.
     let expected =
         [(0, Target::Q, 2, 3.0), (0, Target::V, 4, 0.875), (1, Target::Q, 16, 2.0), (1, Target::V, 4, 0.875)];
     assert_eq!(shape_of(&plain), expected);
@@ -381,7 +377,7 @@ fn any_other_content_is_another_generation() {
     };
     add(on(Target::Q, "q_proj"));
     add(on(Target::V, "v_proj"));
-    // The bytes of up as those of gate: equal shapes, another target.
+    // The bytes of up under the names of gate: equal shapes, another target.
     let renamed = |name: &str| {
         let mut entries = pairs(&[(0, Target::Up, 4), (1, Target::Up, 4)]);
         entries.iter_mut().for_each(|entry| entry.0 = entry.0.replace("up_proj", name));
@@ -411,7 +407,7 @@ fn a_generation_is_the_hash_of_the_documented_encoding() {
     }
     let hash = blake3::derive_key("holobiont 2025 adapter generation v1", &encoding);
     assert_eq!(adapter.generation.0, hash);
-    // A promise to caches and registries: change the encoding only together with its name.
+    // Caches and registries rely on this value: change the encoding only together with its name.
     assert_eq!(format!("{:.16}", adapter.generation), "38ae56dc7e90be55");
 }
 
@@ -457,7 +453,7 @@ fn broken_files_are_refused() {
     assert_says(Adapter::read(directory.path(), &tiny()), &["not a regular file"]);
 }
 
-/// A draft of one layer of two: q and the head.
+/// A draft adapter of one layer of two: q and the head.
 fn draft_entries(ids: Option<&[i64]>) -> AdapterTensors {
     let ids = ids.map(|ids| {
         let bytes = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
@@ -536,7 +532,7 @@ fn a_draft_that_cannot_be_meant_is_refused_by_name() {
     assert_says(read_any(&ia3, &Vec::new()), &["holobiont_draft", "not supported"]);
 }
 
-/// The same adapter as a GGUF file for llama.cpp.
+/// An equal adapter as a GGUF file for llama.cpp.
 fn gguf() -> GgufWriter {
     let mut writer = GgufWriter::default()
         .text("general.type", "adapter")

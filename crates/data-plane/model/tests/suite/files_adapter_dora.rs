@@ -1,4 +1,5 @@
-//! A DoRA is read exactly as PEFT means it, and is the base's weights turned and stretched (values by PEFT: `golden.rs`).
+//! A DoRA is read exactly as PEFT defines it, and changes direction and length of the base's weights (values
+//! by PEFT: `golden.rs`).
 
 use crate::files_support::{assert_says, f16_bytes, f32_bytes, hf_name, numbers, safetensors, tiny};
 use model::{
@@ -24,7 +25,6 @@ fn config(changes: &Value) -> Value {
     config
 }
 
-/// A, B and magnitudes of the queries of both layers.
 fn entries(magnitude: f32) -> DoraTensors {
     let of = |layer| {
         let name = format!("base_model.model.{}", hf_name(layer, Target::Q));
@@ -97,7 +97,7 @@ fn over_the_bases_weights_outputs_are_stretched_and_biases_stay() {
     let dora = read(&config(&json!({})), &plain).unwrap();
     let bias = [0.5; 32];
     let (adapter, scales) = dora.over(&tiny(), |_, _| Some(base(Some(&bias)))).unwrap();
-    // A delta of nothing: rows have the norm 5, and 10 is wanted.
+    // With a zero delta, rows have the norm 5, and the magnitude is 10.
     assert_eq!(scales.get(1, Target::Q, ScaledSide::Output), Some(&[2.0; 32][..]));
     assert_eq!(scales.offset(1, Target::Q), Some(&[-0.5; 32][..]), "2 (W x + b) - b");
     assert_eq!(scales.offset(1, Target::K), None);

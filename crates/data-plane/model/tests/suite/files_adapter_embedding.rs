@@ -1,4 +1,5 @@
-//! A LoRA of the token embedding is read exactly as PEFT means it (values by PEFT: `golden.rs`), and refused by name where it cannot be.
+//! A LoRA of the token embedding is read exactly as PEFT defines it (values by PEFT: `golden.rs`), and
+//! rejected by name where it is not supported.
 
 use crate::files_support::{assert_says, f32_bytes, hf_name, numbers, safetensors, tiny};
 use model::{
@@ -37,7 +38,6 @@ fn entries() -> EmbeddingTensors {
     ]
 }
 
-/// The same, and the queries.
 fn with_queries() -> (Value, EmbeddingTensors) {
     let mut all = entries();
     for layer in 0..2 {

@@ -1,4 +1,5 @@
-//! IA3, prefix tuning and VeRA are read exactly as PEFT means them, and everything else about them is refused by name.
+//! IA3, prefix tuning and VeRA are read exactly as PEFT defines them, and everything else is rejected by
+//! name.
 
 use crate::files_support::{assert_says, f16_bytes, f32_bytes, hf_name, numbers, safetensors, tiny};
 use model::{
@@ -9,7 +10,7 @@ use serde_json::{Value, json};
 
 type MethodTensors = Vec<(String, &'static str, Vec<usize>, Vec<u8>)>;
 
-/// What PEFT writes for the layers it chooses itself.
+/// PEFT's configuration for its default layers.
 fn ia3_config() -> Value {
     json!({
         "auto_mapping": null, "base_model_name_or_path": "org/tiny", "exclude_modules": null, "fan_in_fan_out": false,
@@ -19,7 +20,7 @@ fn ia3_config() -> Value {
     })
 }
 
-/// What PEFT writes for a prefix of three virtual tokens.
+/// PEFT's configuration for a prefix of three virtual tokens.
 fn prefix_config() -> Value {
     json!({
         "auto_mapping": null, "base_model_name_or_path": "org/tiny", "encoder_hidden_size": 24, "inference_mode": true,
@@ -41,7 +42,6 @@ fn seed(layer: usize, target: Target) -> usize {
     layer * 20 + target as usize
 }
 
-/// A vector as PEFT stores it.
 fn vector(layer: usize, target: Target, side: ScaledSide) -> (String, &'static str, Vec<usize>, Vec<u8>) {
     let [rows, cols] = linear_shape(&tiny(), target);
     let shape = match side {
@@ -63,7 +63,7 @@ fn vectors() -> MethodTensors {
     (0..2).flat_map(of).collect()
 }
 
-/// Of `tokens` virtual tokens; two layers, key and value, two heads of eight.
+/// Prefix of `tokens` virtual tokens; two layers, key and value, two heads of eight.
 fn embeddings(tokens: usize) -> MethodTensors {
     let values = numbers(tokens * 64, 7);
     vec![("prompt_embeddings".to_owned(), "F32", vec![tokens, 64], f32_bytes(&values))]
@@ -231,7 +231,7 @@ fn a_generation_tells_methods_and_contents_apart() {
         vec![("prompt_embeddings".to_owned(), "F16", vec![3, 64], f16_bytes(&numbers(count, 7)))]
     };
     add(prefix(&json!({}), &half(3 * 64)));
-    // As many numbers on the other side of the same layer.
+    // As many values on the other side of the same layer.
     for side in [ScaledSide::Input, ScaledSide::Output] {
         let names = if side == ScaledSide::Input { json!(["o_proj"]) } else { json!([]) };
         let entries = vec![vector(0, Target::O, side), vector(1, Target::O, side)];
@@ -243,7 +243,7 @@ fn a_generation_tells_methods_and_contents_apart() {
     );
 }
 
-/// What PEFT writes for a VeRA of rank 3.
+/// PEFT's configuration for a VeRA of rank 3.
 fn vera_config() -> Value {
     json!({
         "auto_mapping": null, "base_model_name_or_path": "org/tiny", "bias": "none", "d_initial": 0.1, "fan_in_fan_out": false,
@@ -254,7 +254,7 @@ fn vera_config() -> Value {
     })
 }
 
-/// Matrices as wide as the widest of both layers, and two vectors for each.
+/// Matrices as wide as the widest layer, and two vectors for each layer.
 fn vera_entries() -> MethodTensors {
     let of = |name: &str, shape: Vec<usize>, seed: usize| {
         (name.to_owned(), "F32", shape.clone(), f32_bytes(&numbers(shape.iter().product(), seed)))

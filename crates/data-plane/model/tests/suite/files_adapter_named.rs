@@ -1,4 +1,4 @@
-//! Adapters by the names of their layers: merged they are what they are together in a request, to the last bit.
+//! Adapters by the names of their layers: a merged file equals the sum in a request, bit by bit.
 
 use testkit::paths::golden;
 
@@ -17,7 +17,7 @@ fn example(name: &str) -> NamedLora {
     NamedLora::read(&golden("../../examples/adapters").join(name)).unwrap()
 }
 
-/// What `asked` are merged, read back, and what they are as a sum.
+/// The merged and re-read adapters `asked`, and their sum.
 fn both_ways(asked: &[(&str, f32)]) -> [Adapter; 2] {
     let (adapters, model) = (golden("adapters/llama-tied"), golden("models/llama-tied"));
     let config = open(&model).unwrap().config().clone();
@@ -62,7 +62,7 @@ fn factors_of_16_bits_stay_as_they_are_where_all_scales_are_equal() {
     assert_eq!(kind([0.5, 0.25]), TensorType::F32);
 }
 
-/// `s B A`, row after row.
+/// Product `s B A`, row-major.
 fn product(module: &NamedModule) -> Vec<f64> {
     let element = |row: usize, column: usize| -> f64 {
         let ranks = 0..module.rank;

@@ -1,5 +1,5 @@
-//! Names of tensors as PEFT, its wrappers, models of text and images and Tinker write them: the same adapter where the meaning is
-//! certain, and else a refusal that quotes a tensor of the file.
+//! Tensor names of PEFT, its wrappers, multimodal models and Tinker: the same adapter where the meaning is
+//! certain, otherwise an error that quotes a tensor of the file.
 
 use crate::files_support::{assert_says, f32_bytes, numbers, safetensors, tiny};
 use model::{
@@ -32,12 +32,10 @@ fn factors(module: &str, [rows, cols]: [usize; 2], seed: usize) -> NamedTensors 
     vec![matrix(&a, [2, cols], seed), matrix(&b, [rows, 2], seed + 1)]
 }
 
-/// Factors of q in both layers.
 fn queries() -> NamedTensors {
     (0..2).flat_map(|layer| factors(&Q.replace("{}", &layer.to_string()), [32, 32], 10 * layer)).collect()
 }
 
-/// Factors of q and of the head.
 fn with_head() -> NamedTensors {
     [queries(), factors(HEAD, [tiny().vocab_size, tiny().hidden_size], 7)].concat()
 }
@@ -64,7 +62,7 @@ fn read(changes: &Value, entries: &NamedTensors) -> ReadAdapter {
     read_for(&tiny(), changes, entries)
 }
 
-/// What a wrapper makes of a tensor's name.
+/// Renames a tensor as a wrapper does.
 type TensorRename = fn(&str) -> String;
 
 #[test]
@@ -181,7 +179,7 @@ fn keys_of_patterns_that_match_nothing_are_told() {
     let changes = json!({ "rank_pattern": { "^q_proj": 4, "q_proj": 2 }, "alpha_pattern": { "k_proj": 4 } });
     let (adapter, notes) = read(&changes, &queries()).unwrap();
     assert_eq!(adapter, read(&json!({}), &queries()).unwrap().0);
-    // `^` stands behind an optional prefix: only a layer whose whole name is `q_proj` would match.
+    // `^` follows an optional prefix, so only a layer with the whole name `q_proj` would match.
     let expected = [("rank_pattern", "^q_proj"), ("alpha_pattern", "k_proj")];
     let unused =
         expected.map(|(option, pattern)| AdapterWarning::UnusedPattern { option, pattern: pattern.into() });

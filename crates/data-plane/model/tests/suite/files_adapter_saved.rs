@@ -1,5 +1,5 @@
-//! An adapter with an embedding or a head of its own (`modules_to_save`) is read exactly as PEFT means it (values by PEFT:
-//! `golden.rs`), and refused by name where it cannot be.
+//! An adapter with its own embedding or head (`modules_to_save`) is read exactly as PEFT defines it (values
+//! by PEFT: `golden.rs`), and rejected by name where it is not supported.
 
 use crate::files_support::{assert_says, f32_bytes, hf_name, numbers, safetensors, tiny};
 use half::{bf16, f16};
@@ -36,12 +36,10 @@ fn floats(name: &str, shape: [usize; 2], seed: usize) -> SavedTensor {
     (name.to_owned(), "F32", shape.to_vec(), f32_bytes(&numbers(shape[0] * shape[1], seed)))
 }
 
-/// `[vocab, hidden]`.
 fn shape() -> [usize; 2] {
     [tiny().vocab_size, tiny().hidden_size]
 }
 
-/// The queries, and copies of these modules.
 fn entries(copies: &[&str]) -> Vec<SavedTensor> {
     let layer = |layer| {
         let name = format!("base_model.model.{}", hf_name(layer, Target::Q));
@@ -125,7 +123,7 @@ fn numbers_stay_as_they_are_stored() {
     let rounded: Vec<f32> = values.iter().map(|&x| f16::from_f32(x).to_f32()).collect();
     assert_eq!(all_rows(f16s.changes.head.as_ref().unwrap()), rounded);
     let singles = with("F32", f32_bytes(&values));
-    // Rows are packed by the sixteen.
+    // Rows are packed in groups of sixteen.
     let packed = vocab.next_multiple_of(16) * hidden;
     assert_eq!(
         [&bf16s, &f16s, &singles].map(|adapter| adapter.changes.bytes()),
@@ -170,7 +168,7 @@ fn a_base_that_ties_both_has_one_matrix_where_peft_was_told_to_tie_them() {
         adapter.changes.bytes(),
         read(&both(), &entries(&[EMBEDDING, HEAD])).unwrap().changes.bytes() / 2
     );
-    // Else what is not named stays as it is, and a copy of it belongs to nothing.
+    // Otherwise the unnamed module is unchanged, and a copy of it is an error.
     let untold = config(&json!({ "modules_to_save": ["embed_tokens"] }));
     let adapter = read_for(&tied, &untold, &all[..5]).unwrap();
     assert_eq!(adapter.changes.saved(), ["embed_tokens"]);

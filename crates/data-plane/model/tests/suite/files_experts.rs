@@ -1,5 +1,5 @@
-//! Mixtures of experts: a directory and a GGUF file of one are one model, in every format of weights, and what is not supported is
-//! refused by name.
+//! Mixtures of experts: a directory and a GGUF file give the same model, in every weight format, and
+//! unsupported parts are rejected by name.
 
 use std::{borrow::Cow, path::Path};
 use testkit::paths::golden;
@@ -35,7 +35,7 @@ fn open_gguf(writer: &GgufWriter) -> Result<GgufSource, GgufSourceError> {
     GgufSource::new(GgufFile::from_bytes(Path::new("tiny.gguf"), writer.bytes()).unwrap())
 }
 
-/// GGUF's codes of the formats that weights have, but for floats of 32 bits.
+/// GGUF's codes of the weight formats, except 32-bit floats.
 const KINDS: [(TensorType, u32); 10] = [
     (TensorType::F16, 1),
     (TensorType::Bf16, 30),
@@ -49,7 +49,6 @@ const KINDS: [(TensorType, u32); 10] = [
     (TensorType::Q6K, 14),
 ];
 
-/// What llama.cpp calls a tensor of a block.
 fn gguf_name(id: TensorId) -> String {
     use model::shape::source::Target;
     let (layer, name) = match id {
@@ -77,7 +76,7 @@ fn code(kind: TensorType) -> u32 {
     KINDS.iter().find(|(of, _)| *of == kind).map_or(tensor::F32, |(_, code)| *code)
 }
 
-/// The first `layers` blocks of a mixture as llama.cpp would convert them.
+/// The first `layers` blocks of a mixture as llama.cpp's converter writes them.
 fn converted(source: &dyn WeightSource, architecture: &str, layers: usize) -> GgufWriter {
     let config = ModelConfig { layers, ..source.config().clone() };
     let experts = config.experts.clone().unwrap();
@@ -121,7 +120,6 @@ fn converted(source: &dyn WeightSource, architecture: &str, layers: usize) -> Gg
     writer
 }
 
-/// Judges that all tensors of both are the same.
 fn same_tensors(source: &dyn WeightSource, gguf: &GgufSource) {
     let ids: Vec<TensorId> = required_tensors(gguf.config(), &[]).collect();
     for id in ids {
@@ -140,7 +138,7 @@ fn mixtral_in_a_directory_and_in_a_gguf_file_of_llamas_is_one_model() {
     assert_eq!(directory.config().experts, Some(experts));
     let of_directory = ModelConfig { architecture: "llama".to_owned(), ..directory.config().clone() };
     assert_eq!(&of_directory, gguf.config());
-    // Old files say no more of the width than what a plain feed-forward has.
+    // Old files only give the width of a plain feed-forward layer.
     let old = converted(&*directory, "llama", 2).without("llama.expert_feed_forward_length");
     assert_eq!(open_gguf(&old).unwrap().config(), gguf.config());
 }
@@ -148,7 +146,7 @@ fn mixtral_in_a_directory_and_in_a_gguf_file_of_llamas_is_one_model() {
 #[test]
 fn a_mixture_of_qwen_in_a_directory_and_in_a_gguf_file_is_one_model() {
     let directory = open(&golden("models/qwen3moe")).unwrap();
-    // Files of GGUF have experts in every block: here in the only one.
+    // GGUF files have experts in every block: here in the only one.
     let gguf = open_gguf(&converted(&*directory, "qwen3moe", 1)).unwrap();
     same_tensors(&*directory, &gguf);
     let experts = directory.config().experts.clone().unwrap();
@@ -163,7 +161,7 @@ fn a_mixture_of_qwen_in_a_directory_and_in_a_gguf_file_is_one_model() {
     assert_eq!((experts.dense_layers, experts.normalized), (vec![0, 2], false));
 }
 
-/// A mixture with rows of whole blocks of every format, its linear layers in one of them.
+/// A mixture whose rows are whole blocks of every format, with its linear layers in one of them.
 struct ExpertFormatSource {
     random: RandomSource,
     kind: TensorType,
@@ -200,7 +198,7 @@ impl WeightSource for ExpertFormatSource {
         let Tensor { rows, cols, .. } = tensor;
         let bytes = rows * self.kind.row_bytes(cols).unwrap();
         let salt = format!("{id:?}").bytes().map(usize::from).sum::<usize>();
-        // Whatever of this is a float of any width is small.
+        // Small bytes give small floats of any width.
         let data: Vec<u8> = (0..bytes).map(|at| ((at * 31 + at / 7 + salt) % 0x2C) as u8).collect();
         Some(Tensor { kind: self.kind, rows, cols, data: Cow::Owned(data) })
     }
@@ -236,7 +234,7 @@ fn experts_of_every_format_are_read_from_their_stack_and_are_the_weights_they_st
         let gguf = open_gguf(&converted(&source, "llama", 2)).unwrap();
         same_tensors(&source, &gguf);
         assert_eq!(logits(&source, Precision::Mixed), logits(&gguf, Precision::Mixed), "{kind:?}");
-        // Nobody trained these numbers: what little is rounded grows from block to block.
+        // The weights are not trained, so small rounding errors grow from block to block.
         let (exact, judge) = (logits(&gguf, Precision::Exact), logits(&Dequantized(gguf), Precision::Exact));
         let largest = judge.iter().fold(0.0f32, |most, value| most.max(value.abs()));
         let off = exact.iter().zip(&judge).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
@@ -310,7 +308,7 @@ fn a_stack_of_another_depth_or_a_router_that_is_missing_is_refused_by_name() {
     assert_says(open_gguf(&shallow), &["`blk.1.ffn_up_exps.weight`", "[256, 64]"]);
     let without = writer.clone().without_tensor("blk.0.ffn_gate_inp.weight");
     assert_says(open_gguf(&without), &["`blk.0.ffn_gate_inp.weight` is missing"]);
-    // What a plain feed-forward has, no block with experts has beside them.
+    // A block with experts must not have the tensors of a plain feed-forward layer.
     let both = writer.f32_tensor("blk.0.ffn_gate.weight", [64, 64], &[0.0; 64 * 64]);
     assert_says(open_gguf(&both), &["`blk.0.ffn_gate.weight` is not supported"]);
 }
@@ -340,7 +338,6 @@ fn metadata_of_experts_that_makes_no_sense_or_asks_for_more_is_refused_by_name()
     assert_says(open_gguf(&silent), &["`llama.expert_used_count` is missing"]);
 }
 
-/// The golden mixture `name` with other options.
 fn with_options(name: &str, options: &Value) -> Result<SafetensorsSource, SafetensorsSourceError> {
     let from = golden("models").join(name);
     let mut config: Value =
@@ -363,7 +360,7 @@ fn options_of_experts_are_read_by_both_names_and_checked() {
         with_options("qwen3moe", &json!({"mlp_only_layers": [0, 1, 2]})),
         &["blocks with experts", "0"],
     );
-    // A block that the files have experts for is no plain one.
+    // A block with experts in the files is not plain.
     assert_says(
         with_options("qwen3moe", &json!({"mlp_only_layers": [0, 1]})),
         &["`model.layers.0.mlp.gate_proj.weight` is missing"],
@@ -406,7 +403,7 @@ fn adapters_of_experts_and_routers_are_refused_by_name() {
         let file = safetensors(&factors(module, 64));
         std::fs::write(directory.path().join("adapter_model.safetensors"), file).unwrap();
         let error = Adapter::read(directory.path(), model.config()).unwrap_err();
-        // Attention is missing first; all that is wrong is said.
+        // Attention is missing first; all problems are reported.
         let problems = AnyAdapter::problems(directory.path(), model.config());
         let said: Vec<String> = problems.iter().map(ToString::to_string).collect();
         let is_named = |text: &String| text.contains("an expert or a router") && text.contains(module);

@@ -1,5 +1,5 @@
-//! Families beside Llama's: a directory and a GGUF file of one model are one model, and what their files have that is not
-//! supported is refused by name.
+//! Families other than Llama: a directory and a GGUF file give the same model, and unsupported parts of their
+//! files are rejected by name.
 
 use std::path::Path;
 use testkit::paths::golden;
@@ -24,7 +24,7 @@ use model_files::gguf::GgufFile;
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
-/// What llama.cpp calls what transformers calls so, within a block.
+/// Names of a block's tensors in transformers and in llama.cpp.
 const NAMES: [(&str, &str); 15] = [
     ("input_layernorm", "attn_norm"),
     ("post_attention_layernorm", "ffn_norm"),
@@ -56,7 +56,7 @@ fn gguf_name(hf: &str, family: &str) -> String {
     format!("blk.{layer}.{}.weight", if is_behind { "post_attention_norm" } else { name })
 }
 
-/// The golden model `name` as llama.cpp would convert it.
+/// The golden model `name` as llama.cpp's converter writes it.
 fn converted(name: &str, family: &str) -> GgufWriter {
     let directory = golden("models").join(name);
     let file = std::fs::read(directory.join("model.safetensors")).unwrap();
@@ -116,7 +116,7 @@ fn open_gguf(writer: &GgufWriter) -> Result<GgufSource, GgufSourceError> {
     GgufSource::new(GgufFile::from_bytes(Path::new("tiny.gguf"), writer.bytes()).unwrap())
 }
 
-/// Judges that all tensors of both are the same; returns their shapes.
+/// Compares all tensors of both; returns their shapes.
 fn same_tensors(name: &str, writer: &GgufWriter) -> (ModelConfig, ModelConfig) {
     let (directory, gguf) = (open(&golden("models").join(name)).unwrap(), open_gguf(writer).unwrap());
     let ids: Vec<TensorId> = layout::required_tensors(directory.config(), &[]).collect();
@@ -183,7 +183,7 @@ fn phi3_has_layers_that_share_tensors() {
     assert_says(open_gguf(&short), &["`blk.0.attn_qkv.weight`", "[128, 64]", "[127, 64]"]);
 }
 
-/// What the golden model with longrope has for sequences that are not longer than those it was first trained with.
+/// Factors of the longrope model for sequences within its original context.
 const SHORT: [f32; 6] = [1.0, 1.05, 1.1, 1.4, 1.9, 2.6];
 
 #[test]
@@ -205,7 +205,7 @@ fn longrope_is_read_for_the_context_that_a_phi_was_first_trained_with() {
     let few = writer.without_tensor("rope_factors_short.weight");
     let few = few.f32_tensor("rope_factors_short.weight", [1, 5], &SHORT[..5]);
     assert_says(open_gguf(&few), &["5 frequency factors", "6"]);
-    // Of others nobody knows what they would mean.
+    // In other families these factors have no defined meaning.
     let granite = converted("granite", "granite").f32_tensor("rope_factors_short.weight", [1, 8], &[1.0; 8]);
     assert_says(open_gguf(&granite), &["`rope_factors_short.weight`"]);
 }
@@ -217,7 +217,7 @@ fn gemma2_caps_scores_and_logits_and_has_a_window_in_every_second_layer() {
     assert_eq!(caps(&config), (Some(3.0), Some(9.0)));
     let windows: Vec<_> = config.limits().iter().map(|limits| limits.window).collect();
     assert_eq!(windows, [Some(8), None, Some(8)]);
-    // llama.cpp's files do not say what scores are divided by: the width of a head.
+    // llama.cpp's files lack the divisor of scores: the width of a head.
     assert_eq!(of_gguf.traits.score_scale, Some(1.0 / 32f32.sqrt()));
     let mut said = of_gguf.clone();
     said.traits.score_scale = config.traits.score_scale;
@@ -229,7 +229,6 @@ fn gemma2_caps_scores_and_logits_and_has_a_window_in_every_second_layer() {
     assert_eq!(caps(open_gguf(&none).unwrap().config()), (None, None));
 }
 
-/// The tiny model of all tests as one of another class.
 fn tiny_of(class: &str, changes: &Value) -> Result<SafetensorsSource, SafetensorsSourceError> {
     let mut config = tiny_json();
     config["architectures"] = json!([class]);

@@ -1,4 +1,4 @@
-//! GGUF files are read exactly, and hostile ones are refused before anything is allocated for them.
+//! GGUF files are read exactly, and hostile ones are rejected before any allocation for them.
 
 use std::path::Path;
 
@@ -283,7 +283,7 @@ fn every_supported_tensor_type_takes_the_bytes_it_should() {
     }
 }
 
-/// Touches everything a file lets one touch.
+/// Calls every accessor of a file.
 fn walk(bytes: Vec<u8>) {
     let Ok(file) = parse(bytes) else { return };
     for (name, view) in file.tensors() {
@@ -308,7 +308,7 @@ proptest! {
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
     ) {
         let mut bytes = tiny_gguf("llama", &[]).bytes();
-        // Nearly all of the file is weights, where nothing can go wrong.
+        // Most of the file is weights, where no error is possible.
         let header = 3_000;
         for (index, byte) in changes {
             let at = index.index(header);

@@ -1,4 +1,4 @@
-//! A model in a GGUF file: its shape, its tensors in the Hugging Face layout, and what is refused.
+//! A model in a GGUF file: its shape, its tensors in the Hugging Face layout, and rejected files.
 
 use std::path::Path;
 
@@ -140,7 +140,7 @@ fn gemma3_has_norms_of_heads_and_of_updates_and_one_layer_of_six_without_a_windo
     let local = config.traits.local_rope.as_ref().unwrap();
     assert_eq!((local.theta, &local.scaling), (10_000.0, &RopeScaling::None));
     assert_eq!((config.rope.theta, &config.rope.scaling), (1e6, &RopeScaling::Linear { factor: 8.0 }));
-    // Files have the 1 added already.
+    // The files already include the added 1.
     let norm = source.tensor(TensorId::FeedForwardUpdateNorm(1)).unwrap();
     assert_eq!(norm.data, f32_bytes(&[2.5; 32]));
     refused(&writer.f32("gemma3.final_logit_softcapping", 30.0), &["`gemma3.final_logit_softcapping`"]);

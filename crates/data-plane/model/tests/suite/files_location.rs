@@ -1,4 +1,4 @@
-//! Models are found by path or hub name and opened whatever their format.
+//! Models are found by path or hub name and opened in any format.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// A cache with one snapshot of `org/name`, which `main` and the tag `v1` stand for.
+/// A cache with one snapshot of `org/name`, for `main` and the tag `v1`.
 fn cache() -> (TempDir, HubSettings, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let repository = directory.path().join("models--org--name");

@@ -1,4 +1,4 @@
-//! Models whose linear layers GPTQ or AWQ quantized: what their parts become, and which are refused.
+//! Models with GPTQ or AWQ layers: conversion of their parts, and rejected files.
 
 use crate::files_support::{assert_says, f16_bytes, numbers, tiny_entries, tiny_json, write_model};
 use kernels::TensorType;
@@ -12,7 +12,7 @@ type QuantizedTensor = (String, &'static str, Vec<usize>, Vec<u8>);
 
 const LAYER: &str = "model.layers.0.self_attn.q_proj";
 
-/// Parts of a layer of 32 by 32, in two groups, each with its type, shape and bytes.
+/// Parts of a 32 x 32 layer in two groups, each with its type, shape and bytes.
 fn parts() -> [(&'static str, &'static str, Vec<usize>, Vec<u8>); 4] {
     let words = |count: usize| (0..4 * count).map(|at| (at * 37 % 251) as u8).collect();
     let groups = (0..32u32).flat_map(|input| (input / 16).to_le_bytes()).collect();
@@ -24,7 +24,6 @@ fn parts() -> [(&'static str, &'static str, Vec<usize>, Vec<u8>); 4] {
     ]
 }
 
-/// A model of which one layer is stored in `parts`.
 fn open_with(
     parts: impl IntoIterator<Item = (&'static str, &'static str, Vec<usize>, Vec<u8>)>,
 ) -> Result<SafetensorsSource, SafetensorsSourceError> {
@@ -64,7 +63,7 @@ fn layers_become_blocks_where_their_groups_are_runs_of_them() {
 fn layers_that_are_stored_as_matrices_and_biases_stand_beside_quantized_ones() {
     let bias = ("bias", "F16", vec![32], f16_bytes(&numbers(32, 1)));
     let source = open_with(parts().into_iter().chain([bias])).unwrap();
-    // Groups of sixteen are no blocks.
+    // Groups of sixteen do not form blocks.
     assert_eq!(source.kind(TensorId::Weight(0, Target::Q)), Some(TensorType::F16));
     assert_eq!(source.kind(TensorId::Weight(0, Target::K)), Some(TensorType::F32));
     assert_eq!(source.kind(TensorId::Bias(0, Target::Q)), Some(TensorType::F16));

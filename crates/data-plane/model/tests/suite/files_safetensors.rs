@@ -1,4 +1,4 @@
-//! A model in a Hugging Face directory: its shape, its tensors, and what is refused.
+//! A model in a Hugging Face directory: its shape, its tensors, and rejected files.
 
 use std::path::Path;
 
@@ -29,7 +29,7 @@ fn open_with(config: &Value, entries: &ModelTensors) -> Result<SafetensorsSource
     SafetensorsSource::open(directory.path())
 }
 
-/// The tiny model's configuration with some options changed; null removes one.
+/// Configuration of the tiny model with some options changed; null removes one.
 fn json_with(changes: &Value) -> Value {
     let mut config = tiny_json();
     for (option, value) in changes.as_object().unwrap() {

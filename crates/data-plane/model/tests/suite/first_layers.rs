@@ -23,7 +23,6 @@ fn options() -> ResidentOptions {
     ResidentOptions { cores: vec![0; 2], kv_bytes: 4 << 20, kv_dtype: KvDtype::F16 }
 }
 
-/// Logits of each token of a text, in chunks.
 fn logits<P: ForwardPass<Adapter = PreparedAdapter>>(model: &mut P) -> Vec<Vec<u32>> {
     let tokens: Vec<u32> = (0..TOKENS as u32).map(|at| (at * 37 + at * at) % 250).collect();
     let blocks: Vec<BlockId> = (0..3).map(BlockId).collect();
@@ -78,7 +77,7 @@ fn of_a_base_that_comes_from_a_disk_what_is_pinned_gives_the_same_bits_and_the_r
     };
     let (mut refused, mut shared) = (0, 0);
     for bound in (1..200).map(|part| part * (32 << 10)) {
-        // Too small a bound is another test's question.
+        // Another test covers bounds that are too small.
         let Ok(weights) = open_with(bound) else { continue };
         let (base, figures) = (weights.shared(), weights.sweep_bytes());
         let ids = [3, 5, 200];

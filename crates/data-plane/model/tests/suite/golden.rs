@@ -1,4 +1,4 @@
-//! The forward pass judged by Hugging Face transformers and PEFT (see `tests/golden/README.md`).
+//! The forward pass compared with Hugging Face transformers and PEFT (see `tests/golden/README.md`).
 
 use std::{
     path::{Path, PathBuf},
@@ -56,7 +56,8 @@ fn prepared(model: &Path, asked: GoldenAdapter) -> Arc<PreparedAdapter> {
 
 #[test]
 fn every_model_and_adapter_gives_the_logits_and_tokens_of_transformers() {
-    // Weights of 16 bits meet activations of 16 bits, and those of 4 or 8 rounded ones; all others must agree to 1e-3.
+    // 16-bit weights have 16-bit activations, and 4-bit or 8-bit ones rounded activations; all others must
+    // agree to 1e-3.
     let tolerance = |name: &str| match name {
         _ if name.contains("gptq") || name.contains("awq") => 0.3,
         _ if name.contains("bf16") => 0.15,
@@ -77,11 +78,11 @@ fn quantized_layers_are_the_weights_that_they_stand_for() {
         let options = ResidentOptions { cores: vec![0], kv_bytes: 16 << 20, kv_dtype: KvDtype::F32 };
         ResidentModel::new(LoadedWeights::load(&source, 1).unwrap(), &options).unwrap()
     };
-    // Nothing is rounded, adapters neither.
+    // No rounding, also of adapters.
     let exact = |_: &ResidentModel, model: &Path, asked: GoldenAdapter| {
         Some(Arc::new(asked.prepared(open(model).unwrap().config(), LoraPrecision::Exact)))
     };
-    // But minima and weights of 16 bits, in some of these (`sources::safetensors::quantized`).
+    // Exceptions: minima and 16-bit weights in some of these (`sources::safetensors::quantized`).
     let tolerance = |name: &str| if name.contains("gptq") || name.contains("awq") { 5e-2 } else { 1e-3 };
     check_all(&golden(""), tolerance, load, exact);
 }
@@ -119,10 +120,10 @@ fn adapters_that_are_not_supported_are_refused_by_name() {
     }
 }
 
-/// Largest error of a logit that 4-bit weights and activations of 8 bits may cause; logits span about 40.
+/// Largest error of a logit from 4-bit weights and 8-bit activations; logits span about 40.
 const Q4_1_TOLERANCE: f32 = 1.5;
 
-/// How far logits of the real model are from those of its dequantized weights, in squares, on its golden prompts.
+/// Squared error of the real model's logits against its dequantized weights, on its golden prompts.
 fn squares_of(resident: &mut ResidentModel, golden: &RealGolden) -> f64 {
     let errors = golden.cases.iter().flat_map(|case| {
         let (logits, _) = generate(resident, None, &case.prompt, case.greedy.len());
@@ -197,18 +198,18 @@ fn the_real_model_agrees_with_its_dequantized_weights() {
     }
 }
 
-/// Gemma 3 270M, beside the real model: `scripts/fetch-model gemma` puts it there.
+/// Gemma 3 270M, beside the real model; `scripts/fetch-model gemma` downloads it.
 fn gemma() -> PathBuf {
     let path = real_model().with_file_name("gemma-3-270m-q4_k_m.gguf");
     assert!(path.exists(), "{} is missing; run ./scripts/fetch-model gemma", path.display());
     path
 }
 
-/// Largest error of a logit of Gemma 3 270M, whose logits span about 40: with its weights in 32 bits, and as they are served.
+/// Largest error of a logit of Gemma 3 270M, whose logits span about 40: with 32-bit weights, and as served.
 const GEMMA_EXACT: f32 = 1e-3;
 const GEMMA_SERVED: f32 = 0.6;
 
-/// Logits and greedy tokens behind short texts, and behind one that is longer than the window of most layers.
+/// Compares logits and greedy tokens after short texts, and after one longer than the window of most layers.
 fn check_gemma(resident: &mut ResidentModel, what: &str, tolerance: f32) {
     let golden: RealGolden = read(&golden("expected/gemma3-270m-q4_k_m/base.json"));
     assert!(golden.cases.iter().any(|case| case.prompt.len() > 512));

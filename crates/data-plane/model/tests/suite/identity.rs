@@ -1,4 +1,4 @@
-//! What tells one base from another: every byte that an answer depends on.
+//! Identity of a base: every byte that an answer depends on.
 
 use std::{fs, path::Path};
 
@@ -22,7 +22,7 @@ use serde_json::json;
 
 const BIASED: [Target; 3] = [Target::Q, Target::K, Target::V];
 
-/// The tiny model as a GGUF file, with the last number of tensor `changed` another.
+/// The tiny model as a GGUF file, with another last value in tensor `changed`.
 fn gguf(path: &Path, changed: Option<usize>) {
     let mut writer = tiny_metadata("qwen2");
     for (index, TinyTensor { gguf, shape, mut values, .. }) in tiny_tensors(&BIASED).into_iter().enumerate() {
@@ -119,7 +119,7 @@ fn an_identity_is_kept_until_the_file_is_another() {
     gguf(&path, None);
     let original = of_model(&path).unwrap();
     assert_eq!(of_model_once(&path, Some(&kept)).unwrap(), original);
-    // That it is looked up and not computed shows in a lie.
+    // A false cached hash shows that it is looked up and not computed.
     let files: Vec<_> = fs::read_dir(&kept).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert_eq!(files.len(), 1);
     fs::write(&files[0], [9; 32]).unwrap();

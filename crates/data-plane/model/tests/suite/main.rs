@@ -1,4 +1,5 @@
-//! Models and adapters as files, and passes over them, judged by transformers and PEFT and against themselves.
+//! Models and adapters as files, and passes over them, compared with transformers and PEFT and with each
+//! other.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod files_adapter;

@@ -1,5 +1,5 @@
-//! The ring path of single sites: beside the linear path within the rounding of weights and rows, exact in itself, and what is
-//! promised of the weights.
+//! The ring path of single sites: compared with the linear path within rounding, exact in itself, and with
+//! guarantees about the weights.
 
 use std::{borrow::Cow, fs};
 
@@ -18,10 +18,9 @@ use model::{
     sources::{open::open, random::RandomSource},
 };
 
-/// Models whose weights are of 32 bits and of 16 bits, with biases and with norms of heads.
+/// Models with 32-bit and 16-bit weights, with biases and with head norms.
 const MODELS: [&str; 6] = ["llama-tied", "llama-bf16", "qwen2-bias", "qwen2-f16", "qwen3-qknorm", "qwen3moe"];
 
-/// Formats of integers.
 const KINDS: [TensorType; 8] = [
     TensorType::Q4_0,
     TensorType::Q4_1,
@@ -33,7 +32,7 @@ const KINDS: [TensorType; 8] = [
     TensorType::Q6K,
 ];
 
-/// Of the lengths of row and weights: what the linear path's sums of floats are off.
+/// Error of the linear path's float sums, relative to the norms of row and weights.
 const TOLERANCE: f64 = 2e-6;
 
 fn resident_of(source: &(dyn WeightSource + Sync), cores: &[usize]) -> ResidentModel {
@@ -46,11 +45,11 @@ fn golden(name: &str) -> Box<dyn WeightSource + Sync> {
     open(&testkit::paths::golden_model(name)).unwrap()
 }
 
-/// A small model whose linear layers are of one kind, with numbers that mean nothing.
+/// A small model with meaningless weights, whose linear layers have one format.
 struct LayerFormatSource {
     random: RandomSource,
     kind: TensorType,
-    /// A tensor of which one byte differs.
+    /// Tensor with one changed byte.
     bent: Option<TensorId>,
 }
 
@@ -83,10 +82,10 @@ impl WeightSource for LayerFormatSource {
         let Tensor { rows, cols, .. } = tensor;
         let bytes = rows * self.kind.row_bytes(cols).unwrap();
         let salt = format!("{id:?}").bytes().map(usize::from).sum::<usize>();
-        // Whatever of this is a float of any width is small.
+        // Small bytes give small floats of any width.
         let mut data: Vec<u8> = (0..bytes).map(|at| ((at * 31 + at / 7 + salt) % 0x2C) as u8).collect();
         if self.bent == Some(id) {
-            // The last byte of a block is of codes, but for one format, where it is of a scale.
+            // The last byte of a block belongs to codes; in one format, to a scale.
             data[bytes - 1] ^= 1;
         }
         Some(Tensor { kind: self.kind, rows, cols, data: Cow::Owned(data) })
@@ -97,7 +96,6 @@ impl WeightSource for LayerFormatSource {
     }
 }
 
-/// Every source of weights, and whether they are integers.
 fn sources() -> impl Iterator<Item = (String, bool, Box<dyn WeightSource + Sync>)> {
     let floats = MODELS.into_iter().map(|name| (name.to_owned(), false, golden(name)));
     let kind = |kind| {
@@ -121,7 +119,7 @@ fn evaluate(base: &mut impl EvaluateSites, call: SiteCall, x: &[f32]) -> Vec<f32
     out
 }
 
-/// Rows of words on the ring path; what comes back has a sign.
+/// Evaluates rows of words on the ring path; the result is signed.
 fn through(base: &mut impl EvaluateSites, call: SiteCall, x: &[u64]) -> Vec<u64> {
     let modulus = base.sites()[call.site.0 as usize].ring_room(call.op).unwrap().modulus;
     let bytes: Vec<u8> =
@@ -132,7 +130,7 @@ fn through(base: &mut impl EvaluateSites, call: SiteCall, x: &[u64]) -> Vec<u64>
     out.chunks(modulus.bytes()).map(|number| signed(modulus, word(number))).collect()
 }
 
-/// What is left of a word modulo another number than 2^64, with its sign.
+/// Signed value of a word under another modulus than 2^64.
 fn signed(modulus: Modulus, word: u64) -> u64 {
     let above = 64 - modulus.bits();
     ((word << above).cast_signed() >> above).cast_unsigned()
@@ -155,7 +153,7 @@ fn length(values: &[f32]) -> f64 {
     values.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt()
 }
 
-/// A row as whole numbers, and the exponent of what they count.
+/// A row as integers, and their exponent.
 fn whole(row: &[f32], bits: u32) -> (Vec<u64>, i32) {
     let largest = f64::from(row.iter().fold(0.0f32, |largest, x| largest.max(x.abs())));
     let exponent = largest.log2().floor() as i32 + 2 - bits as i32;
@@ -163,7 +161,7 @@ fn whole(row: &[f32], bits: u32) -> (Vec<u64>, i32) {
     (row.iter().map(word).collect(), exponent)
 }
 
-/// `[inputs, outputs]` of a site: what single ones give.
+/// Weights `[inputs, outputs]` of a site: the outputs of unit rows.
 fn weights(base: &mut impl EvaluateSites, site: usize) -> Vec<f32> {
     let columns = base.sites()[site].columns;
     let ones: Vec<f32> =
@@ -197,7 +195,8 @@ fn it_is_the_linear_path_within_the_rounding_of_weights_and_rows() {
                 let sum: f64 = x.iter().map(|&x| f64::from(x.abs())).sum();
                 for (at, (&found, &linear)) in found.iter().zip(&linear).enumerate() {
                     let of_row = 2.0f64.powi(2 - bits as i32) * (width as f64).sqrt();
-                    // Scales that are far apart are off by half a unit, times a code of at most 128, and minima.
+                    // Scales of very different size are off by half a unit, times a code of at most 128, and
+                    // minima.
                     let of_weight = if is_integer { 64.5 * weight_unit } else { 2.0f64.powi(-25) };
                     let of_weights = sum * of_weight;
                     let most = (TOLERANCE + of_row) * length(&x) * length(&of(at)) + of_weights;
@@ -314,7 +313,7 @@ fn what_it_cannot_do_is_refused_by_name() {
         if is_committed {
             model.commit();
         }
-        // Without such a path rows are as wide as they are.
+        // Without a ring path rows have their plain width.
         let (inputs, outputs) = model.sites()[0].words(call).unwrap_or((1, 1));
         let mut x = Activations::default();
         x.reshape(1, inputs);

@@ -1,4 +1,5 @@
-//! One model, any route, same bits: a request's logits do not depend on what else is computed, nor on how.
+//! One model, any path, equal bits: a request's logits do not depend on other requests or on the order of
+//! computation.
 
 use std::{path::PathBuf, sync::Arc};
 use testkit::paths::golden;
@@ -15,8 +16,8 @@ use types::BlockId;
 
 use crate::golden_support::{GoldenAdapter, summed};
 
-/// Models whose weights are of 32 bits, of 16 bits, with biases, with norms of heads, of whose layers some have a window, of
-/// other families, and with experts.
+/// Models with 32-bit and 16-bit weights, with biases, head norms and windows in some layers, of other
+/// families, and with experts.
 const MODELS: [&str; 15] = [
     "llama-tied",
     "llama-bf16",
@@ -38,7 +39,7 @@ const MODELS: [&str; 15] = [
 fn resident(name: &str, threads: usize) -> ResidentModel {
     let source = open(&golden("models").join(name)).unwrap();
     let weights = LoadedWeights::load(&*source, 1).unwrap();
-    // Bytes have scales beside them: one of the models keeps such.
+    // One of the models has an 8-bit KV cache, which has scales.
     let kv_dtype = if name == "qwen2-f16" { KvDtype::Int8 } else { KvDtype::F16 };
     let options = ResidentOptions { cores: vec![0; threads], kv_bytes: 32 << 20, kv_dtype };
     ResidentModel::new(weights, &options).unwrap()
@@ -73,7 +74,8 @@ fn adapters(name: &str) -> Vec<Option<Arc<PreparedAdapter>>> {
     adapters
 }
 
-/// The last of `adapters` of each method: LoRA, of the embedding too, with saved modules, DoRA, IA3, prefix tuning, none.
+/// The last of `adapters` of each method: LoRA, LoRA with embedding, saved modules, DoRA, IA3, prefix tuning,
+/// none.
 fn one_of_each(adapters: &[Option<Arc<PreparedAdapter>>]) -> Vec<Option<&Arc<PreparedAdapter>>> {
     let method = |adapter: &Option<Arc<PreparedAdapter>>| {
         let has = |adapter: &PreparedAdapter| {
@@ -90,7 +92,6 @@ fn prompt(salt: u32, length: usize) -> Vec<u32> {
     (0..length as u32).map(|i| (i * 37 + salt * 101 + i * i) % 300).collect()
 }
 
-/// A request: its prompt, its adapter, its own blocks.
 struct RoutedRequest<'a> {
     prompt: Vec<u32>,
     adapter: Option<&'a Arc<PreparedAdapter>>,
@@ -118,7 +119,7 @@ fn bits(logits: &[f32]) -> Vec<u32> {
     logits.iter().map(|logit| logit.to_bits()).collect()
 }
 
-/// The bits of the last logits when the request is alone and computed in one piece.
+/// Bits of the last logits of a request that is alone and computed in one piece.
 fn alone(model: &mut ResidentModel, request: &RoutedRequest<'_>) -> Vec<u32> {
     let mut logits = Vec::new();
     model.forward(&[request.slice(0..request.prompt.len(), LogitRows::Last)], &mut logits);
@@ -301,11 +302,11 @@ fn every_instruction_set_agrees_to_a_rounding_error() {
     }
 }
 
-/// A tree of drafted tokens behind a prompt: a trunk of two, from which two branch off, and one of these once more.
+/// A token tree after a prompt: a trunk of two tokens, two branches from it, and one branch of a branch.
 const FORKS: [(Option<(usize, usize)>, usize); 4] =
     [(None, 7), (Some((0, 2)), 5), (Some((0, 4)), 3), (Some((1, 2)), 20)];
 
-/// A branch: its path from the pending token on, and how many of its tokens are rows of its own.
+/// A branch: its path from the pending token on, and the number of its own rows.
 struct TreeBranch {
     path: Vec<u32>,
     own: usize,
@@ -343,7 +344,7 @@ fn a_tree_of_drafted_tokens_has_in_each_row_the_bits_of_its_path_alone() {
             let mut logits = Vec::new();
             model.forward(&[request.slice(0..length, LogitRows::None)], &mut logits);
             let tree = branches();
-            // Each branch has blocks of its own from the one on that the prompt ends in.
+            // Each branch has its own blocks from the one on in which the prompt ends.
             let shared = length / BLOCK_TOKENS;
             let blocks: Vec<Vec<BlockId>> = (0..tree.len() as u32)
                 .map(|branch| {

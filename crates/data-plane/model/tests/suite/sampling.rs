@@ -61,7 +61,8 @@ fn draws_follow_the_distribution_that_transformers_leaves() {
             let (mean, deviation) =
                 (DRAWS as f64 * probability, (DRAWS as f64 * probability * (1.0 - probability)).sqrt());
             let what = format!("{} row {} token {token}: {count} of {mean}", case["setting"], case["row"]);
-            // Five deviations, and a few counts where the mean is too small for them; what is cut off never comes.
+            // Five deviations, and a few counts if the mean is too small for them; filtered tokens never
+            // occur.
             let allowed = if probability == 0.0 { 0.0 } else { 5.0 * deviation + 4.0 };
             assert!((count as f64 - mean).abs() <= allowed, "{what}");
         }
@@ -129,7 +130,7 @@ fn the_repetition_penalty_looks_at_prompt_and_completion() {
 #[test]
 fn the_bias_comes_before_the_penalties() {
     assert_eq!(choose(|r| r.logit_bias = vec![(3, 6.0)], &[], &[]), 3);
-    // (-1 + 6) / 2 = 2.5, less than 3: the sum is penalized. The other way round it would be -2 + 6 = 4.
+    // (-1 + 6) / 2 = 2.5, less than 3: the sum is penalized. In the other order it would be -2 + 6 = 4.
     let both = |r: &mut SamplingRequest| {
         r.logit_bias = vec![(3, 6.0)];
         r.repetition_penalty = 2.0;
@@ -138,7 +139,6 @@ fn the_bias_comes_before_the_penalties() {
     assert_eq!(choose(both, &[2], &[]), 3);
 }
 
-/// Puts a value that cannot be honoured into a request.
 type Spoil = fn(&mut SamplingRequest);
 
 #[test]
@@ -217,7 +217,7 @@ fn impossible_rows_yield_a_token_and_the_floor() {
     assert_eq!(top, [(0, 0.0), (1, LOGPROB_FLOOR), (2, LOGPROB_FLOOR)]);
 }
 
-/// The definition, by sorting: what the three filters leave of a clean row.
+/// Tokens that the three filters keep, by their definition with a sorted row.
 fn kept_by_sorting(row: &[f32], request: &SamplingRequest) -> Vec<u32> {
     let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let mut ranked: Vec<(u32, f64)> = (0..)

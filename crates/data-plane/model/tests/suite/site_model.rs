@@ -1,4 +1,4 @@
-//! Bases of which only the linear layers are served, of any architecture.
+//! Bases of any architecture of which only the linear layers are served.
 
 use std::path::Path;
 
@@ -54,7 +54,7 @@ fn site(model: &SiteModel, name: &str) -> usize {
     names(model).iter().position(|found| *found == name).unwrap_or_else(|| panic!("there is no site {name}"))
 }
 
-/// Compares a site, every way, with plain loops over `weights`, `[out, in]`, and `biases`.
+/// Compares all ways to evaluate a site with plain loops over `weights`, `[out, in]`, and `biases`.
 #[track_caller]
 fn agrees(model: &mut SiteModel, name: &str, weights: &[f32], biases: Option<&[f32]>, tolerance: f32) {
     let site = site(model, name);
@@ -86,7 +86,7 @@ fn transposed(values: &[f32], [rows, columns]: [usize; 2]) -> Vec<f32> {
     (0..rows * columns).map(|i| values[i % rows * columns + i / rows]).collect()
 }
 
-/// A block of GPT-2 or of its relative with one key head: the same names, matrices the other way round.
+/// A block of GPT-2, or of a variant with one key head: the same names, transposed matrices.
 fn block(prefix: &str, layer: usize, shapes: [[usize; 2]; 4]) -> Vec<SiteTensor> {
     let of = |name: &str| format!("{prefix}h.{layer}.{name}");
     let kinds = ["attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"];
@@ -105,7 +105,7 @@ fn gpt2() -> (Value, Vec<SiteTensor>) {
     for layer in [0, 2, 10] {
         entries.extend(block("", layer, GPT2));
         entries.push(vector(&format!("h.{layer}.attn.c_attn.bias"), 24, 7));
-        // The causal mask, which old files keep.
+        // The causal mask, which old files contain.
         entries.push((format!("h.{layer}.attn.bias"), "U8", vec![1, 1, 4, 4], vec![1; 16]));
     }
     (config, entries)
@@ -174,7 +174,7 @@ fn gemma_in_16_bits_is_served_and_a_tied_head_that_is_stored_once_more_is_ignore
     let linear: Vec<bool> = model.sites().iter().map(|site| site.fast_is_linear).collect();
     assert_eq!((linear, model.is_exact()), (vec![false, true, false], false));
     agrees(&mut model, "model.layers.0.self_attn.q_proj", &q, None, 1e-5);
-    // Rows that 16 bits hold exactly are not rounded by the fast path.
+    // The fast path does not round rows that 16 bits hold exactly.
     agrees(&mut model, "model.layers.0.self_attn.k_proj", &q[..32], None, 1e-2);
     agrees(&mut model, "lm_head", &numbers(80, 5), None, 1e-2);
 
@@ -258,7 +258,7 @@ fn an_option_that_the_resident_engine_lacks_makes_every_layer_a_site() {
     let model = open_with(&config, &tiny_entries(&[])).unwrap();
     assert_eq!(names(&model).len(), 2 * 7 + 1);
     assert_eq!(model.facts().architecture, "llama");
-    // A file that is broken is refused, whatever else could be made of it.
+    // A broken file is rejected even if parts of it would be usable.
     assert_says(open_with(&tiny_json(), &tiny_entries(&[])[1..]), &["model.embed_tokens.weight", "missing"]);
 }
 

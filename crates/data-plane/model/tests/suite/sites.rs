@@ -1,4 +1,5 @@
-//! Single sites of a resident model: their shapes and names, every way to evaluate them, and calls that join a pass.
+//! Single sites of a resident model: their shapes and names, all ways to evaluate them, and calls that join a
+//! pass.
 
 use std::{
     path::{Path, PathBuf},
@@ -22,7 +23,7 @@ use model::{
 };
 use types::BlockId;
 
-/// Models whose weights are of 32 bits and of 16 bits, with biases, with norms of heads and with experts.
+/// Models with 32-bit and 16-bit weights, with biases, with head norms and with experts.
 const MODELS: [&str; 7] =
     ["llama-tied", "llama-bf16", "qwen2-bias", "qwen2-f16", "qwen3-qknorm", "mixtral-bf16", "qwen3moe"];
 
@@ -59,7 +60,7 @@ fn call(site: u32, op: SiteOp, path: SitePath) -> SiteCall {
     SiteCall { site: SiteId(site), part: None, op, path }
 }
 
-/// The weights and biases of a site as floats, parts below each other.
+/// Weights and biases of a site as floats, with its parts concatenated.
 fn plain(name: &str, site: SiteId) -> (Vec<f32>, Vec<f32>) {
     let source = open(&golden("models").join(name)).unwrap();
     let (layer, group) = site.group(source.config()).unwrap();
@@ -185,7 +186,7 @@ fn where_the_fast_path_rounds_nothing_both_paths_have_the_same_bits() {
     }
 }
 
-/// Joins a pass at every site with so many rows, and asks for something else before some.
+/// Joins a pass at every site with this number of rows, and evaluates another call before some.
 struct RowJoiningHooks {
     rows: usize,
     sites: Vec<(usize, usize)>,
@@ -205,7 +206,7 @@ impl RowJoiningHooks {
     }
 }
 
-/// What is asked for before a site is evaluated: another site, backward.
+/// Call before a site is evaluated: another site, backward.
 const BEFORE: SiteCall =
     SiteCall { site: SiteId(2), part: Some(1), op: SiteOp::Backward, path: SitePath::Linear };
 
@@ -255,7 +256,7 @@ fn adapters(source: &(dyn WeightSource + Sync), directory: &Path) -> Vec<Option<
     [None].into_iter().chain(paths.iter().map(|path| Some(read(path)))).collect()
 }
 
-/// Runs passes over the base and its adapters, alone and in company, and compares all there is to compare.
+/// Compares passes over the base and its adapters, alone and with joined calls.
 fn same_in_company(model: &Path, adapter_directory: &Path) {
     let (blocks, name) = ([BlockId(0), BlockId(1)], model.display());
     let tokens: Vec<u32> = (0..19).map(|i| (i * 41 + 7) % 300).collect();
@@ -268,7 +269,7 @@ fn same_in_company(model: &Path, adapter_directory: &Path) {
             let mut guests = RowJoiningHooks::of(&model, 5);
             model.forward_in_company(&batch(&tokens, &blocks, adapter, wanted), &mut together, &mut guests);
             assert_eq!(bits(&alone), bits(&together), "{name}");
-            // But for experts that none of the rows takes.
+            // Experts without any row are not evaluated.
             let asked = guests.asked.iter().map(|call| call.site);
             let left_out = (0..)
                 .map(SiteId)

@@ -1,4 +1,4 @@
-//! Sparse copies: what a client is given of a model, what it is not, and what it can do with it.
+//! Sparse copies: the client weights of a model, what they leave out, and their use.
 
 use std::{
     os::unix::fs::MetadataExt,
@@ -33,7 +33,7 @@ use text::{
 
 const BUDGET: u64 = 1 << 30;
 
-/// Copies what `plan` gives out to `directory`, `step` bytes at a time.
+/// Copies the ranges of `plan` to `directory`, `step` bytes at a time.
 fn copied(plan: &ClientWeightsPlan, directory: &Path, step: u32) -> PathBuf {
     let mut copy = SparseCopy::create(directory, plan.files(), BUDGET).unwrap();
     while let Some(wanted) = copy.wanted() {
@@ -46,7 +46,7 @@ fn sparse_copy(model: &Path, into: &Path) -> PathBuf {
     copied(&ClientWeightsPlan::of(model).unwrap(), &into.join("copy"), 40_000)
 }
 
-/// A directory with the tiny model in both formats, and where the second is.
+/// A directory with the tiny model in both formats, and the path of the second.
 fn tiny_models() -> (tempfile::TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     write_model(directory.path(), &tiny_json(), &tiny_entries(&[]));
@@ -243,12 +243,12 @@ fn a_file_that_was_written_to_is_not_given_out_and_a_replaced_one_is_as_it_was()
 
     std::fs::write(&gguf, tiny_gguf("llama", &[]).bytes()).unwrap();
     let plan = ClientWeightsPlan::of(&gguf).unwrap();
-    // Cut short: who has mapped it would die of it.
+    // The file is truncated: a process with a mapping would get SIGBUS.
     std::fs::write(&gguf, b"GGUF").unwrap();
     assert_says(plan.read(0, 0, 64), &["tiny.gguf", "written to"]);
 }
 
-/// A file of which the bytes from each first to before each second are given out.
+/// A file whose byte ranges `ranges` (start, end) are given out.
 fn file(name: &str, bytes: u64, ranges: &[(u64, u64)]) -> ClientWeightsFile {
     let ranges = ranges.iter().map(|&(start, end)| start..end).collect();
     ClientWeightsFile { name: name.to_owned(), bytes, ranges }
@@ -298,7 +298,7 @@ fn a_copy_takes_what_was_wanted_and_is_there_only_when_it_is_whole() {
         copy.write(b"!").unwrap_err();
         copy.finish().unwrap()
     };
-    // Two at once: the second finds the first's.
+    // Two copies at once: the second finds the first's.
     let (first, second) = (create(), create());
     assert!(!directory.exists());
     assert_eq!((fill(first), fill(second)), (directory.clone(), directory.clone()));

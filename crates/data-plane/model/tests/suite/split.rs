@@ -1,4 +1,4 @@
-//! The pass of a split client: its own skeleton, embedding, adapters, keys and values; the linear layers elsewhere.
+//! The pass of a split client: its own embedding, norms, adapters and KV cache; remote linear layers.
 
 use std::{
     convert::Infallible,
@@ -43,7 +43,7 @@ fn sparse_copy(model: &Path, into: &Path) -> PathBuf {
     copy.finish().unwrap()
 }
 
-/// Base layers that somebody else evaluates: as a client's do, row by row of numbers.
+/// Base layers behind a boundary that only rows of values cross, as for a client.
 struct RemoteBase<'a, E> {
     base: &'a mut E,
     embedding: &'a Embedding,
@@ -64,7 +64,7 @@ impl<E: EvaluateSites> BaseLayers<Compute> for RemoteBase<'_, E> {
     ) -> Result<(), Infallible> {
         let site = SiteId::of(self.config, layer, group);
         let call = SiteCall { site, part: None, op: SiteOp::Forward, path: self.path };
-        // What travels are numbers, nothing that was prepared.
+        // Only values travel, without prepared forms.
         let mut sent = Activations::default();
         sent.reshape(0, x.width());
         sent.append(x.values());
@@ -142,8 +142,8 @@ fn adapters(directory: &Path, config: &ModelConfig, precision: LoraPrecision) ->
     all.iter().map(prepare).collect()
 }
 
-/// Compares passes over a prompt and two more tokens: resident, and split with the sites of the resident model and of
-/// one that has only the linear layers.
+/// Compares passes over a prompt and two more tokens: resident, and split with the sites of the resident
+/// model and of a model with linear layers only.
 fn same_bits(model: &Path, adapter_directory: &Path) {
     let directory = tempfile::tempdir().unwrap();
     let client = ClientBase::open(&sparse_copy(model, directory.path())).unwrap();

@@ -1,4 +1,4 @@
-//! A base of which most comes from a disk: the bits of one in memory, the reads it should make, and never a wrong token.
+//! A base streamed from disk: the bits of a resident one, the expected reads, and never a wrong token.
 
 use std::{
     borrow::Cow,
@@ -56,7 +56,7 @@ fn streamed(source: &StreamedSource, stream: &StreamOptions) -> StreamedResident
     ResidentModel::new(open_streamed(source, stream).unwrap(), &options()).unwrap()
 }
 
-/// The least bound that the model can be streamed with.
+/// Minimum bound with which the model can be streamed.
 fn least(source: &StreamedSource, directory: &Path) -> u64 {
     match open_streamed(source, &stream(directory, 1)) {
         Err(StreamError::Bound { least_bytes, .. }) => least_bytes,
@@ -76,7 +76,7 @@ fn adapters(name: &str, source: &StreamedSource) -> Vec<Option<Arc<PreparedAdapt
     [None].into_iter().chain(prepared).collect()
 }
 
-/// The bits of logits of prompts together, one of them in chunks, and of some steps after them.
+/// Bits of the logits of simultaneous prompts, one of them in chunks, and of some steps after them.
 fn talk<P: ForwardPass<Adapter = PreparedAdapter>>(
     model: &mut P,
     adapters: &[Option<Arc<PreparedAdapter>>],
@@ -102,7 +102,6 @@ fn talk<P: ForwardPass<Adapter = PreparedAdapter>>(
     Ok(bits)
 }
 
-/// Bounds from the least to all of it.
 fn bounds(source: &StreamedSource, directory: &Path) -> [u64; 3] {
     let (least, all) = (least(source, directory), LoadedWeights::load(source, 1).unwrap().bytes() as u64);
     [least, (least + all) / 2, 4 * all + (8 << 20)]
@@ -141,7 +140,7 @@ fn a_real_model_streamed_through_a_sixth_of_its_memory_gives_the_same_bits() {
     assert!(talk(&mut model, &[None]).unwrap() == wanted);
 }
 
-/// A small model whose linear layers are of one kind, with numbers that mean nothing.
+/// A small model with meaningless weights, whose linear layers have one format.
 struct StreamedFormatSource(RandomSource, TensorType);
 
 impl StreamedFormatSource {
@@ -172,7 +171,7 @@ impl WeightSource for StreamedFormatSource {
         let Tensor { rows, cols, .. } = tensor;
         let bytes = rows * self.1.row_bytes(cols).unwrap();
         let salt = format!("{id:?}").bytes().map(usize::from).sum::<usize>();
-        // Whatever of this is a float of any width is small.
+        // Small bytes give small floats of any width.
         let data = (0..bytes).map(|at| ((at * 31 + at / 7 + salt) % 0x2C) as u8).collect();
         Some(Tensor { kind: self.1, rows, cols, data: Cow::Owned(data) })
     }
@@ -208,7 +207,7 @@ fn every_format_of_weights_can_be_streamed() {
     }
 }
 
-/// Answers of every site, forward and backward, both ways to compute, whole and in parts, up and then down.
+/// Outputs of every site, forward and backward, on both paths, whole and in parts, up and then down.
 fn every_site(base: &mut impl EvaluateSites) -> Vec<u32> {
     let sites = base.sites().to_vec();
     let (up, down) = ([SiteOp::Forward, SiteOp::ForwardNoBias], [SiteOp::Backward]);
@@ -259,7 +258,7 @@ fn a_pass_reads_what_is_not_pinned_once_and_rows_of_the_embedding() {
     let figures = model.sweep_figures().unwrap();
     let (passes, tokens) = (5, 34 - 17 + 17 + 6);
     talk(&mut model, &[None]).unwrap();
-    // A grain of 64 rows for each token of the four sequences; and the next sweep may have begun.
+    // A grain of 64 rows for each token of the four sequences; and the next read may have begun.
     let grain = 64 * (256 + 16) + 2 * 4096;
     let read = figures.read_bytes();
     let most = passes * sweep + 4 * tokens * grain + 2 * sweep / 3;
@@ -325,7 +324,7 @@ fn a_file_of_another_model_or_one_that_is_damaged_is_not_believed_at_a_start() {
     let other = StreamOptions { program: [8; 32], ..stream.clone() };
     drop(streamed(&source, &other));
     assert!(fs::read(&stream.path).unwrap() != whole);
-    // What a process left that was killed as it packed.
+    // Remains of a process that was killed while it packed.
     fs::remove_file(&stream.path).unwrap();
     fs::write(stream.path.with_extension("making"), b"half of it").unwrap();
     drop(streamed(&source, &stream));
@@ -343,7 +342,7 @@ fn what_happens_to_the_file_behind_what_is_pinned_or_to_another_in_its_place_cha
     let Ok(wanted) = talk(&mut resident(&source), &[None]);
     let mut model = streamed(&source, &half);
     let whole = fs::read(&half.path).unwrap();
-    // The first block is pinned, and the head, whose end is the file's.
+    // The first block and the head are pinned; the file ends with the head.
     let flip = |at: u64| {
         let file = OpenOptions::new().write(true).open(&half.path).unwrap();
         file.write_all_at(&[whole[at as usize] ^ 0x10], at).unwrap();
@@ -356,7 +355,7 @@ fn what_happens_to_the_file_behind_what_is_pinned_or_to_another_in_its_place_cha
     drop(model);
     drop(streamed(&source, &half));
     assert!(fs::read(&half.path).unwrap() == whole, "made anew");
-    // A bit of each part: what is pinned is found before it is served, what is not when it is read.
+    // A bit of each part: damage of pinned weights is found before serving, of others at reading.
     for at in (4096..whole.len() as u64).step_by(whole.len() / 7) {
         flip(at);
         assert!(talk(&mut streamed(&source, &half), &[None]).unwrap() == wanted);
@@ -364,7 +363,7 @@ fn what_happens_to_the_file_behind_what_is_pinned_or_to_another_in_its_place_cha
     }
 }
 
-/// A file system of so many bytes, where one may be made.
+/// A file system of limited size, if one may be mounted.
 struct SmallDisk(tempfile::TempDir);
 
 impl SmallDisk {

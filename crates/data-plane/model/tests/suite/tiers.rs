@@ -1,4 +1,4 @@
-//! Same bits from every tier: however much of an adapter the device has, and whoever sums the rest.
+//! Equal bits from every tier: for any part of an adapter on the device, and any process that sums the rest.
 
 use std::sync::{
     Arc, Mutex,
@@ -32,7 +32,6 @@ use model::{
 use serde::Deserialize;
 use types::{AdapterVersion, BlockId};
 
-/// KV blocks of one request of these tests.
 const BLOCKS: u32 = 4;
 
 fn config(name: &str) -> ModelConfig {
@@ -52,7 +51,7 @@ fn golden_adapter(model: &str, name: &str, precision: LoraPrecision) -> Arc<Prep
     Arc::new(PreparedAdapter::new(&adapter, &config, precision).unwrap())
 }
 
-/// An adapter of every linear layer and the head, with ranks from `ranks` in turn.
+/// Adapter of every linear layer and the head, with ranks from `ranks` in turn.
 fn adapter_of_everything(
     config: &ModelConfig,
     ranks: &[usize],
@@ -79,7 +78,6 @@ fn adapter_of_everything(
     Arc::new(PreparedAdapter::new(&adapter, config, precision).unwrap())
 }
 
-/// Numbers that look random and are always the same.
 fn numbers(salt: usize, count: usize) -> Vec<f32> {
     let number = |index: usize| {
         let hash = (index as u32 ^ (salt as u32) << 16).wrapping_mul(2_654_435_761);
@@ -88,7 +86,7 @@ fn numbers(salt: usize, count: usize) -> Vec<f32> {
     (0..count).map(number).collect()
 }
 
-/// A copy of the adapter with nothing in it, in a pool of small blocks that nobody else uses, where it is all but in one piece.
+/// Empty copy of the adapter in a private pool of small blocks, where its blocks are nearly contiguous.
 fn copy_of(adapter: &PreparedAdapter) -> DeviceCopy {
     const BLOCK_BYTES: usize = 1 << 14;
     let blocks = CpuMemory(BlockMemory::new(BLOCK_BYTES, 0).unwrap()).blocks_for(adapter.host()).unwrap();
@@ -96,7 +94,7 @@ fn copy_of(adapter: &PreparedAdapter) -> DeviceCopy {
     memory.copy_of(adapter.host(), &(0..blocks).rev().map(BlockId).collect::<Vec<_>>())
 }
 
-/// Puts the first `blocks` blocks of the adapter, in the order they travel, on the device.
+/// Puts the first `blocks` blocks of the adapter, in copy order, on the device.
 fn stage(adapter: &PreparedAdapter, blocks: usize) -> Arc<DeviceCopy> {
     let copy = Arc::new(copy_of(adapter));
     (0..blocks).for_each(|_| copy.copy_next(adapter.host()));
@@ -104,24 +102,23 @@ fn stage(adapter: &PreparedAdapter, blocks: usize) -> Arc<DeviceCopy> {
     copy
 }
 
-/// Blocks of ranks of the whole adapter.
 fn blocks_of(adapter: &PreparedAdapter) -> usize {
     adapter.matrices().map(|(_, _, matrix)| matrix.rank().div_ceil(kernels::lora::RANK_BLOCK)).sum()
 }
 
-/// What the doubles below have been asked.
+/// Calls of the test doubles below.
 #[derive(Debug, Default)]
 struct Log {
     passes: usize,
-    /// Rows times ranks.
+    /// Sum of rows times ranks.
     rank_rows: u64,
 }
 
-/// Sums every head at the end, on the thread that asks, as a worker would.
+/// Sums every head at the end, on the calling thread, as a worker would.
 #[derive(Debug, Default)]
 struct Serial {
     log: Arc<Mutex<Log>>,
-    /// An adapter of which a block arrives whenever anything is asked, and its copy.
+    /// Adapter that gains a block at every call, and its copy.
     travels: Option<(Arc<PreparedAdapter>, Arc<DeviceCopy>)>,
     in_pass: bool,
     asked: usize,
@@ -172,7 +169,7 @@ impl Assist for Serial {
     }
 }
 
-/// A request of the tests: its prompt and its adapter. Its blocks are those of its place in the batch.
+/// Prompt and adapter of a request; its blocks follow from its position in the batch.
 struct TierRequest {
     prompt: Vec<u32>,
     adapter: Option<Arc<PreparedAdapter>>,
@@ -183,7 +180,7 @@ fn request(salt: u32, length: usize, adapter: Option<&Arc<PreparedAdapter>>) -> 
     TierRequest { prompt, adapter: adapter.cloned() }
 }
 
-/// Bits of the last logits of all requests, after their prompts and after each of two tokens more.
+/// Bits of the last logits of all requests, after their prompts and after each of two more tokens.
 fn bits(model: &mut ResidentModel, requests: &[TierRequest]) -> Vec<u32> {
     let blocks: Vec<Vec<BlockId>> = (0..requests.len() as u32)
         .map(|at| (at * BLOCKS..(at + 1) * BLOCKS).map(BlockId).collect())
@@ -214,7 +211,7 @@ fn best(row: &[f32]) -> usize {
     (0..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best })
 }
 
-/// The bits without a device, alone: what everything is compared with.
+/// Reference bits: the request alone, without a device.
 fn host_bits(name: &str, request: &TierRequest) -> Vec<u32> {
     if let Some(adapter) = &request.adapter {
         adapter.set_device(None);
@@ -222,7 +219,7 @@ fn host_bits(name: &str, request: &TierRequest) -> Vec<u32> {
     bits(&mut resident(name, 1), std::slice::from_ref(request))
 }
 
-/// The bits of a batch whose requests are each computed alone, from the host tier.
+/// Bits of a batch whose requests are each computed alone, from the host tier.
 fn host_bits_of_all(name: &str, requests: &[TierRequest]) -> Vec<u32> {
     let alone: Vec<Vec<u32>> = requests.iter().map(|request| host_bits(name, request)).collect();
     let vocab = alone[0].len() / 3;
@@ -232,7 +229,7 @@ fn host_bits_of_all(name: &str, requests: &[TierRequest]) -> Vec<u32> {
         .collect()
 }
 
-/// With so many blocks on the device: first nobody assists, then somebody does.
+/// Compares with this number of blocks on the device: first without an assistant, then with one.
 fn check_every_prefix(name: &str, adapter: &Arc<PreparedAdapter>, label: &str) {
     let request = request(1, 11, Some(adapter));
     let expected = host_bits(name, &request);
@@ -296,7 +293,7 @@ fn adapters_of_many_ranks_in_one_batch_have_the_bits_they_have_alone() {
     let mut requests = vec![request(90, 9, None)];
     for (salt, adapter) in (0..).zip(&adapters) {
         requests.push(request(salt, 1 + 9 * salt as usize, Some(adapter)));
-        // A second one of the same adapter, apart from the first, and now and then one of the base between.
+        // A second request of the same adapter, apart from the first, and sometimes a base request between.
         requests.extend((salt % 2 == 0).then(|| request(100 + salt, 6, None)));
         requests.push(request(50 + salt, 17, Some(adapter)));
     }
@@ -350,7 +347,7 @@ fn an_adapter_that_arrives_while_passes_run_changes_no_bit() {
                 }
                 while copy.next_bytes().is_some() {
                     copy.copy_next(adapter.host());
-                    // Blocks of a tiny model would all be there before its first layer.
+                    // Without a delay all blocks of a tiny model would arrive before its first layer.
                     (0..round * 40).for_each(|_| std::hint::spin_loop());
                 }
             });
@@ -378,7 +375,6 @@ struct TierCase {
     margins: Vec<f32>,
 }
 
-/// Logits of the first step, and greedy tokens.
 fn generate(
     model: &mut ResidentModel,
     adapter: &Arc<PreparedAdapter>,
@@ -422,7 +418,7 @@ fn cold_adapters_give_the_logits_and_tokens_of_transformers() {
         assert!(!names.is_empty());
         for name in names.iter().map(|entry| entry.file_name().into_string().unwrap()) {
             let adapter = golden_adapter(model, &name, LoraPrecision::Exact);
-            // From where it applies is for those who cut prompts into slices.
+            // Activated adapters depend on slices, which this test does not make.
             if adapter.invocation().is_some() {
                 continue;
             }
@@ -439,7 +435,7 @@ fn cold_adapters_give_the_logits_and_tokens_of_transformers() {
                         error <= TOLERANCE,
                         "{model}/{name}, {blocks} of {all} blocks: logit error {error}"
                     );
-                    // Where the two best logits are closer than the error, either may win.
+                    // If the two best logits are closer than the error, either may win.
                     let is_close = |&margin: &f32| margin <= 2.0 * TOLERANCE;
                     let sure = case.margins.iter().position(is_close).unwrap_or(case.margins.len());
                     assert_eq!(

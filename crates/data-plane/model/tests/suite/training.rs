@@ -1,4 +1,4 @@
-//! The reverse pass judged by torch, transformers and PEFT (see `tests/golden/README.md`, "Training").
+//! The reverse pass compared with torch, transformers and PEFT (see `tests/golden/README.md`, "Training").
 
 use std::{
     fs,
@@ -54,7 +54,6 @@ fn read_adapter(trainer: &Trainer<ResidentLayers>, config: &Path, tensors: &Path
     Adapter::read(dir.path(), &trainer.model().config).unwrap().method
 }
 
-/// The mean loss of weighted tokens.
 struct MeanLoss<'a> {
     weights: &'a [f32],
     total: f32,
@@ -86,7 +85,7 @@ struct TorchBatch {
     tokens: Vec<Vec<u32>>,
     targets: Vec<Vec<Option<u32>>>,
     weights: Vec<f32>,
-    /// The share that is dropped of what matrices are given.
+    /// Dropout rate at the matrices' inputs.
     dropped: Option<f64>,
 }
 
@@ -106,7 +105,7 @@ impl TorchBatch {
         Self { dropped: Some(share), ..self }
     }
 
-    /// The same, asking only for what counts.
+    /// The batch without tokens of weight zero.
     fn of_weight(&self) -> Self {
         let mut weights = self.weights.iter();
         let mut asked = |target: &Option<u32>| target.filter(|_| *weights.next().unwrap() != 0.0);
@@ -141,7 +140,7 @@ fn learn(
     (loss.loss(), all, gradients)
 }
 
-/// A batch's loss, of examples that begin behind others.
+/// Loss of a part of a batch, whose examples begin at an offset.
 struct LossPart<'a, 'b> {
     loss: &'a mut MeanLoss<'b>,
     first: usize,
@@ -154,7 +153,7 @@ impl Loss for LossPart<'_, '_> {
     }
 }
 
-/// The largest difference, in parts of the largest value that there should be.
+/// Largest difference, relative to the largest expected value.
 fn off(got: &[f32], wanted: &[f32]) -> f32 {
     assert_eq!(got.len(), wanted.len());
     let largest = wanted.iter().fold(0.0f32, |most, value| most.max(value.abs()));
@@ -179,7 +178,7 @@ const MODELS: [&str; 13] = [
     "qwen3moe-steps",
 ];
 
-/// Makes gradients at what is A of several layers, one in PEFT's eyes, their sum.
+/// Replaces the gradients of A of layers with a common input, where PEFT has one matrix, by their sum.
 fn sum_shared(method: &MethodWeights, gradients: &mut [Vec<f32>]) {
     let MethodWeights::Lora(modules) = method else { return };
     let group = |module: &LoraModule| match module.target {
@@ -207,7 +206,7 @@ fn cases() -> Vec<(String, PathBuf)> {
     for model in MODELS {
         for method in ["lora", "lora-all", "rslora", "ia3", "prefix", "lm-head"] {
             let case = training.join(model).join(method);
-            // Of mixtures attention learns, and where there are plain feed-forwards what vectors scale of these.
+            // In mixtures attention learns, and in plain feed-forward blocks also the scaled vectors.
             if case.exists() || !["mixtral", "qwen3moe", "qwen3moe-steps"].contains(&model) {
                 cases.push((model.to_owned(), case));
             }
@@ -250,7 +249,7 @@ fn gradients_are_the_same_bits_in_any_batches_on_any_threads_and_whatever_is_kep
         let expected: TorchExpectation =
             serde_json::from_slice(&fs::read(case.join("expected.json")).unwrap()).unwrap();
         let mut sequences: Vec<WeightedSequence> = expected.batches.into_iter().take(2).flatten().collect();
-        // Longer than one sum of rows.
+        // Longer than one partial sum of rows.
         let long = sequences.iter().flat_map(|of| of.tokens.clone()).collect::<Vec<_>>();
         sequences.push(WeightedSequence { weights: vec![1.0; long.len() - 1], tokens: long });
         let whole = TorchBatch::of(&sequences);
@@ -289,7 +288,7 @@ fn a_target_that_counts_nothing_changes_no_bit_of_a_gradient() {
         let start = case.join("start");
         let files = ["adapter_config.json", "adapter_model.safetensors"].map(|name| start.join(name));
         let method = read_adapter(&trainer, &files[0], &files[1]);
-        // Prompts of which one ends within the first sum of rows, and one in the second.
+        // Prompts of which one ends within the first partial sum, and one in the second.
         let sequence = |prompt: usize| WeightedSequence {
             tokens: (0..150).map(|at| (at * 7 + 3) % 60).collect(),
             weights: (0..149).map(|at| if at < prompt { 0.0 } else { 1.0 }).collect(),
@@ -332,7 +331,7 @@ fn gradients_are_what_the_loss_changes_by_where_something_is_dropped() {
     }
 }
 
-/// The bits of the log-probabilities that an engine reports for the tokens that follow.
+/// Bits of the log-probabilities that an engine reports for the following tokens.
 fn served(model: &Path, adapter: &Path, batch: &TorchBatch) -> Vec<u32> {
     let weights = LoadedWeights::load(&*open(model).unwrap(), 2).unwrap();
     let read = Adapter::read(adapter, weights.config()).unwrap();
@@ -345,7 +344,7 @@ fn served(model: &Path, adapter: &Path, batch: &TorchBatch) -> Vec<u32> {
         let virtual_tokens = prepared.virtual_tokens();
         let tokens: Vec<u32> = [vec![0; virtual_tokens], tokens.clone()].concat();
         let blocks: Vec<BlockId> = (0..).take(tokens.len().div_ceil(BLOCK_TOKENS)).map(BlockId).collect();
-        // In chunks, as prompts come.
+        // In chunks, as in a chunked prefill.
         for (number, chunk) in tokens.chunks(13).enumerate() {
             let (start, adapter) = (13 * number, Some(&prepared));
             let slice = SequenceSlice {
@@ -389,7 +388,8 @@ fn log_probabilities_are_bit_for_bit_those_that_serving_reports() {
     }
 }
 
-/// The largest difference of any tensor's gradients from torch's on the dequantized weights, relative to its largest.
+/// Largest difference of any tensor's gradients from torch's on the dequantized weights, relative to its
+/// largest.
 fn off_on_the_real_model(source: &(dyn WeightSource + Sync), kv: KvPrecision, near: f32) -> f32 {
     let (model, golden) = (real_model(), golden("training/smollm2"));
     let layers = ResidentLayers::load(source, 2, &|_| {}).unwrap();
@@ -432,7 +432,8 @@ fn gradients_of_the_real_model_are_those_of_torch_on_its_dequantized_weights() {
     assert!(off < 1e-3, "{off} away");
 }
 
-/// What serving rounds shows, and stays small: 0.6 in the logarithm of a probability of 4e-10, 0.2 in those above 1e-5.
+/// Rounding in serving has a visible but small effect: 0.6 in the logarithm of a probability of 4e-10, 0.2
+/// above 1e-5.
 #[test]
 fn gradients_of_the_weights_as_they_are_served_are_near_those_of_torch() {
     let source = open(&real_model()).unwrap();

@@ -1,4 +1,4 @@
-//! What is held out, and what is learned.
+//! Split of the data into held-out and training examples.
 
 use std::collections::BTreeSet;
 
@@ -32,7 +32,7 @@ fn plan(held_out: usize) -> JobPlan {
     }
 }
 
-/// Examples of the lines 1, 2, ..., so many of each.
+/// Examples of the lines 1, 2, ..., with these counts per line.
 fn items(counts: &[usize]) -> DataItems {
     let of_line = |(line, &count): (usize, &usize)| {
         (0..count).map(move |_| Example { line, tokens: vec![1, 2], weights: vec![1.0] })

@@ -1,4 +1,4 @@
-//! Every form of training data: what is learned of it.
+//! Every format of training data, and the tokens that have loss.
 
 use crate::support::{CHATML, TemplateTokenizer, file};
 use serde_json::{Map, Value, json};
@@ -54,7 +54,7 @@ fn forms_that_mean_a_conversation_become_the_same_one() {
 #[test]
 fn of_plain_texts_the_completion_or_all_is_learned_with_an_end() {
     let mut model = TemplateTokenizer::new(CHATML);
-    // Plain texts need none.
+    // Plain texts need no template.
     model.template = None;
     let completions = [
         json!({"prompt": "2+2=", "completion": "4"}),
@@ -76,7 +76,7 @@ fn preferences_are_pairs_over_one_prompt() {
         json!({"prompt": [user], "chosen": [yes], "rejected": [no]}),
         json!({"chosen": [user, yes], "rejected": [user, no]}),
         json!({"prompt": "Hi", "chosen": [yes], "rejected": [no]}),
-        // As UltraFeedback has it.
+        // The format of UltraFeedback.
         json!({"prompt": "Hi", "chosen": [user, yes], "rejected": [user, no], "messages": [user, yes]}),
         json!({"input": {"messages": [user], "tools": []}, "preferred_output": [yes], "non_preferred_output": [no]}),
     ] {
@@ -90,7 +90,7 @@ fn preferences_are_pairs_over_one_prompt() {
 fn the_tokens_before_an_answer_are_those_a_request_sends() {
     let model = TemplateTokenizer::new(CHATML);
     let template = model.template.as_ref().unwrap();
-    // The answer's first line end would become one token with the prompt's last.
+    // The answer's first line end would merge with the prompt's last into one token.
     for (content, answer) in [("Hi", "\nYes"), ("<|im_end|> is text", "\n<|im_end|>"), ("\n", "Yes\n\n")] {
         let line = json!({"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": answer}]});
         let DataItems::Examples(examples) = model.read(&file(&[line])).unwrap().items else {
@@ -119,14 +119,15 @@ fn the_real_model_learns_turns_as_it_would_give_them() {
     let before = "<|im_start|>system\nBe.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n";
     let behind = "<|im_start|>user\nSo?<|im_end|>\n<|im_start|>assistant\n[No<|im_end|>]";
     let answer = "\n\nYes, 42 日本.<|im_end|>";
-    // Rendered whole, the answer's line ends are one token with the header's: what follows a prompt is another row.
+    // Rendered whole, the answer's line ends merge with the header's into one token, so the text after a
+    // prompt is another row.
     let expected = [format!("{before}[{answer}]"), format!("{before}{answer}\n{behind}")];
     assert_eq!(model.examples(&[line]), expected);
     let line = json!({"prompt": "2 + 2 =", "completion": " 4"});
     assert_eq!(model.examples(&[line]), ["2 + 2 =[ 4<|im_end|>]"]);
 }
 
-/// As Qwen3: the last answer is shown with its thoughts, earlier ones are not.
+/// A template like Qwen3's: only the last answer keeps its reasoning content.
 const FORGETFUL: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n\
     {% if m.role == 'assistant' and not loop.last %}{{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %}\
     <|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
@@ -144,7 +145,7 @@ fn a_template_that_rewrites_what_was_said_gives_an_example_for_each_turn() {
 
 #[test]
 fn a_template_that_asks_otherwise_than_it_shows_is_refused() {
-    // As DeepSeek-R1: the prompt begins the thought that no message shows.
+    // A template like DeepSeek-R1's: the prompt begins the reasoning content, which no message contains.
     let thinking = CHATML.replace("assistant\n{% endif", "assistant\n<think>{% endif");
     let line =
         json!({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]});

@@ -1,4 +1,4 @@
-//! Drafts: what the first blocks of a base learn of what all of it said, and the files that come of it.
+//! Draft adapters: training of a base's first blocks on the whole base's output, and the resulting files.
 
 use std::{fs, ops::Range, path::Path};
 use testkit::paths::golden_model as golden;
@@ -24,11 +24,10 @@ use trainer::{
     step::TrainState,
 };
 
-/// Of three blocks.
+/// Model of three blocks.
 const MODEL: &str = "llama-tied";
 const VOCABULARY: u32 = 320;
 
-/// The first `layers` blocks of the model at `path`.
 fn trainer(path: &Path, layers: usize) -> Trainer<ResidentLayers> {
     let base = ResidentLayers::load(&*open(path).unwrap(), 1, &|_| {}).unwrap();
     let frame = ClientBase::open(path).unwrap().frame.first_layers(layers);
@@ -42,7 +41,6 @@ fn shape() -> AdapterSpec {
     AdapterSpec::Lora { rank: 4, alpha: 8.0, rslora: false, targets }
 }
 
-/// An adapter that changes something already.
 fn begun(frame: &ModelContext) -> MethodWeights {
     let mut method = shape().start(&frame.config, 3);
     for tensor in method.tensors_mut() {
@@ -53,7 +51,7 @@ fn begun(frame: &ModelContext) -> MethodWeights {
     method
 }
 
-/// So many tokens of a prompt and of an answer, of which nothing else is known.
+/// Sample of a prompt and an answer, without likely tokens.
 fn said(seed: u32, prompt: usize, answer: usize) -> DistillationSample {
     let tokens = (0..prompt + answer).map(|at| (at as u32 * 31 + seed * 7) % VOCABULARY).collect();
     let weights = [vec![0.0; prompt - 1], vec![1.0; answer]].concat();
@@ -114,7 +112,7 @@ fn the_first_blocks_learn_what_a_model_without_the_others_would() {
     }
 }
 
-/// A loss with one gradient for each target, and perhaps some for other tokens.
+/// Loss with one gradient per target, and optionally for other tokens.
 struct PerTargetLoss {
     own: Vec<f32>,
     others: Vec<Vec<(u32, f32)>>,
@@ -151,7 +149,7 @@ fn a_distribution_has_the_gradients_of_all_the_tokens_it_is_made_of() {
     let mut trainer = trainer(&golden(MODEL), 2);
     let method = begun(trainer.model());
     let count = 21;
-    // Three tokens at each place, each with a share of its own; here and there one has none.
+    // Up to three tokens at each position, each with its own share.
     let of = |which: u32| -> (Vec<u32>, Vec<f32>) {
         let token = |at: u32| (at * 13 + which * 101 + 5) % VOCABULARY;
         let share = |at: u32| ((at + which) % 4) as f32 * -0.1;
@@ -182,7 +180,7 @@ fn a_draft_becomes_right_about_what_it_learns_and_guesses_only_what_is_on_its_li
     let start = shape().start(&trainer.model().config, 1);
     let mut learning = TrainState::new(trainer.into(), LoraPrecision::Exact, start).unwrap();
     let mut all: Vec<DistillationSample> = (0..2).map(|seed| said(seed, 4, 12)).collect();
-    // What was said is not what was likeliest: that is what is to be learned.
+    // The generated tokens differ from the most likely ones, which are to be learned.
     for said in &mut all {
         let answer = said.example.tokens[4..].to_vec();
         said.likely =
@@ -196,7 +194,7 @@ fn a_draft_becomes_right_about_what_it_learns_and_guesses_only_what_is_on_its_li
     let met = learning.meet(&all, &[]).unwrap();
     assert_eq!(met.iter().map(|met| met.tokens).collect::<Vec<_>>(), [12, 12]);
     assert!(met.iter().all(|met| met.right <= 2), "the likeliest is another: {met:?}");
-    // Without the others, what was said is what is left.
+    // Without the other tokens, the generated ones remain.
     let mut answers: Vec<u32> = all.iter().flat_map(|said| said.example.tokens[4..].to_vec()).collect();
     let more: Vec<u32> = answers.iter().map(|token| (token + 1) % VOCABULARY).collect();
     answers.retain(|token| !more.contains(token));
@@ -216,10 +214,10 @@ fn a_shortlist_has_what_every_text_needs_then_what_is_expected_then_what_comes_f
     one.example.tokens = vec![0, 1, 390, 391];
     one.likely = vec![vec![(390, 0.9), (395, 0.05)], vec![(391, 0.5), (399, 0.4)]];
     let list = shortlist(&[one.clone()], &tokenizer, vocabulary, 262);
-    // 256 bytes and three special tokens; then 390 and 391, expected once more than half; then 399.
+    // 256 bytes and three special tokens; then 390 and 391 with the largest expected shares; then 399.
     let mut wanted: Vec<u32> = (0..256).chain([257, 258, 259, 390, 391, 399]).collect();
     assert_eq!(list, wanted);
-    // What was never expected comes by number: 256 is two line ends, 260 nothing at all.
+    // Token 395 is expected least. Unexpected tokens follow by number: 256 is two line ends, 260 is unused.
     wanted.extend([256, 395, 260]);
     wanted.sort_unstable();
     assert_eq!(shortlist(&[one.clone()], &tokenizer, vocabulary, 265), wanted);

@@ -1,4 +1,4 @@
-//! Everything that can be wrong with training data: found before anything runs, with its line and what to do.
+//! Every fault of training data is found before the run, with its line and advice.
 
 use crate::support::{CHATML, TemplateTokenizer, file};
 use proptest::prelude::*;

@@ -1,4 +1,5 @@
-//! Losses, optimizer and schedules against torch, transformers and the documented formulas (tests/golden/README.md).
+//! Losses, optimizer and schedules against torch, transformers and the documented formulas
+//! (tests/golden/README.md).
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,6 @@ use trainer::{
     schedule::{Decay, Schedule},
 };
 
-/// How far off a value may be, as a part of it.
 const TOLERANCE: f64 = 1e-5;
 
 fn golden(text: &str) -> Value {
@@ -111,7 +111,7 @@ fn a_hundred_steps_of_adamw_end_where_torchs_end() {
         let mut state = OptimizerState::new(&values.iter().map(Vec::len).collect::<Vec<_>>());
         let after = case["after"].as_object().unwrap();
         for (step, gradients) in (1..).zip(&gradients) {
-            // As if it were stored and read again.
+            // As after a save and a load.
             state = OptimizerState { step: state.step, moments: state.moments.clone() };
             state.step(&hyper, &mut values, gradients);
             let Some(expected) = after.get(&step.to_string()) else { continue };

@@ -1,4 +1,4 @@
-//! Parts of a step on lanes side by side: to the last bit what one lane makes of them, and no lane waits for one that has failed.
+//! Microbatches on parallel lanes: bitwise equal to a single lane, and no lane waits for a failed one.
 
 use std::{
     collections::BTreeMap,
@@ -40,14 +40,12 @@ const METHODS: [&str; 4] = ["lora-all", "ia3", "prefix", "lm-head"];
 const HYPER: Hyperparameters =
     Hyperparameters { learning_rate: 1e-2, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 };
 
-/// How a call to the base layers goes wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CallFault {
     Error,
     Panic,
 }
 
-/// The call was to go wrong.
 #[derive(Debug, thiserror::Error)]
 #[error("told so")]
 struct InjectedFault;
@@ -58,7 +56,7 @@ impl From<Infallible> for InjectedFault {
     }
 }
 
-/// Layers of which some calls take their time, each another, and go wrong once so many have been made on all lanes.
+/// Layers with unequal delays, which fail after a number of calls on all lanes.
 struct UnevenLayers {
     layers: ResidentLayers,
     calls: Arc<AtomicUsize>,
@@ -136,7 +134,7 @@ fn lanes(model: &str, count: usize, last: usize, fault: CallFault) -> Microbatch
     MicrobatchPool::new(lane(), (1..count).map(|_| lane()).collect())
 }
 
-/// An adapter of `method` that learns on `count` lanes; base layers fail after `last` calls.
+/// An adapter of `method` that trains on `count` lanes; base layers fail after `last` calls.
 fn learning(
     model: &str,
     method: &str,
@@ -154,7 +152,7 @@ fn tokens(number: usize, length: usize) -> Vec<u32> {
     (0..length).map(|at| u32::try_from((at * 7 + number * 13 + at / 5) % 60).unwrap()).collect()
 }
 
-/// Of uneven lengths, in five parts of 512 rows at most.
+/// Examples of unequal lengths, in five microbatches of at most 512 rows.
 fn examples() -> Vec<Example> {
     let lengths = [250, 240, 250, 90, 31, 200, 245, 2, 250, 250, 77];
     let example = |(number, length): (usize, usize)| Example {
@@ -181,7 +179,6 @@ fn data() -> Vec<SequenceSample> {
     examples().iter().map(datum).collect()
 }
 
-/// The bits of everything that two steps come to.
 fn two_steps<T>(mut step: impl FnMut() -> T) -> [T; 2] {
     [(); 2].map(|()| step())
 }
@@ -291,7 +288,7 @@ fn what_is_refused_leaves_adapter_optimizer_and_gradients_as_they_were() {
     }
 }
 
-/// Data as an order has them: the order, and its numbers.
+/// Data as a training command: the command, and its payload.
 fn order(data: &[SequenceSample]) -> (TrainingCommand, Vec<[u8; 4]>) {
     let order = TrainingCommand::ForwardBackward {
         loss: "cross_entropy".to_owned(),
@@ -357,7 +354,7 @@ fn a_lane_that_fails_lets_nobody_wait_and_its_own_error_is_told() {
     let (examples, data) = (examples(), data());
     let examples: Vec<&Example> = examples.iter().collect();
     for method in METHODS {
-        // Forward alone, while lanes wait for each other, and in the last part.
+        // During the forward pass alone, while lanes wait for each other, and in the last microbatch.
         for last in [0, 10, 25, 40, 55, 70] {
             let mut learning = learning("llama-tied", method, 3, last, CallFault::Error);
             let before = learning.method.clone();

@@ -1,4 +1,4 @@
-//! Losses: which there are, their gradients by differences, and values at the edge.
+//! Losses: names, gradients by finite differences, and edge values.
 
 use std::collections::BTreeMap;
 
@@ -78,7 +78,7 @@ proptest! {
             let at = |logprob: f32| policy.of(&[logprob], &[sampling], &[advantage]);
             let (before, behind) = (logprob - 1.0 / 1024.0, logprob + 1.0 / 1024.0);
             let slope = (at(behind).loss - at(before).loss) / (f64::from(behind) - f64::from(before));
-            // Where a bound lies between the two points there is no slope.
+            // The slope is undefined if a bound lies between the two points.
             let ends = [before, behind].map(|logprob| f64::from(at(logprob).gradients[0]));
             let (least, most) = (ends[0].min(ends[1]), ends[0].max(ends[1]));
             let slack = 1e-4 * (1.0 + slope.abs());

@@ -1,4 +1,4 @@
-//! Jobs, judged by PEFT and by themselves: data, losses, steps and what a job is after faults.
+//! Training jobs compared with PEFT and with themselves: data, losses, steps, and state after faults.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod course;

@@ -14,7 +14,7 @@ fn a_service_that_is_to_have_no_trainers_says_so_and_ends_well() {
     let said = String::from_utf8(ended.stderr).unwrap();
     assert_eq!(ended.status.code(), Some(0), "{said}");
     assert!(said.contains("HOLOBIONT_MAX_TRAINERS") && said.contains("nothing is trained"), "{said}");
-    // Its last words are not lost to its end: a service manager that heard nothing would call it a failure.
+    // The last notification must arrive before the end, or a service manager would report a failure.
     let mut heard = [0; 1024];
     let length = manager.recv(&mut heard).unwrap();
     let heard = String::from_utf8_lossy(&heard[..length]);

@@ -1,5 +1,5 @@
-//! Eight steps of AdamW on whole adapters, judged by torch, transformers and PEFT (tests/golden/README.md, "Training"), and
-//! what comes of them written as PEFT writes it.
+//! Eight steps of AdamW on whole adapters, compared with torch, transformers and PEFT
+//! (tests/golden/README.md, "Training"), and the resulting files in PEFT's format.
 
 use std::{convert::Infallible, fs, path::Path};
 use testkit::paths::golden;
@@ -113,7 +113,7 @@ fn eight_steps(model: &str, case: &Path) -> TrainState<ResidentLayers> {
 
 #[test]
 fn eight_steps_end_where_those_of_torch_end() {
-    // What is one layer in transformers' Phi learns as several here, and ends elsewhere.
+    // Phi has fused layers in transformers and several here, so its training result differs.
     let models = ["llama-tied", "llama-rope3", "mistral-window", "qwen2-bias", "qwen3-qknorm"];
     for model in models.into_iter().chain(["gemma3", "granite", "olmo2", "gemma2"]) {
         for method in ["lora", "lora-all", "rslora", "ia3", "prefix", "lm-head"] {
@@ -191,7 +191,7 @@ fn an_adapter_is_stored_in_the_numbers_that_are_asked_for_rounded_to_the_nearest
         assert!(tensors.iter().all(|(_, tensor)| tensor.dtype() == wanted), "{dtype:?}");
         let read = Adapter::read(&path, config).unwrap().method;
         for (before, after) in method.tensors().concat().into_iter().zip(read.tensors().concat()) {
-            // What is too small to be normal in 16 bits is off by half a step there.
+            // Subnormal 16-bit values are off by half a step.
             let off = (before - after).abs();
             assert!(
                 off <= near * before.abs() + near * 2.0_f32.powi(-14),

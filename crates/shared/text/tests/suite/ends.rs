@@ -1,4 +1,4 @@
-//! Answers of a form come to an end: numbers, and objects whose properties are named by patterns.
+//! Structured output ends: numbers, and objects with pattern properties.
 
 use serde_json::{Value, json};
 use text::{
@@ -8,10 +8,9 @@ use text::{
 
 use crate::grammar::Model;
 
-/// Digits of a number, as the guide says, and those that the last token may bring besides.
+/// Digits of a number according to the guide, and those that the last token may add.
 const MAX_DIGITS: usize = 32 + 8;
 
-/// How many times `token` may come behind `begin`.
 fn times(model: &Model, grammar: &Grammar, begin: &str, token: &str) -> usize {
     let mut matcher = model.grammars.compile(&grammar.source().unwrap()).unwrap();
     for token in model.tokenizer.encode(begin, AddSpecial::No, ParseSpecial::No).unwrap() {
@@ -84,15 +83,14 @@ fn what_is_anything_but_a_word_holds_no_special_token_and_no_end() {
     }
 }
 
-/// A whole number; -0 is one.
+/// Integer value; -0 is one.
 fn whole(value: &Value) -> Option<i64> {
     value.as_i64().or_else(|| value.as_f64().is_some_and(|number| number == 0.0).then_some(0))
 }
 
-/// Whether the value of a property is valid.
 type IsValid = fn(&str, &Value) -> bool;
 
-/// Schemas whose patterns meet their properties, and what a property of an answer may be.
+/// Schemas whose patterns overlap with properties, and the valid values of an answer's properties.
 fn patterns_beside_properties() -> Vec<(Value, IsValid)> {
     fn of_five(name: &str, value: &Value) -> bool {
         match name {

@@ -1,4 +1,4 @@
-//! What an answer has to look like: which tokens may come next, over the vocabulary of a real model.
+//! Grammars: allowed next tokens over the vocabulary of a real model.
 
 use crate::support::{golden, smollm2};
 use serde_json::{Value, json};
@@ -9,10 +9,8 @@ use text::{
     tokenizer::{AddSpecial, ParseSpecial, Tokenizer},
 };
 
-/// Longest walk.
 const MAX_TOKENS: usize = 600;
 
-/// Draws that are always the same.
 struct Draws(u64);
 
 impl Draws {
@@ -47,7 +45,8 @@ impl Model {
         self.tokenizer.stop_tokens().contains(&token)
     }
 
-    /// A walk through the grammar, any allowed token at each step, that ends as soon as it may; `None` if it is too long.
+    /// Walks through the grammar with any allowed token at each step, and ends as soon as possible; `None` if
+    /// it is too long.
     pub(crate) fn walk(&self, grammar: &Grammar, seed: u64) -> Option<Vec<u32>> {
         let (mut matcher, mut draws, mut said) = (self.matcher(grammar), Draws(seed), Vec::new());
         while said.len() < MAX_TOKENS {
@@ -109,7 +108,7 @@ fn what_may_follow_depends_on_what_was_said_alone() {
         sets.push(first.allowed().unwrap());
         first.accept(token).unwrap();
     }
-    // Taken up again in the middle, and taken back to there.
+    // Replayed up to the middle, and rolled back to it.
     let half = said.len() / 2;
     let mut again = model.matcher(&grammar);
     said[..half].iter().for_each(|&token| again.accept(token).unwrap());
@@ -252,7 +251,7 @@ fn a_thought_stands_before_a_form_where_it_may_or_has_to() {
     let (open, close) = (tag("<think>", None), tag("</think>", None));
     let may = Thought { open: Some(open), close };
     let has_to = Thought { open: None, close };
-    // Tokens that are no text.
+    // Special tokens without text.
     let (first, last) = (3, 4);
     assert!([first, last].iter().all(|&token| model.tokenizer.is_special(token)));
     let by_tokens = Thought { open: Some(tag("<a>", Some(first))), close: tag("<b>", Some(last)) };

@@ -1,4 +1,4 @@
-//! Tokenizers, templates and grammars, judged by those of other people.
+//! Tokenizers, templates and grammars, compared with independent implementations.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod ends;

@@ -1,4 +1,4 @@
-//! Schemas as people send them, beside the verdicts of an independent validator (`golden/make_practice.py`).
+//! Schemas from real requests, with the verdicts of an independent validator (`golden/make_practice.py`).
 
 use serde_json::Value;
 use text::{
@@ -12,7 +12,6 @@ fn texts<'a>(line: &'a Value, field: &str) -> impl Iterator<Item = &'a str> {
     line[field].as_array().unwrap().iter().map(|text| text.as_str().unwrap())
 }
 
-/// Whether `text` is a whole answer of `source`.
 fn is_taken(model: &Model, source: &str, text: &str) -> bool {
     let mut matcher = model.grammars.compile(source).unwrap();
     let tokens = model.tokenizer.encode(text, AddSpecial::No, ParseSpecial::No).unwrap();

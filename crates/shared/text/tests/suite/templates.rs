@@ -25,7 +25,7 @@ fn templates_render_as_in_transformers() {
     assert_eq!(differences(&golden("templates.json")), [""; 0]);
 }
 
-/// Those of published models, which `scripts/compare-templates` has transformers render.
+/// Templates of published models, which `scripts/compare-templates` renders with transformers.
 #[test]
 #[ignore = "its templates are not ours to hold; scripts/compare-templates brings them"]
 fn published_templates_render_as_in_transformers() {
@@ -35,7 +35,6 @@ fn published_templates_render_as_in_transformers() {
     assert!(differences.is_empty(), "{} differ:\n{}", differences.len(), differences.join("\n"));
 }
 
-/// What is not as transformers says, one case each.
 fn differences(golden: &Value) -> Vec<String> {
     let now = UNIX_EPOCH + Duration::from_secs(golden["now_s"].as_u64().unwrap());
     let tokens = TemplateTokens { bos: Some("<s>".into()), eos: Some("</s>".into()), pad: None };
@@ -56,7 +55,7 @@ fn differences(golden: &Value) -> Vec<String> {
             };
             let is_same = match (&case["text"], &case["error"]) {
                 (Value::String(text), _) => rendered.as_ref().is_ok_and(|rendered| rendered == text),
-                // transformers refuses in sentences of its own what is not continued.
+                // transformers has its own messages for conversations that cannot be continued.
                 (_, error) if error.as_str().unwrap().starts_with("continue_final_message") => {
                     matches!(rendered, Err(TemplateError::NotContinued))
                 }

@@ -69,7 +69,7 @@ fn smollm2_has_its_roles_template_and_stop_tokens() {
 #[test]
 fn every_token_of_smollm2_streams_to_the_text_of_the_whole() {
     let tokenizer = Arc::new(Tokenizer::from_gguf(&smollm2()).unwrap());
-    // A stride that visits every id once, so that halves of characters meet all kinds of neighbours.
+    // A stride that visits every id once, so that partial characters have varied neighbours.
     let all: Vec<u32> = (0..49152u32).map(|index| index.wrapping_mul(31_337) % 49152).collect();
     let whole = tokenizer.decode(&all, SkipSpecial::No);
     assert_eq!(streamed(&tokenizer, &all, SkipSpecial::No), whole);
@@ -225,7 +225,7 @@ fn vocabularies_whose_parts_do_not_fit_are_refused() {
             .strings("tokenizer.ggml.tokens", &owned(texts))
             .strings("tokenizer.ggml.merges", &owned(merges))
     };
-    // Both halves are tokens, their concatenation is longer than any token.
+    // Both halves are tokens, and their concatenation is longer than any token.
     assert!(malformed(tokens(&["a", "b"], &["a b"]).open()).contains("`ab`"));
     assert!(malformed(tokens(&["a", "b", "long"], &["a b"]).open()).contains("`ab`"));
     assert!(malformed(tokens(&["a", "b", "long"], &["a c"]).open()).contains("`c`"));
@@ -241,7 +241,7 @@ fn vocabularies_whose_parts_do_not_fit_are_refused() {
 
 #[test]
 fn plain_text_never_becomes_a_control_token() {
-    // A vocabulary that spells its control token with ordinary merges.
+    // A vocabulary that forms its control token with ordinary merges.
     let texts = ["a", "b", "ab"].map(str::to_owned);
     let file = crate::support::GgufWriter::default()
         .string("tokenizer.ggml.model", "gpt2")
@@ -264,7 +264,7 @@ fn encoding_takes_time_in_proportion_to_the_text() {
         Tokenizer::from_gguf(&byte_level("tekken").open()).unwrap(),
         Tokenizer::from_gguf(&sentencepiece().open()).unwrap(),
     ];
-    // Time of this thread on a core: what others do on the machine counts little.
+    // CPU time of this thread, so that other processes count little.
     let now = || {
         let time = clock_gettime(ClockId::ThreadCPUTime);
         time.tv_sec as f64 + 1e-9 * time.tv_nsec as f64
@@ -274,12 +274,12 @@ fn encoding_takes_time_in_proportion_to_the_text() {
         assert!(!encode(tokenizer, text).is_empty());
         now() - started
     };
-    // One word without end, one run of space, a word for every character, and borders everywhere.
+    // One long word, one run of spaces, a word per character, and boundaries everywhere.
     for unit in ["a", " ", "1", " \n"] {
         let short = unit.repeat((16 << 10) / unit.len());
         let long = short.repeat(8);
         for tokenizer in &tokenizers {
-            // The best of three: other work on the machine only ever adds. Quadratic work would be 64 times as much.
+            // Best of three, since other work only adds time. Quadratic work would take 64 times as long.
             let best = |text: &str| (0..3).map(|_| seconds(tokenizer, text)).fold(f64::INFINITY, f64::min);
             let (one, eight) = (best(&short), best(&long));
             assert!(eight < 30.0 * one, "{unit:?}: {one} s for 16 KiB, {eight} s for 128 KiB");
@@ -302,7 +302,7 @@ fn names_of_special_tokens_that_were_quoted_stay_text_and_all_others_are_tokens(
     let plain = format!("<|im_start|>user\n{hostile}<|im_end|>\n");
     assert_eq!(tokenizer.decode(&tokens, SkipSpecial::No), plain, "no character is lost");
 
-    // Where nothing is quoted the two ways agree, so ordinary conversations do not depend on the way.
+    // Without quotes both functions agree, so ordinary conversations do not depend on the choice.
     let ordinary = "<|im_start|>user\nWhat is 2 < 3?<|im_end|>\n<|im_start|>assistant\n";
     let usual = tokenizer.encode(ordinary, AddSpecial::No, ParseSpecial::Yes).unwrap();
     assert_eq!(tokenizer.encode_quoted(ordinary, mark).unwrap(), usual);
@@ -317,7 +317,7 @@ fn a_mark_is_a_character_that_nobody_sent() {
     assert_eq!(tokenizer.mark_absent_from(&[&all]), None);
 }
 
-/// Gemma 3 270M, beside the model of the other tests: `scripts/fetch-model gemma` puts it there.
+/// Gemma 3 270M, beside the model of the other tests; `scripts/fetch-model gemma` downloads it.
 #[test]
 fn gemma_gives_the_ids_that_transformers_gives() {
     let smollm2 = smollm2();

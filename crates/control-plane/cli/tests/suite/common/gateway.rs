@@ -1,4 +1,4 @@
-//! A gateway that answers what tests expect.
+//! A fake gateway with fixed answers.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
@@ -12,13 +12,13 @@ use serde_json::{Value, json};
 
 use super::CommandFixture;
 
-/// Answers `/v1/models`, and every completion with its own model's name, word by word.
+/// Answers `/v1/models`, and every completion with its model's name, word by word.
 pub(crate) struct FakeGateway {
     pub(crate) url: String,
     seen: Arc<SeenRequests>,
 }
 
-/// What it was asked, and where it says its model and adapters lie.
+/// Received requests, and the reported paths of the model and the adapters.
 #[derive(Default)]
 struct SeenRequests {
     bodies: Mutex<Vec<Value>>,
@@ -45,12 +45,10 @@ impl FakeGateway {
         self.seen.bodies.lock().unwrap().clone()
     }
 
-    /// From now on it says that it serves this file.
     pub(crate) fn serve(&self, model: &Path) {
         *self.seen.model_path.lock().unwrap() = Some(model.to_owned());
     }
 
-    /// From now on it says that it reads adapters from here.
     pub(crate) fn read_below(&self, root: &Path) {
         *self.seen.adapter_root.lock().unwrap() = Some(root.to_owned());
     }
@@ -81,7 +79,7 @@ fn answer(mut stream: TcpStream, seen: &SeenRequests) -> Option<()> {
         let head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n";
         let piece = json!({"choices": [{"index": 0, "delta": {"content": "Well, "}, "finish_reason": null}]});
         stream.write_all(format!("{head}data: {piece}\n\n").as_bytes()).ok()?;
-        // Says nothing more for as long as anybody listens.
+        // The stream stays silent until the client disconnects.
         let _ = reader.read(&mut [0]);
         seen.bodies.lock().unwrap().push(json!("hung up"));
         return Some(());
@@ -110,7 +108,6 @@ fn answer(mut stream: TcpStream, seen: &SeenRequests) -> Option<()> {
     stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(text.as_bytes())).ok()
 }
 
-/// A question whose answer is never finished.
 fn slow(body: &[u8]) -> Option<Value> {
     let asks_slowly = |body: &Value| body["messages"].to_string().ends_with("Take your time.\"}]");
     serde_json::from_slice(body).ok().filter(asks_slowly)
@@ -140,7 +137,7 @@ pub(crate) const STATUS: &str = r#"{"model": "smol", "version": "1", "ready": tr
     "device": {"bytes": 1024, "budget_bytes": 2048, "cold_start": "on-demand", "emulated_link_bytes_per_s": 125000000},
     "workers": {"expected": 2, "seated": [{"core": 1, "pid": 7, "slices": 5, "share": 1.0, "taken_back": 0}]}}"#;
 
-/// Four first tokens of `pirate`.
+/// Four requests of `pirate`.
 const METRICS: &str = r#"# TYPE holobiont_adapter_time_to_first_token_seconds histogram
 holobiont_adapter_time_to_first_token_seconds_bucket{adapter="pirate",le="0.25"} 4
 holobiont_adapter_time_to_first_token_seconds_bucket{adapter="pirate",le="+Inf"} 4
@@ -161,7 +158,8 @@ fn status(seen: &SeenRequests) -> String {
     status
 }
 
-/// `taken` is loaded already, `outside` lies outside the root, `busy` is being loaded, `other` has changed.
+/// Answers: `taken` is loaded already, `outside` lies outside the root, `busy` is being loaded, `other` has
+/// changed.
 fn administer(route: &str, body: &Value) -> (&'static str, &'static str, String) {
     let refuse = |status, code: &str| {
         let error = json!({"error": {"message": "no: the root is /srv/adapters", "type": "x", "code": code}});
@@ -181,7 +179,8 @@ fn administer(route: &str, body: &Value) -> (&'static str, &'static str, String)
     }
 }
 
-/// `pirate` has two files, `outside` one whose name leads elsewhere, and `short` one that is shorter than the list says.
+/// `pirate` has two files, `outside` one whose name leads out of the folder, and `short` one that is shorter
+/// than listed.
 fn files(route: &str) -> (&'static str, &'static str, String) {
     let (path, query) = route.split_once('?').unwrap();
     let generation = "abcdef0123456789";
@@ -212,7 +211,7 @@ fn files(route: &str) -> (&'static str, &'static str, String) {
     }
 }
 
-/// `full` is always full, `broken` stops in the middle; who is told to guess does.
+/// `full` is always full, and `broken` stops in the middle; requests with drafts get provisional tokens.
 fn completion(body: &Value) -> (&'static str, &'static str, String) {
     let model = body["model"].as_str().unwrap();
     if model == "full" {

@@ -1,4 +1,4 @@
-//! The `holobiont` command, run as a person would, with shell scripts in place of the processes it drives.
+//! The `holobiont` command, run as a user would, with shell scripts in place of the processes it supervises.
 #![allow(dead_code, reason = "each test file uses a part of this")]
 
 pub(crate) mod gateway;
@@ -16,8 +16,8 @@ use tempfile::TempDir;
 
 pub(crate) use testkit::eventually_some;
 
-/// Writes its life to `$FAKE_LOG`. `$FAKE_<ROLE>` says how it behaves: `serve` (or nothing), `refuse` to start, `die` once
-/// ready, be `mute` about being ready, or be `stubborn` about stopping.
+/// Fake process that logs to `$FAKE_LOG`. `$FAKE_<ROLE>` sets its behaviour: `serve` (default), `refuse` to
+/// start, `die` once ready, `mute` (never ready), or `stubborn` (ignores SIGTERM).
 const FAKE_PROCESS: &str = r#"#!/usr/bin/env bash
 role=ROLE
 behaviour=FAKE_ROLE
@@ -42,7 +42,6 @@ while :; do
 done
 "#;
 
-/// A directory with `holobiont` and its fake companions.
 pub(crate) struct CommandFixture {
     programs: TempDir,
     pub(crate) home: TempDir,
@@ -51,7 +50,7 @@ pub(crate) struct CommandFixture {
 impl CommandFixture {
     pub(crate) fn new() -> Self {
         let programs = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        // A link, not a copy: a program just written could still be open for writing in another thread's fork.
+        // A link, since a copied program could still be open for writing in another thread's fork.
         fs::hard_link(env!("CARGO_BIN_EXE_holobiont"), programs.path().join("holobiont")).unwrap();
         for (role, program) in [
             ("EXECUTOR", "base-executor"),
@@ -70,19 +69,17 @@ impl CommandFixture {
         Self { programs, home }
     }
 
-    /// Adds a companion, as a script.
     pub(crate) fn with(self, program: &str, script: &str) -> Self {
         add_program(self.programs.path(), program, script);
         self
     }
 
-    /// Removes a companion.
     pub(crate) fn without(self, program: &str) -> Self {
         fs::remove_file(self.programs.path().join(program)).unwrap();
         self
     }
 
-    /// The command in an environment of its own, without workers and trainers unless a test asks for some.
+    /// The command in an environment of its own, by default without workers and trainers.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(self.programs.path().join("holobiont"));
         command
@@ -103,19 +100,17 @@ impl CommandFixture {
         self.home.path().join("fake.log")
     }
 
-    /// What the fake processes wrote, line by line.
     pub(crate) fn log(&self) -> Vec<String> {
         let text = fs::read_to_string(self.log_path()).unwrap_or_default();
         text.lines().map(str::to_owned).collect()
     }
 
-    /// The log without process ids and arguments.
     pub(crate) fn short_log(&self) -> Vec<String> {
         let short = |line: String| line.split(' ').take(2).collect::<Vec<_>>().join(" ");
         self.log().into_iter().map(short).collect()
     }
 
-    /// Waits until `count` lines of the log start with `start`; the last of them.
+    /// Waits until `count` lines of the log start with `start`; returns the last of them.
     pub(crate) fn wait_for_log(&self, start: &str, count: usize) -> String {
         eventually_some(&format!("{count} x {start:?} in the log"), || {
             let lines: Vec<_> = self.log().into_iter().filter(|line| line.starts_with(start)).collect();
@@ -123,7 +118,6 @@ impl CommandFixture {
         })
     }
 
-    /// The process id in the `count`-th `started` line of a role.
     pub(crate) fn wait_for_process(&self, role: &str, count: usize) -> i32 {
         let line = self.wait_for_log(&format!("{role} started"), count);
         line.split(' ').nth(2).unwrap().parse().unwrap()
@@ -136,7 +130,7 @@ fn add_program(directory: &Path, program: &str, script: &str) {
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// A command under way, with its output collected in files so that no pipe can fill up.
+/// A running command, with its output in files so that no pipe can fill up.
 pub(crate) struct RunningCommand {
     child: Child,
     out: PathBuf,
@@ -144,7 +138,6 @@ pub(crate) struct RunningCommand {
     _directory: TempDir,
 }
 
-/// How a command ended.
 #[derive(Debug)]
 pub(crate) struct CommandOutput {
     pub(crate) status: ExitStatus,
@@ -185,7 +178,6 @@ impl Drop for RunningCommand {
     }
 }
 
-/// Runs a command to its end.
 pub(crate) fn run(command: &mut Command) -> CommandOutput {
     RunningCommand::start(command).end()
 }

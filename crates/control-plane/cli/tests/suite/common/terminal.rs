@@ -15,10 +15,9 @@ pub(crate) struct AtTerminal {
 }
 
 impl AtTerminal {
-    /// Starts it, and waits until it has shown `text`.
     pub(crate) fn start(command: &Command, stage: &CommandFixture, text: &str) -> Self {
         let shown = stage.home.path().join("typescript");
-        // What an earlier one showed.
+        // The file may hold the output of an earlier command.
         let _ = std::fs::remove_file(&shown);
         let words = [command.get_program()].into_iter().chain(command.get_args());
         let line: Vec<_> = words.map(|word| word.to_str().unwrap()).collect();
@@ -39,7 +38,6 @@ impl AtTerminal {
         String::from_utf8_lossy(&std::fs::read(&self.shown).unwrap_or_default()).into_owned()
     }
 
-    /// The file of all that is shown.
     pub(crate) fn typescript(&self) -> PathBuf {
         self.shown.clone()
     }
@@ -48,7 +46,7 @@ impl AtTerminal {
         self.wait_for_all(&[text]);
     }
 
-    /// Waits until these have been shown, each behind the one before it.
+    /// Waits until `texts` have been shown in this order.
     pub(crate) fn wait_for_all(&self, texts: &[&str]) {
         let all =
             |shown: &str| texts.iter().try_fold(shown, |rest, text| Some(rest.split_once(text)?.1)).is_some();
@@ -60,7 +58,8 @@ impl AtTerminal {
         stdin.write_all(keys.as_bytes()).and_then(|()| stdin.flush()).unwrap();
     }
 
-    /// Ends it with a key, and says how it ended. One that comes while an answer is shown is nobody's: hence more than one.
+    /// Ends the command with a key and returns its exit code. A key during output is ignored, so it is sent
+    /// repeatedly.
     pub(crate) fn end(mut self, key: &str) -> Option<i32> {
         let ended = eventually_some("the end of the command", || {
             let stdin = self.child.stdin.as_mut().unwrap();

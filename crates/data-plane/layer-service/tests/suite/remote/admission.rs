@@ -1,4 +1,4 @@
-//! Who is let in.
+//! Admission of clients.
 
 use std::{
     io::{Read as _, Write as _},
@@ -56,7 +56,7 @@ fn a_key_that_is_taken_out_closes_its_sessions_and_no_other() {
     let refused = alice.hear().unwrap();
     assert!(matches!(refused, FromLayers::Refused(no) if no.code == RefusalCode::Unauthenticated));
     assert!(alice.is_hung_up_on());
-    // A look is due four times a second; the rest is the machine's.
+    // The service checks four times per second; the rest is the machine's delay.
     eprintln!("closed after {:?}", written.elapsed());
     house.await_sessions(1);
     bob.call(1, 1.0).unwrap();
@@ -70,7 +70,7 @@ fn a_certificate_of_the_client_ca_names_the_tenant() {
     let mut alice = ZmtpPeer::null(house.tls(Some(&alice)));
     assert_eq!(alice.open(0).unwrap().tenant, "alice");
     alice.call(2, 1.0).unwrap();
-    // A key means nothing where there is no key file.
+    // Without a key file, keys are ignored.
     let bob = house.authority.client("bob", 2100);
     assert_eq!(ZmtpPeer::with_key(house.tls(Some(&bob)), ALICE).open(0).unwrap().tenant, "bob");
 }
@@ -120,7 +120,7 @@ fn a_client_that_trusts_another_authority_does_not_send_its_key() {
 fn tls_1_2_is_not_spoken() {
     let house = RemoteServerFixture::open(RemoteServerSetup::default());
     let mut tcp = house.tcp();
-    // A hello of version 1.2 with a cipher suite that only it has, and no extensions.
+    // A TLS 1.2 hello with a cipher suite of that version only, and without extensions.
     let mut hello = vec![0x03, 0x03];
     hello.extend([9; 32]);
     hello.extend([0, 0, 2, 0xc0, 0x2f, 1, 0]);
@@ -167,7 +167,6 @@ fn two_peers_that_call_themselves_the_same_get_each_their_own_answers() {
     }
 }
 
-/// A peer whose handshake carries an identity, the same for all.
 fn named_peer(house: &RemoteServerFixture, key: &str) -> ZmtpPeer<IdentityStream> {
     let stream = IdentityStream { stream: house.tls(None), is_named: false };
     let mut peer = ZmtpPeer::null(stream);
@@ -176,7 +175,7 @@ fn named_peer(house: &RemoteServerFixture, key: &str) -> ZmtpPeer<IdentityStream
     peer
 }
 
-/// Puts an identity into the READY that goes through it.
+/// Inserts an identity into the READY command of the stream.
 struct IdentityStream {
     stream: super::support::Tls,
     is_named: bool,
@@ -199,7 +198,7 @@ impl std::io::Write for IdentityStream {
                 let length = usize::from(bytes[at - 1]);
                 let mut named = bytes[..at + length].to_vec();
                 named[at - 1] += property.len() as u8;
-                // A property that is there already would be another error.
+                // A repeated property would be another error.
                 assert!(!named.windows(9).any(|window| window == b"\x08Identity"));
                 named.extend(property);
                 named.extend(&bytes[at + length..]);

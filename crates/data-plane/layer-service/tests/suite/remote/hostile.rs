@@ -1,4 +1,4 @@
-//! What others notice of clients that lie, stall or flood: nothing.
+//! Clients that lie, stall or flood have no effect on others.
 
 use std::{
     io::{Read as _, Write as _},
@@ -12,7 +12,7 @@ use shmproto::layer::{CallStatus, HEADER_BYTES};
 
 use super::support::{ALICE, BOB, RemoteServerFixture, RemoteServerSetup, WATCHDOG, WIDTH, ZmtpPeer, header};
 
-/// Whether the other side closes before the watchdog barks.
+/// Whether the peer closes before the timeout.
 fn is_hung_up_on(tcp: &mut TcpStream) -> bool {
     let mut sink = [0; 4096];
     loop {
@@ -103,7 +103,7 @@ fn a_handshake_in_drops_is_ended_at_its_deadline() {
     let settings = RemoteSettings { handshake, ..RemoteSettings::default() };
     let house = RemoteServerFixture::open(RemoteServerSetup { settings, ..RemoteServerSetup::default() });
     let mut bob = house.client(BOB);
-    // One trickles below TLS, one within, one says nothing, one has shaken hands and opens no session.
+    // A trickle below TLS, a trickle within, silence, and a handshake without a session.
     let mut below = house.tcp();
     let mut within = house.tls(None);
     within.flush().unwrap();
@@ -133,7 +133,7 @@ fn hundreds_that_say_nothing_keep_nobody_out() {
     bob.call(3, 1.0).unwrap();
     let mut alice = house.client(ALICE);
     alice.call(3, 1.0).unwrap();
-    // The oldest have made room.
+    // The oldest connections were closed to admit the new one.
     assert!(idle.iter_mut().take(100).all(is_hung_up_on));
     drop((idle, alice));
     house.await_sessions(1);
@@ -151,7 +151,7 @@ fn other_protocols_are_hung_up_on() {
         [&b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"[..], &noise, &[0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 1]]
     {
         let mut raw = house.tcp();
-        // It may hang up before it has heard everything.
+        // The server may disconnect before it has read everything.
         let _ = raw.write_all(bytes);
         assert!(is_hung_up_on(&mut raw));
         let mut tls = ZmtpPeer::null(house.tls(None));
@@ -174,7 +174,7 @@ fn who_takes_no_answers_is_let_go_and_nobody_waits_for_it() {
     let mut slow = house.client(ALICE);
     let writer = thread::spawn(move || {
         let rows = vec![1.0; 20_000 * WIDTH];
-        // Until the executor has had enough.
+        // Sends until the executor disconnects.
         for sequence in 1.. {
             if slow.send(&header(sequence, 20_000), &rows).is_err() {
                 return;
@@ -186,7 +186,7 @@ fn who_takes_no_answers_is_let_go_and_nobody_waits_for_it() {
     }
     writer.join().unwrap();
     bob.call(4, 1.0).unwrap();
-    // Everything it held is given back.
+    // All its memory is released.
     house.client(ALICE).call(20_000, 1.0).unwrap();
 }
 

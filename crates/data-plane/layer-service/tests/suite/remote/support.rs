@@ -1,4 +1,4 @@
-//! A door over a base of three numbers, certificates for it, and a client that does one thing at a time.
+//! A listener over a base with one site, certificates for it, and a synchronous client.
 
 use std::{
     io::{self, Read, Write},
@@ -48,14 +48,11 @@ pub(super) use testkit::WATCHDOG;
 
 /// Elements of a row, in and out.
 pub(super) const WIDTH: usize = 8;
-/// What the base multiplies with.
 pub(super) const FACTOR: f32 = 3.0;
 
-/// Keys of the key file.
 pub(super) const ALICE: &str = "hb-alice";
 pub(super) const BOB: &str = "hb-bob";
 
-/// One site that multiplies each number with [`FACTOR`].
 #[derive(Debug)]
 struct ScalingSite(Vec<Site>);
 
@@ -89,7 +86,7 @@ impl EvaluateSites for ScalingSite {
     }
 }
 
-/// The catalog, and a file of which a part is given out.
+/// The catalog, and a file with a part that is given out.
 #[derive(Debug)]
 struct CatalogAlone(Vec<u8>);
 
@@ -111,12 +108,10 @@ impl Blobs for CatalogAlone {
     }
 }
 
-/// Certificates of one authority.
 pub(super) struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
 
-/// A certificate and its key, in PEM.
 pub(super) struct Certified {
     pub(super) chain: String,
     pub(super) key: String,
@@ -141,7 +136,7 @@ impl Authority {
         self.sign(&params)
     }
 
-    /// A tenant's, valid until this year has begun.
+    /// Certificate of a tenant, valid until the beginning of `until_year`.
     pub(super) fn client(&self, tenant: &str, until_year: i32) -> Certified {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.distinguished_name.push(DnType::CommonName, tenant);
@@ -158,9 +153,8 @@ impl Authority {
     }
 }
 
-/// What differs between tests.
 pub(super) struct RemoteServerSetup {
-    /// Lines of the key file; `None`: there is none.
+    /// Lines of the key file; `None` for no file.
     pub(super) keys: Option<String>,
     pub(super) asks_for_certificates: bool,
     pub(super) settings: RemoteSettings,
@@ -188,7 +182,6 @@ impl Default for RemoteServerSetup {
     }
 }
 
-/// An executor that is nothing but its layers' remote door.
 pub(super) struct RemoteServerFixture {
     pub(super) authority: Authority,
     pub(super) registry: Registry,
@@ -265,7 +258,7 @@ impl RemoteServerFixture {
         std::fs::rename(next, self.directory.path().join("keys")).unwrap();
     }
 
-    /// Trusts this door; shows a certificate if there is one.
+    /// Client configuration that trusts the listener, with a certificate if there is one.
     pub(super) fn client_config(&self, certified: Option<&Certified>) -> Arc<ClientConfig> {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_slice(self.authority.pem().as_bytes()).unwrap()).unwrap();
@@ -296,21 +289,18 @@ impl RemoteServerFixture {
         tcp
     }
 
-    /// A client with this key, and its session.
     pub(super) fn client(&self, key: &str) -> ZmtpPeer<Tls> {
         let mut peer = ZmtpPeer::with_key(self.tls(None), key);
         peer.open(0).unwrap();
         peer
     }
 
-    /// Without TLS, on the private socket.
     pub(super) fn neighbour(&self) -> ZmtpPeer<UnixStream> {
         let stream = UnixStream::connect(self.private_socket()).unwrap();
         stream.set_read_timeout(Some(WATCHDOG)).unwrap();
         ZmtpPeer::null(stream)
     }
 
-    /// Waits until as many sessions are open.
     pub(super) fn await_sessions(&self, count: u64) {
         let until = Instant::now() + WATCHDOG;
         while u64::from(self.registry.figures().open) != count {
@@ -358,7 +348,7 @@ fn catalog() -> Catalog {
 
 pub(super) type Tls = StreamOwned<ClientConnection, TcpStream>;
 
-/// A client at the bytes of its connection.
+/// A client with access to the raw bytes of its connection.
 pub(super) struct ZmtpPeer<S> {
     pub(super) stream: S,
     zmtp: ZmtpClient,
@@ -378,11 +368,11 @@ impl<S: Read + Write> ZmtpPeer<S> {
         Self { stream, zmtp: ZmtpClient::plain(limits(), "key", key).unwrap(), sequence: 0 }
     }
 
-    /// The next thing that comes; an error if the connection ends before.
+    /// Next event; an error if the connection ends first.
     pub(super) fn event(&mut self) -> io::Result<ZmtpEvent> {
         loop {
             let event = self.zmtp.next_event().map_err(io::Error::other)?;
-            // Before anything else is said.
+            // Outgoing bytes are sent first.
             let own = self.zmtp.outgoing().to_vec();
             if !own.is_empty() {
                 self.stream.write_all(&own)?;
@@ -410,7 +400,6 @@ impl<S: Read + Write> ZmtpPeer<S> {
         }
     }
 
-    /// The next control message.
     pub(super) fn hear(&mut self) -> io::Result<FromLayers> {
         let [first, second] = self.message()?;
         assert_eq!(first, CONTROL);
@@ -431,7 +420,6 @@ impl<S: Read + Write> ZmtpPeer<S> {
         }
     }
 
-    /// Opens a session, or takes one over.
     pub(super) fn open(&mut self, session: u64) -> io::Result<SessionOpened> {
         match self.open_as(session, "")? {
             FromLayers::Opened(opened) => Ok(opened),
@@ -467,7 +455,6 @@ impl<S: Read + Write> ZmtpPeer<S> {
         Ok((ReplyHeader::from_bytes(&header).unwrap(), rows.collect()))
     }
 
-    /// Calls with rows of `value`, and checks the answer.
     pub(super) fn call(&mut self, rows: u32, value: f32) -> io::Result<()> {
         let numbers = vec![value; rows as usize * WIDTH];
         let header = self.next_header(rows);
@@ -483,7 +470,7 @@ impl<S: Read + Write> ZmtpPeer<S> {
         header(self.sequence, rows)
     }
 
-    /// Whether the other side closes before the watchdog barks.
+    /// Whether the peer closes before the timeout.
     pub(super) fn is_hung_up_on(&mut self) -> bool {
         loop {
             match self.event() {

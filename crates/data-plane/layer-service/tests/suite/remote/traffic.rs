@@ -1,4 +1,4 @@
-//! What a well-behaved client gets.
+//! Service of a well-behaved client.
 
 use std::time::Duration;
 
@@ -56,7 +56,7 @@ fn a_client_that_writes_everything_before_it_reads_anything_is_answered() {
     let quotas = Quotas { tenant_rows: 1 << 20, ..Quotas::default() };
     let house = RemoteServerFixture::open(RemoteServerSetup { quotas, ..RemoteServerSetup::default() });
     let mut client = house.client(ALICE);
-    // Far more both ways than sockets and TLS keep.
+    // More in both directions than sockets and TLS buffer.
     let headers: Vec<_> = (0..40).map(|_| client.next_header(10_000)).collect();
     let rows = vec![1.0; 10_000 * WIDTH];
     headers.iter().for_each(|header| client.send(header, &rows).unwrap());
@@ -124,7 +124,7 @@ fn a_silent_client_is_asked_and_one_that_answers_may_be_silent_for_ever() {
     let deaf = house.client(BOB);
     house.await_sessions(2);
     quiet.stream.sock.set_read_timeout(Some(10 * silence)).unwrap();
-    // Answers pings while it waits for an event, and gets none.
+    // Answers pings while it waits for an event that never comes.
     let reader = std::thread::spawn(move || {
         let until = std::time::Instant::now() + 5 * silence;
         quiet.stream.sock.set_read_timeout(Some(Duration::from_millis(20))).unwrap();

@@ -1,4 +1,4 @@
-//! What the data tests share: a tokenizer of bytes, chat templates, and a way to see what is learned.
+//! Support of the data tests: a byte tokenizer, chat templates, and a view of the tokens with loss.
 #![allow(dead_code, reason = "every test binary uses a part of it")]
 
 use std::{
@@ -17,10 +17,10 @@ use trainer::data::{self, DataError, DataItems, Dataset, Encoder, Example};
 pub(crate) const CHATML: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
                                  {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
-/// The first token behind the bytes.
+/// First token id after the bytes.
 const FIRST_NAMED: u32 = 256;
 
-/// The character that byte-level tokenizers write a byte as.
+/// Character that byte-level tokenizers use for a byte.
 fn spelling(byte: u8) -> char {
     let shows = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     if shows(byte) {
@@ -55,7 +55,6 @@ pub(crate) fn tokenizer() -> Tokenizer {
     Tokenizer::from_directory(folder.path()).unwrap()
 }
 
-/// A tokenizer with a chat template.
 pub(crate) struct TemplateTokenizer {
     pub(crate) tokenizer: Tokenizer,
     pub(crate) template: Option<ChatTemplate>,
@@ -68,7 +67,6 @@ impl TemplateTokenizer {
         Self { tokenizer, template: Some(template) }
     }
 
-    /// The model that is served in tests.
     pub(crate) fn smollm2() -> Self {
         let path = testkit::paths::real_model();
         let file =
@@ -91,7 +89,7 @@ impl TemplateTokenizer {
         self.read_within(file.as_bytes(), &data::DataLimits::default())
     }
 
-    /// The examples of a file of these lines, as [`shown`](Self::shown).
+    /// Examples of a file of these lines, as [`shown`](Self::shown).
     pub(crate) fn examples(&self, lines: &[Value]) -> Vec<String> {
         match self.read(&file(lines)).unwrap_or_else(|error| panic!("{error}")).items {
             DataItems::Examples(examples) => examples.iter().map(|example| self.shown(example)).collect(),
@@ -99,7 +97,6 @@ impl TemplateTokenizer {
         }
     }
 
-    /// The pairs of a file of these lines, chosen and rejected.
     pub(crate) fn pairs(&self, lines: &[Value]) -> Vec<[String; 2]> {
         match self.read(&file(lines)).unwrap_or_else(|error| panic!("{error}")).items {
             DataItems::Pairs(pairs) => {
@@ -109,7 +106,7 @@ impl TemplateTokenizer {
         }
     }
 
-    /// An example as text, with brackets around what is learned.
+    /// Example as text, with brackets around the tokens with loss.
     pub(crate) fn shown(&self, example: &Example) -> String {
         assert_eq!(example.weights.len(), example.tokens.len() - 1);
         let weights: Vec<f32> = [0.0].into_iter().chain(example.weights.iter().copied()).collect();
@@ -124,7 +121,6 @@ impl TemplateTokenizer {
         shown
     }
 
-    /// What is wrong with the only line.
     pub(crate) fn fault(&self, line: &Value) -> String {
         let error = self.read(&line.to_string()).unwrap_err().to_string();
         let fault = error.strip_prefix("1 line is wrong, so nothing was trained:\n  line 1: ");

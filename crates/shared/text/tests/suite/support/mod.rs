@@ -1,4 +1,4 @@
-//! What the text tests share: golden files, tiny GGUF files, the real model.
+//! Support of the text tests: golden files, tiny GGUF files, the real model.
 #![allow(dead_code, reason = "every test binary uses a part of it")]
 
 use std::path::Path;
@@ -6,14 +6,13 @@ use std::path::Path;
 use model_files::gguf::GgufFile;
 use serde_json::Value;
 
-/// A golden file of `golden/`, made by `golden/make_golden.py`.
+/// A file of `golden/`, made by `golden/make_golden.py`.
 pub(crate) fn golden(name: &str) -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     serde_json::from_str(&text).unwrap()
 }
 
-/// The real model.
 pub(crate) fn smollm2() -> GgufFile {
     GgufFile::open(&testkit::paths::real_model())
         .unwrap_or_else(|error| panic!("{error}\nrun ./scripts/fetch-model first"))
@@ -27,7 +26,6 @@ pub(crate) fn strings(value: &Value) -> Vec<String> {
     serde_json::from_value(value.clone()).unwrap()
 }
 
-/// Writes GGUF files that hold nothing but metadata.
 #[derive(Default)]
 pub(crate) struct GgufWriter {
     entries: Vec<u8>,
@@ -109,7 +107,6 @@ pub(crate) fn byte_level(pre: &str) -> GgufWriter {
         .u32("tokenizer.ggml.eos_token_id", 2)
 }
 
-/// The small SentencePiece model of the golden files.
 pub(crate) fn sentencepiece() -> GgufWriter {
     let golden = golden("sentencepiece.json");
     GgufWriter::default()
