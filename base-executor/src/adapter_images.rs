@@ -19,12 +19,12 @@ use shmproto::image::{Image, ImageEntry, ImageError};
 #[derive(Debug, thiserror::Error)]
 pub enum PublishError {
     /// The adapter's scale is not finite.
-    #[error("the adapter cannot be computed")]
+    #[error("the adapter's values are too large to compute with")]
     Overflow(#[source] LayoutError),
     /// Memory or file descriptors are exhausted.
-    #[error("the adapter's image cannot be made")]
+    #[error("cannot make the adapter's image")]
     Image(#[from] ImageError),
-    #[error("the adapter's image is not what was written")]
+    #[error("the adapter's image differs from what was written")]
     Layout(#[from] LayoutError),
 }
 

@@ -18,7 +18,9 @@ pub enum ClaimError {
     /// The adapter is resident, or is being loaded.
     #[error("adapter {0:.12} is resident already")]
     Known(AdapterId),
-    #[error("the adapter does not fit: {0}; unload one, or give the executor more --adapter-bytes or memory")]
+    #[error(
+        "the adapter does not fit: {0}; unload an adapter, or raise --adapter-bytes or the executor's memory"
+    )]
     Exceeded(#[from] OutOfBudget),
 }
 
@@ -157,10 +159,10 @@ pub enum AdapterLoadOutcome<A> {
 pub enum AdapterUseError {
     #[error("adapter {0:.12} is not loaded; load it first")]
     NotLoaded(AdapterId),
-    #[error("adapter {0:.12} is being unloaded; wait until that has ended, then load it again")]
+    #[error("adapter {0:.12} is being unloaded; wait for the end, then load it again")]
     Unloading(AdapterId),
     /// The adapter only drafts.
-    #[error("adapter {0:.12} is a draft: it answers nobody; ask the base, or an adapter that is none")]
+    #[error("adapter {0:.12} is a draft adapter and answers no requests; use the base or another adapter")]
     Draft(AdapterId),
 }
 

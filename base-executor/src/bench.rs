@@ -71,7 +71,7 @@ pub fn run(config: &BenchConfig) -> anyhow::Result<()> {
     };
     let blocks = (prompt + generate).div_ceil(BLOCK_TOKENS);
     let of_cpu = config.device == DeviceChoice::Cpu || config.kv_dtype == settings::KvDtype::Auto;
-    anyhow::ensure!(of_cpu, "--kv-dtype is for --device cpu alone");
+    anyhow::ensure!(of_cpu, "--kv-dtype works only with --device cpu");
     match config.device {
         DeviceChoice::Cpu => time(on_cpu(&*source, config, blocks * streams)?, blocks, config),
         DeviceChoice::Cuda { ordinal } => {

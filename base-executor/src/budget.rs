@@ -200,7 +200,7 @@ mod tests {
         let budget = MemoryBudget::new(100, 50);
         reserve(&budget.weights, 80, "choose a smaller one").unwrap();
         let refused = reserve(&budget.blocks, 30, "lower --device-bytes").unwrap_err().to_string();
-        assert!(refused.starts_with("no memory for blocks: 30 bytes are more than is left"), "{refused}");
+        assert!(refused.starts_with("no memory for blocks: 30 bytes do not fit"), "{refused}");
         assert!(refused.contains("memory of this machine") && refused.ends_with("lower --device-bytes"));
         assert_eq!(
             budget.figures(),

@@ -82,7 +82,7 @@ struct AdapterFacts {
 
 fn words(draft: &DraftShape) -> String {
     let tokens = draft.shortlist.as_ref().map_or("all".to_owned(), |ids| ids.len().to_string());
-    format!("the first {} layers, {tokens} tokens; it answers nobody", draft.layers)
+    format!("the first {} layers, {tokens} tokens; it answers no requests", draft.layers)
 }
 
 /// Change of the logits by the adapter.
@@ -305,13 +305,11 @@ impl AdapterFacts {
         }
         lines.extend(draft.as_ref().map(|draft| format!("  draft       {}", words(draft))));
         lines.push(format!("  bytes       {bytes}"));
-        lines.extend(
-            self.has_template.then(|| "  template    its own, which its requests are written in".to_owned()),
-        );
+        lines.extend(self.has_template.then(|| "  template    the adapter's own chat template".to_owned()));
         lines.extend(base_model.as_ref().map(|name| format!("  trained on  {}", name.escape_debug())));
         lines.extend(self.probe.map(|change| match change {
             LogitShift { largest: 0.0, .. } => {
-                "  probe       no logit changes: the adapter does nothing".to_owned()
+                "  probe       no logit changes: the adapter has no effect".to_owned()
             }
             LogitShift { largest, rms } => {
                 format!("  probe       logits change by up to {largest:.4}, {rms:.4} on average (rms)")

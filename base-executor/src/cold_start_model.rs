@@ -176,7 +176,7 @@ impl ColdStartModel {
             tokens_per_core = self.perf.tokens_per_core(work, layers, USUAL_PROMPT),
             at_rank = USUAL_RANK,
             at_prompt = USUAL_PROMPT,
-            "measured what cold starts cost"
+            "measured the costs of cold starts"
         );
     }
 
@@ -192,7 +192,8 @@ impl ColdStartModel {
             rank_16,
             rank_64,
             rank_128,
-            "cold prompts from so many tokens on wait for attention adapters of a rank; of a rank not named, none"
+            "least prompt tokens from which a cold prompt waits for an attention adapter, by rank; \
+             without a figure, none waits"
         );
     }
 

@@ -63,7 +63,8 @@ pub struct ExecutorConfig {
     /// Data type of adapters in memory and in products.
     #[arg(long, value_name = "DTYPE")]
     pub adapter_dtype: AdapterDtype,
-    /// Maximum device memory of adapters [default: what one longest sequence leaves].
+    /// Maximum device memory of adapters [default: device memory without the KV cache of one longest
+    /// sequence].
     #[arg(long, value_name = "BYTES")]
     pub device_adapter_bytes: Option<ByteCount>,
     /// Device memory that the KV cache and adapters share by load [default: 1GiB, or the sum of their limits;
@@ -85,15 +86,15 @@ pub struct ExecutorConfig {
     /// Unit of time of the eviction cost model, in milliseconds.
     #[arg(long, value_name = "MS")]
     pub cache_decay_ms: u64,
-    /// Host memory of the whole process, weights included: bytes, or a part such as 1/2 [default: fifteen
-    /// sixteenths of the machine or of its control group].
+    /// Host memory of the process with its weights: bytes, or a fraction such as 1/2 [default: 15/16 of the
+    /// machine or control group].
     #[arg(long, value_name = "PART")]
     pub process_memory: Option<MemoryFraction>,
     /// Memory share of a tenant, where other tenants have 1, such as alice=2; may be given many times.
     #[arg(long = "cache-weight", value_name = "TENANT=N")]
     pub cache_weights: Vec<CacheWeight>,
-    /// Drafter of tokens that one step verifies: off, auto, ngram, self, or the path of a smaller model.
-    /// Answers do not depend on it.
+    /// Drafter of tokens that one step verifies: off, auto, ngram, early-exit, or the path of a smaller
+    /// model. Answers do not depend on it.
     #[arg(long, value_name = "DRAFT")]
     pub draft: DraftChoice,
     /// Maximum number of draft tokens per sequence and step.
@@ -176,57 +177,50 @@ impl From<WorkerInvocation> for Invocation {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExecutorConfigError {
-    #[error("--cores names core {0}, which this process may not run on; leave it out")]
+    #[error("--cores has core {0}, on which this process may not run; remove it")]
     Core(usize),
-    #[error("{flag} is {value}, but must be at least {least}; raise it or leave it out")]
+    #[error("{flag} is {value}, but must be at least {least}; raise or remove it")]
     TooSmall { flag: &'static str, value: usize, least: usize },
     #[error("{flag} is {value}, but must be at most {most}; lower it")]
     TooLarge { flag: &'static str, value: usize, most: usize },
     /// TLS is set without a certificate.
-    #[error("--layer-listen needs --layer-cert and --layer-cert-key: give all three, or none")]
+    #[error("--layer-listen needs --layer-cert and --layer-cert-key; set all three, or none")]
     LayerCertificate,
     /// A certificate is set without TLS.
     #[error(
-        "--layer-cert, --layer-cert-key and --layer-client-ca do nothing without --layer-listen: give it too"
+        "--layer-cert, --layer-cert-key and --layer-client-ca have no effect without --layer-listen; set \
+         it too"
     )]
     LayerListen,
     /// Remote gateways are allowed without the port or the authority that identifies them.
-    #[error(
-        "--layer-gateways needs --layer-listen, where they come, and --layer-client-ca, which signs their certificates: give both"
-    )]
+    #[error("--layer-gateways needs --layer-listen and --layer-client-ca; set both")]
     LayerGateways,
     /// Remote gateways are allowed without an engine.
-    #[error("--layer-gateways does nothing with --engine none: leave one of them out")]
+    #[error("--layer-gateways has no effect with --engine none; remove one of them")]
     NothingToDrive,
     /// The resident engine has no socket.
-    #[error("--engine resident needs --socket, where gateways connect: give it, or --engine none")]
+    #[error("--engine resident needs --socket for gateways; set it, or use --engine none")]
     NoSocket,
     /// Both the engine and the layer service are off.
-    #[error("--engine none with --layers off serves nothing: leave one of them out")]
+    #[error("--engine none with --layers off serves nothing; remove one of them")]
     NothingToServe,
     /// Split clients would need model files, which random weights do not have.
-    #[error(
-        "--engine none lends a model's files to split clients, and --random-weights has none: leave one of them out"
-    )]
+    #[error("--engine none serves a model's files, which --random-weights does not have; remove one of them")]
     NothingToLend,
     /// Streamed weights are set for a GPU.
-    #[error(
-        "--resident-weight-bytes has the host's cores read weights from a disk, and --device names a GPU: leave one of them out"
-    )]
+    #[error("--resident-weight-bytes has no effect on a GPU; remove it, or use --device cpu")]
     StreamedToGpu,
     /// The CPU's activation precision is set for a GPU.
-    #[error("--precision is what the host's cores compute with, and --device names a GPU: leave it out")]
+    #[error("--precision has no effect on a GPU; remove it, or use --device cpu")]
     PrecisionOfGpu,
     /// The KV cache data type is not available on GPUs.
-    #[error("--kv-dtype int8 is for --device cpu alone; leave it out, or take f16")]
+    #[error("--kv-dtype int8 works only with --device cpu; remove it, or use f16")]
     KvOfGpu,
     /// Drafting needs verification with the bits of a decode step, which GPUs lack.
-    #[error(
-        "--draft works with --device cpu alone, but for off and auto; leave it out, or take one of these"
-    )]
+    #[error("with a GPU, --draft must be off or auto; remove it, or use --device cpu")]
     DraftDevice,
     /// Remote split clients are allowed without the layer service.
-    #[error("--layer-listen does nothing with --layers off: leave one of them out")]
+    #[error("--layer-listen has no effect with --layers off; remove one of them")]
     LayersOff,
 }
 

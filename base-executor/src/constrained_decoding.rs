@@ -69,13 +69,13 @@ const NO_LIMIT: usize = usize::MAX;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GrammarStateError {
     /// The grammar is invalid; gateways normally detect that first.
-    #[error("the grammar cannot be used: {0}")]
+    #[error("cannot use the grammar: {0}")]
     Grammar(String),
     /// The matcher cannot continue.
     #[error(transparent)]
     Match(#[from] MatchError),
     /// A thread has panicked.
-    #[error("finding out what may come next has failed; the executor's log says more")]
+    #[error("the executor failed to compute the allowed next tokens; see its log")]
     Fault,
 }
 

@@ -102,7 +102,7 @@ impl AdapterUploader {
         let arrivals = self.arrivals.clone();
         let done = move |end| {
             if end == CopyEnd::Failed {
-                tracing::error!(adapter = %id, "an adapter's way to the device ended by a fault");
+                tracing::error!(adapter = %id, "loading an adapter to the device failed by a fault");
             }
             (arrivals.0)(id);
         };

@@ -372,14 +372,14 @@ impl<P: ForwardPass> Engine<P> {
         if self.draining_until.is_some_and(|until| until <= now) {
             self.fail_where(|_| true, &AdmissionRefusal::ShuttingDown.into());
         }
-        let message = "the request's deadline has passed; allow more time or ask for fewer tokens".to_owned();
+        let message = "the request's deadline has passed; allow more time or request fewer tokens".to_owned();
         let error = WireError { code: ErrorCode::DeadlineExceeded, message };
         self.fail_where(|sequence| sequence.task.deadline.is_some_and(|deadline| deadline <= now), &error);
     }
 
     fn flush(&mut self) {
         for connection in self.outboxes.flush() {
-            tracing::warn!(?connection, "a gateway does not take its messages; its requests are cancelled");
+            tracing::warn!(?connection, "a gateway does not read its messages; its requests are cancelled");
             self.forget(connection);
         }
     }

@@ -163,7 +163,7 @@ impl<A: Send + 'static> Service<A> {
             tokio::select! {
                 message = receiver.recv() => match message {
                     Ok(message) => self.receive(message).await,
-                    Err(error) => tracing::warn!(%error, "a message could not be received"),
+                    Err(error) => tracing::warn!(%error, "cannot receive a message"),
                 },
                 Some(event) = departures.next() => if let SocketEvent::Disconnected(peer) = event {
                     self.departed(&peer).await;
@@ -184,13 +184,16 @@ impl<A: Send + 'static> Service<A> {
         let Some((peer, frames)) = frames_of(message) else { return };
         let decoded = match frames.as_slice() {
             [frame] => ToExecutor::from_bytes(frame).map_err(|error| error.to_string()),
-            frames => Err(format!("a message is one frame, this one is {}", frames.len())),
+            frames => Err(format!("the message has {} frames; send one frame", frames.len())),
         };
         match decoded {
             Ok(ToExecutor::Hello(hello)) => self.hello(peer, &hello).await,
             Ok(message) => match self.peers.get(&peer) {
                 Some(known) => self.dispatch(known.connection, message).await,
-                None => self.refuse(&peer, "say hello first; reconnect and do so".to_owned()).await,
+                None => {
+                    self.refuse(&peer, "the first message must be Hello; reconnect and send it".to_owned())
+                        .await
+                }
             },
             Err(reason) => self.unreadable(&peer, frames.first(), &reason).await,
         }
@@ -225,7 +228,7 @@ impl<A: Send + 'static> Service<A> {
         let forwarded = forward(peer.clone(), queue, self.sender.clone());
         self.forwarders.spawn(async move { (connection, forwarded.await) });
         self.peers.insert(peer, GatewayPeer { connection, instance, outbox: outbox.downgrade() });
-        tracing::info!(?connection, "a gateway has connected");
+        tracing::info!(?connection, "a gateway connected");
         self.tell_engine(EngineEvent::Connected { connection, outbox }).await;
     }
 
@@ -247,7 +250,7 @@ impl<A: Send + 'static> Service<A> {
         let request = call.request;
         let full = match self.loader.try_send(LoadCall { connection, call }) {
             Ok(()) => return,
-            Err(_) => "too many adapters wait to be loaded; try again when some have been".to_owned(),
+            Err(_) => "too many adapters wait to be loaded; try again later".to_owned(),
         };
         let error = WireError { code: ErrorCode::QueueFull, message: full };
         self.reply(connection, ToGateway::Failed(Failed { request, error })).await;
@@ -256,7 +259,7 @@ impl<A: Send + 'static> Service<A> {
     /// Reports an unreadable message, with the request id if that is readable.
     async fn unreadable(&mut self, peer: &PeerIdentity, frame: Option<&Bytes>, reason: &str) {
         let message =
-            format!("the message cannot be read: {reason}; gateway and base-executor must be of one release");
+            format!("cannot read the message: {reason}; use gateway and base-executor of the same release");
         let Some(connection) = self.peers.get(peer).map(|known| known.connection) else {
             self.refuse(peer, message).await;
             return;
@@ -292,7 +295,7 @@ impl<A: Send + 'static> Service<A> {
 
     async fn departed(&mut self, peer: &PeerIdentity) {
         if let Some(GatewayPeer { connection, .. }) = self.peers.remove(peer) {
-            tracing::info!(?connection, "a gateway is gone");
+            tracing::info!(?connection, "a gateway disconnected");
             self.tell_engine(EngineEvent::Disconnected(connection)).await;
         }
     }
@@ -318,7 +321,7 @@ fn frames_of(message: ZmqMessage) -> Option<(PeerIdentity, Vec<Bytes>)> {
 fn version_refusal(hello: &Hello) -> Option<String> {
     (hello.version != PROTOCOL_VERSION).then(|| {
         format!(
-            "the gateway speaks version {} of the protocol and the base-executor version {PROTOCOL_VERSION}; \
+            "the gateway uses protocol version {} and the base-executor version {PROTOCOL_VERSION}; \
              install both from one release",
             hello.version
         )
@@ -332,7 +335,7 @@ async fn refuse(
     peer: &PeerIdentity,
     reason: String,
 ) {
-    tracing::warn!(reason, "a peer is refused");
+    tracing::warn!(reason, "refused a peer");
     let refusal = Bytes::from(ToGateway::Refused(reason).to_bytes());
     let _ = sender.send(address(peer, refusal)).await;
     backend.peer_disconnected(peer);

@@ -16,7 +16,7 @@ pub struct EngineGauges {
 
 /// The device is lost, so this process can compute nothing any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the device that holds the base is lost; the log says why, and the process must start anew")]
+#[error("the device of the base is lost; see the log and restart the process")]
 pub struct DeviceLost;
 
 #[derive(Debug, Default)]

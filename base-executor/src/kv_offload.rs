@@ -166,7 +166,7 @@ impl CopySource for Reading {
 }
 
 fn log_store_error(error: &StoreError) {
-    tracing::warn!(%error, "keys and values are computed again instead of being kept");
+    tracing::warn!(%error, "cannot offload KV blocks; they are computed again if needed");
 }
 
 /// Bytes in memory with their node, since a slot may be reused.
@@ -224,7 +224,7 @@ impl KvOffload {
     #[must_use]
     pub fn new(block_bytes: usize, host_blocks: u32, account: &MemoryAccount) -> Self {
         let blocks = host_blocks as usize + max_writes(block_bytes) + MAX_READS;
-        let account = account.part("keys and values below the device", (blocks * block_bytes) as u64);
+        let account = account.part("offloaded KV blocks", (blocks * block_bytes) as u64);
         Self { room: OffloadCapacity { block_bytes, account }, ..Self::default() }
     }
 

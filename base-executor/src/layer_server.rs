@@ -71,7 +71,7 @@ pub(crate) async fn run(
         _ = shutdown.recv() => return Ok(()),
     };
     telling.abort();
-    let fault = "the model could not be opened by a fault; the log says more, start again";
+    let fault = "a thread panicked while it opened the model; see the log and restart";
     let hub: DispatcherSender = opened.context(fault)??;
     systemd::ready();
     let bell = hub.clone();
@@ -79,9 +79,9 @@ pub(crate) async fn run(
     on_ready();
     wait_for_end(&hub, shutdown, compute_ended).await;
     posted.abort();
-    let ended = compute.join().map_err(|_| {
-        anyhow::anyhow!("the compute thread has stopped by a fault; its log says more, start again")
-    })?;
+    let ended = compute
+        .join()
+        .map_err(|_| anyhow::anyhow!("the compute thread panicked; see the log and restart"))?;
     ended.map_err(Into::into)
 }
 
@@ -185,7 +185,7 @@ fn open(
 ) -> anyhow::Result<(LayerModel, Dispatcher, RunningServers)> {
     let places = config
         .layer_places()
-        .context("--engine none with --layers off serves nothing: leave one of them out")?;
+        .context("--engine none with --layers off serves nothing; remove one of them")?;
     let path = resolve(&config.model, &HubSettings::from_env())?;
     let cores = match &config.cores {
         Some(cores) => cores.0.iter().map(|&core| core as usize).collect(),
@@ -197,7 +197,8 @@ fn open(
     let (base, told) = LayerModel::load(config, &path, &cores, progress)?;
     anyhow::ensure!(
         plan.is_current(),
-        "{} was written to while it was loaded, so its weights cannot be trusted; start again once it is whole",
+        "{} was written while it was loaded, so its weights may be wrong; start again when the file is \
+         complete",
         path.display()
     );
     let facts = BaseFacts {
@@ -221,7 +222,11 @@ fn open(
     let budget = MemoryBudget::of_this_machine(config.process_memory, 0);
     if matches!(base, LayerModel::Cpu(_)) {
         let account = budget.bounded_weights(config.weights.bytes);
-        budget::reserve(&account, told.bytes as u64, "serve a smaller base, or one of fewer bits")?;
+        budget::reserve(
+            &account,
+            told.bytes as u64,
+            "use a smaller base, or one with fewer bits per weight",
+        )?;
     }
     let (hub, doors) = start(settings, places, base.evaluate_sites(), facts, budget.clients)?;
     Ok((base, hub, doors))

@@ -255,7 +255,7 @@ where
             systemd::stopping();
             return Ok(());
         }
-        Err(_) => anyhow::bail!("the model could not be opened by a fault; the log says more, start again"),
+        Err(_) => anyhow::bail!("a thread panicked while it opened the model; see the log and restart"),
     };
 
     let (loader_sender, calls) = mpsc::channel(LOAD_QUEUE);
@@ -273,7 +273,7 @@ where
     posted.abort();
     let ended = engine.join();
     ended
-        .map_err(|_| anyhow::anyhow!("the engine has stopped by a fault; its log says more, start again"))?
+        .map_err(|_| anyhow::anyhow!("the engine's thread panicked; see the log and restart"))?
         .map_err(Into::into)
 }
 

@@ -76,17 +76,18 @@ pub struct LoadCall {
 
 #[derive(Debug, thiserror::Error)]
 enum LoadError {
-    #[error("the adapter at {path} cannot be used: {cause:#}")]
+    #[error("cannot use the adapter at {path}: {cause:#}")]
     Invalid { path: String, cause: anyhow::Error },
     #[error(
-        "there is no room for the adapter at {path}: {cause:#}; unload an adapter, or raise the limits of memory and of open files"
+        "no memory for the adapter at {path}: {cause:#}; unload an adapter, or raise the limits of \
+         memory and open files"
     )]
     NoRoom { path: String, cause: anyhow::Error },
     #[error(transparent)]
     Claim(#[from] ClaimError),
-    #[error("these adapters cannot be added up: {0}")]
+    #[error("cannot merge these adapters: {0}")]
     Sum(#[from] AdapterMergeError),
-    #[error("loading the adapter at {path} failed by a fault of the executor; its log says more")]
+    #[error("the executor failed while it loaded the adapter at {path}; see its log")]
     Internal { path: String },
 }
 

@@ -108,15 +108,15 @@ pub(crate) fn open<P: ForwardPass>(
     if disk == 0 {
         anyhow::ensure!(
             settings.disk_bytes == 0,
-            "--disk-bytes does not hold a KV block of {block_bytes} bytes; raise it"
+            "--disk-bytes is smaller than a KV block of {block_bytes} bytes; raise it"
         );
         return Ok((cache, below));
     }
-    let fingerprint = fingerprint(facts).context("the own program cannot be read")?;
+    let fingerprint = fingerprint(facts).context("cannot read the file of this program")?;
     let layout = StoreLayout { fingerprint, block_bytes, block_tokens: BLOCK_TOKENS, slots: disk };
     let path = settings.directory.join(FILE);
     let OpenedStore { store, found, blocks, damaged } =
-        when_free(&path, &layout).context("--disk-bytes: the file of keys and values cannot be had")?;
+        when_free(&path, &layout).context("--disk-bytes: cannot open the file for KV blocks")?;
     let restored = cache.restore(blocks);
     log_store(&path, found, restored.blocks, damaged + restored.dropped);
     let first = pass.sweep_figures().map(|figures| figures as Arc<dyn ForegroundIo>);
@@ -138,12 +138,15 @@ fn when_free(path: &Path, layout: &StoreLayout) -> Result<OpenedStore, OpenError
 fn log_store(path: &Path, found: StoreContents, blocks: usize, dropped: usize) {
     match found {
         StoreContents::Same => {
-            tracing::info!(file = %path.display(), blocks, dropped, "keys and values of the past are there")
+            tracing::info!(file = %path.display(), blocks, dropped, "offloaded KV blocks of an earlier \
+                run are available")
         }
-        StoreContents::Nothing => tracing::info!(file = %path.display(), "keys and values will be kept"),
+        StoreContents::Nothing => {
+            tracing::info!(file = %path.display(), "KV blocks will be offloaded to this file")
+        }
         other => tracing::warn!(
             file = %path.display(), found = ?other,
-            "what was kept there is of another model or program, and is given up"
+            "the file's KV blocks belong to another model or program and are dropped"
         ),
     }
 }

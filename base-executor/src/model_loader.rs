@@ -167,7 +167,7 @@ impl AdapterLoader {
                 (adapter, Some(agency))
             }
             None => {
-                tracing::warn!("a draft adapter is held that nobody drafts by: see --draft and --device");
+                tracing::warn!("a draft adapter is loaded but not used; see --draft and --device");
                 let adapter = PreparedAdapter::new(&draft.adapter, &self.config, self.precision);
                 (Arc::new(adapter.map_err(|error| PrepareError::Invalid(error.into()))?), None)
             }
@@ -190,7 +190,7 @@ impl Loader for AdapterLoader {
     fn read(&self, path: &Path) -> anyhow::Result<AnyAdapter> {
         let (adapter, notes) = AnyAdapter::read_with_notes(path, &self.config)?;
         for note in notes {
-            tracing::info!(path = %path.display(), %note, "something in an adapter's files has no effect");
+            tracing::info!(path = %path.display(), %note, "part of an adapter's files has no effect");
         }
         Ok(adapter)
     }

@@ -29,8 +29,8 @@ pub enum LoadCompletion {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PlacementError {
     #[error(
-        "the adapter takes {asked_bytes} bytes on the device, of whose {limit_bytes} bytes others hold {held_bytes}; unload an \
-         adapter or start the executor with a larger --device-bytes (or --device-adapter-bytes, where that is set)"
+        "the adapter needs {asked_bytes} bytes on the device, but {held_bytes} of {limit_bytes} bytes \
+         are in use; unload an adapter, or raise --device-bytes (or --device-adapter-bytes, if set)"
     )]
     TierFull {
         /// Bytes of the adapter on the device.

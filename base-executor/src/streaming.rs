@@ -27,12 +27,12 @@ pub(crate) fn options(config: &ExecutorConfig) -> anyhow::Result<Option<StreamOp
     if let Some(pace) = pace {
         tracing::warn!(
             bytes_per_s = pace,
-            "the disk of the weights is emulated: an experiment, not a service"
+            "the bandwidth of the weights' disk is emulated; use this for experiments only"
         );
     }
     Ok(Some(StreamOptions {
         path: directory.join(FILE),
-        program: startup::program_hash().context("the own program cannot be read")?,
+        program: startup::program_hash().context("cannot read the file of this program")?,
         bound_bytes: bound.0,
         readahead: config.weights.reads.into(),
         pace,
@@ -40,7 +40,8 @@ pub(crate) fn options(config: &ExecutorConfig) -> anyhow::Result<Option<StreamOp
 }
 
 /// Advice to the operator when streamed weights cannot be prepared.
-pub(crate) const REMEDY: &str = "--resident-weight-bytes: raise it or leave it out, or give --disk-directory a place with room for the packed weights";
+pub(crate) const REMEDY: &str = "--resident-weight-bytes: raise or remove it, or set --disk-directory to \
+                                 a disk with space for the packed weights";
 
 fn prepare(directory: &Path) -> anyhow::Result<()> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
@@ -48,7 +49,7 @@ fn prepare(directory: &Path) -> anyhow::Result<()> {
     let found = fs::metadata(directory).with_context(|| format!("cannot inspect {}", directory.display()))?;
     anyhow::ensure!(
         found.uid() == rustix::process::geteuid().as_raw() && found.mode() & 0o077 == 0,
-        "others may enter {}, where packed weights are to be kept: own it, and run `chmod 700 {}`",
+        "other users may enter {}, the directory of packed weights; own it, and run `chmod 700 {}`",
         directory.display(),
         directory.display()
     );

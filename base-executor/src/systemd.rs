@@ -29,7 +29,7 @@ pub(crate) fn ready() {
 }
 
 pub(crate) fn stopping() {
-    send_status(&[NotifyState::Stopping, NotifyState::Status("finishing what runs")]);
+    send_status(&[NotifyState::Stopping, NotifyState::Status("stopping after running requests")]);
 }
 
 /// Feeds the watchdog and updates the status line forever. `poke` makes an idle compute thread loop.

@@ -196,11 +196,11 @@ impl Workers {
         let door = door.filter(|door| door.most > 0);
         let geometry = device_geometry(config, rows, door.map_or(1, |door| door.most));
         let too_large =
-            "the workers' board cannot be made; lower --chunk-tokens or --max-running if it is too large";
+            "cannot make the workers' board; lower --chunk-tokens or --max-running if it is too large";
         let (board, poster) = Board::new(geometry).context(too_large)?;
         let wire = wire(board.x_slab(), device_sums(config, rows))?;
         let shared = SharedWorkerState::new(&board);
-        let pool = ThreadPool::new(cores).context("cannot start the threads that help workers")?;
+        let pool = ThreadPool::new(cores).context("cannot start the threads that compute slices")?;
         let compute = Compute { pool, isa: Isa::best() };
         let slab = board.x_slab();
         let bridge = Bridge::new(shared.assistant(poster), compute, slab, geometry.x_elements, wire)?;
@@ -221,7 +221,7 @@ impl Workers {
         let board =
             board.context("no memory for the workers' board; lower --chunk-tokens or --max-running")?;
         let listener = BoardListener::bind(socket)
-            .with_context(|| format!("workers cannot be taken in at {}", socket.display()))?;
+            .with_context(|| format!("cannot accept workers at {}", socket.display()))?;
         let service = Service::new(listener, Arc::clone(&shared), board, library.clone());
         let spawned = std::thread::Builder::new().name("workers".to_owned()).spawn(move || service.run());
         let thread = Some(spawned.context("cannot start the workers' thread")?);

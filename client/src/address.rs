@@ -30,7 +30,7 @@ pub enum AddressError {
     #[error("the executor's address is empty: name its directory, or tls://HOST:PORT")]
     Empty,
     /// The scheme is not supported.
-    #[error("`{0}://` is not spoken: use a path, ipc://PATH or tls://HOST:PORT")]
+    #[error("`{0}://` is not supported: use a path, ipc://PATH or tls://HOST:PORT")]
     Scheme(String),
     /// Host or port is missing or malformed.
     #[error(transparent)]

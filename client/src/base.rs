@@ -23,7 +23,7 @@ pub enum BaseError {
     #[error(transparent)]
     Call(#[from] CallError),
     /// The executor offers no files.
-    #[error("the executor gives out no files of its base: use --model with a copy of your own")]
+    #[error("the executor serves no files of its base: use --model with your own copy")]
     NoFiles,
     /// The listed or received files cannot be stored.
     #[error(transparent)]
@@ -35,7 +35,8 @@ pub enum BaseError {
     #[error(transparent)]
     Client(#[from] ClientBaseError),
     /// The client's own copy is another model than the executor's.
-    #[error("{} is another model than the executor's: its identity is {found:.12}, not {wanted:.12}", path.display())]
+    #[error("{} differs from the executor's model: its identity is {found:.12}, not \
+             {wanted:.12}", path.display())]
     Other {
         /// Path of the client's copy.
         path: PathBuf,

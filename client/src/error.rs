@@ -21,7 +21,7 @@ pub enum LinkError {
     #[error(transparent)]
     Local(#[from] ConnectError),
     /// The executor cannot be reached.
-    #[error("{address} cannot be reached ({source}): is the executor running, with its layer service on?")]
+    #[error("cannot reach {address} ({source}): start the executor with its layer service")]
     Unreachable {
         /// Address, as the user wrote it.
         address: String,
@@ -38,7 +38,7 @@ pub enum LinkError {
         waited_ms: u64,
     },
     /// The executor sent invalid data.
-    #[error("the executor breaks the protocol ({0}): client and executor must be of one version")]
+    #[error("the executor broke the protocol ({0}): use client and executor of the same version")]
     Protocol(String),
     /// The TLS handshake or connection failed.
     #[error("TLS with {address} failed ({reason}): see --ca, --cert and --cert-key")]
@@ -49,7 +49,7 @@ pub enum LinkError {
         reason: String,
     },
     /// The executor does not know this client.
-    #[error("the executor does not accept this client ({0}): show another API key or certificate")]
+    #[error("the executor does not accept this client ({0}): use another API key or certificate")]
     Unauthenticated(String),
     /// A file with certificates or a key is not valid.
     #[error(transparent)]
@@ -58,7 +58,7 @@ pub enum LinkError {
     #[error("the executor refuses ({}): {}", refusal_text(.0.code), .0.message)]
     Refused(SessionRefused),
     /// The executor is shutting down.
-    #[error("the executor is about to end: its successor will take the call")]
+    #[error("the executor is shutting down: repeat the call with its successor")]
     Draining,
 }
 
@@ -113,8 +113,8 @@ pub enum CallError {
     Link(#[from] LinkError),
     /// The executor is gone and has not come back.
     #[error(
-        "the executor (instance {instance:016x}) is gone, and no successor came within {waited_ms} ms: start it again \
-         and repeat the request"
+        "the executor (instance {instance:016x}) ended, and no successor started within {waited_ms} ms: \
+         restart it and repeat the request"
     )]
     PeerGone {
         /// Instance number of the lost executor.
@@ -126,8 +126,8 @@ pub enum CallError {
     },
     /// The executor now serves another base.
     #[error(
-        "the executor now serves another base ({found:.12}) than this session began with ({had:.12}): begin a new \
-         session; what was computed cannot go on"
+        "the executor now serves another base ({found:.12}) than at the start of the session \
+         ({had:.12}): begin a new session"
     )]
     OtherBase {
         /// Content hash of the session's base, in hexadecimal digits.
@@ -137,7 +137,8 @@ pub enum CallError {
     },
     /// The tenant's quota of waiting rows or bytes was used up.
     #[error(
-        "the quota of tenant `{tenant}` was used up for {waited_ms} ms: run fewer clients, or ask the operator for more"
+        "the quota of tenant `{tenant}` was used up for {waited_ms} ms: run fewer clients, or ask the \
+         operator for a higher quota"
     )]
     Quota {
         /// Name of the tenant.
@@ -171,17 +172,15 @@ pub enum CallError {
     },
     /// The site has no modular path.
     #[error(
-        "site {site} has no ring path, which pads, shares and --verify need: whoever runs the executor offers it with \
-         `[layers] exact = true` (--layer-exact), but for bases that come from a disk"
+        "site {site} has no ring path, which pads, shares and --verify need: the operator can enable it \
+         with `[layers] exact = true` (--layer-exact), except for streamed bases"
     )]
     NoRing {
         /// Number of the site.
         site: u32,
     },
     /// The parameters of the call contradict each other.
-    #[error(
-        "a call to site {site} does not go together ({reason}): client and executor must be of one version"
-    )]
+    #[error("a call to site {site} is not valid ({reason}): use client and executor of the same version")]
     Unsuited {
         /// Number of the site.
         site: u32,
@@ -189,7 +188,7 @@ pub enum CallError {
         reason: &'static str,
     },
     /// A row contains a value that is not finite.
-    #[error("row {row} of {site} holds what is no number, or infinite: the model or the adapter overflows")]
+    #[error("row {row} of {site} has NaN or infinite values: the model or the adapter overflows")]
     NotFinite {
         /// Name of the site.
         site: String,
@@ -197,21 +196,22 @@ pub enum CallError {
         row: usize,
     },
     /// The executor's answer contradicts the weights.
-    #[error("the executor's answer at {site} is wrong: it computes with other weights, or lies; use another")]
+    #[error(
+        "the executor's answer at {site} is wrong: it uses other weights or is dishonest; use another \
+         executor"
+    )]
     Wrong {
         /// Name of the site.
         site: String,
     },
     /// Two models that must have the same weights differ.
-    #[error(
-        "the weights differ at {site}: both executors, and a model at hand, must be of one release of one model"
-    )]
+    #[error("the weights differ at {site}: both executors and a local model must use the same model files")]
     OtherWeights {
         /// The first site that differs.
         site: String,
     },
     /// The weights are not those that this client pinned.
-    #[error("the executor commits to weights {found}, and {pinned} were asked for by --commitment")]
+    #[error("the executor serves the weights {found}, but --commitment requires {pinned}")]
     OtherCommitment {
         /// The pinned hash, in hexadecimal digits.
         pinned: String,
@@ -220,7 +220,8 @@ pub enum CallError {
     },
     /// Both shares would go to the same executor.
     #[error(
-        "both executors are one (instance {instance:016x}), which would see everything: name another with --second-executor"
+        "both executors are the same (instance {instance:016x}), which would see everything: name \
+         another with --second-executor"
     )]
     SameExecutor {
         /// Instance number of the executor.
@@ -230,16 +231,16 @@ pub enum CallError {
     #[error(transparent)]
     Pads(Box<PoolError>),
     /// The masking mode is not possible here.
-    #[error("masking is not possible: {0}; or say `--masking off`, and the executor sees activations")]
+    #[error("masking is not possible: {0}; or use --masking off, with which the executor sees activations")]
     Masking(&'static str),
     /// The catalog has no such site.
-    #[error("the executor has no site {site}: its base is of another shape")]
+    #[error("the executor has no site {site}: its base has another shape")]
     UnknownSite {
         /// Number of the site.
         site: u32,
     },
     /// The executor failed repeatedly on the call.
-    #[error("the executor failed {attempts} times on a call to site {site}: its log says why")]
+    #[error("the executor failed {attempts} times on a call to site {site}: see its log")]
     Failed {
         /// Number of the site.
         site: u32,

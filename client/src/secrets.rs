@@ -36,7 +36,9 @@ fn fill(bytes: &mut [u8]) -> Result<(), CallError> {
             Ok(count) => filled += count,
             Err(rustix::io::Errno::INTR) => {}
             Err(_) => {
-                return Err(CallError::Masking("the system gives no randomness: pads would be foreseeable"));
+                return Err(CallError::Masking(
+                    "the system returned no random bytes: pads would be predictable",
+                ));
             }
         }
     }
@@ -48,8 +50,7 @@ fn fill(bytes: &mut [u8]) -> Result<(), CallError> {
 /// # Errors
 /// Fails if the operating system refuses.
 pub fn keep_memory_private() -> Result<(), CallError> {
-    let failed =
-        |_| CallError::Masking("core dumps cannot be switched off: keys could be left behind on a disk");
+    let failed = |_| CallError::Masking("cannot disable core dumps: keys could be written to a disk");
     setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) }).map_err(failed)?;
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(failed)
 }

@@ -91,7 +91,7 @@ pub enum SplitError {
         source: io::Error,
     },
     /// The block pool would be empty.
-    #[error("--kv-bytes does not hold one KV block of {block_bytes} bytes: raise it")]
+    #[error("--kv-bytes is smaller than one KV block of {block_bytes} bytes: raise it")]
     NoBlocks {
         /// Size of a block, in bytes.
         block_bytes: usize,

@@ -31,7 +31,7 @@ pub enum TextError {
     #[error(transparent)]
     Encode(#[from] EncodeError),
     /// The model has no chat template.
-    #[error("this model has no chat template: use --raw with a prompt of your own")]
+    #[error("this model has no chat template: use --raw")]
     NoTemplate,
     /// The chat template refused the conversation.
     #[error(transparent)]

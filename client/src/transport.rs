@@ -98,7 +98,7 @@ impl Connect for Arc<dyn Connect> {
 /// Fails if the reply belongs to another call, or has another shape.
 pub fn check_reply(call: &CallHeader, reply: &ReplyHeader) -> Result<(), LinkError> {
     let wrong = |what: &str, found: u64, wanted: u64| {
-        Err(LinkError::Protocol(format!("a reply has {what} {found} where {wanted} was expected")))
+        Err(LinkError::Protocol(format!("a reply has {what} {found} instead of {wanted}")))
     };
     let rows = if reply.status == CallStatus::Done { call.rows } else { 0 };
     if reply.sequence != call.sequence {

@@ -62,7 +62,7 @@ fn serve_slices(post: Assignment, spin: Duration, signs: &ThreadStatus) {
                 while !ended() && bench.serve(&mut seat) {}
             }
             WakeReason::Fenced => {
-                tracing::warn!("the executor has given the seat up; asking for a new one");
+                tracing::warn!("the executor closed this worker's slot; requesting a new one");
                 connection.shut_down();
                 return;
             }
@@ -78,7 +78,7 @@ fn serve_slices(post: Assignment, spin: Duration, signs: &ThreadStatus) {
 /// Logs the refused slices, if their number has grown since the last report.
 fn report_refused(seat: &Consumer, reported: &mut u64) {
     if let Some(refused) = seat.refused().filter(|refused| refused.slices != *reported) {
-        tracing::error!(slices = refused.slices, last = %refused.last, "the executor posts slices that make no sense");
+        tracing::error!(slices = refused.slices, last = %refused.last, "the executor posted invalid slices");
         *reported = refused.slices;
     }
 }
@@ -143,7 +143,7 @@ fn compute(claim: ClaimedSlice<'_>, matrix: &LoraMatrix, isa: Isa, x: &[f32], su
         // After a panic the sums are incomplete, and nothing reads them.
         let sum = AssertUnwindSafe(|| sum_ranks(isa, x, matrix, ranks.clone(), sums));
         if catch_unwind(sum).is_err() {
-            tracing::error!(?slice, "a slice cannot be computed; the executor does it");
+            tracing::error!(?slice, "the worker failed to compute a slice; the executor computes it");
             return claim.fail();
         }
         failpoint::pass("worker.mid_slice");

@@ -35,7 +35,7 @@ pub struct WorkerConfig {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WorkerConfigError {
-    #[error("{flag} is {value}, but may be {most} at most; lower it or leave it out")]
+    #[error("{flag} is {value}, and the maximum is {most}; lower or remove it")]
     TooLarge {
         flag: &'static str,
         value: u64,

@@ -78,10 +78,7 @@ pub(crate) fn confine(thread: Thread) {
         return;
     }
     if let Err(error) = filter(thread) {
-        tracing::warn!(
-            ?thread,
-            "{error:#}; every system call stays allowed, unless whoever starts the worker sees to it"
-        );
+        tracing::warn!(?thread, "{error:#}; the worker runs without its own system call filter");
     }
 }
 

@@ -58,13 +58,13 @@ pub(crate) enum VisitError {
     #[error("the executor has ended")]
     Closing,
     /// The executor ended after the connection and before the slot.
-    #[error("the executor ended before it gave a seat")]
+    #[error("the executor ended before it assigned a worker slot")]
     NotSeated,
     /// The message is not allowed at this point.
-    #[error("the executor sent {0} where none belongs; use a worker of the executor's version")]
+    #[error("the executor sent {0} at the wrong time; use a worker of the executor's version")]
     Unexpected(&'static str),
     /// The memory is not that of a board.
-    #[error("the executor's board cannot be used")]
+    #[error("cannot use the executor's board")]
     Join(#[from] JoinError),
     /// The message is unreadable, or the connection ended.
     #[error(transparent)]
@@ -72,7 +72,7 @@ pub(crate) enum VisitError {
     #[error(transparent)]
     Send(#[from] SendError),
     /// A thread of this process has panicked.
-    #[error("the worker has stopped by a fault; its log says more, start again")]
+    #[error("a thread of the worker panicked; see its log and restart it")]
     Fault,
 }
 
@@ -264,7 +264,7 @@ impl ConsumerSession<'_> {
             }
             Err(error) => {
                 let reason = in_one_line(&error);
-                tracing::warn!(image, reason, "an adapter is not mapped");
+                tracing::warn!(image, reason, "cannot map an adapter");
                 FromWorker::AdapterRejected(AdapterRejected {
                     image,
                     reason: bounded_text(&reason).to_owned(),
@@ -306,7 +306,7 @@ fn join(seated: &SlotGranted, fds: Vec<OwnedFd>) -> Result<Consumer, VisitError>
     let (Ok([control, x, sums]), Some(worker)) =
         (<[OwnedFd; 3]>::try_from(fds), WorkerNumber::new(seated.worker))
     else {
-        return Err(VisitError::Unexpected("a seat that cannot be"));
+        return Err(VisitError::Unexpected("an invalid worker slot"));
     };
     Ok(Consumer::join(ConsumerFds { control, x, sums }, SlotNumber(seated.seat), worker)?)
 }

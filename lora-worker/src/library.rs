@@ -21,13 +21,13 @@ const MAX_ADAPTERS: usize = 2048;
 /// The reason why a well-formed image cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AdapterError {
-    #[error("image {0} is mapped already; offer each number once")]
+    #[error("image {0} is mapped already; use each image number once")]
     Known(u64),
-    #[error("{MAX_ADAPTERS} adapters are mapped, and no worker maps more; withdraw some first")]
+    #[error("{MAX_ADAPTERS} adapters are mapped, which is the maximum; withdraw some first")]
     Full,
     /// The element type is unknown to this version.
     #[error(
-        "module {module} stores numbers as kind {kind}, which is none of 0 (f32), 1 (f16), 2 (bf16); use the worker of the executor's version"
+        "module {module} stores numbers of the unknown kind {kind}; use a worker of the executor's version"
     )]
     Kind { module: u32, kind: u8 },
     #[error("module {module} cannot be computed with")]

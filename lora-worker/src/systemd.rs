@@ -27,13 +27,13 @@ pub(crate) fn stopping() {
 fn in_words(seating: ConsumerStatus) -> String {
     match seating {
         ConsumerStatus::Waiting => "waiting for an executor".to_owned(),
-        ConsumerStatus::Seated { adapters } => format!("seated, with {adapters} adapters"),
+        ConsumerStatus::Seated { adapters } => format!("ready, with {adapters} adapters"),
     }
 }
 
 fn notify_systemd(state: &[NotifyState<'_>]) {
     // systemd may have closed the socket; the worker continues.
     if let Err(error) = sd_notify::notify(state) {
-        tracing::debug!(%error, "systemd could not be told");
+        tracing::debug!(%error, "cannot notify systemd");
     }
 }

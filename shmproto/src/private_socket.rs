@@ -20,9 +20,7 @@ pub enum BindError {
     #[error("{0} names no file in a directory; give --socket a path such as /run/holobiont/executor.sock")]
     NoDirectory(PathBuf),
     /// The path is too long for the kernel.
-    #[error(
-        "the socket path {path} has {bytes} bytes, but at most {MAX_PATH_BYTES} are possible; use a shorter one"
-    )]
+    #[error("the socket path {path} has {bytes} bytes, and the limit is {MAX_PATH_BYTES}; use a shorter one")]
     TooLong {
         /// Path that was requested.
         path: PathBuf,
@@ -31,7 +29,8 @@ pub enum BindError {
     },
     /// Other users may enter the directory.
     #[error(
-        "others may enter {directory} (mode {mode:o}), where the socket is to be; run `chmod 700 {directory}`"
+        "other users may enter {directory} (mode {mode:o}), the directory of the socket; run `chmod 700 \
+         {directory}`"
     )]
     DirectoryOpen {
         /// Path of the directory.
@@ -41,7 +40,8 @@ pub enum BindError {
     },
     /// Another user owns the directory.
     #[error(
-        "{directory}, where the socket is to be, belongs to user {owner}, not to this user; use another directory"
+        "{directory}, the directory of the socket, belongs to user {owner}, not to this user; use \
+         another directory"
     )]
     ForeignDirectory {
         /// Path of the directory.
@@ -53,7 +53,7 @@ pub enum BindError {
     #[error("another process is listening on {0}; stop it or give --socket another path")]
     InUse(PathBuf),
     /// The path exists and is not a socket.
-    #[error("{0} exists and is no socket; remove it or give --socket another path")]
+    #[error("{0} exists and is not a socket; remove it or give --socket another path")]
     NotASocket(PathBuf),
     /// The operating system refused an operation.
     #[error("cannot {action} {path}: {cause}; check that the path is writable")]

@@ -247,7 +247,7 @@ def test_files_that_are_no_adapter_are_refused_in_words_and_can_be_changed(open_
     page.click("#add-send")
     page.until("document.querySelector('#adapters-note .notice')")
     assert "There is no adapter that can be used" in page.text("#adapters-note")
-    assert "adapter_model.safetensors is not there" in page.text("#adapters-note")
+    assert "adapter_model.safetensors is missing" in page.text("#adapters-note")
     assert page.eval("document.getElementById('add-name').value") == "half"
     assert page.texts("#adapters tbody th") == ADAPTERS
 
@@ -296,7 +296,7 @@ def test_what_has_been_replaced_meanwhile_is_not_removed(operated):
 
 def test_without_an_admin_key_the_table_is_a_note_and_another_key_can_be_given(open_page):
     refused = [
-        refusal(403, "insufficient_permissions", "this API key may not do that", path=path)
+        refusal(403, "insufficient_permissions", "this API key lacks the permission", path=path)
         for path in ("/v1/lora_adapters", "/v1/status")
     ]
     page = open_page("residency", answers=refused, until="document.querySelector('#residency-note .notice')")

@@ -215,6 +215,7 @@ impl Deployment {
         self.needed.extend((!ids.is_empty()).then_some(DeploymentProcess::Executor));
     }
 
+    /// Returns the text of the deployment's log so far.
     #[must_use]
     pub fn log(&self) -> String {
         fs::read_to_string(self.place.log()).unwrap_or_default()

@@ -61,6 +61,6 @@ fn a_draft_is_there_and_answers_nobody() {
     table.insert(ResidentAdapter { role, ..prepared(&budget, A, 10) });
     let refused = table.acquire(A).unwrap_err();
     assert_eq!((refused, table.get(A).unwrap().draft_layers()), (AdapterUseError::Draft(A), 2));
-    assert!(refused.to_string().contains("is a draft: it answers nobody"));
+    assert!(refused.to_string().contains("is a draft adapter and answers no requests"));
     assert!(table.unload(A, CALL).unwrap().is_some());
 }

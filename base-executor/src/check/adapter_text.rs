@@ -28,7 +28,7 @@ pub(super) fn compare(model: &Path, adapter: &Path) -> Result<ComparedText, Adap
     let beside = AdapterText::read(|name, limit| whole_file::read_if_there(&adapter.join(name), limit))?;
     let (base, mut warnings) = match tokenizer(model) {
         Ok(base) => (base, Vec::new()),
-        Err(error) => (None, vec![format!("its tokenizer is not compared with the base model's: {error}")]),
+        Err(error) => (None, vec![format!("cannot compare its tokenizer with the base model's: {error}")]),
     };
     let tokens = base.as_ref().map(Tokenizer::template_tokens).unwrap_or_default();
     let template = beside.own_template(base.as_ref().and_then(Tokenizer::chat_template)).map(str::to_owned);

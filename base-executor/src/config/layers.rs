@@ -86,7 +86,7 @@ impl FromStr for LayerSocket {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text {
             "off" => Ok(Self::Off),
-            "" => Err("name a socket, or write off".to_owned()),
+            "" => Err("write the path of a socket, or off".to_owned()),
             path => Ok(Self::At(path.into())),
         }
     }

@@ -64,7 +64,7 @@ impl Compilers {
     /// Compiles queued grammars until the queue is closed.
     pub(super) fn serve(&self, queue: &TenantQueue<Compile>, bell: &EngineWaker) {
         if let Err(error) = rustix::process::nice(NICENESS) {
-            tracing::warn!(%error, "a thread that compiles grammars keeps its priority");
+            tracing::warn!(%error, "cannot lower the priority of a grammar thread");
         }
         let mut sandbox = None;
         while let Some(mut taken) = queue.take() {
@@ -92,7 +92,10 @@ impl Compilers {
         sandbox.judge(source).map_err(|error| match error {
             SandboxError::Refused(_) | SandboxError::TooMuch => GrammarStateError::Grammar(error.to_string()),
             SandboxError::Unavailable(_) => {
-                tracing::error!(error = &error as &dyn std::error::Error, "a grammar was not compiled");
+                tracing::error!(
+                    error = &error as &dyn std::error::Error,
+                    "the compiler of grammars is not available"
+                );
                 GrammarStateError::Fault
             }
         })?;
@@ -105,11 +108,11 @@ impl Compilers {
 
     fn know(&self) -> Result<CompilerVocabulary, GrammarStateError> {
         let known = (self.read)().and_then(|tokens| {
-            let grammars = Grammars::over(&tokens).context("grammars cannot be used with this model")?;
+            let grammars = Grammars::over(&tokens).context("cannot use grammars with this model")?;
             Ok(CompilerVocabulary { tokens: Arc::new(tokens), grammars })
         });
         known.map_err(|error| {
-            tracing::error!(error = %format!("{error:#}"), "the vocabulary cannot be read for grammars");
+            tracing::error!(error = %format!("{error:#}"), "cannot read the vocabulary for grammars");
             GrammarStateError::Grammar(format!("{error:#}"))
         })
     }

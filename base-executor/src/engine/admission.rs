@@ -21,7 +21,7 @@ pub enum AdmissionRefusal {
     #[error("the executor is shutting down; send the request again when it is back")]
     ShuttingDown,
     /// The connection already has an active request with this id.
-    #[error("request {0} is under way on this connection; give each request a new name")]
+    #[error("request {0} already runs on this connection; use a new number for each request")]
     DuplicateRequest(u64),
     #[error("the prompt has no tokens; send at least one")]
     EmptyPrompt,
@@ -33,7 +33,9 @@ pub enum AdmissionRefusal {
         vocab_size: usize,
     },
     /// The request counts its whole prompt as generated before.
-    #[error("{generated} of {prompt} tokens are said to be generated before, which leaves no prompt")]
+    #[error(
+        "the request says that {generated} of {prompt} tokens were generated before, which leaves no prompt"
+    )]
     NoPromptLeft {
         /// Number of tokens that the request counts as generated.
         generated: usize,
@@ -41,24 +43,23 @@ pub enum AdmissionRefusal {
         prompt: usize,
     },
     #[error(
-        "`{field}` asks for {asked} alternatives per token, but at most {MAX_LOGPROBS} are given; ask for fewer"
+        "`{field}` requests {asked} alternatives per token, and the limit is {MAX_LOGPROBS}; request fewer"
     )]
     TooManyLogprobs { field: &'static str, asked: u32 },
     /// The device has no modular path.
-    #[error(
-        "`precision` is exact, and this device computes in one way alone; leave it out, or ask an executor on a CPU"
-    )]
+    #[error("`precision` exact is not available on this device; remove it, or use an executor on a CPU")]
     NoExact,
     /// The executor has no vocabulary for grammars.
-    #[error("`grammar` cannot be honoured: this executor has no vocabulary; leave it out")]
+    #[error("`grammar` is not available, because this executor has no vocabulary; remove it")]
     NoGrammars,
     /// A request for an embedding asks for something else too.
-    #[error("`pooling` asks for an embedding, and `{field}` for something else; send two requests")]
+    #[error("`pooling` requests an embedding, which excludes `{field}`; send two requests")]
     NotAlone { field: &'static str },
     #[error(transparent)]
     Sampling(#[from] SamplingError),
     #[error(
-        "the prompt has {prompt} tokens{}, but the context holds {context_length} with the completion; shorten it",
+        "the prompt has {prompt} tokens{}, but prompt and completion may have {context_length} together; \
+         shorten it",
         beside(*virtual_tokens)
     )]
     PromptTooLong {

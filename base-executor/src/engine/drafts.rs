@@ -303,7 +303,7 @@ impl<P: ForwardPass> Engine<P> {
     pub(super) fn appoint(&mut self, id: AdapterId, agency: DrafterFactory) {
         if let DraftAdapterMode::Last(last) = &mut self.drafts.own {
             let before = last.replace((id, agency));
-            tracing::info!(adapter = %id, "the base drafts for itself");
+            tracing::info!(adapter = %id, "a draft adapter is in use");
             self.dismiss_authors();
             drop(before);
         }

@@ -150,7 +150,7 @@ impl<P: ForwardPass> ModelRunner<P> {
                 Err(if lacked_weights { StepFailed::NoWeights } else { StepFailed::Fault })
             }
             Err(_) => {
-                tracing::error!("a panic was caught in a step");
+                tracing::error!("a step panicked");
                 Err(StepFailed::Fault)
             }
         }

@@ -63,7 +63,7 @@ impl<P: ForwardPass> Engine<P> {
     /// Logs a memory shortage once, although every step may meet it until memory is free again.
     fn note_shortage(&mut self, why: &str) {
         if !std::mem::replace(&mut self.is_short, true) {
-            tracing::warn!(why, "a step finds no memory; until there is some, steps are done in parts");
+            tracing::warn!(why, "a step has too little memory; steps run in parts until memory is free");
         }
     }
 
@@ -93,8 +93,8 @@ impl<P: ForwardPass> Engine<P> {
     /// Fails a request for which the device lacks memory even alone.
     fn refuse(&mut self, portion: ScheduledTokens, why: &str) {
         let caller = self.queues.running()[portion.sequence].caller;
-        let message = format!("there is no memory for this request now: {why}; or send it again later");
-        tracing::error!(request = caller.request, why, "a request finds no memory");
+        let message = format!("no memory for this request now: {why}; or send it again later");
+        tracing::error!(request = caller.request, why, "no memory for a request");
         self.outboxes
             .output(caller, failure(caller.request, WireError { code: ErrorCode::NoMemory, message }));
         let sequence = self.queues.end(portion.sequence);

@@ -18,12 +18,11 @@ use super::{
 use crate::constrained_decoding::GrammarWorkers;
 
 /// Message of a request that fails by a fault.
-pub(super) const FAULT: &str =
-    "the executor failed on this request; its log says more, and other requests go on";
+pub(super) const FAULT: &str = "the executor failed on this request; see its log; other requests continue";
 
 /// Message of a request that fails because weights could not be read.
-pub(super) const NO_WEIGHTS: &str = "the executor cannot read its weights from the disk; its log says why and what to do, and \
-                                     the request may be sent again then";
+pub(super) const NO_WEIGHTS: &str =
+    "the executor cannot read its weights from the disk; follow its log, then send the request again";
 
 /// A scheduled portion's part of the step output.
 #[derive(Debug)]
@@ -40,7 +39,7 @@ impl<P: ForwardPass> Engine<P> {
     /// Runs the forward pass over the plan.
     pub(super) fn compute(&mut self, plan: &[ScheduledTokens]) -> Result<(), StepFailed> {
         if let Err(error) = self.fork() {
-            tracing::error!(error = &error as &dyn std::error::Error, "a block could not be copied");
+            tracing::error!(error = &error as &dyn std::error::Error, "cannot copy a KV block");
             return Err(StepFailed::Fault);
         }
         let rows = plan.iter().map(|portion| portion.count).sum();

@@ -42,7 +42,7 @@ pub(super) async fn forward(
     let window = Arc::new(Semaphore::new(WINDOW_BYTES as usize));
     while let Some(message) = queue.recv().await {
         let Some(frame) = frame(&message, &window).await else {
-            tracing::warn!("a gateway has read nothing for {} s and is given up", STALL.as_secs());
+            tracing::warn!("a gateway has read nothing for {} s and is disconnected", STALL.as_secs());
             return peer;
         };
         if socket.send(address(&peer, frame)).await.is_err() {

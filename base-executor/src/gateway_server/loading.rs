@@ -45,7 +45,7 @@ impl BoundSocket {
                 loaded = &mut loaded => return loaded,
                 message = self.receiver.recv() => match message {
                     Ok(message) => self.receive_early(message, &progress).await,
-                    Err(error) => tracing::warn!(%error, "a message could not be received"),
+                    Err(error) => tracing::warn!(%error, "cannot receive a message"),
                 },
                 Some(event) = self.departures.next() => if let SocketEvent::Disconnected(peer) = event {
                     self.waiting.remove(&peer);
@@ -78,9 +78,10 @@ impl BoundSocket {
                     None => "too many gateways wait for the model; try again later".to_owned(),
                     Some(reason) => reason,
                 },
-                _ => "say hello and wait for the welcome first; reconnect and do so".to_owned(),
+                _ => "the first message must be Hello, before its answer no other; reconnect and send it"
+                    .to_owned(),
             },
-            frames => format!("a message is one frame, this one is {}", frames.len()),
+            frames => format!("the message has {} frames; send one frame", frames.len()),
         };
         self.waiting.remove(&peer);
         refuse(&mut self.sender, &*self.backend, &peer, refusal).await;

@@ -65,13 +65,14 @@ impl PendingBase {
         let text = text_of(&path)?;
         if let Some(seed) = config.random_weights {
             let source = Box::new(RandomSource::open(&path, seed)?);
-            tracing::warn!(seed, "the weights are made of a number: answers mean nothing");
+            tracing::warn!(seed, "the weights are random; answers are meaningless");
             return Ok(Self { path, source, cores, stage: "making weights", text, plan: None });
         }
         let plan = config.layer_socket().map(|_| ClientWeightsPlan::of(&path)).transpose();
         let source =
             model::sources::open::open(&path).map_err(|error| match error.is_of_configuration() {
-                true => anyhow::Error::new(error).context("split clients could run it with --engine none"),
+                true => anyhow::Error::new(error)
+                    .context("with --engine none, split clients could run this model"),
                 false => error.into(),
             })?;
         let source = Box::new(HashedWeights::new(source));
@@ -100,8 +101,8 @@ impl PendingBase {
         let text_stayed = text_of(&path).is_ok_and(|now| now == text);
         anyhow::ensure!(
             text_stayed && source.unchanged() && plan.as_ref().is_none_or(ClientWeightsPlan::is_current),
-            "{} was written to while it was loaded, so its weights cannot be trusted; start again once it is whole, and \
-             replace model files by renaming",
+            "{} was written while it was loaded, so its weights may be wrong; start again when the file \
+             is complete, and replace model files by renaming",
             path.display()
         );
         Ok(LoadedBase { path, base_hash, text, cores, plan })

@@ -31,7 +31,8 @@ use crate::{
 };
 
 /// Advice to the operator for a base that exceeds memory.
-const SMALLER_BASE: &str = "serve a smaller base, or one of fewer bits, or let most of it come from the disk (--resident-weight-bytes)";
+const SMALLER_BASE: &str = "use a smaller base or one with fewer bits per weight, or stream weights from \
+                            the disk (--resident-weight-bytes)";
 
 /// The device-dependent steps of opening a base.
 pub(super) trait BaseDevice {
@@ -112,14 +113,14 @@ pub(super) fn open<O: BaseDevice>(
         pool_bytes,
         "lower --device-bytes (or --kv-bytes and --device-adapter-bytes)",
     )?;
-    let library = ImageRegistry::new().context("no descriptor is left for the images of adapters")?;
+    let library = ImageRegistry::new().context("no file descriptor is left for adapter images")?;
     let shared = O::shared(&weights);
     let drafting = shared.clone();
     let drafting = drafting.and_then(|shared| Drafting::new(config, shared, &base.cores, &budget.drafts));
     let loader = AdapterLoader::new(config, &shape, suits, &library, (drafting, shared));
     let draft_model =
         drafting::model_of(config, (&base.path, shape.vocab_size), &base.cores, &budget.drafts)?;
-    progress.stage("taking memory for keys and values");
+    progress.stage("allocating the KV cache");
     let mut pass = device.pass(weights, config, &base.cores)?;
     let kv_blocks = some_blocks(O::kv_blocks(&pass))?;
     let facts = base.facts(device.facts(), numbers(config, suits), &shape, kv_blocks);
@@ -140,7 +141,7 @@ fn device_settings(config: &ExecutorConfig, block_bytes: usize) -> DeviceSetting
     if let Some(link) = link {
         tracing::warn!(
             bytes_per_s = link.get(),
-            "the link to the device is emulated: an experiment, not a service"
+            "the bandwidth of the link to the device is emulated; use this for experiments only"
         );
     }
     DeviceSettings { block_bytes: block_bytes as u64, cold_start: config.cold_start(), link }
@@ -156,7 +157,7 @@ fn costs<P: ForwardPass>(
 ) -> anyhow::Result<Option<ColdStartModel>> {
     match settings.cold_start {
         ColdStart::CpuAssist => {
-            progress.stage("measuring what cold starts cost");
+            progress.stage("measuring the costs of cold starts");
             Ok(Some(ColdStartModel::measure(pass, shape, cores, kv_blocks, settings.link, whole_pass)?))
         }
         ColdStart::OnDemand | ColdStart::Cached => Ok(None),
@@ -167,7 +168,7 @@ fn costs<P: ForwardPass>(
 fn some_blocks(kv_blocks: usize) -> anyhow::Result<u32> {
     anyhow::ensure!(
         kv_blocks > 0,
-        "--device-bytes (or --kv-bytes, where that is set) does not hold a single KV block; raise it"
+        "--device-bytes (or --kv-bytes, if set) is smaller than one KV block; raise it"
     );
     Ok(u32::try_from(kv_blocks).unwrap_or(u32::MAX))
 }

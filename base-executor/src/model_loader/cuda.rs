@@ -125,8 +125,7 @@ impl BaseDevice for Gpu {
         let kv_bytes = self.plan.pool_bytes(self.cuda.free_bytes()? as u64);
         let kv_bytes = usize::try_from(kv_bytes).context("--device-bytes is more than can be addressed")?;
         let options = CudaOptions { kv_bytes, kv_dtype: kv_dtype(config.kv_dtype), graphs: Graphs::Use };
-        let host = ThreadPool::new(cores)
-            .context("cannot start the threads that compute what is left to the host")?;
+        let host = ThreadPool::new(cores).context("cannot start the threads that compute on the host")?;
         Ok(CudaModel::new(weights, &options)?.with_host(host))
     }
 
@@ -194,8 +193,9 @@ pub(crate) fn open_alone(
     let text = TextHash::of(&files)?;
     let source =
         model::sources::open::weights(&files).map_err(|error| match error.is_of_configuration() {
-            true => anyhow::Error::new(error)
-                .context("a GPU serves known architectures alone, any other --device cpu"),
+            true => {
+                anyhow::Error::new(error).context("a GPU supports known architectures only; use --device cpu")
+            }
             false => error.into(),
         })?;
     let source = HashedWeights::new(source);

@@ -17,7 +17,7 @@ use super::kv_dtype;
 use crate::{config::ExecutorConfig, drafter::DrafterFactory, loader::PrepareError};
 
 /// Advice to the operator when a draft exceeds its memory.
-const REMEDY: &str = "lower --draft-bytes, or take a smaller draft";
+const REMEDY: &str = "lower --draft-bytes, or use a smaller draft model";
 
 /// Base and limits for draft adapters.
 #[derive(Debug, Clone)]
@@ -70,11 +70,11 @@ pub(super) fn model_of(
     account: &MemoryAccount,
 ) -> anyhow::Result<Option<DrafterFactory>> {
     let DraftChoice::Model(path) = &config.draft else { return Ok(None) };
-    let failed = || format!("--draft {} cannot draft", path.display());
+    let failed = || format!("--draft: cannot use {} as a draft model", path.display());
     let tokens = TokenList::of(&ModelFiles::text_at(base)?).with_context(failed)?;
     let opened = by_model(path, (&tokens, vocab_size), &options(config, cores)).with_context(failed)?;
-    tracing::info!(draft = %path.display(), bytes = opened.bytes, "a model drafts");
+    tracing::info!(draft = %path.display(), bytes = opened.bytes, "draft model loaded");
     let held: Result<MemoryReservation, OutOfBudget> = account.charge(opened.bytes);
-    let held = held.map_err(|full| anyhow::anyhow!("no memory for a draft: {full}; {REMEDY}"))?;
+    let held = held.map_err(|full| anyhow::anyhow!("no memory for the draft model: {full}; {REMEDY}"))?;
     Ok(Some(DrafterFactory::combined(DraftKind::Model, opened.drafter, held)))
 }

@@ -122,7 +122,7 @@ impl<W: BridgeMemory> Bridge<W> {
         let attendant =
             BridgeThread::new(assistant, compute, slab, incoming, Arc::clone(&wire), Arc::clone(&traffic));
         let spawned = std::thread::Builder::new().name("bridge".to_owned()).spawn(move || attendant.run());
-        let thread = Some(spawned.context("cannot start the thread between the device and its workers")?);
+        let thread = Some(spawned.context("cannot start the bridge thread")?);
         let orders = Some(orders);
         Ok(Self { wire, traffic, orders, thread, x_elements, posted, pass: 0, is_under_way: false })
     }

@@ -81,15 +81,15 @@ struct WorkerAttachment<'a> {
 
 #[derive(Debug, thiserror::Error)]
 enum DisconnectReason {
-    #[error("it is gone: {0}")]
+    #[error("the worker disconnected: {0}")]
     Gone(String),
-    #[error("it was refused: {0}")]
+    #[error("the worker was refused: {0}")]
     Refused(String),
-    #[error("it was fenced: it was stuck, or broke the protocol")]
+    #[error("the worker was fenced because it was stuck or broke the protocol")]
     Fenced,
-    #[error("it gave no sign of life for {} s", LIFELESS.as_secs())]
+    #[error("the worker sent no heartbeat for {} s", LIFELESS.as_secs())]
     Lifeless,
-    #[error("it took nothing for {} s", PATIENCE.as_secs())]
+    #[error("the worker read no message for {} s", PATIENCE.as_secs())]
     Slow,
 }
 
@@ -152,7 +152,7 @@ impl Service {
                 }
                 Ok(None) => return,
                 Err(error) => {
-                    tracing::warn!(%error, "a worker was not taken in");
+                    tracing::warn!(%error, "cannot accept a worker");
                     std::thread::sleep(NO_DESCRIPTORS);
                     return;
                 }
@@ -234,7 +234,7 @@ impl WorkerPeer {
             FromWorker::Hello(hello) => {
                 failpoint::pass("executor.worker_hello");
                 if self.seat.is_some() || self.asks.is_some() {
-                    return Err(DisconnectReason::Refused("it said hello twice".to_owned()));
+                    return Err(DisconnectReason::Refused("the worker sent Hello twice".to_owned()));
                 }
                 hello.check().map_err(|error| DisconnectReason::Refused(error.to_string()))?;
                 (self.asks, self.owes_since) = (Some(hello.core), None);
@@ -250,7 +250,7 @@ impl WorkerPeer {
                     image,
                     reason,
                     pid = self.pid,
-                    "a worker cannot use an image; others do its part"
+                    "a worker cannot use an adapter image; others compute its part"
                 );
                 Ok(())
             }
@@ -269,12 +269,12 @@ impl WorkerPeer {
             SeatedMessage { seat: offer.seat.0, worker: worker.get(), control_bytes, x_bytes, sums_bytes };
         let fds = offer
             .fds()
-            .ok_or_else(|| DisconnectReason::Refused("the board is of this process alone".to_owned()))?;
+            .ok_or_else(|| DisconnectReason::Refused("the board belongs to this process only".to_owned()))?;
         self.connection
             .send(&ToWorker::Seated(seated), &fds)
             .map_err(|error| DisconnectReason::Gone(error.to_string()))?;
         failpoint::pass("executor.worker_seated");
-        tracing::info!(core, pid = self.pid, %worker, "a worker is seated");
+        tracing::info!(core, pid = self.pid, %worker, "a worker has a slot");
         self.heartbeat = (0, Instant::now());
         Ok(())
     }
@@ -324,9 +324,13 @@ impl WorkerPeer {
                 board.fence(worker);
                 shared.left(worker.get());
                 failpoint::pass("executor.worker_lost");
-                tracing::warn!(pid = self.pid, %worker, reason = %leave, "a worker is lost; its part is computed here");
+                tracing::warn!(pid = self.pid, %worker, reason = %leave, "a worker is lost; the executor \
+                    computes its part");
             }
-            None => tracing::warn!(pid = self.pid, reason = %leave, "a caller at the workers' socket left"),
+            None => {
+                tracing::warn!(pid = self.pid, reason = %leave, "a client of the workers' socket \
+                    disconnected before it had a slot")
+            }
         }
     }
 }

@@ -198,7 +198,7 @@ impl WorkDispatcher {
     fn posted(&mut self, posted: Result<(), PostError>) {
         if let Err(error) = posted {
             // Nothing was posted, so everything is computed here.
-            tracing::error!(%error, "a job for the workers was not posted");
+            tracing::error!(%error, "cannot post a job for the workers");
             self.surplus.append(&mut self.shares);
         }
         failpoint::pass("executor.after_post");
@@ -339,7 +339,7 @@ impl WorkDispatcher {
         let strikes = self.strikes.entry(worker).or_insert(MissedWaits { count: 0, since: now });
         strikes.count += 1;
         if strikes.count >= LEAST_STRIKES && now - strikes.since > STUCK {
-            tracing::warn!(%worker, "a worker begins slices and finishes none; it is given up");
+            tracing::warn!(%worker, "a worker claims slices but finishes none; it is fenced");
             self.board.fence(worker);
             self.strikes.remove(&worker);
         }

@@ -51,7 +51,7 @@ fn a_chat_template_and_a_tokenizer_beside_an_adapter_are_told() {
     let (status, own) = check_json(directory.path(), "adapter", &[]);
     assert_eq!((status, &own["own_chat_template"]), (0, &true.into()));
     assert_ne!(own["generation"], plain["generation"], "the template is part of what is served");
-    assert!(check(directory.path(), "adapter", &[]).1.contains("template    its own"));
+    assert!(check(directory.path(), "adapter", &[]).1.contains("template    the adapter's own"));
     std::fs::write(adapter.join("added_tokens.json"), r#"{"<new>": 100000}"#).unwrap();
     let tokenizer = r#"{"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
         "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}, "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}"#;

@@ -78,7 +78,7 @@ async fn a_dora_over_weights_that_come_from_a_disk_is_refused_by_name() {
     let told =
         ChildProcess(place.command_for(&model, "", &["--resident-weight-bytes", "1"]).spawn().unwrap())
             .fails(1);
-    let least = told.split("take ").nth(1).and_then(|rest| rest.split(';').next()).unwrap();
+    let least = told.split("raise it to ").nth(1).and_then(|rest| rest.split(',').next()).unwrap();
     let _process = start(&place, "llama-tied", &["--resident-weight-bytes", least]);
     let mut gateway = Gateway::greet(&place.socket(), 1).await;
     let answer = load(&mut gateway, vec![part("dora/llama-tied/everything", 1.0)]).await;

@@ -335,7 +335,7 @@ async fn several_adapters_are_loaded_as_one_and_nothing_is_not() {
     assert_eq!((sum.generation, sum.rank, sum.bytes), (generation.0, 8, 100));
     assert_eq!(sum.adapter, AdapterId::new(TenantId(EVERYBODY), generation).0);
     for (request, parts, says) in [
-        (2, vec![], "none is named"),
+        (2, vec![], "no adapter is named"),
         (3, vec![part("20", 1.0), part("nothing", 1.0)], "/adapters/nothing"),
         (4, vec![part("20", f32::MAX), part("20", f32::INFINITY)], "too large"),
     ] {

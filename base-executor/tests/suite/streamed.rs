@@ -15,8 +15,8 @@ use crate::{
 /// Minimum of `--resident-weight-bytes`, from the program's error.
 fn least(place: &ProcessFixture) -> String {
     let line = place.start_with(&["--resident-weight-bytes", "1"]).fails(1);
-    assert!(line.contains("--resident-weight-bytes") && line.contains("raise the bound"), "{line}");
-    let bytes = line.split("take ").nth(1).and_then(|rest| rest.split(';').next());
+    assert!(line.contains("--resident-weight-bytes") && line.contains("raise it to"), "{line}");
+    let bytes = line.split("raise it to ").nth(1).and_then(|rest| rest.split(',').next());
     bytes.unwrap_or_else(|| panic!("no number in: {line}")).to_owned()
 }
 

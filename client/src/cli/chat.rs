@@ -16,7 +16,8 @@ use crate::{
     text::{ChatRole, PromptMessage},
 };
 
-const HELP: &str = "/clear forgets the conversation, /stats shows figures of the last answer, /bye ends";
+const HELP: &str =
+    "/clear starts a new conversation, /stats shows figures of the last answer, /bye ends the chat";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct SplitChatArguments {
@@ -48,7 +49,7 @@ pub(super) fn run(arguments: &SplitChatArguments, terminal: Terminal) -> Result<
             "/clear" => messages.clone_from(&opening),
             "/stats" => match &last {
                 Some(stats) => terminal.note(stats),
-                None => terminal.note("nothing has been answered yet"),
+                None => terminal.note("no answer yet"),
             },
             said => {
                 messages.push(message(ChatRole::User, said.to_owned()));

@@ -21,7 +21,7 @@ pub(super) struct ChecksArguments {
 pub(super) fn run(arguments: &ChecksArguments, terminal: Terminal) -> Result<(), CliError> {
     secrets::keep_memory_private()?;
     // No request waits for this process, so it may use all cores.
-    let mut base = pads::own_weights(Some(&arguments.model), "this", &pads::all_cores(), terminal)?;
+    let mut base = pads::own_weights(Some(&arguments.model), "this command", &pads::all_cores(), terminal)?;
     let mut progress = terminal.progress("preparing to check answers");
     file::write(&mut base, &arguments.file, &mut |done, total| progress(done as u64, total as u64)).map_err(
         |error| match error {

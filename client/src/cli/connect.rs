@@ -139,11 +139,14 @@ fn read_key(path: &Path) -> Result<String, CliError> {
     let failed = |source| CliError::Read { path: path.to_owned(), source };
     let length = std::fs::metadata(path).map_err(failed)?.len();
     if length > MAX_KEY_BYTES {
-        return Err(CliError::Usage(format!("{} is no file with a key: it is too long", path.display())));
+        return Err(CliError::Usage(format!(
+            "{} is not a file with an API key: it is too long",
+            path.display()
+        )));
     }
     let key = std::fs::read_to_string(path).map_err(failed)?.trim().to_owned();
     if key.is_empty() {
-        return Err(CliError::Usage(format!("{} holds no key", path.display())));
+        return Err(CliError::Usage(format!("{} has no API key", path.display())));
     }
     Ok(key)
 }

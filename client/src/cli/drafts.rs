@@ -127,12 +127,12 @@ pub(super) fn summary(drafted: &DraftingStats) -> String {
     let hidden = match drafted.ahead {
         0 => String::new(),
         ahead => format!(
-            ", {} of {ahead} made on the way were of use and {:.2} s of their time hidden",
+            ", {} of {ahead} tokens drafted during calls kept, {:.2} s of drafting hidden",
             drafted.kept,
             drafted.hidden.as_secs_f64()
         ),
     };
-    format!("; {accepted:.1} guesses came true in each sweep{hidden}")
+    format!("; {accepted:.1} draft tokens accepted per sweep{hidden}")
 }
 
 /// Returns the mean number of accepted tokens per verified tree; `None` if no tree was verified.
@@ -151,11 +151,11 @@ mod tests {
     fn a_person_is_told_what_drafting_brought() {
         let some = DraftingStats { trees: 4, nodes: 20, accepted: 10, ..DraftingStats::default() };
         assert_eq!(summary(&DraftingStats::default()), "");
-        assert_eq!(summary(&some), "; 2.5 guesses came true in each sweep");
+        assert_eq!(summary(&some), "; 2.5 draft tokens accepted per sweep");
         let ahead = DraftingStats { ahead: 9, kept: 3, hidden: Duration::from_millis(250), ..some };
         assert_eq!(
             summary(&ahead),
-            "; 2.5 guesses came true in each sweep, 3 of 9 made on the way were of use and 0.25 s of their time hidden"
+            "; 2.5 draft tokens accepted per sweep, 3 of 9 tokens drafted during calls kept, 0.25 s of drafting hidden"
         );
     }
 

@@ -40,13 +40,13 @@ Exit codes:
   1  failed
   2  usage: the command line is wrong
   3  not found: a model, an adapter or a file
-  5  unavailable: nobody answers, or not now
-  6  refused: the caller may not do this
+  5  unavailable: no answer, or too busy now
+  6  refused: the executor does not accept this client
 
 Environment:
   HOLOBIONT_EXECUTOR  the executor's address
-  HOLOBIONT_API_KEY   the key it is shown
-  XDG_CACHE_HOME      where what is fetched of a base is kept (~/.cache)";
+  HOLOBIONT_API_KEY   the API key that the client sends
+  XDG_CACHE_HOME      the directory of fetched base files (~/.cache)";
 
 impl Exit {
     /// Returns the exit code's number.
@@ -119,7 +119,7 @@ pub enum CliError {
     #[error("{0}")]
     Usage(String),
     /// A file cannot be read.
-    #[error("{} cannot be read", path.display())]
+    #[error("cannot read {}", path.display())]
     Read {
         /// Path, as the user wrote it.
         path: PathBuf,
@@ -127,7 +127,7 @@ pub enum CliError {
         source: io::Error,
     },
     /// Standard input or output cannot be used.
-    #[error("the terminal, or what stands in its place, cannot be used")]
+    #[error("cannot read from or write to the terminal")]
     Terminal(#[from] io::Error),
 }
 

@@ -55,11 +55,14 @@ pub struct ProtectionArguments {
     #[arg(long, value_name = "MODE", default_value = "off")]
     masking: MaskingMode,
     // Defaults stand in the help text, so that given options are distinguishable from defaults.
-    #[arg(long, value_name = "N", help = format!("Noises of a site, of --masking paper [default: {}]", NoiseSettings::default().noises))]
+    #[arg(long, value_name = "N", help = format!("Number of noises per site, for --masking paper \
+                              [default: {}]", NoiseSettings::default().noises))]
     noises: Option<usize>,
-    #[arg(long, value_name = "X", help = format!("Size of the noise, in sizes of the activations [default: {}]", NoiseSettings::default().scale))]
+    #[arg(long, value_name = "X", help = format!("Scale of the noise relative to the activations \
+                              [default: {}]", NoiseSettings::default().scale))]
     noise_scale: Option<f32>,
-    #[arg(long, value_name = "N", help = format!("Rows after which a site gets fresh noises [default: {}]", NoiseSettings::default().rotate_rows))]
+    #[arg(long, value_name = "N", help = format!("Number of rows after which a site gets new noises \
+                              [default: {}]", NoiseSettings::default().rotate_rows))]
     noise_rows: Option<u64>,
     /// Executor that sees the pads, for --masking shares; its operator must not be the first executor's
     #[arg(long, value_name = "ADDR")]
@@ -120,13 +123,13 @@ impl ProtectionArguments {
     /// Fails if the arguments ask for something that only exact arithmetic can do.
     fn inexact(&self, masking: Masking) -> Result<Masking, CliError> {
         let said = [
-            (self.verify, "only exact answers can be checked: --verify"),
-            (self.pad_rows, "only exact calls are filled up: --pad-rows"),
+            (self.verify, "--verify checks exact answers only"),
+            (self.pad_rows, "--pad-rows fills up exact calls only"),
         ];
         match said.iter().find(|(is_said, _)| *is_said) {
-            Some((_, why)) => Err(CliError::Usage(format!(
-                "{why} takes exact arithmetic: --path ring, --masking shares or --masking pads"
-            ))),
+            Some((_, why)) => {
+                Err(CliError::Usage(format!("{why}; add --path ring, --masking shares or --masking pads")))
+            }
             None => Ok(masking),
         }
     }
@@ -154,7 +157,7 @@ impl ProtectionArguments {
         ];
         match said.iter().find(|(of, _, is_said)| *is_said && *of != self.masking) {
             Some((of, flag, _)) => {
-                Err(CliError::Usage(format!("{flag} is nothing without --masking {}", of.as_str())))
+                Err(CliError::Usage(format!("{flag} has no effect without --masking {}", of.as_str())))
             }
             None => Ok(()),
         }
@@ -170,11 +173,8 @@ impl ProtectionArguments {
     }
 
     fn second(&self, rent: &RemoteBaseArguments) -> Result<SecondExecutor, CliError> {
-        let missing = || {
-            CliError::Usage(
-                "--masking shares takes two executors: say --second-executor ADDR as well".to_owned(),
-            )
-        };
+        let missing =
+            || CliError::Usage("--masking shares needs two executors: add --second-executor ADDR".to_owned());
         let address = self.second_executor.as_deref().ok_or_else(missing)?;
         rent.connect.second(address, self.second_api_key_file.as_deref())
     }
@@ -224,9 +224,7 @@ impl MaskingArguments {
     ) -> Result<Masking, CliError> {
         let path = match self.path {
             Some(_) if self.protection.mode() != MaskingMode::Off => {
-                return Err(CliError::Usage(
-                    "--path is for --masking off: with masking there is one arithmetic".to_owned(),
-                ));
+                return Err(CliError::Usage("--path works only with --masking off: remove it".to_owned()));
             }
             None | Some(SitePathArgument::Fast) => Path::Fast,
             Some(SitePathArgument::Linear) => Path::Linear,

@@ -48,7 +48,7 @@ impl PadArguments {
         let set =
             |name| std::env::var_os(name).filter(|value| Path::new(value).is_absolute()).map(PathBuf::from);
         let base = set("XDG_STATE_HOME").or_else(|| set("HOME").map(|home| home.join(".local/state")));
-        let missing = || CliError::Usage("neither XDG_STATE_HOME nor HOME is set: say --pads DIR".to_owned());
+        let missing = || CliError::Usage("neither XDG_STATE_HOME nor HOME is set: use --pads DIR".to_owned());
         Ok(base.ok_or_else(missing)?.join("holobiont/pads"))
     }
 }
@@ -106,8 +106,8 @@ pub(super) fn own_weights(
     terminal: Terminal,
 ) -> Result<SiteModel, CliError> {
     let missing = || {
-        let why = format!("{why} takes a copy of the model of your own: say --model PATH");
-        CliError::Usage(format!("{why}; an executor cannot be asked for what it is checked by"))
+        let why = format!("{why} needs your own copy of the model: use --model PATH");
+        CliError::Usage(format!("{why}; the executor's own files cannot check the executor"))
     };
     let path = path.ok_or_else(missing)?;
     terminal.note(format_args!("reading the weights of {}", path.display()));

@@ -28,57 +28,51 @@ const ALL: [ModeDescription; 4] = [
         worth: "no secrecy: the executor's operator can read your prompts, your answers and your adapter",
         sees: &[(
             "the executor",
-            "every activation and every gradient: prompts and answers are looked up from them, adapters solved for",
+            "all activations and gradients, which reveal prompts, answers and adapters",
         )],
     },
     ModeDescription {
         mode: MaskingMode::Paper,
-        worth: "obfuscation, no secrecy: it stops who looks at one message, not who keeps them",
-        sees: &[(
-            "the executor",
-            "activations with one of a few noises, whose effects it computed itself: it finds the noises again and takes them away",
-        )],
+        worth: "obfuscation, no secrecy: it protects single messages, not collected ones",
+        sees: &[("the executor", "activations with one of a few noises, which it can find and remove")],
     },
     ModeDescription {
         mode: MaskingMode::Shares,
-        worth: "secrecy, as long as the two operators do not put together what they saw; then they see what `off` shows",
+        worth: "secrecy, unless the two operators combine their data; then they see what `off` shows",
         sees: &[
-            (
-                "the first executor",
-                "numbers that are uniform whatever your activations are: nothing about them",
-            ),
+            ("the first executor", "uniformly random numbers, which reveal nothing about activations"),
             (
                 "the second executor",
-                "a random key, and how many rows are made from it: nothing about activations",
+                "a random key and a number of rows, which reveal nothing about activations",
             ),
             ("both together", "every activation and every gradient, as with `off`"),
         ],
     },
     ModeDescription {
         mode: MaskingMode::Pads,
-        worth: "secrecy: no executor can help to undo it, as long as no pad is used twice, which this program sees to",
+        worth: "secrecy: no executor can undo it, because this program never uses a pad twice",
         sees: &[
-            ("the executor", "numbers that are uniform whatever your activations are: nothing about them"),
+            ("the executor", "uniformly random numbers, which reveal nothing about activations"),
             (
-                "who takes this machine's disk",
-                "pads that are not used yet; those that were used are erased, as far as the disk erases",
+                "a thief of this machine's disk",
+                "unused pads; used pads are erased, as far as the disk erases data",
             ),
         ],
     },
 ];
 
 const VISIBLE: [&str; 5] = [
-    "how many rows are sent: the length of prompts and answers, and how many tokens are guessed at once; with --pad-rows, \
-        their powers of two",
-    "when: pauses between calls, and so how fast you read, type and compute",
-    "through which sites, in which order, forward or backward: that an adapter learns, and of which architecture the base is",
-    "who you are: the key or certificate that you show, and your address",
-    "that you use this program, and the masking mode",
+    "the number of rows: lengths of prompts and answers, and numbers of draft tokens; with --pad-rows \
+     only their powers of two",
+    "the times of calls, and so how fast you read, type and compute",
+    "the order of sites and the direction: whether an adapter is trained, and the architecture of the base",
+    "your identity: your API key or certificate, and your address",
+    "the use of this program, and the masking mode",
 ];
 
 /// Threats that masking does not address.
-const BESIDES: &str = "Answers can be wrong in any mode: --verify checks each of them against a copy of the model of your own. \
-    That nobody looks into this machine, is for you to see to.";
+const BESIDES: &str = "Answers can be wrong in any mode: --verify checks all of them against your own \
+                       copy of the model. You must protect this machine yourself.";
 
 pub(super) fn run(arguments: &PrivacyArguments, terminal: Terminal) -> Result<(), CliError> {
     let modes = ALL.iter().filter(|words| arguments.masking.is_none_or(|mode| mode == words.mode));

@@ -61,7 +61,7 @@ impl RemoteBaseArguments {
         }
         let directory = cache_directory("skeletons")?.join(self.connect.address()?.cache_name());
         let cache = Cache { directory, limit_bytes: self.fetch_limit.0 };
-        Ok(base::fetch(session, &cache, &mut terminal.progress("fetching what is needed of the base"))?)
+        Ok(base::fetch(session, &cache, &mut terminal.progress("fetching the needed files of the base"))?)
     }
 }
 

@@ -135,10 +135,8 @@ impl SetupArguments {
 fn what_is_seen(model: &SplitModel) -> &'static str {
     match model.mode() {
         "off" => "the executor sees activations; see docs/guides/split.md",
-        "shares" => {
-            "neither executor sees activations, unless both put together what they saw; see `privacy`"
-        }
+        "shares" => "neither executor sees activations, unless both combine their data; see `privacy`",
         "pads" => "the executor sees no activations; see `privacy`",
-        _ => "the executor sees obfuscated activations, which is no secrecy; see docs/guides/split.md",
+        _ => "the executor sees obfuscated activations, which are not secret; see docs/guides/split.md",
     }
 }

@@ -49,8 +49,9 @@ pub(super) fn sites(arguments: &SitesArguments, terminal: Terminal) -> Result<()
     )));
     match commitment {
         Some(hash) => terminal.note(format_args!("weights: --commitment {hash}")),
-        None => terminal
-            .note("weights: not committed to, so that --masking pads, shares and --verify are not possible"),
+        None => {
+            terminal.note("weights: no commitment, so --masking pads, shares and --verify are not possible")
+        }
     }
     for (number, site) in catalog.sites.iter().enumerate() {
         let parts: Vec<String> =

@@ -16,10 +16,10 @@ impl FromStr for ByteSize {
             "KiB" | "K" => 10,
             "MiB" | "M" => 20,
             "GiB" | "G" => 30,
-            unit => return Err(format!("`{unit}` is no unit: use KiB, MiB or GiB")),
+            unit => return Err(format!("`{unit}` is not a unit: use KiB, MiB or GiB")),
         };
-        let number: u64 = digits.parse().map_err(|_| format!("`{digits}` is no whole number"))?;
-        number.checked_mul(1 << shift).map(Self).ok_or_else(|| format!("{text} is more than there can be"))
+        let number: u64 = digits.parse().map_err(|_| format!("`{digits}` is not a whole number"))?;
+        number.checked_mul(1 << shift).map(Self).ok_or_else(|| format!("{text} is too large"))
     }
 }
 

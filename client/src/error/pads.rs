@@ -17,13 +17,13 @@ pub enum PoolError {
         source: io::Error,
     },
     /// Another process uses the pool.
-    #[error("another process uses the pads in {}: a pool is one process's at a time", path.display())]
+    #[error("another process uses the pads in {}: use one process per pool", path.display())]
     Held {
         /// Directory of the pool.
         path: PathBuf,
     },
     /// A file of the pool has invalid content.
-    #[error("{} is broken ({reason}): remove the pool and prepare another; a pad of it is never guessed at", path.display())]
+    #[error("{} is damaged ({reason}): remove the pool and prepare another", path.display())]
     Corrupt {
         /// Path of the file.
         path: PathBuf,
@@ -31,7 +31,7 @@ pub enum PoolError {
         reason: &'static str,
     },
     /// The directory holds no pool.
-    #[error("there are no pads in {}: make some with `holobiont-client pads prepare`", path.display())]
+    #[error("there are no pads in {}: prepare some with `holobiont-client pads prepare`", path.display())]
     Absent {
         /// Directory that should hold one.
         path: PathBuf,
@@ -43,15 +43,16 @@ pub enum PoolError {
         path: PathBuf,
     },
     /// The pads belong to other weights than the executor's.
-    #[error("the pads in {} are of other weights than the executor's: prepare a pool for these", path.display())]
+    #[error("the pads in {} belong to other weights than the executor's: prepare a pool for \
+             these", path.display())]
     OtherWeights {
         /// Directory of the pool.
         path: PathBuf,
     },
     /// All pads of a site are used.
     #[error(
-        "the pads of {site} are used up ({left} are left where {wanted} are needed): make more with `holobiont-client pads \
-         prepare`, or say `--pads-empty wait`"
+        "the pads of {site} are used up ({left} of {wanted} needed are left): prepare more with \
+         `holobiont-client pads prepare`, or use `--pads-empty wait`"
     )]
     Empty {
         /// Site and direction, for the user.
@@ -63,7 +64,8 @@ pub enum PoolError {
     },
     /// The new pads would exceed the size limit.
     #[error(
-        "pads for {tokens} tokens take {wanted} bytes, and {left} are left of --pad-bytes: {fit} tokens would fit"
+        "pads for {tokens} tokens need {wanted} bytes, but {left} bytes of --pad-bytes are left: {fit} \
+         tokens would fit"
     )]
     Budget {
         /// Number of requested tokens.

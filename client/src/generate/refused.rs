@@ -12,7 +12,7 @@ pub enum GenerateError {
     #[error("the prompt is empty: write something")]
     EmptyPrompt,
     /// The prompt has a token that the model lacks.
-    #[error("token {token} is not of this model, whose vocabulary has {vocab_size}")]
+    #[error("token {token} is not in this model's vocabulary of {vocab_size} tokens")]
     UnknownToken {
         /// Id of the token.
         token: u32,
@@ -20,7 +20,7 @@ pub enum GenerateError {
         vocab_size: usize,
     },
     /// The prompt fills the whole context.
-    #[error("the prompt has {prompt} tokens and the context holds {context_length}: shorten it")]
+    #[error("the prompt has {prompt} tokens, and the context {context_length}: shorten the prompt")]
     PromptTooLong {
         /// Tokens of the prompt, with the adapter's virtual tokens.
         prompt: usize,
@@ -29,7 +29,7 @@ pub enum GenerateError {
     },
     /// The block pool is too small.
     #[error(
-        "the sequence needs {needed} KV blocks and there are {total}: raise --kv-bytes or lower --max-tokens"
+        "the sequence needs {needed} KV blocks, but there are {total}: raise --kv-bytes or lower --max-tokens"
     )]
     PoolTooSmall {
         /// Number of blocks that the sequence needs.
@@ -39,7 +39,7 @@ pub enum GenerateError {
     },
     /// The computed logits are not finite.
     #[error(
-        "what was computed after {tokens} tokens are no numbers: the adapter's weights, or the model, overflow"
+        "the logits after {tokens} tokens are not numbers: the adapter's weights, or the model, overflow"
     )]
     NotFinite {
         /// Number of tokens before the failure.

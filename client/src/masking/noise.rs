@@ -130,7 +130,7 @@ impl RotatingNoise {
         let NoiseSettings { noises, scale, rotate_rows } = settings;
         let is_scale = scale.is_finite() && scale > 0.0;
         if !is_scale || !(1..=1024).contains(&noises) || rotate_rows == 0 {
-            return Err(CallError::Masking("1 to 1024 noises of a positive scale are possible"));
+            return Err(CallError::Masking("use 1 to 1024 noises of a positive scale"));
         }
         if session.settings().dtype != Dtype::F32 {
             return Err(CallError::Masking("bf16 would round rows and noises together: use f32"));
@@ -210,7 +210,9 @@ fn usable(size: f32) -> f32 {
 fn seeded() -> Result<StdRng, CallError> {
     let mut seed = [0; 32];
     let read = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut seed));
-    read.map_err(|_| CallError::Masking("/dev/urandom gives no randomness: noise would be foreseeable"))?;
+    read.map_err(|_| {
+        CallError::Masking("/dev/urandom returned no random bytes: noise would be predictable")
+    })?;
     Ok(StdRng::from_seed(seed))
 }
 

@@ -42,7 +42,7 @@ pub(super) fn open(
         answer => answer?,
     };
     if opened.max_rows == 0 || opened.max_waiting_rows == 0 {
-        return Err(LinkError::Protocol("the executor takes calls of no rows".to_owned()));
+        return Err(LinkError::Protocol("the executor accepts no rows per call".to_owned()));
     }
     failpoint::pass("client.session_opened");
     let catalog = fetch_catalog(&mut *transport, opened.catalog_bytes)?;
@@ -79,18 +79,18 @@ pub(super) fn unexpected(asked: &str, answer: &FromLayers) -> LinkError {
         FromLayers::ChannelReady(_) => "ChannelReady",
         FromLayers::Stats(_) => "Stats",
     };
-    LinkError::Protocol(format!("{asked} was answered by {what}"))
+    LinkError::Protocol(format!("the answer to {asked} was {what}"))
 }
 
 /// Returns the bytes of an answer to `fetch`, if it is a valid answer with at least one byte.
 pub(super) fn fetched(fetch: &Fetch, answer: FromLayers) -> Result<Vec<u8>, LinkError> {
     match answer {
         FromLayers::Fetched(got) if (got.blob, got.offset) != (fetch.blob, fetch.offset) => {
-            Err(LinkError::Protocol("other bytes came than were asked for".to_owned()))
+            Err(LinkError::Protocol("the received bytes differ from those requested".to_owned()))
         }
         FromLayers::Fetched(got) if got.bytes.is_empty() || got.bytes.len() > fetch.bytes as usize => {
             let (came, asked) = (got.bytes.len(), fetch.bytes);
-            Err(LinkError::Protocol(format!("{came} bytes of a file came where {asked} were asked for")))
+            Err(LinkError::Protocol(format!("the executor sent {came} bytes of a file instead of {asked}")))
         }
         FromLayers::Fetched(got) => Ok(got.bytes),
         other => Err(unexpected("Fetch", &other)),
@@ -110,7 +110,7 @@ fn fetch_catalog(transport: &mut dyn Transport, bytes: u32) -> Result<Catalog, L
         encoded.extend(fetched(&fetch, answer)?);
     }
     let catalog = Catalog::from_bytes(&encoded)
-        .map_err(|error| LinkError::Protocol(format!("the catalog cannot be read: {error}")))?;
+        .map_err(|error| LinkError::Protocol(format!("cannot read the catalog: {error}")))?;
     check(&catalog)?;
     Ok(catalog)
 }
@@ -124,7 +124,7 @@ fn check(catalog: &Catalog) -> Result<(), LinkError> {
             .iter()
             .try_fold(0_u32, |sum, part| if fits(part.rows) { sum.checked_add(part.rows) } else { None });
         if !fits(site.columns) || !outputs.is_some_and(fits) {
-            return Err(LinkError::Protocol(format!("site {number} of the catalog has no sensible shape")));
+            return Err(LinkError::Protocol(format!("site {number} of the catalog has an invalid shape")));
         }
         if site.has_path(Path::Ring) != site.ring.is_some() {
             return Err(LinkError::Protocol(format!("site {number} of the catalog has half a ring path")));

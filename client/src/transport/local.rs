@@ -151,7 +151,7 @@ impl LocalTransport {
         };
         let ChannelReady { region_bytes, slab_bytes, depth } = ready;
         if slab_bytes < bytes {
-            return Err(broken(format!("a slab of {slab_bytes} bytes where {bytes} were asked for")));
+            return Err(broken(format!("a slab of {slab_bytes} bytes instead of {bytes}")));
         }
         let region = descriptors.pop().ok_or_else(|| broken("a channel without a descriptor"))?;
         ClientChannel::join(region, region_bytes, Geometry { slab_bytes, depth }).map_err(broken)
@@ -175,7 +175,7 @@ impl LocalTransport {
         match self.receive(Duration::ZERO)? {
             // The current call is still answered; the next one will be refused.
             None | Some((FromLayers::Draining, _)) => Ok(()),
-            Some(_) => Err(broken("an answer came that nobody asked for")),
+            Some(_) => Err(broken("an unexpected answer arrived")),
         }
     }
 }

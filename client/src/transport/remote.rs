@@ -104,7 +104,7 @@ impl Connect for RemoteConnector {
         let until = Instant::now() + SILENCE_LIMIT;
         match transport.event(until)? {
             ZmtpEvent::Ready(_) => Ok(Box::new(transport)),
-            _ => Err(LinkError::Protocol("a message came before the handshake's end".to_owned())),
+            _ => Err(LinkError::Protocol("a message arrived before the end of the handshake".to_owned())),
         }
     }
 
@@ -247,7 +247,7 @@ impl Transport for RemoteTransport {
         self.send_control(message)?;
         match self.receive()? {
             (first, second) if first == CONTROL => control(&second),
-            _ => Err(LinkError::Protocol("a reply came to no call".to_owned())),
+            _ => Err(LinkError::Protocol("a reply arrived without a call".to_owned())),
         }
     }
 
@@ -284,7 +284,7 @@ impl Transport for RemoteTransport {
                     FromLayers::Draining => {}
                     // The session ends, for instance because its key was revoked.
                     FromLayers::Refused(refused) => return Err(LinkError::Refused(refused)),
-                    _ => return Err(LinkError::Protocol("an answer came that nobody asked for".to_owned())),
+                    _ => return Err(LinkError::Protocol("an unexpected answer arrived".to_owned())),
                 },
                 message => break message,
             }
@@ -296,9 +296,7 @@ impl Transport for RemoteTransport {
         check_reply(call, &reply)?;
         if reply.status == CallStatus::Done && !rows::decode(call.dtype, &second, out) {
             let (came, wanted) = (second.len(), out.len() * call.dtype.bytes());
-            return Err(LinkError::Protocol(format!(
-                "{came} bytes of rows came where {wanted} were expected"
-            )));
+            return Err(LinkError::Protocol(format!("{came} bytes of rows arrived instead of {wanted}")));
         }
         Ok(reply)
     }

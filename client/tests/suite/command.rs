@@ -67,7 +67,7 @@ fn a_question_is_answered_over_shared_memory_with_what_is_fetched_once() {
     // A file of another model is rejected.
     let other = ask(Some(&tiny("llama-tied")));
     assert_eq!(other.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&other.stderr).contains("another model than the executor's"));
+    assert!(String::from_utf8_lossy(&other.stderr).contains("differs from the executor's model"));
 }
 
 #[test]
@@ -157,16 +157,16 @@ fn sites_are_listed_and_figures_shown_and_failures_have_exit_codes() {
     let stats = json(&run(&["stats", "--json", "--executor", place]));
     assert_eq!(stats["tenant"], "loopback");
     for (arguments, code, words) in [
-        (&["sites", "--executor", "tcp://h:1"][..], 2, "is not spoken"),
+        (&["sites", "--executor", "tcp://h:1"][..], 2, "is not supported"),
         (&["sites", "--executor", "/nowhere/at/all"], 5, "error: no executor listens on /nowhere/at/all:"),
-        (&["sites", "--executor", place, "--api-key-file", "/nowhere/key"], 3, "cannot be read"),
-        (&["generate", "--executor", place, "hello"], 3, "gives out no files"),
+        (&["sites", "--executor", place, "--api-key-file", "/nowhere/key"], 3, "cannot read /nowhere/key"),
+        (&["generate", "--executor", place, "hello"], 3, "serves no files"),
         (&["generate", "--executor", place, "--masking", "paper", "--dtype", "bf16", "hello"], 3, "no files"),
         (&["generate", "--executor", place, "--adapter", "/nowhere/adapter", "hello"], 3, "/nowhere/adapter"),
         (&["generate", "--executor", place, "--masking", "paper", "--path", "fast", "hello"], 2, "--path"),
         (&["generate", "--executor", place, "--noises", "3", "hello"], 2, "--noises"),
         (&["generate", "--executor", place, "--noise-rows", "3", "hello"], 2, "--noise-rows"),
-        (&["generate", "--executor", place, "--verify", "hello"], 2, "only exact answers"),
+        (&["generate", "--executor", place, "--verify", "hello"], 2, "exact answers only"),
         (&["generate", "--executor", place, "--masking", "paper", "--pad-rows", "hello"], 2, "--pad-rows"),
         (&["generate", "--executor", place, "--raw", "--system", "Be brief.", "hello"], 2, "--system"),
         (&["frobnicate"], 2, "unrecognized"),

@@ -116,7 +116,7 @@ pub(super) fn reports() -> Vec<Seed> {
         "empty",
         "registered",
         json!({ "tag": 1, "content": null }),
-        Some("left out"),
+        Some("omits adapters"),
     );
     with("answers without an end", NUMBERS, "answer_tokens", json!(1e308), None);
     with("a long queue", NUMBERS, "queued", json!(u64::MAX), None);

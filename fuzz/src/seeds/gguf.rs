@@ -202,14 +202,14 @@ fn shapes(make: &mut Maker) {
         "dimensions whose product wraps",
         SHAPES,
         tensor(&[1 << 32, 1 << 32], 0),
-        "elements than fit",
+        "too many elements",
     );
     let wraps_to_4 = tensor(&[(1 << 62) + 1, 4, 1], 0);
-    make.refused("dimensions whose product wraps to 4", SHAPES, wraps_to_4, "elements than fit");
+    make.refused("dimensions whose product wraps to 4", SHAPES, wraps_to_4, "too many elements");
     make.refused("an empty dimension", PADDING, tensor(&[0, 4], 0), "empty dimension");
     make.refused("no dimension at all", PADDING, tensor(&[], 0), "empty dimension");
     make.refused("five dimensions", SHAPES, tensor(&[1; 5], 0), "dimensions of a tensor");
-    make.refused("half a quantized block", SHAPES, tensor(&[31], 2), "whole blocks");
+    make.refused("half a quantized block", SHAPES, tensor(&[31], 2), "incomplete blocks");
     make.refused("a tensor type out of range", SHAPES, tensor(&[32], u32::MAX), "type number 4294967295");
     make.refused("a tensor type that was removed", SHAPES, tensor(&[32], 4), "type number 4");
     let twice = File::default().zeros("t", &[8]).zeros("t", &[8]).bytes();
@@ -302,7 +302,7 @@ pub(super) fn tokenizers() -> Vec<Seed> {
         "a special token beyond the vocabulary",
         "CVE-2026-93840 (ids beyond)",
         end,
-        "which is no token",
+        "which is not a token",
     );
     let chain: Vec<String> = (1..=512).map(|length| "a".repeat(length)).collect();
     let merges: Vec<String> = (1..512).map(|length| format!("{} a", "a".repeat(length))).collect();
@@ -351,6 +351,6 @@ pub(super) fn adapters() -> Vec<Seed> {
         lora().zeros("blk.0.attn_q.weight.lora_a", &[8]).zeros("blk.0.attn_q.weight.lora_b", &[1, 8]);
     make.bounded("an A that is a vector", SHAPES, vector.bytes());
     let rest = pair(lora(), 4).zeros("other", &[1]).bytes();
-    make.refused("a tensor of no layer", "silent ignorance", rest, "changes nothing");
+    make.refused("a tensor of no layer", "silent ignorance", rest, "adapters cannot change");
     make.seeds
 }

@@ -60,7 +60,7 @@ pub(super) fn files() -> Vec<Seed> {
     let foreign = StoreLayout { fingerprint: [8; 32], ..LAYOUT };
     make.refused("blocks of another model", FORMAT, image(&foreign, 4), "Other");
     make.refused("another version", FORMAT, with(8, &[9]), "OtherVersion { version: 9 }");
-    make.refused("another file", FORMAT, with(0, b"GGUF"), "does not hold KV blocks");
+    make.refused("another file", FORMAT, with(0, b"GGUF"), "is not a file of KV blocks");
     make.refused("a beginning cut in the middle", FORMAT, entries[..50].to_vec(), "Damaged");
     make.refused("zeroes", FORMAT, vec![0; 8192], "Nothing");
     make.refused("nothing", FORMAT, Vec::new(), "Nothing");

@@ -49,7 +49,7 @@ pub(super) fn files() -> Vec<Seed> {
         "a field twice",
         TWICE,
         b"{\"text\":\"ab\",\"text\":\"cd\"}".to_vec(),
-        "'text' is there twice",
+        "'text' appears twice",
     );
     make.refused("a second kind", TWICE, lines(&[turns(1, "a"), json!({"text": "ab"})]), "lines of one kind");
     make.refused("UTF-16", NO_TEXT, b"\xff\xfe{\0}\0".to_vec(), "byte 1 is not UTF-8");
@@ -57,12 +57,12 @@ pub(super) fn files() -> Vec<Seed> {
     make.refused("100,000 deep", BOMBS, "[".repeat(100_000).into_bytes(), "32 deep");
     make.refused("a line of two mebibytes", BOMBS, vec![b' '; 2 << 20], "more than 1048576 bytes");
     make.refused("10,000 faults", BOMBS, b"{}\n".repeat(10_000), "and 9980 more");
-    make.refused("2,000 turns", BOMBS, lines(&[turns(2_000, "Yes")]), "4096 are allowed");
+    make.refused("2,000 turns", BOMBS, lines(&[turns(2_000, "Yes")]), "the limit is 4096");
     make.refused(
         "a text of 100,000 letters",
         BOMBS,
         lines(&[json!({"text": "a".repeat(100_000)})]),
-        "4096 are allowed",
+        "the limit is 4096",
     );
     make.bounded("100 turns that do not fit", BOMBS, lines(&[turns(100, "\n")]));
     make.seeds

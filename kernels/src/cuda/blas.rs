@@ -40,20 +40,21 @@ const MAX_PLANS: usize = 4096;
 pub enum BlasError {
     /// The library was not found.
     #[error(
-        "cuBLASLt (libcublasLt.so.13 or .12) is not to be found; install it, or name its folder in \
-         HOLOBIONT_CUDA_LIBRARIES: prompts are read faster with it"
+        "cuBLASLt (libcublasLt.so.13 or .12) is missing; install it, or set HOLOBIONT_CUDA_LIBRARIES to \
+         its folder: prefill is faster with it"
     )]
     NotFound,
     /// The library lacks a function.
     #[error(
-        "the cuBLASLt found has no {symbol}; install that of CUDA 12 or 13, or name its folder in HOLOBIONT_CUDA_LIBRARIES"
+        "the installed cuBLASLt has no {symbol}; install that of CUDA 12 or 13, or set \
+         HOLOBIONT_CUDA_LIBRARIES to its folder"
     )]
     TooOld {
         /// Name of the missing function.
         symbol: String,
     },
     /// The library could not be initialized.
-    #[error("cuBLASLt does not start ({reason}); install the one that belongs to the driver")]
+    #[error("cuBLASLt does not start ({reason}); install the version that belongs to the driver")]
     Refused {
         /// Status that the library returned.
         reason: String,

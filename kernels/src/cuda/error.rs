@@ -8,19 +8,17 @@ use cudarc::driver::sys::{self, CUresult};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CudaError {
     /// The machine has no NVIDIA driver.
-    #[error(
-        "this machine has no NVIDIA driver (libcuda.so.1 is not to be found); install one, or use --device cpu"
-    )]
+    #[error("this machine has no NVIDIA driver (libcuda.so.1 is missing); install one, or use --device cpu")]
     NoDriver,
     /// The driver is installed but cannot be used.
-    #[error("the NVIDIA driver cannot be used: {reason}; see whether nvidia-smi works, or use --device cpu")]
+    #[error("cannot use the NVIDIA driver: {reason}; check the output of nvidia-smi, or use --device cpu")]
     Driver {
         /// Description from the driver.
         reason: String,
     },
     /// No device has the requested ordinal.
     #[error(
-        "there is no cuda:{ordinal}: the driver shows {found} GPUs; name one of them, or use --device cpu"
+        "there is no cuda:{ordinal}: the driver reports {found} GPUs; choose one of them, or use --device cpu"
     )]
     NoDevice {
         /// Ordinal that was requested.
@@ -44,7 +42,8 @@ pub enum CudaError {
     },
     /// The device is in exclusive or prohibited compute mode.
     #[error(
-        "cuda:{ordinal} takes no further program: its compute mode gives it to one at a time, or forbids them (nvidia-smi -q -d COMPUTE shows it); end what uses it, or use --device cpu"
+        "cuda:{ordinal} accepts no further program: its compute mode is exclusive or prohibited (see \
+         nvidia-smi -q -d COMPUTE); end the program that uses it, or use --device cpu"
     )]
     Taken {
         /// Ordinal of the device.
@@ -52,7 +51,8 @@ pub enum CudaError {
     },
     /// The driver rejects the compiled kernels.
     #[error(
-        "the driver does not take the kernels of `{module}`: {reason}; driver 570 or newer is needed, or use --device cpu"
+        "the driver does not accept the kernels of `{module}`: {reason}; install driver 570 or newer, or \
+         use --device cpu"
     )]
     Module {
         /// Name of the kernel source, without its extension.
@@ -62,7 +62,8 @@ pub enum CudaError {
     },
     /// An allocation exceeds the free memory of the device.
     #[error(
-        "the GPU has no {bytes} bytes free ({free_bytes} are); lower --kv-bytes or --device-adapter-bytes, or end what else uses the GPU"
+        "the GPU has less than {bytes} bytes free ({free_bytes} bytes); lower --kv-bytes or \
+         --device-adapter-bytes, or end other programs on the GPU"
     )]
     OutOfMemory {
         /// Bytes that were requested.
@@ -72,7 +73,8 @@ pub enum CudaError {
     },
     /// The host cannot lock enough memory.
     #[error(
-        "the host has no {bytes} bytes that may be locked for the GPU; free memory of the host, or raise the limit on locked memory"
+        "the host cannot lock {bytes} bytes for the GPU; free host memory, or raise the limit of locked \
+         memory"
     )]
     NoLockedMemory {
         /// Bytes that were requested.
@@ -80,14 +82,15 @@ pub enum CudaError {
     },
     /// A driver call found no memory, on the device or in the driver.
     #[error(
-        "the GPU has no memory left to {what}; lower --kv-bytes or --device-adapter-bytes, or end what else uses the GPU"
+        "the GPU has no memory left to {what}; lower --kv-bytes or --device-adapter-bytes, or end other \
+         programs on the GPU"
     )]
     NoMemoryTo {
         /// Operation that was attempted.
         what: &'static str,
     },
     /// The device is lost for this process: every later call fails.
-    #[error("the GPU failed while it was to {what}: {reason}; the process must start anew")]
+    #[error("the GPU failed to {what}: {reason}; restart the process")]
     Lost {
         /// Operation that was attempted.
         what: &'static str,

@@ -89,7 +89,7 @@ enum SimulatorCommand {
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
     /// The value of an option is out of range.
-    #[error("{0} has a value that it cannot have; see --help")]
+    #[error("{0} has an invalid value; see --help")]
     Option(&'static str),
     /// The cost file cannot be used.
     #[error(transparent)]

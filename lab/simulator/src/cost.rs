@@ -97,7 +97,7 @@ pub enum CostError {
     #[error("cannot read the cost model {0}; give a path to a JSON file, or a --preset")]
     Read(String, #[source] io::Error),
     /// The file is not a cost model in JSON.
-    #[error("{0} is no cost model; `holobiont-simulator costs` prints one to begin with")]
+    #[error("{0} is not a cost model; `holobiont-simulator costs` prints an example")]
     Parse(String, #[source] serde_json::Error),
     /// A value is negative, not finite, or 0 where it must be positive.
     #[error("{0} of the cost model must be a positive number")]

@@ -333,7 +333,7 @@ fn what_can_never_fit_is_refused_at_once() {
     let error =
         Engine::new(setup, &workload(vec![talk(Duration::ZERO, 1, vec![conversation_turn(1000, 1)])]))
             .unwrap_err();
-    assert!(error.to_string().contains("never fits into 20 blocks"), "{error}");
+    assert!(error.to_string().contains("do not fit into 20 blocks"), "{error}");
     let mut out = Vec::new();
     let cli = SimulatorCli::try_parse_from(["holobiont-simulator", "run", "--drift", "2"]).unwrap();
     assert!(cli.run(&mut out).unwrap_err().to_string().starts_with("--drift"));

@@ -54,7 +54,7 @@ fn an_image_that_is_none_is_rejected_by_name_and_the_worker_goes_on() {
     assert!(reason.contains("64"), "{reason}");
     peer.offer(3, &image).unwrap();
     let reason = peer.offer(3, &image).unwrap_err();
-    assert_eq!(reason, "image 3 is mapped already; offer each number once");
+    assert_eq!(reason, "image 3 is mapped already; use each image number once");
     let work = SliceWork::of(&SHAPE, 1);
     assert_eq!(bits(&executor.compute(3, &work)), bits(&work.expected(&image)));
 }

@@ -266,7 +266,7 @@ fn an_executor_that_speaks_out_of_turn_is_left_and_asked_again() {
     works(&mut executor, &peer);
     worker.signal(Signal::TERM);
     assert_eq!(worker.code(), Some(0));
-    assert!(worker.log().contains("the executor sent a withdrawal where none belongs"));
+    assert!(worker.log().contains("the executor sent a withdrawal at the wrong time"));
 }
 
 /// Ends a worker in each supported way, and expects exit code 0.

@@ -196,9 +196,9 @@ fn systemd_is_told_what_a_worker_does() {
     systemd.hears("WATCHDOG=1");
     let executor = BoardExecutor::new(&place);
     let peer = executor.seat();
-    systemd.hears("STATUS=seated, with 0 adapters");
+    systemd.hears("STATUS=ready, with 0 adapters");
     peer.offer(1, &adapter(1, &[SHAPE])).unwrap();
-    systemd.hears("STATUS=seated, with 1 adapters");
+    systemd.hears("STATUS=ready, with 1 adapters");
     systemd.hears("WATCHDOG=1");
     drop((peer, executor));
     systemd.hears("STATUS=waiting for an executor");

@@ -137,7 +137,7 @@ fn a_gpu_that_another_program_has_for_itself_is_told_in_a_line_that_offers_the_c
     }
     let model = small_model();
     let text = refusal(&plan(model.path(), "cuda:0").environment("CUDA_ON_CPU_REFUSE", "opening"));
-    assert!(text.contains("cuda:0 takes no further program") && text.contains("--device cpu"), "{text}");
+    assert!(text.contains("cuda:0 accepts no further program") && text.contains("--device cpu"), "{text}");
 }
 
 #[test]
@@ -220,9 +220,7 @@ fn what_does_not_fit_into_a_gpus_memory_is_told_with_all_figures_before_anything
     }
     let model = small_model();
     let text = refusal(&plan(model.path(), "cuda:0").set("KV_BYTES", "999999GiB"));
-    for part in
-        ["cuda:0 has", "for weights", "for keys, values and adapters (--device-bytes)", "--device cpu"]
-    {
+    for part in ["cuda:0 has", "for weights", "for KV cache and adapters (--device-bytes)", "--device cpu"] {
         assert!(text.contains(part), "{part} is not in: {text}");
     }
 }

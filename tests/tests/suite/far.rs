@@ -152,7 +152,7 @@ fn only_a_listed_certificate_drives_an_executor_from_afar() {
             for ask in [RemoteRequest::Tunnel, staged_files_request(&[(FileName::Gguf, 1)])] {
                 let (mut stream, said) = far.raw(client, &ask).expect("it says why");
                 let RemoteReply::Refused(why) = said else { panic!("{client:?} was let in: {said:?}") };
-                let part = client.map_or("must show a certificate", |_| "'alice' drives no executor");
+                let part = client.map_or("needs a certificate", |_| "'alice' may not use this executor");
                 assert!(why.contains(part), "{why}");
                 assert_eq!(stream.read(&mut [0; 16]).unwrap_or(0), 0, "nothing more is said");
             }
@@ -168,7 +168,7 @@ fn only_a_listed_certificate_drives_an_executor_from_afar() {
         let closed = RemoteExecutor::closed();
         let deployment = closed.of(DeploymentPlan::bare().executors(&["near"]).workers(0), "far").start();
         let detail = || executors(&deployment.client)[FAR]["detail"].as_str().map(str::to_owned);
-        eventually("one is told why", || detail().is_some_and(|why| why.contains("lets no gateway in")));
+        eventually("one is told why", || detail().is_some_and(|why| why.contains("accepts no gateways")));
         assert!(deployment.stop().success());
     });
 }
@@ -190,10 +190,10 @@ fn files_that_are_none_of_an_adapter_harm_nobody() {
             let (_, said) = far.raw(Some(GATEWAY), ask).expect("it says why");
             assert!(matches!(&said, RemoteReply::Refused(why) if why.contains(part)), "{said:?}");
         };
-        refused(&staged_files_request(&[(FileName::Gguf, 65 << 20)]), "this executor takes");
+        refused(&staged_files_request(&[(FileName::Gguf, 65 << 20)]), "the limit of this executor is");
         refused(
             &staged_files_request(&[(FileName::Config, 2 << 20), (FileName::Weights, 1)]),
-            "this executor takes",
+            "the limit of this executor is",
         );
         refused(&staged_files_request(&[(FileName::Weights, 1)]), "one or two files");
         refused(&staged_files_request(&[]), "one or two files");
@@ -203,7 +203,7 @@ fn files_that_are_none_of_an_adapter_harm_nobody() {
         assert_eq!(said, RemoteReply::Admitted);
         wrong.write_all(&[b"{}abc".as_slice(), &[0; 32]].concat()).expect("it is taken");
         let said = answer(&mut wrong).expect("it says why");
-        assert!(matches!(&said, RemoteReply::Refused(why) if why.contains("not those")), "{said:?}");
+        assert!(matches!(&said, RemoteReply::Refused(why) if why.contains("do not match")), "{said:?}");
 
         let (mut cut, _) = far.raw(Some(GATEWAY), &ask).expect("it is let in");
         cut.write_all(b"{").expect("it is taken");
@@ -212,7 +212,7 @@ fn files_that_are_none_of_an_adapter_harm_nobody() {
         slow.write_all(b"{}a").expect("it is taken");
         eventually("a file that does not come is not waited for", || far.lent() == 0);
         let said = answer(&mut slow).expect("it says why");
-        assert!(matches!(&said, RemoteReply::Refused(why) if why.contains("nothing came")), "{said:?}");
+        assert!(matches!(&said, RemoteReply::Refused(why) if why.contains("no data arrived")), "{said:?}");
 
         traffic.check();
         let before = traffic.tally.answered.load(Ordering::Relaxed);

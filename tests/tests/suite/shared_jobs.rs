@@ -68,7 +68,7 @@ fn a_job_whose_host_is_lost_goes_on_on_another_to_the_same_bits() {
         lost.kill_supervisor();
         assert_eq!(jobs::generation(&left.client, &id), whole);
         let said = jobs::said(&left.client, &id);
-        assert!(said.iter().any(|said| said.starts_with("going on after step ")), "{said:?}");
+        assert!(said.iter().any(|said| said.starts_with("continuing after step ")), "{said:?}");
         let answers = ["public/moved", "public/whole"].map(|model| jobs::answer(&left.client, model));
         assert_eq!(answers[0], answers[1]);
         let results = jobs::job(&left.client, &id).expect("it is known")["result_files"].clone();
@@ -107,14 +107,14 @@ fn files_and_jobs_are_the_same_through_every_host_and_a_job_obeys_through_any() 
         let back = door.place().home().join("back").display().to_string();
         let moving = ["registry", "move", "--from", &postgres.url(), "--to", &back, "--store", &bucket.url()];
         let (moved, said) = fixtures::holobiont(&moving, &bucket.variables());
-        assert!(!moved && said.contains("1 fine-tuning jobs that have not ended"), "{said}");
+        assert!(!moved && said.contains("1 unfinished fine-tuning jobs"), "{said}");
         jobs::wait_for_checkpoint(&door.client, &id);
         let step = jobs::job(&door.client, &id).expect("it is known")["step"].clone();
         assert_eq!(jobs::request_action(&door.client, &id, "resume"), "queued");
         assert!(jobs::made(&door.client, &id, step.as_u64().expect("a step") + 1));
         let said = jobs::said(&trains.client, &id);
         assert_eq!(said, jobs::said(&door.client, &id));
-        assert!(said.iter().any(|said| *said == format!("going on after step {step}")), "{said:?}");
+        assert!(said.iter().any(|said| *said == format!("continuing after step {step}")), "{said:?}");
         assert_eq!(jobs::request_action(&door.client, &id, "cancel"), "cancelled");
         eventually("its trainer stops", || trains.trainers().is_empty());
         only_files_stay(&bucket, 0);
@@ -220,7 +220,7 @@ fn a_bucket_that_is_gone_and_then_has_another_checkpoint_costs_steps_and_no_bit(
         assert_eq!(jobs::request_action(&free.client, &id, "resume"), "queued");
         assert_eq!(jobs::generation(&free.client, &id), whole);
         let said = jobs::said(&free.client, &id);
-        assert!(said.iter().any(|said| said.contains("begins anew")), "{said:?}");
+        assert!(said.iter().any(|said| said.contains("starts over")), "{said:?}");
         only_files_stay(&bucket, 3);
         assert!(free.stop().success());
     });
@@ -248,7 +248,7 @@ fn a_host_that_stops_for_a_while_has_lost_its_job_and_says_no_more_of_it() {
         eventually("the first gives it up", || held.trainers().is_empty());
         assert_eq!(jobs::generation(&free.client, &id), whole);
         let said = jobs::said(&held.client, &id);
-        let taken = said.iter().filter(|said| said.starts_with("going on after step ")).count();
+        let taken = said.iter().filter(|said| said.starts_with("continuing after step ")).count();
         assert_eq!(taken, 1, "{said:?}");
         only_files_stay(&bucket, 3);
         assert!(held.stop().success() && free.stop().success());

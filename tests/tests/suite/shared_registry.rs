@@ -195,7 +195,7 @@ fn a_check_looks_at_registry_and_bucket_and_shows_no_password() {
         };
         let (well, said) = checked(&file(&postgres.url()), &bucket);
         assert!(
-            well && said.contains("no registry yet") && said.contains("written, read and removed"),
+            well && said.contains("no registry yet") && said.contains("wrote, read and removed"),
             "{said}"
         );
         let secret = postgres.url().replace("fleet@", "fleet:secret@");
@@ -204,6 +204,9 @@ fn a_check_looks_at_registry_and_bucket_and_shows_no_password() {
         bucket.wire.set(ResponseFault::Gone);
         postgres.stop();
         let (well, said) = checked(&file(&postgres.url()), &bucket);
-        assert!(!well && said.contains("cannot be reached") && said.contains("cannot be used now"), "{said}");
+        assert!(
+            !well && said.contains("cannot reach the registry") && said.contains("cannot be used now"),
+            "{said}"
+        );
     });
 }

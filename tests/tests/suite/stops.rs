@@ -101,9 +101,9 @@ fn an_executor_that_stays_stopped_is_replaced_and_every_token_stays_golden() {
         eventually("clients are answered again", || traffic.tally.answered.load(Ordering::Relaxed) > before);
         traffic.finish();
         let log = deployment.log();
-        let causes: Vec<_> = log.lines().filter(|line| line.contains("gave no sign of life")).collect();
+        let causes: Vec<_> = log.lines().filter(|line| line.contains("sent no heartbeat")).collect();
         assert!(
-            matches!(causes.as_slice(), [line] if line.contains("base-executor") && line.contains("starting it again")),
+            matches!(causes.as_slice(), [line] if line.contains("base-executor") && line.contains("restarting it")),
             "the cause stands in the line that says so, and nobody else was silent: {causes:?}"
         );
         assert!(deployment.stop().success());

@@ -200,7 +200,7 @@ fn faulty_data_are_told_by_line_and_another_jobs_checkpoint_is_refused() {
         assert_eq!(child.wait().expect("it is ours").code(), Some(143), "it says what ended it");
         let (_, code, complaint) = job.run("first", &["--resume", "--weight-decay", "0.5"]);
         assert_eq!(code, Some(2));
-        assert!(complaint.contains("its plan is another"), "{complaint}");
+        assert!(complaint.contains("a job with a different plan"), "{complaint}");
         let data = job.path("data.jsonl");
         let text = fs::read_to_string(&data).expect("data");
         fs::write(&data, format!("{text}{{\"messages\": []}}\nnot JSON\n")).expect("data are written");

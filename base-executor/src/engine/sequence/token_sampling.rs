@@ -124,7 +124,8 @@ impl<A> Sequence<A> {
         let whose =
             if self.adapted.is_some() { "the adapter's weights overflow" } else { "the model overflows" };
         let message = format!(
-            "what was computed after {} tokens are no numbers: {whose}; try it with `holobiont adapters check --probe`",
+            "the logits after {} tokens are not numbers: {whose}; test it with `holobiont adapters check \
+             --probe`",
             self.tokens.len() - self.task.virtual_tokens
         );
         WireError { code: ErrorCode::NotFinite, message }

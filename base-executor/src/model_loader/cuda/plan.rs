@@ -86,9 +86,10 @@ impl fmt::Display for InsufficientGpuMemory {
         let (pool, least) = (pool.unwrap_or(*least_pool), if pool.is_none() { "at least " } else { "" });
         write!(
             f,
-            "{device} has {} of {} free, but {} are needed: {} for weights, {} for passes (less with a lower \
-             --chunk-tokens or --max-running), {least}{} for keys, values and adapters (--device-bytes); lower one of them, \
-             take a smaller model, end what else uses the GPU, or use --device cpu",
+            "{device} has {} of {} free, but {} are needed: {} for weights, {} for passes \
+             (--chunk-tokens, --max-running), {least}{} for KV cache and adapters (--device-bytes); \
+             lower one of these options, use a smaller model, stop other programs on the GPU, or use \
+             --device cpu",
             HumanBytes(*free),
             HumanBytes(*total),
             HumanBytes(plan.all()),
@@ -177,13 +178,13 @@ mod tests {
         for part in [
             "cuda:0 has 10.00 GiB of 24.00 GiB free",
             "12.55 GiB for weights",
-            "16.00 GiB for keys, values and adapters",
+            "16.00 GiB for KV cache and adapters",
             "--device cpu",
         ] {
             assert!(error.contains(part), "{part} is not in: {error}");
         }
         assert!(!error.contains('\n'));
         let least = plan(&[]).check(DEVICE, 1 << 30, 24 << 30).unwrap_err().to_string();
-        assert!(least.contains("at least 8.0 MiB for keys, values and adapters"), "{least}");
+        assert!(least.contains("at least 8.0 MiB for KV cache and adapters"), "{least}");
     }
 }

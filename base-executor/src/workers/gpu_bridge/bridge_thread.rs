@@ -160,9 +160,7 @@ impl<W: BridgeMemory> BridgeThread<W> {
         if catch_unwind(AssertUnwindSafe(|| what(self))).is_ok() {
             return;
         }
-        tracing::error!(
-            "the thread between the device and its workers panicked; the pass fails, the next goes on"
-        );
+        tracing::error!("the bridge thread panicked; this pass fails, and the next one continues");
         self.has_failed = true;
         // Keeps workers from continuing with the job.
         let _ = catch_unwind(AssertUnwindSafe(|| self.assistant.end_pass()));

@@ -33,16 +33,17 @@ impl CudaBridgeMemory {
         slab: ActivationSlab,
         sums_elements: usize,
     ) -> anyhow::Result<Self> {
-        let registered = "the workers' board cannot be registered with the GPU";
+        let registered = "cannot register the workers' board with the GPU";
         let words: HostWords = Arc::new(slab);
         let slab = match HostMapping::register(cuda, Arc::clone(&words)) {
             Err(reason @ (CudaError::Refused { .. } | CudaError::NoLockedMemory { .. })) => {
-                tracing::warn!(%reason, "the GPU hands rows to workers through the host, which is slower");
+                tracing::warn!(%reason, "rows travel from the GPU to workers through host memory, which \
+                    is slower");
                 HostMapping::unregistered(cuda, words)
             }
             slab => slab.context(registered)?,
         };
-        let locked = "there is no memory that the GPU and its workers could share";
+        let locked = "cannot allocate memory that the GPU and its workers share";
         let word = || Signal::new(cuda).context(locked);
         Ok(Self {
             slab,

@@ -87,9 +87,15 @@ impl BridgeMemory for HostBridgeMemory {
 
 pub(super) enum StreamOp {
     /// Writes rows into the slab and signals the bridge.
-    Ask { number: u32, x: Vec<f32> },
+    Ask {
+        number: u32,
+        x: Vec<f32>,
+    },
     /// Waits for an answer, reads the sums and overwrites them.
-    Add { number: u32, elements: usize },
+    Add {
+        number: u32,
+        elements: usize,
+    },
     Sleep(Duration),
     Report,
 }

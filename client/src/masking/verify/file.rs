@@ -39,7 +39,7 @@ pub enum WriteError {
     #[error("the checks cannot be written as safetensors")]
     Tensors(#[from] SafeTensorError),
     /// The disk fails, or the file exists already.
-    #[error("{path} cannot be written: {source}; name a file that there is not, where there is room")]
+    #[error("cannot write {path}: {source}; name a new file on a disk with free space")]
     File {
         /// Path, as the user wrote it.
         path: String,

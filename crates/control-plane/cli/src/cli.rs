@@ -42,16 +42,16 @@ use crate::{
 pub struct HolobiontCli {
     #[command(subcommand)]
     command: HolobiontCommand,
-    /// Data and errors as JSON; the body as it came where the gateway was asked
+    /// Prints data and errors as JSON; answers of the gateway are printed unchanged
     #[arg(long, global = true)]
     json: bool,
-    /// No progress and no hints
+    /// Prints no progress and no hints
     #[arg(long, short, global = true)]
     quiet: bool,
-    /// Requests to the gateway, and errors in full
+    /// Prints requests to the gateway, and errors in full
     #[arg(long, short, global = true, conflicts_with = "quiet")]
     verbose: bool,
-    /// Where colours are wanted
+    /// When the output has colours
     #[arg(long, global = true, value_enum, value_name = "WHEN", default_value_t = ColorChoice::Auto)]
     color: ColorChoice,
     /// Answers every question with yes
@@ -67,31 +67,31 @@ enum HolobiontCommand {
     /// Stops a running deployment, in order
     #[command(visible_alias = "stop", after_help = exit::HELP)]
     Down(StateArguments),
-    /// Brings a model to this machine and prints its path
+    /// Downloads a model and prints its path
     #[command(after_help = exit::HELP)]
     Pull(PullArguments),
-    /// Talks to the base or an adapter of a running gateway
+    /// Chats with the base or an adapter of a running gateway
     #[command(visible_alias = "run", after_help = exit::HELP)]
     Chat(ToGateway<ChatArguments>),
-    /// Lists models on disk and, if a gateway answers, what it serves
+    /// Lists models on disk, and those that a running gateway serves
     #[command(visible_alias = "list", after_help = exit::HELP)]
     Ls(ToGateway<LsArguments>),
     /// Shows the base and the adapters that are resident or in use
     #[command(after_help = exit::HELP)]
     Ps(ToGateway<PsArguments>),
-    /// Shows what a deployment does as it does it: tokens, waits, memory, executors, adapters
+    /// Shows live figures of a deployment: tokens, waits, memory, executors, adapters
     #[command(after_help = exit::HELP)]
     Top(ToGateway<TopArguments>),
-    /// Shows what a deployment does, where it computes adapters, and what waiting cost
+    /// Shows the state of a deployment: requests, adapters, memory, executors, waiting times
     #[command(after_help = exit::HELP)]
     Status(ToGateway<StatusArguments>),
-    /// Shows what each service class was promised, what it saw, and who waits
+    /// Shows the SLO targets of each service class, measured latencies, and who waits
     #[command(after_help = exit::HELP)]
     Slo(ToGateway<SloArguments>),
-    /// Keeps new requests from one of several executors, and returns when it has none
+    /// Stops new requests to one of several executors, and waits until its running requests end
     #[command(after_help = exit::HELP)]
     Drain(ToGateway<DrainArguments>),
-    /// Lets a drained executor have requests again
+    /// Sends new requests to a drained executor again
     #[command(after_help = exit::HELP)]
     Undrain(ToGateway<DrainArguments>),
     /// Shows everything known about a model or an adapter
@@ -106,25 +106,25 @@ enum HolobiontCommand {
     /// Checks a deployment file and everything it names, without starting it
     #[command(after_help = exit::HELP)]
     Check(CheckArguments),
-    /// Says what of this machine helps or hinders
+    /// Checks hardware, system limits and configuration of this machine
     #[command(after_help = exit::HELP)]
     Doctor(DoctorArguments),
-    /// Tells what a load would see on a number of executors, and how many it needs
+    /// Predicts the latency of a load on N executors, and how many executors it needs
     #[command(after_help = exit::HELP)]
     Simulate(SimulateArguments),
     /// Measures a running gateway under load
     #[command(after_help = exit::HELP)]
     Bench(ToGateway<BenchArguments>),
-    /// Shows what a deployment said, all of it or about one request
+    /// Shows the log of a deployment, or its lines about one request
     #[command(after_help = exit::HELP)]
     Logs(LogsArguments),
     /// Makes, lists and revokes API keys
     #[command(subcommand, after_help = exit::HELP)]
     Key(KeyCommand),
-    /// Moves a registry between one host and what many hosts share
+    /// Copies the adapter registry between one host and a shared database
     #[command(subcommand, after_help = exit::HELP)]
     Registry(RegistryCommand),
-    /// Makes certificates for renting base layers over TLS
+    /// Makes TLS certificates for the layer service and its clients
     #[command(after_help = exit::HELP)]
     Cert(CertArguments),
     /// Prints a completion script for a shell

@@ -13,15 +13,15 @@ Exit codes:
   2  usage: the command line or the configuration is wrong
   3  not found: a model, an adapter, a file or a program
   4  conflict: a port, a state directory or a name is taken
-  5  unavailable: nobody answers, or not now
-  6  refused: the caller may not do this
+  5  unavailable: no answer, or too busy now
+  6  refused: the user or the API key lacks the permission
 
 Environment:
-  HOLOBIONT_HOME     where models and state live (~/.local/share/holobiont)
+  HOLOBIONT_HOME     directory of models and state (~/.local/share/holobiont)
   HOLOBIONT_URL      the gateway that commands talk to (http://127.0.0.1:8080)
-  HOLOBIONT_API_KEY  the key they show it
-  HOLOBIONT_<OPTION>  sets what the option of `up` sets, as HOLOBIONT_MAX_RUNNING for --max-running
-  NO_COLOR           no colours; CLICOLOR_FORCE: colours also into a pipe";
+  HOLOBIONT_API_KEY  the API key that commands send
+  HOLOBIONT_<OPTION>  the value of an option of `up`, as HOLOBIONT_MAX_RUNNING for --max-running
+  NO_COLOR           no colours; CLICOLOR_FORCE sets colours in a pipe too";
 
 /// Error with an exit code and a next step. `Display` gives the cause, and the sources give the reason.
 pub(crate) trait Explain: Error {

@@ -47,7 +47,7 @@ impl ModelFormat {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FindError {
     /// No name was given, and the models directory does not hold exactly one model.
-    #[error("no model was named, and {directory} holds {found}")]
+    #[error("name a model: {directory} holds {found}")]
     NotNamed {
         directory: PathBuf,
         /// Names of the models in the directory, or "no models".

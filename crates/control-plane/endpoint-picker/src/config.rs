@@ -60,20 +60,19 @@ pub struct Args {
 #[derive(Debug, thiserror::Error)]
 pub enum PickerConfigError {
     /// An endpoint is not a host with a port.
-    #[error("--picker-endpoints '{0}' is no HOST:PORT; give a name or an address with a port")]
+    #[error("--picker-endpoints '{0}' is not HOST:PORT; write a name or an address with a port")]
     Endpoint(String),
     /// Hosts would count as stale before their next report.
-    #[error(
-        "--picker-stale-ms {stale_ms} is not longer than --picker-interval-ms {interval_ms}; give it more"
-    )]
+    #[error("--picker-stale-ms {stale_ms} must be longer than --picker-interval-ms {interval_ms}; raise it")]
     Stale { stale_ms: u64, interval_ms: u64 },
-    #[error("--picker-key-file '{}' cannot be read: {reason}", path.display())]
+    #[error("cannot read --picker-key-file '{}': {reason}", path.display())]
     KeyFile { path: PathBuf, reason: io::Error },
     /// The file holds no usable key.
-    #[error("--picker-key-file '{}' holds no key: one line of at most {MAX_KEY_BYTES} bytes, as 'holobiont key add' printed it", .0.display())]
+    #[error("--picker-key-file '{}' has no key; write one line of at most {MAX_KEY_BYTES} bytes, as \
+             'holobiont key add' printed it", .0.display())]
     Key(PathBuf),
     /// The limit exceeds the address space.
-    #[error("--picker-max-body-bytes is more than this machine can have; give it less")]
+    #[error("--picker-max-body-bytes is more than this machine can address; lower it")]
     Body,
 }
 

@@ -45,9 +45,9 @@ const MAX_SUBSET: usize = 4_096;
 /// A message that is not allowed at its position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum UnexpectedMessage {
-    #[error("the message has no part of a request that is known here")]
+    #[error("the message has no known part of a request")]
     Nothing,
-    #[error("a part of the request came before its head")]
+    #[error("a part of the request arrived before its head")]
     NoHead,
 }
 

@@ -51,7 +51,7 @@ async fn ready(State(picker): State<Arc<Picker>>) -> Response {
     if picker.is_ready() {
         return Json(json!({ "status": "ready" })).into_response();
     }
-    let body = json!({ "status": "loading", "detail": "no host has said that it is ready" });
+    let body = json!({ "status": "loading", "detail": "no gateway is ready" });
     (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response()
 }
 
@@ -83,8 +83,9 @@ impl UnaryService<HealthCheckRequest> for HealthService {
             "" | "liveness" => true,
             "readiness" | PROCESSOR => self.0.is_ready(),
             other => {
-                let message =
-                    format!("there is no service '{other}'; there are liveness, readiness and {PROCESSOR}");
+                let message = format!(
+                    "there is no service '{other}'; the services are liveness, readiness and {PROCESSOR}"
+                );
                 return std::future::ready(Err(Status::not_found(message)));
             }
         };
@@ -135,6 +136,6 @@ async fn next_part(
     if !exchange.is_asking() {
         return parts.message().await;
     }
-    let late = |_| Status::deadline_exceeded("the rest of the request did not come in time");
+    let late = |_| Status::deadline_exceeded("the rest of the request did not arrive in time");
     timeout(PART_LIMIT, parts.message()).await.map_err(late)?
 }

@@ -77,19 +77,14 @@ impl PickerMetrics {
         let mut picks = self.picks.lock().unwrap_or_else(PoisonError::into_inner);
         picks.retain(|endpoint, _| ages.iter().any(|(address, _)| address.to_string() == *endpoint));
         let picks = picks.clone();
-        head(
-            &mut out,
-            "decisions_total",
-            "counter",
-            "Requests for which a host was looked for, by what came of it",
-        );
+        head(&mut out, "decisions_total", "counter", "Requests for which a host was chosen, by outcome");
         for outcome in PickOutcome::ALL {
             let count = self.outcomes[outcome as usize].load(Relaxed);
             let _ =
                 writeln!(out, "holobiont_picker_decisions_total{{outcome=\"{}\"}} {count}", outcome.name());
         }
         self.write_times(&mut out);
-        head(&mut out, "picks_total", "counter", "Requests by the endpoint that was picked for them");
+        head(&mut out, "picks_total", "counter", "Requests by chosen endpoint");
         for (endpoint, count) in picks {
             let _ = writeln!(out, "holobiont_picker_picks_total{{endpoint=\"{endpoint}\"}} {count}");
         }
@@ -97,13 +92,13 @@ impl PickerMetrics {
             &mut out,
             "served_total",
             "counter",
-            "Answers by whether the endpoint that was picked gave them, or another",
+            "Answers by whether the chosen endpoint or another one served them",
         );
         for (by, count) in ["picked", "other"].iter().zip(&self.served) {
             let _ = writeln!(out, "holobiont_picker_served_total{{by=\"{by}\"}} {}", count.load(Relaxed));
         }
         let count = fleet.count(now);
-        head(&mut out, "endpoints", "gauge", "Hosts, by whether they take requests");
+        head(&mut out, "endpoints", "gauge", "Hosts by whether they accept requests");
         for (state, count) in [("ready", count.ready), ("other", count.known - count.ready)] {
             let _ = writeln!(out, "holobiont_picker_endpoints{{state=\"{state}\"}} {count}");
         }
@@ -111,7 +106,7 @@ impl PickerMetrics {
             &mut out,
             "snapshot_age_seconds",
             "gauge",
-            "How old what is known of a host is; absent if it does not answer",
+            "Age of a host's last report; absent if the host does not answer",
         );
         for (endpoint, age) in ages.iter().filter_map(|(endpoint, age)| Some((endpoint, (*age)?))) {
             let age = age.as_secs_f64();
@@ -122,7 +117,12 @@ impl PickerMetrics {
 
     fn write_times(&self, out: &mut String) {
         const NAME: &str = "holobiont_picker_decision_seconds";
-        head(out, "decision_seconds", "histogram", "What a decision took, from the body to the endpoint");
+        head(
+            out,
+            "decision_seconds",
+            "histogram",
+            "Time of a decision, from the request body to the endpoint",
+        );
         let mut sum = 0;
         for (bound_us, count) in BOUNDS_US.iter().zip(&self.times) {
             sum += count.load(Relaxed);

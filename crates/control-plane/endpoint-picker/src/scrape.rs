@@ -57,9 +57,9 @@ enum ScrapeError {
     Status(StatusCode),
     #[error("it answered with {0}; the key must have the role metrics or admin")]
     Key(StatusCode),
-    #[error("it said more than {MAX_REPORT_BYTES} bytes, or broke off")]
+    #[error("it sent more than {MAX_REPORT_BYTES} bytes, or broke off")]
     Body,
-    #[error("what it said is no report: {0}")]
+    #[error("it sent an invalid report: {0}")]
     Report(#[from] serde_json::Error),
 }
 
@@ -76,8 +76,8 @@ pub async fn run(picker: Arc<Picker>, scrape: Scrape) {
             match timeout(RESOLVE_EVERY, lookup_host(name)).await {
                 Ok(Ok(found)) => drop(last.insert(name.clone(), found.collect())),
                 // The former addresses of an unresolved name may still be valid.
-                Ok(Err(error)) => tracing::debug!(name, %error, "a name is not resolved"),
-                Err(_) => tracing::debug!(name, "a name is not resolved in time"),
+                Ok(Err(error)) => tracing::debug!(name, %error, "cannot resolve a host name"),
+                Err(_) => tracing::debug!(name, "cannot resolve a host name in time"),
             }
         }
         let hosts: BTreeSet<SocketAddr> = last.values().flatten().copied().collect();
@@ -85,7 +85,7 @@ pub async fn run(picker: Arc<Picker>, scrape: Scrape) {
         tasks.retain(|address, task| {
             let stays = hosts.contains(address);
             if !stays {
-                tracing::info!(%address, "a host is gone");
+                tracing::info!(%address, "a host was removed");
                 task.abort();
             }
             stays
@@ -136,7 +136,7 @@ async fn ask_on(
         let said = timeout(scrape.limit, ask(&mut sender, scrape, address, have)).await;
         let report = said.map_err(slow)??;
         if let Err(error) = picker.fleet.heard(address, asked_at, report) {
-            tracing::warn!(%address, %error, "a host is asked for everything");
+            tracing::warn!(%address, %error, "requesting a full report of a host");
         }
     }
 }

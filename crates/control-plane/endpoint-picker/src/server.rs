@@ -51,7 +51,7 @@ const THREADS: usize = 2;
 
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    #[error("listening on {address} failed: {reason}; choose another --picker-listen")]
+    #[error("cannot listen on {address}: {reason}; choose another --picker-listen")]
     Listen { address: SocketAddr, reason: io::Error },
     #[error(transparent)]
     Tls(#[from] TlsError),
@@ -117,14 +117,14 @@ async fn accept(
                         None => serve_connection(stream, router, watcher).await,
                         Some(shown) => match handshake(stream, shown).await {
                             Ok(stream) => serve_connection(stream, router, watcher).await,
-                            Err(error) => tracing::debug!(%error, "no TLS came about"),
+                            Err(error) => tracing::debug!(%error, "the TLS handshake of a connection failed"),
                         },
                     }
                     drop(place);
                 });
             }
             Err(error) => {
-                tracing::warn!(%error, "no connection can be accepted");
+                tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(REST).await;
             }
         }

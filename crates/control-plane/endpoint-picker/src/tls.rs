@@ -25,10 +25,10 @@ pub struct CertificateFiles {
 
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    #[error("{} cannot be read: {reason}; name a PEM file that this user may read", path.display())]
+    #[error("cannot read {}: {reason}; use a PEM file that this user may read", path.display())]
     File { path: PathBuf, reason: io::Error },
     /// The file lacks the wanted PEM items.
-    #[error("{} is no PEM file with {wanted}: {reason}", path.display())]
+    #[error("{} is not a PEM file with {wanted}: {reason}", path.display())]
     Pem {
         path: PathBuf,
         /// Kind of the missing items.
@@ -36,7 +36,7 @@ pub enum TlsError {
         reason: pem::Error,
     },
     /// The certificate and the key do not fit together.
-    #[error("--picker-cert and --picker-cert-key cannot be used: {0}; they must belong together")]
+    #[error("cannot use --picker-cert with --picker-cert-key: {0}; they must belong together")]
     Pair(#[from] rustls::Error),
 }
 
@@ -74,7 +74,7 @@ impl Certificate {
                     tracing::info!(path = %self.files.certificate.display(), "certificate read again");
                     *current = renewed;
                 }
-                Err(error) => tracing::warn!(%error, "the renewed certificate cannot be used yet"),
+                Err(error) => tracing::warn!(%error, "cannot use the renewed certificate yet"),
             }
         }
         Arc::clone(&current.config)

@@ -54,10 +54,10 @@ fn caller(app: &App, access: Access, headers: &HeaderMap) -> Result<Caller, ApiE
     match app.keys.caller(given) {
         Some(caller) if access.allows(caller.role) => Ok(caller),
         Some(_) => Err(ApiError::forbidden(format!(
-            "this API key may not do that; use one of the role '{}'",
+            "this API key lacks the permission; use a key with the role '{}'",
             access.needed()
         ))),
-        None if given.is_some() => Err(ApiError::unauthorized("this API key is not known")),
+        None if given.is_some() => Err(ApiError::unauthorized("the API key is not valid")),
         None => Err(ApiError::unauthorized(
             "no API key; send it as 'authorization: Bearer KEY' or 'x-api-key: KEY'",
         )),

@@ -79,11 +79,11 @@ impl BodyWorkers {
         };
         self.queue.push(origin.tenant, Box::new(unless_given_up)).map_err(|full| {
             let message =
-                format!("too many long requests of this tenant are being read: {full}; send fewer at once");
+                format!("too many long requests of this tenant at once: {full}; send fewer at once");
             ApiError::busy("body_queue_full", message)
         })?;
         result.await.unwrap_or_else(|_| {
-            Err(ApiError::internal("reading the request failed by a fault of this server"))
+            Err(ApiError::internal("the server failed while it read the request; see its log"))
         })
     }
 }
@@ -96,7 +96,7 @@ impl Drop for BodyWorkers {
 
 fn serve(queue: &TenantQueue<BodyWork>) {
     if let Err(error) = rustix::process::nice(NICENESS) {
-        tracing::warn!(%error, "long requests are read at the priority of short ones");
+        tracing::warn!(%error, "cannot lower the priority of the threads for long requests");
     }
     while let Some(mut taken) = queue.take() {
         let work = taken.item.take();
@@ -149,7 +149,7 @@ mod tests {
         for _ in 0..2 * THREADS {
             let failed =
                 workers.run(long("ann"), || -> Result<(), ApiError> { panic!("a fault, on purpose") }).await;
-            assert!(failed.unwrap_err().to_string().contains("fault of this server"));
+            assert!(failed.unwrap_err().to_string().contains("failed while it read the request"));
         }
         assert_eq!(workers.run(long("ann"), || Ok(7)).await.unwrap(), 7);
     }

@@ -49,54 +49,55 @@ const MAX_ORIGINS: usize = 64;
 #[derive(Debug, thiserror::Error)]
 pub enum GatewayConfigError {
     #[error(
-        "--listen {0} is reachable by others and no key is asked for; give --api-key-file, listen on 127.0.0.1, or say --insecure"
+        "--listen {0} is reachable from other hosts without API keys; set --api-key-file, listen on \
+         127.0.0.1, or set --insecure"
     )]
     OpenPort(SocketAddr),
-    #[error("--{name} '{}' is longer than {MAX_SOCKET_BYTES} bytes, which is all the system takes; use a shorter path", path.display())]
+    #[error("--{name} '{}' is longer than {MAX_SOCKET_BYTES} bytes, the limit of the system; use a \
+             shorter path", path.display())]
     SocketPath { name: &'static str, path: PathBuf },
-    #[error("more than {MAX_EXECUTORS} times --executor; leave some out")]
+    #[error("--executor is set more than {MAX_EXECUTORS} times; remove some")]
     TooManyExecutors,
     #[error("--expected-workers has {given} numbers for {executors} executors; give one, or one for each")]
     ExpectedWorkers { given: usize, executors: usize },
-    #[error("--executor {0} has the name or the socket of another; give each its own")]
+    #[error("--executor {0} has the name or socket of another executor; use a different one")]
     SameExecutor(String),
-    #[error("--executor {name} is on another host, which takes --{flag}; give it too")]
+    #[error("--executor {name} is on another host, which requires --{flag}; set it")]
     FarExecutor { name: String, flag: &'static str },
-    #[error("'{0}' names no host that a certificate could be for; use a name or an address")]
+    #[error("'{0}' is not a valid host of a certificate; use a name or an address")]
     NoHostName(HostPort),
     #[error(transparent)]
     Credentials(#[from] CredentialsError),
-    #[error("--adapter-root '{}' cannot be opened: {reason}; create it or give another", path.display())]
+    #[error("cannot open --adapter-root '{}': {reason}; create it or set another", path.display())]
     AdapterRoot { path: PathBuf, reason: std::io::Error },
     #[error("--api-key-file: {0}")]
     Keys(#[source] KeyFileError),
-    #[error(
-        "--shared-keys takes API keys from --registry and keeps them in --api-key-file; give --{missing}, too"
-    )]
+    #[error("--shared-keys needs --registry and --api-key-file; set --{missing}")]
     SharedKeys { missing: &'static str },
     #[error("--{name} must be at least {least}")]
     TooSmall { name: &'static str, least: u64 },
     /// The name is empty, or could be confused with `base:adapter`.
     #[error(
-        "--served-model-name '{0}' cannot be a name; use 1 to 256 characters without ':' and control characters"
+        "--served-model-name '{0}' is not a valid name; use 1 to 256 characters without ':' and control \
+         characters"
     )]
     ModelName(String),
-    #[error(
-        "--{given} is shared with other hosts, and so must be what --{missing} says; give both, or neither"
-    )]
+    #[error("--{given} needs --{missing}, so that both are shared between hosts; set both, or neither")]
     Alone { given: &'static str, missing: &'static str },
     #[error("--registry: {0}")]
     Registry(#[from] AddressError),
     #[error(
-        "--store: '{0}' is neither a bucket nor a directory; write s3://BUCKET/PREFIX, and its endpoint and keys into \
-         AWS_... variables, or file:///DIRECTORY"
+        "--store: '{0}' is neither a bucket nor a directory; write s3://BUCKET/PREFIX with AWS_... \
+         variables, or file:///DIRECTORY"
     )]
     Store(String),
     #[error("--class: {0}")]
     Classes(#[from] ClassError),
-    #[error("--cors-origins: '{0}' is no origin; write 'https://host' or 'http://host:port', without a path")]
+    #[error(
+        "--cors-origins: '{0}' is not an origin; write 'https://host' or 'http://host:port', without a path"
+    )]
     Origin(String),
-    #[error("--cors-origins holds more than {MAX_ORIGINS} origins; leave some out")]
+    #[error("--cors-origins has more than {MAX_ORIGINS} origins; remove some")]
     Origins,
 }
 

@@ -159,7 +159,7 @@ impl ConnectionHandler {
         watcher: Watcher,
     ) -> impl Future<Output = ()> + use<> {
         if let Err(error) = set_options(&stream, self.limits.stall_timeout) {
-            tracing::debug!(%error, "a connection keeps the system's options");
+            tracing::debug!(%error, "cannot set the options of a connection");
         }
         let (router, keep_alive, header_timeout, permit) = match admission {
             Admission::Served(permit) => (self.router.clone(), true, self.limits.header_timeout, permit),

@@ -83,14 +83,14 @@ impl ApiError {
     /// Returns an error for an unsupported option, which is never ignored silently.
     pub fn unsupported(param: &str) -> Self {
         let name = shortened(param, MAX_NAME_BYTES);
-        let message = format!("'{name}' is not supported here; leave it out of the request");
+        let message = format!("'{name}' is not supported; remove it from the request");
         Self::bad_request("unsupported_parameter", message).of(param)
     }
 
     pub fn context_length(prompt_tokens: usize, limit: usize) -> Self {
         let message = format!(
-            "this model's context holds {limit} tokens, and the prompt has {prompt_tokens}, which leaves no room for an \
-             answer; shorten the prompt"
+            "the prompt has {prompt_tokens} tokens, and the model's context has {limit}, so no tokens \
+             remain for an answer; shorten the prompt"
         );
         Self::bad_request("context_length_exceeded", message)
     }
@@ -148,8 +148,9 @@ impl ApiError {
 
     pub fn body_timeout(limit: Duration) -> Self {
         let limit_ms = limit.as_millis();
-        let message =
-            format!("the request body did not come within {limit_ms} ms (--body-timeout-ms); send it faster");
+        let message = format!(
+            "the request body did not arrive within {limit_ms} ms (--body-timeout-ms); send it faster"
+        );
         Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", "body_timeout", message)
     }
 
@@ -157,15 +158,16 @@ impl ApiError {
     pub fn body_too_slow(least_bytes_per_s: u64, limit: Duration) -> Self {
         let limit_ms = limit.as_millis();
         let message = format!(
-            "the request body came too slowly: it may lag {limit_ms} ms (--body-timeout-ms) behind {least_bytes_per_s} bytes a \
-             second; send it faster"
+            "the request body arrived too slowly: it may lag {limit_ms} ms (--body-timeout-ms) behind \
+             {least_bytes_per_s} bytes per second; send it faster"
         );
         Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", "body_timeout", message)
     }
 
     pub fn too_many_connections(limit: usize) -> Self {
         let message = format!(
-            "the gateway has {limit} connections open, which is its limit (--max-connections); try again shortly"
+            "the gateway has {limit} open connections, which is the limit (--max-connections); try again \
+             shortly"
         );
         let error =
             Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", "too_many_connections", message);
@@ -189,18 +191,20 @@ impl ApiError {
     }
 
     pub fn body_broken(why: &str) -> Self {
-        let message = format!("the request body cannot be read: {why}; send it again");
+        let message = format!("cannot read the request body: {why}; send it again");
         Self::bad_request("invalid_body", message)
     }
 
     pub fn encoded(found: &str) -> Self {
-        Self::unsupported_media(format!("send the body as it is, not with 'content-encoding: {found}'"))
+        Self::unsupported_media(format!("send the body uncompressed, not with 'content-encoding: {found}'"))
     }
 
     /// Returns an error for the content type `found` instead of JSON; `None` means no content type.
     pub fn not_json(found: Option<&str>) -> Self {
-        let found = found
-            .map_or_else(|| "and this request names no type".to_owned(), |found| format!("not '{found}'"));
+        let found = found.map_or_else(
+            || "but this request has no content type".to_owned(),
+            |found| format!("not '{found}'"),
+        );
         Self::unsupported_media(format!("send the body as 'content-type: application/json', {found}"))
     }
 

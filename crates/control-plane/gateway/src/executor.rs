@@ -176,7 +176,7 @@ impl Executor {
         tokio::select! {
             lent = far.upload_files(path, self.silence) => lent.map_err(|error| CallError::NotLent(error.to_string())),
             _ = link.wait_for(|link| !matches!(link, LinkState::Up { .. })) => {
-                Err(CallError::Unavailable("the connection was lost while an adapter was brought there".to_owned()))
+                Err(CallError::Unavailable("the connection was lost while an adapter was sent".to_owned()))
             }
         }
     }
@@ -242,7 +242,8 @@ impl Executor {
 }
 
 fn unexpected(answer: &CallReply) -> CallError {
-    let message =
-        format!("the base-executor answered a call with something else ({answer:?}); update both processes");
+    let message = format!(
+        "the base-executor sent an unexpected answer ({answer:?}); install both programs from one release"
+    );
     CallError::Refused(WireError { code: ErrorCode::Internal, message })
 }

@@ -19,11 +19,12 @@ pub(crate) async fn drain(
     let member = find(&app, &name)?;
     let others = app.executors.all().iter().filter(|other| other.index() != member.index());
     if !others.into_iter().any(|other| other.is_open()) {
-        let message = format!("no other executor could take the requests of '{name}'");
+        let message =
+            format!("no other executor could serve the requests of '{name}'; keep it, or undrain another");
         return Err(ApiError::conflict("last_executor", message));
     }
     member.drain();
-    tracing::info!(executor = name, "drained: it gets no new requests");
+    tracing::info!(executor = name, "executor drained: it gets no new requests");
     Ok(answer(member))
 }
 
@@ -34,13 +35,14 @@ pub(crate) async fn undrain(
 ) -> Result<Json<Value>, ApiError> {
     let member = find(&app, &name)?;
     member.undrain();
-    tracing::info!(executor = name, "it gets requests again");
+    tracing::info!(executor = name, "executor undrained: it gets new requests again");
     Ok(answer(member))
 }
 
 fn find<'a>(app: &'a App, name: &str) -> Result<&'a ExecutorHandle, ApiError> {
     let names = || app.executors.all().iter().map(ExecutorHandle::name).collect::<Vec<_>>().join(", ");
-    let missing = || ApiError::not_found(format!("there is no executor '{name}'; there are {}", names()));
+    let missing =
+        || ApiError::not_found(format!("there is no executor '{name}'; the executors are {}", names()));
     app.executors.named(name).ok_or_else(missing)
 }
 

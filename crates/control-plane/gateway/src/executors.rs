@@ -150,15 +150,15 @@ impl Executors {
             let first = self.member(*other).name();
             let what = if served.base_hash == base.base_hash { "tokenizer" } else { "base model" };
             return Err(format!(
-                "it serves another {what} than the executor '{first}' ('{}'); start both with one model",
+                "it serves another {what} than the executor '{first}' ('{}'); start both with the same model",
                 welcome.model_path
             ));
         }
         let of_its_kind = claims.by.iter().find(|(_, kind, _)| *kind == welcome.device.kind);
         if let Some((other, _, numbers)) = of_its_kind.filter(|(.., numbers)| *numbers != welcome.numbers) {
             return Err(format!(
-                "it would answer with other bits ({}) than the executor '{}' ({numbers}); start both with the same precision, \
-                 kv_dtype and adapter_dtype",
+                "its numbers ({}) differ from those of the executor '{}' ({numbers}); start both with \
+                 the same precision, kv_dtype and adapter_dtype",
                 welcome.numbers,
                 self.member(*other).name()
             ));
@@ -252,7 +252,10 @@ mod tests {
         };
         executors.claim(0, &with(DeviceKind::Cpu, "activations mixed")).unwrap();
         let why = executors.claim(1, &with(DeviceKind::Cpu, "activations int8")).unwrap_err();
-        assert!(why.contains("(activations int8) than the executor 'a' (activations mixed)"), "{why}");
+        assert!(
+            why.contains("(activations int8) differ from those of the executor 'a' (activations mixed)"),
+            "{why}"
+        );
         executors.claim(1, &with(DeviceKind::Cuda, "activations the device's")).unwrap();
         executors.claim(1, &with(DeviceKind::Cpu, "activations mixed")).unwrap();
         executors.claim(0, &with(DeviceKind::Cpu, "activations int8")).unwrap_err();

@@ -101,7 +101,7 @@ impl GrammarChecks {
             return Ok(Arc::clone(checker));
         }
         let checker = GrammarChecker::start(&self.program, Arc::clone(text))
-            .map_err(|error| ApiError::internal(format!("no thread can be started for grammars: {error}")))?;
+            .map_err(|error| ApiError::internal(format!("cannot start a thread for grammars: {error}")))?;
         if let Some(before) = current.replace(Arc::clone(&checker)) {
             before.queue.close();
         }
@@ -157,20 +157,19 @@ impl GrammarChecker {
     async fn compile(&self, owner: TenantId, source: Arc<str>) -> Result<GrammarCheckResult, ApiError> {
         let (reply, verdict) = oneshot::channel();
         self.queue.push(owner, PendingCheck { source, reply }).map_err(|full| {
-            let message =
-                format!("too many grammars of this tenant are being checked: {full}; send fewer at once");
+            let message = format!("too many grammars of this tenant at once: {full}; send fewer at once");
             ApiError::busy("grammar_queue_full", message)
         })?;
         match verdict.await {
             Ok(Ok(())) => Ok(Ok(())),
             Ok(Err(error @ (SandboxError::Refused(_) | SandboxError::TooMuch))) => Ok(Err(error.to_string())),
             Ok(Err(error @ SandboxError::Unavailable(_))) => {
-                tracing::error!(error = &error as &dyn std::error::Error, "a grammar was not checked");
-                Err(ApiError::internal(format!("the grammar could not be checked: {error}")))
+                tracing::error!(error = &error as &dyn std::error::Error, "cannot check a grammar");
+                Err(ApiError::internal(format!("cannot check the grammar: {error}")))
             }
-            Err(_) => {
-                Err(ApiError::internal("the model was replaced while a grammar was checked; send it again"))
-            }
+            Err(_) => Err(ApiError::internal(
+                "the model was replaced while the grammar was checked; send the request again",
+            )),
         }
     }
 

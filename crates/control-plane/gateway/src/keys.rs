@@ -123,11 +123,11 @@ impl WatchedKeyFile {
                 let keys: Arc<[KnownKey]> =
                     keys.into_iter().map(|key| KnownKey::new(key, self.per_min, &old)).collect();
                 if !old.iter().map(|known| known.hash).eq(keys.iter().map(|known| known.hash)) {
-                    tracing::info!(keys = keys.len(), "the API keys have changed");
+                    tracing::info!(keys = keys.len(), "the API keys were read again");
                 }
                 *self.keys.write().unwrap_or_else(PoisonError::into_inner) = keys;
             }
-            Err(error) => tracing::error!(%error, "the API keys stay as they were"),
+            Err(error) => tracing::error!(%error, "cannot read the API keys; the old keys stay valid"),
         }
     }
 }

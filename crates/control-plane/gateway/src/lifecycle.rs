@@ -159,7 +159,7 @@ impl Lifecycle {
             ExecutorState::Lost { detail } | ExecutorState::Refused { detail } => {
                 GatewayReadiness::Lost { detail: named(detail) }
             }
-            ExecutorState::Ready(_) => unreachable!("it is used"),
+            ExecutorState::Ready(_) => unreachable!("the executor is in use"),
         }
     }
 
@@ -209,9 +209,7 @@ enum NoText {
 impl NoText {
     fn other(path: &Path, next: &str) -> Self {
         let path = path.display();
-        Self::Yet(format!(
-            "the tokenizer at '{path}' is not that of the model which the base-executor serves: {next}"
-        ))
+        Self::Yet(format!("the tokenizer at '{path}' differs from that of the base-executor's model: {next}"))
     }
 }
 
@@ -270,7 +268,7 @@ impl LinkFollower {
     /// Refuses a connected executor whose base or numeric settings differ from the others'.
     fn refuse(&self, detail: String) -> RetryTrigger {
         if !matches!(self.member().state(), ExecutorState::Refused { .. }) {
-            tracing::error!(executor = self.member().name(), reason = detail, "an executor is not used");
+            tracing::error!(executor = self.member().name(), reason = detail, "cannot use an executor");
         }
         self.set(ExecutorState::Refused { detail });
         RetryTrigger::Soon
@@ -285,7 +283,7 @@ impl LinkFollower {
             Ok(text) => text,
             Err(NoText::Never(error)) => return Err(error.into()),
             Err(NoText::Yet(reason)) => {
-                tracing::error!(reason, "the model's text cannot be served");
+                tracing::error!(reason, "cannot use the model's tokenizer");
                 self.set_down(reason);
                 return Ok(RetryTrigger::Soon);
             }
@@ -313,15 +311,15 @@ impl LinkFollower {
         let Some(model) = far_model else {
             let path = PathBuf::from(&welcome.model_path);
             let text = self.shared.text_of(path.clone(), welcome).await.map_err(NoText::Never)?;
-            let next = "its files were replaced; restart the base-executor, or put them back";
+            let next = "its files were replaced; restart the base-executor, or restore the files";
             return text.ok_or_else(|| NoText::other(&path, next));
         };
         let unread = |error: &dyn std::error::Error| {
-            NoText::Yet(format!("its model's text cannot be read on this host: {error}"))
+            NoText::Yet(format!("cannot read its model's tokenizer on this host: {error}"))
         };
         let path = resolved(model).map_err(|error| unread(&error))?;
         let text = self.shared.text_of(path.clone(), welcome).await.map_err(|error| unread(&error))?;
-        text.ok_or_else(|| NoText::other(&path, "give --model the same model as there"))
+        text.ok_or_else(|| NoText::other(&path, "set --model to the executor's model"))
     }
 
     /// Name of the base: as configured, or else as named by the first executor while the base is served.

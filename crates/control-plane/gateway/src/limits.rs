@@ -29,7 +29,7 @@ const SWEEP_EVERY: usize = 1024;
 
 /// Error of an exhausted rate limit, with the time to retry.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{who} {limit} requests a minute, and they are used up; try again in {wait_s} s")]
+#[error("{who} {limit} requests per minute, which are used up; try again in {wait_s} s")]
 pub struct RateLimited {
     /// Owner of the limit and what it limits, as the error message begins.
     who: String,
@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(remaining, [2, 1, 0]);
         let error = limit.check().unwrap_err();
         assert_eq!(error.wait_s, 20);
-        assert!(error.to_string().contains("3 requests a minute"), "{error}");
+        assert!(error.to_string().contains("3 requests per minute"), "{error}");
         assert!(error.to_string().ends_with("in 20 s"), "{error}");
     }
 

@@ -81,7 +81,7 @@ pub enum MaintenanceTask {
 /// Error of a maintenance task.
 #[derive(Debug, thiserror::Error)]
 pub enum TaskError {
-    #[error("the registry's address cannot be used: {0}")]
+    #[error("the registry's address is not valid: {0}")]
     Address(#[from] AddressError),
     #[error("'{0}' is neither a bucket nor a directory; write s3://BUCKET/PREFIX or file:///DIRECTORY")]
     Store(String),
@@ -89,13 +89,13 @@ pub enum TaskError {
     Registry(#[from] DatabaseError),
     #[error("{0}; check its name and the AWS_... variables")]
     Bucket(#[source] StoreError),
-    #[error("a registry holds {MAX_KEYS} API keys at most; revoke some")]
+    #[error("a registry can have at most {MAX_KEYS} API keys; revoke some")]
     TooManyKeys,
     #[error(transparent)]
     Sweep(#[from] CleanupError),
     #[error("{0}")]
     Transfer(String),
-    #[error("starting threads failed: {0}")]
+    #[error("cannot start threads: {0}")]
     System(#[from] io::Error),
 }
 
@@ -144,12 +144,12 @@ async fn done(task: MaintenanceTask) -> Result<Vec<String>, TaskError> {
             let OrphanedFiles { contents, bytes } =
                 sweep(PostgresAddress::parse(&registry)?, bucket(&store)?, age, found).await?;
             let done = if dry_run { "would go" } else { "removed" };
-            said.push(format!("{contents} adapters that are registered no more, {bytes} bytes: {done}"));
+            said.push(format!("{contents} adapters that are no longer registered, {bytes} bytes: {done}"));
         }
         MaintenanceTask::Move { from, to, store, max_adapter_file_bytes } => {
             let (from, to) = (RegistryLocation::parse(&from)?, RegistryLocation::parse(&to)?);
             let count = transfer(&from, &to, bucket(&store)?, max_adapter_file_bytes.0).await?;
-            said.push(format!("{count} adapters copied from {from} to {to}, read again and compared"));
+            said.push(format!("{count} adapters copied from {from} to {to} and verified"));
         }
     }
     Ok(said)
@@ -162,13 +162,13 @@ fn hash(digits: &str) -> Result<KeyHash, &'static str> {
 async fn look_at_registry(address: PostgresAddress) -> Result<String, TaskError> {
     Ok(match read_only::count_adapters(&address).await? {
         Some(count) => format!("{address}: {count} adapters"),
-        None => format!("{address}: no registry yet; the first gateway makes it"),
+        None => format!("{address}: no registry yet; the first gateway creates it"),
     })
 }
 
 async fn look_at_store(address: BucketAddress) -> Result<String, TaskError> {
     store::try_out(&address).await.map_err(|error| TaskError::Bucket(error.into()))?;
-    Ok(format!("{address}: written, read and removed a few bytes"))
+    Ok(format!("{address}: wrote, read and removed a test file"))
 }
 
 fn bucket(text: &str) -> Result<BucketAddress, TaskError> {

@@ -46,8 +46,8 @@ fn check_headers(authority: Option<&str>, headers: &HeaderMap, allowed: &[String
     let host = authority.or_else(|| headers.get(header::HOST)?.to_str().ok()).unwrap_or_default();
     if !is_local(host) {
         return Err(ApiError::foreign(format!(
-            "this gateway asks for no key, so it answers only to 127.0.0.1 and localhost, not to the host '{host}'; \
-             use such an address, or start it with --api-key-file or --insecure"
+            "a gateway without API keys answers only to the hosts 127.0.0.1 and localhost, not '{host}'; \
+             use these, --api-key-file or --insecure"
         )));
     }
     let Some(origin) = headers.get(header::ORIGIN) else {
@@ -58,8 +58,8 @@ fn check_headers(authority: Option<&str>, headers: &HeaderMap, allowed: &[String
         return Ok(());
     }
     Err(ApiError::foreign(format!(
-        "this gateway asks for no key, so web pages of the origin '{origin}' may not use it; start it with \
-         --cors-origins '{origin}' if they shall"
+        "a gateway without API keys refuses web pages of the origin '{origin}'; allow them with \
+         --cors-origins '{origin}'"
     )))
 }
 

@@ -51,7 +51,7 @@ pub(crate) async fn index(asked: HeaderMap) -> Response {
 pub(crate) async fn part(Path(name): Path<String>, asked: HeaderMap) -> Result<Response, ApiError> {
     let part = PARTS.iter().find(|(known, ..)| *known == name);
     let (_, kind, text) =
-        part.ok_or_else(|| ApiError::not_found(format!("the page has no part '{name}'; load it again")))?;
+        part.ok_or_else(|| ApiError::not_found(format!("the page has no part '{name}'; reload the page")))?;
     Ok(page(&asked, kind, PAGE_POLICY, text))
 }
 

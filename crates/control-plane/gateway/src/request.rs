@@ -113,8 +113,8 @@ fn trace_parent(headers: &HeaderMap) -> Option<TraceParent> {
 pub(crate) fn panicked(panic: Box<dyn Any + Send>) -> Response<Body> {
     let text =
         panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
-    tracing::error!(panic = text.unwrap_or("unknown"), "a handler panicked");
-    ApiError::internal("this server made a mistake; its log says which").into_response()
+    tracing::error!(panic = text.unwrap_or("unknown"), "a request handler panicked");
+    ApiError::internal("internal server error; see the server's log").into_response()
 }
 
 #[cfg(test)]

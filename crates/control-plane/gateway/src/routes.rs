@@ -256,7 +256,7 @@ async fn full(State(app): State<Arc<App>>) -> Response {
 async fn unknown(uri: Uri) -> ApiError {
     let near = near(uri.path()).join(", ");
     ApiError::not_found(format!(
-        "there is no route '{}'; like it are {near}; GET /docs lists all",
+        "there is no route '{}'; similar routes are {near}; GET /docs lists all",
         uri.path()
     ))
 }
@@ -276,5 +276,5 @@ fn near(path: &str) -> Vec<&'static str> {
 }
 
 async fn wrong_method(method: Method, uri: Uri) -> ApiError {
-    ApiError::method_not_allowed(format!("'{}' does not answer to {method}", uri.path()))
+    ApiError::method_not_allowed(format!("'{}' does not support {method}", uri.path()))
 }

@@ -42,7 +42,7 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Reason why the gateway ended.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    #[error("listening on {address} failed: {reason}; choose another --listen")]
+    #[error("cannot listen on {address}: {reason}; choose another --listen")]
     Listen {
         address: SocketAddr,
         /// Error of the operating system.
@@ -55,7 +55,7 @@ pub enum RunError {
     #[error(transparent)]
     Start(#[from] StartError),
     #[error(
-        "{connections} requests were still running after the grace of {grace_ms} ms and were cut off; give --grace-ms more"
+        "{connections} requests still ran after --grace-ms {grace_ms} and were cut off; raise --grace-ms"
     )]
     Cut {
         /// Connections that were still busy after the grace period.
@@ -64,7 +64,7 @@ pub enum RunError {
         grace_ms: u128,
     },
     /// A second stop signal ended the drain.
-    #[error("told to stop a second time, so nothing was waited for")]
+    #[error("stopped without waiting, after a second signal")]
     Hurried,
     #[error(transparent)]
     Traces(#[from] telemetry::EndpointError),
@@ -289,7 +289,7 @@ impl Gateway {
         let mut server = self.server;
         let drained = tokio::time::timeout(self.grace, &mut server).await.is_ok();
         if !drained {
-            tracing::warn!("requests are still running after the grace; they end with an error");
+            tracing::warn!("requests still run after --grace-ms; they end with an error");
             failpoint::pass("gateway.drain_cut");
         }
         self.app.executors.close();

@@ -31,8 +31,8 @@ impl Default for MemoryLimits {
 pub enum MemoryFull {
     /// The reservation would exceed the tenant's limit.
     #[error(
-        "your requests keep {used} of {limit} bytes in this server's memory (--tenant-memory-bytes) and {asked} more do not \
-         fit; fetch results or wait for running requests before you send more"
+        "your requests use {used} of {limit} bytes of server memory (--tenant-memory-bytes), and {asked} \
+         more do not fit; fetch results or wait for running requests"
     )]
     Tenant {
         /// Requested bytes in addition to `used`.
@@ -43,7 +43,7 @@ pub enum MemoryFull {
         limit: usize,
     },
     /// The reservation would exceed the limit of all tenants together.
-    #[error("requests keep as much of this server's memory as they may (--memory-bytes); try again shortly")]
+    #[error("requests use all server memory for requests (--memory-bytes); try again shortly")]
     Total,
 }
 

@@ -126,8 +126,8 @@ pub enum TextError {
     Chat(#[from] ChatError),
     /// The template would leave out a system message.
     #[error(
-        "this model's chat template leaves out system messages that do not stand at the beginning; put their text into the first \
-         system message, or into a user's"
+        "this model's chat template ignores system messages after the first message; put their text into \
+         the first system message, or into a user's"
     )]
     LaterSystem,
 }
@@ -141,7 +141,8 @@ pub enum LoadError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
     /// A directory without tokenizer, which suffices only for an executor that generates weights from a seed.
-    #[error("there is no tokenizer.json in {}; add the tokenizer.json and tokenizer_config.json of the model, without which the executor serves benchmarks alone", path.display())]
+    #[error("there is no tokenizer.json in {}; add the tokenizer.json and tokenizer_config.json of the \
+             model", path.display())]
     NoTokenizer { path: PathBuf },
     /// The tokenizer is missing or unusable.
     #[error(transparent)]
@@ -152,9 +153,10 @@ pub enum LoadError {
     #[error(transparent)]
     Text(#[from] TextHashError),
     /// The files changed during each attempt to read them.
-    #[error("the files of {} change while its tokenizer is read; start again once they are whole", path.display())]
+    #[error("the files of {} changed while its tokenizer was read; start again when they are \
+             complete", path.display())]
     Changing { path: PathBuf },
-    #[error("reading the model's tokenizer stopped: {0}; the log says why")]
+    #[error("reading the model's tokenizer failed: {0}; see the log")]
     Stopped(String),
 }
 
@@ -244,7 +246,7 @@ fn load_once(files: ModelFiles) -> Result<Arc<dyn Text>, LoadError> {
     let template = template.map(|source| ChatTemplate::new(source, tokens, Limits::default())).transpose();
     let template = template.unwrap_or_else(|error| {
         // Completions need no template, so a bad template disables only chat.
-        tracing::error!(%error, "the model is served without chat");
+        tracing::error!(%error, "the chat template is not usable; the model is served without chat");
         None
     });
     let template = template.map(|template| {

@@ -8,9 +8,9 @@ use tokio::sync::oneshot;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ThreadError {
-    #[error("a thread could not be started: {0}")]
+    #[error("cannot start a thread: {0}")]
     Start(#[from] io::Error),
-    #[error("it ended by a fault of this program")]
+    #[error("its thread panicked")]
     Fault,
 }
 

@@ -16,10 +16,11 @@ const PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Debug, thiserror::Error)]
 pub enum TrainerUnavailable {
     #[error(
-        "this deployment does not train: start it with trainers ('trainers' above 0 in [training]; of services, HOLOBIONT_MAX_TRAINERS above 0 and --trainer-socket)"
+        "training is off; set [training] trainers above 0 (for services, HOLOBIONT_MAX_TRAINERS above 0 \
+         and --trainer-socket)"
     )]
     Nowhere,
-    #[error("the trainer service cannot be reached: {0}; is it running?")]
+    #[error("cannot reach the trainer service: {0}; start it")]
     Unreachable(#[from] io::Error),
 }
 

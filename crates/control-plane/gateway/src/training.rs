@@ -85,13 +85,14 @@ pub enum TrainingError {
     Database(#[from] DatabaseError),
     #[error(transparent)]
     NoTrainer(#[from] TrainerUnavailable),
-    #[error("{attempt} '{}' failed: {source}; check that the state directory is writable and has room", path.display())]
+    #[error("{attempt} '{}' failed: {source}; check that the state directory is writable and has free \
+             space", path.display())]
     Io { attempt: &'static str, path: PathBuf, source: io::Error },
     /// No such file exists, or it belongs to another tenant.
-    #[error("no file is called '{0}'; GET /v1/files lists yours")]
+    #[error("there is no file '{0}'; GET /v1/files lists your files")]
     NoFile(String),
     /// No such job exists, or it belongs to another tenant.
-    #[error("no fine-tuning job is called '{0}'; GET /v1/fine_tuning/jobs lists yours")]
+    #[error("there is no fine-tuning job '{0}'; GET /v1/fine_tuning/jobs lists your jobs")]
     NoJob(String),
     /// The job's status does not allow the change.
     #[error("the job is {status}, so it cannot be {wanted}")]
@@ -105,7 +106,8 @@ pub enum TrainingError {
     WrongPurpose(String),
     /// The tenant's files would exceed their limit in bytes.
     #[error(
-        "your files would take {bytes} bytes together, and may take {limit} (--tenant-training-bytes); delete some"
+        "your files would have {bytes} bytes in total, and the limit is {limit} \
+         (--tenant-training-bytes); delete some"
     )]
     TooManyBytes {
         /// Bytes of all files of the tenant, with the new one.
@@ -114,14 +116,16 @@ pub enum TrainingError {
     },
     /// The tenant has reached its limit of unfinished jobs.
     #[error(
-        "you have {0} fine-tuning jobs that wait or run, which is the limit (--tenant-jobs); cancel one or wait for one"
+        "you have {0} waiting or running fine-tuning jobs, which is the limit (--tenant-jobs); cancel \
+         one or wait for one"
     )]
     TooManyJobs(usize),
     #[error("the job was paused {0} times, which is the limit; let it run, or cancel it")]
     TooManyPauses(u32),
     /// The idempotency key was used before with a different request.
     #[error(
-        "the header 'Idempotency-Key' came before with another request, which created the job '{0}'; choose another key"
+        "the 'Idempotency-Key' was used by a different request, which created the job '{0}'; choose \
+         another key"
     )]
     KeyReused(String),
     /// The name belongs to no base and no adapter.
@@ -134,15 +138,15 @@ pub enum TrainingError {
     #[error(transparent)]
     Files(#[from] ResidencyError),
     /// The name of the new adapter belongs to another tenant.
-    #[error("an adapter that is not yours is called '{0}'; choose another suffix")]
+    #[error("the name '{0}' belongs to another tenant's adapter; choose another suffix")]
     NameTaken(String),
     #[error(transparent)]
     Bucket(#[from] BucketError),
     /// The bucket's copy of a file is missing or differs from the uploaded file.
-    #[error("'{0}' is gone from the fleet's bucket, or was changed there; send the file again")]
+    #[error("'{0}' was removed from the fleet's object store or changed there; upload the file again")]
     Damaged(String),
     /// The thread for work on files failed.
-    #[error("working on files stopped: {0}; the log says why")]
+    #[error("the work on files failed: {0}; see the log")]
     Stopped(String),
 }
 

@@ -114,7 +114,7 @@ impl Runs {
         match self.means.registry.unload(&name, None).await {
             // Another gateway has unloaded it first.
             Ok(_) | Err(AdapterError::NotFound(_) | AdapterError::Database(DatabaseError::Conflict(_))) => {}
-            Err(error) => tracing::warn!(name, %error, "an adapter could not be unloaded; it is tried again"),
+            Err(error) => tracing::warn!(name, %error, "cannot unload an adapter; trying again"),
         }
         lock(&self.unloading).remove(&name);
     }
@@ -128,8 +128,8 @@ impl Runs {
         };
         match thread::run("tinker-sweep", sweep).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "files of Tinker runs cannot be removed"),
-            Err(error) => tracing::warn!(%error, "files of Tinker runs cannot be looked for"),
+            Ok(Err(error)) => tracing::warn!(%error, "cannot remove files of Tinker runs"),
+            Err(error) => tracing::warn!(%error, "cannot list files of Tinker runs"),
         }
     }
 
@@ -148,13 +148,13 @@ impl Runs {
                 gone
             }
             Err(error) => {
-                tracing::debug!(%error, "which gateways are alive is not known now");
+                tracing::debug!(%error, "cannot read which gateways are alive");
                 HashSet::new()
             }
         };
         for (name, why) in self.unwanted(&gone) {
             if lock(&self.unloading).insert(name.clone()) {
-                tracing::info!(name, why, "an adapter of a Tinker run is unloaded");
+                tracing::info!(name, why, "unloaded an adapter of a Tinker run");
                 tokio::spawn(Arc::clone(self).unload(name));
             }
         }
@@ -167,11 +167,11 @@ impl Runs {
         let reason = |entry: &AdapterEntry| {
             let record = &entry.record;
             if entry.expires_at().is_some_and(|at| at <= now) {
-                return Some("its ttl_seconds are over");
+                return Some("its ttl_seconds have passed");
             }
             let maker = record.made_by.as_deref()?;
             if maker != own {
-                return gone.contains(maker).then_some("the gateway that made it is gone");
+                return gone.contains(maker).then_some("the gateway that created it no longer runs");
             }
             let run = checkpoint_path::run_of_snapshot(&record.name)?;
             (!self.book.has_run(run)).then_some("its model has ended")

@@ -55,14 +55,15 @@ pub enum DraftError {
     #[error(transparent)]
     Layers(#[from] FirstLayersError),
     /// The draft adapter does not fit the layers.
-    #[error("the draft's adapter cannot be computed: {0}")]
+    #[error("cannot compute the draft's adapter: {0}")]
     Adapter(#[from] LayoutError),
     /// Memory or a thread for the model is missing.
     #[error(transparent)]
     Resident(#[from] ResidentError),
     /// The byte limit is below the smallest drafter.
     #[error(
-        "{bytes} bytes do not hold a draft: it takes {needed_bytes} at least; raise --draft-bytes (of a split client --draft-kv-bytes)"
+        "{bytes} bytes are too few for the draft model, which needs at least {needed_bytes}; raise \
+         --draft-bytes (of a split client --draft-kv-bytes)"
     )]
     TooFewBytes {
         /// The limit from the options.

@@ -85,7 +85,7 @@ pub enum CopyEnd {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum SubmitError {
     /// The queue is full.
-    #[error("the copy engine has {limit} jobs and takes no more; submit again when one has ended")]
+    #[error("the copy engine has {limit} jobs, which is the limit; submit again when one has ended")]
     Full {
         /// Maximum number of jobs in the engine.
         limit: usize,

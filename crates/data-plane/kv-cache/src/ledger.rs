@@ -14,9 +14,7 @@ use std::{
 
 /// Error of a charge that exceeds a limit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{asked_bytes} bytes are more than is left of the {limit_bytes} bytes of {account}, of which {held_bytes} are held"
-)]
+#[error("{asked_bytes} bytes do not fit: {held_bytes} of the {limit_bytes} bytes of {account} are in use")]
 pub struct OutOfBudget {
     /// Name of the full account: the charged one, or an ancestor.
     pub account: String,

@@ -67,7 +67,7 @@ pub struct StoreLayout {
 #[derive(Debug, Error)]
 pub enum StoreError {
     /// The disk, a quota or a limit of this process leaves no space. The content of the slot is unknown.
-    #[error("there is no room to keep KV blocks in {}: {source}; free some, or keep fewer blocks", path.display())]
+    #[error("no disk space for KV blocks in {}: {source}; free space, or lower --disk-bytes", path.display())]
     Full {
         /// Path of the store's file.
         path: PathBuf,
@@ -85,10 +85,10 @@ pub enum StoreError {
         source: io::Error,
     },
     /// The slot is empty, or it holds another block.
-    #[error("slot {} does not hold this block; compute it anew", .0.0)]
+    #[error("slot {} does not hold this block; compute it again", .0.0)]
     Absent(StoreSlot),
     /// The content of the slot is not what was written.
-    #[error("the KV block in slot {} is damaged; compute it anew", .0.0)]
+    #[error("the KV block in slot {} is damaged; compute it again", .0.0)]
     Damaged(StoreSlot),
 }
 

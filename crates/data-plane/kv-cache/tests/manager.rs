@@ -22,16 +22,36 @@ const ADAPTER_BLOCKS: u32 = 3;
 #[derive(Debug, Clone)]
 enum TieredStep {
     /// A sequence begins with the cached blocks of its tokens in all tiers.
-    Begin { adapter: u8, tokens: Vec<u32> },
+    Begin {
+        adapter: u8,
+        tokens: Vec<u32>,
+    },
     /// A sequence checks whether its awaited blocks have arrived.
-    Look { sequence: usize },
+    Look {
+        sequence: usize,
+    },
     /// A sequence offers its next full block.
-    Insert { sequence: usize },
-    End { sequence: usize },
-    Copy { room: usize, spills: usize, prefetches: usize },
-    EndCopy { which: usize, is_good: bool },
-    Unload { adapter: u8 },
-    Wait { ms: u64 },
+    Insert {
+        sequence: usize,
+    },
+    End {
+        sequence: usize,
+    },
+    Copy {
+        room: usize,
+        spills: usize,
+        prefetches: usize,
+    },
+    EndCopy {
+        which: usize,
+        is_good: bool,
+    },
+    Unload {
+        adapter: u8,
+    },
+    Wait {
+        ms: u64,
+    },
     /// The process is killed, and another starts with the content of the disk.
     Restart,
 }

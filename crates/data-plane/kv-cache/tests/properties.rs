@@ -16,11 +16,20 @@ type Content = (u8, Vec<u32>);
 #[derive(Debug, Clone)]
 enum PropertyStep {
     /// A sequence begins: it looks its tokens up and allocates the rest.
-    Begin { adapter: u8, tokens: Vec<u32> },
+    Begin {
+        adapter: u8,
+        tokens: Vec<u32>,
+    },
     /// A sequence offers its next full block.
-    Insert { sequence: usize },
-    End { sequence: usize },
-    Forget { adapter: u8 },
+    Insert {
+        sequence: usize,
+    },
+    End {
+        sequence: usize,
+    },
+    Forget {
+        adapter: u8,
+    },
 }
 
 fn step() -> impl Strategy<Value = PropertyStep> {

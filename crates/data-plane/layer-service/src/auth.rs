@@ -100,12 +100,12 @@ impl Authenticator {
         match followed.file.lock().unwrap_or_else(PoisonError::into_inner).poll() {
             Ok(None) => false,
             Ok(Some(keys)) => {
-                tracing::info!(keys = keys.len(), "the layer clients' keys have changed");
+                tracing::info!(keys = keys.len(), "the keys of split clients were read again");
                 *followed.keys.write().unwrap_or_else(PoisonError::into_inner) = keys.into();
                 true
             }
             Err(error) => {
-                tracing::error!(%error, "the layer clients' keys stay as they were");
+                tracing::error!(%error, "cannot read the keys of split clients; the old keys stay valid");
                 false
             }
         }

@@ -76,8 +76,8 @@ pub fn catalog_files(plan: &ClientWeightsPlan) -> Vec<ClientFileEntry> {
 /// The catalog exceeds the maximum length of the protocol.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "the catalog of layers has {0} bytes, but at most {MAX_CATALOG_BYTES} are possible: serve a model with fewer layers, \
-     or start with --layers off"
+    "the catalog of layers has {0} bytes, and the limit is {MAX_CATALOG_BYTES}: serve a model with fewer \
+     layers, or set --layers off"
 )]
 pub struct CatalogTooLong(usize);
 
@@ -119,7 +119,7 @@ impl Blobs for BaseBlobs {
                 .unwrap_or_default();
             return Ok(rest[..rest.len().min(bytes as usize)].to_vec());
         }
-        let nothing = || format!("there is no blob {blob}: fetch what the catalog lists");
+        let nothing = || format!("there is no blob {blob}: fetch a blob of the catalog");
         let plan = self.plan.as_ref().ok_or_else(|| refused(RefusalCode::NoSuchBlob, nothing()))?;
         plan.read(blob as usize - 1, offset, bytes).map_err(|error| unread(blob, &error))
     }
@@ -132,9 +132,9 @@ fn unread(blob: u32, error: &ClientWeightsReadError) -> SessionRefused {
             refused(RefusalCode::NoSuchBlob, error.to_string())
         }
         ClientWeightsReadError::Changed { .. } | ClientWeightsReadError::Read { .. } => {
-            tracing::error!(blob, %error, "a part of the model's files cannot be given out");
+            tracing::error!(blob, %error, "cannot read a part of the model's files for a client");
             let message =
-                "the executor cannot read its model's files: use a copy of your own, or ask the operator"
+                "the executor cannot read its model's files: use your own copy, or ask the operator"
                     .to_owned();
             refused(RefusalCode::NoSuchBlob, message)
         }

@@ -290,10 +290,12 @@ impl Dispatcher {
             self.registry.counts().broken.add(1);
             match fault {
                 SessionFault::Violation(violation) => {
-                    tracing::warn!(session = number, %tenant, %violation, "a client broke the layer protocol and is let go");
+                    tracing::warn!(session = number, %tenant, %violation, "a client broke the layer \
+                        protocol and is disconnected");
                 }
                 SessionFault::Slow => {
-                    tracing::warn!(session = number, %tenant, "a client does not take its answers and is let go");
+                    tracing::warn!(session = number, %tenant, "a client does not read its answers and is \
+                        disconnected");
                 }
             }
             self.forget(connection);

@@ -114,10 +114,10 @@ pub enum DispatcherEvent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
     /// Too many calls wait to be accepted.
-    #[error("the layer service has not taken in the calls before: try again in a moment")]
+    #[error("the queue of the layer service is full: try again in a moment")]
     Full,
     /// The dispatcher has ended.
-    #[error("the layer service has ended: look for another executor")]
+    #[error("the layer service has ended: use another executor")]
     Ended,
 }
 

@@ -76,11 +76,11 @@ impl LocalServer {
     pub fn open(socket: &Path, parts: LocalParts) -> anyhow::Result<Self> {
         let bound = LayersListener::bind(socket);
         let listener =
-            bound.with_context(|| format!("split clients cannot be taken in at {}", socket.display()))?;
+            bound.with_context(|| format!("cannot accept split clients at {}", socket.display()))?;
         let is_closed = Arc::new(AtomicBool::new(false));
         let door = LocalListener { listener, parts, is_closed: Arc::clone(&is_closed), callers: Vec::new() };
         let spawned = std::thread::Builder::new().name("layers".to_owned()).spawn(move || door.run());
-        let thread = Some(spawned.context("cannot start the thread of the layers' socket")?);
+        let thread = Some(spawned.context("cannot start the thread of the layer socket")?);
         Ok(Self { is_closed, thread })
     }
 }
@@ -116,17 +116,17 @@ struct LocalCaller {
 /// Reason why a connection ends.
 #[derive(Debug, thiserror::Error)]
 enum LocalDisconnect {
-    #[error("it is done")]
+    #[error("the client closed the session")]
     Done,
-    #[error("it is gone: {0}")]
+    #[error("the client disconnected: {0}")]
     Gone(String),
-    #[error("it was refused: {0}")]
+    #[error("the client was refused: {0}")]
     Refused(String),
-    #[error("its session was closed: it broke the protocol, or another connection has taken it over")]
+    #[error("the session was closed: the client broke the protocol, or another connection took it over")]
     Closed,
-    #[error("its key was taken out of the key file")]
+    #[error("its key was removed from the key file")]
     Barred,
-    #[error("it took or said nothing for {} s", PATIENCE.as_secs())]
+    #[error("the client read or sent nothing for {} s", PATIENCE.as_secs())]
     Slow,
 }
 
@@ -139,7 +139,7 @@ impl LocalListener {
             self.callers.retain_mut(|caller| match caller.serve(parts) {
                 Ok(()) => true,
                 Err(leave) => {
-                    tracing::info!(pid = caller.pid, reason = %leave, "a client of the layer service has left");
+                    tracing::info!(pid = caller.pid, reason = %leave, "a split client disconnected");
                     false
                 }
             });
@@ -161,7 +161,7 @@ impl LocalListener {
                 }
                 Ok(None) => return,
                 Err(error) => {
-                    tracing::warn!(%error, "a client of the layer service was not taken in");
+                    tracing::warn!(%error, "cannot accept a split client");
                     std::thread::sleep(NO_DESCRIPTORS);
                     return;
                 }
@@ -253,7 +253,8 @@ impl LocalCaller {
             Ok((principal, session)) => {
                 let (opened, facts) = (session.opened().clone(), session.facts());
                 let (tenant, name, masking) = (&facts.tenant, &facts.name, &facts.masking);
-                tracing::info!(pid = self.pid, session = opened.session, %tenant, name, masking, "a client has opened a session");
+                tracing::info!(pid = self.pid, session = opened.session, %tenant, name, masking, "a \
+                    split client opened a session");
                 (self.session, self.principal) = (Some(session), Some(principal));
                 self.owes_since = None;
                 self.reply(FromLayers::Opened(opened))
@@ -313,10 +314,10 @@ fn connect(
             depth: geometry.depth,
         };
         let unable = |message: String| refused(RefusalCode::Busy, message);
-        let fd = channel.fd().ok_or_else(|| unable("the channel is of this process alone".to_owned()))?;
+        let fd = channel.fd().ok_or_else(|| unable("the channel belongs to this process only".to_owned()))?;
         let sent = connection.send(&FromLayers::ChannelReady(ready), &[fd]);
         failpoint::pass("layer.channel_made");
-        sent.map_err(|error| unable(format!("the channel could not be handed over: {error}")))
+        sent.map_err(|error| unable(format!("cannot send the channel: {error}")))
     })
 }
 

@@ -237,13 +237,14 @@ impl Registry {
     fn check(&self, open: &SessionOpen) -> Result<(), SessionRefused> {
         if open.version != LAYER_VERSION {
             let message = format!(
-                "the client speaks version {} of the layer protocol and this executor {LAYER_VERSION}: run one release",
+                "the client uses version {} of the layer protocol and the executor {LAYER_VERSION}: use \
+                 one release",
                 open.version
             );
             return Err(refused(RefusalCode::Version, message));
         }
         if self.is_draining() {
-            let message = "the executor is about to end: open the session with its successor".to_owned();
+            let message = "the executor is shutting down: open the session with its successor".to_owned();
             return Err(SessionRefused {
                 retry_after_ms: REOPEN_MS,
                 ..refused(RefusalCode::Draining, message)
@@ -297,7 +298,8 @@ impl SessionTable {
         }
         let same = |entry: &RegistryEntry| entry.facts.number == number && entry.facts.tenant == *tenant;
         let found = self.sessions.iter().find(|(_, entry)| same(entry)).map(|(&connection, _)| connection);
-        let message = "the session is over, or another tenant's: open a new one; what it has no answer to may be repeated";
+        let message =
+            "the session has ended or belongs to another tenant: open a new one, and repeat unanswered calls";
         found.map(Some).ok_or_else(|| refused(RefusalCode::NoSuchSession, message.to_owned()))
     }
 
@@ -305,11 +307,11 @@ impl SessionTable {
         let of_tenant = self.sessions.values().filter(|entry| entry.facts.tenant == *tenant).count();
         let (code, message) = if self.sessions.len() >= quotas.sessions {
             let message =
-                format!("the executor has {} sessions, as many as it takes: try again", quotas.sessions);
+                format!("the executor has {} sessions, which is the limit: try again later", quotas.sessions);
             (RefusalCode::Busy, message)
         } else if of_tenant >= quotas.tenant_sessions {
             let message =
-                format!("{tenant} has {of_tenant} sessions, as many as a tenant may have: close one");
+                format!("{tenant} has {of_tenant} sessions, which is the limit of a tenant: close one");
             (RefusalCode::Quota, message)
         } else {
             return Ok(());
@@ -343,7 +345,7 @@ fn check_masking(mode: &str, maskable: Maskable) -> Result<(), SessionRefused> {
         "pads" | "shares" => {
             "some layers of this base have no ring path, so pads would not cancel out: use masking off"
         }
-        _ => "the masking mode is unknown here: use off, paper, pads or shares",
+        _ => "the masking mode is unknown: use off, paper, pads or shares",
     };
     Err(refused(RefusalCode::Masking, message.to_owned()))
 }

@@ -111,15 +111,15 @@ pub struct RemoteParts {
 pub enum RemoteListenError {
     /// The address is open to other hosts, but neither keys nor certificates are required.
     #[error(
-        "--layer-listen {0} can be reached from other hosts, and anybody there could rent layers; \
-         give --layer-key-file or --layer-client-ca, or listen on 127.0.0.1"
+        "--layer-listen {0} is reachable from other hosts without keys or certificates; set \
+         --layer-key-file or --layer-client-ca, or listen on 127.0.0.1"
     )]
     Unguarded(SocketAddr),
     /// The TLS files cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
     /// The system refuses to listen at the address.
-    #[error("cannot listen for layer clients on {address}: {cause}; give --layer-listen another address")]
+    #[error("cannot listen for split clients on {address}: {cause}; set another --layer-listen")]
     Listen {
         /// Address from the settings.
         address: SocketAddr,
@@ -138,7 +138,7 @@ pub enum RemoteListenError {
         cause: io::Error,
     },
     /// The thread or its event loop cannot be started.
-    #[error("cannot start the layer clients' thread: {0}; the system may be out of threads or files")]
+    #[error("cannot start the thread for split clients: {0}; the system may be out of threads or files")]
     Thread(io::Error),
 }
 
@@ -203,7 +203,7 @@ impl RemoteServer {
         let serve = move || runtime.block_on(listeners.serve(Arc::new(shared), closed));
         let thread = thread::Builder::new().name("layer-door".into()).spawn(move || {
             if let Err(error) = serve() {
-                tracing::error!(%error, "no layer client can connect any more");
+                tracing::error!(%error, "the listener for split clients failed; no client can connect");
             }
         });
         let thread = Some(thread.map_err(RemoteListenError::Thread)?);

@@ -104,7 +104,7 @@ pub fn start(
     let registry = Registry::new(settings.quotas, lent, sender, memory);
     let authenticator = Arc::new(match &places.key_file {
         Some(path) => Authenticator::open(path)
-            .context("--layer-key-file cannot be used, so split clients cannot be told apart")?,
+            .context("cannot use --layer-key-file, so split clients cannot be authenticated")?,
         None => Authenticator::without_keys(),
     });
     let max_frame_bytes = max_frame_bytes(sites, &settings);
@@ -126,7 +126,7 @@ pub fn start(
         socket = %places.socket.display(),
         tls = remote.address().map(tracing::field::display),
         sites = sites.len(),
-        "split clients are served"
+        "serving split clients"
     );
     let hub = Dispatcher::new(base, settings, registry, inbox, Box::new(SystemClock));
     Ok((hub, RunningServers { _remote: remote, _local: local }))

@@ -43,7 +43,7 @@ pub enum ClientCertificates {
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file is missing or not PEM.
-    #[error("{flag} {path} cannot be read: {cause}; give a PEM file that this user may read")]
+    #[error("cannot read {flag} {path}: {cause}; use a PEM file that this user may read")]
     Read {
         /// Name of the setting.
         flag: &'static str,
@@ -53,7 +53,7 @@ pub enum TlsError {
         cause: pem::Error,
     },
     /// A PEM file contains no certificate.
-    #[error("{flag} {path} holds no certificate; give a PEM file with at least one")]
+    #[error("{flag} {path} contains no certificate; use a PEM file with at least one")]
     Empty {
         /// Name of the setting.
         flag: &'static str,
@@ -62,11 +62,11 @@ pub enum TlsError {
     },
     /// A certificate of the client CA cannot be used.
     #[error(
-        "--layer-client-ca holds a certificate that cannot sign others: {0}; give the CA's own certificate"
+        "--layer-client-ca contains a certificate that cannot sign others: {0}; use the CA's own certificate"
     )]
     ClientCa(String),
     /// Certificate and key do not belong together, or cannot be used.
-    #[error("--layer-cert and --layer-cert-key cannot be used: {0}; they must belong together")]
+    #[error("cannot use --layer-cert with --layer-cert-key: {0}; they must belong together")]
     Own(rustls::Error),
 }
 

@@ -239,16 +239,17 @@ impl Site {
 #[derive(Debug, thiserror::Error)]
 pub enum EvaluateError {
     /// Memory for the batch's rows is short; a retry may succeed.
-    #[error("the device that holds the base has no memory for a batch")]
+    #[error("the device of the base has no memory for a batch")]
     NoMemory(#[source] Box<dyn Error + Send + Sync>),
     /// The device failed during the evaluation.
-    #[error("the device that holds the base failed")]
+    #[error("the device of the base failed")]
     Failed(#[source] Box<dyn Error + Send + Sync>),
     /// The site has no modular path.
-    #[error("site {} has no ring path: its base is not served with one, or its weights are no whole numbers", .0.0)]
+    #[error("site {} has no ring path: the base is served without it, or its weights are not integers", .0.0)]
     NoRing(SiteId),
     /// The modular path adds no bias.
-    #[error("site {} adds no bias on the ring path; ask for the product without and add it to the answer", .0.0)]
+    #[error("site {} adds no bias on the ring path; request the product without bias and add the bias to \
+             the answer", .0.0)]
     RingBias(SiteId),
 }
 

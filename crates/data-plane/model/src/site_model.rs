@@ -66,7 +66,8 @@ pub enum SiteModelError {
         reason: String,
     },
     /// The number of linear layers is zero or above the limit.
-    #[error("{} has {found} linear layers, and 1 to {MAX_SITES} are served; is it a language model?", path.display())]
+    #[error("{} has {found} linear layers, and 1 to {MAX_SITES} are supported; use a language \
+             model", path.display())]
     Count {
         /// Path of the model directory.
         path: PathBuf,
@@ -89,7 +90,8 @@ pub enum SiteModelError {
     Stream(#[from] StreamError),
     /// The files changed while they were read.
     #[error(
-        "{} was written to while it was loaded, so its weights cannot be trusted; start again once it is whole",
+        "{} was written while it was loaded, so its weights may be wrong; start again when the file is \
+         complete",
         path.display()
     )]
     Changed {

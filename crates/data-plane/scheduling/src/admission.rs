@@ -56,7 +56,7 @@ pub struct FirstToken {
 
 /// Refusal of a request: the queue stands, and the request would wait too long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("requests have waited for longer than {} ms for some time", target.as_millis())]
+#[error("requests wait longer than {} ms", target.as_millis())]
 pub struct Overload {
     /// Limit that the forecast exceeds.
     pub target: Duration,

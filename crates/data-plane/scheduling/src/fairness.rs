@@ -67,7 +67,7 @@ pub struct DequeuedRequest<K, T> {
 
 /// Error of a full queue: tenants with more waiting than the asking one cannot free enough capacity.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{waiting} wait, and there may be no more")]
+#[error("{waiting} requests wait, which is the limit")]
 pub struct QueueFull<T> {
     /// Total size of the waiting entries.
     pub waiting: usize,

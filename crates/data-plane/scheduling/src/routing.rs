@@ -128,7 +128,7 @@ pub enum RoutingPolicy {
 
 /// Error of a policy name that does not exist.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0} is no routing policy; there are rank-aware, algo1-printed, most-idle, first-fit and random")]
+#[error("{0} is not a routing policy; use rank-aware, algo1-printed, most-idle, first-fit or random")]
 pub struct UnknownPolicy(String);
 
 impl RoutingPolicy {

@@ -17,7 +17,7 @@ pub struct TokenBucket {
 
 /// Error of an empty bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("nothing is left of what there is in a minute; some is again in {wait_us} us")]
+#[error("the limit per minute is used up; try again in {wait_us} us")]
 pub struct TokensExhausted {
     /// Microseconds until one unit is available again.
     pub wait_us: u64,

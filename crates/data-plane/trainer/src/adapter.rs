@@ -38,7 +38,8 @@ impl fmt::Display for TargetModule {
 /// Error of an unknown module name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "'{0}' is no linear layer; use q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj or lm_head"
+    "'{0}' is not a linear layer; use q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj or \
+     lm_head"
 )]
 pub struct NoModule(String);
 

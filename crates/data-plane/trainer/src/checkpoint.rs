@@ -55,17 +55,19 @@ pub enum CheckpointError {
         source: io::Error,
     },
     /// The checkpoint belongs to another job.
-    #[error("{} is of another job: its {what} is another; go on with what it began with, or leave out --resume", path.display())]
+    #[error("{} belongs to a job with a different {what}; resume with the original {what}, or remove \
+             --resume", path.display())]
     Other {
         path: PathBuf,
         /// Part of the origin that differs.
         what: &'static str,
     },
     /// Another job uses the directory.
-    #[error("{} is in use by another trainer: wait for its end, or name another directory", .0.display())]
+    #[error("{} is in use by another trainer; wait until that trainer ends, or name another \
+             directory", .0.display())]
     InUse(PathBuf),
     /// The file is not a valid checkpoint.
-    #[error("{} is no checkpoint: {why}; leave out --resume to begin anew", path.display())]
+    #[error("{} is not a valid checkpoint: {why}; remove --resume to start over", path.display())]
     Broken { path: PathBuf, why: String },
 }
 
@@ -219,7 +221,7 @@ fn words(bytes: &[u8]) -> Result<CheckpointHeader, String> {
         .metadata()
         .as_ref()
         .and_then(|words| words.get(METADATA))
-        .ok_or("it says nothing of a job")?;
+        .ok_or("it has no description of a job")?;
     let words: CheckpointHeader = serde_json::from_str(words).map_err(|error| error.to_string())?;
     if words.version == VERSION { Ok(words) } else { Err(format!("its version is {}", words.version)) }
 }
@@ -228,7 +230,7 @@ fn fill(file: &SafeTensors<'_>, name: &str, to: &mut [f32]) -> Result<(), String
     let tensor = file.tensor(name).map_err(|error| format!("{name}: {error}"))?;
     let values = tensor.data().as_chunks::<4>().0;
     if tensor.dtype() != safetensors::Dtype::F32 || values.len() != to.len() {
-        return Err(format!("{name} has another shape"));
+        return Err(format!("the tensor {name} has the wrong shape or data type"));
     }
     to.iter_mut().zip(values).for_each(|(to, bytes)| *to = f32::from_le_bytes(*bytes));
     Ok(())

@@ -34,7 +34,7 @@ enum TrainerCommand {
     Run(Box<arguments::RunArguments>),
     /// Prints the prompts of the training data on stdin, one per line, for a teacher model of a draft
     Prompts,
-    /// Trains one adapter by the commands on stdin, and answers each on stdout
+    /// Trains one adapter by commands from stdin, and answers each on stdout
     Session(Box<session::SessionArguments>),
     /// Starts a trainer for each client that connects and sends a request
     Serve(serve::ServeArguments),

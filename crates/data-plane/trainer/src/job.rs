@@ -36,7 +36,7 @@ pub enum JobError<E: Error + 'static> {
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     /// The listener cannot receive events any more.
-    #[error("what is told of the job cannot be written")]
+    #[error("cannot write the events of the job")]
     Tell(#[from] std::io::Error),
 }
 

@@ -34,7 +34,7 @@ pub fn add(whole: &mut LossMetrics, part: &LossMetrics) {
 pub enum LossError {
     #[error("the loss '{0}' is not supported; use cross_entropy, importance_sampling, ppo, cispo or dro")]
     UnknownLoss(String),
-    #[error("the loss '{loss}' has no option '{option}'; leave it out")]
+    #[error("the loss '{loss}' has no option '{option}'; remove it")]
     UnknownOption { loss: String, option: String },
     #[error("the loss '{loss}' needs the option '{option}'")]
     MissingOption { loss: String, option: &'static str },
@@ -126,7 +126,10 @@ impl LossOptions<'_> {
         if low >= 0.0 && high.is_finite() && low <= high {
             return Ok(Clip { low, high });
         }
-        Err(self.invalid("0 <= clip_low_threshold <= clip_high_threshold; they bound the ratio, around 1"))
+        Err(self.invalid(
+            "0 <= clip_low_threshold <= clip_high_threshold; the thresholds are bounds of \
+                          the ratio, as 0.8 and 1.2",
+        ))
     }
 
     /// Beta is required: no default is documented, and a guessed one would change the result.

@@ -159,12 +159,14 @@ impl<B: BorrowedBase> TrainerSession<B> {
     }
 
     fn load(&mut self, directory: &Path, optimizer: bool) -> Result<AdapterSpec, CommandRefusal> {
-        let refused = |why: String| CommandRefusal::user(format!("this state cannot be loaded: {why}"));
+        let refused = |why: String| CommandRefusal::user(format!("cannot load the state: {why}"));
         let (found, checkpoint) = self.read(directory).map_err(refused)?;
         let Checkpoint { method, state, gradients, .. } = checkpoint;
         match &self.stage {
             SessionStage::Learning(_, shape) if *shape != found => {
-                return Err(refused("it is of another rank, or of other layers".to_owned()));
+                return Err(refused(
+                    "its rank or layers differ from those of the session's adapter".to_owned(),
+                ));
             }
             SessionStage::Learning(..) => {}
             SessionStage::Waiting(_) | SessionStage::Broken => self.begin(method.clone(), found.clone())?,
@@ -183,10 +185,10 @@ impl<B: BorrowedBase> TrainerSession<B> {
             SessionStage::Learning(learning, _) => &learning.model().config,
             SessionStage::Broken => return Err("this session has ended".to_owned()),
         };
-        let gone = || "it is not there any more".to_owned();
+        let gone = || "it no longer exists".to_owned();
         let origin = Checkpoint::origin(directory).map_err(|error| error.to_string())?.ok_or_else(gone)?;
         if origin.base != self.base {
-            return Err("it was learned on another base model".to_owned());
+            return Err("it was trained on another base model".to_owned());
         }
         let shape: AdapterSpec = serde_json::from_str(&origin.plan).map_err(|error| error.to_string())?;
         check_shape(&shape).map_err(|refusal| refusal.message)?;
@@ -206,7 +208,7 @@ impl<B: BorrowedBase> TrainerSession<B> {
         let gradients = (gathered == GradientRetention::Keep).then(sums);
         Checkpoint { origin, method, state, gradients }
             .write(directory)
-            .map_err(|error| CommandRefusal::server(format!("the state cannot be kept: {error}")))
+            .map_err(|error| CommandRefusal::server(format!("cannot save the state: {error}")))
     }
 
     fn save_weights(&mut self, directory: &Path) -> Result<(), CommandRefusal> {
@@ -242,11 +244,12 @@ fn check_shape(shape: &AdapterSpec) -> Result<(), CommandRefusal> {
             Err(CommandRefusal::user(format!("the rank is {rank}; it must be 1 to {MAX_RANK}")))
         }
         AdapterSpec::Lora { targets, .. } if targets.is_empty() => Err(CommandRefusal::user(
-            "nothing is to learn: train at least one of attention, MLP (in a mixture of experts it does not learn) and unembedding",
+            "the adapter has no layers to train; select attention, MLP (not in a mixture of experts) or \
+             unembedding",
         )),
         AdapterSpec::Lora { .. } => Ok(()),
         AdapterSpec::Ia3 { .. } | AdapterSpec::Prefix { .. } => {
-            Err(CommandRefusal::user("only LoRA is trained here"))
+            Err(CommandRefusal::user("only LoRA can be trained here"))
         }
     }
 }
@@ -290,7 +293,7 @@ fn data(
     let needed = needed(loss);
     if let Some(unknown) = inputs.iter().find(|name| !needed.contains(&name.as_str())) {
         return Err(CommandRefusal::user(format!(
-            "this loss has no use for '{unknown}' in loss_fn_inputs: leave it out; it takes target_tokens, {}",
+            "this loss does not take '{unknown}' in loss_fn_inputs; remove it, and give target_tokens, {}",
             needed.join(", ")
         )));
     }

@@ -60,7 +60,7 @@ pub enum TrainStepError<E: Error + 'static> {
     Layout(#[from] LayoutError),
     /// The loss or the gradient is not a number.
     #[error(
-        "the {what} of step {step} is not a number: lower the learning rate, or look at the data of this step"
+        "the {what} of step {step} is not a number; lower the learning rate, or check the data of this step"
     )]
     NotANumber {
         /// The value that is not a number: loss, gradient or result.

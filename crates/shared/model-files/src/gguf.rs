@@ -272,7 +272,7 @@ impl GgufFile {
     /// # Errors
     /// Fails if the value is not a boolean.
     pub fn bool(&self, key: &str) -> Result<Option<bool>, GgufError> {
-        self.typed(key, "a truth value", Value::as_bool)
+        self.typed(key, "a boolean", Value::as_bool)
     }
 
     /// Returns a string value.

@@ -87,7 +87,7 @@ impl fmt::Display for HubName {
 
 /// Error for a text that is not a hub name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a hub name is org/name or org/name@revision, of letters, digits, '.', '_' and '-'")]
+#[error("write a hub name as org/name or org/name@revision, of letters, digits, '.', '_' and '-'")]
 pub struct HubNameError;
 
 impl FromStr for HubName {
@@ -119,7 +119,7 @@ fn is_path_part(part: &str) -> bool {
 #[derive(Debug, thiserror::Error)]
 pub enum LocationError {
     /// The name is neither a path nor a hub name.
-    #[error("there is no file or directory {name:?}, and it is no hub name: {source}")]
+    #[error("{name:?} is neither an existing file or directory nor a hub name: {source}")]
     Unknown {
         /// Name that the caller requested.
         name: String,
@@ -145,7 +145,7 @@ pub enum LocationError {
         source: io::Error,
     },
     /// A file in `refs/` does not hold a commit.
-    #[error("{} does not hold the name of a commit; remove it and fetch the model again", path.display())]
+    #[error("{} does not contain the name of a commit; remove it and fetch the model again", path.display())]
     Reference {
         /// Path of the file in `refs/`.
         path: PathBuf,
@@ -196,7 +196,7 @@ fn cached_snapshot(name: &HubName, settings: &HubSettings) -> Result<Option<Path
 
 #[cfg(not(feature = "hub"))]
 fn fetch(name: HubName, settings: &HubSettings) -> Result<PathBuf, LocationError> {
-    let hint = "this build never downloads: fetch it with the Hugging Face tools, or give a path";
+    let hint = "this build cannot download; fetch the model with the Hugging Face tools, or give a path";
     Err(LocationError::NotCached { name, cache: settings.cache.clone(), hint })
 }
 
@@ -207,7 +207,7 @@ fn fetch(name: HubName, settings: &HubSettings) -> Result<PathBuf, LocationError
         HubAccess::Offline => Err(LocationError::NotCached {
             name,
             cache: settings.cache.clone(),
-            hint: "HF_HUB_OFFLINE forbids fetching it: unset it, or give a path",
+            hint: "HF_HUB_OFFLINE forbids downloads; unset it, or give a path",
         }),
     }
 }

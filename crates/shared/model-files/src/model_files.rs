@@ -27,7 +27,7 @@ const MAX_ENTRIES: usize = 1 << 12;
 #[derive(Debug, thiserror::Error)]
 pub enum FindError {
     /// The path's metadata could not be read.
-    #[error("cannot look at {}: {source}; give the path of a model file or directory", path.display())]
+    #[error("cannot read {}: {source}; give the path of a model file or directory", path.display())]
     Path {
         /// Path that the caller gave.
         path: PathBuf,
@@ -49,7 +49,8 @@ pub enum FindError {
         names: Vec<String>,
     },
     /// The path is a single file that is not GGUF.
-    #[error("{} is not a GGUF file; for safetensors give the directory that holds config.json", path.display())]
+    #[error("{} is not a GGUF file; for safetensors give the directory that contains \
+             config.json", path.display())]
     NotGguf {
         /// Path of the file concerned.
         path: PathBuf,

@@ -138,7 +138,7 @@ impl<'de> Visitor<'de> for BoundedValue<'_> {
         while let Some(name) = entries.next_key::<String>()? {
             self.counts.name()?;
             if map.contains_key(&name) {
-                let error = A::Error::custom(format_args!("the field '{name}' is there twice; say it once"));
+                let error = A::Error::custom(format_args!("the field '{name}' appears twice; keep one"));
                 self.counts.repeated.set(Some(name));
                 return Err(error);
             }
@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn a_field_that_comes_twice_is_refused_by_name() {
         let error = parse(br#"{"a":1,"b":{"n":1,"n":2}}"#).unwrap_err();
-        assert!(error.to_string().contains("'n' is there twice"), "{error}");
+        assert!(error.to_string().contains("'n' appears twice"), "{error}");
         assert_eq!(error.repeated.as_deref(), Some("n"));
         parse(br#"{"a":{"n":1},"b":{"n":2}}"#).unwrap();
     }

@@ -44,7 +44,8 @@ pub enum TokenListError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
     /// The model has no token list, or one beyond the limits.
-    #[error("{} has no list of tokens, or one beyond any size; give a model with a tokenizer", path.display())]
+    #[error("{} has no list of tokens, or one that is too large; give a model with a \
+             tokenizer", path.display())]
     None {
         /// Path of the file without a list.
         path: PathBuf,
@@ -54,8 +55,8 @@ pub enum TokenListError {
 /// First token that two models spell differently.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the draft's tokenizer is another one (token {token} is {draft:?} there and {base:?} in the base): a draft must be of the \
-     base's family"
+    "the draft model has another tokenizer than the base (token {token} is {draft:?}, not {base:?}); use \
+     a draft model of the base's family"
 )]
 pub struct TokenMismatch {
     /// Id of the differing token.

@@ -62,7 +62,7 @@ fn shard_names(json: &[u8]) -> Result<BTreeSet<String>, String> {
     let index: Index = bounded_json::parse(json).map_err(|error| error.to_string())?;
     let names: BTreeSet<String> = index.weight_map.into_values().collect();
     if names.is_empty() || names.len() > MAX_SHARDS {
-        return Err(format!("it names {} files, and 1 to {MAX_SHARDS} are read", names.len()));
+        return Err(format!("it names {} files; 1 to {MAX_SHARDS} are supported", names.len()));
     }
     // A name that leads out of the directory would read a file that is not part of the model.
     match names.iter().find(|name| Path::new(name).file_name() != Some(name.as_ref())) {

@@ -28,7 +28,7 @@ pub struct TlsFiles {
 
 /// A file with certificates or a key does not hold the expected content.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{path} cannot be used ({reason}): name a PEM file with {wanted}")]
+#[error("cannot use {path} ({reason}); name a PEM file with {wanted}")]
 pub struct CredentialsError {
     /// Path of the unusable file.
     pub path: PathBuf,
@@ -70,8 +70,13 @@ pub fn config(files: &TlsFiles) -> Result<ClientConfig, CredentialsError> {
 
 fn system_bundle() -> Result<PathBuf, CredentialsError> {
     let bundle = SYSTEM_BUNDLES.iter().map(Path::new).find(|path| path.exists());
-    let missing =
-        || unusable(Path::new(SYSTEM_BUNDLES[0]), "authorities to trust", &"this system has none: use --ca");
+    let missing = || {
+        unusable(
+            Path::new(SYSTEM_BUNDLES[0]),
+            "authorities to trust",
+            &"this system has none; set one with --ca",
+        )
+    };
     bundle.map(Path::to_owned).ok_or_else(missing)
 }
 
@@ -79,7 +84,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Credentials
     let wanted = "certificates";
     let found = CertificateDer::pem_file_iter(path).map_err(|error| unusable(path, wanted, &error))?;
     let found: Vec<_> = found.collect::<Result<_, _>>().map_err(|error| unusable(path, wanted, &error))?;
-    if found.is_empty() { Err(unusable(path, wanted, &"it holds none")) } else { Ok(found) }
+    if found.is_empty() { Err(unusable(path, wanted, &"it contains none")) } else { Ok(found) }
 }
 
 fn unusable(path: &Path, wanted: &'static str, reason: &dyn std::fmt::Display) -> CredentialsError {

@@ -80,32 +80,33 @@ impl fmt::Display for CacheWeight {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ClassError {
     /// Text that is not a class in TOML.
-    #[error("this is no class: {0}; write {{name=\"gold\",weight=3,tenants=[\"alice\"]}}")]
+    #[error("this is not a service class: {0}; write {{name=\"gold\",weight=3,tenants=[\"alice\"]}}")]
     Syntax(String),
     /// Name that is not a process name, see [`is_process_name`].
     #[error(
-        "each class needs a `name` of lower-case letters, digits and '-', {MAX_PROCESS_NAME_BYTES} at most, not `{0}`"
+        "a service class needs a `name` of at most {MAX_PROCESS_NAME_BYTES} lower-case letters, digits \
+         and '-', not `{0}`"
     )]
     Name(String),
     /// Weight larger than [`MAX_WEIGHT`].
-    #[error("the class `{0}` has a weight beyond {MAX_WEIGHT}, the largest there is")]
+    #[error("the weight of the class `{0}` exceeds the maximum {MAX_WEIGHT}")]
     Weight(String),
     /// Class other than the default one without tenants and adapters.
-    #[error("the class `{0}` is for nobody; name `tenants` or `adapters`, or call it `{DEFAULT_CLASS}`")]
+    #[error("the class `{0}` has no members; add `tenants` or `adapters`, or name it `{DEFAULT_CLASS}`")]
     Nobody(String),
     /// Default class with tenants or adapters.
     #[error(
-        "the class `{DEFAULT_CLASS}` is for everybody who has no other; leave out its `tenants` and `adapters`"
+        "the class `{DEFAULT_CLASS}` is for all without another class; remove its `tenants` and `adapters`"
     )]
     Members,
     /// Name that two classes have.
     #[error("two classes are called `{0}`")]
     Same(String),
     /// Tenant or adapter in more than one class.
-    #[error("`{0}` is in more than one class; leave it in one")]
+    #[error("`{0}` is in more than one class; keep it in one")]
     Twice(String),
     /// More classes than [`MAX_CLASSES`].
-    #[error("there are more than {MAX_CLASSES} classes")]
+    #[error("the configuration has more than {MAX_CLASSES} classes")]
     TooMany,
 }
 
@@ -231,13 +232,13 @@ mod tests {
             classes.and_then(|classes| ServiceClass::check(&classes)).unwrap_err().to_string()
         };
         for (classes, why) in [
-            (&["gold"][..], "this is no class"),
+            (&["gold"][..], "this is not a service class"),
             (&[r#"{name="gold",tenants=["a"],wieght=2}"#], "wieght"),
             (&[r#"{name="gold",tenants=["a"],weight=0}"#], "nonzero"),
             (&[r#"{name="Gold",tenants=["a"]}"#], "needs a `name`"),
-            (&[r#"{name="gold",tenants=["a"],weight=1001}"#], "the largest there is"),
-            (&[r#"{name="gold"}"#], "for nobody"),
-            (&[r#"{name="default",tenants=["a"]}"#], "leave out"),
+            (&[r#"{name="gold",tenants=["a"],weight=1001}"#], "exceeds the maximum"),
+            (&[r#"{name="gold"}"#], "has no members"),
+            (&[r#"{name="default",tenants=["a"]}"#], "remove its"),
             (&[r#"{name="gold",tenants=["a"]}"#, r#"{name="gold",tenants=["b"]}"#], "two classes"),
             (&[r#"{name="gold",tenants=["a"]}"#, r#"{name="tin",tenants=["a"]}"#], "`a` is in more"),
         ] {

@@ -35,7 +35,8 @@ impl FromStr for DraftChoice {
             // A `/` or `.` is required, so that a misspelled word is not reported as a missing file.
             path if path.contains(['/', '.']) => Ok(Self::Model(path.into())),
             other => Err(format!(
-                "`{other}` is no draft; write off, auto, ngram or early-exit, or the path of a model, as ./{other}"
+                "`{other}` is not a drafter; write off, auto, ngram, early-exit, or the path of a model, \
+                 as ./{other}"
             )),
         }
     }
@@ -69,6 +70,6 @@ mod tests {
             assert_eq!(DraftChoice::Model(path.into()).text(), OsString::from(path));
         }
         let refused = "ngramm".parse::<DraftChoice>().unwrap_err();
-        assert!(refused.contains("is no draft") && refused.contains("./ngramm"), "{refused}");
+        assert!(refused.contains("is not a drafter") && refused.contains("./ngramm"), "{refused}");
     }
 }

@@ -44,7 +44,7 @@ sections! {
         /// Device that computes the base model: cpu, cuda, or cuda:1 for the second GPU
         device: DeviceChoice, --"device" "DEVICE", Is("cpu"), Executor;
         /// Cores that the executor computes on, as 0-3,8
-        cores: CoreList, --"cores" "LIST", Depends("all; of four or more, those without workers"), Up;
+        cores: CoreList, --"cores" "LIST", Depends("all cores; of four or more, those without workers"), Up;
         /// Rounding of activations for integer weights on a CPU: auto (mixed), int8, mixed (15 bits where it
         /// matters), int15, or exact (no rounding, for weights of any type: about half as fast)
         precision: Precision, --"precision" "PRECISION", Is("auto"), Executor;
@@ -59,12 +59,13 @@ sections! {
         /// prompts, 8 bits of precision)
         adapter_dtype: AdapterDtype, --"adapter-dtype" "DTYPE", Is("auto"), Executor;
         /// Maximum device memory for adapters
-        device_adapter_bytes: ByteCount, --"device-adapter-bytes" "BYTES", Depends("what one longest sequence leaves"), Executor;
+        device_adapter_bytes: ByteCount, --"device-adapter-bytes" "BYTES", Depends("device memory \
+            without the KV cache of one longest sequence"), Executor;
         /// Maximum number of sequences per step
         max_running: u32, --"max-running" "N", Is("64"), Executor;
         /// Maximum number of requests that wait in the executor; all further ones wait in the gateway
         max_waiting: u32, --"max-waiting" "N", Is("512"), Executor;
-        /// Maximum number of prompt tokens of the waiting requests together; more are answered 429
+        /// Maximum total number of prompt tokens of waiting requests; further requests are answered 429
         max_waiting_tokens: u32, --"max-waiting-tokens" "TOKENS", Is("4194304"), Executor;
         /// Maximum number of prompt tokens per step; a longer prompt is prefilled in chunks
         chunk_tokens: u32, --"chunk-tokens" "TOKENS", Is("512"), Executor;
@@ -73,24 +74,27 @@ sections! {
     /// `[memory]`: the memory of the device, and the offload tiers of the KV cache.
     MemorySection = "memory" {
         /// Device memory that the KV cache and adapters share
-        device: ByteCount, --"device-bytes" "BYTES", Depends("1GiB, or what kv_bytes and device_adapter_bytes add up to; nine tenths of what a GPU has left"), Executor;
+        device: ByteCount, --"device-bytes" "BYTES", Depends("on a CPU 1GiB, or the sum of kv_bytes and \
+                              device_adapter_bytes; on a GPU 9/10 of its free memory"), Executor;
         /// Host memory for KV cache that is offloaded from a GPU; on a CPU raise `device` instead
         host: ByteCount, --"host-bytes" "BYTES", Is("0B"), Executor;
         /// Disk space for offloaded KV cache, which outlives a restart; 0B offloads none
         disk: ByteCount, --"disk-bytes" "BYTES", Is("0B"), Executor;
         /// Private directory of the file that holds the offloaded KV cache
-        directory: PathBuf, --"disk-directory" "DIR", Depends("history below the state directory"), Executor;
+        directory: PathBuf, --"disk-directory" "DIR", Depends("the directory `history` in the state \
+                               directory"), Executor;
         /// Time after which an unused entry of the KV cache is worth e times less to the eviction policy
         decay_ms: u64, --"cache-decay-ms" "MS", Is("10000"), Executor, was ["memory"] "tau_ms" --"cache-tau-ms";
-        /// Maximum host memory of an executor, weights included: bytes, or a part, as 1/2
-        process: MemoryFraction, --"process-memory" "PART", Depends("fifteen sixteenths of the machine or of its control group; of several executors, an even part each"), Executor;
+        /// Maximum host memory of an executor with its weights, in bytes or as a fraction such as 1/2
+        process: MemoryFraction, --"process-memory" "PART", Depends("15/16 of the memory of the machine \
+                                    or control group; several executors share it evenly"), Executor;
     }
 
     /// `[speculation]`: speculative decoding. It changes no output.
     SpeculationSection = "speculation" {
         /// Drafter: off; auto (whichever helps); ngram (prompt lookup); early-exit (the first layers of the
         /// base with the draft adapter that was loaded last); or the path of a smaller model with the same
-        /// tokens
+        /// tokenizer
         draft: DraftChoice, --"draft" "DRAFT", Is("auto"), Executor;
         /// Maximum number of draft tokens of a sequence that one step verifies
         draft_tokens: u32, --"draft-tokens" "N", Is("16"), Executor;
@@ -101,7 +105,8 @@ sections! {
     /// `[workers]`: the CPU LoRA workers, which compute an adapter until the device holds it.
     WorkersSection = "workers" {
         /// Cores of the CPU LoRA workers, as 6-7
-        cores: CoreList, --"workers-cores" "LIST", Depends("the last quarter, one of two or three"), Up;
+        cores: CoreList, --"workers-cores" "LIST", Depends("the last quarter of the cores; one core of \
+                            two or three"), Up;
         /// Number of CPU LoRA workers; 0 starts none
         count: WorkerCount, --"workers" "N", Depends("one for each core"), Up;
         /// Time that a worker spins for the next task of a pass before it sleeps
@@ -114,7 +119,7 @@ sections! {
         local: bool, --"layer-local" "BOOL", Is("true"), Up;
         /// Address and port that serve base layers over TLS 1.3
         listen: SocketAddr, --"layer-listen" "ADDR:PORT", Preset::None, Executor;
-        /// Certificate chain of that listener, in PEM; `holobiont cert` makes one
+        /// Certificate chain of the layer listener, in PEM; `holobiont cert` makes one
         cert: PathBuf, --"layer-cert" "PEM", Preset::None, Executor;
         /// Private key of that certificate, in PEM
         cert_key: PathBuf, --"layer-cert-key" "PEM", Preset::None, Executor;
@@ -124,23 +129,23 @@ sections! {
         /// Keys of tenants, made by `holobiont key add NAME --file FILE`; without the file, all clients of
         /// this host are one tenant
         key_file: PathBuf, --"layer-key-file" "FILE", Preset::None, Executor;
-        /// Gateways of other hosts that may drive the executor through that listener: the names in their
+        /// Gateways of other hosts that may use the executor through the layer listener: names in their
         /// certificates, as `front,spare`
         gateways: String, --"layer-gateways" "A,B", Preset::None, Executor;
-        /// Share of the time that requests take which training gets beside them; 0 gives it one call each 5 s
+        /// Computing time of training as a share of that of requests; 0 allows one training call every 5 s
         training_share: Fraction, --"layer-training-share" "SHARE", Is("0.05"), Executor;
         /// Maximum number of sessions of split clients
         max_sessions: u32, --"layer-max-sessions" "N", Is("64"), Executor;
         /// Maximum number of sessions of one tenant
         tenant_sessions: u32, --"layer-tenant-sessions" "N", Is("32"), Executor;
-        /// Maximum number of rows of one tenant that wait
+        /// Maximum number of waiting rows of one tenant
         tenant_rows: u32, --"layer-tenant-rows" "ROWS", Is("16384"), Executor;
-        /// Maximum number of bytes of one tenant in shared memory and in messages under way
+        /// Maximum number of bytes of one tenant in shared memory and in unfinished messages
         tenant_bytes: ByteCount, --"layer-tenant-bytes" "BYTES", Is("256MiB"), Executor;
         /// Maximum number of rows computed per second for one tenant
         rows_per_s: u32, --"layer-rows-per-s" "ROWS_PER_S", Preset::None, Executor;
-        /// Offers modular integer arithmetic, which secret sharing and one-time pads need: the start reads
-        /// and hashes all weights
+        /// Offers exact modular arithmetic, which secret sharing and one-time pads need; the start reads and
+        /// hashes all weights
         exact: bool, --"layer-exact" "BOOL", Is("false"), Executor;
     }
 
@@ -152,30 +157,28 @@ sections! {
         adapter_root: PathBuf, --"adapter-root" "DIR", Is("."), Gateway;
         /// Hashed API keys with their roles (admin, user, metrics), made by `holobiont key add NAME`
         api_key_file: PathBuf, --"api-key-file" "FILE", Preset::None, Gateway;
-        /// Takes API keys from the shared registry and keeps them in api_key_file, where executors find them
-        /// too
+        /// Takes API keys from the shared registry and stores them in api_key_file, which executors read too
         shared_keys: bool, --"shared-keys" "BOOL", Is("false"), Gateway;
         /// Maximum size of a request's body
         max_body_bytes: ByteCount, --"max-body-bytes" "BYTES", Is("8MiB"), Gateway;
         /// Memory for what requests keep in the gateway (bodies, queued work, unread results), all tenants
         /// together
         memory_bytes: ByteCount, --"memory-bytes" "BYTES", Is("2GiB"), Gateway;
-        /// Part of that memory that one tenant may have; more is answered 429
+        /// Maximum memory for one tenant's requests in the gateway; further requests are answered 429
         tenant_memory_bytes: ByteCount, --"tenant-memory-bytes" "BYTES", Is("256MiB"), Gateway;
         /// Maximum number of sequences in the admission queue; more are answered 429
         max_sequences: u32, --"max-sequences" "N", Is("4096"), Gateway;
-        /// CoDel target: queue delay of a tenant that may last for any length of time
+        /// CoDel target: queue delay of a tenant that is acceptable at all times
         codel_target_ms: u64, --"codel-target-ms" "MS", Is("250"), Gateway, was ["gateway"] "target_delay_ms" --"target-delay-ms";
-        /// CoDel interval: after this long above the target, new requests of the tenant are answered 429 with
-        /// a forecast in `Retry-After`
+        /// CoDel interval: a tenant above the target for this time gets 429 for new requests, with a forecast
+        /// in `Retry-After`
         codel_interval_ms: u64, --"codel-interval-ms" "MS", Is("5000"), Gateway, was ["gateway"] "delay_interval_ms" --"delay-interval-ms";
         /// Share of an executor's batch slots that over-quota tenants hold together while others are under
         /// quota; 1 is no limit
         burst_share: Fraction, --"burst-share" "SHARE", Is("0.0625"), Gateway, was ["gateway"] "flood_share" --"flood-share";
         /// Number of threads for network I/O; text work has threads of its own
         threads: u32, --"threads" "N", Is("1"), Gateway;
-        /// Allows an address beyond loopback without keys, under any host name: each client is an
-        /// administrator
+        /// Allows any address and any host name without API keys; each client is an administrator
         insecure: bool, --"insecure" "BOOL", Is("false"), Gateway;
         /// Maximum number of requests per minute of a key without a limit of its own; 0 is no limit, more are
         /// answered 429
@@ -188,7 +191,7 @@ sections! {
         header_timeout_ms: u64, --"header-timeout-ms" "MS", Is("10000"), Gateway;
         /// Maximum time for the body of a request
         body_timeout_ms: u64, --"body-timeout-ms" "MS", Is("30000"), Gateway;
-        /// Time that a client may read slower than 4 KiB a second; then its request is cancelled
+        /// Maximum time that a client reads slower than 4 KiB per second before its request is cancelled
         client_write_timeout_ms: u64, --"client-write-timeout-ms" "MS", Is("60000"), Gateway,
             was ["gateway"] "stall_timeout_ms" --"stall-timeout-ms";
         /// Origins of web pages that may call the API from a browser, as `https://a,https://b`
@@ -203,13 +206,14 @@ sections! {
         max_adapter_file_bytes: ByteCount, --"max-adapter-file-bytes" "BYTES", Is("2GiB"), Gateway;
         /// PostgreSQL database that many hosts share as their registry, as `postgres://USER@HOST/DATABASE`;
         /// its password comes from PGPASSFILE or PGPASSWORD
-        registry: String, --"registry" "URL", Depends("a file in the state directory, of this host alone"), Gateway;
+        registry: String, --"registry" "URL", Depends("a file in the state directory, for this host \
+                             only"), Gateway;
         /// Object store of the shared registry's adapters, as `s3://BUCKET/PREFIX` with the usual AWS_...
         /// variables, or a shared directory, as `file:///DIRECTORY`
         store: String, --"store" "URL", Depends("a folder in the state directory"), Gateway;
         /// Disk space for local copies of the store's adapters; the least recently used are evicted
         store_cache_bytes: ByteCount, --"store-cache-bytes" "BYTES", Is("16GiB"), Gateway;
-        /// Maximum silence of an executor that owes an answer, before it counts as lost
+        /// Maximum time without a message of an executor with running requests, before it counts as lost
         executor_timeout_ms: u64, --"executor-timeout-ms" "MS", Is("30000"), Gateway, was ["gateway"] "silence_ms" --"silence-ms";
         /// Certificate authority of executors on other hosts, in PEM
         executor_ca: PathBuf, --"executor-ca" "PEM", Preset::None, Gateway;
@@ -233,7 +237,7 @@ sections! {
         /// Maximum number of trainer processes; 0 starts none
         trainers: u32, --"max-trainers" "N", Is("4"), Up;
         /// Cores of the trainers, as 6-7
-        cores: CoreList, --"trainer-cores" "LIST", Depends("wherever there is room"), Up;
+        cores: CoreList, --"trainer-cores" "LIST", Depends("no pinning; any core"), Up;
         /// Maximum number of fine-tuning jobs of one tenant that wait or run
         tenant_jobs: u32, --"tenant-jobs" "N", Is("16"), Gateway;
         /// Number of steps between two checkpoints of a fine-tuning job, from which it resumes when a process
@@ -241,27 +245,26 @@ sections! {
         checkpoint_steps: u32, --"checkpoint-steps" "N", Is("50"), Gateway;
         /// Maximum size of one file of training data
         max_training_file_bytes: ByteCount, --"max-training-file-bytes" "BYTES", Is("512MiB"), Gateway;
-        /// Maximum size of one tenant's files of training data together
+        /// Maximum total size of one tenant's training files
         tenant_training_bytes: ByteCount, --"tenant-training-bytes" "BYTES", Is("4GiB"), Gateway;
-        /// Maximum size of one tenant's states of Tinker training together, and of the adapters published
-        /// from them
+        /// Maximum total size of one tenant's Tinker training states and of the adapters published from them
         tenant_state_bytes: ByteCount, --"tenant-state-bytes" "BYTES", Is("16GiB"), Gateway;
     }
 
     /// `[deployment]`: the processes together.
     DeploymentSection = "deployment" {
-        /// Directory of what outlives the processes; each deployment needs its own
+        /// Directory of the deployment's persistent state; each deployment needs its own
         state: PathBuf, --"state" "DIR", Depends("`~/.local/share/holobiont/state`"), Up;
         /// Format of the logs: human or json
         log_format: LogFormat, --"log-format" "FORMAT", Depends("human on a terminal, else json"), Up;
-        /// Time that running requests get to end at a stop
+        /// Time for running requests to end when the deployment stops
         grace_ms: u64, --"grace-ms" "MS", Is("10000"), Up;
-        /// Number of crashes of one process within a minute that ends the deployment
+        /// Number of crashes of one process within a minute after which the deployment ends
         max_crashes_per_min: NonZeroU32, --"max-crashes-per-min" "N", Is("5"), Up, was ["deployment"] "max_deaths" --"max-deaths";
         /// Delay before a crashed process is restarted; each crash within a minute doubles it
         restart_delay_ms: u64, --"restart-delay-ms" "MS", Is("100"), Up;
-        /// Maximum time without a heartbeat, after which a process is killed and restarted: an executor sends
-        /// none within a step, and a step of a large model on few cores is long
+        /// Maximum time without a heartbeat before a process is killed and restarted; it must exceed the
+        /// longest step of an executor
         watchdog_ms: NonZeroU64, --"watchdog-ms" "MS", Is("120000"), Up;
     }
 

@@ -36,16 +36,18 @@ impl FromStr for ByteCount {
             "MB" => 1_000_000,
             "GB" => 1_000_000_000,
             other => {
-                return Err(format!("`{other}` is no unit of bytes; write B, KiB, MiB, GiB, kB, MB or GB"));
+                return Err(format!(
+                    "`{other}` is not a unit of bytes; write B, KiB, MiB, GiB, kB, MB or GB"
+                ));
             }
         };
         let number: u64 = number
             .parse()
-            .map_err(|_| format!("`{text}` is no number of bytes; write one such as 512MiB"))?;
+            .map_err(|_| format!("`{text}` is not a number of bytes; write a number such as 512MiB"))?;
         number
             .checked_mul(factor)
             .map(Self)
-            .ok_or_else(|| format!("`{text}` is more bytes than can be counted"))
+            .ok_or_else(|| format!("`{text}` exceeds the largest number of bytes, 2^64 - 1"))
     }
 }
 
@@ -80,10 +82,9 @@ impl FromStr for MemoryFraction {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text.trim().strip_prefix("1/") {
-            Some(parts) => parts
-                .parse()
-                .map(Self::OneOf)
-                .map_err(|_| format!("`{text}` is no part; write 1/2, 1/3 and so on, or bytes such as 4GiB")),
+            Some(parts) => parts.parse().map(Self::OneOf).map_err(|_| {
+                format!("`{text}` is not a fraction; write a fraction such as 1/2, or bytes such as 4GiB")
+            }),
             None => text.parse().map(Self::Bytes),
         }
     }
@@ -114,8 +115,7 @@ impl FromStr for DeviceChoice {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let wrong =
-            || format!("`{text}` is no device; write cpu, cuda, or cuda:1 for another GPU than the first");
+        let wrong = || format!("`{text}` is not a device; write cpu, cuda, or cuda:1 for the second GPU");
         match text.split_once(':') {
             None if text == "cpu" => Ok(Self::Cpu),
             None if text == "cuda" => Ok(Self::Cuda { ordinal: 0 }),
@@ -161,7 +161,7 @@ impl FromStr for Gbps {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text.trim().parse() {
             Ok(speed) if f64::is_finite(speed) && speed * Self::BYTES_PER_GIGABIT >= 1.0 => Ok(Self(speed)),
-            _ => Err(format!("`{text}` is no speed; write gigabits a second, as 12.5")),
+            _ => Err(format!("`{text}` is not a bandwidth; write a number of gigabits per second, as 12.5")),
         }
     }
 }
@@ -182,7 +182,7 @@ impl FromStr for WaitFactor {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text.trim().parse() {
             Ok(factor) if (0.0..=1000.0).contains(&factor) => Ok(Self(factor)),
-            _ => Err(format!("`{text}` is no factor; write a number from 0 to 1000, as 1.5")),
+            _ => Err(format!("`{text}` is not a factor; write a number from 0 to 1000, as 1.5")),
         }
     }
 }
@@ -203,7 +203,7 @@ impl FromStr for Fraction {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text.trim().parse() {
             Ok(share) if (0.0..=1.0).contains(&share) => Ok(Self(share)),
-            _ => Err(format!("`{text}` is no share; write a number from 0 to 1, as 0.05")),
+            _ => Err(format!("`{text}` is not a share; write a number from 0 to 1, as 0.05")),
         }
     }
 }
@@ -222,7 +222,7 @@ impl FromStr for CoreList {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let wrong = || format!("`{text}` is no list of cores; write it as 0-3,8");
+        let wrong = || format!("`{text}` is not a list of cores; write a list such as 0-3,8");
         let mut cores = BTreeSet::new();
         for part in text.split(',') {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -233,7 +233,9 @@ impl FromStr for CoreList {
             }
             if last >= MAX_CORES {
                 let end = MAX_CORES - 1;
-                return Err(format!("core {last} of `{text}` is on no machine; they end at {end}"));
+                return Err(format!(
+                    "core {last} of `{text}` is too large; the largest core number is {end}"
+                ));
             }
             cores.extend(first..=last);
         }
@@ -268,7 +270,7 @@ impl FromStr for WorkerCount {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text.trim().parse() {
             Ok(count @ 0..=MAX_WORKERS) => Ok(Self(count)),
-            _ => Err(format!("`{text}` is no number of workers from 0 to {MAX_WORKERS}")),
+            _ => Err(format!("`{text}` is not a number of workers; write a number from 0 to {MAX_WORKERS}")),
         }
     }
 }

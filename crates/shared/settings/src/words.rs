@@ -59,7 +59,7 @@ macro_rules! words {
 }
 
 fn no_such(what: &str, text: &str, words: impl Iterator<Item = &'static str>) -> String {
-    format!("`{text}` is no {what}; write {}", words.collect::<Vec<_>>().join(" or "))
+    format!("`{text}` is not a {what}; write {}", words.collect::<Vec<_>>().join(" or "))
 }
 
 words! {
@@ -157,7 +157,7 @@ words! {
     }
 
     /// Format in which a model writes tool calls.
-    ToolCallParser ("way to write calls of tools") {
+    ToolCallParser ("tool-call format") {
         /// Format that the model's chat template shows.
         Auto = "auto",
         /// `<tool_call>` and a JSON object: Hermes, Qwen.
@@ -177,7 +177,7 @@ words! {
     }
 
     /// Tags around the model's reasoning content.
-    ReasoningParser ("way to write thoughts") {
+    ReasoningParser ("reasoning format") {
         /// Tags that the model's chat template shows.
         Auto = "auto",
         /// `<think>` and `</think>`: Qwen 3, DeepSeek R1, SmolLM 3.
@@ -189,7 +189,7 @@ words! {
     }
 
     /// Batching of waiting calls of split clients.
-    Batching ("way of batching") {
+    Batching ("batching policy") {
         /// After a wait proportional to the rows, together with the calls that wait for the same linear
         /// group.
         Opportunistic = "opportunistic",
@@ -220,6 +220,6 @@ mod tests {
             assert_eq!(dtype.to_string().parse(), Ok(*dtype));
         }
         let error = "warm".parse::<ColdStart>().unwrap_err();
-        assert_eq!(error, "`warm` is no cold start; write cpu-assist or on-demand or cached");
+        assert_eq!(error, "`warm` is not a cold start; write cpu-assist or on-demand or cached");
     }
 }

@@ -53,9 +53,7 @@ pub enum AdapterTextError {
         source: io::Error,
     },
     /// A file is not valid JSON of the expected shape.
-    #[error(
-        "'{name}' beside the adapter is not usable: {source}; save the tokenizer again, or remove the file"
-    )]
+    #[error("cannot use '{name}' beside the adapter: {source}; save the tokenizer again, or remove the file")]
     Json {
         /// Name of the unusable file.
         name: &'static str,
@@ -187,13 +185,13 @@ impl AdapterText {
         {
             let (own, bos) = (shortened(own), shortened(bos));
             told.push(format!(
-                "`bos_token` of {CONFIG_FILE} is {own}, and the base model's is {bos}; {USED}"
+                "`bos_token` of {CONFIG_FILE} is {own}, but the base model's is {bos}; {USED}"
             ));
         }
         if let Some(own) = self.eos.as_ref().filter(|own| !ends_answers(own)) {
             let own = shortened(own);
             told.push(format!(
-                "`eos_token` of {CONFIG_FILE} is {own}, which ends no answer of the base model; {USED}"
+                "`eos_token` of {CONFIG_FILE} is {own}, which is not an end token of the base model; {USED}"
             ));
         }
         let differing = self.added.iter().filter(|(id, (token, _))| (base.bytes)(**id) != token.as_bytes());

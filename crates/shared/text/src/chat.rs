@@ -30,7 +30,7 @@ pub enum ChatError {
     Encode(#[from] EncodeError),
     /// No mark character is left with which to quote the names of special tokens.
     #[error(
-        "the messages use every character U+F0000 to U+F00FF and names of special tokens; leave out either"
+        "the messages use all characters U+F0000 to U+F00FF and names of special tokens; remove one of them"
     )]
     NoMark,
     /// The template refused the conversation.
@@ -47,13 +47,14 @@ pub enum AnsweredError {
     /// The template's generation prompt differs from the text that it puts before a given answer, for
     /// instance because the prompt begins reasoning content.
     #[error(
-        "the model's chat template asks for an answer in another way than it shows one, so what the model would say after \
-         the prompt is not known; use 'prompt' and 'completion' with the text as the model is to see it"
+        "the chat template's generation prompt differs from how it writes answers; use 'prompt' and \
+         'completion' with the exact text"
     )]
     NoPrompt,
     /// The tokenizer joins the answer's first characters with the end of the prompt.
     #[error(
-        "the answer's first characters become one token with the end of the prompt; begin it with other characters"
+        "the answer's first characters merge with the end of the prompt into one token; begin the answer \
+         with other characters"
     )]
     Merged,
 }

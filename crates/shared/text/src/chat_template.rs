@@ -59,8 +59,8 @@ pub enum TemplateError {
     },
     /// The last message has no text, or the template does not show it as it is.
     #[error(
-        "the model's chat template does not show the text of the last message, so it cannot be continued; leave \
-         'continue_final_message' out"
+        "the model's chat template omits the text of the last message, so it cannot be continued; remove \
+         'continue_final_message'"
     )]
     NotContinued,
     /// Any other error, for instance a message without a field that the template needs.

@@ -89,16 +89,16 @@ pub enum Grammar {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GrammarError {
     /// The source exceeds [`MAX_SOURCE_BYTES`].
-    #[error("it has {bytes} bytes, but at most {MAX_SOURCE_BYTES} are taken; make it smaller")]
+    #[error("it has {bytes} bytes, and the limit is {MAX_SOURCE_BYTES}; make it smaller")]
     TooLong {
         /// Length of the source in bytes.
         bytes: usize,
     },
     /// Brackets are nested deeper than [`MAX_DEPTH`].
-    #[error("its brackets are more than {MAX_DEPTH} deep in one another; make it flatter")]
+    #[error("its brackets are nested more than {MAX_DEPTH} levels deep; make it flatter")]
     TooDeep,
     /// The grammar has more than [`MAX_RULES`] rules.
-    #[error("it has more than {MAX_RULES} lines, of which each may be a rule; join them or make it smaller")]
+    #[error("it has more than {MAX_RULES} lines; join lines or make it smaller")]
     TooManyRules,
     /// The compiling thread did not start or ended by a fault.
     #[error("it could not be compiled: {0}; send the request again")]
@@ -113,27 +113,28 @@ pub enum GrammarError {
     #[error("'{}' and options of '%llguidance' are not supported; leave them out", schema::LIBRARY_OPTIONS)]
     LibraryOptions,
     /// A schema in Lark is not valid JSON.
-    #[error("what stands behind '%json' is no JSON: {0}; write a schema in braces")]
+    #[error("the text after '%json' is not JSON: {0}; write a schema in braces")]
     NoSchema(String),
     /// A keyword of a schema cannot be enforced.
     #[error("{0}")]
     Keyword(Warning),
     /// The `multipleOf` of a schema is not positive.
-    #[error("'multipleOf' has to be above 0; leave it out or say a step")]
+    #[error("'multipleOf' must be above 0; correct or remove it")]
     NoStep,
     /// A schema expands to too many schemas.
-    #[error("it leads to too many schemas within one another; make it smaller")]
+    #[error("it nests too many schemas; make it smaller")]
     TooManySchemas,
     /// A recursive schema has no finite value.
     #[error(
-        "it allows no value that has an end; let a property be left out, or add a choice that refers to nothing"
+        "it allows only values of infinite length; make a property optional, or add a choice without a \
+         reference"
     )]
     Endless,
     /// The library refuses the grammar, with its message.
-    #[error("it cannot be honoured: {0}")]
+    #[error("it is not supported: {0}")]
     Refused(String),
     /// The vocabulary has no token that ends an answer.
-    #[error("the model has no token that ends an answer, so no answer could end where the grammar does")]
+    #[error("the model has no end token, so no answer could end where the grammar ends")]
     NoEnd,
     /// The library cannot use the vocabulary.
     #[error("the model's vocabulary cannot be used with grammars: {0}")]
@@ -350,7 +351,7 @@ fn may_name_tokens(grammar: &GrammarWithLexer) -> bool {
 const ADVICE: [(&str, &str); 2] = [
     (
         "Enable 'coerce_one_of' option to approximate oneOf with anyOf",
-        "Say anyOf, or give each choice a property with a const of its own",
+        "Use anyOf, or give each choice a property with its own const",
     ),
     (" without 'referencing' feature", ""),
 ];

@@ -83,8 +83,8 @@ pub enum SandboxError {
     Refused(String),
     /// The compilation exceeded a limit and was ended.
     #[error(
-        "compiling it takes more than {CPU_MS} ms or {} MiB of memory; make it smaller, with shorter repetitions and smaller \
-         multiples",
+        "its compilation needs more than {CPU_MS} ms or {} MiB of memory; make it smaller, with shorter \
+         repetitions and smaller multiples",
         MEMORY_BYTES >> 20
     )]
     TooMuch,

@@ -15,18 +15,18 @@ pub const MAX_STOP_STRING_BYTES: usize = 4096;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StopError {
     /// An empty string would match everywhere.
-    #[error("`stop` holds an empty string, which would stop before the first token; leave it out")]
+    #[error("`stop` has an empty string, which would stop before the first token; remove it")]
     Empty,
     /// A string is longer than [`MAX_STOP_STRING_BYTES`].
     #[error(
-        "`stop` holds a string of {bytes} bytes, but {MAX_STOP_STRING_BYTES} are the most; use a shorter one"
+        "`stop` has a string of {bytes} bytes, and the limit is {MAX_STOP_STRING_BYTES}; use a shorter one"
     )]
     TooLong {
         /// Length of the string in bytes.
         bytes: usize,
     },
     /// More strings than [`MAX_STOP_STRINGS`].
-    #[error("`stop` holds {count} strings, but {MAX_STOP_STRINGS} are the most; use fewer")]
+    #[error("`stop` has {count} strings, and the limit is {MAX_STOP_STRINGS}; use fewer")]
     TooMany {
         /// Number of strings in the request.
         count: usize,

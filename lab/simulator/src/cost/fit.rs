@@ -17,7 +17,7 @@ pub struct TimedObservation {
 
 /// Error of measurements that do not determine the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the measurements do not tell the parts of a step apart; measure prompts and batches of more sizes")]
+#[error("the measurements do not separate the costs of a step; measure more sizes of prompts and batches")]
 pub struct FitError;
 
 /// Number of terms: requests, and the terms of steps.

@@ -63,7 +63,8 @@ pub struct Setup {
 pub enum SimulationError {
     /// A request or adapter can never fit on the device.
     #[error(
-        "a request of {blocks} blocks beside an adapter of {adapter} never fits into {device} blocks; give the device more"
+        "a request of {blocks} blocks and an adapter of {adapter} blocks do not fit into {device} \
+         blocks; raise the device's blocks"
     )]
     TooLarge {
         /// Number of blocks of the longest request.
@@ -74,7 +75,7 @@ pub enum SimulationError {
         device: u32,
     },
     /// No sequence makes progress any more.
-    #[error("after {0:?} nobody goes on; this is a fault of the simulator or of the cache")]
+    #[error("after {0:?} no request makes progress, which is a fault of the simulator or of the cache")]
     Stuck(Duration),
     /// The cache breaks an invariant.
     #[error(transparent)]

@@ -23,7 +23,7 @@ pub enum Popularity {
 
 /// Error of an unknown distribution name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0} is no popularity; say uniform, zipf:S with a number S, or maf")]
+#[error("{0} is not a popularity; use uniform, zipf:S with a number S, or maf")]
 pub struct UnknownPopularity(String);
 
 impl FromStr for Popularity {

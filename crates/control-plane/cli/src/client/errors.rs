@@ -18,13 +18,13 @@ pub(crate) enum ClientError {
         message: String,
     },
     /// A stream ended in an error event.
-    #[error("the gateway gave up in the middle of the answer: {message}")]
+    #[error("the gateway ended the answer with an error: {message}")]
     Broken { message: String },
     /// A stream stopped without its end.
-    #[error("the connection was lost in the middle of the answer")]
+    #[error("the connection to the gateway broke before the answer was complete")]
     Lost(#[source] Option<io::Error>),
     /// Answer that is not the JSON that the API defines.
-    #[error("the gateway's answer is not understood")]
+    #[error("the gateway's answer is not the JSON that this command expects")]
     Garbled(#[source] serde_json::Error),
 }
 
@@ -51,10 +51,10 @@ impl Explain for ClientError {
                 next_for(code).map(str::to_owned)
             }
             Self::Refused { status: 401, .. } => {
-                Some("set HOLOBIONT_API_KEY; holobiont key add NAME makes a key".into())
+                Some("set HOLOBIONT_API_KEY to a valid key; holobiont key add NAME makes one".into())
             }
             Self::Refused { status: 403, .. } => {
-                Some("this key may not; holobiont key add NAME --role admin makes one that may".into())
+                Some("use an administrator's key; holobiont key add NAME --role admin makes one".into())
             }
             Self::Refused { status: 404, .. } => Some("holobiont ls".into()),
             _ => None,
@@ -66,14 +66,17 @@ impl Explain for ClientError {
 fn next_for(code: &str) -> Option<&'static str> {
     Some(match code {
         "adapter_already_loaded" => "holobiont adapters replace NAME DIR",
-        "generation_mismatch" => "holobiont show NAME says which generation is there now",
+        "generation_mismatch" => "holobiont show NAME shows the generation that is served now",
         "adapter_path_forbidden" | "adapter_outside_root" => {
-            "copy the adapter below the gateway's adapter root: [gateway].adapter_root, by default the directory \
-             where `holobiont up` was started"
+            "copy the adapter below [gateway].adapter_root, by default the directory where `holobiont \
+             up` was started"
         }
-        "invalid_adapter" | "invalid_adapter_path" => "holobiont adapters check DIR says what is unsupported",
+        "invalid_adapter" | "invalid_adapter_path" => {
+            "holobiont adapters check DIR lists what is unsupported"
+        }
         "adapter_limit_exceeded" | "adapter_budget_exceeded" => {
-            "holobiont adapters rm NAME makes room; [executor].adapter_bytes and [gateway].max_adapters set the limits"
+            "remove an adapter with holobiont adapters rm NAME, or raise [executor].adapter_bytes or \
+             [gateway].max_adapters"
         }
         "insufficient_storage" => "free disk space in the state directory",
         "lora_load_busy" | "rate_limit_exceeded" | "queue_full" => "wait a moment and try again",

@@ -35,32 +35,32 @@ const CHECKER: &str = "base-executor";
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum AdaptersCommand {
-    /// Lists the adapters of a gateway, those on disk too
+    /// Lists the adapters of a gateway, in memory and on disk
     Ls(LsArguments),
     /// Serves an adapter under a new name
     Add(AddArguments),
-    /// Puts another adapter under a name; requests that run keep the one they started with
+    /// Replaces the adapter of a name; running requests keep the old one
     Replace(ReplaceArguments),
-    /// Refuses new requests, waits for those that run, and frees the adapter
+    /// Unloads an adapter after its running requests; new requests are refused
     Rm(RmArguments),
-    /// Keeps an adapter in memory
+    /// Pins an adapter, so that it stays in memory
     Pin(PinArguments),
     /// Downloads the files of an adapter into a new directory
     Pull(PullArguments),
-    /// Says by tensor name what of an adapter is unsupported; without a gateway too
+    /// Checks an adapter and lists its unsupported tensors; needs no gateway
     Check(CheckArguments),
-    /// Writes several LoRAs, each times a weight, as one: their exact sum
+    /// Merges several LoRAs into one: their exact weighted sum
     Merge(MergeArguments),
-    /// Says how far two LoRAs are from each other, layer by layer, and which options differ
+    /// Compares two LoRAs: distance of each layer, and options that differ
     Diff(DiffArguments),
-    /// Says what is in the files of LoRAs: ranks, layers, norms, bytes, numbers
+    /// Shows ranks, layers, norms, sizes and data types of LoRA files
     Stats(StatsArguments),
 }
 
 /// Arguments of the subcommand `adapters ls`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct LsArguments {
-    /// Adapters that Tinker's runs keep, instead of those that people have named
+    /// Lists the adapters of Tinker training runs instead of those with names
     #[arg(long)]
     runs: bool,
 }
@@ -73,10 +73,10 @@ pub(crate) struct AddArguments {
     /// Directory of a PEFT adapter below the gateway's adapter root, or hf:ORG/REPO@REVISION
     #[arg(value_name = "DIR|hf:ORG/REPO@REV")]
     source: String,
-    /// Only this tenant and administrators see and use it
+    /// Tenant of the adapter; only this tenant and administrators see and use it
     #[arg(long, value_name = "TENANT")]
     tenant: Option<String>,
-    /// Keeps it in memory
+    /// Pins the adapter, so that it stays in memory
     #[arg(long)]
     pin: bool,
 }
@@ -109,7 +109,7 @@ pub(crate) struct RmArguments {
 pub(crate) struct PinArguments {
     /// Name of the adapter in requests
     name: String,
-    /// Lets it go again
+    /// Unpins the adapter
     #[arg(long)]
     off: bool,
 }
@@ -120,11 +120,11 @@ pub(crate) struct CheckArguments {
     /// Directory of a PEFT adapter
     #[arg(value_name = "DIR")]
     directory: PathBuf,
-    /// The base model: a path, or a name that `holobiont ls` shows [default: what the gateway serves, else
-    /// the only one]
+    /// Base model: a path, or a name that `holobiont ls` shows [default: the gateway's model, else the only
+    /// one]
     #[arg(long, value_name = "NAME_OR_PATH")]
     model: Option<String>,
-    /// Runs the model with and without it, and says whether any logit changes
+    /// Runs the model with and without the adapter, and reports whether any logit changes
     #[arg(long)]
     probe: bool,
 }
@@ -133,16 +133,16 @@ pub(crate) struct CheckArguments {
 pub(crate) enum AdaptersError {
     #[error(transparent)]
     Client(#[from] ClientError),
-    #[error("the adapter `{name}` cannot be found")]
+    #[error("cannot find the adapter `{name}` on the hub")]
     Hub {
         /// Name without the prefix `hf:`.
         name: String,
         source: HubError,
     },
     /// The source has no revision, without which the served files could change unnoticed.
-    #[error("`{0}` names no revision; write hf:ORG/REPO@REVISION")]
+    #[error("`{0}` has no revision; write hf:ORG/REPO@REVISION")]
     NoRevision(String),
-    #[error("there is no adapter in {0}: no adapter_config.json there")]
+    #[error("there is no adapter in {0}: the file adapter_config.json is missing")]
     NoAdapter(PathBuf),
     #[error(transparent)]
     Model(#[from] FindError),
@@ -151,7 +151,7 @@ pub(crate) enum AdaptersError {
     #[error("cannot start {CHECKER}")]
     Checker(#[source] io::Error),
     /// The adapter failed the check, and the checker has printed the reason.
-    #[error("the adapter in {directory} did not pass")]
+    #[error("the adapter in {directory} failed the check")]
     NotGood { directory: PathBuf, exit: Exit },
     #[error("nothing was changed")]
     Declined,
@@ -162,9 +162,9 @@ pub(crate) enum AdaptersError {
     #[error("the adapters cannot be merged")]
     Merge(#[from] MergeError),
     /// The output directory exists already.
-    #[error("{} is there already; name a directory that is not", .0.display())]
+    #[error("{} exists already; name a new directory", .0.display())]
     Exists(PathBuf),
-    #[error("`{0}` is no weight: write a number other than 0, as in DIR:0.7")]
+    #[error("`{0}` is not a weight; write a number other than 0, as in DIR:0.7")]
     Weight(String),
 }
 
@@ -191,7 +191,7 @@ impl Explain for AdaptersError {
             Self::Model(error) => error.next(),
             Self::Hub { source, .. } => source.next(),
             Self::NoChecker => Some(format!("cargo build --release --bin {CHECKER}")),
-            Self::NoAdapter(_) => Some("name the directory that adapter_config.json is in".into()),
+            Self::NoAdapter(_) => Some("name the directory that contains adapter_config.json".into()),
             Self::NoRevision(_) | Self::NotGood { .. } | Self::Checker(_) | Self::Declined => None,
             Self::Files(_) | Self::Merge(_) | Self::Exists(_) | Self::Weight(_) | Self::Download { .. } => {
                 None

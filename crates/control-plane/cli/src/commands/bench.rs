@@ -21,37 +21,36 @@ use traffic::{Distribution, Selection, SelectionError};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct BenchArguments {
-    /// Models to ask: names separated by commas, or random:N, zipf:N, uniform:N, round-robin:N of the
-    /// served adapters; each is one run [default: the base]
+    /// Models of a run: names separated by commas, or N served adapters as random:N, zipf:N, uniform:N or
+    /// round-robin:N; each option is one run [default: the base]
     #[arg(long, value_name = "LIST|HOW:N")]
     adapters: Vec<Selection>,
-    /// Requests of a run
+    /// Number of requests of a run
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     requests: u32,
-    /// Requests under way at once; with --rate at most so many [default: 8; with --rate 4096]
+    /// Maximum number of concurrent requests [default: 8; with --rate 4096]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     concurrency: Option<u32>,
-    /// Requests come at random times, on average R a second, whether answered or not; refusals are counted,
-    /// not errors
+    /// Average number of requests per second, sent at random times without waiting for answers; refused
+    /// requests are counted and are no errors
     #[arg(long, value_name = "R", value_parser = rate)]
     rate: Option<f64>,
-    /// Prints a JSON line for each request before those of its run
+    /// Prints a JSON line for each request, before the results of its run
     #[arg(long)]
     each: bool,
-    /// Tokens of a prompt, about
+    /// Approximate number of tokens of a prompt
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     prompt_tokens: u32,
-    /// Tokens of an answer
+    /// Number of tokens of an answer
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: u32,
-    /// How requests are spread over the adapters of a run
+    /// Distribution of requests over the adapters of a run
     #[arg(long, value_enum, default_value_t = Distribution::RoundRobin)]
     distribution: Distribution,
-    /// Same seed, same requests [default: another one each time, so that nothing is answered from a prefix
-    /// cache]
+    /// Random seed of the requests [default: a new one for each run, so that the prefix cache has no hits]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// How results are written [default: md, or jsonl with --json]
+    /// Format of the results [default: md, or jsonl with --json]
     #[arg(short, long, value_enum, value_name = "FORMAT")]
     output: Option<ResultFormat>,
 }
@@ -74,7 +73,7 @@ pub(crate) enum BenchError {
     #[error(transparent)]
     Selection(#[from] SelectionError),
     /// Some requests failed, so the results do not describe the requested load.
-    #[error("{failed} of {requests} requests failed; the first said")]
+    #[error("{failed} of {requests} requests failed; the first failed with")]
     Requests {
         /// Number of failed requests.
         failed: usize,

@@ -35,13 +35,13 @@ const YEAR_S: u64 = 31_556_952;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct CertArguments {
-    /// A name or address that clients reach the executor by; more than once for several
+    /// Host name or address at which clients reach the executor; may be repeated
     #[arg(long = "host", value_name = "HOST", required_unless_present = "clients")]
     hosts: Vec<String>,
-    /// A client that is to be known by a certificate: the tenant's name
+    /// Tenant whose client gets a certificate; may be repeated
     #[arg(long = "client", value_name = "NAME", value_parser = security::keys::tenant_name)]
     clients: Vec<Arc<str>>,
-    /// Where certificates are kept [default: tls in the state directory]
+    /// Directory of the certificates [default: tls in the state directory]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 }
@@ -50,15 +50,15 @@ pub(crate) struct CertArguments {
 pub(crate) enum CertError {
     #[error(transparent)]
     Config(#[from] DeploymentConfigError),
-    #[error("{0:?} cannot stand in a certificate")]
+    #[error("{0:?} is not valid as a name in a certificate")]
     Name(String),
-    #[error("{} is no private key", .0.display())]
+    #[error("{} is not a private key", .0.display())]
     Authority(PathBuf),
-    #[error("no certificate can be made")]
+    #[error("cannot make the certificate")]
     Make(#[from] rcgen::Error),
     #[error("{} exists", .0.display())]
     Exists(PathBuf),
-    #[error("{} cannot be used", path.display())]
+    #[error("cannot read or write {}", path.display())]
     File { path: PathBuf, source: io::Error },
 }
 
@@ -77,9 +77,9 @@ impl Explain for CertError {
             Self::Config(error) => error.next(),
             Self::Name(_) => Some("holobiont cert --host layers.example.org --host 10.0.0.7".into()),
             Self::Authority(_) => {
-                Some("move the directory away and make new certificates for everybody".into())
+                Some("move the directory away and make new certificates for all hosts and clients".into())
             }
-            Self::Exists(path) => Some(format!("rm {} if a new one is to take its place", path.display())),
+            Self::Exists(path) => Some(format!("rm {} to replace it", path.display())),
             Self::Make(_) | Self::File { .. } => None,
         }
     }

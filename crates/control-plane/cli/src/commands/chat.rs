@@ -37,26 +37,26 @@ use target::{TargetError, choose};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ChatArguments {
-    /// Model to talk to: nothing for the base, :ADAPTER, BASE:ADAPTER, or a name that `holobiont ls` shows;
-    /// a question alone, in more than one word, is to the base
+    /// Model to chat with: :ADAPTER, BASE:ADAPTER, or a name that `holobiont ls` shows; a question of several
+    /// words goes to the base
     #[arg(value_name = "[BASE][:ADAPTER]", default_value = "")]
     target: String,
-    /// Asks this one question and exits; without it, and when stdin is no terminal, stdin is the question
+    /// Question to answer before the command exits; if stdin is not a terminal, the question is read from
+    /// stdin
     prompt: Option<String>,
-    /// Most tokens of an answer
+    /// Maximum number of tokens of an answer
     #[arg(long, value_name = "N")]
     max_tokens: Option<u32>,
-    /// 0 for the likeliest answer
+    /// Sampling temperature; 0 always chooses the likeliest token
     #[arg(long, value_name = "T")]
     temperature: Option<f64>,
     /// Random seed; the same seed gives the same answer to the same question
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     seed: Option<i64>,
-    /// System message with which every conversation begins
+    /// System message at the start of each conversation
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// Shows words only once they are certain; else, on a terminal, those that are drafted are shown dimmed
-    /// before
+    /// Hides draft tokens, which a terminal otherwise shows dimmed until they are verified
     #[arg(long)]
     no_provisional: bool,
     #[command(flatten)]
@@ -87,7 +87,7 @@ pub(crate) enum ChatError {
     Split(#[from] split::SplitError),
     #[error("cannot read the question from stdin")]
     Read(#[source] io::Error),
-    #[error("there is no question: stdin is empty")]
+    #[error("stdin is empty; give a question as an argument or on stdin")]
     NoQuestion,
     /// The user pressed Ctrl-C while a one-shot question was answered.
     #[error("stopped")]

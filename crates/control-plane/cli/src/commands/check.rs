@@ -36,7 +36,7 @@ use crate::{
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct CheckArguments {
-    /// Deployment file; without it, what the environment and the defaults describe
+    /// Deployment file [default: environment variables and defaults only]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
@@ -47,7 +47,7 @@ pub(crate) fn run(arguments: &CheckArguments, terminal: Terminal) -> Result<(), 
     let name = file.map_or_else(|| "configuration".to_owned(), |file| file.display().to_string());
     let (findings, exit) = match DeploymentConfig::layered(DeploymentConfig::default(), file) {
         Ok(config) => {
-            let mut findings = vec![Finding::ok(name, "every key is known and every value possible")];
+            let mut findings = vec![Finding::ok(name, "all settings are known and valid")];
             let renamed = config.renamed.iter().cloned().chain(renamed::in_use());
             findings.extend(renamed.map(|renamed| {
                 Finding::warn(renamed.old.clone(), renamed.to_string(), "write the new name")
@@ -88,7 +88,7 @@ pub(crate) fn deployment(config: &DeploymentConfig, home: &HomeDirectory) -> Vec
             true => Finding::ok("[gateway] adapter_root", root.display().to_string()),
             false => Finding::fail(
                 "[gateway] adapter_root",
-                format!("{} is no directory", root.display()),
+                format!("{} is not a directory", root.display()),
                 "create it",
             ),
         });
@@ -113,16 +113,18 @@ fn executor(config: &DeploymentConfig, split: &CoreSplit, allowed: &CoreList) ->
 pub(crate) fn device(device: DeviceChoice) -> Finding {
     const NAME: &str = "[executor] device";
     let Some(program) = program_paths::find("base-executor") else {
-        return Finding::warn(NAME, format!("{device}, which only base-executor can look at"), "install it");
+        return Finding::warn(
+            NAME,
+            format!("cannot check {device} without the program base-executor"),
+            "install it",
+        );
     };
     match Command::new(program).args(["device", &device.to_string()]).output() {
         Ok(output) => {
             let said = [output.stdout, output.stderr].concat();
             said_finding(NAME, output.status.success(), &said, "use device = \"cpu\"")
         }
-        Err(error) => {
-            Finding::fail(NAME, format!("base-executor cannot be asked: {error}"), "install it again")
-        }
+        Err(error) => Finding::fail(NAME, format!("cannot run base-executor: {error}"), "install it again"),
     }
 }
 
@@ -130,7 +132,7 @@ pub(crate) fn device(device: DeviceChoice) -> Finding {
 /// line without one.
 fn said_finding(name: &str, is_usable: bool, said: &[u8], else_fix: &str) -> Finding {
     let said = String::from_utf8_lossy(said);
-    let line = printable(said.lines().last().unwrap_or("nothing was said").trim());
+    let line = printable(said.lines().last().unwrap_or("the program printed nothing").trim());
     match is_usable {
         true => Finding::ok(name, line),
         false => {
@@ -147,9 +149,11 @@ fn random_model(path: &Path, seed: u64) -> Finding {
     let shape = match RandomSource::open(path, seed) {
         Ok(source) => source,
         Err(error @ RandomSourceError::Read { .. }) => {
-            return Finding::fail(NAME, error.to_string(), "name the directory of a config.json");
+            return Finding::fail(NAME, error.to_string(), "name a directory with a config.json");
         }
-        Err(error) => return Finding::fail(NAME, error.to_string(), "take a model of a known architecture"),
+        Err(error) => {
+            return Finding::fail(NAME, error.to_string(), "choose a model of a supported architecture");
+        }
     };
     if !path.join("tokenizer.json").is_file() {
         let found = format!("there is no tokenizer.json in {}", path.display());
@@ -159,7 +163,7 @@ fn random_model(path: &Path, seed: u64) -> Finding {
     Finding::warn(
         NAME,
         format!("{}: {architecture}", path.display()),
-        "answers mean nothing: for measurements alone",
+        "random weights give meaningless answers and serve for measurements only",
     )
 }
 
@@ -180,8 +184,8 @@ fn model(config: &DeploymentConfig, home: &HomeDirectory) -> Finding {
             match config.model.context_length {
                 Some(asked) if asked as usize > shape.context_length => Finding::fail(
                     "[model] context_length",
-                    format!("{asked} tokens are asked for, the model has {}", shape.context_length),
-                    "leave context_length out or lower it",
+                    format!("{asked} tokens exceed the model's maximum of {}", shape.context_length),
+                    "lower context_length or remove it",
                 ),
                 _ => Finding::ok(NAME, found),
             }
@@ -219,7 +223,7 @@ fn workers(config: &DeploymentConfig, split: &CoreSplit, allowed: &CoreList) -> 
     const NAME: &str = "[workers] cores";
     let cores = CoreList(split.workers.iter().map(|worker| worker.core).collect());
     let [first, ..] = split.workers.as_slice() else {
-        return Finding::ok(NAME, "no workers: the executor computes every adapter itself");
+        return Finding::ok(NAME, "no workers; the executor computes all adapters");
     };
     if let Some(core) = cores.0.difference(&allowed.0).next() {
         let found = format!("core {core} is not among those this process may use: {allowed}");
@@ -228,11 +232,11 @@ fn workers(config: &DeploymentConfig, split: &CoreSplit, allowed: &CoreList) -> 
     let count = split.workers.len();
     let found = format!("{cores}, for {count} worker{}", if count == 1 { "" } else { "s" });
     if split.workers.iter().all(|worker| worker.neighbour == CoreSharing::None) {
-        return Finding::ok(NAME, format!("{found}, apart from the executor's"));
+        return Finding::ok(NAME, format!("{found}, none shared with the executor"));
     }
     let found = format!("{found}, shared with the executor");
     match allowed.0.len() > cores.0.len() && config.executor.cores.is_some() {
-        true => Finding::warn(NAME, found, format!("leave core {} out of [executor].cores", first.core)),
+        true => Finding::warn(NAME, found, format!("remove core {} from [executor].cores", first.core)),
         false => Finding::ok(NAME, found),
     }
 }
@@ -240,7 +244,7 @@ fn workers(config: &DeploymentConfig, split: &CoreSplit, allowed: &CoreList) -> 
 /// Checks program and cores of the trainer, without which a deployment still serves.
 fn trainer(config: &DeploymentConfig, allowed: &CoreList) -> Option<Finding> {
     const NAME: &str = "[training] trainers";
-    const GO_WITHOUT: &str = "install it, or go without: [training] trainers = 0";
+    const GO_WITHOUT: &str = "install it, or set [training] trainers = 0";
     let count = match config.max_trainers() {
         0 => return None,
         count => count,
@@ -251,7 +255,7 @@ fn trainer(config: &DeploymentConfig, allowed: &CoreList) -> Option<Finding> {
         return Some(Finding::fail("[training] cores", found, "holobiont doctor shows the cores there are"));
     }
     Some(match program_paths::find("holobiont-trainer") {
-        Some(program) => Finding::ok(NAME, format!("{count} at most, of {}", program.display())),
+        Some(program) => Finding::ok(NAME, format!("at most {count}, program {}", program.display())),
         None => {
             Finding::warn(NAME, "holobiont-trainer is neither beside `holobiont` nor on PATH", GO_WITHOUT)
         }
@@ -326,7 +330,7 @@ mod tests {
         let apart = finding("0-7", "");
         assert_eq!(
             (apart.health, apart.found.as_str()),
-            (Health::Ok, "6-7, for 2 workers, apart from the executor's")
+            (Health::Ok, "6-7, for 2 workers, none shared with the executor")
         );
         assert_eq!(finding("0-1", "").found, "1, for 1 worker, shared with the executor");
         let clash = finding("0-7", "executor.cores = '0-7'");

@@ -31,7 +31,7 @@ const DEFAULT_DEVICE_BYTES: u64 = 512 << 20;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct DoctorArguments {
-    /// Deployment file; without it, what the environment and the defaults describe
+    /// Deployment file [default: environment variables and defaults only]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
@@ -65,8 +65,10 @@ fn read(path: &str) -> String {
 
 fn cores() -> Finding {
     match cores::allowed().0.len() {
-        0 => Finding::warn("cores", "the system does not say", "name them with [executor].cores"),
-        1 => Finding::warn("cores", "1", "a second core keeps HTTP from waiting for arithmetic"),
+        0 => Finding::warn("cores", "the system does not list the cores", "set [executor].cores"),
+        1 => {
+            Finding::warn("cores", "1", "use at least two cores, so that HTTP does not wait for computation")
+        }
         cores => Finding::ok("cores", cores.to_string()),
     }
 }
@@ -77,7 +79,7 @@ fn cpu(cpuinfo: &str) -> Finding {
         cpuinfo.lines().find_map(|line| line.strip_prefix("flags")?.split_once(':').map(|(_, flags)| flags));
     let flags: Vec<&str> = flags.unwrap_or_default().split_whitespace().collect();
     let has = |flag: &str| flags.contains(&flag);
-    let fix = "answers are the same, but slower; a CPU with AVX2 or AVX-512 is several times as fast";
+    let fix = "use a CPU with AVX2 or AVX-512, which is several times as fast";
     if ["avx512f", "avx512bw", "avx512vl"].into_iter().all(has) {
         let vnni = if has("avx512_vnni") { " with VNNI" } else { "" };
         Finding::ok("arithmetic", format!("AVX-512{vnni}"))
@@ -101,7 +103,7 @@ fn unused_gpu(first: &Finding) -> Finding {
 /// Checks whether weights, KV cache and adapters fit into available memory.
 fn memory(config: &DeploymentConfig, home: &HomeDirectory, meminfo: &str) -> Finding {
     let Some(available) = machine::memory_bytes(meminfo, "MemAvailable") else {
-        return Finding::warn("memory", "the system does not say what is free", "look with free -m");
+        return Finding::warn("memory", "the system does not report available memory", "run free -m");
     };
     let model = models::find(config.model.name.as_deref(), home).ok();
     let model_bytes = model.and_then(|path| models::model_at(&path)).map_or(0, |model| model.bytes);
@@ -111,7 +113,7 @@ fn memory(config: &DeploymentConfig, home: &HomeDirectory, meminfo: &str) -> Fin
     });
     let found = format!("{} free; the model and its pools take up to {}", size(available), size(needed));
     if model_bytes > available {
-        Finding::fail("memory", found, "choose a smaller model, or one with fewer bits a weight")
+        Finding::fail("memory", found, "choose a smaller model, or one with fewer bits per weight")
     } else if needed > available {
         Finding::warn("memory", found, "lower [memory].device or [executor].adapter_bytes")
     } else {
@@ -144,7 +146,11 @@ fn huge_pages(enabled: &str) -> Finding {
             format!("transparent, {mode}"),
             "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
         ),
-        None => Finding::warn("huge pages", "the kernel has none", "reading weights takes more page faults"),
+        None => Finding::warn(
+            "huge pages",
+            "the kernel has no huge pages",
+            "use a kernel with transparent huge pages, for fewer page faults",
+        ),
     }
 }
 
@@ -163,7 +169,7 @@ fn open_files() -> Finding {
         Some(files) if files < 4096 => Finding::warn(
             "open files",
             files.to_string(),
-            "ulimit -n 65536, or LimitNOFILE= in the unit: every connection takes one",
+            "ulimit -n 65536, or LimitNOFILE= in the unit; each connection needs a file",
         ),
         Some(files) => Finding::ok("open files", files.to_string()),
         None => Finding::ok("open files", "unlimited"),
@@ -176,8 +182,8 @@ fn disk(state: &Path) -> Finding {
     let Some(existing) = state.ancestors().find(|path| path.exists()) else {
         return Finding::fail(
             NAME,
-            format!("{} cannot be made", state.display()),
-            "name a state directory with [deployment].state",
+            format!("cannot create {}", state.display()),
+            "set [deployment].state to another directory",
         );
     };
     match rustix::fs::statvfs(existing) {
@@ -186,12 +192,12 @@ fn disk(state: &Path) -> Finding {
             let found = format!("{} free for {}", size(free), state.display());
             match free {
                 0..LITTLE_DISK_BYTES => {
-                    Finding::warn(NAME, found, "free some, or put [deployment].state elsewhere")
+                    Finding::warn(NAME, found, "free disk space, or move [deployment].state")
                 }
                 _ => Finding::ok(NAME, found),
             }
         }
-        Err(errno) => Finding::warn(NAME, format!("{}: {errno}", existing.display()), "look with df"),
+        Err(errno) => Finding::warn(NAME, format!("{}: {errno}", existing.display()), "run df"),
     }
 }
 
@@ -217,7 +223,7 @@ fn service_finding(listed: &str) -> Option<Finding> {
         (_, Some([unit, ..])) => Some(Finding::fail(
             "service",
             format!("{unit} has failed"),
-            format!("journalctl --unit={unit} says why; systemctl reset-failed {unit} allows another start"),
+            format!("journalctl --unit={unit} shows why; systemctl reset-failed {unit} allows another start"),
         )),
         (units, None) => {
             let states = units.iter().map(|[unit, _, active, sub]| format!("{unit} {active} ({sub})"));

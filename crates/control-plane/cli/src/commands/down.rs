@@ -30,7 +30,7 @@ pub(crate) enum DownError {
     NotRunning { state: PathBuf },
     #[error("cannot stop the deployment of {state}")]
     Stop { state: PathBuf, source: io::Error },
-    #[error("process {pid} was asked to stop and still runs after {} s", waited.as_secs())]
+    #[error("process {pid} still runs {} s after it was asked to stop", waited.as_secs())]
     StillRunning { pid: u32, waited: Duration },
 }
 
@@ -49,7 +49,7 @@ impl Explain for DownError {
         match self {
             Self::Selection(error) => error.next(),
             Self::NotRunning { .. } => {
-                Some("name a running one with --deployment NAME, or its --state DIR".into())
+                Some("name a running deployment with --deployment NAME or --state DIR".into())
             }
             Self::StillRunning { .. } => Some("holobiont logs".into()),
             Self::Stop { .. } => None,

@@ -17,7 +17,7 @@ const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(200);
 /// Arguments of the commands `drain` and `undrain`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DrainArguments {
-    /// The executor, as `holobiont status` names it
+    /// Name of the executor, as `holobiont status` shows it
     name: String,
 }
 
@@ -45,7 +45,7 @@ pub(crate) fn drain(arguments: &DrainArguments, url: &str, terminal: Terminal) -
     let client = GatewayClient::new(url, terminal);
     let name = &arguments.name;
     let told = client.post_text(&format!("/v1/executors/{name}/drain"), &json!({}))?;
-    let progress = terminal.spinner(format!("{name} gets no new requests; waiting for those it has"));
+    let progress = terminal.spinner(format!("{name} gets no new requests; waiting for its running requests"));
     while under_way(&client, name)? > 0 {
         std::thread::sleep(LOOK_AGAIN_AFTER);
     }
@@ -58,7 +58,7 @@ pub(crate) fn undrain(arguments: &DrainArguments, url: &str, terminal: Terminal)
     let client = GatewayClient::new(url, terminal);
     let name = &arguments.name;
     let told = client.post_text(&format!("/v1/executors/{name}/undrain"), &json!({}))?;
-    print(terminal, told, &format!("{name} gets requests again"));
+    print(terminal, told, &format!("{name} gets new requests again"));
     Ok(())
 }
 

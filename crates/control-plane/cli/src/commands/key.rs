@@ -24,24 +24,24 @@ const KEY_BYTES: usize = 32;
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum KeyCommand {
-    /// Makes a key and prints it, once
+    /// Makes an API key and prints it; the key cannot be shown again
     Add(AddArguments),
-    /// Lists keys by name, role and id
+    /// Lists API keys: name, role, id and rate limit
     Ls(KeyStoreArguments),
-    /// Revokes the keys of a name, or one of them
+    /// Revokes all API keys of a tenant, or one of them
     Rm(RmArguments),
 }
 
 /// Arguments of the subcommand `key add`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct AddArguments {
-    /// The tenant; several keys of one name are one tenant
+    /// Name of the tenant; all keys with this name belong to it
     #[arg(value_parser = tenant_name)]
     name: Arc<str>,
-    /// Rights of the key
+    /// Permissions of the key
     #[arg(long, value_parser = role(), default_value = KeyRole::User.name())]
     role: KeyRole,
-    /// Most requests a minute; 0 for any number [default: the gateway's]
+    /// Maximum number of requests per minute; 0 is no limit [default: the gateway's]
     #[arg(long, value_name = "N")]
     requests_per_min: Option<u32>,
     #[command(flatten)]
@@ -51,10 +51,10 @@ pub(crate) struct AddArguments {
 /// Arguments of the subcommand `key rm`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RmArguments {
-    /// The tenant
+    /// Name of the tenant
     #[arg(value_parser = tenant_name)]
     name: Arc<str>,
-    /// One of its keys, as `holobiont key ls` shows it
+    /// Id of the one key to revoke, as `holobiont key ls` shows it
     id: Option<String>,
     #[command(flatten)]
     place: KeyStoreArguments,
@@ -68,7 +68,7 @@ pub(crate) enum KeyError {
     Place(#[from] KeyStoreError),
     #[error("{place} holds no key of {name}{}", id.as_ref().map(|id| format!(" with the id {id}")).unwrap_or_default())]
     Unknown { place: KeyStore, name: Arc<str>, id: Option<String> },
-    #[error("the system gives no random bytes")]
+    #[error("the system returned no random bytes")]
     Random(#[source] io::Error),
     #[error("nothing was changed")]
     Declined,
@@ -97,7 +97,7 @@ impl Explain for KeyError {
 /// Returns a parser of role names that lists the roles in the help.
 fn role() -> impl TypedValueParser<Value = KeyRole> {
     let values = KeyRole::ALL.map(|role| PossibleValue::new(role.name()).help(what_it_may(role)));
-    PossibleValuesParser::new(values).try_map(|name| KeyRole::named(&name).ok_or("no role is called so"))
+    PossibleValuesParser::new(values).try_map(|name| KeyRole::named(&name).ok_or("there is no such role"))
 }
 
 fn what_it_may(role: KeyRole) -> &'static str {
@@ -137,7 +137,7 @@ fn add(arguments: &AddArguments, terminal: Terminal) -> Result<(), KeyError> {
         PrintFormat::Human => terminal.print(key),
     }
     terminal.note(format_args!(
-        "{} may ask as {} with it; it is not shown again. {} it within a second.",
+        "this key of {} has the role {} and is not shown again. {} it within a second.",
         arguments.name,
         arguments.role.name(),
         place.known_to()
@@ -182,7 +182,7 @@ fn remove(arguments: &RmArguments, terminal: Terminal) -> Result<(), KeyError> {
     match terminal.format {
         PrintFormat::Json => terminal.print(json!({"revoked": revoked})),
         PrintFormat::Human => {
-            terminal.print(format_args!("{revoked} revoked; a running gateway knows within a second"))
+            terminal.print(format_args!("{revoked} revoked; running gateways refuse them within a second"))
         }
     }
     Ok(())

@@ -36,10 +36,10 @@ const UNIT: &str = "holobiont-gateway.service";
 pub(crate) struct LogsArguments {
     /// Only lines about this request, adapter or process
     id: Option<String>,
-    /// Goes on as more is written
+    /// Prints new lines as they are written
     #[arg(long, short)]
     follow: bool,
-    /// Last lines to show
+    /// Number of last lines to show
     #[arg(long, short = 'n', value_name = "N", default_value_t = 100)]
     lines: usize,
     #[command(flatten)]
@@ -72,9 +72,10 @@ impl Explain for LogsError {
     fn next(&self) -> Option<String> {
         match self {
             Self::Selection(error) => error.next(),
-            Self::NoLog { .. } => {
-                Some("holobiont up writes one; name a running deployment with --deployment NAME, or its --state DIR".into())
-            }
+            Self::NoLog { .. } => Some(
+                "name a running deployment with --deployment NAME or --state DIR; holobiont up writes its log"
+                    .into(),
+            ),
             Self::Read { .. } => None,
         }
     }
@@ -85,7 +86,7 @@ pub(crate) fn run(arguments: &LogsArguments, terminal: Terminal) -> Result<(), L
     let path = directory.join(LOG_FILE);
     if !path.exists() {
         if UNIT_DIRECTORIES.iter().any(|units| Path::new(units).join(UNIT).exists()) {
-            terminal.note("Holobiont runs as a service here; its log is the journal's:");
+            terminal.note("Holobiont runs as a service on this host; read its log with:");
             terminal.print(journal_command(arguments));
             return Ok(());
         }

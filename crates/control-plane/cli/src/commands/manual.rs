@@ -15,14 +15,14 @@ use crate::{
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct CompletionsArguments {
-    /// The shell that will read them
+    /// Shell that the script is for
     #[arg(value_enum)]
     shell: clap_complete::Shell,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ManArguments {
-    /// Writes a page for every command into DIR instead of the first one to stdout
+    /// Directory for one page per command; without it, the main page goes to stdout
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }

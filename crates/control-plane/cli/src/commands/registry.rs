@@ -13,31 +13,30 @@ pub(super) const GATEWAY: &str = "gateway";
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum RegistryCommand {
-    /// Copies a registry with its adapters, reads it again and compares; what it was copied from stays as
-    /// it is
+    /// Copies a registry with its adapters and verifies the copy; the source stays unchanged
     Move {
-        /// A state directory whose gateway does not run, or postgres://USER@HOST/DATABASE
+        /// Source of the copy: the state directory of a stopped gateway, or postgres://USER@HOST/DATABASE
         #[arg(long, value_name = "DIR_OR_URL")]
         from: OsString,
         /// Target of the copy, a directory or URL like `--from`; it must have no adapters
         #[arg(long, value_name = "DIR_OR_URL")]
         to: OsString,
-        /// The bucket that the adapters' files go to or come from, as s3://BUCKET/PREFIX
+        /// Object store of the adapters' files, source or target, as s3://BUCKET/PREFIX
         #[arg(long, value_name = "URL")]
         store: OsString,
     },
-    /// Removes what lies in the bucket of adapters that are registered no more
+    /// Removes files from the object store whose adapters are no longer registered
     Sweep {
-        /// The registry, as postgres://USER@HOST/DATABASE
+        /// Registry, as postgres://USER@HOST/DATABASE
         #[arg(long, value_name = "URL")]
         registry: OsString,
-        /// The bucket, as s3://BUCKET/PREFIX
+        /// Object store, as s3://BUCKET/PREFIX
         #[arg(long, value_name = "URL")]
         store: OsString,
-        /// Hours since it was written, at least
+        /// Minimum age in hours of a file to remove
         #[arg(long, value_name = "HOURS", default_value_t = 24)]
         older_than_hours: u64,
-        /// Counts it and removes nothing
+        /// Counts the files and removes nothing
         #[arg(long)]
         dry_run: bool,
     },
@@ -45,7 +44,7 @@ pub(crate) enum RegistryCommand {
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RegistryError {
-    #[error("there is no {GATEWAY} beside this program or on PATH")]
+    #[error("the program {GATEWAY} is neither beside `holobiont` nor on PATH")]
     NoGateway,
     #[error("cannot start {}", program.display())]
     Run { program: PathBuf, source: io::Error },

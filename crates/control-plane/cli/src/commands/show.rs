@@ -26,7 +26,7 @@ use crate::{
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ShowArguments {
-    /// A model or adapter that is served, or a model on disk [default: the base that is served]
+    /// Name of a served model or adapter, or of a model on disk [default: the served base]
     #[arg(value_name = "MODEL|ADAPTER")]
     name: Option<String>,
 }

@@ -16,29 +16,28 @@ const SIMULATOR: &str = "holobiont-simulator";
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct SimulateArguments {
-    /// Deployment file; without it, what the environment and the defaults describe
+    /// Deployment file [default: environment variables and defaults only]
     #[arg(value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The load: a trace (CSV) as Azure's of 2023
+    /// Load to simulate: a CSV trace in the format of Azure's LLM trace of 2023
     #[arg(long, value_name = "FILE")]
     trace: PathBuf,
-    /// Step costs of an executor, as `scripts/bench costs` finds them: one file for all, or one for each in
-    /// turn
+    /// Step costs that `scripts/bench costs` measured: one file for all executors, or one for each
     #[arg(long, value_name = "FILE,FILE")]
     costs: OsString,
-    /// Executors
+    /// Number of executors
     #[arg(long, value_name = "N", default_value_t = 1)]
     executors: usize,
-    /// Requests a second; as in the trace without it
+    /// Number of requests per second [default: as in the trace]
     #[arg(long, value_name = "PER_S")]
     rate: Option<f64>,
-    /// How soon first tokens are to come
+    /// SLO target of the time to first token
     #[arg(long, value_name = "MS", default_value_t = 1000.0)]
     ttft_ms: f64,
-    /// How long each token after it may take
+    /// SLO target of the time per output token
     #[arg(long, value_name = "MS", default_value_t = 100.0)]
     tpot_ms: f64,
-    /// Other options of `holobiont-simulator forecast`
+    /// Further options of `holobiont-simulator forecast`
     #[arg(last = true, value_name = "OPTION")]
     more: Vec<OsString>,
 }
@@ -47,7 +46,7 @@ pub(crate) struct SimulateArguments {
 pub(crate) enum SimulateError {
     #[error(transparent)]
     Config(#[from] DeploymentConfigError),
-    #[error("there is no {SIMULATOR} beside this program or on PATH")]
+    #[error("the program {SIMULATOR} is neither beside `holobiont` nor on PATH")]
     NoSimulator,
     #[error("cannot start {}", program.display())]
     Run { program: PathBuf, source: io::Error },

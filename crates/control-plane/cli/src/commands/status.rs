@@ -375,7 +375,7 @@ mod tests {
         assert!(text.contains("s3://fleet/a, 2.00 KiB of it here; 3 fetched, 1 failed"), "{text}");
         let cut = json!({"address": "db:5432/f", "reachable": false, "age_ms": 9000, "error": "it does not answer"});
         let text = shown_as(cut);
-        assert!(text.contains("CANNOT BE REACHED (it does not answer); what is known is 9 s old"), "{text}");
+        assert!(text.contains("CANNOT BE REACHED (it does not answer); the local copy is 9 s old"), "{text}");
         assert!(!shown(json!({"registry": {"kind": "sqlite"}}), &[]).contains("registry"));
     }
 

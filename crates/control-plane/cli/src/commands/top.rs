@@ -32,10 +32,10 @@ use crate::{
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct TopArguments {
-    /// Looks once and prints what there is, as it does with --json and where there is no terminal
+    /// Prints the figures once and exits, as with --json or without a terminal
     #[arg(long)]
     once: bool,
-    /// Looks again every so many seconds
+    /// Time between updates, in seconds
     #[arg(long, value_name = "S", default_value = "1", value_parser = seconds)]
     interval: Duration,
 }
@@ -44,7 +44,7 @@ pub(crate) struct TopArguments {
 pub(crate) enum TopError {
     #[error(transparent)]
     Client(#[from] ClientError),
-    #[error("this terminal cannot be drawn on")]
+    #[error("cannot draw on this terminal")]
     Terminal(#[source] io::Error),
 }
 

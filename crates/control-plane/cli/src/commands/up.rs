@@ -55,7 +55,7 @@ use supervisor::Supervisor;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct UpArguments {
-    /// Starts in the background, and returns when requests are welcome; `holobiont down` stops it
+    /// Runs in the background, and returns when the deployment is ready; `holobiont down` stops it
     #[arg(long, short)]
     detach: bool,
     /// Deployment file (TOML); flags and environment variables override it

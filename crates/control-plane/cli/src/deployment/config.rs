@@ -79,7 +79,7 @@ impl Explain for DeploymentConfigError {
     fn next(&self) -> Option<String> {
         match self {
             Self::Read { .. } | Self::Value { .. } => None,
-            Self::File { .. } => Some("correct or remove that line (the README lists every field)".into()),
+            Self::File { .. } => Some("correct or remove that line; the README lists all settings".into()),
             Self::Unknown(variable) => Some(format!("unset {}", variable.name)),
         }
     }
@@ -348,7 +348,7 @@ fn read_bounded(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     File::open(path)?.take(MAX_FILE_BYTES + 1).read_to_string(&mut text)?;
     if text.len() as u64 > MAX_FILE_BYTES {
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "it is longer than 1 MiB"));
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "the file is longer than 1 MiB"));
     }
     Ok(text)
 }

@@ -20,21 +20,21 @@ pub(crate) enum SelectionError {
     #[error(transparent)]
     Config(#[from] DeploymentConfigError),
     /// No running deployment has this name.
-    #[error("no deployment called {name} runs; {}", listed(running))]
+    #[error("no running deployment is called {name}; {}", listed(running))]
     Unknown { name: String, running: Vec<RunningDeployment> },
     /// Several running deployments match.
-    #[error("several deployments could be meant; {}", listed(.0))]
+    #[error("several deployments run; {}", listed(.0))]
     Several(Vec<RunningDeployment>),
     /// The selected deployment does not take requests yet.
-    #[error("the deployment {0} takes no requests yet")]
+    #[error("the deployment {0} is still starting and takes no requests yet")]
     NotServing(String),
 }
 
 fn listed(running: &[RunningDeployment]) -> String {
     let one = |entry: &RunningDeployment| format!("{} ({})", entry.name(), entry.state.display());
     match running {
-        [] => "none runs".to_owned(),
-        _ => format!("there is {}", running.iter().map(one).collect::<Vec<_>>().join(", ")),
+        [] => "no deployment runs".to_owned(),
+        _ => format!("running deployments: {}", running.iter().map(one).collect::<Vec<_>>().join(", ")),
     }
 }
 
@@ -52,7 +52,7 @@ impl Explain for SelectionError {
         match self {
             Self::Config(error) => error.next(),
             Self::Unknown { .. } | Self::Several(_) => {
-                Some("--deployment with a name or a path of these".into())
+                Some("choose one with --deployment NAME or --deployment PATH".into())
             }
             Self::NotServing(name) => Some(format!("holobiont logs --deployment {name}")),
         }
@@ -62,7 +62,7 @@ impl Explain for SelectionError {
 /// Argument that selects one of the running deployments.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct DeploymentArgument {
-    /// A running deployment: the name of its state directory, or its path [default: the only one that runs]
+    /// Running deployment: name or path of its state directory [default: the only running one]
     #[arg(long, global = true, value_name = "NAME|PATH")]
     deployment: Option<String>,
 }
@@ -113,7 +113,7 @@ fn is_same(one: &Path, other: &Path) -> bool {
 pub(crate) struct StateArguments {
     #[command(flatten)]
     deployment: DeploymentArgument,
-    /// Deployment file, for its state directory
+    /// Deployment file that names the state directory
     #[arg(long, value_name = "FILE", conflicts_with = "deployment")]
     config: Option<PathBuf>,
     /// State directory of the deployment [default: that of --deployment]
@@ -137,7 +137,7 @@ impl StateArguments {
 /// Arguments that select a gateway.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct GatewayArguments {
-    /// The gateway [default: HOLOBIONT_URL, else the deployment's]
+    /// Address of the gateway [default: HOLOBIONT_URL, else the deployment's]
     #[arg(long, global = true, value_name = "URL", conflicts_with = "deployment")]
     url: Option<String>,
     #[command(flatten)]

@@ -29,7 +29,7 @@ impl Explain for HubError {
     fn next(&self) -> Option<String> {
         match &*self.0 {
             LocationError::NotCached { .. } if !cfg!(feature = "hub") => {
-                Some("cargo build --release -p holobiont --features hub makes one that downloads".into())
+                Some("use a build with downloads: cargo build --release -p holobiont --features hub".into())
             }
             _ => None,
         }

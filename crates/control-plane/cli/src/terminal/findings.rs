@@ -63,7 +63,7 @@ impl Finding {
 
 /// Error after a report with failed findings, whose lines say what failed.
 #[derive(Debug, thiserror::Error)]
-#[error("{failed} of {looked_at} do not work")]
+#[error("{failed} of {looked_at} checks failed")]
 pub(crate) struct CheckFailure {
     failed: usize,
     looked_at: usize,

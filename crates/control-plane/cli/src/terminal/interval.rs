@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// Parses an interval from 0.1 to 3600 seconds.
 pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| "write a number of seconds".to_owned())?;
+    let seconds: f64 = text.parse().map_err(|_| "write a number of seconds from 0.1 to 3600".to_owned())?;
     match seconds {
         0.1..=3600.0 => Ok(Duration::from_secs_f64(seconds)),
         _ => Err("write a number of seconds from 0.1 to 3600".into()),

@@ -46,8 +46,11 @@ fn a_question_may_come_from_stdin_and_the_answer_leave_as_json() {
 #[test]
 fn chat_exits_with_the_documented_codes() {
     let (stage, gateway) = (CommandFixture::new(), FakeGateway::start());
-    let cases =
-        [(":nobody", 3, "pirate"), (":full", 5, "the queue is full"), (":broken", 5, "connection was lost")];
+    let cases = [
+        (":nobody", 3, "pirate"),
+        (":full", 5, "the queue is full"),
+        (":broken", 5, "connection to the gateway broke"),
+    ];
     for (target, code, text) in cases {
         let ended = run(&mut gateway.command(&stage, &["chat", target, "hello"]));
         assert_eq!(ended.status.code(), Some(code), "{target}: {}", ended.err);

@@ -54,7 +54,7 @@ fn what_is_merged_has_all_ranks_and_differs_from_each_part() {
     assert_eq!(json(&["stats", text(&output)])["rank"], 12);
     let again = adapters(&merge);
     assert_eq!(again.status.code(), Some(4));
-    assert!(String::from_utf8_lossy(&again.stderr).contains("is there already"));
+    assert!(String::from_utf8_lossy(&again.stderr).contains("exists already"));
 
     let near = json(&["diff", text(&pirate), text(&output)])["relative_difference"].as_f64().unwrap();
     let far = json(&["diff", text(&pirate), text(&example("json"))])["relative_difference"].as_f64().unwrap();

@@ -264,7 +264,7 @@ fn refused_changes_of_adapters_say_what_to_do_with_the_documented_codes() {
     let (stage, gateway) = (CommandFixture::new(), FakeGateway::start());
     let cases = [
         ("taken", 4, "adapters replace"),
-        ("outside", 6, "copy the adapter below the gateway's adapter root"),
+        ("outside", 6, "copy the adapter below [gateway].adapter_root"),
         ("busy", 5, "try again"),
         ("other", 4, "holobiont show"),
         ("secret", 6, "--role admin"),

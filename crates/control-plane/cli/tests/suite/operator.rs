@@ -69,7 +69,7 @@ fn deployments_elsewhere_are_found_by_name_by_path_and_as_the_only_one() {
     let (code, text) = said(&["down"]);
     assert!(code == 2 && text.contains("one (") && text.contains("two ("), "{code}: {text}");
     let (code, text) = said(&["status", "--deployment", "three"]);
-    assert!(code == 3 && text.contains("no deployment called three runs"), "{code}: {text}");
+    assert!(code == 3 && text.contains("no running deployment is called three"), "{code}: {text}");
     // The gateway is a script that reports an address without a listener.
     let (code, text) = said(&["status", "--deployment", "one"]);
     assert!(code == 5 && text.contains("http://127.0.0.1:45678"), "{code}: {text}");
@@ -220,7 +220,7 @@ fn a_crash_loop_is_visible_and_ends_as_the_deployment_file_says() {
     assert_eq!(ended.status.code(), Some(1), "{}", ended.err);
     assert!(ended.err.contains("gateway died 2 times"), "{}", ended.err);
     let log = fs::read_to_string(log_path(&stage)).unwrap();
-    assert!(log.contains("starting it again") && log.contains("giving up"), "{log}");
+    assert!(log.contains("restarting it") && log.contains("the deployment stops"), "{log}");
 }
 
 #[test]
@@ -327,7 +327,7 @@ fn aliases_are_the_commands_they_stand_for() {
     let stage = CommandFixture::new();
     assert_eq!(run(&mut stage.command(&["stop"])).status.code(), Some(3));
     assert!(run(&mut stage.command(&["list", "--url", "http://127.0.0.1:9"])).out.contains("tiny"));
-    for (alias, word) in [("run", "Talks to"), ("serve", "Starts a deployment")] {
+    for (alias, word) in [("run", "Chats with"), ("serve", "Starts a deployment")] {
         assert!(run(&mut stage.command(&[alias, "--help"])).out.contains(word), "{alias}");
     }
 }

@@ -119,7 +119,7 @@ fn a_second_ctrl_c_kills_what_does_not_stop() {
     running.signal(Signal::INT);
     let ended = running.end();
     assert_eq!(ended.status.code(), Some(1));
-    assert!(ended.err.contains("without draining"), "{}", ended.err);
+    assert!(ended.err.contains("without waiting for running requests"), "{}", ended.err);
     let gateway = rustix::process::Pid::from_raw(gateway).unwrap();
     eventually_some("the gateway's end", || {
         rustix::process::test_kill_process(gateway).is_err().then_some(())

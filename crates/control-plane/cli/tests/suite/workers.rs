@@ -66,7 +66,7 @@ fn a_worker_that_keeps_dying_is_given_up_and_the_deployment_goes_on() {
         command.env("HOLOBIONT_WORKERS_CORES", "0").env("HOLOBIONT_RESTART_DELAY_MS", "1");
         command.env("HOLOBIONT_MAX_CRASHES_PER_MIN", "3");
         let running = up(command.env("FAKE_WORKER", behaviour));
-        running.wait_for_err("died too often and is given up");
+        running.wait_for_err("crashed too often and is not restarted");
         running.signal(Signal::INT);
         let ended = running.end();
         assert_eq!(ended.status.code(), Some(0), "{}", ended.err);

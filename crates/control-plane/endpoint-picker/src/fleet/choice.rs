@@ -42,7 +42,7 @@ pub enum PickRefusal {
     #[error("no host is ready; try again shortly")]
     Nobody,
     /// Every host would miss an SLO target.
-    #[error("no host can begin to answer in time; try again in {retry_after_s} s")]
+    #[error("no host can answer within the SLO target; try again in {retry_after_s} s")]
     Late {
         /// Time until a host may meet the target, in seconds.
         retry_after_s: u64,

@@ -24,7 +24,7 @@ const MAX_SENT: usize = 4_096;
 
 /// A report omits a list that is unknown here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("it left out adapters that were not told before")]
+#[error("its report omits adapters that it did not report before")]
 pub struct MissingDelta;
 
 /// The adapters that a host can serve, by name.

@@ -139,12 +139,13 @@ fn what_is_no_certificate_is_named_at_the_start() {
         assert!(!output.status.success());
         String::from_utf8(output.stderr).unwrap()
     };
-    assert!(run().contains("cert.pem cannot be read"));
+    let said = run();
+    assert!(said.contains("cannot read") && said.contains("cert.pem"), "{said}");
     issue(directory.path());
     let [certificate, key] = files(directory.path());
     let other = rcgen::generate_simple_self_signed([NAME.to_owned()]).unwrap();
     fs::write(key, other.signing_key.serialize_pem()).unwrap();
     assert!(run().contains("they must belong together"));
     fs::write(certificate, "nothing").unwrap();
-    assert!(run().contains("cert.pem is no PEM file with certificates"));
+    assert!(run().contains("cert.pem is not a PEM file with certificates"));
 }

@@ -18,7 +18,7 @@ pub(crate) enum DownloadError {
     /// The files could not be fetched from the bucket.
     #[error(transparent)]
     Files(#[from] ResidencyError),
-    #[error("the files of '{name}' cannot be read: {source}; the adapter may just have been unloaded")]
+    #[error("cannot read the files of '{name}': {source}; the adapter may have been unloaded")]
     Read { name: String, source: io::Error },
 }
 

@@ -16,31 +16,36 @@ pub(super) const MAX_PARTS: usize = 8;
 #[derive(Debug, thiserror::Error)]
 pub enum DatabaseError {
     /// A system call on a file of the registry failed.
-    #[error("{attempt} '{}' failed: {source}; check that the state directory is writable and has room", path.display())]
+    #[error("{attempt} '{}' failed: {source}; check that the state directory is writable and has free \
+             space", path.display())]
     Io { attempt: &'static str, path: PathBuf, source: io::Error },
-    #[error("the state directory '{}' is in use by another gateway; stop it or give another --state", .0.display())]
+    #[error("the state directory '{}' is in use by another gateway; stop that gateway or use another \
+             --state", .0.display())]
     Locked(PathBuf),
-    #[error("'{}' is damaged ({reason}); put back a copy of it, or move it and the directory 'adapters' beside it away to start with an empty registry", path.display())]
+    #[error("'{}' is damaged ({reason}); restore a copy, or move it and the directory 'adapters' beside \
+             it away to start with an empty registry", path.display())]
     Damaged { path: PathBuf, reason: String },
-    #[error("'{}' has layout {found}, this version knows up to {known}; start the version that wrote it", path.display())]
+    #[error("'{}' has layout {found}, and this version supports layouts up to {known}; use the version \
+             that wrote it", path.display())]
     Newer {
         path: PathBuf,
         found: i64,
         /// Latest layout number that this version of the program knows.
         known: i64,
     },
-    #[error("'{}' is missing, but there are adapters in the directory beside it; put it back, or remove them too to start with an empty registry", .0.display())]
+    #[error("'{}' is missing, but there are adapters in the directory beside it; restore the file, or \
+             remove the adapters to start with an empty registry", .0.display())]
     Missing(PathBuf),
     #[error(
         "the disk of the state directory is full, so the registry was not changed; free some space and try again"
     )]
     Full,
-    #[error("the registry could not be changed: {0}; check the state directory's disk, then try again")]
+    #[error("cannot change the registry: {0}; check the state directory's disk, then try again")]
     Failed(sqlx::Error),
     /// The registry of the fleet cannot be reached.
     #[error(
-        "the registry at {address} cannot be reached ({reason}), so nothing was changed; adapters that are known are \
-         served as before; try again when it is back"
+        "cannot reach the registry at {address} ({reason}), so nothing was changed; known adapters are \
+         still served; try again later"
     )]
     Unreachable {
         /// Address of the registry, without secrets.
@@ -48,22 +53,22 @@ pub enum DatabaseError {
         reason: String,
     },
     #[error(
-        "the registry at {address} was lost in the middle of a change ({reason}), which may have happened; look again \
-         before you repeat it"
+        "the connection to the registry at {address} broke during a change ({reason}); check whether the \
+         change was made before you repeat it"
     )]
     Unclear {
         /// Address of the registry, without secrets.
         address: String,
         reason: String,
     },
-    #[error("another gateway has changed '{0}' at the same moment; look again before you change it")]
+    #[error("another gateway changed '{0}' at the same time; check it before you change it")]
     Conflict(String),
     #[error(
-        "the fine-tuning job '{0}' has ended, or another gateway works on it now, so its adapter was not registered"
+        "the fine-tuning job '{0}' ended or moved to another gateway, so its adapter was not registered here"
     )]
     NotHeld(String),
     /// The contents of the fleet's registry cannot be read.
-    #[error("the registry at {address} is not as it should be ({reason}); {next}")]
+    #[error("the registry at {address} is not usable ({reason}); {next}")]
     Foreign {
         /// Address of the registry, without secrets.
         address: String,
@@ -79,46 +84,43 @@ pub enum OpenError {
     Database(#[from] DatabaseError),
     #[error(transparent)]
     Store(#[from] StoreError),
-    #[error("opening the registry stopped: {0}; the log says why")]
+    #[error("opening the registry failed: {0}; see the log")]
     Stopped(String),
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum AdapterError {
     #[error(
-        "'{0}' cannot be an adapter's name: use 1 to {MAX_NAME_BYTES} bytes without ':' and control characters"
+        "'{0}' is not a valid adapter name; use 1 to {MAX_NAME_BYTES} bytes without ':' and control \
+         characters"
     )]
     BadName(String),
-    #[error(
-        "names that begin with '{RESERVED_PREFIX}', such as '{0}', belong to models of Tinker's API; choose another"
-    )]
+    #[error("'{0}' begins with '{RESERVED_PREFIX}', which is reserved for Tinker's API; choose another name")]
     ReservedName(String),
-    #[error("'{0}' is the name of the base model; choose another")]
+    #[error("'{0}' is the name of the base model; choose another name")]
     NameOfBase(String),
     #[error(
-        "'{0}' cannot be a tenant: use 1 to 64 of the characters A-Z a-z 0-9 _ . -, as in the API key file"
+        "'{0}' is not a valid tenant; use 1 to 64 of the characters A-Z a-z 0-9 _ . -, as in the API key file"
     )]
     BadTenant(String),
-    #[error(
-        "'{0}' belongs to another tenant; unload it first, so that nobody gets what was not meant for them"
-    )]
+    #[error("'{0}' belongs to another tenant; unload it before you load an adapter for this tenant")]
     OtherTenant(String),
     #[error(
         "an adapter named '{0}' is loaded already; to replace it send load_inplace: true or expected_generation"
     )]
     NameTaken(String),
-    #[error("'{name}' stands for {found}, not for {expected}; look again before changing it")]
+    #[error("'{name}' has the generation {found}, not {expected}; check it before you change it")]
     OtherGeneration { name: String, expected: String, found: String },
-    #[error("no adapter is named '{0}'; GET /v1/lora_adapters lists them")]
+    #[error("there is no adapter '{0}'; GET /v1/lora_adapters lists all")]
     NotFound(String),
-    #[error("the adapter in '{0}' matches no layer of the base model, so it would change nothing")]
+    #[error("the adapter in '{0}' matches no layer of the base model, so it would have no effect")]
     NoModules(String),
-    #[error("the registry holds {0} adapters, which is its limit (--max-adapters); unload some")]
+    #[error("the registry has {0} adapters, which is the limit (--max-adapters); unload some")]
     Full(usize),
     #[error(
-        "you have {adapters} adapters of {held_bytes} bytes and this one takes {bytes}, but a tenant may publish \
-         {max_adapters} adapters (--max-adapters) of {max_bytes} bytes (--tenant-state-bytes): remove some with \
-         DELETE /v1/models/NAME"
+        "you have {adapters} adapters of {held_bytes} bytes, and this one has {bytes}; the limits are \
+         {max_adapters} adapters (--max-adapters) and {max_bytes} bytes (--tenant-state-bytes); remove \
+         some with DELETE /v1/models/NAME"
     )]
     TenantFull {
         adapters: usize,
@@ -129,11 +131,11 @@ pub enum AdapterError {
         max_adapters: usize,
         max_bytes: u64,
     },
-    #[error("{0} adapters are being loaded, which is the limit; try again when some are done")]
+    #[error("{0} adapters are being loaded, which is the limit; try again later")]
     Busy(usize),
     #[error(
-        "pinning '{name}' would pin {pinned_bytes} bytes, but the executor holds {budget_bytes} bytes of adapters; \
-         unpin another or start it with a larger --adapter-bytes"
+        "'{name}' would raise pinned adapters to {pinned_bytes} bytes, but the executor has \
+         {budget_bytes} bytes for adapters; unpin another, or raise --adapter-bytes"
     )]
     PinsExceedBudget {
         name: String,
@@ -150,7 +152,7 @@ pub enum AdapterError {
     /// The change could not be made durable and was undone.
     #[error(transparent)]
     Database(#[from] DatabaseError),
-    #[error("changing the registry stopped: {0}; the log says why")]
+    #[error("changing the registry failed: {0}; see the log")]
     Stopped(String),
 }
 
@@ -201,9 +203,7 @@ pub enum ResidencyError {
 
 /// The adapter is registered, but the store cannot deliver its files now.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "the files of the adapter '{name}' cannot be had now: {reason}; others are served, try this one again shortly"
-)]
+#[error("cannot get the files of the adapter '{name}' now: {reason}; try again shortly")]
 pub struct FetchFailure {
     pub name: String,
     pub reason: String,
@@ -214,7 +214,7 @@ pub struct FetchFailure {
 pub enum LeaseError {
     #[error(transparent)]
     Unusable(#[from] UnusableAdapter),
-    #[error("'{0}' is a draft: it answers nobody; ask the base, or an adapter that is none")]
+    #[error("'{0}' is a draft adapter and answers no requests; use the base or another adapter")]
     Draft(String),
     #[error(transparent)]
     Sum(#[from] WeightedMergeError),
@@ -223,9 +223,9 @@ pub enum LeaseError {
 /// Why an expression is not a valid merged adapter.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WeightedMergeError {
-    #[error("a part of it has no name; write a+b, or a:0.7+b:0.3")]
+    #[error("a part of the sum has no name; write a+b, or a:0.7+b:0.3")]
     NoName,
-    #[error("'{weight}' is no weight of the adapter '{name}'; write a number other than 0, such as 0.7")]
+    #[error("'{weight}' is not a weight for the adapter '{name}'; write a number other than 0, such as 0.7")]
     Weight {
         name: String,
         /// Weight as requested, shortened.
@@ -233,26 +233,22 @@ pub enum WeightedMergeError {
     },
     #[error("it names the adapter '{0}' twice; give it one weight instead")]
     Twice(String),
-    #[error("it names {0} adapters, and {MAX_PARTS} is the most that are added up; name fewer")]
+    #[error("it names {0} adapters, and the limit is {MAX_PARTS}; name fewer")]
     TooMany(usize),
-    #[error("no adapter is named '{0}'; GET /v1/models lists what is served")]
+    #[error("there is no adapter '{0}'; GET /v1/models lists all models")]
     Unknown(String),
-    #[error("'{0}' is the base, which every adapter is added to anyway; leave it out")]
+    #[error("'{0}' is the base, to which all adapters are added anyway; remove it")]
     Base(String),
-    #[error("the adapter '{0}' is no LoRA, and only LoRAs add up; leave it out")]
+    #[error("the adapter '{0}' is not a LoRA, and only LoRAs can be merged; remove it")]
     NoRank(String),
-    #[error(
-        "it names adapters of different tenants, whose sum would belong to none of them; name those of one"
-    )]
+    #[error("it names adapters of different tenants; name adapters of one tenant")]
     Owners,
-    #[error(
-        "the adapters it names have different chat templates, and one conversation has one; name those of one template"
-    )]
+    #[error("the adapters have different chat templates; name adapters with the same template")]
     Templates,
-    #[error("{0} sums of adapters are in use, which is the limit; try again shortly")]
+    #[error("{0} merged adapters are in use, which is the limit; try again shortly")]
     Busy(usize),
     /// The executor refuses the merged adapter.
-    #[error("'{name}' cannot be had: {reason}")]
+    #[error("cannot get '{name}': {reason}")]
     Refused {
         /// Name of the merged adapter.
         name: String,

@@ -80,7 +80,7 @@ fn record(
     damaged: &dyn Fn(String) -> DatabaseError,
 ) -> Result<Record, DatabaseError> {
     let generation = blake3::Hash::from_hex(&old.generation)
-        .map_err(|error| damaged(format!("'{}' is no generation: {error}", old.generation)))?;
+        .map_err(|error| damaged(format!("'{}' is not a generation: {error}", old.generation)))?;
     let content = match copy(&old.path, store) {
         Ok(content) => content,
         // A full disk must not lose an adapter for good.
@@ -88,7 +88,7 @@ fn record(
             return Err(failed("importing", &old.path)(io::Error::new(io::ErrorKind::StorageFull, error)));
         }
         Err(error) => {
-            tracing::error!(name = %old.name, %error, "an adapter's files could not be imported");
+            tracing::error!(name = %old.name, %error, "cannot import an adapter's files");
             NO_FILES
         }
     };

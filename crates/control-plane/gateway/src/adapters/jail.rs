@@ -35,24 +35,24 @@ const MAX_RACES: usize = 64;
 pub enum JailError {
     /// The path leads, or could lead, out of the root.
     #[error(
-        "'{}' is not a path inside the adapter root ({reason}); copy the adapter into the root, or start with \
-         another --adapter-root", path.display()
+        "'{}' is not inside the adapter root ({reason}); copy the adapter into the root, or use another \
+         --adapter-root", path.display()
     )]
     Forbidden { path: PathBuf, reason: &'static str },
     #[error(
-        "'{}' cannot be opened ({reason}); give the directory that holds {CONFIG_FILE} and {WEIGHT_FILE}, or a \
-         .gguf file", path.display()
+        "cannot open '{}' ({reason}); give the directory that contains {CONFIG_FILE} and {WEIGHT_FILE}, \
+         or a .gguf file", path.display()
     )]
     Unreadable { path: PathBuf, reason: Errno },
     /// The file is a FIFO, a device or a socket.
     #[error("'{}' is not a regular file; adapters are read from regular files only", .0.display())]
     NotAFile(PathBuf),
     #[error(
-        "'{}' is a pickle, which runs code when it is read; convert it to {WEIGHT_FILE} (in PEFT: \
-         save_pretrained(..., safe_serialization=True)) and load that", .0.display()
+        "'{}' is a pickle, which may run code when it is read; convert it to {WEIGHT_FILE} (in PEFT: \
+         save_pretrained(..., safe_serialization=True))", .0.display()
     )]
     Pickle(PathBuf),
-    #[error("'{}' holds no adapter: {reason}", path.display())]
+    #[error("'{}' has no adapter: {reason}", path.display())]
     NoAdapter { path: PathBuf, reason: &'static str },
 }
 
@@ -101,7 +101,7 @@ impl AdapterLocation {
             Err(_) => {
                 let real = asked.canonicalize().ok();
                 let inside = real.as_deref().and_then(|real| real.strip_prefix(root).ok());
-                inside.ok_or_else(|| forbidden("it is somewhere else"))?.to_owned()
+                inside.ok_or_else(|| forbidden("it is outside the root"))?.to_owned()
             }
         };
         let base = open(root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
@@ -180,7 +180,7 @@ impl AdapterLocation {
                 return JailError::Pickle(self.asked.join(pickle));
             }
         }
-        JailError::NoAdapter { path: self.asked.clone(), reason: "adapter_model.safetensors is not there" }
+        JailError::NoAdapter { path: self.asked.clone(), reason: "adapter_model.safetensors is missing" }
     }
 
     fn of_gguf_directory(&self) -> Result<Vec<AdapterFile>, JailError> {
@@ -193,7 +193,7 @@ impl AdapterLocation {
         match (found.next(), found.next()) {
             (Some(name), None) => Ok(vec![gguf(self.regular(&name)?)]),
             (Some(_), Some(_)) => Err(none("it has several .gguf files; give the path of one of them")),
-            (None, _) => Err(none("neither adapter_config.json nor a .gguf file is there")),
+            (None, _) => Err(none("adapter_config.json is missing, and there is no .gguf file")),
         }
     }
 
@@ -204,7 +204,7 @@ impl AdapterLocation {
             "bin" | "pt" | "pth" | "pkl" => Err(JailError::Pickle(self.asked.clone())),
             _ => Err(JailError::NoAdapter {
                 path: self.asked.clone(),
-                reason: "it is a file, but not a .gguf file; give the directory it is in",
+                reason: "it is a file, but not a .gguf file; give its directory",
             }),
         }
     }

@@ -48,7 +48,7 @@ impl Registry {
     pub async fn remove_presence(&self) {
         let Some(shared) = self.records.shared() else { return };
         if let Err(error) = shared.remove_presence(&self.instance).await {
-            tracing::warn!(%error, "other gateways hear later that this one has ended");
+            tracing::warn!(%error, "cannot tell other gateways that this one stops; they notice later");
         }
     }
 

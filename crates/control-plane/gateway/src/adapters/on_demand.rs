@@ -229,7 +229,7 @@ impl Registry {
         let found = types::AdapterVersion(loaded.generation);
         let stranger = AdapterId(loaded.adapter);
         self.free(home, stranger).await;
-        Err(unusable(entry, &format!("its files are {found}, not {expected}")))
+        Err(unusable(entry, &format!("its files have the generation {found}, not {expected}")))
     }
 
     /// Loads store files of one adapter, or of several with their weights, and evicts adapters until the
@@ -383,7 +383,7 @@ impl Registry {
         let Some(bytes) = taken else { return 0 };
         self.unload_from_host(home, id, bytes).await.unwrap_or_else(|error| {
             // The adapter is the next to be evicted, and an executor that has ended holds nothing.
-            tracing::warn!(adapter = %id, %error, "an adapter could not be freed");
+            tracing::warn!(adapter = %id, %error, "cannot unload an adapter from the executor");
             0
         })
     }

@@ -261,7 +261,8 @@ impl Registry {
         if registered.is_ok()
             && let Err(error) = self.store.assure(content).await
         {
-            tracing::warn!(name = %request.name, %error, "whether other hosts can fetch an adapter is not known");
+            tracing::warn!(name = %request.name, %error, "cannot check whether other hosts can fetch an \
+                adapter");
         }
         if let Some(entry) = registered.as_ref().ok().filter(|entry| entry.is_pinned()) {
             self.load_everywhere(entry).await;
@@ -376,7 +377,7 @@ impl Registry {
             let swept =
                 thread::run("adapter-sweep", move || store.sweep(&keep, CleanupScope::Contents)).await;
             if let Ok(Err(error)) = swept {
-                tracing::warn!(%error, "files of no adapter could not be removed");
+                tracing::warn!(%error, "cannot remove files that belong to no adapter");
             }
         }
     }

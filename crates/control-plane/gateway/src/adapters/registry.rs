@@ -298,7 +298,7 @@ impl Registry {
             return;
         }
         if let Err(error) = self.records.set_used(&used).await {
-            tracing::warn!(%error, "the times of last use could not be saved");
+            tracing::warn!(%error, "cannot save the times of last use");
         }
     }
 }
@@ -341,7 +341,7 @@ async fn open_fleet(
         let adapters = own.len();
         tracing::warn!(
             adapters,
-            "what this host has registered for itself is not served; see 'holobiont registry move'"
+            "adapters in this host's own registry are not served; see 'holobiont registry move'"
         );
     }
     let store = AdapterStore::open(state, options.max_adapter_file_bytes)?;

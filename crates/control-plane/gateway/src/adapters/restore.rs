@@ -26,7 +26,7 @@ impl Registry {
         home.reset(known);
         for entry in &entries {
             let is_base = entry.record.name == base_name;
-            entry.set_fault(is_base.then(|| "the base model has the same name now".to_owned()));
+            entry.set_fault(is_base.then(|| "the base model now has the same name".to_owned()));
         }
         // Other resident adapters were loaded just before a crash and are in no registry.
         for id in resident {
@@ -60,7 +60,7 @@ impl Registry {
             Ok(()) => true,
             Err(ResidencyError::Call(CallError::Unavailable(_))) => false,
             Err(error) => {
-                tracing::error!(name = %entry.record.name, %error, "an adapter could not be brought back");
+                tracing::error!(name = %entry.record.name, %error, "cannot load a registered adapter");
                 if matches!(error, ResidencyError::Unusable(_)) && self.store.fetch_figures().is_some() {
                     // The local copy may be corrupt, so the next request fetches the files again.
                     self.store.remove(entry.record.content);

@@ -79,9 +79,9 @@ pub enum StoreError {
     #[error(transparent)]
     Bucket(#[from] BucketError),
     /// The contents from the bucket do not match their hash.
-    #[error("what the bucket {0} has of it was changed there; load the adapter again")]
+    #[error("its files in the bucket {0} were changed; load the adapter again")]
     Damaged(BucketAddress),
-    #[error("looking at its files stopped: {0}; the log says why")]
+    #[error("reading its files failed: {0}; see the log")]
     Stopped(String),
 }
 
@@ -296,7 +296,7 @@ fn remove(path: &Path) {
     let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
     match removed {
         Err(error) if error.kind() != ErrorKind::NotFound => {
-            tracing::warn!(path = %path.display(), %error, "files of no adapter could not be removed");
+            tracing::warn!(path = %path.display(), %error, "cannot remove files that belong to no adapter");
         }
         _ => {}
     }

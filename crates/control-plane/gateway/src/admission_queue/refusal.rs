@@ -5,24 +5,23 @@ use crate::service_classes::Objective;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum QueueRefusal {
     /// The queue is full, and no other tenant holds more of it.
-    #[error("{limit} sequences wait, which is all there may be (--max-sequences); try again in {wait_s} s")]
+    #[error("{limit} sequences wait, which is the limit (--max-sequences); try again in {wait_s} s")]
     Full {
         /// Maximum number of waiting sequences.
         limit: usize,
         /// Expected wait of a new request, in seconds.
         wait_s: u32,
     },
-    #[error(
-        "{asked} sequences are asked for at once, but a base-executor takes {limit} in all; ask for fewer"
-    )]
+    #[error("the request needs {asked} sequences, and a base-executor runs at most {limit}; request fewer")]
     TooMany { asked: usize, limit: usize },
     #[error(
-        "requests have waited for longer than {target_ms} ms (--codel-target-ms) for some time; a new one would wait \
-         about {wait_s} s, try again then"
+        "requests wait longer than {target_ms} ms (--codel-target-ms), and a new one would wait about \
+         {wait_s} s; try again then"
     )]
     Overload { target_ms: u128, wait_s: u32 },
     #[error(
-        "the service class '{class}' has {limit} {what} a minute for each tenant, and they are used up; try again in {wait_s} s"
+        "the service class '{class}' allows {limit} {what} per minute and tenant, which are used up; try \
+         again in {wait_s} s"
     )]
     UsedUp {
         class: String,
@@ -34,8 +33,8 @@ pub enum QueueRefusal {
     },
     /// The request would miss an SLO target of its service class.
     #[error(
-        "it would take about {forecast_ms} ms {}, and the service class '{class}' is promised {promised_ms} ms ({}_ms); \
-         try again in {wait_s} s",
+        "the request would take about {forecast_ms} ms {}, and the target of the service class '{class}' \
+         is {promised_ms} ms ({}_ms); try again in {wait_s} s",
         match objective { Objective::FirstToken => "to the first token", Objective::PerToken => "for each token" },
         objective.name()
     )]
@@ -48,11 +47,9 @@ pub enum QueueRefusal {
         /// Seconds until the target may be met again.
         wait_s: u32,
     },
-    #[error("the deadline passed while the request waited for its turn; send it again, or with a later one")]
+    #[error("the deadline passed while the request waited in the queue; send it again with a later deadline")]
     Late,
     /// No executor has been open for some time.
-    #[error(
-        "no base-executor serves, or every one is drained ('holobiont status' says which); try again shortly"
-    )]
+    #[error("no base-executor is ready, or all are drained (see 'holobiont status'); try again shortly")]
     Nobody,
 }

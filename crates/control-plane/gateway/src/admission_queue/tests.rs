@@ -159,7 +159,7 @@ fn what_a_class_may_have_in_a_minute_is_for_each_tenant_and_time_brings_it_back(
     let refused = bench.join("a").unwrap_err();
     assert_eq!(
         refused.to_string(),
-        "the service class 'few' has 2 requests a minute for each tenant, and they are used up; try again in 30 s"
+        "the service class 'few' allows 2 requests per minute and tenant, which are used up; try again in 30 s"
     );
     bench.join("b").unwrap();
     bench.served(3);
@@ -201,8 +201,8 @@ fn what_would_miss_its_promise_is_refused_with_the_forecast() {
     let refused = bench.ask(&slow).unwrap_err();
     assert_eq!(
         refused.to_string(),
-        "it would take about 51 ms for each token, and the service class 'fast' is promised 50 ms (tpot_ms); \
-         try again in 1 s"
+        "the request would take about 51 ms for each token, and the target of the service class 'fast' is 50 ms \
+         (tpot_ms); try again in 1 s"
     );
     // The queue serves 100 tokens per second, one request each second, while others wait.
     (0..40).for_each(|_| bench.join("other").unwrap());

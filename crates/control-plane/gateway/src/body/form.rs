@@ -145,7 +145,7 @@ impl Clock {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("{MAX_HEAD_BYTES} bytes came without the head of a part")]
+#[error("the head of a part has more than {MAX_HEAD_BYTES} bytes")]
 struct HeadTooLong;
 
 /// A body in small pieces. The reader is woken again between two pieces, so that it parses one before it
@@ -241,7 +241,7 @@ mod tests {
             let mut form = form(endless(begin, &[b' '; 1 << 20], Duration::ZERO), LONG).await;
             let refused = form.next().await.unwrap_err();
             assert_eq!(refused.code(), "invalid_body", "{begin}");
-            assert!(refused.to_string().contains("without the head of a part"), "{refused}");
+            assert!(refused.to_string().contains("the head of a part has more than"), "{refused}");
         }
     }
 

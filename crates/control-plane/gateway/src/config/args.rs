@@ -21,7 +21,7 @@ pub struct Args {
     /// Address of the HTTP server; beyond loopback only with --api-key-file or --insecure
     #[arg(long, value_name = "ADDR:PORT")]
     pub listen: SocketAddr,
-    /// Directory of what outlives the process: the adapter registry
+    /// Directory of persistent state, such as the adapter registry
     #[arg(long, value_name = "DIR")]
     pub state: PathBuf,
     /// Name of the base model [default: from its file name]
@@ -51,10 +51,11 @@ pub struct Args {
     /// Settings of fine-tuning jobs.
     #[command(flatten)]
     pub training: TrainingArgs,
-    /// Time in milliseconds that running requests get to end after SIGTERM
+    /// Time in milliseconds for running requests to end after SIGTERM
     #[arg(long, value_name = "N")]
     pub grace_ms: u64,
-    /// Time in milliseconds after which a silent executor that owes an answer counts as lost
+    /// Maximum time in milliseconds without a message of an executor with running requests, before it counts
+    /// as lost
     #[arg(long, value_name = "N")]
     pub executor_timeout_ms: u64,
     /// Number of threads for network I/O; text work has threads of its own
@@ -63,7 +64,7 @@ pub struct Args {
     /// Format of the log on stderr
     #[arg(long, value_enum, default_value_t = LogFormat::Human)]
     pub log_format: LogFormat,
-    /// Stops the process in order when standard input ends, because the parent process is gone then
+    /// Exits at the end of standard input, as on SIGTERM, because the supervisor is gone
     #[arg(long)]
     pub exit_with_stdin: bool,
 }
@@ -139,7 +140,7 @@ pub struct CallerArgs {
     /// Takes API keys from --registry, and keeps them in --api-key-file
     #[arg(long)]
     pub shared_keys: bool,
-    /// Serves without keys beyond loopback, under any host name: each client is an administrator
+    /// Allows any address and any host name without API keys; each client is an administrator
     #[arg(long)]
     pub insecure: bool,
     /// Maximum number of requests per minute of a key without a limit of its own; 0 is no limit
@@ -162,10 +163,10 @@ pub struct AdmissionArgs {
     /// Maximum number of sequences in the admission queue; more are answered 429
     #[arg(long, value_name = "N")]
     pub max_sequences: usize,
-    /// CoDel target: queue delay of a tenant in milliseconds that may last for any length of time
+    /// CoDel target: queue delay of a tenant in milliseconds that is acceptable at all times
     #[arg(long, value_name = "N")]
     pub codel_target_ms: u64,
-    /// CoDel interval: after these milliseconds above the target, new requests of the tenant are answered 429
+    /// CoDel interval in milliseconds: a tenant above the target for this time gets 429 for new requests
     #[arg(long, value_name = "N")]
     pub codel_interval_ms: u64,
     /// Share of an executor's batch slots that over-quota tenants hold together while others are under quota
@@ -182,7 +183,7 @@ pub struct ConnectionArgs {
     /// Memory for what requests keep in the gateway, all tenants together
     #[arg(long, value_name = "N")]
     pub memory_bytes: ByteCount,
-    /// Maximum part of that memory for one tenant; more is answered 429
+    /// Maximum memory for one tenant's requests in the gateway; further requests are answered 429
     #[arg(long, value_name = "N")]
     pub tenant_memory_bytes: ByteCount,
     /// Maximum number of open connections; more are answered 503
@@ -243,10 +244,10 @@ pub struct TrainingArgs {
     /// Maximum size of one file of training data
     #[arg(long, value_name = "N")]
     pub max_training_file_bytes: ByteCount,
-    /// Maximum size of one tenant's files of training data together
+    /// Maximum total size of one tenant's training files
     #[arg(long, value_name = "N")]
     pub tenant_training_bytes: ByteCount,
-    /// Maximum size of one tenant's states of Tinker training together; more are refused
+    /// Maximum total size of one tenant's Tinker training states; further ones are refused
     #[arg(long, value_name = "N")]
     pub tenant_state_bytes: ByteCount,
 }

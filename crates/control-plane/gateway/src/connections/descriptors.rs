@@ -42,7 +42,8 @@ impl Budget {
                 wanted,
                 connections = budget.connections,
                 descriptors = current,
-                "fewer connections than --max-connections: raise the limit of open files (LimitNOFILE=)"
+                "the limit of open files allows fewer connections than --max-connections; raise it \
+                 (LimitNOFILE=)"
             );
         }
         budget
@@ -71,10 +72,10 @@ impl ReservedDescriptor {
         let is_exhausted = Errno::from_io_error(error).is_some_and(|errno| exhausted.contains(&errno));
         if !is_exhausted {
             // The peer disconnected before it was accepted.
-            tracing::debug!(%error, "a connection was not accepted");
+            tracing::debug!(%error, "cannot accept a connection");
             return;
         }
-        tracing::warn!(%error, "no more connections can be accepted; trying again shortly");
+        tracing::warn!(%error, "cannot accept more connections; trying again shortly");
         self.0 = None;
         // The freed descriptor accepts and closes one connection, so that the peer is refused at once.
         drop(timeout(ACCEPT_PAUSE, listener.accept()).await);

@@ -13,7 +13,11 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Statuses of the library's own answers, with error code and message.
 const WORDS: [(&str, &str, &str); 3] = [
-    ("400 Bad Request", "invalid_request", "this is no HTTP request; check the request line and the header"),
+    (
+        "400 Bad Request",
+        "invalid_request",
+        "this is not an HTTP request; check the request line and the header",
+    ),
     ("414 URI Too Long", "uri_too_long", "the path of the request is too long"),
     (
         "431 Request Header Fields Too Large",

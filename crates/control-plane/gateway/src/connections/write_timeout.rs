@@ -51,7 +51,8 @@ impl<T> WriteTimeout<T> {
             let begin = || WriteWait { since: Instant::now(), deadline: Box::pin(sleep(self.pace.left())) };
             ready!(self.waiting.get_or_insert_with(begin).deadline.as_mut().poll(cx));
             let message = format!(
-                "the reader lags too far (--client-write-timeout-ms) behind {LEAST_BYTES_PER_S} bytes a second"
+                "the client reads slower than {LEAST_BYTES_PER_S} bytes per second for too long \
+                 (--client-write-timeout-ms)"
             );
             return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, message)));
         }

@@ -175,7 +175,7 @@ impl LinkTask {
         match silent_parts {
             1 => self.transmit(ToExecutor::GetStats(PROBE).to_bytes(), send).await,
             ..=SILENT_PARTS => Ok(()),
-            _ => Err(ServeEnd::Lost(format!("it was silent for {} ms", self.peer.silence.as_millis()))),
+            _ => Err(ServeEnd::Lost(format!("it sent no message for {} ms", self.peer.silence.as_millis()))),
         }
     }
 
@@ -217,7 +217,7 @@ impl LinkTask {
         match timeout(self.peer.silence, send.send(ZmqMessage::from(message))).await {
             Ok(sent) => sent.map_err(|error| ServeEnd::Lost(format!("sending to it failed: {error}"))),
             Err(_) => {
-                Err(ServeEnd::Lost(format!("it took nothing for {} ms", self.peer.silence.as_millis())))
+                Err(ServeEnd::Lost(format!("it read no message for {} ms", self.peer.silence.as_millis())))
             }
         }
     }
@@ -233,7 +233,9 @@ impl LinkTask {
             }
             ToGateway::Stats(stats) => self.answer(stats.request, Ok(CallReply::Stats(Box::new(stats)))),
             ToGateway::Failed(failed) => self.answer(failed.request, Err(CallError::Refused(failed.error))),
-            ToGateway::Loading(_) => return Err(ServeEnd::Lost("it began to load again".to_owned())),
+            ToGateway::Loading(_) => {
+                return Err(ServeEnd::Lost("it reported loading again after its welcome".to_owned()));
+            }
             ToGateway::Welcome(_) => return Err(ServeEnd::Lost("it sent a second welcome".to_owned())),
             ToGateway::Refused(why) => return Err(ServeEnd::Lost(why)),
         }
@@ -249,7 +251,7 @@ impl LinkTask {
         };
         let Some(left) = route.budget.checked_sub(1) else {
             return Err(ServeEnd::Lost(
-                "it sent more outputs for a request than tokens were asked for".to_owned(),
+                "it sent more outputs for a request than requested tokens".to_owned(),
             ));
         };
         route.budget = left;
@@ -312,9 +314,9 @@ impl LinkTask {
     fn take_down(&mut self, reason: &str) {
         let was_up = !matches!(&*self.link.borrow(), LinkState::Down { .. });
         if was_up {
-            tracing::warn!(reason, "lost the base-executor");
+            tracing::warn!(reason, "the connection to the base-executor is lost");
         } else {
-            tracing::debug!(reason, "the base-executor is not there yet");
+            tracing::debug!(reason, "the base-executor is not reachable yet");
         }
         self.link.send_replace(LinkState::Down { reason: reason.to_owned() });
         self.fail_all(reason);

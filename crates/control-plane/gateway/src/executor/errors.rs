@@ -8,17 +8,15 @@ use super::concurrency_limit::TooManySequences;
 pub enum CallError {
     /// No executor is connected, or the connection broke before the answer arrived.
     #[error(
-        "the base-executor is not reachable ({0}); it is reconnected to automatically, try again shortly"
+        "the base-executor is not reachable ({0}); the gateway reconnects automatically, so try again shortly"
     )]
     Unavailable(String),
-    #[error("the adapter's files could not be brought to the base-executor: {0}")]
+    #[error("cannot send the adapter's files to the base-executor: {0}")]
     NotLent(String),
     #[error("{}", .0.message)]
     Refused(WireError),
     /// The limit on concurrent sequences or calls is reached. The executor was not asked.
-    #[error(
-        "{limit} {what} are under way, which is all the base-executor takes; try again when some have ended"
-    )]
+    #[error("{limit} {what} are running, which is the base-executor's limit; try again when some have ended")]
     Busy {
         limit: usize,
         /// Limited quantity: `sequences` or `calls`.

@@ -21,11 +21,11 @@ pub(super) async fn open(
     let silence = peer.silence;
     // A stopped process has a socket that can be connected to, but never answers.
     let connected = timeout(silence, connect(peer)).await;
-    let mut wire = connected.map_err(|_| "it does not take the connection".to_owned())??;
+    let mut wire = connected.map_err(|_| "it does not accept the connection".to_owned())??;
     loop {
         let message = timeout(silence, answer_of(&mut wire)).await;
         let message = message
-            .map_err(|_| format!("it said nothing for {} ms before its welcome", silence.as_millis()))??;
+            .map_err(|_| format!("it sent nothing for {} ms before its welcome", silence.as_millis()))??;
         match accept(message)? {
             HelloReply::Welcome(welcome) => return Ok((wire, *welcome)),
             HelloReply::Loading(Loading { stage, percent }) => {
@@ -39,7 +39,7 @@ async fn connect(peer: ConnectTarget) -> Result<ExecutorSocket, String> {
     let mut wire = ExecutorSocket::open(&peer).await?;
     let hello = ToExecutor::Hello(Hello { version: PROTOCOL_VERSION, instance: peer.instance });
     let sent = wire.send.send(ZmqMessage::from(hello.to_bytes())).await;
-    sent.map_err(|error| format!("saying hello failed: {error}"))?;
+    sent.map_err(|error| format!("sending Hello failed: {error}"))?;
     Ok(wire)
 }
 
@@ -71,11 +71,11 @@ fn accept(message: ToGateway) -> Result<HelloReply, String> {
             Ok(HelloReply::Welcome(Box::new(welcome)))
         }
         ToGateway::Welcome(welcome) => Err(format!(
-            "it speaks protocol {}, this gateway speaks {PROTOCOL_VERSION}; install both from one release",
+            "it uses protocol version {} and this gateway {PROTOCOL_VERSION}; install both from one release",
             welcome.version
         )),
         ToGateway::Loading(loading) => Ok(HelloReply::Loading(loading)),
-        ToGateway::Refused(why) => Err(format!("it refused the hello: {why}")),
-        _ => Err("it sent something else than a welcome".to_owned()),
+        ToGateway::Refused(why) => Err(format!("it refused the gateway: {why}")),
+        _ => Err("it sent another message than a welcome".to_owned()),
     }
 }

@@ -33,23 +33,24 @@ pub(super) enum RemoteError {
     #[error("cannot reach {address}: {cause}")]
     Unreachable { address: HostPort, cause: io::Error },
     #[error(
-        "TLS with {address} failed ({cause}): --executor-ca must have signed the certificate there, and --layer-client-ca \
-         there that of --executor-cert"
+        "TLS with {address} failed ({cause}): --executor-ca must sign the executor's certificate, and \
+         the executor's --layer-client-ca must sign --executor-cert"
     )]
     Tls { address: HostPort, cause: io::Error },
     #[error(
-        "{0} lets no gateway in: name this one's certificate in [layers] gateways (--layer-gateways) there"
+        "{0} accepts no gateways; add the name in this gateway's certificate to [layers] gateways \
+         (--layer-gateways) there"
     )]
     NoGateways(HostPort),
     #[error("{address} refuses: {why}")]
     Refused { address: HostPort, why: String },
-    #[error("{0} answers with something else than was asked for; install both from one release")]
+    #[error("{0} sent an unexpected answer; install both programs from one release")]
     Protocol(HostPort),
-    #[error("{0} takes nothing, or says nothing, for too long")]
+    #[error("{0} read or sent nothing for too long")]
     Silent(HostPort),
     #[error("the tunnel's own socket: {0}")]
     Socket(#[from] BindError),
-    #[error("a file of the adapter cannot be read: {0}")]
+    #[error("cannot read a file of the adapter: {0}")]
     File(#[source] io::Error),
 }
 

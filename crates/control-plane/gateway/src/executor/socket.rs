@@ -59,5 +59,5 @@ pub(super) fn read(message: &ZmqMessage) -> Result<ToGateway, String> {
             return Err(format!("it sent a message of {frames} frames where one is expected"));
         }
     };
-    ToGateway::from_bytes(frame).map_err(|error| format!("it sent a message that cannot be read: {error}"))
+    ToGateway::from_bytes(frame).map_err(|error| format!("it sent an unreadable message: {error}"))
 }

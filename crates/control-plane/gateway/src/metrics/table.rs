@@ -71,15 +71,16 @@ use MetricKind::{Counter, Gauge, Histogram};
 metrics! {
     // Traffic.
     HttpRequests = Counter, Count, "holobiont_http_requests_total", ["route", "status"],
-        "Requests answered, by route of the table and status; 499 is a caller who went away before the answer began";
+        "Requests answered, by route of the table and status; 499 is a client that disconnected before \
+         the answer began";
     Errors = Counter, Count, "holobiont_errors_total", ["code"],
         "Answers and streams that ended in an error, by its stable code";
     Refusals = Counter, Count, "holobiont_refusals_total", ["reason"],
-        "Requests that were turned away before any work was done for them, by the error's code";
+        "Requests refused before any work, by the error's code";
     InFlight = Gauge, Count, "holobiont_requests_in_flight", [],
         "Generation requests being answered";
     Waiting = Gauge, Count, "holobiont_requests_waiting", [],
-        "Sequences waiting for their turn in the gateway, or for admission in an executor";
+        "Sequences waiting in the gateway's admission queue, or for admission in an executor";
     Running = Gauge, Count, "holobiont_requests_running", [],
         "Sequences being computed by the executor";
     Finished = Counter, Count, "holobiont_choices_finished_total", ["reason"],
@@ -92,35 +93,37 @@ metrics! {
         "Prompt tokens served from the prefix cache, as usage reports them";
     // Service classes.
     ClassWaiting = Gauge, Count, "holobiont_class_waiting", ["class"],
-        "Sequences without a token, in the gateway and in executors, by service class";
+        "Sequences that have no token yet, in the gateway and in executors, by service class";
     ClassRequests = Counter, Count, "holobiont_class_requests_total", ["class"],
-        "Requests that were let in, by service class";
+        "Requests admitted, by service class";
     ClassThrottled = Counter, Count, "holobiont_class_throttled_total", ["class"],
-        "Requests refused because a tenant had used up what its service class has in a minute";
+        "Requests refused because a tenant used up its limit per minute, by service class";
     ClassTokens = Counter, Count, "holobiont_class_tokens_total", ["class"],
         "Tokens computed for prompts and answers, by service class";
     Promises = Counter, Count, "holobiont_slo_requests_total", ["class", "objective", "outcome"],
-        "Promises of a service class, by objective (ttft, tpot) and outcome: met, missed, or refused early";
+        "SLO targets of a service class, by objective (ttft, tpot) and outcome: met, missed, or refused \
+         early";
     // Latency.
     TimeToFirstToken = Histogram(LONG_S), Seconds, "holobiont_time_to_first_token_seconds", [],
-        "From a request's start to its first token";
+        "Time from a request's start to its first token";
     TimePerOutputToken = Histogram(TOKEN_S), Seconds, "holobiont_time_per_output_token_seconds", [],
         "Time between a choice's first and last token, divided by the tokens after the first";
     InterToken = Histogram(TOKEN_S), Seconds, "holobiont_inter_token_seconds", [],
-        "From one output of a choice to the next, divided by its tokens";
+        "Time from one output of a choice to the next, divided by its tokens";
     QueueTime = Histogram(LONG_S), Seconds, "holobiont_queue_seconds", [],
-        "From a request's arrival to the admission of each of its sequences: for its turn, and in the executor";
+        "Time from a request's arrival to the admission of each sequence: in the admission queue and in \
+         the executor";
     RequestDuration = Histogram(LONG_S), Seconds, "holobiont_request_duration_seconds", [],
-        "From a generation request's start to its end, however it ended";
+        "Time from a generation request's start to its end, with any outcome";
     // Adapters in use; `adapter` is a name, `base`, or `other` beyond the cap.
     AdapterTimeToFirstToken = Histogram(LONG_S), Seconds, "holobiont_adapter_time_to_first_token_seconds", ["adapter"],
-        "From a request's start to its first token, by adapter";
+        "Time from a request's start to its first token, by adapter";
     AdapterTimePerOutputToken = Histogram(TOKEN_S), Seconds, "holobiont_adapter_time_per_output_token_seconds", ["adapter"],
         "Time per token after the first, by adapter";
     AdapterQueueTime = Histogram(LONG_S), Seconds, "holobiont_adapter_queue_seconds", ["adapter"],
-        "From a sequence's arrival in the executor to its admission, by adapter";
+        "Time from a sequence's arrival in the executor to its admission, by adapter";
     AdapterRequestDuration = Histogram(LONG_S), Seconds, "holobiont_adapter_request_duration_seconds", ["adapter"],
-        "From a generation request's start to its end, by adapter";
+        "Time from a generation request's start to its end, by adapter";
     AdapterPromptTokens = Counter, Count, "holobiont_adapter_prompt_tokens_total", ["adapter"],
         "Prompt tokens of answers, by adapter";
     AdapterGeneratedTokens = Counter, Count, "holobiont_adapter_generated_tokens_total", ["adapter"],
@@ -129,167 +132,173 @@ metrics! {
         "Prompt tokens served from the prefix cache, by adapter";
     // Registered and resident adapters.
     AdaptersRegistered = Gauge, Count, "holobiont_adapters_registered", [],
-        "Adapters that have a name";
+        "Registered adapters with a name";
     Adapters = Gauge, Count, "holobiont_adapters", ["tier"],
-        "Registered adapters by where they are: host is the executor's memory, disk its files alone";
+        "Registered adapters by tier: host is the executor's memory, disk is files only";
     AdaptersPinned = Gauge, Count, "holobiont_adapters_pinned", [],
         "Adapters that are never evicted";
     AdapterLoaded = Gauge, Info, "holobiont_adapter_info", ["adapter", "generation", "tier", "rank", "pinned"],
-        "What a name stands for, and where it is; at most as many adapters as have labels";
+        "Generation and tier of an adapter; at most as many adapters as have labels";
     AdapterBytes = Gauge, Bytes, "holobiont_adapter_bytes", [],
         "Bytes of adapters in the executor's memory";
     AdapterBudget = Gauge, Bytes, "holobiont_adapter_budget_bytes", [],
-        "Most bytes of adapters the executor will hold";
+        "Maximum bytes of adapters in the executor's memory";
     AdapterLoadTime = Histogram(&LOAD_BOUNDS_S), Seconds, "holobiont_adapter_load_seconds", [],
-        "From the executor being asked for an adapter to the adapter being usable";
+        "Time from the load request of an adapter to the adapter being usable";
     AdapterLoads = Counter, Count, "holobiont_adapter_loads_total", ["outcome"],
         "Loads of adapters into the executor, by outcome: loaded, failed";
     AdapterEvictions = Counter, Count, "holobiont_adapter_evictions_total", [],
-        "Adapters taken out of the executor's memory to make room for others";
+        "Adapters evicted from the executor's memory";
     AdapterLookups = Counter, Count, "holobiont_adapter_lookups_total", ["outcome"],
-        "Requests for an adapter, by outcome: hit if it was in the executor's memory, miss if it had to be brought there";
+        "Requests for an adapter, by outcome: hit if it was in the executor's memory, miss if it had to \
+         be loaded";
     // Shared registry and adapter store; absent without a fleet.
     RegistryAge = Gauge, Seconds, "holobiont_registry_age_seconds", [],
-        "Since the registry of many hosts was read last, which is done each second";
+        "Time since the shared registry was last read, which happens each second";
     StoreFetches = Counter, Count, "holobiont_store_fetches_total", ["outcome"],
         "Adapters whose files were fetched from the bucket, by outcome: fetched, failed";
     StoreDamaged = Counter, Count, "holobiont_store_damaged_total", [],
-        "Adapters' files that came from the bucket and were not what they are called";
+        "Adapter files from the bucket that did not match their hash";
     StoreCacheBytes = Gauge, Bytes, "holobiont_store_cache_bytes", [],
-        "Files of the bucket that lie on this host";
+        "Local copies of the bucket's files on this host";
     StoreEvictions = Counter, Count, "holobiont_store_evictions_total", [],
-        "Adapters whose files left this host to make room for others";
+        "Adapters whose local files were evicted";
     // Fine-tuning.
     Jobs = Gauge, Count, "holobiont_training_jobs", ["state"],
         "Fine-tuning jobs that have not ended, by state: queued, training, paused";
     JobsEnded = Counter, Count, "holobiont_training_jobs_ended_total", ["outcome"],
         "Fine-tuning jobs that ended, by outcome: succeeded, failed, cancelled";
     TrainersLost = Counter, Count, "holobiont_trainers_lost_total", [],
-        "Trainers that ended without having said why; another goes on";
+        "Trainers that ended without an error message; another one continues";
     TrainingSteps = Counter, Count, "holobiont_training_steps_total", [],
         "Steps of the optimizers of all jobs";
     TrainedTokens = Counter, Count, "holobiont_trained_tokens_total", [],
-        "Tokens that jobs have learned from, each as often as it was seen";
+        "Tokens trained on, counted in each epoch";
     // Device, adapters on the device, and cold starts.
     Device = Gauge, Info, "holobiont_device_info", ["kind", "name"],
-        "What the base is computed on: kind is cpu or cuda, name what its maker calls it";
+        "Device of the base: kind is cpu or cuda, name is the maker's name";
     DeviceMemory = Gauge, Bytes, "holobiont_device_memory_bytes", [],
-        "All of the device's memory; of a CPU, the host's";
+        "Total memory of the device; of a CPU, the host's";
     DeviceMemoryFree = Gauge, Bytes, "holobiont_device_memory_free_bytes", [],
-        "What nobody uses of the device's memory";
+        "Unused memory of the device";
     ColdStart = Gauge, Info, "holobiont_cold_start_info", ["mode", "link"],
-        "What a request does whose adapter the device does not hold; link is emulated where copies are slowed down for experiments";
+        "Cold start mode of requests; link is emulated if copies are slowed down for experiments";
     DeviceBytes = Gauge, Bytes, "holobiont_device_adapter_bytes", [],
-        "Bytes of adapters that are on the device or on their way there";
+        "Bytes of adapters on the device or being copied to it";
     DeviceBudget = Gauge, Bytes, "holobiont_device_adapter_budget_bytes", [],
-        "Most bytes of adapters the device will hold";
+        "Maximum bytes of adapters on the device";
     ColdStarts = Counter, Count, "holobiont_cold_starts_total", [],
-        "Requests that found their adapter not, or not wholly, on the device";
+        "Requests whose adapter was not completely on the device";
     AdapterLoadWait = Histogram(LONG_S), Seconds, "holobiont_adapter_load_wait_seconds", [],
-        "How long a sequence that names an adapter waited for it to reach the device before it was admitted";
+        "Time that a sequence waited for its adapter to reach the device before it was admitted";
     CopiedBytes = Counter, Bytes, "holobiont_adapter_copied_bytes_total", [],
-        "Bytes of adapters moved from the executor's memory to the device";
+        "Bytes of adapters copied from the executor's memory to the device";
     CopyTime = Counter, Seconds, "holobiont_adapter_copy_seconds_total", [],
-        "Time that took, with the delays of an emulated link";
+        "Time of copying adapters to the device, with the delays of an emulated link";
     AdapterRankRows = Counter, Count, "holobiont_adapter_rank_rows_total", ["adapter", "place"],
-        "Rows times ranks of an adapter computed, by place: device, workers, executor (from the executor's memory, because no worker did)";
+        "Rows times ranks of an adapter computed, by place: device, workers, or executor (if no worker did)";
     AdapterDraftedTokens = Counter, Count, "holobiont_adapter_drafted_tokens_total", ["adapter", "verdict"],
         "Tokens that were drafted for an adapter and verified, by verdict: accepted, rejected";
     AdapterDraftLeastConfidence = Gauge, Ratio, "holobiont_adapter_draft_least_confidence_ratio", ["adapter"],
-        "The chance that one more token drafted for an adapter would have had to have, in the last step with some, to be worth its row";
+        "Least acceptance probability of a draft token worth its row, in the last step with draft tokens \
+         for an adapter";
     Workers = Gauge, Count, "holobiont_workers", [],
         "Workers that compute adapters";
     WorkersExpected = Gauge, Count, "holobiont_workers_expected", [],
-        "Workers that there should be";
+        "Expected number of workers";
     WorkersLost = Counter, Count, "holobiont_workers_lost_total", [],
         "Workers that died, stopped or broke the protocol";
     WorkerSlices = Counter, Count, "holobiont_worker_slices_total", ["core"],
         "Slices computed by workers, by the core they are pinned to";
     WorkerTakenBack = Counter, Count, "holobiont_worker_taken_back_total", ["core"],
-        "Slices workers had begun and the executor computed, because they took too long";
+        "Slices that a worker began and the executor computed, because the worker took too long";
     WorkerWait = Counter, Seconds, "holobiont_worker_wait_seconds_total", [],
-        "How long the engine waited for workers after its own part was done";
+        "Time that the engine waited for workers after its own part was done";
     // Layer service for split clients.
     LayerSessions = Gauge, Count, "holobiont_layer_sessions", [],
         "Sessions of split clients that are open";
     LayerSessionsRefused = Counter, Count, "holobiont_layer_sessions_refused_total", [],
-        "Sessions that were refused: no key, another version, or a quota used up";
+        "Refused sessions of split clients: no key, another version, or a quota used up";
     LayerSessionsBroken = Counter, Count, "holobiont_layer_sessions_broken_total", [],
-        "Sessions ended for a breach of the protocol, or because the client did not take its answers";
+        "Sessions ended because the client broke the protocol or did not read its answers";
     LayerCalls = Counter, Count, "holobiont_layer_calls_total", ["outcome"],
         "Calls of base layers, by outcome: done, refused";
     LayerRows = Counter, Count, "holobiont_layer_rows_total", ["class"],
-        "Rows computed for split clients, by what they are for: decode, verify, prefill, training, noise";
+        "Rows computed for split clients, by purpose: decode, verify, prefill, training, noise";
     LayerBytes = Counter, Bytes, "holobiont_layer_bytes_total", ["direction"],
         "Bytes of activations, by direction: in, out";
     LayerWait = Counter, Seconds, "holobiont_layer_wait_seconds_total", [],
-        "How long calls waited for their turn";
+        "Time that calls waited in the queue";
     LayerCompute = Counter, Seconds, "holobiont_layer_compute_seconds_total", [],
         "Computing time, shared among the calls of a batch in proportion to their rows";
     LayerWaitingRows = Gauge, Count, "holobiont_layer_waiting_rows", [],
-        "Rows that wait for their turn";
+        "Rows that wait in the queue";
     LayerBatches = Counter, Count, "holobiont_layer_batches_total", [],
-        "Batches computed for split clients alone";
+        "Batches computed for split clients only";
     LayerJoinedRows = Counter, Count, "holobiont_layer_joined_rows_total", [],
-        "Rows of split clients computed in the course of a resident pass";
+        "Rows of split clients computed in passes of the resident engine";
     // Executor.
     ExecutorUp = Gauge, Count, "holobiont_executor_up", [],
         "1 while the base-executor answers, 0 while it does not";
     ExecutorRestarts = Counter, Count, "holobiont_executor_restarts_total", [],
-        "Times that another executor process took the place of the one before";
+        "Number of times that a new executor process replaced the previous one";
     RedoneSequences = Counter, Count, "holobiont_sequences_redone_total", [],
-        "Sequences gone on with after their executor was lost";
+        "Sequences resumed after their executor was lost";
     EngineSteps = Counter, Count, "holobiont_engine_steps_total", [],
         "Steps of the engine";
     ComputedPromptTokens = Counter, Count, "holobiont_executor_prompt_tokens_total", [],
-        "Prompt tokens the executor computed; what it found in its cache is not among them";
+        "Prompt tokens the executor computed, without those of its prefix cache";
     ComputedTokens = Counter, Count, "holobiont_executor_generated_tokens_total", [],
-        "Tokens the executor generated, also those nobody waited for";
+        "Tokens the executor generated, including those of cancelled requests";
     ReusedTokens = Counter, Count, "holobiont_executor_cached_tokens_total", [],
         "Prompt tokens the executor found in its prefix cache";
     DraftVerifications = Counter, Count, "holobiont_draft_verifications_total", [],
-        "Times a sequence had drafted tokens verified, several in one step";
+        "Verifications of a sequence's draft tokens, possibly several in one step";
     DraftedTokens = Counter, Count, "holobiont_drafted_tokens_total", ["by", "verdict"],
-        "Drafted tokens that were verified, by who drafted them (text, what it said before, or model) and verdict: accepted, rejected";
+        "Verified draft tokens, by drafter (text: n-grams of the sequence, or model) and verdict: \
+         accepted, rejected";
     DraftAccepted = Histogram(ACCEPTED), Count, "holobiont_draft_accepted_tokens", [],
-        "Drafted tokens that a verification of a sequence accepted";
+        "Draft tokens accepted per verification of a sequence";
     AheadTokens = Counter, Count, "holobiont_ahead_tokens_total", ["what"],
-        "Tokens drafted while a step waited for its weights, and those of them that were kept";
+        "Tokens drafted while a step waited for weights, and how many of them were kept";
     DraftHidden = Counter, Seconds, "holobiont_draft_hidden_seconds_total", [],
-        "How long was drafted while a step waited for its weights";
+        "Time of drafting while a step waited for weights";
     Drafting = Counter, Seconds, "holobiont_drafting_seconds_total", [],
-        "Time that models took to draft, and to read what they draft behind";
+        "Time that draft models took to draft and to prefill";
     DraftLeastConfidence = Gauge, Ratio, "holobiont_draft_least_confidence_ratio", [],
-        "The chance that one more drafted token would have had to have in the last step to be worth its row";
+        "Least acceptance probability of a draft token worth its row, in the last step";
     Preemptions = Counter, Count, "holobiont_preemptions_total", [],
-        "Sequences put back into the queue for want of KV blocks";
+        "Sequences preempted because KV blocks were exhausted";
     Cancelled = Counter, Count, "holobiont_cancelled_total", [],
-        "Sequences the executor gave up because their callers went away";
+        "Sequences cancelled because their clients disconnected";
     KvBlocks = Gauge, Count, "holobiont_kv_blocks", ["state"],
-        "Blocks of the executor's pool: total, used by running sequences, cached (held by the prefix cache alone), adapters";
+        "Blocks of the executor's pool: total, used by running sequences, cached (only in the prefix \
+         cache), adapters";
     TierBlocks = Gauge, Count, "holobiont_tier_blocks", ["tier", "state"],
-        "Blocks of keys and values below the device, by tier (host, disk) and state: total, used";
+        "Offloaded KV blocks, by tier (host, disk) and state: total, used";
     MovedBlocks = Counter, Count, "holobiont_kv_moved_blocks_total", ["way"],
-        "KV blocks by way: fetched_host and fetched_disk for those who asked, prefetched before anybody did, spilled to lower tiers, evicted from the device, of these lost because no tier had room, failed copies";
+        "KV blocks by event: fetched_host and fetched_disk on demand, prefetched, spilled to lower \
+         tiers, evicted from the device, lost because no tier had space, failed copies";
     HeldBytes = Gauge, Bytes, "holobiont_executor_held_bytes", ["what"],
-        "Bytes of its host's memory that the executor holds: weights and blocks (none where a GPU has them), adapters, history (keys and values below the device), workers, clients (split ones), drafts (that are models)";
+        "Host memory of the executor by use: weights and blocks (not those on a GPU), adapters, history \
+         (offloaded KV blocks), workers, clients (split clients), drafts (draft models)";
     WeightReadBytes = Counter, Bytes, "holobiont_weight_read_bytes_total", [],
-        "Bytes of weights that the executor read from its disk, of a base that is not in memory";
+        "Bytes of streamed weights that the executor read from its disk";
     WeightRead = Counter, Seconds, "holobiont_weight_read_seconds_total", [],
-        "How long reading them took";
+        "Time of reading streamed weights";
     WeightWait = Counter, Seconds, "holobiont_weight_wait_seconds_total", [],
-        "How long of that a pass waited; the rest was hidden behind computing";
+        "Time that passes waited for streamed weights; other reads were hidden behind computation";
     MemoryLimit = Gauge, Bytes, "holobiont_executor_held_limit_bytes", [],
-        "Most that all of it may be together: the machine's memory, or that of its control group";
+        "Maximum host memory of the executor";
     AdaptersRequired = Gauge, Count, "holobiont_adapters_required", [],
-        "How many different adapters a batch uses, by expectation from what was asked for of late";
+        "Expected number of different adapters in a batch, from recent requests";
     KvWait = Histogram(LONG_S), Seconds, "holobiont_kv_wait_seconds", [],
-        "How long a sequence waited for keys and values to come back from a lower tier before it was admitted";
+        "Time that a sequence waited for KV blocks from a lower tier before it was admitted";
     KvUsage = Gauge, Ratio, "holobiont_kv_usage_ratio", [],
-        "KV blocks used by running sequences, as a part of all";
+        "KV blocks used by running sequences, as a share of all";
     // Gateway process.
     ResidentMemory = Gauge, Bytes, "process_resident_memory_bytes", [],
-        "Memory of the gateway process that is resident";
+        "Resident memory of the gateway process";
     OpenFds = Gauge, Count, "process_open_fds", [],
         "File descriptors the gateway process has open";
     MaxFds = Gauge, Count, "process_max_fds", [],
@@ -297,9 +306,9 @@ metrics! {
     CpuTime = Counter, Seconds, "process_cpu_seconds_total", [],
         "Processor time the gateway process has used";
     StartTime = Gauge, Seconds, "process_start_time_seconds", [],
-        "When the gateway process began, in seconds since 1970";
+        "Start time of the gateway process, in seconds since 1970";
     Build = Gauge, Info, "holobiont_build_info", ["version", "base_model"],
-        "The gateway's version and what its base model is called";
+        "Version of the gateway and name of its base model";
 }
 
 impl Id {

@@ -79,7 +79,7 @@ pub async fn show(
     // Older clients send `name`.
     let (new, old) = (fields.text("model")?, fields.text("name")?);
     let named = new.or(old).filter(|name| !name.is_empty());
-    let name = named.ok_or_else(|| ApiError::missing("model", "'model' is required: the name of one"))?;
+    let name = named.ok_or_else(|| ApiError::missing("model", "'model' is required: the name of a model"))?;
     // Accepted without effect: the answer always has all details.
     fields.flag("verbose", false)?;
     fields.finish()?;

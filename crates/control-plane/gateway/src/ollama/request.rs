@@ -108,7 +108,8 @@ impl GenerateBody {
         let CommonFields { wanted, params, logprobs } = common;
         let system = system.filter(|system| !system.is_empty());
         if raw && system.is_some() {
-            let message = "a prompt that is 'raw' is shown to the model as it is; put 'system' into it";
+            let message =
+                "a 'raw' prompt is sent to the model unchanged; put the text of 'system' into the prompt";
             return Err(ApiError::invalid("system", message));
         }
         Ok(if prompt.is_empty() {
@@ -178,7 +179,7 @@ fn most(options: &mut StrictFields) -> Result<Option<u32>, ApiError> {
     match most {
         Some(0) => Err(ApiError::invalid(
             "num_predict",
-            "'num_predict' must be at least 1, or -1 for all there is room for",
+            "'num_predict' must be at least 1, or -1 for the rest of the context",
         )),
         other => Ok(other.and_then(|most| u32::try_from(most).ok())),
     }
@@ -202,7 +203,7 @@ fn repetition(options: &mut StrictFields, params: &mut Params) -> Result<(), Api
         }
         Some(_) => Err(ApiError::invalid(
             "repeat_last_n",
-            "'repeat_last_n' is -1 here, for the whole text, or 0 for no penalty; leave it out",
+            "'repeat_last_n' must be -1 (the whole text) or 0 (no penalty); remove it",
         )),
     }
 }
@@ -216,7 +217,7 @@ pub(super) fn keep_alive(fields: &mut StrictFields) -> Result<(), ApiError> {
         other => return Err(wrong("keep_alive", "seconds, or a time such as \"5m\"", other)),
     };
     if is_nothing {
-        let message = "no request unloads a model here; leave 'keep_alive' out";
+        let message = "a request cannot unload a model here; remove 'keep_alive'";
         return Err(ApiError::bad_request("unsupported_parameter", message).of("keep_alive"));
     }
     Ok(())

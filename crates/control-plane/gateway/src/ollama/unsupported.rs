@@ -8,12 +8,15 @@ fn refuse(what: &str, instead: &str) -> ApiError {
 
 /// `POST /api/pull`: not implemented.
 pub async fn pull() -> ApiError {
-    refuse("pull models", "its operator starts it with one, and adds adapters with 'holobiont adapters add'")
+    refuse(
+        "pull models",
+        "the operator chooses the model at start, and adds adapters with 'holobiont adapters add'",
+    )
 }
 
 /// `POST /api/push`: not implemented.
 pub async fn push() -> ApiError {
-    refuse("push models", "its adapters are files of its operator's")
+    refuse("push models", "adapters are files on the server")
 }
 
 /// `POST /api/create`: not implemented.
@@ -26,10 +29,10 @@ pub async fn create() -> ApiError {
 
 /// `POST /api/copy`: not implemented.
 pub async fn copy() -> ApiError {
-    refuse("copy models", "one adapter may be added under several names with 'holobiont adapters add'")
+    refuse("copy models", "add the adapter under another name with 'holobiont adapters add'")
 }
 
 /// `DELETE /api/delete`: not implemented.
 pub async fn delete() -> ApiError {
-    refuse("delete models here", "take an adapter away with DELETE /v1/models/NAME")
+    refuse("delete models on this route", "remove an adapter with DELETE /v1/models/NAME")
 }

@@ -36,13 +36,14 @@ impl AdapterFilesQuery {
         let entry = app.registry.entries().find(name, caller).cloned();
         let entry = entry.ok_or_else(|| ApiError::model_not_found(name).of("lora_name"))?;
         if entry.record.tenant.as_deref() != Some(&*caller.tenant) && caller.role != KeyRole::Admin {
-            let message = format!("'{name}' is everybody's to use: an administrator may take its files away");
+            let message =
+                format!("'{name}' belongs to no tenant; only an administrator may download its files");
             return Err(ApiError::forbidden(message));
         }
         let found = entry.record.generation.to_string();
         match &self.expected_generation {
             Some(expected) if *expected != found => {
-                let message = format!("'{name}' is the generation {found} now; ask for its files again");
+                let message = format!("'{name}' now has the generation {found}; request its files again");
                 Err(ApiError::conflict("generation_mismatch", message))
             }
             _ => Ok(entry),
@@ -78,7 +79,7 @@ pub async fn one(
 
 pub(crate) async fn send(download: Download, name: &str) -> Result<Response, ApiError> {
     let opened = download.open(name).await;
-    let opened = opened.map_err(|error| ApiError::internal(format!("'{name}' cannot be read: {error}")))?;
+    let opened = opened.map_err(|error| ApiError::internal(format!("cannot read '{name}': {error}")))?;
     let (file, bytes) = opened.ok_or_else(|| {
         let names: Vec<_> = download.files.iter().map(|(name, _)| name.as_str()).collect();
         ApiError::not_found(format!("the adapter has no such file; it has {}", names.join(", ")))

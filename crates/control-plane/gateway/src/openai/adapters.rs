@@ -99,7 +99,7 @@ fn take_harmless(fields: &mut StrictFields, base_name: &str) -> Result<(), ApiEr
     match fields.text("base_model_name")? {
         Some(base) if base != base_name => Err(ApiError::invalid(
             "base_model_name",
-            format!("'base_model_name' must be '{base_name}', the one base model that is served"),
+            format!("'base_model_name' must be '{base_name}', the only served base model"),
         )),
         _ => Ok(()),
     }
@@ -170,7 +170,7 @@ pub(super) fn check_is_adapter(name: &str, base_name: &str) -> Result<(), ApiErr
     if name != base_name {
         return Ok(());
     }
-    let message = format!("'{name}' is the base model, which is always there; name an adapter");
+    let message = format!("'{name}' is the base model; name an adapter");
     Err(ApiError::invalid("lora_name", message))
 }
 
@@ -320,7 +320,7 @@ impl From<WeightedMergeError> for ApiError {
         match error {
             WeightedMergeError::Unknown(name) => Self::model_not_found(&name),
             WeightedMergeError::Busy(_) => Self::busy("lora_load_busy", error.to_string()),
-            _ => Self::invalid("model", format!("'model' names no sum of adapters: {error}")),
+            _ => Self::invalid("model", format!("'model' is not a valid sum of adapters: {error}")),
         }
     }
 }

@@ -99,11 +99,12 @@ impl ChatRequest {
 fn check_beside_calls(params: &Params, is_formed: bool) -> Result<(), ApiError> {
     if params.delivery.provisional() == ProvisionalMode::Wanted {
         let message =
-            "'provisional' is for text alone, and an answer with tools may be calls; leave either out";
+            "'provisional' works only for text, and answers with tools may be calls; remove one of them";
         return Err(ApiError::invalid("stream_options.provisional", message));
     }
     if is_formed && params.end_tokens == EndTokens::Ignore {
-        let message = "'ignore_eos' lets no answer end, and calls that are required or strict have an end; send one of them";
+        let message =
+            "'ignore_eos' excludes required or strict calls, because a call must end; send one of them";
         return Err(ApiError::invalid("ignore_eos", message));
     }
     Ok(())

@@ -38,8 +38,8 @@ pub async fn upload(
     let slot = app.training.upload_slots().acquire(&caller.tenant, app.connections.body_timeout).await;
     let _slot = slot.ok_or_else(|| {
         let message = format!(
-            "{TENANT_TRANSFERS} of your files are being taken in, or {MAX_TRANSFERS} of all tenants, which is the limit; \
-             try again shortly"
+            "too many uploads at once: the limits are {TENANT_TRANSFERS} of your files and \
+             {MAX_TRANSFERS} of all tenants; try again shortly"
         );
         ApiError::queue_full(1, message)
     })?;
@@ -59,7 +59,7 @@ async fn read_form(
             "purpose" if purpose.is_none() => purpose = Some(part.text().await?),
             "file" if taken.is_none() => taken = Some(receive(training, part).await?),
             said @ ("purpose" | "file") => {
-                return Err(ApiError::invalid(said, format!("'{said}' came twice; send it once")));
+                return Err(ApiError::invalid(said, format!("'{said}' appears twice; send it once")));
             }
             other => return Err(ApiError::unsupported(other)),
         }
@@ -67,10 +67,10 @@ async fn read_form(
     match purpose.as_deref() {
         Some("fine-tune") => {}
         Some(other) => {
-            let message = format!("files are taken for 'fine-tune', not for '{other}'");
+            let message = format!("'purpose' must be 'fine-tune', not '{other}'");
             return Err(ApiError::invalid("purpose", message));
         }
-        None => return Err(ApiError::missing("purpose", "say what the file is for: 'purpose': 'fine-tune'")),
+        None => return Err(ApiError::missing("purpose", "'purpose' is required: 'fine-tune'")),
     }
     let (name, upload) = taken.ok_or_else(|| ApiError::missing("file", "send a file as 'file'"))?;
     if upload.bytes() == 0 {
@@ -137,8 +137,8 @@ pub async fn content(
     let slot = app.training.download_slots().acquire(&caller.tenant, app.connections.body_timeout).await;
     let slot = slot.ok_or_else(|| {
         let message = format!(
-            "{TENANT_TRANSFERS} of your files are being read, or {MAX_TRANSFERS} of all tenants, which is the limit; try \
-             again shortly"
+            "too many downloads at once: the limits are {TENANT_TRANSFERS} of your files and \
+             {MAX_TRANSFERS} of all tenants; try again shortly"
         );
         ApiError::queue_full(1, message)
     })?;

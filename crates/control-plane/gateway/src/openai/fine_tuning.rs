@@ -45,7 +45,7 @@ pub async fn create(
     // Acquired before the task starts, so a caller that disconnects while waiting leaves no task behind.
     let slot = training.creation_slots().acquire(&caller.tenant, app.connections.body_timeout).await;
     let slot = slot.ok_or_else(|| {
-        ApiError::queue_full(1, "other jobs are being created, of yours or of others; try again shortly")
+        ApiError::queue_full(1, "other fine-tuning jobs are being created; try again shortly")
     })?;
     // The task completes even if the caller disconnects.
     let created = tokio::spawn(async move {

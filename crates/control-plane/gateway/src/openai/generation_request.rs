@@ -123,7 +123,8 @@ impl GenerationRequest {
             }
             if self.params.min_tokens as usize > limit - count {
                 let message = format!(
-                    "'min_tokens' is {}, and this model's context has room for {} tokens behind the prompt; ask for fewer",
+                    "'min_tokens' is {}, and the model's context has {} tokens left after the prompt; \
+                     request fewer",
                     self.params.min_tokens,
                     limit - count
                 );

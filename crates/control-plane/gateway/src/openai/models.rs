@@ -76,7 +76,9 @@ pub async fn delete(
     let entries = app.registry.entries();
     let entry = entries.find(&id, &caller).ok_or_else(|| ApiError::model_not_found(&id))?;
     if entry.record.tenant.as_deref() != Some(&*caller.tenant) && caller.role != KeyRole::Admin {
-        return Err(ApiError::forbidden(format!("'{id}' is everybody's: an administrator may take it away")));
+        return Err(ApiError::forbidden(format!(
+            "'{id}' belongs to no tenant; only an administrator may remove it"
+        )));
     }
     app.registry.unload(&id, Some(&entry.record.generation.to_string())).await?;
     Ok(Json(json!({ "id": id, "object": "model", "deleted": true })))

@@ -22,14 +22,12 @@ impl PageQuery {
             None => most.min(20),
             Some(Ok(limit)) if (1..=most).contains(&limit) => limit,
             Some(_) => {
-                return Err(ApiError::invalid("limit", format!("'limit' is a number from 1 to {most}")));
+                return Err(ApiError::invalid("limit", format!("'limit' must be a number from 1 to {most}")));
             }
         };
         match self.order.as_deref() {
             None | Some("desc") => Ok(Page { after: self.after.clone(), limit }),
-            Some(_) => {
-                Err(ApiError::invalid("order", "lists are in the order 'desc' alone: the newest first"))
-            }
+            Some(_) => Err(ApiError::invalid("order", "'order' must be 'desc', with the newest first")),
         }
     }
 }

@@ -134,7 +134,7 @@ pub fn read(fields: &mut StrictFields, limits: &ParamLimits<'_>) -> Result<Param
 fn prompt_logprobs(fields: &mut StrictFields, delivery: ResponseMode) -> Result<Option<u32>, ApiError> {
     let asked = fields.count("prompt_logprobs", 0..=MAX_LOGPROBS)?;
     if asked.is_some() && delivery != ResponseMode::Whole {
-        let message = "'prompt_logprobs' come with a whole answer; leave 'stream' or them out";
+        let message = "'prompt_logprobs' is not available with 'stream'; remove one of them";
         return Err(ApiError::invalid("prompt_logprobs", message));
     }
     Ok(asked)
@@ -173,9 +173,8 @@ fn end_tokens(fields: &mut StrictFields, structure: Option<&Structure>) -> Resul
         (false, _) => Ok(EndTokens::Stop),
         (true, None) => Ok(EndTokens::Ignore),
         (true, Some(Structure { field, .. })) => {
-            let message = format!(
-                "'ignore_eos' lets no answer end, and one of '{field}' ends where that says; send one of them"
-            );
+            let message =
+                format!("'ignore_eos' excludes '{field}', which defines the answer's end; send one of them");
             Err(ApiError::invalid("ignore_eos", message))
         }
     }
@@ -269,7 +268,7 @@ fn bias_of(token: &str, bias: &Value, limits: &ParamLimits<'_>) -> Result<(u32, 
     let is_plain = |id: &u32| *id < limits.vocab_size && id.to_string() == token;
     let id = token.parse().ok().filter(is_plain).ok_or_else(|| {
         let message = format!(
-            "'logit_bias' names '{token}', which is no token id below {} in plain digits",
+            "'logit_bias' has '{token}', which is not a token id below {} in plain digits",
             limits.vocab_size
         );
         ApiError::invalid("logit_bias", message)

@@ -90,21 +90,22 @@ fn find(app: &App, caller: &Caller, id: &str) -> Result<Arc<StoredResponse>, Api
 fn gone(id: &str) -> ApiError {
     let id: String = id.chars().take(64).collect();
     ApiError::not_found(format!(
-        "there is no response '{id}': it was not stored, was deleted, or left as the oldest when there were too many; \
-         send the conversation itself in 'input'"
+        "there is no response '{id}': it was not stored, was deleted, or was dropped as the oldest; send \
+         the whole conversation in 'input'"
     ))
 }
 
 /// `POST /v1/responses/input_tokens`: not implemented.
 pub async fn input_tokens() -> ApiError {
-    let message = "this server does not count the tokens of a response before it answers; POST /tokenize counts those of 'messages', and \
-                   'usage' of a response those of its input";
+    let message = "this server does not count tokens before it answers; use POST /tokenize with \
+                   'messages', or 'usage' of a response";
     ApiError::not_implemented("not_supported", message)
 }
 
 /// `POST /v1/responses/compact`: not implemented.
 pub async fn compact() -> ApiError {
-    let message = "this server does not shorten conversations; leave old items out of 'input', or send a summary of them";
+    let message = "this server does not shorten conversations; remove old items from 'input', or send a \
+                   summary of them";
     ApiError::not_implemented("not_supported", message)
 }
 
@@ -148,17 +149,18 @@ pub async fn input_items(
     match query.order.as_deref() {
         None | Some("desc") => items.reverse(),
         Some("asc") => {}
-        Some(_) => return Err(ApiError::invalid("order", "'order' is 'asc' or 'desc'")),
+        Some(_) => return Err(ApiError::invalid("order", "'order' must be 'asc' or 'desc'")),
     }
     if let Some(after) = &query.after {
         let at = items.iter().position(|item| item["id"] == after.as_str());
-        let at = at.ok_or_else(|| ApiError::invalid("after", "'after' is the id of none of these items"))?;
+        let at =
+            at.ok_or_else(|| ApiError::invalid("after", "'after' must be the id of one of these items"))?;
         items.drain(..=at);
     }
     let limit = match query.limit.as_deref().map(str::parse::<usize>) {
         None => 20,
         Some(Ok(limit)) if (1..=MAX_ITEMS).contains(&limit) => limit,
-        Some(_) => return Err(ApiError::invalid("limit", "'limit' is a number from 1 to 100")),
+        Some(_) => return Err(ApiError::invalid("limit", "'limit' must be a number from 1 to 100")),
     };
     let has_more = items.len() > limit;
     items.truncate(limit);

@@ -204,7 +204,7 @@ impl SequenceGroup {
         loop {
             let serving = self.another(home, deadline).await?;
             if serving.welcome.base_hash != self.base_hash {
-                return Err(lost("it came back with another base model"));
+                return Err(lost("it restarted with another base model"));
             }
             let executors = self.executors.clone();
             let chosen = self.route.choose(&serving.ready, Some(home), &self.registry);
@@ -214,7 +214,8 @@ impl SequenceGroup {
             let place = match self.place_at(index, to.index).await {
                 Ok(place) => place,
                 Err(error) if to.index != home => {
-                    tracing::warn!(executor = member.name(), %error, "a lost sequence cannot go on there");
+                    tracing::warn!(executor = member.name(), %error, "cannot resume a sequence on this \
+                        executor");
                     self.route.avoid(to.index, to.epoch);
                     continue;
                 }
@@ -258,7 +259,7 @@ impl SequenceGroup {
             index,
             lost_epoch = sequence.epoch,
             to = to.index,
-            "going on with a sequence the executor lost"
+            "resuming a sequence of a lost executor"
         );
         self.metrics.redone();
         self.redo_by = None;
@@ -288,7 +289,7 @@ impl SequenceGroup {
                 Ok(Err(_)) => return Err(lost("the gateway is shutting down")),
                 Err(_) if Instant::now() < deadline => {}
                 Err(_) => {
-                    return Err(lost(&format!("it did not come back within {} s", REDO_WAIT.as_secs())));
+                    return Err(lost(&format!("it did not restart within {} s", REDO_WAIT.as_secs())));
                 }
             }
         }
@@ -299,7 +300,7 @@ impl ActiveSequence {
     /// Returns the rest of the request, `elapsed` after the start.
     fn again(&self, elapsed: Duration) -> Result<Generate, ApiError> {
         if self.redos == MAX_REDOS {
-            return Err(lost(&format!("this request was redone {MAX_REDOS} times already")));
+            return Err(lost(&format!("this request was resumed {MAX_REDOS} times already")));
         }
         let mut again = self.generate.clone();
         let done = u32::try_from(self.emitted.len()).unwrap_or(u32::MAX);

@@ -19,7 +19,7 @@ pub fn read(fields: &mut StrictFields) -> Result<Option<Structure>, ApiError> {
     match (openai, vllm) {
         (Some(_), Some(_)) => Err(ApiError::invalid(
             "structured_outputs",
-            "'response_format' and 'structured_outputs' both say what the answer has to look like; send one of them",
+            "'response_format' and 'structured_outputs' both define the form of the answer; send one of them",
         )),
         (openai, vllm) => Ok(openai.or(vllm)),
     }
@@ -153,8 +153,7 @@ fn structured_outputs(value: Value) -> Result<Option<Structure>, ApiError> {
     fields.finish().map_err(within)?;
     if asked.len() > 1 {
         let names: Vec<&str> = asked.iter().map(|structure| structure.field.as_str()).collect();
-        let message =
-            format!("{} each say what the answer has to look like; send one of them", names.join(" and "));
+        let message = format!("{} each define the form of the answer; send one of them", names.join(" and "));
         return Err(ApiError::invalid(NAME, message));
     }
     Ok(asked.pop())
@@ -163,8 +162,9 @@ fn structured_outputs(value: Value) -> Result<Option<Structure>, ApiError> {
 /// Reads a schema, or the text of one.
 fn schema_of(value: Value) -> Result<Value, ApiError> {
     match value {
-        Value::String(text) => model_files::strict_json::parse(text.as_bytes())
-            .map_err(|error| ApiError::invalid("json", format!("'json' is a text that is no JSON: {error}"))),
+        Value::String(text) => model_files::strict_json::parse(text.as_bytes()).map_err(|error| {
+            ApiError::invalid("json", format!("'json' is a string that is not JSON: {error}"))
+        }),
         schema @ (Value::Object(_) | Value::Bool(_)) => Ok(schema),
         other => Err(wrong("json", "a JSON schema: an object, or its text", &other)),
     }

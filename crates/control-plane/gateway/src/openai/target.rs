@@ -152,7 +152,8 @@ fn check_generation(generation: &AdapterVersion, wanted: &str, name: &str) -> Re
         return Ok(());
     }
     let message = format!(
-        "the adapter '{name}' is the generation {now} now, not {wanted}; ask for that one, or leave 'adapter' out"
+        "the adapter '{name}' now has the generation {now}, not {wanted}; request that one, or remove \
+         'adapter'"
     );
     Err(ApiError::conflict("generation_mismatch", message).of("adapter"))
 }

@@ -34,7 +34,8 @@ pub fn read(fields: &mut StrictFields) -> Result<TemplateOptions, ApiError> {
     let continues = fields.flag("continue_final_message", false)?;
     let prompt = match (begins, continues) {
         (Some(true), true) => {
-            let message = "'add_generation_prompt' begins a message and 'continue_final_message' goes on with one; send one of them";
+            let message = "'add_generation_prompt' begins a new message, and 'continue_final_message' \
+                           continues one; send one of them";
             return Err(ApiError::invalid("continue_final_message", message));
         }
         (_, true) => GenerationPrompt::Continue,
@@ -67,7 +68,7 @@ fn variables(value: Value) -> Result<Map<String, Value>, ApiError> {
     }
     for (name, value) in &variables {
         if RESERVED.contains(&name.as_str()) {
-            let message = format!("'{name}' is no variable that '{FIELD}' may set; leave it out");
+            let message = format!("'{FIELD}' may not set the variable '{name}'; remove it");
             return Err(ApiError::invalid(FIELD, message));
         }
         if value.is_array() || value.is_object() {

@@ -65,7 +65,7 @@ impl TokenizeBody {
         fields.finish()?;
         let source = match (prompt, chat) {
             (Some(_), None) if tools.is_some() => {
-                let message = "'tools' are shown with 'messages'; send those in place of 'prompt'";
+                let message = "'tools' need 'messages'; send 'messages' instead of 'prompt'";
                 return Err(ApiError::invalid("tools", message));
             }
             (Some(prompt), None) => TokenizeSource::Prompt(prompt, add),

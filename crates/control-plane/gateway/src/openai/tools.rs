@@ -134,7 +134,7 @@ impl RequestTools {
             (CallsError::Beside, Some(answer)) => {
                 ApiError::invalid(&answer.field, CallsError::Beside.to_string())
             }
-            (error, _) => ApiError::invalid("tools", format!("'tools' cannot be used: {error}")),
+            (error, _) => ApiError::invalid("tools", format!("'tools' is not usable: {error}")),
         })
     }
 
@@ -159,13 +159,13 @@ pub fn are_called(parser: ToolCallParser, text: &dyn Text) -> bool {
 
 fn no_tools(parser: ToolCallParser, shows: bool) -> ApiError {
     let why = match (parser, shows) {
-        (ToolCallParser::None, _) => "this server is set to read no calls of tools (--tool-call-parser none)",
-        (_, false) => "this model's chat template shows it no tools",
+        (ToolCallParser::None, _) => "tool calls are off on this server (--tool-call-parser none)",
+        (_, false) => "this model's chat template does not support tools",
         (_, true) => {
-            "this model's chat template shows tools in a way that is not known; its operator can say which with --tool-call-parser"
+            "this model's tool-call format is unknown; the operator can set it with --tool-call-parser"
         }
     };
-    let message = format!("'tools' is not supported here: {why}; leave it out of the request");
+    let message = format!("'tools' is not supported here: {why}; remove it from the request");
     ApiError::bad_request("unsupported_parameter", message).of("tools")
 }
 
@@ -181,7 +181,7 @@ pub fn check_history(messages: &[ChatMessage], text: &dyn Text) -> Result<(), Ap
     if text.facts().chat_template.as_deref().is_some_and(shows_tools) {
         return Ok(());
     }
-    let message = "this model's chat template shows no calls of tools; leave such messages out";
+    let message = "this model's chat template does not support tool calls in messages; remove such messages";
     Err(ApiError::bad_request("unsupported_parameter", message))
 }
 

@@ -66,7 +66,7 @@ impl Exporter {
     #[must_use]
     pub fn start(endpoint: &str) -> Option<Self> {
         let collector = traces_url(endpoint)?;
-        let refused = |error: &ExporterBuildError| tracing::error!(%error, "traces cannot be sent");
+        let refused = |error: &ExporterBuildError| tracing::error!(%error, "cannot send traces");
         let exporter = otlp_exporter(&collector).inspect_err(refused).ok()?;
         let tally =
             Arc::new(SpanCounters { collector, waiting: AtomicUsize::new(0), lost: AtomicUsize::new(0) });
@@ -164,7 +164,7 @@ struct CollectorClient(Agent);
 impl HttpClient for CollectorClient {
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
         // Logged here, because the library does not report the cause.
-        let told = |error: &ureq::Error| tracing::debug!(%error, "the collector was not reached");
+        let told = |error: &ureq::Error| tracing::debug!(%error, "cannot reach the collector");
         let response = self.0.run(request.map(Vec::from)).inspect_err(told)?;
         // The body is read so that the connection can be reused.
         Ok(response.map(|mut body| body.read_to_vec().unwrap_or_default().into()))

@@ -8,7 +8,7 @@ use crate::metrics::GatewayMetrics;
 
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "--otlp-endpoint '{0}' cannot be used; give http://host:port of a collector that takes OTLP over HTTP (no TLS)"
+    "--otlp-endpoint '{0}' is not valid; use http://host:port of a collector for OTLP over HTTP without TLS"
 )]
 pub struct EndpointError(pub String);
 

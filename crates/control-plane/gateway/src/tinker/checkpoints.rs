@@ -50,7 +50,7 @@ impl ListRange {
 }
 
 fn number(name: &str, said: Option<&str>, otherwise: usize) -> Result<usize, ApiError> {
-    let wrong = |_| ApiError::invalid(name, format!("'{name}' is a whole number"));
+    let wrong = |_| ApiError::invalid(name, format!("'{name}' must be a whole number"));
     said.map_or(Ok(otherwise), |said| said.parse().map_err(wrong))
 }
 
@@ -65,8 +65,7 @@ async fn all(app: &App, caller: &Caller) -> Result<Vec<Checkpoint>, ApiError> {
     let (states, tenant) = (app.runs.means.states.clone(), Arc::clone(&caller.tenant));
     let listed = thread::run("tinker-states", move || states.list(&tenant)).await;
     let listed = listed.map_err(|error| ApiError::internal(error.to_string()))?;
-    let mut all =
-        listed.map_err(|error| ApiError::internal(format!("the states cannot be looked at: {error}")))?;
+    let mut all = listed.map_err(|error| ApiError::internal(format!("cannot read the states: {error}")))?;
     all.extend(checkpoint_store::adapters(&app.registry.entries(), &caller.tenant));
     all.sort_by(|a, b| b.at.cmp(&a.at).then_with(|| a.path().cmp(&b.path())));
     Ok(all)
@@ -135,7 +134,7 @@ pub async fn run(
 }
 
 fn no_run(run: &str) -> ApiError {
-    ApiError::not_found(format!("there is no run '{run}' that does anything or has kept anything"))
+    ApiError::not_found(format!("there is no active or saved run '{run}'"))
 }
 
 /// `GET training_runs/{run}/checkpoints`: lists one run's checkpoints.
@@ -203,13 +202,13 @@ impl RunPath {
         match done.await.map_err(|error| ApiError::internal(error.to_string()))? {
             Ok(true) => Ok(()),
             Ok(false) => Err(nothing(&self.path)),
-            Err(error) => Err(ApiError::internal(format!("{} cannot be changed: {error}", self.path))),
+            Err(error) => Err(ApiError::internal(format!("cannot change {}: {error}", self.path))),
         }
     }
 }
 
 fn nothing(path: &str) -> ApiError {
-    ApiError::not_found(format!("nothing is kept at {path}"))
+    ApiError::not_found(format!("there is no checkpoint at {path}"))
 }
 
 /// `DELETE training_runs/{run}/checkpoints/{kind}/{name}`: deletes a training state or an adapter; running
@@ -268,8 +267,8 @@ pub async fn set_ttl(
 pub async fn publish() -> ApiError {
     ApiError::not_implemented(
         "not_supported",
-        "this server publishes no checkpoints: download the adapter ('holobiont adapters pull', 'tinker checkpoint \
-         download'), and let an administrator load it for others ('holobiont adapters add')",
+        "this server does not publish checkpoints; download the adapter ('holobiont adapters pull', \
+         'tinker checkpoint download'), and let an administrator load it ('holobiont adapters add')",
     )
 }
 
@@ -287,7 +286,7 @@ pub async fn weights_info(
 ) -> Result<Json<Value>, ApiError> {
     let WeightsInfo { tinker_path } = read(&app, body).await?;
     let found = all(&app, &caller).await?.into_iter().find(|kept| kept.path() == tinker_path);
-    let found = found.ok_or_else(|| ApiError::not_found("nothing is kept at this path"))?;
+    let found = found.ok_or_else(|| ApiError::not_found("there is no checkpoint at this path"))?;
     let directory = app.runs.means.states.directory(&caller.tenant, &found.run, &found.name);
     let about = match found.kind {
         CheckpointKind::Sampler | CheckpointKind::External => None,

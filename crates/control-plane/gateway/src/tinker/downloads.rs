@@ -42,9 +42,8 @@ fn signature(secret: &[u8; 32], file: &str, adapter: &str, generation: &str, exp
 fn server(headers: &HeaderMap, uri: &Uri) -> Result<String, ApiError> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let host = text(header::HOST.as_str()).or_else(|| uri.authority().map(|authority| authority.as_str()));
-    let host = host.ok_or_else(|| {
-        ApiError::missing("host", "the header 'host' is required: addresses are made of it")
-    })?;
+    let host = host
+        .ok_or_else(|| ApiError::missing("host", "the header 'host' is required for download addresses"))?;
     let scheme = if text("x-forwarded-proto") == Some("https") { "https" } else { "http" };
     Ok(format!("{scheme}://{host}"))
 }
@@ -87,11 +86,11 @@ pub async fn one(
         .is_ok_and(|given| given == signature(secret, &file, &adapter, &generation, expires));
     if !is_signed || expires <= seconds_since_1970() {
         return Err(ApiError::forbidden(
-            "this address is not signed by this server, or its time is over; ask for another one",
+            "this address was not signed by this server, or has expired; request a new one",
         ));
     }
     let entry = app.registry.entries().get(&adapter).cloned();
     let entry = entry.filter(|entry| entry.record.generation.to_string() == generation);
-    let entry = entry.ok_or_else(|| ApiError::not_found("what this address was signed for is gone"))?;
+    let entry = entry.ok_or_else(|| ApiError::not_found("the file of this address no longer exists"))?;
     adapter_files::send(app.registry.download(&entry).await?, &file).await
 }

@@ -52,7 +52,7 @@ struct FutureGuard(Arc<RequestFuture>);
 
 impl Drop for FutureGuard {
     fn drop(&mut self) {
-        let message = "sampling has ended by a fault of this program; send the request again";
+        let message = "sampling failed in this server; send the request again";
         self.0.keep(FutureResult::Failed(CommandRefusal::server(message)));
     }
 }

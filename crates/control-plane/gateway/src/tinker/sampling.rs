@@ -81,7 +81,8 @@ fn adapter_of(app: &App, caller: &Caller, path: &str) -> Result<String, ApiError
         CheckpointPath::Sampler { .. } => Err(ApiError::model_not_found(path)),
         CheckpointPath::State { .. } | CheckpointPath::External { .. } => Err(ApiError::invalid(
             "model_path",
-            "a state, or what is kept for download, cannot be sampled from: use the path that save_weights_for_sampler gives",
+            "a saved state or download cannot be sampled from; use the path that \
+             save_weights_for_sampler returns",
         )),
     }
 }
@@ -200,7 +201,7 @@ fn refuse(request: &SampleRequest) -> Result<(), CommandRefusal> {
         ("record_stability_info", request.record_stability_info),
     ];
     if let Some((name, _)) = refused.iter().find(|(_, is_wanted)| *is_wanted) {
-        return Err(CommandRefusal::user(format!("'{name}' is not supported: leave it out")));
+        return Err(CommandRefusal::user(format!("'{name}' is not supported; remove it")));
     }
     let params = &request.sampling_params;
     let rules = [
@@ -229,15 +230,13 @@ fn job(
     for chunk in &request.prompt.chunks {
         if chunk.r#type != "encoded_text" {
             let kind = chunk.r#type.chars().take(MAX_STOPS).collect::<String>();
-            return Err(CommandRefusal::user(format!(
-                "'{kind}' in prompt is not supported: send text alone"
-            )));
+            return Err(CommandRefusal::user(format!("'{kind}' in prompt is not supported; send only text")));
         }
         tokens.extend_from_slice(&chunk.tokens);
     }
     if let Some(token) = tokens.iter().find(|&&token| token >= serving.welcome.vocab_size) {
         return Err(CommandRefusal::user(format!(
-            "the prompt has the token {token}, which the model does not know"
+            "the prompt has the token {token}, which is not in the vocabulary"
         )));
     }
     let (name, lease) = match &sampler.adapter {
@@ -245,7 +244,7 @@ fn job(
         Some(name) => {
             let lease = app.registry.lease(name, caller).map_err(ApiError::from)?;
             let gone =
-                "these weights are not served any more: save them for a sampler under a name to keep them";
+                "these weights are no longer served; save them for a sampler under a name to keep them";
             (name.clone(), Some(lease.ok_or_else(|| CommandRefusal::user(gone))?))
         }
     };
@@ -295,7 +294,7 @@ fn params(asked: &SamplingParams, choices: u32, serving: &ServingState) -> Resul
         }
     }
     if stop_tokens.iter().any(|&token| token >= serving.welcome.vocab_size) {
-        return Err(CommandRefusal::user("'stop' has a token that the model does not know"));
+        return Err(CommandRefusal::user("'stop' has a token that is not in the vocabulary"));
     }
     let plain = Params::plain(asked.seed.map_or_else(random_u64, i64::cast_unsigned));
     Ok(Params {

@@ -38,7 +38,7 @@ where
 {
     if body.len() > MAX_BODY_BYTES {
         let message = format!(
-            "the body has {} bytes; one that brings neither a batch nor a prompt has at most {MAX_BODY_BYTES}",
+            "the body has {} bytes, and without a batch or prompt the limit is {MAX_BODY_BYTES}",
             body.len()
         );
         return Err(ApiError::bad_request("body_too_large", message));
@@ -145,9 +145,7 @@ pub async fn retrieve(
     let RetrieveFuture { request_id, .. } = read(&app, body).await?;
     let promise = app.runs.promises.find(&request_id, &caller.tenant);
     let promise = promise.ok_or_else(|| {
-        ApiError::gone(
-            "there is no such request: its answer is not kept any more, or the gateway was started anew",
-        )
+        ApiError::gone("there is no such request: its answer was dropped, or the gateway was restarted")
     })?;
     let mut waited = Duration::ZERO;
     while waited < LONG_POLL && !app.is_draining() {

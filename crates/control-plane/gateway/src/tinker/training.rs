@@ -66,7 +66,7 @@ fn check_base(app: &App, asked: &str) -> Result<(), ApiError> {
     if asked == serving.base_name {
         return Ok(());
     }
-    let message = format!("'base_model' must be '{}', the one that is served", serving.base_name);
+    let message = format!("'base_model' must be '{}', the only served base model", serving.base_name);
     Err(ApiError::invalid("base_model", message))
 }
 
@@ -126,7 +126,7 @@ pub async fn create(
     check_base(&app, &request.base_model)?;
     check_optimizer(request.optimizer_config.as_ref())?;
     let lora = request.lora_config.ok_or_else(|| {
-        ApiError::missing("lora_config", "'lora_config' is required: only adapters are trained here")
+        ApiError::missing("lora_config", "'lora_config' is required, because only adapters can be trained")
     })?;
     let model = model(&app, &caller, &request.session_id, request.model_seq_id)?;
     promise(&app, &caller, &model, 0, begin(&lora))
@@ -193,7 +193,8 @@ fn read_batch(body: &[u8]) -> Result<(String, i32, ModelCommand), ApiError> {
     if parts::count(body) > MAX_PARTS {
         let RequestAddress { model_id, seq_id } = decoded(body)?;
         let refusal = CommandRefusal::user(format!(
-            "a request has at most {MAX_PARTS} parts (sequences, chunks, tensors and their fields): send fewer sequences at once"
+            "a request may have at most {MAX_PARTS} parts (sequences, chunks, tensors and their fields); \
+             send fewer sequences at once"
         ));
         return Ok((model_id, seq_id, ModelCommand::Refused(refusal)));
     }
@@ -203,8 +204,9 @@ fn read_batch(body: &[u8]) -> Result<(String, i32, ModelCommand), ApiError> {
 }
 
 fn decoded<T: prost::Message + Default>(body: &[u8]) -> Result<T, ApiError> {
-    T::decode(body)
-        .map_err(|error| ApiError::bad_request("invalid_value", format!("the body is no request: {error}")))
+    T::decode(body).map_err(|error| {
+        ApiError::bad_request("invalid_value", format!("the body is not a valid request: {error}"))
+    })
 }
 
 #[derive(Deserialize)]
@@ -333,7 +335,8 @@ struct SaveExternal {
 
 fn external(run: &str, request: &SaveExternal) -> Result<ModelCommand, CommandRefusal> {
     if request.age_encryption_recipients.as_ref().is_some_and(|recipients| !recipients.is_empty()) {
-        let why = "'age_encryption_recipients' is not supported: leave it out, and encrypt what you download";
+        let why =
+            "'age_encryption_recipients' is not supported; remove it, and encrypt the download yourself";
         return Err(CommandRefusal::user(why));
     }
     let (name, ttl_s) =

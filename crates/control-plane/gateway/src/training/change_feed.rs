@@ -24,7 +24,7 @@ impl Training {
         let mut is_swept = false;
         loop {
             if let Err(error) = self.listen_to(fleet, &mut is_swept).await {
-                tracing::debug!(%error, "fine-tuning jobs of the fleet cannot be read now");
+                tracing::debug!(%error, "cannot read the fleet's fine-tuning jobs");
             }
             sleep(PAUSE).await;
         }

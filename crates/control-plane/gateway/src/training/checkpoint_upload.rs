@@ -80,7 +80,7 @@ impl Training {
             let done = self.carry_one(fleet, job, &link(&from.directory, step), step).await;
             let is_done = done.is_ok();
             if let Err(error) = done {
-                tracing::warn!(job = job.id, step, %error, "a checkpoint is not in the bucket yet");
+                tracing::warn!(job = job.id, step, %error, "cannot upload a checkpoint yet");
                 sleep(PAUSE).await;
             }
             match from.steps.try_recv() {

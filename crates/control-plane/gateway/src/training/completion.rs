@@ -48,11 +48,11 @@ impl Training {
         match ending {
             JobOutcome::Stopped => {}
             JobOutcome::Busy(why) => {
-                tracing::debug!(job = id, why, "no trainer for a fine-tuning job");
+                tracing::debug!(job = id, why, "no trainer is free for a fine-tuning job");
                 self.requeue(id, None).await?;
             }
             JobOutcome::Unavailable(why) => {
-                tracing::debug!(job = id, why, "a fine-tuning job cannot be worked on now");
+                tracing::debug!(job = id, why, "cannot work on a fine-tuning job now");
                 if let Some(found) = self.active_jobs().get_mut(id) {
                     found.not_before = Some(Instant::now() + UNAVAILABLE);
                 }
@@ -71,8 +71,9 @@ impl Training {
                 if self.back_off(id) < MAX_FAILURES {
                     self.requeue(id, Some(why)).await?;
                 } else {
-                    let message =
-                        format!("{MAX_FAILURES} trainers in a row ended without a step; the last: {why}");
+                    let message = format!(
+                        "{MAX_FAILURES} trainers in a row ended without a step; the last reason: {why}"
+                    );
                     self.change(id, JobActor::Worker, fail("trainer_lost", message, None)).await?;
                 }
             }
@@ -98,7 +99,7 @@ impl Training {
             found.not_before = Some(Instant::now() + PUBLISH_AGAIN);
             std::mem::replace(&mut found.is_unpublished, true)
         });
-        let why = format!("the adapter is made and cannot be published yet: {error}");
+        let why = format!("the adapter is complete but cannot be published yet: {error}");
         self.requeue(id, (!is_told).then_some(why)).await
     }
 
@@ -109,8 +110,8 @@ impl Training {
                 job.status = JobStatus::Queued;
             }
             job.is_closing = false;
-            let event =
-                why.map(|why| EventRecord::now(EventLevel::Warn, format!("{why}; another trainer goes on")));
+            let event = why
+                .map(|why| EventRecord::now(EventLevel::Warn, format!("{why}; another trainer continues")));
             Ok(event.into_iter().collect())
         };
         self.change(id, JobActor::Worker, requeued).await.map(drop)
@@ -140,7 +141,7 @@ impl Training {
             Err(AdapterError::Database(DatabaseError::NotHeld(_))) => {
                 tracing::warn!(
                     job = id,
-                    "another gateway works on a fine-tuning job now; its adapter is not registered here"
+                    "a fine-tuning job moved to another gateway; its adapter is not registered here"
                 );
                 Ok(())
             }

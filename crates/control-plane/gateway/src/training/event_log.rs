@@ -54,7 +54,7 @@ pub(super) fn noted(job: &mut JobRecord, event: TrainingEvent) -> Vec<EventRecor
     match event {
         TrainingEvent::Plan(plan) => {
             let message = match job.plan.is_some() {
-                true => format!("going on after step {}", plan.resumed_step.unwrap_or(0)),
+                true => format!("continuing after step {}", plan.resumed_step.unwrap_or(0)),
                 false => format!("fine-tuning started: {} examples, {} steps", plan.examples, plan.steps),
             };
             let resumed_step = plan.resumed_step.unwrap_or(0);

@@ -253,7 +253,7 @@ pub(super) async fn remove(directory: PathBuf) {
     if let Ok((Err(error), directory)) = removed
         && error.kind() != io::ErrorKind::NotFound
     {
-        tracing::warn!(%error, directory = %directory.display(), "a job's directory could not be removed");
+        tracing::warn!(%error, directory = %directory.display(), "cannot remove a job's directory");
     }
 }
 

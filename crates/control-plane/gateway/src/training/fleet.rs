@@ -93,7 +93,8 @@ impl TrainingFleet {
     /// Marks an uploaded object that no row will name for removal.
     pub(super) async fn discard(&self, path: &str) {
         if let Err(error) = self.table.discard(path).await {
-            tracing::debug!(path, %error, "what is not needed is removed from the bucket later");
+            tracing::debug!(path, %error, "cannot remove an unneeded file from the bucket; trying again \
+                later");
         }
         self.litter.notify_one();
     }
@@ -121,7 +122,8 @@ impl TrainingFleet {
             if is(object, incoming).await? {
                 return Ok(());
             }
-            tracing::error!(path = object.path, bucket = %self.bucket.address(), "what came is not what was sent");
+            tracing::error!(path = object.path, bucket = %self.bucket.address(), "a downloaded file does \
+                not match its hash");
             tokio::fs::remove_file(incoming).await.map_err(failed("removing", incoming))?;
         }
         Err(TrainingError::Damaged(object.path.clone()))

@@ -182,7 +182,7 @@ impl Training {
         let turn = |job: &mut JobRecord| {
             let found = job.status;
             if job.is_all_but_done() {
-                return Err(TrainingError::WrongState { status: "all but done", wanted });
+                return Err(TrainingError::WrongState { status: "almost done", wanted });
             }
             if !is_possible(found) {
                 return Err(TrainingError::WrongState { status: found.said(), wanted });
@@ -233,7 +233,7 @@ impl Training {
             && let Err(error) = self.remove_ended(&job.tenant, KEPT_JOBS).await
         {
             // The removal is repeated when the tenant's next job ends.
-            tracing::debug!(%error, "jobs that ended long ago could not be removed");
+            tracing::debug!(%error, "cannot remove old jobs");
         }
         Ok(Some(job))
     }

@@ -58,7 +58,8 @@ impl Training {
         let Some(JobLease { fence, .. }) = hold else { return };
         let given = fleet.table.give_back(id, fence).await.map_err(TrainingError::from);
         if let Err(error) = written.and(given) {
-            tracing::warn!(job = id, %error, "a fine-tuning job is given back by and by");
+            tracing::warn!(job = id, %error, "cannot return the lease of a fine-tuning job; it expires \
+                later");
         }
     }
 
@@ -66,7 +67,7 @@ impl Training {
     pub async fn let_all_go(&self) {
         let Some(fleet) = &self.fleet else { return };
         if let Err(error) = fleet.table.give_all_back().await {
-            tracing::warn!(%error, "fine-tuning jobs are given back by and by");
+            tracing::warn!(%error, "cannot return the leases of fine-tuning jobs; they expire later");
         }
     }
 
@@ -77,10 +78,7 @@ impl Training {
         if let Some(found) = held {
             // The lease of an ended job is lost as a matter of course.
             if !found.job.status.is_final() {
-                tracing::warn!(
-                    job = id,
-                    "a fine-tuning job is no longer this host's to work on; its trainer stops"
-                );
+                tracing::warn!(job = id, "this host lost the lease of a fine-tuning job; its trainer stops");
             }
             found.hold = None;
             found.stop.send_replace(true);
@@ -99,8 +97,8 @@ impl Training {
             let stays = timeout(RENEWAL, fleet.table.renew_leases(&ids, LEASE)).await;
             match stays {
                 Ok(Ok(kept)) => self.renew(&held, &kept, asked + LEASE),
-                Ok(Err(error)) => tracing::debug!(%error, "fine-tuning jobs cannot be kept now"),
-                Err(_) => tracing::debug!("fine-tuning jobs cannot be kept now: no answer"),
+                Ok(Err(error)) => tracing::debug!(%error, "cannot renew the leases of fine-tuning jobs"),
+                Err(_) => tracing::debug!("cannot renew the leases of fine-tuning jobs: no answer"),
             }
             let now = Instant::now();
             let over = held.iter().filter(|(_, hold)| hold.until <= now);
@@ -138,7 +136,7 @@ impl Training {
             };
             for id in unwritten {
                 if let Err(error) = self.change(&id, JobActor::Worker, |_| Ok(Vec::new())).await {
-                    tracing::debug!(job = id, %error, "what a trainer says is written later");
+                    tracing::debug!(job = id, %error, "cannot write a trainer's events; trying again later");
                     sleep(PAUSE).await;
                     fleet.notes.notify_one();
                 }
@@ -151,7 +149,7 @@ impl Training {
         loop {
             let _ = timeout(SWEEP, fleet.litter.notified()).await;
             if let Err(error) = fleet.sweep().await {
-                tracing::debug!(%error, "what is not needed stays in the bucket for now");
+                tracing::debug!(%error, "cannot remove unneeded files from the bucket for now");
             }
         }
     }
@@ -164,7 +162,7 @@ impl Training {
     ) -> Result<Option<JobOutcome>, TrainingError> {
         let Some(fleet) = &self.fleet else { return Ok(None) };
         if job.status != JobStatus::Queued {
-            self.requeue(&job.id, Some("the host that worked on it has let go".to_owned())).await?;
+            self.requeue(&job.id, Some("the host that worked on the job has stopped".to_owned())).await?;
         }
         fs::create_dir_all(directory.join(CHECKPOINT)).map_err(failed("creating", directory))?;
         if !job.objects.iter().any(|object| object.name == CHECKPOINT_NAME) {
@@ -193,7 +191,7 @@ impl Training {
         let anew = |job: &mut JobRecord| {
             job.objects.retain(|object| object.name != CHECKPOINT_NAME);
             job.mark = None;
-            Ok(vec![EventRecord::now(EventLevel::Warn, "the checkpoint is gone; the job begins anew")])
+            Ok(vec![EventRecord::now(EventLevel::Warn, "the checkpoint is missing; the job starts over")])
         };
         self.change(id, JobActor::Worker, anew).await.map(drop)
     }

@@ -102,14 +102,14 @@ impl Training {
                     self.work(id, begun).await.unwrap_or_else(|error| JobOutcome::Lost(error.to_string()));
                 waits_on = matches!(ending, JobOutcome::Busy(_));
                 if let Err(error) = self.complete(id, ending).await {
-                    tracing::error!(job = id, %error, "what became of a fine-tuning job could not be kept");
+                    tracing::error!(job = id, %error, "cannot save the result of a fine-tuning job");
                     self.back_off(id);
                 }
                 self.release_lease(id).await;
             }
             Ok(false) => {}
             Err(error) => {
-                tracing::debug!(job = id, %error, "a fine-tuning job cannot be worked on now");
+                tracing::debug!(job = id, %error, "cannot work on a fine-tuning job now");
                 let _ = begun.send(false);
             }
         }
@@ -193,7 +193,7 @@ impl Training {
                 }
             };
             let Ok(Some(text)) = next else {
-                return Ok(JobOutcome::Lost("the trainer ended without a word".to_owned()));
+                return Ok(JobOutcome::Lost("the trainer ended without an error message".to_owned()));
             };
             let event = control_protocol::training::parse(&text);
             let is_refused = matches!(&event, TrainingEvent::Failed { exit, .. } if exit == "unavailable");
@@ -245,7 +245,7 @@ impl Training {
             if matches!(event, TrainingEvent::Checkpoint { .. } | TrainingEvent::Step(_))
                 && let Err(error) = self.note(id, event, outgoing).await
             {
-                tracing::warn!(job = id, %error, "the last checkpoint of a trainer could not be noted");
+                tracing::warn!(job = id, %error, "cannot save a trainer's last checkpoint");
             }
         }
     }

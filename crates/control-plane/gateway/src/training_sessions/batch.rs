@@ -54,7 +54,7 @@ impl TrainingBatch {
         };
         if order.numbers().is_none() {
             return Err(CommandRefusal::user(format!(
-                "a request holds at most {MAX_NUMBERS} numbers: send fewer tokens at once"
+                "a request may have at most {MAX_NUMBERS} numbers; send fewer tokens at once"
             )));
         }
         // A trainer ends when it reads a longer line.
@@ -166,10 +166,10 @@ fn tokens(chunks: &[ModelInputChunk]) -> Result<Vec<u8>, String> {
             Some(ChunkKind::EncodedText(text)) if text.tokens.len().is_multiple_of(size_of::<i32>()) => {
                 tokens.extend_from_slice(&text.tokens);
             }
-            Some(ChunkKind::Image(_)) => return Err("images are not supported: send text alone".to_owned()),
-            Some(ChunkKind::Dmel(_)) => return Err("audio is not supported: send text alone".to_owned()),
+            Some(ChunkKind::Image(_)) => return Err("images are not supported; send only text".to_owned()),
+            Some(ChunkKind::Dmel(_)) => return Err("audio is not supported; send only text".to_owned()),
             Some(ChunkKind::EncodedText(_)) | None => {
-                return Err("a chunk of its model_input is broken".to_owned());
+                return Err("a chunk of its model_input is not valid".to_owned());
             }
         }
     }
@@ -191,7 +191,7 @@ fn dense(tensor: &TensorData, length: usize) -> Result<&[u8], String> {
     match &tensor.values {
         Some(Values::Dense(values)) if is_flat => Ok(values),
         Some(Values::Dense(_)) | None => Err(format!("must have {length} numbers, one for each token")),
-        Some(Values::SparseCsr(_)) => Err("is sparse, which is not supported: send it dense".to_owned()),
+        Some(Values::SparseCsr(_)) => Err("is sparse, which is not supported; send it dense".to_owned()),
     }
 }
 
@@ -209,7 +209,7 @@ fn integers(tensor: &TensorData, length: usize) -> Result<Vec<u8>, String> {
     }
     let narrow: Option<Vec<[u8; 4]>> =
         wide.iter().map(|&token| u32::try_from(token).ok().map(u32::to_le_bytes)).collect();
-    narrow.map(|narrow| narrow.concat()).ok_or_else(|| "holds what is no token".to_owned())
+    narrow.map(|narrow| narrow.concat()).ok_or_else(|| "has a value that is not a token id".to_owned())
 }
 
 fn floats(tensor: &TensorData, length: usize) -> Result<&[u8], String> {

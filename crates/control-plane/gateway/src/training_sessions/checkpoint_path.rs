@@ -36,8 +36,8 @@ impl CheckpointPath {
     pub fn parse(path: &str) -> Result<Self, CommandRefusal> {
         let wrong = || {
             CommandRefusal::user(format!(
-                "'{}' is no path; use tinker://RUN/weights/NAME, as save_state gives it, or \
-                 tinker://RUN/sampler_weights/NAME, as save_weights_for_sampler does",
+                "'{}' is not a path; use tinker://RUN/weights/NAME of save_state, or \
+                 tinker://RUN/sampler_weights/NAME of save_weights_for_sampler",
                 path.chars().take(MAX_NAME_BYTES).collect::<String>()
             ))
         };
@@ -61,7 +61,7 @@ pub fn state(path: &str) -> Result<(String, String), CommandRefusal> {
     match CheckpointPath::parse(path)? {
         CheckpointPath::State { run, name } => Ok((run, name)),
         CheckpointPath::Sampler { .. } | CheckpointPath::External { .. } => Err(CommandRefusal::user(
-            "weights for samplers and for download cannot be trained on: load what save_state kept",
+            "weights for samplers or download cannot be trained; load a state of save_state",
         )),
     }
 }
@@ -76,7 +76,8 @@ pub fn checked(name: &str) -> Result<&str, CommandRefusal> {
         return Ok(name);
     }
     Err(CommandRefusal::user(format!(
-        "'{}' cannot be a name: use 1 to {MAX_NAME_BYTES} letters, digits, '.', '_' and '-', and no '.' at the beginning",
+        "'{}' is not a valid name; use 1 to {MAX_NAME_BYTES} letters, digits, '.', '_' and '-', without \
+         '.' at the start",
         name.chars().take(MAX_NAME_BYTES).collect::<String>()
     )))
 }
@@ -145,7 +146,8 @@ pub fn checked_ttl(ttl_s: Option<u64>) -> Result<Option<u64>, CommandRefusal> {
     const TTL_S: std::ops::RangeInclusive<u64> = 3600..=10 * 366 * 86_400;
     match ttl_s {
         Some(ttl_s) if !TTL_S.contains(&ttl_s) => Err(CommandRefusal::user(format!(
-            "'ttl_seconds' must be {} (1 hour) to {} (10 years), or left out to keep it until it is deleted",
+            "'ttl_seconds' must be {} (1 hour) to {} (10 years); without it, the checkpoint is kept \
+             until deleted",
             TTL_S.start(),
             TTL_S.end()
         ))),

@@ -157,10 +157,10 @@ impl CheckpointStore {
         let directory = self.directory(tenant, run, name);
         if self.has(tenant, run, name) && !overwrite {
             let message =
-                format!("there is a state '{name}' already: choose another name, or say overwrite=True");
+                format!("there is a state '{name}' already; choose another name, or set overwrite=True");
             return Err(CommandRefusal::user(message));
         }
-        let failed = |error: io::Error| CommandRefusal::server(format!("the state cannot be kept: {error}"));
+        let failed = |error: io::Error| CommandRefusal::server(format!("cannot save the state: {error}"));
         fs::create_dir_all(self.of(tenant).join(run)).map_err(failed)?;
         let mut others = self.list(tenant).map_err(failed)?;
         others.retain(|state| (state.run.as_str(), state.name.as_str()) != (run, name));
@@ -174,8 +174,8 @@ impl CheckpointStore {
             return Ok(directory);
         }
         Err(CommandRefusal::user(format!(
-            "you keep {count} states of {bytes} bytes, and may keep {MAX_STATES} of {limit} (--tenant-state-bytes): \
-             take some away with RestClient.delete_checkpoint"
+            "you have {count} states of {bytes} bytes; the limits are {MAX_STATES} states and {limit} \
+             bytes (--tenant-state-bytes); delete some with RestClient.delete_checkpoint"
         )))
     }
 
@@ -201,7 +201,8 @@ impl CheckpointStore {
                 let mut states = entries(&run)?;
                 states.retain(|state| is_over(expires_at(state)));
                 for state in &states {
-                    tracing::info!(state = %state.display(), "a state of a Tinker run is removed: its ttl_seconds are over");
+                    tracing::info!(state = %state.display(), "removed a state of a Tinker run whose \
+                        ttl_seconds have passed");
                     fs::remove_dir_all(state)?;
                 }
                 if !states.is_empty() {

@@ -122,8 +122,10 @@ impl RequestFutures {
         }
         let count = all.values().filter(|promise| promise.tenant == tenant).count();
         if count >= MAX_PROMISES {
-            let message =
-                format!("{count} requests wait to be done or fetched; fetch some before you send more");
+            let message = format!(
+                "{count} requests wait or have unread results, which is the limit; fetch some before you \
+                 send more"
+            );
             return Err(ApiError::busy("too_many_futures", message));
         }
         let promise = Arc::new(RequestFuture {

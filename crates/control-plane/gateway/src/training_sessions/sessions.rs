@@ -99,7 +99,7 @@ impl TrainingSessions {
         let (mut sessions, tenant) = (lock(&self.0), memory.tenant());
         if sessions.values().filter(|session| session.tenant == *tenant).count() >= MAX_SESSIONS {
             let message = format!(
-                "{MAX_SESSIONS} sessions are open, which is the limit; close some, or wait some minutes"
+                "{MAX_SESSIONS} sessions are open, which is the limit; close some, or wait a few minutes"
             );
             return Err(ApiError::busy("too_many_sessions", message));
         }
@@ -150,7 +150,8 @@ impl TrainingSessions {
                 return Ok(Arc::clone(model));
             }
             if open.models.len() >= MAX_MODELS {
-                let message = format!("a session has at most {MAX_MODELS} models: begin another");
+                let message =
+                    format!("a session may have at most {MAX_MODELS} models; begin another session");
                 return Err(ApiError::bad_request("too_many_models", message));
             }
             let id = format!("{session}{TRAINED}{number}");
@@ -180,7 +181,8 @@ impl TrainingSessions {
         let run = format!("{session}-{number}");
         let gone = || {
             ApiError::not_found(format!(
-                "there is no model '{}'; its session has ended: begin another from the last state that was saved",
+                "there is no model '{}', because its session has ended; begin a new one from the last \
+                 saved state",
                 id.chars().take(64).collect::<String>()
             ))
         };
@@ -200,7 +202,8 @@ impl TrainingSessions {
     ) -> Result<String, ApiError> {
         self.with(session, tenant, |open| {
             if open.samplers.len() >= MAX_SAMPLERS {
-                let message = format!("a session has at most {MAX_SAMPLERS} samplers: begin another");
+                let message =
+                    format!("a session may have at most {MAX_SAMPLERS} samplers; begin another session");
                 return Err(ApiError::bad_request("too_many_samplers", message));
             }
             let id = format!("{session}.{number}");
@@ -215,7 +218,9 @@ impl TrainingSessions {
     /// If the tenant has no such sampler.
     pub fn find_sampler(&self, id: &str, tenant: &str) -> Result<Arc<Sampler>, ApiError> {
         let session = id.split_once('.').map_or("", |(session, _)| session);
-        let gone = || ApiError::not_found("there is no such sampler; its session has ended: create another");
+        let gone = || {
+            ApiError::not_found("there is no such sampler, because its session has ended; create a new one")
+        };
         self.with(session, tenant, |open| open.samplers.get(id).cloned().ok_or_else(gone)).map_err(|_| gone())
     }
 
@@ -259,8 +264,9 @@ impl TrainingSessions {
     ) -> Result<T, ApiError> {
         let mut sessions = lock(&self.0);
         let session = sessions.get_mut(id).filter(|session| *session.tenant == *tenant);
-        let gone =
-            || ApiError::not_found("there is no such session; it has ended: create another ServiceClient");
+        let gone = || {
+            ApiError::not_found("there is no such session, because it has ended; create a new ServiceClient")
+        };
         let session = session.ok_or_else(gone)?;
         session.touched = Instant::now();
         then(session)

@@ -34,7 +34,7 @@ pub(super) struct SuspendedTrainer {
 impl TrainerStage {
     /// Stage of a model before its first command.
     pub(super) fn new() -> Self {
-        Self::Without(CommandRefusal::server("this model has not begun"))
+        Self::Without(CommandRefusal::server("this model has not started"))
     }
 
     pub(super) fn has_trainer(&self) -> bool {

@@ -88,12 +88,12 @@ impl ModelWorker {
                         self.set_reason(error.to_string())
                     }
                     Err(error) => {
-                        return Err(CommandRefusal::server(format!("there is no trainer for it: {error}")));
+                        return Err(CommandRefusal::server(format!("cannot start a trainer: {error}")));
                     }
                 }
                 place.wait_on();
             } else {
-                self.set_reason("another model or job is to have the next trainer".to_owned());
+                self.set_reason("other models or jobs are first in the queue for a trainer".to_owned());
             }
             if Instant::now() >= until {
                 let minutes = PLACE_WAIT.as_secs() / 60;
@@ -115,7 +115,8 @@ impl ModelWorker {
     async fn suspend(&self, mut open: OpenTrainer) -> TrainerStage {
         if open.place.suspended_bytes() >= self.means.states.tenant_bytes() {
             return TrainerStage::Without(ended(
-                &"others waited for it, and your suspended models take --tenant-state-bytes",
+                &"other models waited for its trainer, and your suspended models already use \
+                  --tenant-state-bytes",
             ));
         }
         let passage = self.means.passages.open(&self.run);
@@ -124,13 +125,17 @@ impl ModelWorker {
                 let path = passage.path();
                 let bytes = on_disk(move || bytes_in(&path)).await.unwrap_or_default();
                 open.place.suspend(bytes);
-                tracing::debug!(run = self.run, bytes, "a model gave its trainer to others who wait");
+                tracing::debug!(
+                    run = self.run,
+                    bytes,
+                    "suspended a model, because others wait for a trainer"
+                );
                 TrainerStage::Suspended(SuspendedTrainer { passage, _place: open.place })
             }
             // The model has no adapter, because its first command was refused.
             Ok(Err(_)) if self.desk.lora.get().is_none() => TrainerStage::new(),
             Ok(Err(refusal)) => {
-                tracing::warn!(run = self.run, why = refusal.message, "a model cannot be suspended");
+                tracing::warn!(run = self.run, why = refusal.message, "cannot suspend a model");
                 open.since = Instant::now();
                 open.used = open.since;
                 TrainerStage::Trains(open)

@@ -34,7 +34,7 @@ impl Trainer {
             }
             CommandReply::Failed { message, .. } => Err(io::Error::other(message)),
             CommandReply::Done(_) | CommandReply::Refused(_) => {
-                Err(io::Error::other("it answers what nobody asked"))
+                Err(io::Error::other("it sent an unexpected answer"))
             }
         }
     }
@@ -63,7 +63,9 @@ impl Trainer {
             }
             CommandReply::Refused(refusal) => Ok(Err(refusal)),
             CommandReply::Failed { message, .. } => Err(io::Error::other(message)),
-            CommandReply::Done(_) | CommandReply::Ready {} => Err(io::Error::other("its answer is none")),
+            CommandReply::Done(_) | CommandReply::Ready {} => {
+                Err(io::Error::other("it sent an unexpected answer to a command"))
+            }
         }
     }
 

@@ -119,7 +119,7 @@ impl WorkQueue {
     pub fn check(&self, seq: u64) -> Result<CommandTiming, ApiError> {
         let queue = lock(&self.queue);
         if seq < queue.next {
-            let message = format!("seq_id {seq} was done before, and its result is not kept any more");
+            let message = format!("seq_id {seq} was done before, and its result was dropped");
             return Err(ApiError::invalid("seq_id", message));
         }
         // The next command must be accepted even if the queue is full.
@@ -127,7 +127,7 @@ impl WorkQueue {
             return Ok(CommandTiming::Next);
         }
         if queue.waiting.len() >= MAX_WAITING {
-            let message = "too many requests of this model wait for their turn; fetch some results first";
+            let message = "too many requests of this model wait; fetch some results first";
             return Err(ApiError::busy("model_queue_full", message));
         }
         Ok(CommandTiming::Later)

@@ -149,7 +149,7 @@ impl ModelWorker {
         match on_disk(move || states.has(&tenant, &kept.0, &kept.1)).await {
             Ok(true) => {}
             Ok(false) => {
-                let message = format!("there is no state {path}; save_state gives its path");
+                let message = format!("there is no state {path}; use a path that save_state returned");
                 return Ok(Err(CommandRefusal::user(message)));
             }
             Err(failure) => return Ok(Err(failure)),
@@ -188,7 +188,7 @@ impl ModelWorker {
         };
         Ok(on_disk(describe).await.and_then(|described| match described {
             Ok(()) => Ok(FutureResult::Json(json!({ "type": "save_weights", "path": path }))),
-            Err(error) => Err(CommandRefusal::server(format!("the state cannot be kept: {error}"))),
+            Err(error) => Err(CommandRefusal::server(format!("cannot save the state: {error}"))),
         }))
     }
 
@@ -259,7 +259,7 @@ pub(super) async fn on_disk<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, CommandRefusal> {
     let done = thread::run("tinker-states", work).await;
-    done.map_err(|error| CommandRefusal::server(format!("the disk cannot be looked at: {error}")))
+    done.map_err(|error| CommandRefusal::server(format!("cannot read the disk usage: {error}")))
 }
 
 /// Returns the time `ttl_s` seconds from now, in seconds since 1970.
@@ -270,7 +270,7 @@ fn from_now(ttl_s: u64) -> u64 {
 /// Returns the refusal of commands after the end of the trainer.
 pub(super) fn ended(why: &dyn Display) -> CommandRefusal {
     CommandRefusal::server(format!(
-        "the trainer of this model has ended ({why}); go on from the last state that was saved, with \
+        "the trainer of this model has ended ({why}); continue from the last saved state with \
          create_training_client_from_state_with_optimizer"
     ))
 }

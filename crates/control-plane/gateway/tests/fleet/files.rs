@@ -74,7 +74,7 @@ async fn bytes_that_are_changed_in_the_bucket_are_refused_by_name_until_the_adap
     bucket.replace(&format!("adapters/{content}/{WEIGHTS}"), long("forged").as_bytes());
     let refused = other.ask("a").await.unwrap_err();
     assert!(matches!(&refused, ResidencyError::Unfetched(unfetched) if unfetched.name == "a"), "{refused}");
-    assert!(refused.to_string().contains("changed there"), "{refused}");
+    assert!(refused.to_string().contains("were changed"), "{refused}");
     assert_eq!((figures(&other), other.loaded()), ((0, 1, 2), None));
     other.ask("b").await.expect("others are served");
     // Host `one` has the content, and uploads it again.

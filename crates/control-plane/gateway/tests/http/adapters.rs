@@ -224,7 +224,11 @@ async fn a_draft_is_kept_in_the_executor_and_answers_nobody() {
     for model in ["guesses", "base:guesses"] {
         let refused = ask(&harness, model).await;
         assert_eq!((refused.status, refused.code().as_str()), (400, "invalid_value"));
-        assert!(refused.body.contains("'guesses' is a draft: it answers nobody"), "{}", refused.body);
+        assert!(
+            refused.body.contains("'guesses' is a draft adapter and answers no requests"),
+            "{}",
+            refused.body
+        );
     }
     assert!(harness.executor().generates().is_empty());
     let models = harness.client.get("/v1/models").await.json();

@@ -338,7 +338,7 @@ fn call(message: ToExecutor) -> ToGateway {
             };
             match load.parts.iter().map(read).collect::<Result<Vec<_>, _>>() {
                 Ok(weights) if weights.len() > 1 && weights.iter().any(|one| one == b"stubborn") => {
-                    failed("these adapters cannot be added up".to_owned())
+                    failed("cannot merge these adapters".to_owned())
                 }
                 Ok(weights) if weights[0] == b"misfit" => {
                     failed(format!("{}/adapter_config.json: `r` is too large", load.parts[0].path))

@@ -32,7 +32,7 @@ async fn a_key_that_asks_too_often_is_told_when_to_come_back() {
     assert_eq!((refused.status, refused.code().as_str()), (429, "rate_limit_exceeded"));
     let wait_s: u32 = refused.header("retry-after").unwrap().parse().unwrap();
     assert!((29..=30).contains(&wait_s), "two a minute is one each 30 s, not {wait_s}");
-    assert!(refused.json()["error"]["message"].as_str().unwrap().contains("2 requests a minute"));
+    assert!(refused.json()["error"]["message"].as_str().unwrap().contains("2 requests per minute"));
     assert_eq!(
         harness.client.with_key("hb-b").get("/v1/models").await.status,
         200,

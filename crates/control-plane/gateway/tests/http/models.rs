@@ -77,7 +77,7 @@ async fn the_text_of_a_model_that_the_executor_has_not_read_is_not_served() {
     let _executor = FakeExecutor::start(&directory.path().join("socket"), reply_with("x")).await;
     let gateway = Gateway::start(config(&directory), shelf.loader()).await.unwrap();
     let client = TestClient::new(gateway.address);
-    let says = |body: &str| body.contains("restart the base-executor, or put them back");
+    let says = |body: &str| body.contains("restart the base-executor, or restore the files");
     eventually_async("it says why it does not serve", async || says(&client.get("/ready").await.body)).await;
     let refused = client.post("/v1/completions", &json!({ "model": "base", "prompt": "a" })).await;
     assert_eq!((refused.status, refused.code().as_str()), (503, "executor_unavailable"));

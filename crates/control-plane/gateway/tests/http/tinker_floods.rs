@@ -205,8 +205,8 @@ async fn what_is_made_to_take_room_is_refused_by_name_in_its_turn_and_takes_none
             "'loss_fn_inputs'",
         ),
         (mallory.send(parts).await, "65536 parts"),
-        (mallory.client.post("/api/v1/load_weights", &load).await, "is no path"),
-        (mallory.client.post("/api/v1/save_weights", &save).await, "cannot be a name"),
+        (mallory.client.post("/api/v1/load_weights", &load).await, "is not a path"),
+        (mallory.client.post("/api/v1/save_weights", &save).await, "is not a valid name"),
         (mallory.client.post("/api/v1/optim_step", &step).await, "adam_params"),
     ];
     assert!(used() - before < promised.len() * 4096, "{} bytes", used() - before);

@@ -128,7 +128,7 @@ async fn files_above_the_limit_and_pickles_are_refused_by_name() {
     let error = refusal(&bench, "pickled").await.to_string();
     assert!(error.contains("pickle") && error.contains("safe_serialization=True"), "{error}");
     std::fs::create_dir(bench.path().join("root/nothing")).unwrap();
-    assert!(refusal(&bench, "nothing").await.to_string().contains("holds no adapter"));
+    assert!(refusal(&bench, "nothing").await.to_string().contains("has no adapter"));
 }
 
 #[tokio::test]

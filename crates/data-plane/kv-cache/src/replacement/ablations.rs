@@ -145,7 +145,7 @@ impl Variant {
 
 /// Error of a name that no policy has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("no policy is called that; there are {}", names())]
+#[error("there is no such policy; the policies are {}", names())]
 pub struct UnknownVariant;
 
 fn names() -> String {

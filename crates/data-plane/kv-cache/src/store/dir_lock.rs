@@ -18,7 +18,7 @@ use thiserror::Error;
 pub enum OpenError {
     /// Other users may enter the directory.
     #[error(
-        "others may enter {} (mode {mode:o}), where KV blocks are to be kept; run `chmod 700 {}`",
+        "other users may enter {} (mode {mode:o}), the directory of KV blocks; run `chmod 700 {}`",
         directory.display(), directory.display()
     )]
     DirectoryOpen {
@@ -29,7 +29,7 @@ pub enum OpenError {
     },
     /// Another user owns the directory.
     #[error(
-        "{}, where KV blocks are to be kept, belongs to user {owner}, not to this user; use another directory",
+        "{}, the directory of KV blocks, belongs to user {owner}, not to this user; use another directory",
         directory.display()
     )]
     ForeignDirectory {
@@ -42,10 +42,10 @@ pub enum OpenError {
     #[error("{} is not a plain file; remove it or give another path", .0.display())]
     NotAFile(PathBuf),
     /// The file was not made by a store, and is left unchanged.
-    #[error("{} does not hold KV blocks; remove it or give another path", .0.display())]
+    #[error("{} is not a file of KV blocks; remove it or give another path", .0.display())]
     NotAStore(PathBuf),
     /// Another process has the file open.
-    #[error("another process keeps its KV blocks in {}; stop it or give another path", .0.display())]
+    #[error("another process stores its KV blocks in {}; stop it or give another path", .0.display())]
     InUse(PathBuf),
     /// The operating system refused an operation.
     #[error("cannot {action} {}: {source}; check the disk, and that the path is writable", path.display())]

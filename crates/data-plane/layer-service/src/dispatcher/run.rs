@@ -139,19 +139,17 @@ impl Dispatcher {
         match computed {
             Ok(Ok(())) => self.distribute_rows(pieces, answers, output, BatchResult { rows, took }),
             Ok(Err(EvaluateError::NoMemory(error))) => {
-                tracing::warn!(%error, calls = pieces.len(), "no memory for a batch; its calls are to come again");
+                tracing::warn!(%error, calls = pieces.len(), "no memory for a batch; clients must repeat \
+                    its calls");
                 self.fail(pieces, NO_MEMORY);
             }
             Ok(Err(error)) => {
                 let error: &dyn std::error::Error = &error;
-                tracing::error!(error, calls = pieces.len(), "the calls of a batch end with an error");
+                tracing::error!(error, calls = pieces.len(), "a batch failed; its calls end with an error");
                 self.fail(pieces, FAULT);
             }
             Err(_) => {
-                tracing::error!(
-                    calls = pieces.len(),
-                    "a panic was caught; the batch's calls end with an error"
-                );
+                tracing::error!(calls = pieces.len(), "a batch panicked; its calls end with an error");
                 self.fail(pieces, FAULT);
             }
         }

@@ -145,8 +145,8 @@ impl RegisteredSession {
         });
         held.map_err(|full| {
             let message = format!(
-                "a channel of {bytes} bytes is more than is left of the {} bytes of {}: ask for less, or close other \
-                 sessions",
+                "a channel of {bytes} bytes exceeds what remains of the {} bytes of {}: request less, or \
+                 close other sessions",
                 full.limit_bytes, full.account
             );
             refused(RefusalCode::Quota, message)

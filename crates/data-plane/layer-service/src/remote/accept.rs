@@ -51,7 +51,7 @@ pub(super) async fn unix(listener: UnixListener, shared: Arc<RemoteShared>) {
                     }
                 });
             }
-            Ok(_) => tracing::warn!("a process of another user came to the layers' private socket"),
+            Ok(_) => tracing::warn!("refused a process of another user at the private layer socket"),
             Err(error) => wait_after(&error).await,
         }
     }
@@ -120,7 +120,7 @@ async fn within<T>(
 }
 
 fn not_let_in(error: &HandshakeError) {
-    tracing::debug!(%error, "a layer client was not let in");
+    tracing::debug!(%error, "refused a remote split client");
 }
 
 async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
@@ -130,12 +130,12 @@ async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
 ) {
     drop(handshake);
     let (session, tenant) = (client.session.opened().session, client.principal.tenant.clone());
-    tracing::info!(session, %tenant, "a layer session begins");
+    tracing::info!(session, %tenant, "a remote split client opened a session");
     let ending = Connection::new(link, client, shared).serve().await;
     if ending.is_violation() {
-        tracing::warn!(session, %tenant, %ending, "a layer session is ended");
+        tracing::warn!(session, %tenant, %ending, "ended the session of a remote split client");
     } else {
-        tracing::info!(session, %tenant, %ending, "a layer session ends");
+        tracing::info!(session, %tenant, %ending, "a remote split client closed its session");
     }
 }
 
@@ -145,6 +145,6 @@ fn is_own_process(stream: &UnixStream) -> bool {
 }
 
 async fn wait_after(error: &io::Error) {
-    tracing::warn!(%error, "a layer client could not be accepted");
+    tracing::warn!(%error, "cannot accept a remote split client");
     sleep(AFTER_ERROR).await;
 }

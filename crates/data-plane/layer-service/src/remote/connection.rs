@@ -42,19 +42,19 @@ pub(super) struct ConnectionUpdate {
 pub(super) enum SessionEnd {
     #[error("the client closed it")]
     Closed,
-    #[error("the hub let it go, or another connection took it over")]
+    #[error("the executor closed it, or another connection took it over")]
     LetGo,
-    #[error("its key was taken out of the key file")]
+    #[error("its key was removed from the key file")]
     Revoked,
-    #[error("nothing was heard of the client for {} s", .0.as_secs())]
+    #[error("the client sent nothing for {} s", .0.as_secs())]
     Silent(Duration),
-    #[error("the client took no answers for {} s", .0.as_secs())]
+    #[error("the client read no answers for {} s", .0.as_secs())]
     Stuck(Duration),
     #[error("the connection failed: {0}")]
     Io(#[from] io::Error),
     #[error("the client broke ZMTP: {0}")]
     Zmtp(#[from] ZmtpError),
-    #[error("the client sent a call that is none: {0}")]
+    #[error("the client sent an invalid call: {0}")]
     Header(#[from] HeaderError),
     #[error("the client sent a message that is neither call nor control message")]
     Nonsense,
@@ -241,9 +241,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
                 return Ok(());
             }
             ToLayers::GetStats => FromLayers::Stats(self.client.session.stats()),
-            ToLayers::Open(_) => malformed("the session is open already: use it, or close it first"),
+            ToLayers::Open(_) => malformed("the session is already open: use it, or close it first"),
             ToLayers::Channel(_) => malformed(
-                "channels are for clients of the same host: connect to the socket layers.sock, or send rows in messages",
+                "channels are only for clients on the same host: connect to the socket layers.sock, or \
+                 send rows in messages",
             ),
         };
         self.link.outbox.put_control(&answer);
@@ -320,7 +321,7 @@ async fn ended(fetch: &mut Option<JoinHandle<FromLayers>>) -> FromLayers {
     match fetch {
         None => std::future::pending().await,
         Some(fetch) => fetch.await.unwrap_or_else(|error| {
-            tracing::error!(%error, "reading for a layer client failed");
+            tracing::error!(%error, "reading a file for a split client failed");
             let message = "the executor failed to read: try again".to_owned();
             FromLayers::Refused(SessionRefused {
                 code: RefusalCode::NoSuchBlob,

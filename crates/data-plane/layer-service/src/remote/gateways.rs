@@ -83,7 +83,7 @@ pub(super) async fn greet(
         Ok(connection) => Ok(AdmittedGateway { stream, ask, name, _connection: connection }),
         Err(why) => {
             shared.registry.count_refusal();
-            tracing::warn!(certificate = name, why, "a gateway of another host is refused");
+            tracing::warn!(certificate = name, why, "refused a gateway of another host");
             refuse(stream, why.clone()).await;
             Err(HandshakeError::Refused(why))
         }
@@ -93,17 +93,21 @@ pub(super) async fn greet(
 impl Gateways {
     fn admit(&self, name: &str) -> Result<OwnedSemaphorePermit, String> {
         if name.is_empty() {
-            return Err("a gateway must show a certificate ('holobiont cert --client NAME'); a key opens nothing here"
-                .to_owned());
+            return Err(
+                "a gateway needs a certificate ('holobiont cert --client NAME'); an API key is not enough"
+                    .to_owned(),
+            );
         }
         if !self.door.names.iter().any(|listed| listed == name) {
             return Err(format!(
-                "the certificate of '{name}' drives no executor: list it in [layers] gateways (--layer-gateways) there, or show \
-                 another"
+                "the certificate of '{name}' may not use this executor: add it to [layers] gateways \
+                 (--layer-gateways) there, or use another"
             ));
         }
         let connection = Arc::clone(&self.connections).try_acquire_owned();
-        connection.map_err(|_| format!("{MAX_CONNECTIONS} connections of gateways are open; close some"))
+        connection.map_err(|_| {
+            format!("{MAX_CONNECTIONS} gateway connections are open, which is the limit; close some")
+        })
     }
 }
 
@@ -119,7 +123,7 @@ impl AdmittedGateway {
             }
         };
         if let Err(error) = ended {
-            tracing::info!(gateway = name, %error, "a connection of a gateway has failed");
+            tracing::info!(gateway = name, %error, "a gateway connection failed");
         }
     }
 }
@@ -129,15 +133,14 @@ async fn tunnel(mut stream: TlsStream<TcpStream>, door: &GatewayAccess, name: &s
     let mut own = match UnixStream::connect(&door.socket).await {
         Ok(own) => own,
         Err(error) => {
-            refuse(stream, format!("the executor's own socket cannot be reached ({error}); see its log"))
-                .await;
+            refuse(stream, format!("cannot reach the executor's own socket ({error}); see its log")).await;
             return Err(error);
         }
     };
-    tracing::info!(gateway = name, "a gateway of another host is let in");
+    tracing::info!(gateway = name, "a gateway of another host connected");
     reply(&mut stream, &RemoteReply::Admitted).await?;
     let carried = copy_bidirectional_with_sizes(&mut stream, &mut own, TUNNEL_BYTES, TUNNEL_BYTES).await;
-    tracing::info!(gateway = name, "a gateway of another host is gone");
+    tracing::info!(gateway = name, "a gateway of another host disconnected");
     carried.map(drop)
 }
 

@@ -42,17 +42,18 @@ pub(super) enum HandshakeError {
     Io(#[from] io::Error),
     #[error("the client broke ZMTP: {0}")]
     Zmtp(#[from] ZmtpError),
-    #[error("the client closed before it had opened a session")]
+    #[error("the client disconnected before it opened a session")]
     Left,
     #[error("its first message does not open a session")]
     NotOpen,
     #[error(
-        "its certificate names no tenant: the common name of its subject must be 1 to 64 letters, digits, '_', '.' and '-'"
+        "its certificate has no tenant: the subject's common name must be 1 to 64 letters, digits, '_', \
+         '.' and '-'"
     )]
     Certificate,
     #[error("it has no valid key or certificate")]
     Unauthenticated,
-    #[error("it is refused a session: {0}")]
+    #[error("its session was refused: {0}")]
     Refused(String),
 }
 

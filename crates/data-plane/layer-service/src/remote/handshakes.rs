@@ -38,7 +38,7 @@ impl Handshakes {
         while pending.present.len() > most {
             if let Some((_, oldest)) = pending.present.pop_first() {
                 oldest.abort();
-                tracing::debug!(most, "a connection without a session made room for a new one");
+                tracing::debug!(most, "closed a connection without a session, to accept a new one");
             }
         }
     }

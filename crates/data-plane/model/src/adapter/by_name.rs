@@ -58,7 +58,10 @@ pub enum MergeError {
     #[error(transparent)]
     Sum(#[from] AdapterMergeError),
     /// Two adapters have different shapes for one layer.
-    #[error("`{module}` is {one:?} in one of them and {other:?} in another: they are not for the same base")]
+    #[error(
+        "`{module}` has the shape {one:?} in one adapter and {other:?} in another; use adapters of the \
+         same base"
+    )]
     Shape {
         /// Name of the layer.
         module: String,

@@ -27,8 +27,8 @@ pub struct BaseLayer<'a> {
 pub enum DoraError {
     /// The base's weights of a layer are not in host memory.
     #[error(
-        "it is a DoRA (`use_dora`), which needs the base's own weights of `{module}`, and these are not in the host's memory: \
-         raise --resident-weight-bytes, or serve it from a base on the CPU"
+        "it is a DoRA (`use_dora`), which needs the base's weights of `{module}` in host memory; raise \
+         --resident-weight-bytes, or use a base on the CPU"
     )]
     NoWeights {
         /// Name of the layer.
@@ -36,8 +36,8 @@ pub enum DoraError {
     },
     /// A zero row has no direction to scale.
     #[error(
-        "`{module}`: row {row} of base and adapter together is zero, so nothing can have its direction; \
-         the training went wrong"
+        "`{module}`: row {row} of the sum of base and adapter is zero, so it has no direction; the \
+         training went wrong"
     )]
     NoDirection {
         /// Name of the layer.

@@ -23,19 +23,19 @@ pub enum AdapterError {
         source: io::Error,
     },
     /// The weights have a format that can run code on loading.
-    #[error("{} is a pickle file, which is never read; save the adapter as safetensors", path.display())]
+    #[error("{} is a pickle file, which is not supported; save the adapter as safetensors", path.display())]
     Pickle {
         /// Path of the file.
         path: PathBuf,
     },
     /// The path holds no adapter at all.
-    #[error("{} is no adapter; give a PEFT directory or a GGUF adapter", path.display())]
+    #[error("{} is not an adapter; give a PEFT directory or a GGUF adapter", path.display())]
     NotAnAdapter {
         /// Path of the file or directory.
         path: PathBuf,
     },
     /// The files changed while they were read.
-    #[error("{} changed while it was read; load the adapter again once it is written", path.display())]
+    #[error("{} changed while it was read; load the adapter again when it is complete", path.display())]
     Changing {
         /// Path of the directory.
         path: PathBuf,
@@ -59,7 +59,8 @@ pub enum AdapterError {
         value: String,
     },
     /// The task is neither text generation nor embeddings.
-    #[error("{}: `task_type` is {value}, and adapters for text (CAUSAL_LM) and embeddings (FEATURE_EXTRACTION) are served; train it for one of these", path.display())]
+    #[error("{}: `task_type` is {value}, but must be CAUSAL_LM or FEATURE_EXTRACTION; train the adapter \
+             for one of these", path.display())]
     Task {
         /// Path of the file.
         path: PathBuf,
@@ -68,7 +69,10 @@ pub enum AdapterError {
     },
     /// The initialization subtracted the adapter's initial weights from the base's weights.
     #[error(
-        "{}: `init_lora_weights` is {value}, so the adapter was trained on base weights that were changed; save it for the base as it is (in PEFT: save_pretrained(..., path_initial_model_for_weight_conversion=DIR), where DIR is the adapter as it was saved before training)", path.display())]
+        "{}: `init_lora_weights` is {value}, so the adapter was trained on changed base weights; save it \
+         for the unchanged base (in PEFT: save_pretrained(..., \
+         path_initial_model_for_weight_conversion=DIR), where DIR is the adapter before \
+         training)", path.display())]
     ChangedBase {
         /// Path of the file.
         path: PathBuf,
@@ -97,7 +101,8 @@ pub enum AdapterError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
     /// A tensor belongs to no linear layer of the base model.
-    #[error("{}: tensor `{tensor}` changes nothing that the base model lets an adapter change; save the adapter without it", path.display())]
+    #[error("{}: tensor `{tensor}` changes a part of the base model that adapters cannot change; save \
+             the adapter without it", path.display())]
     UnknownTensor {
         /// Path of the file.
         path: PathBuf,
@@ -107,7 +112,9 @@ pub enum AdapterError {
     /// A tensor is an unrequested copy of base weights, which may differ from the served base's. The copy is
     /// of a linear layer, or of the embedding or head where the adapter replaces only the other.
     #[error(
-        "{}: tensor `{tensor}` is a copy of the base model's weights that the configuration does not ask for; name its layer in `modules_to_save`, or save the adapter without it (in PEFT: save_pretrained(..., save_embedding_layers=False))", path.display())]
+        "{}: tensor `{tensor}` is a copy of base weights that the configuration does not name; add its \
+         layer to `modules_to_save`, or save the adapter without it (in PEFT: save_pretrained(..., \
+         save_embedding_layers=False))", path.display())]
     BaseCopy {
         /// Path of the file.
         path: PathBuf,
@@ -116,7 +123,8 @@ pub enum AdapterError {
     },
     /// The embedding or head has another number of tokens than the base.
     #[error(
-        "{}: tensor `{tensor}` has {found} rows, and the base model has a vocabulary of {rows} tokens: the adapter was trained on a vocabulary that was resized; train it on the base as it is, with tokens that the base has", path.display())]
+        "{}: tensor `{tensor}` has {found} rows, but the base model's vocabulary has {rows} tokens; \
+         train the adapter without a resized vocabulary", path.display())]
     ResizedVocabulary {
         /// Path of the file.
         path: PathBuf,
@@ -129,7 +137,9 @@ pub enum AdapterError {
     },
     /// No tensor has the name of a language model's layer.
     #[error(
-        "{}: tensor `{tensor}` is named like no layer of the base model, and neither is any other; names are expected as in `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`: rename them, or name the model that the adapter is for", path.display())]
+        "{}: no tensor, such as `{tensor}`, has the name of a layer of the base model; names must be \
+         like `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`; rename the tensors, or \
+         use the adapter's own base model", path.display())]
     ForeignNames {
         /// Path of the file.
         path: PathBuf,
@@ -138,7 +148,8 @@ pub enum AdapterError {
     },
     /// Tensors of one file are named after different models.
     #[error(
-        "{}: the name of tensor `{tensor}` has another beginning than those of other layers, so they are of different models; save the adapter of one", path.display())]
+        "{}: the name of tensor `{tensor}` begins differently from those of other layers; save an \
+         adapter of one model", path.display())]
     MixedNames {
         /// Path of the file.
         path: PathBuf,
@@ -146,7 +157,8 @@ pub enum AdapterError {
         tensor: String,
     },
     /// The layers need more memory than an adapter may use.
-    #[error("{}: its layers come to more than {limit} bytes, which no adapter may have; lower `r`, or adapt fewer layers", path.display())]
+    #[error("{}: its layers have more than {limit} bytes, the limit of an adapter; lower `r`, or adapt \
+             fewer layers", path.display())]
     TooLarge {
         /// Path of the file.
         path: PathBuf,
@@ -154,7 +166,8 @@ pub enum AdapterError {
         limit: u64,
     },
     /// The embedding has low-rank factors in an adapter that is no plain LoRA.
-    #[error("{}: tensor `{tensor}` adapts the token embedding, which only a plain LoRA for answers may; train the adapter without it among `target_modules`", path.display())]
+    #[error("{}: tensor `{tensor}` adapts the token embedding, which is supported only for plain LoRA; \
+             remove it from `target_modules` and train again", path.display())]
     Embedding {
         /// Path of the file.
         path: PathBuf,
@@ -162,7 +175,8 @@ pub enum AdapterError {
         tensor: String,
     },
     /// A module has both low-rank factors and a saved copy.
-    #[error("{}: tensor `{tensor}` adapts what `modules_to_save` has a copy of, which is one or the other; name the layer in one of `target_modules` and `modules_to_save`", path.display())]
+    #[error("{}: tensor `{tensor}` adapts a layer that `modules_to_save` copies; name the layer only in \
+             `target_modules` or `modules_to_save`", path.display())]
     AdaptedCopy {
         /// Path of the file.
         path: PathBuf,
@@ -170,7 +184,8 @@ pub enum AdapterError {
         tensor: String,
     },
     /// There is no memory for the copy of base weights.
-    #[error("{}: tensor `{tensor}` cannot be kept: {source}; free memory, or save it in 16 bits", path.display())]
+    #[error("{}: no memory for tensor `{tensor}`: {source}; free memory, or save it in 16 \
+             bits", path.display())]
     Pack {
         /// Path of the file.
         path: PathBuf,
@@ -188,7 +203,8 @@ pub enum AdapterError {
         tensor: String,
     },
     /// The configuration adapts parameters that PEFT does not treat as linear layers: those of experts.
-    #[error("{}: `target_parameters` is {value}, and experts cannot be adapted; train the adapter on attention (q_proj, k_proj, v_proj, o_proj)", path.display())]
+    #[error("{}: `target_parameters` is {value}, but experts cannot be adapted; train the adapter on \
+             attention (q_proj, k_proj, v_proj, o_proj)", path.display())]
     Parameters {
         /// Path of the file.
         path: PathBuf,
@@ -196,7 +212,8 @@ pub enum AdapterError {
         value: String,
     },
     /// Two tensors describe the same weights.
-    #[error("{}: tensors `{tensor}` and `{other}` stand for the same weights, which so are there twice; save the adapter again", path.display())]
+    #[error("{}: tensors `{tensor}` and `{other}` hold the same weights; save the adapter again with one \
+             of them", path.display())]
     Duplicate {
         /// Path of the file.
         path: PathBuf,
@@ -206,7 +223,8 @@ pub enum AdapterError {
         other: String,
     },
     /// The weights adapt a layer that the configuration does not target.
-    #[error("{}: there are weights for `{module}`, which `target_modules` does not select; configuration and weights do not belong together", path.display())]
+    #[error("{}: there are weights for `{module}`, which `target_modules` does not select; use the \
+             configuration that belongs to the weights", path.display())]
     NotTargeted {
         /// Path of the file.
         path: PathBuf,
@@ -224,7 +242,8 @@ pub enum AdapterError {
         foreign: Option<String>,
     },
     /// A tensor's shape differs from that required by base model and configuration.
-    #[error("{}: tensor `{tensor}` has the shape {found:?} where {expected:?} is expected; the adapter is not for this base model", path.display())]
+    #[error("{}: tensor `{tensor}` has the shape {found:?} instead of {expected:?}; use an adapter for \
+             this base model", path.display())]
     Shape {
         /// Path of the file.
         path: PathBuf,
@@ -268,7 +287,8 @@ pub enum AdapterError {
         base_layers: usize,
     },
     /// A draft adapts a layer that it does not compute.
-    #[error("{}: there are weights for `{module}`, and the draft computes the first {layers} layers only; save it without them", path.display())]
+    #[error("{}: there are weights for `{module}`, but the draft adapter computes only the first \
+             {layers} layers; save it without them", path.display())]
     BeyondDraft {
         /// Path of the file.
         path: PathBuf,
@@ -290,27 +310,31 @@ pub enum AdapterError {
         vocab_size: usize,
     },
     /// A draft adapter was given where an answering adapter is required.
-    #[error("{} is a draft: it answers nobody; load it into an executor, which drafts with it", path.display())]
+    #[error("{} is a draft adapter and answers no requests; load it into an executor to draft with \
+             it", path.display())]
     Draft {
         /// Path of the directory.
         path: PathBuf,
     },
     /// The adapter is a DoRA, and the base's weights are not available.
     #[error(
-        "{} is a DoRA (`use_dora`), which needs the base's own weights: load it into an executor that has them in its memory", path.display())]
+        "{} is a DoRA (`use_dora`), which needs the base's weights; load it into an executor that has \
+         them in memory", path.display())]
     Dora {
         /// Path of the directory.
         path: PathBuf,
     },
     /// The adapter changes embedding or head where that is not supported.
     #[error(
-        "{} changes the token embedding or replaces the head: load it into an executor or a split client; it cannot be trained, merged or compared", path.display())]
+        "{} changes the token embedding or the head, so it cannot be trained, merged or compared; load \
+         it into an executor or split client", path.display())]
     Vocabulary {
         /// Path of the directory.
         path: PathBuf,
     },
     /// No layer is adapted.
-    #[error("{}: no tensor adapts a layer of the base model; an adapter that does nothing is not loaded", path.display())]
+    #[error("{}: no tensor adapts a layer of the base model, so the adapter has no effect and is not \
+             loaded", path.display())]
     Empty {
         /// Path of the file.
         path: PathBuf,
@@ -319,7 +343,7 @@ pub enum AdapterError {
 
 /// Describes a tensor that may be the missing one under an unknown name.
 fn but_foreign(tensor: &str) -> String {
-    format!(", and `{}` is named like no layer of the base model", tensor.escape_debug())
+    format!(", and `{}` is not the name of a layer of the base model", tensor.escape_debug())
 }
 
 /// Parts of the names of expert and router tensors, in old and new files of transformers and in GGUF files.

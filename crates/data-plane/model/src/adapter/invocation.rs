@@ -17,7 +17,7 @@ impl Invocation {
         let is_token = |token: &i64| usize::try_from(*token).is_ok_and(|token| token < vocab_size);
         match tokens {
             Some(tokens) if !(1..=MAX_INVOCATION).contains(&tokens.len()) => {
-                Err(format!("has {} tokens; 1 to {MAX_INVOCATION} may invoke an adapter", tokens.len()))
+                Err(format!("has {} tokens, but must have 1 to {MAX_INVOCATION}", tokens.len()))
             }
             Some(tokens) if tokens.iter().all(is_token) => {
                 Ok(Self(tokens.into_iter().filter_map(|token| u32::try_from(token).ok()).collect()))

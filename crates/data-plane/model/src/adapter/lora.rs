@@ -97,17 +97,20 @@ impl LoraConfig {
             saved: SavedModules::from_options(options, base.tying)?,
         };
         if config.invocation.is_some() && (config.is_dora || config.draft_layers.is_some()) {
-            return Err(
-                options.problem(ACTIVATED, "is set, and a DoRA or a draft is none; train it as plain LoRA")
-            );
+            return Err(options.problem(
+                ACTIVATED,
+                "is set, which a DoRA or a draft adapter does not support; train it as plain LoRA",
+            ));
         }
         if config.is_dora && config.draft_layers.is_some() {
-            return Err(options.problem(DORA, "is true, and a draft is none; train it as plain LoRA"));
+            return Err(options
+                .problem(DORA, "is true, which a draft adapter does not support; train it as plain LoRA"));
         }
         if config.saves_modules() && !config.is_plain() {
             return Err(options.problem(
                 SAVED,
-                "names some, and a DoRA, an activated LoRA or a draft has none; train it as plain LoRA",
+                "is set, which a DoRA, an activated LoRA or a draft adapter does not support; train it \
+                 as plain LoRA",
             ));
         }
         options.refuse_the_rest(&HISTORY)?;

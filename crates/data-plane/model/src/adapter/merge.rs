@@ -19,16 +19,18 @@ use crate::sources::hf_names::module_name;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum AdapterMergeError {
     /// The list of adapters is empty.
-    #[error("none is named")]
+    #[error("no adapter is named")]
     Nothing,
     /// One adapter is no plain LoRA.
-    #[error("one of them is of the kind {0}, and only those of the kind LoRA add up; leave it out")]
+    #[error("one of them has the kind {0}, but only LoRAs can be merged; remove it")]
     Kind(AdapterKind),
     /// One adapter is a draft adapter.
-    #[error("one of them is a draft, which answers nobody; leave it out")]
+    #[error("one of them is a draft adapter, which cannot be merged; remove it")]
     Draft,
     /// The sum of the ranks exceeds the limit.
-    #[error("their ranks add up to {rank} at `{module}`, and {MAX_RANK} is the limit; name fewer of them")]
+    #[error(
+        "the sum of their ranks at `{module}` is {rank}, and the limit is {MAX_RANK}; name fewer adapters"
+    )]
     Rank {
         /// Name of the layer.
         module: String,
@@ -36,7 +38,7 @@ pub enum AdapterMergeError {
         rank: usize,
     },
     /// A weighted value is infinite or not a number.
-    #[error("with these weights numbers of `{module}` are too large; choose smaller ones")]
+    #[error("with these weights, values of `{module}` are too large; choose smaller weights")]
     Overflow {
         /// Name of the layer.
         module: String,

@@ -43,7 +43,7 @@ impl SavedModules {
             } else {
                 let named = name.escape_debug();
                 let problem = format!(
-                    "names `{named}`, and only {EMBEDDING_MODULE} and {HEAD_MODULE} can be saved beside a LoRA"
+                    "has `{named}`, but only {EMBEDDING_MODULE} and {HEAD_MODULE} can be saved beside a LoRA"
                 );
                 return Err(options.problem(SAVED, problem));
             }

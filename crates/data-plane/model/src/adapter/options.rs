@@ -228,7 +228,7 @@ impl<'a> ConfigOptions<'a> {
         }
         if self.expression_bytes > MAX_EXPRESSION_BYTES {
             let problem =
-                format!("has more than {MAX_EXPRESSION_BYTES} bytes of patterns that are no plain names");
+                format!("has more than {MAX_EXPRESSION_BYTES} bytes of patterns that are not plain names");
             return Err(self.problem(option, problem));
         }
         compile(pattern).map_err(|problem| self.problem(option, problem))
@@ -246,7 +246,7 @@ impl<'a> ConfigOptions<'a> {
         let values = if let Value::Array(values) = value { values } else { vec![value] };
         self.check_entries(option, values.len())?;
         let texts: Option<_> = values.iter().map(|value| value.as_str().map(str::to_owned)).collect();
-        texts.ok_or_else(|| self.problem(option, "is neither a text nor a list of texts"))
+        texts.ok_or_else(|| self.problem(option, "is neither a string nor a list of strings"))
     }
 
     fn check_entries(&self, option: &str, entries: usize) -> Result<(), AdapterError> {
@@ -262,12 +262,10 @@ impl<'a> ConfigOptions<'a> {
         let pattern = self.take("layers_pattern").filter(|value| !is_off(value));
         let Some(indices) = indices else {
             let Some(_) = pattern else { return Ok(None) };
-            return Err(self.problem("layers_pattern", "is given without layers_to_transform"));
+            return Err(self.problem("layers_pattern", "is set without layers_to_transform"));
         };
         if !matches!(targets, ModuleNames::List(_)) {
-            return Err(
-                self.problem("layers_to_transform", "is given beside target_modules that are no list")
-            );
+            return Err(self.problem("layers_to_transform", "is set, but target_modules is not a list"));
         }
         let indices = if let Value::Array(indices) = indices { indices } else { vec![indices] };
         self.check_entries("layers_to_transform", indices.len())?;

@@ -43,8 +43,7 @@ impl PrefixConfig {
             if let Some(found) = options.count(option)?
                 && found != wanted
             {
-                let problem =
-                    format!("is {found} where {wanted} is expected; the adapter is not for this base model");
+                let problem = format!("is {found} instead of {wanted}; use an adapter for this base model");
                 return Err(options.problem(option, problem));
             }
         }

@@ -25,7 +25,7 @@ pub const METADATA: &str = "holobiont";
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
     /// A file operation failed.
-    #[error("{path} cannot be written")]
+    #[error("cannot write {path}")]
     Io {
         /// Path of the file or directory.
         path: String,
@@ -33,7 +33,7 @@ pub enum WriteError {
         source: io::Error,
     },
     /// The tensors cannot be encoded.
-    #[error("the tensors of the adapter cannot be written")]
+    #[error("cannot write the tensors of the adapter")]
     Encode(#[from] SafeTensorError),
 }
 

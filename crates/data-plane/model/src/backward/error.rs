@@ -11,10 +11,10 @@ pub enum TrainError<E> {
     #[error(transparent)]
     Base(E),
     /// There is no memory for a batch's keys and values.
-    #[error("no memory for the keys and values of a batch: make batches smaller")]
+    #[error("no memory for the KV cache of a batch; use smaller batches")]
     NoMemory(#[source] io::Error),
     /// An earlier batch failed; its own error gives the reason.
-    #[error("a batch before this one was not learned from")]
+    #[error("the previous batch has no backward pass yet")]
     Halted,
 }
 

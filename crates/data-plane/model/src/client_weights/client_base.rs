@@ -24,7 +24,7 @@ pub enum ClientBaseError {
     #[error(transparent)]
     Weights(#[from] WeightsError),
     /// The files changed while they were read.
-    #[error("{} was written to while it was read; start again once it is whole", path.display())]
+    #[error("{} was written while it was read; start again when the file is complete", path.display())]
     Changed {
         /// Path of the file or directory.
         path: PathBuf,

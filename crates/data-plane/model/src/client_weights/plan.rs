@@ -60,7 +60,8 @@ pub enum ClientWeightsError {
         source: io::Error,
     },
     /// A file is larger than the limit for its kind.
-    #[error("{} has {bytes} bytes, and {MAX_WHOLE_BYTES} are given out; fetch the model again", path.display())]
+    #[error("{} has {bytes} bytes, and the limit is {MAX_WHOLE_BYTES}; fetch the model \
+             again", path.display())]
     TooLarge {
         /// Path of the file.
         path: PathBuf,
@@ -68,7 +69,8 @@ pub enum ClientWeightsError {
         bytes: u64,
     },
     /// The file has too many ranges for the list.
-    #[error("{} would be given out in {found} parts, and the limit is {MAX_RANGES}; convert the model again", path.display())]
+    #[error("{} would be sent in {found} parts, and the limit is {MAX_RANGES}; convert the model \
+             again", path.display())]
     TooManyRanges {
         /// Path of the file.
         path: PathBuf,
@@ -76,7 +78,7 @@ pub enum ClientWeightsError {
         found: usize,
     },
     /// A file's name is not UTF-8, so clients cannot be told it.
-    #[error("{} has no name in UTF-8; rename it", path.display())]
+    #[error("the name of {} is not UTF-8; rename it", path.display())]
     Name {
         /// Path of the file.
         path: PathBuf,
@@ -87,7 +89,7 @@ pub enum ClientWeightsError {
 #[derive(Debug, thiserror::Error)]
 pub enum ClientWeightsReadError {
     /// The file number is out of range.
-    #[error("there is no file number {file}; there are {files}")]
+    #[error("there is no file number {file}; the model has {files} files")]
     NoSuchFile {
         /// Requested number of the file.
         file: usize,
@@ -95,7 +97,7 @@ pub enum ClientWeightsReadError {
         files: usize,
     },
     /// The requested part is outside all planned ranges.
-    #[error("byte {offset} of `{name}` is not given out; ask for the ranges of the catalog")]
+    #[error("byte {offset} of `{name}` is not served; request the ranges of the catalog")]
     NotPlanned {
         /// Name of the file.
         name: String,
@@ -104,14 +106,14 @@ pub enum ClientWeightsReadError {
     },
     /// The file changed since the model was loaded.
     #[error(
-        "`{name}` was written to since it was opened; restart the executor, and replace model files by renaming"
+        "`{name}` was written after it was opened; restart the executor, and replace model files by renaming"
     )]
     Changed {
         /// Name of the file.
         name: String,
     },
     /// The file could not be read.
-    #[error("cannot read `{name}`: {source}; see the executor's disk")]
+    #[error("cannot read `{name}`: {source}; check the executor's disk")]
     Read {
         /// Name of the file.
         name: String,
@@ -282,7 +284,7 @@ impl ClientWeightsPlan {
         }
         // The map must show the current state of the file, or the plan would be invalid.
         if !map.unchanged() {
-            return Err(read(io::Error::other("it was written to while it was opened")));
+            return Err(read(io::Error::other("it was written while it was opened")));
         }
         self.add(path, file, ranges)
     }

@@ -23,7 +23,7 @@ const MAX_NAME_BYTES: usize = 255;
 #[derive(Debug, thiserror::Error)]
 pub enum SparseCopyError {
     /// The executor's list of files is invalid.
-    #[error("the executor's list of files is refused: {reason}; it is broken or not to be trusted")]
+    #[error("the executor's list of files is not valid: {reason}; use another executor")]
     List {
         /// Defect of the list.
         reason: String,
@@ -39,9 +39,7 @@ pub enum SparseCopyError {
         budget: u64,
     },
     /// The executor sent more bytes than requested.
-    #[error(
-        "the executor sent {found} bytes where at most {wanted} were wanted; it is broken or not to be trusted"
-    )]
+    #[error("the executor sent {found} bytes instead of at most {wanted}; use another executor")]
     Bytes {
         /// Number of bytes requested.
         wanted: u64,
@@ -55,7 +53,7 @@ pub enum SparseCopyError {
         missing: u64,
     },
     /// A file operation failed.
-    #[error("cannot write {}: {source}; free space or name another directory", path.display())]
+    #[error("cannot write {}: {source}; free disk space or use another directory", path.display())]
     Write {
         /// Path of the file or directory.
         path: PathBuf,
@@ -193,16 +191,16 @@ fn sparse(path: &Path, bytes: u64) -> io::Result<File> {
 fn check(files: &[ClientWeightsFile], budget: u64) -> Result<(), SparseCopyError> {
     let refused = |reason| Err(SparseCopyError::List { reason });
     if files.is_empty() || files.len() > MAX_FILES {
-        return refused(format!("it has {} files, and 1 to {MAX_FILES} are read", files.len()));
+        return refused(format!("it has {} files, and 1 to {MAX_FILES} are supported", files.len()));
     }
     let (mut names, mut planned) = (HashSet::new(), 0u64);
     for file in files {
         let shown = file.name.escape_debug();
         if !is_plain(&file.name) || !names.insert(&file.name) {
-            return refused(format!("\"{shown}\" is not a plain file name, or there twice"));
+            return refused(format!("\"{shown}\" is not a plain file name, or appears twice"));
         }
         if file.bytes > MAX_FILE_BYTES || file.ranges.len() > MAX_RANGES || !are_apart(file) {
-            return refused(format!("the length or the ranges of \"{shown}\" make no sense"));
+            return refused(format!("the length or the ranges of \"{shown}\" are not valid"));
         }
         planned = planned.saturating_add(file.planned_bytes());
     }

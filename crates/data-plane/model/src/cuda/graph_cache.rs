@@ -82,11 +82,11 @@ fn record(
         Ok(graph) => Ok(GraphState::Recorded(graph)),
         Err(error) if error.is_device_lost() => Err(error),
         Err(error) if error.is_out_of_memory() => {
-            tracing::debug!(%error, "a decode step is recorded when there is memory again");
+            tracing::debug!(%error, "no memory to record a decode step; trying again later");
             Ok(GraphState::Met)
         }
         Err(error) => {
-            tracing::warn!(%error, "a decode step is not recorded; it is enqueued launch by launch");
+            tracing::warn!(%error, "cannot record a decode step; its kernels are launched one by one");
             Ok(GraphState::Unrecordable)
         }
     }

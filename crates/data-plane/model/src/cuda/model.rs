@@ -101,7 +101,7 @@ impl CudaModel {
         let device = CudaDevice::new(kv.memory(), &frame, kind)?;
         let blas = Blas::open(&cuda);
         if let Err(reason) = &blas {
-            tracing::warn!(%reason, "prompts are computed without cuBLASLt, which is slower");
+            tracing::warn!(%reason, "cannot use cuBLASLt; prompts are computed more slowly without it");
         }
         let stream = device.stream();
         let workspace = Workspace::new(&cuda, blas.ok());

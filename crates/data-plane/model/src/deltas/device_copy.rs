@@ -139,7 +139,7 @@ impl DeviceCopy {
         match self.copy(index, host, matrix) {
             Ok(bytes) => self.arrived_bytes.fetch_add(bytes as u64, Ordering::Relaxed),
             Err(error) => {
-                tracing::error!(%error, "an adapter does not get to the device");
+                tracing::error!(%error, "cannot copy an adapter to the device");
                 self.is_broken.store(true, Ordering::Relaxed);
                 return;
             }

@@ -47,7 +47,7 @@ pub enum ModelConfigError {
     OutOfRange { what: &'static str, found: usize, limit: usize },
     #[error("{kv_heads} key-value heads do not divide {heads} query heads")]
     Heads { heads: usize, kv_heads: usize },
-    #[error("a head is {0} wide, and rotary embeddings need an even width")]
+    #[error("a head has width {0}, but rotary embeddings need an even width")]
     OddHead(usize),
     #[error(
         "{rotary_dim} of the {head_dim} features of a head are rotated, and it must be an even part of them"
@@ -55,7 +55,7 @@ pub enum ModelConfigError {
     RotaryDim { head_dim: usize, rotary_dim: usize },
     #[error("{what} is {found}, which is not a positive finite number")]
     Number { what: &'static str, found: f32 },
-    #[error("the rotary embedding has {found} frequency factors where a head needs {expected}")]
+    #[error("the rotary embedding has {found} frequency factors, but a head needs {expected}")]
     Factors { expected: usize, found: usize },
 }
 
@@ -65,9 +65,9 @@ pub enum ModelConfigError {
 pub enum LayoutError {
     #[error("tensor `{tensor}` is missing")]
     Missing { tensor: String },
-    #[error("tensor `{tensor}` has the shape {found:?} where the configuration calls for {expected:?}")]
+    #[error("tensor `{tensor}` has the shape {found:?}, but the configuration requires {expected:?}")]
     Shape { tensor: String, expected: [usize; 2], found: [usize; 2] },
-    #[error("tensor `{tensor}` names the group {group}, and there are {groups}")]
+    #[error("tensor `{tensor}` names the group {group}, but there are {groups}")]
     Group { tensor: String, group: usize, groups: usize },
 }
 

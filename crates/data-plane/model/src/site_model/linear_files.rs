@@ -66,7 +66,7 @@ impl LinearFilesConfig {
         let config: Self = bounded_json::parse(&json).map_err(|error| refused(error.to_string()))?;
         match &config.quantization_config {
             Some(_) => {
-                Err(refused("its weights are quantized, and only F32, F16 and BF16 are read".to_owned()))
+                Err(refused("its weights are quantized; only F32, F16 and BF16 are supported".to_owned()))
             }
             None => Ok(config),
         }
@@ -147,7 +147,7 @@ impl LinearFiles {
         match self.shards.others().find(|other| other.shape.len() == 2 && is_linear(&other.name)) {
             None => Ok(()),
             Some(other) => {
-                let reason = format!("is of type {:?}; F32, F16 and BF16 are read", other.kind);
+                let reason = format!("has type {:?}; F32, F16 and BF16 are supported", other.kind);
                 Err(refused(directory, &other.name, reason))
             }
         }
@@ -202,12 +202,12 @@ impl LinearFiles {
             }
             if [rows, columns].iter().any(|&size| size == 0 || size > MAX_DIMENSION) {
                 return refused(format!(
-                    "is {rows} x {columns}, and sizes from 1 to {MAX_DIMENSION} are read"
+                    "is {rows} x {columns}; sizes from 1 to {MAX_DIMENSION} are supported"
                 ));
             }
             let bias = layer.bias.as_ref().and_then(|bias| self.shards.tensor(bias));
             if let Some(bias) = bias.filter(|bias| *bias.shape != [rows]) {
-                return refused(format!("has {rows} outputs and a bias of shape {:?}", bias.shape));
+                return refused(format!("has {rows} outputs but a bias of shape {:?}", bias.shape));
             }
         }
         Ok(())

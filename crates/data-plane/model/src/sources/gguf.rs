@@ -51,7 +51,8 @@ pub enum GgufSourceError {
         key: String,
     },
     /// The model needs an unsupported feature.
-    #[error("{}: {what} is not supported; the README lists the families that are read: use a model of one of them without it", path.display())]
+    #[error("{}: {what} is not supported; use a model without it, of a family that the README \
+             lists", path.display())]
     Unsupported {
         /// Path of the file.
         path: PathBuf,

@@ -28,7 +28,7 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum HfConfigError {
-    #[error("it is not the JSON of a model: {0}")]
+    #[error("it is not the configuration of a model: {0}")]
     Json(#[from] serde_json::Error),
     #[error("`{0}` is missing")]
     Missing(&'static str),

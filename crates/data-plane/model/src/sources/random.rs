@@ -43,7 +43,7 @@ pub enum RandomSourceError {
         source: io::Error,
     },
     /// The configuration describes no known model.
-    #[error("cannot make weights for {}: {source}", path.display())]
+    #[error("cannot create random weights for {}: {source}", path.display())]
     Config {
         /// Path of the file.
         path: PathBuf,

@@ -25,8 +25,8 @@ use crate::{
 pub enum FirstLayersError {
     /// Some of the layers are on a disk.
     #[error(
-        "the draft computes {wanted} layers, and the base has {in_memory} in memory: raise --resident-weight-bytes, or take a draft of \
-         fewer layers"
+        "the draft adapter computes {wanted} layers, but the base has only {in_memory} in memory; raise \
+         --resident-weight-bytes, or use a draft adapter with fewer layers"
     )]
     NotInMemory {
         /// Number of layers that the draft computes.
@@ -36,11 +36,12 @@ pub enum FirstLayersError {
     },
     /// The embedding or the head is on a disk.
     #[error(
-        "the draft needs the base's {0} in memory, and it comes from the disk: raise --resident-weight-bytes or leave it out"
+        "the draft adapter needs the base's {0} in memory, but it is streamed from the disk; raise or \
+         remove --resident-weight-bytes"
     )]
     NoEnd(&'static str),
     /// Memory for the shortlist's rows of the head is missing.
-    #[error("no memory for the head of the draft")]
+    #[error("no memory for the head of the draft adapter")]
     Memory(#[from] PackError),
 }
 

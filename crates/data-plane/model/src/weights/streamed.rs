@@ -86,8 +86,8 @@ pub struct StreamOptions {
 pub enum StreamError {
     /// The bound is too small for the double buffer.
     #[error(
-        "weights of {bound_bytes} bytes are too few to stream this model: two of its blocks at a time take {least_bytes}; \
-         raise the bound to that"
+        "the weight memory of {bound_bytes} bytes is too small to stream this model; raise it to \
+         {least_bytes}, the size of two blocks"
     )]
     Bound {
         /// Configured bound in bytes.
@@ -105,7 +105,7 @@ pub enum StreamError {
     #[error(transparent)]
     Read(#[from] WeightReadError),
     /// Memory or a thread is missing.
-    #[error("cannot take memory and a thread for weights: {0}; lower the bound or free memory")]
+    #[error("cannot get memory and a thread for weights: {0}; lower the bound or free memory")]
     System(#[from] io::Error),
 }
 

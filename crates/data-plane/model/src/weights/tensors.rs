@@ -16,9 +16,7 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 pub enum WeightsError {
     /// The files lack a tensor of the architecture.
-    #[error(
-        "the model's files have no {0:?}; the file is incomplete or of another architecture than it says"
-    )]
+    #[error("the model's files have no {0:?}; the file is incomplete or of another architecture")]
     Missing(TensorId),
     /// A tensor has another shape than the configuration implies.
     #[error("{id:?} is {found:?} but the configuration implies {expected:?} (rows, columns)")]

@@ -416,14 +416,14 @@ fn what_is_no_adapter_is_refused_with_what_to_do() {
     let directory = write(&config(), &entries());
     let path = |name: &str| directory.path().join(name);
     assert_says(Adapter::read(&path("missing"), &tiny()), &["missing", "cannot read"]);
-    assert_says(Adapter::read(&path("adapter_model.safetensors"), &tiny()), &["no adapter", "directory"]);
+    assert_says(Adapter::read(&path("adapter_model.safetensors"), &tiny()), &["not an adapter", "directory"]);
     std::fs::remove_file(path("adapter_model.safetensors")).unwrap();
     assert_says(Adapter::read(directory.path(), &tiny()), &["adapter_model.safetensors", "cannot read"]);
     std::fs::write(path("adapter_model.bin"), "pickle").unwrap();
     assert_says(Adapter::read(directory.path(), &tiny()), &["adapter_model.bin", "pickle", "safetensors"]);
     assert_says(Adapter::read(&path("adapter_model.bin"), &tiny()), &["pickle"]);
     std::fs::remove_file(path("adapter_config.json")).unwrap();
-    assert_says(Adapter::read(directory.path(), &tiny()), &["no adapter"]);
+    assert_says(Adapter::read(directory.path(), &tiny()), &["not an adapter"]);
 }
 
 #[test]
@@ -505,7 +505,7 @@ fn a_draft_says_what_it_computes_and_is_none_for_whoever_wants_answers() {
     all.dedup();
     assert_eq!(all.len(), 5, "layers and shortlist are part of what it is");
     let refused = read(&config, &draft_entries(None));
-    assert_says(refused, &["is a draft: it answers nobody"]);
+    assert_says(refused, &["is a draft adapter and answers no requests"]);
 }
 
 #[test]
@@ -519,7 +519,10 @@ fn a_draft_that_cannot_be_meant_is_refused_by_name() {
         assert_says(of(draft, &draft_entries(None)), &["holobiont_draft", "a count called `layers`"]);
     }
     let beyond = pairs(&[(0, Target::Q, 4), (1, Target::Q, 4), (0, Target::LmHead, 4)]);
-    assert_says(of(json!({ "layers": 1 }), &beyond), &["layers.1.self_attn.q_proj", "first 1 layers only"]);
+    assert_says(
+        of(json!({ "layers": 1 }), &beyond),
+        &["layers.1.self_attn.q_proj", "only the first 1 layers"],
+    );
     let vocab = tiny().vocab_size as i64;
     for (ids, index) in [(&[][..], 0), (&[3, 3], 1), (&[3, 2], 1), (&[-1], 0), (&[0, vocab], 1)] {
         let refused = of(json!({ "layers": 1 }), &draft_entries(Some(ids)));
@@ -527,7 +530,7 @@ fn a_draft_that_cannot_be_meant_is_refused_by_name() {
     }
     let answers = config_with(&json!({ "target_modules": ["q_proj", "lm_head"] }));
     let more = pairs(&[(1, Target::Q, 4)]).into_iter().chain(draft_entries(Some(&[1]))).collect();
-    assert_says(read_any(&answers, &more), &["draft.shortlist", "changes nothing"]);
+    assert_says(read_any(&answers, &more), &["draft.shortlist", "adapters cannot change"]);
     let ia3 = json!({ "peft_type": "IA3", "target_modules": ["q_proj"], "feedforward_modules": [], "holobiont_draft": { "layers": 1 } });
     assert_says(read_any(&ia3, &Vec::new()), &["holobiont_draft", "not supported"]);
 }

@@ -155,7 +155,7 @@ fn ia3_options_and_tensors_that_are_not_supported_are_refused_by_name() {
     more.push(vector(0, Target::O, ScaledSide::Output));
     assert_says(ia3(&json!({}), &more), &["`model.layers.0.self_attn.o_proj`", "target_modules"]);
     more.last_mut().unwrap().0 = "base_model.model.model.embed_tokens.ia3_l".to_owned();
-    assert_says(ia3(&json!({}), &more), &["embed_tokens.ia3_l`", "changes nothing"]);
+    assert_says(ia3(&json!({}), &more), &["embed_tokens.ia3_l`", "adapters cannot change"]);
     assert_says(ia3(&json!({"target_modules": ["query"]}), &Vec::new()), &["no tensor adapts"]);
     let mut turned = vectors();
     turned[1].2.reverse();
@@ -191,9 +191,9 @@ fn prefixes_that_do_not_fit_are_refused_by_name() {
     }
     says(json!({"num_virtual_tokens": -1}), &["`num_virtual_tokens`", "count"]);
     says(json!({"num_virtual_tokens": 4}), &["prompt_embeddings", "[3, 64]", "[4, 64]"]);
-    says(json!({"num_layers": 3}), &["`num_layers`", "is 3 where 2"]);
-    says(json!({"num_attention_heads": 4}), &["`num_attention_heads`", "is 4 where 2"]);
-    says(json!({"token_dim": 32}), &["`token_dim`", "is 32 where 16"]);
+    says(json!({"num_layers": 3}), &["`num_layers`", "is 3 instead of 2"]);
+    says(json!({"num_attention_heads": 4}), &["`num_attention_heads`", "is 4 instead of 2"]);
+    says(json!({"token_dim": 32}), &["`token_dim`", "is 32 instead of 16"]);
     says(json!({"num_transformer_submodules": 2}), &["`num_transformer_submodules`"]);
     says(json!({"modules_to_save": ["norm"]}), &["`modules_to_save`"]);
     says(json!({"task_type": "SEQ_2_SEQ_LM"}), &["`task_type`"]);

@@ -135,11 +135,11 @@ fn a_file_that_is_not_there_or_no_file_is_refused() {
 #[test]
 fn other_formats_and_versions_are_refused_by_name() {
     let with = |magic, version| GgufWriter { magic, version, ..GgufWriter::default() };
-    refused(&with(*b"GGML", 3), &["letters GGUF"]);
+    refused(&with(*b"GGML", 3), &["bytes `GGUF`"]);
     refused(&with(*b"GGUF", 1), &["version 1"]);
     refused(&with(*b"GGUF", 4), &["version 4"]);
     refused(&with(*b"GGUF", 3u32.swap_bytes()), &["big-endian"]);
-    assert_says(parse(Vec::new()), &["letters GGUF"]);
+    assert_says(parse(Vec::new()), &["bytes `GGUF`"]);
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn shapes_that_no_tensor_can_have_are_refused() {
     ] {
         refused(&shaped(dims, tensor::F32), &["`t`", "dimension"]);
     }
-    refused(&shaped(&[33], tensor::Q8_0), &["`t`", "whole blocks"]);
+    refused(&shaped(&[33], tensor::Q8_0), &["`t`", "incomplete blocks"]);
     refused(&shaped(&[1; 5], tensor::F32), &["5 dimensions", "limit"]);
     refused(&shaped(&[17], tensor::F32), &["`t`", "end of the file"]);
 }

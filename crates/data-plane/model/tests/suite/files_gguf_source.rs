@@ -215,7 +215,7 @@ fn shapes_that_make_no_sense_are_refused() {
     refused(&with("llama.attention.head_count_kv", 3), &["3 key-value heads", "4 query heads"]);
     refused(
         &with("llama.attention.head_count", 32).without("llama.attention.head_count_kv"),
-        &["1 wide", "even"],
+        &["width 1", "even"],
     );
     refused(&with("llama.context_length", 0), &["context length is 0"]);
     let epsilon = "llama.attention.layer_norm_rms_epsilon";

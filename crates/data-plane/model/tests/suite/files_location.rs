@@ -111,9 +111,9 @@ fn what_is_no_model_is_refused_with_what_to_do() {
     assert_says(ModelFiles::at(directory.path()), &["no model in"]);
     std::fs::write(path("model.safetensors"), "").unwrap();
     assert_says(ModelFiles::at(&path("model.safetensors")), &["not a GGUF file", "directory"]);
-    assert_says(ModelFiles::at(&path("missing")), &["missing", "cannot look at"]);
+    assert_says(ModelFiles::at(&path("missing")), &["missing", "cannot read"]);
     std::fs::write(path("broken.gguf"), "GG").unwrap();
-    assert_says(open(&path("broken.gguf")).map(|_| ()), &["broken.gguf", "letters GGUF"]);
+    assert_says(open(&path("broken.gguf")).map(|_| ()), &["broken.gguf", "bytes `GGUF`"]);
 }
 
 #[test]

@@ -337,7 +337,7 @@ fn what_is_not_implemented_or_makes_no_sense_is_refused_by_name() {
         refused(&json!({option: -1}), &["config.json"]);
     }
     refused(&json!({"num_key_value_heads": 3}), &["3 key-value heads"]);
-    refused(&json!({"head_dim": 7}), &["7 wide"]);
+    refused(&json!({"head_dim": 7}), &["width 7"]);
     refused(&json!({"head_dim": 16}), &["q_proj.weight", "[32, 32]", "[64, 32]"]);
     refused(&json!({"rms_norm_eps": -1.0}), &["epsilon is -1"]);
 }
@@ -362,7 +362,7 @@ fn broken_weight_files_are_refused() {
     std::fs::remove_file(&path).unwrap();
     assert_says(SafetensorsSource::open(directory.path()), &["model.safetensors", "cannot read"]);
     std::fs::write(directory.path().join("config.json"), "{").unwrap();
-    assert_says(SafetensorsSource::open(directory.path()), &["config.json", "not the JSON"]);
+    assert_says(SafetensorsSource::open(directory.path()), &["config.json", "not the configuration"]);
     std::fs::write(directory.path().join("config.json"), vec![b' '; (1 << 20) + 1]).unwrap();
     assert_says(SafetensorsSource::open(directory.path()), &["config.json", "limit"]);
 }

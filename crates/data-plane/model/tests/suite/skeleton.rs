@@ -245,7 +245,7 @@ fn a_file_that_was_written_to_is_not_given_out_and_a_replaced_one_is_as_it_was()
     let plan = ClientWeightsPlan::of(&gguf).unwrap();
     // The file is truncated: a process with a mapping would get SIGBUS.
     std::fs::write(&gguf, b"GGUF").unwrap();
-    assert_says(plan.read(0, 0, 64), &["tiny.gguf", "written to"]);
+    assert_says(plan.read(0, 0, 64), &["tiny.gguf", "was written"]);
 }
 
 /// A file whose byte ranges `ranges` (start, end) are given out.
@@ -268,7 +268,7 @@ fn lists_that_make_no_sense_are_refused_before_anything_is_written() {
         refused(&[file(name, 10, &[(0, 1)])], &["not a plain file name"]);
     }
     refused(&[file(&"x".repeat(300), 10, &[(0, 1)])], &["not a plain file name"]);
-    refused(&[file("a", 1, &[]), file("a", 1, &[])], &["there twice"]);
+    refused(&[file("a", 1, &[]), file("a", 1, &[])], &["appears twice"]);
     for ranges in [&[(0, 11)][..], &[(5, 5)], &[(3, 6), (5, 7)], &[(5, 6), (0, 1)], &[(7, 6)]] {
         refused(&[file("a", 10, ranges)], &["ranges of \"a\""]);
     }

@@ -291,7 +291,7 @@ fn a_file_that_was_changed_or_cut_fails_passes_in_words_and_is_made_anew_at_the_
     damage(&stream.path, 9000);
     let error = talk(&mut model, &[None]).unwrap_err();
     assert!(matches!(error, WeightReadError::Damaged(_)), "{error}");
-    assert!(error.to_string().contains("start the executor again"), "{error}");
+    assert!(error.to_string().contains("restart the executor"), "{error}");
     damage(&stream.path, 9000);
     assert!(talk(&mut model, &[None]).unwrap() == wanted, "what is whole again is used again");
     let file = OpenOptions::new().write(true).open(&stream.path).unwrap();
@@ -396,7 +396,7 @@ fn a_disk_that_is_full_while_weights_are_packed_is_told_and_leaves_nothing_that_
     for _ in 0..2 {
         let error = open_streamed(&source, &full).unwrap_err();
         assert!(matches!(error, StreamError::Make(_)), "{error}");
-        assert!(error.to_string().contains("make room on the disk"), "{error}");
+        assert!(error.to_string().contains("free disk space"), "{error}");
         assert!(!full.path.exists());
     }
     let Ok(wanted) = talk(&mut resident(&source), &[None]);

@@ -77,7 +77,7 @@ impl RunArguments {
             (_, JobPrecision::Exact) => SitePath::Linear,
             (mode, JobPrecision::Serving) => {
                 return Err(TunerError::Usage(format!(
-                    "--masking {} needs --precision exact: masks go away only where rows are not rounded",
+                    "--masking {} needs --precision exact, because rounding would keep the mask",
                     mode.as_str()
                 )));
             }
@@ -93,7 +93,7 @@ impl RunArguments {
             Some((flag, _)) => {
                 let method = method.to_possible_value().expect("no method is hidden");
                 let name = method.get_name();
-                Err(TunerError::Usage(format!("{flag} has no effect with --method {name}: leave it out")))
+                Err(TunerError::Usage(format!("{flag} has no effect with --method {name}; remove it")))
             }
             None => Ok(()),
         };
@@ -181,7 +181,7 @@ impl RunArguments {
             return Err(TunerError::Usage(problem));
         }
         if plan.dropout > 0.0 && !matches!(shape, AdapterSpec::Lora { .. }) {
-            return Err(TunerError::Usage("--dropout is for LoRA alone: leave it out".to_owned()));
+            return Err(TunerError::Usage("--dropout works only with LoRA; remove it".to_owned()));
         }
         Ok(())
     }
@@ -199,12 +199,12 @@ impl RunArguments {
             return Ok(None);
         }
         if !matches!(shape, AdapterSpec::Lora { .. }) {
-            return Err(TunerError::Usage("a draft is a LoRA: --draft takes --method lora alone".to_owned()));
+            return Err(TunerError::Usage("--draft works only with --method lora".to_owned()));
         }
         let (layers, all) = (self.blocks(config), config.layers);
         if layers == all {
             let problem =
-                format!("the base has {all} blocks, and a draft must have fewer: lower --draft-layers");
+                format!("a draft adapter needs fewer blocks than the base's {all}; lower --draft-layers");
             return Err(TunerError::Usage(problem));
         }
         let shortlist = self.spec.draft_shortlist.map_or(USUAL_SHORTLIST, |tokens| tokens as usize);

@@ -24,11 +24,15 @@ pub(super) enum TunerError {
     Adapter(#[from] AdapterError),
     /// The initial adapter is an activated LoRA, which changes only a part of each text.
     #[error(
-        "an activated LoRA cannot be trained further here, for it would be trained on all of each text; train it with PEFT"
+        "training of an activated LoRA cannot continue here, because it would train on the whole text; \
+         train it with PEFT"
     )]
     Activated,
     /// The model lacks a target layer.
-    #[error("this model has no {0}: nothing learns in the experts of a mixture; leave it out of --targets")]
+    #[error(
+        "this model has no trainable {0}, because experts of a mixture cannot be trained; remove it from \
+         --targets"
+    )]
     NoTarget(TargetModule),
     /// The checkpoint cannot be read or written.
     #[error("{}", with_causes(.0))]

@@ -17,7 +17,8 @@ pub(super) fn emit(event: &TrainingEvent) -> io::Result<()> {
 
 /// Prints an event, and turns a closed stdout into an error of the trainer.
 pub(super) fn print(event: &TrainingEvent) -> Result<(), TunerError> {
-    emit(event).map_err(|source| TunerError::System { what: "nobody reads what is told of the job", source })
+    emit(event)
+        .map_err(|source| TunerError::System { what: "cannot write the events of the job to stdout", source })
 }
 
 /// Prints an event for each faulty line, if `error` lists faulty lines.

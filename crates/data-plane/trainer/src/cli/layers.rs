@@ -36,11 +36,12 @@ use crate::{
 
 #[derive(Debug, clap::Args)]
 pub(super) struct ComputeArguments {
-    /// Cores to compute on, as 0-3,8, which the lanes share; without it each lane has one unpinned thread
+    /// Cores to compute on, as 0-3,8, which all microbatches share; without the option each microbatch has
+    /// one unpinned thread
     #[arg(long, value_name = "LIST")]
     cores: Option<CoreList>,
-    /// Microbatches of a step under way at once: one computes while another waits for the executor [default:
-    /// 2 on two cores or more, else 1]
+    /// Maximum number of concurrent microbatches of a step: one computes while another waits for the executor
+    /// [default: 2 on two cores or more, else 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
     lanes: Option<u8>,
 }
@@ -116,9 +117,9 @@ impl MicrobatchSetup {
         let mut layers = layers.map_err(call)?;
         layers.set_class(CallClass::Training);
         let system = |what| move |source| TunerError::System { what, source };
-        let pool = ThreadPool::new(cores).map_err(system("threads cannot be started on these --cores"))?;
+        let pool = ThreadPool::new(cores).map_err(system("cannot start threads on these --cores"))?;
         let trainer = Trainer::new(Arc::clone(&self.frame), layers, self.shape, pool, SavedScope::All)
-            .map_err(system("there is no memory for keys and values"))?;
+            .map_err(system("not enough memory for the KV cache"))?;
         Ok(MicrobatchWorker { trainer, core: cores.first().copied() })
     }
 }

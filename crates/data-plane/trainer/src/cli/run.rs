@@ -54,7 +54,7 @@ struct StartingAdapter {
 pub(super) fn run(arguments: &RunArguments) -> Result<ProgramExit, TunerError> {
     if arguments.output.exists() {
         let path = arguments.output.display();
-        return Err(TunerError::Usage(format!("{path} is there already: name another --output")));
+        return Err(TunerError::Usage(format!("{path} exists already; choose another --output")));
     }
     let mut console = EventOutput::new(arguments.exit_with_stdin)?;
     let begun = Instant::now();
@@ -71,7 +71,7 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ProgramExit, TunerError> {
     let (kind, origin_data) = (data.kind, hashes(&data, validation.as_ref()));
     let course = DatasetSplit::new(data.items, validation.map(|data| data.items), &plan);
     if course.learned().is_empty() {
-        return Err(TunerError::Usage("nothing is left to learn from: hold out less".to_owned()));
+        return Err(TunerError::Usage("no examples are left for training; lower --held-out".to_owned()));
     }
     let draft = draft(&plan, &course, &rented)?;
     let (_, steps) = course.batches(&plan);
@@ -134,7 +134,7 @@ fn beginning(arguments: &RunArguments, config: &ModelConfig) -> Result<StartingA
         return Ok(StartingAdapter { start: InitialAdapter::New(shape.clone()), shape, method, options });
     };
     let options = fs::read(from.join(peft::CONFIG_FILE)).map_err(|source| TunerError::System {
-        what: "only an adapter in PEFT's format can be trained further; its adapter_config.json cannot be read",
+        what: "cannot read adapter_config.json of the --from adapter, which must be in PEFT's format",
         source,
     })?;
     let adapter = Adapter::read(from, config)?;
@@ -188,9 +188,9 @@ fn draft(
             Ok(Some(DraftTraining { layers, shortlist }))
         }
         (Some(_), _) => refused(
-            "a draft learns what a model said, and the data do not tell that: let `holobiont tune --draft` ask it",
+            "a draft adapter needs answers of a model as data; `holobiont tune --draft` collects them",
         ),
-        (None, DataItems::Said(_)) => refused("what a model said teaches drafts alone: add --draft"),
+        (None, DataItems::Said(_)) => refused("this data trains only draft adapters; add --draft"),
         (None, _) => Ok(None),
     }
 }
@@ -263,7 +263,7 @@ impl EventOutput {
         for number in [SIGINT, SIGTERM] {
             let value = usize::try_from(number).unwrap_or_default();
             signal_hook::flag::register_usize(number, Arc::clone(&signal), value)
-                .map_err(|source| TunerError::System { what: "signals cannot be received", source })?;
+                .map_err(|source| TunerError::System { what: "cannot receive signals", source })?;
         }
         Ok(Self { signal })
     }

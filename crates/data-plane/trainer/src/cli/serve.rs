@@ -54,13 +54,13 @@ pub(super) struct ServeArguments {
     /// Path of the Unix socket for requests; its directory must be private
     #[arg(long, value_name = "PATH", env = "HOLOBIONT_TRAINER_SOCKET")]
     socket: PathBuf,
-    /// Maximum number of trainers; further requests are refused. With 0 the service exits at once
+    /// Maximum number of trainers; further requests are refused; with 0 the service exits at once
     #[arg(long, value_name = "N", env = "HOLOBIONT_MAX_TRAINERS", default_value_t = 4)]
     max_trainers: u32,
-    /// Treat the end of standard input like SIGTERM: the supervisor at its other end is gone
+    /// Exit at the end of standard input, as on SIGTERM, because the supervisor is gone
     #[arg(long)]
     exit_with_stdin: bool,
-    /// Arguments that are added to every trainer's, as `-- --executor PATH`
+    /// Arguments for all trainers, as `-- --executor PATH`
     #[arg(last = true, value_name = "ARGUMENTS")]
     common: Vec<OsString>,
 }
@@ -78,11 +78,12 @@ pub(super) fn serve(arguments: ServeArguments) -> Result<ProgramExit, TunerError
     let system = |what| move |source| TunerError::System { what, source };
     let (_socket, listener) = PrivateSocket::bind(&arguments.socket)
         .map_err(|error| TunerError::Usage(format!("--socket: {error}")))?;
-    rustix::process::nice(NICENESS).map_err(|error| system("trainers cannot be made nicer")(error.into()))?;
+    rustix::process::nice(NICENESS)
+        .map_err(|error| system("cannot lower the priority of trainers")(error.into()))?;
     let (sender, events) = channel();
-    listen(listener, sender.clone()).map_err(system("no thread can be started"))?;
-    watch(arguments.exit_with_stdin, sender).map_err(system("signals cannot be received"))?;
-    let program = std::env::current_exe().map_err(system("the own program is not found"))?;
+    listen(listener, sender.clone()).map_err(system("cannot start a thread"))?;
+    watch(arguments.exit_with_stdin, sender).map_err(system("cannot receive signals"))?;
+    let program = std::env::current_exe().map_err(system("cannot find the path of this program"))?;
     let trainers = TrainerPool {
         program,
         common: arguments.common,
@@ -108,7 +109,7 @@ pub(super) fn serve(arguments: ServeArguments) -> Result<ProgramExit, TunerError
 
 /// Reports to the service manager that the service is ready and stops; without trainers this is no failure.
 fn nothing_to_do() -> ProgramExit {
-    const WHY: &str = "nothing is trained here: --max-trainers (HOLOBIONT_MAX_TRAINERS) is 0";
+    const WHY: &str = "training is off, because --max-trainers (HOLOBIONT_MAX_TRAINERS) is 0";
     send_status(&[NotifyState::Ready, NotifyState::Status(WHY), NotifyState::Stopping]);
     notify::flush();
     eprintln!("{WHY}");
@@ -174,7 +175,7 @@ impl TrainerPool {
         let (program, common) = (self.program.clone(), self.common.clone());
         let attend = move || place.run_trainer(connection, &program, &common);
         if let Err(error) = thread::Builder::new().name("trainer".to_owned()).spawn(attend) {
-            eprintln!("error: a trainer was not started: {error}");
+            eprintln!("error: cannot start a trainer: {error}");
         }
     }
 
@@ -219,7 +220,7 @@ impl TrainerPermit {
     fn acquire(running: &Arc<Mutex<RunningTrainers>>, limit: usize) -> Result<Self, TrainerRefused> {
         let mut now = lock(running);
         if now.places >= limit {
-            let why = format!("all {limit} trainers are busy: try again when one has ended");
+            let why = format!("all {limit} trainers are busy; try again when one has ended");
             return Err(TrainerRefused { why, exit: Exit::Unavailable });
         }
         now.places += 1;
@@ -248,7 +249,7 @@ impl TrainerPermit {
         request: &TrainerRequest,
     ) -> Result<Child, TrainerRefused> {
         let failed = |error: io::Error| TrainerRefused {
-            why: format!("no trainer can be started: {error}"),
+            why: format!("cannot start a trainer: {error}"),
             exit: Exit::Failed,
         };
         let end = || connection.try_clone().map(|end| Stdio::from(OwnedFd::from(end))).map_err(failed);
@@ -257,7 +258,7 @@ impl TrainerPermit {
         let mut running = lock(&self.0);
         if running.is_stopping {
             return Err(TrainerRefused {
-                why: "the trainers are being stopped".to_owned(),
+                why: "the training service is stopping".to_owned(),
                 exit: Exit::Unavailable,
             });
         }
@@ -287,7 +288,7 @@ fn command(request: &TrainerRequest) -> Result<(&str, &[String]), TrainerRefused
     match request.arguments.split_first() {
         Some((command, rest)) if COMMANDS.contains(&command.as_str()) => Ok((command, rest)),
         _ => {
-            let why = format!("a trainer can be asked to {}", COMMANDS.join(" or "));
+            let why = format!("the command of a request must be {}", COMMANDS.join(" or "));
             Err(TrainerRefused { why, exit: Exit::Usage })
         }
     }
@@ -305,12 +306,12 @@ fn request(mut connection: &UnixStream) -> Result<TrainerRequest, String> {
             (Ok(1), [b'\n']) => break,
             (Ok(1), _) if line.len() < MAX_REQUEST_BYTES => line.extend(byte),
             (Ok(1), _) => return Err(format!("the request is longer than {MAX_REQUEST_BYTES} bytes")),
-            (Ok(_), _) => return Err("the request ends before its line does".to_owned()),
-            (Err(error), _) => return Err(format!("no request came: {error}")),
+            (Ok(_), _) => return Err("the request ended before its line was complete".to_owned()),
+            (Err(error), _) => return Err(format!("cannot read the request: {error}")),
         }
     }
     connection.set_read_timeout(None).map_err(|error| error.to_string())?;
-    serde_json::from_slice(&line).map_err(|error| format!("the request is none: {error}"))
+    serde_json::from_slice(&line).map_err(|error| format!("the request is not valid: {error}"))
 }
 
 #[cfg(test)]

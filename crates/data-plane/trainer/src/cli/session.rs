@@ -39,7 +39,7 @@ pub(super) fn session(arguments: &SessionArguments) -> Result<ProgramExit, Tuner
     let all = rented.base.config().layers;
     let (lanes, precision) = layers::lanes(JobPrecision::Serving, &arguments.compute, rented, masking, all)?;
     let mut session = TrainerSession::new(lanes, precision, base);
-    let broken = |source| TunerError::System { what: "orders cannot be read or answered", source };
+    let broken = |source| TunerError::System { what: "cannot read or answer commands", source };
     let (mut orders, mut answers) = (BufReader::new(io::stdin().lock()), BufWriter::new(io::stdout().lock()));
     write_reply(&mut answers, &CommandReply::Ready {}, &[]).map_err(broken)?;
     while let Some((order, numbers)) = commands::read(&mut orders).map_err(broken)? {

@@ -87,7 +87,7 @@ impl DistillationSamples {
         let TeacherAnswer { temperature, tokens, likely } = answer;
         let all = tokens.iter().chain(likely.iter().flatten().map(|(token, _)| token));
         if let Some(token) = all.into_iter().find(|&&token| token as usize >= vocabulary) {
-            return Err(LineFault::Answers(format!("the model has no token {token}")));
+            return Err(LineFault::Answers(format!("{token} is not a token of the model")));
         }
         if prompt.is_empty() {
             return Err(LineFault::TooShort);

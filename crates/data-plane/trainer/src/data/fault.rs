@@ -78,19 +78,19 @@ pub enum LineFault {
         at: usize,
     },
     /// The line is blank, but lines follow it.
-    #[error("it is blank; take it out")]
+    #[error("it is blank; remove it")]
     Blank,
     /// The line is not JSON, or an object has the same name twice.
     #[error("not JSON: {0}; write one whole JSON object on the line")]
     Json(String),
     #[error("it must be a JSON object")]
     NoObject,
-    #[error("it has {found}; what a line needs is {}", kind::all())]
+    #[error("it has {found}; a line needs {}", kind::all())]
     UnknownKind {
         /// Names of the line's fields.
         found: String,
     },
-    #[error("the lines before have {expected}, and this one has {found}; put lines of one kind into a file")]
+    #[error("the previous lines have {expected}, but this one has {found}; use lines of one kind in a file")]
     OtherKind {
         /// Kind of the file.
         expected: DataKind,
@@ -112,7 +112,7 @@ pub enum LineFault {
         found: &'static str,
     },
     /// A field would change the prompt that the model sees.
-    #[error("'{field}' is not supported; take it out, or take out the line")]
+    #[error("'{field}' is not supported; remove the field or the line")]
     Unsupported {
         /// Path of the field in the line.
         field: String,
@@ -132,18 +132,16 @@ pub enum LineFault {
         field: String,
     },
     /// A field with text to learn is empty.
-    #[error("'{field}' is empty, so there is nothing to learn; fill it in, or take out the line")]
+    #[error("'{field}' is empty, so there is nothing to learn; add text, or remove the line")]
     Empty {
         /// Path of the field in the line.
         field: String,
     },
     /// The example has a single token, which has no prediction.
-    #[error("it is a single token, which nothing predicts; lengthen it, or take out the line")]
+    #[error("it has a single token, so nothing can be predicted; lengthen it, or remove the line")]
     TooShort,
     /// The assistant has no message, or all its messages have the weight 0.
-    #[error(
-        "no message of the assistant is to be learned; add one, give one the weight 1, or take out the line"
-    )]
+    #[error("it has no assistant message to learn; add one, give one the weight 1, or remove the line")]
     NothingToLearn,
     #[error("'{field}' has more than {limit} messages; split the conversation")]
     TooManyMessages {
@@ -152,21 +150,19 @@ pub enum LineFault {
         limit: usize,
     },
     /// `chosen` and `rejected` are not two assistant answers to the same messages.
-    #[error(
-        "'chosen' and 'rejected' must each add one message of the assistant to the messages they share; cut them there"
-    )]
+    #[error("'chosen' and 'rejected' must be equal except for one last assistant message each")]
     NoComparison,
-    #[error("the answers to compare are the same; take out the line")]
+    #[error("the chosen and the rejected answer are equal; remove the line")]
     SameAnswers,
     /// The recorded answers of a model are malformed.
-    #[error("{0}; let `holobiont tune --draft` write such lines")]
+    #[error("{0}; create such lines with `holobiont tune --draft`")]
     Answers(String),
-    #[error("'kind' has more than {limit} bytes; name the kind of text in a word")]
+    #[error("'kind' has more than {limit} bytes; use one word")]
     KindTooLong { limit: usize },
     /// No message can be answered by a model.
-    #[error("it has no prompt that the model could answer; use 'messages' or 'prompt', or take out the line")]
+    #[error("it has no prompt for the model; use 'messages' or 'prompt', or remove the line")]
     NoPrompt,
-    #[error("it has {tokens} tokens, and {limit} are allowed; shorten it, or raise the maximum")]
+    #[error("it has {tokens} tokens, and the limit is {limit}; shorten it, or raise the limit")]
     TooManyTokens {
         /// Number of tokens; of a conversation with several examples, the tokens of one example.
         tokens: usize,

@@ -15,12 +15,12 @@ pub fn read(from: &mut impl BufRead) -> io::Result<Option<(TrainingCommand, Vec<
         return Ok(None);
     }
     if line.len() > MAX_LINE_BYTES {
-        return Err(io::Error::other(format!("an order is longer than {MAX_LINE_BYTES} bytes")));
+        return Err(io::Error::other(format!("a command is longer than {MAX_LINE_BYTES} bytes")));
     }
     let order: TrainingCommand = serde_json::from_slice(&line)?;
     let count = order.numbers();
     let count =
-        count.ok_or_else(|| io::Error::other(format!("an order has more than {MAX_NUMBERS} numbers")))?;
+        count.ok_or_else(|| io::Error::other(format!("a command has more than {MAX_NUMBERS} numbers")))?;
     let mut numbers = vec![[0; 4]; count];
     from.read_exact(numbers.as_flattened_mut())?;
     Ok(Some((order, numbers)))

@@ -149,7 +149,7 @@ fn a_template_that_asks_otherwise_than_it_shows_is_refused() {
     let thinking = CHATML.replace("assistant\n{% endif", "assistant\n<think>{% endif");
     let line =
         json!({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]});
-    assert!(TemplateTokenizer::new(&thinking).fault(&line).contains("asks for an answer in another way"));
+    assert!(TemplateTokenizer::new(&thinking).fault(&line).contains("generation prompt differs"));
 }
 
 #[test]
@@ -227,8 +227,8 @@ fn what_no_model_can_have_said_is_refused() {
     };
     let cases = [
         (json!({"temperature": 0, "tokens": []}), "'answers' is empty"),
-        (json!({"temperature": 0, "tokens": [9999]}), "no token 9999"),
-        (json!({"temperature": 0, "tokens": [98], "likely": [[[9999, -1.0]]]}), "no token 9999"),
+        (json!({"temperature": 0, "tokens": [9999]}), "9999 is not a token"),
+        (json!({"temperature": 0, "tokens": [98], "likely": [[[9999, -1.0]]]}), "9999 is not a token"),
         (json!({"temperature": 0, "tokens": [98], "likely": [[], []]}), "one list for each token"),
         (json!({"temperature": 0, "tokens": [98], "likely": [[[98, 0.5]]]}), "log-probabilities"),
         (json!({"tokens": [98]}), "missing field `temperature`"),
@@ -277,6 +277,6 @@ fn prompts_are_what_comes_before_each_answer_of_the_assistant() {
     assert_eq!(asked(&[json!({"messages": [message("user", "a")], "answers": []})]), ["answered"]);
     for nothing in [json!({"text": "t"}), json!({"messages": [message("assistant", "a")]})] {
         let error = data::prompts(file(&[nothing]).as_bytes(), &DataLimits::default()).unwrap_err();
-        assert!(error.to_string().contains("no prompt that the model could answer"), "{error}");
+        assert!(error.to_string().contains("no prompt for the model"), "{error}");
     }
 }

@@ -22,7 +22,7 @@ fn a_field_that_is_missing_or_of_another_type_is_named_by_its_path() {
     let assistant = json!({"role": "assistant", "content": "Yes"});
     assert_faults(&[
         (json!([1]), "a JSON object"),
-        (json!({}), "no field; what a line needs is 'chosen' and 'rejected', or "),
+        (json!({}), "no field; a line needs 'chosen' and 'rejected', or "),
         (json!({"question": "Hi", "answer": "Yes"}), "the fields 'question', 'answer'"),
         (json!({"messages": "Hi"}), "'messages' must be an array of messages, not a string"),
         (json!({"messages": ["Hi"]}), "'messages[0]' must be an object"),
@@ -62,10 +62,10 @@ fn what_teaches_nothing_or_would_be_dropped_in_silence_is_refused() {
     let no = json!({"role": "assistant", "content": "No"});
     assert_faults(&[
         (json!({"messages": []}), "'messages' is empty"),
-        (json!({"messages": [user]}), "no message of the assistant"),
+        (json!({"messages": [user]}), "no assistant message to learn"),
         (
             json!({"messages": [user, {"role": "assistant", "content": "No", "weight": 0}]}),
-            "no message of the assistant",
+            "no assistant message to learn",
         ),
         (conversation(""), "'messages[1].content' is empty"),
         (
@@ -84,11 +84,17 @@ fn what_teaches_nothing_or_would_be_dropped_in_silence_is_refused() {
         (json!({"text": ""}), "'text' is empty"),
         (json!({"prompt": "a", "completion": ""}), "'completion' is empty"),
         (json!({"instruction": "a", "output": ""}), "'output' is empty"),
-        (json!({"chosen": "a", "rejected": "a"}), "the same"),
+        (json!({"chosen": "a", "rejected": "a"}), "are equal"),
         (json!({"chosen": "", "rejected": "a"}), "'chosen' is empty"),
-        (json!({"prompt": [user], "chosen": [no], "rejected": [no]}), "the same"),
-        (json!({"chosen": [user, no], "rejected": [no]}), "must each add one message"),
-        (json!({"chosen": [no, user], "rejected": [no, user]}), "must each add one message"),
+        (json!({"prompt": [user], "chosen": [no], "rejected": [no]}), "are equal"),
+        (
+            json!({"chosen": [user, no], "rejected": [no]}),
+            "must be equal except for one last assistant message",
+        ),
+        (
+            json!({"chosen": [no, user], "rejected": [no, user]}),
+            "must be equal except for one last assistant message",
+        ),
     ]);
     let mut model = TemplateTokenizer::new(CHATML);
     model.template = None;
@@ -103,7 +109,7 @@ fn what_is_no_json_or_says_a_name_twice_is_refused() {
     for (line, expected) in [
         ("{\"text\": \"a", "not JSON"),
         ("{\"text\": \"abc\"} {}", "not JSON"),
-        ("{\"text\": \"abc\", \"text\": \"abd\"}", "'text' is there twice"),
+        ("{\"text\": \"abc\", \"text\": \"abd\"}", "'text' appears twice"),
         ("{\"text\": \"\\ud800\"}", "not JSON"),
         ("nothing", "not JSON"),
     ] {
@@ -121,7 +127,7 @@ fn what_is_no_json_or_says_a_name_twice_is_refused() {
 fn lines_of_another_kind_than_the_first_are_refused() {
     let lines = [json!({"text": "abc"}), conversation("Yes"), json!({"text": "abd"})];
     let error = TemplateTokenizer::new(CHATML).read(&file(&lines)).unwrap_err().to_string();
-    assert!(error.contains("line 2: the lines before have 'text', and this one has 'messages'"), "{error}");
+    assert!(error.contains("line 2: the previous lines have 'text', but this one has 'messages'"), "{error}");
 }
 
 #[test]
@@ -144,7 +150,7 @@ fn limits_are_told_with_what_was_found() {
     let error = |limits: &DataLimits| model.read_within(file.as_bytes(), limits).unwrap_err().to_string();
     let usual = DataLimits::default();
     let tokens = error(&DataLimits { max_tokens: 24, ..usual });
-    assert!(tokens.contains("line 1: it has 25 tokens, and 24 are allowed"), "{tokens}");
+    assert!(tokens.contains("line 1: it has 25 tokens, and the limit is 24"), "{tokens}");
     assert!(error(&DataLimits { line_bytes: 85, ..usual }).contains("line 2: it has more than 85 bytes"));
     assert!(error(&DataLimits { lines: 1, ..usual }).contains("more than 1 lines"));
     assert!(

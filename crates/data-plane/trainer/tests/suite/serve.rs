@@ -13,11 +13,11 @@ fn a_service_that_is_to_have_no_trainers_says_so_and_ends_well() {
     let ended = command.output().unwrap();
     let said = String::from_utf8(ended.stderr).unwrap();
     assert_eq!(ended.status.code(), Some(0), "{said}");
-    assert!(said.contains("HOLOBIONT_MAX_TRAINERS") && said.contains("nothing is trained"), "{said}");
+    assert!(said.contains("HOLOBIONT_MAX_TRAINERS") && said.contains("training is off"), "{said}");
     // The last notification must arrive before the end, or a service manager would report a failure.
     let mut heard = [0; 1024];
     let length = manager.recv(&mut heard).unwrap();
     let heard = String::from_utf8_lossy(&heard[..length]);
-    assert!(heard.contains("READY=1") && heard.contains("STATUS=nothing is trained"), "{heard}");
+    assert!(heard.contains("READY=1") && heard.contains("STATUS=training is off"), "{heard}");
     assert!(!directory.path().join("trainers").exists(), "nobody can ask it");
 }

@@ -80,15 +80,15 @@ impl TrainingCommand {
     /// # Errors
     /// Fails if the line is longer than [`MAX_LINE_BYTES`], because a trainer that reads it would exit.
     pub fn line(&self) -> Result<Vec<u8>, CommandRefusal> {
-        let mut line = serde_json::to_vec(self).map_err(|error| {
-            CommandRefusal::server(format!("the order cannot be written as JSON: {error}"))
-        })?;
+        let mut line = serde_json::to_vec(self)
+            .map_err(|error| CommandRefusal::server(format!("cannot write the command as JSON: {error}")))?;
         line.push(b'\n');
         if line.len() <= MAX_LINE_BYTES {
             return Ok(line);
         }
         Err(CommandRefusal::user(format!(
-            "the request makes an order of {} bytes for the trainer, which takes {MAX_LINE_BYTES}: send fewer sequences at once",
+            "the request needs {} bytes in one command for the trainer, and the limit is \
+             {MAX_LINE_BYTES}; send fewer sequences at once",
             line.len()
         )))
     }

@@ -16,11 +16,11 @@ use super::{
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum FormatError {
-    #[error("it does not begin with the letters GGUF")]
+    #[error("it does not begin with the bytes `GGUF`")]
     Magic,
-    #[error("it is version {0}, and versions 2 and 3 are read")]
+    #[error("it has version {0}; versions 2 and 3 are supported")]
     Version(u32),
-    #[error("it is big-endian, and only little-endian files are read")]
+    #[error("it is big-endian; only little-endian files are supported")]
     BigEndian,
     #[error("it ends in the middle of {0}")]
     Truncated(&'static str),
@@ -30,7 +30,7 @@ pub enum FormatError {
     NotUtf8(&'static str),
     #[error("metadata `{key}` has the unknown type {code}")]
     UnknownValueKind { key: String, code: u32 },
-    #[error("metadata `{key}` holds a truth value of {byte}")]
+    #[error("metadata `{key}` has the boolean value {byte}, which is neither 0 nor 1")]
     NotABool { key: String, byte: u8 },
     #[error("{what} `{name}` appears twice")]
     Duplicate { what: &'static str, name: String },
@@ -38,9 +38,7 @@ pub enum FormatError {
     Alignment,
     #[error("tensor `{tensor}` has type {kind}, which is not supported")]
     UnsupportedTensorType { tensor: String, kind: String },
-    #[error(
-        "tensor `{tensor}` has an empty dimension, or more elements than fit, or rows that are not whole blocks"
-    )]
+    #[error("tensor `{tensor}` has an empty dimension, too many elements, or rows with incomplete blocks")]
     Shape { tensor: String },
     #[error("tensor `{tensor}` does not begin at a multiple of the alignment {alignment}")]
     Unaligned { tensor: String, alignment: u64 },

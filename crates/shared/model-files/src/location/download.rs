@@ -14,7 +14,7 @@ pub(super) fn fetch(name: HubName, settings: &HubSettings) -> Result<PathBuf, Lo
     match snapshot(&name, settings) {
         Ok(Some(snapshot)) => Ok(snapshot),
         Ok(None) => {
-            Err(LocationError::Download { name, reason: "the repository has no file of a model".to_owned() })
+            Err(LocationError::Download { name, reason: "the repository has no model files".to_owned() })
         }
         Err(error) => Err(LocationError::Download { name, reason: error.to_string() }),
     }

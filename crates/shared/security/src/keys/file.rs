@@ -48,11 +48,12 @@ pub enum KeyFileError {
         reason: &'static str,
     },
     /// The file holds no key.
-    #[error("the key file {} holds no key; make one with 'holobiont key add'", .0.display())]
+    #[error("the key file {} has no keys; add one with 'holobiont key add'", .0.display())]
     Empty(PathBuf),
     /// The file exceeds the maximum number of keys or bytes.
     #[error(
-        "the key file {} holds more than {MAX_KEYS} keys or {MAX_FILE_BYTES} bytes; remove some with 'holobiont key rm'",
+        "the key file {} has more than {MAX_KEYS} keys or {MAX_FILE_BYTES} bytes; remove some with \
+         'holobiont key rm'",
         .0.display()
     )]
     TooMany(PathBuf),
@@ -155,7 +156,7 @@ pub(crate) fn parse(text: &str, path: &Path) -> Result<Vec<KeyLine>, KeyFileErro
         }
         let key = Key::parse(trimmed).map_err(wrong)?;
         if !seen.insert(key.hash) {
-            return Err(wrong("holds the same key as another line"));
+            return Err(wrong("has the same key as another line"));
         }
         if seen.len() > MAX_KEYS {
             return Err(KeyFileError::TooMany(path.to_owned()));
@@ -211,7 +212,7 @@ mod tests {
     fn a_file_that_cannot_be_meant_is_refused_with_its_line_and_the_next_step() {
         let hash = "0".repeat(64);
         for (line, reason) in [
-            ("admin:plain-text-key".to_owned(), "holds a key itself"),
+            ("admin:plain-text-key".to_owned(), "contains an API key itself"),
             (format!("root ops blake3:{hash}"), "role"),
             (format!("user ../x blake3:{hash}"), "name"),
             (format!("user a blake3:{}", &hash[1..]), "64"),

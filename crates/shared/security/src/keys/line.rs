@@ -60,9 +60,9 @@ impl Key {
         let mut words = line.split_whitespace();
         let role = words.next().unwrap_or_default();
         if role.contains(':') {
-            return Err("holds a key itself; only hashes of keys are kept");
+            return Err("contains an API key itself; it must contain the key's hash");
         }
-        let role = KeyRole::named(role).ok_or("names a role that is not admin, user or metrics")?;
+        let role = KeyRole::named(role).ok_or("has a role other than admin, user or metrics")?;
         let tenant = words.next().and_then(|name| tenant_name(name).ok());
         let tenant =
             tenant.ok_or("has no name of 1 to 64 letters, digits, '_', '.' and '-' after its role")?;
@@ -70,7 +70,7 @@ impl Key {
         let hash = hash.ok_or("has no 'blake3:' with 64 hexadecimal digits after its name")?;
         let requests_per_min = words.next().map(own_limit).transpose()?;
         match words.next() {
-            Some(_) => Err("goes on after its limit"),
+            Some(_) => Err("has text after its limit"),
             None => Ok(Self { hash, role, tenant, requests_per_min }),
         }
     }
@@ -88,7 +88,7 @@ impl fmt::Display for Key {
 
 fn own_limit(word: &str) -> Result<Option<NonZeroU32>, &'static str> {
     let number = word.strip_prefix("requests_per_min=").and_then(|number| number.parse().ok());
-    number.map(NonZeroU32::new).ok_or("ends in something that is not 'requests_per_min=N'")
+    number.map(NonZeroU32::new).ok_or("ends with text other than 'requests_per_min=N'")
 }
 
 /// Checks a tenant's name: 1 to 64 letters, digits, `_`, `.` and `-`.

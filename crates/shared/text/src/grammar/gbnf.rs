@@ -306,7 +306,7 @@ impl<'a> Parser<'a> {
             let digit = self.next().and_then(|digit| digit.to_digit(16));
             number = number << 4 | digit.ok_or_else(|| self.wanted("a hexadecimal digit"))?;
         }
-        char::from_u32(number).ok_or_else(|| self.wanted("the number of a character"))
+        char::from_u32(number).ok_or_else(|| self.wanted("the code point of a character"))
     }
 
     fn skip(&mut self) {

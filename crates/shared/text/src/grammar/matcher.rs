@@ -10,14 +10,14 @@ use super::digits::{Beginnings, Digits};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MatchError {
     /// The grammar does not allow the token here.
-    #[error("token {token} may not follow what was said before; the answer does not belong to its grammar")]
+    #[error("token {token} is not allowed by the grammar after the tokens before it")]
     NotAllowed {
         /// Id of the refused token.
         token: u32,
     },
     /// Computing the allowed tokens exceeds the bounds, or the vocabulary cannot spell any allowed
     /// continuation.
-    #[error("what may follow here cannot be told ({0}); simplify the schema or grammar")]
+    #[error("cannot compute the allowed next tokens ({0}); simplify the schema or grammar")]
     Stuck(String),
 }
 

@@ -69,7 +69,7 @@ impl std::fmt::Display for Warning {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { path, keyword, message } = self;
         let place = if path.is_empty() { "the root of the schema" } else { path };
-        write!(f, "'{keyword}' at {place} cannot be held: {message}")
+        write!(f, "'{keyword}' at {place} is not supported: {message}")
     }
 }
 

@@ -22,7 +22,7 @@ pub enum TokenizerError {
         source: io::Error,
     },
     /// A file is not valid JSON of the expected shape.
-    #[error("{} is not usable: {source}; fetch the model again", path.display())]
+    #[error("cannot use {}: {source}; fetch the model again", path.display())]
     Json {
         /// Path of the invalid file.
         path: PathBuf,

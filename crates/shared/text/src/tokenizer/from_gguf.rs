@@ -116,7 +116,7 @@ impl<'a> Tokens<'a> {
             let id = file.u32(&format!("tokenizer.ggml.{name}_token_id"))?;
             match id {
                 Some(id) if id as usize >= texts.len() => {
-                    Err(malformed(format!("`tokenizer.ggml.{name}_token_id` is {id}, which is no token")))
+                    Err(malformed(format!("`tokenizer.ggml.{name}_token_id` is {id}, which is not a token")))
                 }
                 id => Ok(id),
             }

@@ -17,7 +17,7 @@ pub(crate) struct DiffArguments {
     /// Directory of a PEFT adapter
     #[arg(value_name = "DIR")]
     one: PathBuf,
-    /// Directory of another
+    /// Directory of the other PEFT adapter
     #[arg(value_name = "OTHER_DIR")]
     other: PathBuf,
 }

@@ -11,10 +11,10 @@ use crate::terminal::{PrintFormat, Terminal, table::size};
 /// Arguments of the subcommand `adapters merge`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct MergeArguments {
-    /// Directories of PEFT adapters, each with a colon and a weight behind it if that is not 1
+    /// Directories of PEFT adapters, each with an optional weight, as DIR:0.7; the default weight is 1
     #[arg(value_name = "DIR[:WEIGHT]", required = true)]
     adapters: Vec<String>,
-    /// The directory that is made
+    /// Directory of the merged adapter; it must not exist
     #[arg(long, short, value_name = "DIR")]
     output: PathBuf,
 }

@@ -23,7 +23,7 @@ use crate::{
 pub(crate) struct PullArguments {
     /// Name of the adapter in requests
     name: String,
-    /// The directory to make; it must not exist
+    /// Directory for the files; it must not exist
     #[arg(value_name = "DIR")]
     directory: PathBuf,
 }
@@ -95,7 +95,7 @@ fn fetch(
     let is_plain = !file.name.starts_with('.') && !file.name.contains(['/', '\\']) && !file.name.is_empty();
     if !is_plain {
         return Err(failed(io::Error::other(format!(
-            "the gateway calls a file '{}'",
+            "the gateway sent the invalid file name '{}'",
             file.name.escape_debug()
         ))));
     }

@@ -134,7 +134,7 @@ impl Conversation {
             }
             ChatInput::Help => self.terminal.note(input::help()),
             ChatInput::Unknown(command) => {
-                self.terminal.note(format_args!("{command} is no command; /help lists them"));
+                self.terminal.note(format_args!("{command} is not a command; /help lists all"));
             }
         }
         Flow::Continue
@@ -171,8 +171,8 @@ impl Conversation {
     fn begin_with(&mut self, text: String) {
         self.system = (!text.is_empty()).then_some(text);
         self.terminal.note(match self.system {
-            Some(_) => "the conversation begins with that now",
-            None => "the conversation begins with what you say",
+            Some(_) => "the system message is set",
+            None => "the system message is removed",
         });
     }
 

@@ -16,14 +16,18 @@ pub(super) const COMMANDS: [ChatCommand; 7] = [
     command(
         "/adapter",
         "NAME",
-        "talks to that adapter (:NAME, BASE) from now on; without a name lists what there is",
+        "continues with another model (:ADAPTER or BASE); without a name lists the models",
     ),
-    command("/system", "TEXT", "what the conversation begins with; without a text nothing does"),
-    command("/set", "NAME VALUE", "temperature, max_tokens, seed ...; without a value as the model has it"),
-    command("/stats", "", "numbers of the last answer"),
-    command("/clear", "", "forgets the conversation"),
+    command("/system", "TEXT", "sets the system message; without a text removes it"),
+    command(
+        "/set",
+        "NAME VALUE",
+        "sets temperature, max_tokens or seed; without a value resets it to the model's default",
+    ),
+    command("/stats", "", "shows token counts and speed of the last answer"),
+    command("/clear", "", "starts a new conversation"),
     command("/help", "", "this"),
-    command("/bye", "", "ends, as Ctrl-D does"),
+    command("/bye", "", "ends the chat, as Ctrl-D does"),
 ];
 
 /// Returns the text of `/help`.
@@ -33,9 +37,9 @@ pub(super) fn help() -> String {
         format!("{typed:<16} {meaning}")
     });
     let keys = [
-        format!("{FENCE:<16} begins and ends a text of several lines"),
-        format!("{:<16} ends an answer, or clears the line", "Ctrl-C"),
-        format!("{:<16} completes a command or a name; Up brings back what was typed", "Tab"),
+        format!("{FENCE:<16} begins and ends a message of several lines"),
+        format!("{:<16} stops an answer, or clears the line", "Ctrl-C"),
+        format!("{:<16} completes a command or a name; Up shows earlier input", "Tab"),
     ];
     lines.chain(keys).collect::<Vec<_>>().join("\n")
 }

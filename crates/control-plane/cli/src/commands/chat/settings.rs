@@ -27,9 +27,9 @@ const KNOWN: [(&str, SettingKind); 11] = [
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum SettingError {
-    #[error("there is no `{name}`; there is {}", names().collect::<Vec<_>>().join(", "))]
+    #[error("`{name}` is not a setting; settings are {}", names().collect::<Vec<_>>().join(", "))]
     Unknown { name: String },
-    #[error("`{name}` is a {kind}, and `{text}` is none")]
+    #[error("`{name}` must be a {kind}, not `{text}`")]
     Value { name: &'static str, kind: &'static str, text: String },
 }
 

@@ -27,11 +27,11 @@ const CLIENT: &str = "holobiont-client";
 /// Arguments of a split conversation.
 #[derive(Debug, clap::Args)]
 pub(crate) struct SplitArguments {
-    /// Rents base layers only: adapter, keys and values stay with you; by default of this host's
-    /// deployment, else of tls://HOST:PORT, or a socket
+    /// Computes only base layers on an executor, while adapter and KV cache stay in this process; EXECUTOR is
+    /// tls://HOST:PORT or a socket, by default of this host's deployment
     #[arg(long, value_name = "EXECUTOR", num_args = 0..=1, require_equals = true)]
     split: Option<Option<String>>,
-    /// Directory of your own adapter
+    /// Directory of the PEFT adapter for --split
     #[arg(long, value_name = "DIR", requires = "split")]
     adapter: Option<PathBuf>,
     /// Obfuscates the activations that are sent: off or paper
@@ -46,12 +46,12 @@ pub(crate) struct SplitArguments {
 pub(crate) enum SplitError {
     #[error(transparent)]
     Selection(#[from] SelectionError),
-    #[error("the program {CLIENT} is not beside this one, nor on the PATH")]
+    #[error("the program {CLIENT} is neither beside `holobiont` nor on PATH")]
     NoClient,
-    #[error("{} cannot be run", program.display())]
+    #[error("cannot start {}", program.display())]
     Run { program: PathBuf, source: io::Error },
     /// The gateway has the files of a registered adapter, so a split client cannot use it.
-    #[error("{0:?} names an adapter of the gateway, and a split conversation has its own")]
+    #[error("{0:?} is an adapter of the gateway, which --split cannot use; name a directory with --adapter")]
     RegisteredAdapter(String),
 }
 

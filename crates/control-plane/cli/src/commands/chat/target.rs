@@ -10,7 +10,7 @@ use crate::{
 pub(crate) enum TargetError {
     #[error("the gateway serves no model")]
     Nothing,
-    #[error("`{name}` is not served; there is {served}")]
+    #[error("`{name}` is not served; served models are {served}")]
     Unknown {
         /// Target that was requested.
         name: String,

@@ -42,10 +42,10 @@ pub(super) fn classes(config: &DeploymentConfig) -> Option<Finding> {
         .collect();
     match unknown.as_slice() {
         _ if config.class.is_empty() => None,
-        [] => Some(Finding::ok(NAME, "every one that is named has a key")),
+        [] => Some(Finding::ok(NAME, "each tenant has a key")),
         unknown => {
-            let found = format!("no key is of {}", unknown.join(", "));
-            Some(Finding::warn(NAME, found, "holobiont key add NAME, or write it as its key does"))
+            let found = format!("these tenants have no key: {}", unknown.join(", "));
+            Some(Finding::warn(NAME, found, "run holobiont key add NAME, or correct the tenant's name"))
         }
     }
 }
@@ -56,8 +56,9 @@ pub(super) fn listen(config: &DeploymentConfig) -> Finding {
     let listen = config.listen();
     let open = !listen.ip().is_loopback() && config.gateway.api_key_file.is_none();
     if open && config.gateway.insecure != Some(true) {
-        let fix = "set api_key_file (holobiont key add NAME), listen on 127.0.0.1, or say insecure = true";
-        return Finding::fail(NAME, format!("{listen} is reachable by others and no key is asked for"), fix);
+        let fix =
+            "set api_key_file (holobiont key add NAME makes it), listen on 127.0.0.1, or set insecure = true";
+        return Finding::fail(NAME, format!("{listen} is reachable from other hosts without a key"), fix);
     }
     port(NAME, listen)
 }
@@ -78,8 +79,8 @@ pub(super) fn layers(layers: &LayersSection) -> Vec<Finding> {
         });
     }
     if layers.gateways.is_some() && (layers.listen.is_none() || layers.client_ca.is_none()) {
-        let found = "gateways of other hosts come through the listener, and are known by certificates";
-        findings.push(Finding::fail("[layers] gateways", found, "set listen and client_ca too"));
+        let found = "gateways of other hosts need a listener and a certificate authority";
+        findings.push(Finding::fail("[layers] gateways", found, "set listen and client_ca"));
     }
     findings.extend(layers.key_file.as_deref().map(|path| keys("[layers] key_file", path)));
     if let Some(listen) = layers.listen {
@@ -91,11 +92,11 @@ pub(super) fn layers(layers: &LayersSection) -> Vec<Finding> {
 fn layer_listen(layers: &LayersSection, listen: SocketAddr) -> Finding {
     const NAME: &str = "[layers] listen";
     if layers.cert.is_none() || layers.cert_key.is_none() {
-        let found = "layers are served over TLS only, and there is no certificate";
+        let found = "a listener for layers needs a TLS certificate";
         return Finding::fail(NAME, found, "holobiont cert --host NAME, then set cert and cert_key");
     }
     if !listen.ip().is_loopback() && layers.key_file.is_none() && layers.client_ca.is_none() {
-        let found = format!("{listen} is reachable by others and neither key nor certificate is asked for");
+        let found = format!("{listen} is reachable from other hosts without a key or certificate");
         return Finding::fail(NAME, found, "set key_file (holobiont key add NAME --file FILE) or client_ca");
     }
     port(NAME, listen)
@@ -108,7 +109,7 @@ pub(crate) fn port(name: &str, listen: SocketAddr) -> Finding {
         Err(error) => Finding::fail(
             name,
             format!("{listen}: {error}"),
-            "stop what listens there, or choose another port",
+            "stop the program that listens there, or choose another port",
         ),
     }
 }
@@ -152,7 +153,10 @@ mod tests {
         };
         assert_eq!(found("['alice']").health, Health::Ok);
         let finding = found("['alice', 'alcie']");
-        assert_eq!((finding.health, finding.found.as_str()), (Health::Warn, "no key is of alcie"));
+        assert_eq!(
+            (finding.health, finding.found.as_str()),
+            (Health::Warn, "these tenants have no key: alcie")
+        );
         assert!(classes(&DeploymentConfig::default()).is_none());
     }
 
@@ -174,7 +178,7 @@ mod tests {
         let bare = findings("listen = '127.0.0.1:0'");
         assert!(bare[0].health == Health::Fail && bare[0].found.contains("no certificate"), "{bare:?}");
         let open = findings("listen = '0.0.0.0:0'\ncert = '/dev/null'\ncert_key = '/dev/null'");
-        assert!(open[2].health == Health::Fail && open[2].found.contains("by others"), "{open:?}");
+        assert!(open[2].health == Health::Fail && open[2].found.contains("from other hosts"), "{open:?}");
         let gateways = findings("gateways = 'front'");
         assert!(
             gateways[0].health == Health::Fail && gateways[0].found.contains("certificates"),

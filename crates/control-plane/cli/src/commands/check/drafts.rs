@@ -17,7 +17,7 @@ pub(super) fn model(config: &DeploymentConfig, home: &HomeDirectory) -> Option<F
         Ok(()) => Finding::ok(NAME, path.display().to_string()),
         Err(why) => {
             let found = format!("{}: {why}", path.display());
-            Finding::fail(NAME, found, "name a smaller model of the base's family, or take draft = \"auto\"")
+            Finding::fail(NAME, found, "name a smaller model of the base's family, or set draft = \"auto\"")
         }
     })
 }

@@ -49,7 +49,7 @@ pub(super) fn memory(config: &DeploymentConfig, members: &[DeployedExecutor]) ->
 /// Checks that no core computes for two executors, which would delay each other in every step.
 fn cores(members: &[DeployedExecutor], splits: &[CoreSplit]) -> Finding {
     const NAME: &str = "[[executor]] cores";
-    const FIX: &str = "give each its own cores, or leave them out: they are divided";
+    const FIX: &str = "give each executor its own cores, or remove them to divide cores automatically";
     let mut of: BTreeMap<u32, &str> = BTreeMap::new();
     for (member, split) in members.iter().zip(splits) {
         // A GPU executor needs its core only occasionally.
@@ -57,24 +57,23 @@ fn cores(members: &[DeployedExecutor], splits: &[CoreSplit]) -> Finding {
         for core in split.executor.iter().filter(|_| is_cpu).flat_map(|cores| cores.0.iter().copied()) {
             let name = member.name.as_deref().unwrap_or_default();
             if let Some(other) = of.insert(core, name) {
-                let found = format!("core {core} is computed on by {other} and {name}");
+                let found = format!("the executors {other} and {name} share core {core}");
                 let is_asked_for = member.config.executor.cores.is_some();
                 return match is_asked_for {
                     true => Finding::fail(NAME, found, FIX),
-                    false => Finding::warn(NAME, found, "have fewer executors than cores"),
+                    false => Finding::warn(NAME, found, "use fewer executors than cores"),
                 };
             }
         }
     }
-    Finding::ok(NAME, format!("{} executors, none on another's cores", members.len()))
+    Finding::ok(NAME, format!("{} executors, which share no core", members.len()))
 }
 
 /// Compares the sum of the memory limits with this machine's memory. Executors alone must not exceed the
 /// machine's memory.
 fn memory_of(members: &[DeployedExecutor], gateway_bytes: u64, machine_bytes: u64) -> Finding {
     const NAME: &str = "memory";
-    const FIX: &str =
-        "lower [memory] process, or leave it out of each [[executor]]: each has an even part then";
+    const FIX: &str = "lower [memory] process, or remove it from each [[executor]] to give all an even part";
     let of = |member: &DeployedExecutor| match member.config.memory.process {
         Some(MemoryFraction::Bytes(bytes)) => bytes.0,
         Some(part) => part.bytes_of(machine_bytes),
@@ -127,11 +126,11 @@ fn stores(members: &[DeployedExecutor]) -> Finding {
         if let Some((directory, other)) =
             directory.and_then(|directory| Some((directory.clone(), of.insert(directory, name)?)))
         {
-            let found = format!("{other} and {name} would both keep theirs in {}", directory.display());
-            return Finding::fail(NAME, found, "name another directory, or none");
+            let found = format!("{other} and {name} would use the same directory {}", directory.display());
+            return Finding::fail(NAME, found, "give each executor its own directory, or remove the setting");
         }
     }
-    Finding::ok(NAME, "each keeps keys and values of its own")
+    Finding::ok(NAME, "each executor has its own directory")
 }
 
 /// Checks executors of other hosts: the gateway's certificate files exist and the addresses accept
@@ -152,14 +151,13 @@ pub(super) fn elsewhere(config: &DeploymentConfig) -> Vec<Finding> {
 }
 
 fn certificate(name: &str, path: Option<&Path>) -> Finding {
-    const FIX: &str = "holobiont cert --client NAME where the authority is, and bring its files here";
+    const FIX: &str = "run holobiont cert --client NAME on the host of the certificate authority, and \
+                       copy the files to this host";
     match path.map(|path| (path, File::open(path))) {
         Some((path, Ok(_))) => Finding::ok(name, path.display().to_string()),
         Some((path, Err(error))) => Finding::fail(name, format!("{}: {error}", path.display()), FIX),
-        None if name.ends_with("ca") => Finding::ok(name, "the system's authorities"),
-        None => {
-            Finding::fail(name, "executors on other hosts are shown a certificate, and there is none", FIX)
-        }
+        None if name.ends_with("ca") => Finding::ok(name, "the certificate authorities of the system"),
+        None => Finding::fail(name, "executors on other hosts require a certificate, and none is set", FIX),
     }
 }
 
@@ -171,9 +169,9 @@ fn reachable(name: &str, address: &HostPort) -> Finding {
         TcpStream::connect_timeout(&first, CONNECT_LIMIT)
     });
     match connected {
-        Ok(_) => Finding::ok(label, format!("driven at {address}")),
+        Ok(_) => Finding::ok(label, format!("reachable at {address}")),
         Err(error) => {
-            let fix = "start it there, with [layers] listen and gateways; the gateway waits for it";
+            let fix = "start the executor there, with [layers] listen and gateways; the gateway waits for it";
             Finding::warn(label, format!("{address}: {error}"), fix)
         }
     }

@@ -18,10 +18,16 @@ pub(super) fn shared(config: &DeploymentConfig) -> Vec<Finding> {
     const STORE: &str = "[gateway] store";
     let (registry, store) = (&config.gateway.registry, &config.gateway.store);
     let alone = match (registry, store) {
-        (Some(_), None) => Some(Finding::fail(STORE, "other hosts would know names and have no files", FIX)),
-        (None, Some(_)) => {
-            Some(Finding::fail(REGISTRY, "other hosts would have files and know no names", FIX))
-        }
+        (Some(_), None) => Some(Finding::fail(
+            STORE,
+            "a registry needs a store, so that other hosts can read the adapters' files",
+            FIX,
+        )),
+        (None, Some(_)) => Some(Finding::fail(
+            REGISTRY,
+            "a store needs a registry, so that other hosts know the adapters' names",
+            FIX,
+        )),
         _ => None,
     };
     let keys = (config.gateway.shared_keys == Some(true)).then(|| keys(config));
@@ -34,21 +40,21 @@ pub(super) fn shared(config: &DeploymentConfig) -> Vec<Finding> {
 fn keys(config: &DeploymentConfig) -> Finding {
     const KEYS: &str = "[gateway] shared_keys";
     match (&config.gateway.registry, &config.gateway.api_key_file) {
-        (None, _) => Finding::fail(KEYS, "there is no registry that could have them", "set registry"),
-        (_, None) => Finding::fail(KEYS, "there is no file to keep them in", "set api_key_file"),
+        (None, _) => Finding::fail(KEYS, "shared keys need a registry", "set registry"),
+        (_, None) => Finding::fail(KEYS, "shared keys need a key file", "set api_key_file"),
         (Some(_), Some(path)) => Finding::ok(KEYS, format!("from the registry, kept in {}", path.display())),
     }
 }
 
 fn ask(name: &str, flag: &str, url: &str) -> Finding {
     let Some(program) = program_paths::find("gateway") else {
-        return Finding::warn(name, "only the gateway can look at it, and it is not here", "install it");
+        return Finding::warn(name, "cannot check it without the program gateway", "install it");
     };
     match Command::new(program).args(["registry", "check", flag, url]).output() {
         Ok(output) => {
             said_finding(name, output.status.success(), &[output.stdout, output.stderr].concat(), FIX)
         }
-        Err(error) => Finding::fail(name, format!("gateway cannot be asked: {error}"), "install it again"),
+        Err(error) => Finding::fail(name, format!("cannot run gateway: {error}"), "install it again"),
     }
 }
 

@@ -22,14 +22,14 @@ use crate::{
 /// Arguments that select the key store.
 #[derive(Debug, clap::Args)]
 pub(crate) struct KeyStoreArguments {
-    /// The key file [default: [gateway].api_key_file, else api-keys in the state directory]
+    /// Key file [default: [gateway].api_key_file, else api-keys in the state directory]
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Keys in the registry of many hosts, as postgres://USER@HOST/DATABASE [default: [gateway].registry,
-    /// with shared_keys]
+    /// Shared registry with the keys, as postgres://USER@HOST/DATABASE [default: [gateway].registry, with
+    /// shared_keys]
     #[arg(long, value_name = "URL", conflicts_with = "file")]
     registry: Option<String>,
-    /// Deployment file, for its key file or registry
+    /// Deployment file that names the key file or registry
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
@@ -44,14 +44,14 @@ pub(crate) enum KeyStore {
 pub(crate) enum KeyStoreError {
     #[error(transparent)]
     File(#[from] KeyFileError),
-    #[error("there is no {GATEWAY} beside this program or on PATH, which reaches the registry")]
+    #[error("the program {GATEWAY}, which reaches the registry, is neither beside `holobiont` nor on PATH")]
     NoGateway,
     #[error("cannot start {GATEWAY}")]
     Run(#[source] io::Error),
     /// The gateway program failed; its stderr is the message.
     #[error("{}", .0.trim().trim_start_matches("error: "))]
     Refused(String),
-    #[error("{GATEWAY} is of another version: what it says {0}; install both again")]
+    #[error("the output of {GATEWAY} {0}, because its version differs; install both programs again")]
     Foreign(&'static str),
 }
 
@@ -119,8 +119,8 @@ impl KeyStore {
     /// Returns the start of a sentence that names the gateways which learn of a change within a second.
     pub(super) fn known_to(&self) -> String {
         match self {
-            Self::File(path) => format!("A gateway with --api-key-file {} knows", path.display()),
-            Self::Registry(_) => "All gateways of this registry with --shared-keys know".to_owned(),
+            Self::File(path) => format!("A gateway with --api-key-file {} accepts", path.display()),
+            Self::Registry(_) => "All gateways of this registry with --shared-keys accept".to_owned(),
         }
     }
 }

@@ -35,7 +35,7 @@ impl Registry {
             (true, _) => format!("{address}, read {age_s:.1} s ago"),
             (false, error) => {
                 let why = error.as_deref().map(printable).unwrap_or_default();
-                format!("{address} CANNOT BE REACHED ({why}); what is known is {age_s:.0} s old")
+                format!("{address} CANNOT BE REACHED ({why}); the local copy is {age_s:.0} s old")
             }
         })
     }

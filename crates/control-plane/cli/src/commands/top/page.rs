@@ -121,7 +121,7 @@ impl Page {
             })
             .collect();
         if let Some(trouble) = &self.trouble {
-            let text = format!("{} does not answer, these are its last figures: {trouble}", self.url);
+            let text = format!("{} does not answer; showing its last figures: {trouble}", self.url);
             lines[0] = Line::styled(text, self.styled(Color::Red));
         }
         lines

@@ -23,7 +23,7 @@ pub(crate) enum TuneError {
     NoTrainer,
     #[error("cannot read {path}")]
     Input { path: PathBuf, source: io::Error },
-    #[error("{0} is the name of the base model")]
+    #[error("the name {0} belongs to the base model")]
     NameOfBase(RunName),
     /// The name belongs to an adapter that this run may not replace.
     #[error("an adapter called {name} is served already (generation {})", short_generation(generation))]
@@ -32,20 +32,21 @@ pub(crate) enum TuneError {
         /// Version of the adapter that has the name.
         generation: String,
     },
-    #[error("the adapter {0} that this run was to replace is gone")]
+    #[error("the adapter {0}, which this run should replace, no longer exists")]
     NameGone(RunName),
     /// The gateway reads adapters from a directory where this process cannot write.
-    #[error("the gateway does not say where on this host it reads adapters")]
+    #[error("the gateway reports no adapter directory on this host")]
     NoAdapterRoot,
-    #[error("the deployment in {} serves no layers to trainers: its weights are random, or its layer service is off", .0.display())]
+    #[error("the deployment in {} serves no base layers, because its weights are random or its layer \
+             service is off", .0.display())]
     NoLayers(PathBuf),
     /// Another process holds the run's lock.
-    #[error("a run called {0} is under way")]
+    #[error("the run {0} is still running")]
     UnderWay(RunName),
     #[error("there is no run called {0}")]
     NoRun(RunName),
     /// The run is complete, so nothing can be resumed.
-    #[error("the run {name} is done")]
+    #[error("the run {name} is complete and cannot be resumed")]
     AlreadyDone {
         name: RunName,
         /// Path of the run's adapter.
@@ -54,12 +55,12 @@ pub(crate) enum TuneError {
     #[error("nothing was changed")]
     Declined,
     /// A file or directory of the run's record cannot be read or written.
-    #[error("cannot use {path}")]
+    #[error("cannot read or write {path}")]
     Keep { path: PathBuf, source: io::Error },
-    #[error("holobiont-trainer cannot be run")]
+    #[error("cannot run holobiont-trainer")]
     Run(#[source] io::Error),
     /// The data has faults, each of which has been printed.
-    #[error("{faults} faults in {}; nothing was trained", data.as_deref().unwrap_or(Path::new("the data")).display())]
+    #[error("{} has {faults} faults; nothing was trained", data.as_deref().unwrap_or(Path::new("the data")).display())]
     Data { data: Option<PathBuf>, faults: usize },
     #[error("{said}")]
     Trainer {
@@ -71,8 +72,8 @@ pub(crate) enum TuneError {
     },
     /// The user stopped the trainer.
     #[error("stopped; {}", match checkpoint {
-        Some(step) => format!("a checkpoint is kept, after step {step}"),
-        None => "there was no checkpoint yet".into(),
+        Some(step) => format!("the checkpoint of step {step} is kept"),
+        None => "there is no checkpoint yet".into(),
     })]
     Stopped {
         /// Step of the last checkpoint.
@@ -81,7 +82,7 @@ pub(crate) enum TuneError {
         resume: String,
     },
     /// The adapter is trained, but the gateway refused it.
-    #[error("the adapter is trained, in {}, but not served", output.display())]
+    #[error("the adapter was trained into {}, but the gateway refused to serve it", output.display())]
     NotServed {
         /// Path of the trained adapter.
         output: PathBuf,
@@ -89,9 +90,9 @@ pub(crate) enum TuneError {
         serve: String,
         source: ClientError,
     },
-    #[error("no model called {} is served", printable(.0))]
+    #[error("the gateway serves no model called {}", printable(.0))]
     NoModel(String),
-    #[error("{answered} of {of} prompts are answered; one was not")]
+    #[error("a prompt failed after {answered} of {of} answers")]
     NotAnswered {
         /// Number of prompts whose answers are kept.
         answered: usize,
@@ -101,7 +102,7 @@ pub(crate) enum TuneError {
         source: ClientError,
     },
     /// The user stopped a run while it collected answers.
-    #[error("stopped; {answered} of {of} prompts are answered, and the answers are kept")]
+    #[error("stopped; the answers to {answered} of {of} prompts are kept")]
     AskingStopped {
         /// Number of prompts whose answers are kept.
         answered: usize,
@@ -111,9 +112,9 @@ pub(crate) enum TuneError {
     },
     #[error("cannot draw {path}: {reason}")]
     Plot { path: PathBuf, reason: String },
-    #[error("the run {0} is not under way")]
+    #[error("the run {0} is not running")]
     NotUnderWay(RunName),
-    #[error("the run {0} was asked to stop and has not yet")]
+    #[error("the run {0} was asked to stop and still runs")]
     StillRunning(RunName),
 }
 
@@ -144,21 +145,19 @@ impl Explain for TuneError {
             Self::Selection(error) => return error.next(),
             Self::Client(error) => return error.next(),
             Self::NoTrainer => "cargo build --release --bin holobiont-trainer".into(),
-            Self::NameOfBase(_) => "another --name".into(),
-            Self::NameTaken { .. } => {
-                "--replace, which puts the trained one in its place, or another --name".into()
-            }
-            Self::NameGone(_) => "--replace, which takes the name as it is now".into(),
+            Self::NameOfBase(_) => "choose another --name".into(),
+            Self::NameTaken { .. } => "replace it with --replace, or choose another --name".into(),
+            Self::NameGone(_) => "use --replace again, or choose another --name".into(),
             Self::NoLayers(_) => {
-                "start it with the model's own weights, and without [layers] local = false".into()
+                "start it without [lab] random_weights and without [layers] local = false".into()
             }
-            Self::NoAdapterRoot => "a deployment of this host, with a gateway of this version".into(),
+            Self::NoAdapterRoot => "use a deployment on this host whose gateway has the same version".into(),
             Self::UnderWay(name) | Self::StillRunning(name) => {
                 format!("holobiont tune show {0}, holobiont tune cancel {0}", quoted(name.as_str()))
             }
             Self::NoRun(_) | Self::NotUnderWay(_) => "holobiont tune ls".into(),
             Self::AlreadyDone { output, .. } => {
-                format!("--from {}, for a new run that goes on from it", quoted(&output.to_string_lossy()))
+                format!("--from {} starts a new run from its adapter", quoted(&output.to_string_lossy()))
             }
             Self::Trainer { resume, .. } => return resume.clone(),
             Self::Stopped { checkpoint: Some(_), resume }

@@ -82,7 +82,7 @@ pub(super) fn event(event: &TrainingEvent) -> Option<String> {
         TrainingEvent::Step(it) => format!("step {} of {}: {}", it.step, it.steps, step(it, None)),
         TrainingEvent::Evaluation { step, loss } => format!("after step {step}: held out {loss:.3}"),
         TrainingEvent::Drafted { step, kinds } => format!("after step {step}: {}", drafted(kinds)),
-        TrainingEvent::Asked { prompts, of } => format!("{prompts} of {of} prompts are answered"),
+        TrainingEvent::Asked { prompts, of } => format!("{prompts} of {of} prompts have answers"),
         TrainingEvent::Checkpoint { step } => format!("after step {step}: checkpoint"),
         TrainingEvent::Done(it) => format!("trained: {}", outcome(it)),
         TrainingEvent::Published { generation } => {

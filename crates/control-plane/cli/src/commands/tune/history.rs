@@ -25,20 +25,20 @@ const STOP_LIMIT: Duration = Duration::from_secs(60);
 
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum RunHistoryCommand {
-    /// Lists the runs of this user, the last one first
+    /// Lists the training runs of this user, latest first
     Ls,
-    /// Shows what was asked of a run, how far it is and what came of it
+    /// Shows options, progress and results of a run
     Show(ShowArguments),
-    /// Shows what the trainer said in a run
+    /// Shows the trainer's log of a run
     Logs(NameArgument),
-    /// Stops a run under way, which keeps a checkpoint
+    /// Stops a run, which keeps a checkpoint
     Cancel(NameArgument),
 }
 
 /// Argument that names the run.
 #[derive(Debug, clap::Args)]
 pub(super) struct NameArgument {
-    /// The run
+    /// Name of the run
     name: RunName,
 }
 
@@ -47,7 +47,7 @@ pub(super) struct NameArgument {
 pub(super) struct ShowArguments {
     #[command(flatten)]
     run: NameArgument,
-    /// Draws the losses into FILE
+    /// Writes a plot of the losses to FILE
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
 }
@@ -153,7 +153,7 @@ fn rows(record: &RunRecord, events: &[TrainingEvent], directory: &RunDirectory) 
     rows.push(("started", ago(record.started_at)));
     rows.extend(record.ended_at.map(|ended_at| ("ended", ago(ended_at))));
     let data = record.data.as_ref().map(|data| data.display().to_string());
-    rows.push(("data", data.unwrap_or_else(|| "prompts of the command's own".to_owned())));
+    rows.push(("data", data.unwrap_or_else(|| "built-in prompts".to_owned())));
     rows.extend(progress.drafted.iter().map(|kinds| ("right", format::drafted(kinds))));
     let options: Vec<_> = record.options.arguments().map(|it| quoted(&it.to_string_lossy())).collect();
     rows.push(("options", if options.is_empty() { "none".to_owned() } else { options.join(" ") }));
@@ -193,7 +193,7 @@ fn cancel(name: &RunName, home: &HomeDirectory, terminal: Terminal) -> Result<()
     let (directory, record) = kept(name, home)?;
     let process = record.under_way().ok_or_else(|| TuneError::NotUnderWay(name.clone()))?;
     process.terminate().map_err(keep(&directory))?;
-    let spinner = terminal.spinner(format!("{name} finishes its step"));
+    let spinner = terminal.spinner(format!("waiting until {name} has finished its step"));
     let ended = process.wait(STOP_LIMIT);
     spinner.finish_and_clear();
     if !ended.map_err(keep(&directory))? {
@@ -207,7 +207,7 @@ fn cancel(name: &RunName, home: &HomeDirectory, terminal: Terminal) -> Result<()
         }
         (PrintFormat::Human, Some(step)) => {
             terminal.print(format_args!(
-                "{name} is {}; a checkpoint is kept, after step {step}",
+                "{name} is {}; the checkpoint of step {step} is kept",
                 record.state.as_str()
             ));
             terminal.note(format_args!("try: holobiont tune --name {} --resume", quoted(name.as_str())));

@@ -51,7 +51,7 @@ fn chart(path: &Path, title: &str, curves: &[(&str, &LossCurve, RGBColor)]) -> R
         error.to_string()
     }
     let steps = curves.iter().flat_map(|(_, curve, _)| curve.keys());
-    let last = steps.max().ok_or("no step was taken yet")?;
+    let last = steps.max().ok_or("the run has no steps yet")?;
     let most =
         curves.iter().flat_map(|(_, curve, _)| curve.values()).fold(0.0, |most: f64, loss| most.max(*loss));
     let least =
@@ -113,6 +113,6 @@ mod tests {
             assert!(svg.contains(part), "{part} is not in {svg}");
         }
         let error = draw(&path, "pirate", &[]).unwrap_err();
-        assert!(error.to_string().contains("no step was taken yet"), "{error}");
+        assert!(error.to_string().contains("the run has no steps yet"), "{error}");
     }
 }

@@ -98,7 +98,7 @@ impl RunRecord {
     pub(super) fn settled(mut self) -> Self {
         if self.state == RunState::Running && self.under_way().is_none() {
             self.state = RunState::Failed;
-            self.error = Some("its processes ended without a word".into());
+            self.error = Some("the trainer ended without an error message".into());
         }
         self
     }
@@ -320,7 +320,7 @@ mod tests {
         assert_eq!(orphaned.settled().state, RunState::Running);
         let killed = RunRecord { process: ended(), trainer: Some(ended()), ..record() }.settled();
         assert_eq!(killed.state, RunState::Failed);
-        assert!(killed.error.unwrap().contains("without a word"));
+        assert!(killed.error.unwrap().contains("without an error message"));
     }
 
     #[test]

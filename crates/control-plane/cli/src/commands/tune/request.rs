@@ -17,29 +17,30 @@ const TUNED: &str = "tuned";
 /// Arguments of a training run.
 #[derive(Debug, clap::Args)]
 pub(super) struct RunArguments {
-    /// Training data, an example a line, in JSON; of a draft, conversations whose prompts are asked
-    /// [default: prompts of its own]
+    /// Training data with one JSON object per line; for --draft, conversations whose prompts the model
+    /// answers [default: built-in prompts]
     #[arg(value_name = "DATA", required_unless_present_any = ["resume", "draft"])]
     pub(super) data: Option<PathBuf>,
     /// Name of the adapter in requests, and of the run in `tune show`
     #[arg(long, value_name = "NAME", required = true)]
     name: Option<RunName>,
-    /// Puts it in the place of the adapter that has the name when the run begins
+    /// Replaces the adapter that has the name when the run begins
     #[arg(long)]
     pub(super) replace: bool,
-    /// Goes on from the last checkpoint of the run, with the data and options it had; what is given anew wins
+    /// Continues from the last checkpoint of the run, with its data and options; new options override old
+    /// ones
     #[arg(long)]
     pub(super) resume: bool,
     /// Checks the data, prints the plan, and trains nothing
     #[arg(long)]
     pub(super) dry_run: bool,
-    /// Draws the losses into FILE when the run ends
+    /// Writes a plot of the losses to FILE when the run ends
     #[arg(long, value_name = "FILE.svg")]
     pub(super) plot: Option<PathBuf>,
-    /// Of a draft: the model that it is to guess, the base or an adapter [default: the base]
+    /// For --draft: model whose answers the draft adapter learns, the base or an adapter [default: the base]
     #[arg(long, value_name = "NAME", requires = "draft")]
     model: Option<String>,
-    /// Of a draft: tokens of an answer at most [default: 256]
+    /// For --draft: maximum number of tokens of an answer [default: 256]
     #[arg(long, value_name = "N", requires = "draft", value_parser = clap::value_parser!(u32).range(1..))]
     answer_tokens: Option<u32>,
     #[command(flatten)]

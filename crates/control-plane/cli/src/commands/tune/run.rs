@@ -114,7 +114,7 @@ fn claimed(
     if !is_resumed {
         if let Some(step) = directory.checkpoint().map_err(keep())?
             && !terminal.confirm(&format!(
-                "forget the checkpoint after step {step} (--resume goes on) and start over?"
+                "delete the checkpoint of step {step} and start over? (--resume continues from it)"
             ))
         {
             return Err(TuneError::Declined);
@@ -267,10 +267,10 @@ impl ActiveRun {
             self.terminal.print(spoken);
             // A draft adapter cannot be requested in a chat.
             let next = match self.record.options.are_of_draft() {
-                true => {
-                    "it guesses where `[speculation] draft` is \"self\", and where \"auto\" finds it worth it"
-                        .to_owned()
-                }
+                true => "the executor drafts with it if `[speculation] draft` is \"early-exit\", and \
+                         with \"auto\" \
+                     where this is faster"
+                    .to_owned(),
                 false => format!("try: holobiont chat {}", quoted(&format!(":{}", self.record.name))),
             };
             self.terminal.note(next);

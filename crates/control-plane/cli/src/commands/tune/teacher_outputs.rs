@@ -322,8 +322,7 @@ impl TryFrom<String> for TokenId {
 
     fn try_from(name: String) -> Result<Self, String> {
         let id = name.strip_prefix("token_id:").and_then(|id| id.parse().ok());
-        id.map(Self)
-            .ok_or_else(|| format!("'{name}' is not the number of a token: this gateway is an older one"))
+        id.map(Self).ok_or_else(|| format!("'{name}' is not a token id; the gateway is an older version"))
     }
 }
 

@@ -70,7 +70,7 @@ impl TeacherPrompts {
                 terminal.ink(),
                 &[
                     ("asked".to_owned(), printable(&self.asking.model)),
-                    ("prompts".to_owned(), format!("{of}, of which {kept} are answered")),
+                    ("prompts".to_owned(), format!("{of}, {kept} with answers")),
                     ("answers".to_owned(), format!("2 each, {} tokens at most", self.asking.max_tokens)),
                 ],
             )),

@@ -19,7 +19,7 @@ pub(crate) enum UpError {
     Config(#[from] DeploymentConfigError),
     #[error(transparent)]
     Model(#[from] FindError),
-    #[error("the adapter `{name}` is not in {path}: no adapter_config.json there")]
+    #[error("the adapter `{name}` is not in {path}: the file adapter_config.json is missing")]
     NoAdapter {
         /// Configured name of the adapter.
         name: String,
@@ -41,7 +41,8 @@ pub(crate) enum UpError {
         source: io::Error,
     },
     #[error(
-        "the state directory's path is too long: the socket {socket} would have {bytes} bytes, 107 are possible"
+        "the state directory's path is too long: the socket path {socket} has {bytes} bytes, and the \
+         maximum is 107"
     )]
     PathTooLong {
         socket: PathBuf,
@@ -54,7 +55,7 @@ pub(crate) enum UpError {
     Listen { listen: SocketAddr, source: io::Error },
     #[error("cannot start {role}")]
     Spawn { role: ProcessRole, source: io::Error },
-    #[error("cannot keep a log in {path}")]
+    #[error("cannot write the log in {path}")]
     Log { path: PathBuf, source: io::Error },
     #[error("cannot start in the background")]
     Background(#[source] io::Error),
@@ -63,7 +64,7 @@ pub(crate) enum UpError {
     FailedBehind { exit: Exit },
     #[error("{role} did not start: {ending}")]
     NotReady { role: ProcessRole, ending: ProcessExit },
-    #[error("{role} died {deaths} times within {} s, the last time so: {ending}", restart::WINDOW.as_secs())]
+    #[error("{role} crashed {deaths} times within {} s; the last time: {ending}", restart::WINDOW.as_secs())]
     KeepsDying {
         role: ProcessRole,
         /// Number of deaths within the window.
@@ -74,7 +75,7 @@ pub(crate) enum UpError {
     #[error("the processes did not stop within {} ms and were killed", waited.as_millis())]
     GraceOver { waited: Duration },
     /// The user pressed Ctrl-C a second time.
-    #[error("stopped at once, without draining: some answers were cut off")]
+    #[error("stopped without waiting for running requests; some answers are incomplete")]
     Interrupted,
     #[error("cannot set up the supervisor")]
     Runtime(#[source] io::Error),
@@ -105,16 +106,16 @@ impl Explain for UpError {
             Self::Model(error) => error.next(),
             Self::NoAdapter { name, .. } => Some(format!("--adapter {name}=DIRECTORY_OF_A_PEFT_ADAPTER")),
             Self::NoProgram { role: ProcessRole::Worker(_) } => {
-                Some("cargo build --release --bin lora-worker, or go without: --workers 0".into())
+                Some("cargo build --release --bin lora-worker, or use --workers 0".into())
             }
             Self::NoProgram { role } => Some(format!("cargo build --release --bin {role}")),
             Self::StateTaken { path, .. } => {
                 let stop = format!("holobiont down --state {}", quoted(&path.to_string_lossy()));
-                Some(format!("{stop} stops the other one; or give this one its own --state DIR"))
+                Some(format!("{stop} stops the other one; or choose another --state DIR"))
             }
-            Self::PathTooLong { .. } => Some("--state with a shorter path".into()),
+            Self::PathTooLong { .. } => Some("choose a --state with a shorter path".into()),
             Self::PortTaken { listen } => Some(format!("--listen {}:0 for any free port", listen.ip())),
-            Self::KeepsDying { .. } => Some("holobiont logs shows what it said".into()),
+            Self::KeepsDying { .. } => Some("holobiont logs shows why".into()),
             _ => None,
         }
     }

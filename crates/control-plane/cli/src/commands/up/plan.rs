@@ -291,7 +291,7 @@ fn trainer_program(config: &DeploymentConfig) -> (Option<PathBuf>, Vec<String>) 
     }
     match program(ProcessRole::Trainer) {
         Ok(program) => (Some(program), Vec::new()),
-        Err(error) => (None, vec![format!("nothing can be trained: {error}")]),
+        Err(error) => (None, vec![format!("training is off: {error}")]),
     }
 }
 

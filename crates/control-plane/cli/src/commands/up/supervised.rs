@@ -160,7 +160,7 @@ impl SupervisedProcess {
     /// Returns the reason for the end: that of the kill, or the exit status.
     pub(crate) fn why_it_ended(&mut self, ending: &ProcessExit) -> String {
         match self.killed_for.take() {
-            Some(reason) => format!("{reason}, and was killed"),
+            Some(reason) => format!("{reason} and was killed"),
             None => ending.to_string(),
         }
     }

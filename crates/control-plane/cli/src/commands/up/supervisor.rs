@@ -250,7 +250,7 @@ impl Supervisor {
         if self.stop.is_none() {
             let managed = self.processes.of(role);
             let silence = managed.recipe.longest_silence;
-            managed.kill_for(format!("gave no sign of life for {:.0?}", silence));
+            managed.kill_for(format!("sent no heartbeat for {:.0?}", silence));
         }
         Flow::Continue
     }
@@ -273,7 +273,8 @@ impl Supervisor {
         }
         match self.start_again_later(role, &how) {
             RestartDecision::GiveUp { deaths } => {
-                tracing::error!(process = %role, how = %ending, deaths, "died too often; giving up");
+                tracing::error!(process = %role, how = %ending, deaths, "the process crashed too often; \
+                    the deployment stops");
                 self.begin_stop(Err(UpError::KeepsDying { role, deaths, ending }))
             }
             RestartDecision::Restart(_) => Flow::Continue,
@@ -293,13 +294,16 @@ impl Supervisor {
         if let RestartDecision::GiveUp { deaths } = self.start_again_later(role, how) {
             self.processes.of(role).state = ProcessState::Ended;
             let (left, without) = match role {
-                ProcessRole::Worker(_) => (self.processes.workers_left(), "adapters are computed without it"),
-                ProcessRole::Executor(_) => {
-                    (self.processes.other_executors(role), "the others serve without it")
+                ProcessRole::Worker(_) => {
+                    (self.processes.workers_left(), "the executor computes adapters without it")
                 }
-                _ => (0, "nothing is trained any more"),
+                ProcessRole::Executor(_) => {
+                    (self.processes.other_executors(role), "the other executors continue to serve")
+                }
+                _ => (0, "training is off"),
             };
-            tracing::warn!(process = %role, how, deaths, left, "died too often and is given up; {without}");
+            tracing::warn!(process = %role, how, deaths, left, "the process crashed too often and is not \
+                restarted; {without}");
         }
         Flow::Continue
     }
@@ -311,8 +315,8 @@ impl Supervisor {
         if let RestartDecision::Restart(delay) = verdict {
             managed.state = ProcessState::Backoff(Instant::now() + delay);
             let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
-            tracing::warn!(process = %role, how, delay_ms, "died; starting it again");
-            service::status(&format!("{role} died ({how}); starting it again"));
+            tracing::warn!(process = %role, how, delay_ms, "the process crashed; restarting it");
+            service::status(&format!("{role} crashed ({how}); restarting it"));
         }
         verdict
     }
@@ -329,7 +333,7 @@ impl Supervisor {
     fn begin_stop(&mut self, result: Result<(), UpError>) -> Flow {
         if result.is_ok() {
             self.progress.finish_and_clear();
-            self.terminal.note("stopping; Ctrl-C again stops at once");
+            self.terminal.note("stopping after running requests; a second Ctrl-C stops at once");
         }
         service::stopping();
         self.stop = Some(DeploymentStop {

@@ -91,7 +91,7 @@ impl<'de> Deserialize<'de> for Executors {
                     }
                     if each.len() == MAX_EXECUTORS {
                         return Err(de::Error::custom(format!(
-                            "there are more than {MAX_EXECUTORS} executors"
+                            "the file has more than {MAX_EXECUTORS} executors"
                         )));
                     }
                     each.push(entry);
@@ -110,8 +110,8 @@ impl<'de> Deserialize<'de> for ExecutorEntry {
         let name = table.remove("name").and_then(|name| Some(name.as_str()?.to_owned())).unwrap_or_default();
         if !is_process_name(&name) {
             return Err(de::Error::custom(format!(
-                "each executor of several needs a `name` of lower-case letters, digits and '-', \
-                 {MAX_PROCESS_NAME_BYTES} at most, not `{name}`"
+                "an [[executor]] needs a `name` of at most {MAX_PROCESS_NAME_BYTES} lower-case letters, \
+                 digits and '-', not `{name}`"
             )));
         }
         let of =
@@ -132,11 +132,9 @@ impl<'de> Deserialize<'de> for ExecutorEntry {
 /// Parses the address of an executor on another host. Other fields are refused, because that host sets them.
 fn elsewhere(address: &toml::Value, rest: &toml::Table) -> Result<HostPort, String> {
     if let Some(field) = rest.keys().next() {
-        return Err(format!(
-            "`{field}` is set where it is started: with `address` it is only driven from here"
-        ));
+        return Err(format!("`{field}` cannot be set beside `address`; set it on the host of this executor"));
     }
-    let address = address.as_str().ok_or("`address` is a text, as in \"gpu.example.org:7443\"")?;
+    let address = address.as_str().ok_or("`address` must be a string, as \"gpu.example.org:7443\"")?;
     address.parse().map_err(|error: NotHostPort| error.to_string())
 }
 

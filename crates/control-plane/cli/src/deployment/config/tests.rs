@@ -227,15 +227,15 @@ fn executors_and_classes_that_cannot_be_told_apart_or_say_what_nobody_knows_are_
         ("[[executor]]\nname = 'a'\n[[executor]]\nname = 'a'", "two executors are called `a`"),
         ("[[executor]]\nname = 'a'\ncoers = '0'", "coers"),
         ("[[executor]]\nname = 'a'\nworkers.coers = '0'", "coers"),
-        ("[[class]]\nname = 'a'", "`a` is for nobody"),
+        ("[[class]]\nname = 'a'", "`a` has no members"),
         (
             "[[class]]\nname = 'a'\ntenants = ['x']\n[[class]]\nname = 'b'\ntenants = ['x']",
             "`x` is in more than one",
         ),
         ("[[class]]\nname = 'a'\ntenants = ['x']\nwieght = 2", "wieght"),
         ("[[executor]]\nname = 'a'\naddress = 'host'", "not HOST:PORT"),
-        ("[[executor]]\nname = 'a'\naddress = 7443", "`address` is a text"),
-        ("[[executor]]\nname = 'a'\naddress = 'h:1'\ncores = '0'", "`cores` is set where it is started"),
+        ("[[executor]]\nname = 'a'\naddress = 7443", "`address` must be a string"),
+        ("[[executor]]\nname = 'a'\naddress = 'h:1'\ncores = '0'", "`cores` cannot be set beside `address`"),
         (
             "[[executor]]\nname = 'a'\naddress = 'h:1'\n[[executor]]\nname = 'b'\naddress = 'h:1'",
             "two executors are at `h:1`",

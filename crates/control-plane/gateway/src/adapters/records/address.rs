@@ -17,13 +17,13 @@ pub enum AddressError {
     Scheme,
     /// The address contains a password, which users who list the processes would see.
     #[error(
-        "it holds a password, which everybody would see who lists the processes of this machine; put it into the file that \
-         PGPASSFILE names, into PGPASSWORD, or hand it over as the credential '{CREDENTIAL}'"
+        "it has a password, which other users could see in the process list; use PGPASSFILE, PGPASSWORD \
+         or the credential '{CREDENTIAL}'"
     )]
     Password,
-    #[error("it cannot be read; write postgres://USER@HOST/DATABASE?sslmode=verify-full")]
+    #[error("it is not valid; write postgres://USER@HOST/DATABASE?sslmode=verify-full")]
     Unreadable,
-    #[error("the credential '{CREDENTIAL}' cannot be read: {0}")]
+    #[error("cannot read the credential '{CREDENTIAL}': {0}")]
     Credential(std::io::Error),
 }
 

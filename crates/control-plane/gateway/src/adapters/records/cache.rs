@@ -53,7 +53,7 @@ impl RegistryCache {
             Ok(opened) => opened,
             Err(error) => {
                 // The copy holds nothing that the registry does not hold.
-                tracing::warn!(%error, "what was known of the registry cannot be read, and is forgotten");
+                tracing::warn!(%error, "cannot read the local copy of the registry; it is removed");
                 fs::remove_file(&path).map_err(database::failed("removing", &path))?;
                 open(&path).await?
             }
@@ -64,7 +64,8 @@ impl RegistryCache {
     /// Writes what was read to the copy. A failed write only affects a later start.
     pub(super) async fn keep(&self, changes: &RegistryChanges) {
         if let Err(error) = self.write(changes).await {
-            tracing::warn!(%error, path = %self.path.display(), "what is known of the registry could not be kept");
+            tracing::warn!(%error, path = %self.path.display(), "cannot write the local copy of the \
+                registry");
         }
     }
 
@@ -98,9 +99,11 @@ impl RegistryCache {
         let shown = path.display().to_string();
         match thread::run("key-file", move || KeyFileEdit::write_keys(&path, &lines)).await {
             Ok(Ok(false)) => {}
-            Ok(Ok(true)) => tracing::info!(path = shown, "the registry's API keys are kept here"),
-            Ok(Err(error)) => tracing::error!(%error, "the API keys stay as they were"),
-            Err(error) => tracing::error!(%error, "the API keys stay as they were"),
+            Ok(Ok(true)) => tracing::info!(path = shown, "wrote the registry's API keys to this file"),
+            Ok(Err(error)) => {
+                tracing::error!(%error, "cannot write the key file; the old API keys stay valid")
+            }
+            Err(error) => tracing::error!(%error, "cannot write the key file; the old API keys stay valid"),
         }
     }
 }

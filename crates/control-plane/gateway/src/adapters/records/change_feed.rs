@@ -141,8 +141,11 @@ impl SharedRegistry {
     async fn migrate(&self, connection: &mut PgConnection) -> Result<(), DatabaseError> {
         self.within(postgres::migrate(connection)).await?.map_err(|newer| DatabaseError::Foreign {
             address: self.address.to_string(),
-            reason: format!("it has layout {}, this version knows up to {}", newer.found, newer.known),
-            next: "start the version that made it",
+            reason: format!(
+                "it has layout {}, and this version supports layouts up to {}",
+                newer.found, newer.known
+            ),
+            next: "use the version that created it",
         })
     }
 
@@ -209,7 +212,7 @@ impl SharedRegistry {
         session.ok_or_else(|| {
             let freshness = self.freshness();
             let why = freshness.fault.unwrap_or_else(|| "it is being connected to".to_owned());
-            self.unreachable(&format!("{why}; what is known is {} s old", freshness.age.as_secs()))
+            self.unreachable(&format!("{why}; the local copy is {} s old", freshness.age.as_secs()))
         })
     }
 
@@ -283,7 +286,8 @@ impl SharedRegistry {
         *lock(&self.session) = None;
         let was = lock(&self.heard).1.replace(reason.clone());
         if was.is_none() {
-            tracing::error!(registry = %self.address, reason, "the registry is lost; what is known is served");
+            tracing::error!(registry = %self.address, reason, "the registry is not reachable; known \
+                adapters are served");
         }
     }
 
@@ -331,7 +335,7 @@ impl SharedRegistry {
         self.heard();
         let mut session = lock(&self.session);
         if session.is_none() {
-            tracing::info!(registry = %self.address, "the registry is back");
+            tracing::info!(registry = %self.address, "the registry is reachable again");
             *session = Some(pool.clone());
         }
     }

@@ -25,7 +25,7 @@ pub enum CleanupError {
     Database(#[from] DatabaseError),
     #[error(transparent)]
     Bucket(#[from] BucketError),
-    #[error("{0} takes too long to remove something, and changes wait meanwhile; sweep again")]
+    #[error("{0} took too long to remove a file, so the sweep stopped; sweep again")]
     Slow(BucketAddress),
 }
 

@@ -27,25 +27,23 @@ pub(crate) enum RegistryLocation {
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TransferError {
-    #[error(
-        "one of --from and --to is a state directory, and the other postgres://USER@HOST/DATABASE; give one of each"
-    )]
+    #[error("one of --from and --to must be a state directory, and the other postgres://USER@HOST/DATABASE")]
     SameKind,
-    #[error("{to} has {found} adapters already, so nothing was copied; unload them, or name another place")]
+    #[error("{to} has {found} adapters already, so nothing was copied; unload them, or use another target")]
     NotEmpty { to: RegistryLocation, found: usize },
     #[error(
-        "{from} has {jobs} fine-tuning jobs that have not ended, and adapters alone are copied; let them end, or cancel \
-         them, and copy then"
+        "{from} has {jobs} unfinished fine-tuning jobs, which cannot be copied; wait until they end or \
+         cancel them, then copy"
     )]
     Unfinished { from: RegistryLocation, jobs: u64 },
-    #[error("'{name}' is not in {to} as it was in {from}; empty {to} and copy again")]
+    #[error("'{name}' differs between {to} and {from}; empty {to} and copy again")]
     Different {
         /// Name of the first adapter that differs.
         name: String,
         from: RegistryLocation,
         to: RegistryLocation,
     },
-    #[error("the files of '{name}' cannot be copied: {cause}")]
+    #[error("cannot copy the files of '{name}': {cause}")]
     Files { name: String, cause: Box<StoreError> },
     #[error(transparent)]
     Database(#[from] DatabaseError),

@@ -61,7 +61,7 @@ pub enum BucketError {
     },
     #[error("'{path}' in the bucket {address} has {bytes} bytes, more than --max-adapter-file-bytes allows")]
     TooLarge { address: BucketAddress, path: String, bytes: u64 },
-    #[error("a file of the store cannot be read or written here: {0}")]
+    #[error("cannot read or write a local file of the store: {0}")]
     File(#[from] std::io::Error),
 }
 
@@ -170,7 +170,7 @@ impl Bucket {
         match asked.await {
             Ok(true) => Ok(()),
             Ok(false) => {
-                let reason = "it gives back other bytes than it was given".to_owned();
+                let reason = "it returned other bytes than were written".to_owned();
                 Err(BucketError::Refused { address: self.address.clone(), reason })
             }
             Err(error) => Err(self.failed(error)),
@@ -300,10 +300,10 @@ impl Bucket {
                     file.write_all(&chunk).await?;
                     *have += chunk.len() as u64;
                 }
-                Ok(Some(Ok(_))) => return Err(self.broken("it sends more than was asked for")),
+                Ok(Some(Ok(_))) => return Err(self.broken("it sent more than was requested")),
                 Ok(Some(Err(error))) => return Err(self.failed(error)),
                 Ok(None) if *have == bytes => return Ok(()),
-                Ok(None) => return Err(self.broken("it breaks off")),
+                Ok(None) => return Err(self.broken("it broke off")),
                 Err(_) => return Err(self.broken(&format!("silent after {} s", started.elapsed().as_secs()))),
             }
         }

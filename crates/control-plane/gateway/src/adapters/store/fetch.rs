@@ -124,7 +124,8 @@ impl AdapterStore {
             made.map_err(failed("creating", &partial))?;
             remote.bucket.download(content, &partial, self.max_file_bytes).await?;
             let Some(bytes) = whole(partial.clone(), content, owner).await? else {
-                tracing::error!(%content, bucket = %remote.bucket.address(), "what came is not what it is called");
+                tracing::error!(%content, bucket = %remote.bucket.address(), "a fetched adapter does not \
+                    match its hash");
                 remote.figures.damaged.fetch_add(1, Relaxed);
                 continue;
             };

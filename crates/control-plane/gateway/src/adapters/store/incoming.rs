@@ -61,14 +61,14 @@ impl IncomingAdapter {
             }
             other => match adapter_text::FILES.into_iter().find(|(known, _)| *known == other) {
                 Some((name, limit)) => (name, limit),
-                None => return Err(no_part(other, "is no file of an adapter")),
+                None => return Err(no_part(other, "is not a file of an adapter")),
             },
         };
         let path = self.directory.0.join(name);
         let created = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).await;
         let file = match created {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-                return Err(no_part(name, "came twice"));
+                return Err(no_part(name, "appears twice"));
             }
             created => created.map_err(failed("creating", &path))?,
         };

@@ -59,7 +59,7 @@ pub fn read_switch(
 fn level(value: &Value, field: &'static str, others: &str) -> Result<ReasoningEffort, ApiError> {
     let name = value.as_str().filter(|name| LEVELS.contains(name));
     let unknown =
-        || format!("'{field}' must be one of {others}{}; send one, or leave it out", LEVELS.join(", "));
+        || format!("'{field}' must be one of {others}{}; send one, or remove it", LEVELS.join(", "));
     let name = name.ok_or_else(|| ApiError::invalid(field, unknown()))?;
     let level = if name == "none" { EffortLevel::Off } else { EffortLevel::Some(name.to_owned()) };
     Ok(ReasoningEffort { field, level })
@@ -98,7 +98,7 @@ impl ReasoningEffort {
         }
         if is_on && said.is_empty() && !takes_level && tags.is_none() {
             let message = format!(
-                "'{}' is not supported here: this model's chat template knows of no thoughts; leave it out",
+                "'{}' is not supported here, because this model's chat template has no reasoning; remove it",
                 self.field
             );
             return Err(ApiError::bad_request("unsupported_parameter", message).of(self.field));

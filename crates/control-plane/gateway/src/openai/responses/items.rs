@@ -42,7 +42,8 @@ pub fn new_id(of: &str) -> String {
 /// # Errors
 /// The stored text is not valid JSON.
 pub fn parse(text: &str) -> Result<Vec<Value>, ApiError> {
-    serde_json::from_str(text).map_err(|error| ApiError::internal(format!("what is kept is broken: {error}")))
+    serde_json::from_str(text)
+        .map_err(|error| ApiError::internal(format!("the stored response is damaged: {error}")))
 }
 
 /// Reads `input`: a text or items.
@@ -54,7 +55,7 @@ pub fn read(input: Option<Value>) -> Result<Vec<Item>, ApiError> {
         Some(Value::String(text)) => vec![json!({ "role": "user", "content": text })],
         Some(Value::Array(items)) if !items.is_empty() => items,
         None | Some(Value::Array(_)) => {
-            return Err(ApiError::missing("input", "'input' is required: a text, or an array of items"));
+            return Err(ApiError::missing("input", "'input' is required: a string, or an array of items"));
         }
         Some(other) => return Err(wrong("input", "a text or an array of items", &other)),
     };
@@ -169,7 +170,7 @@ fn text(content: Option<Value>, field: &str) -> Result<String, ApiError> {
         Some(Value::Array(parts)) => {
             parts.into_iter().map(|part| text_part(part, field).map_err(|error| error.of(field))).collect()
         }
-        None => Err(ApiError::missing(field, format!("'{field}' is required: a text, or parts of text"))),
+        None => Err(ApiError::missing(field, format!("'{field}' is required: a string, or text parts"))),
         Some(other) => Err(wrong(field, "a text or an array of parts", &other)),
     }
 }

@@ -107,7 +107,7 @@ impl ResponsesBody {
     pub(super) fn go_on_from(&mut self, entry: &StoredResponse) -> Result<(), ApiError> {
         let mut values = items::parse(&entry.input)?;
         let response: Value = serde_json::from_str(&entry.response)
-            .map_err(|error| ApiError::internal(format!("what is kept is broken: {error}")))?;
+            .map_err(|error| ApiError::internal(format!("the stored response is damaged: {error}")))?;
         values.extend(response["output"].as_array().cloned().unwrap_or_default());
         let before = items::read(Some(values.into()))
             .map_err(|error| ApiError::invalid("previous_response_id", error.to_string()))?;
@@ -172,7 +172,7 @@ fn reasoning(fields: &mut StrictFields) -> Result<(Option<ReasoningEffort>, Valu
     let effort = effort.map(|effort| effort.at("reasoning.effort"));
     let summary = inside.text("summary").map_err(within)?;
     if summary.as_deref().is_some_and(|summary| summary != "auto") {
-        let message = "thoughts are told as they are, and in no summary; send 'auto', or leave it out";
+        let message = "summaries of reasoning are not available; send 'auto', or remove it";
         return Err(ApiError::bad_request("unsupported_parameter", message).of("reasoning.summary"));
     }
     inside.finish().map_err(within)?;
@@ -188,7 +188,7 @@ fn logprobs(fields: &mut StrictFields) -> Result<Option<u32>, ApiError> {
             // Accepted, because responses contain reasoning content unencrypted.
             Some("reasoning.encrypted_content") => {}
             _ => {
-                let message = format!("'include' may hold '{LOGPROBS}'; nothing else can be included here");
+                let message = format!("'include' supports only '{LOGPROBS}'; remove other values");
                 return Err(ApiError::bad_request("unsupported_parameter", message).of("include"));
             }
         }
@@ -197,7 +197,7 @@ fn logprobs(fields: &mut StrictFields) -> Result<Option<u32>, ApiError> {
         (true, top) => Ok(Some(top.unwrap_or(0))),
         (false, None | Some(0)) => Ok(None),
         (false, Some(_)) => {
-            let message = format!("'top_logprobs' is only allowed where 'include' holds '{LOGPROBS}'");
+            let message = format!("'top_logprobs' is only allowed if 'include' has '{LOGPROBS}'");
             Err(ApiError::invalid("top_logprobs", message))
         }
     }

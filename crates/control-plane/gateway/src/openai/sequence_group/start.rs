@@ -169,5 +169,5 @@ fn now_serving(app: &App, job: &GenerationRequest) -> Arc<ServingState> {
 }
 
 fn nobody() -> ApiError {
-    ApiError::executor_unavailable("every executor is drained; take one back with 'holobiont undrain'")
+    ApiError::executor_unavailable("all executors are drained; use one again with 'holobiont undrain'")
 }

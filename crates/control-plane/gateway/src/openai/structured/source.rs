@@ -80,12 +80,12 @@ impl GrammarSource {
     #[must_use]
     pub fn with_warnings(self, warnings: Vec<SchemaWarning>) -> Self {
         for SchemaWarning { param, keyword, message } in &warnings {
-            tracing::info!(param, keyword, message, "an answer need not keep to a keyword of its schema");
+            tracing::info!(param, keyword, message, "a keyword of the schema is not enforced");
         }
         Self { warnings, ..self }
     }
 }
 
 pub fn refused(field: &str, error: &impl std::fmt::Display) -> ApiError {
-    ApiError::bad_request("invalid_grammar", format!("'{field}' cannot be used: {error}")).of(field)
+    ApiError::bad_request("invalid_grammar", format!("'{field}' is not usable: {error}")).of(field)
 }

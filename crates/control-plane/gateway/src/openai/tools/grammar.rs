@@ -22,19 +22,18 @@ pub enum CallsError {
     #[error(transparent)]
     Grammar(#[from] GrammarError),
     /// The schema is more than a list of properties, which the call format cannot express.
-    #[error(
-        "the parameters of '{name}' are no plain list of properties, and the model's way to write calls has no other"
-    )]
+    #[error("the parameters of '{name}' must be a plain list of properties in the model's tool-call format")]
     NoPlainList { name: String },
     /// The call format writes strings without quotes, so it cannot enforce this keyword of a string.
     #[error(
-        "'{keyword}' of the parameter '{parameter}' of '{name}' cannot be kept to in the model's way to write calls, which puts \
-         texts in no quotes; leave it out"
+        "'{keyword}' of the parameter '{parameter}' of '{name}' cannot be enforced in the model's \
+         tool-call format, which has no quotes; remove it"
     )]
     NoText { name: String, parameter: String, keyword: String },
     /// The answer has a grammar that cannot be an alternative to calls.
     #[error(
-        "an answer that may call tools can besides be text or JSON; send 'tool_choice': \"none\" with any other grammar"
+        "an answer with tools may otherwise be only text or JSON; send 'tool_choice': \"none\" with \
+         another grammar"
     )]
     Beside,
 }

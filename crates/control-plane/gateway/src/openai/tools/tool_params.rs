@@ -116,7 +116,7 @@ pub fn read_as(dialect: Dialect, fields: &mut StrictFields) -> Result<Option<Too
         .collect::<Result<_, _>>()?;
     let mut names = BTreeSet::new();
     if let Some(twice) = list.iter().find(|tool| !names.insert(tool.name.as_str())) {
-        let message = format!("two tools are called '{}'; give each a name of its own", twice.name);
+        let message = format!("two tools are called '{}'; give each tool its own name", twice.name);
         return Err(ApiError::invalid("tools", message));
     }
     let grammars = list.iter().filter(|tool| matches!(tool.input, Some(CustomInput::Grammar { .. }))).count();
@@ -153,7 +153,7 @@ fn choice(dialect: Dialect, value: &Value, list: &[Tool]) -> Result<Option<ToolC
         ToolChoice::Named(name) => list.iter().any(|tool| tool.name == *name),
     };
     if !is_there {
-        let message = "'tool_choice' wants a call of what is not among 'tools'; add the function there";
+        let message = "'tool_choice' names a function that is not in 'tools'; add the function";
         return Err(ApiError::invalid("tool_choice", message));
     }
     Ok(Some(choice))
@@ -200,9 +200,8 @@ fn unknown_kind(dialect: Dialect, kind: &str, fields: &StrictFields) -> ApiError
     let name =
         fields.peek("name").and_then(Value::as_str).map_or_else(String::new, |name| format!(" '{name}'"));
     let known = if dialect == Dialect::Functions { "'function'" } else { "'function' and 'custom'" };
-    let message = format!(
-        "the tool{name} is of the type '{kind}', which is not supported; use {known}, and leave other tools out"
-    );
+    let message =
+        format!("the type '{kind}' of the tool{name} is not supported; use {known}, and remove other tools");
     ApiError::bad_request("unsupported_parameter", message).of("type")
 }
 

@@ -47,17 +47,17 @@ pub(super) fn clear(directory: &Path) -> io::Result<()> {
 
 #[derive(Debug, thiserror::Error)]
 enum StagingError {
-    #[error("an adapter is one or two files, each once")]
+    #[error("an adapter must have one or two files, each once")]
     Files,
-    #[error("{name} has {bytes} bytes, but this executor takes {most} (--max-adapter-file-bytes)")]
+    #[error("{name} has {bytes} bytes, and the limit of this executor is {most} (--max-adapter-file-bytes)")]
     TooLarge { name: &'static str, bytes: u64, most: u64 },
-    #[error("the bytes that came are not those that were announced; load the adapter again")]
+    #[error("the received files do not match their hash; load the adapter again")]
     Digest,
-    #[error("nothing came for {0:?}")]
+    #[error("no data arrived for {0:?}")]
     Stalled(Duration),
     #[error("the connection ended in the middle of a file")]
     Cut(#[source] io::Error),
-    #[error("the executor cannot keep the adapter's files ({0}); see its disk")]
+    #[error("the executor cannot store the adapter's files ({0}); check its disk")]
     Disk(#[source] io::Error),
 }
 

@@ -256,7 +256,7 @@ impl<'a> GgufMetadata<'a> {
         let by_width = hidden_size.checked_div(heads).unwrap_or(0);
         let head_dim = self.count("attention.key_length")?.unwrap_or(by_width);
         if self.count("attention.value_length")?.is_some_and(|width| width != head_dim) {
-            return Err(self.unsupported("a width of value heads that is not that of key heads"));
+            return Err(self.unsupported("a width of value heads other than that of key heads"));
         }
         let is_partial = self.count("rope.dimension_count")?.is_some_and(|width| width != head_dim);
         if is_partial && self.family != Family::Phi3 {

@@ -40,7 +40,8 @@ pub enum SafetensorsSourceError {
         source: SafetensorsFormatError,
     },
     /// A tensor belongs to no model of this architecture.
-    #[error("{}: tensor `{tensor}` is not supported; the model is not of the architecture it names", path.display())]
+    #[error("{}: tensor `{tensor}` is not supported; the model differs from its named \
+             architecture", path.display())]
     UnknownTensor {
         /// Path of the directory.
         path: PathBuf,

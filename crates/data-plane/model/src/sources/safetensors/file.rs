@@ -18,7 +18,7 @@ const LENGTH_BYTES: usize = 8;
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum SafetensorsFormatError {
-    #[error("its header takes {found} bytes, and the limit is {limit}")]
+    #[error("its header has {found} bytes, and the limit is {limit}")]
     HeaderTooLarge { found: u64, limit: u64 },
     #[error("its header is malformed: {0}")]
     Malformed(#[from] SafeTensorError),

@@ -40,7 +40,7 @@ const STEP_BYTES: usize = 4 << 20;
 pub enum WeightReadError {
     /// The operating system reports a read error.
     #[error(
-        "the packed weights in {} cannot be read: {source}; check the disk, and send the request again",
+        "cannot read the packed weights in {}: {source}; check the disk, and send the request again",
         path.display()
     )]
     Io {
@@ -51,21 +51,19 @@ pub enum WeightReadError {
     },
     /// The file is shorter than it should be.
     #[error(
-        "the packed weights in {} were cut; start the executor again, which packs them anew",
+        "the file of packed weights in {} is too short; restart the executor to pack them again",
         .0.display()
     )]
     Truncated(PathBuf),
     /// The contents differ from those written.
     #[error(
-        "the packed weights in {} were changed or are damaged; start the executor again, which packs them anew, and check \
-         the disk if it happens again",
+        "the packed weights in {} were changed or are damaged; restart the executor to pack them again; \
+         if it happens again, check the disk",
         .0.display()
     )]
     Damaged(PathBuf),
     /// The thread that reads weights has ended.
-    #[error(
-        "the thread that reads weights has ended by a fault; the log says more, start the executor again"
-    )]
+    #[error("the thread that reads weights panicked; see the log and restart the executor")]
     ReaderEnded,
 }
 
@@ -82,7 +80,7 @@ pub enum MakeError {
     #[error(transparent)]
     Weights(#[from] WeightsError),
     /// A file operation failed.
-    #[error("cannot {action} {}: {source}; make room on the disk, or give another directory", path.display())]
+    #[error("cannot {action} {}: {source}; free disk space, or use another directory", path.display())]
     Io {
         /// Verb for the failed operation.
         action: &'static str,
@@ -156,10 +154,10 @@ impl PackedFile {
         match Self::open(path, key, WeightFileLayout::of(source)?) {
             Ok(file) => return Ok(file),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                tracing::info!(file = %path.display(), "weights are packed into a file, once");
+                tracing::info!(file = %path.display(), "packing the weights into a file, once");
             }
             Err(error) => {
-                tracing::warn!(file = %path.display(), %error, "the file of packed weights is made anew");
+                tracing::warn!(file = %path.display(), %error, "creating the file of packed weights again");
             }
         }
         make(path, key, source, &WeightFileLayout::of(source)?, threads, told)?;
@@ -173,13 +171,13 @@ impl PackedFile {
         let other = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
         let file = File::open(path)?;
         if file.metadata()?.len() != layout.end {
-            return Err(other("it is not as long as it should be"));
+            return Err(other("it has the wrong length"));
         }
         let mut said = vec![0; HEADER_BYTES + layout.table_bytes()];
         file.read_exact_at(&mut said, 0)?;
         let (front, table) = said.split_at(HEADER_BYTES);
         if front != header(key, layout.matrices.len(), table) {
-            return Err(other("it is of another model or program, or damaged"));
+            return Err(other("it belongs to another model or program, or is damaged"));
         }
         let table =
             PackedTable::parse(table, &layout.matrices).ok_or_else(|| other("its table is damaged"))?;

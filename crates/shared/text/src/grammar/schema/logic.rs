@@ -58,7 +58,8 @@ impl Preparation {
         } else if let Some(apart) = self.kept_apart(&choices, &typed) {
             apart
         } else {
-            let message = "a value may be of several choices; say 'anyOf', or give each choice a property with a 'const' of its own";
+            let message = "a value may match several choices; use 'anyOf', or give each choice a \
+                           property with its own 'const'";
             self.cannot_hold("oneOf", message)?;
             choices
         };

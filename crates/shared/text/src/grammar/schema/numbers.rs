@@ -110,8 +110,8 @@ impl Preparation {
             return Ok(());
         }
         let message = format!(
-            "the steps of a schema together count at most {MAX_STEPS} remainders, with at most {MAX_FRACTION} digits behind the \
-             point; write a smaller step, or 'enum' with the values"
+            "all steps of a schema together may have {MAX_STEPS} remainders and {MAX_FRACTION} digits \
+             after the point; write a smaller step, or 'enum' with the values"
         );
         self.drop_keyword(map, "multipleOf", message)
     }

@@ -159,8 +159,9 @@ impl Preparation {
             }
             cases.into_iter().for_each(|case| and(map, case));
         } else if map.contains_key("dependencies") {
-            let message =
-                format!("at most {MAX_CONDITIONS} can be; write 'anyOf' with one choice for each case");
+            let message = format!(
+                "the limit is {MAX_CONDITIONS} conditions; write 'anyOf' with one choice for each case"
+            );
             self.drop_keyword(map, "dependencies", message)?;
         }
         Ok(())
@@ -172,8 +173,8 @@ impl Preparation {
         if counts.least <= counts.required.len() {
             map.remove("minProperties");
         } else if counts.needs_free_names() {
-            let message =
-                "a name that is free may come twice and counts once; list properties as 'required', or say 1";
+            let message = "undeclared properties may repeat, so they cannot be counted; list properties \
+                           as 'required', or use 1";
             self.cannot_hold("minProperties", message)?;
             // The library supports a minimum of one more than the number of required properties.
             map.insert("minProperties".to_owned(), (counts.required.len() + 1).into());
@@ -189,7 +190,7 @@ impl Preparation {
         let Some(cases) = counts.cases() else {
             for keyword in ["minProperties", "maxProperties"] {
                 if map.contains_key(keyword) {
-                    let message = "properties that may be left out cannot be counted where they are many; list them as 'required'";
+                    let message = "too many optional properties to count; list them as 'required'";
                     self.drop_keyword(map, keyword, message)?;
                 }
             }

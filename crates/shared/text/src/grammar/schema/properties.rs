@@ -34,7 +34,7 @@ impl Preparation {
                 Ok(_) => {
                     self.cannot_hold(
                         "patternProperties",
-                        format!("'{pattern}' is one too many; write one pattern"),
+                        format!("more than one pattern is not supported; remove '{pattern}'"),
                     )?;
                     continue;
                 }

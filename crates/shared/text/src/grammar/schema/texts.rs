@@ -43,7 +43,7 @@ impl Preparation {
                 map.remove("format");
             }
             None => {
-                let message = format!("the format '{name}' is not known; leave it out or say 'pattern'");
+                let message = format!("the format '{name}' is not supported; remove it or use 'pattern'");
                 self.drop_keyword(map, "format", message)?;
             }
         }

@@ -87,7 +87,7 @@ pub(super) async fn name(
 pub(super) async fn keep(connection: &mut PgConnection, path: &str) -> Result<(), sqlx::Error> {
     let kept = sqlx::query("DELETE FROM holobiont_litter WHERE path = $1 AND after > now()").bind(path);
     match kept.execute(connection).await?.rows_affected() {
-        0 => Err(sqlx::Error::Protocol("what was brought to the bucket came too late to be kept".to_owned())),
+        0 => Err(sqlx::Error::Protocol("the upload to the bucket took too long and was removed".to_owned())),
         _ => Ok(()),
     }
 }
