@@ -125,10 +125,7 @@ pub enum GrammarError {
     #[error("it nests too many schemas; make it smaller")]
     TooManySchemas,
     /// A recursive schema has no finite value.
-    #[error(
-        "it allows only values of infinite length; make a property optional, or add a choice without a \
-         reference"
-    )]
+    #[error("it allows no finite value; make a property optional, or add a choice without a reference")]
     Endless,
     /// The library refuses the grammar, with its message.
     #[error("it is not supported: {0}")]

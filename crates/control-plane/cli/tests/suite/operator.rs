@@ -218,7 +218,7 @@ fn a_crash_loop_is_visible_and_ends_as_the_deployment_file_says() {
     let mut command = stage.command(&["up", "--listen", "127.0.0.1:0"]);
     let ended = run(command.arg("--config").arg(&file).env("FAKE_GATEWAY", "die"));
     assert_eq!(ended.status.code(), Some(1), "{}", ended.err);
-    assert!(ended.err.contains("gateway died 2 times"), "{}", ended.err);
+    assert!(ended.err.contains("gateway crashed 2 times"), "{}", ended.err);
     let log = fs::read_to_string(log_path(&stage)).unwrap();
     assert!(log.contains("restarting it") && log.contains("the deployment stops"), "{log}");
 }

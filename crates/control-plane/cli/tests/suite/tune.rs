@@ -418,7 +418,7 @@ fn a_draft_may_learn_from_answers_that_there_are_and_of_a_model_that_is_served_a
     done(&training.run(&["said.jsonl", "--name", "second", "--draft", "--model", "nobody"]));
     let ended = training.run(&["data.jsonl", "--name", "third", "--draft", "--model", "nobody"]);
     assert_eq!(ended.status.code(), Some(3), "{}", ended.err);
-    assert!(ended.err.contains("no model called nobody is served"), "{}", ended.err);
+    assert!(ended.err.contains("serves no model called nobody"), "{}", ended.err);
     let without = training.run(&["data.jsonl", "--name", "fourth", "--draft-layers", "2"]);
     assert_eq!(without.status.code(), Some(2), "{}", without.err);
 }

@@ -77,7 +77,7 @@ fn a_process_that_dies_five_times_is_given_up_and_the_other_is_stopped() {
     let ended = run(stage.command(&ANY_PORT).env("FAKE_GATEWAY", "die"));
     assert_eq!(ended.status.code(), Some(1));
     assert!(
-        ended.err.contains("gateway died 5 times") && ended.err.contains("exit status: 9"),
+        ended.err.contains("gateway crashed 5 times") && ended.err.contains("exit status: 9"),
         "{}",
         ended.err
     );

@@ -244,7 +244,7 @@ async fn an_idle_executor_that_stops_is_noticed_and_one_that_goes_on_is_welcome_
     up(&executor).await;
     router.mute(true);
     let down = until(&executor, |link| matches!(link, LinkState::Down { .. })).await;
-    assert!(matches!(down, LinkState::Down { reason } if reason.contains("silent")));
+    assert!(matches!(down, LinkState::Down { reason } if reason.contains("sent no message")));
     router.mute(false);
     assert_eq!(up(&executor).await, 2);
 }

@@ -99,7 +99,8 @@ pub struct TrainingSpec {
     /// Divides alpha by the root of the rank (rsLoRA)
     #[arg(long)]
     pub rslora: bool,
-    /// Dropout probability of the inputs of LoRA's matrices, for examples but not for preferences [default: 0]
+    /// Dropout probability of the inputs of LoRA's matrices, for examples but not for preferences
+    /// [default: 0]
     #[arg(long, value_name = "X", value_parser = finite)]
     pub dropout: Option<f64>,
     /// Linear layers to adapt, as q_proj,v_proj [default: all in a block; for ia3 k_proj,v_proj,down_proj]
@@ -135,10 +136,12 @@ pub struct TrainingSpec {
     /// Norm to which larger gradients are clipped [default: 1]
     #[arg(long, value_name = "X", value_parser = finite)]
     pub max_grad_norm: Option<f64>,
-    /// Beta of DPO: larger values keep the model nearer to the initial adapter; only for preferences [default: 0.1]
+    /// Beta of DPO: larger values keep the model nearer to the initial adapter; only for preferences
+    /// [default: 0.1]
     #[arg(long, value_name = "X", value_parser = finite)]
     pub beta: Option<f64>,
-    /// Seed of the example order and of the initial parameters; the same seed and data give the same adapter [default: 0]
+    /// Seed of the example order and of the initial parameters; the same seed and data give the same adapter
+    /// [default: 0]
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
     /// Steps between two checkpoints, and between two evaluations of the held-out examples [default: 50]

@@ -218,7 +218,7 @@ mod tests {
             (format!("user a blake3:{}", &hash[1..]), "64"),
             (format!("user a sha256:{hash}"), "blake3"),
             (format!("user a blake3:{hash} requests_per_min=many"), "requests_per_min"),
-            (format!("user a blake3:{hash} requests_per_min=1 more"), "goes on"),
+            (format!("user a blake3:{hash} requests_per_min=1 more"), "text after its limit"),
             (format!("user a blake3:{hash}\nuser b blake3:{hash}"), "same key"),
         ] {
             let error = keys_of(&format!("# first\n{line}")).unwrap_err().to_string();
