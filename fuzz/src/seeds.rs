@@ -1,8 +1,8 @@
 //! Inputs with the shapes of published attacks, and valid files from which mutations start.
 
 mod adapter;
+mod api_bodies;
 mod command;
-mod doors;
 mod fleet;
 mod forms;
 mod gguf;
@@ -107,11 +107,11 @@ pub fn of(target: &str) -> Vec<Seed> {
         "adapter_image" => worker::images(),
         "completion" => http::completions(),
         "chat" => http::chats(),
-        "response" => doors::responses(),
-        "ollama_chat" => doors::ollama_chats(),
-        "embedding" => doors::embeddings(),
-        "ollama_embed" => doors::ollama_embeds(),
-        "ollama_generate" => doors::ollama_prompts(),
+        "response" => api_bodies::responses(),
+        "ollama_chat" => api_bodies::ollama_chats(),
+        "embedding" => api_bodies::embeddings(),
+        "ollama_embed" => api_bodies::ollama_embeds(),
+        "ollama_generate" => api_bodies::ollama_prompts(),
         "grammar" => forms::grammars(),
         "grammar_structure" => structure::seeds(),
         "tool_calls" => forms::tool_calls(),

@@ -3,8 +3,6 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that panics has failed, which is what is wanted")]
 
-mod ahead;
-mod assist;
 mod bridge;
 mod check;
 mod cold_start;
@@ -20,5 +18,7 @@ mod oracle_drafter;
 mod process;
 mod service;
 mod streamed;
+mod streamed_drafts;
 mod tiny;
 mod worker;
+mod worker_sums;

@@ -4,7 +4,6 @@
 
 mod agreement;
 mod command;
-mod doors;
 mod drafts;
 mod exact_drafts;
 #[path = "../attacks/executor.rs"]
@@ -19,3 +18,4 @@ mod split;
 #[path = "../support/mod.rs"]
 mod support;
 mod training;
+mod transports;

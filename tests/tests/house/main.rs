@@ -7,7 +7,7 @@
 //! - `records`: two structs do not share eight fields
 //! - `sizes`: files and functions stay short
 //! - `sync`: releases and acquires come in pairs, and atomics of shared memory have one module
-//! - `words`: names and docs say something
+//! - `sentences`: names and docs say something
 //! - `pages`: links have targets, and the site contains every page
 //! - `promises`: the specification names real tests
 //!
@@ -23,9 +23,9 @@ mod modules;
 mod pages;
 mod promises;
 mod records;
+mod sentences;
 mod sizes;
 mod sync;
-mod words;
 
 use std::{fs, sync::LazyLock};
 

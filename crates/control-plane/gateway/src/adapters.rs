@@ -12,7 +12,7 @@
 //!   - `lifetime`: the time at which an adapter is unloaded.
 //!   - `base`: the base model, and how the text files of an adapter differ from those of the base.
 //!   - [`upload`]: loads an adapter from files that a request contains.
-//!   - `to_end`: runs a change to its end, even if the caller stops waiting.
+//!   - `uncancelled`: runs a change to its end, even if the caller stops waiting.
 //!   - `on_demand`: loads an adapter into an executor when a request needs it there, and evicts others.
 //!   - `restore`: prepares an executor that was just connected.
 //!   - `merged_load`: leases a merged adapter; `merged` parses, creates and remembers merged adapters.
@@ -76,7 +76,7 @@ mod share;
 pub mod stats;
 pub mod store;
 pub mod table;
-mod to_end;
+mod uncancelled;
 pub mod upload;
 
 pub use self::{
@@ -98,7 +98,7 @@ pub use self::{
     store::{BucketAddress, FetchStats, IncomingAdapter, StoreError},
 };
 
-pub(crate) use self::to_end::to_end;
+pub(crate) use self::uncancelled::to_end;
 
 /// Failpoints where a test may kill or fail the gateway, in the order of an adapter's life.
 pub const FAILPOINTS: &[&str] = &[

@@ -31,7 +31,7 @@
 //!   traces.
 //! - [`maintenance`] checks, cleans and copies registries and buckets.
 //! - Modules below all others: [`caller`] (authenticated sender), [`usage`] (tokens of a request),
-//!   [`random`], `clock`, `thread` (threads for slow work), `lock`, and `pace` (timeouts of slow peers).
+//!   [`random`], `clock`, `thread` (threads for slow work), `lock`, and `slow_peer_timeout` (timeouts of slow peers).
 //!
 //! # Principles
 //!
@@ -72,7 +72,6 @@ pub mod metrics;
 pub mod ollama;
 pub mod openai;
 mod origin;
-mod pace;
 pub mod pages;
 pub mod placement_stats;
 pub mod queue_delay;
@@ -84,6 +83,7 @@ pub mod routing;
 pub mod server;
 pub mod service_classes;
 pub mod slo_status;
+mod slow_peer_timeout;
 pub mod systemd;
 pub mod telemetry;
 pub mod tenant_memory;

@@ -5,18 +5,18 @@
 //! first minute. Candidates can therefore stay sorted. When a block gains or loses a place in a second tier,
 //! its cost changes at once, and it is sorted again.
 
-mod ablations;
 mod adapter_usage;
 mod cost_model;
+mod policies;
 
 use std::{fmt, time::Duration};
 
 pub(crate) use self::cost_model::visited_again;
 
 pub use self::{
-    ablations::{Lru, Rrip, UnknownVariant, Variant},
     adapter_usage::AdapterUsage,
     cost_model::{AdapterFactor, CostModel, CostTerm, Terms},
+    policies::{Lru, Rrip, UnknownVariant, Variant},
 };
 
 /// Maximum number of nodes updated in one turn, which bounds its time for every size of the tree (E-17).

@@ -13,7 +13,7 @@
 //! - [`ByteCount`], [`CoreList`], [`DeviceChoice`] ...: types of values
 //! - [`renamed`]: names of older versions, which are still read
 //! - [`PICKER`]: settings of `endpoint-picker`
-//! - `words`: values that are one of a few words; `draft`: a word or a path
+//! - `choices`: values that are one of a few words; `draft`: a word or a path
 //! - [`ServiceClass`]: SLO targets, weight and limits of some tenants or adapters
 //! - [`variables`]: all other environment variables, and the refusal of unknown ones
 //! - [`described`], [`SettingFlags`]: declarations as flags
@@ -29,6 +29,7 @@
 
 #![forbid(unsafe_code)]
 
+mod choices;
 mod class;
 pub mod completions;
 mod declaration;
@@ -41,9 +42,12 @@ pub mod renamed;
 mod sections;
 mod values;
 pub mod variables;
-mod words;
 
 pub use self::{
+    choices::{
+        AdapterDtype, Batching, CachePolicy, ColdStart, KvDtype, LogFormat, Precision, ReasoningParser,
+        Routing, ToolCallParser,
+    },
     class::{CacheWeight, ClassError, DEFAULT_CLASS, MAX_CLASSES, MAX_WEIGHT, ServiceClass},
     declaration::{OldName, Preset, ProcessKind, Setting, Value},
     draft::DraftChoice,
@@ -56,9 +60,5 @@ pub use self::{
     values::{
         ByteCount, CoreList, DeviceChoice, Fraction, Gbps, MAX_CORES, MAX_PROCESS_NAME_BYTES, MAX_WORKERS,
         MemoryFraction, WaitFactor, WorkerCount, is_process_name,
-    },
-    words::{
-        AdapterDtype, Batching, CachePolicy, ColdStart, KvDtype, LogFormat, Precision, ReasoningParser,
-        Routing, ToolCallParser,
     },
 };

@@ -1,6 +1,6 @@
 //! `holobiont check`: checks a deployment file and everything it names, without starting anything.
 
-mod doors;
+mod access;
 mod drafts;
 mod executors;
 mod fleet;
@@ -79,10 +79,10 @@ pub(crate) fn deployment(config: &DeploymentConfig, home: &HomeDirectory) -> Vec
     if let Some(path) = &config.gateway.api_key_file
         && (config.gateway.shared_keys != Some(true) || path.exists())
     {
-        findings.push(doors::keys("[gateway] api_key_file", path));
+        findings.push(access::keys("[gateway] api_key_file", path));
     }
-    findings.extend(doors::classes(config));
-    findings.push(doors::listen(config));
+    findings.extend(access::classes(config));
+    findings.push(access::listen(config));
     if let Some(root) = &config.gateway.adapter_root {
         findings.push(match root.is_dir() {
             true => Finding::ok("[gateway] adapter_root", root.display().to_string()),
@@ -94,7 +94,7 @@ pub(crate) fn deployment(config: &DeploymentConfig, home: &HomeDirectory) -> Vec
         });
     }
     findings.extend(fleet::shared(config));
-    findings.extend(doors::layers(&config.layers));
+    findings.extend(access::layers(&config.layers));
     findings.extend(["base-executor", "gateway"].map(program));
     if splits.iter().any(|split| !split.workers.is_empty()) {
         findings.push(program("lora-worker"));

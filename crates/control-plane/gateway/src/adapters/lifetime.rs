@@ -6,7 +6,7 @@ use super::{
     database::{Database, DatabaseError, signed},
     errors::AdapterError,
     registry::Registry,
-    to_end::to_end,
+    uncancelled::to_end,
 };
 use crate::random;
 

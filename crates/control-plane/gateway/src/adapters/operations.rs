@@ -1,5 +1,5 @@
 //! Changes of the registry: load, replace, unload. A change is answered when it is on disk, and runs to its
-//! end even if its caller goes away (`to_end`).
+//! end even if its caller goes away (`uncancelled`).
 
 use std::{
     path::Path,
@@ -25,7 +25,7 @@ use super::{
     share::LoadOrigin,
     store::{CleanupScope, ContentId, Incoming},
     table::AdapterNames,
-    to_end::to_end,
+    uncancelled::to_end,
 };
 use crate::{
     clock::{now_us, seconds_since_1970},

@@ -6,7 +6,7 @@ use types::AdapterId;
 
 use super::{
     entry::AdapterEntry, errors::AdapterError, registry::Registry, residency::ExecutorAdapters,
-    to_end::to_end,
+    uncancelled::to_end,
 };
 
 /// Whether an adapter stays resident while no request uses it.

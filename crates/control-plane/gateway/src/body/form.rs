@@ -28,7 +28,7 @@ use hyper::body::Frame;
 use tokio::time::timeout;
 
 use super::{broken, caller_of, kind};
-use crate::{app::App, errors::ApiError, pace::PeerTimeBudget, tenant_memory::Reservation};
+use crate::{app::App, errors::ApiError, slow_peer_timeout::PeerTimeBudget, tenant_memory::Reservation};
 
 /// Minimum rate of a sender, in bytes per second.
 const LEAST_BYTES_PER_S: u64 = 32 << 10;

@@ -12,7 +12,7 @@ use tokio::{
     time::{Instant, Sleep, sleep},
 };
 
-use crate::pace::PeerTimeBudget;
+use crate::slow_peer_timeout::PeerTimeBudget;
 
 /// Minimum rate of a client, in bytes per second. The unread part of an answer stays in memory meanwhile.
 const LEAST_BYTES_PER_S: u64 = 4 << 10;

@@ -9,6 +9,7 @@ mod harness;
 mod text;
 
 mod access;
+mod adapter_mixtures;
 mod adapters;
 mod completions;
 mod embeddings;
@@ -31,7 +32,6 @@ mod refusals;
 mod responses;
 mod service;
 mod streaming;
-mod sums;
 mod targets;
 mod templates;
 mod tinker;
