@@ -17,8 +17,8 @@ use shmproto::{
     layer::{
         CallHeader, CallStatus, Op, Path, ReplyHeader, RowSource,
         control::{
-            CATALOG, Catalog, Fetch, Fetched, FromLayers, MAX_FETCH_BYTES, ModularWeights, RefusalCode,
-            SessionOpened, SessionRefused, SessionStats, Site, SiteLayer, SitePaths, ToLayers,
+            CATALOG, Catalog, Fetch, Fetched, FromLayers, MAX_FETCH_BYTES, RefusalCode, SessionOpened,
+            SessionRefused, SessionStats, ToLayers,
         },
         seeded_rows::{DRAW_WORDS, SeededRows},
     },
@@ -31,27 +31,6 @@ use crate::{error::LinkError, rows};
 static INSTANCES: AtomicU64 = AtomicU64::new(1);
 
 const MAX_ROWS: u32 = 4096;
-
-/// Returns the catalog entries of a base's sites.
-#[must_use]
-pub fn catalog_sites(sites: &[model::linear_sites::Site]) -> Vec<Site> {
-    let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
-    let site = |site: &model::linear_sites::Site| Site {
-        columns: number(site.columns),
-        paths: SitePaths { fast_is_linear: site.fast_is_linear, has_ring: site.ring.is_some() }.to_bits(),
-        ring: site.ring.map(to_wire),
-        parts: site.parts.iter().map(part).collect(),
-    };
-    fn to_wire(site: model::linear_sites::ModularSite) -> ModularWeights {
-        let model::linear_sites::ModularSite { weight_exponent, l1, commitment } = site;
-        ModularWeights { weight_exponent, l1, commitment }
-    }
-    fn part(part: &model::linear_sites::SitePart) -> SiteLayer {
-        let rows = u32::try_from(part.rows).unwrap_or(u32::MAX);
-        SiteLayer { name: part.name.clone(), rows, has_bias: part.has_bias.into() }
-    }
-    sites.iter().map(site).collect()
-}
 
 /// An executor in this process. Clones refer to the same executor.
 #[derive(Clone)]

@@ -20,16 +20,13 @@ use client::{
     masking::Masking,
     session::{ClientSettings, Session},
     split_model::{ClientAdapter, SplitModel, SplitOptions},
-    transport::{
-        Connect,
-        loopback::{Loopback, catalog_sites},
-    },
+    transport::{Connect, loopback::Loopback},
 };
 use model::{
     client_weights::{ClientWeightsPlan, client_base::ClientBase},
     deltas::prepared::PreparedAdapter,
     forward::{ForwardPass as _, LogitRows, SequenceSlice},
-    linear_sites::EvaluateSites as _,
+    linear_sites::{EvaluateSites as _, catalog_sites},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
     sampling::{SamplingParams, SamplingRequest, TokenCounts, sample},
     sources::open::open,

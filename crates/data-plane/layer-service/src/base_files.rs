@@ -1,16 +1,13 @@
 //! Catalog and client weights, which clients fetch in pieces.
 
-use model::{
-    client_weights::{ClientWeightsPlan, ClientWeightsReadError},
-    linear_sites::{ModularSite, Site},
-};
+use model::client_weights::{ClientWeightsPlan, ClientWeightsReadError};
 use shmproto::{
     codec::Wire as _,
     layer::{
         Path,
         control::{
-            CATALOG, Catalog, ClientFileEntry, MAX_CATALOG_BYTES, MAX_FETCH_BYTES, ModularWeights,
-            RefusalCode, SessionRefused, Site as CatalogSite, SiteLayer, SitePaths,
+            CATALOG, Catalog, ClientFileEntry, MAX_CATALOG_BYTES, MAX_FETCH_BYTES, RefusalCode,
+            SessionRefused, Site as CatalogSite,
         },
     },
 };
@@ -27,32 +24,6 @@ pub trait Blobs: std::fmt::Debug + Send + Sync {
     /// # Errors
     /// Returns the refusal for the client if the blob does not exist or these bytes are not offered.
     fn read(&self, blob: u32, offset: u64, bytes: u32) -> Result<Vec<u8>, SessionRefused>;
-}
-
-/// Converts sites to catalog entries.
-#[must_use]
-pub fn catalog_sites(sites: &[Site]) -> Vec<CatalogSite> {
-    let word = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-    let sites = sites.iter().map(|site| CatalogSite {
-        columns: word(site.columns),
-        paths: SitePaths { fast_is_linear: site.fast_is_linear, has_ring: site.ring.is_some() }.to_bits(),
-        ring: site.ring.map(to_wire),
-        parts: site
-            .parts
-            .iter()
-            .map(|part| SiteLayer {
-                name: part.name.clone(),
-                rows: word(part.rows),
-                has_bias: part.has_bias.into(),
-            })
-            .collect(),
-    });
-    sites.collect()
-}
-
-fn to_wire(site: ModularSite) -> ModularWeights {
-    let ModularSite { weight_exponent, l1, commitment } = site;
-    ModularWeights { weight_exponent, l1, commitment }
 }
 
 /// Returns the kinds of masked rows that every site of a catalog accepts.

@@ -11,7 +11,7 @@ use kernels::{attention::KvPrecision, lora::LoraPrecision};
 use kv_cache::ledger::MemoryAccount;
 use model::{
     client_weights::ClientWeightsPlan,
-    linear_sites::{EvaluateSites, Site},
+    linear_sites::{EvaluateSites, Site, catalog_sites},
 };
 use shmproto::layer::{
     MAX_ROWS,
@@ -20,7 +20,7 @@ use shmproto::layer::{
 
 use super::{
     auth::Authenticator,
-    base_files::{BaseBlobs, Blobs, catalog_files, catalog_sites, maskable},
+    base_files::{BaseBlobs, Blobs, catalog_files, maskable},
     dispatcher::Dispatcher,
     event_queue::inbox,
     local::{LocalParts, LocalServer},

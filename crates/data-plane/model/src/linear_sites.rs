@@ -8,6 +8,7 @@
 use std::error::Error;
 
 use kernels::{Activations, Modulus, Rounding};
+use shmproto::layer::control::{ModularWeights, Site as CatalogSite, SiteLayer, SitePaths};
 
 use crate::{
     shape::{config::ModelConfig, experts::ExpertId, layout::LinearGroup},
@@ -233,6 +234,32 @@ impl Site {
             SitePath::Ring => Ok(()),
         }
     }
+}
+
+/// Returns the entries of `sites` in the catalog of a layer service.
+#[must_use]
+pub fn catalog_sites(sites: &[Site]) -> Vec<CatalogSite> {
+    let word = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    let sites = sites.iter().map(|site| CatalogSite {
+        columns: word(site.columns),
+        paths: SitePaths { fast_is_linear: site.fast_is_linear, has_ring: site.ring.is_some() }.to_bits(),
+        ring: site.ring.map(to_wire),
+        parts: site
+            .parts
+            .iter()
+            .map(|part| SiteLayer {
+                name: part.name.clone(),
+                rows: word(part.rows),
+                has_bias: part.has_bias.into(),
+            })
+            .collect(),
+    });
+    sites.collect()
+}
+
+fn to_wire(site: ModularSite) -> ModularWeights {
+    let ModularSite { weight_exponent, l1, commitment } = site;
+    ModularWeights { weight_exponent, l1, commitment }
 }
 
 /// Reasons why a site was not evaluated.

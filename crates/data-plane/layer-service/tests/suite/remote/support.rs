@@ -17,7 +17,7 @@ use kernels::Activations;
 use kv_cache::ledger::MemoryAccount;
 use layer_service::{
     auth::Authenticator,
-    base_files::{Blobs, catalog_sites},
+    base_files::Blobs,
     dispatcher::Dispatcher,
     event_queue::inbox,
     registry::{Maskable, Registry, ServedBase},
@@ -25,7 +25,7 @@ use layer_service::{
     settings::{LayerSettings, Quotas},
     tls::TlsFiles,
 };
-use model::linear_sites::{EvaluateError, EvaluateSites, Site, SiteCall, SiteOp, SitePart};
+use model::linear_sites::{EvaluateError, EvaluateSites, Site, SiteCall, SiteOp, SitePart, catalog_sites};
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
 };
