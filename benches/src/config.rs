@@ -65,6 +65,12 @@ pub(crate) struct Args {
     /// Python of an environment with torch, for `xab`; `tune` also needs transformers, peft and gguf.
     #[arg(long, env = "HOLOBIONT_TORCH_PYTHON", value_name = "FILE")]
     torch_python: Option<PathBuf>,
+    /// Python of an environment with openvino-genai, for `openvino`.
+    #[arg(long, env = "HOLOBIONT_OPENVINO_PYTHON", value_name = "FILE")]
+    openvino_python: Option<PathBuf>,
+    /// Folder of the model exported by optimum-cli, for `openvino`; may be repeated.
+    #[arg(long, value_name = "DIR")]
+    openvino: Vec<PathBuf>,
     /// Folder that keeps the peer's requantized models between runs (default: the system's temporary folder).
     #[arg(long, value_name = "DIR")]
     requantized: Option<PathBuf>,
@@ -128,6 +134,8 @@ pub(crate) struct SuiteConfig {
     pub(crate) peer: Option<PathBuf>,
     pub(crate) ours: PathBuf,
     pub(crate) torch_python: Option<PathBuf>,
+    pub(crate) openvino_python: Option<PathBuf>,
+    pub(crate) openvino: Vec<PathBuf>,
     /// Folder that may not exist yet.
     pub(crate) requantized: PathBuf,
     pub(crate) threads: usize,
@@ -177,6 +185,8 @@ impl Args {
             peer: self.peer,
             ours,
             torch_python: self.torch_python,
+            openvino_python: self.openvino_python,
+            openvino: self.openvino,
             requantized: self.requantized.unwrap_or_else(|| std::env::temp_dir().join("holobiont-bench")),
             threads: self.threads.get(),
             runs: self.runs.get(),

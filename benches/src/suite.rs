@@ -7,7 +7,7 @@ use crate::{
     config::{Name, SuiteConfig},
     executors, fairness, fleet, forecast, gpu, grammar, limits, llama_cpp,
     machine::Cores,
-    many_cores, perf_model, picker, remote_executor,
+    many_cores, openvino, perf_model, picker, remote_executor,
     report::{Comparison, SuiteOutcome},
     sim_validation, split, stream, tune, xab,
 };
@@ -58,6 +58,7 @@ fn run_on_cpu(config: &SuiteConfig, names: Vec<Name>) -> Result<SuiteOutcome> {
 /// Runs the benchmarks without llama.cpp: other peers, or our own baselines.
 fn measure_alone(name: Name, config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     match name {
+        Name::Openvino => openvino::run(config, cores),
         Name::Xab => xab::run(config, cores),
         Name::Limits => limits::run(config, cores),
         Name::Board => board::run(config, cores),

@@ -24,6 +24,8 @@ pub(crate) enum Name {
     Overload,
     /// Divergence from f32 by rounding, and the speed it buys.
     Accuracy,
+    /// Prompts and batches beside OpenVINO GenAI.
+    Openvino,
     /// One adapted layer beside PyTorch.
     Xab,
     /// Rows to worker processes and back, beside Unix sockets.
@@ -92,7 +94,7 @@ pub(crate) enum Name {
     Costs,
     /// Five workloads, for real and in the simulator with those costs.
     Reality,
-    /// All benchmarks except `xab` (needs PyTorch), `costs`, `reality`, `forecast`, `fleet` (needs shared
+    /// All benchmarks except `xab` (needs PyTorch), `openvino`, `costs`, `reality`, `forecast`, `fleet` (needs shared
     /// servers), and those of a GPU.
     All,
 }
