@@ -12,10 +12,15 @@
 //! ```text
 //! [rows / 16, groups, 16] and [groups, rows % 16]     of 32 bytes, of a scale, of a sum
 //! ```
+//!
+//! For matrix units that multiply bf16, rows are also rounded to tiles of bf16, in the same order.
 
 mod quantize;
+mod tiles;
 
-use self::quantize::Quantize;
+pub(crate) use self::tiles::TileRow;
+
+use self::{quantize::Quantize, tiles::RoundToTiles};
 use crate::{isa::Isa, pool::ThreadPool};
 
 /// Elements of a row that share a scale.
@@ -31,13 +36,22 @@ pub struct ActivationForms {
     pub(crate) bytes: bool,
     /// bf16, for bf16 weights.
     pub(crate) bf16: bool,
+    /// Tiles of bf16, for weights of all packings.
+    pub(crate) tiles: bool,
 }
 
 impl ActivationForms {
+    /// Tiles of bf16, which [`linear_bf16`](crate::linear_bf16) multiplies with weights of any packing.
+    pub const BF16_TILES: Self = Self { bytes: false, bf16: false, tiles: true };
+
     /// Returns the union of both sets of forms.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
-        Self { bytes: self.bytes || other.bytes, bf16: self.bf16 || other.bf16 }
+        Self {
+            bytes: self.bytes || other.bytes,
+            bf16: self.bf16 || other.bf16,
+            tiles: self.tiles || other.tiles,
+        }
     }
 }
 
@@ -95,6 +109,12 @@ pub struct Activations {
     pub(crate) sums: Vec<f32>,
     /// Pairs of bf16; a row of odd width is padded with a zero.
     pub(crate) bf16: Vec<u32>,
+    /// Number of leading rows whose tiles are current.
+    tiled: usize,
+    /// Rows of a tile: sixteen, or the number of rows when the tiles were computed if that was smaller.
+    tile_rows: usize,
+    /// Tiles of bf16, `[rows / 16, groups, 16]`.
+    pub(crate) tiles: Vec<TileRow>,
 }
 
 impl Activations {
@@ -103,6 +123,7 @@ impl Activations {
         self.rows = rows;
         self.width = width;
         self.quantized = 0;
+        self.tiled = 0;
         grow(&mut self.floats, rows * width);
     }
 
@@ -121,6 +142,7 @@ impl Activations {
     pub fn truncate(&mut self, rows: usize) {
         self.rows = self.rows.min(rows);
         self.quantized = self.quantized.min(self.rows);
+        self.tiled = self.tiled.min(self.rows);
         self.bf16.truncate(self.rows * self.pairs());
     }
 
@@ -156,6 +178,16 @@ impl Activations {
         place(row, self.laid_out, self.groups())
     }
 
+    /// Returns the groups of a row in tiles; the last may be incomplete.
+    pub(crate) fn tile_groups(&self) -> usize {
+        self.width.div_ceil(GROUP)
+    }
+
+    /// Returns the rows of a tile, 1 to 16.
+    pub(crate) fn tile_rows(&self) -> usize {
+        self.tile_rows
+    }
+
     pub(crate) fn pairs(&self) -> usize {
         self.width.div_ceil(2)
     }
@@ -164,7 +196,8 @@ impl Activations {
     pub(crate) fn holds(&self, forms: ActivationForms) -> bool {
         let bytes = self.quantized == self.rows;
         let bf16 = self.bf16.len() == self.rows * self.pairs();
-        (bytes || !forms.bytes) && (bf16 || !forms.bf16)
+        let tiles = self.tiled == self.rows;
+        (bytes || !forms.bytes) && (bf16 || !forms.bf16) && (tiles || !forms.tiles)
     }
 
     /// Computes `forms` of every row; `rounding` controls the quantized form.
@@ -174,6 +207,9 @@ impl Activations {
         }
         if forms.bf16 {
             self.round_to_bf16();
+        }
+        if forms.tiles {
+            self.round_to_tiles(pool, isa);
         }
     }
 
@@ -211,6 +247,27 @@ impl Activations {
             isa.dispatch(job.over(i * chunk, sides.min((i + 1) * chunk)));
         });
         (self.quantized, self.laid_out) = (self.rows, self.rows);
+    }
+
+    fn round_to_tiles(&mut self, pool: &mut ThreadPool, isa: Isa) {
+        self.tile_rows = SIDE.min(self.rows).max(1);
+        let tiles = self.rows.div_ceil(self.tile_rows);
+        let lines = tiles * self.tile_rows * self.tile_groups();
+        grow(&mut self.tiles, lines);
+        let job = RoundToTiles {
+            floats: self.floats.as_ptr(),
+            tiles: self.tiles.as_mut_ptr(),
+            rows: self.rows,
+            width: self.width,
+            first: 0,
+            last: 0,
+        };
+        // A small batch is not worth waking another thread.
+        let chunk = tiles.div_ceil(4 * pool.threads()).max(1);
+        pool.run(tiles.div_ceil(chunk), |i| {
+            isa.dispatch(job.over(i * chunk, tiles.min((i + 1) * chunk)));
+        });
+        self.tiled = self.rows;
     }
 
     fn round_to_bf16(&mut self) {

@@ -11,7 +11,7 @@ use crate::simd::{Kernel, amx, avx2, avx512, portable};
 /// An instruction set that kernels are compiled for, the strongest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Isa {
-    /// AVX-512 like [`Isa::Avx512`], plus the tiles of AMX for byte sums.
+    /// AVX-512 like [`Isa::Avx512`], plus the tiles of AMX for sums of bytes and bf16.
     Amx,
     /// AVX-512 F, BW, VL with VNNI and BF16.
     Avx512,
@@ -26,7 +26,7 @@ pub enum Isa {
 pub(crate) enum MatrixUnit {
     /// No matrix unit is used.
     None,
-    /// AMX with its byte tiles.
+    /// AMX with its tiles.
     Amx,
 }
 
@@ -85,6 +85,15 @@ impl Isa {
             Self::Avx2 => unsafe { avx2::run(kernel) },
             Self::Portable => portable::run(kernel),
         }
+    }
+
+    /// True if the matrix unit of this set multiplies bf16.
+    ///
+    /// # Panics
+    /// Panics if this CPU lacks the set.
+    #[must_use]
+    pub fn is_fast_at_bf16(self) -> bool {
+        self.matrix_unit() == MatrixUnit::Amx && amx::multiplies_bf16()
     }
 
     /// Returns the matrix unit of this set.

@@ -45,8 +45,8 @@ pub use activations::{ActivationForms, Activations, Rounding};
 pub use buffer::{Arena, PageSlab};
 pub use isa::Isa;
 pub use linear::{
-    LinearPart, ModularForm, Modulus, PackError, PackedLayout, PackedMatrix, SumFrom, linear, linear_ring,
-    linear_ring_by_words, linear_ring_transposed, linear_transposed, linear_transposed_rounded,
+    LinearPart, ModularForm, Modulus, PackError, PackedLayout, PackedMatrix, SumFrom, linear, linear_bf16,
+    linear_ring, linear_ring_by_words, linear_ring_transposed, linear_transposed, linear_transposed_rounded,
     linear_unrounded,
 };
 pub use pool::ThreadPool;

@@ -14,7 +14,8 @@
 //!
 //! [`linear`] rounds activations to the weights' precision and runs at memory speed. [`linear_unrounded`]
 //! does not round them, and [`linear_transposed`] is its backward pass; both decode the same values from the
-//! same panels. [`linear_ring`] and [`linear_ring_transposed`] compute both products modulo 2^64 or 2^48.
+//! same panels. [`linear_bf16`] rounds both sides to bf16, for matrix units. [`linear_ring`] and
+//! [`linear_ring_transposed`] compute both products modulo 2^64 or 2^48.
 //!
 //! # Layout
 //!
@@ -23,10 +24,12 @@
 //! - `packings`: layouts of integer panels. `rows`: activations as integer panels read them.
 //! - `quantized_activations`: the quantized product over `tile`s, summed by `float` and `integer` panels, or
 //!   by `amx` on a matrix unit.
+//! - `bf16`: the product in bf16, on the matrix unit or by vectors.
 //! - `float_activations`, `transposed`: the float products over `values`.
 //! - `modular`: the exact products over integers.
 
 mod amx;
+mod bf16;
 mod chunk;
 mod float;
 mod float_activations;
@@ -42,6 +45,7 @@ mod tile;
 mod transposed;
 mod values;
 
+pub use bf16::linear_bf16;
 pub use float_activations::linear_unrounded;
 pub use form::{PackError, PackedLayout};
 pub use modular::{ModularForm, Modulus, linear_ring, linear_ring_by_words, linear_ring_transposed};

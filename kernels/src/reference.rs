@@ -9,6 +9,38 @@ pub fn linear(x: &[f32], w: &[f32], rows: usize, outputs: usize, width: usize) -
     (0..rows * outputs).map(|i| dot(i / outputs, i % outputs) as f32).collect()
 }
 
+/// Computes one output of [`linear_bf16`](crate::linear_bf16) without bias, from values that are bf16. The
+/// columns are a multiple of 32.
+#[must_use]
+pub fn linear_bf16(x: &[f32], w: &[f32]) -> f32 {
+    let add = |a: f32, b: f32| flushed(a + b);
+    x.chunks(32).zip(w.chunks(32)).fold(0.0, |sum, (x, w)| {
+        let (mut even, mut odd) = (0.0, 0.0);
+        for (x, w) in x.chunks(2).zip(w.chunks(2)) {
+            even = multiply_add(x[0], w[0], even);
+            odd = multiply_add(x[1], w[1], odd);
+        }
+        add(sum, add(even, odd))
+    })
+}
+
+/// Computes `a * b + c`, rounded once; denormals are taken and given as zero.
+fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
+    let [a, b, c] = [a, b, c].map(flushed);
+    let sum = a.mul_add(b, c);
+    // Whether a result is a denormal is decided after rounding to 24 bits, far from where these end.
+    let scale = 2.0f32.powi(100);
+    let (large, small) = if a.abs() > b.abs() { (a, b) } else { (b, a) };
+    let is_tiny = sum.abs() <= f32::MIN_POSITIVE
+        && c.abs() < 1.0
+        && large.mul_add(small * scale, c * scale).abs() < f32::MIN_POSITIVE * scale;
+    if is_tiny { 0.0f32.copysign(sum) } else { sum }
+}
+
+fn flushed(v: f32) -> f32 {
+    if v.abs() < f32::MIN_POSITIVE { 0.0f32.copysign(v) } else { v }
+}
+
 /// Computes `out[r, k] = sum_o g[r, o] w[o, k]`: the gradient at the inputs of [`linear`].
 #[must_use]
 pub fn linear_transposed(g: &[f32], w: &[f32], rows: usize, outputs: usize, width: usize) -> Vec<f32> {

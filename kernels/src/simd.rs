@@ -7,6 +7,7 @@ pub(crate) mod amx;
 pub(crate) mod avx2;
 pub(crate) mod avx512;
 pub(crate) mod digits;
+mod flush;
 pub(crate) mod portable;
 mod wide;
 
@@ -93,6 +94,10 @@ pub(crate) trait Simd: Wide {
     fn min(a: Self::F, b: Self::F) -> Self::F;
     /// `a * b + c`.
     fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// `a * b + c` of bf16 values `a` and `b`, rounded once; denormals are taken and given as zero.
+    fn fma_flushed(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// Zeros of the same sign in place of denormals.
+    fn flushed(v: Self::F) -> Self::F;
     fn abs(v: Self::F) -> Self::F;
     /// Lanes below `count` of `v`, `other` in the rest.
     fn select_head(count: usize, v: Self::F, other: Self::F) -> Self::F;

@@ -31,4 +31,27 @@ impl PanelChunk<'_> {
             S::store_head(self.out.add(row * self.stride + self.part.column + feature), sums, lanes);
         }
     }
+
+    /// Keeps sums that are not complete in the output.
+    #[inline(always)]
+    pub(super) fn keep<S: Simd>(&self, panel: usize, row: usize, sums: S::F) {
+        let (at, lanes) = self.place(panel, row);
+        // SAFETY: the caller has checked that columns lie within `out`; no other chunk writes these.
+        unsafe { S::store_head(at, sums, lanes) };
+    }
+
+    /// Returns the sums that [`PanelChunk::keep`] has kept.
+    #[inline(always)]
+    pub(super) fn kept<S: Simd>(&self, panel: usize, row: usize) -> S::F {
+        let (at, lanes) = self.place(panel, row);
+        // SAFETY: the caller has checked that columns lie within `out`; no other chunk writes these.
+        unsafe { S::load_head(at, lanes) }
+    }
+
+    #[inline(always)]
+    fn place(&self, panel: usize, row: usize) -> (*mut f32, usize) {
+        let feature = panel * LANES;
+        let to = self.out.wrapping_add(row * self.stride + self.part.column + feature);
+        (to, LANES.min(self.part.matrix.rows() - feature))
+    }
 }

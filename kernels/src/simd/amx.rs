@@ -5,8 +5,10 @@
 //!
 //! The compiler neither allocates these registers nor has stable intrinsics, so this module uses assembly.
 //!
-//! [`Tiles`] are configured for groups of activations and codes, [`gemm`] for digits of integers.
+//! [`Tiles`] are configured for groups of activations and codes, [`gemm`] for digits of integers,
+//! [`mod@bf16`] for floats.
 
+pub(crate) mod bf16;
 pub(crate) mod gemm;
 
 use std::{
@@ -33,6 +35,18 @@ pub(crate) fn is_granted() -> bool {
             lateout("rcx") _, lateout("r11") _, options(nostack));
     }
     result == 0
+}
+
+/// True if the unit multiplies bf16.
+pub(crate) fn multiplies_bf16() -> bool {
+    __cpuid_count(7, 0).edx & 1 << 22 != 0
+}
+
+/// Prefetches the cache line at `at`, which need not exist, to write it.
+#[inline(always)]
+pub(crate) fn prefetch_to_write(at: *const u8) {
+    // SAFETY: a prefetch never faults, and every processor with the unit has this one.
+    unsafe { asm!("prefetchw [{at}]", at = in(reg) at, options(nostack, readonly, preserves_flags)) };
 }
 
 /// Configuration of the registers, as `ldtilecfg` reads it.

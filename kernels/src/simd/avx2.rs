@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Kernel, Simd, copy_head};
+use super::{Kernel, Simd, copy_head, flush};
 
 /// AVX2 with FMA and F16C.
 #[derive(Debug, Clone, Copy)]
@@ -156,6 +156,33 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn fma(a: F, b: F, c: F) -> F {
         cpu!([_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])])
+    }
+    #[inline(always)]
+    fn fma_flushed(a: F, b: F, c: F) -> F {
+        let (mut x, mut y, mut z) = ([0.0f32; 16], [0.0f32; 16], [0.0f32; 16]);
+        cpu!({
+            Self::store(x.as_mut_ptr(), a);
+            Self::store(y.as_mut_ptr(), b);
+            Self::store(z.as_mut_ptr(), c);
+            let mut i = 0;
+            while i < 16 {
+                z[i] = flush::fma_flushed(x[i], y[i], z[i]);
+                i += 1;
+            }
+            Self::load(z.as_ptr())
+        })
+    }
+    #[inline(always)]
+    fn flushed(v: F) -> F {
+        cpu!({
+            let sign = _mm256_set1_ps(-0.0);
+            let flushed = |v| {
+                let magnitude = _mm256_andnot_ps(sign, v);
+                let is_small = _mm256_cmp_ps::<_CMP_LT_OQ>(magnitude, _mm256_set1_ps(f32::MIN_POSITIVE));
+                _mm256_blendv_ps(v, _mm256_and_ps(v, sign), is_small)
+            };
+            [flushed(v[0]), flushed(v[1])]
+        })
     }
     #[inline(always)]
     fn abs(v: F) -> F {

@@ -4,6 +4,8 @@
 
 use std::arch::x86_64::*;
 
+pub(crate) mod bf16;
+
 use super::{GROUP, Kernel, Simd};
 
 /// AVX-512 with VNNI and BF16.
@@ -184,6 +186,25 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
         cpu!(_mm512_fmadd_ps(a, b, c))
+    }
+    #[inline(always)]
+    fn fma_flushed(a: __m512, b: __m512, c: __m512) -> __m512 {
+        cpu!({
+            // The values are the odd elements. The even product, 0 * -0, leaves the sum as it is.
+            let b = _mm512_or_si512(_mm512_castps_si512(b), _mm512_set1_epi32(0x8000));
+            let pairs = |v| std::mem::transmute::<__m512i, __m512bh>(v);
+            _mm512_dpbf16_ps(c, pairs(_mm512_castps_si512(a)), pairs(b))
+        })
+    }
+    #[inline(always)]
+    fn flushed(v: __m512) -> __m512 {
+        cpu!({
+            let is_small =
+                _mm512_cmp_ps_mask::<_CMP_LT_OQ>(_mm512_abs_ps(v), _mm512_set1_ps(f32::MIN_POSITIVE));
+            let bits = _mm512_castps_si512(v);
+            let sign = _mm512_set1_epi32(i32::MIN);
+            _mm512_castsi512_ps(_mm512_mask_and_epi32(bits, is_small, bits, sign))
+        })
     }
     #[inline(always)]
     fn abs(v: __m512) -> __m512 {

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::{Kernel, Simd, copy_head};
+use super::{Kernel, Simd, copy_head, flush};
 
 /// Baseline instructions of the target only.
 #[derive(Debug, Clone, Copy)]
@@ -126,6 +126,14 @@ impl Simd for Portable {
     fn fma(a: F, b: F, c: F) -> F {
         // Not `mul_add`: without the instruction it is a library call for each lane.
         lanes!(i => a[i] * b[i] + c[i])
+    }
+    #[inline(always)]
+    fn fma_flushed(a: F, b: F, c: F) -> F {
+        lanes!(i => flush::fma_flushed(a[i], b[i], c[i]))
+    }
+    #[inline(always)]
+    fn flushed(v: F) -> F {
+        lanes!(i => flush::flushed(v[i]))
     }
     #[inline(always)]
     fn abs(v: F) -> F {

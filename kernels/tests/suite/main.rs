@@ -5,6 +5,7 @@ mod attention;
 mod backward;
 mod elementwise;
 mod linear;
+mod linear_bf16;
 mod linear_ring;
 mod linear_transposed;
 mod linear_unrounded;

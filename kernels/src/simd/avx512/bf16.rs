@@ -1,0 +1,226 @@
+//! Tiles of bf16 weights, unpacked for the matrix unit.
+//!
+//! A value is `fma(code, scale, offset)`, rounded to bf16 half up: `(bits + 0x8000) >> 16`. Two ports execute
+//! all of this, so each operation counts: 512 values take about 75 cycles.
+//!
+//! Four bits of a code go into the mantissa of 1.0 at bit `p` by one operation, where the word has them or
+//! after a shift that serves three codes: `1 + code 2^(p - 23)`. One `fma` with `scale 2^(23 - p)` and
+//! `offset - scale 2^(23 - p)` then gives the value, rounded once, provided that this difference is exact.
+
+#![allow(clippy::wildcard_imports, reason = "an instruction set is used whole")]
+
+use std::arch::x86_64::*;
+
+use crate::simd::LANES;
+
+/// Wraps intrinsics that only require the CPU feature, and memory operations that the caller guarantees.
+macro_rules! cpu {
+    ($body:expr) => {
+        // SAFETY: `Isa::dispatch` has checked the features; pointers are valid as the functions require.
+        unsafe { $body }
+    };
+}
+
+/// Factors and offsets of codes at the bits 11, 12, 15, 16 and 19 of the mantissa.
+type Placed = [[__m512; 2]; 5];
+
+/// Powers of two that correspond to these bits.
+const POWERS: [f32; 5] = [4096.0, 2048.0, 256.0, 128.0, 16.0];
+
+/// `a | (b & c)`, the operation of `vpternlogd`.
+const OR_OF_AND: i32 = 0xf8;
+
+/// Rounds two values of each lane half up; the value is infinite or a NaN without payload, or finite.
+#[inline(always)]
+fn pair(even: __m512, odd: __m512) -> __m512i {
+    cpu!({
+        let half = _mm512_set1_epi32(0x8000);
+        let even = _mm512_add_epi32(_mm512_castps_si512(even), half);
+        let odd = _mm512_add_epi32(_mm512_castps_si512(odd), half);
+        let high = _mm512_set1_epi32(0xffff_0000_u32.cast_signed());
+        _mm512_ternarylogic_epi32::<OR_OF_AND>(_mm512_srli_epi32::<16>(even), odd, high)
+    })
+}
+
+/// Replaces each NaN by the default NaN, whose rounding is a NaN.
+#[inline(always)]
+fn plain(v: __m512) -> __m512 {
+    cpu!(_mm512_fixupimm_ps::<0>(v, v, _mm512_set1_epi32(0x33)))
+}
+
+#[inline(always)]
+unsafe fn halves(from: *const u16) -> __m512 {
+    cpu!(plain(_mm512_cvtph_ps(_mm256_loadu_si256(from.cast()))))
+}
+
+/// Value of the code of `BITS` bits from bit `AT` of each word, by the factor and the offset of this place.
+#[inline(always)]
+fn placed<const BITS: u32, const AT: u32>(word: __m512i, [factor, offset]: [__m512; 2]) -> __m512 {
+    cpu!({
+        let mask = _mm512_set1_epi32(((1 << BITS) - 1) << AT);
+        let one = _mm512_set1_epi32(0x3f80_0000);
+        let code = _mm512_ternarylogic_epi32::<OR_OF_AND>(one, word, mask);
+        _mm512_fmadd_ps(_mm512_castsi512_ps(code), factor, offset)
+    })
+}
+
+/// Unpacks a group of 4-bit codes: the first half of its columns is in the low nibbles.
+#[inline(always)]
+unsafe fn four(codes: *const u8, [b11, b12, b15, b16, b19]: Placed, to: *mut u8) {
+    cpu!({
+        let mut step = 0;
+        while step < 4 {
+            let word = _mm512_loadu_si512(codes.add(step * 64).cast());
+            let (left, right) = (_mm512_slli_epi32::<11>(word), _mm512_srli_epi32::<9>(word));
+            let to = to.add(step * 128);
+            // Codes begin at the bits 0, 8, 16, 24 in the first half, and 4, 12, 20, 28 in the second.
+            store(to, pair(placed::<4, 11>(left, b11), placed::<4, 19>(left, b19)));
+            store(to.add(64), pair(placed::<4, 16>(word, b16), placed::<4, 15>(right, b15)));
+            store(to.add(512), pair(placed::<4, 15>(left, b15), placed::<4, 12>(word, b12)));
+            store(to.add(576), pair(placed::<4, 11>(right, b11), placed::<4, 19>(right, b19)));
+            step += 1;
+        }
+    });
+}
+
+#[inline(always)]
+unsafe fn store(to: *mut u8, v: __m512i) {
+    cpu!(_mm512_storeu_si512(to.cast(), v));
+}
+
+/// Unpacks a group of 4-bit codes with the zero point 8.
+///
+/// # Safety
+/// `codes` has 256 bytes, `scales` 16 numbers, and `to` room for a tile.
+#[inline(always)]
+pub(crate) unsafe fn four_zero(codes: *const u8, scales: *const u16, unit: f32, to: *mut u8) {
+    cpu!({
+        let scale = halves(scales);
+        // Eleven bits times at most ten are exact.
+        let number = |power: f32| {
+            let factor = _mm512_mul_ps(scale, _mm512_set1_ps(power * unit));
+            [factor, _mm512_mul_ps(scale, _mm512_set1_ps(-(power + 8.0) * unit))]
+        };
+        let [a, b, c, d, e] = POWERS;
+        four(codes, [number(a), number(b), number(c), number(d), number(e)], to);
+    });
+}
+
+/// Unpacks a group of 4-bit codes with a minimum.
+///
+/// # Safety
+/// `codes` has 256 bytes, `numbers` 16 scales and 16 minima, and `to` room for a tile.
+#[inline(always)]
+pub(crate) unsafe fn four_minimum(codes: *const u8, numbers: *const u16, unit: f32, to: *mut u8) {
+    cpu!({
+        let (scale, minimum) = (halves(numbers), halves(numbers.add(LANES)));
+        let [a, b, c, d, e] = POWERS;
+        // A minimum of one to 4096 scales has at most 24 bits less 4096 scales.
+        let largest = _mm512_mul_ps(scale, _mm512_set1_ps(a));
+        let (low, middle, high) = (_mm512_abs_ps(scale), _mm512_abs_ps(minimum), _mm512_abs_ps(largest));
+        let fits = _mm512_cmp_ps_mask::<_CMP_LE_OQ>(low, middle);
+        let fits = _mm512_mask_cmp_ps_mask::<_CMP_LE_OQ>(fits, middle, high);
+        let minimum = _mm512_mul_ps(minimum, _mm512_set1_ps(unit));
+        if fits != 0xffff {
+            let scale = _mm512_mul_ps(scale, _mm512_set1_ps(unit));
+            return four_apart(codes, scale, minimum, to);
+        }
+        let number = |power: f32| {
+            let factor = _mm512_mul_ps(scale, _mm512_set1_ps(power * unit));
+            [factor, _mm512_sub_ps(minimum, factor)]
+        };
+        four(codes, [number(a), number(b), number(c), number(d), number(e)], to);
+    });
+}
+
+/// Unpacks any group of 4-bit codes, each converted before its `fma`.
+#[inline(always)]
+unsafe fn four_apart(codes: *const u8, scale: __m512, minimum: __m512, to: *mut u8) {
+    cpu!({
+        let nibbles = _mm512_set1_epi8(15);
+        let mut step = 0;
+        while step < 4 {
+            let word = _mm512_loadu_si512(codes.add(step * 64).cast());
+            bytes(_mm512_and_si512(word, nibbles), scale, minimum, to.add(step * 128));
+            let high = _mm512_and_si512(_mm512_srli_epi32::<4>(word), nibbles);
+            bytes(high, scale, minimum, to.add(512 + step * 128));
+            step += 1;
+        }
+    });
+}
+
+/// Unpacks four bytes of each word to two pairs.
+#[inline(always)]
+unsafe fn bytes(word: __m512i, scale: __m512, minimum: __m512, to: *mut u8) {
+    cpu!({
+        let middle = _mm512_mul_ps(scale, _mm512_set1_ps(1.0 / 256.0));
+        let high = _mm512_mul_ps(scale, _mm512_set1_ps(1.0 / 65536.0));
+        let value = |code, factor| _mm512_fmadd_ps(_mm512_cvtepi32_ps(code), factor, minimum);
+        let at = |shift: u32| _mm512_and_si512(word, _mm512_set1_epi32(255 << shift));
+        store(to, pair(value(at(0), scale), value(at(8), middle)));
+        store(to.add(64), pair(value(at(16), high), value(_mm512_srli_epi32::<24>(word), scale)));
+    });
+}
+
+/// Unpacks `STEPS` steps of four 8-bit codes with the zero point 128.
+///
+/// # Safety
+/// `codes` has 64 bytes a step, `scales` 16 numbers, and `to` room for two rows a step.
+#[inline(always)]
+pub(crate) unsafe fn eight_zero<const STEPS: usize>(
+    codes: *const u8,
+    scales: *const u16,
+    unit: f32,
+    to: *mut u8,
+) {
+    cpu!({
+        let scale = halves(scales);
+        // Eleven bits times at most ten are exact.
+        let number = |power: f32| {
+            let factor = _mm512_mul_ps(scale, _mm512_set1_ps(power * unit));
+            [factor, _mm512_mul_ps(scale, _mm512_set1_ps(-(power + 128.0) * unit))]
+        };
+        let (b7, b8, b15) = (number(65536.0), number(32768.0), number(256.0));
+        let mut step = 0;
+        while step < STEPS {
+            let word = _mm512_loadu_si512(codes.add(step * 64).cast());
+            let (left, right) = (_mm512_slli_epi32::<8>(word), _mm512_srli_epi32::<9>(word));
+            let to = to.add(step * 128);
+            store(to, pair(placed::<8, 8>(left, b8), placed::<8, 8>(word, b8)));
+            store(to.add(64), pair(placed::<8, 7>(right, b7), placed::<8, 15>(right, b15)));
+            step += 1;
+        }
+    });
+}
+
+/// Unpacks a group of 8-bit codes with a minimum.
+///
+/// # Safety
+/// `codes` has 512 bytes, `numbers` 16 scales and 16 minima, and `to` room for a tile.
+#[inline(always)]
+pub(crate) unsafe fn eight_minimum(codes: *const u8, numbers: *const u16, unit: f32, to: *mut u8) {
+    cpu!({
+        let unit = _mm512_set1_ps(unit);
+        let scale = _mm512_mul_ps(halves(numbers), unit);
+        let minimum = _mm512_mul_ps(halves(numbers.add(LANES)), unit);
+        let mut step = 0;
+        while step < 8 {
+            let word = _mm512_loadu_si512(codes.add(step * 64).cast());
+            bytes(word, scale, minimum, to.add(step * 128));
+            step += 1;
+        }
+    });
+}
+
+/// Rounds a pair of columns half up; a NaN stays a NaN.
+///
+/// # Safety
+/// `to` has room for a row of a tile.
+#[inline(always)]
+pub(crate) unsafe fn floats(even: __m512, odd: __m512, to: *mut u8) {
+    cpu!({
+        let is_any_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(even, odd) != 0;
+        let (even, odd) = if is_any_nan { (plain(even), plain(odd)) } else { (even, odd) };
+        store(to, pair(even, odd));
+    });
+}
