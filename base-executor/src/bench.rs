@@ -44,7 +44,7 @@ pub struct BenchConfig {
     /// Prompt tokens per prefill step.
     #[arg(long, value_name = "TOKENS", default_value_t = 512)]
     pub chunk_tokens: usize,
-    /// Precision of activations on a CPU: int8, mixed, int15 or exact.
+    /// Arithmetic of linear layers on a CPU: int8, mixed, int15, bf16 or exact.
     #[arg(long, value_name = "PRECISION", default_value = "auto")]
     pub precision: settings::Precision,
     /// Data type of the KV cache: f32, f16 or int8.

@@ -85,6 +85,7 @@ pub(crate) fn rounding(asked: settings::Precision) -> Precision {
         settings::Precision::Int8 => Precision::Int8,
         settings::Precision::Mixed => Precision::Mixed,
         settings::Precision::Int15 => Precision::Int15,
+        settings::Precision::Bf16 => Precision::Bf16,
         settings::Precision::Exact => Precision::Exact,
     }
 }

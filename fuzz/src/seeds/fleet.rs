@@ -62,7 +62,12 @@ pub(super) fn messages() -> Vec<Seed> {
     make.valid("a head and a body", framed(&[head(), body(20)]));
     make.valid("two heads", framed(&[head(), head(), body(20), body(20)]));
     make.refused("a body first", "out of order", framed(&[body(20)]), "before its head");
-    make.refused("a message of nothing", "out of order", framed(&[ProcessingRequest::default()]), "no known part");
+    make.refused(
+        "a message of nothing",
+        "out of order",
+        framed(&[ProcessingRequest::default()]),
+        "no known part",
+    );
     make.refused("a length without a message", SIZES, vec![0xff; 4], "breaks off");
     make.refused("no protobuf", SIZES, [&[0, 0, 0, 3][..], &[0x12, 0xff, 0xff]].concat(), "decode");
     // Metadata: deeply nested structs in protobuf's encoding.

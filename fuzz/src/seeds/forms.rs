@@ -106,7 +106,12 @@ fn expressions(make: &mut Maker) {
         schema(&json!({ "x-guidance": { "lenient": true } })),
         "x-guidance",
     );
-    make.refused("a keyword that is not honoured", "silent ignorance", schema(&json!({ "not": {} })), "no finite value");
+    make.refused(
+        "a keyword that is not honoured",
+        "silent ignorance",
+        schema(&json!({ "not": {} })),
+        "no finite value",
+    );
     make.refused("look-around", "silent ignorance", of("regex", "(?=a)b"), "look-around");
 }
 

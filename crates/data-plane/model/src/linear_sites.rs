@@ -178,6 +178,17 @@ impl ModularRange {
     }
 }
 
+/// Arithmetic of a site's quantized path on a CPU.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Arithmetic {
+    /// Activations are never rounded.
+    Unrounded,
+    /// Activations are rounded where they meet integer weights, and to bf16 where they meet bf16 weights.
+    Quantized(Rounding),
+    /// Activations and weights are rounded to bf16, and sums have the order of the matrix unit.
+    Bf16,
+}
+
 /// Shape and arithmetic of a site.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Site {
@@ -187,8 +198,8 @@ pub struct Site {
     pub parts: Vec<SitePart>,
     /// Whether the quantized path takes activations unrounded and so equals the float path.
     pub fast_is_linear: bool,
-    /// Rounding of activations for integer weights on a CPU, or `None` if activations are never rounded.
-    pub rounding: Option<Rounding>,
+    /// Arithmetic of the quantized path on a CPU.
+    pub arithmetic: Arithmetic,
     /// Integer weights, if the site has a modular path and the base was told to commit to its weights.
     pub ring: Option<ModularSite>,
 }

@@ -6,7 +6,10 @@
 
 use kernels::Rounding;
 
-use crate::{linear_sites::Site, shape::layout::LinearGroup};
+use crate::{
+    linear_sites::{Arithmetic, Site},
+    shape::layout::LinearGroup,
+};
 
 /// Precision of activations. Each value gives its own result bits, by every route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -18,26 +21,33 @@ pub enum Precision {
     Mixed,
     /// Activations of 15 bits.
     Int15,
+    /// Activations and weights of bf16, summed in 32 bits in the order of the matrix unit.
+    Bf16,
     /// Activations are never rounded, even for 16-bit weights, as in `tune --precision exact`.
     Exact,
 }
 
 impl Precision {
-    /// Returns the rounding of a linear layer's inputs, if any; `group` is unknown for unknown architectures.
-    fn rounding(self, group: Option<LinearGroup>) -> Option<Rounding> {
+    /// Returns the arithmetic of a linear layer; `group` is unknown for unknown architectures.
+    fn arithmetic(self, group: Option<LinearGroup>) -> Arithmetic {
         match self {
-            Self::Int8 => Some(Rounding::INT8),
-            Self::Mixed => Some(Rounding::wide_above(mixed(group))),
-            Self::Int15 => Some(Rounding::INT15),
-            Self::Exact => None,
+            Self::Int8 => Arithmetic::Quantized(Rounding::INT8),
+            Self::Mixed => Arithmetic::Quantized(Rounding::wide_above(mixed(group))),
+            Self::Int15 => Arithmetic::Quantized(Rounding::INT15),
+            Self::Bf16 => Arithmetic::Bf16,
+            Self::Exact => Arithmetic::Unrounded,
         }
     }
 
     /// Sets this precision on `sites`; `groups` names their linear groups if the architecture is known.
     pub(crate) fn apply(self, sites: &mut [Site], groups: &[LinearGroup]) {
         for (number, site) in sites.iter_mut().enumerate() {
-            site.rounding = self.rounding(groups.get(number).copied());
-            site.fast_is_linear |= site.rounding.is_none();
+            site.arithmetic = self.arithmetic(groups.get(number).copied());
+            match site.arithmetic {
+                Arithmetic::Unrounded => site.fast_is_linear = true,
+                Arithmetic::Bf16 => site.fast_is_linear = false,
+                Arithmetic::Quantized(_) => {}
+            }
         }
     }
 }

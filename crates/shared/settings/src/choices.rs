@@ -85,6 +85,8 @@ words! {
         Mixed = "mixed",
         /// 15-bit integers in all layers.
         Int15 = "int15",
+        /// Activations and weights of bf16, summed in 32 bits in the order of the CPU's matrix unit.
+        Bf16 = "bf16",
         /// No rounding of activations.
         Exact = "exact",
     }

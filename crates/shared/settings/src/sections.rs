@@ -45,8 +45,9 @@ sections! {
         device: DeviceChoice, --"device" "DEVICE", Is("cpu"), Executor;
         /// Cores that the executor computes on, as 0-3,8
         cores: CoreList, --"cores" "LIST", Depends("all cores; of four or more, those without workers"), Up;
-        /// Rounding of activations for integer weights on a CPU: auto (mixed), int8, mixed (15 bits where it
-        /// matters), int15, or exact (no rounding, for weights of any type: about half as fast)
+        /// Arithmetic of linear layers on a CPU: auto (mixed), int8, mixed (activations of 15 bits where 8
+        /// bits matter), int15, bf16 (activations and weights of bf16, for CPUs with AMX), or exact
+        /// (activations are never rounded: about half as fast)
         precision: Precision, --"precision" "PRECISION", Is("auto"), Executor;
         /// Maximum device memory for the KV cache
         kv_bytes: ByteCount, --"kv-bytes" "BYTES", Depends("all device memory"), Executor;

@@ -164,7 +164,13 @@ mod tests {
 
     fn site(fast_is_linear: bool) -> Site {
         let part = |rows| SitePart { name: "m".to_owned(), rows, has_bias: false };
-        Site { columns: 4, parts: vec![part(8), part(2)], fast_is_linear, rounding: None, ring: None }
+        Site {
+            columns: 4,
+            parts: vec![part(8), part(2)],
+            fast_is_linear,
+            arithmetic: model::linear_sites::Arithmetic::Unrounded,
+            ring: None,
+        }
     }
 
     fn header(op: Op, path: Path, part: Option<u8>) -> CallHeader {

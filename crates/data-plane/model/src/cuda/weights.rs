@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     forward::ModelContext,
-    linear_sites::{Site, SitePart},
+    linear_sites::{Arithmetic, Site, SitePart},
     resident::{KvDtype, kv_precision, kv_shape},
     shape::{
         config::ModelConfig,
@@ -166,7 +166,7 @@ fn site(parts: &[LoadedLinear], kind: ElementKind) -> Site {
         parts: parts.iter().map(part).collect(),
         // Activations of 16 bits are rounded.
         fast_is_linear: kind == ElementKind::F32,
-        rounding: None,
+        arithmetic: Arithmetic::Unrounded,
         ring: None,
     }
 }

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use kernels::{
-    ActivationForms, Activations, LinearPart, PackedMatrix, SumFrom, linear, linear_transposed,
-    linear_transposed_rounded, linear_unrounded,
+    ActivationForms, Activations, LinearPart, PackedMatrix, Rounding, SumFrom, linear, linear_bf16,
+    linear_transposed, linear_transposed_rounded, linear_unrounded,
 };
 
 use crate::{
     cpu::Compute,
-    linear_sites::{Site, SiteCall, SiteId, SiteOp, SitePart, SitePath},
+    linear_sites::{Arithmetic, Site, SiteCall, SiteId, SiteOp, SitePart, SitePath},
     precision::Precision,
     shape::{
         config::ModelConfig,
@@ -140,16 +140,21 @@ pub(crate) fn evaluate(
             linear_transposed(pool, *isa, x.values(), rows, inputs, parts, from, out);
         }
         _ => {
-            let rounding = site.rounding.filter(|_| call.path == SitePath::Fast);
             let forms =
                 parts.iter().fold(ActivationForms::default(), |forms, part| forms.and(part.matrix.forms()));
-            match rounding {
-                Some(rounding) => x.prepare(pool, *isa, forms, rounding),
+            match site.arithmetic {
+                Arithmetic::Bf16 if call.path == SitePath::Fast => {
+                    x.prepare(pool, *isa, ActivationForms::BF16_TILES, Rounding::INT8);
+                    return linear_bf16(pool, *isa, x, parts, out, outputs);
+                }
+                Arithmetic::Quantized(rounding) if call.path == SitePath::Fast => {
+                    x.prepare(pool, *isa, forms, rounding);
+                }
                 // Without rounding both ways give the same bits, and this one is faster.
-                None if forms != ActivationForms::default() => {
+                _ if forms != ActivationForms::default() => {
                     return linear_unrounded(pool, *isa, x, parts, out, outputs);
                 }
-                None => {}
+                _ => {}
             }
             linear(pool, *isa, x, parts, out, outputs);
         }
@@ -166,7 +171,7 @@ fn site(layers: &[Linear]) -> Site {
         columns: layers.first().map_or(0, |linear| linear.matrix.columns()),
         parts: layers.iter().map(part).collect(),
         fast_is_linear: layers.iter().all(|linear| linear.matrix.is_exact()),
-        rounding: None,
+        arithmetic: Arithmetic::Unrounded,
         ring: None,
     }
 }

@@ -39,7 +39,7 @@ use self::{
 };
 use crate::{
     cpu::Compute,
-    linear_sites::{Site, SiteCall, SiteId, SiteOp, SitePart},
+    linear_sites::{Arithmetic, Site, SiteCall, SiteId, SiteOp, SitePart},
     precision::Precision,
     shape::{
         config::ModelConfig,
@@ -377,7 +377,13 @@ fn sites(source: &dyn WeightSource, file: &PackedFile) -> Result<(Vec<Site>, Bia
             of_site.push(bias);
             (columns, is_exact, matrix) = (form.columns(), is_exact && form.is_exact(), matrix + 1);
         }
-        sites.push(Site { columns, parts, fast_is_linear: is_exact, rounding: None, ring: None });
+        sites.push(Site {
+            columns,
+            parts,
+            fast_is_linear: is_exact,
+            arithmetic: Arithmetic::Unrounded,
+            ring: None,
+        });
         biases.push(of_site);
     }
     Ok((sites, biases))

@@ -118,7 +118,10 @@ fn names_without_the_prefix_of_peft_mean_the_same() {
     }
     assert_eq!(read(&config(), &bare).unwrap(), read(&config(), &entries()).unwrap());
     let twice = [entries(), bare].concat();
-    assert_says(read(&config(), &twice), &["hold the same weights", "`base_model.model.model.layers.0.self_attn.q_proj"]);
+    assert_says(
+        read(&config(), &twice),
+        &["hold the same weights", "`base_model.model.model.layers.0.self_attn.q_proj"],
+    );
 }
 
 #[test]

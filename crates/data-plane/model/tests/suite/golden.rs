@@ -137,10 +137,12 @@ fn the_finer_activations_are_rounded_the_nearer_is_the_real_model_to_its_dequant
     let path = real_model();
     let golden: RealGolden = read(&golden("expected/smollm2-q4_1/base.json"));
     let of = |precision| squares_of(&mut resident_with(&path, precision, KvDtype::F32), &golden);
-    let [int8, mixed, int15, exact] =
-        [Precision::Int8, Precision::Mixed, Precision::Int15, Precision::Exact].map(of);
-    println!("squares: {int8:.1} of 8 bits, {mixed:.1} mixed, {int15:.3} of 15, {exact:.3} exact");
-    assert!(mixed < int8 / 2.0 && int15 < mixed / 20.0 && exact < mixed / 20.0);
+    let [int8, mixed, bf16, int15, exact] =
+        [Precision::Int8, Precision::Mixed, Precision::Bf16, Precision::Int15, Precision::Exact].map(of);
+    println!(
+        "squares: {int8:.1} of 8 bits, {mixed:.1} mixed, {bf16:.1} of bf16, {int15:.3} of 15, {exact:.3} exact"
+    );
+    assert!(mixed < int8 / 2.0 && bf16 < mixed && int15 < mixed / 20.0 && exact < mixed / 20.0);
 }
 
 #[test]

@@ -9,6 +9,7 @@ use model::{
     adapter::{Adapter, AnyAdapter},
     deltas::prepared::PreparedAdapter,
     forward::{BLOCK_TOKENS, ForwardPass, LogitRows, SequenceSlice, Trunk},
+    precision::Precision,
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
     sources::open::open,
 };
@@ -17,8 +18,8 @@ use types::BlockId;
 use crate::golden_support::{GoldenAdapter, summed};
 
 /// Models with 32-bit and 16-bit weights, with biases, head norms and windows in some layers, of other
-/// families, and with experts.
-const MODELS: [&str; 15] = [
+/// families, and with experts; some are also computed in bf16, as their names say.
+const MODELS: [&str; 19] = [
     "llama-tied",
     "llama-bf16",
     "qwen2-f16",
@@ -34,21 +35,37 @@ const MODELS: [&str; 15] = [
     "mixtral",
     "mixtral-bf16",
     "qwen3moe",
+    "llama-tied, in bf16",
+    "qwen2-f16, in bf16",
+    "gemma3-bf16, in bf16",
+    "mixtral-bf16, in bf16",
 ];
 
+/// Returns the folder's name and the precision of a model in [`MODELS`].
+fn model_of(name: &str) -> (&str, Precision) {
+    let folder = name.strip_suffix(", in bf16");
+    folder.map_or((name, Precision::default()), |folder| (folder, Precision::Bf16))
+}
+
+fn load(name: &str) -> LoadedWeights {
+    let (folder, precision) = model_of(name);
+    let source = open(&golden("models").join(folder)).unwrap();
+    LoadedWeights::load(&*source, 1).unwrap().with_precision(precision)
+}
+
 fn resident(name: &str, threads: usize) -> ResidentModel {
-    let source = open(&golden("models").join(name)).unwrap();
-    let weights = LoadedWeights::load(&*source, 1).unwrap();
+    let weights = load(name);
     // One of the models has an 8-bit KV cache, which has scales.
-    let kv_dtype = if name == "qwen2-f16" { KvDtype::Int8 } else { KvDtype::F16 };
+    let kv_dtype = if name.starts_with("qwen2-f16") { KvDtype::Int8 } else { KvDtype::F16 };
     let options = ResidentOptions { cores: vec![0; threads], kv_bytes: 32 << 20, kv_dtype };
     ResidentModel::new(weights, &options).unwrap()
 }
 
 /// The base (`None`), every golden adapter that fits the model, and a sum of some.
 fn adapters(name: &str) -> Vec<Option<Arc<PreparedAdapter>>> {
+    let precision = load(name).adapter_precision();
+    let (name, _) = model_of(name);
     let source = open(&golden("models").join(name)).unwrap();
-    let precision = LoadedWeights::load(&*source, 1).unwrap().adapter_precision();
     let mut adapters = vec![None];
     let prepare = |asked: GoldenAdapter| Some(Arc::new(asked.prepared(source.config(), precision)));
     if name == "llama-tied" {
@@ -159,12 +176,12 @@ fn a_request_among_fifteen_others_on_other_adapters_has_the_bits_it_has_alone() 
 
 #[test]
 fn a_decode_step_of_every_method_together_has_the_bits_each_has_alone() {
-    for name in ["llama-tied", "qwen2-bias"] {
+    for name in ["llama-tied", "llama-tied, in bf16", "qwen2-bias"] {
         let adapters = adapters(name);
         let each = one_of_each(&adapters);
         assert_eq!(
             each.len(),
-            if name == "llama-tied" { 9 } else { 4 },
+            if name == "qwen2-bias" { 4 } else { 9 },
             "base, LoRA, one of the embedding and those with saved modules where there are some, DoRA, IA3, prefix"
         );
         let requests: Vec<_> =

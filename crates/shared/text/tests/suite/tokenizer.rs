@@ -234,7 +234,9 @@ fn vocabularies_whose_parts_do_not_fit_are_refused() {
         malformed(tokens(&["a"], &[]).i32s("tokenizer.ggml.token_type", &[1, 1]).open())
             .contains("token types")
     );
-    assert!(malformed(tokens(&["a"], &[]).u32("tokenizer.ggml.eos_token_id", 1).open()).contains("not a token"));
+    assert!(
+        malformed(tokens(&["a"], &[]).u32("tokenizer.ggml.eos_token_id", 1).open()).contains("not a token")
+    );
     assert!(malformed(tokens(&[&"a".repeat(5000)], &[]).open()).contains("5000 bytes"));
     assert!(malformed(tokens(&[], &[]).open()).contains("0 tokens"));
 }

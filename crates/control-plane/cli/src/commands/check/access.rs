@@ -176,7 +176,10 @@ mod tests {
         let findings = |section: &str| layers(&toml::from_str(section).unwrap());
         assert!(findings("").is_empty());
         let bare = findings("listen = '127.0.0.1:0'");
-        assert!(bare[0].health == Health::Fail && bare[0].found.contains("needs a TLS certificate"), "{bare:?}");
+        assert!(
+            bare[0].health == Health::Fail && bare[0].found.contains("needs a TLS certificate"),
+            "{bare:?}"
+        );
         let open = findings("listen = '0.0.0.0:0'\ncert = '/dev/null'\ncert_key = '/dev/null'");
         assert!(open[2].health == Health::Fail && open[2].found.contains("from other hosts"), "{open:?}");
         let gateways = findings("gateways = 'front'");
