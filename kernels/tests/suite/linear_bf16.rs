@@ -111,6 +111,22 @@ fn every_packing_gives_the_plain_sums_for_any_number_of_rows_and_width() {
 }
 
 #[test]
+fn rows_that_do_not_fit_the_cache_at_once_have_the_same_bits() {
+    let layers = SharedInputLayers::random(&[(TensorType::Q4_0, 21), (TensorType::Bf16, 50)], 288, 23);
+    let x = floats(&mut random(24), 545 * layers.width);
+    let wanted = expected(&parts_of(&layers), layers.stride, &x, layers.width);
+    let pool = &mut pool(2);
+    for isa in Isa::available() {
+        for rows in [512, 513, 545] {
+            let x = tiles(pool, isa, &x[..rows * layers.width], layers.width);
+            let got = run(&layers.parts(), layers.stride, pool, isa, &x);
+            let what = format!("{isa:?}, {rows} rows");
+            assert_same(&got, &wanted[..rows * layers.stride], layers.stride, &what);
+        }
+    }
+}
+
+#[test]
 fn parts_side_by_side_have_the_same_bits_on_any_number_of_threads() {
     let layers = one_of_each();
     let x = floats(&mut random(21), MANY_ROWS * layers.width);

@@ -225,10 +225,12 @@ impl<W: TileWeights> Pass<'_, '_, W> {
                     self.prefetch_outputs::<R, P>(tile, DEPTH - (block.end - group));
                 }
                 let slot = self.slot(group).cast_const();
-                let w = [0, 1].map(|p| {
+                let tile_of = |p: usize| {
                     W::tile(chunk.part.matrix, self.panel + p, group)
                         .unwrap_or(slot.wrapping_add(p * TILE_BYTES))
-                });
+                };
+                // A missing second panel is not read.
+                let w = [tile_of(0), tile_of(P - 1)];
                 let at = group * tile_lines;
                 unit.add_products::<R, P>([first.wrapping_add(at).cast(), second.wrapping_add(at).cast()], w);
                 group += 1;
