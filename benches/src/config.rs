@@ -66,7 +66,7 @@ pub(crate) struct Args {
     #[arg(long, env = "HOLOBIONT_TORCH_PYTHON", value_name = "FILE")]
     torch_python: Option<PathBuf>,
     /// Python of an environment with openvino-genai, for `openvino`.
-    #[arg(long, env = "HOLOBIONT_OPENVINO_PYTHON", value_name = "FILE")]
+    #[arg(long, value_name = "FILE")]
     openvino_python: Option<PathBuf>,
     /// Folder of the model exported by optimum-cli, for `openvino`; may be repeated.
     #[arg(long, value_name = "DIR")]

@@ -31,7 +31,8 @@
 //!   traces.
 //! - [`maintenance`] checks, cleans and copies registries and buckets.
 //! - Modules below all others: [`caller`] (authenticated sender), [`usage`] (tokens of a request),
-//!   [`random`], `clock`, `thread` (threads for slow work), `lock`, and `slow_peer_timeout` (timeouts of slow peers).
+//!   [`random`], `clock`, `thread` (threads for slow work), `lock`, and `slow_peer_timeout` (timeouts of slow
+//!   peers).
 //!
 //! # Principles
 //!

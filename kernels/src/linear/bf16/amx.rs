@@ -67,7 +67,7 @@ struct Panels<'a, W> {
 }
 
 #[repr(align(64))]
-struct Scratch {
+struct Bf16Scratch {
     /// `[RING, 2]` tiles of weights.
     weights: [MaybeUninit<u8>; RING * 2 * TILE_BYTES],
     /// `[MAX_TILES, 2]` tiles of sums.
@@ -80,7 +80,7 @@ impl<W: TileWeights> Kernel for Panels<'_, W> {
     #[inline(always)]
     fn run<S: Simd>(self) {
         if S::BESIDE_MATRIX_UNIT {
-            let mut scratch = Scratch {
+            let mut scratch = Bf16Scratch {
                 weights: [const { MaybeUninit::uninit() }; _],
                 sums: [const { MaybeUninit::uninit() }; _],
             };
@@ -112,7 +112,7 @@ struct Pass<'a, 'b, W> {
     panels: &'a Panels<'b, W>,
     panel: usize,
     ring: usize,
-    scratch: &'a mut Scratch,
+    scratch: &'a mut Bf16Scratch,
     pending: &'a mut Pending,
 }
 

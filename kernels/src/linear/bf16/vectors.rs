@@ -73,7 +73,6 @@ struct Magnitudes {
 }
 
 impl Magnitudes {
-    /// Magnitudes of zeros.
     const NONE: Self = Self { smallest: u32::MAX, largest: 0 };
 
     /// True if no sum of products can be a denormal, and no product exceeds the largest float.
