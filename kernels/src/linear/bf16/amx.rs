@@ -36,7 +36,7 @@ const SHORT_RING: usize = 4;
 
 /// Maximum number of tiles of rows that use an unpacked panel, and their bytes, which stay in the
 /// second-level cache.
-const MAX_TILES: usize = 32;
+const MAX_TILES: usize = 16;
 const ROW_BYTES: usize = 1200 << 10;
 
 const SUMS: usize = SIDE * LANES;
