@@ -470,7 +470,7 @@ impl DoublingSites {
                     columns: 64,
                     parts: vec![part],
                     fast_is_linear: false,
-                    rounding: None,
+                    arithmetic: model::linear_sites::Arithmetic::Unrounded,
                     ring: None
                 };
                 2

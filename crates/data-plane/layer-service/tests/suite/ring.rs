@@ -25,7 +25,7 @@ impl TriplingSites {
             columns: WIDTH,
             parts: vec![part],
             fast_is_linear: true,
-            rounding: None,
+            arithmetic: model::linear_sites::Arithmetic::Unrounded,
             ring: Some(ring),
         };
         Self(vec![site.clone(), Site { ring: None, ..site }])

@@ -63,7 +63,7 @@ impl ScalingSite {
             columns: WIDTH,
             parts: vec![part],
             fast_is_linear: true,
-            rounding: None,
+            arithmetic: model::linear_sites::Arithmetic::Unrounded,
             ring: None,
         }])
     }
