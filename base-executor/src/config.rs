@@ -48,7 +48,7 @@ pub struct ExecutorConfig {
     /// Cores to run on, such as 0,1 or 0-3 [default: all that are allowed].
     #[arg(long, value_name = "LIST")]
     pub cores: Option<CoreList>,
-    /// Precision of activations that meet integer weights on a CPU.
+    /// Arithmetic of linear layers on a CPU.
     #[arg(long, value_name = "PRECISION")]
     pub precision: Precision,
     /// Maximum device memory of the KV cache [default: all of it].

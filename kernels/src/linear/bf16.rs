@@ -23,7 +23,7 @@ mod vectors;
 use self::{amx::AmxChunk, vectors::VectorChunk};
 use super::{
     chunk::PanelChunk,
-    part::{LinearPart, OutPtr, check_parts, for_each_part},
+    part::{LinearPart, OutPtr, check_parts, for_each_chunk},
 };
 use crate::{
     activations::{ActivationForms, Activations},
@@ -53,19 +53,15 @@ pub fn linear_bf16(
     }
     let out = OutPtr(out.as_mut_ptr());
     let has_unit = isa.is_fast_at_bf16();
-    let panels: usize = parts.iter().map(|part| part.matrix.panels()).sum();
-    let chunk = panels_a_chunk(panels, pool.threads());
-    pool.run(panels.div_ceil(chunk), |i| {
+    for_each_chunk(pool, parts, panels_a_chunk, |part, first, last| {
         let out = &out;
-        for_each_part(parts, i * chunk, panels.min((i + 1) * chunk), |part, first, last| {
-            let matrix_unit = if has_unit { MatrixUnit::Amx } else { MatrixUnit::None };
-            let chunk = PanelChunk { x, part, first, last, matrix_unit, out: out.0, stride };
-            if has_unit {
-                isa.dispatch(AmxChunk(chunk));
-            } else {
-                isa.dispatch(VectorChunk(chunk));
-            }
-        });
+        let matrix_unit = if has_unit { MatrixUnit::Amx } else { MatrixUnit::None };
+        let chunk = PanelChunk { x, part, first, last, matrix_unit, out: out.0, stride };
+        if has_unit {
+            isa.dispatch(AmxChunk(chunk));
+        } else {
+            isa.dispatch(VectorChunk(chunk));
+        }
     });
 }
 

@@ -21,7 +21,7 @@
 use std::{marker::PhantomData, ops::Range};
 
 use super::{
-    part::{DecodeScratch, LinearPart, OutPtr, blocks, check_parts, for_each_part},
+    part::{DecodeScratch, LinearPart, OutPtr, blocks, check_parts, for_each_chunk},
     values::{HALF, Values, with_values},
 };
 use crate::{
@@ -55,13 +55,9 @@ pub fn linear_unrounded(
     assert!(out.len() >= rows * stride, "out holds {rows} rows of {stride}");
     check_parts(parts, x.width(), stride);
     let out = OutPtr(out.as_mut_ptr());
-    let panels: usize = parts.iter().map(|part| part.matrix.panels()).sum();
-    let chunk = panels_a_chunk(panels, pool.threads());
-    pool.run(panels.div_ceil(chunk), |i| {
+    for_each_chunk(pool, parts, panels_a_chunk, |part, first, last| {
         let out = &out;
-        for_each_part(parts, i * chunk, panels.min((i + 1) * chunk), |part, first, last| {
-            isa.dispatch(FloatChunk { x, part, first, last, out: out.0, stride });
-        });
+        isa.dispatch(FloatChunk { x, part, first, last, out: out.0, stride });
     });
 }
 

@@ -3,6 +3,7 @@
 use std::{mem::MaybeUninit, ops::Range};
 
 use super::pack::PackedMatrix;
+use crate::pool::ThreadPool;
 
 /// A matrix, and the columns of `out` for its outputs.
 #[derive(Debug, Clone, Copy)]
@@ -48,8 +49,23 @@ impl<const N: usize> DecodeScratch<N> {
     }
 }
 
+/// Calls `each` on all threads of `pool` with the panel ranges of the parts. `panels_a_chunk` returns the
+/// panels of a chunk from the number of all panels and of threads.
+pub(super) fn for_each_chunk<'a>(
+    pool: &mut ThreadPool,
+    parts: &[LinearPart<'a>],
+    panels_a_chunk: impl FnOnce(usize, usize) -> usize,
+    each: impl Fn(LinearPart<'a>, usize, usize) + Sync,
+) {
+    let panels: usize = parts.iter().map(|part| part.matrix.panels()).sum();
+    let chunk = panels_a_chunk(panels, pool.threads());
+    pool.run(panels.div_ceil(chunk), |i| {
+        for_each_part(parts, i * chunk, panels.min((i + 1) * chunk), &each);
+    });
+}
+
 /// Calls `each` with the panel range of each part within the range `first..last` over all parts.
-pub(super) fn for_each_part<'a>(
+fn for_each_part<'a>(
     parts: &[LinearPart<'a>],
     first: usize,
     last: usize,

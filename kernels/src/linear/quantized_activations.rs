@@ -8,7 +8,7 @@ use super::{
     float,
     form::Packing,
     packings::{self, IntegerPacking},
-    part::{LinearPart, OutPtr, blocks, check_parts, for_each_part},
+    part::{LinearPart, OutPtr, blocks, check_parts, for_each_chunk},
     tile::PanelDot,
 };
 use crate::{
@@ -42,13 +42,10 @@ pub fn linear(
     }
     let out = OutPtr(out.as_mut_ptr());
     let matrix_unit = isa.matrix_unit();
-    let panels: usize = parts.iter().map(|part| part.matrix.panels()).sum();
-    let chunk = panels_a_chunk(panels, rows, pool.threads());
-    pool.run(panels.div_ceil(chunk), |i| {
+    let chunk = |panels, threads| panels_a_chunk(panels, rows, threads);
+    for_each_chunk(pool, parts, chunk, |part, first, last| {
         let out = &out;
-        for_each_part(parts, i * chunk, panels.min((i + 1) * chunk), |part, first, last| {
-            isa.dispatch(PanelChunk { x, part, first, last, matrix_unit, out: out.0, stride });
-        });
+        isa.dispatch(PanelChunk { x, part, first, last, matrix_unit, out: out.0, stride });
     });
 }
 

@@ -13,7 +13,7 @@
 //! - [`linear_sites`]: single linear groups, evaluated for split clients.
 //! - [`site_model`]: a base that serves only its linear layers.
 //! - [`deltas`]: adapter deltas in the kernels' formats, on the host and on the device.
-//! - [`precision`]: the rounding of activations.
+//! - [`precision`]: the arithmetic of linear layers.
 //! - [`client_weights`]: the weights that split clients hold.
 //! - [`backward`]: the reverse pass that trains adapters.
 //! - [`resident`]: a whole model in one process.

@@ -1,4 +1,4 @@
-//! Rounding of a pass's activations where they meet integer weights on a CPU.
+//! Arithmetic of a pass's linear layers on a CPU.
 //!
 //! `docs/performance/accuracy.md` measures the errors on SmolLM2-135M in Q4_1. A quantization group's error
 //! grows with its largest magnitude, and a few groups of each row cause nearly all of it. A second byte for
@@ -11,7 +11,7 @@ use crate::{
     shape::layout::LinearGroup,
 };
 
-/// Precision of activations. Each value gives its own result bits, by every route.
+/// Precision of linear layers. Each value gives its own result bits, by every route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Precision {
     /// Activations of 8 bits.

@@ -75,7 +75,7 @@ words! {
         Int8 = "int8",
     }
 
-    /// Rounding of activations that are multiplied with integer weights.
+    /// Arithmetic of linear layers on a CPU.
     Precision ("precision") {
         /// Precision that suits the device: `mixed` on a CPU, the only supported one on a GPU.
         Auto = "auto",

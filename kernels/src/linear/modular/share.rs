@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     activations::GROUP,
-    linear::part::{LinearPart, blocks, for_each_part},
+    linear::part::{LinearPart, blocks, for_each_chunk},
     pool::ThreadPool,
     simd::LANES,
 };
@@ -61,14 +61,11 @@ pub(super) fn for_panels<X: Sync, const B: usize>(
     each: impl Fn(PanelRange<'_, X, B>) + Sync,
 ) {
     let out = OutBytes(out.as_mut_ptr());
-    let panels: usize = parts.iter().map(|part| part.matrix.panels()).sum();
-    let chunk = panels.div_ceil(4 * pool.threads()).max(1);
-    pool.run(panels.div_ceil(chunk), |i| {
+    let chunk = |panels: usize, threads: usize| panels.div_ceil(4 * threads).max(1);
+    for_each_chunk(pool, parts, chunk, |part, first, last| {
         let out = &out;
-        for_each_part(parts, i * chunk, panels.min((i + 1) * chunk), |part, first, last| {
-            let factors = part.matrix.factors(exponent);
-            each(PanelRange { x, rows, part, panels: first..last, factors, out: out.0, stride });
-        });
+        let factors = part.matrix.factors(exponent);
+        each(PanelRange { x, rows, part, panels: first..last, factors, out: out.0, stride });
     });
 }
 
