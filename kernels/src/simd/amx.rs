@@ -14,6 +14,7 @@ pub(crate) mod gemm;
 use std::{
     arch::{asm, x86_64::__cpuid_count},
     marker::PhantomData,
+    sync::LazyLock,
 };
 
 /// Products per round of [`Tiles::repeat`]: two tiles of groups.
@@ -38,8 +39,10 @@ pub(crate) fn is_granted() -> bool {
 }
 
 /// True if the unit multiplies bf16.
+// The processor is asked once: under a hypervisor each question takes microseconds.
 pub(crate) fn multiplies_bf16() -> bool {
-    __cpuid_count(7, 0).edx & 1 << 22 != 0
+    static MULTIPLIES: LazyLock<bool> = LazyLock::new(|| __cpuid_count(7, 0).edx & 1 << 22 != 0);
+    *MULTIPLIES
 }
 
 /// Prefetches the cache line at `at`, which need not exist, to write it.

@@ -1,7 +1,7 @@
 //! Tiles of bf16 weights, unpacked for the matrix unit.
 //!
-//! A value is `fma(code, scale, offset)`, rounded to bf16 half up: `(bits + 0x8000) >> 16`. Two ports execute
-//! all of this, so each operation counts: 512 values take about 75 cycles.
+//! A value is `fma(code, scale, offset)`, cut to bf16: its upper 16 bits. Two ports execute all of this, so
+//! each operation counts: 512 values take about 60 cycles.
 //!
 //! Four bits of a code go into the mantissa of 1.0 at bit `p` by one operation, where the word has them or
 //! after a shift that serves three codes: `1 + code 2^(p - 23)`. One `fma` with `scale 2^(23 - p)` and
@@ -9,7 +9,7 @@
 
 #![allow(clippy::wildcard_imports, reason = "an instruction set is used whole")]
 
-use std::arch::x86_64::*;
+use std::arch::{asm, x86_64::*};
 
 use crate::simd::LANES;
 
@@ -30,19 +30,30 @@ const POWERS: [f32; 5] = [4096.0, 2048.0, 256.0, 128.0, 16.0];
 /// `a | (b & c)`, the operation of `vpternlogd`.
 const OR_OF_AND: i32 = 0xf8;
 
-/// Rounds two values of each lane half up; the value is infinite or a NaN without payload, or finite.
+/// Cuts two values of each lane; a NaN has no payload.
 #[inline(always)]
 fn pair(even: __m512, odd: __m512) -> __m512i {
-    cpu!({
-        let half = _mm512_set1_epi32(0x8000);
-        let even = _mm512_add_epi32(_mm512_castps_si512(even), half);
-        let odd = _mm512_add_epi32(_mm512_castps_si512(odd), half);
-        let high = _mm512_set1_epi32(0xffff_0000_u32.cast_signed());
-        _mm512_ternarylogic_epi32::<OR_OF_AND>(_mm512_srli_epi32::<16>(even), odd, high)
-    })
+    cpu!(upper_halves(_mm512_castps_si512(even), _mm512_castps_si512(odd)))
 }
 
-/// Replaces each NaN by the default NaN, whose rounding is a NaN.
+/// Returns the upper halves of two words of each lane, in one operation; the compiler would use two.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn upper_halves(even: __m512i, mut odd: __m512i) -> __m512i {
+    let upper = _mm512_set4_epi32(0x0f0e_0f0e, 0x0b0a_0b0a, 0x0706_0706, 0x0302_0302);
+    let lower = 0x3333_3333_3333_3333_u64;
+    // SAFETY: the operation concerns registers alone.
+    unsafe {
+        asm!(
+            "vpshufb {odd} {{{lower}}}, {even}, {upper}",
+            odd = inout(zmm_reg) odd, even = in(zmm_reg) even, upper = in(zmm_reg) upper,
+            lower = in(kreg) lower, options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    odd
+}
+
+/// Replaces each NaN by the default NaN, which stays a NaN.
 #[inline(always)]
 fn plain(v: __m512) -> __m512 {
     cpu!(_mm512_fixupimm_ps::<0>(v, v, _mm512_set1_epi32(0x33)))
@@ -95,11 +106,11 @@ unsafe fn store(to: *mut u8, v: __m512i) {
 #[inline(always)]
 pub(crate) unsafe fn four_zero(codes: *const u8, scales: *const u16, unit: f32, to: *mut u8) {
     cpu!({
-        let scale = halves(scales);
+        let scale = _mm512_mul_ps(halves(scales), _mm512_set1_ps(unit));
         // Eleven bits times at most ten are exact.
         let number = |power: f32| {
-            let factor = _mm512_mul_ps(scale, _mm512_set1_ps(power * unit));
-            [factor, _mm512_mul_ps(scale, _mm512_set1_ps(-(power + 8.0) * unit))]
+            let factor = _mm512_mul_ps(scale, _mm512_set1_ps(power));
+            [factor, _mm512_mul_ps(scale, _mm512_set1_ps(-(power + 8.0)))]
         };
         let [a, b, c, d, e] = POWERS;
         four(codes, [number(a), number(b), number(c), number(d), number(e)], to);
@@ -113,20 +124,20 @@ pub(crate) unsafe fn four_zero(codes: *const u8, scales: *const u16, unit: f32, 
 #[inline(always)]
 pub(crate) unsafe fn four_minimum(codes: *const u8, numbers: *const u16, unit: f32, to: *mut u8) {
     cpu!({
-        let (scale, minimum) = (halves(numbers), halves(numbers.add(LANES)));
+        let unit = _mm512_set1_ps(unit);
+        let scale = _mm512_mul_ps(halves(numbers), unit);
+        let minimum = _mm512_mul_ps(halves(numbers.add(LANES)), unit);
         let [a, b, c, d, e] = POWERS;
         // A minimum of one to 4096 scales has at most 24 bits less 4096 scales.
         let largest = _mm512_mul_ps(scale, _mm512_set1_ps(a));
         let (low, middle, high) = (_mm512_abs_ps(scale), _mm512_abs_ps(minimum), _mm512_abs_ps(largest));
         let fits = _mm512_cmp_ps_mask::<_CMP_LE_OQ>(low, middle);
         let fits = _mm512_mask_cmp_ps_mask::<_CMP_LE_OQ>(fits, middle, high);
-        let minimum = _mm512_mul_ps(minimum, _mm512_set1_ps(unit));
         if fits != 0xffff {
-            let scale = _mm512_mul_ps(scale, _mm512_set1_ps(unit));
             return four_apart(codes, scale, minimum, to);
         }
         let number = |power: f32| {
-            let factor = _mm512_mul_ps(scale, _mm512_set1_ps(power * unit));
+            let factor = _mm512_mul_ps(scale, _mm512_set1_ps(power));
             [factor, _mm512_sub_ps(minimum, factor)]
         };
         four(codes, [number(a), number(b), number(c), number(d), number(e)], to);
@@ -174,11 +185,11 @@ pub(crate) unsafe fn eight_zero<const STEPS: usize>(
     to: *mut u8,
 ) {
     cpu!({
-        let scale = halves(scales);
+        let scale = _mm512_mul_ps(halves(scales), _mm512_set1_ps(unit));
         // Eleven bits times at most ten are exact.
         let number = |power: f32| {
-            let factor = _mm512_mul_ps(scale, _mm512_set1_ps(power * unit));
-            [factor, _mm512_mul_ps(scale, _mm512_set1_ps(-(power + 128.0) * unit))]
+            let factor = _mm512_mul_ps(scale, _mm512_set1_ps(power));
+            [factor, _mm512_mul_ps(scale, _mm512_set1_ps(-(power + 128.0)))]
         };
         let (b7, b8, b15) = (number(65536.0), number(32768.0), number(256.0));
         let mut step = 0;
@@ -221,6 +232,9 @@ pub(crate) unsafe fn floats(even: __m512, odd: __m512, to: *mut u8) {
     cpu!({
         let is_any_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(even, odd) != 0;
         let (even, odd) = if is_any_nan { (plain(even), plain(odd)) } else { (even, odd) };
-        store(to, pair(even, odd));
+        let half = _mm512_set1_epi32(0x8000);
+        let even = _mm512_add_epi32(_mm512_castps_si512(even), half);
+        let odd = _mm512_add_epi32(_mm512_castps_si512(odd), half);
+        store(to, upper_halves(even, odd));
     });
 }

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Prefetch distance in codes. The hardware prefetcher stops at 4 KB.
-const AHEAD_BYTES: usize = 4096;
+const AHEAD_BYTES: usize = 2048;
 
 pub(super) trait TileWeights {
     /// Returns the tile of a group as the panel has it, or `None` if the group must be unpacked.
