@@ -6,6 +6,8 @@
 //! block = layers x kv_heads x { keys [head_dim, 16] | values [16, head_dim padded to 16] | scales }
 //! ```
 //!
+//! [`KvPrecision::Bf16`] has a layout and an arithmetic of its own, which `bf16` defines.
+//!
 //! Keys are stored transposed: a vector is one feature of sixteen positions, so a score needs no horizontal
 //! sum. Scores are computed for *spans* of positions at absolute multiples of their length, and each span
 //! rescales the running sums once (online softmax). Two spans form a *segment*. Each segment's sums start at
@@ -22,10 +24,12 @@
 //! - `append`: writes keys and values to blocks.
 //! - `attend`: computes attention from blocks.
 //! - `sum`: the running softmax sum of a query.
+//! - `bf16`: keys and values in bf16, multiplied by the matrix unit or by vectors with the same bits.
 //! - `share`: splits long contexts of few queries among threads.
 
 mod append;
 mod attend;
+mod bf16;
 mod kv_dtype;
 mod layout;
 mod share;
@@ -38,7 +42,8 @@ pub use self::layout::{
 };
 use self::{
     append::{Append, AppendAs},
-    attend::{Attend, AttendIn, TileTarget, segments, tiles},
+    attend::{Attend, AttendIn, TILE_ROWS, TileTarget, segments, tiles},
+    bf16::{AppendBf16, AttendBf16},
     share::SplitTiles,
 };
 use crate::{blocks::BlockMemory, isa::Isa, pool::ThreadPool};
@@ -115,6 +120,7 @@ impl KvPool {
                 KvPrecision::F32 => isa.dispatch(AppendAs::<f32>(append, PhantomData)),
                 KvPrecision::F16 => isa.dispatch(AppendAs::<u16>(append, PhantomData)),
                 KvPrecision::Int8 => isa.dispatch(AppendAs::<i8>(append, PhantomData)),
+                KvPrecision::Bf16 => isa.dispatch(AppendBf16(append)),
             }
         }
     }
@@ -139,7 +145,13 @@ impl KvPool {
         let rows = self.check(layer, qkv, layout, batch);
         assert!(out.len() >= rows * layout.heads * layout.head_dim, "a row of out for each row of qkv");
         let window = limits.window.unwrap_or(usize::MAX);
-        let (tiles, out) = (tiles(batch, layout), AttendOutPtr(out.as_mut_ptr()));
+        let tile_rows = match self.shape.precision {
+            KvPrecision::Bf16 => bf16::tile_rows(batch, layout, pool.threads()),
+            _ => TILE_ROWS,
+        };
+        let (tiles, out) = (tiles(batch, layout, tile_rows), AttendOutPtr(out.as_mut_ptr()));
+        // The question costs microseconds in a virtual machine, so it is asked once.
+        let has_unit = self.shape.precision == KvPrecision::Bf16 && isa.is_fast_at_bf16();
         let of = |i: usize| {
             let (tile, kv_head, out) = (tiles[i / layout.kv_heads], i % layout.kv_heads, &out);
             let (data, segments, to) = (self.memory.as_ptr(), segments(tile, window), TileTarget::Out(out.0));
@@ -148,16 +160,17 @@ impl KvPool {
         };
         let count = tiles.len() * layout.kv_heads;
         match SplitTiles::new(count, pool.threads(), of) {
-            Some(shares) => shares.run(pool, isa, of, |part| self.attend_one(isa, part)),
-            None => pool.run(count, |i| self.attend_one(isa, of(i))),
+            Some(shares) => shares.run(pool, isa, of, |part| self.attend_one(isa, has_unit, part)),
+            None => pool.run(count, |i| self.attend_one(isa, has_unit, of(i))),
         }
     }
 
-    fn attend_one(&self, isa: Isa, attend: Attend<'_>) {
+    fn attend_one(&self, isa: Isa, has_unit: bool, attend: Attend<'_>) {
         match self.shape.precision {
             KvPrecision::F32 => isa.dispatch(AttendIn::<f32>(attend, PhantomData)),
             KvPrecision::F16 => isa.dispatch(AttendIn::<u16>(attend, PhantomData)),
             KvPrecision::Int8 => isa.dispatch(AttendIn::<i8>(attend, PhantomData)),
+            KvPrecision::Bf16 => isa.dispatch(AttendBf16 { attend, has_unit }),
         }
     }
 

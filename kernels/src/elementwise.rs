@@ -10,7 +10,7 @@ mod cap;
 mod gate;
 mod softmax;
 
-pub(crate) use self::cap::{cap_slope, capped, for_ranges};
+pub(crate) use self::cap::{cap_slope, capped, capped_fused, for_ranges};
 pub use self::{
     cap::cap_in_place,
     gate::{Gate, gate_mul},

@@ -94,11 +94,18 @@ pub(crate) trait Simd: Wide {
     fn min(a: Self::F, b: Self::F) -> Self::F;
     /// `a * b + c`.
     fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// `a * b + c`, rounded once on every set; [`Simd::fma`] is faster without the instruction.
+    #[inline(always)]
+    fn fused(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        Self::fma(a, b, c)
+    }
     /// `a * b + c` of bf16 values `a` and `b`, rounded once; denormals are taken and given as zero.
     fn fma_flushed(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
     /// Zeros of the same sign in place of denormals.
     fn flushed(v: Self::F) -> Self::F;
     fn abs(v: Self::F) -> Self::F;
+    /// `v` in the lanes where `x` is at least `limit`, 0 in the rest.
+    fn where_at_least(v: Self::F, x: Self::F, limit: Self::F) -> Self::F;
     /// Lanes below `count` of `v`, `other` in the rest.
     fn select_head(count: usize, v: Self::F, other: Self::F) -> Self::F;
     /// Bit `i`: whether lane `i` of `a` is greater than that of `b`.
@@ -106,7 +113,7 @@ pub(crate) trait Simd: Wide {
     /// Sum of all lanes, pairwise, halving the vector each time.
     fn sum(v: Self::F) -> f32;
     fn max_lane(v: Self::F) -> f32;
-    /// `v * 2^n` for integer `n` in the normal range.
+    /// `v * 2^n` for integer `n` in the normal range; any number for other `n`.
     fn scale_by_power(v: Self::F, n: Self::F) -> Self::F;
     /// Rounds to the nearest integer, ties to even.
     fn round(v: Self::F) -> Self::F;
@@ -140,6 +147,9 @@ pub(crate) trait Simd: Wide {
     fn byte<const J: usize>(v: Self::B) -> Self::F;
     /// Lane `i`: bf16 `2 i`; lane `i` of the second: bf16 `2 i + 1`.
     fn widen_bf16(v: Self::B) -> [Self::F; 2];
+    /// Rounds the lanes of `first` and then those of `second` to the nearest bf16, ties to even; subnormal
+    /// values may become 0.
+    fn to_bf16(first: Self::F, second: Self::F) -> Self::B;
     /// Lane `j` of vector `i` becomes lane `i` of vector `j`.
     fn transpose(v: [Self::F; LANES]) -> [Self::F; LANES];
     /// Lane `i`: `acc[i] + sum over j of codes[4i + j] * x[j]`, codes unsigned, `x` four signed bytes; exact.
@@ -152,20 +162,32 @@ pub(crate) trait Simd: Wide {
     /// Computes `e^v` to about 2 units in the last place, for `v` clamped to -87..=88.
     #[inline(always)]
     fn exp(v: Self::F) -> Self::F {
-        // e^v = 2^n * e^r with r in [-ln2/2, ln2/2]; ln2 is split so that n * ln2 is exact (Cephes).
-        let v = Self::min(Self::max(v, Self::splat(-87.0)), Self::splat(88.0));
-        let n = Self::round(Self::mul(v, Self::splat(std::f32::consts::LOG2_E)));
-        let r = Self::fma(n, Self::splat(-0.693_359_4), v);
-        let r = Self::fma(n, Self::splat(2.121_944_4e-4), r);
-        let mut p = Self::splat(1.987_569_1e-4);
-        p = Self::fma(p, r, Self::splat(1.398_199_9e-3));
-        p = Self::fma(p, r, Self::splat(8.333_452e-3));
-        p = Self::fma(p, r, Self::splat(4.166_579_6e-2));
-        p = Self::fma(p, r, Self::splat(1.666_666_5e-1));
-        p = Self::fma(p, r, Self::splat(5.000_000_3e-1));
-        p = Self::fma(p, Self::mul(r, r), Self::add(r, Self::splat(1.0)));
-        Self::scale_by_power(p, n)
+        exp_by::<Self>(v, Self::fma)
     }
+
+    /// Computes [`Simd::exp`] with the same bits on every set.
+    #[inline(always)]
+    fn exp_fused(v: Self::F) -> Self::F {
+        exp_by::<Self>(v, Self::fused)
+    }
+}
+
+/// Computes `e^v` with the given multiply-add.
+#[inline(always)]
+fn exp_by<S: Simd>(v: S::F, fma: impl Fn(S::F, S::F, S::F) -> S::F) -> S::F {
+    // e^v = 2^n * e^r with r in [-ln2/2, ln2/2]; ln2 is split so that n * ln2 is exact (Cephes).
+    let v = S::min(S::max(v, S::splat(-87.0)), S::splat(88.0));
+    let n = S::round(S::mul(v, S::splat(std::f32::consts::LOG2_E)));
+    let r = fma(n, S::splat(-0.693_359_4), v);
+    let r = fma(n, S::splat(2.121_944_4e-4), r);
+    let mut p = S::splat(1.987_569_1e-4);
+    p = fma(p, r, S::splat(1.398_199_9e-3));
+    p = fma(p, r, S::splat(8.333_452e-3));
+    p = fma(p, r, S::splat(4.166_579_6e-2));
+    p = fma(p, r, S::splat(1.666_666_5e-1));
+    p = fma(p, r, S::splat(5.000_000_3e-1));
+    p = fma(p, S::mul(r, r), S::add(r, S::splat(1.0)));
+    S::scale_by_power(p, n)
 }
 
 #[cfg(test)]

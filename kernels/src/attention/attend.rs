@@ -13,17 +13,17 @@ use crate::{
 };
 
 /// Positions between two rescalings.
-const SPAN: usize = 256;
+pub(super) const SPAN: usize = 256;
 
 /// Positions per segment. Segment sums are joined in the order of positions, for any number of threads.
-const SEGMENT: usize = 2 * SPAN;
+pub(super) const SEGMENT: usize = 2 * SPAN;
 
 /// Queries (tokens x heads of a group) that share one read of a key.
-const TILE_ROWS: usize = 6;
+pub(super) const TILE_ROWS: usize = 6;
 
-/// Cuts slices into tiles of neighbouring tokens whose heads of a group fill a tile.
-pub(super) fn tiles<'a>(batch: &[KvRows<'a>], layout: QkvLayout) -> Vec<KvRows<'a>> {
-    let tokens = (TILE_ROWS / (layout.heads / layout.kv_heads)).max(1);
+/// Cuts slices into tiles of neighbouring tokens whose heads of a group are about `tile_rows` rows.
+pub(super) fn tiles<'a>(batch: &[KvRows<'a>], layout: QkvLayout, tile_rows: usize) -> Vec<KvRows<'a>> {
+    let tokens = (tile_rows / (layout.heads / layout.kv_heads)).max(1);
     let mut tiles = Vec::new();
     for slice in batch {
         for first in (0..slice.rows).step_by(tokens) {
@@ -102,13 +102,33 @@ impl Attend<'_> {
 
     /// Returns one past the last position that any row of the tile sees.
     #[inline(always)]
-    fn positions(&self) -> usize {
+    pub(super) fn positions(&self) -> usize {
         self.tile.position + self.tile.rows
     }
 
     #[inline(always)]
     fn group(&self) -> usize {
         self.layout.heads / self.layout.kv_heads
+    }
+
+    /// Returns the query of a tile row, the first position that the row sees, and one past the last.
+    #[inline(always)]
+    pub(super) fn query(&self, row: usize) -> Query {
+        let (token, head) = self.place(row);
+        let position = self.tile.position + token - self.tile.first_row;
+        Query {
+            q: self.qkv[token * self.layout.stride() + head * self.layout.head_dim..].as_ptr(),
+            visible: ((position + 1).saturating_sub(self.window), position + 1),
+        }
+    }
+
+    /// Returns the keys of this head in a block of the sequence.
+    #[inline(always)]
+    pub(super) fn keys(&self, block: usize) -> *const u8 {
+        let block = self.tile.blocks[block] as usize;
+        let at = block * self.shape.block_bytes() + self.shape.head_offset(self.layer, self.kv_head);
+        // SAFETY: `check` has verified that the block exists.
+        unsafe { self.data.add(at) }
     }
 
     /// Returns the batch row and the head of a tile row.
@@ -133,10 +153,19 @@ impl Attend<'_> {
 }
 
 #[derive(Clone, Copy)]
-struct Query {
-    q: *const f32,
+pub(super) struct Query {
+    pub(super) q: *const f32,
     /// First visible position and one past the last.
-    visible: (usize, usize),
+    pub(super) visible: (usize, usize),
+}
+
+impl Query {
+    /// Returns the visible positions of a span, relative to its start.
+    #[inline(always)]
+    pub(super) fn visible_in(&self, span: usize) -> (usize, usize) {
+        let (from, to) = self.visible;
+        (from.max(span) - span, to.min(span + SPAN).max(span) - span)
+    }
 }
 
 impl<E: KvElement> AttendIn<'_, E> {
@@ -145,15 +174,16 @@ impl<E: KvElement> AttendIn<'_, E> {
     /// latency.
     #[inline(always)]
     fn rows<S: Simd, const R: usize, const B: usize>(&self, first: usize) -> usize {
-        let queries: [Query; R] = std::array::from_fn(|r| self.query(first + r));
+        let queries: [Query; R] = std::array::from_fn(|r| self.0.query(first + r));
         let (begin, end) = self.0.segments;
-        let mut sums = [SoftmaxSum::EMPTY; R];
+        let padded = self.0.shape.padded();
+        let mut sums = [SoftmaxSum::empty(padded); R];
         self.segment::<S, R, B>(&queries, begin, &mut sums);
         for segment in begin + 1..end {
-            let mut more = [SoftmaxSum::EMPTY; R];
+            let mut more = [SoftmaxSum::empty(padded); R];
             self.segment::<S, R, B>(&queries, segment, &mut more);
             for (sum, more) in sums.iter_mut().zip(&more) {
-                sum.join::<S>(more, self.0.shape.padded());
+                sum.join::<S>(more, padded);
             }
         }
         for (r, sum) in sums.iter().enumerate() {
@@ -193,23 +223,8 @@ impl<E: KvElement> AttendIn<'_, E> {
     }
 
     #[inline(always)]
-    fn query(&self, row: usize) -> Query {
-        let Attend { qkv, layout, tile, window, .. } = self.0;
-        let (token, head) = self.0.place(row);
-        let position = tile.position + token - tile.first_row;
-        Query {
-            q: qkv[token * layout.stride() + head * layout.head_dim..].as_ptr(),
-            visible: ((position + 1).saturating_sub(window), position + 1),
-        }
-    }
-
-    /// Returns the keys of this head in a block of the sequence.
-    #[inline(always)]
     fn keys(&self, block: usize) -> *const E {
-        let Attend { data, shape, layer, kv_head, tile, .. } = self.0;
-        let at = tile.blocks[block] as usize * shape.block_bytes() + shape.head_offset(layer, kv_head);
-        // SAFETY: `check` has verified that the block exists.
-        unsafe { data.add(at).cast() }
+        self.0.keys(block).cast()
     }
 
     /// Returns the key scales of a block of [`KvElement::SCALED`] elements; the value scales follow them.
@@ -275,7 +290,7 @@ impl<E: KvElement> AttendIn<'_, E> {
         scores: &mut [f32; SPAN],
         sum: &mut SoftmaxSum,
     ) {
-        let (from, to) = visible_in(query, span);
+        let (from, to) = query.visible_in(span);
         if from >= to {
             scores[seen.0..seen.1].fill(0.0);
             return;
@@ -346,7 +361,7 @@ impl<E: KvElement> AttendIn<'_, E> {
         unsafe {
             for (acc, sum) in acc.iter_mut().zip(sums.iter()) {
                 for (v, acc) in acc.iter_mut().enumerate() {
-                    *acc = S::load(sum.values.as_ptr().add(column + v * LANES));
+                    *acc = S::load(sum.values().add(column + v * LANES));
                 }
             }
             let mut at = range.0;
@@ -371,17 +386,10 @@ impl<E: KvElement> AttendIn<'_, E> {
             }
             for (acc, sum) in acc.iter().zip(sums.iter_mut()) {
                 for (v, &acc) in acc.iter().enumerate() {
-                    S::store(sum.values.as_mut_ptr().add(column + v * LANES), acc);
+                    S::store(sum.values_mut().add(column + v * LANES), acc);
                 }
             }
         }
         V * LANES
     }
-}
-
-/// Returns the visible positions of a span, relative to its start.
-#[inline(always)]
-fn visible_in(query: &Query, span: usize) -> (usize, usize) {
-    let (from, to) = query.visible;
-    (from.max(span) - span, to.min(span + SPAN).max(span) - span)
 }

@@ -2,7 +2,7 @@
 
 use half::f16;
 
-use super::layout::KvPrecision;
+use super::{bf16, layout::KvPrecision};
 use crate::{buffer::Pod, element::Element, simd::Simd};
 
 /// Largest magnitude of a quantized byte.
@@ -67,7 +67,7 @@ impl KvPrecision {
     pub(crate) fn number_bytes(self) -> usize {
         match self {
             Self::F32 => 4,
-            Self::F16 => 2,
+            Self::F16 | Self::Bf16 => 2,
             Self::Int8 => 1,
         }
     }
@@ -77,10 +77,11 @@ impl KvPrecision {
         match self {
             Self::F32 => (),
             Self::F16 => head.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32()),
+            Self::Bf16 => head.iter_mut().for_each(|x| *x = bf16::round(*x)),
             Self::Int8 => {
                 let (scale, inverse) = scale(head.iter().fold(0.0, |largest, x| x.abs().max(largest)));
                 head.iter_mut().for_each(|x| *x = (*x * inverse).round_ties_even() * scale);
             }
         }
-    }
+    
 }

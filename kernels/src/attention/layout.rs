@@ -1,6 +1,6 @@
 //! Layout of keys and values in blocks, and assignment of rows to sequences.
 
-use crate::simd::LANES;
+use crate::simd::{GROUP, LANES};
 
 /// Positions (tokens) per block.
 pub const BLOCK_TOKENS: usize = LANES;
@@ -17,6 +17,8 @@ pub enum KvPrecision {
     F16,
     /// Bytes with one scale per key and per value of a head; CPU only.
     Int8,
+    /// bf16, multiplied in the order of the matrix unit; CPU only.
+    Bf16,
 }
 
 /// Shape of a pool of blocks.
@@ -39,7 +41,15 @@ impl KvShape {
 
     /// Returns the number of key elements of a head in a block; the values follow the keys.
     pub(super) fn key_elements(self) -> usize {
-        self.head_dim * BLOCK_TOKENS
+        self.padded_key() * BLOCK_TOKENS
+    }
+
+    /// Returns the elements of a key, with the padding of [`KvPrecision::Bf16`].
+    pub(super) fn padded_key(self) -> usize {
+        match self.precision {
+            KvPrecision::Bf16 => self.head_dim.next_multiple_of(GROUP),
+            _ => self.head_dim,
+        }
     }
 
     /// Returns the number of key and value elements of a head in a block; the scales, if any, follow them.

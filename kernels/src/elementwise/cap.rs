@@ -17,9 +17,20 @@ pub(crate) fn for_ranges(pool: &mut ThreadPool, elements: usize, each: impl Fn(u
 /// Computes `cap * tanh(x / cap)`.
 #[inline(always)]
 pub(crate) fn capped<S: Simd>(x: S::F, cap: f32) -> S::F {
+    capped_by::<S>(x, cap, S::exp)
+}
+
+/// Computes [`capped`] with the same bits on every set.
+#[inline(always)]
+pub(crate) fn capped_fused<S: Simd>(x: S::F, cap: f32) -> S::F {
+    capped_by::<S>(x, cap, S::exp_fused)
+}
+
+#[inline(always)]
+fn capped_by<S: Simd>(x: S::F, cap: f32, exp: impl Fn(S::F) -> S::F) -> S::F {
     let one = S::splat(1.0);
     // tanh z = 1 - 2 / (1 + e^2z)
-    let above = S::add(one, S::exp(S::mul(x, S::splat(2.0 / cap))));
+    let above = S::add(one, exp(S::mul(x, S::splat(2.0 / cap))));
     S::mul(S::sub(one, S::div(S::splat(2.0), above)), S::splat(cap))
 }
 

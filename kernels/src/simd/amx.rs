@@ -6,8 +6,9 @@
 //! The compiler neither allocates these registers nor has stable intrinsics, so this module uses assembly.
 //!
 //! [`Tiles`] are configured for groups of activations and codes, [`gemm`] for digits of integers,
-//! [`mod@bf16`] for floats.
+//! [`mod@bf16`] and [`mod@attention`] for floats.
 
+pub(crate) mod attention;
 pub(crate) mod bf16;
 pub(crate) mod gemm;
 

@@ -33,6 +33,26 @@ type F = [__m256; 2];
 type I = [__m256i; 2];
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
+/// Rounds the lanes to the nearest bf16, ties to even.
+#[inline(always)]
+fn round_to_bf16(v: F) -> __m256i {
+    cpu!({
+        let round = |v| {
+            let bits = _mm256_castps_si256(v);
+            let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+            let bias = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
+            let rounded = _mm256_srli_epi32::<16>(_mm256_add_epi32(bits, bias));
+            // A NaN must not become a number by a carry from its low bits.
+            let quiet = _mm256_or_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(0x40));
+            let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(v, v));
+            _mm256_blendv_epi8(rounded, quiet, nan)
+        };
+        // The pack works within 128-bit halves; the permutation puts the lanes back in order.
+        let words = _mm256_packus_epi32(round(v[0]), round(v[1]));
+        _mm256_permute4x64_epi64::<0b11_01_10_00>(words)
+    })
+}
+
 impl Simd for Avx2 {
     type F = F;
 
@@ -112,21 +132,7 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn store_bf16(to: *mut u16, v: F) {
-        cpu!({
-            let round = |v| {
-                let bits = _mm256_castps_si256(v);
-                let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
-                let bias = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
-                let rounded = _mm256_srli_epi32::<16>(_mm256_add_epi32(bits, bias));
-                // A NaN must not become a number by a carry from its low bits.
-                let quiet = _mm256_or_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(0x40));
-                let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(v, v));
-                _mm256_blendv_epi8(rounded, quiet, nan)
-            };
-            // The pack works within 128-bit halves; the permutation puts the lanes back in order.
-            let words = _mm256_packus_epi32(round(v[0]), round(v[1]));
-            _mm256_storeu_si256(to.cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(words));
-        });
+        cpu!(_mm256_storeu_si256(to.cast(), round_to_bf16(v)));
     }
 
     #[inline(always)]
@@ -190,6 +196,10 @@ impl Simd for Avx2 {
             let sign = _mm256_set1_ps(-0.0);
             [_mm256_andnot_ps(sign, v[0]), _mm256_andnot_ps(sign, v[1])]
         })
+    }
+    #[inline(always)]
+    fn where_at_least(v: F, x: F, limit: F) -> F {
+        cpu!([0, 1].map(|i| _mm256_and_ps(v[i], _mm256_cmp_ps::<_CMP_GE_OQ>(x[i], limit[i]))))
     }
     #[inline(always)]
     fn select_head(count: usize, v: F, other: F) -> F {
@@ -359,6 +369,10 @@ impl Simd for Avx2 {
             let high = |v| _mm256_castsi256_ps(_mm256_and_si256(v, mask));
             [[low(v[0]), low(v[1])], [high(v[0]), high(v[1])]]
         })
+    }
+    #[inline(always)]
+    fn to_bf16(first: F, second: F) -> I {
+        [round_to_bf16(first), round_to_bf16(second)]
     }
     #[inline(always)]
     fn transpose(v: [F; 16]) -> [F; 16] {

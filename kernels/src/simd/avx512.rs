@@ -211,6 +211,10 @@ impl Simd for Avx512 {
         cpu!(_mm512_abs_ps(v))
     }
     #[inline(always)]
+    fn where_at_least(v: __m512, x: __m512, limit: __m512) -> __m512 {
+        cpu!(_mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_GE_OQ>(x, limit), v))
+    }
+    #[inline(always)]
     fn select_head(count: usize, v: __m512, other: __m512) -> __m512 {
         cpu!(_mm512_mask_blend_ps(head(count), other, v))
     }
@@ -334,6 +338,10 @@ impl Simd for Avx512 {
             let high = _mm512_and_si512(v, _mm512_set1_epi32(0xffff_0000_u32.cast_signed()));
             [_mm512_castsi512_ps(_mm512_slli_epi32::<16>(v)), _mm512_castsi512_ps(high)]
         })
+    }
+    #[inline(always)]
+    fn to_bf16(first: __m512, second: __m512) -> __m512i {
+        cpu!(std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(second, first)))
     }
     #[inline(always)]
     fn transpose(v: [__m512; 16]) -> [__m512; 16] {

@@ -128,6 +128,10 @@ impl Simd for Portable {
         lanes!(i => a[i] * b[i] + c[i])
     }
     #[inline(always)]
+    fn fused(a: F, b: F, c: F) -> F {
+        lanes!(i => a[i].mul_add(b[i], c[i]))
+    }
+    #[inline(always)]
     fn fma_flushed(a: F, b: F, c: F) -> F {
         lanes!(i => flush::fma_flushed(a[i], b[i], c[i]))
     }
@@ -138,6 +142,10 @@ impl Simd for Portable {
     #[inline(always)]
     fn abs(v: F) -> F {
         lanes!(i => v[i].abs())
+    }
+    #[inline(always)]
+    fn where_at_least(v: F, x: F, limit: F) -> F {
+        lanes!(i => if x[i] >= limit[i] { v[i] } else { 0.0 })
     }
     #[inline(always)]
     fn select_head(count: usize, v: F, other: F) -> F {
@@ -163,7 +171,7 @@ impl Simd for Portable {
     }
     #[inline(always)]
     fn scale_by_power(v: F, n: F) -> F {
-        lanes!(i => v[i] * f32::from_bits(((n[i] as i32 + 127) << 23).cast_unsigned()))
+        lanes!(i => v[i] * f32::from_bits(((n[i] as i32).wrapping_add(127) << 23).cast_unsigned()))
     }
     #[inline(always)]
     fn round(v: F) -> F {
@@ -256,6 +264,11 @@ impl Simd for Portable {
     fn widen_bf16(v: B) -> [F; 2] {
         let widen = |at: usize| f32::from_bits(u32::from_le_bytes([0, 0, v[at], v[at + 1]]));
         [lanes!(i => widen(4 * i)), lanes!(i => widen(4 * i + 2))]
+    }
+    #[inline(always)]
+    fn to_bf16(first: F, second: F) -> B {
+        let half = |at: usize| if at < 16 { first[at] } else { second[at - 16] };
+        std::array::from_fn(|i| bf16::from_f32(half(i / 2)).to_le_bytes()[i % 2])
     }
     #[inline(always)]
     fn transpose(v: [F; 16]) -> [F; 16] {

@@ -72,7 +72,7 @@ impl AttentionCase {
         match self.precision {
             KvPrecision::F32 => f64::from(x),
             KvPrecision::F16 => f64::from(f16::from_f32(x.clamp(-65504.0, 65504.0)).to_f32()),
-            KvPrecision::Int8 => unreachable!("no pool on a device has bytes"),
+            KvPrecision::Int8 | KvPrecision::Bf16 => unreachable!("no pool on a device has these"),
         }
     }
 }

@@ -2,6 +2,7 @@
 //! implementations, and, where the crate promises batch invariance, against themselves bit by bit.
 
 mod attention;
+mod attention_bf16;
 mod backward;
 mod elementwise;
 mod linear;

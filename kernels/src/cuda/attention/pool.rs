@@ -32,7 +32,8 @@ pub struct KvPool {
     memory: Arc<BlockMemory>,
 }
 
-const BYTES: &str = "keys and values are bytes on a CPU alone";
+const CPU_ONLY: [KvPrecision; 2] = [KvPrecision::Int8, KvPrecision::Bf16];
+const BYTES: &str = "keys and values are bytes or bf16 on a CPU alone";
 
 /// Returns the width that heads are padded to.
 pub(super) fn padded_head(head_dim: usize) -> usize {
@@ -50,11 +51,11 @@ impl KvPool {
     /// Fails if the device has no free memory.
     ///
     /// # Panics
-    /// Panics if the heads are wider than [`MAX_HEAD_DIM`] or of odd width, or if the precision is `Int8`.
+    /// Panics if the heads are wider than [`MAX_HEAD_DIM`] or of odd width, or if the precision is for a CPU only.
     pub fn new(cuda: &Arc<Cuda>, shape: KvShape, blocks: usize) -> Result<Self, CudaError> {
         assert!(shape.head_dim <= MAX_HEAD_DIM, "heads of at most {MAX_HEAD_DIM}");
         assert!(shape.head_dim.is_multiple_of(2), "heads of an even width");
-        assert_ne!(shape.precision, KvPrecision::Int8, "{BYTES}");
+        assert!(!CPU_ONLY.contains(&shape.precision), "{BYTES}");
         Ok(Self { shape, memory: BlockMemory::new(cuda, Self::block_bytes(shape), blocks)? })
     }
 
@@ -127,7 +128,7 @@ impl KvPool {
         let name = match self.shape.precision {
             KvPrecision::F32 => "kv_append_f32",
             KvPrecision::F16 => "kv_append_f16",
-            KvPrecision::Int8 => unreachable!("{BYTES}"),
+            KvPrecision::Int8 | KvPrecision::Bf16 => unreachable!("{BYTES}"),
         };
         let arguments = [
             Arg::Ptr(qkv.address()),
@@ -182,7 +183,7 @@ impl KvPool {
                 attend.spans()?;
                 attend.join()
             }
-            KvPrecision::Int8 => unreachable!("{BYTES}"),
+            KvPrecision::Int8 | KvPrecision::Bf16 => unreachable!("{BYTES}"),
         }
     }
 

@@ -124,14 +124,14 @@ impl AmxBf16 {
 }
 
 #[inline(always)]
-fn zero<const TILE: usize>() {
-    // SAFETY: an `AmxBf16` exists, so the registers are configured.
+pub(super) fn zero<const TILE: usize>() {
+    // SAFETY: the caller has laid the registers out, so the registers are configured.
     unsafe { asm!("tilezero tmm{tile}", tile = const TILE, options(nostack, nomem)) };
 }
 
 #[inline(always)]
-fn add<const SUM: usize, const X: usize, const W: usize>() {
-    // SAFETY: an `AmxBf16` exists, so the registers are configured, and any contents are valid floats.
+pub(super) fn add<const SUM: usize, const X: usize, const W: usize>() {
+    // SAFETY: the caller has laid the registers out, so the registers are configured, and any contents are valid floats.
     unsafe {
         asm!(
             "tdpbf16ps tmm{sum}, tmm{x}, tmm{w}",
