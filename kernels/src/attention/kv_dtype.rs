@@ -83,5 +83,11 @@ impl KvPrecision {
                 head.iter_mut().for_each(|x| *x = (*x * inverse).round_ties_even() * scale);
             }
         }
-    
+    }
+    /// Rounds a query to the values that attention multiplies.
+    pub(crate) fn round_query(self, query: &mut [f32]) {
+        if self == Self::Bf16 {
+            self.round(query);
+        }
+    }
 }

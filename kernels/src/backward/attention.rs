@@ -33,7 +33,7 @@ pub struct AttentionInputs<'a> {
     pub qkv: &'a [f32],
     /// Layout of a row of `qkv`.
     pub layout: QkvLayout,
-    /// Precision of the KV cache; attention used keys and values rounded to it.
+    /// Precision of the KV cache; attention used keys and values rounded to it, with `Bf16` also queries.
     pub precision: KvPrecision,
     /// Sliding window and soft cap.
     pub limits: AttentionLimits,
@@ -42,7 +42,8 @@ pub struct AttentionInputs<'a> {
 }
 
 /// Computes the gradient at `[q | k | v]`, of the same shape, from the gradient `g` at the output. Rounding
-/// of keys and values is treated as the identity (straight-through).
+/// of queries, keys and values is treated as the identity (straight-through), and so is the rounding of
+/// weights that [`KvPrecision::Bf16`] has: weights are recomputed in 32 bits.
 ///
 /// # Panics
 /// Panics if the shapes do not match, or sequences are not in ascending order.
@@ -96,6 +97,8 @@ struct QueryTile {
 
 /// Keys and values of a head, and the buffers of a tile.
 struct AttentionScratch {
+    /// `[SUM_ROWS, head_dim]`: queries of a tile, rounded as attention multiplied them.
+    queries: Vec<f32>,
     /// `[tokens, head_dim]`, rounded as attention read them.
     keys: Vec<f32>,
     keys_transposed: Vec<f32>,
@@ -156,12 +159,23 @@ impl HeadGradient<'_> {
         let tile = vec![0.0; SUM_ROWS * tokens];
         let slopes = vec![0.0; if self.attended.limits.cap.is_some() { tokens } else { 0 }];
         AttentionScratch {
+            queries: vec![0.0; SUM_ROWS * width],
             keys,
             keys_transposed,
             values_transposed,
             weights: tile.clone(),
             scores: tile,
             slopes,
+        }
+    }
+
+    /// Gathers the queries of a tile, rounded as attention multiplied them.
+    fn gather_queries(&self, tile: QueryTile, queries: &mut [f32]) {
+        let AttentionInputs { qkv, layout, precision, .. } = self.attended;
+        let width = layout.head_dim;
+        for (row, query) in queries.chunks_mut(width).take(tile.count).enumerate() {
+            query.copy_from_slice(&qkv[self.column(tile.first + row, tile.head * width)..][..width]);
+            precision.round_query(query);
         }
     }
 
@@ -180,11 +194,12 @@ impl HeadGradient<'_> {
     /// Rows and columns exist, and no other thread uses them.
     #[inline(always)]
     unsafe fn tile<S: Simd>(&self, tile: QueryTile, room: &mut AttentionScratch) {
-        let AttentionInputs { qkv, layout, .. } = self.attended;
+        let layout = self.attended.layout;
         let (tokens, width, stride) = (self.sequence.count, layout.head_dim, layout.stride());
         let QueryTile { head, first, count, from, to } = tile;
         let seen = to - from;
-        let queries = qkv[self.column(first, head * width)..].as_ptr();
+        self.gather_queries(tile, &mut room.queries);
+        let queries = room.queries.as_ptr();
         let g = self.g[self.out(first, head)..].as_ptr();
         let g_stride = layout.heads * width;
         let room_stride = tokens;
@@ -203,7 +218,7 @@ impl HeadGradient<'_> {
         // SAFETY: keys `from..to` exist, the scratch buffers hold a tile, and the rows of the sequence are this
         // thread's.
         unsafe {
-            products(queries, stride, &room.keys_transposed, weights).run::<S>();
+            products(queries, width, &room.keys_transposed, weights).run::<S>();
             products(g, g_stride, &room.values_transposed, scores).run::<S>();
             for row in 0..count {
                 let at = self.out(first + row, head);
@@ -244,7 +259,7 @@ impl HeadGradient<'_> {
                 k: count,
                 into: WriteMode::Sum,
             };
-            of_keys(scores, queries, stride, to_keys).run::<S>();
+            of_keys(scores, queries, width, to_keys).run::<S>();
             of_keys(weights, g, g_stride, to_values).run::<S>();
         }
     }

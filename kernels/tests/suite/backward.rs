@@ -1,6 +1,7 @@
 //! Gradients against differences of the plain forward functions in 64 bits, and bitwise equal in other
 //! batches and on more threads.
 
+use half::bf16;
 use kernels::{
     Isa,
     attention::{AttentionLimits, KvPrecision, QkvLayout},
@@ -265,6 +266,10 @@ fn the_gradient_is_that_of_the_keys_and_values_that_were_kept() {
         attention_gradient(&mut pool(1), Isa::best(), from, &sequences, &g, &mut gradient);
         gradient
     };
+    // In bf16 queries are rounded too.
+    let in_bf16: Vec<f32> = qkv.iter().map(|&x| bf16::from_f32(x).to_f32()).collect();
+    let of_bf16 = gradient(&in_bf16, KvPrecision::F32);
+    assert_eq!(bits(&gradient(&qkv, KvPrecision::Bf16)), bits(&of_bf16));
     let of_kept = gradient(&kept, KvPrecision::F32);
     assert_eq!(bits(&gradient(&qkv, KvPrecision::Int8)), bits(&of_kept));
     assert_ne!(bits(&gradient(&qkv, KvPrecision::F32)), bits(&of_kept));
