@@ -14,7 +14,7 @@ use model::{
 use settings::DeviceChoice;
 use types::BlockId;
 
-use crate::model_loader::{kv_dtype, rounding};
+use crate::model_loader::{kv_dtype, precision_of};
 
 /// Times prefill and decode of synthetic tokens and prints one JSON object.
 #[derive(Debug, Clone, PartialEq, Eq, Parser)]
@@ -47,7 +47,7 @@ pub struct BenchConfig {
     /// Arithmetic of linear layers on a CPU: int8, mixed, int15, bf16 or exact.
     #[arg(long, value_name = "PRECISION", default_value = "auto")]
     pub precision: settings::Precision,
-    /// Data type of the KV cache: f32, f16 or int8.
+    /// Data type of the KV cache: f32, f16, bf16 or int8.
     #[arg(long, value_name = "DTYPE", default_value = "auto")]
     pub kv_dtype: settings::KvDtype,
     /// Accepted for scripts; the output is JSON either way.
@@ -86,7 +86,9 @@ fn on_cpu(
     blocks: usize,
 ) -> anyhow::Result<ResidentModel> {
     let threads = config.threads;
-    let weights = LoadedWeights::load(source, threads)?.with_precision(rounding(config.precision));
+    let weights = LoadedWeights::load(source, threads)?;
+    let precision = precision_of(config.precision).unwrap_or_else(|| weights.suitable_precision());
+    let weights = weights.with_precision(precision);
     let kv_dtype = kv_dtype(config.kv_dtype);
     let kv_bytes = weights.kv_shape(kv_dtype).block_bytes() * blocks;
     let options = ResidentOptions { cores: (0..threads).collect(), kv_bytes, kv_dtype };

@@ -138,6 +138,9 @@ pub struct ExecutorConfig {
     /// Time for running requests to finish after SIGTERM or SIGINT.
     #[arg(long, value_name = "MS")]
     pub grace_ms: u64,
+    /// File that keeps the precision that auto chose, so that it stays with a deployment on any processor.
+    #[arg(long, value_name = "PATH")]
+    pub precision_file: Option<PathBuf>,
     /// Exit at the end of standard input, as on SIGTERM, because the supervisor is gone.
     #[arg(long)]
     pub exit_with_stdin: bool,
@@ -214,7 +217,7 @@ pub enum ExecutorConfigError {
     #[error("--precision has no effect on a GPU; remove it, or use --device cpu")]
     PrecisionOfGpu,
     /// The KV cache data type is not available on GPUs.
-    #[error("--kv-dtype int8 works only with --device cpu; remove it, or use f16")]
+    #[error("--kv-dtype int8 and bf16 work only with --device cpu; remove it, or use f16")]
     KvOfGpu,
     /// Drafting needs verification with the bits of a decode step, which GPUs lack.
     #[error("with a GPU, --draft must be off or auto; remove it, or use --device cpu")]
@@ -248,7 +251,7 @@ impl ExecutorConfig {
         if drafts && self.device != DeviceChoice::Cpu {
             return Err(ExecutorConfigError::DraftDevice);
         }
-        if self.kv_dtype == KvDtype::Int8 && self.device != DeviceChoice::Cpu {
+        if matches!(self.kv_dtype, KvDtype::Int8 | KvDtype::Bf16) && self.device != DeviceChoice::Cpu {
             return Err(ExecutorConfigError::KvOfGpu);
         }
         if self.precision != Precision::Auto && self.device != DeviceChoice::Cpu {
@@ -341,6 +344,7 @@ mod tests {
             (vec!["--device", "cuda", "--resident-weight-bytes", "1MiB"], ExecutorConfigError::StreamedToGpu),
             (vec!["--device", "cuda", "--precision", "int8"], ExecutorConfigError::PrecisionOfGpu),
             (vec!["--device", "cuda", "--kv-dtype", "int8"], ExecutorConfigError::KvOfGpu),
+            (vec!["--device", "cuda", "--kv-dtype", "bf16"], ExecutorConfigError::KvOfGpu),
             (vec!["--layer-cert", "c", "--layer-cert-key", "k"], ExecutorConfigError::LayerListen),
             (vec!["--layer-gateways", "front"], ExecutorConfigError::LayerGateways),
         ];

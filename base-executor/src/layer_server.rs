@@ -6,7 +6,6 @@ use std::{
 };
 
 use anyhow::Context as _;
-use kernels::lora::LoraPrecision;
 use layer_service::{
     dispatcher::Dispatcher,
     event_queue::{DispatcherEvent, DispatcherSender},
@@ -17,6 +16,7 @@ use model::{
     cuda::CudaModel,
     forward::ForwardPass as _,
     linear_sites::EvaluateSites,
+    precision::BaseNumerics,
     site_model::{LoadProgress, SiteModel},
 };
 use model_files::location::{HubSettings, resolve};
@@ -27,7 +27,7 @@ use crate::{
     budget::{self, MemoryBudget},
     config::ExecutorConfig,
     heartbeat::{ComputeHeartbeat, DeviceLost, EngineGauges},
-    model_loader::{cuda, kv_numbers, precision, rounding},
+    model_loader::{PrecisionChoice, adapter_precision, cuda, kv_precision},
     progress::LoadingProgress,
     spawn, streaming, systemd,
 };
@@ -120,8 +120,7 @@ enum LayerModel {
 struct BaseDescription {
     architecture: String,
     identity: [u8; 32],
-    /// Adapter precision that suits the weights.
-    suits: LoraPrecision,
+    numerics: BaseNumerics,
     bytes: usize,
 }
 
@@ -142,20 +141,23 @@ impl LayerModel {
                         SiteModel::open_streamed(path, &options, cores, &told).context(streaming::REMEDY)?
                     }
                 };
-                let mut base = base.with_precision(rounding(config.precision));
+                let identity = || base.facts().identity;
+                let precision =
+                    PrecisionChoice::of(config).resolve(identity, || base.suitable_precision())?;
+                let mut base = base.with_precision(precision);
                 if config.offers_exact() {
                     base.commit();
                 }
                 let known = base.facts();
                 let (architecture, identity) = (known.architecture.clone(), known.identity);
-                let suits = if base.is_exact() { LoraPrecision::Exact } else { LoraPrecision::Compact };
-                let told = BaseDescription { architecture, identity, suits, bytes: base.bytes() };
+                let (numerics, bytes) = (base.numerics(), base.bytes());
+                let told = BaseDescription { architecture, identity, numerics, bytes };
                 Ok((Self::Cpu(Box::new(base)), told))
             }
             DeviceChoice::Cuda { ordinal } => {
                 let loaded = cuda::open_alone(path, ordinal, cores.len(), config.offers_exact(), progress)?;
-                let cuda::CudaLinearLayers { model, architecture, identity, suits, bytes } = loaded;
-                Ok((Self::Cuda(Box::new(model)), BaseDescription { architecture, identity, suits, bytes }))
+                let cuda::CudaLinearLayers { model, architecture, identity, numerics, bytes } = loaded;
+                Ok((Self::Cuda(Box::new(model)), BaseDescription { architecture, identity, numerics, bytes }))
             }
         }
     }
@@ -206,8 +208,8 @@ fn open(
         architecture: told.architecture.clone(),
         base_hash: told.identity,
         context_length: 0,
-        kv: kv_numbers(config, told.suits),
-        adapters: precision(config, told.suits),
+        kv: kv_precision(config, told.numerics),
+        adapters: adapter_precision(config, told.numerics),
         plan,
     };
     tracing::info!(

@@ -7,12 +7,14 @@
 //! - [`cpu`], [`cuda`]: the base on the host's cores, and on a GPU
 //! - `drafting`: drafter models: the base's first layers, or a smaller model
 //! - `base`: the source of the weights, and the plan of the layer service
+//! - `precision_choice`: the precision of linear layers on a CPU
 
 mod base;
 mod base_device;
 pub mod cpu;
 pub mod cuda;
 mod drafting;
+mod precision_choice;
 
 use std::{fmt, path::Path, sync::Arc};
 
@@ -21,14 +23,15 @@ use model::{
     adapter::{Adapter, AnyAdapter, DoraAdapter, DraftAdapter, limits},
     deltas::prepared::{EncodedAdapter, PreparedAdapter},
     forward::ForwardPass,
-    precision::Precision,
-    resident::{KvDtype, SharedBase, kv_precision},
+    precision::{BaseNumerics, Precision},
+    resident::{KvDtype, SharedBase},
     shape::config::ModelConfig,
 };
-use settings::{AdapterDtype, DeviceChoice};
+use settings::AdapterDtype;
 use shmproto::message::DeviceFacts;
 
 use self::drafting::Drafting;
+pub(crate) use self::precision_choice::{PrecisionChoice, precision_of};
 use crate::{
     adapter_images::{ImageRegistry, PublishError, publish},
     adapters::AdapterRole,
@@ -79,48 +82,36 @@ pub struct ModelFacts {
     pub kv_blocks: u32,
 }
 
-pub(crate) fn rounding(asked: settings::Precision) -> Precision {
-    match asked {
-        settings::Precision::Auto => Precision::default(),
-        settings::Precision::Int8 => Precision::Int8,
-        settings::Precision::Mixed => Precision::Mixed,
-        settings::Precision::Int15 => Precision::Int15,
-        settings::Precision::Bf16 => Precision::Bf16,
-        settings::Precision::Exact => Precision::Exact,
-    }
-}
-
 pub(crate) fn kv_dtype(asked: settings::KvDtype) -> KvDtype {
     match asked {
         settings::KvDtype::Auto => KvDtype::Auto,
         settings::KvDtype::F32 => KvDtype::F32,
         settings::KvDtype::F16 => KvDtype::F16,
+        settings::KvDtype::Bf16 => KvDtype::Bf16,
         settings::KvDtype::Int8 => KvDtype::Int8,
     }
 }
 
-/// Returns the KV precision next to adapters of precision `suits`, the one that suits the weights.
-pub(crate) fn kv_numbers(config: &ExecutorConfig, suits: LoraPrecision) -> KvPrecision {
-    kv_precision(suits == LoraPrecision::Exact, kv_dtype(config.kv_dtype))
+/// Returns the element type of the KV cache of a base with these `numerics`.
+pub(crate) fn kv_precision(config: &ExecutorConfig, numerics: BaseNumerics) -> KvPrecision {
+    numerics.kv(kv_dtype(config.kv_dtype))
 }
 
-/// Returns the precision of adapters; `suitable` suits the weights.
-pub(crate) fn precision(config: &ExecutorConfig, suitable: LoraPrecision) -> LoraPrecision {
+/// Returns the precision of adapters of a base with these `numerics`.
+pub(crate) fn adapter_precision(config: &ExecutorConfig, numerics: BaseNumerics) -> LoraPrecision {
     match config.adapter_dtype {
-        AdapterDtype::Auto => suitable,
+        AdapterDtype::Auto => numerics.adapters(),
         AdapterDtype::Exact => LoraPrecision::Exact,
         AdapterDtype::F16 => LoraPrecision::Compact,
         AdapterDtype::Bf16 => LoraPrecision::Bf16,
     }
 }
 
-/// Returns [`ModelFacts::numbers`]; `suits` is the adapter precision that suits the weights.
-fn numbers(config: &ExecutorConfig, suits: LoraPrecision) -> String {
-    let activations = match config.device {
-        DeviceChoice::Cpu => format!("{:?}", rounding(config.precision)),
-        DeviceChoice::Cuda { .. } => "the device's".to_owned(),
-    };
-    let (kv, adapters) = (kv_numbers(config, suits), precision(config, suits));
+/// Returns [`ModelFacts::numbers`] of a base; a CPU computes its layers in `precision`.
+fn numbers(config: &ExecutorConfig, precision: Option<Precision>, numerics: BaseNumerics) -> String {
+    let activations =
+        precision.map_or_else(|| "the device's".to_owned(), |precision| format!("{precision:?}"));
+    let (kv, adapters) = (kv_precision(config, numerics), adapter_precision(config, numerics));
     format!("activations {activations}, keys and values {kv:?}, adapters {adapters:?}").to_lowercase()
 }
 
@@ -137,15 +128,15 @@ pub struct AdapterLoader {
 }
 
 impl AdapterLoader {
-    /// Creates a loader for a base of this shape; `suits` is the adapter precision that suits it.
+    /// Creates a loader for a base of this shape and these `numerics`.
     fn new(
         config: &ExecutorConfig,
         shape: &ModelConfig,
-        suits: LoraPrecision,
+        numerics: BaseNumerics,
         library: &ImageRegistry,
         (drafting, base): (Option<Drafting>, Option<SharedBase>),
     ) -> Self {
-        let (precision, library) = (precision(config, suits), library.clone());
+        let (precision, library) = (adapter_precision(config, numerics), library.clone());
         Self { config: shape.clone(), precision, library, drafting, base }
     }
 

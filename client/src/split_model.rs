@@ -116,6 +116,7 @@ pub fn kv_precision(catalog: &Catalog, chosen: KvDtype) -> KvPrecision {
         (KvDtype::F32, _) | (KvDtype::Auto, control::KvDtype::F32) => KvPrecision::F32,
         (KvDtype::F16, _) | (KvDtype::Auto, control::KvDtype::F16) => KvPrecision::F16,
         (KvDtype::Int8, _) | (KvDtype::Auto, control::KvDtype::Int8) => KvPrecision::Int8,
+        (KvDtype::Bf16, _) | (KvDtype::Auto, control::KvDtype::Bf16) => KvPrecision::Bf16,
     }
 }
 

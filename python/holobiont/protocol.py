@@ -507,8 +507,8 @@ class SkeletonFile:
 class Catalog:
     """What a client must know of the base.
 
-    `kv_dtype` (0: 32 bits, 1: 16, 2: 8) and `adapter_dtype` (0: exact, 1: f16, 2: bf16) say how the executor's own engine
-    keeps its numbers: whoever keeps theirs likewise gets the same bits.
+    `kv_dtype` (0: 32 bits, 1: 16, 2: 8, 3: bf16) and `adapter_dtype` (0: exact, 1: f16, 2: bf16) are those of the
+    executor's own engine. A client with the same types gets the same bits.
     """
 
     model: Text

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use kernels::{TensorType, lora::LoraPrecision};
+use kernels::TensorType;
 use kv_cache::ledger::MemoryAccount;
 use layer_service::{
     settings::LayerSettings,
@@ -12,6 +12,7 @@ use model::{
     client_weights::ClientWeightsPlan,
     forward::ForwardPass,
     linear_sites::EvaluateSites,
+    precision::BaseNumerics,
     shape::{
         config::ModelConfig,
         identity::{HashedWeights, Identified},
@@ -27,7 +28,7 @@ use model_files::{
 
 use shmproto::message::DeviceFacts;
 
-use super::{ModelFacts, kv_numbers, precision};
+use super::{ModelFacts, adapter_precision, kv_precision};
 use crate::{config::ExecutorConfig, engine::layers::LayerService};
 
 pub(super) struct PendingBase {
@@ -84,11 +85,12 @@ impl PendingBase {
         self.source.identity(self.text)
     }
 
-    /// Whether all linear layers have 32-bit weights, so that no other value is rounded either.
-    pub(super) fn is_exact(&self) -> bool {
+    /// Returns the rounding of the layers on a GPU, where only 32-bit weights leave all values unrounded.
+    pub(super) fn numerics_on_gpu(&self) -> BaseNumerics {
         let config = self.source.config();
         let ids = (0..config.layers).flat_map(|layer| block_weights(config, layer));
-        ids.filter_map(|id| self.source.kind(id)).all(|kind| kind == TensorType::F32)
+        let are_exact = ids.filter_map(|id| self.source.kind(id)).all(|kind| kind == TensorType::F32);
+        if are_exact { BaseNumerics::Exact } else { BaseNumerics::Rounded }
     }
 
     /// Closes the files, which may then be replaced, truncated or deleted.
@@ -137,12 +139,12 @@ impl LoadedBase {
         }
     }
 
-    /// Returns the plan of the layer service, if it is on. `suits`: the adapter precision for this base.
+    /// Returns the plan of the layer service, if it is on.
     pub(super) fn layer_plan(
         &mut self,
         config: &ExecutorConfig,
         shape: &ModelConfig,
-        suits: LoraPrecision,
+        numerics: BaseNumerics,
     ) -> Option<LayerPlan> {
         let (places, plan) = config.layer_places().zip(self.plan.take())?;
         let base = BaseFacts {
@@ -150,8 +152,8 @@ impl LoadedBase {
             architecture: shape.architecture.clone(),
             base_hash: self.base_hash,
             context_length: shape.context_length,
-            kv: kv_numbers(config, suits),
-            adapters: precision(config, suits),
+            kv: kv_precision(config, numerics),
+            adapters: adapter_precision(config, numerics),
             plan,
         };
         Some(LayerPlan { settings: config.layers.settings(), places, base })

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use kernels::lora::LoraPrecision;
 use kv_cache::{copy::BytesPerSecond, ledger::MemoryAccount};
 use model::{
     deltas::{device_copy::DeviceMemory, prepared::PreparedAdapter},
     forward::ForwardPass,
     linear_sites::EvaluateSites,
+    precision::{BaseNumerics, Precision},
     resident::SharedBase,
     shape::config::ModelConfig,
 };
@@ -47,8 +47,11 @@ pub(super) trait BaseDevice {
 
     fn load(&self, base: &PendingBase, progress: &LoadingProgress) -> anyhow::Result<Self::Weights>;
 
-    /// Returns the weights' shape, and the adapter precision that suits them.
-    fn shape(weights: &Self::Weights) -> (ModelConfig, LoraPrecision);
+    /// Returns the weights' shape and rounding.
+    fn shape(weights: &Self::Weights) -> (ModelConfig, BaseNumerics);
+
+    /// Returns the precision of the layers on a CPU.
+    fn precision(weights: &Self::Weights) -> Option<Precision>;
 
     /// Returns the base weights in host memory, for drafting; `None` if there are none.
     fn shared(weights: &Self::Weights) -> Option<SharedBase>;
@@ -102,8 +105,9 @@ pub(super) fn open<O: BaseDevice>(
     let weights = device.load(&base, progress)?;
     failpoint::pass("executor.after_weights");
     let mut base = base.close()?;
-    let (shape, suits) = O::shape(&weights);
-    let layer_plan = base.layer_plan(config, &shape, suits);
+    let (shape, numerics) = O::shape(&weights);
+    let numbers = numbers(config, O::precision(&weights), numerics);
+    let layer_plan = base.layer_plan(config, &shape, numerics);
     device.log_loaded(&base, &weights);
     let [weight_bytes, pool_bytes] = O::host_bytes(&weights, config);
     let weights_account = budget.bounded_weights(config.weights.bytes);
@@ -117,13 +121,13 @@ pub(super) fn open<O: BaseDevice>(
     let shared = O::shared(&weights);
     let drafting = shared.clone();
     let drafting = drafting.and_then(|shared| Drafting::new(config, shared, &base.cores, &budget.drafts));
-    let loader = AdapterLoader::new(config, &shape, suits, &library, (drafting, shared));
+    let loader = AdapterLoader::new(config, &shape, numerics, &library, (drafting, shared));
     let draft_model =
         drafting::model_of(config, (&base.path, shape.vocab_size), &base.cores, &budget.drafts)?;
     progress.stage("allocating the KV cache");
     let mut pass = device.pass(weights, config, &base.cores)?;
     let kv_blocks = some_blocks(O::kv_blocks(&pass))?;
-    let facts = base.facts(device.facts(), numbers(config, suits), &shape, kv_blocks);
+    let facts = base.facts(device.facts(), numbers, &shape, kv_blocks);
     let settings = device_settings(config, pass.block_bytes());
     let whole_pass = O::PLANS_WHOLE_PASSES.then_some(config.chunk_tokens);
     let costs = costs(&settings, &mut pass, &shape, (&base.cores, kv_blocks, whole_pass), progress)?;

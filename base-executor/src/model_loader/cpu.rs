@@ -3,11 +3,10 @@
 use std::{fs, sync::Arc};
 
 use anyhow::Context as _;
-use kernels::lora::LoraPrecision;
 use kv_cache::ledger::MemoryAccount;
 use model::{
     deltas::device_copy::DeviceMemory,
-    precision::Precision,
+    precision::{BaseNumerics, Precision},
     resident::{LoadedWeights, ResidentModel, ResidentOptions, SharedBase},
     shape::config::ModelConfig,
     weights::{
@@ -22,7 +21,8 @@ use super::{
     AdapterLoader, OpenedModel,
     base::{LoadedBase, PendingBase},
     base_device::{self, BaseDevice},
-    kv_dtype, rounding,
+    kv_dtype,
+    precision_choice::PrecisionChoice,
 };
 use crate::{
     adapter_images::ImageRegistry,
@@ -45,7 +45,7 @@ pub fn open(
     arrivals: ArrivalNotifier,
 ) -> anyhow::Result<OpenedModel<Pass, AdapterLoader>> {
     let streamed = streaming::options(config)?;
-    let host = HostDevice { streamed, precision: rounding(config.precision) };
+    let host = HostDevice { streamed, precision: PrecisionChoice::of(config) };
     base_device::open(host, PendingBase::open(config)?, config, progress, arrivals)
 }
 
@@ -55,7 +55,7 @@ pub type Pass = ResidentModel<ServedLayers>;
 struct HostDevice {
     /// Streaming options, if the base is streamed.
     streamed: Option<StreamOptions>,
-    precision: Precision,
+    precision: PrecisionChoice,
 }
 
 impl BaseDevice for HostDevice {
@@ -83,11 +83,16 @@ impl BaseDevice for HostDevice {
             StreamError::Weights(error) => error.into(),
             other => anyhow::Error::new(other).context(streaming::REMEDY),
         })?;
-        Ok(weights.with_precision(self.precision))
+        let precision = self.precision.resolve(|| base.identity(), || weights.suitable_precision())?;
+        Ok(weights.with_precision(precision))
     }
 
-    fn shape(weights: &LoadedWeights<ServedLayers>) -> (ModelConfig, LoraPrecision) {
-        (weights.config().clone(), weights.adapter_precision())
+    fn shape(weights: &LoadedWeights<ServedLayers>) -> (ModelConfig, BaseNumerics) {
+        (weights.config().clone(), weights.numerics())
+    }
+
+    fn precision(weights: &LoadedWeights<ServedLayers>) -> Option<Precision> {
+        Some(weights.precision())
     }
 
     fn shared(weights: &LoadedWeights<ServedLayers>) -> Option<SharedBase> {
@@ -102,7 +107,7 @@ impl BaseDevice for HostDevice {
             sweep_bytes = weights.sweep_bytes(),
             threads = base.cores.len(),
             isa = ?kernels::Isa::best(),
-            precision = ?self.precision,
+            precision = ?weights.precision(),
             "weights loaded"
         );
     }

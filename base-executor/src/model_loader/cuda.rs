@@ -8,13 +8,13 @@ use anyhow::Context as _;
 use kernels::{
     ThreadPool,
     cuda::{Cuda, attention::KvPool},
-    lora::LoraPrecision,
 };
 use kv_cache::ledger::MemoryAccount;
 use model::{
     cuda::{CudaModel, CudaOptions, CudaWeights, Graphs},
     deltas::device_copy::DeviceMemory,
-    resident::{KvDtype, SharedBase, kv_precision, kv_shape},
+    precision::{BaseNumerics, Precision},
+    resident::{KvDtype, SharedBase, kv_shape},
     shape::{
         config::ModelConfig,
         identity::{HashedWeights, Identified as _},
@@ -31,7 +31,7 @@ use super::{
     AdapterLoader, OpenedModel,
     base::{LoadedBase, PendingBase},
     base_device::{self, BaseDevice},
-    kv_dtype,
+    kv_dtype, kv_precision,
 };
 use crate::{
     adapter_images::ImageRegistry,
@@ -88,8 +88,12 @@ impl BaseDevice for Gpu {
         Ok(weights)
     }
 
-    fn shape(weights: &CudaWeights) -> (ModelConfig, LoraPrecision) {
-        (weights.config().clone(), weights.adapter_precision())
+    fn shape(weights: &CudaWeights) -> (ModelConfig, BaseNumerics) {
+        (weights.config().clone(), weights.numerics())
+    }
+
+    fn precision(_: &CudaWeights) -> Option<Precision> {
+        None
     }
 
     /// Drafts compute on the host, so weights on a GPU are not shared.
@@ -173,8 +177,7 @@ pub(crate) struct CudaLinearLayers {
     pub(crate) model: CudaModel,
     pub(crate) architecture: String,
     pub(crate) identity: [u8; 32],
-    /// Adapter precision that suits the weights.
-    pub(crate) suits: LoraPrecision,
+    pub(crate) numerics: BaseNumerics,
     pub(crate) bytes: usize,
 }
 
@@ -205,18 +208,18 @@ pub(crate) fn open_alone(
     if offers_exact {
         weights.commit(&source, threads)?;
     }
-    let (bytes, suits) = (weights.bytes(), weights.adapter_precision());
+    let (bytes, numerics) = (weights.bytes(), weights.numerics());
     let architecture = source.config().architecture.clone();
     let identity = source.identity(text);
     // The layer service keeps no KV cache.
     let options = CudaOptions { kv_bytes: 0, kv_dtype: KvDtype::Auto, graphs: Graphs::Avoid };
     let model = CudaModel::new(weights, &options)?;
-    Ok(CudaLinearLayers { model, architecture, identity, suits, bytes })
+    Ok(CudaLinearLayers { model, architecture, identity, numerics, bytes })
 }
 
 /// Plans the memory of `base`, and fails before any allocation if the GPU has too little.
 fn plan(config: &ExecutorConfig, cuda: &Arc<Cuda>, base: &PendingBase) -> anyhow::Result<MemoryPlan> {
-    let precision = kv_precision(base.is_exact(), kv_dtype(config.kv_dtype));
+    let precision = kv_precision(config, base.numerics_on_gpu());
     let block_bytes = KvPool::block_bytes(kv_shape(base.source.config(), precision));
     let plan = MemoryPlan::of(config, &*base.source, block_bytes as u64);
     let device = DeviceChoice::Cuda { ordinal: cuda.info().ordinal };

@@ -54,10 +54,11 @@ const ADAPTERS: [(&str, &str); 3] =
 /// Rounding of activations, and dtype of the KV cache.
 type NumericConfig = (Precision, KvDtype);
 
-const NUMBERS: [(&str, NumericConfig); 5] = [
+const NUMBERS: [(&str, NumericConfig); 6] = [
     ("int8", (Precision::Int8, KvDtype::Auto)),
     ("mixed", (Precision::Mixed, KvDtype::Auto)),
     ("bf16", (Precision::Bf16, KvDtype::Auto)),
+    ("bf16, keys and values f16", (Precision::Bf16, KvDtype::F16)),
     ("int15", (Precision::Int15, KvDtype::Auto)),
     ("mixed, keys and values int8", (Precision::Mixed, KvDtype::Int8)),
 ];

@@ -3,11 +3,11 @@
 use std::{path::Path, time::Instant};
 
 use anyhow::{Context, Result, anyhow};
-use kernels::{ThreadPool, lora::LoraPrecision};
+use kernels::ThreadPool;
 use model::{
     backward::{SavedScope, Trainer},
     client_weights::client_base::ClientBase,
-    resident::{KvDtype, kv_precision, kv_shape},
+    resident::{KvDtype, kv_shape},
     shape::source::Target,
     sources::open::open,
     weights::ResidentLayers,
@@ -31,9 +31,9 @@ impl InProcessJob {
     pub(super) fn new(model: &Path, cores: &Cores) -> Result<Self> {
         let layers = ResidentLayers::load(&*open(model)?, cores.numbers().len(), &|_| {})?;
         let frame = ClientBase::open(model)?.frame;
-        let is_exact = layers.sites().sites().iter().all(|site| site.fast_is_linear);
-        let precision = if is_exact { LoraPrecision::Exact } else { LoraPrecision::Compact };
-        let shape = kv_shape(&frame.config, kv_precision(is_exact, KvDtype::Auto));
+        let numerics = layers.sites().numerics();
+        let (precision, kv) = (numerics.adapters(), numerics.kv(KvDtype::Auto));
+        let shape = kv_shape(&frame.config, kv);
         let targets = [Target::Q, Target::V].map(TargetModule).into();
         let lora = AdapterSpec::Lora { rank: RANK, alpha: 2.0 * RANK as f64, rslora: false, targets };
         let (start, vocabulary) = (lora.start(&frame.config, 0), frame.config.vocab_size);

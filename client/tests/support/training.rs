@@ -8,6 +8,7 @@ use client::{
     masking::Masking,
     remote_layers::RemoteLayers,
     session::{ClientSettings, Session},
+    split_model::kv_precision,
     transport::Connect,
 };
 use kernels::{ThreadPool, lora::LoraPrecision};
@@ -17,30 +18,30 @@ use model::{
     client_weights::client_base::ClientBase,
     cpu::Compute,
     forward::ReverseLayers,
-    resident::{KvDtype, kv_precision, kv_shape},
+    resident::{KvDtype, kv_shape},
     sources::open::open,
     weights::ResidentLayers,
 };
-use shmproto::layer::{CallClass, control};
+use shmproto::layer::CallClass;
 
 use super::settings;
 
 pub fn resident_trainer(path: &Path) -> Trainer<ResidentLayers> {
     let layers = ResidentLayers::load(&*open(path).unwrap(), 1, &|_| {}).unwrap();
     let frame = ClientBase::open(path).unwrap().frame;
-    let shape = kv_shape(&frame.config, kv_precision(layers.sites().is_exact(), KvDtype::Auto));
+    let shape = kv_shape(&frame.config, layers.sites().numerics().kv(KvDtype::Auto));
     Trainer::new(frame.into(), layers, shape, ThreadPool::new(&[]).unwrap(), SavedScope::All).unwrap()
 }
 
 pub fn remote_trainer(connector: Box<dyn Connect>, path: &Path, masking: Masking) -> Trainer<RemoteLayers> {
     let settings = ClientSettings { masking: masking.as_str().to_owned(), ..settings() };
     let mut session = Session::open(connector, settings).unwrap();
-    let is_exact = session.catalog().kv_dtype == control::KvDtype::F32;
+    let kv = kv_precision(session.catalog(), KvDtype::Auto);
     let mask = masking.prepare(&mut session, &mut |_, _| {}).unwrap();
     let ClientBase { frame, embedding, .. } = ClientBase::open(path).unwrap();
     let mut layers = RemoteLayers::new(session, mask, &frame.config, embedding).unwrap();
     layers.set_class(CallClass::Training);
-    let shape = kv_shape(&frame.config, kv_precision(is_exact, KvDtype::Auto));
+    let shape = kv_shape(&frame.config, kv);
     Trainer::new(frame.into(), layers, shape, ThreadPool::new(&[]).unwrap(), SavedScope::All).unwrap()
 }
 

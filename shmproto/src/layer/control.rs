@@ -286,6 +286,8 @@ wire_enum! {
         F16 = 1,
         /// 8 bits, with a 32-bit scale for each key and each value of a head: its largest magnitude / 127.
         Int8 = 2,
+        /// Brain float: 16 bits, 8 of them precision, also for queries and softmax weights.
+        Bf16 = 3,
     }
 }
 

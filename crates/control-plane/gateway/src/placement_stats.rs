@@ -38,6 +38,7 @@ pub fn device(stats: &Stats, welcome: Option<&Welcome>) -> Value {
         "name": device.map(|device| &device.name),
         "memory_bytes": device.map(|device| device.memory_bytes),
         "memory_free_bytes": stats.device_free_bytes,
+        "numbers": welcome.map(|welcome| &welcome.numbers),
         "bytes": stats.device_bytes,
         "budget_bytes": welcome.map(|welcome| welcome.device_budget_bytes),
         "cold_start": welcome.map(|welcome| mode(welcome.cold_start)),

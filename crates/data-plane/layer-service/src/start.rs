@@ -142,6 +142,7 @@ fn catalog(sites: &[Site], facts: &BaseFacts) -> Catalog {
             KvPrecision::F32 => KvDtype::F32,
             KvPrecision::F16 => KvDtype::F16,
             KvPrecision::Int8 => KvDtype::Int8,
+            KvPrecision::Bf16 => KvDtype::Bf16,
         },
         adapter_dtype: match facts.adapters {
             LoraPrecision::Exact => AdapterDtype::Exact,

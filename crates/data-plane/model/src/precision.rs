@@ -4,10 +4,11 @@
 //! grows with its largest magnitude, and a few groups of each row cause nearly all of it. A second byte for
 //! these groups removes most of the error for a tenth of the products.
 
-use kernels::Rounding;
+use kernels::{Isa, Rounding, attention::KvPrecision, lora::LoraPrecision};
 
 use crate::{
     linear_sites::{Arithmetic, Site},
+    resident::KvDtype,
     shape::layout::LinearGroup,
 };
 
@@ -28,6 +29,21 @@ pub enum Precision {
 }
 
 impl Precision {
+    /// Returns the precision that suits layers on a processor with the set `isa`. `sites` have the default
+    /// precision.
+    ///
+    /// | Weights | with a matrix unit for bf16 | other processors |
+    /// |---|---|---|
+    /// | bf16, or integers of 4 to 8 bits | `Bf16` | `Mixed` |
+    /// | any layer in f32 or f16 | `Mixed` | `Mixed` |
+    ///
+    /// The table was made from `docs/performance/kernels.md`. No start measures anything, so equal hosts
+    /// always choose alike. Rounding to bf16 would lose bits of f32 and f16 weights.
+    pub(crate) fn suitable(isa: Isa, sites: &[Site]) -> Self {
+        let loses_none = sites.iter().all(|site| !site.fast_is_linear);
+        if loses_none && isa.is_fast_at_bf16() { Self::Bf16 } else { Self::default() }
+    }
+
     /// Returns the arithmetic of a linear layer; `group` is unknown for unknown architectures.
     fn arithmetic(self, group: Option<LinearGroup>) -> Arithmetic {
         match self {
@@ -59,5 +75,94 @@ const fn mixed(group: Option<LinearGroup>) -> f32 {
         Some(LinearGroup::Head) => 0.5,
         Some(LinearGroup::Qkv) => 1.0,
         Some(_) | None => 2.0,
+    }
+}
+
+/// Rounding of a base's layers, which decides the data types of its adapters and its KV cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BaseNumerics {
+    /// No layer rounds activations.
+    Exact,
+    /// Layers round activations to integers, or to 16 bits on a GPU.
+    Rounded,
+    /// All layers compute in bf16, in the order of the matrix unit.
+    Bf16,
+}
+
+impl BaseNumerics {
+    /// Returns the rounding of these layers.
+    #[must_use]
+    pub fn of(sites: &[Site]) -> Self {
+        if sites.iter().all(|site| site.fast_is_linear) {
+            Self::Exact
+        } else if sites.iter().all(|site| site.arithmetic == Arithmetic::Bf16) {
+            Self::Bf16
+        } else {
+            Self::Rounded
+        }
+    }
+
+    /// Returns the element precision of adapters.
+    #[must_use]
+    pub fn adapters(self) -> LoraPrecision {
+        match self {
+            Self::Exact => LoraPrecision::Exact,
+            Self::Rounded | Self::Bf16 => LoraPrecision::Compact,
+        }
+    }
+
+    /// Returns the element type of the KV cache for `dtype`.
+    #[must_use]
+    pub fn kv(self, dtype: KvDtype) -> KvPrecision {
+        match (dtype, self) {
+            (KvDtype::F32, _) | (KvDtype::Auto, Self::Exact) => KvPrecision::F32,
+            (KvDtype::F16, _) | (KvDtype::Auto, Self::Rounded) => KvPrecision::F16,
+            (KvDtype::Bf16, _) | (KvDtype::Auto, Self::Bf16) => KvPrecision::Bf16,
+            (KvDtype::Int8, _) => KvPrecision::Int8,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sites(floats: &[bool]) -> Vec<Site> {
+        let site = |&fast_is_linear: &bool| Site {
+            columns: 32,
+            parts: Vec::new(),
+            fast_is_linear,
+            arithmetic: Arithmetic::Unrounded,
+            ring: None,
+        };
+        let mut sites: Vec<_> = floats.iter().map(site).collect();
+        Precision::default().apply(&mut sites, &[]);
+        sites
+    }
+
+    #[test]
+    fn a_matrix_unit_for_bf16_decides_unless_weights_would_lose_bits() {
+        let best = Isa::best();
+        let with_unit = if best.is_fast_at_bf16() { Precision::Bf16 } else { Precision::Mixed };
+        assert_eq!(Precision::suitable(best, &sites(&[false, false])), with_unit);
+        assert_eq!(Precision::suitable(Isa::Portable, &sites(&[false, false])), Precision::Mixed);
+        assert_eq!(Precision::suitable(best, &sites(&[false, true])), Precision::Mixed);
+    }
+
+    #[test]
+    fn adapters_and_keys_have_types_that_suit_the_layers() {
+        let mut sites = sites(&[false, true]);
+        assert_eq!(BaseNumerics::of(&sites), BaseNumerics::Rounded);
+        for (precision, numerics, kv) in [
+            (Precision::Bf16, BaseNumerics::Bf16, KvPrecision::Bf16),
+            (Precision::Exact, BaseNumerics::Exact, KvPrecision::F32),
+        ] {
+            precision.apply(&mut sites, &[]);
+            assert_eq!(BaseNumerics::of(&sites), numerics);
+            assert_eq!(numerics.kv(KvDtype::Auto), kv);
+            assert_eq!(numerics.kv(KvDtype::F16), KvPrecision::F16);
+        }
+        assert_eq!(BaseNumerics::Rounded.kv(KvDtype::Auto), KvPrecision::F16);
+        assert_eq!(BaseNumerics::Bf16.adapters(), LoraPrecision::Compact);
     }
 }

@@ -12,7 +12,7 @@ use std::{io, sync::Arc};
 use kernels::{Activations, Isa, ThreadPool};
 use types::BlockId;
 
-pub use self::loaded::{KvDtype, LoadedWeights, SharedBase, kv_precision, kv_shape};
+pub use self::loaded::{KvDtype, LoadedWeights, SharedBase, kv_shape};
 use crate::{
     cpu::{Compute, kv::PagedKv},
     deltas::{
@@ -103,7 +103,7 @@ impl<L: HostLayers> ResidentModel<L> {
         })?;
         let threads = ThreadPool::new(&options.cores)
             .map_err(|source| ResidentError::Threads { cores: options.cores.clone(), source })?;
-        let LoadedWeights { frame, layers } = weights;
+        let LoadedWeights { frame, layers, .. } = weights;
         Ok(Self {
             frame,
             layers,

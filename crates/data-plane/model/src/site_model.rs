@@ -20,7 +20,7 @@ pub use linear_files::{MAX_NAME_BYTES, MAX_SITES};
 use crate::{
     cpu::Compute,
     linear_sites::{EvaluateError, EvaluateSites, Site, SiteCall},
-    precision::Precision,
+    precision::{BaseNumerics, Precision},
     shape::{
         identity::{HashedWeights, Identified as _},
         source::WeightSource,
@@ -248,10 +248,16 @@ impl SiteModel {
         }
     }
 
-    /// True if every layer takes its activations unrounded.
+    /// Returns the precision that suits these weights on this processor, for weights in the default one.
     #[must_use]
-    pub fn is_exact(&self) -> bool {
-        self.sites().iter().all(|site| site.fast_is_linear)
+    pub fn suitable_precision(&self) -> Precision {
+        Precision::suitable(self.compute.isa, self.sites())
+    }
+
+    /// Returns the rounding of the layers, which decides the data types of adapters and KV cache.
+    #[must_use]
+    pub fn numerics(&self) -> BaseNumerics {
+        BaseNumerics::of(self.sites())
     }
 }
 

@@ -69,15 +69,18 @@ words! {
         Auto = "auto",
         /// 32-bit floating point values.
         F32 = "f32",
-        /// 16-bit floating point values.
+        /// 16-bit floating point values with 11 bits of precision.
         F16 = "f16",
+        /// 16-bit floating point values with 8 bits of precision, multiplied by the CPU's matrix unit.
+        Bf16 = "bf16",
         /// 8-bit integers, with a scale for each key and value of a head.
         Int8 = "int8",
     }
 
     /// Arithmetic of linear layers on a CPU.
     Precision ("precision") {
-        /// Precision that suits the device: `mixed` on a CPU, the only supported one on a GPU.
+        /// On a CPU with AMX `bf16`, unless weights have f32 or f16; on other CPUs `mixed`; on a GPU the only
+        /// supported one.
         Auto = "auto",
         /// 8-bit integers in all layers.
         Int8 = "int8",

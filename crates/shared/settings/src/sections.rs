@@ -45,14 +45,15 @@ sections! {
         device: DeviceChoice, --"device" "DEVICE", Is("cpu"), Executor;
         /// Cores that the executor computes on, as 0-3,8
         cores: CoreList, --"cores" "LIST", Depends("all cores; of four or more, those without workers"), Up;
-        /// Arithmetic of linear layers on a CPU: auto (mixed), int8, mixed (activations of 15 bits where 8
-        /// bits matter), int15, bf16 (activations and weights of bf16, for CPUs with AMX), or exact
-        /// (activations are never rounded: about half as fast)
+        /// Arithmetic of linear layers on a CPU: auto (bf16 with AMX, unless weights have f32 or f16; else
+        /// mixed; a deployment keeps its choice), int8, mixed (activations of 15 bits where 8 bits matter),
+        /// int15, bf16 (activations and weights of bf16), or exact (activations are never rounded: about half
+        /// as fast)
         precision: Precision, --"precision" "PRECISION", Is("auto"), Executor;
         /// Maximum device memory for the KV cache
         kv_bytes: ByteCount, --"kv-bytes" "BYTES", Depends("all device memory"), Executor;
-        /// Data type of the KV cache: auto (suits the weights), f32, f16, or int8 (half the memory of f16, on
-        /// a CPU only)
+        /// Data type of the KV cache: auto (bf16 beside layers in bf16, else what suits the weights), f32,
+        /// f16, bf16 (multiplied by AMX) or int8 (half the memory of f16); bf16 and int8 on a CPU only
         kv_dtype: KvDtype, --"kv-dtype" "DTYPE", Is("auto"), Executor;
         /// Host memory for adapters, which workers read too
         adapter_bytes: ByteCount, --"adapter-bytes" "BYTES", Is("1GiB"), Executor;

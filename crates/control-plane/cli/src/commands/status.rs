@@ -69,6 +69,7 @@ struct DeviceStatus {
     name: Option<String>,
     memory_bytes: Option<u64>,
     memory_free_bytes: u64,
+    numbers: Option<String>,
     bytes: u64,
     budget_bytes: Option<u64>,
     cold_start: Option<String>,
@@ -149,6 +150,7 @@ fn facts(status: &DeploymentStatus) -> Vec<(String, String)> {
     ];
     let of_one = [
         ("device", device.text()),
+        ("numbers", device.numbers.as_deref().map_or_else(|| "-".into(), printable)),
         ("blocks", status.memory.device()),
         ("kept below", status.memory.below()),
         ("host memory", status.memory.held()),
@@ -265,7 +267,7 @@ mod tests {
         json!({
             "model": "smol", "version": "1", "uptime_s": 9, "ready": true, "requests": {"running": 2, "waiting": 1},
             "adapters": {"registered": 3, "resident": 2, "bytes": 2048, "budget_bytes": 4096},
-            "device": {"kind": "cuda", "name": "A GPU", "memory_bytes": 4096, "memory_free_bytes": 3072,
+            "device": {"kind": "cuda", "name": "A GPU", "memory_bytes": 4096, "memory_free_bytes": 3072, "numbers": "activations bf16",
                 "bytes": 1024, "budget_bytes": 2048, "cold_start": "cpu-assist",
                 "emulated_link_bytes_per_s": 1024, "copied_bytes": 1024, "copy_ms": 2.5},
             "cold_starts": {"count": 4, "load_wait_ms": 6.0, "mean_load_wait_ms": 1.5},
@@ -307,6 +309,7 @@ mod tests {
         for part in [
             "smol, serving for 9 s",
             "cuda, A GPU, 3.00 KiB free of 4.00 KiB",
+            "activations bf16",
             "1.00 KiB of 2.00 KiB",
             "cpu-assist",
             "emulated link of 1.00 KiB/s",

@@ -30,6 +30,8 @@ pub struct ModelCard {
     parent: Option<String>,
     max_model_len: usize,
     adapter_generation: Option<String>,
+    /// Arithmetic and data types of the base; other ones may give other bits.
+    numbers: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -105,6 +107,7 @@ fn base(serving: &ServingState) -> ModelCard {
         parent: None,
         max_model_len: serving.context_tokens,
         adapter_generation: None,
+        numbers: serving.welcome.numbers.clone(),
     }
 }
 
@@ -118,6 +121,7 @@ fn adapter(entry: &AdapterEntry, serving: &ServingState) -> ModelCard {
         parent: Some(serving.base_name.clone()),
         max_model_len: serving.context_tokens,
         adapter_generation: Some(entry.record.generation.to_string()),
+        numbers: serving.welcome.numbers.clone(),
     }
 }
 

@@ -312,7 +312,7 @@ fn call(message: ToExecutor) -> ToGateway {
             base_hash: [1; 32],
             text_hash: TEXT_HASH,
             device: DeviceFacts { kind: DeviceKind::Cuda, name: "A GPU".to_owned(), memory_bytes: 1 << 30 },
-            numbers: String::new(),
+            numbers: "activations mixed".to_owned(),
             context_length: CONTEXT_TOKENS,
             vocab_size: VOCAB_SIZE,
             adapter_budget_bytes: 1 << 20,

@@ -9,7 +9,7 @@ use kernels::{
         Cuda, CudaError, CudaStream, DeviceVec,
         weight::{Weight, WeightUploader},
     },
-    lora::{ElementKind, LoraPrecision},
+    lora::ElementKind,
 };
 
 use super::{
@@ -19,7 +19,8 @@ use super::{
 use crate::{
     forward::ModelContext,
     linear_sites::{Arithmetic, Site, SitePart},
-    resident::{KvDtype, kv_precision, kv_shape},
+    precision::BaseNumerics,
+    resident::{KvDtype, kv_shape},
     shape::{
         config::ModelConfig,
         layout::{block_groups, block_weights, group_weights},
@@ -82,16 +83,16 @@ impl CudaWeights {
         self.bytes
     }
 
-    /// Returns the element precision of adapters: exact for 32-bit weights, else 16 bits.
+    /// Returns the rounding of the layers, which decides the data types of adapters and KV cache.
     #[must_use]
-    pub fn adapter_precision(&self) -> LoraPrecision {
-        if self.kind == ElementKind::F32 { LoraPrecision::Exact } else { LoraPrecision::Compact }
+    pub fn numerics(&self) -> BaseNumerics {
+        if self.kind == ElementKind::F32 { BaseNumerics::Exact } else { BaseNumerics::Rounded }
     }
 
     /// Returns the shape of KV blocks of `dtype`.
     #[must_use]
     pub fn kv_shape(&self, dtype: KvDtype) -> KvShape {
-        kv_shape(self.config(), kv_precision(self.kind == ElementKind::F32, dtype))
+        kv_shape(self.config(), self.numerics().kv(dtype))
     }
 }
 

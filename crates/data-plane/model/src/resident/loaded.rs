@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kernels::{
-    PackedMatrix,
+    Isa, PackedMatrix,
     attention::{KvPrecision, KvShape},
     lora::LoraPrecision,
 };
@@ -11,7 +11,7 @@ use kernels::{
 use crate::{
     adapter::{DraftShape, dora::BaseLayer},
     forward::{ModelContext, Norms},
-    precision::Precision,
+    precision::{BaseNumerics, Precision},
     shape::{
         config::ModelConfig,
         source::{Target, WeightSource},
@@ -31,13 +31,15 @@ use crate::{
 /// Element type of the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum KvDtype {
-    /// 32 bits for 32-bit weights, else 16 bits.
+    /// bf16 beside layers in bf16, 32 bits beside layers that round nothing, else 16 bits.
     #[default]
     Auto,
     /// Float values of 32 bits.
     F32,
     /// Float values of 16 bits.
     F16,
+    /// bf16, multiplied in the order of the matrix unit; only on a CPU.
+    Bf16,
     /// 8-bit integers with a scale for each key and value of a head; only on a CPU.
     Int8,
 }
@@ -47,6 +49,7 @@ pub enum KvDtype {
 pub struct LoadedWeights<L = ResidentLayers> {
     pub(super) frame: ModelContext,
     pub(super) layers: L,
+    precision: Precision,
 }
 
 impl LoadedWeights {
@@ -70,7 +73,7 @@ impl LoadedWeights {
         told: &(dyn Fn(LoadProgress) + Sync),
     ) -> Result<Self, WeightsError> {
         let layers = ResidentLayers::load(source, threads, told)?;
-        Ok(Self { frame: load_frame(source)?, layers })
+        Ok(Self { frame: load_frame(source)?, layers, precision: Precision::default() })
     }
 
     /// Returns the token embedding.
@@ -99,7 +102,7 @@ impl LoadedWeights<ServedLayers> {
                 ServedLayers::Streamed(Box::new(StreamedLayers::open(source, base, options, threads, told)?))
             }
         };
-        Ok(Self { frame: load_frame(source)?, layers })
+        Ok(Self { frame: load_frame(source)?, layers, precision: Precision::default() })
     }
 
     /// Returns shared handles of the weights in memory, from which a drafter can take the first layers.
@@ -158,6 +161,7 @@ impl SharedBase {
         Ok(LoadedWeights {
             frame: ModelContext::new(config, self.norms.clone(), self.routers.clone()),
             layers,
+            precision: Precision::default(),
         })
     }
 }
@@ -173,7 +177,26 @@ impl<L: HostLayers> LoadedWeights<L> {
     #[must_use]
     pub fn with_precision(mut self, precision: Precision) -> Self {
         self.layers.set_precision(precision);
+        self.precision = precision;
         self
+    }
+
+    /// Returns the precision of the layers.
+    #[must_use]
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    /// Returns the precision that suits these weights on this processor, for weights in the default one.
+    #[must_use]
+    pub fn suitable_precision(&self) -> Precision {
+        Precision::suitable(Isa::best(), self.layers.sites())
+    }
+
+    /// Returns the rounding of the layers, which decides the data types of adapters and KV cache.
+    #[must_use]
+    pub fn numerics(&self) -> BaseNumerics {
+        BaseNumerics::of(self.layers.sites())
     }
 
     /// Returns the bytes of the packed weights.
@@ -191,28 +214,13 @@ impl<L: HostLayers> LoadedWeights<L> {
     /// Returns the element precision of adapters: exact, unless the quantized path rounds activations.
     #[must_use]
     pub fn adapter_precision(&self) -> LoraPrecision {
-        if self.is_exact() { LoraPrecision::Exact } else { LoraPrecision::Compact }
+        self.numerics().adapters()
     }
 
     /// Returns the shape of KV blocks of `dtype`.
     #[must_use]
     pub fn kv_shape(&self, dtype: KvDtype) -> KvShape {
-        kv_shape(self.config(), kv_precision(self.is_exact(), dtype))
-    }
-
-    fn is_exact(&self) -> bool {
-        self.layers.sites().iter().all(|site| site.fast_is_linear)
-    }
-}
-
-/// Returns the KV precision for `dtype`; `exact` says whether the weights are computed unrounded.
-#[must_use]
-pub fn kv_precision(exact: bool, dtype: KvDtype) -> KvPrecision {
-    match dtype {
-        KvDtype::F32 => KvPrecision::F32,
-        KvDtype::Int8 => KvPrecision::Int8,
-        KvDtype::Auto if exact => KvPrecision::F32,
-        KvDtype::F16 | KvDtype::Auto => KvPrecision::F16,
+        kv_shape(self.config(), self.numerics().kv(dtype))
     }
 }
 

@@ -10,7 +10,7 @@ use kernels::{
 use crate::{
     cpu::Compute,
     linear_sites::{Arithmetic, Site, SiteCall, SiteId, SiteOp, SitePart, SitePath},
-    precision::Precision,
+    precision::{BaseNumerics, Precision},
     shape::{
         config::ModelConfig,
         layout::{LinearGroup, model_groups},
@@ -77,10 +77,10 @@ impl SiteWeights {
         self.layers.iter().flatten().map(|linear| linear.matrix.bytes()).sum()
     }
 
-    /// True if every layer takes its activations unrounded.
+    /// Returns the rounding of the layers, which decides the data types of adapters and KV cache.
     #[must_use]
-    pub fn is_exact(&self) -> bool {
-        self.sites.iter().all(|site| site.fast_is_linear)
+    pub fn numerics(&self) -> BaseNumerics {
+        BaseNumerics::of(&self.sites)
     }
 
     /// Evaluates `call` for all rows of `x` and writes the results to `out`.

@@ -9,6 +9,7 @@ use crate::files_support::{
 use kernels::{Activations, reference};
 use model::{
     linear_sites::{EvaluateSites, SiteCall, SiteId, SiteOp, SitePath},
+    precision::BaseNumerics,
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
     site_model::{SiteModel, SiteModelError},
     sources::{identity, open::open},
@@ -123,7 +124,7 @@ fn gpt2_stores_its_matrices_the_other_way_round_and_its_head_is_the_embedding() 
         .chain(["lm_head".to_owned()])
         .collect();
     assert_eq!(names(&model), expected);
-    assert!(model.is_exact() && model.sites().iter().all(|site| site.fast_is_linear));
+    assert!(model.numerics() == BaseNumerics::Exact && model.sites().iter().all(|site| site.fast_is_linear));
     assert_eq!((model.facts().architecture.as_str(), model.facts().context_length), ("gpt2", None));
     let stored = |layer: usize, seed: usize, shape: [usize; 2]| {
         transposed(&numbers(shape[0] * shape[1], 10 * layer + seed), shape)
@@ -172,7 +173,7 @@ fn gemma_in_16_bits_is_served_and_a_tied_head_that_is_stored_once_more_is_ignore
         ["model.layers.0.self_attn.k_proj", "model.layers.0.self_attn.q_proj", "lm_head"]
     );
     let linear: Vec<bool> = model.sites().iter().map(|site| site.fast_is_linear).collect();
-    assert_eq!((linear, model.is_exact()), (vec![false, true, false], false));
+    assert_eq!((linear, model.numerics()), (vec![false, true, false], BaseNumerics::Rounded));
     agrees(&mut model, "model.layers.0.self_attn.q_proj", &q, None, 1e-5);
     // The fast path does not round rows that 16 bits hold exactly.
     agrees(&mut model, "model.layers.0.self_attn.k_proj", &q[..32], None, 1e-2);

@@ -15,7 +15,8 @@ use model::{
     client_weights::client_base::ClientBase,
     deltas::prepared::PreparedAdapter,
     forward::{BLOCK_TOKENS, ForwardPass as _, LogitRows, SequenceSlice},
-    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions, kv_precision, kv_shape},
+    precision::BaseNumerics,
+    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions, kv_shape},
     sampling::logprobs,
     shape::source::{Target, WeightSource},
     sources::{dequantized::Dequantized, hf_names::module_name, open::open},
@@ -41,7 +42,7 @@ struct WeightedSequence {
 fn trainer(model: &Path, threads: usize, keep: SavedScope) -> Trainer<ResidentLayers> {
     let layers = ResidentLayers::load(&*open(model).unwrap(), 1, &|_| {}).unwrap();
     let frame = ClientBase::open(model).unwrap().frame;
-    let shape = kv_shape(&frame.config, kv_precision(layers.sites().is_exact(), KvDtype::Auto));
+    let shape = kv_shape(&frame.config, layers.sites().numerics().kv(KvDtype::Auto));
     let cores: Vec<usize> =
         if threads == 1 { Vec::new() } else { (0..threads).map(|core| core % 2).collect() };
     Trainer::new(frame.into(), layers, shape, ThreadPool::new(&cores).unwrap(), keep).unwrap()
@@ -428,7 +429,7 @@ fn off_on_the_real_model(source: &(dyn WeightSource + Sync), kv: KvPrecision, ne
 #[test]
 fn gradients_of_the_real_model_are_those_of_torch_on_its_dequantized_weights() {
     let source = Dequantized(open(&real_model()).unwrap());
-    let off = off_on_the_real_model(&source, kv_precision(true, KvDtype::F32), 1e-3);
+    let off = off_on_the_real_model(&source, BaseNumerics::Exact.kv(KvDtype::F32), 1e-3);
     assert!(off < 1e-3, "{off} away");
 }
 
@@ -437,6 +438,6 @@ fn gradients_of_the_real_model_are_those_of_torch_on_its_dequantized_weights() {
 #[test]
 fn gradients_of_the_weights_as_they_are_served_are_near_those_of_torch() {
     let source = open(&real_model()).unwrap();
-    let off = off_on_the_real_model(&*source, kv_precision(false, KvDtype::Auto), 0.8);
+    let off = off_on_the_real_model(&*source, BaseNumerics::Rounded.kv(KvDtype::Auto), 0.8);
     assert!(off < 0.25, "{off} away");
 }

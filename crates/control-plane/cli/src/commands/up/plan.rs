@@ -203,6 +203,7 @@ fn executor_arguments(
         .with("--log-format", log_format.to_string())
         .with("--grace-ms", config.grace().as_millis().to_string())
         .with("--layers", layers)
+        .with("--precision-file", state.precision())
         .with_setting("--cores", split.executor.as_ref())
         .with_setting("--max-adapter-file-bytes", config.gateway.max_adapter_file_bytes);
     if config.memory.disk.is_some() && config.memory.directory.is_none() {

@@ -75,6 +75,11 @@ impl StateDir {
         instance.name().map_or_else(|| history.clone(), |name| history.join(name))
     }
 
+    /// File that keeps the precision that `auto` chose, for all executors of this host.
+    pub(crate) fn precision(&self) -> PathBuf {
+        self.path.join("precision.json")
+    }
+
     /// Socket between an executor and the gateway.
     pub(crate) fn socket(&self, instance: Instance) -> PathBuf {
         self.run.join(format!("executor{}.sock", suffix(instance)))

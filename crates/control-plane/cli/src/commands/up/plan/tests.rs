@@ -26,7 +26,9 @@ fn limits_nobody_set_are_left_to_the_process_that_owns_them() {
         executor_arguments(&config, &split, Path::new("/m"), (&state, Instance::default()), LogFormat::Human);
     let expected = format!(
         "--exit-with-stdin --model /m --socket {run}/executor.sock --worker-socket {run}/workers.sock \
-         --max-workers 0 --log-format human --grace-ms 10000 --layers {run}/layers.sock"
+         --max-workers 0 --log-format human --grace-ms 10000 --layers {run}/layers.sock \
+         --precision-file {state}",
+        state = state.precision().display()
     );
     assert_eq!(text(&arguments), expected);
     assert!(split.workers.is_empty());
