@@ -71,6 +71,12 @@ pub(crate) struct Args {
     /// Folder of the model exported by optimum-cli, for `openvino`; may be repeated.
     #[arg(long, value_name = "DIR")]
     openvino: Vec<PathBuf>,
+    /// Folder of a Python environment with vLLM, for `vllm`.
+    #[arg(long, value_name = "DIR")]
+    vllm: Option<PathBuf>,
+    /// Folder of the model's bf16 checkpoint, for `vllm`.
+    #[arg(long, value_name = "DIR")]
+    checkpoint: Option<PathBuf>,
     /// Folder that keeps the peer's requantized models between runs (default: the system's temporary folder).
     #[arg(long, value_name = "DIR")]
     requantized: Option<PathBuf>,
@@ -136,6 +142,8 @@ pub(crate) struct SuiteConfig {
     pub(crate) torch_python: Option<PathBuf>,
     pub(crate) openvino_python: Option<PathBuf>,
     pub(crate) openvino: Vec<PathBuf>,
+    pub(crate) vllm: Option<PathBuf>,
+    pub(crate) checkpoint: Option<PathBuf>,
     /// Folder that may not exist yet.
     pub(crate) requantized: PathBuf,
     pub(crate) threads: usize,
@@ -187,6 +195,8 @@ impl Args {
             torch_python: self.torch_python,
             openvino_python: self.openvino_python,
             openvino: self.openvino,
+            vllm: self.vllm,
+            checkpoint: self.checkpoint,
             requantized: self.requantized.unwrap_or_else(|| std::env::temp_dir().join("holobiont-bench")),
             threads: self.threads.get(),
             runs: self.runs.get(),

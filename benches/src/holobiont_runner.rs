@@ -6,7 +6,9 @@ mod server;
 use anyhow::Result;
 
 pub(crate) use helper::BenchProgram;
-pub(crate) use server::{DeploymentPlacement, EnvSetting, Holobiont, Installation, NamedAdapter};
+pub(crate) use server::{
+    DeploymentPlacement, EnvSetting, Holobiont, Installation, NamedAdapter, RequestModels,
+};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SyntheticLoad {

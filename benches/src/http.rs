@@ -12,7 +12,7 @@ use std::{
 
 use self::plain::agent;
 pub(crate) use self::plain::{get, get_as, post, post_json};
-use crate::{process::LoggedProcess, workload, workload::BenchRequest};
+use crate::{measure::Samples, process::LoggedProcess, workload, workload::BenchRequest};
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::Value;
 
@@ -81,6 +81,11 @@ impl Burst {
         generated as f64 / self.span(|t| t.sent).as_secs_f64()
     }
 
+    pub(crate) fn median_first_token_ms(&self) -> f64 {
+        let waits = self.0.iter().map(|t| (t.first - t.sent).as_secs_f64() * 1000.0).collect();
+        Samples::new(waits).map_or(0.0, |waits| waits.median())
+    }
+
     pub(crate) fn worst_first_token_ms(&self) -> f64 {
         let worst = self.0.iter().map(|t| t.first - t.sent).max().unwrap_or_default();
         worst.as_secs_f64() * 1000.0
@@ -114,15 +119,28 @@ impl<D: Dialect> DialectServer<D> {
     ///
     /// # Errors
     /// If it ends or takes too long; the error holds the end of its log.
-    pub(crate) fn when_ready(mut process: LoggedProcess, port: u16, dialect: D) -> Result<Self> {
+    pub(crate) fn when_ready(process: LoggedProcess, port: u16, dialect: D) -> Result<Self> {
+        Self::ready_within(READY_LIMIT, process, port, dialect)
+    }
+
+    /// Waits as [`DialectServer::when_ready`] does, for at most `limit`.
+    ///
+    /// # Errors
+    /// If it ends or takes too long; the error holds the end of its log.
+    pub(crate) fn ready_within(
+        limit: Duration,
+        mut process: LoggedProcess,
+        port: u16,
+        dialect: D,
+    ) -> Result<Self> {
         let started = Instant::now();
         let agent = agent(Duration::from_secs(5));
         let health = format!("http://127.0.0.1:{port}/health");
         while !agent.get(&health).call().is_ok_and(|answer| answer.status() == 200) {
             process.ensure_running()?;
             ensure!(
-                started.elapsed() < READY_LIMIT,
-                "no answer at {health} for {READY_LIMIT:?}; the server's last words:\n{}",
+                started.elapsed() < limit,
+                "no answer at {health} for {limit:?}; the server's last words:\n{}",
                 process.last_words()
             );
             thread::sleep(READY_POLL);
@@ -346,6 +364,7 @@ mod tests {
         let burst = Burst(vec![timeline(100, 600), timeline(500, 1090)]);
         assert!((burst.decode_tokens_per_s() - 99.0 / 0.99).abs() < 1e-6);
         assert!((burst.aggregate_tokens_per_s() - 100.0 / 1.09).abs() < 1e-6);
+        assert!((burst.median_first_token_ms() - 300.0).abs() < 1e-6);
         assert!((burst.worst_first_token_ms() - 500.0).abs() < 1e-6);
     }
 

@@ -10,8 +10,8 @@
 //!   reality), [`fleet`] (hosts that share servers), [`fairness`] (tenants beside each other), [`tune`]
 //!   (training jobs beside PEFT), [`perf_model`] (cost of ranks), [`picker`] (the routing decision of the
 //!   endpoint picker), [`stream`] (a base streamed from disk), [`grammar`] (structured output),
-//!   [`openvino`] (prompts and batches beside OpenVINO), [`many_cores`] (the pass on more cores than the
-//!   machine has);
+//!   [`openvino`] (prompts and batches beside OpenVINO), [`vllm`] (servers beside vLLM), [`many_cores`] (the
+//!   pass on more cores than the machine has);
 //! - [`holobiont_runner`] and [`peer`]: drivers of each side, by its benchmark command and as a server;
 //! - [`measure`], [`report`], [`plot`]: alternation, medians and spreads, and their rows and plots;
 //! - [`oracle_draft`]: a drafter of chosen quality; [`requests`]: requests to an engine in this process;
@@ -58,6 +58,7 @@ mod split;
 mod stream;
 mod suite;
 mod tune;
+mod vllm;
 mod workload;
 mod xab;
 

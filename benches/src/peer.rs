@@ -1,10 +1,11 @@
-//! The peers: llama.cpp's benchmark tools and server; Python with PyTorch.
+//! The peers: llama.cpp's benchmark tools and server; vLLM's server; Python with PyTorch.
 
 mod bench;
 mod perplexity;
 mod python;
 mod quantize;
 mod server;
+mod vllm;
 
 use std::path::{Path, PathBuf};
 
@@ -13,6 +14,7 @@ use model_files::gguf::GgufFile;
 
 pub(crate) use python::Python;
 pub(crate) use server::{LlamaServer, LlamaServerOptions};
+pub(crate) use vllm::{Vllm, VllmServer};
 
 use crate::config::SuiteConfig;
 

@@ -9,7 +9,7 @@ use crate::{
     machine::Cores,
     many_cores, openvino, perf_model, picker, remote_executor,
     report::{Comparison, SuiteOutcome},
-    sim_validation, split, stream, tune, xab,
+    sim_validation, split, stream, tune, vllm, xab,
 };
 
 /// Runs the benchmarks of `config` and prints their lines. A failed benchmark does not stop the others.
@@ -59,6 +59,7 @@ fn run_on_cpu(config: &SuiteConfig, names: Vec<Name>) -> Result<SuiteOutcome> {
 fn measure_alone(name: Name, config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     match name {
         Name::Openvino => openvino::run(config, cores),
+        Name::Vllm => vllm::run(config, cores),
         Name::Xab => xab::run(config, cores),
         Name::Limits => limits::run(config, cores),
         Name::Board => board::run(config, cores),

@@ -26,6 +26,8 @@ pub(crate) enum Name {
     Accuracy,
     /// Prompts and batches beside OpenVINO GenAI.
     Openvino,
+    /// Prompts, streams and adapters over HTTP, beside vLLM on a CPU.
+    Vllm,
     /// One adapted layer beside PyTorch.
     Xab,
     /// Rows to worker processes and back, beside Unix sockets.
@@ -94,8 +96,8 @@ pub(crate) enum Name {
     Costs,
     /// Five workloads, for real and in the simulator with those costs.
     Reality,
-    /// All benchmarks except `xab` (needs PyTorch), `openvino`, `costs`, `reality`, `forecast`, `fleet` (needs shared
-    /// servers), and those of a GPU.
+    /// All benchmarks except `xab` (needs PyTorch), `openvino`, `vllm`, `costs`, `reality`, `forecast`, `fleet` (needs
+    /// shared servers), and those of a GPU.
     All,
 }
 

@@ -86,15 +86,23 @@ impl Holobiont {
             command.arg("--adapter").arg(format!("{name}={}", folder.display()));
         }
         let process = LoggedProcess::start(&mut command, &folder.join("log"))?;
-        let names: Vec<String> = adapters.iter().map(|adapter| adapter.name.clone()).collect();
-        let unnamed = RequestModels { base: String::new(), adapters: names, key: installation.key.clone() };
+        let unnamed = RequestModels::unnamed(adapters, installation.key.clone());
         Self::when_ready(process, port, unnamed)?.with_dialect(|models| models.named_by(port))
     }
 }
 
 impl RequestModels {
+    /// Models of a server whose base has no known name yet.
+    pub(crate) fn unnamed(adapters: &[NamedAdapter], key: Option<String>) -> Self {
+        let adapters = adapters.iter().map(|adapter| adapter.name.clone()).collect();
+        Self { base: String::new(), adapters, key }
+    }
+
     /// Reads the base's name from `/v1/models`: the entry that is no adapter.
-    fn named_by(self, port: u16) -> Result<Self> {
+    ///
+    /// # Errors
+    /// If the server does not list its models, or lists only adapters.
+    pub(crate) fn named_by(self, port: u16) -> Result<Self> {
         let listed = get_as(port, "/v1/models", self.key.as_deref())?;
         let listed: Value = serde_json::from_str(&listed).context("/v1/models is not JSON")?;
         let ids: Vec<&str> = listed["data"]
@@ -143,11 +151,14 @@ impl Dialect for RequestModels {
 
     fn read(&self, event: &Value) -> Result<SseEvent> {
         ensure!(event["error"].is_null(), "the stream ended with an error: {}", event["error"]);
-        let text = event["choices"][0]["text"].as_str();
+        let choice = &event["choices"][0];
+        // The last token has arrived even if its text is empty.
+        let has_text = choice["text"].as_str().is_some_and(|text| !text.is_empty());
+        let is_last = choice["finish_reason"].is_string();
         let count = |value: &Value| value.as_u64().and_then(|n| usize::try_from(n).ok());
         let usage = &event["usage"];
         Ok(SseEvent {
-            has_text: text.is_some_and(|text| !text.is_empty()),
+            has_text: has_text || is_last,
             generated: count(&usage["completion_tokens"]),
             cached: count(&usage["prompt_tokens_details"]["cached_tokens"]),
         })
@@ -176,6 +187,7 @@ mod tests {
         let read = |event: Value| models().read(&event);
         assert!(read(json!({"choices": [{"text": "a"}], "usage": null})).unwrap().has_text);
         assert_eq!(read(json!({"choices": [{"text": ""}]})).unwrap(), SseEvent::default());
+        assert!(read(json!({"choices": [{"text": "", "finish_reason": "length"}]})).unwrap().has_text);
         let usage = read(json!({"choices": [], "usage": {"completion_tokens": 64}})).unwrap();
         assert_eq!(usage, SseEvent { generated: Some(64), ..SseEvent::default() });
         assert!(read(json!({"error": {"message": "full"}})).unwrap_err().to_string().contains("full"));
