@@ -24,6 +24,7 @@
 //! - `append`: writes keys and values to blocks.
 //! - `attend`: computes attention from blocks.
 //! - `sum`: the running softmax sum of a query.
+//! - `tamed`: rounding to the bf16 values that attention multiplies.
 //! - `bf16`: keys and values in bf16, multiplied by the matrix unit or by vectors with the same bits.
 //! - `share`: splits long contexts of few queries among threads.
 
@@ -34,6 +35,7 @@ mod kv_dtype;
 mod layout;
 mod share;
 mod sum;
+mod tamed;
 
 use std::{io, marker::PhantomData, sync::Arc};
 

@@ -1,10 +1,10 @@
 //! Writes keys and values of rows to blocks of bf16.
 
-use super::to_bf16;
 use crate::{
     attention::{
         append::Append,
         layout::{BLOCK_TOKENS, MAX_HEAD_DIM},
+        tamed::to_bf16,
     },
     simd::{Kernel, Simd},
 };

@@ -2,12 +2,12 @@
 
 use std::{mem::MaybeUninit, ops::Range};
 
-use super::to_bf16;
 use crate::{
     attention::{
         attend::{Attend, SEGMENT, SPAN},
         layout::{BLOCK_TOKENS, MAX_HEAD_DIM},
         sum::SoftmaxSum,
+        tamed::to_bf16,
     },
     simd::{GROUP, LANES},
 };

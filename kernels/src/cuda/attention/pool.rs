@@ -51,7 +51,8 @@ impl KvPool {
     /// Fails if the device has no free memory.
     ///
     /// # Panics
-    /// Panics if the heads are wider than [`MAX_HEAD_DIM`] or of odd width, or if the precision is for a CPU only.
+    /// Panics if the heads are wider than [`MAX_HEAD_DIM`] or of odd width, or if the precision is for a CPU
+    /// only.
     pub fn new(cuda: &Arc<Cuda>, shape: KvShape, blocks: usize) -> Result<Self, CudaError> {
         assert!(shape.head_dim <= MAX_HEAD_DIM, "heads of at most {MAX_HEAD_DIM}");
         assert!(shape.head_dim.is_multiple_of(2), "heads of an even width");
