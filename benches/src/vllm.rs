@@ -21,7 +21,7 @@ use crate::{
 };
 
 const RANK: usize = 16;
-const MOST_STREAMS: usize = 2 * STREAMS;
+const MAX_STREAMS: usize = 2 * STREAMS;
 const PROMPT_TOKENS: usize = 128;
 const GENERATED_TOKENS: usize = 48;
 
@@ -123,7 +123,7 @@ const BASE_LOADS: [ServedLoad; 4] = [
         figures: &[DECODE, AGGREGATE, MEDIAN_FIRST_TOKEN, LAST_FIRST_TOKEN],
         ..DECODING
     },
-    ServedLoad { name: "16 base streams", streams: MOST_STREAMS, figures: &[DECODE, AGGREGATE], ..DECODING },
+    ServedLoad { name: "16 base streams", streams: MAX_STREAMS, figures: &[DECODE, AGGREGATE], ..DECODING },
 ];
 
 const ADAPTER_LOADS: [ServedLoad; 1] = [ServedLoad {
@@ -137,7 +137,7 @@ const ADAPTER_LOADS: [ServedLoad; 1] = [ServedLoad {
 pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let environment = config.vllm.clone().context("give the environment of vLLM: --vllm")?;
     let checkpoint = config.checkpoint.clone().context("give the model's bf16 checkpoint: --checkpoint")?;
-    let peer = Vllm { environment, checkpoint, streams: MOST_STREAMS, rank: RANK };
+    let peer = Vllm { environment, checkpoint, streams: MAX_STREAMS, rank: RANK };
     let folder = tempfile::tempdir().context("no folder for the servers")?;
     let adapters = random_adapters(&config.model, &folder.path().join("adapters"))?;
     let mut comparisons = Vec::new();
@@ -239,7 +239,7 @@ impl ServedLoad {
 
     fn seed(&self, round: usize, stream: usize) -> u64 {
         let kind = 2 * self.prompt_tokens + usize::from(self.mix == BurstMix::Adapters);
-        (((round << 16) + kind * 64 + self.streams) * MOST_STREAMS + stream) as u64
+        (((round << 16) + kind * 64 + self.streams) * MAX_STREAMS + stream) as u64
     }
 
     fn row(&self, figure: &Figure, variant: &str, ours: &[Burst], peer: &[Burst]) -> Result<Comparison> {

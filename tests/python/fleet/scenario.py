@@ -10,7 +10,8 @@ import openai
 
 MODELS = ("base", "pirate", "haiku")
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
-DRAWN = {"temperature": 0.8, "seed": 7, "max_tokens": 12}
+# Long enough that two adapters of a cut model differ in any arithmetic.
+DRAWN = {"temperature": 0.8, "seed": 7, "max_tokens": 40}
 
 
 def client(url):

@@ -8,9 +8,11 @@ use kernels::{Isa, Rounding, attention::KvPrecision, lora::LoraPrecision};
 
 use crate::{
     linear_sites::{Arithmetic, Site},
-    resident::KvDtype,
     shape::layout::LinearGroup,
 };
+
+/// Weights from which a model does not lie in a cache.
+const LARGE_WEIGHTS: usize = 1 << 28;
 
 /// Precision of linear layers. Each value gives its own result bits, by every route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -34,14 +36,18 @@ impl Precision {
     ///
     /// | Weights | with a matrix unit for bf16 | other processors |
     /// |---|---|---|
-    /// | bf16, or integers of 4 to 8 bits | `Bf16` | `Mixed` |
+    /// | bf16, or integers of 4 to 8 bits, 2^28 or more | `Bf16` | `Mixed` |
+    /// | fewer | `Mixed` | `Mixed` |
     /// | any layer in f32 or f16 | `Mixed` | `Mixed` |
     ///
     /// The table was made from `docs/performance/kernels.md`. No start measures anything, so equal hosts
-    /// always choose alike. Rounding to bf16 would lose bits of f32 and f16 weights.
+    /// always choose alike. A small model lies in a cache, where one stream waits for unpacking, not for
+    /// memory. Rounding to bf16 would lose bits of f32 and f16 weights.
     pub(crate) fn suitable(isa: Isa, sites: &[Site]) -> Self {
         let loses_none = sites.iter().all(|site| !site.fast_is_linear);
-        if loses_none && isa.is_fast_at_bf16() { Self::Bf16 } else { Self::default() }
+        let of_site = |site: &Site| site.columns * site.parts.iter().map(|part| part.rows).sum::<usize>();
+        let is_large = sites.iter().map(of_site).sum::<usize>() >= LARGE_WEIGHTS;
+        if loses_none && is_large && isa.is_fast_at_bf16() { Self::Bf16 } else { Self::default() }
     }
 
     /// Returns the arithmetic of a linear layer; `group` is unknown for unknown architectures.
@@ -76,6 +82,22 @@ const fn mixed(group: Option<LinearGroup>) -> f32 {
         Some(LinearGroup::Qkv) => 1.0,
         Some(_) | None => 2.0,
     }
+}
+
+/// Element type of the KV cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum KvDtype {
+    /// bf16 beside layers in bf16, 32 bits beside layers that round nothing, else 16 bits.
+    #[default]
+    Auto,
+    /// Float values of 32 bits.
+    F32,
+    /// Float values of 16 bits.
+    F16,
+    /// bf16, multiplied in the order of the matrix unit; only on a CPU.
+    Bf16,
+    /// 8-bit integers with a scale for each key and value of a head; only on a CPU.
+    Int8,
 }
 
 /// Rounding of a base's layers, which decides the data types of its adapters and its KV cache.
@@ -126,11 +148,13 @@ impl BaseNumerics {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::linear_sites::SitePart;
 
+    /// Sites that are a large model together.
     fn sites(floats: &[bool]) -> Vec<Site> {
         let site = |&fast_is_linear: &bool| Site {
-            columns: 32,
-            parts: Vec::new(),
+            columns: LARGE_WEIGHTS / 2,
+            parts: vec![SitePart { name: String::new(), rows: 1, has_bias: false }],
             fast_is_linear,
             arithmetic: Arithmetic::Unrounded,
             ring: None,
@@ -141,12 +165,13 @@ mod tests {
     }
 
     #[test]
-    fn a_matrix_unit_for_bf16_decides_unless_weights_would_lose_bits() {
+    fn a_matrix_unit_for_bf16_decides_unless_a_model_is_small_or_would_lose_bits() {
         let best = Isa::best();
         let with_unit = if best.is_fast_at_bf16() { Precision::Bf16 } else { Precision::Mixed };
         assert_eq!(Precision::suitable(best, &sites(&[false, false])), with_unit);
         assert_eq!(Precision::suitable(Isa::Portable, &sites(&[false, false])), Precision::Mixed);
         assert_eq!(Precision::suitable(best, &sites(&[false, true])), Precision::Mixed);
+        assert_eq!(Precision::suitable(best, &sites(&[false])), Precision::Mixed);
     }
 
     #[test]

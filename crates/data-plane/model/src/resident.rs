@@ -12,7 +12,8 @@ use std::{io, sync::Arc};
 use kernels::{Activations, Isa, ThreadPool};
 use types::BlockId;
 
-pub use self::loaded::{KvDtype, LoadedWeights, SharedBase, kv_shape};
+pub use self::loaded::{LoadedWeights, SharedBase, kv_shape};
+pub use crate::precision::KvDtype;
 use crate::{
     cpu::{Compute, kv::PagedKv},
     deltas::{

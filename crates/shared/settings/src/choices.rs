@@ -79,8 +79,8 @@ words! {
 
     /// Arithmetic of linear layers on a CPU.
     Precision ("precision") {
-        /// On a CPU with AMX `bf16`, unless weights have f32 or f16; on other CPUs `mixed`; on a GPU the only
-        /// supported one.
+        /// On a CPU with AMX `bf16` for models of 2^28 weights and more, unless these have f32 or f16; else
+        /// `mixed`; on a GPU the only supported one.
         Auto = "auto",
         /// 8-bit integers in all layers.
         Int8 = "int8",

@@ -45,10 +45,10 @@ sections! {
         device: DeviceChoice, --"device" "DEVICE", Is("cpu"), Executor;
         /// Cores that the executor computes on, as 0-3,8
         cores: CoreList, --"cores" "LIST", Depends("all cores; of four or more, those without workers"), Up;
-        /// Arithmetic of linear layers on a CPU: auto (bf16 with AMX, unless weights have f32 or f16; else
-        /// mixed; a deployment keeps its choice), int8, mixed (activations of 15 bits where 8 bits matter),
-        /// int15, bf16 (activations and weights of bf16), or exact (activations are never rounded: about half
-        /// as fast)
+        /// Arithmetic of linear layers on a CPU: auto (bf16 with AMX for models of 2^28 weights and more,
+        /// unless these have f32 or f16; else mixed; a deployment keeps its choice), int8, mixed (activations
+        /// of 15 bits where 8 bits matter), int15, bf16 (activations and weights of bf16), or exact
+        /// (activations are never rounded: about half as fast)
         precision: Precision, --"precision" "PRECISION", Is("auto"), Executor;
         /// Maximum device memory for the KV cache
         kv_bytes: ByteCount, --"kv-bytes" "BYTES", Depends("all device memory"), Executor;

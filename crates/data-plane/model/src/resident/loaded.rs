@@ -11,7 +11,7 @@ use kernels::{
 use crate::{
     adapter::{DraftShape, dora::BaseLayer},
     forward::{ModelContext, Norms},
-    precision::{BaseNumerics, Precision},
+    precision::{BaseNumerics, KvDtype, Precision},
     shape::{
         config::ModelConfig,
         source::{Target, WeightSource},
@@ -27,22 +27,6 @@ use crate::{
         tensors::{WeightsError, load_frame},
     },
 };
-
-/// Element type of the KV cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum KvDtype {
-    /// bf16 beside layers in bf16, 32 bits beside layers that round nothing, else 16 bits.
-    #[default]
-    Auto,
-    /// Float values of 32 bits.
-    F32,
-    /// Float values of 16 bits.
-    F16,
-    /// bf16, multiplied in the order of the matrix unit; only on a CPU.
-    Bf16,
-    /// 8-bit integers with a scale for each key and value of a head; only on a CPU.
-    Int8,
-}
 
 /// Weights in memory, before the allocation of KV blocks and threads.
 #[derive(Debug)]

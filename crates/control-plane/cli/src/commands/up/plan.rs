@@ -197,13 +197,13 @@ fn executor_arguments(
     };
     let mut arguments = ArgumentList(vec!["--exit-with-stdin".into()])
         .with("--model", model)
+        .with("--precision-file", state.precision())
         .with("--socket", state.socket(instance))
         .with("--worker-socket", state.worker_socket(instance))
         .with("--max-workers", split.workers.len().to_string())
         .with("--log-format", log_format.to_string())
         .with("--grace-ms", config.grace().as_millis().to_string())
         .with("--layers", layers)
-        .with("--precision-file", state.precision())
         .with_setting("--cores", split.executor.as_ref())
         .with_setting("--max-adapter-file-bytes", config.gateway.max_adapter_file_bytes);
     if config.memory.disk.is_some() && config.memory.directory.is_none() {

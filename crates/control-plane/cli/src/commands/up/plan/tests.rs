@@ -25,9 +25,8 @@ fn limits_nobody_set_are_left_to_the_process_that_owns_them() {
     let arguments =
         executor_arguments(&config, &split, Path::new("/m"), (&state, Instance::default()), LogFormat::Human);
     let expected = format!(
-        "--exit-with-stdin --model /m --socket {run}/executor.sock --worker-socket {run}/workers.sock \
-         --max-workers 0 --log-format human --grace-ms 10000 --layers {run}/layers.sock \
-         --precision-file {state}",
+        "--exit-with-stdin --model /m --precision-file {state} --socket {run}/executor.sock \
+         --worker-socket {run}/workers.sock --max-workers 0 --log-format human --grace-ms 10000 --layers {run}/layers.sock",
         state = state.precision().display()
     );
     assert_eq!(text(&arguments), expected);
