@@ -8,6 +8,11 @@ URL = os.environ["HOLOBIONT_URL"].rstrip("/").removesuffix("/v1") + "/"
 HOSTILE = '<img src=x onerror="window.hacked = 1"><script>window.hacked = 1</script>'
 CHAT = "/v1/chat/completions"
 MODELS = "/v1/models"
+# The answer's text without the draft behind it, which may be taken back.
+SAID = (
+    "((text) => { text?.querySelector('.soft')?.remove(); return text?.textContent ?? ''; })"
+    "(document.querySelector('.answer[aria-busy=true] .text')?.cloneNode(true))"
+)
 MODELS_SHOWN = "document.querySelector('.picker bdi').textContent !== '…'"
 GENERATION = "0123456789abcdef" * 4
 

@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 from steps import (
-    CHAT, HOSTILE, MODELS, MODELS_SHOWN, URL, answers, ask, cards, job, look, pick, refusal, set_options, stream,
+    CHAT, HOSTILE, MODELS, MODELS_SHOWN, SAID, URL, answers, ask, cards, job, look, pick, refusal, set_options, stream,
     training,
 )
 
@@ -113,7 +113,7 @@ def test_stop_ends_an_answer_and_keeps_what_was_said(page):
     set_options(page, max_tokens=4000, temperature=0)
     page.fill("#prompt", "Write a long essay about the history of the sea and of all who sailed it.")
     page.press("Enter")
-    page.until("document.querySelector('.answer .text').textContent.length > 20")
+    page.until(f"{SAID}.length > 20")
     page.click("#stop")
     page.until("document.querySelector('[data-fact=finish]')")
     [answer] = answers(page)
@@ -213,7 +213,7 @@ def test_escape_stops_an_answer_but_not_from_within_a_dialog(page):
     set_options(page, max_tokens=4000, temperature=0)
     page.fill("#prompt", "Write a long essay about the history of the sea and of all who sailed it.")
     page.press("Control+Enter")
-    page.until("document.querySelector('.answer[aria-busy=true] .text')?.textContent.length > 20")
+    page.until(f"{SAID}.length > 20")
     page.eval("document.querySelector('.acts button:last-child').click()")
     page.press("Escape")
     assert page.eval("document.querySelectorAll('dialog[open]').length") == 0
