@@ -152,8 +152,6 @@ impl KvPool {
             _ => TILE_ROWS,
         };
         let (tiles, out) = (tiles(batch, layout, tile_rows), AttendOutPtr(out.as_mut_ptr()));
-        // The question costs microseconds in a virtual machine, so it is asked once.
-        let has_unit = self.shape.precision == KvPrecision::Bf16 && isa.is_fast_at_bf16();
         let of = |i: usize| {
             let (tile, kv_head, out) = (tiles[i / layout.kv_heads], i % layout.kv_heads, &out);
             let (data, segments, to) = (self.memory.as_ptr(), segments(tile, window), TileTarget::Out(out.0));
@@ -162,17 +160,17 @@ impl KvPool {
         };
         let count = tiles.len() * layout.kv_heads;
         match SplitTiles::new(count, pool.threads(), of) {
-            Some(shares) => shares.run(pool, isa, of, |part| self.attend_one(isa, has_unit, part)),
-            None => pool.run(count, |i| self.attend_one(isa, has_unit, of(i))),
+            Some(shares) => shares.run(pool, isa, of, |part| self.attend_one(isa, part)),
+            None => pool.run(count, |i| self.attend_one(isa, of(i))),
         }
     }
 
-    fn attend_one(&self, isa: Isa, has_unit: bool, attend: Attend<'_>) {
+    fn attend_one(&self, isa: Isa, attend: Attend<'_>) {
         match self.shape.precision {
             KvPrecision::F32 => isa.dispatch(AttendIn::<f32>(attend, PhantomData)),
             KvPrecision::F16 => isa.dispatch(AttendIn::<u16>(attend, PhantomData)),
             KvPrecision::Int8 => isa.dispatch(AttendIn::<i8>(attend, PhantomData)),
-            KvPrecision::Bf16 => isa.dispatch(AttendBf16 { attend, has_unit }),
+            KvPrecision::Bf16 => isa.dispatch(AttendBf16 { attend, has_unit: isa.is_fast_at_bf16() }),
         }
     }
 

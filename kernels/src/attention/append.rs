@@ -18,6 +18,26 @@ pub(super) struct Append<'a> {
     pub(super) rows: KvRows<'a>,
 }
 
+impl Append<'_> {
+    /// Calls `store` for each row and key head, with the head's memory in its block, the slot of the row, its
+    /// key and its value.
+    #[inline(always)]
+    pub(super) fn for_each_head(&self, store: impl Fn(*mut u8, usize, &[f32], &[f32])) {
+        let Append { data, shape, layer, qkv, layout, rows } = *self;
+        for i in 0..rows.rows {
+            let position = rows.position + i;
+            let block = rows.blocks[position / BLOCK_TOKENS] as usize;
+            let row = &qkv[(rows.first_row + i) * layout.stride()..][..layout.stride()];
+            for head in 0..shape.kv_heads {
+                let key = &row[layout.key_column() + head * shape.head_dim..][..shape.head_dim];
+                let value = &row[layout.value_column() + head * shape.head_dim..][..shape.head_dim];
+                let at = block * shape.block_bytes() + shape.head_offset(layer, head);
+                store(data.wrapping_add(at), position % BLOCK_TOKENS, key, value);
+            }
+        }
+    }
+}
+
 /// [`Append`] with elements of type `E`.
 pub(super) struct AppendAs<'a, E>(pub(super) Append<'a>, pub(super) PhantomData<E>);
 
@@ -26,29 +46,20 @@ impl<E: KvElement> Kernel for AppendAs<'_, E> {
 
     #[inline(always)]
     fn run<S: Simd>(self) {
-        let Append { data, shape, layer, qkv, layout, rows } = self.0;
-        for i in 0..rows.rows {
-            let position = rows.position + i;
-            let block = rows.blocks[position / BLOCK_TOKENS] as usize;
-            let slot = position % BLOCK_TOKENS;
-            let row = &qkv[(rows.first_row + i) * layout.stride()..][..layout.stride()];
-            for head in 0..shape.kv_heads {
-                let keys = row[layout.key_column() + head * shape.head_dim..].as_ptr();
-                let values = row[layout.value_column() + head * shape.head_dim..].as_ptr();
-                let at = block * shape.block_bytes() + shape.head_offset(layer, head);
-                // SAFETY: `check` has verified that the block exists and the row has all heads; `append` borrows the
-                // pool exclusively.
-                unsafe {
-                    let to = data.add(at).cast::<E>();
-                    let scales = to.add(shape.head_elements()).cast::<f32>().add(slot);
-                    let inverse = scaled::<S, E>(scales, keys, shape.head_dim);
-                    store_key::<S, E>(to.add(slot), keys, shape.head_dim, inverse);
-                    let to = to.add(shape.key_elements() + slot * shape.padded());
-                    let inverse = scaled::<S, E>(scales.add(BLOCK_TOKENS), values, shape.head_dim);
-                    store_value::<S, E>(to, values, shape.head_dim, inverse);
-                }
+        let shape = self.0.shape;
+        self.0.for_each_head(|to, slot, key, value| {
+            let (key, value) = (key.as_ptr(), value.as_ptr());
+            // SAFETY: `check` has verified that the block exists; `append` borrows the pool exclusively.
+            unsafe {
+                let to = to.cast::<E>();
+                let scales = to.add(shape.head_elements()).cast::<f32>().add(slot);
+                let inverse = scaled::<S, E>(scales, key, shape.head_dim);
+                store_key::<S, E>(to.add(slot), key, shape.head_dim, inverse);
+                let to = to.add(shape.key_elements() + slot * shape.padded());
+                let inverse = scaled::<S, E>(scales.add(BLOCK_TOKENS), value, shape.head_dim);
+                store_value::<S, E>(to, value, shape.head_dim, inverse);
             }
-        }
+        });
     }
 }
 

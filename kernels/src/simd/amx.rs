@@ -53,6 +53,9 @@ pub(crate) fn prefetch_to_write(at: *const u8) {
     unsafe { asm!("prefetchw [{at}]", at = in(reg) at, options(nostack, readonly, preserves_flags)) };
 }
 
+/// Bytes of a row of a full register.
+const ROW_BYTES: usize = 64;
+
 /// Configuration of the registers, as `ldtilecfg` reads it.
 #[repr(C, align(64))]
 struct TileConfig {
@@ -94,6 +97,36 @@ impl Drop for Registers {
         // SAFETY: no other code of this thread uses the registers. The kernel need not save released registers on a
         // thread switch.
         unsafe { asm!("tilerelease", options(nostack, nomem)) };
+    }
+}
+
+/// Loads a register; rows are `stride` bytes apart.
+///
+/// # Safety
+/// The registers are configured, and `from` is valid for the rows of this register.
+#[inline(always)]
+unsafe fn load<const TILE: usize>(from: *const u8, stride: usize) {
+    // SAFETY: the caller upholds this function's contract.
+    unsafe {
+        asm!(
+            "tileloadd tmm{tile}, [{from} + {row}]",
+            tile = const TILE, from = in(reg) from, row = in(reg) stride, options(nostack, readonly),
+        );
+    }
+}
+
+/// Stores a register as [`load`] loads it.
+///
+/// # Safety
+/// The registers are configured, and `to` is valid for the rows of this register.
+#[inline(always)]
+unsafe fn store<const TILE: usize>(to: *mut f32, stride: usize) {
+    // SAFETY: the caller upholds this function's contract.
+    unsafe {
+        asm!(
+            "tilestored [{to} + {row}], tmm{tile}",
+            tile = const TILE, to = in(reg) to, row = in(reg) stride, options(nostack),
+        );
     }
 }
 

@@ -17,24 +17,15 @@ impl Kernel for AppendBf16<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self) {
-        let Append { data, shape, layer, qkv, layout, rows } = self.0;
-        for i in 0..rows.rows {
-            let position = rows.position + i;
-            let block = rows.blocks[position / BLOCK_TOKENS] as usize;
-            let slot = position % BLOCK_TOKENS;
-            let row = &qkv[(rows.first_row + i) * layout.stride()..][..layout.stride()];
-            for head in 0..shape.kv_heads {
-                let keys = &row[layout.key_column() + head * shape.head_dim..][..shape.head_dim];
-                let values = &row[layout.value_column() + head * shape.head_dim..][..shape.head_dim];
-                let at = block * shape.block_bytes() + shape.head_offset(layer, head);
-                // SAFETY: `check` has verified that the block exists; `append` borrows the pool exclusively.
-                unsafe {
-                    let to = data.add(at).cast::<u16>();
-                    store_key(to.cast(), slot, keys, shape.padded_key());
-                    store_value(to.add(shape.key_elements()).cast(), slot, values, shape.padded());
-                }
+        let shape = self.0.shape;
+        self.0.for_each_head(|to, slot, key, value| {
+            // SAFETY: `check` has verified that the block exists; `append` borrows the pool exclusively.
+            unsafe {
+                let to = to.cast::<u16>();
+                store_key(to.cast(), slot, key, shape.padded_key());
+                store_value(to.add(shape.key_elements()).cast(), slot, value, shape.padded());
             }
-        }
+        });
     }
 }
 

@@ -1,10 +1,9 @@
 //! Products of bf16 for attention, on tiles of rows by sixteen positions or columns.
 
-use std::arch::asm;
-
 use super::{
-    Registers, TileConfig,
+    ROW_BYTES, Registers, TileConfig,
     bf16::{add, zero},
+    load, store,
 };
 
 /// The registers:
@@ -86,7 +85,7 @@ impl AmxAttention {
     #[inline(always)]
     pub(crate) unsafe fn load_queries(&self, from: *const u16) {
         // SAFETY: the caller upholds this function's contract.
-        unsafe { load::<4>(from.cast(), 64) };
+        unsafe { load::<4>(from.cast(), ROW_BYTES) };
     }
 
     /// Loads weights; rows are `stride` bytes apart.
@@ -106,7 +105,7 @@ impl AmxAttention {
     #[inline(always)]
     pub(crate) unsafe fn load_keys(&self, from: *const u8) {
         // SAFETY: the caller upholds this function's contract.
-        unsafe { load::<6>(from, 64) };
+        unsafe { load::<6>(from, ROW_BYTES) };
     }
 
     /// Loads values: 8 pairs of positions by 16 columns; pairs are `stride` bytes apart.
@@ -140,28 +139,5 @@ impl AmxAttention {
             2 => add::<2, 5, 7>(),
             _ => add::<3, 5, 7>(),
         }
-    }
-}
-
-#[inline(always)]
-unsafe fn load<const TILE: usize>(from: *const u8, stride: usize) {
-    // SAFETY: the caller guarantees a tile at `from`; an `AmxAttention` exists, so the registers are configured.
-    unsafe {
-        asm!(
-            "tileloadd tmm{tile}, [{from} + {row}]",
-            tile = const TILE, from = in(reg) from, row = in(reg) stride, options(nostack, readonly),
-        );
-    }
-}
-
-#[inline(always)]
-unsafe fn store<const TILE: usize>(to: *mut f32, stride: usize) {
-    // SAFETY: the caller guarantees room for a tile at `to`; an `AmxAttention` exists, so the registers are
-    // configured.
-    unsafe {
-        asm!(
-            "tilestored [{to} + {row}], tmm{tile}",
-            tile = const TILE, to = in(reg) to, row = in(reg) stride, options(nostack),
-        );
     }
 }

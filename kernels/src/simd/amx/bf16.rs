@@ -2,7 +2,7 @@
 
 use std::arch::asm;
 
-use super::{Registers, TileConfig};
+use super::{ROW_BYTES, Registers, TileConfig, load, store};
 
 /// Bytes of a tile of weights: sixteen pairs of columns by sixteen outputs.
 pub(crate) const TILE_BYTES: usize = 1024;
@@ -54,15 +54,15 @@ impl AmxBf16 {
         let from = from.cast::<u8>();
         // SAFETY: the caller upholds this function's contract.
         unsafe {
-            load::<0>(from);
+            load::<0>(from, ROW_BYTES);
             if P == 2 {
-                load::<1>(from.add(TILE_BYTES));
+                load::<1>(from.add(TILE_BYTES), ROW_BYTES);
             }
             if R == 2 {
-                load::<2>(from.add(2 * TILE_BYTES));
+                load::<2>(from.add(2 * TILE_BYTES), ROW_BYTES);
             }
             if R == 2 && P == 2 {
-                load::<3>(from.add(3 * TILE_BYTES));
+                load::<3>(from.add(3 * TILE_BYTES), ROW_BYTES);
             }
         }
     }
@@ -75,15 +75,15 @@ impl AmxBf16 {
     pub(crate) unsafe fn store_sums<const R: usize, const P: usize>(&self, to: *mut f32) {
         // SAFETY: the caller upholds this function's contract.
         unsafe {
-            store::<0>(to);
+            store::<0>(to, ROW_BYTES);
             if P == 2 {
-                store::<1>(to.add(256));
+                store::<1>(to.add(256), ROW_BYTES);
             }
             if R == 2 {
-                store::<2>(to.add(2 * 256));
+                store::<2>(to.add(2 * 256), ROW_BYTES);
             }
             if R == 2 && P == 2 {
-                store::<3>(to.add(3 * 256));
+                store::<3>(to.add(3 * 256), ROW_BYTES);
             }
         }
     }
@@ -105,15 +105,15 @@ impl AmxBf16 {
     ) {
         // SAFETY: the caller upholds this function's contract.
         unsafe {
-            load::<4>(x[0]);
-            load::<6>(w[0]);
+            load::<4>(x[0], ROW_BYTES);
+            load::<6>(w[0], ROW_BYTES);
             add::<0, 4, 6>();
             if R == 2 {
-                load::<5>(x[1]);
+                load::<5>(x[1], ROW_BYTES);
                 add::<2, 5, 6>();
             }
             if P == 2 {
-                load::<7>(w[1]);
+                load::<7>(w[1], ROW_BYTES);
                 add::<1, 4, 7>();
             }
             if R == 2 && P == 2 {
@@ -136,28 +136,6 @@ pub(super) fn add<const SUM: usize, const X: usize, const W: usize>() {
         asm!(
             "tdpbf16ps tmm{sum}, tmm{x}, tmm{w}",
             sum = const SUM, x = const X, w = const W, options(nostack, nomem),
-        );
-    }
-}
-
-#[inline(always)]
-unsafe fn load<const TILE: usize>(from: *const u8) {
-    // SAFETY: the caller guarantees a tile at `from`.
-    unsafe {
-        asm!(
-            "tileloadd tmm{tile}, [{from} + {row}]",
-            tile = const TILE, from = in(reg) from, row = in(reg) 64usize, options(nostack, readonly),
-        );
-    }
-}
-
-#[inline(always)]
-unsafe fn store<const TILE: usize>(to: *mut f32) {
-    // SAFETY: the caller guarantees room for a tile at `to`.
-    unsafe {
-        asm!(
-            "tilestored [{to} + {row}], tmm{tile}",
-            tile = const TILE, to = in(reg) to, row = in(reg) 64usize, options(nostack),
         );
     }
 }

@@ -2,7 +2,7 @@
 
 use std::arch::asm;
 
-use super::{Registers, TileConfig};
+use super::{ROW_BYTES, Registers, TileConfig, load};
 
 /// Maximum digits of an integer: signed bytes, the lowest first.
 pub(crate) const MAX_DIGITS: usize = 8;
@@ -132,7 +132,7 @@ unsafe fn meet<const X: usize, const I: usize, const W: usize, const FIRST: usiz
     }
     // SAFETY: the caller upholds this function's contract.
     unsafe {
-        load::<6>(w.add(I * TILE_BYTES));
+        load::<6>(w.add(I * TILE_BYTES), ROW_BYTES);
         product::<X, I, 0, FIRST, LEFT>(x);
         product::<X, I, 1, FIRST, LEFT>(x);
         product::<X, I, 2, FIRST, LEFT>(x);
@@ -154,24 +154,13 @@ unsafe fn product<const X: usize, const I: usize, const J: usize, const FIRST: u
     }
     // SAFETY: the caller guarantees the tile; the registers are configured, and any contents are valid integers.
     unsafe {
-        load::<7>(x.add(J * TILE_BYTES));
+        load::<7>(x.add(J * TILE_BYTES), ROW_BYTES);
         asm!(
             "tdpbssd tmm{sum}, tmm{left}, tmm{right}",
             sum = const (I + J + PLACES - FIRST) % PLACES,
             left = const if LEFT { 6 } else { 7 },
             right = const if LEFT { 7 } else { 6 },
             options(nostack, nomem),
-        );
-    }
-}
-
-#[inline(always)]
-unsafe fn load<const TILE: usize>(from: *const u8) {
-    // SAFETY: the caller upholds this function's contract.
-    unsafe {
-        asm!(
-            "tileloadd tmm{tile}, [{from} + {row}]",
-            tile = const TILE, from = in(reg) from, row = in(reg) 64usize, options(nostack, readonly),
         );
     }
 }
@@ -183,10 +172,5 @@ unsafe fn store<const TILE: usize, const X: usize, const FIRST: usize>(sums: *mu
         return;
     }
     // SAFETY: the caller upholds this function's contract.
-    unsafe {
-        asm!(
-            "tilestored [{sums} + {row}], tmm{tile}",
-            tile = const TILE, sums = in(reg) sums.add(TILE * TILE_SUMS), row = in(reg) 64usize, options(nostack),
-        );
-    }
+    unsafe { super::store::<TILE>(sums.add(TILE * TILE_SUMS).cast(), ROW_BYTES) };
 }
