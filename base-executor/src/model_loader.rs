@@ -111,8 +111,14 @@ pub(crate) fn adapter_precision(config: &ExecutorConfig, numerics: BaseNumerics)
 fn numbers(config: &ExecutorConfig, precision: Option<Precision>, numerics: BaseNumerics) -> String {
     let activations =
         precision.map_or_else(|| "the device's".to_owned(), |precision| format!("{precision:?}"));
-    let (kv, adapters) = (kv_precision(config, numerics), adapter_precision(config, numerics));
-    format!("activations {activations}, keys and values {kv:?}, adapters {adapters:?}").to_lowercase()
+    let kv = kv_precision(config, numerics);
+    // The words of `adapter_dtype`.
+    let adapters = match adapter_precision(config, numerics) {
+        LoraPrecision::Exact => AdapterDtype::Exact,
+        LoraPrecision::Compact => AdapterDtype::F16,
+        LoraPrecision::Bf16 => AdapterDtype::Bf16,
+    };
+    format!("activations {activations}, keys and values {kv:?}, adapters {adapters}").to_lowercase()
 }
 
 /// Reads and prepares adapters for the resident model's shape.
