@@ -1,6 +1,6 @@
 //! Entry point of the executor.
 
-use std::{error::Error, process::ExitCode};
+use std::{error::Error, ffi::OsString, process::ExitCode};
 
 use base_executor::{
     bench, check,
@@ -46,11 +46,11 @@ fn exit_of(error: &anyhow::Error) -> Exit {
 
 fn run() -> anyhow::Result<ExitCode> {
     let mut arguments: Vec<_> = std::env::args_os().collect();
-    let first = arguments.get(1).and_then(|first| first.to_str());
-    if first == Some(sandbox::ARGUMENT) {
-        sandbox::serve()?;
+    if let Some(served) = sandbox::serve(arguments.get(1).map(OsString::as_os_str)) {
+        served?;
         return Ok(ExitCode::SUCCESS);
     }
+    let first = arguments.get(1).and_then(|first| first.to_str());
     check_environment()?;
     match first {
         Some("bench") => {

@@ -25,7 +25,7 @@ use shmproto::{
 };
 use tempfile::TempDir;
 use text::{
-    chat_template::{ChatTemplate, GenerationPrompt, Limits, TemplateTokens},
+    chat_template::{ChatTemplate, GenerationPrompt, Limits, RenderTemplate as _, TemplateTokens},
     tokenizer::{AddSpecial, ParseSpecial, SkipSpecial, Tokenizer},
 };
 

@@ -9,7 +9,7 @@ use std::{
 use anyhow::Context as _;
 use text::{
     grammar::{Grammars, Matcher, Tokens},
-    sandbox::{Sandbox, SandboxError},
+    sandbox::{GrammarSandbox, SandboxError},
     tenant_cache::{CacheLimits, TenantCache},
     tenant_queue::TenantQueue,
 };
@@ -81,14 +81,15 @@ impl Compilers {
         }
     }
 
-    fn compile(&self, sandbox: &mut Option<Sandbox>, tenant: TenantId, source: &str) -> Compiled {
+    fn compile(&self, sandbox: &mut Option<GrammarSandbox>, tenant: TenantId, source: &str) -> Compiled {
         // Another sequence of the tenant may have compiled the grammar meanwhile.
         if let Some(matcher) = self.kept(tenant, source) {
             return Ok(matcher);
         }
         let CompilerVocabulary { tokens, grammars } =
             self.known.get_or_init(|| self.know()).as_ref().map_err(Clone::clone)?;
-        let sandbox = sandbox.get_or_insert_with(|| Sandbox::new(self.program.clone(), Arc::clone(tokens)));
+        let sandbox =
+            sandbox.get_or_insert_with(|| GrammarSandbox::new(self.program.clone(), Arc::clone(tokens)));
         sandbox.judge(source).map_err(|error| match error {
             SandboxError::Refused(_) | SandboxError::TooMuch => GrammarStateError::Grammar(error.to_string()),
             SandboxError::Unavailable(_) => {

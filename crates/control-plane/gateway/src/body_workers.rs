@@ -15,14 +15,15 @@ use text::tenant_queue::TenantQueue;
 use tokio::sync::oneshot;
 use types::TenantId;
 
-use crate::errors::ApiError;
+use crate::{errors::ApiError, text::Text};
 
 /// Number of bodies that are processed at once.
 const THREADS: usize = 2;
 /// Maximum number of waiting bodies per tenant; the tenant's memory bounds their bytes.
 const MAX_WAITING: usize = 4096;
 const NICENESS: i32 = 10;
-/// Shorter bodies are processed inline, since handing them over would take longer than the work.
+/// Shorter bodies are processed inline, since handing them over would take longer than the work, unless it
+/// blocks.
 const INLINE_BYTES: usize = 4 * 1024;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,11 +33,55 @@ pub struct BodyOrigin {
 }
 
 /// Work on one body, which reports its result itself.
-type BodyWork = Box<dyn FnOnce() + Send>;
+type ReportingWork = Box<dyn FnOnce() + Send>;
+
+/// Result of the work on a body, or the rest of the work.
+pub enum BodyWork<T> {
+    Done(T),
+    /// The rest waits for a helper process, so no thread that serves connections may do it.
+    Blocking(Box<dyn FnOnce() -> Result<T, ApiError> + Send>),
+}
+
+impl<T> fmt::Debug for BodyWork<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Done(_) => "Done",
+            Self::Blocking(_) => "Blocking",
+        })
+    }
+}
+
+impl<T: 'static> BodyWork<T> {
+    /// Does `work` with a tokenizer and template that it may render, at once if that does not block.
+    pub fn rendering(
+        text: Arc<dyn Text>,
+        work: impl FnOnce(&dyn Text) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<Self, ApiError> {
+        if text.is_sandboxed() {
+            return Ok(Self::Blocking(Box::new(move || work(&*text))));
+        }
+        work(&*text).map(Self::Done)
+    }
+
+    /// Applies `change` to the result.
+    pub fn map<U>(self, change: impl FnOnce(T) -> U + Send + 'static) -> BodyWork<U> {
+        match self {
+            Self::Done(value) => BodyWork::Done(change(value)),
+            Self::Blocking(rest) => BodyWork::Blocking(Box::new(|| rest().map(change))),
+        }
+    }
+
+    fn finish(self) -> Result<T, ApiError> {
+        match self {
+            Self::Done(value) => Ok(value),
+            Self::Blocking(rest) => rest(),
+        }
+    }
+}
 
 /// The threads and their queue. Dropping the workers lets the threads end.
 pub struct BodyWorkers {
-    queue: Arc<TenantQueue<BodyWork>>,
+    queue: Arc<TenantQueue<ReportingWork>>,
 }
 
 impl fmt::Debug for BodyWorkers {
@@ -68,16 +113,39 @@ impl BodyWorkers {
         origin: BodyOrigin,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        if origin.bytes <= INLINE_BYTES {
-            return work();
+        self.run_blocking(origin, move || work().map(BodyWork::Done)).await
+    }
+
+    /// Returns the result of `work`, like [`BodyWorkers::run`], if its rest may block.
+    ///
+    /// # Errors
+    /// Those of [`BodyWorkers::run`].
+    pub async fn run_blocking<T: Send + 'static>(
+        &self,
+        origin: BodyOrigin,
+        work: impl FnOnce() -> Result<BodyWork<T>, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        if origin.bytes > INLINE_BYTES {
+            return self.queued(origin.tenant, move || work()?.finish()).await;
         }
+        match work()? {
+            BodyWork::Done(value) => Ok(value),
+            BodyWork::Blocking(rest) => self.queued(origin.tenant, rest).await,
+        }
+    }
+
+    async fn queued<T: Send + 'static>(
+        &self,
+        tenant: TenantId,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
         let (reply, result) = oneshot::channel();
         let unless_given_up = move || {
             if !reply.is_closed() {
                 let _ = reply.send(work());
             }
         };
-        self.queue.push(origin.tenant, Box::new(unless_given_up)).map_err(|full| {
+        self.queue.push(tenant, Box::new(unless_given_up)).map_err(|full| {
             let message =
                 format!("too many long requests of this tenant at once: {full}; send fewer at once");
             ApiError::busy("body_queue_full", message)
@@ -94,7 +162,7 @@ impl Drop for BodyWorkers {
     }
 }
 
-fn serve(queue: &TenantQueue<BodyWork>) {
+fn serve(queue: &TenantQueue<ReportingWork>) {
     if let Err(error) = rustix::process::nice(NICENESS) {
         tracing::warn!(%error, "cannot lower the priority of the threads for long requests");
     }
@@ -141,6 +209,18 @@ mod tests {
         };
         let (attack, ()) = tokio::join!(attack, others);
         assert!(attack.0.is_ok() && attack.1.is_ok() && attack.2.is_ok());
+    }
+
+    #[tokio::test]
+    async fn the_rest_of_a_short_body_that_blocks_leaves_this_thread() {
+        let workers = BodyWorkers::start().unwrap();
+        let short = BodyOrigin { bytes: 1, ..long("ann") };
+        let own = thread::current().id();
+        let rest = || Ok(thread::current().id());
+        let work = move || Ok(BodyWork::Blocking(Box::new(rest)));
+        let other = workers.run_blocking(short, work).await.unwrap();
+        assert_ne!(other, own);
+        assert_eq!(workers.run(short, || Ok(thread::current().id())).await.unwrap(), own);
     }
 
     #[tokio::test]

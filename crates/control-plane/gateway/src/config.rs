@@ -127,7 +127,7 @@ pub struct GatewayConfig {
     pub rates: RateLimits,
     pub connections: ConnectionLimits,
     /// Program that compiles grammars, started by `text::sandbox`.
-    pub grammar_compiler: PathBuf,
+    pub helper_program: PathBuf,
     /// Policy that chooses the executor of a request.
     pub routing: RoutingPolicy,
     pub classes: Vec<ServiceClass>,
@@ -187,7 +187,7 @@ impl TryFrom<Args> for GatewayConfig {
             cors_origins: origins(&args.callers.cors_origins)?,
             rates,
             connections: (&args.connections).into(),
-            grammar_compiler: OWN_PROGRAM.into(),
+            helper_program: OWN_PROGRAM.into(),
             routing: args.executors.routing,
             classes: args.callers.classes,
             turns: turns(&args.admission),

@@ -14,7 +14,7 @@ use std::{
 };
 
 use text::{
-    sandbox::{PROCESSES, Sandbox, SandboxError},
+    sandbox::{GrammarSandbox, PROCESSES, SandboxError},
     tenant_cache::{CacheLimits, TenantCache},
     tenant_queue::TenantQueue,
 };
@@ -126,7 +126,7 @@ impl GrammarChecker {
             let (checker, tokens, program) = (Arc::clone(&checker), Arc::clone(&tokens), program.to_owned());
             let work = move || {
                 let tokens = tokens.get_or_init(|| Arc::new(checker.text.tokens()));
-                checker.work(&mut Sandbox::new(program, Arc::clone(tokens)));
+                checker.work(&mut GrammarSandbox::new(program, Arc::clone(tokens)));
             };
             // The thread is not joined; it ends when the queue is closed.
             std::thread::Builder::new().name("grammars".to_owned()).spawn(work)?;
@@ -135,7 +135,7 @@ impl GrammarChecker {
     }
 
     /// Checks waiting grammars until the queue is closed.
-    fn work(&self, sandbox: &mut Sandbox) {
+    fn work(&self, sandbox: &mut GrammarSandbox) {
         while let Some(mut taken) = self.queue.take() {
             // The request may have been cancelled meanwhile.
             if let Some(check) = taken.item.take().filter(|check| !check.reply.is_closed()) {

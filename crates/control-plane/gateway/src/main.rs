@@ -1,6 +1,6 @@
 //! The gateway process: parses the arguments, validates them, runs.
 
-use std::{error::Error, process::ExitCode};
+use std::{error::Error, ffi::OsString, process::ExitCode};
 
 use clap::Parser as _;
 use gateway::{
@@ -28,8 +28,8 @@ fn main() -> ExitCode {
 
 fn serve() -> Result<(), Box<dyn Error>> {
     let mut arguments: Vec<_> = std::env::args_os().collect();
-    if arguments.get(1).is_some_and(|first| first == sandbox::ARGUMENT) {
-        return Ok(sandbox::serve()?);
+    if let Some(served) = sandbox::serve(arguments.get(1).map(OsString::as_os_str)) {
+        return Ok(served?);
     }
     if arguments.get(1).is_some_and(|first| first == "registry") {
         arguments.remove(1);

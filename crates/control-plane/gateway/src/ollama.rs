@@ -29,6 +29,7 @@ use self::{
 };
 use crate::{
     app::App,
+    body_workers::BodyWork,
     errors::ApiError,
     openai::{
         generation_request::GenerationRequest, generation_response::GenerationResponse, params::ParamLimits,
@@ -59,7 +60,7 @@ async fn answer(
     read: fn(&[u8], &ParamLimits<'_>) -> Result<OllamaRequestKind, ApiError>,
 ) -> Result<Response, ApiError> {
     let shared = Arc::clone(app);
-    let order = app.bodies.run(ask.body.origin(), move || order(&shared, ask, read)).await?;
+    let order = app.bodies.run_blocking(ask.body.origin(), move || order(&shared, ask, read)).await?;
     let job = match order {
         OllamaAction::Generate(job) => *job,
         OllamaAction::Load(model) => return Ok(Json(ndjson::loaded(&model, route)).into_response()),
@@ -78,13 +79,17 @@ fn order(
     app: &App,
     ask: RequestContext,
     read: fn(&[u8], &ParamLimits<'_>) -> Result<OllamaRequestKind, ApiError>,
-) -> Result<OllamaAction, ApiError> {
+) -> Result<BodyWork<OllamaAction>, ApiError> {
     let RequestContext { caller, serving, default_seed, body } = ask;
     Ok(match read(&body, &ParamLimits::of(&serving, default_seed))? {
         OllamaRequestKind::Chat(conversation) => {
-            OllamaAction::Generate(Box::new(conversation.job(app, &caller, serving)?))
+            conversation.job(app, &caller, serving)?.map(|job| OllamaAction::Generate(Box::new(job)))
         }
-        OllamaRequestKind::Raw(body) => OllamaAction::Generate(Box::new(body.job(app, &caller, serving)?)),
-        OllamaRequestKind::Load(wanted) => OllamaAction::Load(wanted.find(app, &serving, &caller)?.name),
+        OllamaRequestKind::Raw(body) => {
+            BodyWork::Done(OllamaAction::Generate(Box::new(body.job(app, &caller, serving)?)))
+        }
+        OllamaRequestKind::Load(wanted) => {
+            BodyWork::Done(OllamaAction::Load(wanted.find(app, &serving, &caller)?.name))
+        }
     })
 }

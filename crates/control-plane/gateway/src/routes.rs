@@ -221,7 +221,7 @@ fn methods() -> Vec<Method> {
 
 async fn chat_completions(State(app): State<Arc<App>>, ask: RequestContext) -> Result<Response, ApiError> {
     let shared = Arc::clone(&app);
-    let job = app.bodies.run(ask.body.origin(), move || chat::job(&shared, ask)).await?;
+    let job = app.bodies.run_blocking(ask.body.origin(), move || chat::job(&shared, ask)).await?;
     generate(&app, job).await
 }
 

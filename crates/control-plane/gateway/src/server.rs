@@ -1,10 +1,11 @@
 //! Builds the gateway process, serves, and shuts down in order.
 
-use std::{io::Write as _, net::SocketAddr, sync::Arc, time::Duration};
+use std::{io::Write as _, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use process::notify::{flush, send_status};
 use scheduling::clock::SystemClock;
 use sd_notify::NotifyState;
+use text::sandbox::TemplateSandbox;
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -28,7 +29,6 @@ use crate::{
     systemd,
     telemetry::{self, Sinks},
     tenant_memory::TenantMemory,
-    text,
     trainer_client::TrainerClient,
     training::{Training, TrainingError},
     training_sessions::Runs,
@@ -92,7 +92,9 @@ pub fn run(config: GatewayConfig) -> Result<(), RunError> {
         .map_err(RunError::no_threads)?;
     let served = runtime.block_on(async {
         let (stop, hurry) = stop_signals(config.lifeline)?;
-        Gateway::start(config, Arc::new(text::load)).await?.until(stop, hurry).await
+        let sandbox = Arc::new(TemplateSandbox::new(config.helper_program.clone()));
+        let load = Arc::new(move |path: &Path| crate::text::load(path, &sandbox));
+        Gateway::start(config, load).await?.until(stop, hurry).await
     });
     // Blocking work that still runs must not delay the exit.
     runtime.shutdown_background();
@@ -209,7 +211,7 @@ impl Gateway {
             adapter_limits: AdapterLimits::new(config.rates.per_adapter),
             origins: AllowedOrigins { hosts: config.hosts, allowed: config.cors_origins },
             connections: config.connections,
-            grammars: GrammarChecks::new(config.grammar_compiler, Arc::clone(&memory)),
+            grammars: GrammarChecks::new(config.helper_program, Arc::clone(&memory)),
             memory,
             bodies,
             runs: Arc::clone(&runs),

@@ -9,7 +9,7 @@ mod other_templates;
 use std::{
     fmt,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::SystemTime,
 };
 
@@ -23,9 +23,10 @@ use model_files::{
 use serde_json::{Map, Value, json};
 use text::{
     chat::{Chat, ChatError},
-    chat_template::{ChatTemplate, GenerationPrompt, Limits, TemplateError},
+    chat_template::{ChatTemplate, GenerationPrompt, Limits, RenderTemplate, TemplateError},
     detokenize::{Detokenizer, TextStart},
     grammar::Tokens,
+    sandbox::{SandboxedTemplate, TemplateSandbox},
     tokenizer::{AddSpecial, EncodeError, ParseSpecial, SkipSpecial, Tokenizer, TokenizerError},
 };
 
@@ -118,9 +119,6 @@ pub enum TextError {
     Encode(#[from] EncodeError),
     #[error("this model has no chat template; use /v1/completions with a prompt of your own")]
     NoTemplate,
-    /// The chat template cannot be compiled.
-    #[error(transparent)]
-    Template(#[from] TemplateError),
     /// The template cannot render the conversation.
     #[error(transparent)]
     Chat(#[from] ChatError),
@@ -193,21 +191,47 @@ pub trait Text: fmt::Debug + Send + Sync {
     /// Returns the vocabulary for compiling grammars.
     fn tokens(&self) -> Tokens;
     fn facts(&self) -> &TextFacts;
-    /// Returns the tokenizer with another chat template. May block.
+    /// Returns the tokenizer with another chat template, which a helper process compiles and renders.
+    fn with_chat_template(&self, source: &Arc<str>) -> Arc<dyn Text>;
+    /// Compiles another chat template in a helper process. Blocks.
     ///
     /// # Errors
     /// The template cannot be compiled.
-    fn with_chat_template(&self, source: &str) -> Result<Arc<dyn Text>, TemplateError>;
+    fn check_chat_template(&self, source: &Arc<str>) -> Result<(), TemplateError>;
+    /// Whether a helper process renders the chat template, so that [`Text::encode_chat`] blocks.
+    fn is_sandboxed(&self) -> bool;
 }
 
 /// Tokenizer and chat template from a model's files.
 #[derive(Debug)]
 pub struct ModelText {
     tokenizer: Arc<Tokenizer>,
-    template: Option<(ChatTemplate, SystemMessages)>,
+    template: Option<ModelTemplate>,
+    /// Renders adapters' chat templates.
+    sandbox: Arc<TemplateSandbox>,
     /// The texts with adapters' chat templates.
     others: OtherTemplates,
     facts: TextFacts,
+}
+
+#[derive(Debug)]
+enum ModelTemplate {
+    /// The model's own template, from the operator.
+    Own(ChatTemplate, SystemMessages),
+    /// An adapter's template, which its first use examines.
+    Sandboxed(SandboxedTemplate, OnceLock<SystemMessages>),
+}
+
+impl ModelTemplate {
+    fn parts(&self) -> Result<(&dyn RenderTemplate, SystemMessages), TemplateError> {
+        match self {
+            Self::Own(template, systems) => Ok((template, *systems)),
+            Self::Sandboxed(template, known) => {
+                let systems = known.get().map_or_else(|| SystemMessages::of(template), |known| Ok(*known))?;
+                Ok((template, *known.get_or_init(|| systems)))
+            }
+        }
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -217,11 +241,12 @@ pub struct LoadedText {
     pub hash: TextHash,
 }
 
-pub fn load(path: &Path) -> Result<LoadedText, LoadError> {
+/// Loads the tokenizer and chat template of the model at `path`; `sandbox` renders other templates.
+pub fn load(path: &Path, sandbox: &Arc<TemplateSandbox>) -> Result<LoadedText, LoadError> {
     for _ in 0..MAX_READS {
         let files = ModelFiles::text_at(path)?;
         let hash = TextHash::of(&files)?;
-        let text = load_once(files)?;
+        let text = load_once(files, sandbox)?;
         // The files may have been replaced during the read.
         if TextHash::of(&ModelFiles::text_at(path)?)? == hash {
             return Ok(LoadedText { text, hash });
@@ -230,7 +255,7 @@ pub fn load(path: &Path) -> Result<LoadedText, LoadError> {
     Err(LoadError::Changing { path: path.to_owned() })
 }
 
-fn load_once(files: ModelFiles) -> Result<Arc<dyn Text>, LoadError> {
+fn load_once(files: ModelFiles, sandbox: &Arc<TemplateSandbox>) -> Result<Arc<dyn Text>, LoadError> {
     let (tokenizer, defaults, description) = read(files)?;
     let tokens = tokenizer.template_tokens();
     let facts = TextFacts {
@@ -243,18 +268,18 @@ fn load_once(files: ModelFiles) -> Result<Arc<dyn Text>, LoadError> {
         description,
     };
     let template = facts.chat_template.as_deref();
-    let template = template.map(|source| ChatTemplate::new(source, tokens, Limits::default())).transpose();
-    let template = template.unwrap_or_else(|error| {
+    let own = |source| {
+        let template = ChatTemplate::new(source, tokens, Limits::default())?;
+        let systems = SystemMessages::of(&template)?;
+        Ok(ModelTemplate::Own(template, systems))
+    };
+    let template = template.map(own).transpose().unwrap_or_else(|error: TemplateError| {
         // Completions need no template, so a bad template disables only chat.
         tracing::error!(%error, "the chat template is not usable; the model is served without chat");
         None
     });
-    let template = template.map(|template| {
-        let systems = SystemMessages::of(&template);
-        (template, systems)
-    });
-    let (tokenizer, others) = (Arc::new(tokenizer), OtherTemplates::default());
-    Ok(Arc::new(ModelText { tokenizer, template, others, facts }))
+    let (tokenizer, sandbox) = (Arc::new(tokenizer), Arc::clone(sandbox));
+    Ok(Arc::new(ModelText { tokenizer, template, sandbox, others: OtherTemplates::default(), facts }))
 }
 
 fn read(files: ModelFiles) -> Result<(Tokenizer, GenerationDefaults, ModelSummary), LoadError> {
@@ -301,7 +326,8 @@ impl Text for ModelText {
         messages: &[ChatMessage],
         showing: &TemplateOptions,
     ) -> Result<Vec<u32>, TextError> {
-        let (template, systems) = self.template.as_ref().ok_or(TextError::NoTemplate)?;
+        let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
+        let (template, systems) = template.parts().map_err(ChatError::from)?;
         let chat = Chat::new(&self.tokenizer, template, SystemTime::now());
         let messages = systems.prepared(messages)?;
         let mut messages: Vec<Value> = messages.iter().map(ChatMessage::value).collect();
@@ -321,20 +347,34 @@ impl Text for ModelText {
         &self.facts
     }
 
-    fn with_chat_template(&self, source: &str) -> Result<Arc<dyn Text>, TemplateError> {
+    fn with_chat_template(&self, source: &Arc<str>) -> Arc<dyn Text> {
         if let Some(kept) = self.others.get(source) {
-            return Ok(kept);
+            return kept;
         }
-        let template = ChatTemplate::new(source, self.tokenizer.template_tokens(), Limits::default())?;
-        let systems = SystemMessages::of(&template);
         let text: Arc<dyn Text> = Arc::new(Self {
             tokenizer: Arc::clone(&self.tokenizer),
-            template: Some((template, systems)),
+            template: Some(ModelTemplate::Sandboxed(self.sandboxed(source), OnceLock::new())),
+            sandbox: Arc::clone(&self.sandbox),
             others: OtherTemplates::default(),
-            facts: TextFacts { chat_template: Some(source.to_owned()), ..self.facts.clone() },
+            facts: TextFacts { chat_template: Some(source.to_string()), ..self.facts.clone() },
         });
         self.others.keep(&text);
-        Ok(text)
+        text
+    }
+
+    fn check_chat_template(&self, source: &Arc<str>) -> Result<(), TemplateError> {
+        self.sandboxed(source).check()
+    }
+
+    fn is_sandboxed(&self) -> bool {
+        matches!(self.template, Some(ModelTemplate::Sandboxed(..)))
+    }
+}
+
+impl ModelText {
+    fn sandboxed(&self, source: &Arc<str>) -> SandboxedTemplate {
+        let (sandbox, source) = (Arc::clone(&self.sandbox), Arc::clone(source));
+        SandboxedTemplate::new(sandbox, source, self.tokenizer.template_tokens())
     }
 }
 

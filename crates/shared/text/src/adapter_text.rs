@@ -163,7 +163,7 @@ impl AdapterText {
     #[must_use]
     pub fn refused_template(&self, error: &TemplateError) -> AdapterTextError {
         let reason = match error {
-            TemplateError::Syntax(syntax) => syntax.to_string(),
+            TemplateError::Syntax(syntax) => syntax.clone(),
             other => other.to_string(),
         };
         AdapterTextError::Template {

@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    chat_template::{ChatTemplate, GenerationPrompt, TemplateError},
+    chat_template::{GenerationPrompt, RenderTemplate, TemplateError},
     tokenizer::{AddSpecial, EncodeError, ParseSpecial, Tokenizer},
 };
 
@@ -72,14 +72,14 @@ pub struct Answered {
 #[derive(Debug, Clone, Copy)]
 pub struct Chat<'a> {
     tokenizer: &'a Tokenizer,
-    template: &'a ChatTemplate,
+    template: &'a dyn RenderTemplate,
     now: SystemTime,
 }
 
 impl<'a> Chat<'a> {
     /// Combines a tokenizer and a template at time `now`.
     #[must_use]
-    pub fn new(tokenizer: &'a Tokenizer, template: &'a ChatTemplate, now: SystemTime) -> Self {
+    pub fn new(tokenizer: &'a Tokenizer, template: &'a dyn RenderTemplate, now: SystemTime) -> Self {
         Self { tokenizer, template, now }
     }
 

@@ -7,20 +7,25 @@
 //!
 //! A template is a program by the model's author that runs on untrusted messages, so its steps (fuel), depth
 //! and output bytes are bounded. A template can reach only its variables. The memory of a string that the
-//! template builds by doubling is not bounded; such a template harms only the operator who loads the model.
+//! template builds by doubling is not bounded here, so templates of tenants run in a
+//! [`TemplateSandbox`](crate::sandbox::TemplateSandbox).
 
 mod json;
 mod time;
 
 use std::{
-    io,
+    fmt, io,
     time::{SystemTime, UNIX_EPOCH},
 };
 
 use minijinja::{Environment, ErrorKind, Value, context, syntax::SyntaxConfig, value::Serde};
+use serde::{Deserialize, Serialize};
 
 /// Name of the compiled template in error messages.
 const NAME: &str = "chat_template";
+
+/// Maximum length of an error message from a template or about it.
+const MAX_MESSAGE_CHARS: usize = 1000;
 
 /// Bounds on one rendering.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,11 +48,11 @@ impl Default for Limits {
 }
 
 /// Why a template could not be used or rendered.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum TemplateError {
     /// The template is not Jinja that this environment understands.
     #[error("the model's chat template cannot be compiled: {0}; use the completions API or another model")]
-    Syntax(#[source] minijinja::Error),
+    Syntax(String),
     /// The template refuses these messages by `raise_exception`.
     #[error("the model's chat template refuses these messages: {0}")]
     Refused(String),
@@ -65,11 +70,14 @@ pub enum TemplateError {
     NotContinued,
     /// Any other error, for instance a message without a field that the template needs.
     #[error("the model's chat template cannot render these messages: {0}; check their roles and fields")]
-    Render(#[source] minijinja::Error),
+    Render(String),
+    /// No process could render the template.
+    #[error("the chat template could not be rendered: {0}; send the request again")]
+    Unavailable(String),
 }
 
 /// Whether the prompt ends with the header of the answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum GenerationPrompt {
     /// The prompt ends with the header of the assistant's answer.
     Add,
@@ -84,7 +92,7 @@ pub enum GenerationPrompt {
 const END: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
 /// The texts of special tokens that templates use as variables; `None` leaves the variable undefined.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TemplateTokens {
     /// Value of the variable `bos_token`.
     pub bos: Option<String>,
@@ -92,6 +100,36 @@ pub struct TemplateTokens {
     pub eos: Option<String>,
     /// Value of the variable `pad_token`.
     pub pad: Option<String>,
+}
+
+/// A chat template that can be rendered, in this process or in another.
+pub trait RenderTemplate: fmt::Debug + Send + Sync {
+    /// Renders the prompt for `messages` at a given time, which `strftime_now` shows in UTC. `extra` holds
+    /// further variables (`tools`, `documents`, `enable_thinking`, ...), which do not replace those of the
+    /// environment.
+    ///
+    /// # Errors
+    /// If the template refuses the messages, fails on them or exceeds a limit.
+    fn render_at(
+        &self,
+        messages: &[serde_json::Value],
+        prompt: GenerationPrompt,
+        extra: &serde_json::Map<String, serde_json::Value>,
+        now: SystemTime,
+    ) -> Result<String, TemplateError>;
+
+    /// Renders like [`RenderTemplate::render_at`], now.
+    ///
+    /// # Errors
+    /// If the template refuses the messages, fails on them or exceeds a limit.
+    fn render(
+        &self,
+        messages: &[serde_json::Value],
+        prompt: GenerationPrompt,
+        extra: &serde_json::Map<String, serde_json::Value>,
+    ) -> Result<String, TemplateError> {
+        self.render_at(messages, prompt, extra, SystemTime::now())
+    }
 }
 
 /// A compiled chat template.
@@ -110,7 +148,7 @@ impl ChatTemplate {
     pub fn new(source: &str, tokens: TemplateTokens, limits: Limits) -> Result<Self, TemplateError> {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        environment.set_syntax(syntax.map_err(TemplateError::Syntax)?);
+        environment.set_syntax(syntax.map_err(|error| syntax_error(&error))?);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_function("raise_exception", raise_exception);
         environment.add_filter("tojson", json::tojson);
@@ -121,40 +159,8 @@ impl ChatTemplate {
         environment.set_fuel(Some(limits.fuel));
         environment.set_recursion_limit(limits.depth);
         let source = without_generation_tags(source);
-        environment.add_template_owned(NAME, source).map_err(TemplateError::Syntax)?;
+        environment.add_template_owned(NAME, source).map_err(|error| syntax_error(&error))?;
         Ok(Self { environment, tokens, limits })
-    }
-
-    /// Renders the prompt for `messages`. `extra` holds further variables (`tools`, `documents`,
-    /// `enable_thinking`, ...), which do not replace those of the environment.
-    ///
-    /// # Errors
-    /// If the template refuses the messages, fails on them or exceeds a limit.
-    pub fn render(
-        &self,
-        messages: &[serde_json::Value],
-        prompt: GenerationPrompt,
-        extra: &serde_json::Map<String, serde_json::Value>,
-    ) -> Result<String, TemplateError> {
-        self.render_at(messages, prompt, extra, SystemTime::now())
-    }
-
-    /// Renders like [`ChatTemplate::render`], at a given time that `strftime_now` shows in UTC.
-    ///
-    /// # Errors
-    /// If the template refuses the messages, fails on them or exceeds a limit.
-    pub fn render_at(
-        &self,
-        messages: &[serde_json::Value],
-        prompt: GenerationPrompt,
-        extra: &serde_json::Map<String, serde_json::Value>,
-        now: SystemTime,
-    ) -> Result<String, TemplateError> {
-        if prompt == GenerationPrompt::Continue {
-            let rendered = self.render_whole(&marked(messages)?, prompt, extra, now)?;
-            return up_to_mark(rendered);
-        }
-        self.render_whole(messages, prompt, extra, now)
     }
 
     fn render_whole(
@@ -175,12 +181,12 @@ impl ChatTemplate {
         let absent = context! { tools => Value::from(()), documents => Value::from(()) };
         let variables = context! { ..own, ..Value::from(Serde(extra)), ..absent };
         let mut output = Bounded { bytes: Vec::new(), limit: self.limits.output_bytes, exceeded: false };
-        let template = self.environment.get_template(NAME).map_err(TemplateError::Render)?;
+        let template = self.environment.get_template(NAME).map_err(|error| self.classify(&error))?;
         let rendered = template.render_captured_to(variables, &mut output).map(|_| ());
         if output.exceeded {
             return Err(TemplateError::Limit { limit: format!("{} bytes of output", output.limit) });
         }
-        rendered.map_err(|error| self.classify(error))?;
+        rendered.map_err(|error| self.classify(&error))?;
         // The template engine writes only valid UTF-8.
         Ok(String::from_utf8_lossy(&output.bytes).into_owned())
     }
@@ -191,15 +197,40 @@ impl ChatTemplate {
         Value::from_pairs(named.into_iter().filter_map(|(name, token)| Some((name, token.clone()?))))
     }
 
-    fn classify(&self, error: minijinja::Error) -> TemplateError {
-        if let Some(refusal) = refusal(&error) {
-            return TemplateError::Refused(refusal.0.clone());
+    fn classify(&self, error: &minijinja::Error) -> TemplateError {
+        if let Some(refusal) = refusal(error) {
+            return TemplateError::Refused(shortened(&refusal.0));
         }
         if error.kind() == ErrorKind::OutOfFuel {
             return TemplateError::Limit { limit: format!("{} steps", self.limits.fuel) };
         }
-        TemplateError::Render(error)
+        TemplateError::Render(shortened(&error.to_string()))
     }
+}
+
+impl RenderTemplate for ChatTemplate {
+    fn render_at(
+        &self,
+        messages: &[serde_json::Value],
+        prompt: GenerationPrompt,
+        extra: &serde_json::Map<String, serde_json::Value>,
+        now: SystemTime,
+    ) -> Result<String, TemplateError> {
+        if prompt == GenerationPrompt::Continue {
+            let rendered = self.render_whole(&marked(messages)?, prompt, extra, now)?;
+            return up_to_mark(rendered);
+        }
+        self.render_whole(messages, prompt, extra, now)
+    }
+}
+
+fn syntax_error(error: &minijinja::Error) -> TemplateError {
+    TemplateError::Syntax(shortened(&error.to_string()))
+}
+
+/// Bounds a message, since a template may raise one of any length.
+fn shortened(message: &str) -> String {
+    message.chars().take(MAX_MESSAGE_CHARS).collect()
 }
 
 /// Returns the messages with [`END`] appended to the last one's text.

@@ -42,11 +42,11 @@ impl ComparedText {
         let bytes = |token| base.token_bytes(token);
         let tokens =
             BaseTokens { bos: facts.bos_token.as_deref(), end_tokens: &facts.end_tokens, bytes: &bytes };
-        let template = beside.own_template(facts.chat_template.as_deref());
-        if let Some(source) = template {
-            base.with_chat_template(source).map_err(|error| beside.refused_template(&error))?;
+        let template = beside.own_template(facts.chat_template.as_deref()).map(Arc::from);
+        if let Some(source) = &template {
+            base.check_chat_template(source).map_err(|error| beside.refused_template(&error))?;
         }
-        Ok(Self { template: template.map(Arc::from), warnings: beside.differences(&tokens) })
+        Ok(Self { template, warnings: beside.differences(&tokens) })
     }
 
     /// Whether the registered adapter `record` has this chat template.

@@ -16,7 +16,7 @@ use crate::{
     caller::{Caller, KeyRole},
     clock::now_us,
     lock::lock,
-    text::{Text, TextError},
+    text::Text,
 };
 
 const RATE_WINDOW_S: u64 = 10;
@@ -95,13 +95,10 @@ impl AdapterEntry {
     }
 
     /// Returns the adapter's text side: that of the base, with the adapter's chat template if it has one.
-    ///
-    /// # Errors
-    /// The chat template cannot be used with this base.
-    pub fn text(&self, base: &Arc<dyn Text>) -> Result<Arc<dyn Text>, TextError> {
+    pub fn text(&self, base: &Arc<dyn Text>) -> Arc<dyn Text> {
         match &self.record.template {
-            None => Ok(Arc::clone(base)),
-            Some(template) => Ok(base.with_chat_template(&template.source)?),
+            None => Arc::clone(base),
+            Some(template) => base.with_chat_template(&template.source),
         }
     }
 

@@ -63,7 +63,10 @@ impl From<TextError> for ApiError {
             TextError::Encode(_) | TextError::Chat(ChatError::Encode(_) | ChatError::NoMark) => {
                 "invalid_text"
             }
-            TextError::NoTemplate | TextError::Template(_) => "no_chat_template",
+            TextError::NoTemplate => "no_chat_template",
+            TextError::Chat(ChatError::Template(TemplateError::Unavailable(_))) => {
+                return Self::internal(error.to_string());
+            }
             // A prompt that exceeds the rendering limit has more tokens than any context.
             TextError::Chat(ChatError::Template(TemplateError::Limit { .. })) => {
                 return Self::bad_request("context_length_exceeded", error.to_string()).of("messages");

@@ -90,7 +90,7 @@ pub async fn show(
         let named = control_protocol::fleet::adapter_of(name, &serving.base_name).unwrap_or(name);
         let entry = app.registry.entries().find(named, &caller).filter(|entry| answers(entry)).cloned();
         let entry = entry.ok_or_else(|| ApiError::model_not_found(name))?;
-        (adapter(&entry, &serving), entry.text(&serving.text)?)
+        (adapter(&entry, &serving), entry.text(&serving.text))
     };
     let template = text.facts().chat_template.as_deref();
     let mut capabilities = vec!["completion", "embedding"];

@@ -11,7 +11,7 @@ use super::{
     target::ModelRef,
     template_options, tools,
 };
-use crate::{app::App, errors::ApiError};
+use crate::{app::App, body_workers::BodyWork, errors::ApiError};
 
 /// Body of a chat completion, checked without looking up the model.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl ChatCompletionBody {
     }
 }
 
-pub fn job(app: &App, ask: RequestContext) -> Result<GenerationRequest, ApiError> {
+pub fn job(app: &App, ask: RequestContext) -> Result<BodyWork<GenerationRequest>, ApiError> {
     let RequestContext { caller, serving, default_seed, body } = ask;
     let ChatCompletionBody(conversation) =
         ChatCompletionBody::read(&body, &ParamLimits::of(&serving, default_seed))?;

@@ -9,15 +9,17 @@ use super::{
     generation_request::{Echo, GenerationKind, GenerationRequest, PromptInput, namespace},
     params::{EndTokens, Params},
     reasoning::{Reasoning, ReasoningTags, effort::ReasoningEffort},
-    target::ModelRef,
+    target::{ModelRef, ModelTarget},
     tools::{self, RequestTools, tool_params::Tools},
 };
 use crate::{
     app::App,
+    body_workers::BodyWork,
     caller::Caller,
+    config::OutputParsers,
     errors::ApiError,
     lifecycle::ServingState,
-    text::{ChatMessage, TemplateOptions},
+    text::{ChatMessage, TemplateOptions, Text},
 };
 
 /// Conversation to continue, checked without looking up the model.
@@ -48,15 +50,28 @@ impl ChatRequest {
         app: &App,
         caller: &Caller,
         serving: Arc<ServingState>,
+    ) -> Result<BodyWork<GenerationRequest>, ApiError> {
+        let target = self.wanted.clone().find(app, &serving, caller)?;
+        let text = target.text(&serving);
+        let (parsers, caller) = (app.parsers, caller.clone());
+        BodyWork::rendering(text, move |text| self.rendered(parsers, &caller, serving, target, text))
+    }
+
+    /// Renders the conversation for `target`, whose tokenizer and template are `text`.
+    fn rendered(
+        self,
+        parsers: OutputParsers,
+        caller: &Caller,
+        serving: Arc<ServingState>,
+        target: ModelTarget,
+        text: &dyn Text,
     ) -> Result<GenerationRequest, ApiError> {
-        let Self { wanted, params, logprobs, messages, tools, mut showing, effort, field } = self;
-        let target = wanted.find(app, &serving, caller)?;
-        let text = &*target.text(&serving)?;
+        let Self { params, logprobs, messages, tools, mut showing, effort, field, .. } = self;
         tools::check_history(&messages, text).map_err(|error| error.of(field))?;
-        let mut calling = tools.map(|tools| RequestTools::new(tools, app.parsers.calls, text)).transpose()?;
+        let mut calling = tools.map(|tools| RequestTools::new(tools, parsers.calls, text)).transpose()?;
         showing.tools = calling.as_ref().map_or_else(Vec::new, RequestTools::shown);
         let template = text.facts().chat_template.as_deref();
-        let tags = ReasoningTags::of(app.parsers.reasoning, template);
+        let tags = ReasoningTags::of(parsers.reasoning, template);
         if let Some(effort) = effort {
             effort.apply_to_template(template, tags, &mut showing.variables)?;
         }

@@ -36,7 +36,9 @@ use super::{
     sse,
     stream_options::ResponseMode,
 };
-use crate::{app::App, caller::Caller, errors::ApiError, response_store::StoredResponse};
+use crate::{
+    app::App, body_workers::BodyWork, caller::Caller, errors::ApiError, response_store::StoredResponse,
+};
 
 const MAX_ITEMS: usize = 100;
 
@@ -46,7 +48,7 @@ pub async fn create(
     ask: RequestContext,
 ) -> Result<Response<HttpBody>, ApiError> {
     let shared = Arc::clone(&app);
-    let (job, asked, input) = app.bodies.run(ask.body.origin(), move || job(&shared, ask)).await?;
+    let (job, asked, input) = app.bodies.run_blocking(ask.body.origin(), move || job(&shared, ask)).await?;
     let delivery = job.params.delivery;
     let (answer, first) = GenerationResponse::begin(&app, job).await?;
     let writing = ResponseWriter::new(asked, input, Arc::clone(&app.kept));
@@ -57,7 +59,10 @@ pub async fn create(
 }
 
 /// Reads a request; returns the generation request, the fields to repeat, and all input items.
-fn job(app: &App, ask: RequestContext) -> Result<(GenerationRequest, ResponseEcho, Vec<Value>), ApiError> {
+fn job(
+    app: &App,
+    ask: RequestContext,
+) -> Result<BodyWork<(GenerationRequest, ResponseEcho, Vec<Value>)>, ApiError> {
     let RequestContext { caller, serving, default_seed, body } = ask;
     let mut body = ResponsesBody::read(&body, &ParamLimits::of(&serving, default_seed))?;
     if let Some(id) = &body.asked.previous_response_id {
@@ -65,7 +70,7 @@ fn job(app: &App, ask: RequestContext) -> Result<(GenerationRequest, ResponseEch
         body.go_on_from(&entry)?;
     }
     let (conversation, asked, input) = body.conversation()?;
-    Ok((conversation.job(app, &caller, serving)?, asked, input))
+    Ok(conversation.job(app, &caller, serving)?.map(|job| (job, asked, input)))
 }
 
 async fn whole(

@@ -42,13 +42,10 @@ pub struct ModelTarget {
 
 impl ModelTarget {
     /// Returns the tokenizer and chat template of the model; an adapter may have a chat template of its own.
-    ///
-    /// # Errors
-    /// The adapter's template cannot be used with this base.
-    pub fn text(&self, serving: &ServingState) -> Result<Arc<dyn Text>, ApiError> {
+    pub fn text(&self, serving: &ServingState) -> Arc<dyn Text> {
         match &self.lease {
-            None => Ok(Arc::clone(&serving.text)),
-            Some(lease) => Ok(lease.entry().text(&serving.text)?),
+            None => Arc::clone(&serving.text),
+            Some(lease) => lease.entry().text(&serving.text),
         }
     }
 

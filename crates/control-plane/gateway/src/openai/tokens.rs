@@ -22,6 +22,7 @@ use super::{
 use crate::{
     app::App,
     body::JsonBody,
+    body_workers::BodyWork,
     caller::Caller,
     errors::ApiError,
     lifecycle::ServingState,
@@ -133,10 +134,10 @@ pub async fn tokenize(
 ) -> Result<Json<Value>, ApiError> {
     let (serving, shared) = (app.serving()?, Arc::clone(&app));
     app.bodies
-        .run(body.origin(), move || {
+        .run_blocking(body.origin(), move || {
             let mut body = TokenizeBody::read(&body)?;
             let text = text(&shared, &caller, &serving, body.wanted.take())?;
-            body.answer(shared.parsers.calls, &serving, &*text).map(Json)
+            BodyWork::rendering(text, move |text| body.answer(shared.parsers.calls, &serving, text).map(Json))
         })
         .await
 }
@@ -187,6 +188,6 @@ fn text(
 ) -> Result<Arc<dyn Text>, ApiError> {
     match wanted {
         None => Ok(Arc::clone(&serving.text)),
-        Some(wanted) => wanted.find(app, serving, caller)?.text(serving),
+        Some(wanted) => Ok(wanted.find(app, serving, caller)?.text(serving)),
     }
 }

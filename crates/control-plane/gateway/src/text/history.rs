@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use serde_json::{Map, Value, json};
 use text::{
     chat::ChatError,
-    chat_template::{ChatTemplate, GenerationPrompt, TemplateError},
+    chat_template::{GenerationPrompt, RenderTemplate, TemplateError},
 };
 
 use super::{ChatMessage, TextError};
@@ -42,21 +42,32 @@ enum LaterSystemMessages {
 
 impl SystemMessages {
     /// Determines how `template` treats system messages by rendering two conversations.
-    pub(super) fn of(template: &ChatTemplate) -> Self {
+    ///
+    /// # Errors
+    /// No process could render the template.
+    pub(super) fn of(template: &dyn RenderTemplate) -> Result<Self, TemplateError> {
         let shown = |messages: &[(&str, &str)]| {
             let value = |(role, content): &(&str, &str)| json!({ "role": role, "content": content });
             let messages: Vec<Value> = messages.iter().map(value).collect();
-            template.render(&messages, GenerationPrompt::Add, &Map::new())
+            match template.render(&messages, GenerationPrompt::Add, &Map::new()) {
+                Err(error @ TemplateError::Unavailable(_)) => Err(error),
+                rendered => Ok(rendered.unwrap_or_default()),
+            }
         };
-        let leading = shown(&[("system", FIRST), ("system", SECOND), ("user", "a")]);
-        let later =
-            shown(&[("system", FIRST), ("user", "a"), ("assistant", "b"), ("system", SECOND), ("user", "c")]);
-        let is_apart = leading.is_ok_and(|text| text.contains(FIRST) && text.contains(SECOND));
-        let is_dropped = later.is_ok_and(|text| text.contains(FIRST) && !text.contains(SECOND));
-        Self {
+        let leading = shown(&[("system", FIRST), ("system", SECOND), ("user", "a")])?;
+        let later = shown(&[
+            ("system", FIRST),
+            ("user", "a"),
+            ("assistant", "b"),
+            ("system", SECOND),
+            ("user", "c"),
+        ])?;
+        let is_apart = leading.contains(FIRST) && leading.contains(SECOND);
+        let is_dropped = later.contains(FIRST) && !later.contains(SECOND);
+        Ok(Self {
             leading: if is_apart { LeadingSystemMessages::Apart } else { LeadingSystemMessages::One },
             later: if is_dropped { LaterSystemMessages::Dropped } else { LaterSystemMessages::Judged },
-        }
+        })
     }
 
     /// Returns `messages` so that the template renders all of them; leading system messages may be joined.
@@ -108,7 +119,7 @@ fn wrap_arguments(messages: &mut [Value]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use text::chat_template::{Limits, TemplateTokens};
+    use text::chat_template::{ChatTemplate, Limits, TemplateTokens};
 
     use super::*;
 
@@ -128,7 +139,8 @@ mod tests {
 
     fn rendered(source: &str, messages: &[ChatMessage]) -> Result<String, String> {
         let template = template(source);
-        let prepared = SystemMessages::of(&template).prepared(messages).map_err(|error| error.to_string())?;
+        let prepared =
+            SystemMessages::of(&template).unwrap().prepared(messages).map_err(|error| error.to_string())?;
         let values: Vec<Value> = prepared.iter().map(ChatMessage::value).collect();
         let rendered = template.render(&values, GenerationPrompt::Omit, &Map::new());
         rendered.map_err(|error| error.to_string())

@@ -8,7 +8,7 @@ use std::{
 use super::Text;
 use crate::lock::lock;
 
-/// Maximum size of cached template sources in bytes; compiled templates take about twenty times as much.
+/// Maximum size of cached template sources in bytes; texts also take a copy of the model's facts each.
 const MAX_KEPT_BYTES: usize = 2 << 20;
 
 /// Cached texts, most recently used last.
@@ -48,9 +48,9 @@ mod tests {
     use std::fs;
 
     use serde_json::{Value, json};
+    use text::sandbox::TemplateSandbox;
 
     use super::*;
-    use crate::text::{ChatMessage, TemplateOptions};
 
     fn model() -> Arc<dyn Text> {
         let directory = tempfile::tempdir().unwrap();
@@ -64,22 +64,17 @@ mod tests {
         fs::write(directory.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
         fs::write(directory.path().join("config.json"), "{}").unwrap();
         fs::write(directory.path().join("chat_template.jinja"), "base").unwrap();
-        crate::text::load(directory.path()).unwrap().text
-    }
-
-    fn chat(text: &dyn Text) -> String {
-        let message = ChatMessage { role: "user", content: "a".to_owned(), ..ChatMessage::default() };
-        text.decode(&text.encode_chat(&[message], &TemplateOptions::default()).unwrap())
+        let sandbox = Arc::new(TemplateSandbox::new("/nonexistent".into()));
+        crate::text::load(directory.path(), &sandbox).unwrap().text
     }
 
     #[test]
-    fn a_text_with_another_template_follows_that_and_leaves_the_models_own_as_it_is() {
+    fn adapters_of_one_template_share_a_text() {
         let base = model();
-        let own = base.with_chat_template("<{{ messages[0].content }}>").unwrap();
-        assert_eq!((chat(&*own), chat(&*base)), ("<a>".to_owned(), "base".to_owned()));
-        let again = base.with_chat_template("<{{ messages[0].content }}>").unwrap();
-        assert!(Arc::ptr_eq(&own, &again), "adapters of one template share it");
-        base.with_chat_template("{% if %}").unwrap_err();
+        let own = base.with_chat_template(&"own".into());
+        assert!(own.is_sandboxed() && !base.is_sandboxed());
+        assert!(Arc::ptr_eq(&own, &base.with_chat_template(&"own".into())));
+        assert!(!Arc::ptr_eq(&own, &base.with_chat_template(&"another".into())));
     }
 
     #[test]
@@ -87,7 +82,7 @@ mod tests {
         let (base, kept) = (model(), OtherTemplates::default());
         let long = |index: usize| format!("{{# {} #}}{index}", "x".repeat(100 << 10));
         for index in 0..30 {
-            kept.keep(&base.with_chat_template(&long(index)).unwrap());
+            kept.keep(&base.with_chat_template(&long(index).into()));
         }
         let bytes: usize = lock(&kept.0).iter().map(|text| template(&**text).len()).sum();
         assert!(bytes <= MAX_KEPT_BYTES && bytes > MAX_KEPT_BYTES / 2, "{bytes}");

@@ -111,8 +111,16 @@ impl Text for GatedText {
         self.text.facts()
     }
 
-    fn with_chat_template(&self, source: &str) -> Result<Arc<dyn Text>, TemplateError> {
+    fn with_chat_template(&self, source: &Arc<str>) -> Arc<dyn Text> {
         self.text.with_chat_template(source)
+    }
+
+    fn check_chat_template(&self, source: &Arc<str>) -> Result<(), TemplateError> {
+        self.text.check_chat_template(source)
+    }
+
+    fn is_sandboxed(&self) -> bool {
+        self.text.is_sandboxed()
     }
 }
 

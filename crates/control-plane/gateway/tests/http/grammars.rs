@@ -13,7 +13,7 @@ use gateway::keys::Keys;
 use serde_json::{Value, json};
 use text::{
     grammar::{TokenBytes, Tokens},
-    sandbox::{ARGUMENT, MEMORY_BYTES, Sandbox, SandboxError},
+    sandbox::{GrammarSandbox, MEMORY_BYTES, SandboxError},
 };
 use tokio::task::JoinSet;
 
@@ -27,11 +27,11 @@ const CHAT: &str = "/v1/chat/completions";
 const ALICE: &str = "sk-alice-0123456789abcdef";
 const BOB: &str = "sk-bob-0123456789abcdef00";
 
-fn sandbox() -> Sandbox {
+fn sandbox() -> GrammarSandbox {
     let bytes: Vec<[u8; 1]> = (0..=255u8).map(|byte| [byte]).collect();
     let texts = bytes.iter().map(|byte| TokenBytes::Text(byte));
     let tokens = Tokens::new(texts.chain([TokenBytes::Special(b"<end>")]), &[256]);
-    Sandbox::new(env!("CARGO_BIN_EXE_gateway").into(), Arc::new(tokens))
+    GrammarSandbox::new(env!("CARGO_BIN_EXE_gateway").into(), Arc::new(tokens))
 }
 
 /// Schema in its wire form, without the gateway's checks.
@@ -46,7 +46,7 @@ fn compilers(file: &str) -> Vec<String> {
     let children: String = children.collect();
     let paths = children.split_whitespace().map(|child| PathBuf::from("/proc").join(child));
     let is_compiler = |path: &PathBuf| {
-        fs::read(path.join("cmdline")).is_ok_and(|line| line.ends_with(format!("{ARGUMENT}\0").as_bytes()))
+        fs::read(path.join("cmdline")).is_ok_and(|line| line.ends_with(b"grammar-compiler\0"))
     };
     paths.filter(is_compiler).map(|path| fs::read_to_string(path.join(file)).unwrap()).collect()
 }
@@ -81,7 +81,7 @@ fn the_process_that_compiles_has_a_limit_on_memory_the_lowest_priority_and_no_en
 fn a_program_that_does_not_compile_is_no_verdict_on_a_grammar() {
     let tokens = Tokens::new([TokenBytes::Special(b"<end>")].into_iter(), &[0]);
     for program in ["/nonexistent", "/bin/true"] {
-        let verdict = Sandbox::new(program.into(), Arc::new(tokens.clone())).judge("{}");
+        let verdict = GrammarSandbox::new(program.into(), Arc::new(tokens.clone())).judge("{}");
         assert!(matches!(verdict, Err(SandboxError::Unavailable(_))), "{program}: {verdict:?}");
     }
 }

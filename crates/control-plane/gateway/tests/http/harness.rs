@@ -136,7 +136,7 @@ pub(crate) fn config(directory: &TempDir) -> GatewayConfig {
         cors_origins: Vec::new(),
         rates: RateLimits::default(),
         connections: ConnectionLimits { max_body_bytes: 1 << 20, ..ConnectionLimits::default() },
-        grammar_compiler: env!("CARGO_BIN_EXE_gateway").into(),
+        helper_program: env!("CARGO_BIN_EXE_gateway").into(),
         routing: RoutingPolicy::default(),
         parsers: OutputParsers { calls: ToolCallParser::Auto, reasoning: ReasoningParser::Auto },
         classes: Vec::new(),

@@ -1,8 +1,15 @@
 //! Adapters with chat templates of their own, and adapter folders with another tokenizer than the base's.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::SystemTime};
 
-use serde_json::{Value, json};
+use gateway::text::Text;
+use serde_json::{Map, Value, json};
+use text::{
+    chat_template::{
+        ChatTemplate, GenerationPrompt, Limits, RenderTemplate as _, TemplateError, TemplateTokens,
+    },
+    sandbox::{SandboxedTemplate, TemplateSandbox},
+};
 use types::{AdapterId, AdapterVersion, TenantId};
 
 use crate::{
@@ -141,4 +148,87 @@ async fn a_chat_template_that_cannot_be_used_is_refused_and_a_tokenizer_that_dif
         ("added_tokens.json", r#"{"<begin>": 257}"#),
     ];
     assert_eq!(load(&harness, "b", "one", &same).await.json()["warnings"], json!([]));
+}
+
+fn sandbox() -> Arc<TemplateSandbox> {
+    Arc::new(TemplateSandbox::new(env!("CARGO_BIN_EXE_gateway").into()))
+}
+
+/// The text of a model whose tokens are the printable ASCII characters.
+fn ascii(sandbox: &Arc<TemplateSandbox>) -> Arc<dyn Text> {
+    let directory = tempfile::tempdir().unwrap();
+    let vocab: Map<String, Value> =
+        ('!'..='~').map(|token| (token.to_string(), json!(u32::from(token) - 33))).collect();
+    let tokenizer = json!({
+        "pre_tokenizer": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true },
+        "decoder": { "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true },
+        "model": { "type": "BPE", "vocab": vocab, "merges": [] },
+    });
+    std::fs::write(directory.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    std::fs::write(directory.path().join("config.json"), "{}").unwrap();
+    std::fs::write(directory.path().join("chat_template.jinja"), "base").unwrap();
+    gateway::text::load(directory.path(), sandbox).unwrap().text
+}
+
+const DOUBLING: &str =
+    "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}";
+
+#[test]
+fn a_template_is_rendered_alike_in_a_process_with_limits_and_in_this_one() {
+    let source = "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ tools | tojson }}\
+                  {{ strftime_now('%Y') }}{% if add_generation_prompt %}<assistant>{% endif %}{{ raise }}";
+    let tokens = TemplateTokens { bos: Some("<s>".to_owned()), ..TemplateTokens::default() };
+    let own = ChatTemplate::new(source, tokens.clone(), Limits::default()).unwrap();
+    let sandboxed = SandboxedTemplate::new(sandbox(), source.into(), tokens);
+    let messages = [json!({ "role": "user", "content": "\u{1f600} \"quoted\"\n" })];
+    let extra = json!({ "tools": [{ "b": 1, "a": [0.1, -3, null] }] });
+    for prompt in [GenerationPrompt::Add, GenerationPrompt::Omit, GenerationPrompt::Continue] {
+        let rendered =
+            sandboxed.render_at(&messages, prompt, extra.as_object().unwrap(), SystemTime::UNIX_EPOCH);
+        let expected = own.render_at(&messages, prompt, extra.as_object().unwrap(), SystemTime::UNIX_EPOCH);
+        assert_eq!(rendered, expected, "{prompt:?}");
+        rendered.unwrap();
+    }
+}
+
+#[test]
+fn a_template_that_takes_memory_or_time_without_end_ends_its_process_alone() {
+    let sandbox = sandbox();
+    let template =
+        |source: &str| SandboxedTemplate::new(Arc::clone(&sandbox), source.into(), TemplateTokens::default());
+    let rendered = |source: &str| template(source).render(&[], GenerationPrompt::Add, &Map::new());
+    let is_beyond = |result: Result<_, TemplateError>| matches!(result, Err(TemplateError::Limit { limit }) if limit == "500 ms or 256 MiB of memory");
+    let constants = "{{ 'x' * 100000000 }}".repeat(40);
+    let slow = "{% set x = 'a' * 10000000 %}{% for i in range(1000) %}{% set y = x | replace('a', 'b') %}{% endfor %}";
+    for _ in 0..2 {
+        assert_eq!(rendered("fine"), Ok("fine".to_owned()));
+        assert!(is_beyond(rendered(DOUBLING)));
+        assert!(is_beyond(template(&constants).check().map(|()| String::new())));
+        assert!(is_beyond(rendered(slow)));
+    }
+    let refused = rendered("{{ raise_exception('x' * 1000000) }}");
+    assert!(matches!(refused, Err(TemplateError::Refused(message)) if message.len() == 1000));
+    assert!(matches!(template("{% if %}").check(), Err(TemplateError::Syntax(_))));
+    let nobody = TemplateSandbox::new("/bin/true".into());
+    let nobody = SandboxedTemplate::new(Arc::new(nobody), "fine".into(), TemplateTokens::default());
+    assert!(matches!(nobody.check(), Err(TemplateError::Unavailable(_))));
+}
+
+#[tokio::test]
+async fn a_tenants_template_that_doubles_a_string_fails_its_own_requests_alone() {
+    let harness = Harness::start_with_text(reply_with("x"), always(ascii(&sandbox())), |_| {}).await;
+    let template = format!("{DOUBLING}{{{{ messages[0].content }}}}");
+    let loaded = load(&harness, "hostile", "one", &[("chat_template.jinja", &template)]).await;
+    assert_eq!(loaded.status, 200, "{}", loaded.body);
+    let own = "<{{ messages[0].content }}>";
+    assert_eq!(load(&harness, "own", "two", &[("chat_template.jinja", own)]).await.status, 200);
+    let body = json!({ "model": "hostile", "messages": [{ "role": "user", "content": "a" }] });
+    let answer = harness.client.post("/v1/chat/completions", &body).await;
+    assert_eq!(answer.status, 400, "{}", answer.body);
+    assert!(answer.body.contains("500 ms or 256 MiB of memory"), "{}", answer.body);
+    chat(&harness, "own").await;
+    assert_eq!(prompt(&harness), "<a>".bytes().map(|byte| u32::from(byte) - 33).collect::<Vec<_>>());
+    let hostile = "{{ 'x' * 100000000 }}".repeat(40);
+    let refused = load(&harness, "constant", "three", &[("chat_template.jinja", &hostile)]).await;
+    assert!(refused.status == 400 && refused.body.contains("256 MiB"), "{}", refused.body);
 }

@@ -126,10 +126,17 @@ impl Text for ByteText {
         &self.facts
     }
 
-    fn with_chat_template(&self, source: &str) -> Result<Arc<dyn Text>, TemplateError> {
-        ChatTemplate::new(source, TemplateTokens::default(), Limits::default())?;
-        let facts = TextFacts { chat_template: Some(source.to_owned()), ..self.facts.clone() };
-        Ok(Arc::new(Self { bytes: self.bytes.clone(), facts, heading: format!("[{source}]") }))
+    fn with_chat_template(&self, source: &Arc<str>) -> Arc<dyn Text> {
+        let facts = TextFacts { chat_template: Some(source.to_string()), ..self.facts.clone() };
+        Arc::new(Self { bytes: self.bytes.clone(), facts, heading: format!("[{source}]") })
+    }
+
+    fn check_chat_template(&self, source: &Arc<str>) -> Result<(), TemplateError> {
+        ChatTemplate::new(source, TemplateTokens::default(), Limits::default()).map(|_| ())
+    }
+
+    fn is_sandboxed(&self) -> bool {
+        !self.heading.is_empty()
     }
 }
 

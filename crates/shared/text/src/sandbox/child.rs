@@ -1,6 +1,7 @@
-//! The compiler process: reads sources from its standard input and writes verdicts to its standard output.
+//! The helper process: reads questions from its standard input and writes replies to its standard output.
 
 use std::{
+    ffi::OsStr,
     io::{self, BufReader, Read, Write, stdin, stdout},
     sync::{
         Arc,
@@ -18,49 +19,61 @@ use rustix::{
 
 use super::{
     CPU_MS, MEMORY_BYTES,
-    frame::{self, FrameError, Ready, Verdict},
+    frame::{self, FrameError, Ready, Reply},
+    grammars::Compile,
+    templates::Render,
+    work::Work,
 };
-use crate::grammar::{COMPILER_STACK_BYTES, GrammarError, Grammars, Tokens};
+use crate::grammar::COMPILER_STACK_BYTES;
 
-/// Added to the process's niceness, because processes that serve requests have priority.
-const NICENESS: i32 = 19;
-
-/// Interval at which the CPU time of a compilation is checked.
+/// Interval at which the CPU time of an answer is checked.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// Why the process ends before its parent closes the pipe.
 #[derive(Debug, thiserror::Error)]
 pub enum ChildError {
     /// The operating system refused a limit.
-    #[error("the limits of the process that compiles grammars cannot be set: {0}")]
+    #[error("the limits of a helper process cannot be set: {0}")]
     Limits(#[from] io::Error),
     /// A pipe cannot be read or written.
     #[error(transparent)]
     Frame(#[from] FrameError),
 }
 
-/// Runs the process until its parent closes the pipe or a compilation exceeds a limit.
-///
-/// # Errors
-/// If the limits cannot be set, or a pipe fails.
-pub fn serve() -> Result<(), ChildError> {
-    run(&mut BufReader::new(stdin().lock()), &mut stdout().lock())
+/// Runs a helper process if the program's first argument asks for one, until its parent closes the pipe or
+/// an answer exceeds a limit. Returns `None` if the argument asks for none.
+#[must_use]
+pub fn serve(argument: Option<&OsStr>) -> Option<Result<(), ChildError>> {
+    match argument?.to_str()? {
+        Compile::ARGUMENT => Some(run::<Compile>()),
+        Render::ARGUMENT => Some(run::<Render>()),
+        _ => None,
+    }
 }
 
-fn run(input: &mut impl Read, output: &mut impl Write) -> Result<(), ChildError> {
-    set_name(c"grammars").map_err(io::Error::from)?;
+fn run<W: Work>() -> Result<(), ChildError> {
+    let (mut input, mut output) = (BufReader::new(stdin().lock()), stdout().lock());
+    set_name(W::NAME).map_err(io::Error::from)?;
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(io::Error::from)?;
-    nice(NICENESS).map_err(io::Error::from)?;
-    let Some(tokens) = frame::read::<Tokens>(input)? else { return Ok(()) };
-    let grammars = Arc::new(Grammars::over(&tokens));
-    drop(tokens);
+    nice(W::NICENESS).map_err(io::Error::from)?;
+    let Some(setup) = frame::read::<W::Setup>(&mut input)? else { return Ok(()) };
+    let work = Arc::new(W::new(&setup));
+    drop(setup);
     limit_memory()?;
-    frame::write(output, &Ready)?;
-    while let Some(source) = frame::read::<String>(input)? {
-        let verdict = judge(&grammars, source);
-        frame::write(output, &verdict)?;
-        if matches!(verdict, Verdict::TooMuchTime) {
-            // The compilation continues in its thread, which only the end of the process stops.
+    frame::write(&mut output, &Ready)?;
+    answer_all(&work, &mut input, &mut output)
+}
+
+fn answer_all<W: Work>(
+    work: &Arc<W>,
+    input: &mut impl Read,
+    output: &mut impl Write,
+) -> Result<(), ChildError> {
+    while let Some(question) = frame::read(input)? {
+        let reply = answer(work, question);
+        frame::write(output, &reply)?;
+        if matches!(reply, Reply::TooMuchTime) {
+            // The work continues in its thread, which only the end of the process stops.
             std::process::exit(0);
         }
     }
@@ -88,29 +101,21 @@ fn data_bytes() -> Result<u64, io::Error> {
         .ok_or_else(|| io::Error::other("/proc/self/status has no VmData"))
 }
 
-/// Compiles `source` in a thread and checks the CPU time of the process meanwhile.
-fn judge(grammars: &Arc<Result<Grammars, GrammarError>>, source: String) -> Verdict {
-    let (done, compiled) = channel();
-    let (begin, grammars) = (cpu_time(), Arc::clone(grammars));
+/// Answers `question` in a thread and checks the CPU time of the process meanwhile.
+fn answer<W: Work>(work: &Arc<W>, question: W::Question) -> Reply<W::Answer> {
+    let (done, answered) = channel();
+    let (begin, work) = (cpu_time(), Arc::clone(work));
     thread::spawn(move || {
-        let compiled = grammars.as_ref().as_ref().map(|grammars| grammars.compile(&source));
-        let verdict = match compiled {
-            Ok(Ok(_)) => Verdict::Good,
-            Ok(Err(error)) => Verdict::Refused(error.to_string()),
-            Err(error) => Verdict::Refused(error.to_string()),
-        };
-        let _ = done.send(verdict);
+        let _ = done.send(work.answer(question));
     });
     loop {
-        match compiled.recv_timeout(LOOK_EVERY) {
-            Ok(verdict) => return verdict,
+        match answered.recv_timeout(LOOK_EVERY) {
+            Ok(answer) => return Reply::Answer(answer),
             Err(RecvTimeoutError::Timeout) if cpu_time() - begin > Duration::from_millis(CPU_MS) => {
-                return Verdict::TooMuchTime;
+                return Reply::TooMuchTime;
             }
             Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => {
-                return Verdict::Refused("the compiler failed on it; simplify the grammar".to_owned());
-            }
+            Err(RecvTimeoutError::Disconnected) => return Reply::Failed,
         }
     }
 }

@@ -4,20 +4,20 @@ use std::io::{self, Read, Write};
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-/// Maximum message size in bytes, enough for a vocabulary of a million tokens.
+/// Maximum message size in bytes, enough for a vocabulary of a million tokens and for any conversation.
 const MAX_BYTES: u32 = 256 << 20;
 
-/// Message: the process has read the vocabulary.
+/// Message: the process has read its setup.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Ready;
 
+/// Message: the reply to a question.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Verdict {
-    /// The grammar compiles within the limits.
-    Good,
-    /// The grammar cannot be used, with the reason.
-    Refused(String),
-    /// The compilation exceeded its CPU time. The process ends after this message.
+pub(super) enum Reply<A> {
+    Answer(A),
+    /// Reply for work that panicked.
+    Failed,
+    /// The work exceeded its CPU time. The process ends after this message.
     TooMuchTime,
 }
 
@@ -72,12 +72,12 @@ mod tests {
     fn messages_are_read_as_they_were_written_up_to_the_end() {
         let mut pipe = Vec::new();
         write(&mut pipe, &"a source").unwrap();
-        write(&mut pipe, &Verdict::Refused("too deep".into())).unwrap();
+        write(&mut pipe, &Reply::Answer("too deep")).unwrap();
         let mut pipe = &pipe[..];
         assert_eq!(read::<String>(&mut pipe).unwrap().as_deref(), Some("a source"));
-        let verdict = read::<Verdict>(&mut pipe).unwrap().unwrap();
-        assert!(matches!(verdict, Verdict::Refused(why) if why == "too deep"));
-        assert!(read::<Verdict>(&mut pipe).unwrap().is_none());
+        let reply = read::<Reply<String>>(&mut pipe).unwrap().unwrap();
+        assert!(matches!(reply, Reply::Answer(why) if why == "too deep"));
+        assert!(read::<Reply<String>>(&mut pipe).unwrap().is_none());
     }
 
     #[test]

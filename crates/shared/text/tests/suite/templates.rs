@@ -8,7 +8,9 @@ use std::{
 use crate::support::{golden, smollm2};
 use serde_json::{Map, Value, json};
 use text::{
-    chat_template::{ChatTemplate, GenerationPrompt, Limits, TemplateError, TemplateTokens},
+    chat_template::{
+        ChatTemplate, GenerationPrompt, Limits, RenderTemplate as _, TemplateError, TemplateTokens,
+    },
     tokenizer::Tokenizer,
 };
 
@@ -59,7 +61,7 @@ fn differences(golden: &Value) -> Vec<String> {
                 (_, error) if error.as_str().unwrap().starts_with("continue_final_message") => {
                     matches!(rendered, Err(TemplateError::NotContinued))
                 }
-                (_, error) => matches!(&rendered, Err(TemplateError::Refused(text)) if text == error),
+                (_, error) => matches!(&rendered, Err(TemplateError::Refused(text)) if *text == *error),
             };
             (!is_same).then(|| format!("{case}\n      here: {rendered:?}"))
         })
