@@ -3,7 +3,8 @@
 //! # Layout
 //!
 //! - [`suite`]: a run, from the arguments to the printed lines;
-//! - the benchmarks: [`limits`] (the machine's limits), [`llama_cpp`] (llama.cpp's tools and server),
+//! - the benchmarks: [`limits`] (the machine's limits), [`divergence`] (what each precision rounds),
+//!   [`llama_cpp`] (llama.cpp's tools and server),
 //!   [`xab`], [`board`], [`cold`] (cold starts, decode in their modes, and the crossover), [`executors`],
 //!   [`remote_executor`] (an executor on another host), [`split`] (split clients: rate and calls, batching,
 //!   beside resident requests, masking), [`gpu`], [`sim_validation`] and [`forecast`] (the simulator beside
@@ -29,6 +30,7 @@ mod arrivals;
 mod board;
 mod cold;
 mod config;
+mod divergence;
 mod executors;
 mod fairness;
 mod fleet;
@@ -69,15 +71,12 @@ use clap::Parser;
 use text::sandbox;
 
 fn main() -> ExitCode {
+    if let Some(served) = sandbox::serve(std::env::args_os().nth(1).as_deref()) {
+        return ended(served.map(|()| ExitCode::SUCCESS).map_err(Into::into));
+    }
     let mut arguments = std::env::args().skip(1);
-    match arguments.next().as_deref() {
-        Some(board::worker::COMMAND) => {
-            return ended(board::worker::main(arguments).map(|()| ExitCode::SUCCESS));
-        }
-        Some(sandbox::ARGUMENT) => {
-            return ended(sandbox::serve().map(|()| ExitCode::SUCCESS).map_err(Into::into));
-        }
-        _ => {}
+    if arguments.next().as_deref() == Some(board::worker::COMMAND) {
+        return ended(board::worker::main(arguments).map(|()| ExitCode::SUCCESS));
     }
     ended(config::Args::parse().validate().and_then(|config| suite::run(&config)).map(Into::into))
 }

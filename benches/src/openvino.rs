@@ -2,7 +2,7 @@
 //! and batches.
 //!
 //! The peer's weights are exports of the same model (`optimum-cli export openvino --weight-format int8`).
-//! Ours are measured in each precision that reads long prompts fast.
+//! Ours are measured with the precision that `auto` chooses, and with `int8`, which rounds like the peer.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ const SCRIPT: &str = include_str!("openvino.py");
 
 /// Precisions of ours, as options of `base-executor bench`.
 const PRECISIONS: [(&str, &[&str]); 2] =
-    [("mixed", &["--precision", "mixed"]), ("bf16", &["--precision", "bf16"])];
+    [("auto", &["--precision", "auto"]), ("int8", &["--precision", "int8"])];
 
 /// Prompts, then batches.
 const LOADS: [SyntheticLoad; 5] = [
@@ -64,13 +64,13 @@ fn compare(
             })
         }
     });
-    let [mixed, bf16] = ours;
+    let [auto, int8] = ours;
     let question = question(load);
     let theirs = |_| {
         let answer = peer.ask(&question)?;
         answer.trim().parse().with_context(|| format!("Python answered {answer:?}, which is no number"))
     };
-    let [mixed, bf16, theirs] = alternate(config.runs, [Box::new(mixed), Box::new(bf16), Box::new(theirs)])?;
+    let [auto, int8, theirs] = alternate(config.runs, [Box::new(auto), Box::new(int8), Box::new(theirs)])?;
     let format = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let row = |(precision, ours): (&str, Vec<f64>)| {
         let rival = PeerSamples {
@@ -88,7 +88,7 @@ fn compare(
             target: None,
         })
     };
-    PRECISIONS.map(|(name, _)| name).into_iter().zip([mixed, bf16]).map(row).collect()
+    PRECISIONS.map(|(name, _)| name).into_iter().zip([auto, int8]).map(row).collect()
 }
 
 /// The load as the script understands it.

@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use crate::{
     board, cold,
     config::{Name, SuiteConfig},
-    executors, fairness, fleet, forecast, gpu, grammar, limits, llama_cpp,
+    divergence, executors, fairness, fleet, forecast, gpu, grammar, limits, llama_cpp,
     machine::Cores,
     many_cores, openvino, perf_model, picker, remote_executor,
     report::{Comparison, SuiteOutcome},
@@ -62,6 +62,7 @@ fn measure_alone(name: Name, config: &SuiteConfig, cores: &Cores) -> Result<Vec<
         Name::Vllm => vllm::run(config, cores),
         Name::Xab => xab::run(config, cores),
         Name::Limits => limits::run(config, cores),
+        Name::Divergence => divergence::run(config, cores),
         Name::Board => board::run(config, cores),
         Name::ColdStart => cold::starts::run(config, cores),
         Name::DecodeModes => cold::decode::run(config, cores),

@@ -1,6 +1,6 @@
 //! Holobiont beside vLLM on a CPU: servers of one bf16 checkpoint, through HTTP.
 //!
-//! Ours also serves the model's GGUF file, and the checkpoint without drafts, all with the precision `bf16`.
+//! Ours also serves the model's GGUF file, and the checkpoint without drafts, all with the precision that `auto` chooses.
 //! vLLM compiles the model only if it serves no adapters, so base and adapters have servers of their own.
 //! Servers that are not measured are idle.
 
@@ -42,9 +42,9 @@ enum ServedModel {
 }
 
 const VARIANTS: [Variant; 3] = [
-    Variant { name: "checkpoint in bf16 with drafts", model: ServedModel::Checkpoint, drafts: "auto" },
-    Variant { name: "checkpoint in bf16", model: ServedModel::Checkpoint, drafts: "off" },
-    Variant { name: "GGUF file in bf16", model: ServedModel::Gguf, drafts: "off" },
+    Variant { name: "checkpoint with drafts", model: ServedModel::Checkpoint, drafts: "auto" },
+    Variant { name: "checkpoint", model: ServedModel::Checkpoint, drafts: "off" },
+    Variant { name: "GGUF file", model: ServedModel::Gguf, drafts: "off" },
 ];
 
 /// Requests that are sent at the same moment.
@@ -190,8 +190,7 @@ impl Servers {
                 placement: DeploymentPlacement::Cores(cores.list()),
                 key: None,
             };
-            let settings =
-                [("HOLOBIONT_PRECISION", "bf16".to_owned()), ("HOLOBIONT_DRAFT", variant.drafts.to_owned())];
+            let settings = [("HOLOBIONT_DRAFT", variant.drafts.to_owned())];
             Holobiont::start_with(&installation, adapters, &folder.join(format!("ours-{index}")), &settings)
         };
         Ok(Self {

@@ -22,8 +22,10 @@ pub(crate) enum Name {
     Burst,
     /// Ten times as many requests as the server can serve.
     Overload,
-    /// Divergence from f32 by rounding, and the speed it buys.
+    /// Divergence from f32 by rounding beside llama.cpp's, and the speed it buys.
     Accuracy,
+    /// Divergence from f32 of each precision.
+    Divergence,
     /// Prompts and batches beside OpenVINO GenAI.
     Openvino,
     /// Prompts, streams and adapters over HTTP, beside vLLM on a CPU.
@@ -102,7 +104,7 @@ pub(crate) enum Name {
 }
 
 impl Name {
-    pub(super) const EACH: [Self; 33] = [
+    pub(super) const EACH: [Self; 34] = [
         Self::Limits,
         Self::Decode,
         Self::Prefill,
@@ -111,6 +113,7 @@ impl Name {
         Self::Neighbour,
         Self::Startup,
         Self::Accuracy,
+        Self::Divergence,
         Self::Burst,
         Self::Overload,
         Self::Board,
