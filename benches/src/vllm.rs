@@ -1,8 +1,8 @@
 //! Holobiont beside vLLM on a CPU: servers of one bf16 checkpoint, through HTTP.
 //!
-//! Ours also serves the model's GGUF file, and the checkpoint without drafts, all with the precision that `auto` chooses.
-//! vLLM compiles the model only if it serves no adapters, so base and adapters have servers of their own.
-//! Servers that are not measured are idle.
+//! Ours also serves the model's GGUF file, and the checkpoint without drafts, all with the precision that
+//! `auto` chooses. vLLM compiles the model only if it serves no adapters, so base and adapters have servers of
+//! their own. Servers that are not measured are idle.
 
 use std::path::Path;
 

@@ -5,6 +5,7 @@ mod attention;
 mod attention_bf16;
 mod backward;
 mod elementwise;
+mod isa;
 mod linear;
 mod linear_bf16;
 mod linear_ring;
