@@ -1,8 +1,8 @@
 //! Linear layers in bf16: activations and weights are rounded to bf16, sums have 32 bits.
 //!
 //! ```text
-//! weight        integers: fma(code, scale, offset) in f32 as `values` decodes it, cut: bits >> 16
-//!               f32 and f16: rounded half up, (bits + 0x8000) >> 16; bf16 is taken as stored
+//! weight        fma(code, scale, offset) in f32 as `values` decodes it, rounded half up:
+//!               (bits + 0x8000) >> 16; an f32 or f16 weight is rounded alike; bf16 is taken as stored
 //! activation    rounded to the nearest, ties to even
 //! ```
 //!
@@ -11,11 +11,8 @@
 //!
 //! ```text
 //! e = 0; o = 0; for k in 0..16 { e = fma(x[2k], w[2k], e); o = fma(x[2k+1], w[2k+1], o) }
-//! sum = sum + (e + o)        and after the last group sum * gain (+ bias)
+//! sum = sum + (e + o)        and after the last group (+ bias)
 //! ```
-//!
-//! Cutting makes weights smaller by 1/368 on average; the *gain* of integer weights makes up for that. The
-//! error that remains is 6 to 8 % above that of rounding, for two thirds of the operations.
 //!
 //! Each operation is in f32, to nearest even, and takes and gives denormals as zero. This is the arithmetic
 //! of `TDPBF16PS`, so the matrix unit (`amx`) and vectors (`vectors`) give the same bits, for any batch.
@@ -32,7 +29,6 @@ use crate::{
     activations::{ActivationForms, Activations},
     isa::{Isa, MatrixUnit},
     pool::ThreadPool,
-    simd::Simd,
 };
 
 /// Computes `parts` for every row of `x` in bf16 into rows of `out` of `stride` elements, on all threads of
@@ -67,19 +63,6 @@ pub fn linear_bf16(
             isa.dispatch(VectorChunk(chunk));
         }
     });
-}
-
-/// Gain of integer weights, whose cut values are too small: least squares over trained weights of 4 to 6 bits
-/// give 1 / 356 to 1 / 386.
-const CUT_GAIN: f32 = 1.0 + 1.0 / 368.0;
-
-impl PanelChunk<'_> {
-    /// Writes complete sums to the output, times the gain of the weights, plus the bias.
-    #[inline(always)]
-    fn put_gained<S: Simd>(&self, panel: usize, row: usize, sums: S::F) {
-        let is_cut = self.part.matrix.packing().integer_form().is_some();
-        self.put::<S>(panel, row, if is_cut { S::mul(sums, S::splat(CUT_GAIN)) } else { sums });
-    }
 }
 
 /// Returns the panels per chunk: four chunks per thread, in multiples of the panels that share activations.

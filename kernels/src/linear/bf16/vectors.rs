@@ -98,12 +98,11 @@ struct Block<'a> {
     of_rows: [Magnitudes; ROW_BLOCK],
 }
 
-/// Narrows `len` values to bf16 in place, rounded half up or cut, replaces denormals by zeros, and measures
-/// them.
+/// Rounds `len` values half up to bf16 if they `are_wide`, replaces denormals by zeros, and measures them.
 // Integers, which the compiler turns into vectors.
 #[inline(always)]
-unsafe fn narrow(values: *mut f32, len: usize, is_rounded: bool) -> Magnitudes {
-    let half = if is_rounded { 0x8000 } else { 0 };
+unsafe fn round_in_place(values: *mut f32, len: usize, are_wide: bool) -> Magnitudes {
+    let half = if are_wide { 0x8000 } else { 0 };
     let (mut smallest, mut largest) = (u32::MAX, 0);
     let mut i = 0;
     while i < len {
@@ -144,7 +143,7 @@ impl Kernel for DecodeRows<'_, '_> {
                 }
             }
             // SAFETY: these columns were just written.
-            block.of_rows[i] = unsafe { narrow(to, block.depth.len(), false) };
+            block.of_rows[i] = unsafe { round_in_place(to, block.depth.len(), false) };
         }
     }
 }
@@ -172,8 +171,8 @@ impl<V: Values> Kernel for DecodePanels<'_, '_, V> {
                     let value = if k < width { V::one::<S>(w, panel, k) } else { S::splat(0.0) };
                     S::store(to.add((k - depth.start) * LANES), value);
                 }
-                let is_rounded = matches!(w.packing(), Packing::F32 | Packing::F16);
-                self.0.of_panels[side] = narrow(to, depth.len() * LANES, is_rounded);
+                let are_wide = w.packing() != Packing::Bf16;
+                self.0.of_panels[side] = round_in_place(to, depth.len() * LANES, are_wide);
             }
         }
     }
@@ -286,7 +285,7 @@ impl BlockSums<'_, '_> {
             for (m, sums) in sums.iter().enumerate() {
                 for (p, &sum) in sums.iter().enumerate() {
                     if is_complete {
-                        chunk.put_gained::<S>(panel + p, row + m, sum);
+                        chunk.put::<S>(panel + p, row + m, sum);
                     } else {
                         chunk.keep::<S>(panel + p, row + m, sum);
                     }
