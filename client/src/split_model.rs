@@ -179,18 +179,14 @@ impl SplitModel {
         let shape = kv_shape(base.config(), kv_precision(session.catalog(), options.kv_dtype));
         let ClientBase { frame, embedding, .. } = base;
         let layers = RemoteLayers::new(session, mask, &frame.config, embedding)?;
-        let limits = frame.config.limits();
         let block_bytes = shape.block_bytes();
         let blocks = options.kv_bytes / block_bytes;
         let count = match u32::try_from(blocks) {
             Ok(0) => return Err(SplitError::NoBlocks { block_bytes }),
             count => count.unwrap_or(u32::MAX),
         };
-        let kv = PagedKv::new(shape, blocks, limits).map_err(|source| SplitError::KvPool {
-            blocks,
-            block_bytes,
-            source,
-        })?;
+        let kv = PagedKv::new(shape, blocks, &frame);
+        let kv = kv.map_err(|source| SplitError::KvPool { blocks, block_bytes, source })?;
         let pool = ThreadPool::new(&options.cores)
             .map_err(|source| SplitError::Threads { cores: options.cores.clone(), source })?;
         Ok(Self {

@@ -114,7 +114,9 @@ impl QkvLayout {
         (self.heads + 2 * self.kv_heads) * self.head_dim
     }
 
-    pub(crate) fn key_column(self) -> usize {
+    /// Returns the column of the first key in a row.
+    #[must_use]
+    pub fn key_column(self) -> usize {
         self.heads * self.head_dim
     }
 

@@ -162,6 +162,7 @@ impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K: KvStore<D>> Pass<'_, D, B, T,
         let (s, device, layout) = (&mut *self.s, &mut *self.device, self.model.qkv_layout());
         device.rotate(self.model, layer, &mut s.qkv, &s.batch)?;
         self.deltas.place_prefix(device, layer, &mut s.qkv, layout)?;
+        self.kv.center_keys(layer, &mut s.qkv, layout);
         self.kv.append(device, layer, &s.qkv, layout, &s.batch)?;
         self.kv.attend(device, layer, &s.qkv, layout, &s.batch, &mut s.attended)?;
         self.linear(layer, LinearGroup::O)?;

@@ -96,12 +96,8 @@ impl<L: HostLayers> ResidentModel<L> {
     pub fn new(weights: LoadedWeights<L>, options: &ResidentOptions) -> Result<Self, ResidentError> {
         let shape = weights.kv_shape(options.kv_dtype);
         let (block_bytes, blocks) = (shape.block_bytes(), options.kv_bytes / shape.block_bytes());
-        let limits = weights.frame.config.limits();
-        let kv = PagedKv::new(shape, blocks, limits).map_err(|source| ResidentError::KvPool {
-            blocks,
-            block_bytes,
-            source,
-        })?;
+        let kv = PagedKv::new(shape, blocks, &weights.frame);
+        let kv = kv.map_err(|source| ResidentError::KvPool { blocks, block_bytes, source })?;
         let threads = ThreadPool::new(&options.cores)
             .map_err(|source| ResidentError::Threads { cores: options.cores.clone(), source })?;
         let LoadedWeights { frame, layers, .. } = weights;

@@ -27,7 +27,8 @@ pub enum SavedScope {
 pub(super) struct LayerActivations {
     /// Residual stream before the block, `[rows, hidden]`.
     pub(super) residual: Vec<f32>,
-    /// `[q | k | v]` as attention reads them: scaled, rotated, with prefix. Empty if only inputs are saved.
+    /// `[q | k | v]` as attention reads them: scaled, rotated, with prefix, keys centered. Empty if only
+    /// inputs are saved.
     pub(super) qkv: Vec<f32>,
     /// `[q | k | v]` before rotation and scaling, saved only if [`SavedActivations::projected`] is set.
     pub(super) projected: Vec<f32>,
@@ -194,6 +195,10 @@ pub(super) struct RecordingKv<'a, K> {
 }
 
 impl<K: KvStore<Compute>> KvStore<Compute> for RecordingKv<'_, K> {
+    fn center_keys(&self, layer: usize, qkv: &mut Vec<f32>, layout: QkvLayout) {
+        self.kv.center_keys(layer, qkv, layout);
+    }
+
     fn append(
         &mut self,
         device: &mut Compute,

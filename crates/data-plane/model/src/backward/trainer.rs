@@ -109,7 +109,7 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         pool: ThreadPool,
         keep: SavedScope,
     ) -> io::Result<Self> {
-        let kv = PagedKv::new(shape, 0, model.config.limits())?;
+        let kv = PagedKv::new(shape, 0, &model)?;
         let compute = Compute { pool, isa: Isa::best() };
         Ok(Self {
             model,
@@ -354,8 +354,7 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
     fn make_room(&mut self, tape: &Tape) -> Result<(), TrainError<B::Error>> {
         let wanted: usize = tape.sequences.iter().map(|rows| rows.count.div_ceil(BLOCK_TOKENS)).sum();
         if self.kv.blocks() < wanted {
-            let limits = self.model.config.limits();
-            self.kv = PagedKv::new(self.shape, wanted, limits).map_err(TrainError::NoMemory)?;
+            self.kv = PagedKv::new(self.shape, wanted, &self.model).map_err(TrainError::NoMemory)?;
         }
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! Selects the byte ranges of a model's files for clients; no byte of a linear layer is among them.
+//! Selects the byte ranges of a model's files for clients. Of linear layers only the biases of keys are among
+//! them, which a client subtracts before it stores keys.
 
 use std::{
     collections::BTreeSet,
@@ -17,7 +18,7 @@ use crate::{
     shape::{
         config::ModelConfig,
         layout::{norm_tensors, router},
-        source::{TensorId, WeightSource},
+        source::{Target, TensorId, WeightSource},
     },
     site_model::{LinearFiles, SiteModelError},
     sources::{
@@ -324,7 +325,10 @@ impl OpenFile {
 
 /// Returns the tensors of a known architecture that are no linear layers.
 fn small_tensors(config: &ModelConfig) -> impl Iterator<Item = TensorId> {
-    let of_layer = |layer| norm_tensors(config, layer).chain(router(config, layer));
+    let of_layer = |layer| {
+        let key_bias = TensorId::Bias(layer, Target::K);
+        norm_tensors(config, layer).chain(router(config, layer)).chain([key_bias])
+    };
     [TensorId::TokenEmbedding, TensorId::OutputNorm].into_iter().chain((0..config.layers).flat_map(of_layer))
 }
 

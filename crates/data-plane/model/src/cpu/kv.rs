@@ -4,14 +4,14 @@ use std::{convert::Infallible, io, sync::Arc};
 
 use kernels::{
     Activations,
-    attention::{AttentionLimits, KvPool, KvShape, QkvLayout},
+    attention::{AttentionLimits, KvPool, KvPrecision, KvShape, QkvLayout},
     blocks::BlockMemory,
 };
 use types::BlockId;
 
 use crate::{
     cpu::{Compute, RowTable},
-    forward::KvStore,
+    forward::{KvStore, ModelContext},
 };
 
 /// A pool of KV blocks; the caller assigns them to sequences.
@@ -19,15 +19,21 @@ use crate::{
 pub struct PagedKv {
     pool: KvPool,
     limits: Vec<AttentionLimits>,
+    /// Origin of each layer's keys; empty if the elements have bits enough without.
+    key_origins: Vec<Vec<f32>>,
 }
 
 impl PagedKv {
-    /// Allocates `blocks` blocks; `limits` are the attention limits of each layer.
+    /// Allocates `blocks` blocks for `model`.
     ///
     /// # Errors
     /// Memory for the blocks is missing.
-    pub fn new(shape: KvShape, blocks: usize, limits: Vec<AttentionLimits>) -> io::Result<Self> {
-        Ok(Self { pool: KvPool::new(shape, blocks)?, limits })
+    pub fn new(shape: KvShape, blocks: usize, model: &ModelContext) -> io::Result<Self> {
+        let key_origins = match shape.precision {
+            KvPrecision::Bf16 | KvPrecision::Int8 => model.key_origins.clone(),
+            KvPrecision::F32 | KvPrecision::F16 => Vec::new(),
+        };
+        Ok(Self { pool: KvPool::new(shape, blocks)?, limits: model.config.limits(), key_origins })
     }
 
     /// Returns the number of blocks.
@@ -66,6 +72,13 @@ impl PagedKv {
 }
 
 impl KvStore<Compute> for PagedKv {
+    fn center_keys(&self, layer: usize, qkv: &mut Vec<f32>, layout: QkvLayout) {
+        let Some(origin) = self.key_origins.get(layer).filter(|origin| !origin.is_empty()) else { return };
+        for row in qkv.chunks_exact_mut(layout.stride()) {
+            row[layout.key_column()..].iter_mut().zip(origin).for_each(|(key, origin)| *key -= origin);
+        }
+    }
+
     fn append(
         &mut self,
         device: &mut Compute,

@@ -17,12 +17,23 @@ pub struct ModelContext {
     pub rope: RopeTable,
     /// Router of each block, `None` for blocks without experts.
     pub(crate) routers: Vec<Option<Arc<PackedMatrix>>>,
+    /// Origin of each layer's keys, `[kv_heads, head_dim]`; empty for layers without.
+    ///
+    /// A KV cache of few bits stores keys less their origin. The softmax of scores does not change, because
+    /// all scores of a query change by the same number; but large biases of keys no longer cost the bits of
+    /// what differs between keys.
+    pub(crate) key_origins: Vec<Vec<f32>>,
 }
 
 impl ModelContext {
-    pub(crate) fn new(config: ModelConfig, norms: Norms, routers: Vec<Option<Arc<PackedMatrix>>>) -> Self {
+    pub(crate) fn new(
+        config: ModelConfig,
+        norms: Norms,
+        routers: Vec<Option<Arc<PackedMatrix>>>,
+        key_origins: Vec<Vec<f32>>,
+    ) -> Self {
         let rope = RopeTable::new(&config);
-        Self { config, norms, rope, routers }
+        Self { config, norms, rope, routers, key_origins }
     }
 
     /// Returns the model of the first `layers` blocks, with the output norm of the whole model.
@@ -34,6 +45,7 @@ impl ModelContext {
         assert!(layers <= self.config.layers, "blocks of the model");
         self.config.layers = layers;
         self.routers.truncate(layers);
+        self.key_origins.truncate(layers);
         let Norms { attention, feed_forward, attention_update, feed_forward_update, query, key, output: _ } =
             &mut self.norms;
         [attention, feed_forward, attention_update, feed_forward_update, query, key]

@@ -96,8 +96,14 @@ impl LoadedWeights<ServedLayers> {
             ServedLayers::Resident(layers) => layers.shared(),
             ServedLayers::Streamed(layers) => layers.shared(),
         };
-        let ModelContext { config, norms, routers, rope: _ } = &self.frame;
-        SharedBase { config: config.clone(), norms: norms.clone(), routers: routers.clone(), layers }
+        let ModelContext { config, norms, routers, key_origins, rope: _ } = &self.frame;
+        SharedBase {
+            config: config.clone(),
+            norms: norms.clone(),
+            routers: routers.clone(),
+            key_origins: key_origins.clone(),
+            layers,
+        }
     }
 }
 
@@ -107,6 +113,7 @@ pub struct SharedBase {
     config: ModelConfig,
     norms: Norms,
     routers: Vec<Option<Arc<PackedMatrix>>>,
+    key_origins: Vec<Vec<f32>>,
     layers: SharedLayers,
 }
 
@@ -142,8 +149,9 @@ impl SharedBase {
     pub fn first_layers(&self, shape: &DraftShape) -> Result<LoadedWeights<FirstLayers>, FirstLayersError> {
         let layers = FirstLayers::new(&self.config, &self.layers, shape)?;
         let config = layers.config().clone();
+        let key_origins = self.key_origins.iter().take(config.layers).cloned().collect();
         Ok(LoadedWeights {
-            frame: ModelContext::new(config, self.norms.clone(), self.routers.clone()),
+            frame: ModelContext::new(config, self.norms.clone(), self.routers.clone(), key_origins),
             layers,
             precision: Precision::default(),
         })

@@ -29,6 +29,21 @@ impl RopeTable {
         self.magnitude
     }
 
+    /// Returns the origin of a layer's keys with this `bias`, `[kv_heads, head_dim]`: the bias in columns
+    /// that rotation hardly moves within the model's context, zero in all others.
+    #[must_use]
+    pub fn key_origin(&self, config: &ModelConfig, layer: usize, mut bias: Vec<f32>) -> Vec<f32> {
+        let frequencies = self.frequencies(config.reach(layer));
+        for head in bias.chunks_exact_mut(config.head_dim) {
+            for (column, x) in head.iter_mut().enumerate().take(2 * frequencies.len()) {
+                let turned = frequencies[column % frequencies.len()] * config.context_length as f32;
+                // Beyond a radian, a rotated bias is no nearer to its origin than to zero.
+                *x *= if turned < 1.0 { self.magnitude } else { 0.0 };
+            }
+        }
+        bias
+    }
+
     /// Returns radians per position for layers of this reach, `[rotary_dim / 2]`.
     #[must_use]
     pub fn frequencies(&self, reach: AttentionReach) -> &[f32] {

@@ -8,7 +8,8 @@ use crate::{
     forward::{ModelContext, Norms},
     shape::{
         layout::{router, tensor_shape},
-        source::{Tensor, TensorId, WeightSource},
+        rope::RopeTable,
+        source::{Target, Tensor, TensorId, WeightSource},
     },
 };
 
@@ -97,7 +98,24 @@ pub(crate) fn read_bias(
 pub(crate) fn load_frame(source: &dyn WeightSource) -> Result<ModelContext, WeightsError> {
     let config = source.config().clone();
     let routers = (0..config.layers).map(|layer| load_router(source, layer)).collect::<Result<_, _>>()?;
-    Ok(ModelContext::new(config, load_norms(source)?, routers))
+    let key_origins = load_key_origins(source)?;
+    Ok(ModelContext::new(config, load_norms(source)?, routers, key_origins))
+}
+
+/// Reads the [origins](ModelContext::key_origins) of keys; none if keys are normed after their bias, or if a
+/// cap bends scores.
+fn load_key_origins(source: &dyn WeightSource) -> Result<Vec<Vec<f32>>, WeightsError> {
+    let config = source.config();
+    if config.qk_norm || config.traits.score_cap.is_some() {
+        return Ok(Vec::new());
+    }
+    let rope = RopeTable::new(config);
+    let of = |layer| {
+        let id = TensorId::Weight(layer, Target::K);
+        let bias = read_bias(source, id, config.kv_heads * config.head_dim)?;
+        Ok(bias.map(|bias| rope.key_origin(config, layer, bias)).unwrap_or_default())
+    };
+    (0..config.layers).map(of).collect()
 }
 
 /// Reads and packs the router of a block with experts; the router is kept in 32 bits for every stored type.

@@ -23,6 +23,7 @@ mod golden;
 #[path = "../golden_support/mod.rs"]
 mod golden_support;
 mod identity;
+mod key_origins;
 mod ring;
 mod same_bits;
 mod sampling;

@@ -92,7 +92,7 @@ struct SplitPass<'a, E> {
 
 impl<'a, E: EvaluateSites> SplitPass<'a, E> {
     fn new(base: &'a mut E, client: &'a ClientBase, path: SitePath, kv: KvPrecision) -> Self {
-        let kv = PagedKv::new(kv_shape(client.config(), kv), 64, client.config().limits()).unwrap();
+        let kv = PagedKv::new(kv_shape(client.config(), kv), 64, &client.frame).unwrap();
         Self { base, client, kv, path }
     }
 
