@@ -63,6 +63,7 @@ const OTHERS: &[(&str, &[&str])] = &[
             "TEST_MODEL",
             "TEST_ROOT",
             "HOSTS",
+            "REQUIRE_AMX",
             "REQUIRE_CUDA",
             "FAILPOINTS",
             "SEED",
