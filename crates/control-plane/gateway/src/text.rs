@@ -215,22 +215,30 @@ pub struct ModelText {
 }
 
 #[derive(Debug)]
-enum ModelTemplate {
-    /// The model's own template, from the operator.
-    Own(ChatTemplate, SystemMessages),
-    /// An adapter's template, which its first use examines.
-    Sandboxed(SandboxedTemplate, OnceLock<SystemMessages>),
+struct ModelTemplate {
+    template: Box<dyn RenderTemplate>,
+    is_sandboxed: bool,
+    /// How the template treats system messages, which its first use finds out.
+    systems: OnceLock<SystemMessages>,
 }
 
 impl ModelTemplate {
-    fn parts(&self) -> Result<(&dyn RenderTemplate, SystemMessages), TemplateError> {
-        match self {
-            Self::Own(template, systems) => Ok((template, *systems)),
-            Self::Sandboxed(template, known) => {
-                let systems = known.get().map_or_else(|| SystemMessages::of(template), |known| Ok(*known))?;
-                Ok((template, *known.get_or_init(|| systems)))
-            }
+    /// Wraps the model's own template, which comes from the operator.
+    fn own(template: ChatTemplate) -> Self {
+        Self { template: Box::new(template), is_sandboxed: false, systems: OnceLock::new() }
+    }
+
+    /// Wraps an adapter's template.
+    fn of_adapter(template: SandboxedTemplate) -> Self {
+        Self { template: Box::new(template), is_sandboxed: true, systems: OnceLock::new() }
+    }
+
+    fn systems(&self) -> Result<SystemMessages, TemplateError> {
+        if let Some(known) = self.systems.get() {
+            return Ok(*known);
         }
+        let found = SystemMessages::of(&*self.template)?;
+        Ok(*self.systems.get_or_init(|| found))
     }
 }
 
@@ -268,17 +276,14 @@ fn load_once(files: ModelFiles, sandbox: &Arc<TemplateSandbox>) -> Result<Arc<dy
         description,
     };
     let template = facts.chat_template.as_deref();
-    let own = |source| {
-        let template = ChatTemplate::new(source, tokens, Limits::default())?;
-        let systems = SystemMessages::of(&template)?;
-        Ok(ModelTemplate::Own(template, systems))
-    };
-    let template = template.map(own).transpose().unwrap_or_else(|error: TemplateError| {
+    let template = template.map(|source| ChatTemplate::new(source, tokens, Limits::default())).transpose();
+    let template = template.unwrap_or_else(|error| {
         // Completions need no template, so a bad template disables only chat.
         tracing::error!(%error, "the chat template is not usable; the model is served without chat");
         None
     });
     let (tokenizer, sandbox) = (Arc::new(tokenizer), Arc::clone(sandbox));
+    let template = template.map(ModelTemplate::own);
     Ok(Arc::new(ModelText { tokenizer, template, sandbox, others: OtherTemplates::default(), facts }))
 }
 
@@ -327,9 +332,8 @@ impl Text for ModelText {
         showing: &TemplateOptions,
     ) -> Result<Vec<u32>, TextError> {
         let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
-        let (template, systems) = template.parts().map_err(ChatError::from)?;
-        let chat = Chat::new(&self.tokenizer, template, SystemTime::now());
-        let messages = systems.prepared(messages)?;
+        let chat = Chat::new(&self.tokenizer, &*template.template, SystemTime::now());
+        let messages = template.systems().map_err(ChatError::from)?.prepared(messages)?;
         let mut messages: Vec<Value> = messages.iter().map(ChatMessage::value).collect();
         let mut variables = showing.variables.clone();
         if !showing.tools.is_empty() {
@@ -353,7 +357,7 @@ impl Text for ModelText {
         }
         let text: Arc<dyn Text> = Arc::new(Self {
             tokenizer: Arc::clone(&self.tokenizer),
-            template: Some(ModelTemplate::Sandboxed(self.sandboxed(source), OnceLock::new())),
+            template: Some(ModelTemplate::of_adapter(self.sandboxed(source))),
             sandbox: Arc::clone(&self.sandbox),
             others: OtherTemplates::default(),
             facts: TextFacts { chat_template: Some(source.to_string()), ..self.facts.clone() },
@@ -367,7 +371,7 @@ impl Text for ModelText {
     }
 
     fn is_sandboxed(&self) -> bool {
-        matches!(self.template, Some(ModelTemplate::Sandboxed(..)))
+        self.template.as_ref().is_some_and(|template| template.is_sandboxed)
     }
 }
 
