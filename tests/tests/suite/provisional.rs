@@ -40,15 +40,18 @@ fn what_is_told_of_drafts_changes_no_answer_and_is_text_or_taken_back_at_the_end
     watched(|| {
         let (drafting, plain) = (drafting().start(), plain());
         let (mut came_true, mut retracted) = (0, 0);
-        for (model, salt) in MODELS.into_iter().zip(920..) {
-            for seed in [None, Some(1), Some(2)] {
-                let told = compare_drafts(
-                    &drafting,
-                    &plain,
-                    &CompletionRequest { seed, ..curious(model, salt, 48) },
-                );
-                came_true += told.came_true;
-                retracted += told.retracted;
+        // A drafter that gets no time beside other tests drafts little, so there may be further rounds.
+        for round in 0..5 {
+            for (model, salt) in MODELS.into_iter().zip(920 + 100 * round..) {
+                for seed in [None, Some(1), Some(2)] {
+                    let ask = CompletionRequest { seed, ..curious(model, salt, 48) };
+                    let told = compare_drafts(&drafting, &plain, &ask);
+                    came_true += told.came_true;
+                    retracted += told.retracted;
+                }
+            }
+            if came_true > 0 && retracted > 0 {
+                break;
             }
         }
         assert!(came_true > 0 && retracted > 0, "{came_true} came true, {retracted} were taken back");
