@@ -119,7 +119,7 @@ impl BodyWorkers {
     /// Returns the result of `work`, like [`BodyWorkers::run`], if its rest may block.
     ///
     /// # Errors
-    /// Those of [`BodyWorkers::run`].
+    /// The method fails as [`BodyWorkers::run`] does.
     pub async fn run_blocking<T: Send + 'static>(
         &self,
         origin: BodyOrigin,

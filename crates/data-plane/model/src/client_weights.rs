@@ -1,5 +1,5 @@
 //! Client weights: everything a split client needs besides the linear layers. The weights travel as a *sparse
-//! copy* of the model's files, with holes where the linear layers are.
+//! copy* of the model's files, with holes where the linear layers are, except the biases of keys.
 //!
 //! ```text
 //! executor                                          client

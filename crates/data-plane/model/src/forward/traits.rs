@@ -128,8 +128,8 @@ pub trait Deltas<D: Device> {
 
 /// Stores keys and values and computes attention over them.
 pub trait KvStore<D: Device> {
-    /// Subtracts their origin from the keys of rows `[q | k | v]`, if this store has so few bits that keys
-    /// need one. Attention is the same up to rounding.
+    /// Subtracts the origin of keys from the keys of rows `[q | k | v]`, if this store has so few bits that
+    /// keys need one. Attention is the same up to rounding.
     fn center_keys(&self, layer: usize, qkv: &mut D::Outputs, layout: QkvLayout) {
         let _ = (layer, qkv, layout);
     }

@@ -19,26 +19,38 @@ use crate::chat_template::{
     ChatTemplate, GenerationPrompt, Limits, RenderTemplate, TemplateError, TemplateTokens,
 };
 
-/// Renders templates in helper processes, one for each thread that renders at the same time.
+/// Renders templates in helper processes, one for each thread that renders at the same time, and checks new
+/// templates in another, one after the other. So loads of adapters do not delay conversations.
 #[derive(Debug)]
 pub struct TemplateSandbox {
     program: PathBuf,
     idle: Mutex<Vec<Helper<Render>>>,
+    checker: Mutex<Helper<Render>>,
 }
 
 impl TemplateSandbox {
     /// Creates a sandbox; `program` becomes a helper process by its first argument.
     #[must_use]
     pub fn new(program: PathBuf) -> Self {
-        Self { program, idle: Mutex::default() }
+        let checker = Mutex::new(Helper::new(program.clone(), Arc::new(())));
+        Self { program, idle: Mutex::default(), checker }
     }
 
-    fn ask(&self, question: &Question<'_>) -> Result<String, TemplateError> {
+    fn check(&self, question: &Question<'_>) -> Result<(), TemplateError> {
+        let mut checker = self.checker.lock().unwrap_or_else(PoisonError::into_inner);
+        Self::told(checker.ask(question)).map(|_| ())
+    }
+
+    fn render(&self, question: &Question<'_>) -> Result<String, TemplateError> {
         let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let taken = idle().pop();
         let mut helper = taken.unwrap_or_else(|| Helper::new(self.program.clone(), Arc::new(())));
         let answer = helper.ask(question);
         idle().push(helper);
+        Self::told(answer)
+    }
+
+    fn told(answer: Result<<Render as Work>::Answer, HelperError>) -> Result<String, TemplateError> {
         answer.unwrap_or_else(|error| {
             Err(match error {
                 HelperError::TooMuch => TemplateError::Limit {
@@ -71,7 +83,7 @@ impl SandboxedTemplate {
     /// # Errors
     /// If the template is no valid Jinja, or its compilation exceeds the limits.
     pub fn check(&self) -> Result<(), TemplateError> {
-        self.sandbox.ask(&self.question(None)).map(|_| ())
+        self.sandbox.check(&self.question(None))
     }
 
     fn question<'a>(&'a self, rendering: Option<Rendering<'a>>) -> Question<'a> {
@@ -88,7 +100,7 @@ impl RenderTemplate for SandboxedTemplate {
         now: SystemTime,
     ) -> Result<String, TemplateError> {
         let (messages, extra) = (Cow::Borrowed(messages), Cow::Borrowed(extra));
-        self.sandbox.ask(&self.question(Some(Rendering { messages, prompt, extra, now })))
+        self.sandbox.render(&self.question(Some(Rendering { messages, prompt, extra, now })))
     }
 }
 

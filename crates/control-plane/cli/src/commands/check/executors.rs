@@ -81,8 +81,8 @@ fn memory_of(members: &[DeployedExecutor], gateway_bytes: u64, machine_bytes: u6
         None => machine_bytes / 16 * 15,
     };
     let executors = members.iter().map(of).fold(0, u64::saturating_add);
-    // Grammars of the gateway and of each executor, and chat templates of the gateway.
-    let helpers = MEMORY_BYTES * (PROCESSES * (2 + members.len())) as u64;
+    // Grammars of the gateway and of each executor, and chat templates of the gateway, whose loads have one more.
+    let helpers = MEMORY_BYTES * (PROCESSES * (2 + members.len()) + 1) as u64;
     let found = format!(
         "at most {} together: executors {}, requests in the gateway {}, helper processes {}; this machine has {}",
         size(executors.saturating_add(gateway_bytes).saturating_add(helpers)),
@@ -229,11 +229,11 @@ mod tests {
         };
         let (bytes, found) = of("");
         assert_eq!((bytes, found.health), (2 << 30, Health::Ok));
-        for part in ["executors 15", "gateway 2", "18", "processes 1.5", "has 16"] {
+        for part in ["executors 15", "gateway 2", "18", "processes 1.75", "has 16"] {
             assert!(found.found.contains(part), "{part}: {found:?}");
         }
         let (bytes, found) = of("gateway.memory_bytes = '1GiB'\nmemory.process = '4GiB'");
-        assert!(bytes == 1 << 30 && found.found.contains("6.50"), "{found:?}");
+        assert!(bytes == 1 << 30 && found.found.contains("6.75"), "{found:?}");
         assert_eq!(of("gateway.memory_bytes = '17GiB'").1.health, Health::Warn);
     }
 
