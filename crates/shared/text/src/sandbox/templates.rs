@@ -38,7 +38,7 @@ impl TemplateSandbox {
 
     fn check(&self, question: &Question<'_>) -> Result<(), TemplateError> {
         let mut checker = self.checker.lock().unwrap_or_else(PoisonError::into_inner);
-        Self::told(checker.ask(question)).map(|_| ())
+        Self::flatten_errors(checker.ask(question)).map(|_| ())
     }
 
     fn render(&self, question: &Question<'_>) -> Result<String, TemplateError> {
@@ -47,10 +47,12 @@ impl TemplateSandbox {
         let mut helper = taken.unwrap_or_else(|| Helper::new(self.program.clone(), Arc::new(())));
         let answer = helper.ask(question);
         idle().push(helper);
-        Self::told(answer)
+        Self::flatten_errors(answer)
     }
 
-    fn told(answer: Result<<Render as Work>::Answer, HelperError>) -> Result<String, TemplateError> {
+    fn flatten_errors(
+        answer: Result<<Render as Work>::Answer, HelperError>,
+    ) -> Result<String, TemplateError> {
         answer.unwrap_or_else(|error| {
             Err(match error {
                 HelperError::TooMuch => TemplateError::Limit {
