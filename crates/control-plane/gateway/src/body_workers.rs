@@ -2,26 +2,32 @@
 //!
 //! The bodies of one tenant are processed in sequence, so that other tenants find a free thread. The threads
 //! have a lower priority than those that serve connections and compute layers, so a long body hardly delays
-//! other requests.
+//! other requests. A tenant whose bodies take more than a [share](PAUSE) of a processor is served by a thread
+//! of the lowest priority, so that it uses only time that nothing else needs.
 
 use std::{
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     thread,
+    time::Duration,
 };
 
-use text::tenant_queue::TenantQueue;
+use rustix::time::{ClockId, clock_gettime};
+use text::tenant_queue::{Taken, TenantQueue};
 use tokio::sync::oneshot;
 use types::TenantId;
 
 use crate::{errors::ApiError, text::Text};
 
-/// Number of bodies that are processed at once.
+/// Threads for tenants that are not on pause; there is another one for the others.
 const THREADS: usize = 2;
 /// Maximum number of waiting bodies per tenant; the tenant's memory bounds their bytes.
 const MAX_WAITING: usize = 4096;
 const NICENESS: i32 = 10;
+const LOWEST_NICENESS: i32 = 19;
+/// Pause of a tenant after a body, as a multiple of the processor time that the body took.
+const PAUSE: u32 = 15;
 /// Shorter bodies are processed inline, since handing them over would take longer than the work, unless it
 /// blocks.
 const INLINE_BYTES: usize = 4 * 1024;
@@ -34,6 +40,9 @@ pub struct BodyOrigin {
 
 /// Work on one body, which reports its result itself.
 type ReportingWork = Box<dyn FnOnce() + Send>;
+
+/// Waits for the next work of a queue.
+type TakeWork = fn(&TenantQueue<ReportingWork>) -> Option<Taken<'_, ReportingWork>>;
 
 /// Result of the work on a body, or the rest of the work.
 pub enum BodyWork<T> {
@@ -96,11 +105,22 @@ impl BodyWorkers {
     pub fn start() -> std::io::Result<Self> {
         let workers = Self { queue: Arc::new(TenantQueue::new(MAX_WAITING, THREADS)) };
         for _ in 0..THREADS {
-            let queue = Arc::clone(&workers.queue);
-            // The thread is not joined; it ends when the queue is closed.
-            thread::Builder::new().name("bodies".to_owned()).spawn(move || serve(&queue))?;
+            workers.spawn(NICENESS, TenantQueue::take)?;
         }
+        workers.spawn(LOWEST_NICENESS, TenantQueue::take_paused)?;
         Ok(workers)
+    }
+
+    /// Starts a thread, which is not joined; it ends when the queue is closed.
+    fn spawn(&self, niceness: i32, take: TakeWork) -> std::io::Result<()> {
+        let queue = Arc::clone(&self.queue);
+        let serve = move || {
+            lower_priority(niceness);
+            while let Some(taken) = take(&queue) {
+                process(taken);
+            }
+        };
+        thread::Builder::new().name("bodies".to_owned()).spawn(serve).map(drop)
     }
 
     /// Returns the result of `work` on a body of `origin`. If the caller is dropped, work that has begun
@@ -162,15 +182,23 @@ impl Drop for BodyWorkers {
     }
 }
 
-fn serve(queue: &TenantQueue<ReportingWork>) {
-    if let Err(error) = rustix::process::nice(NICENESS) {
+fn lower_priority(niceness: i32) {
+    if let Err(error) = rustix::process::nice(niceness) {
         tracing::warn!(%error, "cannot lower the priority of the threads for long requests");
     }
-    while let Some(mut taken) = queue.take() {
-        let work = taken.item.take();
-        // The panic hook reports a panic; the caller notices it because its channel is dropped.
-        let _ = catch_unwind(AssertUnwindSafe(|| work.map(|work| work())));
-    }
+}
+
+fn process(mut taken: Taken<'_, ReportingWork>) {
+    let (work, begin) = (taken.item.take(), processor_time());
+    // The panic hook reports a panic; the caller notices it because its channel is dropped.
+    let _ = catch_unwind(AssertUnwindSafe(|| work.map(|work| work())));
+    taken.pause = processor_time().saturating_sub(begin) * PAUSE;
+}
+
+/// Returns the processor time of this thread.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -209,6 +237,20 @@ mod tests {
         };
         let (attack, ()) = tokio::join!(attack, others);
         assert!(attack.0.is_ok() && attack.1.is_ok() && attack.2.is_ok());
+    }
+
+    #[tokio::test]
+    async fn bodies_of_a_tenant_that_took_long_run_at_the_lowest_priority() {
+        let workers = BodyWorkers::start().unwrap();
+        let niceness = || Ok(rustix::process::getpriority_process(None).unwrap());
+        let take_long = move || {
+            let begin = processor_time();
+            while processor_time() - begin < Duration::from_secs(1) {}
+            niceness()
+        };
+        assert_eq!(workers.run(long("mal"), take_long).await.unwrap(), NICENESS);
+        assert_eq!(workers.run(long("mal"), niceness).await.unwrap(), LOWEST_NICENESS);
+        assert_eq!(workers.run(long("ann"), niceness).await.unwrap(), NICENESS);
     }
 
     #[tokio::test]

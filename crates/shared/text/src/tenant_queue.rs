@@ -2,11 +2,13 @@
 //!
 //! Another tenant's thousand items delay a tenant's item by at most one item on each worker. A tenant may
 //! also occupy only a limited number of workers, so that one is left for other tenants while its items take
-//! long.
+//! long. A worker may put a tenant [on pause](Taken::pause): until its end, only workers of lower priority
+//! take the tenant's items.
 
 use std::{
     collections::VecDeque,
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
 };
 
 use types::TenantId;
@@ -41,6 +43,16 @@ struct Line<T> {
     waiting: VecDeque<T>,
     /// Number of items that workers have taken and not finished.
     taken: usize,
+    /// End of the tenant's pause.
+    paused_until: Option<Instant>,
+}
+
+/// Pace at which the items of a tenant are processed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pace {
+    Normal,
+    /// The tenant is on pause: workers of lower priority take its items.
+    Paused,
 }
 
 /// An item that a worker has taken. Dropping it marks the item as finished.
@@ -50,6 +62,8 @@ pub struct Taken<'a, T> {
     tenant: TenantId,
     /// The item, until the worker moves it out.
     pub item: Option<T>,
+    /// Time after the item's end in which only [`TenantQueue::take_paused`] takes items of the tenant.
+    pub pause: Duration,
 }
 
 impl<T> TenantQueue<T> {
@@ -74,21 +88,39 @@ impl<T> TenantQueue<T> {
             return Err(QueueFull { waiting: waiting.len() });
         }
         waiting.push_back(item);
-        self.changed.notify_one();
+        // Not every worker may take it.
+        self.changed.notify_all();
         Ok(())
     }
 
-    /// Waits for the next item; `None` once the queue is closed.
+    /// Waits for the next item of a tenant that is not on pause; `None` once the queue is closed.
     pub fn take(&self) -> Option<Taken<'_, T>> {
+        self.take_of(Pace::Normal)
+    }
+
+    /// Waits for the next item of a tenant on pause; `None` once the queue is closed.
+    pub fn take_paused(&self) -> Option<Taken<'_, T>> {
+        self.take_of(Pace::Paused)
+    }
+
+    fn take_of(&self, pace: Pace) -> Option<Taken<'_, T>> {
         let mut lines = self.lock();
         loop {
             if lines.is_closed {
                 return None;
             }
-            if let Some((tenant, item)) = lines.take(self.max_taken) {
-                return Some(Taken { queue: self, tenant, item: Some(item) });
+            let now = Instant::now();
+            if let Some((tenant, item)) = lines.take(self.max_taken, pace, now) {
+                return Some(Taken { queue: self, tenant, item: Some(item), pause: Duration::ZERO });
             }
-            lines = self.changed.wait(lines).unwrap_or_else(PoisonError::into_inner);
+            let change = lines.next_end_of_pause().filter(|_| pace == Pace::Normal);
+            lines = match change {
+                None => self.changed.wait(lines).unwrap_or_else(PoisonError::into_inner),
+                Some(end) => {
+                    let waited = self.changed.wait_timeout(lines, end.saturating_duration_since(now));
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
         }
     }
 
@@ -108,14 +140,19 @@ impl<T> TenantQueue<T> {
 impl<T> Lines<T> {
     fn index_of(&mut self, tenant: TenantId) -> usize {
         self.lines.iter().position(|line| line.tenant == tenant).unwrap_or_else(|| {
-            self.lines.push_back(Line { tenant, waiting: VecDeque::new(), taken: 0 });
+            self.lines.push_back(Line { tenant, waiting: VecDeque::new(), taken: 0, paused_until: None });
             self.lines.len() - 1
         })
     }
 
     /// Takes the next item and moves its tenant behind all others.
-    fn take(&mut self, max_taken: usize) -> Option<(TenantId, T)> {
-        let may_go = |line: &Line<T>| line.taken < max_taken && !line.waiting.is_empty();
+    fn take(&mut self, max_taken: usize, pace: Pace, now: Instant) -> Option<(TenantId, T)> {
+        self.lines.retain_mut(|line| {
+            line.paused_until = line.paused_until.filter(|end| *end > now);
+            !line.is_over()
+        });
+        let may_go =
+            |line: &Line<T>| line.pace() == pace && line.taken < max_taken && !line.waiting.is_empty();
         let index = self.lines.iter().position(may_go)?;
         let mut line = self.lines.remove(index)?;
         let item = line.waiting.pop_front()?;
@@ -125,21 +162,39 @@ impl<T> Lines<T> {
         Some((tenant, item))
     }
 
-    fn finish(&mut self, tenant: TenantId) {
+    /// Returns when the first pause of a tenant with waiting items ends.
+    fn next_end_of_pause(&self) -> Option<Instant> {
+        let waiting = self.lines.iter().filter(|line| !line.waiting.is_empty());
+        waiting.filter_map(|line| line.paused_until).min()
+    }
+
+    fn finish(&mut self, tenant: TenantId, paused_until: Option<Instant>) {
         let Some(index) = self.lines.iter().position(|line| line.tenant == tenant) else { return };
         let line = &mut self.lines[index];
         line.taken -= 1;
-        if line.taken == 0 && line.waiting.is_empty() {
+        line.paused_until = line.paused_until.max(paused_until);
+        if line.is_over() {
             self.lines.remove(index);
         }
     }
 }
 
+impl<T> Line<T> {
+    fn pace(&self) -> Pace {
+        if self.paused_until.is_some() { Pace::Paused } else { Pace::Normal }
+    }
+
+    fn is_over(&self) -> bool {
+        self.taken == 0 && self.waiting.is_empty() && self.paused_until.is_none()
+    }
+}
+
 impl<T> Drop for Taken<'_, T> {
     fn drop(&mut self) {
-        self.queue.lock().finish(self.tenant);
+        let paused_until = (!self.pause.is_zero()).then(|| Instant::now() + self.pause);
+        self.queue.lock().finish(self.tenant, paused_until);
         // Another item of this tenant may have waited for this one to finish.
-        self.queue.changed.notify_one();
+        self.queue.changed.notify_all();
     }
 }
 
@@ -174,7 +229,10 @@ mod tests {
         let (second, short) = next(&queue);
         assert_eq!((first, second), (0, 100));
         drop(short);
-        assert!(queue.lock().take(queue.max_taken).is_none(), "the tenant has its worker already");
+        assert!(
+            queue.lock().take(queue.max_taken, Pace::Normal, Instant::now()).is_none(),
+            "the tenant has its worker already"
+        );
         drop(long);
         assert_eq!(next(&queue).0, 1);
     }
@@ -194,6 +252,37 @@ mod tests {
         queue.push(MANY, 0).unwrap();
         drop(next(&queue));
         assert!(queue.lock().lines.is_empty());
+    }
+
+    #[test]
+    fn only_the_workers_for_them_serve_tenants_on_pause() {
+        let queue = TenantQueue::new(8, 2);
+        (0..3).for_each(|item| queue.push(MANY, item).unwrap());
+        let (_, mut first) = next(&queue);
+        first.pause = Duration::from_secs(60);
+        drop(first);
+        queue.push(FEW, 100).unwrap();
+        assert_eq!(next(&queue).0, 100, "the other tenant goes first now");
+        let (now, max) = (Instant::now(), queue.max_taken);
+        assert!(queue.lock().take(max, Pace::Normal, now).is_none());
+        assert_eq!(queue.take_paused().unwrap().item, Some(1));
+        let later = now + Duration::from_secs(61);
+        assert!(queue.lock().take(max, Pace::Paused, later).is_none(), "its pause is over");
+        assert_eq!(queue.lock().take(max, Pace::Normal, later), Some((MANY, 2)));
+        queue.lock().finish(MANY, None);
+        assert!(queue.lock().lines.is_empty(), "nothing of it is left");
+    }
+
+    #[test]
+    fn a_worker_wakes_when_a_pause_ends() {
+        let queue = TenantQueue::new(8, 1);
+        (0..2).for_each(|item| queue.push(MANY, item).unwrap());
+        let (_, mut first) = next(&queue);
+        first.pause = Duration::from_millis(20);
+        let begin = Instant::now();
+        drop(first);
+        assert_eq!(next(&queue).0, 1);
+        assert!(begin.elapsed() >= Duration::from_millis(20));
     }
 
     #[test]

@@ -2,9 +2,16 @@
 //!
 //! More sequences on an executor make each of its steps longer. A new request waits for a step to end and
 //! takes part in the next, however soon its turn comes. So tenants with a backlog are held back while some
-//! recent tenant has no backlog. Tenants that were served more than their share have together a fixed number
-//! of batch slots. A tenant that was not has the slots of its own share. Each executor may always have one of
-//! their sequences. Where all tenants have a backlog, or one is alone, slots go by turn.
+//! recent tenant has no backlog. Tenants that were served [far more](FAR_ABOVE) than their share divide a
+//! fixed number of batch slots evenly. Other tenants with a backlog have the slots of their own share. Each
+//! executor may always have one sequence of each of them. Where all tenants have a backlog, or one is alone,
+//! slots go by turn.
+//!
+//! A few clients that ask again and again may get far more than their tenant's share without a backlog.
+//! Beside sequences of others, the prompts of such a tenant go one by one.
+//!
+//! No tenant that is held back waits for a sequence of another one. A shared count would let a tenant whose
+//! prompt waits long, for a grammar or an adapter, keep the others waiting.
 //!
 //! The number of slots is fixed because measured steps and sequences already depend on how long steps are:
 //! bounds that were computed from measurements settled where everything is slow.
@@ -16,6 +23,10 @@ pub const FLOOD_SHARE: f64 = 1.0 / 16.0;
 
 /// Memory of a tenant after its last request, in microseconds; served tokens decay by a factor e in it.
 const MEMORY_US: u64 = 10_000_000;
+
+/// Multiple of its share from which a tenant floods. Between 1 and this multiple are tenants whose requests
+/// happened to be longer than those of the others.
+const FAR_ABOVE: f64 = 1.5;
 
 /// Age of the oldest waiting request from which a tenant has a backlog, in microseconds.
 const BACKLOG_US: u64 = 1_000_000;
@@ -67,13 +78,23 @@ pub struct BurstCapacity {
     pub floods: usize,
 }
 
-/// Tenant with a backlog, which is held back.
+/// How a tenant is held back.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Throttle {
+    /// The tenant has a backlog, and the batch slots of its share by weight, which is from 0 to 1.
+    Share(f64),
+    /// The tenant has a backlog and was served [`FAR_ABOVE`] its share.
+    Slots,
+    /// The tenant has no backlog and was served [`FAR_ABOVE`] its share.
+    Prompts,
+}
+
+/// Tenant that is held back.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct ThrottledTenant<'a, K> {
     key: &'a K,
     tenant: &'a TenantUsage,
-    /// The tenant's share by weight, from 0 to 1; `None` if the tenant was served more than it.
-    part: Option<f64>,
+    how: Throttle,
 }
 
 /// Tenants that are held back now.
@@ -81,7 +102,7 @@ struct ThrottledTenant<'a, K> {
 pub struct OverQuotaTenants<'a, K>(Vec<ThrottledTenant<'a, K>>);
 
 impl<K: Ord> OverQuotaTenants<'_, K> {
-    /// Whether a request of `tenant` may go. Over-quota tenants together have at most one request without a
+    /// Whether a request of `tenant` may go. A tenant far above its share has at most one request without a
     /// first token per executor, because prompts lengthen a step most.
     #[must_use]
     pub fn lets(&self, tenant: &K, places: BurstCapacity) -> bool {
@@ -89,19 +110,20 @@ impl<K: Ord> OverQuotaTenants<'_, K> {
         if floods >= all {
             return true;
         }
-        match self.0.iter().find(|held| held.key == tenant) {
-            None => true,
-            Some(ThrottledTenant { tenant, part: Some(part), .. }) => {
-                tenant.under_way < ((all as f64 * part) as usize).max(executors)
-            }
-            Some(_) => {
-                let pool = || self.0.iter().filter(|held| held.part.is_none()).map(|held| held.tenant);
-                let [under_way, unbegun] =
-                    [|one: &TenantUsage| one.under_way, |one: &TenantUsage| one.unbegun]
-                        .map(|of| pool().map(of).sum::<usize>());
-                under_way < floods.max(executors) && unbegun < executors
-            }
+        let Some(ThrottledTenant { tenant, how, .. }) = self.0.iter().find(|held| held.key == tenant) else {
+            return true;
+        };
+        let is_free = tenant.unbegun < executors;
+        match how {
+            Throttle::Share(part) => tenant.under_way < ((all as f64 * part) as usize).max(executors),
+            Throttle::Slots => is_free && tenant.under_way < (floods / self.flooding()).max(executors),
+            Throttle::Prompts => is_free,
         }
+    }
+
+    /// Returns the number of tenants that share the slots for floods.
+    fn flooding(&self) -> usize {
+        self.0.iter().filter(|held| held.how == Throttle::Slots).count().max(1)
     }
 }
 
@@ -163,11 +185,19 @@ impl<K: Ord + Clone> BurstLimit<K> {
         }
         let weights: u64 = self.tenants.values().map(|tenant| tenant.weight).sum();
         let served: f64 = self.tenants.values().map(|tenant| tenant.served_by(now_us)).sum();
-        let held = self.tenants.iter().filter(|(_, tenant)| piles_up(tenant)).map(|(key, tenant)| {
-            let part = tenant.weight as f64 / weights as f64;
-            let is_over = tenant.served_by(now_us) > served * part;
-            ThrottledTenant { key, tenant, part: (!is_over).then_some(part) }
-        });
+        let share = |tenant: &TenantUsage| tenant.weight as f64 / weights as f64;
+        let is_above =
+            |tenant: &TenantUsage, times: f64| tenant.served_by(now_us) > served * share(tenant) * times;
+        let disturbs = self.tenants.values().any(|tenant| tenant.under_way > 0 && !is_above(tenant, 1.0));
+        let how = |tenant: &TenantUsage| match (piles_up(tenant), is_above(tenant, FAR_ABOVE)) {
+            (true, false) => Some(Throttle::Share(share(tenant))),
+            (true, true) => Some(Throttle::Slots),
+            (false, is_far) => (is_far && disturbs).then_some(Throttle::Prompts),
+        };
+        let held = self
+            .tenants
+            .iter()
+            .filter_map(|(key, tenant)| Some(ThrottledTenant { key, tenant, how: how(tenant)? }));
         OverQuotaTenants(held.collect())
     }
 }
