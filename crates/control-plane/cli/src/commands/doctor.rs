@@ -80,13 +80,15 @@ fn cpu(cpuinfo: &str) -> Finding {
     let flags: Vec<&str> = flags.unwrap_or_default().split_whitespace().collect();
     let has = |flag: &str| flags.contains(&flag);
     let fix = "use a CPU with AVX2 or AVX-512, which is several times as fast";
-    if ["avx512f", "avx512bw", "avx512vl"].into_iter().all(has) {
-        let vnni = if has("avx512_vnni") { " with VNNI" } else { "" };
-        Finding::ok("arithmetic", format!("AVX-512{vnni}"))
-    } else if has("avx2") && has("fma") {
-        Finding::ok("arithmetic", "AVX2")
-    } else {
+    if !(has("avx2") && has("fma") && has("f16c")) {
         Finding::warn("arithmetic", "portable code", fix)
+    } else if ["avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16"].into_iter().all(has) {
+        let amx = if has("amx_int8") { ", and AMX where Linux grants it" } else { "" };
+        Finding::ok("arithmetic", format!("AVX-512 with VNNI and BF16{amx}"))
+    } else if has("avx512f") {
+        Finding::ok("arithmetic", "AVX2, because AVX-512 lacks VNNI or BF16")
+    } else {
+        Finding::ok("arithmetic", "AVX2")
     }
 }
 
@@ -239,8 +241,10 @@ mod tests {
     #[test]
     fn the_widest_arithmetic_is_named() {
         let cpu = |flags: &str| cpu(&format!("processor: 0\nflags\t\t: {flags}\n"));
-        assert_eq!(cpu("fpu avx2 fma avx512f avx512bw avx512vl avx512_vnni").found, "AVX-512 with VNNI");
-        assert_eq!(cpu("avx2 fma").found, "AVX2");
+        let avx512 = "fpu avx2 fma f16c avx512f avx512bw avx512vl avx512_vnni";
+        assert_eq!(cpu(&format!("{avx512} avx512_bf16")).found, "AVX-512 with VNNI and BF16");
+        assert_eq!(cpu(avx512).found, "AVX2, because AVX-512 lacks VNNI or BF16");
+        assert_eq!(cpu("avx2 fma f16c").found, "AVX2");
         assert_eq!(cpu("sse2").health, Health::Warn);
     }
 

@@ -79,7 +79,9 @@ impl Explain for DeploymentConfigError {
     fn next(&self) -> Option<String> {
         match self {
             Self::Read { .. } | Self::Value { .. } => None,
-            Self::File { .. } => Some("correct or remove that line; the README lists all settings".into()),
+            Self::File { .. } => {
+                Some("correct or remove that line; docs/reference/configuration.md lists all settings".into())
+            }
             Self::Unknown(variable) => Some(format!("unset {}", variable.name)),
         }
     }
