@@ -185,7 +185,7 @@ def test_programs_that_are_started_are_in_the_image_and_their_settings_known():
     containerfile = (ROOT / "deploy" / "container" / "Containerfile").read_text()
     copied = set(re.findall(r"target/release/([a-z-]+)", containerfile))
     (image,) = KUSTOMIZATION["images"]
-    settings = (ROOT / "README.md").read_text() + (ROOT / "crates" / "shared" / "settings" / "src" / "variables.rs").read_text()
+    settings = (ROOT / "docs" / "reference" / "configuration.md").read_text() + (ROOT / "crates" / "shared" / "settings" / "src" / "variables.rs").read_text()
     for container in containers():
         assert container["image"] == image["name"]
         assert container["command"][0].rsplit("/", 1)[1] in copied

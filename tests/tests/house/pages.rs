@@ -110,3 +110,108 @@ fn the_site_has_every_page_of_docs_once_and_no_link_that_leads_out_of_it() {
     let out: Vec<String> = site.into_iter().flat_map(leads_out).collect();
     assert!(out.is_empty(), "name it instead, as `scripts/test`: {out:#?}");
 }
+
+/// Maximum number of lines of the README, which is a landing page.
+const README_LINES: usize = 180;
+
+/// Words that people search for. Each stands in the README, or in its pages, and in a heading or the contents.
+const SEARCH_WORDS: [&str; 24] = [
+    "autoscaling",
+    "benchmarks",
+    "continuous batching",
+    "determinism",
+    "fault tolerance",
+    "fine-tuning",
+    "hot-swap",
+    "installation",
+    "kubernetes",
+    "kv cache",
+    "multi-gpu",
+    "multi-lora",
+    "multi-tenancy",
+    "ollama",
+    "openai-compatible",
+    "prefix caching",
+    "quantization",
+    "quickstart",
+    "rate limit",
+    "speculative decoding",
+    "structured output",
+    "tool calling",
+    "troubleshooting",
+    "vllm",
+];
+
+/// Words of [`SEARCH_WORDS`] for features that are not there, or that have no page of their own.
+const WITHOUT_HEADING: [&str; 3] = ["autoscaling", "continuous batching", "multi-lora"];
+
+fn plain(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase()
+}
+
+#[test]
+fn the_readme_is_a_landing_page() {
+    let text = fs::read_to_string(root().join("README.md")).unwrap();
+    let lines = text.lines().count();
+    assert!(lines <= README_LINES, "README.md has {lines} lines; move what only some readers need to docs/");
+}
+
+#[test]
+fn the_words_that_people_search_for_stand_where_they_look() {
+    let pages = pages();
+    let of_users = |path: &&PathBuf| path.starts_with("docs") || *path == Path::new("README.md");
+    let texts: BTreeMap<&PathBuf, String> =
+        pages.keys().filter(of_users).map(|path| (path, plain(&pages[path]))).collect();
+    let is_heading = |line: &&str| line.starts_with('#') || line.trim_start().starts_with("- [");
+    let headings: Vec<String> = pages
+        .iter()
+        .filter(|(path, _)| of_users(path))
+        .flat_map(|(_, text)| prose(text).filter(is_heading).map(str::to_lowercase))
+        .collect();
+    for word in SEARCH_WORDS {
+        assert!(texts.values().any(|text| text.contains(word)), "no page says {word}");
+        let has_heading = headings.iter().any(|heading| heading.contains(word));
+        assert!(has_heading || WITHOUT_HEADING.contains(&word), "no heading says {word}");
+    }
+}
+
+#[test]
+fn paths_that_pages_name_are_there() {
+    const FOLDERS: [&str; 9] = [
+        "base-executor/",
+        "benches/",
+        "crates/",
+        "deploy/",
+        "docs/",
+        "examples/",
+        "kernels/",
+        "scripts/",
+        "tests/",
+    ];
+    let is_path = |span: &&str| {
+        FOLDERS.iter().any(|folder| span.starts_with(folder))
+            && !span.contains(['*', '{', '<', '.', ':', ' '])
+            && !span.chars().any(|c| c.is_ascii_uppercase())
+    };
+    let mut wrong = Vec::new();
+    for (page, text) in
+        pages().iter().filter(|(page, _)| page.starts_with("docs") || page.components().count() == 1)
+    {
+        let spans = prose(text).flat_map(|line| line.split('`').skip(1).step_by(2));
+        let absent = spans.filter(is_path).filter(|span| !root().join(span).exists());
+        wrong.extend(absent.map(|span| format!("{}: {span}", page.display())));
+    }
+    assert!(wrong.is_empty(), "paths that are not there: {wrong:#?}");
+}
+
+#[test]
+fn addresses_in_the_first_pages_have_the_default_port() {
+    let pages = pages();
+    for page in ["README.md", "docs/quickstart.md", "docs/tutorial.md", "docs/guides/migrating.md"] {
+        let ports = pages[Path::new(page)].match_indices("127.0.0.1:").map(|(at, host)| {
+            let port = &pages[Path::new(page)][at + host.len()..];
+            port.chars().take_while(char::is_ascii_digit).collect::<String>()
+        });
+        assert_eq!(ports.filter(|port| port != "8080").collect::<Vec<_>>(), Vec::<String>::new(), "{page}");
+    }
+}

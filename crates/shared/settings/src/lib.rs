@@ -4,7 +4,8 @@
 //! A declaration names a setting's section and field in the deployment file, its flag, type, preset and help
 //! text. The declaration also names the process to which `holobiont up` passes the setting. The environment
 //! variable is `HOLOBIONT_` and the flag in capitals, for `up` and for every process alike. The section
-//! types, the flags and help texts of all programs and the table in the README follow from the declarations.
+//! types, the flags and help texts of all programs and the tables of docs/reference/configuration.md follow
+//! from the declarations.
 //!
 //! # Layout
 //!

@@ -66,17 +66,13 @@ fn every_variable_that_the_tree_names_is_known() {
     assert!(unknown.is_empty(), "{unknown:#?}");
 }
 
-fn table(sections: &[&[Setting]]) -> String {
-    let mut text = String::from("| Section | Field | Option | Default | |\n|---|---|---|---|---|\n");
-    for section in sections {
-        let mut name = format!("`[{}]`", section[0].section);
-        for setting in *section {
-            let (field, option, preset) = (setting.field, setting.flag, preset(setting));
-            text.push_str(&format!("| {name} | `{field}` | `--{option}` | {preset} | {} |\n", setting.help));
-            name.clear();
-        }
+fn table(section: &[Setting]) -> String {
+    let mut text = String::from("| Field | Option | Default | Meaning |\n|---|---|---|---|\n");
+    for setting in section {
+        let (field, option, preset) = (setting.field, setting.flag, preset(setting));
+        text.push_str(&format!("| `{field}` | `--{option}` | {preset} | {} |\n", setting.help));
     }
-    text.replace("|  |", "| |")
+    text
 }
 
 fn preset(setting: &Setting) -> String {
@@ -88,21 +84,19 @@ fn preset(setting: &Setting) -> String {
     }
 }
 
+/// The page of each section has a heading with the section's name, and the first table below it is generated.
 /// `UPDATE_REFERENCE=1` writes the tables instead of comparing them.
 #[test]
 fn the_documents_have_the_tables_of_all_settings() {
-    let (lab, main): (Vec<_>, Vec<_>) = SECTIONS.iter().partition(|section| section[0].is_lab());
-    let tables: [(&str, &[&[Setting]], &str); 3] = [
-        ("README.md", &main, "| `[adapters]` |"),
-        ("README.md", &[PICKER], "\nIt has `--routing`"),
-        ("docs/performance/README.md", &lab, "\nOptions of `[lab]`"),
-    ];
-    for (page, sections, end) in tables {
-        let path = root().join(page);
+    for section in SECTIONS.iter().copied().chain([PICKER]) {
+        let page = if section[0].is_lab() { "performance/README.md" } else { "reference/configuration.md" };
+        let path = root().join("docs").join(page);
         let mut text = fs::read_to_string(&path).unwrap();
-        let end = text.find(end).unwrap();
-        let begin = text[..end].rfind("| Section | Field |").unwrap();
-        let table = table(sections);
+        let heading = format!("## `[{}]`\n", section[0].section);
+        let heading = text.find(&heading).unwrap_or_else(|| panic!("{page} lacks the heading {heading}"));
+        let begin = heading + text[heading..].find("| Field |").unwrap();
+        let end = begin + text[begin..].find("\n\n").unwrap() + 1;
+        let table = table(section);
         if std::env::var_os("UPDATE_REFERENCE").is_some() {
             text.replace_range(begin..end, &table);
             fs::write(&path, text).unwrap();

@@ -51,8 +51,8 @@ pub enum GgufSourceError {
         key: String,
     },
     /// The model needs an unsupported feature.
-    #[error("{}: {what} is not supported; use a model without it, of a family that the README \
-             lists", path.display())]
+    #[error("{}: {what} is not supported; use a model without it, of a family that \
+             docs/reference/models.md lists", path.display())]
     Unsupported {
         /// Path of the file.
         path: PathBuf,
