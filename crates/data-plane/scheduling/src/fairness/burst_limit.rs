@@ -2,13 +2,13 @@
 //!
 //! More sequences on an executor make each of its steps longer. A new request waits for a step to end and
 //! takes part in the next, however soon its turn comes. So tenants with a backlog are held back while some
-//! recent tenant has no backlog. Tenants that were served [far more](FAR_ABOVE) than their share divide a
-//! fixed number of batch slots evenly. Other tenants with a backlog have the slots of their own share. Each
-//! executor may always have one sequence of each of them. Where all tenants have a backlog, or one is alone,
-//! slots go by turn.
+//! recent tenant has no backlog. A tenant floods once it was served [far more](FAR_ABOVE) than its share, until
+//! it was served no more than its share. Floods with a backlog divide a fixed number of batch slots evenly.
+//! Other tenants with a backlog have the slots of their own share. Each executor may always have one sequence
+//! of each of them. Where all tenants have a backlog, or one is alone, slots go by turn.
 //!
-//! A few clients that ask again and again may get far more than their tenant's share without a backlog.
-//! Beside sequences of others, the prompts of such a tenant go one by one.
+//! A few clients that ask again and again make a flood without a backlog. Beside sequences of a tenant that is
+//! not held back, the prompts of such a flood go one by one.
 //!
 //! No tenant that is held back waits for a sequence of another one. A shared count would let a tenant whose
 //! prompt waits long, for a grammar or an adapter, keep the others waiting.
@@ -24,8 +24,8 @@ pub const FLOOD_SHARE: f64 = 1.0 / 16.0;
 /// Memory of a tenant after its last request, in microseconds; served tokens decay by a factor e in it.
 const MEMORY_US: u64 = 10_000_000;
 
-/// Multiple of its share from which a tenant floods. Between 1 and this multiple are tenants whose requests
-/// happened to be longer than those of the others.
+/// Multiple of its share from which a tenant floods. A tenant with less may only have happened to send longer
+/// requests than the others.
 const FAR_ABOVE: f64 = 1.5;
 
 /// Age of the oldest waiting request from which a tenant has a backlog, in microseconds.
@@ -39,6 +39,7 @@ struct TenantUsage {
     served: (f64, u64),
     /// Since when the tenant has had a waiting request.
     waits_since_us: Option<u64>,
+    floods: bool,
     under_way: usize,
     /// How many of the sequences under way have no first token.
     unbegun: usize,
@@ -83,9 +84,9 @@ pub struct BurstCapacity {
 enum Throttle {
     /// The tenant has a backlog, and the batch slots of its share by weight, which is from 0 to 1.
     Share(f64),
-    /// The tenant has a backlog and was served [`FAR_ABOVE`] its share.
+    /// The tenant floods and has a backlog.
     Slots,
-    /// The tenant has no backlog and was served [`FAR_ABOVE`] its share.
+    /// The tenant floods and has no backlog.
     Prompts,
 }
 
@@ -102,8 +103,8 @@ struct ThrottledTenant<'a, K> {
 pub struct OverQuotaTenants<'a, K>(Vec<ThrottledTenant<'a, K>>);
 
 impl<K: Ord> OverQuotaTenants<'_, K> {
-    /// Whether a request of `tenant` may go. A tenant far above its share has at most one request without a
-    /// first token per executor, because prompts lengthen a step most.
+    /// Whether a request of `tenant` may go. A tenant that floods has at most one request without a first token
+    /// per executor, because prompts lengthen a step most.
     #[must_use]
     pub fn lets(&self, tenant: &K, places: BurstCapacity) -> bool {
         let BurstCapacity { executors, all, floods } = places;
@@ -135,6 +136,7 @@ impl<K: Ord + Clone> BurstLimit<K> {
             asked_us: now_us,
             served: (0.0, now_us),
             waits_since_us: None,
+            floods: false,
             under_way: 0,
             unbegun: 0,
         };
@@ -172,6 +174,17 @@ impl<K: Ord + Clone> BurstLimit<K> {
             tenant.waits_since_us = waits(key).then(|| tenant.waits_since_us.unwrap_or(now_us));
         }
         self.tenants.retain(|_, tenant| tenant.is_here(now_us));
+        let (served, weights) = self.total(now_us);
+        for tenant in self.tenants.values_mut() {
+            let part = served * tenant.weight as f64 / weights as f64;
+            tenant.floods = tenant.served_by(now_us) > if tenant.floods { part } else { part * FAR_ABOVE };
+        }
+    }
+
+    /// Returns the served tokens and the weights of all tenants.
+    fn total(&self, now_us: u64) -> (f64, u64) {
+        let all = || self.tenants.values();
+        (all().map(|tenant| tenant.served_by(now_us)).sum(), all().map(|tenant| tenant.weight).sum())
     }
 
     /// Returns the tenants that are held back now.
@@ -183,16 +196,13 @@ impl<K: Ord + Clone> BurstLimit<K> {
         if self.tenants.values().all(piles_up) {
             return OverQuotaTenants(Vec::new());
         }
-        let weights: u64 = self.tenants.values().map(|tenant| tenant.weight).sum();
-        let served: f64 = self.tenants.values().map(|tenant| tenant.served_by(now_us)).sum();
-        let share = |tenant: &TenantUsage| tenant.weight as f64 / weights as f64;
-        let is_above =
-            |tenant: &TenantUsage, times: f64| tenant.served_by(now_us) > served * share(tenant) * times;
-        let disturbs = self.tenants.values().any(|tenant| tenant.under_way > 0 && !is_above(tenant, 1.0));
-        let how = |tenant: &TenantUsage| match (piles_up(tenant), is_above(tenant, FAR_ABOVE)) {
-            (true, false) => Some(Throttle::Share(share(tenant))),
+        let (_, weights) = self.total(now_us);
+        let is_served = |tenant: &TenantUsage| tenant.under_way > 0 && !tenant.floods && !piles_up(tenant);
+        let is_disturbed = self.tenants.values().any(is_served);
+        let how = |tenant: &TenantUsage| match (piles_up(tenant), tenant.floods) {
+            (true, false) => Some(Throttle::Share(tenant.weight as f64 / weights as f64)),
             (true, true) => Some(Throttle::Slots),
-            (false, is_far) => (is_far && disturbs).then_some(Throttle::Prompts),
+            (false, floods) => (floods && is_disturbed).then_some(Throttle::Prompts),
         };
         let held = self
             .tenants

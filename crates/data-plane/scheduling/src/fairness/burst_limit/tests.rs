@@ -48,6 +48,7 @@ fn who_wants_more_than_a_part_has_so_much_under_way_beside_others_and_no_more() 
 fn who_had_less_than_its_part_has_as_many_places_as_are_its_part() {
     let mut headroom = flooded();
     headroom.ask(&"flood", 100, 2 * SECOND);
+    headroom.update_waiting(|tenant| *tenant == "flood", 2 * SECOND);
     headroom.send(&"flood", 15);
     assert!(
         headroom.crowd(2 * SECOND).lets(&"flood", places(1, 1)),
@@ -81,9 +82,26 @@ fn who_had_a_little_more_than_its_part_is_no_flood() {
     let mut headroom = flooded();
     headroom.ask(&"third", 1, SECOND);
     headroom.end(&"other", 0, 1200, SECOND);
+    headroom.tenants.get_mut("flood").unwrap().floods = false;
+    headroom.update_waiting(|tenant| *tenant == "flood", 2 * SECOND);
     headroom.send(&"flood", 1);
     // It was served 0.43 of all, and a third is its part: it has the places of its part, and prompts at once.
     assert!(headroom.crowd(2 * SECOND).lets(&"flood", places(1, 1)));
+}
+
+#[test]
+fn a_flood_is_one_until_it_was_served_no_more_than_its_part() {
+    let mut headroom = flooded();
+    let is_held = |headroom: &mut BurstLimit<&'static str>| {
+        headroom.update_waiting(|tenant| *tenant == "flood", 2 * SECOND);
+        !headroom.crowd(2 * SECOND).lets(&"flood", places(1, 1))
+    };
+    headroom.end(&"other", 0, 700, 2 * SECOND);
+    assert!(is_held(&mut headroom), "it still has more than half");
+    headroom.end(&"other", 0, 200, 2 * SECOND);
+    assert!(!is_held(&mut headroom));
+    headroom.end(&"flood", 0, 200, 2 * SECOND);
+    assert!(!is_held(&mut headroom), "a little more makes no flood");
 }
 
 #[test]
@@ -172,11 +190,10 @@ proptest! {
             let held: Vec<u8> = known.iter().copied().filter(|tenant| !crowd.lets(tenant, places)).collect();
             for tenant in &held {
                 let all: f64 = known.iter().map(|key| served[usize::from(*key)]).sum();
-                let part = all / known.len() as f64 * (1.0 - 1e-6);
-                let is_far_over = served[usize::from(*tenant)] > part * FAR_ABOVE;
+                let is_over = served[usize::from(*tenant)] > all / known.len() as f64 * (1.0 - 1e-6);
                 let has = headroom.tenants[tenant].under_way;
-                prop_assert!(waits[usize::from(*tenant)] || is_far_over, "it is held though nothing of it waits");
-                prop_assert!(is_far_over || has >= 20 / known.len(), "it is no flood, and has fewer places");
+                prop_assert!(waits[usize::from(*tenant)] || is_over, "it is held though nothing of it waits");
+                prop_assert!(is_over || has >= 20 / known.len(), "it is no flood, and has fewer places");
                 prop_assert!(has >= executors, "each executor may always have one of its sequences");
             }
             prop_assert!(held.len() < known.len().max(1), "somebody may always go");
