@@ -215,3 +215,58 @@ fn addresses_in_the_first_pages_have_the_default_port() {
         assert_eq!(ports.filter(|port| port != "8080").collect::<Vec<_>>(), Vec::<String>::new(), "{page}");
     }
 }
+
+/// Maximum number of words of a sentence for users, and of all sentences of a page on average.
+const SENTENCE_WORDS: usize = 40;
+const MEAN_WORDS: usize = 18;
+
+/// Numbers of words of a page's sentences. A code span is a word; headings and tables have no sentences.
+fn sentence_words(text: &str) -> Vec<usize> {
+    let mut paragraphs = vec![String::new()];
+    for line in prose(text) {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with(['#', '|', '>', '!']) || line.starts_with("- ") {
+            paragraphs.push(String::new());
+        }
+        if let (false, Some(paragraph)) = (line.starts_with(['#', '|', '>', '!']), paragraphs.last_mut()) {
+            paragraph.push_str(line.trim_start_matches("- "));
+            paragraph.push(' ');
+        }
+    }
+    let spans_as_words = |paragraph: &String| {
+        let parts = paragraph.split('`').enumerate();
+        parts.map(|(index, part)| if index % 2 == 1 { "code" } else { part }).collect::<String>()
+    };
+    let ends = |word: &&str| word.ends_with(['.', '!', '?', ':', ';']);
+    let mut lengths = Vec::new();
+    for paragraph in paragraphs.iter().map(spans_as_words) {
+        let words: Vec<&str> = paragraph.split_whitespace().collect();
+        lengths.extend(words.split_inclusive(ends).map(<[&str]>::len));
+    }
+    lengths
+}
+
+#[test]
+fn sentences_for_users_are_short() {
+    let of_users = |page: &Path| {
+        let folder = page.parent().unwrap_or(page);
+        [Path::new(""), Path::new("docs/guides"), Path::new("docs/reference")].contains(&folder)
+            && !page.ends_with("CHANGELOG.md")
+            || page == Path::new("docs/quickstart.md")
+            || page == Path::new("docs/tutorial.md")
+    };
+    let mut wrong = Vec::new();
+    for (page, text) in pages().iter().filter(|(page, _)| of_users(page)) {
+        let lengths = sentence_words(text);
+        let mean = lengths.iter().sum::<usize>() / lengths.len().max(1);
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        if mean > MEAN_WORDS || longest > SENTENCE_WORDS {
+            wrong.push(format!("{}: {mean} words on average, at most {longest}", page.display()));
+        }
+    }
+    assert!(wrong.is_empty(), "split long sentences: {wrong:#?}");
+    assert_eq!(
+        sentence_words("One two `three four`. Five:\n\n- six\n- seven [eight](x) nine."),
+        [3, 1, 1, 3]
+    );
+}

@@ -2,13 +2,13 @@
 //!
 //! More sequences on an executor make each of its steps longer. A new request waits for a step to end and
 //! takes part in the next, however soon its turn comes. So tenants with a backlog are held back while some
-//! recent tenant has no backlog. A tenant floods once it was served [far more](FAR_ABOVE) than its share, until
-//! it was served no more than its share. Floods with a backlog divide a fixed number of batch slots evenly.
-//! Other tenants with a backlog have the slots of their own share. Each executor may always have one sequence
-//! of each of them. Where all tenants have a backlog, or one is alone, slots go by turn.
+//! recent tenant has no backlog. A tenant floods once it was served [far more](FAR_ABOVE) than its share,
+//! until it was served no more than its share. Floods with a backlog divide a fixed number of batch slots
+//! evenly. Other tenants with a backlog have the slots of their own share. Each executor may always have one
+//! sequence of each of them. Where all tenants have a backlog, or one is alone, slots go by turn.
 //!
-//! A few clients that ask again and again make a flood without a backlog. Beside sequences of a tenant that is
-//! not held back, the prompts of such a flood go one by one.
+//! A few clients that ask again and again make a flood without a backlog. Beside sequences of a tenant that
+//! is not held back, the prompts of such a flood go one by one.
 //!
 //! No tenant that is held back waits for a sequence of another one. A shared count would let a tenant whose
 //! prompt waits long, for a grammar or an adapter, keep the others waiting.
@@ -103,8 +103,8 @@ struct ThrottledTenant<'a, K> {
 pub struct OverQuotaTenants<'a, K>(Vec<ThrottledTenant<'a, K>>);
 
 impl<K: Ord> OverQuotaTenants<'_, K> {
-    /// Whether a request of `tenant` may go. A tenant that floods has at most one request without a first token
-    /// per executor, because prompts lengthen a step most.
+    /// Whether a request of `tenant` may go. A tenant that floods has at most one request without a first
+    /// token per executor, because prompts lengthen a step most.
     #[must_use]
     pub fn lets(&self, tenant: &K, places: BurstCapacity) -> bool {
         let BurstCapacity { executors, all, floods } = places;
