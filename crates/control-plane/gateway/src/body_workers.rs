@@ -2,8 +2,8 @@
 //!
 //! The bodies of one tenant are processed in sequence, so that other tenants find a free thread. The threads
 //! have a lower priority than those that serve connections and compute layers, so a long body hardly delays
-//! other requests. A tenant whose bodies take more than a [share](PAUSE) of a processor is served by a thread
-//! of the lowest priority, so that it uses only time that nothing else needs.
+//! other requests. A tenant whose bodies take more than a sixteenth of a processor (`PAUSE`) is served by a
+//! thread of the lowest priority, which uses only time that nothing else needs.
 
 use std::{
     fmt,

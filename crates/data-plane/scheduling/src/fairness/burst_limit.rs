@@ -2,7 +2,7 @@
 //!
 //! More sequences on an executor make each of its steps longer. A new request waits for a step to end and
 //! takes part in the next, however soon its turn comes. So tenants with a backlog are held back while some
-//! recent tenant has no backlog. A tenant floods once it was served [far more](FAR_ABOVE) than its share,
+//! recent tenant has no backlog. A tenant floods once it was served far more than its share (`FAR_ABOVE`),
 //! until it was served no more than its share. Floods with a backlog divide a fixed number of batch slots
 //! evenly. Other tenants with a backlog have the slots of their own share. Each executor may always have one
 //! sequence of each of them. Where all tenants have a backlog, or one is alone, slots go by turn.
@@ -75,7 +75,8 @@ pub struct BurstCapacity {
     pub executors: usize,
     /// Number of sequences that all executors together can run.
     pub all: usize,
-    /// Slots for all over-quota tenants together; from `all` on, no tenant is held back.
+    /// Slots that floods with a backlog divide, but each may have one per executor; from `all` on, no tenant
+    /// is held back.
     pub floods: usize,
 }
 

@@ -85,7 +85,8 @@ fn who_had_a_little_more_than_its_part_is_no_flood() {
     headroom.tenants.get_mut("flood").unwrap().floods = false;
     headroom.update_waiting(|tenant| *tenant == "flood", 2 * SECOND);
     headroom.send(&"flood", 1);
-    // It was served 0.43 of all, and a third is its part: it has the places of its part, and prompts at once.
+    // The tenant was served 0.43 of all tokens, and its share is a third: it has the slots of its share, and
+    // several of its prompts may go at once.
     assert!(headroom.crowd(2 * SECOND).lets(&"flood", places(1, 1)));
 }
 
