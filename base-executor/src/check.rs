@@ -21,7 +21,7 @@ use model::{
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
     shape::source::{Target, TensorId, WeightSource},
 };
-use model_files::location::{HubSettings, resolve};
+use model_files::location::{hub_cache, resolve};
 use serde_json::{Value, json};
 use types::BlockId;
 
@@ -111,7 +111,7 @@ pub fn run(config: &CheckConfig) -> anyhow::Result<ExitCode> {
 }
 
 fn examine(config: &CheckConfig) -> anyhow::Result<AdapterCheckReport> {
-    let model = match resolve(&config.model, &HubSettings::from_env()) {
+    let model = match resolve(&config.model, &hub_cache()) {
         Ok(model) if model.exists() => model,
         Ok(model) => return Ok(not_found("base model", &model)),
         Err(error) => return Ok(AdapterCheckReport::NotFound(error.to_string())),

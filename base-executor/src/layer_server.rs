@@ -19,7 +19,7 @@ use model::{
     precision::BaseNumerics,
     site_model::{LoadProgress, SiteModel},
 };
-use model_files::location::{HubSettings, resolve};
+use model_files::location::{hub_cache, resolve};
 use settings::DeviceChoice;
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -188,7 +188,7 @@ fn open(
     let places = config
         .layer_places()
         .context("--engine none with --layers off serves nothing; remove one of them")?;
-    let path = resolve(&config.model, &HubSettings::from_env())?;
+    let path = resolve(&config.model, &hub_cache())?;
     let cores = match &config.cores {
         Some(cores) => cores.0.iter().map(|&core| core as usize).collect(),
         None => process::allowed_cores()?,

@@ -21,7 +21,7 @@ use model::{
     sources::{open::OpenError, random::RandomSource},
 };
 use model_files::{
-    location::{HubSettings, resolve},
+    location::{hub_cache, resolve},
     model_files::ModelFiles,
     text_hash::TextHash,
 };
@@ -57,7 +57,7 @@ impl PendingBase {
     /// # Errors
     /// If there is no model, or it cannot be run.
     pub(super) fn open(config: &ExecutorConfig) -> anyhow::Result<Self> {
-        let path = resolve(&config.model, &HubSettings::from_env())?;
+        let path = resolve(&config.model, &hub_cache())?;
         let cores = match &config.cores {
             Some(cores) => cores.0.iter().map(|&core| core as usize).collect(),
             None => process::allowed_cores()?,

@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use model_files::location::{self, HubAccess, HubSettings, LocationError};
+use model_files::location::{self, LocationError};
 use shmproto::message::Welcome;
 use tokio::{sync::watch, task::JoinSet, time::timeout};
 
@@ -196,8 +196,7 @@ impl Lifecycle {
 }
 
 fn resolved(model: &str) -> Result<PathBuf, LocationError> {
-    let offline = HubSettings { access: HubAccess::Offline, ..HubSettings::from_env() };
-    location::resolve(model, &offline)
+    location::resolve(model, &location::hub_cache())
 }
 
 enum NoText {

@@ -1,5 +1,5 @@
-//! Log, metrics and traces of requests, written from one record per request. Traces need the cargo feature
-//! `otel` and the option `--otlp-endpoint`.
+//! Log, metrics and traces of requests, written from one record per request. Traces need the
+//! option `--otlp-endpoint`.
 //!
 //! - [`record`]: the data of a request; [`request`]: the middleware that collects it.
 //! - [`trace`]: the W3C `traceparent` header.
@@ -8,7 +8,6 @@
 //! Log lines are written to standard error synchronously: a slow reader blocks the writer, and no line is
 //! lost. Prompts, answers and keys are never logged, at any level.
 
-#[cfg(feature = "otel")]
 pub mod otlp;
 pub mod record;
 pub mod request;

@@ -13,9 +13,6 @@ use std::{
 
 use crate::whole_file;
 
-#[cfg(feature = "hub")]
-mod download;
-
 /// Maximum bytes of a file in `refs/`: a commit and a line break.
 const MAX_REF_BYTES: u64 = 256;
 /// Maximum bytes of an organization, a name or a revision.
@@ -23,45 +20,20 @@ const MAX_NAME_BYTES: usize = 96;
 /// Revision of a hub name without one.
 const DEFAULT_REVISION: &str = "main";
 
-/// Whether files may be fetched from the hub.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HubAccess {
-    /// Files missing in the cache are fetched, in builds with that feature.
-    Online,
-    /// Models come only from the cache.
-    Offline,
+/// Returns the directory that holds the folders `models--ORG--NAME`, from the variables of the Hugging Face
+/// libraries: `HF_HUB_CACHE`, `HF_HOME`, `XDG_CACHE_HOME`.
+#[must_use]
+pub fn hub_cache() -> PathBuf {
+    hub_cache_of(|name| env::var(name).ok())
 }
 
-/// Directory of the hub's cache, and whether files may be fetched.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HubSettings {
-    /// Directory that holds the folders `models--ORG--NAME`.
-    pub cache: PathBuf,
-    /// Whether files may be fetched from the hub.
-    pub access: HubAccess,
-}
-
-impl HubSettings {
-    /// Reads the variables of the Hugging Face libraries: `HF_HUB_CACHE`, `HF_HOME`, `XDG_CACHE_HOME`,
-    /// `HF_HUB_OFFLINE`.
-    #[must_use]
-    pub fn from_env() -> Self {
-        Self::from_variables(|name| env::var(name).ok())
-    }
-
-    /// Like [`HubSettings::from_env`], with another lookup of variables.
-    fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Self {
-        let directory = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let home = || directory("HOME").unwrap_or_default();
-        let user_cache = || directory("XDG_CACHE_HOME").unwrap_or_else(|| home().join(".cache"));
-        let hub_home = || directory("HF_HOME").unwrap_or_else(|| user_cache().join("huggingface"));
-        let offline = variable("HF_HUB_OFFLINE")
-            .is_some_and(|value| ["1", "ON", "YES", "TRUE"].contains(&value.to_uppercase().as_str()));
-        Self {
-            cache: directory("HF_HUB_CACHE").unwrap_or_else(|| hub_home().join("hub")),
-            access: if offline { HubAccess::Offline } else { HubAccess::Online },
-        }
-    }
+/// Like [`hub_cache`], with another lookup of variables.
+fn hub_cache_of(variable: impl Fn(&str) -> Option<String>) -> PathBuf {
+    let directory = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let home = || directory("HOME").unwrap_or_default();
+    let user_cache = || directory("XDG_CACHE_HOME").unwrap_or_else(|| home().join(".cache"));
+    let hub_home = || directory("HF_HOME").unwrap_or_else(|| user_cache().join("huggingface"));
+    directory("HF_HUB_CACHE").unwrap_or_else(|| hub_home().join("hub"))
 }
 
 /// Name of a model on a hub: `org/name` or `org/name@revision`.
@@ -73,9 +45,22 @@ pub struct HubName {
 }
 
 impl HubName {
-    /// Returns the name of the model's folder in the cache.
-    fn folder(&self) -> String {
+    /// Returns the name of the repository's folder in the cache.
+    #[must_use]
+    pub fn folder(&self) -> String {
         format!("models--{}--{}", self.organization, self.name)
+    }
+
+    /// Returns the repository on the hub, `org/name`.
+    #[must_use]
+    pub fn repository(&self) -> String {
+        format!("{}/{}", self.organization, self.name)
+    }
+
+    /// Returns the branch, tag or commit.
+    #[must_use]
+    pub fn revision(&self) -> &str {
+        &self.revision
     }
 }
 
@@ -126,15 +111,13 @@ pub enum LocationError {
         /// Reason why the text is not a hub name.
         source: HubNameError,
     },
-    /// The model is not in the cache, and cannot or may not be fetched.
-    #[error("{name} is not in {}; {hint}", cache.display())]
+    /// The model is not in the cache.
+    #[error("{name} is not in {}; fetch it with holobiont pull {name}, or give a path", cache.display())]
     NotCached {
         /// Hub name that the caller requested.
         name: HubName,
         /// Cache directory that was searched.
         cache: PathBuf,
-        /// Advice to the user in the message.
-        hint: &'static str,
     },
     /// The cache exists but cannot be read.
     #[error("cannot read {}: {source}; make it readable or fetch the model again", path.display())]
@@ -150,36 +133,28 @@ pub enum LocationError {
         /// Path of the file in `refs/`.
         path: PathBuf,
     },
-    /// Fetching the model from the hub failed.
-    #[error("cannot fetch {name}: {reason}; check the name and the connection, or set HF_HUB_OFFLINE=1")]
-    Download {
-        /// Hub name that the caller requested.
-        name: HubName,
-        /// Description of the failed download.
-        reason: String,
-    },
 }
 
 /// Finds the model called `name`: the path itself if it exists, else the snapshot of a hub name.
 ///
 /// # Errors
-/// If no such path exists, and `name` is not a hub name or cannot be found in the cache or fetched.
-pub fn resolve(name: &str, settings: &HubSettings) -> Result<PathBuf, LocationError> {
+/// If no such path exists, and `name` is not a hub name or is not in `cache`.
+pub fn resolve(name: &str, cache: &Path) -> Result<PathBuf, LocationError> {
     let path = Path::new(name);
     if path.exists() {
         return Ok(path.to_path_buf());
     }
     let hub_name: HubName =
         name.parse().map_err(|source| LocationError::Unknown { name: name.to_owned(), source })?;
-    match cached_snapshot(&hub_name, settings)? {
+    match cached_snapshot(&hub_name, cache)? {
         Some(snapshot) => Ok(snapshot),
-        None => fetch(hub_name, settings),
+        None => Err(LocationError::NotCached { name: hub_name, cache: cache.to_owned() }),
     }
 }
 
 /// Returns the snapshot directory of a hub name, if the cache holds it.
-fn cached_snapshot(name: &HubName, settings: &HubSettings) -> Result<Option<PathBuf>, LocationError> {
-    let repository = settings.cache.join(name.folder());
+fn cached_snapshot(name: &HubName, cache: &Path) -> Result<Option<PathBuf>, LocationError> {
+    let repository = cache.join(name.folder());
     let reference = repository.join("refs").join(&name.revision);
     let text = whole_file::read_if_there(&reference, MAX_REF_BYTES)
         .map_err(|source| LocationError::Cache { path: reference.clone(), source })?;
@@ -194,53 +169,22 @@ fn cached_snapshot(name: &HubName, settings: &HubSettings) -> Result<Option<Path
     Ok(snapshot.is_dir().then_some(snapshot))
 }
 
-#[cfg(not(feature = "hub"))]
-fn fetch(name: HubName, settings: &HubSettings) -> Result<PathBuf, LocationError> {
-    let hint = "this build cannot download; fetch the model with the Hugging Face tools, or give a path";
-    Err(LocationError::NotCached { name, cache: settings.cache.clone(), hint })
-}
-
-#[cfg(feature = "hub")]
-fn fetch(name: HubName, settings: &HubSettings) -> Result<PathBuf, LocationError> {
-    match settings.access {
-        HubAccess::Online => download::fetch(name, settings),
-        HubAccess::Offline => Err(LocationError::NotCached {
-            name,
-            cache: settings.cache.clone(),
-            hint: "HF_HUB_OFFLINE forbids downloads; unset it, or give a path",
-        }),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn settings(variables: &[(&str, &str)]) -> HubSettings {
-        HubSettings::from_variables(|name| {
-            variables.iter().find(|(variable, _)| *variable == name).map(|(_, value)| (*value).to_owned())
-        })
-    }
-
     #[test]
     fn the_cache_is_where_the_hugging_face_libraries_keep_it() {
         let home = ("HOME", "/home/ada");
-        let cache = |variables: &[_]| settings(variables).cache.display().to_string();
+        let cache = |variables: &[(&str, &str)]| {
+            let value = |name: &str| variables.iter().find(|(variable, _)| *variable == name);
+            hub_cache_of(|name| value(name).map(|(_, value)| (*value).to_owned())).display().to_string()
+        };
         assert_eq!(cache(&[home]), "/home/ada/.cache/huggingface/hub");
         assert_eq!(cache(&[home, ("XDG_CACHE_HOME", "/c")]), "/c/huggingface/hub");
         assert_eq!(cache(&[home, ("XDG_CACHE_HOME", "/c"), ("HF_HOME", "/hf")]), "/hf/hub");
         assert_eq!(cache(&[home, ("HF_HOME", "/hf"), ("HF_HUB_CACHE", "/hub")]), "/hub");
         assert_eq!(cache(&[home, ("HF_HUB_CACHE", "")]), "/home/ada/.cache/huggingface/hub");
-    }
-
-    #[test]
-    fn only_the_words_for_yes_mean_offline() {
-        for yes in ["1", "on", "Yes", "TRUE"] {
-            assert_eq!(settings(&[("HF_HUB_OFFLINE", yes)]).access, HubAccess::Offline, "{yes}");
-        }
-        for no in ["0", "", "off", "no"] {
-            assert_eq!(settings(&[("HF_HUB_OFFLINE", no)]).access, HubAccess::Online, "{no}");
-        }
     }
 
     #[test]

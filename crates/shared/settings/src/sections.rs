@@ -230,7 +230,7 @@ sections! {
         /// Tags around the model's reasoning: auto (from its chat template), think, mistral, or none, which
         /// leaves reasoning in the answer's text
         reasoning_parser: ReasoningParser, --"reasoning-parser" "TAGS", Is("auto"), Gateway;
-        /// Endpoint of traces (OTLP over HTTP), in builds with the feature `otel`
+        /// Endpoint of an OpenTelemetry collector for traces (OTLP over HTTP); none sends no traces
         otlp_endpoint: String, --"otlp-endpoint" "URL", Preset::None, Gateway;
     }
 

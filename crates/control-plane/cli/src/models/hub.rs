@@ -1,37 +1,54 @@
-//! Maps errors of the crate `files`, which resolves hub names, to exit codes and hints.
+//! Models and adapters of a hub: found in the Hugging Face cache, or downloaded into it.
 
-use std::path::PathBuf;
+mod download;
 
-use model_files::location::{HubName, HubSettings, LocationError, resolve};
+use std::{
+    env,
+    path::{Path, PathBuf},
+};
+
+use model_files::location::{HubName, LocationError, hub_cache, resolve};
 
 use crate::exit::{Exit, Explain};
 
 /// Error of resolving a hub name.
 #[derive(Debug, thiserror::Error)]
-#[error(transparent)]
-pub(crate) struct HubError(Box<LocationError>);
-
-impl From<LocationError> for HubError {
-    fn from(error: LocationError) -> Self {
-        Self(Box::new(error))
-    }
+pub(crate) enum HubError {
+    /// The name is not found, or the cache cannot be read.
+    #[error(transparent)]
+    Location(Box<LocationError>),
+    /// The files are not in the cache, and downloads are forbidden.
+    #[error("{0} is not complete in the cache, and HF_HUB_OFFLINE forbids downloads")]
+    Offline(HubName),
+    /// The download failed.
+    #[error("cannot download {name}: {reason}")]
+    Download {
+        /// Name of the model or adapter.
+        name: HubName,
+        /// Description of the failure.
+        reason: String,
+    },
 }
 
 impl Explain for HubError {
     fn exit(&self) -> Exit {
-        match &*self.0 {
-            LocationError::Unknown { .. } | LocationError::NotCached { .. } => Exit::NotFound,
-            LocationError::Download { .. } => Exit::Unavailable,
-            LocationError::Cache { .. } | LocationError::Reference { .. } => Exit::Failed,
+        match self {
+            Self::Location(error) => match **error {
+                LocationError::Unknown { .. } | LocationError::NotCached { .. } => Exit::NotFound,
+                LocationError::Cache { .. } | LocationError::Reference { .. } => Exit::Failed,
+            },
+            Self::Offline(_) => Exit::NotFound,
+            Self::Download { .. } => Exit::Unavailable,
         }
     }
 
     fn next(&self) -> Option<String> {
-        match &*self.0 {
-            LocationError::NotCached { .. } if !cfg!(feature = "hub") => {
-                Some("use a build with downloads: cargo build --release -p holobiont --features hub".into())
+        match self {
+            Self::Location(_) => None,
+            Self::Offline(_) => Some("unset HF_HUB_OFFLINE, or give a path".into()),
+            Self::Download { .. } => {
+                Some("check the name, the connection, and HF_TOKEN if the repository is private".into())
             }
-            _ => None,
         }
     }
 }
@@ -41,9 +58,29 @@ pub(crate) fn is_hub_name(name: &str) -> bool {
     name.parse::<HubName>().is_ok()
 }
 
-/// Returns the model's path in the local cache. Builds with the feature `hub` download a missing model.
+/// Returns the path of the files in the local cache, downloaded if they are missing.
 pub(crate) fn locate(name: &str) -> Result<PathBuf, HubError> {
-    Ok(resolve(name, &HubSettings::from_env())?)
+    locate_in(name, &hub_cache(), is_offline(env::var("HF_HUB_OFFLINE").ok().as_deref()))
+}
+
+fn locate_in(name: &str, cache: &Path, is_offline: bool) -> Result<PathBuf, HubError> {
+    let missing = match resolve(name, cache) {
+        Ok(path) => match name.parse() {
+            Ok(name) if download::is_unfinished(&name, cache) => name,
+            _ => return Ok(path),
+        },
+        Err(LocationError::NotCached { name, .. }) => name,
+        Err(error) => return Err(HubError::Location(Box::new(error))),
+    };
+    if is_offline {
+        return Err(HubError::Offline(missing));
+    }
+    download::fetch(&missing, cache).map_err(|reason| HubError::Download { name: missing, reason })
+}
+
+/// Whether the value of `HF_HUB_OFFLINE` forbids downloads, as in the Hugging Face libraries.
+fn is_offline(value: Option<&str>) -> bool {
+    value.is_some_and(|value| ["1", "ON", "YES", "TRUE"].contains(&value.to_uppercase().as_str()))
 }
 
 #[cfg(test)]
@@ -51,12 +88,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_model_that_is_not_in_the_cache_is_not_found_and_says_how_to_get_it() {
+    fn only_the_words_for_yes_mean_offline() {
+        for yes in ["1", "on", "Yes", "TRUE"] {
+            assert!(is_offline(Some(yes)), "{yes}");
+        }
+        for no in ["0", "", "off", "no"] {
+            assert!(!is_offline(Some(no)), "{no}");
+        }
+        assert!(!is_offline(None));
+    }
+
+    #[test]
+    fn a_model_that_is_not_in_the_cache_is_not_downloaded_offline() {
         let cache = tempfile::tempdir().unwrap();
-        let settings =
-            HubSettings { cache: cache.path().to_owned(), access: model_files::location::HubAccess::Offline };
-        let error = HubError::from(resolve("org/no-such-model", &settings).unwrap_err());
+        let error = locate_in("org/no-such-model", cache.path(), true).unwrap_err();
         assert_eq!(error.exit(), Exit::NotFound, "{error}");
-        assert_eq!(error.next().is_some(), !cfg!(feature = "hub"));
+        assert_eq!(error.next().as_deref(), Some("unset HF_HUB_OFFLINE, or give a path"));
     }
 }

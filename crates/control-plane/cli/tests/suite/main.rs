@@ -5,6 +5,7 @@ mod chat;
 mod common;
 mod files;
 mod gateway;
+mod hub;
 mod operator;
 mod trainer;
 mod tune;

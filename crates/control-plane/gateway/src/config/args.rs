@@ -220,7 +220,6 @@ pub struct TelemetryArgs {
     )]
     pub expected_workers: Vec<u32>,
     /// Endpoint of an OpenTelemetry collector for traces (OTLP over HTTP)
-    #[cfg(feature = "otel")]
     #[arg(long, value_name = "URL")]
     pub otlp_endpoint: Option<String>,
 }

@@ -8,7 +8,7 @@ pub struct TelemetryConfig {
     pub max_adapter_labels: usize,
     /// Expected number of workers of each executor, in the executors' order; a single number applies to all.
     pub expected_workers: Vec<u32>,
-    /// Endpoint of traces; `None` without the feature `otel`.
+    /// Endpoint of traces; `None` sends no traces.
     pub otlp_endpoint: Option<String>,
 }
 
@@ -29,10 +29,7 @@ impl TelemetryConfig {
             names: if args.vllm_metrics { MetricNames::WithVllm } else { MetricNames::Own },
             max_adapter_labels: args.max_adapter_labels,
             expected_workers: args.expected_workers.clone(),
-            #[cfg(feature = "otel")]
             otlp_endpoint: args.otlp_endpoint.clone(),
-            #[cfg(not(feature = "otel"))]
-            otlp_endpoint: None,
         })
     }
 

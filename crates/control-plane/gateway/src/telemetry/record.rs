@@ -36,7 +36,6 @@ pub struct Generated {
 }
 
 /// A finished request, for a span.
-#[cfg(feature = "otel")]
 #[derive(Debug, Clone)]
 pub struct SpanRecord {
     pub arrival: ArrivalRecord,

@@ -136,7 +136,6 @@ impl RequestRecord {
     fn ended(&self) {
         let facts = self.facts();
         self.arrival.span.in_scope(|| self.log(&facts));
-        #[cfg(feature = "otel")]
         self.export(&facts);
     }
 
@@ -181,7 +180,6 @@ impl RequestRecord {
         }
     }
 
-    #[cfg(feature = "otel")]
     fn export(&self, facts: &RequestFacts) {
         if let Some(exporter) = &self.sinks.exporter {
             exporter.send(&super::record::SpanRecord {

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-#[cfg(feature = "otel")]
 use super::otlp::Exporter;
 use crate::metrics::GatewayMetrics;
 
@@ -16,7 +15,6 @@ pub struct EndpointError(pub String);
 #[derive(Debug, Clone)]
 pub struct Sinks {
     pub(super) metrics: Arc<GatewayMetrics>,
-    #[cfg(feature = "otel")]
     pub(super) exporter: Option<Exporter>,
 }
 
@@ -25,28 +23,14 @@ impl Sinks {
     ///
     /// # Errors
     /// `otlp_endpoint` is not a valid address.
-    #[cfg(feature = "otel")]
     pub fn open(metrics: Arc<GatewayMetrics>, otlp_endpoint: Option<&str>) -> Result<Self, EndpointError> {
         let start =
             |endpoint: &str| Exporter::start(endpoint).ok_or_else(|| EndpointError(endpoint.to_owned()));
         Ok(Self { metrics, exporter: otlp_endpoint.map(start).transpose()? })
     }
 
-    /// Creates sinks for `metrics`; without the feature `otel` there is no trace exporter.
-    ///
-    /// # Errors
-    /// `otlp_endpoint` is given.
-    #[cfg(not(feature = "otel"))]
-    pub fn open(metrics: Arc<GatewayMetrics>, otlp_endpoint: Option<&str>) -> Result<Self, EndpointError> {
-        match otlp_endpoint {
-            None => Ok(Self { metrics }),
-            Some(endpoint) => Err(EndpointError(endpoint.to_owned())),
-        }
-    }
-
     /// Sends queued spans within a bounded time.
     pub async fn close(&self) {
-        #[cfg(feature = "otel")]
         if let Some(exporter) = &self.exporter {
             exporter.close().await;
         }

@@ -17,6 +17,5 @@ mod log;
 mod names;
 mod parser;
 mod placement;
-#[cfg(feature = "otel")]
 mod traces;
 mod values;

@@ -173,12 +173,11 @@ fn the_dashboard_can_be_imported() {
     }
 }
 
-/// A deployment with a trace endpoint does not start if traces are not built in.
-#[cfg(not(feature = "otel"))]
+/// A deployment with an invalid trace endpoint does not start.
 #[test]
-fn an_endpoint_for_traces_is_refused_by_name_where_traces_are_not_built_in() {
+fn an_invalid_endpoint_for_traces_is_refused_by_name() {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_gateway"));
-    command.args(["--socket", "s", "--state", "d", "--otlp-endpoint", "http://localhost:4318"]);
+    command.args(["--socket", "s", "--state", "d", "--otlp-endpoint", "grpc://localhost:4317"]);
     let output = command.output().unwrap();
     let message = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{message}");

@@ -8,7 +8,7 @@ use crate::files_support::{
 use model::sources::open::open;
 use model_files::{
     generation_defaults::GenerationDefaults,
-    location::{HubAccess, HubSettings, LocationError, resolve},
+    location::{LocationError, resolve},
     model_files::ModelFiles,
 };
 use tempfile::TempDir;
@@ -16,7 +16,7 @@ use tempfile::TempDir;
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 /// A cache with one snapshot of `org/name`, for `main` and the tag `v1`.
-fn cache() -> (TempDir, HubSettings, PathBuf) {
+fn cache() -> (TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let repository = directory.path().join("models--org--name");
     let snapshot = repository.join("snapshots").join(COMMIT);
@@ -24,47 +24,46 @@ fn cache() -> (TempDir, HubSettings, PathBuf) {
     std::fs::create_dir_all(repository.join("refs")).unwrap();
     std::fs::write(repository.join("refs/main"), COMMIT).unwrap();
     std::fs::write(repository.join("refs/v1"), format!("{COMMIT}\n")).unwrap();
-    let settings = HubSettings { cache: directory.path().to_path_buf(), access: HubAccess::Offline };
-    (directory, settings, snapshot)
+    (directory, snapshot)
 }
 
 #[test]
 fn a_path_that_exists_is_taken_as_it_is() {
-    let (directory, settings, _) = cache();
+    let (directory, _) = cache();
     let path = directory.path().to_str().unwrap();
-    assert_eq!(resolve(path, &settings).unwrap(), directory.path());
-    assert_eq!(resolve("Cargo.toml", &settings).unwrap(), Path::new("Cargo.toml"));
+    assert_eq!(resolve(path, directory.path()).unwrap(), directory.path());
+    assert_eq!(resolve("Cargo.toml", directory.path()).unwrap(), Path::new("Cargo.toml"));
 }
 
 #[test]
 fn a_hub_name_leads_to_the_snapshot_of_its_branch_tag_or_commit() {
-    let (_directory, settings, snapshot) = cache();
+    let (directory, snapshot) = cache();
     for name in ["org/name", "org/name@main", "org/name@v1", &format!("org/name@{COMMIT}")] {
-        assert_eq!(resolve(name, &settings).unwrap(), snapshot, "{name}");
+        assert_eq!(resolve(name, directory.path()).unwrap(), snapshot, "{name}");
     }
 }
 
 #[test]
 fn a_name_that_leads_nowhere_is_refused_with_what_to_do() {
-    let (directory, settings, _) = cache();
+    let (directory, _) = cache();
     for name in ["org/other", "org/name@v2", "org/name@snapshots"] {
-        assert_says(resolve(name, &settings), &[name, "is not in", directory.path().to_str().unwrap()]);
+        assert_says(resolve(name, directory.path()), &[name, "is not in", directory.path().to_str().unwrap()]);
     }
     for name in ["missing.gguf", "./missing", "/missing/dir", "../../etc", "org/../name", ""] {
-        assert!(matches!(resolve(name, &settings), Err(LocationError::Unknown { .. })), "{name}");
+        assert!(matches!(resolve(name, directory.path()), Err(LocationError::Unknown { .. })), "{name}");
     }
 }
 
 #[test]
 fn a_reference_that_is_no_commit_is_refused() {
-    let (directory, settings, _) = cache();
+    let (directory, _) = cache();
     let reference = directory.path().join("models--org--name/refs/bad");
     for text in ["../../../etc", "", "a/b", "a\nb"] {
         std::fs::write(&reference, text).unwrap();
-        assert_says(resolve("org/name@bad", &settings), &["refs/bad", "commit"]);
+        assert_says(resolve("org/name@bad", directory.path()), &["refs/bad", "commit"]);
     }
     std::fs::write(&reference, "a".repeat(1000)).unwrap();
-    assert_says(resolve("org/name@bad", &settings), &["refs/bad", "limit"]);
+    assert_says(resolve("org/name@bad", directory.path()), &["refs/bad", "limit"]);
 }
 
 #[test]
@@ -83,11 +82,11 @@ fn a_gguf_file_is_opened_alone_or_as_the_only_one_of_a_directory() {
 
 #[test]
 fn a_snapshot_of_links_to_blobs_is_opened() {
-    let (directory, settings, snapshot) = cache();
+    let (directory, snapshot) = cache();
     let blob = directory.path().join("models--org--name/blob");
     std::fs::write(&blob, tiny_gguf("llama", &[]).bytes()).unwrap();
     std::os::unix::fs::symlink("../../blob", snapshot.join("tiny.gguf")).unwrap();
-    assert_eq!(open(&resolve("org/name", &settings).unwrap()).unwrap().config(), &tiny());
+    assert_eq!(open(&resolve("org/name", directory.path()).unwrap()).unwrap().config(), &tiny());
 }
 
 #[test]
