@@ -114,7 +114,11 @@ export class Answer {
     this.shown.show(this.text);
     setText(this.guess, this.drafted);
     if (this.drafted === '') this.guess.remove();
-    else this.shown.end.append(this.guess);
+    else {
+      // The end may be inside the draft text that is already shown.
+      this.guess.remove();
+      this.shown.end.append(this.guess);
+    }
     settle();
   }
 

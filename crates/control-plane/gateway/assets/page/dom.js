@@ -49,7 +49,8 @@ export function uptime(seconds) {
   if (!isNumber(seconds)) return '–';
   const [days, hours, minutes] = [86400, 3600, 60].map((unit) => Math.floor(seconds / unit));
   if (days > 0) return `${days} d ${hours % 24} h`;
-  return hours > 0 ? `${hours} h ${minutes % 60} min` : `${minutes} min`;
+  if (hours > 0) return `${hours} h ${minutes % 60} min`;
+  return minutes > 0 ? `${minutes} min` : `${Math.floor(seconds)} s`;
 }
 
 /** Calls `work` now, and again `period()` ms after each end, but only while the page is seen. */

@@ -79,7 +79,7 @@ class Job {
       job.plan ? `step ${number(job.step)} of ${number(job.plan.steps)}` : 'not begun yet',
       isNumber(loss) && `loss ${loss.toPrecision(3)}`,
       isNumber(held) && `held out ${held.toPrecision(3)}`,
-      left !== null && job.status === 'running' && `about ${uptime(left + 30)} left`,
+      left !== null && job.status === 'running' && `about ${uptime(left < 60 ? left : left + 30)} left`,
       job.error?.message,
     ].filter(Boolean).join(' · ');
   }
