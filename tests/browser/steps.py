@@ -1,8 +1,11 @@
 """What somebody does on the page, and what is answered in the server's place."""
 
+import contextlib
 import json
 import os
 import pathlib
+
+from chromium import Page
 
 URL = os.environ["HOLOBIONT_URL"].rstrip("/").removesuffix("/v1") + "/"
 HOSTILE = '<img src=x onerror="window.hacked = 1"><script>window.hacked = 1</script>'
@@ -15,6 +18,26 @@ SAID = (
 )
 MODELS_SHOWN = "document.querySelector('.picker bdi').textContent !== '…'"
 GENERATION = "0123456789abcdef" * 4
+
+
+@contextlib.contextmanager
+def opener(running):
+    """Opens the page, with answers in the server's place if any are given, and waits until it shows the models."""
+    pages = []
+
+    def open_page(view="chat", answers=(), until=MODELS_SHOWN, **options):
+        page = Page(running, **options)
+        pages.append(page)
+        for answer in answers:
+            page.answer(*answer)
+        page.open(f"{URL}#/{view}")
+        if until:
+            page.until(until)
+        return page
+
+    yield open_page
+    for page in pages:
+        page.close()
 
 
 def look(page, name):
