@@ -54,11 +54,9 @@ need_build_tools() {
     need python3 "apt install python3"
 }
 
-# What a deployment runs, and what a person runs beside it.
-readonly programs_of_a_deployment=(holobiont gateway base-executor lora-worker holobiont-client holobiont-trainer endpoint-picker)
-
-# What packages hold: the simulator, too, which `holobiont simulate` runs.
-readonly programs_of_a_package=("${programs_of_a_deployment[@]}" holobiont-simulator)
+# All programs of a release, and those that people type; the others are started by these.
+readonly all_programs=(holobiont gateway base-executor lora-worker holobiont-client holobiont-trainer endpoint-picker holobiont-simulator)
+readonly typed_programs=(holobiont holobiont-client holobiont-simulator)
 
 # build PROFILE PROGRAM...: builds programs, and nothing else. By their names and not by `--package`: cargo then chooses
 # the features of what they are made of for the whole workspace, so all builds share what is compiled.
@@ -81,6 +79,45 @@ build_small() {
         # In one step, and not in place: cargo has a link to the whole program, and somebody may be running it.
         mv "$program.small" "$program"
     done
+}
+
+# os_release NAME: a field of /etc/os-release.
+os_release() (
+    # shellcheck source=/dev/null
+    . /etc/os-release && echo "${!1:-}"
+)
+
+# why_no_debian MODEL: prints why no fresh Debian can run a model here, or nothing.
+why_no_debian() {
+    [[ $(id -u) == 0 ]] || { echo "it needs root" && return; }
+    command -v mmdebstrap >/dev/null || { echo "mmdebstrap is not installed; apt install mmdebstrap" && return; }
+    [[ $(os_release ID) == debian ]] || { echo "this is no Debian, whose libraries it needs" && return; }
+    [[ -e $1 ]] || { echo "there is no model $1; scripts/fetch-model" && return; }
+    unshare --mount true 2>/dev/null || echo "namespaces are not allowed here"
+}
+
+# answer_able REASON OPTION: ends a script that is asked by --able whether it can run, and one that cannot.
+answer_able() {
+    if [[ $2 == --able ]]; then
+        echo -n "$1"
+        [[ -z $1 ]]
+        exit
+    fi
+    [[ -z $1 ]] || die "${0##*/} cannot run: $1"
+}
+
+# debian_image: prints the path of a minimal Debian of this machine's release as a tar file, made at the first call.
+debian_image() {
+    local suite image
+    suite=$(os_release VERSION_CODENAME)
+    image=$root/target/package/debian-$suite.tar
+    mkdir -p "${image%/*}"
+    if [[ ! -e $image ]]; then
+        say "making a minimal Debian ($suite)"
+        mmdebstrap --quiet --format=tar --variant=minbase --include=systemd "$suite" "$image.new" >&2
+        mv "$image.new" "$image"
+    fi
+    echo "$image"
 }
 
 # packaging_options OUT ARGUMENTS...: what scripts that package are told. Sets profile, cargo_profile, wants_build and out.
@@ -123,12 +160,42 @@ make_documents() {
     rm -rf "$1"
     mkdir -p "$1"/{man,bash,zsh,fish}
     "$target_dir/$profile/holobiont" man --out "$1/man" >/dev/null
-    for program in "${programs_of_a_package[@]}"; do
+    for program in "${all_programs[@]}"; do
         [[ $program == holobiont* ]] || continue
         "$target_dir/$profile/$program" completions bash >"$1/bash/$program"
         "$target_dir/$profile/$program" completions zsh >"$1/zsh/_$program"
         "$target_dir/$profile/$program" completions fish >"$1/fish/$program.fish"
     done
+}
+
+# platform PROGRAM...: prints the manylinux tag of the machines that run the programs. They may link to what manylinux has alone.
+platform() {
+    local foreign glibc
+    foreign=$(readelf --dynamic --wide "$@" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | sort --unique |
+        grep -vxE 'lib(c|m|dl|rt|pthread)\.so\.[0-9]+|libgcc_s\.so\.1|ld-linux-.*' || true)
+    [[ -z $foreign ]] || die "the programs need ${foreign//$'\n'/, }, which not every Linux has"
+    glibc=$(readelf --version-info --wide "$@" | grep -o 'GLIBC_2\.[0-9]*' | sort --unique --version-sort | tail -1)
+    [[ -n $glibc ]] || die "the programs do not say which glibc they need"
+    glibc=${glibc#GLIBC_}
+    echo "manylinux_${glibc//./_}_$(uname -m)"
+}
+
+# stage_programs FOLDER: copies the programs without debug information into FOLDER/bin and FOLDER/lib/holobiont, and manual
+# pages and completions into FOLDER/share.
+stage_programs() {
+    local program place documents=$1/documents share=$1/share
+    mkdir -p "$1"/{bin,lib/holobiont} "$share"/{man,bash-completion,zsh,fish}
+    for program in "${all_programs[@]}"; do
+        place=lib/holobiont
+        [[ " ${typed_programs[*]} " != *" $program "* ]] || place=bin
+        objcopy --strip-debug "$target_dir/$profile/$program" "$1/$place/$program"
+    done
+    make_documents "$documents"
+    mv "$documents/man" "$share/man/man1"
+    mv "$documents/bash" "$share/bash-completion/completions"
+    mv "$documents/zsh" "$share/zsh/site-functions"
+    mv "$documents/fish" "$share/fish/vendor_completions.d"
+    rmdir "$documents"
 }
 
 # Prints a Python that has pip: python3 itself, or that of a virtual environment made for the purpose.
