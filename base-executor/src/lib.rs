@@ -4,6 +4,7 @@
 //!
 //! - [`config`]: the settings.
 //! - [`bench`]: `base-executor bench`, which times the forward pass alone.
+//! - [`capacity`]: `base-executor capacity`, which computes how many tokens and adapters fit into memory.
 //! - [`check`]: `base-executor check`, which reports whether an adapter is usable, and why not.
 //! - [`device_check`]: `base-executor device`, which reports whether a device is usable, and why not.
 //! - [`model_loader`]: the forward pass, the adapter loader, and facts about the model.
@@ -41,6 +42,7 @@ pub mod adapter_images;
 pub mod adapters;
 pub mod bench;
 pub mod budget;
+pub mod capacity;
 pub mod check;
 pub mod cold_start_model;
 pub mod config;

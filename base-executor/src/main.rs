@@ -3,7 +3,7 @@
 use std::{error::Error, ffi::OsString, process::ExitCode};
 
 use base_executor::{
-    bench, check,
+    bench, capacity, check,
     config::{ExecutorConfig, ExecutorConfigError},
     device_check,
 };
@@ -56,6 +56,10 @@ fn run() -> anyhow::Result<ExitCode> {
         Some("bench") => {
             arguments.remove(1);
             bench::run(&bench::BenchConfig::parse_from(arguments))?;
+        }
+        Some("capacity") => {
+            arguments.remove(1);
+            capacity::run(capacity::CapacityConfig::parse_from(arguments))?;
         }
         Some("check") => {
             arguments.remove(1);

@@ -5,6 +5,7 @@
 //! - this file: the opened model, and the preparation of adapters for it
 //! - `base_device`: the steps of opening a base on any device
 //! - [`cpu`], [`cuda`]: the base on the host's cores, and on a GPU
+//! - [`footprint`]: the memory of a base and of adapters, from the model's header alone
 //! - `drafting`: drafter models: the base's first layers, or a smaller model
 //! - `base`: the source of the weights, and the plan of the layer service
 //! - `precision_choice`: the precision of linear layers on a CPU
@@ -14,6 +15,7 @@ mod base_device;
 pub mod cpu;
 pub mod cuda;
 mod drafting;
+pub(crate) mod footprint;
 mod precision_choice;
 
 use std::{fmt, path::Path, sync::Arc};

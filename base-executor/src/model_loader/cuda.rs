@@ -219,10 +219,15 @@ pub(crate) fn open_alone(
 
 /// Plans the memory of `base`, and fails before any allocation if the GPU has too little.
 fn plan(config: &ExecutorConfig, cuda: &Arc<Cuda>, base: &PendingBase) -> anyhow::Result<MemoryPlan> {
-    let precision = kv_precision(config, base.numerics_on_gpu());
-    let block_bytes = KvPool::block_bytes(kv_shape(base.source.config(), precision));
-    let plan = MemoryPlan::of(config, &*base.source, block_bytes as u64);
+    let (plan, _) = memory_plan(config, base);
     let device = DeviceChoice::Cuda { ordinal: cuda.info().ordinal };
     plan.check(device, cuda.free_bytes()? as u64, cuda.info().memory_bytes as u64)?;
     Ok(plan)
+}
+
+/// Plans the memory of `base` on any GPU; the second value is the bytes of a KV block.
+pub(super) fn memory_plan(config: &ExecutorConfig, base: &PendingBase) -> (MemoryPlan, usize) {
+    let precision = kv_precision(config, base.numerics_on_gpu());
+    let block_bytes = KvPool::block_bytes(kv_shape(base.source.config(), precision));
+    (MemoryPlan::of(config, &*base.source, block_bytes as u64), block_bytes)
 }

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that panics has failed, which is what is wanted")]
 
 mod bridge;
+mod capacity;
 mod check;
 mod cold_start;
 mod common;

@@ -143,7 +143,7 @@ const SEARCH_WORDS: [&str; 24] = [
 ];
 
 /// Words of [`SEARCH_WORDS`] for features that are not there, or that have no page of their own.
-const WITHOUT_HEADING: [&str; 3] = ["autoscaling", "continuous batching", "multi-lora"];
+const WITHOUT_HEADING: [&str; 2] = ["continuous batching", "multi-lora"];
 
 fn plain(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase()

@@ -118,6 +118,8 @@ fn is_of_others(line: &str) -> bool {
         "curl",
         "podman",
         "journalctl",
+        "kubectl",
+        "helm",
         "python",
         "vllm",
         "nvidia",

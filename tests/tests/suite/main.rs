@@ -3,6 +3,7 @@
 
 mod adapters;
 mod bad_input;
+mod capacity;
 mod churn;
 mod cold_starts;
 mod commands_in_docs;

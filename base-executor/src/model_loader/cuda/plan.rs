@@ -22,9 +22,9 @@ const POOL_TENTHS: u64 = 9;
 
 /// GPU memory of a base, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct MemoryPlan {
-    weights: u64,
-    scratch: u64,
+pub(crate) struct MemoryPlan {
+    pub(crate) weights: u64,
+    pub(crate) scratch: u64,
     /// Block pool for KV cache and adapters; `None` for the remaining memory.
     pool: Option<u64>,
     /// Minimum pool: one block.
@@ -32,7 +32,7 @@ pub(super) struct MemoryPlan {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(super) struct InsufficientGpuMemory {
+pub(crate) struct InsufficientGpuMemory {
     device: DeviceChoice,
     free: u64,
     total: u64,
@@ -55,7 +55,7 @@ impl MemoryPlan {
     ///
     /// # Errors
     /// If the plan exceeds it.
-    pub(super) fn check(
+    pub(crate) fn check(
         self,
         device: DeviceChoice,
         free: u64,
@@ -68,7 +68,7 @@ impl MemoryPlan {
     }
 
     /// Returns the pool size after the weights are loaded and `free` bytes remain.
-    pub(super) fn pool_bytes(&self, free: u64) -> u64 {
+    pub(crate) fn pool_bytes(&self, free: u64) -> u64 {
         let left = free.saturating_sub(self.scratch);
         self.pool.unwrap_or_else(|| (left / 10 * POOL_TENTHS).max(self.least_pool))
     }

@@ -106,8 +106,8 @@ enum HolobiontCommand {
     /// Checks a deployment file and everything it names, without starting it
     #[command(after_help = exit::HELP)]
     Check(CheckArguments),
-    /// Checks hardware, system limits and configuration of this machine
-    #[command(after_help = exit::HELP)]
+    /// Checks hardware, system limits and configuration of this machine, or computes what fits beside a model
+    #[command(after_help = exit::HELP, mut_args(doctor::without_settings))]
     Doctor(DoctorArguments),
     /// Predicts the latency of a load on N executors, and how many executors it needs
     #[command(after_help = exit::HELP)]

@@ -5,6 +5,8 @@ mod drafts;
 mod executors;
 mod fleet;
 
+pub(crate) use self::executors::named;
+
 use std::{
     path::{Path, PathBuf},
     process::Command,
@@ -70,7 +72,7 @@ pub(crate) fn deployment(config: &DeploymentConfig, home: &HomeDirectory) -> Vec
     let splits = CoreSplit::each(&members, &allowed);
     for (member, split) in members.iter().zip(&splits) {
         let looked_at = executor(&member.config, split, &allowed);
-        findings.extend(looked_at.into_iter().map(|finding| executors::named(finding, member)));
+        findings.extend(looked_at.into_iter().map(|finding| named(finding, member)));
     }
     findings.extend(executors::together(&members, &splits));
     findings.push(executors::memory(config, &members));
@@ -130,7 +132,7 @@ pub(crate) fn device(device: DeviceChoice) -> Finding {
 
 /// Makes a finding of the last output line, which holds cause and next step. The step `else_fix` is for a
 /// line without one.
-fn said_finding(name: &str, is_usable: bool, said: &[u8], else_fix: &str) -> Finding {
+pub(crate) fn said_finding(name: &str, is_usable: bool, said: &[u8], else_fix: &str) -> Finding {
     let said = String::from_utf8_lossy(said);
     let line = printable(said.lines().last().unwrap_or("the program printed nothing").trim());
     match is_usable {

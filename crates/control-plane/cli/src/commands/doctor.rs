@@ -1,4 +1,7 @@
-//! `holobiont doctor`: checks whether this machine suits a deployment, and says how to fix each finding.
+//! `holobiont doctor`: checks whether this machine suits a deployment, and says how to fix each finding. With
+//! a model, the command says instead how many tokens and adapters fit.
+
+mod capacity;
 
 use std::{
     fs,
@@ -6,13 +9,18 @@ use std::{
     process::Command,
 };
 
+use clap::Arg;
 use rustix::process::{Resource, getrlimit};
 
-use settings::{ByteCount, DeviceChoice, ExecutorSection};
+use settings::{ByteCount, DeviceChoice, ExecutorSection, SettingFlags};
 
 use crate::{
     commands::check,
-    deployment::{config::DeploymentConfig, cores, machine},
+    deployment::{
+        config::{DeploymentConfig, DeploymentConfigError},
+        cores,
+        machine::memory_bytes,
+    },
     exit::Exit,
     home::HomeDirectory,
     models,
@@ -34,14 +42,48 @@ pub(crate) struct DoctorArguments {
     /// Deployment file [default: environment variables and defaults only]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Memory of a GPU that need not be in this machine, for --model with --device cuda
+    #[arg(long, value_name = "BYTES", requires = "model")]
+    device_memory: Option<ByteCount>,
+    #[command(flatten)]
+    settings: SettingFlags,
+}
+
+/// Hides the settings of `up` from the help of `doctor`, except the model.
+pub(crate) fn without_settings(argument: Arg) -> Arg {
+    match argument.get_help_heading() {
+        Some(_) if argument.get_id() == "model" => argument
+            .help(
+                "Computes how many tokens and adapters fit beside a model, with the settings of `up`, all of \
+                   which are options here too",
+            )
+            .help_heading(None),
+        Some(_) => argument.hide(true),
+        None => argument,
+    }
 }
 
 pub(crate) fn run(arguments: &DoctorArguments, terminal: Terminal) -> Result<(), CheckFailure> {
     let home = HomeDirectory::from_environment();
+    let config = DeploymentConfig::from_flags(&arguments.settings)
+        .and_then(|flags| DeploymentConfig::layered(flags, arguments.config.as_deref()));
+    let names_model = arguments.settings.given().any(|(setting, _)| setting.flag == "model");
+    match config {
+        Ok(config) if names_model => capacity::run(&config, arguments.device_memory, &home, terminal),
+        config => machine(config, &home, terminal),
+    }
+}
+
+/// Checks the machine and the configuration.
+fn machine(
+    config: Result<DeploymentConfig, DeploymentConfigError>,
+    home: &HomeDirectory,
+    terminal: Terminal,
+) -> Result<(), CheckFailure> {
     let mut findings = vec![cores(), cpu(&read("/proc/cpuinfo"))];
-    match DeploymentConfig::layered(DeploymentConfig::default(), arguments.config.as_deref()) {
+    match config {
         Ok(config) => {
-            findings.push(memory(&config, &home, &read("/proc/meminfo")));
+            findings.push(memory(&config, home, &read("/proc/meminfo")));
             let is_cpu =
                 |config: &DeploymentConfig| matches!(config.executor.device, None | Some(DeviceChoice::Cpu));
             if config.members().iter().all(|member| is_cpu(&member.config)) {
@@ -51,7 +93,7 @@ pub(crate) fn run(arguments: &DoctorArguments, terminal: Terminal) -> Result<(),
             findings.push(locked_memory());
             findings.push(open_files());
             findings.push(disk(&config.deployment.state.clone().unwrap_or_else(|| home.state())));
-            findings.extend(check::deployment(&config, &home));
+            findings.extend(check::deployment(&config, home));
         }
         Err(error) => findings.push(Finding::error("configuration", &error)),
     }
@@ -104,7 +146,7 @@ fn unused_gpu(first: &Finding) -> Finding {
 
 /// Checks whether weights, KV cache and adapters fit into available memory.
 fn memory(config: &DeploymentConfig, home: &HomeDirectory, meminfo: &str) -> Finding {
-    let Some(available) = machine::memory_bytes(meminfo, "MemAvailable") else {
+    let Some(available) = memory_bytes(meminfo, "MemAvailable") else {
         return Finding::warn("memory", "the system does not report available memory", "run free -m");
     };
     let model = models::find(config.model.name.as_deref(), home).ok();

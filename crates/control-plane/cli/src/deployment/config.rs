@@ -21,8 +21,8 @@ use std::{
 use serde::{Deserialize, Deserializer, de};
 use settings::{
     DeploymentSection, ExecutorSection, GatewaySection, LabSection, LayersSection, MemoryFraction,
-    MemorySection, ModelSection, ServiceClass, Setting, SettingFlags, SpeculationSection, TrainingSection,
-    WorkersSection,
+    MemorySection, ModelSection, ProcessKind, ServiceClass, Setting, SettingFlags, SpeculationSection,
+    TrainingSection, WorkersSection,
     renamed::Renamed,
     variables::{UnknownVariable, Variable},
 };
@@ -211,6 +211,20 @@ impl DeploymentConfig {
             .chain(self.workers.set());
         let serving = self.layers.set().chain(self.gateway.set()).chain(self.training.set());
         computing.chain(serving).chain(self.deployment.set()).chain(self.lab.set())
+    }
+
+    /// Returns the settings that are passed unchanged to `process`, as options.
+    pub(crate) fn arguments_for(&self, process: ProcessKind) -> Vec<OsString> {
+        let settings = self.set().filter(|(setting, _)| setting.process == process);
+        let arguments = settings.flat_map(|(setting, value)| {
+            let flag = OsString::from(format!("--{}", setting.flag));
+            match setting.is_switch() {
+                true if value == "true" => vec![flag],
+                true => Vec::new(),
+                false => vec![flag, value],
+            }
+        });
+        arguments.collect()
     }
 
     /// Returns the configuration of each executor that is started on this host. A single executor has no

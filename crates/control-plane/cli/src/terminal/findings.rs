@@ -1,7 +1,7 @@
 //! Findings of `check` and `doctor`: one line each, with health and fix.
 
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
     exit::{Exit, Explain},
@@ -82,9 +82,25 @@ impl Explain for CheckFailure {
 
 /// Prints the findings; returns an error with the exit code `exit` if any failed.
 pub(crate) fn report(findings: &[Finding], exit: Exit, terminal: Terminal) -> Result<(), CheckFailure> {
+    report_with(findings, &json!({}), exit, terminal)
+}
+
+/// Prints the findings like [`report`]; the JSON object also gets the members of the object `figures`.
+pub(crate) fn report_with(
+    findings: &[Finding],
+    figures: &Value,
+    exit: Exit,
+    terminal: Terminal,
+) -> Result<(), CheckFailure> {
     let failed = findings.iter().filter(|finding| finding.health == Health::Fail).count();
     match terminal.format {
-        PrintFormat::Json => terminal.print(json!({"ok": failed == 0, "findings": findings})),
+        PrintFormat::Json => {
+            let mut object = json!({"ok": failed == 0, "findings": findings});
+            for (name, value) in figures.as_object().into_iter().flatten() {
+                object[name] = value.clone();
+            }
+            terminal.print(object);
+        }
         PrintFormat::Human => terminal.print(text(terminal.ink(), findings)),
     }
     match failed {

@@ -69,7 +69,8 @@ fn answer(mut stream: &TcpStream, broken: Option<&str>) -> Option<String> {
     let range = headers.iter().find_map(|line| line.strip_prefix("range: bytes="));
     let files = files();
     let mut respond = |status: &str, headers: &str, length: usize, body: &[u8]| {
-        let head = format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n{headers}\r\n");
+        let head =
+            format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n{headers}\r\n");
         _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
     };
     if path == "/api/models/org/name/revision/main" {
@@ -113,7 +114,11 @@ fn a_name_of_a_hub_is_downloaded_once_with_what_the_model_needs() {
     for name in ["config.json", "model.safetensors"] {
         assert_eq!(fs::read(snapshot_path.join(name)).unwrap(), files()[name], "{name}");
     }
-    assert_eq!(snapshot(&hub.pull(home.path(), "org/name", "1")), snapshot_path, "the cache suffices offline");
+    assert_eq!(
+        snapshot(&hub.pull(home.path(), "org/name", "1")),
+        snapshot_path,
+        "the cache suffices offline"
+    );
     assert!(hub.take_requested().is_empty());
 }
 

@@ -47,7 +47,10 @@ fn a_hub_name_leads_to_the_snapshot_of_its_branch_tag_or_commit() {
 fn a_name_that_leads_nowhere_is_refused_with_what_to_do() {
     let (directory, _) = cache();
     for name in ["org/other", "org/name@v2", "org/name@snapshots"] {
-        assert_says(resolve(name, directory.path()), &[name, "is not in", directory.path().to_str().unwrap()]);
+        assert_says(
+            resolve(name, directory.path()),
+            &[name, "is not in", directory.path().to_str().unwrap()],
+        );
     }
     for name in ["missing.gguf", "./missing", "/missing/dir", "../../etc", "org/../name", ""] {
         assert!(matches!(resolve(name, directory.path()), Err(LocationError::Unknown { .. })), "{name}");

@@ -26,7 +26,7 @@ use crate::{
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 
 /// Prefixes the finding with the executor's name, if there are several executors.
-pub(super) fn named(mut finding: Finding, member: &DeployedExecutor) -> Finding {
+pub(crate) fn named(mut finding: Finding, member: &DeployedExecutor) -> Finding {
     if let Some(name) = &member.name {
         finding.name = format!("{name}: {}", finding.name);
     }

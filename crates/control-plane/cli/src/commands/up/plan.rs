@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use settings::{LogFormat, ServiceClass};
+use settings::{LogFormat, ProcessKind, ServiceClass};
 
 use super::{
     detach,
@@ -170,20 +170,6 @@ impl ArgumentList {
     }
 }
 
-/// Returns the settings that are passed unchanged to `process`.
-fn handed_on(config: &DeploymentConfig, process: settings::ProcessKind) -> Vec<OsString> {
-    let settings = config.set().filter(|(setting, _)| setting.process == process);
-    let arguments = settings.flat_map(|(setting, value)| {
-        let flag = OsString::from(format!("--{}", setting.flag));
-        match setting.is_switch() {
-            true if value == "true" => vec![flag],
-            true => Vec::new(),
-            false => vec![flag, value],
-        }
-    });
-    arguments.collect()
-}
-
 fn executor_arguments(
     config: &DeploymentConfig,
     split: &CoreSplit,
@@ -212,7 +198,7 @@ fn executor_arguments(
     for weight in config.class.iter().flat_map(ServiceClass::cache_weights) {
         arguments = arguments.with("--cache-weight", weight.to_string());
     }
-    arguments.0.extend(handed_on(config, settings::ProcessKind::Executor));
+    arguments.0.extend(config.arguments_for(ProcessKind::Executor));
     arguments.0
 }
 
@@ -243,7 +229,7 @@ fn gateway_arguments(
     for class in &config.class {
         arguments = arguments.with("--class", class.to_string());
     }
-    arguments.0.extend(handed_on(config, settings::ProcessKind::Gateway));
+    arguments.0.extend(config.arguments_for(ProcessKind::Gateway));
     arguments.0
 }
 

@@ -26,7 +26,8 @@ pub(super) fn fetch(name: &HubName, cache: &Path) -> Result<PathBuf, String> {
     mark().map_err(|error| format!("cannot write {}: {error}", marker.display()))?;
     let snapshot = snapshot(name, cache).map_err(|error| error.to_string())?;
     fs::remove_file(&marker).map_err(|error| format!("cannot remove {}: {error}", marker.display()))?;
-    snapshot.ok_or_else(|| "the repository has no model files (safetensors, or a single GGUF file)".to_owned())
+    snapshot
+        .ok_or_else(|| "the repository has no model files (safetensors, or a single GGUF file)".to_owned())
 }
 
 /// Whether a download of this revision was interrupted, so that its snapshot may lack files.
