@@ -11,7 +11,7 @@
 //! - [`engine`]: the compute thread: schedule, run, postprocess.
 //! - [`budget`]: budgets of the host's memory. [`device_memory_split`]: the device's memory for KV cache and
 //!   adapters.
-//! - [`memory`], [`kv_offload`]: settings of the KV cache tiers; copies of KV blocks outside the device.
+//! - [`memory`], [`kv_offload`]: the tiers of the KV cache; copies of KV blocks outside the device.
 //! - `request_key`: the owner of a request or call.
 //! - [`drafter`]: drafters of sequences. [`constrained_decoding`]: masks for structured output.
 //! - [`adapters`], [`loader`]: adapters of the host tier and their budget; the thread that loads them.
@@ -86,7 +86,7 @@ use anyhow::Context as _;
 use model::forward::{BLOCK_TOKENS, ForwardPass};
 use scheduling::clock::SystemClock;
 use settings::{DeviceChoice, DraftChoice};
-use shmproto::message::{ColdStart, PROTOCOL_VERSION, Welcome};
+use shmproto::message::{PROTOCOL_VERSION, Welcome};
 use text::sandbox::OWN_PROGRAM;
 use tokio::sync::{mpsc, oneshot};
 
@@ -101,7 +101,6 @@ use self::{
     heartbeat::ComputeHeartbeat,
     kv_offload::CopyNotifier,
     loader::Loader,
-    memory::MemorySettings,
     model_loader::{ModelFacts, OpenedModel, cpu, cuda},
     progress::LoadingProgress,
 };
@@ -131,7 +130,7 @@ pub fn run(config: &ExecutorConfig) -> anyhow::Result<()> {
             return layer_server::run(config, shutdown, say_ready).await;
         };
         let opened = config.clone();
-        let settings = ServeSettings::of(config);
+        let settings = config.clone();
         match config.device {
             DeviceChoice::Cpu => {
                 let open = move |progress: &LoadingProgress, arrivals| cpu::open(&opened, progress, arrivals);
@@ -153,57 +152,15 @@ fn say_ready() {
     let _ = writeln!(std::io::stdout(), "ready");
 }
 
-/// Limits and modes of [`serve`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ServeSettings {
-    /// Maximum number of sequences per step.
-    pub max_running: usize,
-    /// Maximum number of waiting requests.
-    pub max_waiting: usize,
-    /// Maximum number of prompt tokens of all waiting requests.
-    pub max_waiting_tokens: usize,
-    /// Maximum number of prompt tokens per step.
-    pub chunk_tokens: usize,
-    /// Maximum sequence length in tokens, if below the model's own.
-    pub context_length: Option<usize>,
-    pub draft: DraftChoice,
-    /// Maximum number of draft tokens per sequence and step.
-    pub draft_tokens: usize,
-    /// Mode of cold starts.
-    pub cold_start: ColdStart,
-    pub memory: MemorySettings,
-}
-
-impl ServeSettings {
-    fn of(config: &ExecutorConfig) -> Self {
-        let ExecutorConfig { max_running, max_waiting, max_waiting_tokens, chunk_tokens, .. } = *config;
-        Self {
-            max_running,
-            max_waiting,
-            max_waiting_tokens,
-            chunk_tokens,
-            context_length: config.context_length,
-            draft: config.draft.clone(),
-            draft_tokens: config.draft_tokens,
-            cold_start: config.cold_start(),
-            memory: MemorySettings::of(config),
-        }
-    }
-
-    /// Returns the draft settings; `model` is the drafter model, if there is one.
-    fn drafts(&self, model: Option<DrafterFactory>) -> Drafts {
-        let by = |agency| Drafts::by(self.draft_tokens, agency);
-        match &self.draft {
-            DraftChoice::Off => Drafts::default(),
-            DraftChoice::Auto => by(Some(DrafterFactory::ngram())).or_itself(),
-            DraftChoice::Ngram => by(Some(DrafterFactory::ngram())),
-            DraftChoice::EarlyExit => by(None).or_itself(),
-            DraftChoice::Model(_) => by(model),
-        }
-    }
-
-    fn context_length(&self, facts: &ModelFacts) -> usize {
-        self.context_length.map_or(facts.context_length, |cap| cap.min(facts.context_length))
+/// Returns the draft settings; `model` is the drafter model, if there is one.
+fn drafts(config: &ExecutorConfig, model: Option<DrafterFactory>) -> Drafts {
+    let by = |agency| Drafts::by(config.draft_tokens, agency);
+    match &config.draft {
+        DraftChoice::Off => Drafts::default(),
+        DraftChoice::Auto => by(Some(DrafterFactory::ngram())).or_itself(),
+        DraftChoice::Ngram => by(Some(DrafterFactory::ngram())),
+        DraftChoice::EarlyExit => by(None).or_itself(),
+        DraftChoice::Model(_) => by(model),
     }
 }
 
@@ -214,7 +171,7 @@ impl ServeSettings {
 /// If the socket cannot be bound, the model cannot be opened, or the engine stops by itself.
 pub async fn serve<P, L>(
     socket: &Path,
-    settings: ServeSettings,
+    config: ExecutorConfig,
     open: impl FnOnce(&LoadingProgress, ArrivalNotifier) -> anyhow::Result<OpenedModel<P, L>> + Send + 'static,
     mut shutdown: mpsc::Receiver<Duration>,
     on_ready: impl FnOnce(),
@@ -236,12 +193,11 @@ where
     let tell = teller(&engine_sender);
     let copied = CopyNotifier::new(move |copy| tell(EngineEvent::FileCopied(copy)));
     let ring = bell(&engine_sender);
-    let wanted = settings.clone();
     // The compute thread opens the model, so it owns the model from the beginning.
     let engine = spawn("engine", move || {
         let _ended = ended;
         let opened =
-            open(&progress, arrivals).and_then(|resident| prepare(resident, &wanted, signs, copied, ring));
+            open(&progress, arrivals).and_then(|resident| prepare(resident, &config, signs, copied, ring));
         hand_over(opened, opened_sender).map_or(Ok(()), |engine| engine.run(events))
     })?;
     let opened = bound.wait_for(watched, systemd::loading, async {
@@ -302,7 +258,7 @@ fn bell<A: Send + Sync + 'static>(engine: &mpsc::Sender<EngineEvent<A>>) -> impl
 
 fn prepare<P, L>(
     resident: OpenedModel<P, L>,
-    settings: &ServeSettings,
+    config: &ExecutorConfig,
     pulse: ComputeHeartbeat,
     copied: CopyNotifier,
     bell: impl Fn() + Send + Sync + 'static,
@@ -311,14 +267,13 @@ where
     P: ForwardPass,
 {
     let OpenedModel { pass, loader, placement, layers, budget, draft_model, facts } = resident;
-    let limits = limits(settings, &facts);
-    let (cache, below) =
-        memory::open(&settings.memory, &pass, &facts, limits.context_length, &budget.history, copied)?;
+    let limits = limits(config, &facts);
+    let (cache, below) = memory::open(config, &pass, &facts, limits.context_length, &budget.history, copied)?;
     let grammars = GrammarWorkers::of_model(facts.model_path.clone().into(), OWN_PROGRAM.into(), bell)?;
-    let welcome = welcome(facts, settings, pass.vocab_size(), budget.adapters.limit_bytes());
+    let welcome = welcome(facts, config, &limits, pass.vocab_size(), budget.adapters.limit_bytes());
     let engine = Engine::new(pass, limits, welcome, Box::new(SystemClock));
     let engine = engine.with_pulse(pulse).with_placement(placement).with_memory(cache, below);
-    let engine = engine.with_drafts(settings.drafts(draft_model)).with_grammars(grammars);
+    let engine = engine.with_drafts(drafts(config, draft_model)).with_grammars(grammars);
     let adapters = Budget::new(budget.adapters.clone());
     let engine = engine.with_budget(budget);
     Ok((layers.into_iter().fold(engine, Engine::with_layers), (loader, adapters)))
@@ -343,16 +298,18 @@ pub(crate) fn spawn<T: Send + 'static>(
     spawned.with_context(|| format!("cannot start the {name} thread"))
 }
 
-fn limits(settings: &ServeSettings, facts: &ModelFacts) -> EngineLimits {
-    let ServeSettings { max_running, max_waiting, max_waiting_tokens, chunk_tokens, .. } = *settings;
-    let context_length = settings.context_length(facts);
+fn limits(config: &ExecutorConfig, facts: &ModelFacts) -> EngineLimits {
+    let ExecutorConfig { max_running, max_waiting, max_waiting_tokens, chunk_tokens, .. } = *config;
+    let context_length =
+        config.context_length.map_or(facts.context_length, |cap| cap.min(facts.context_length));
     let kv_blocks = facts.kv_blocks;
     EngineLimits { max_running, max_waiting, max_waiting_tokens, chunk_tokens, context_length, kv_blocks }
 }
 
 fn welcome(
     facts: ModelFacts,
-    settings: &ServeSettings,
+    config: &ExecutorConfig,
+    limits: &EngineLimits,
     vocab_size: usize,
     adapter_budget_bytes: u64,
 ) -> Welcome {
@@ -361,7 +318,7 @@ fn welcome(
         version: PROTOCOL_VERSION,
         // The standard library seeds its hashers at random, so each process start gets another number.
         instance: RandomState::new().hash_one(std::process::id()),
-        context_length: word(settings.context_length(&facts)),
+        context_length: word(limits.context_length),
         model_path: facts.model_path,
         base_hash: facts.base_hash,
         text_hash: facts.text_hash,
@@ -371,12 +328,12 @@ fn welcome(
         adapter_budget_bytes,
         // The engine sets it from the block pool.
         device_budget_bytes: 0,
-        cold_start: settings.cold_start,
-        kv_blocks: facts.kv_blocks,
+        cold_start: config.cold_start(),
+        kv_blocks: limits.kv_blocks,
         block_tokens: word(BLOCK_TOKENS),
-        max_running: word(settings.max_running),
-        max_waiting: word(settings.max_waiting),
-        chunk_tokens: word(settings.chunk_tokens),
+        max_running: word(limits.max_running),
+        max_waiting: word(limits.max_waiting),
+        chunk_tokens: word(limits.chunk_tokens),
         adapters: Vec::new(),
     }
 }

@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     io,
-    path::{Path, PathBuf},
+    path::Path,
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -36,56 +36,12 @@ const FILE: &str = "history.kv";
 const LOCK_WAIT: Duration = Duration::from_secs(5);
 const LOCK_RETRY: Duration = Duration::from_millis(50);
 
-/// Settings of the KV cache tiers.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MemorySettings {
-    pub device: DeviceBytes,
-    pub host_bytes: u64,
-    pub disk_bytes: u64,
-    /// Private directory of the disk tier's file.
-    pub directory: PathBuf,
-    pub policy: Variant,
-    /// Unit of time of the eviction cost model.
-    pub tau: Duration,
-    /// Memory shares of tenants, where they are not 1.
-    pub weights: HashMap<TenantId, u32>,
-}
-
-impl MemorySettings {
-    pub(crate) fn of(config: &ExecutorConfig) -> Self {
-        Self {
-            device: DeviceBytes::of(config),
-            host_bytes: config.host_bytes.0,
-            disk_bytes: config.disk_bytes.0,
-            directory: config.disk_directory(),
-            policy: variant(config.cache_policy),
-            tau: Duration::from_millis(config.cache_decay_ms),
-            weights: weights(&config.cache_weights),
-        }
-    }
-}
-
-impl Default for MemorySettings {
-    /// Returns a device without lower tiers.
-    fn default() -> Self {
-        Self {
-            device: DeviceBytes::default(),
-            host_bytes: 0,
-            disk_bytes: 0,
-            directory: PathBuf::new(),
-            policy: Variant::default(),
-            tau: Duration::from_secs(10),
-            weights: HashMap::new(),
-        }
-    }
-}
-
 /// Opens the tiers around `pass`, charged to `account`, with the blocks that an earlier process left.
 ///
 /// # Errors
 /// If the disk tier's file cannot be opened.
 pub(crate) fn open<P: ForwardPass>(
-    settings: &MemorySettings,
+    config: &ExecutorConfig,
     pass: &P,
     facts: &ModelFacts,
     context_length: usize,
@@ -94,27 +50,27 @@ pub(crate) fn open<P: ForwardPass>(
 ) -> anyhow::Result<(Cache, KvOffload)> {
     let block_bytes = pass.block_bytes();
     let blocks = |bytes: u64| u32::try_from(bytes / (block_bytes as u64).max(1)).unwrap_or(u32::MAX);
-    let (host, disk) = (blocks(settings.host_bytes), blocks(settings.disk_bytes));
+    let (host, disk) = (blocks(config.host_bytes.0), blocks(config.disk_bytes.0));
     let context = u32::try_from(context_length.div_ceil(BLOCK_TOKENS)).unwrap_or(u32::MAX);
     let mut cache = Cache::new(CacheSettings {
         host,
         disk,
-        variant: settings.policy,
-        tau: settings.tau,
-        ..settings.device.divide(facts.kv_blocks, context, block_bytes)
+        variant: variant(config.cache_policy),
+        tau: Duration::from_millis(config.cache_decay_ms),
+        ..DeviceBytes::of(config).divide(facts.kv_blocks, context, block_bytes)
     });
-    cache.weigh(&settings.weights);
+    cache.weigh(&weights(&config.cache_weights));
     let below = KvOffload::new(block_bytes, host, account);
     if disk == 0 {
         anyhow::ensure!(
-            settings.disk_bytes == 0,
+            config.disk_bytes.0 == 0,
             "--disk-bytes is smaller than a KV block of {block_bytes} bytes; raise it"
         );
         return Ok((cache, below));
     }
     let fingerprint = fingerprint(facts).context("cannot read the file of this program")?;
     let layout = StoreLayout { fingerprint, block_bytes, block_tokens: BLOCK_TOKENS, slots: disk };
-    let path = settings.directory.join(FILE);
+    let path = config.disk_directory().join(FILE);
     let OpenedStore { store, found, blocks, damaged } =
         when_free(&path, &layout).context("--disk-bytes: cannot open the file for KV blocks")?;
     let restored = cache.restore(blocks);

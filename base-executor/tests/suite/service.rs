@@ -8,26 +8,25 @@ use std::{
 };
 
 use base_executor::{
-    ServeSettings,
     adapters::AdapterRole,
     budget::MemoryBudget,
+    config::ExecutorConfig,
     gateway_server::NO_REQUEST,
     loader::{Loader, PassReadyAdapter, PrepareError},
-    memory::MemorySettings,
     model_loader::{ModelFacts, OpenedModel},
     placement::HostOnlyPlacement,
     serve,
 };
+use clap::Parser as _;
 use model::{
     adapter::{Adapter, AnyAdapter, LoraModule, MethodWeights},
     shape::source::Target,
 };
-use settings::DraftChoice;
 use shmproto::{
     codec::Wire as _,
     message::{
-        AdapterPart, ColdStart, DeviceFacts, ErrorCode, Failed, Finish, Generate, Hello, LoadAdapter,
-        PROTOCOL_VERSION, ToExecutor, ToGateway, UnloadAdapter,
+        AdapterPart, DeviceFacts, ErrorCode, Failed, Finish, Generate, Hello, LoadAdapter, PROTOCOL_VERSION,
+        ToExecutor, ToGateway, UnloadAdapter,
     },
 };
 use tokio::{sync::mpsc, time::timeout};
@@ -92,17 +91,15 @@ impl Executor {
         let (on_ready, ready) = tokio::sync::oneshot::channel();
         let place = socket.clone();
         let thread = std::thread::spawn(move || {
-            let settings = ServeSettings {
-                cold_start: ColdStart::Cached,
-                max_running: 8,
-                max_waiting: 8,
-                max_waiting_tokens: 1 << 20,
-                chunk_tokens: 64,
-                draft: DraftChoice::Off,
-                draft_tokens: 16,
-                context_length: None,
-                memory: MemorySettings::default(),
-            };
+            let config = ExecutorConfig::parse_from([
+                "base-executor",
+                "--model=model.gguf",
+                "--cold-start=cached",
+                "--max-running=8",
+                "--max-waiting=8",
+                "--chunk-tokens=64",
+                "--draft=off",
+            ]);
             let facts = ModelFacts {
                 model_path: "model.gguf".to_owned(),
                 base_hash: [3; 32],
@@ -122,13 +119,7 @@ impl Executor {
                 facts,
             };
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(serve(
-                &place,
-                settings,
-                |_, _| Ok(resident),
-                asked,
-                || on_ready.send(()).unwrap(),
-            ))
+            runtime.block_on(serve(&place, config, |_, _| Ok(resident), asked, || on_ready.send(()).unwrap()))
         });
         timeout(WATCHDOG, ready).await.expect("it becomes ready").expect("it starts");
         Self { socket, shutdown, thread, _directory: directory }

@@ -19,7 +19,6 @@ const TWINS: &[&str] = &[
     "App GatewayConfig",
     "AppBuilder GatewayConfig",
     "Args GatewayConfig",
-    "ExecutorConfig ServeSettings",
     // The options of a training job, the plan with all defaults, which checkpoints hold, and its report.
     "JobPlan TrainingPlan",
     "JobPlan TrainingSpec",

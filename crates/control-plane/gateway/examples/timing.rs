@@ -25,7 +25,7 @@ use clap::Parser;
 use gateway::{
     adapters::{Record, Registry, RegistryOptions, database::Database, store::ContentId},
     caller::{Caller, KeyRole},
-    executor::{Endpoint, Executor, ExecutorLimits, SharedConnections},
+    executor::{Endpoint, Executor, LinkSettings, SharedConnections},
     executors::{Executors, ONLY},
     keys::{Keys, line_of},
     limits::KeyLimit,
@@ -264,7 +264,7 @@ fn record(owner: &str, index: u64) -> Record {
 /// A registry without an executor: looking up a name needs none.
 async fn registry(directory: &Path) -> Result<Arc<Registry>, Box<dyn Error>> {
     let silence = Duration::from_secs(30);
-    let limits = ExecutorLimits { max_sequences: 1, silence };
+    let limits = LinkSettings { max_sequences: 1, silence };
     let common = SharedConnections::default();
     let executor = Executor::connect(Endpoint::Socket(directory.join("nobody")), limits, common.clone());
     let executors = Executors::of([(ONLY.to_owned(), executor)], &common);

@@ -36,7 +36,7 @@ use crate::{
         store::address::environment,
     },
     admission_queue::AdmissionLimits,
-    executor::ExecutorLimits,
+    executor::LinkSettings,
     executors::{Address, MAX_EXECUTORS},
     keys::{KeyFileError, Keys},
 };
@@ -132,7 +132,7 @@ pub struct GatewayConfig {
     pub routing: RoutingPolicy,
     pub classes: Vec<ServiceClass>,
     pub turns: AdmissionLimits,
-    pub executor: ExecutorLimits,
+    pub executor: LinkSettings,
     pub training: TrainingLimits,
     /// How long running requests may continue after shutdown begins.
     pub grace: Duration,
@@ -191,7 +191,7 @@ impl TryFrom<Args> for GatewayConfig {
             routing: args.executors.routing,
             classes: args.callers.classes,
             turns: turns(&args.admission),
-            executor: ExecutorLimits {
+            executor: LinkSettings {
                 max_sequences: args.admission.max_sequences,
                 silence: Duration::from_millis(args.executor_timeout_ms),
             },

@@ -72,7 +72,7 @@ pub enum Endpoint {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ExecutorLimits {
+pub struct LinkSettings {
     /// Maximum number of running sequences; the executor's own limit applies if it is lower.
     pub max_sequences: usize,
     /// Silence after which an executor that was pinged counts as lost.
@@ -93,7 +93,7 @@ impl Executor {
     /// Starts the task that connects to the executor at `door`, and reconnects until [`Executor::close`].
     /// `common` is shared by all executors of the gateway.
     #[must_use]
-    pub fn connect(door: Endpoint, limits: ExecutorLimits, common: SharedConnections) -> Self {
+    pub fn connect(door: Endpoint, limits: LinkSettings, common: SharedConnections) -> Self {
         let (commands, received) = mpsc::unbounded_channel();
         let (link_sender, link) = watch::channel(LinkState::Down { reason: "not connected yet".to_owned() });
         let slots = SequenceSlots::new(limits.max_sequences, Arc::clone(&common.room));

@@ -21,7 +21,7 @@ use tokio::sync::Notify;
 pub use self::executor_handle::{ExecutorHandle, ExecutorState};
 use self::prefix_affinity::Prefixes;
 use crate::{
-    executor::{Endpoint, Executor, ExecutorLimits, SharedConnections},
+    executor::{Endpoint, Executor, LinkSettings, SharedConnections},
     lock::lock,
 };
 
@@ -78,7 +78,7 @@ struct SharedExecutors {
 
 impl Executors {
     #[must_use]
-    pub fn connect(addresses: &[Address], limits: ExecutorLimits) -> Self {
+    pub fn connect(addresses: &[Address], limits: LinkSettings) -> Self {
         let common = SharedConnections::default();
         let executors = addresses.iter().map(|address| {
             (address.name.clone(), Executor::connect(address.door.clone(), limits, common.clone()))
@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     fn two() -> Executors {
-        let limits = ExecutorLimits { max_sequences: 1, silence: std::time::Duration::from_secs(1) };
+        let limits = LinkSettings { max_sequences: 1, silence: std::time::Duration::from_secs(1) };
         let address = |name: &str| Address { name: name.to_owned(), door: Endpoint::Socket("nobody".into()) };
         Executors::connect(&[address("a"), address("b")], limits)
     }

@@ -53,7 +53,7 @@ impl Router {
         socket.bind(&format!("ipc://{}", path.display())).await.unwrap();
         let state = Arc::new(state);
         let task = tokio::spawn(Arc::clone(&state).serve(socket));
-        let limits = ExecutorLimits { max_sequences: 64, silence: SILENCE };
+        let limits = LinkSettings { max_sequences: 64, silence: SILENCE };
         (
             Self { state, task, _directory: directory },
             Executor::connect(Endpoint::Socket(path), limits, SharedConnections::default()),

@@ -8,7 +8,7 @@ use gateway::{
         Registry, RegistryOptions, Replace, ResidencyError,
     },
     caller::{Caller, KeyRole},
-    executor::{Endpoint, Executor, ExecutorLimits, SharedConnections, link_messages::LinkState},
+    executor::{Endpoint, Executor, LinkSettings, SharedConnections, link_messages::LinkState},
     executors::{Executors, ONLY},
     limits::KeyLimit,
 };
@@ -68,7 +68,7 @@ impl FleetHost {
         let path = directory.path();
         std::fs::create_dir_all(path.join("root")).unwrap();
         let fake = FakeExecutor::start(&path.join("socket"), ROOM, Duration::ZERO).await;
-        let limits = ExecutorLimits { max_sequences: 16, silence: Duration::from_secs(30) };
+        let limits = LinkSettings { max_sequences: 16, silence: Duration::from_secs(30) };
         let common = SharedConnections::default();
         let executor = Executor::connect(Endpoint::Socket(path.join("socket")), limits, common.clone());
         let executors = Executors::of([(ONLY.to_owned(), executor.clone())], &common);

@@ -10,7 +10,7 @@ use std::{
 use gateway::{
     adapters::{AdapterEntry, AdapterError, LoadRequest, OpenError, Registry, RegistryOptions, Replace},
     caller::{Caller, KeyRole},
-    executor::{Endpoint, Executor, ExecutorLimits, SharedConnections, link_messages::LinkState},
+    executor::{Endpoint, Executor, LinkSettings, SharedConnections, link_messages::LinkState},
     executors::{Executors, ONLY},
     limits::KeyLimit,
 };
@@ -130,7 +130,7 @@ pub(crate) async fn open_with(
     options: RegistryOptions,
 ) -> Result<(Executor, Arc<Registry>), OpenError> {
     let silence = Duration::from_secs(30);
-    let limits = ExecutorLimits { max_sequences: 16, silence };
+    let limits = LinkSettings { max_sequences: 16, silence };
     let common = SharedConnections::default();
     let executor = Executor::connect(Endpoint::Socket(directory.join("socket")), limits, common.clone());
     let executors = Executors::of([(ONLY.to_owned(), executor.clone())], &common);
