@@ -1,4 +1,4 @@
-//! The budget of this process in its host's memory: one ledger of all allocations that grow (D4.10).
+//! The budget of this process in its host's memory: one ledger of all allocations that grow.
 //!
 //! The limit is that of the machine or of the process's smallest control group, as set by `MemoryMax=` of a
 //! unit or by a container. Beyond it the kernel would kill the process. The ledger instead refuses a base at

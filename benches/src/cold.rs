@@ -2,7 +2,7 @@
 //! real worker.
 //!
 //! One core runs the base and one a `lora-worker`: as much of CaraServe's setting as two cores allow
-//! (CHECKLIST C-20, C-22, C-25, C-28). The link between host tier and device is emulated; every line names
+//!. The link between host tier and device is emulated; every line names
 //! its speed. Requests reach the executors over ZeroMQ, as from a gateway: text and HTTP would cost the cores
 //! more than the differences under test.
 //!

@@ -1,5 +1,5 @@
 //! A drafter that knows the answer and is wrong at a chosen rate, to measure the value of that quality
-//! (CHECKLIST L-19).
+//!.
 
 use std::{
     convert::Infallible,

@@ -1,7 +1,7 @@
 //! A base streamed from disk beside one in memory: time and bytes read per token, by memory bound.
 //!
 //! Reads bypass the page cache, so the disk is the machine's own. The emulated disk is so slow that reading
-//! dominates a pass, as on the paper's devices (CHECKLIST L-24); its lines say so.
+//! dominates a pass, as on the paper's devices; its lines say so.
 //!
 //! - this file: without drafts. [`drafted`]: with drafts, beside the paper's baselines. [`history`]: beside
 //!   copied KV cache.
@@ -38,8 +38,7 @@ use crate::{
 const STREAMS: [usize; 3] = [1, 4, 8];
 /// Steps of a measurement, and context tokens before it.
 const STEPS: usize = 32;
-/// Memory bounds in percent of all weights: from resident down to the double buffer's minimum (CHECKLIST
-/// L-25).
+/// Memory bounds in percent of all weights: from resident down to the double buffer's minimum.
 const BOUNDS: [u64; 4] = [100, 75, 50, 25];
 /// Speed of the emulated disk in bytes per second.
 const SLOW: u64 = 100 << 20;

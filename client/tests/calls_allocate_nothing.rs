@@ -1,4 +1,4 @@
-//! A repeated call through shared memory allocates nothing (CHECKLIST S-04), counted by this test's own
+//! A repeated call through shared memory allocates nothing, counted by this test's own
 //! allocator.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

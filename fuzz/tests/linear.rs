@@ -1,4 +1,4 @@
-//! Tokenization time grows linearly with the text, for any text (RELIABILITY I4).
+//! Tokenization time grows linearly with the text, for any text.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{fs, path::Path, time::Duration};

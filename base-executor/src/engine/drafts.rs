@@ -1,4 +1,4 @@
-//! Draft tokens of a step, verified in the same step (EdgeLLM; DESIGN section 11).
+//! Draft tokens of a step, verified in the same step (EdgeLLM).
 //!
 //! A decoding sequence may have a token tree after its pending token. The tree's rows are computed with all
 //! others, and the tokens that the model would emit anyway are accepted. The number of rows follows from
@@ -41,7 +41,7 @@ const MAX_REMEMBERED: usize = 1024;
 /// Number of steps after which an unused drafter model is probed once.
 pub(super) const PROBE_STEPS: u32 = 64;
 
-/// Adapter and tenant of a text, on which the acceptance of draft tokens depends (D4.11).
+/// Adapter and tenant of a text, on which the acceptance of draft tokens depends.
 type AcceptanceKey = (Option<AdapterId>, TenantId);
 
 /// Drafters, with the measured worth of drafts and rows. The default drafts nothing.

@@ -94,6 +94,7 @@ impl Executor {
             let config = ExecutorConfig::parse_from([
                 "base-executor",
                 "--model=model.gguf",
+                "--socket=executor.sock",
                 "--cold-start=cached",
                 "--max-running=8",
                 "--max-waiting=8",

@@ -23,7 +23,7 @@ pub(crate) enum Popularity {
     },
     /// Zipf's law: the probability of adapter k is proportional to k^-s.
     Zipf {
-        /// Exponent; the paper's own groups are near 0.26 (CHECKLIST, popularity).
+        /// Exponent; the paper's own groups are near 0.26.
         s: f64,
     },
 }

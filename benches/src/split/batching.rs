@@ -1,4 +1,4 @@
-//! `split-batching`: eight clients of mixed sizes under the three policies (CHECKLIST S-19), and the wait of
+//! `split-batching`: eight clients of mixed sizes under the three policies, and the wait of
 //! a fast client beside a slow one (S-22).
 
 use std::time::Duration;

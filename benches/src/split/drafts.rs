@@ -1,4 +1,4 @@
-//! `speculate`: a split client that drafts locally, over emulated round trips (CHECKLIST X-02), beside one
+//! `speculate`: a split client that drafts locally, over emulated round trips, beside one
 //! without drafts.
 //!
 //! An oracle drafter, which knows the answer and gets a part of it wrong, shows the value of a draft of that

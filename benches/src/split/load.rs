@@ -1,5 +1,5 @@
 //! Clients that only call: random rows through every site in turn, as in passes of a model. The client's own
-//! computation is a sleep, as on another machine (CHECKLIST S-21).
+//! computation is a sleep, as on another machine.
 
 use std::{
     sync::Barrier,

@@ -1,4 +1,4 @@
-//! `split-masking`: cost of obfuscation over TLS (CHECKLIST S-20), beside no masking with the same arithmetic
+//! `split-masking`: cost of obfuscation over TLS, beside no masking with the same arithmetic
 //! and beside the fastest mode without masking; then the cost of secrecy.
 
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! BLD, the Big Little Decoder (CHECKLIST L-17): **lossy**, here only for comparison.
+//! BLD, the Big Little Decoder: **lossy**, here only for comparison.
 //!
 //! The little model generates while it is confident. At an unsure token the big model reads the text since
 //! its last turn and generates that token. Confident errors of the little model stay, since nothing is

@@ -1,4 +1,4 @@
-//! Drafts over a base streamed from disk (EdgeLLM; CHECKLIST L-19 to L-24): our engine beside the paper's
+//! Drafts over a base streamed from disk (EdgeLLM): our engine beside the paper's
 //! baselines, and without each of its parts.
 //!
 //! The emulated disk is so slow that reading dominates a pass. An oracle drafter has the accuracy of the

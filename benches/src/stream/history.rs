@@ -1,4 +1,4 @@
-//! Streamed passes beside continuous KV cache copies to the same disk (CHECKLIST X-05): alone, with copies
+//! Streamed passes beside continuous KV cache copies to the same disk: alone, with copies
 //! that yield, and with copies that do not.
 //!
 //! A copy writes a block of one MiB and syncs it, so that it reaches the disk at once. An executor leaves

@@ -1,4 +1,4 @@
-//! Two jobs beside six decoding requests: loss of the requests, and gain of the machine (CHECKLIST S-18).
+//! Two jobs beside six decoding requests: loss of the requests, and gain of the machine.
 
 use std::time::{Duration, Instant};
 

@@ -6,7 +6,7 @@ use super::{Maker, Seed};
 use crate::parts::join;
 
 const HEADER: &str = "safetensors audit and reports (header)";
-const RANKS: &str = "vllm#42008 (N6), adversarial ranks";
+const RANKS: &str = "vllm#42008, adversarial ranks";
 const PATTERNS: &str = "CVE-2026-55574, CVE-2025-71379 (patterns)";
 const GROWTH: &str = "limits after allocation";
 
@@ -137,7 +137,7 @@ fn tensors(make: &mut Maker) {
     let short = header(good(), tensor("F32", &[8, 4], 128, 256), 200);
     make.refused("data that ends early", HEADER, short, "malformed");
     let long = header(good(), tensor("F32", &[8, 4], 128, 256), 300);
-    make.refused("data nobody owns", HEADER, long, "malformed");
+    make.refused("data of no tensor", HEADER, long, "malformed");
     let wrap = header(tensor("F32", &[(1 << 62) + 1, 4], 0, 16), tensor("F32", &[8, 4], 16, 144), 144);
     make.refused("a shape whose product wraps to 4", HEADER, wrap, "malformed");
     let empty = header(tensor("F32", &[0, 8], 0, 0), tensor("F32", &[8, 0], 0, 0), 0);

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{Maker, Seed};
 
-const NUMBERS: &str = "vLLM's n = 16,384 and its like (I3)";
+const NUMBERS: &str = "vLLM's n = 16,384, and similar numbers";
 const SILENCE: &str = "silent ignorance";
 const SSRF: &str = "CVE-2026-24779, -25960 (SSRF)";
 const TEMPLATES: &str = "GHSA-69j4-grxj-j64p (templates of requests)";

@@ -2,9 +2,9 @@
 
 use super::{Maker, Seed};
 
-const BOMBS: &str = "TOML bombs (I1)";
+const BOMBS: &str = "TOML bombs";
 const SILENCE: &str = "silent ignorance";
-const STREAMS: &str = "streams without end (I1)";
+const STREAMS: &str = "streams without end";
 
 const DEPLOYMENT: &str = r#"# Ours.
 [model]
@@ -35,8 +35,8 @@ pub(super) fn deployment_files() -> Vec<Seed> {
     make.valid("a deployment", DEPLOYMENT.into());
     make.valid("nothing", Vec::new());
     for (name, text, why) in [
-        ("a key nobody knows", "[model]\nnmae = 'a'", "nmae"),
-        ("a section nobody knows", "[exekutor]", "exekutor"),
+        ("an unknown key", "[model]\nnmae = 'a'", "nmae"),
+        ("an unknown section", "[exekutor]", "exekutor"),
         ("a key twice", "[model]\nname = 'a'\nname = 'b'", "duplicate key"),
         ("a section twice", "[model]\n[model]", "duplicate key"),
         ("a section that is a list", "[[model]]", "model"),
@@ -46,7 +46,7 @@ pub(super) fn deployment_files() -> Vec<Seed> {
         ("a number of 2^32", "[executor]\nmax_running = 4294967296", "max_running"),
         ("a number of 2^64", "[executor]\nmax_running = 18446744073709551616", ""),
         ("a number of -1", "[gateway]\nthreads = -1", "threads"),
-        ("no crash at all", "[deployment]\nmax_crashes_per_min = 0", "max_crashes_per_min"),
+        ("a limit of 0 crashes", "[deployment]\nmax_crashes_per_min = 0", "max_crashes_per_min"),
         ("bytes without end", "[executor]\nkv_bytes = '999999999999 TiB'", "kv_bytes"),
         ("bytes that are no number", "[executor]\nkv_bytes = nan", "kv_bytes"),
         ("a date", "[model]\nname = 1979-05-27T07:32:00Z", "name"),

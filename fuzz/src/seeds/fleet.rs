@@ -114,7 +114,7 @@ pub(super) fn reports() -> Vec<Seed> {
             None => make.bounded(name, class, bytes),
         }
     };
-    with("nobody computes", "empty", "executors", json!([]), Some("no host is ready"));
+    with("no executor", "empty", "executors", json!([]), Some("no host is ready"));
     with("it ends", "empty", "state", json!("stopping"), Some("no host is ready"));
     with(
         "it left adapters out",

@@ -1,12 +1,12 @@
-//! Request bodies (RELIABILITY I3), and key files.
+//! Request bodies, and key files.
 
 use serde_json::{Value, json};
 
 use super::{Maker, Seed};
 
-const NUMBERS: &str = "vLLM's n = 16,384 and its like (I3)";
+const NUMBERS: &str = "vLLM's n = 16,384, and similar numbers";
 const IDS: &str = "CVE-2026-93840 (ids beyond)";
-const JSON: &str = "JSON bombs (I3)";
+const JSON: &str = "JSON bombs";
 const SILENCE: &str = "silent ignorance";
 const SALT: &str = "CVE-2026-105756 (cache_salt), CVE-2026-56340 (prompt_embeds)";
 
@@ -235,7 +235,7 @@ pub(super) fn key_files() -> Vec<Seed> {
     let hash = "ab".repeat(32);
     make.valid("a key", format!("# ours\nadmin me blake3:{hash}\n").into_bytes());
     make.refused("a key in plain text", KEYS, b"admin me hb-secret\n".to_vec(), "line 1");
-    make.refused("a role that is none", KEYS, format!("root me blake3:{hash}\n").into_bytes(), "line 1");
+    make.refused("an unknown role", KEYS, format!("root me blake3:{hash}\n").into_bytes(), "line 1");
     make.refused("a name that leads out", KEYS, format!("user ../me blake3:{hash}\n").into_bytes(), "line 1");
     make.refused("a hash that is short", KEYS, b"user me blake3:ab\n".to_vec(), "line 1");
     make.refused("bytes that are no text", KEYS, vec![0xff; 64], "");

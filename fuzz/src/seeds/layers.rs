@@ -151,7 +151,7 @@ pub(super) fn from_layers() -> Vec<Seed> {
     let at = 4 + 1 + 4 + 5 + 32 + 4 + 1;
     sites[at..at + 4].copy_from_slice(&[255; 4]);
     make.refused("a catalog of 2^32 - 1 sites", COUNTS, sites, "");
-    make.refused("a refusal without a reason there is", FORMAT, vec![1, 9], "RefusalCode");
+    make.refused("a refusal with an unknown reason", FORMAT, vec![1, 9], "RefusalCode");
     make.seeds
 }
 

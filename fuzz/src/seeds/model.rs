@@ -57,7 +57,7 @@ pub(super) fn directories() -> Vec<Seed> {
         model(&config(), r#"{"weight_map":{"a":"model.safetensors"}}"#),
     );
     let code = model(&with("auto_map", json!({"AutoModel": "evil.Model"})), "");
-    make.add("code to run, which nobody runs", "vLLM's auto_map, CVE-2026-41523", code, Expected::Accepted);
+    make.add("code to run, which is not run", "vLLM's auto_map, CVE-2026-41523", code, Expected::Accepted);
     let mut number =
         |name, option, value: Value, why| make.refused(name, SHAPES, model(&with(option, value), ""), why);
     number("no heads", "num_attention_heads", json!(0), "number of heads is 0");

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::{Maker, Seed};
 use crate::parts::join;
 
-const BOMBS: &str = "tokenizer bombs (I4)";
+const BOMBS: &str = "tokenizer bombs";
 const IDS: &str = "CVE-2026-93840 (ids beyond)";
 
 fn tokenizer() -> Value {
@@ -54,9 +54,9 @@ fn vocabularies(make: &mut Maker) {
         &with("/model/merges", json!([["<|im_end|>", "aba"]])),
         "longer than",
     );
-    refused("a merge of what is no token", BOMBS, &with("/model/merges", json!([["a", "z"]])), "");
+    refused("a merge of an unknown token", BOMBS, &with("/model/merges", json!([["a", "z"]])), "");
     refused("a WordPiece model", BOMBS, &with("/model/type", json!("WordPiece")), "WordPiece");
-    refused("an expression that is none", BOMBS, &with("/pre_tokenizer", split("(")), "");
+    refused("an invalid expression", BOMBS, &with("/pre_tokenizer", split("(")), "");
     refused("an expression that grows", BOMBS, &with("/pre_tokenizer", split("(?:\\w{1000}){1000}")), "");
     make.bounded("an id of two million", IDS, input(&with("/model/vocab/aba", json!(2_000_000)), "aba"));
     make.bounded("two tokens of one id", IDS, input(&with("/model/vocab/aba", json!(0)), "aba"));

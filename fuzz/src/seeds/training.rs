@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{Maker, Seed};
 
-const BOMBS: &str = "JSON bombs (I3)";
+const BOMBS: &str = "JSON bombs";
 const TWICE: &str = "two readers, two meanings";
 const TOKENS: &str = "special tokens in what people wrote";
 const NO_TEXT: &str = "no text";

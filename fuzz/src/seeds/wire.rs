@@ -72,7 +72,7 @@ pub(super) fn to_executor() -> Vec<Seed> {
     let trailing = [ToExecutor::Cancel(1).to_bytes(), vec![0]].concat();
     make.refused("bytes behind the end", FORMAT, trailing, "follow the end");
     let text = [&[3][..], &[0; 8], &[1, 0, 0, 0], &[2, 0, 0, 0], &[0xff, 0xfe], &[0; 36]].concat();
-    make.refused("a path that is no text", FORMAT, text, "not UTF-8");
+    make.refused("a path that is not UTF-8", FORMAT, text, "not UTF-8");
     make.seeds
 }
 

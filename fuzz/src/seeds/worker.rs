@@ -88,7 +88,7 @@ pub(super) fn images() -> Vec<Seed> {
     make.refused("an offset off a line", OFFSETS, with(entry + 32, &[1]), "multiple of 64");
     make.refused("a module twice", FORMAT, with(entry, &8u32.to_le_bytes()), "does not follow");
     make.refused("numbers of a kind there is not", FORMAT, with(entry + 20, &[3]), "kind 3");
-    make.refused("a scale that is no number", FORMAT, with(entry + 16, &f32::NAN.to_le_bytes()), "scale");
+    make.refused("a scale that is not a number", FORMAT, with(entry + 16, &f32::NAN.to_le_bytes()), "scale");
     make.refused("another version", FORMAT, with(8, &[9]), "version 9");
     make.refused("another file", FORMAT, with(0, b"GGUF"), "no adapter image");
     make.refused("a table cut in the middle", FORMAT, image()[..entry + 20].to_vec(), "says it has");

@@ -1,5 +1,5 @@
 //! Hostile requests, adapters and files against the real processes beside a stream with known tokens: each
-//! gets its typed error, and no other request's tokens change (RELIABILITY I2, I3, I6, N6).
+//! gets its typed error, and no other request's tokens change.
 
 use std::{
     fs,
@@ -199,7 +199,7 @@ fn adapter_of(root: &Path, name: &str, weight: Weight, alpha: f64) -> PathBuf {
     path
 }
 
-/// RELIABILITY N6: an adapter of finite weights is loaded, although its results overflow. One batch holds it,
+/// An adapter of finite weights is loaded, although its results overflow. One batch holds it,
 /// the base and another adapter.
 #[test]
 fn finite_weights_that_overflow_harm_nobody_else_in_the_batch() {
@@ -332,7 +332,7 @@ fn own_model(place: &StateDirectory) -> PathBuf {
     path
 }
 
-/// RELIABILITY I2: weights are copied when they are loaded, so later damage to the file has no effect.
+/// Weights are copied when they are loaded, so later damage to the file has no effect.
 #[test]
 fn a_model_file_that_is_cut_while_it_is_served_changes_no_token() {
     watched(|| {
@@ -350,7 +350,7 @@ fn a_model_file_that_is_cut_while_it_is_served_changes_no_token() {
     });
 }
 
-/// RELIABILITY I2: a file cut at any length gives a typed error at start, never a model with missing weights.
+/// A file cut at any length gives a typed error at start, never a model with missing weights.
 #[test]
 fn a_model_file_that_is_cut_is_refused_at_start() {
     watched(|| {

@@ -1,5 +1,4 @@
-//! Adapters come and go under load: every answer is golden for the adapter version that it names (RELIABILITY
-//! T4).
+//! Adapters come and go under load: every answer is golden for the adapter version that it names.
 //!
 //! `HOLOBIONT_CHURN` sets the number of operations, `HOLOBIONT_SEED` their choice.
 

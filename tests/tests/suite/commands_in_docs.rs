@@ -120,6 +120,7 @@ fn is_of_others(line: &str) -> bool {
         "journalctl",
         "kubectl",
         "helm",
+        "tar -",
         "python",
         "vllm",
         "nvidia",

@@ -1,4 +1,4 @@
-//! The draft tree of a sequence for one step (EdgeLLM, L-05 to L-07, D4.12).
+//! The draft tree of a sequence for one step (EdgeLLM).
 //!
 //! The rows of a tree are the pending token, then the tree's segments. Each segment has a block table in
 //! which its whole path lies as in plain decoding: full blocks of the sequence are shared, the partly filled

@@ -1,4 +1,4 @@
-//! Ledger of memory: limits in bytes per account, and the bytes that each account holds (D4.10, X6).
+//! Ledger of memory: limits in bytes per account, and the bytes that each account holds.
 //!
 //! Accounts form a tree. A charge to an account also charges all its ancestors, and fails if any of them
 //! would exceed its limit. So the root bounds all accounts together. Dropping a charge returns its bytes; the

@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Fraction of the disk's foreground time that background work may take (CHECKLIST X-05).
+/// Fraction of the disk's foreground time that background work may take.
 pub const SHARE: f64 = 0.1;
 
 /// Shortest wait of background work, after which it checks again whether the disk idles.

@@ -113,7 +113,7 @@ impl Candidate {
 /// Rule that chooses an executor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RoutingPolicy {
-    /// Algorithm 1, corrected (C-15), with terms for cold adapters and cached prefixes (D4.5).
+    /// Algorithm 1, corrected (C-15), with terms for cold adapters and cached prefixes.
     #[default]
     RankAware,
     /// Algorithm 1 as the paper prints it, for comparison.

@@ -1,4 +1,4 @@
-//! Baseline rules for the amount of verification, for comparison (CHECKLIST L-17). The rules ignore the cost
+//! Baseline rules for the amount of verification, for comparison. The rules ignore the cost
 //! of a pass; verification is the same.
 
 use crate::{

@@ -1,4 +1,4 @@
-//! The choice of draft tokens that are worth a row of the pass (CHECKLIST D3.3).
+//! The choice of draft tokens that are worth a row of the pass.
 //!
 //! A pass of `r` rows takes `t(r) = base + slope · r`. If the base is memory, disk or network traffic of
 //! weights, one more row is cheap; if it is arithmetic, the row is expensive. A draft token is worth its row

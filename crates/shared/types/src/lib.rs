@@ -28,7 +28,7 @@ pub struct BlockId(pub u32);
 pub struct AdapterVersion(pub [u8; 32]);
 
 /// Id of an adapter inside an executor: the hash of owner and adapter version. Equal weights under two owners
-/// are two adapters, so neither owner can learn by time or memory what the other has loaded (RELIABILITY T2).
+/// are two adapters, so neither owner can learn by time or memory what the other has loaded.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AdapterId(pub [u8; 32]);
 

@@ -12,8 +12,8 @@ use crate::{
     },
 };
 
-/// Lengths of prompts and answers: mean and deviation of the logarithm, and the maximum (CHECKLIST C2:
-/// Alpaca).
+/// Lengths of prompts and answers: mean and deviation of the logarithm, and the maximum, as in
+/// Alpaca.
 const PROMPT: (f64, f64, f64) = (2.81, 0.55, 512.0);
 const ANSWER: (f64, f64, f64) = (3.62, 0.95, 1024.0);
 

@@ -1,4 +1,4 @@
-//! Chat, translation and agents (E-20), with lengths measured on public data (CHECKLIST C2).
+//! Chat, translation and agents (E-20), with lengths measured on public data.
 
 use std::time::Duration;
 

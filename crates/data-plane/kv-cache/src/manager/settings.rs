@@ -10,7 +10,7 @@ pub enum AdapterUnit {
     /// Complete adapters: an adapter is on the device, or it is not (E-14).
     #[default]
     Whole,
-    /// Single blocks, the last first, where other threads compute missing ranks (D4.4). An adapter with
+    /// Single blocks, the last first, where other threads compute missing ranks. An adapter with
     /// cached KV blocks may lose all but its first block; one that does not fit may have some blocks.
     Block {
         /// Cost of a missing block for a request: the time that computing its ranks elsewhere adds, or a

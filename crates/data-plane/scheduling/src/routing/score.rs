@@ -11,7 +11,7 @@
 //! The printed form gives an idle executor the score 0, even if it would break a promise. In the corrected
 //! form (C-15) `n` is at least 1, and candidates that break no promise come before all that break one. That
 //! acts as an infinite penalty, which a long queue cannot outweigh; among equals the costs decide. The
-//! corrected form adds the request's own wait for its adapter, spread over its answer (D4.5), and leaves out
+//! corrected form adds the request's own wait for its adapter, spread over its answer, and leaves out
 //! cached prompt tokens.
 
 use std::cmp::Ordering;
@@ -98,7 +98,7 @@ fn place_s(asked: &PlacementRequest, candidate: &Candidate, step_s: f64) -> f64 
     missing * answer(asked) * step_s / candidate.places.max(1) as f64
 }
 
-/// Returns how long the request waits for its adapter beyond its other waiting times (D4.5), in seconds.
+/// Returns how long the request waits for its adapter beyond its other waiting times, in seconds.
 fn cold_s(asked: &PlacementRequest, candidate: &Candidate) -> f64 {
     let model = &candidate.model;
     let (store_s, bytes) = match candidate.adapter {
