@@ -61,7 +61,7 @@ pub fn publish(
 
 /// Returns a linear layer's number in images and on the board: layer times 8 plus place in a block.
 #[must_use]
-pub fn module(layer: usize, target: Target) -> u32 {
+pub(crate) fn module(layer: usize, target: Target) -> u32 {
     u32::try_from(layer * 8 + target as usize).unwrap_or(u32::MAX)
 }
 

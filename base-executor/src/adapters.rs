@@ -46,7 +46,7 @@ impl Budget {
     ///
     /// # Errors
     /// If `bytes` exceed the whole budget.
-    pub fn could_hold(&self, bytes: u64) -> Result<(), ClaimError> {
+    pub(crate) fn could_hold(&self, bytes: u64) -> Result<(), ClaimError> {
         Ok(self.account.could_hold(bytes)?)
     }
 
@@ -93,7 +93,7 @@ impl AdapterClaim {
     ///
     /// # Errors
     /// If the budget has too few bytes left; the claim stays unchanged.
-    pub fn resize(&mut self, bytes: u64) -> Result<(), ClaimError> {
+    pub(crate) fn resize(&mut self, bytes: u64) -> Result<(), ClaimError> {
         Ok(self.held.resize(bytes)?)
     }
 }
@@ -156,7 +156,7 @@ pub enum AdapterLoadOutcome<A> {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum AdapterUseError {
+pub(crate) enum AdapterUseError {
     #[error("adapter {0:.12} is not loaded; load it first")]
     NotLoaded(AdapterId),
     #[error("adapter {0:.12} is being unloaded; wait for the end, then load it again")]
@@ -168,7 +168,7 @@ pub enum AdapterUseError {
 
 impl AdapterUseError {
     #[must_use]
-    pub fn code(self) -> ErrorCode {
+    pub(crate) fn code(self) -> ErrorCode {
         match self {
             Self::NotLoaded(_) | Self::Unloading(_) => ErrorCode::AdapterNotFound,
             Self::Draft(_) => ErrorCode::InvalidRequest,
@@ -184,7 +184,7 @@ impl From<AdapterUseError> for WireError {
 
 /// An unloaded adapter, which has no users and whose bytes are free.
 #[derive(Debug)]
-pub struct Unloaded {
+pub(crate) struct Unloaded {
     pub id: AdapterId,
     pub freed_bytes: u64,
     /// Unload calls that wait for a reply.
@@ -208,7 +208,7 @@ struct AdapterTableEntry<A> {
 
 /// Resident adapters by id. The gateway knows their names, and the ids contain their owners.
 #[derive(Debug)]
-pub struct AdapterTable<A> {
+pub(crate) struct AdapterTable<A> {
     entries: BTreeMap<AdapterId, AdapterTableEntry<A>>,
 }
 
@@ -220,7 +220,7 @@ impl<A> Default for AdapterTable<A> {
 
 impl<A> AdapterTable<A> {
     /// Adds an adapter, whose claim ensures that its id is new.
-    pub fn insert(&mut self, prepared: ResidentAdapter<A>) {
+    pub(crate) fn insert(&mut self, prepared: ResidentAdapter<A>) {
         let entry = AdapterTableEntry {
             prepared,
             users: 0,
@@ -238,7 +238,7 @@ impl<A> AdapterTable<A> {
     ///
     /// # Errors
     /// If there is none.
-    pub fn get(&self, id: AdapterId) -> Result<&ResidentAdapter<A>, AdapterUseError> {
+    pub(crate) fn get(&self, id: AdapterId) -> Result<&ResidentAdapter<A>, AdapterUseError> {
         match self.entries.get(&id) {
             None => Err(AdapterUseError::NotLoaded(id)),
             Some(entry) if !entry.unloads.is_empty() => Err(AdapterUseError::Unloading(id)),
@@ -248,13 +248,13 @@ impl<A> AdapterTable<A> {
 
     /// Returns the number of virtual tokens of an adapter; 0 if it is not resident.
     #[must_use]
-    pub fn virtual_tokens(&self, id: AdapterId) -> usize {
+    pub(crate) fn virtual_tokens(&self, id: AdapterId) -> usize {
         self.entries.get(&id).map_or(0, |entry| entry.prepared.virtual_tokens)
     }
 
     /// Returns the invocation sequence of an adapter, if it is resident and activated.
     #[must_use]
-    pub fn invocation(&self, id: AdapterId) -> Option<&Invocation> {
+    pub(crate) fn invocation(&self, id: AdapterId) -> Option<&Invocation> {
         self.entries.get(&id)?.prepared.invocation.as_ref()
     }
 
@@ -262,7 +262,7 @@ impl<A> AdapterTable<A> {
     ///
     /// # Errors
     /// If there is none, or it only drafts.
-    pub fn acquire(&mut self, id: AdapterId) -> Result<Arc<A>, AdapterUseError> {
+    pub(crate) fn acquire(&mut self, id: AdapterId) -> Result<Arc<A>, AdapterUseError> {
         let prepared = self.get(id)?;
         if matches!(prepared.role, AdapterRole::Drafts { .. }) {
             return Err(AdapterUseError::Draft(id));
@@ -276,12 +276,12 @@ impl<A> AdapterTable<A> {
 
     /// Returns an adapter, even during its unloading.
     #[must_use]
-    pub fn peek(&self, id: AdapterId) -> Option<&A> {
+    pub(crate) fn peek(&self, id: AdapterId) -> Option<&A> {
         self.entries.get(&id).map(|entry| &*entry.prepared.adapter)
     }
 
     /// Counts a cold start of the adapter and its waiting time.
-    pub fn note_cold_start(&mut self, id: AdapterId, load_wait_us: u64) {
+    pub(crate) fn note_cold_start(&mut self, id: AdapterId, load_wait_us: u64) {
         if let Some(entry) = self.entries.get_mut(&id) {
             entry.cold_starts += 1;
             entry.load_wait_us += load_wait_us;
@@ -289,7 +289,7 @@ impl<A> AdapterTable<A> {
     }
 
     /// Counts a verification of `drafted` tokens for a request of the adapter.
-    pub fn note_verified(&mut self, id: AdapterId, drafted: usize, accepted: usize) {
+    pub(crate) fn note_verified(&mut self, id: AdapterId, drafted: usize, accepted: usize) {
         if let Some(entry) = self.entries.get_mut(&id) {
             entry.drafted += drafted as u64;
             entry.accepted += accepted as u64;
@@ -297,21 +297,21 @@ impl<A> AdapterTable<A> {
     }
 
     /// Stores the least confidence that one more draft token for the adapter needs.
-    pub fn note_least_confidence(&mut self, id: AdapterId, confidence: f64) {
+    pub(crate) fn note_least_confidence(&mut self, id: AdapterId, confidence: f64) {
         if let Some(entry) = self.entries.get_mut(&id) {
             entry.least_confidence = confidence as f32;
         }
     }
 
     /// Removes an adapter that has no users.
-    pub fn remove_unused(&mut self, id: AdapterId) {
+    pub(crate) fn remove_unused(&mut self, id: AdapterId) {
         if self.entries.get(&id).is_some_and(|entry| entry.users == 0) {
             self.entries.remove(&id);
         }
     }
 
     /// Ends one use. The last user of an adapter that is being unloaded completes the unloading.
-    pub fn release(&mut self, id: AdapterId) -> Option<Unloaded> {
+    pub(crate) fn release(&mut self, id: AdapterId) -> Option<Unloaded> {
         let entry = self.entries.get_mut(&id)?;
         entry.users -= 1;
         self.remove_if_drained(id)
@@ -321,19 +321,23 @@ impl<A> AdapterTable<A> {
     ///
     /// # Errors
     /// If the adapter is not resident.
-    pub fn unload(&mut self, id: AdapterId, call: RequestKey) -> Result<Option<Unloaded>, AdapterUseError> {
+    pub(crate) fn unload(
+        &mut self,
+        id: AdapterId,
+        call: RequestKey,
+    ) -> Result<Option<Unloaded>, AdapterUseError> {
         let entry = self.entries.get_mut(&id).ok_or(AdapterUseError::NotLoaded(id))?;
         entry.unloads.push(call);
         Ok(self.remove_if_drained(id))
     }
 
     /// Iterates over the adapters that are not being unloaded.
-    pub fn ids(&self) -> impl Iterator<Item = AdapterId> {
+    pub(crate) fn ids(&self) -> impl Iterator<Item = AdapterId> {
         self.entries.iter().filter(|(_, entry)| entry.unloads.is_empty()).map(|(id, _)| *id)
     }
 
     /// Returns stats of each resident adapter; the engine fills in the counts of its requests.
-    pub fn stats(&self) -> Vec<AdapterStats> {
+    pub(crate) fn stats(&self) -> Vec<AdapterStats> {
         let line = |(id, entry): (&AdapterId, &AdapterTableEntry<A>)| AdapterStats {
             adapter: id.0,
             rank: entry.prepared.rank,
@@ -354,17 +358,12 @@ impl<A> AdapterTable<A> {
     }
 
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
 
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
-    }
-
     /// Returns the bytes of all resident adapters.
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.entries.values().map(|entry| entry.prepared.claim.bytes()).sum()
     }
 

@@ -38,7 +38,7 @@ pub struct MemoryBudget {
 impl MemoryBudget {
     /// Creates the budget of this machine, or of `part` of it, with `adapter_bytes` for adapters.
     #[must_use]
-    pub fn of_this_machine(part: Option<MemoryFraction>, adapter_bytes: u64) -> Self {
+    pub(crate) fn of_this_machine(part: Option<MemoryFraction>, adapter_bytes: u64) -> Self {
         let bound = bound_bytes();
         let bound = bound - bound / SPARE;
         match part {
@@ -64,7 +64,7 @@ impl MemoryBudget {
 
     /// Returns the account of weights, limited to `bound` if there is one.
     #[must_use]
-    pub fn bounded_weights(&self, bound: Option<ByteCount>) -> MemoryAccount {
+    pub(crate) fn bounded_weights(&self, bound: Option<ByteCount>) -> MemoryAccount {
         let bounded = |bound: ByteCount| self.weights.part("weights under --resident-weight-bytes", bound.0);
         bound.map_or_else(|| self.weights.clone(), bounded)
     }

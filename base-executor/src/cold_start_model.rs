@@ -54,7 +54,7 @@ pub struct ColdStartModel {
 
 /// Decision for a cold request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ColdStartDecision {
+pub(crate) enum ColdStartDecision {
     /// The request starts, helped by workers.
     Start {
         /// Number of workers that keep up, CaraServe's ceil(L / c); 0 without measurements.
@@ -92,12 +92,6 @@ impl ColdStartModel {
         costs.log_costs();
         costs.tell_crossover();
         Ok(costs)
-    }
-
-    /// Returns the fitted cost lines.
-    #[must_use]
-    pub fn perf(&self) -> &PerfModel {
-        &self.perf
     }
 
     /// Records a pass over `rows` rows that took `took`.

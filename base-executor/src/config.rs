@@ -281,7 +281,7 @@ impl ExecutorConfig {
 
     /// Returns the bytes per second of the emulated link.
     #[must_use]
-    pub fn link_bytes_per_s(&self) -> Option<NonZeroU64> {
+    pub(crate) fn link_bytes_per_s(&self) -> Option<NonZeroU64> {
         self.link_gbps.and_then(|gbps| NonZeroU64::new(gbps.bytes_per_s()))
     }
 

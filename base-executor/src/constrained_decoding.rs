@@ -53,7 +53,7 @@ pub(crate) use self::{grammar_state::GrammarState, mask_workers::AllowedTokens};
 type EngineWaker = Arc<dyn Fn() + Send + Sync>;
 
 /// Maximum wait of the compute thread for all masks of a step, once the logits are ready.
-pub const LOOK_BUDGET: Duration = Duration::from_millis(5);
+pub(crate) const LOOK_BUDGET: Duration = Duration::from_millis(5);
 
 /// Bounds of the number of mask threads. Sixteen sequences keep one thread busy for about a millisecond per
 /// step. At least two are needed, because one tenant never occupies all of them.
@@ -67,7 +67,7 @@ const CORES_PER_LOOKER: usize = 8;
 const NO_LIMIT: usize = usize::MAX;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum GrammarStateError {
+pub(crate) enum GrammarStateError {
     /// The grammar is invalid; gateways normally detect that first.
     #[error("cannot use the grammar: {0}")]
     Grammar(String),

@@ -139,7 +139,7 @@ impl AdapterDeviceTier {
 
     /// Sets the function for the free bytes of the device.
     #[must_use]
-    pub fn with_free_bytes(self, free: FreeBytes) -> Self {
+    pub(crate) fn with_free_bytes(self, free: FreeBytes) -> Self {
         Self { free, ..self }
     }
 

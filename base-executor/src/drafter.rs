@@ -155,7 +155,7 @@ impl DrafterFactory {
     }
 
     /// Creates a factory of n-gram drafters with a model; `held` is the model's memory.
-    pub fn combined<L>(kind: DraftKind, drafter: Drafter<L>, held: MemoryReservation) -> Self
+    pub(crate) fn combined<L>(kind: DraftKind, drafter: Drafter<L>, held: MemoryReservation) -> Self
     where
         L: HostLayers<Error = Infallible> + Send + 'static,
     {

@@ -28,12 +28,12 @@
 //! - The engine never waits for a disk or a network.
 
 mod adapter_tiers;
-pub mod admission;
+pub(crate) mod admission;
 mod control_replies;
 mod drafter_state;
 pub mod drafts;
 pub mod event;
-pub mod layers;
+pub(crate) mod layers;
 mod memory;
 mod model_runner;
 mod oom_fallback;
@@ -163,7 +163,7 @@ impl<P: ForwardPass> Engine<P> {
 
     /// Reports its loops to `pulse`.
     #[must_use]
-    pub fn with_pulse(self, pulse: ComputeHeartbeat) -> Self {
+    pub(crate) fn with_pulse(self, pulse: ComputeHeartbeat) -> Self {
         Self { pulse, ..self }
     }
 
@@ -198,13 +198,13 @@ impl<P: ForwardPass> Engine<P> {
 
     /// Sets the memory budget for stats.
     #[must_use]
-    pub fn with_budget(self, budget: MemoryBudget) -> Self {
+    pub(crate) fn with_budget(self, budget: MemoryBudget) -> Self {
         Self { budget, ..self }
     }
 
     /// Serves the base to split clients too.
     #[must_use]
-    pub fn with_layers(mut self, layers: LayerService<P>) -> Self {
+    pub(crate) fn with_layers(mut self, layers: LayerService<P>) -> Self {
         self.computing.layers = Some(layers);
         self
     }

@@ -64,7 +64,7 @@ const FLUSH: Duration = Duration::from_secs(2);
 pub const NO_REQUEST: RequestId = RequestId::MAX;
 
 #[derive(Debug, thiserror::Error)]
-pub enum ServiceError {
+pub(crate) enum ServiceError {
     /// The socket's path is unusable.
     #[error(transparent)]
     Bind(#[from] BindError),
@@ -103,7 +103,7 @@ impl std::fmt::Debug for BoundSocket {
 ///
 /// # Errors
 /// If the directory is not private, or the path is in use or unusable.
-pub async fn bind(path: &Path) -> Result<BoundSocket, ServiceError> {
+pub(crate) async fn bind(path: &Path) -> Result<BoundSocket, ServiceError> {
     let (place, listener) = PrivateSocket::bind(path)?;
     let mut socket = RouterSocket::new();
     socket.bind_listener(listener).await?;

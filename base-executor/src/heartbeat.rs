@@ -7,7 +7,7 @@ use std::sync::{
 
 /// Load of the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct EngineGauges {
+pub(crate) struct EngineGauges {
     /// Number of resident adapters.
     pub adapters: u32,
     pub running: u32,
@@ -29,11 +29,11 @@ struct HeartbeatCounters {
 
 /// Loop count and load, written only by the compute thread. Values are independent, hence relaxed.
 #[derive(Debug, Clone, Default)]
-pub struct ComputeHeartbeat(Arc<HeartbeatCounters>);
+pub(crate) struct ComputeHeartbeat(Arc<HeartbeatCounters>);
 
 impl ComputeHeartbeat {
     /// Counts one loop and stores the load.
-    pub fn beat(&self, figures: EngineGauges) {
+    pub(crate) fn beat(&self, figures: EngineGauges) {
         self.0.beats.fetch_add(1, Ordering::Relaxed);
         self.0.adapters.store(figures.adapters, Ordering::Relaxed);
         self.0.running.store(figures.running, Ordering::Relaxed);
@@ -42,13 +42,13 @@ impl ComputeHeartbeat {
 
     /// Returns the number of loops. A constant number despite pending work means that the thread hangs.
     #[must_use]
-    pub fn beats(&self) -> u64 {
+    pub(crate) fn beats(&self) -> u64 {
         self.0.beats.load(Ordering::Relaxed)
     }
 
     /// Returns the load at the start of the latest loop.
     #[must_use]
-    pub fn figures(&self) -> EngineGauges {
+    pub(crate) fn figures(&self) -> EngineGauges {
         let read = |figure: &AtomicU32| figure.load(Ordering::Relaxed);
         EngineGauges {
             adapters: read(&self.0.adapters),

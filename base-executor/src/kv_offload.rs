@@ -288,7 +288,7 @@ impl KvOffload {
     }
 
     /// Keeps a block in a slot of the host tier.
-    pub fn keep(&mut self, node: NodeId, slot: u32, bytes: Arc<BlockBytes>) {
+    pub(crate) fn keep(&mut self, node: NodeId, slot: u32, bytes: Arc<BlockBytes>) {
         self.host.insert(slot, (node, bytes));
     }
 
@@ -305,7 +305,7 @@ impl KvOffload {
 
     /// Returns a block's bytes, if they are in memory.
     #[must_use]
-    pub fn at_hand(&self, node: NodeId, tier: Tier, slot: u32) -> Option<Arc<BlockBytes>> {
+    pub(crate) fn at_hand(&self, node: NodeId, tier: Tier, slot: u32) -> Option<Arc<BlockBytes>> {
         let held = match tier {
             Tier::Device => None,
             Tier::Host => self.host.get(&slot),
@@ -323,7 +323,7 @@ impl KvOffload {
     }
 
     /// Makes a pending read urgent, because a sequence waits for it now.
-    pub fn raise_priority(&mut self, node: NodeId) {
+    pub(crate) fn raise_priority(&mut self, node: NodeId) {
         let Some(disk) = &mut self.disk else { return };
         let [urgent, others] = &mut disk.unread;
         let (wanted, left) =

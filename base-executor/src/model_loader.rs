@@ -12,8 +12,8 @@
 
 mod base;
 mod base_device;
-pub mod cpu;
-pub mod cuda;
+pub(crate) mod cpu;
+pub(crate) mod cuda;
 mod drafting;
 pub(crate) mod footprint;
 mod precision_choice;
@@ -125,7 +125,7 @@ fn numbers(config: &ExecutorConfig, precision: Option<Precision>, numerics: Base
 
 /// Reads and prepares adapters for the resident model's shape.
 #[derive(Debug, Clone)]
-pub struct AdapterLoader {
+pub(crate) struct AdapterLoader {
     config: ModelConfig,
     precision: LoraPrecision,
     library: ImageRegistry,

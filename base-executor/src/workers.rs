@@ -237,7 +237,7 @@ impl Workers {
     }
 
     /// Sets the number of workers that the active cold requests need (C-09); 0 for all.
-    pub fn want(&self, workers: usize) {
+    pub(crate) fn want(&self, workers: usize) {
         if let Some(ServiceThread { shared, .. }) = self.0.as_deref() {
             shared.wanted.store(workers, Ordering::Relaxed);
         }

@@ -40,7 +40,7 @@ use model::linear_sites::SiteId;
 use shmproto::layer::{CallClass, Dtype, Op, Path, control};
 
 use self::{
-    modular::{ModularMask, ModularRoute, PlainRoute},
+    modular::{ModularMask, ModularRoute, SingleExecutorRoute},
     noise::RotatingNoise,
     one_time_pads::{Padded, Pads},
     secret_sharing::{SecondExecutor, SecretShareRoute},
@@ -206,7 +206,7 @@ impl Exact {
         }
         let verifying = self.verifier.as_ref().map(|verifier| verifier.over(session)).transpose()?;
         let route: Box<dyn ModularRoute> = match &self.cover {
-            RowProtection::Bare => Box::new(PlainRoute::default()),
+            RowProtection::Bare => Box::new(SingleExecutorRoute::default()),
             RowProtection::Shares(second) => Box::new(SecretShareRoute::new(second, session)?),
             RowProtection::Pads(pads) => Box::new(Padded::new(pads, session)?),
         };

@@ -67,7 +67,7 @@ impl WorkerConfig {
 
     /// Returns the time to spin before sleeping.
     #[must_use]
-    pub fn spin(&self) -> Duration {
+    pub(crate) fn spin(&self) -> Duration {
         Duration::from_micros(self.spin_us)
     }
 }

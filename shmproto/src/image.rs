@@ -62,7 +62,7 @@ pub enum ImageError {
     Entry {
         /// Index of the entry in the table, from 0.
         entry: usize,
-        /// Module that the entry names.
+        /// Module number in the invalid entry.
         module: u32,
         /// Reason why the entry is invalid.
         fault: EntryFault,

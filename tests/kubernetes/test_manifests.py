@@ -148,7 +148,7 @@ def test_nobody_has_a_role_or_a_token(deployed):
 
 @EVERY
 def test_kubernetes_adds_no_variable_that_a_program_refuses(deployed):
-    # The service holobiont-picker would give every pod HOLOBIONT_PICKER_SERVICE_HOST and others like it.
+    # The service holobiont-picker would give every pod variables that begin with HOLOBIONT_PICKER_.
     for pod in deployed.pods():
         assert pod["spec"]["enableServiceLinks"] is False
 

@@ -9,7 +9,7 @@ use super::{EngineKind, ExecutorConfig, LayerSocket};
 impl ExecutorConfig {
     /// Returns the private directory of the packed weights file.
     #[must_use]
-    pub fn weight_directory(&self) -> PathBuf {
+    pub(crate) fn weight_directory(&self) -> PathBuf {
         match &self.disk_directory {
             Some(directory) => directory.join("weights"),
             None => self.beside("weights"),
@@ -18,18 +18,18 @@ impl ExecutorConfig {
 
     /// Returns the private directory of the disk tier's file.
     #[must_use]
-    pub fn disk_directory(&self) -> PathBuf {
+    pub(crate) fn disk_directory(&self) -> PathBuf {
         self.disk_directory.clone().unwrap_or_else(|| self.beside("history"))
     }
 
     #[must_use]
-    pub fn worker_socket(&self) -> PathBuf {
+    pub(crate) fn worker_socket(&self) -> PathBuf {
         self.worker_socket.clone().unwrap_or_else(|| self.beside("workers.sock"))
     }
 
     /// Returns the socket for split clients of this host; `None` if they are not served.
     #[must_use]
-    pub fn layer_socket(&self) -> Option<PathBuf> {
+    pub(crate) fn layer_socket(&self) -> Option<PathBuf> {
         match &self.layers.place {
             // Random weights have no files that split clients could fetch.
             _ if self.random_weights.is_some() => None,
@@ -41,7 +41,7 @@ impl ExecutorConfig {
 
     /// Returns the addresses of the layer service, if it is on.
     #[must_use]
-    pub fn layer_places(&self) -> Option<ListenAddresses> {
+    pub(crate) fn layer_places(&self) -> Option<ListenAddresses> {
         let own = self.socket.clone().filter(|_| self.engine == EngineKind::Resident);
         let name = own.as_deref().and_then(Path::file_stem).unwrap_or_default();
         let lent = match &self.disk_directory {
@@ -54,7 +54,7 @@ impl ExecutorConfig {
     /// Whether split clients are offered the modular path. Hashing all weights of a large model takes
     /// seconds, so only a setting enables it.
     #[must_use]
-    pub fn offers_exact(&self) -> bool {
+    pub(crate) fn offers_exact(&self) -> bool {
         self.layers.exact && self.layer_socket().is_some()
     }
 

@@ -28,7 +28,7 @@ pub struct FreeBytes(pub(super) Box<dyn Fn() -> u64 + Send>);
 
 impl FreeBytes {
     /// Wraps `say`, which returns bytes, or 0 if unknown.
-    pub fn new(say: impl Fn() -> u64 + Send + 'static) -> Self {
+    pub(crate) fn new(say: impl Fn() -> u64 + Send + 'static) -> Self {
         Self(Box::new(say))
     }
 }

@@ -13,11 +13,11 @@ use super::{EngineLimits, sequence::GenerationSpec};
 use crate::adapters::AdapterUseError;
 
 /// Maximum number of alternatives reported per token.
-pub const MAX_LOGPROBS: u32 = 20;
+pub(crate) const MAX_LOGPROBS: u32 = 20;
 
 /// The reason why a request was refused.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum AdmissionRefusal {
+pub(crate) enum AdmissionRefusal {
     #[error("the executor is shutting down; send the request again when it is back")]
     ShuttingDown,
     /// The connection already has an active request with this id.
@@ -102,7 +102,7 @@ pub enum AdmissionRefusal {
 
 impl AdmissionRefusal {
     #[must_use]
-    pub fn code(&self) -> ErrorCode {
+    pub(crate) fn code(&self) -> ErrorCode {
         match self {
             Self::ShuttingDown => ErrorCode::ShuttingDown,
             Self::DuplicateRequest(_)

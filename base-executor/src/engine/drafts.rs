@@ -33,7 +33,7 @@ use super::{
 use crate::drafter::{AcceptanceStats, DrafterFactory};
 
 /// Maximum number of draft tokens per sequence and step.
-pub const MAX_DRAFT_TOKENS: usize = speculation::tree::MAX_NODES;
+pub(crate) const MAX_DRAFT_TOKENS: usize = speculation::tree::MAX_NODES;
 
 /// Maximum number of pairs of tenant and adapter with acceptance statistics.
 const MAX_REMEMBERED: usize = 1024;
@@ -113,7 +113,7 @@ impl Drafts {
 
     /// Lets the draft adapter that was loaded last replace the usual drafter.
     #[must_use]
-    pub fn or_itself(self) -> Self {
+    pub(crate) fn or_itself(self) -> Self {
         Self { own: DraftAdapterMode::Last(None), ..self }
     }
 

@@ -8,7 +8,7 @@ use std::{
 use model::forward::ForwardPass;
 use tokio::sync::mpsc;
 
-pub use super::model_runner::LayerService;
+pub(crate) use super::model_runner::LayerService;
 use super::{event::EngineEvent, model_runner::ModelRunner};
 
 impl<P: ForwardPass> ModelRunner<P> {

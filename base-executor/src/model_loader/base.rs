@@ -15,7 +15,7 @@ use model::{
     precision::BaseNumerics,
     shape::{
         config::ModelConfig,
-        identity::{HashedWeights, Identified},
+        identity::{HasIdentity, HashedWeights},
         layout::block_weights,
     },
     sources::{open::OpenError, random::RandomSource},
@@ -33,7 +33,7 @@ use crate::{config::ExecutorConfig, engine::layers::LayerService};
 
 pub(super) struct PendingBase {
     pub(super) path: PathBuf,
-    pub(super) source: Box<dyn Identified + Send + Sync>,
+    pub(super) source: Box<dyn HasIdentity + Send + Sync>,
     /// Cores to compute on, or to load with.
     pub(super) cores: Vec<usize>,
     /// Progress stage while the weights load.

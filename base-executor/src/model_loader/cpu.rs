@@ -39,7 +39,7 @@ use crate::{
 ///
 /// # Errors
 /// If the model cannot be served.
-pub fn open(
+pub(crate) fn open(
     config: &ExecutorConfig,
     progress: &LoadingProgress,
     arrivals: ArrivalNotifier,
@@ -50,7 +50,7 @@ pub fn open(
 }
 
 /// Forward pass over weights in memory, or streamed from disk.
-pub type Pass = ResidentModel<ServedLayers>;
+pub(crate) type Pass = ResidentModel<ServedLayers>;
 
 struct HostDevice {
     /// Streaming options, if the base is streamed.

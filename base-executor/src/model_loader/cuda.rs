@@ -17,7 +17,7 @@ use model::{
     resident::{KvDtype, SharedBase, kv_shape},
     shape::{
         config::ModelConfig,
-        identity::{HashedWeights, Identified as _},
+        identity::{HasIdentity as _, HashedWeights},
         source::WeightSource as _,
     },
     weights::LoadProgress,
@@ -48,7 +48,7 @@ const PROMPT_HEAD_ROWS: usize = 64;
 ///
 /// # Errors
 /// If there is no such GPU, its memory is insufficient, or the model cannot be served.
-pub fn open(
+pub(crate) fn open(
     config: &ExecutorConfig,
     ordinal: u32,
     progress: &LoadingProgress,

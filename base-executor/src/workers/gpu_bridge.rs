@@ -31,7 +31,7 @@
 //! - The engine waits only for the device.
 
 mod bridge_thread;
-pub mod cuda;
+pub(crate) mod cuda;
 
 use std::{
     fmt::Debug,

@@ -39,8 +39,9 @@ use self::{
 };
 use super::WaitTime;
 
-/// Time and number of missed waits after which a worker that finishes nothing is fenced.
+/// Minimum time from the first missed wait of a worker until the worker is fenced.
 const STUCK: Duration = Duration::from_secs(1);
+/// Minimum number of missed waits before a worker is fenced.
 const LEAST_STRIKES: u32 = 8;
 
 /// Source of a job's rows and sink of its sums, apart from the board.

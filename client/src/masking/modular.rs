@@ -45,12 +45,12 @@ pub(super) trait ModularRoute: Send + fmt::Debug {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct PlainRoute {
+pub(super) struct SingleExecutorRoute {
     sent: Vec<f32>,
     answer: Vec<f32>,
 }
 
-impl ModularRoute for PlainRoute {
+impl ModularRoute for SingleExecutorRoute {
     fn mode(&self) -> &'static str {
         "off"
     }

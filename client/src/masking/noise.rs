@@ -14,7 +14,7 @@ use crate::{
 
 /// Noises of a site in one direction, of unit variance, and their effects.
 #[derive(Debug)]
-struct Noises {
+struct SiteNoise {
     /// Elements of a row, and of its answer.
     widths: (usize, usize),
     /// `[noises, width of a row]`; empty until the first rows.
@@ -28,7 +28,7 @@ struct Noises {
     size: Option<f32>,
 }
 
-impl Noises {
+impl SiteNoise {
     fn none(widths: (usize, usize)) -> Self {
         Self { widths, noise: Vec::new(), effect: Vec::new(), next: 0, left_rows: 0, size: None }
     }
@@ -94,12 +94,12 @@ impl Noises {
 
 #[derive(Debug)]
 struct SiteNoises {
-    activations: Noises,
-    gradients: Noises,
+    activations: SiteNoise,
+    gradients: SiteNoise,
 }
 
 impl SiteNoises {
-    fn of(&mut self, direction: Direction) -> &mut Noises {
+    fn of(&mut self, direction: Direction) -> &mut SiteNoise {
         match direction {
             Direction::Forward => &mut self.activations,
             Direction::Backward => &mut self.gradients,
@@ -149,10 +149,10 @@ impl RotatingNoise {
         for (number, &(columns, outputs)) in (0_u32..).zip(&shapes) {
             let place =
                 CallSite { site: SiteId(number), direction: Direction::Forward, class: CallClass::Noise };
-            let mut activations = Noises::none((columns, outputs));
+            let mut activations = SiteNoise::none((columns, outputs));
             activations.refresh(session, place, settings, &mut random)?;
             // Noises for gradients are drawn with the first gradients, because few clients train.
-            sites.push(SiteNoises { activations, gradients: Noises::none((outputs, columns)) });
+            sites.push(SiteNoises { activations, gradients: SiteNoise::none((outputs, columns)) });
             told(sites.len(), shapes.len());
         }
         Ok(Self { settings, sites, random, covered: Vec::new() })

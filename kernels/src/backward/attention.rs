@@ -97,7 +97,7 @@ struct QueryTile {
 
 /// Keys and values of a head, and the buffers of a tile.
 struct AttentionScratch {
-    /// `[SUM_ROWS, head_dim]`: queries of a tile, rounded as attention multiplied them.
+    /// `[SUM_ROWS, head_dim]`: queries of a tile, rounded as in the forward pass.
     queries: Vec<f32>,
     /// `[tokens, head_dim]`, rounded as attention read them.
     keys: Vec<f32>,
@@ -169,7 +169,7 @@ impl HeadGradient<'_> {
         }
     }
 
-    /// Gathers the queries of a tile, rounded as attention multiplied them.
+    /// Gathers the queries of a tile, rounded as in the forward pass.
     fn gather_queries(&self, tile: QueryTile, queries: &mut [f32]) {
         let AttentionInputs { qkv, layout, precision, .. } = self.attended;
         let width = layout.head_dim;

@@ -19,7 +19,7 @@ pub struct Graph {
     frees: u64,
 }
 
-/// Outcome of a replay.
+/// Whether a replay is enqueued, or needs a new recording.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Replay {
     /// The replay is enqueued on the stream.

@@ -41,7 +41,7 @@ use crate::{
 /// Outputs and inputs of a decoded tile: 16 KB.
 const TALL: usize = 64;
 const WIDE: usize = 64;
-/// Elements of a tile, plus one number per input.
+/// Size of a tile buffer: `TALL` x `WIDE` decoded values, and `WIDE` more numbers.
 const TILE: usize = (TALL + 1) * WIDE;
 
 /// Initial value of the sums over outputs.

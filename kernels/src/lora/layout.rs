@@ -32,7 +32,7 @@ pub const FACTOR_ALIGNMENT: usize = 64;
 pub enum LoraPrecision {
     /// As many bits as the elements need to be exact.
     Exact,
-    /// 16 bits, rounded if necessary; for bases whose own weights are rounded far more.
+    /// f16, rounded if necessary. Suits quantized bases, whose weights have larger rounding errors.
     Compact,
     /// bf16. Inputs of both products are rounded to bf16 too: `x` before `A`, and `A x` before `B`. Twice as
     /// fast for long prompts, with 8 bits of precision.

@@ -210,7 +210,7 @@ impl Consumer {
         self.refused
     }
 
-    /// Updates the heartbeat. Waiting and claiming do so too; this method is for other long work.
+    /// Updates the heartbeat, as [`Self::wait`] and [`Self::claim`] do; call this method in other long work.
     pub fn beat(&mut self) {
         self.heartbeat = self.heartbeat.wrapping_add(1);
         self.entry().pulse.heartbeat.store(self.heartbeat, Relaxed);
@@ -323,7 +323,8 @@ impl Consumer {
         None
     }
 
-    /// Sleeps until the bell rings; returns whether the bell rang and the executor has announced a pass.
+    /// Sleeps until the bell rings or [`PARK_LIMIT`] passes. Returns true if the bell rang and the executor
+    /// has announced a pass.
     fn park(&mut self) -> bool {
         let header = self.control.header();
         let me = 1 << self.seat;

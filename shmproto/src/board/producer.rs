@@ -128,8 +128,8 @@ impl Producer {
         self.seated.iter().flatten().count()
     }
 
-    /// Announces a pass that will post jobs for `workers` workers, and wakes that many sleeping ones. Woken
-    /// workers spin until [`Producer::rest`], within their own limit.
+    /// Announces a pass that will post jobs for `workers` workers, and wakes at most `workers` sleeping
+    /// workers. Woken workers spin until [`Producer::rest`], within their own limit.
     pub fn announce(&self, workers: u32) {
         self.shared.control.header().signal.announced.store(workers, Relaxed);
         self.wake_workers(workers);

@@ -1,4 +1,4 @@
-//! The words and sums of a bridge to an NVIDIA GPU.
+//! Host memory that the bridge shares with an NVIDIA GPU: signal words, rows and sums.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::{Bridge, BridgeMemory};
 
 /// Memory that a GPU and the bridge share: the slab, registered if possible, and page-locked memory.
 #[derive(Debug)]
-pub struct CudaBridgeMemory {
+pub(crate) struct CudaBridgeMemory {
     slab: HostMapping,
     asked: Signal,
     answered: Signal,

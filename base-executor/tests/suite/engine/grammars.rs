@@ -5,7 +5,7 @@ use std::thread;
 
 use base_executor::constrained_decoding::GrammarWorkers;
 use serde_json::{Value, json};
-use text::grammar::{Enforcement, Grammar, Tag, Thought, TokenBytes, Tokens};
+use text::grammar::{Enforcement, Grammar, ReasoningPrefix, Tag, TokenBytes, Tokens};
 
 use super::*;
 use crate::oracle_drafter::OracleDrafter;
@@ -83,7 +83,7 @@ fn person(thinks: bool) -> String {
     let schema = json!({
         "type": "object", "properties": properties, "required": ["name", "ages"], "additionalProperties": false
     });
-    let thought = Thought { open: None, close: Tag { name: CLOSE, token: None } };
+    let thought = ReasoningPrefix { open: None, close: Tag { name: CLOSE, token: None } };
     Grammar::Json(schema).source_behind(thinks.then_some(thought), Enforcement::Strict).unwrap().text
 }
 

@@ -33,7 +33,7 @@ use crate::{
     },
     deployment::selection::{GatewayArguments, StateArguments},
     exit::{self, Exit, Explain},
-    terminal::{ColorChoice, ConfirmMode, PrintFormat, Terminal, Volume},
+    terminal::{ColorChoice, ConfirmMode, PrintFormat, Terminal, Verbosity},
 };
 
 /// Serves many LoRA adapters over one base model.
@@ -171,7 +171,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
     match HolobiontCli::try_parse_from(&arguments) {
         Ok(cli) => run(cli),
         Err(error) if error.use_stderr() && arguments.iter().any(|argument| argument == "--json") => {
-            Terminal::new(PrintFormat::Json, Volume::Quiet).error(&UsageError::from(error));
+            Terminal::new(PrintFormat::Json, Verbosity::Quiet).error(&UsageError::from(error));
             Exit::Usage
         }
         // Clap prints help, the version and errors for people itself.
@@ -220,9 +220,9 @@ pub fn run(cli: HolobiontCli) -> Exit {
 fn terminal(cli: &HolobiontCli) -> Terminal {
     let format = if cli.json { PrintFormat::Json } else { PrintFormat::Human };
     let volume = match (cli.quiet, cli.verbose) {
-        (true, _) => Volume::Quiet,
-        (false, true) => Volume::Verbose,
-        (false, false) => Volume::Normal,
+        (true, _) => Verbosity::Quiet,
+        (false, true) => Verbosity::Verbose,
+        (false, false) => Verbosity::Normal,
     };
     let questions = if cli.yes { ConfirmMode::AnsweredYes } else { ConfirmMode::OnATerminal };
     Terminal::new(format, volume).with_colors(cli.color).with_questions(questions)

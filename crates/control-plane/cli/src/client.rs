@@ -325,7 +325,7 @@ mod tests {
     use crate::exit::{Exit, Explain as _};
 
     fn quiet() -> Terminal {
-        Terminal::new(crate::terminal::PrintFormat::Human, crate::terminal::Volume::Quiet)
+        Terminal::new(crate::terminal::PrintFormat::Human, crate::terminal::Verbosity::Quiet)
     }
 
     fn pieces(stream: &str) -> Vec<Result<StreamDelta, ClientError>> {

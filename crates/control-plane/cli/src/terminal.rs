@@ -24,7 +24,7 @@ pub(crate) enum PrintFormat {
 
 /// Amount of output besides the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Volume {
+pub(crate) enum Verbosity {
     Quiet,
     Normal,
     /// Progress, hints, actions of the command, and errors in full.
@@ -48,7 +48,7 @@ pub(crate) enum ColorChoice {
 pub(crate) struct Terminal {
     /// Format of data on stdout and of errors on stderr.
     pub(crate) format: PrintFormat,
-    volume: Volume,
+    volume: Verbosity,
     ink: TextStyle,
     questions: ConfirmMode,
 }
@@ -64,7 +64,7 @@ pub(crate) enum ConfirmMode {
 
 impl Terminal {
     /// Creates a terminal without colours.
-    pub(crate) fn new(format: PrintFormat, volume: Volume) -> Self {
+    pub(crate) fn new(format: PrintFormat, volume: Verbosity) -> Self {
         Self { format, volume, ink: TextStyle::None, questions: ConfirmMode::OnATerminal }
     }
 
@@ -116,14 +116,14 @@ impl Terminal {
 
     /// Prints a line on stderr, unless `--quiet` is set.
     pub(crate) fn note(self, line: impl std::fmt::Display) {
-        if self.volume != Volume::Quiet {
+        if self.volume != Verbosity::Quiet {
             let _ = writeln!(io::stderr().lock(), "{line}");
         }
     }
 
     /// Prints a line on stderr if `--verbose` is set.
     pub(crate) fn detail(self, line: impl std::fmt::Display) {
-        if self.volume == Volume::Verbose {
+        if self.volume == Verbosity::Verbose {
             let _ = writeln!(io::stderr().lock(), "{line}");
         }
     }
@@ -159,7 +159,7 @@ impl Terminal {
 
     /// True if progress may be drawn on stderr.
     pub(crate) fn animates(self) -> bool {
-        self.volume != Volume::Quiet && self.format == PrintFormat::Human && io::stderr().is_terminal()
+        self.volume != Verbosity::Quiet && self.format == PrintFormat::Human && io::stderr().is_terminal()
     }
 }
 

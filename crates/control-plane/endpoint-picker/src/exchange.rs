@@ -14,7 +14,7 @@
 //! [`MAX_HELD_BYTES`](crate::picker::MAX_HELD_BYTES) in all. Beyond that limit the picker chooses by the part
 //! received so far, and the rest passes piece by piece.
 
-pub mod answers;
+pub(crate) mod answers;
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -92,7 +92,7 @@ impl Exchange {
 
     /// Whether the choice of a host needs more of the request.
     #[must_use]
-    pub fn is_asking(&self) -> bool {
+    pub(crate) fn is_asking(&self) -> bool {
         matches!(self.stage, ExchangeStage::Begin | ExchangeStage::Asking(_))
     }
 

@@ -59,7 +59,7 @@ struct HostTable {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct HostCount {
+pub(crate) struct HostCount {
     pub known: usize,
     /// Number of hosts whose recent report says that they accept requests.
     pub ready: usize,
@@ -94,7 +94,7 @@ impl HostFleet {
 
     /// Returns the tags of the adapter lists that are known of a host.
     #[must_use]
-    pub fn have(&self, address: SocketAddr) -> KnownTags {
+    pub(crate) fn have(&self, address: SocketAddr) -> KnownTags {
         self.table().hosts.get(&address).map_or_else(KnownTags::default, Host::have)
     }
 
@@ -119,14 +119,14 @@ impl HostFleet {
     }
 
     /// Drops the state of a host that does not answer.
-    pub fn lost(&self, address: SocketAddr) {
+    pub(crate) fn lost(&self, address: SocketAddr) {
         if let Some(host) = self.table().hosts.get_mut(&address) {
             host.forget();
         }
     }
 
     #[must_use]
-    pub fn count(&self, now: Instant) -> HostCount {
+    pub(crate) fn count(&self, now: Instant) -> HostCount {
         let table = self.table();
         let ready = table.hosts.values().filter(|host| host.is_ready(now, self.rules.stale));
         HostCount { known: table.hosts.len(), ready: ready.count() }
@@ -134,7 +134,7 @@ impl HostFleet {
 
     /// Returns the age of each host's report; `None` if the host does not answer.
     #[must_use]
-    pub fn ages(&self, now: Instant) -> Vec<(SocketAddr, Option<Duration>)> {
+    pub(crate) fn ages(&self, now: Instant) -> Vec<(SocketAddr, Option<Duration>)> {
         let table = self.table();
         table.hosts.iter().map(|(address, host)| (*address, host.age(now))).collect()
     }

@@ -23,7 +23,7 @@
 pub mod config;
 pub mod exchange;
 pub mod fleet;
-pub mod listener;
+pub(crate) mod listener;
 pub mod messages;
 pub mod metrics;
 pub mod picker;

@@ -32,7 +32,7 @@ const HEAD_BYTES: usize = 1 << 20;
 /// Maximum wait for the next part of a request while no host is chosen.
 const PART_LIMIT: Duration = Duration::from_secs(30);
 
-pub fn router(picker: Arc<Picker>) -> Router {
+pub(crate) fn router(picker: Arc<Picker>) -> Router {
     Router::new()
         .route("/envoy.service.ext_proc.v3.ExternalProcessor/Process", post(process))
         .route("/grpc.health.v1.Health/Check", post(check))

@@ -64,7 +64,7 @@ pub struct ProtocolConfiguration {
 /// Transfer mode of a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Enumeration)]
 #[repr(i32)]
-pub enum BodySendMode {
+pub(crate) enum BodySendMode {
     /// No body is sent.
     None = 0,
     /// The body comes in pieces; an answer releases each piece.
@@ -196,7 +196,7 @@ pub struct HeaderValueOption {
 impl HeaderValueOption {
     /// Returns a field that replaces existing values.
     #[must_use]
-    pub fn overwriting(name: &str, value: impl Into<Vec<u8>>) -> Self {
+    pub(crate) fn overwriting(name: &str, value: impl Into<Vec<u8>>) -> Self {
         let header = HeaderValue { key: name.to_owned(), value: String::new(), raw_value: value.into() };
         Self { header: Some(header), append_action: AppendAction::OverwriteIfExistsOrAdd.into() }
     }
@@ -205,7 +205,7 @@ impl HeaderValueOption {
 /// Effect on an existing field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Enumeration)]
 #[repr(i32)]
-pub enum AppendAction {
+pub(crate) enum AppendAction {
     /// Adds one more value.
     AppendIfExistsOrAdd = 0,
     /// Replaces the existing values.
@@ -233,21 +233,21 @@ pub struct HttpStatus {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub struct HealthCheckRequest {
+pub(crate) struct HealthCheckRequest {
     /// Service name; empty for the whole process.
     #[prost(string, tag = "1")]
     pub service: String,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
-pub struct HealthCheckResponse {
+pub(crate) struct HealthCheckResponse {
     #[prost(enumeration = "ServingStatus", tag = "1")]
     pub status: i32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Enumeration)]
 #[repr(i32)]
-pub enum ServingStatus {
+pub(crate) enum ServingStatus {
     Unknown = 0,
     Serving = 1,
     NotServing = 2,

@@ -16,7 +16,7 @@ use crate::fleet::HostFleet;
 const BOUNDS_US: [u64; 10] = [5, 10, 20, 50, 100, 200, 500, 1_000, 10_000, 100_000];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PickOutcome {
+pub(crate) enum PickOutcome {
     Picked,
     /// No host was ready.
     Nobody,
@@ -70,7 +70,7 @@ impl PickerMetrics {
 
     /// Returns all metrics in the text format of Prometheus.
     #[must_use]
-    pub fn render(&self, fleet: &HostFleet) -> String {
+    pub(crate) fn render(&self, fleet: &HostFleet) -> String {
         let (mut out, now) = (String::new(), Instant::now());
         let ages = fleet.ages(now);
         // The series of removed endpoints are dropped.

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Maximum number of body bytes held until their hosts are chosen, over all requests.
-pub const MAX_HELD_BYTES: usize = 256 << 20;
+pub(crate) const MAX_HELD_BYTES: usize = 256 << 20;
 
 #[derive(Debug)]
 pub struct Picker {

@@ -9,10 +9,10 @@ use serde::{
 };
 
 /// Bytes of a prompt's beginning that are kept for prefix matching.
-pub const MAX_BEGINNING_BYTES: usize = 32 << 10;
+pub(crate) const MAX_BEGINNING_BYTES: usize = 32 << 10;
 
 /// Estimated bytes of text per token.
-pub const TOKEN_BYTES: usize = 4;
+pub(crate) const TOKEN_BYTES: usize = 4;
 
 /// Paths of requests that any host can serve. All other requests concern objects of one host.
 const GENERATE: [&str; 7] = [
@@ -39,7 +39,7 @@ pub struct RequestHead {
 impl RequestHead {
     /// Whether the request generates tokens, which any host can do.
     #[must_use]
-    pub fn generates(&self) -> bool {
+    pub(crate) fn generates(&self) -> bool {
         GENERATE.contains(&self.path.as_str())
     }
 }
@@ -82,7 +82,7 @@ impl ParsedRequest {
     }
 
     #[must_use]
-    pub fn beginning(&self) -> &[u8] {
+    pub(crate) fn beginning(&self) -> &[u8] {
         let said = self.prompts().into_iter().find(|prompt| prompt.bytes > 0);
         said.map_or(&[], |prompt| &prompt.beginning)
     }

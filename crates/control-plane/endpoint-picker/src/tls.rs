@@ -42,7 +42,7 @@ pub enum TlsError {
 
 /// The certificate, reread when its files change.
 #[derive(Debug)]
-pub struct Certificate {
+pub(crate) struct Certificate {
     files: CertificateFiles,
     current: Mutex<CurrentCertificate>,
 }
@@ -58,7 +58,7 @@ impl Certificate {
     ///
     /// # Errors
     /// If a file is unreadable, or the certificate does not fit the key.
-    pub fn read(files: CertificateFiles) -> Result<Self, TlsError> {
+    pub(crate) fn read(files: CertificateFiles) -> Result<Self, TlsError> {
         let current = Mutex::new(files.load()?);
         Ok(Self { files, current })
     }
@@ -66,7 +66,7 @@ impl Certificate {
     /// Returns the configuration for the next connection. Changed files are read again; if they are unusable,
     /// the former certificate stays in use.
     #[must_use]
-    pub fn config(&self) -> Arc<ServerConfig> {
+    pub(crate) fn config(&self) -> Arc<ServerConfig> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if self.files.changed().is_ok_and(|changed| changed != current.changed) {
             match self.files.load() {

@@ -79,6 +79,7 @@ pub mod table;
 mod uncancelled;
 pub mod upload;
 
+pub(crate) use self::listing::{AdapterListing, ListedAdapters};
 pub use self::{
     base::Base,
     database::{OwnTemplate, Record},
@@ -87,7 +88,6 @@ pub use self::{
         AdapterError, FetchFailure, LeaseError, OpenError, ResidencyError, UnusableAdapter,
         WeightedMergeError,
     },
-    listing::{AdapterListing, ListedAdapters},
     pin::Pin,
     publication::Publication,
     records::{address::PostgresAddress, change_feed::Freshness},

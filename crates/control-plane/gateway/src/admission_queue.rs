@@ -140,7 +140,7 @@ impl AdmissionQueue {
     ///
     /// # Errors
     /// If `sequences` is more than executors accept.
-    pub fn check_size(&self, sequences: usize) -> Result<(), QueueRefusal> {
+    pub(crate) fn check_size(&self, sequences: usize) -> Result<(), QueueRefusal> {
         state::fits(sequences, self.room())
     }
 
@@ -174,7 +174,7 @@ impl AdmissionQueue {
 
     /// Number of waiting sequences.
     #[must_use]
-    pub fn queued(&self) -> usize {
+    pub(crate) fn queued(&self) -> usize {
         lock(&self.0.desk).queued()
     }
 
@@ -221,7 +221,7 @@ impl Drop for QueueTicket<'_> {
 
 impl AdmissionPermit {
     /// Releases the reserved capacity: the request is running, or waits for something other than an executor.
-    pub fn release(&mut self) {
+    pub(crate) fn release(&mut self) {
         if std::mem::take(&mut self.is_reserved) {
             lock(&self.turns.0.desk).release();
             self.turns.0.executors.room_changed().notify_one();

@@ -85,7 +85,7 @@ pub struct AllowedOrigins {
     pub allowed: Vec<String>,
 }
 
-/// Parts of an [`App`].
+/// Parts from which [`App`] is assembled.
 #[derive(Debug)]
 pub struct AppBuilder {
     pub executors: Executors,
@@ -143,18 +143,18 @@ impl App {
     }
 
     /// Returns the serving state, or the reason why no request can be served.
-    pub fn serving(&self) -> Result<Arc<ServingState>, ServingUnavailable> {
+    pub(crate) fn serving(&self) -> Result<Arc<ServingState>, ServingUnavailable> {
         self.status.borrow().serving()
     }
 
     /// Refuses all requests from now on.
-    pub fn drain(&self) {
+    pub(crate) fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);
     }
 
     /// True if the gateway refuses all requests.
     #[must_use]
-    pub fn is_draining(&self) -> bool {
+    pub(crate) fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
     }
 }

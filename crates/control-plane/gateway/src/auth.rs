@@ -30,7 +30,7 @@ fn given(headers: &HeaderMap) -> Option<&[u8]> {
 }
 
 /// Passes a request on if its key allows the route and its rate limit, and gives the handler the caller.
-pub async fn guard(
+pub(crate) async fn guard(
     State((app, access)): State<(Arc<App>, Access)>,
     mut request: Request,
     next: Next,

@@ -59,7 +59,7 @@ impl FromRequest<Arc<App>> for JsonBody {
 }
 
 #[derive(Debug)]
-pub struct ProtobufBody(pub JsonBody);
+pub(crate) struct ProtobufBody(pub JsonBody);
 
 impl FromRequest<Arc<App>> for ProtobufBody {
     type Rejection = ApiError;

@@ -62,7 +62,7 @@ impl<T> fmt::Debug for BodyWork<T> {
 
 impl<T: 'static> BodyWork<T> {
     /// Does `work` with a tokenizer and template that it may render, at once if that does not block.
-    pub fn rendering(
+    pub(crate) fn rendering(
         text: Arc<dyn Text>,
         work: impl FnOnce(&dyn Text) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<Self, ApiError> {
@@ -140,7 +140,7 @@ impl BodyWorkers {
     ///
     /// # Errors
     /// The method fails as [`BodyWorkers::run`] does.
-    pub async fn run_blocking<T: Send + 'static>(
+    pub(crate) async fn run_blocking<T: Send + 'static>(
         &self,
         origin: BodyOrigin,
         work: impl FnOnce() -> Result<BodyWork<T>, ApiError> + Send + 'static,

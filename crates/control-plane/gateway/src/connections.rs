@@ -53,7 +53,7 @@ const PROBES: u32 = 3;
 
 /// Progress of the shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum ShutdownPhase {
+pub(crate) enum ShutdownPhase {
     Serving,
     /// New connections are refused, and running requests continue.
     Draining,
@@ -82,7 +82,11 @@ struct ConnectionHandler {
 }
 
 /// Serves until `phase` ends it. Returns the number of connections that were cut off.
-pub async fn serve(listener: TcpListener, app: Arc<App>, mut phase: watch::Receiver<ShutdownPhase>) -> usize {
+pub(crate) async fn serve(
+    listener: TcpListener,
+    app: Arc<App>,
+    mut phase: watch::Receiver<ShutdownPhase>,
+) -> usize {
     let limits = app.connections;
     let limiter = ConnectionLimiter::new(Budget::find(limits.max_connections));
     let handler =

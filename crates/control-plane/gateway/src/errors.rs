@@ -46,7 +46,7 @@ pub struct ApiError {
 
 /// Message of an error answer, for middleware that answers in another format.
 #[derive(Debug, Clone)]
-pub struct ErrorMessage(pub Arc<str>);
+pub(crate) struct ErrorMessage(pub Arc<str>);
 
 #[derive(Serialize)]
 struct ErrorEnvelope<'a> {
@@ -68,11 +68,11 @@ impl ApiError {
     }
 
     /// Returns a 400 with a code of its own.
-    pub fn bad_request(code: &'static str, message: impl Into<String>) -> Self {
+    pub(crate) fn bad_request(code: &'static str, message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", code, message)
     }
 
-    pub fn invalid(param: &str, message: impl Into<String>) -> Self {
+    pub(crate) fn invalid(param: &str, message: impl Into<String>) -> Self {
         Self::bad_request("invalid_value", message).of(param)
     }
 
@@ -81,7 +81,7 @@ impl ApiError {
     }
 
     /// Returns an error for an unsupported option, which is never ignored silently.
-    pub fn unsupported(param: &str) -> Self {
+    pub(crate) fn unsupported(param: &str) -> Self {
         let name = shortened(param, MAX_NAME_BYTES);
         let message = format!("'{name}' is not supported; remove it from the request");
         Self::bad_request("unsupported_parameter", message).of(param)
@@ -101,7 +101,7 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", "model_not_found", message).of("model")
     }
 
-    pub fn not_found(message: impl Into<String>) -> Self {
+    pub(crate) fn not_found(message: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", "not_found", message)
     }
 
@@ -110,27 +110,27 @@ impl ApiError {
         Self::new(StatusCode::GONE, "invalid_request_error", "gone", message)
     }
 
-    pub fn method_not_allowed(message: impl Into<String>) -> Self {
+    pub(crate) fn method_not_allowed(message: impl Into<String>) -> Self {
         Self::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", "method_not_allowed", message)
     }
 
-    pub fn unauthorized(message: impl Into<String>) -> Self {
+    pub(crate) fn unauthorized(message: impl Into<String>) -> Self {
         Self::new(StatusCode::UNAUTHORIZED, "authentication_error", "invalid_api_key", message)
     }
 
     /// Returns an error for a key without the required role.
-    pub fn forbidden(message: impl Into<String>) -> Self {
+    pub(crate) fn forbidden(message: impl Into<String>) -> Self {
         Self::new(StatusCode::FORBIDDEN, "permission_error", "insufficient_permissions", message)
     }
 
     /// Returns an error for an unexpected state, which a retry cannot help.
-    pub fn conflict(code: &'static str, message: impl Into<String>) -> Self {
+    pub(crate) fn conflict(code: &'static str, message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::CONFLICT, "invalid_request_error", code, message);
         Self { retry: RetryAdvice::Never, ..error }
     }
 
     /// Returns an error for a valid request that contradicts an earlier one.
-    pub fn unprocessable(code: &'static str, message: impl Into<String>) -> Self {
+    pub(crate) fn unprocessable(code: &'static str, message: impl Into<String>) -> Self {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_request_error", code, message)
     }
 
@@ -155,7 +155,7 @@ impl ApiError {
     }
 
     /// Returns an error for a body that lagged more than `limit` behind `least_bytes_per_s`.
-    pub fn body_too_slow(least_bytes_per_s: u64, limit: Duration) -> Self {
+    pub(crate) fn body_too_slow(least_bytes_per_s: u64, limit: Duration) -> Self {
         let limit_ms = limit.as_millis();
         let message = format!(
             "the request body arrived too slowly: it may lag {limit_ms} ms (--body-timeout-ms) behind \
@@ -164,7 +164,7 @@ impl ApiError {
         Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", "body_timeout", message)
     }
 
-    pub fn too_many_connections(limit: usize) -> Self {
+    pub(crate) fn too_many_connections(limit: usize) -> Self {
         let message = format!(
             "the gateway has {limit} open connections, which is the limit (--max-connections); try again \
              shortly"
@@ -174,33 +174,33 @@ impl ApiError {
         Self { retry: RetryAdvice::After(1), ..error }
     }
 
-    pub fn shutting_down() -> Self {
+    pub(crate) fn shutting_down() -> Self {
         let message = "the gateway is shutting down; try again when it is back";
         let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", "shutting_down", message);
         Self { retry: RetryAdvice::After(1), ..error }
     }
 
-    pub fn too_large(limit: usize) -> Self {
+    pub(crate) fn too_large(limit: usize) -> Self {
         let message = format!("the request body is longer than {limit} bytes (--max-body-bytes)");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", "body_too_large", message)
     }
 
-    pub fn file_too_large(limit: u64) -> Self {
+    pub(crate) fn file_too_large(limit: u64) -> Self {
         let message = format!("the file is longer than {limit} bytes (--max-training-file-bytes)");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", "file_too_large", message)
     }
 
-    pub fn body_broken(why: &str) -> Self {
+    pub(crate) fn body_broken(why: &str) -> Self {
         let message = format!("cannot read the request body: {why}; send it again");
         Self::bad_request("invalid_body", message)
     }
 
-    pub fn encoded(found: &str) -> Self {
+    pub(crate) fn encoded(found: &str) -> Self {
         Self::unsupported_media(format!("send the body uncompressed, not with 'content-encoding: {found}'"))
     }
 
     /// Returns an error for the content type `found` instead of JSON; `None` means no content type.
-    pub fn not_json(found: Option<&str>) -> Self {
+    pub(crate) fn not_json(found: Option<&str>) -> Self {
         let found = found.map_or_else(
             || "but this request has no content type".to_owned(),
             |found| format!("not '{found}'"),
@@ -209,14 +209,14 @@ impl ApiError {
     }
 
     /// Returns an error for a body that is not protobuf; Tinker's package sent JSON before 0.25.
-    pub fn not_protobuf(found: Option<&str>) -> Self {
+    pub(crate) fn not_protobuf(found: Option<&str>) -> Self {
         let found = found.unwrap_or(NO_TYPE);
         Self::unsupported_media(format!(
             "send the body as 'content-type: application/x-protobuf', not '{found}': upgrade tinker to >= 0.25"
         ))
     }
 
-    pub fn not_multipart(found: Option<&str>) -> Self {
+    pub(crate) fn not_multipart(found: Option<&str>) -> Self {
         let found = found.unwrap_or(NO_TYPE);
         Self::unsupported_media(format!(
             "send the body as 'content-type: multipart/form-data' with its boundary, not '{found}'"
@@ -229,7 +229,7 @@ impl ApiError {
     }
 
     /// Returns an error for a full queue or too long a wait. Capacity may be free after `wait_s` seconds.
-    pub fn queue_full(wait_s: u32, message: impl Into<String>) -> Self {
+    pub(crate) fn queue_full(wait_s: u32, message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "queue_full", message);
         Self { retry: RetryAdvice::After(wait_s), ..error }
     }
@@ -241,37 +241,37 @@ impl ApiError {
     }
 
     /// Returns an error for missing storage, which a retry cannot help.
-    pub fn no_room(code: &'static str, message: impl Into<String>) -> Self {
+    pub(crate) fn no_room(code: &'static str, message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::INSUFFICIENT_STORAGE, "server_error", code, message);
         Self { retry: RetryAdvice::Never, ..error }
     }
 
-    pub fn registry_unavailable(message: impl Into<String>) -> Self {
+    pub(crate) fn registry_unavailable(message: impl Into<String>) -> Self {
         Self::unavailable("registry_unavailable", message)
     }
 
-    pub fn adapter_unusable(message: impl Into<String>) -> Self {
+    pub(crate) fn adapter_unusable(message: impl Into<String>) -> Self {
         let error =
             Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", "adapter_unavailable", message);
         Self { retry: RetryAdvice::Never, ..error }.of("model")
     }
 
-    pub fn not_implemented(code: &'static str, message: impl Into<String>) -> Self {
+    pub(crate) fn not_implemented(code: &'static str, message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::NOT_IMPLEMENTED, "server_error", code, message);
         Self { retry: RetryAdvice::Never, ..error }
     }
 
     /// Returns an error for a required resource that is missing for now.
-    pub fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
+    pub(crate) fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", code, message);
         Self { retry: RetryAdvice::After(1), ..error }
     }
 
-    pub fn executor_unavailable(message: impl Into<String>) -> Self {
+    pub(crate) fn executor_unavailable(message: impl Into<String>) -> Self {
         Self::unavailable("executor_unavailable", message)
     }
 
-    pub fn internal(message: impl Into<String>) -> Self {
+    pub(crate) fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", "internal_error", message)
     }
 
@@ -284,7 +284,7 @@ impl ApiError {
 
     /// Prefixes the field's name with `place`, in the message too.
     #[must_use]
-    pub fn within(mut self, place: &str) -> Self {
+    pub(crate) fn within(mut self, place: &str) -> Self {
         if let Some(name) = self.param.take() {
             let path = format!("{place}.{name}");
             self.message = self.message.replace(&format!("'{name}'"), &format!("'{path}'"));
@@ -304,7 +304,7 @@ impl ApiError {
     }
 
     /// Appends the error as JSON, for the end of a stream. The message always contains the request id.
-    pub fn write_event(&self, out: &mut Vec<u8>) {
+    pub(crate) fn write_event(&self, out: &mut Vec<u8>) {
         self.write(out, telemetry::current_id().as_deref());
     }
 
@@ -315,7 +315,7 @@ impl ApiError {
 
     /// Returns the message for the end of a stream, always with the request id.
     #[must_use]
-    pub fn last_words(&self) -> String {
+    pub(crate) fn last_words(&self) -> String {
         self.said(telemetry::current_id().as_deref())
     }
 

@@ -107,7 +107,7 @@ impl Executor {
 
     /// Returns the endpoint of an executor on another host.
     #[must_use]
-    pub fn far(&self) -> Option<&RemoteEndpoint> {
+    pub(crate) fn far(&self) -> Option<&RemoteEndpoint> {
         match &self.door {
             Endpoint::Socket(_) => None,
             Endpoint::Far(far) => Some(far),
@@ -170,7 +170,7 @@ impl Executor {
     ///
     /// # Errors
     /// If the upload fails, or the connection is lost meanwhile.
-    pub async fn stage_files(&self, path: &Path) -> Result<StagedFiles, CallError> {
+    pub(crate) async fn stage_files(&self, path: &Path) -> Result<StagedFiles, CallError> {
         let Some(far) = self.far() else { return Ok(StagedFiles::here(path)) };
         let mut link = self.link();
         tokio::select! {
@@ -220,7 +220,7 @@ impl Executor {
     }
 
     /// Waits until the connection's task answers, connected or not. Returns false if the task has ended.
-    pub async fn link_answers(&self) -> bool {
+    pub(crate) async fn link_answers(&self) -> bool {
         let (ping, pong) = oneshot::channel();
         self.queue.send(LinkCommand::Ping(ping));
         pong.await.is_ok()

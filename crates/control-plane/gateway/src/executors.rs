@@ -9,8 +9,8 @@
 //! independent: each has its own adapters, memory and load, and may disconnect at any time.
 
 pub mod executor_handle;
-pub mod load_tracker;
-pub mod prefix_affinity;
+pub(crate) mod load_tracker;
+pub(crate) mod prefix_affinity;
 
 use std::sync::{Arc, Mutex};
 
@@ -25,7 +25,7 @@ use crate::{
     lock::lock,
 };
 
-pub const MAX_EXECUTORS: usize = 64;
+pub(crate) const MAX_EXECUTORS: usize = 64;
 
 /// Name of a single executor.
 pub const ONLY: &str = "executor";
@@ -51,7 +51,7 @@ struct Claims {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct FreeCapacity {
+pub(crate) struct FreeCapacity {
     /// Batch slots, in total and for over-quota tenants.
     pub places: BurstCapacity,
     /// Number of requests that keep all executors busy.
@@ -118,18 +118,18 @@ impl Executors {
     }
 
     #[must_use]
-    pub fn are_several(&self) -> bool {
+    pub(crate) fn are_several(&self) -> bool {
         self.all().len() > 1
     }
 
     /// Returns the record of which executor computed which prefixes.
     #[must_use]
-    pub fn prefixes(&self) -> &Prefixes {
+    pub(crate) fn prefixes(&self) -> &Prefixes {
         &self.0.prefixes
     }
 
     #[must_use]
-    pub fn answer_tokens(&self) -> f64 {
+    pub(crate) fn answer_tokens(&self) -> f64 {
         lock(&self.0.answers).tokens()
     }
 
@@ -175,14 +175,14 @@ impl Executors {
     }
 
     #[must_use]
-    pub fn room_changed(&self) -> &Arc<Notify> {
+    pub(crate) fn room_changed(&self) -> &Arc<Notify> {
         &self.0.room
     }
 
     /// Sums the capacity of the executors that accept requests. Over-quota tenants may use the share
     /// `burst_share` of the batch slots.
     #[must_use]
-    pub fn room(&self, burst_share: f64) -> FreeCapacity {
+    pub(crate) fn room(&self, burst_share: f64) -> FreeCapacity {
         let open = self.all().iter().filter(|member| member.is_open());
         open.fold(FreeCapacity::default(), |room, member| {
             let load = member.executor().load();
@@ -200,7 +200,7 @@ impl Executors {
     }
 
     /// Waits until all connection tasks answer, connected or not. Returns false if one has ended.
-    pub async fn links_answer(&self) -> bool {
+    pub(crate) async fn links_answer(&self) -> bool {
         for member in self.all() {
             if !member.executor().link_answers().await {
                 return false;

@@ -55,7 +55,7 @@ fn stopping() -> Value {
 
 /// Formats a start stage for display: `loading 43 %`, or the stage's name.
 #[must_use]
-pub fn loading(stage: &str, percent: Option<u32>) -> String {
+pub(crate) fn loading(stage: &str, percent: Option<u32>) -> String {
     percent.map_or_else(|| stage.to_owned(), |percent| format!("loading {percent} %"))
 }
 

@@ -7,12 +7,12 @@ use shmproto::{
 };
 
 /// Names of the call classes, in the order of [`CallClass`].
-pub const CLASSES: [&str; 5] = ["decode", "verify", "prefill", "training", "noise"];
+pub(crate) const CLASSES: [&str; 5] = ["decode", "verify", "prefill", "training", "noise"];
 const _: () = assert!(CLASSES.len() == CallClass::ALL.len(), "every class has a name");
 
 /// Name of a route in reports.
 #[must_use]
-pub fn route(route: LayerRoute) -> &'static str {
+pub(crate) fn route(route: LayerRoute) -> &'static str {
     match route {
         LayerRoute::SharedMemory => "shared memory",
         LayerRoute::Ipc => "ipc",
@@ -22,7 +22,7 @@ pub fn route(route: LayerRoute) -> &'static str {
 
 /// Reports the stats of the layer service as JSON.
 #[must_use]
-pub fn status(stats: &LayerStats) -> Value {
+pub(crate) fn status(stats: &LayerStats) -> Value {
     json!({
         "open": stats.open,
         "refused": stats.refused,

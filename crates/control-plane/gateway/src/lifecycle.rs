@@ -20,7 +20,8 @@ use shmproto::message::Welcome;
 use tokio::{sync::watch, task::JoinSet, time::timeout};
 
 use self::status::ServedIdentity;
-pub use self::status::{GatewayReadiness, ServingState, ServingUnavailable};
+pub(crate) use self::status::ServingUnavailable;
+pub use self::status::{GatewayReadiness, ServingState};
 use crate::{
     adapters::{Base, Registry},
     clock::seconds_since_1970,
@@ -61,7 +62,7 @@ enum RetryTrigger {
 }
 
 /// Watches the links and keeps [`GatewayReadiness`] up to date.
-pub struct Lifecycle {
+pub(crate) struct Lifecycle {
     executors: Executors,
     registry: Arc<Registry>,
     load_text: LoadText,
@@ -85,7 +86,7 @@ impl std::fmt::Debug for Lifecycle {
 impl Lifecycle {
     /// Creates a lifecycle that has not begun, and a receiver of its status.
     #[must_use]
-    pub fn new(
+    pub(crate) fn new(
         config: &GatewayConfig,
         executors: Executors,
         registry: Arc<Registry>,
@@ -108,7 +109,7 @@ impl Lifecycle {
     }
 
     /// Runs until the executors' handles are closed. Fails if a start cannot succeed.
-    pub async fn run(self) -> Result<(), StartError> {
+    pub(crate) async fn run(self) -> Result<(), StartError> {
         let shared = Arc::new(self);
         tokio::spawn(Arc::clone(&shared).read_ahead());
         let mut followed = JoinSet::new();

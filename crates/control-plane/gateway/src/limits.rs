@@ -62,7 +62,7 @@ impl KeyLimit {
     }
 
     #[must_use]
-    pub fn per_min(&self) -> RequestsPerMinute {
+    pub(crate) fn per_min(&self) -> RequestsPerMinute {
         self.per_min
     }
 

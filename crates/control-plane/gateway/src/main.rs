@@ -5,7 +5,8 @@ use std::{error::Error, ffi::OsString, process::ExitCode};
 use clap::Parser as _;
 use gateway::{
     config::{Args, GatewayConfig, GatewayConfigError},
-    maintenance, server,
+    maintenance,
+    server::{self, RunError},
 };
 use settings::{
     completions,
@@ -46,7 +47,8 @@ fn serve() -> Result<(), Box<dyn Error>> {
 }
 
 fn exit_of(error: &(dyn Error + 'static)) -> Exit {
-    match error.is::<GatewayConfigError>() || error.is::<UnknownVariable>() {
+    let is_traces = matches!(error.downcast_ref(), Some(RunError::Traces(_)));
+    match is_traces || error.is::<GatewayConfigError>() || error.is::<UnknownVariable>() {
         true => Exit::Usage,
         false => Exit::of_system(error),
     }

@@ -22,19 +22,19 @@
 pub mod aliases;
 mod classes;
 pub mod executor;
-pub mod labels;
+pub(crate) mod labels;
 mod layers;
 mod lora_info;
 mod member;
 mod memory;
-pub mod meter;
+pub(crate) mod meter;
 mod placement;
-pub mod poll;
+pub(crate) mod poll;
 mod process;
 mod residents;
 pub mod store;
 pub mod table;
-pub mod text;
+pub(crate) mod text;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -151,11 +151,11 @@ impl GatewayMetrics {
     }
 
     /// Counts a sequence that resumes after its executor was lost.
-    pub fn redone(&self) {
+    pub(crate) fn redone(&self) {
         self.redone.add(1.0);
     }
 
-    pub fn serves(&self, base_model: &str) {
+    pub(crate) fn serves(&self, base_model: &str) {
         let mut known = self.base_model.lock().unwrap_or_else(PoisonError::into_inner);
         base_model.clone_into(&mut known);
         self.store.retain(Id::Build, |labels| labels[1] == base_model);

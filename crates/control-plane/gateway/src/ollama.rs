@@ -8,12 +8,12 @@
 //! - [`errors`]: the body of errors.
 
 pub mod embeddings;
-pub mod errors;
-pub mod listing;
+pub(crate) mod errors;
+pub(crate) mod listing;
 mod messages;
 mod ndjson;
 pub mod request;
-pub mod unsupported;
+pub(crate) mod unsupported;
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ pub async fn chat(State(app): State<Arc<App>>, ask: RequestContext) -> Result<Re
 }
 
 /// `POST /api/generate`: continues a prompt.
-pub async fn generate(State(app): State<Arc<App>>, ask: RequestContext) -> Result<Response, ApiError> {
+pub(crate) async fn generate(State(app): State<Arc<App>>, ask: RequestContext) -> Result<Response, ApiError> {
     answer(&app, ask, OllamaRoute::Generate, GenerateBody::read).await
 }
 

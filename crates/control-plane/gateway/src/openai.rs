@@ -27,43 +27,43 @@
 //!   lists.
 //! - [`errors`]: the one body of all errors.
 
-pub mod adapter_files;
+pub(crate) mod adapter_files;
 pub mod adapters;
 pub mod chat;
 pub mod chat_request;
 pub mod choice;
-pub mod collect;
+pub(crate) mod collect;
 pub mod completions;
-pub mod echo;
+pub(crate) mod echo;
 pub mod embeddings;
-pub mod files;
-pub mod fine_tuning;
+pub(crate) mod files;
+pub(crate) mod fine_tuning;
 pub mod fine_tuning_request;
 pub mod generation_request;
-pub mod generation_response;
+pub(crate) mod generation_response;
 mod idempotency;
 pub mod logprobs;
-pub mod messages;
-pub mod models;
+pub(crate) mod messages;
+pub(crate) mod models;
 #[cfg(test)]
 mod openapi_test;
-pub mod paging;
+pub(crate) mod paging;
 pub mod params;
 pub mod reasoning;
 pub mod request_context;
 pub mod responses;
-pub mod sequence_group;
+pub(crate) mod sequence_group;
 pub mod sse;
 mod stops;
-pub mod stream;
+pub(crate) mod stream;
 pub mod stream_options;
 pub mod strict_fields;
 pub mod structured;
 pub mod target;
-pub mod template_options;
+pub(crate) mod template_options;
 pub mod tokens;
 pub mod tools;
 pub mod types;
-pub mod upload;
+pub(crate) mod upload;
 
 pub use crate::errors;

@@ -12,7 +12,7 @@ use types::{AdapterId, TenantId};
 
 /// Name of a cold start mode, as on the executor's command line.
 #[must_use]
-pub fn mode(cold_start: ColdStart) -> &'static str {
+pub(crate) fn mode(cold_start: ColdStart) -> &'static str {
     match cold_start {
         ColdStart::CpuAssist => "cpu-assist",
         ColdStart::OnDemand => "on-demand",
@@ -22,7 +22,7 @@ pub fn mode(cold_start: ColdStart) -> &'static str {
 
 /// Name of a device kind, as on the executor's command line.
 #[must_use]
-pub fn kind(kind: DeviceKind) -> &'static str {
+pub(crate) fn kind(kind: DeviceKind) -> &'static str {
     match kind {
         DeviceKind::Cpu => "cpu",
         DeviceKind::Cuda => "cuda",
@@ -31,7 +31,7 @@ pub fn kind(kind: DeviceKind) -> &'static str {
 
 /// Reports the device, its adapter tier, and the copies of adapters to it.
 #[must_use]
-pub fn device(stats: &Stats, welcome: Option<&Welcome>) -> Value {
+pub(crate) fn device(stats: &Stats, welcome: Option<&Welcome>) -> Value {
     let device = welcome.map(|welcome| &welcome.device);
     json!({
         "kind": device.map(|device| kind(device.kind)),
@@ -51,7 +51,7 @@ pub fn device(stats: &Stats, welcome: Option<&Welcome>) -> Value {
 /// Reports the tiers of the block pool: blocks per tier, copies between tiers, and the tenants with the most
 /// device blocks.
 #[must_use]
-pub fn memory(stats: &Stats) -> Value {
+pub(crate) fn memory(stats: &Stats) -> Value {
     let memory = &stats.memory;
     let taken = stats.kv_blocks_used + stats.kv_blocks_cached + memory.adapter_blocks;
     let share = |share: &ShareStats| json!({ "tenant": format!("{:.12}", TenantId(share.owner)), "blocks": share.blocks });
@@ -91,7 +91,7 @@ fn held(held: &MemoryAccountStats) -> Value {
 
 /// Reports how often and how long requests waited because their adapter was not on the device.
 #[must_use]
-pub fn cold_starts(stats: &Stats) -> Value {
+pub(crate) fn cold_starts(stats: &Stats) -> Value {
     let total = millis(stats.load_wait_us);
     let mean = if stats.cold_starts == 0 { 0.0 } else { total / float(stats.cold_starts) };
     json!({ "count": stats.cold_starts, "load_wait_ms": total, "mean_load_wait_ms": mean })
@@ -100,7 +100,7 @@ pub fn cold_starts(stats: &Stats) -> Value {
 /// Reports the drafter, the drafted tokens, and the mean number of accepted tokens per verification. Tokens
 /// that were drafted while streamed weights were read are counted separately.
 #[must_use]
-pub fn speculation(stats: &Stats) -> Value {
+pub(crate) fn speculation(stats: &Stats) -> Value {
     let of = &stats.speculation;
     let mean = if of.verifications == 0 { 0.0 } else { float(of.accepted) / float(of.verifications) };
     let by = match of.kind {
@@ -123,7 +123,7 @@ pub fn speculation(stats: &Stats) -> Value {
 /// Reports the connected workers, of `expected` ones. `share` is a worker's part of what all workers
 /// computed.
 #[must_use]
-pub fn workers(stats: &Stats, expected: u32) -> Value {
+pub(crate) fn workers(stats: &Stats, expected: u32) -> Value {
     let all: u64 = stats.workers.iter().fold(0, |sum, worker| sum.saturating_add(worker.rank_rows));
     let seated = stats.workers.iter().map(|worker| {
         json!({
@@ -145,7 +145,7 @@ pub fn workers(stats: &Stats, expected: u32) -> Value {
 
 /// Stats of one adapter since it entered the executor's memory; zeros if it is not there.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct PlacementStats {
+pub(crate) struct PlacementStats {
     /// Bytes of the adapter on the device.
     pub device_bytes: u64,
     /// Requests that arrived while the adapter was not completely on the device.
@@ -183,12 +183,12 @@ fn rank_rows(stats: &AdapterStats) -> [u64; 3] {
 
 /// Stats of all reported adapters, by adapter id.
 #[derive(Debug)]
-pub struct PlacementReport(HashMap<AdapterIdBytes, PlacementStats>);
+pub(crate) struct PlacementReport(HashMap<AdapterIdBytes, PlacementStats>);
 
 impl PlacementReport {
     /// Sums the stats of each adapter over all executors.
     #[must_use]
-    pub fn of<'a>(stats: impl IntoIterator<Item = &'a Stats>) -> Self {
+    pub(crate) fn of<'a>(stats: impl IntoIterator<Item = &'a Stats>) -> Self {
         let mut placed: HashMap<_, PlacementStats> = HashMap::new();
         for adapter in stats.into_iter().flat_map(|stats| &stats.adapters) {
             placed.entry(adapter.adapter).or_default().add(adapter);
@@ -197,7 +197,7 @@ impl PlacementReport {
     }
 
     #[must_use]
-    pub fn find(&self, adapter: AdapterId) -> PlacementStats {
+    pub(crate) fn find(&self, adapter: AdapterId) -> PlacementStats {
         self.0.get(&adapter.0).copied().unwrap_or_default()
     }
 }

@@ -31,7 +31,7 @@ struct DelayShared {
 
 /// Tracker of one queue; clones share its state.
 #[derive(Clone)]
-pub struct DelayTracker(Arc<DelayShared>);
+pub(crate) struct DelayTracker(Arc<DelayShared>);
 
 impl fmt::Debug for DelayTracker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -41,7 +41,7 @@ impl fmt::Debug for DelayTracker {
 
 impl DelayTracker {
     #[must_use]
-    pub fn new(limits: DelayLimits, clock: Arc<dyn Clock>) -> Self {
+    pub(crate) fn new(limits: DelayLimits, clock: Arc<dyn Clock>) -> Self {
         let state = DelayState { waiting: 0, delay: ControlledDelay::new(limits) };
         Self(Arc::new(DelayShared { state: Mutex::new(state), clock }))
     }
@@ -50,7 +50,7 @@ impl DelayTracker {
     ///
     /// # Errors
     /// If it is refused; the error has the forecast wait.
-    pub fn check(&self, places: SlotAvailability) -> Result<(), Overload> {
+    pub(crate) fn check(&self, places: SlotAvailability) -> Result<(), Overload> {
         let mut state = lock(&self.0.state);
         let waiting = state.waiting;
         state.delay.admit(waiting, places, self.0.clock.now())
@@ -58,14 +58,14 @@ impl DelayTracker {
 
     /// Forecasts how long one more sequence would wait.
     #[must_use]
-    pub fn forecast(&self) -> Duration {
+    pub(crate) fn forecast(&self) -> Duration {
         let state = lock(&self.0.state);
         state.delay.forecast(state.waiting, self.0.clock.now())
     }
 
     /// Adds `sequences` waiting sequences.
     #[must_use]
-    pub fn join(&self, sequences: usize) -> Vec<WaitingEntry> {
+    pub(crate) fn join(&self, sequences: usize) -> Vec<WaitingEntry> {
         lock(&self.0.state).waiting += sequences;
         let arrived = self.0.clock.now();
         (0..sequences).map(|_| WaitingEntry { line: Some(self.clone()), arrived, launched: None }).collect()
@@ -73,13 +73,13 @@ impl DelayTracker {
 
     /// Number of waiting sequences.
     #[must_use]
-    pub fn waiting(&self) -> usize {
+    pub(crate) fn waiting(&self) -> usize {
         lock(&self.0.state).waiting
     }
 
     /// Whether no clone and no waiting sequence refers to this tracker.
     #[must_use]
-    pub fn is_left(&self) -> bool {
+    pub(crate) fn is_left(&self) -> bool {
         Arc::strong_count(&self.0) == 1
     }
 
@@ -107,7 +107,7 @@ pub struct WaitingEntry {
 
 impl WaitingEntry {
     /// Records that the sequence is sent to an executor, for the first time or again.
-    pub fn launched(&mut self) {
+    pub(crate) fn launched(&mut self) {
         self.launched = self.line.as_ref().map(|line| line.0.clock.now());
     }
 

@@ -18,7 +18,7 @@ pub fn random_u64() -> u64 {
 ///
 /// # Errors
 /// If the operating system provides none.
-pub fn secret() -> io::Result<[u8; 32]> {
+pub(crate) fn secret() -> io::Result<[u8; 32]> {
     let (mut secret, mut filled) = ([0; 32], 0);
     while filled < secret.len() {
         match getrandom(&mut secret[filled..], GetRandomFlags::empty()) {

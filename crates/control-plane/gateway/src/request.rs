@@ -34,11 +34,11 @@ const PROBES: &[&str] = &["/health", "/ready", "/metrics", control_protocol::fle
 
 /// Id of a request in the log and in its answer; the id is never a lookup key.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RequestId(pub Arc<str>);
+pub(crate) struct RequestId(pub Arc<str>);
 
 /// Trace that a request is part of, in the W3C format `traceparent`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TraceParent(pub Arc<str>);
+pub(crate) struct TraceParent(pub Arc<str>);
 
 /// Names the request, logs its answer, and refuses it if the gateway is draining.
 pub(crate) async fn identify(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {

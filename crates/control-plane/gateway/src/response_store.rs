@@ -16,11 +16,11 @@ use crate::{
 };
 
 /// Maximum number of responses per tenant.
-pub const MAX_RESPONSES: usize = 1024;
+pub(crate) const MAX_RESPONSES: usize = 1024;
 /// Maximum bytes of a tenant's responses, as JSON.
-pub const MAX_TENANT_BYTES: usize = 16 << 20;
+pub(crate) const MAX_TENANT_BYTES: usize = 16 << 20;
 /// Maximum bytes of all responses.
-pub const MAX_BYTES: usize = 64 << 20;
+pub(crate) const MAX_BYTES: usize = 64 << 20;
 /// Estimated bytes of an entry besides its texts.
 const ENTRY_BYTES: usize = 256;
 

@@ -181,7 +181,7 @@ fn ollama_routes() -> Vec<HttpRoute> {
 }
 
 /// Builds the router from the table.
-pub fn router(app: &Arc<App>) -> Router {
+pub(crate) fn router(app: &Arc<App>) -> Router {
     let mut router = Router::new();
     for route in table() {
         let guarded = middleware::from_fn_with_state((Arc::clone(app), route.access), guard);

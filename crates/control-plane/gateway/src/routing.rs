@@ -29,7 +29,7 @@ use crate::{
 };
 
 #[derive(Debug)]
-pub struct RoutingRequest {
+pub(crate) struct RoutingRequest {
     executors: Executors,
     policy: RoutingPolicy,
     asked: PlacementRequest,
@@ -46,7 +46,7 @@ impl RoutingRequest {
     /// Creates the routing of `sequences` of `adapter`, which usually share a prefix. `slo` are their SLO
     /// targets.
     #[must_use]
-    pub fn of(
+    pub(crate) fn of(
         executors: &Executors,
         policy: RoutingPolicy,
         serving: &ServingState,
@@ -69,20 +69,20 @@ impl RoutingRequest {
 
     /// Rank of the adapter; 0 for the base.
     #[must_use]
-    pub fn rank(&self) -> u64 {
+    pub(crate) fn rank(&self) -> u64 {
         self.asked.rank
     }
 
     /// Target for the time per output token in microseconds.
     #[must_use]
-    pub fn promised_tpot_us(&self) -> Option<u64> {
+    pub(crate) fn promised_tpot_us(&self) -> Option<u64> {
         self.asked.slo.tpot_us
     }
 
     /// Forecasts the latency on the best executor of `ready`, given its present load. Returns `None` if that
     /// executor is idle, or if an executor of `ready` has no measurements yet.
     #[must_use]
-    pub fn forecast(&self, ready: &[ReadyExecutor], registry: &Registry) -> Option<Forecast> {
+    pub(crate) fn forecast(&self, ready: &[ReadyExecutor], registry: &Registry) -> Option<Forecast> {
         let known = self.known();
         let candidates = ready.iter().map(|one| {
             let seen = self.executors.member(one.index).books().seen()?;
@@ -95,7 +95,7 @@ impl RoutingRequest {
     }
 
     /// Excludes connection `epoch` of the executor at `index`, because it failed this request.
-    pub fn avoid(&mut self, index: usize, epoch: u64) {
+    pub(crate) fn avoid(&mut self, index: usize, epoch: u64) {
         let failed = self.failed.entry(index).or_default();
         *failed = epoch.max(*failed);
     }
@@ -103,7 +103,7 @@ impl RoutingRequest {
     /// Chooses the executor of `ready` with the least cost. `home` is the executor that lost the request, if
     /// any; it is taken again, even if drained, when no other executor can take the request.
     #[must_use]
-    pub fn choose<'a>(
+    pub(crate) fn choose<'a>(
         &self,
         ready: &'a [ReadyExecutor],
         home: Option<usize>,
@@ -135,7 +135,7 @@ impl RoutingRequest {
     }
 
     /// Records that the request was sent to the executor at `index`.
-    pub fn note(&self, index: usize) {
+    pub(crate) fn note(&self, index: usize) {
         if let Some(blocks) = &self.blocks {
             self.executors.prefixes().note(blocks, index);
         }

@@ -26,7 +26,7 @@ pub enum Objective {
 }
 
 impl Objective {
-    pub const ALL: [Self; 2] = [Self::FirstToken, Self::PerToken];
+    pub(crate) const ALL: [Self; 2] = [Self::FirstToken, Self::PerToken];
 
     /// Name in settings and metrics.
     #[must_use]
@@ -48,7 +48,7 @@ pub enum SloOutcome {
 }
 
 impl SloOutcome {
-    pub const ALL: [Self; 3] = [Self::Met, Self::Missed, Self::Refused];
+    pub(crate) const ALL: [Self; 3] = [Self::Met, Self::Missed, Self::Refused];
 
     /// Name of the outcome in metrics.
     #[must_use]
@@ -80,7 +80,7 @@ impl SloCounters {
     }
 
     /// Counts a request above the class's limit per minute.
-    pub fn throttle(&self) {
+    pub(crate) fn throttle(&self) {
         self.throttled.fetch_add(1, Relaxed);
     }
 
@@ -100,7 +100,7 @@ impl SloCounters {
     }
 
     #[must_use]
-    pub fn promises(&self, objective: Objective, outcome: SloOutcome) -> u64 {
+    pub(crate) fn promises(&self, objective: Objective, outcome: SloOutcome) -> u64 {
         self.promises[objective as usize][outcome as usize].load(Relaxed)
     }
 
@@ -135,7 +135,7 @@ impl ClassState {
     }
 
     /// Records a measured latency, and whether it met the class's target.
-    pub fn saw(&self, objective: Objective, time: Duration) {
+    pub(crate) fn saw(&self, objective: Objective, time: Duration) {
         let us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let (sum_us, count) = &self.tally.times[objective as usize];
         sum_us.fetch_add(us, Relaxed);
@@ -188,7 +188,7 @@ impl ServiceClasses {
 
     /// Whether the adapter of a request may determine its class.
     #[must_use]
-    pub fn look_at_adapters(&self) -> bool {
+    pub(crate) fn look_at_adapters(&self) -> bool {
         !self.of_adapter.is_empty()
     }
 

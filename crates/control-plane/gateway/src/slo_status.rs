@@ -12,7 +12,7 @@ use crate::{
 
 /// Reports all classes with their tenants as JSON.
 #[must_use]
-pub fn status(app: &App) -> Value {
+pub(crate) fn status(app: &App) -> Value {
     let tenants = app.turns.figures();
     app.classes.all().map(|(id, class)| status_json(id, class, &tenants)).collect()
 }

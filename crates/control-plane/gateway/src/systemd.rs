@@ -52,7 +52,7 @@ fn describe(status: &GatewayReadiness, adapters: usize) -> String {
 }
 
 /// Feeds the watchdog, if systemd set one, while the executors' connection tasks answer.
-pub async fn feed(executors: Executors) {
+pub(crate) async fn feed(executors: Executors) {
     let Some(limit) = sd_notify::watchdog_enabled() else {
         return;
     };

@@ -8,14 +8,14 @@
 //! Log lines are written to standard error synchronously: a slow reader blocks the writer, and no line is
 //! lost. Prompts, answers and keys are never logged, at any level.
 
-pub mod otlp;
-pub mod record;
-pub mod request;
+pub(crate) mod otlp;
+pub(crate) mod record;
+pub(crate) mod request;
 pub mod sinks;
-pub mod trace;
+pub(crate) mod trace;
 
-pub use self::{
+pub use self::sinks::{EndpointError, Sinks};
+pub(crate) use self::{
     record::{ArrivalRecord, Generated},
     request::{began, current_id, failed, generated, is_fault, observe, started},
-    sinks::{EndpointError, Sinks},
 };

@@ -79,7 +79,7 @@ impl TenantMemory {
     ///
     /// # Errors
     /// If three quarters of a limit would be exceeded; nothing is counted then.
-    pub fn reserve_waiting(
+    pub(crate) fn reserve_waiting(
         self: &Arc<Self>,
         tenant: &Arc<str>,
         bytes: usize,
@@ -163,7 +163,7 @@ impl Reservation {
     ///
     /// # Errors
     /// If growing would exceed a limit; the reservation is unchanged then.
-    pub fn resize(&mut self, bytes: usize) -> Result<(), MemoryFull> {
+    pub(crate) fn resize(&mut self, bytes: usize) -> Result<(), MemoryFull> {
         self.memory.exchange(&self.tenant, self.bytes, bytes, self.memory.limits)?;
         self.bytes = bytes;
         Ok(())

@@ -18,7 +18,7 @@ use crate::lock::lock;
 
 /// Slots for one kind of operation.
 #[derive(Debug)]
-pub struct TenantSlots {
+pub(crate) struct TenantSlots {
     all: Arc<Semaphore>,
     per_tenant: usize,
     /// Semaphores of tenants that have a slot or wait for one.
@@ -28,12 +28,16 @@ pub struct TenantSlots {
 impl TenantSlots {
     /// Creates `total` slots, of which one tenant may have `per_tenant`.
     #[must_use]
-    pub fn new(total: usize, per_tenant: usize) -> Arc<Self> {
+    pub(crate) fn new(total: usize, per_tenant: usize) -> Arc<Self> {
         Arc::new(Self { all: Arc::new(Semaphore::new(total)), per_tenant, by_tenant: Mutex::default() })
     }
 
     /// Waits at most `patience` for a slot of `tenant`; `None` after that.
-    pub async fn acquire(self: &Arc<Self>, tenant: &Arc<str>, patience: Duration) -> Option<TenantSlot> {
+    pub(crate) async fn acquire(
+        self: &Arc<Self>,
+        tenant: &Arc<str>,
+        patience: Duration,
+    ) -> Option<TenantSlot> {
         let member = self.member(tenant);
         let permits = async {
             // Neither semaphore is ever closed.
@@ -54,7 +58,7 @@ impl TenantSlots {
 
 /// Permission to run one operation; dropping it gives the slot back.
 #[derive(Debug)]
-pub struct TenantSlot {
+pub(crate) struct TenantSlot {
     // Permits are dropped first, because `SlotTenant` counts the references to the semaphore.
     _own: OwnedSemaphorePermit,
     _shared: OwnedSemaphorePermit,

@@ -73,7 +73,7 @@ pub struct AnsweredCall {
 impl ChatMessage {
     /// True if the message has reasoning content and nothing else.
     #[must_use]
-    pub fn only_thinks(&self) -> bool {
+    pub(crate) fn only_thinks(&self) -> bool {
         self.reasoning.is_some() && self.content.is_empty() && self.calls.is_empty()
     }
 
@@ -204,7 +204,7 @@ pub trait Text: fmt::Debug + Send + Sync {
 
 /// Tokenizer and chat template from a model's files.
 #[derive(Debug)]
-pub struct ModelText {
+pub(crate) struct ModelText {
     tokenizer: Arc<Tokenizer>,
     template: Option<ModelTemplate>,
     /// Renders adapters' chat templates.

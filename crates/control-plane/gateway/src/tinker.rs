@@ -5,9 +5,9 @@
 //! - [`sampling`]: sampling from models; `sampled`: the results.
 //! - [`checkpoints`]: saved checkpoints; [`downloads`]: addresses for their download.
 
-pub mod checkpoints;
-pub mod downloads;
+pub(crate) mod checkpoints;
+pub(crate) mod downloads;
 mod sampled;
-pub mod sampling;
+pub(crate) mod sampling;
 pub mod sessions;
 pub mod training;

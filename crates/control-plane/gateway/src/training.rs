@@ -73,9 +73,9 @@ use crate::{
 pub const FAILPOINTS: &[&str] = &["gateway.job_committed", "gateway.job_publishing", "gateway.job_published"];
 
 /// Maximum number of concurrent uploads, and of concurrent downloads.
-pub const MAX_TRANSFERS: usize = 32;
+pub(crate) const MAX_TRANSFERS: usize = 32;
 /// Maximum number of concurrent uploads or downloads per tenant.
-pub const TENANT_TRANSFERS: usize = 2;
+pub(crate) const TENANT_TRANSFERS: usize = 2;
 /// Maximum number of jobs in creation, one per tenant, since each may copy an adapter.
 const MAX_CREATIONS: usize = 4;
 

@@ -23,14 +23,14 @@
 pub mod batch;
 pub mod checkpoint_path;
 pub mod checkpoint_store;
-pub mod expiry;
+pub(crate) mod expiry;
 pub mod future_result;
-pub mod parts;
+pub(crate) mod parts;
 pub mod request_futures;
 pub mod sessions;
 mod stage;
 mod suspension;
-pub mod trainer;
+pub(crate) mod trainer;
 pub mod transfer_directories;
 pub mod wire;
 pub mod work_queue;

@@ -5,7 +5,7 @@ use serde::Serialize;
 /// Reason why a choice ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum FinishReason {
+pub(crate) enum FinishReason {
     /// The model sampled an end token, a stop token or a stop string.
     Stop,
     /// The choice reached `max_tokens` or the context length.
@@ -15,7 +15,7 @@ pub enum FinishReason {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Usage {
+pub(crate) struct Usage {
     /// Tokens of all prompts.
     pub prompt_tokens: usize,
     /// Generated tokens of all choices, including end tokens.
@@ -28,14 +28,14 @@ pub struct Usage {
 
 /// Origin of prompt tokens, nested as in OpenAI's API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct PromptTokensDetails {
+pub(crate) struct PromptTokensDetails {
     /// Prompt tokens served from the prefix cache.
     pub cached_tokens: usize,
 }
 
 /// Kinds of generated tokens, nested as in OpenAI's API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct CompletionTokensDetails {
+pub(crate) struct CompletionTokensDetails {
     /// Tokens of the reasoning content and its delimiters.
     pub reasoning_tokens: usize,
 }

@@ -14,7 +14,7 @@ use speculation::{
 
 use crate::{
     drafter::{CHUNK_TOKENS, Drafter},
-    kv_slots::TextId,
+    kv_slots::SequenceId,
 };
 
 /// Maximum missing tokens that a draft reads itself; [`ModelDraft::read_ahead`] reads only longer tails.
@@ -26,7 +26,7 @@ const FIRST_TOKENS: usize = 32;
 /// Drafter of one sequence; dropping the value releases its KV blocks.
 pub struct ModelDraft<L = ResidentLayers> {
     drafter: Drafter<L>,
-    id: TextId,
+    id: SequenceId,
     /// Prompt and tokens that the target has accepted.
     verified: Vec<u32>,
     calibration: Calibration,
@@ -56,7 +56,7 @@ impl<L> Drop for ModelDraft<L> {
 }
 
 impl<L: HostLayers<Error = Infallible>> ModelDraft<L> {
-    fn new(drafter: Drafter<L>, id: TextId, prompt: &[u32], calibration: Calibration) -> Self {
+    fn new(drafter: Drafter<L>, id: SequenceId, prompt: &[u32], calibration: Calibration) -> Self {
         let verified = prompt.to_vec();
         Self { drafter, id, verified, calibration, asked: Vec::new(), spent: Duration::ZERO }
     }

@@ -20,7 +20,7 @@ use scheduling::perf::{fit::Fit, linear_fit::LinearFit};
 use speculation::draft::MAX_GUESSES;
 
 use crate::{
-    kv_slots::{DraftSequences, TextId},
+    kv_slots::{DraftSequences, SequenceId},
     vocabulary::Vocabulary,
 };
 
@@ -85,7 +85,7 @@ pub(crate) struct DraftRunner<L> {
     /// Sequences to predict next; the first request reads all of them in one pass.
     foreseen: Vec<PrefetchedLogits>,
     /// Predictions from a shared pass that their sequences have not asked for yet.
-    along: HashMap<TextId, (Vec<u32>, TokenProbabilities)>,
+    along: HashMap<SequenceId, (Vec<u32>, TokenProbabilities)>,
 }
 
 /// Tokens with their probabilities, most likely first.
@@ -93,20 +93,20 @@ type TokenProbabilities = Vec<(u32, f64)>;
 
 #[derive(Debug)]
 struct PrefetchedLogits {
-    id: TextId,
+    id: SequenceId,
     text: Vec<u32>,
     /// Number of tokens without KV entries.
     missing: usize,
 }
 
 impl<L> DraftRunner<L> {
-    pub(crate) fn close(&mut self, id: TextId) {
+    pub(crate) fn close(&mut self, id: SequenceId) {
         self.forget(id);
         self.texts.close(id);
     }
 
     /// Drops prefetched work and predictions of a sequence.
-    pub(crate) fn forget(&mut self, id: TextId) {
+    pub(crate) fn forget(&mut self, id: SequenceId) {
         self.foreseen.retain(|foreseen| foreseen.id != id);
         self.along.remove(&id);
     }
@@ -121,7 +121,7 @@ impl<L: HostLayers<Error = Infallible>> DraftRunner<L> {
     }
 
     /// Returns the number of tokens of `text` to compute, at least 1 for the last token's logits.
-    pub(crate) fn missing(&self, id: TextId, text: &[u32]) -> usize {
+    pub(crate) fn missing(&self, id: SequenceId, text: &[u32]) -> usize {
         text.len() - self.texts.get(id).map_or(0, |read| read.known(text))
     }
 
@@ -145,7 +145,7 @@ impl<L: HostLayers<Error = Infallible>> DraftRunner<L> {
     }
 
     /// Queues the prediction after `text` for the next shared pass; `can_read` must hold for `text`.
-    pub(crate) fn prefetch_logits(&mut self, id: TextId, text: Vec<u32>) {
+    pub(crate) fn prefetch_logits(&mut self, id: SequenceId, text: Vec<u32>) {
         self.forget(id);
         let missing = self.missing(id, &text);
         self.foreseen.push(PrefetchedLogits { id, text, missing });
@@ -153,7 +153,7 @@ impl<L: HostLayers<Error = Infallible>> DraftRunner<L> {
 
     /// Returns the prediction after `text` and the time spent, which is zero if an earlier shared pass has
     /// computed it. `can_read` must hold for `text`.
-    pub(crate) fn said(&mut self, id: TextId, text: &[u32]) -> (TokenProbabilities, Duration) {
+    pub(crate) fn said(&mut self, id: SequenceId, text: &[u32]) -> (TokenProbabilities, Duration) {
         let is_foreseen = |foreseen: &PrefetchedLogits| foreseen.id == id && foreseen.text == text;
         let mut took = Duration::ZERO;
         if self.foreseen.iter().any(is_foreseen) {
@@ -222,7 +222,7 @@ impl<L: HostLayers<Error = Infallible>> DraftRunner<L> {
     }
 
     /// Computes the missing tokens of `text`. Returns false if there are too few KV blocks.
-    pub(crate) fn read(&mut self, id: TextId, text: &[u32], logits: LogitRows) -> (bool, Duration) {
+    pub(crate) fn read(&mut self, id: SequenceId, text: &[u32], logits: LogitRows) -> (bool, Duration) {
         let Some(read) = self.texts.with_room(id, text.len()) else { return (false, Duration::ZERO) };
         let mut start = read.known(text);
         read.tokens.truncate(start);

@@ -8,10 +8,10 @@ use types::BlockId;
 
 /// Identifier of a sequence, never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct TextId(u64);
+pub(crate) struct SequenceId(u64);
 
 #[derive(Debug, Default)]
-pub(crate) struct CachedText {
+pub(crate) struct CachedSequence {
     /// Tokens with KV entries.
     pub(crate) tokens: Vec<u32>,
     pub(crate) blocks: Vec<BlockId>,
@@ -19,7 +19,7 @@ pub(crate) struct CachedText {
     read_at: u64,
 }
 
-impl CachedText {
+impl CachedSequence {
     /// Returns the length of the common prefix with `text`, without its last token, whose logits are needed.
     pub(crate) fn known(&self, text: &[u32]) -> usize {
         let same = self.tokens.iter().zip(text).take_while(|(a, b)| a == b).count();
@@ -29,7 +29,7 @@ impl CachedText {
 
 #[derive(Debug)]
 pub(crate) struct DraftSequences {
-    texts: BTreeMap<TextId, CachedText>,
+    texts: BTreeMap<SequenceId, CachedSequence>,
     free: Vec<BlockId>,
     blocks: usize,
     names: u64,
@@ -42,14 +42,14 @@ impl DraftSequences {
         Self { texts: BTreeMap::new(), free, blocks, names: 0, readings: 0 }
     }
 
-    pub(crate) fn open(&mut self) -> TextId {
+    pub(crate) fn open(&mut self) -> SequenceId {
         self.names += 1;
-        let id = TextId(self.names);
-        self.texts.insert(id, CachedText::default());
+        let id = SequenceId(self.names);
+        self.texts.insert(id, CachedSequence::default());
         id
     }
 
-    pub(crate) fn close(&mut self, id: TextId) {
+    pub(crate) fn close(&mut self, id: SequenceId) {
         self.free.extend(self.texts.remove(&id).into_iter().flat_map(|read| read.blocks));
     }
 
@@ -58,12 +58,12 @@ impl DraftSequences {
     }
 
     /// Returns the cached prefix of a sequence, or `None` if the sequence is closed.
-    pub(crate) fn get(&self, id: TextId) -> Option<&CachedText> {
+    pub(crate) fn get(&self, id: SequenceId) -> Option<&CachedSequence> {
         self.texts.get(&id)
     }
 
     /// Records that all of `text` is in the cache.
-    pub(crate) fn note(&mut self, id: TextId, text: &[u32]) {
+    pub(crate) fn note(&mut self, id: SequenceId, text: &[u32]) {
         if let Some(read) = self.texts.get_mut(&id) {
             read.tokens.clear();
             read.tokens.extend_from_slice(text);
@@ -72,7 +72,7 @@ impl DraftSequences {
 
     /// Returns the sequence with blocks for `tokens` tokens, after evicting others if necessary. Returns
     /// `None` if the pool is too small or the sequence is closed.
-    pub(crate) fn with_room(&mut self, id: TextId, tokens: usize) -> Option<&mut CachedText> {
+    pub(crate) fn with_room(&mut self, id: SequenceId, tokens: usize) -> Option<&mut CachedSequence> {
         let needed = tokens.div_ceil(BLOCK_TOKENS);
         if needed > self.blocks || !self.texts.contains_key(&id) {
             return None;
@@ -102,7 +102,7 @@ mod tests {
 
     use super::*;
 
-    fn read(texts: &mut DraftSequences, id: TextId, tokens: usize) -> usize {
+    fn read(texts: &mut DraftSequences, id: SequenceId, tokens: usize) -> usize {
         let read = texts.with_room(id, tokens).unwrap();
         read.tokens.resize(tokens, 1);
         read.blocks.len()
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn the_last_token_of_a_text_is_always_read_anew() {
-        let read = CachedText { tokens: vec![1, 2, 3, 4], ..CachedText::default() };
+        let read = CachedSequence { tokens: vec![1, 2, 3, 4], ..CachedSequence::default() };
         assert_eq!(
             [&[1, 2, 3, 4, 5][..], &[1, 2, 3, 4], &[1, 2, 9], &[]].map(|text| read.known(text)),
             [4, 3, 2, 0]

@@ -267,7 +267,8 @@ impl BlockStore {
         })
     }
 
-    /// Starts a new store. Old contents lose their seals, even after a crash, because the key differs.
+    /// Truncates the file and writes a new header. Old contents lose their seals, even after a crash, because
+    /// the key differs.
     fn begin_anew(&self) -> io::Result<()> {
         self.file.set_len(0)?;
         self.file.write_all_at(self.format.header(), 0)

@@ -22,11 +22,11 @@ pub const REFUSED: &str =
 pub struct Principal {
     /// Tenant of the client's sessions.
     pub tenant: Tenant,
-    shown: ShownCredential,
+    shown: PresentedCredential,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum ShownCredential {
+enum PresentedCredential {
     /// No credential was required.
     Nothing,
     /// A certificate signed by the client CA.
@@ -71,24 +71,29 @@ impl Authenticator {
     #[must_use]
     pub fn by_key(&self, given: &[u8]) -> Option<Principal> {
         let Some(followed) = &self.0 else {
-            return Some(Principal { tenant: Tenant::new(Tenant::PUBLIC), shown: ShownCredential::Nothing });
+            return Some(Principal {
+                tenant: Tenant::new(Tenant::PUBLIC),
+                shown: PresentedCredential::Nothing,
+            });
         };
         let keys = followed.now();
         let key = security::keys::find(&keys, given, |key| key.hash).filter(|key| may_rent(key.role))?;
-        Some(Principal { tenant: Tenant::new(&key.tenant), shown: ShownCredential::Key(key.hash) })
+        Some(Principal { tenant: Tenant::new(&key.tenant), shown: PresentedCredential::Key(key.hash) })
     }
 
     /// Authenticates the holder of a certificate with this name, which the handshake has verified.
     #[must_use]
     pub fn by_certificate(&self, name: &str) -> Option<Principal> {
         security::keys::tenant_name(name).ok()?;
-        Some(Principal { tenant: Tenant::new(name), shown: ShownCredential::Certificate })
+        Some(Principal { tenant: Tenant::new(name), shown: PresentedCredential::Certificate })
     }
 
     /// Whether the client is still admitted: its key is still in the file, for the same tenant.
     #[must_use]
     pub fn still_admits(&self, principal: &Principal) -> bool {
-        let (Some(followed), ShownCredential::Key(hash)) = (&self.0, &principal.shown) else { return true };
+        let (Some(followed), PresentedCredential::Key(hash)) = (&self.0, &principal.shown) else {
+            return true;
+        };
         let same =
             |key: &Key| key.hash == *hash && *key.tenant == *principal.tenant.as_str() && may_rent(key.role);
         followed.now().iter().any(same)

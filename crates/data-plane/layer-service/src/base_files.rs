@@ -12,7 +12,7 @@ use shmproto::{
     },
 };
 
-use super::registry::{Maskable, refused};
+use super::registry::{MaskedRowSupport, refused};
 
 /// Source of the catalog and of the files with client weights.
 pub trait Blobs: std::fmt::Debug + Send + Sync {
@@ -28,9 +28,9 @@ pub trait Blobs: std::fmt::Debug + Send + Sync {
 
 /// Returns the kinds of masked rows that every site of a catalog accepts.
 #[must_use]
-pub fn maskable(sites: &[CatalogSite]) -> Maskable {
+pub fn maskable(sites: &[CatalogSite]) -> MaskedRowSupport {
     let has = |path| sites.iter().all(|site| site.has_path(path));
-    Maskable { linear: has(Path::Linear), ring: has(Path::Ring) }
+    MaskedRowSupport { linear: has(Path::Linear), ring: has(Path::Ring) }
 }
 
 /// Converts the files of a plan to catalog entries.

@@ -225,20 +225,20 @@ impl Batcher {
         site: SiteId,
         allowed: AllowedClasses,
         pieces: &mut Vec<CallChunk>,
-    ) -> BeforeChunkChange {
+    ) -> ChunkBoundary {
         pieces.clear();
         let floors = self.floors(allowed);
-        let Some(mut elevator) = self.elevator.take() else { return BeforeChunkChange::Go };
+        let Some(mut elevator) = self.elevator.take() else { return ChunkBoundary::Go };
         let floor = elevator.floor(site);
         let expects = |floor| self.is_expected(floor, |class| !is_background(class), now);
         let next = elevator.before_leaving(now, floor, &floors, expects);
         self.elevator = Some(elevator);
         match next {
-            Next::Serve(floor) => self
-                .take_from(floor, now, allowed, pieces)
-                .map_or(BeforeChunkChange::Go, BeforeChunkChange::Serve),
-            Next::Hold(until) => BeforeChunkChange::Hold(until),
-            Next::Rest => BeforeChunkChange::Go,
+            Next::Serve(floor) => {
+                self.take_from(floor, now, allowed, pieces).map_or(ChunkBoundary::Go, ChunkBoundary::Serve)
+            }
+            Next::Hold(until) => ChunkBoundary::Hold(until),
+            Next::Rest => ChunkBoundary::Go,
         }
     }
 
@@ -352,7 +352,7 @@ impl Batcher {
 
 /// Action of a resident pass before it leaves a layer chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BeforeChunkChange {
+pub enum ChunkBoundary {
     /// Computes this batch of calls first.
     Serve(SiteCall),
     /// Waits until this time for calls that are expected soon.

@@ -52,12 +52,12 @@ pub struct ServedBase {
     /// Bytes of the encoded catalog.
     pub catalog_bytes: u32,
     /// Kinds of masked rows that every site accepts.
-    pub maskable: Maskable,
+    pub maskable: MaskedRowSupport,
 }
 
 /// Kinds of masked rows that every site accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Maskable {
+pub struct MaskedRowSupport {
     /// Whether all sites have the float path, on which noises cancel out.
     pub linear: bool,
     /// Whether all sites have the modular path, on which pads cancel out exactly.
@@ -333,8 +333,8 @@ fn before_first(instance: u64) -> u64 {
     (instance >> 32) << 20
 }
 
-fn check_masking(mode: &str, maskable: Maskable) -> Result<(), SessionRefused> {
-    let Maskable { linear, ring } = maskable;
+fn check_masking(mode: &str, maskable: MaskedRowSupport) -> Result<(), SessionRefused> {
+    let MaskedRowSupport { linear, ring } = maskable;
     let message = match mode {
         "off" => return Ok(()),
         "paper" if linear => return Ok(()),

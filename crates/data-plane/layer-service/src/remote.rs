@@ -123,7 +123,7 @@ pub enum RemoteListenError {
     Listen {
         /// Address from the settings.
         address: SocketAddr,
-        /// Error of the operating system.
+        /// Reason why the system refused the address.
         cause: io::Error,
     },
     /// The private socket cannot be created.
@@ -134,7 +134,7 @@ pub enum RemoteListenError {
     Lent {
         /// Path of the directory.
         path: PathBuf,
-        /// Error of the operating system.
+        /// Reason why the system refused the address.
         cause: io::Error,
     },
     /// The thread or its event loop cannot be started.

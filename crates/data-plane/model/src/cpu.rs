@@ -19,7 +19,7 @@ use crate::{
 /// Threads and instruction set that a pass computes with.
 #[derive(Debug)]
 pub struct Compute {
-    /// The pool of compute threads.
+    /// Threads among which kernels divide their work.
     pub pool: ThreadPool,
     /// The instruction set of the kernels.
     pub isa: Isa,

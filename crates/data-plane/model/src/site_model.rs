@@ -22,7 +22,7 @@ use crate::{
     linear_sites::{EvaluateError, EvaluateSites, Site, SiteCall},
     precision::{BaseNumerics, Precision},
     shape::{
-        identity::{HashedWeights, Identified as _},
+        identity::{HasIdentity as _, HashedWeights},
         source::WeightSource,
     },
     sources::{

@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 use text::tokenizer::Tokenizer;
 
-use crate::data::{DataItems, DistillationSample};
+use crate::data::DistillationSample;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DraftSize {
@@ -68,13 +68,4 @@ fn expected(said: &[DistillationSample], vocabulary: usize) -> Vec<f64> {
         }
     }
     expected
-}
-
-/// Returns the recorded answers from which a draft learns, if `items` are such.
-#[must_use]
-pub fn said(items: &DataItems) -> Option<&[DistillationSample]> {
-    match items {
-        DataItems::Said(said) => Some(said),
-        DataItems::Examples(_) | DataItems::Pairs(_) => None,
-    }
 }

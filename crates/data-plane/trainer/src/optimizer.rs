@@ -14,7 +14,7 @@ pub struct Hyperparameters {
     pub beta2: f64,
     /// Term added to the denominator, the root of the second mean.
     pub eps: f64,
-    /// Fraction of the parameters that a step subtracts, times the learning rate.
+    /// Weight decay: a step multiplies the parameters by `1 - learning_rate * weight_decay` first.
     pub weight_decay: f64,
 }
 

@@ -246,7 +246,7 @@ impl GgufFile {
     /// Returns a count or id, stored as an integer of any width.
     ///
     /// # Errors
-    /// Fails if the value is not an integer that fits.
+    /// Fails if the value is not an integer from 0 to 2^32 - 1.
     pub fn u32(&self, key: &str) -> Result<Option<u32>, GgufError> {
         self.typed(key, "an unsigned 32-bit integer", |value| value.as_u64()?.try_into().ok())
     }
@@ -254,7 +254,7 @@ impl GgufFile {
     /// Returns a count, stored as an integer of any width.
     ///
     /// # Errors
-    /// Fails if the value is not an integer that fits.
+    /// Fails if the value is not an integer from 0 to `usize::MAX`.
     pub fn usize(&self, key: &str) -> Result<Option<usize>, GgufError> {
         self.typed(key, "a count", |value| value.as_u64()?.try_into().ok())
     }

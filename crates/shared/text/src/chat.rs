@@ -40,7 +40,7 @@ pub enum ChatError {
 
 /// Why the tokens of an answer could not be separated from those of its prompt.
 #[derive(Debug, thiserror::Error)]
-pub enum AnsweredError {
+pub enum SplitPromptError {
     /// The conversation cannot be rendered or encoded.
     #[error(transparent)]
     Chat(#[from] ChatError),
@@ -118,7 +118,7 @@ impl<'a> Chat<'a> {
     ///
     /// # Panics
     /// If `messages` is empty.
-    pub fn answered(&self, messages: &[Message<'_>]) -> Result<Answered, AnsweredError> {
+    pub fn answered(&self, messages: &[Message<'_>]) -> Result<Answered, SplitPromptError> {
         let (_, asked) = messages.split_last().expect("a message that answers");
         let mut prompt = self.encode(asked, GenerationPrompt::Add)?;
         let prompt_len = prompt.len();
@@ -136,7 +136,7 @@ impl<'a> Chat<'a> {
 
     /// Encodes the last message alone, for tokenizers that would join its first characters with the
     /// prompt's last. A model that receives the prompt can only continue with a separate token.
-    fn answer_apart(&self, messages: &[Message<'_>]) -> Result<Vec<u32>, AnsweredError> {
+    fn answer_apart(&self, messages: &[Message<'_>]) -> Result<Vec<u32>, SplitPromptError> {
         let contents: Vec<&str> = messages.iter().map(|message| message.content).collect();
         let mark = self.mark(&contents)?;
         let render = |messages, prompt| {
@@ -144,9 +144,9 @@ impl<'a> Chat<'a> {
         };
         let asked = render(&messages[..messages.len() - 1], GenerationPrompt::Add)?;
         let whole = render(messages, GenerationPrompt::Omit)?;
-        let answer = whole.strip_prefix(&asked).ok_or(AnsweredError::NoPrompt)?;
+        let answer = whole.strip_prefix(&asked).ok_or(SplitPromptError::NoPrompt)?;
         if self.tokenizer.adds_leading_space() {
-            return Err(AnsweredError::Merged);
+            return Err(SplitPromptError::Merged);
         }
         Ok(self.encode_rendered(answer, mark).map_err(ChatError::from)?)
     }

@@ -39,14 +39,14 @@ use llguidance::{
 use serde_json::{Value, json};
 
 use self::{
-    digits::{Beginnings, Digits},
+    digits::{NumberLength, TokensByFirstByte},
     matcher::Specials,
 };
 pub use self::{
     gbnf::GbnfError,
     lark::lark_source,
     matcher::{MatchError, Matcher, TokenSet},
-    reasoning::{Tag, Thought},
+    reasoning::{ReasoningPrefix, Tag},
     schema::{Enforcement, Warning, lark_json},
     tokens::{TokenBytes, Tokens},
 };
@@ -160,13 +160,13 @@ impl Grammar {
     /// The errors of [`Self::source`].
     pub fn source_behind(
         &self,
-        thought: Option<Thought>,
+        thought: Option<ReasoningPrefix>,
         enforcement: Enforcement,
     ) -> Result<Source, GrammarError> {
         let (form, warnings) = self.form(enforcement)?;
         let mut grammars = vec![form];
         if let Some(thought) = thought {
-            grammars[0].name = Some(Thought::ANSWER.to_owned());
+            grammars[0].name = Some(ReasoningPrefix::ANSWER.to_owned());
             grammars.insert(0, GrammarWithLexer::from_lark(thought.lark()));
         }
         let text = json!(TopLevelGrammar { grammars, max_tokens: None }).to_string();
@@ -258,7 +258,7 @@ fn limits() -> ParserLimits {
 pub struct Grammars {
     factory: ParserFactory,
     end_tokens: Arc<[u32]>,
-    beginnings: Arc<Beginnings>,
+    beginnings: Arc<TokensByFirstByte>,
 }
 
 impl std::fmt::Debug for Grammars {
@@ -287,7 +287,7 @@ impl Grammars {
         let mut factory = factory.map_err(|error| GrammarError::Vocabulary(words_of(&error)))?;
         *factory.limits_mut() = limits();
         factory.quiet();
-        let beginnings = Arc::new(Beginnings::of(environment.tok_trie()));
+        let beginnings = Arc::new(TokensByFirstByte::of(environment.tok_trie()));
         Ok(Self { factory, end_tokens: tokens.end_tokens().into(), beginnings })
     }
 
@@ -306,7 +306,7 @@ impl Grammars {
                 return Err(GrammarError::TooManyRules);
             }
         }
-        let numbers = grammar.grammars.iter().any(may_have_json).then(Digits::default);
+        let numbers = grammar.grammars.iter().any(may_have_json).then(NumberLength::default);
         let specials =
             if grammar.grammars.iter().any(may_name_tokens) { Specials::Named } else { Specials::None };
         let parser = self.on_a_deep_stack(|factory| factory.create_parser(grammar))?;

@@ -44,7 +44,7 @@ const ROW_BLOCK: usize = 64;
 
 /// A packing, with the zero-point terms of its codes.
 trait Codes: IntegerPacking {
-    /// Returns the initial joined sums for each part of a group.
+    /// Returns the initial byte-plane sums of both parts of a group: their zero-point terms, or zeros.
     fn begin(numbers: &GroupTerms) -> [[i32; JOINED]; 2];
 }
 

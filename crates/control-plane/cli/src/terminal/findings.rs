@@ -126,7 +126,7 @@ fn text(ink: TextStyle, findings: &[Finding]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::terminal::Volume;
+    use crate::terminal::Verbosity;
 
     #[test]
     fn each_finding_is_a_line_and_its_fix_stands_below() {
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn a_warning_is_no_failure() {
-        let terminal = Terminal::new(PrintFormat::Json, Volume::Quiet);
+        let terminal = Terminal::new(PrintFormat::Json, Verbosity::Quiet);
         report(&[Finding::warn("a", "b", "c")], Exit::Failed, terminal).unwrap();
         let error = report(&[Finding::fail("a", "b", "c")], Exit::Usage, terminal).unwrap_err();
         assert_eq!(error.exit(), Exit::Usage);

@@ -110,7 +110,7 @@ impl HostFleet {
     }
 
     /// Records that `endpoint` answered a request, which need not be the first one picked.
-    pub fn served(&self, pick: &Pick, endpoint: &str) {
+    pub(crate) fn served(&self, pick: &Pick, endpoint: &str) {
         if pick.endpoints.first().is_some_and(|first| first == endpoint) {
             return;
         }

@@ -29,7 +29,7 @@ pub struct MissingDelta;
 
 /// The adapters that a host can serve, by name.
 #[derive(Debug, Default)]
-pub struct RegisteredAdapters {
+pub(crate) struct RegisteredAdapters {
     tag: u64,
     by_name: HashMap<String, ReportedAdapter>,
     /// One name per adapter version, by the first bytes of the version's hash.
@@ -38,13 +38,13 @@ pub struct RegisteredAdapters {
 
 impl RegisteredAdapters {
     #[must_use]
-    pub fn get(&self, name: &str) -> Option<&ReportedAdapter> {
+    pub(crate) fn get(&self, name: &str) -> Option<&ReportedAdapter> {
         self.by_name.get(name)
     }
 
     /// Returns a name of an adapter version.
     #[must_use]
-    pub fn name_of(&self, generation: u64) -> Option<&str> {
+    pub(crate) fn name_of(&self, generation: u64) -> Option<&str> {
         self.names.get(&generation).map(String::as_str)
     }
 

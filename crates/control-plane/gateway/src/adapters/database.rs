@@ -39,14 +39,14 @@ const BUSY_WAIT: Duration = Duration::from_secs(5);
 
 /// Lock that keeps other gateways out of the state directory until it is dropped.
 #[derive(Debug)]
-pub struct Lock(#[expect(dead_code, reason = "held, not read")] File);
+pub(crate) struct Lock(#[expect(dead_code, reason = "held, not read")] File);
 
 impl Lock {
     /// Takes the lock of the directory `state`, and creates the directory if it is missing.
     ///
     /// # Errors
     /// If another process holds the lock, or the system refuses.
-    pub async fn acquire(state: &Path) -> Result<Self, DatabaseError> {
+    pub(crate) async fn acquire(state: &Path) -> Result<Self, DatabaseError> {
         fs::create_dir_all(state).map_err(failed("creating", state))?;
         let path = state.join(LOCK);
         let file = File::create(&path).map_err(failed("creating", &path))?;
@@ -190,7 +190,7 @@ impl Database {
     ///
     /// # Errors
     /// Fails as [`Database::put`] does.
-    pub async fn set_pinned(&self, name: &str, pinned: bool) -> Result<(), DatabaseError> {
+    pub(crate) async fn set_pinned(&self, name: &str, pinned: bool) -> Result<(), DatabaseError> {
         let mut connection = self.writer().await?;
         let changed = sqlx::query("UPDATE adapters SET pinned = ?2 WHERE name = ?1").bind(name).bind(pinned);
         changed.execute(&mut *connection).await.map(drop).map_err(DatabaseError::of)
@@ -200,7 +200,7 @@ impl Database {
     ///
     /// # Errors
     /// Fails as [`Database::put`] does.
-    pub async fn set_used(&self, used: &[(String, u64)]) -> Result<(), DatabaseError> {
+    pub(crate) async fn set_used(&self, used: &[(String, u64)]) -> Result<(), DatabaseError> {
         let mut connection = self.connection.lock().await;
         let mut transaction = connection.begin().await.map_err(DatabaseError::of)?;
         for (name, at_us) in used {

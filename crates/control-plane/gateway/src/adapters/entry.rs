@@ -131,7 +131,7 @@ impl AdapterEntry {
 
     /// Whether `caller` may know that the adapter exists.
     #[must_use]
-    pub fn is_for(&self, caller: &Caller) -> bool {
+    pub(crate) fn is_for(&self, caller: &Caller) -> bool {
         let owner = self.record.tenant.as_deref();
         owner.is_none_or(|tenant| *tenant == *caller.tenant) || caller.role == KeyRole::Admin
     }
@@ -144,7 +144,7 @@ impl AdapterEntry {
 
     /// Whether requests use the adapter on the executor at `index`, or may still do so.
     #[must_use]
-    pub fn is_used_at(&self, index: usize) -> bool {
+    pub(crate) fn is_used_at(&self, index: usize) -> bool {
         let uses = lock(&self.uses);
         uses.anywhere > 0 || uses.at.contains_key(&index)
     }
@@ -162,7 +162,7 @@ impl AdapterEntry {
 
     /// Generated tokens per second with this adapter, over the last ten seconds.
     #[must_use]
-    pub fn tokens_per_s(&self) -> f64 {
+    pub(crate) fn tokens_per_s(&self) -> f64 {
         lock(&self.rate).per_s(now_us() / 1_000_000)
     }
 
@@ -283,7 +283,7 @@ impl Lease {
         }
     }
 
-    pub fn count_tokens(&self, count: usize) {
+    pub(crate) fn count_tokens(&self, count: usize) {
         lock(&self.entry.rate).count(count as u64, now_us() / 1_000_000);
     }
 }

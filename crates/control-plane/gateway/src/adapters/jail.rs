@@ -18,11 +18,11 @@ use rustix::{
 };
 
 /// Configuration file in PEFT's format.
-pub const CONFIG_FILE: &str = "adapter_config.json";
+pub(crate) const CONFIG_FILE: &str = "adapter_config.json";
 /// Weight file in PEFT's format.
-pub const WEIGHT_FILE: &str = "adapter_model.safetensors";
+pub(crate) const WEIGHT_FILE: &str = "adapter_model.safetensors";
 /// Name of every GGUF adapter in the store, regardless of its original name.
-pub const GGUF_FILE: &str = "adapter.gguf";
+pub(crate) const GGUF_FILE: &str = "adapter.gguf";
 
 pub(super) const MAX_CONFIG_BYTES: u64 = 1 << 20;
 const MAX_PATH_BYTES: usize = 4095;
@@ -57,7 +57,7 @@ pub enum JailError {
 }
 
 #[derive(Debug)]
-pub struct AdapterFile {
+pub(crate) struct AdapterFile {
     /// Name of the file in the store.
     pub name: &'static str,
     pub file: File,
@@ -67,7 +67,7 @@ pub struct AdapterFile {
 
 /// Directory or file with an adapter.
 #[derive(Debug)]
-pub struct AdapterLocation {
+pub(crate) struct AdapterLocation {
     /// Directory to which `inside` is relative.
     base: OwnedFd,
     inside: PathBuf,
@@ -82,7 +82,7 @@ impl AdapterLocation {
     ///
     /// # Errors
     /// If the path itself shows that it is not inside the root, or the root cannot be opened.
-    pub fn inside(root: &Path, asked: &Path) -> Result<Self, JailError> {
+    pub(crate) fn inside(root: &Path, asked: &Path) -> Result<Self, JailError> {
         let forbidden = |reason| JailError::Forbidden { path: shortened(asked), reason };
         let bytes = asked.as_os_str().as_encoded_bytes();
         if bytes.len() > MAX_PATH_BYTES {
@@ -115,7 +115,7 @@ impl AdapterLocation {
     ///
     /// # Errors
     /// If the working directory cannot be opened.
-    pub fn anywhere(asked: &Path) -> Result<Self, JailError> {
+    pub(crate) fn anywhere(asked: &Path) -> Result<Self, JailError> {
         let base = open(".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
             .map_err(|reason| JailError::Unreadable { path: asked.to_owned(), reason })?;
         let resolve = ResolveFlags::NO_MAGICLINKS;
@@ -132,7 +132,7 @@ impl AdapterLocation {
     ///
     /// # Errors
     /// If there is no adapter, or its files may not be read; see [`JailError`].
-    pub fn pieces(&self) -> Result<Vec<AdapterFile>, JailError> {
+    pub(crate) fn pieces(&self) -> Result<Vec<AdapterFile>, JailError> {
         let found = self.open(Path::new(""), OFlags::PATH)?;
         let kind = fstat(&found).map_err(|reason| self.unreadable(Path::new(""), reason))?.st_mode;
         match FileType::from_raw_mode(kind) {

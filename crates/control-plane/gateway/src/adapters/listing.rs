@@ -17,10 +17,10 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// Listing shared by all callers, because thousands of adapters do not change ten times a second.
 #[derive(Debug, Default)]
-pub struct AdapterListing(Mutex<Option<Arc<ListedAdapters>>>);
+pub(crate) struct AdapterListing(Mutex<Option<Arc<ListedAdapters>>>);
 
 #[derive(Debug)]
-pub struct ListedAdapters {
+pub(crate) struct ListedAdapters {
     table: Arc<AdapterNames>,
     at: Instant,
     /// Adapters that answer requests.

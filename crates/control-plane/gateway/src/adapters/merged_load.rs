@@ -16,7 +16,11 @@ impl Registry {
     ///
     /// # Errors
     /// Fails as [`lease`](Self::lease) does, and if the parts cannot be merged.
-    pub fn lease_any(self: &Arc<Self>, asked: &str, caller: &Caller) -> Result<Option<Lease>, LeaseError> {
+    pub(crate) fn lease_any(
+        self: &Arc<Self>,
+        asked: &str,
+        caller: &Caller,
+    ) -> Result<Option<Lease>, LeaseError> {
         if let Some(lease) = self.lease(asked, caller)? {
             return Ok(Some(lease));
         }

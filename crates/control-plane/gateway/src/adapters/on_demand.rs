@@ -68,7 +68,7 @@ impl Registry {
     ///
     /// # Errors
     /// See [`ResidencyError`].
-    pub async fn reload_on(
+    pub(crate) async fn reload_on(
         self: &Arc<Self>,
         place: &ExecutorPin,
         index: usize,

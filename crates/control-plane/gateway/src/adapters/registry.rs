@@ -151,7 +151,7 @@ impl Registry {
 
     /// Returns the adapters without a name that requests still use.
     #[must_use]
-    pub fn draining(&self) -> Vec<Arc<AdapterEntry>> {
+    pub(crate) fn draining(&self) -> Vec<Arc<AdapterEntry>> {
         lock(&self.draining).clone()
     }
 
@@ -241,18 +241,18 @@ impl Registry {
     }
 
     #[must_use]
-    pub fn is_at(&self, id: AdapterId, index: usize) -> bool {
+    pub(crate) fn is_at(&self, id: AdapterId, index: usize) -> bool {
         self.homes[index].holds(id)
     }
 
     #[must_use]
-    pub fn held_at(&self, index: usize) -> Vec<AdapterId> {
+    pub(crate) fn held_at(&self, index: usize) -> Vec<AdapterId> {
         self.homes[index].held()
     }
 
     /// Whether requests wait for the adapter to be loaded.
     #[must_use]
-    pub fn is_loading(&self, entry: &AdapterEntry) -> bool {
+    pub(crate) fn is_loading(&self, entry: &AdapterEntry) -> bool {
         self.homes.iter().any(|home| home.is_loading(entry.id()))
     }
 

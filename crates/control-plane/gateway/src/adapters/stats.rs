@@ -6,7 +6,8 @@ use std::{
 };
 
 /// Upper bounds of the load time's buckets, in seconds; one more bucket counts longer loads.
-pub const LOAD_BOUNDS_S: [f64; 12] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
+pub(crate) const LOAD_BOUNDS_S: [f64; 12] =
+    [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
 
 #[derive(Debug, Default)]
 pub(super) struct RegistryCounters {

@@ -87,7 +87,7 @@ pub enum StoreError {
 
 /// A complete copy without a name; dropping it removes the copy.
 #[derive(Debug)]
-pub struct Incoming {
+pub(crate) struct Incoming {
     pub content: ContentId,
     /// Bytes of all files.
     pub(super) bytes: u64,
@@ -105,7 +105,7 @@ impl Drop for Temporary {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CleanupScope {
+pub(crate) enum CleanupScope {
     /// Contents, and copies in progress, which only exist at start if a previous gateway left them.
     Everything,
     Contents,
@@ -113,7 +113,7 @@ pub enum CleanupScope {
 
 /// The files of adapters by content. Functions that are not `async` may block.
 #[derive(Debug, Clone)]
-pub struct AdapterStore {
+pub(crate) struct AdapterStore {
     directory: PathBuf,
     max_file_bytes: u64,
     remote: Option<Arc<Remote>>,
@@ -132,7 +132,7 @@ impl AdapterStore {
     ///
     /// # Errors
     /// If the system refuses.
-    pub fn open(state: &Path, max_file_bytes: u64) -> Result<Self, StoreError> {
+    pub(crate) fn open(state: &Path, max_file_bytes: u64) -> Result<Self, StoreError> {
         let directory = state.join(DIRECTORY);
         let created = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
         created.map_err(failed("creating", &directory))?;
@@ -146,7 +146,7 @@ impl AdapterStore {
     ///
     /// # Errors
     /// If the adapter cannot be read, is too large, or does not fit the disk; nothing is left behind.
-    pub fn copy(&self, place: &AdapterLocation, owner: TenantId) -> Result<Incoming, StoreError> {
+    pub(crate) fn copy(&self, place: &AdapterLocation, owner: TenantId) -> Result<Incoming, StoreError> {
         let pieces = place.pieces()?;
         let path = self.directory.join(format!("{INCOMING}{:016x}", random_u64()));
         DirBuilder::new().mode(0o700).create(&path).map_err(failed("creating", &path))?;
@@ -227,14 +227,14 @@ impl AdapterStore {
 
     /// Path that the executor loads.
     #[must_use]
-    pub fn path(&self, content: ContentId) -> PathBuf {
+    pub(crate) fn path(&self, content: ContentId) -> PathBuf {
         let directory = self.directory(content);
         let gguf = directory.join(GGUF_FILE);
         if gguf.exists() { gguf } else { directory }
     }
 
     /// Removes a content from this host; the bucket keeps it, because other hosts may use it.
-    pub fn remove(&self, content: ContentId) {
+    pub(crate) fn remove(&self, content: ContentId) {
         if let Some(remote) = &self.remote {
             remote.cache.forget(content);
         }
@@ -245,7 +245,7 @@ impl AdapterStore {
     ///
     /// # Errors
     /// If the store cannot be listed.
-    pub fn sweep(&self, keep: &HashSet<ContentId>, sweep: CleanupScope) -> Result<usize, StoreError> {
+    pub(crate) fn sweep(&self, keep: &HashSet<ContentId>, sweep: CleanupScope) -> Result<usize, StoreError> {
         let kept: HashSet<String> = keep.iter().map(ContentId::to_string).collect();
         let mut removed = 0;
         for entry in fs::read_dir(&self.directory).map_err(failed("listing", &self.directory))? {

@@ -20,7 +20,7 @@ impl Registry {
     ///
     /// # Errors
     /// If too many loads are running.
-    pub fn begin_load(&self) -> Result<OwnedSemaphorePermit, AdapterError> {
+    pub(crate) fn begin_load(&self) -> Result<OwnedSemaphorePermit, AdapterError> {
         Arc::clone(&self.loads).try_acquire_owned().map_err(|_| AdapterError::Busy(MAX_LOADS))
     }
 
@@ -28,7 +28,7 @@ impl Registry {
     ///
     /// # Errors
     /// See [`AdapterError`].
-    pub fn check_load(&self, request: &LoadRequest, base_name: &str) -> Result<(), AdapterError> {
+    pub(crate) fn check_load(&self, request: &LoadRequest, base_name: &str) -> Result<(), AdapterError> {
         check_chosen_name(&request.name, base_name)?;
         check_tenant(request.tenant.as_deref())?;
         check_replace(request, self.entries().get(&request.name).map(|old| &**old))
@@ -46,7 +46,7 @@ impl Registry {
     ///
     /// # Errors
     /// See [`AdapterError`]; nothing has changed then.
-    pub async fn load_received(
+    pub(crate) async fn load_received(
         self: &Arc<Self>,
         arrived: IncomingAdapter,
         turn: OwnedSemaphorePermit,

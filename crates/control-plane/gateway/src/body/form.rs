@@ -40,7 +40,7 @@ const FORM_BYTES: usize = 128 << 10;
 const MAX_FIELD_BYTES: usize = 1024;
 
 #[derive(Debug)]
-pub struct MultipartForm {
+pub(crate) struct MultipartForm {
     parts: Multipart,
     clock: Clock,
     _memory: Reservation,
@@ -72,14 +72,14 @@ impl MultipartForm {
     ///
     /// # Errors
     /// If the form breaks off, is invalid, or arrives too slowly.
-    pub async fn next(&mut self) -> Result<Option<FormPart<'_>>, ApiError> {
+    pub(crate) async fn next(&mut self) -> Result<Option<FormPart<'_>>, ApiError> {
         let field = self.clock.wait(self.parts.next_field()).await?;
         Ok(field.map(|field| FormPart { field, clock: &mut self.clock }))
     }
 }
 
 #[derive(Debug)]
-pub struct FormPart<'a> {
+pub(crate) struct FormPart<'a> {
     field: Field<'a>,
     clock: &'a mut Clock,
 }
@@ -87,12 +87,12 @@ pub struct FormPart<'a> {
 impl FormPart<'_> {
     /// Name of the part; empty if it has none.
     #[must_use]
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         self.field.name().unwrap_or_default()
     }
 
     #[must_use]
-    pub fn file_name(&self) -> Option<&str> {
+    pub(crate) fn file_name(&self) -> Option<&str> {
         self.field.file_name()
     }
 
@@ -100,7 +100,7 @@ impl FormPart<'_> {
     ///
     /// # Errors
     /// Fails as [`MultipartForm::next`] does.
-    pub async fn chunk(&mut self) -> Result<Option<Bytes>, ApiError> {
+    pub(crate) async fn chunk(&mut self) -> Result<Option<Bytes>, ApiError> {
         self.clock.wait(self.field.chunk()).await
     }
 
@@ -108,7 +108,7 @@ impl FormPart<'_> {
     ///
     /// # Errors
     /// Fails as [`MultipartForm::next`] does, or if the text is too long.
-    pub async fn text(mut self) -> Result<String, ApiError> {
+    pub(crate) async fn text(mut self) -> Result<String, ApiError> {
         let mut text = Vec::new();
         while let Some(bytes) = self.chunk().await? {
             text.extend_from_slice(&bytes);

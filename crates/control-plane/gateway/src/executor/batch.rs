@@ -135,7 +135,7 @@ impl SequenceBatch {
         None
     }
 
-    pub fn cancel(&mut self, index: usize) {
+    pub(crate) fn cancel(&mut self, index: usize) {
         self.kept[index] = None;
         if let Some(id) = self.live[index].take() {
             self.queues[index].send(LinkCommand::Cancel(id));

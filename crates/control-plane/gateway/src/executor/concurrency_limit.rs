@@ -53,7 +53,7 @@ impl SlotUsage {
     /// Number of further requests that keep the executor busy: until its batch slots and spares are filled,
     /// and until the next steps have enough prompt tokens.
     #[must_use]
-    pub fn room(&self) -> usize {
+    pub(crate) fn room(&self) -> usize {
         let spare = self.places / PLACES_A_SPARE + 1;
         let places = (self.places + spare).min(self.limit).saturating_sub(self.held);
         let ahead = self.chunk_tokens.saturating_mul(STEPS_AHEAD).saturating_sub(self.waiting_tokens);

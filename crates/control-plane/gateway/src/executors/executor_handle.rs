@@ -83,7 +83,7 @@ impl ExecutorHandle {
     }
 
     #[must_use]
-    pub fn books(&self) -> &LoadTracker {
+    pub(crate) fn books(&self) -> &LoadTracker {
         &self.books
     }
 
@@ -99,13 +99,13 @@ impl ExecutorHandle {
     }
 
     #[must_use]
-    pub fn is_ready(&self) -> bool {
+    pub(crate) fn is_ready(&self) -> bool {
         matches!(&*lock(&self.state), ExecutorState::Ready(_))
     }
 
     /// Whether new requests are kept from the executor.
     #[must_use]
-    pub fn is_drained(&self) -> bool {
+    pub(crate) fn is_drained(&self) -> bool {
         self.drained.load(Relaxed)
     }
 
@@ -116,11 +116,11 @@ impl ExecutorHandle {
     }
 
     /// Keeps new requests from the executor from now on.
-    pub fn drain(&self) {
+    pub(crate) fn drain(&self) {
         self.drained.store(true, Relaxed);
     }
 
-    pub fn undrain(&self) {
+    pub(crate) fn undrain(&self) {
         self.drained.store(false, Relaxed);
         self.executor.room_changed();
     }

@@ -23,10 +23,10 @@ const FRESH: Duration = Duration::from_secs(10);
 
 /// Load and timings of one executor; clones share them.
 #[derive(Debug, Clone)]
-pub struct LoadTracker(Arc<Mutex<LoadState>>);
+pub(crate) struct LoadTracker(Arc<Mutex<LoadState>>);
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Loads {
+pub(crate) struct Loads {
     /// Load of sequences without a token.
     pub waiting: RequestLoad,
     /// Load of sequences with tokens.
@@ -56,14 +56,19 @@ impl LoadTracker {
     /// Records that a sequence with `prompt_tokens` to compute is sent to the executor. `promised_tpot_us` is
     /// the SLO target for the time per output token, if there is one.
     #[must_use]
-    pub fn track(&self, rank: u64, promised_tpot_us: Option<u64>, prompt_tokens: u64) -> TrackedSequence {
+    pub(crate) fn track(
+        &self,
+        rank: u64,
+        promised_tpot_us: Option<u64>,
+        prompt_tokens: u64,
+    ) -> TrackedSequence {
         lock(&self.0).waiting.add_request(rank, promised_tpot_us, prompt_tokens);
         let stage = SequenceStage::Waiting(Instant::now());
         TrackedSequence { books: self.clone(), rank, promised_tpot_us, tokens: prompt_tokens, stage }
     }
 
     #[must_use]
-    pub fn loads(&self) -> Loads {
+    pub(crate) fn loads(&self) -> Loads {
         let LoadState { waiting, running, .. } = &*lock(&self.0);
         let promised = [waiting.promised_tpot_us(), running.promised_tpot_us()];
         Loads {
@@ -75,7 +80,7 @@ impl LoadTracker {
 
     /// Returns cost estimates from observed timings; `None` if there are too few.
     #[must_use]
-    pub fn seen(&self) -> Option<CostEstimate> {
+    pub(crate) fn seen(&self) -> Option<CostEstimate> {
         self.seen_at(Instant::now())
     }
 
@@ -87,7 +92,7 @@ impl LoadTracker {
     }
 
     /// Records that an adapter of `bytes` bytes took `took` to load from the store.
-    pub fn arrived(&self, bytes: u64, took: Duration) {
+    pub(crate) fn arrived(&self, bytes: u64, took: Duration) {
         lock(&self.0).fit.observe_store(bytes, took);
     }
 }
@@ -102,7 +107,7 @@ enum SequenceStage {
 
 /// A sequence that counts in the executor's load until it is dropped.
 #[derive(Debug)]
-pub struct TrackedSequence {
+pub(crate) struct TrackedSequence {
     books: LoadTracker,
     rank: u64,
     promised_tpot_us: Option<u64>,
@@ -113,7 +118,7 @@ pub struct TrackedSequence {
 impl TrackedSequence {
     /// Records an output of `tokens` tokens. Of the prompt, `cached` tokens came from the prefix cache; the
     /// sequence waited `queued` in the executor.
-    pub fn output(&mut self, tokens: u64, cached: u64, queued: Duration) {
+    pub(crate) fn output(&mut self, tokens: u64, cached: u64, queued: Duration) {
         let now = Instant::now();
         let mut pages = lock(&self.books.0);
         pages.timed_at = now;

@@ -73,7 +73,7 @@ pub enum GatewayReadiness {
 
 impl GatewayReadiness {
     /// Returns what is served, or why nothing is.
-    pub fn serving(&self) -> Result<Arc<ServingState>, ServingUnavailable> {
+    pub(crate) fn serving(&self) -> Result<Arc<ServingState>, ServingUnavailable> {
         match self {
             Self::Ready(serving) => Ok(Arc::clone(serving)),
             Self::Starting { stage, percent: None } => Err(ServingUnavailable::Starting(stage.clone())),
@@ -87,7 +87,7 @@ impl GatewayReadiness {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum ServingUnavailable {
+pub(crate) enum ServingUnavailable {
     /// Serving has not begun; contains the current activity.
     #[error("still loading: {0}")]
     Starting(String),

@@ -37,7 +37,11 @@ pub const ALIASES: &[MetricAlias] = &[
 ];
 
 /// Appends all aliases; vLLM's dashboards filter by the label `model_name`.
-pub fn write_aliases<'a>(out: &mut String, model_name: &str, series: impl Fn(Id) -> Vec<SeriesRows<'a>>) {
+pub(crate) fn write_aliases<'a>(
+    out: &mut String,
+    model_name: &str,
+    series: impl Fn(Id) -> Vec<SeriesRows<'a>>,
+) {
     for alias in ALIASES {
         let extra = Some(ExtraLabel { name: "model_name", value: model_name });
         write_family(out, alias.name, alias.of.metric(), extra, &series(alias.of));

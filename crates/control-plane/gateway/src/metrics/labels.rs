@@ -14,9 +14,9 @@ use super::{
     table::Id,
 };
 
-pub const BASE: &str = "base";
+pub(crate) const BASE: &str = "base";
 /// Label of adapters beyond the limit.
-pub const OTHER: &str = "other";
+pub(crate) const OTHER: &str = "other";
 
 /// Metrics whose first label is `adapter`.
 const BY_ADAPTER: [Id; 8] = [
@@ -31,7 +31,7 @@ const BY_ADAPTER: [Id; 8] = [
 ];
 
 #[derive(Debug)]
-pub struct AdapterMetrics {
+pub(crate) struct AdapterMetrics {
     /// Adapter name, [`BASE`] or [`OTHER`].
     pub(super) label: String,
     pub(super) first_token: Arc<Histogram>,

@@ -23,7 +23,7 @@ struct Clock {
 
 /// Waits of a sequence before admission.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct AdmissionWaits {
+pub(crate) struct AdmissionWaits {
     /// Total wait, including the adapter's and the KV blocks'.
     pub queued: Duration,
     /// Wait until the adapter was on the device.
@@ -35,7 +35,7 @@ pub struct AdmissionWaits {
 impl AdmissionWaits {
     /// Reads the waits from the first output of a sequence.
     #[must_use]
-    pub fn of(output: &Output) -> Self {
+    pub(crate) fn of(output: &Output) -> Self {
         let [queued, adapter, kv] =
             [output.queued_us, output.load_wait_us, output.kv_wait_us].map(Duration::from_micros);
         Self { queued, adapter, kv }
@@ -43,7 +43,7 @@ impl AdmissionWaits {
 
     /// Returns the wait in queues, without the waits for adapter and KV blocks.
     #[must_use]
-    pub fn alone(&self) -> Duration {
+    pub(crate) fn alone(&self) -> Duration {
         self.queued.saturating_sub(self.adapter + self.kv)
     }
 }
@@ -57,7 +57,7 @@ struct CountedTokens {
 }
 
 #[derive(Debug)]
-pub struct Meter {
+pub(crate) struct Meter {
     metrics: Arc<GatewayMetrics>,
     adapter: Arc<AdapterMetrics>,
     classes: Arc<ServiceClasses>,
@@ -76,7 +76,7 @@ pub struct Meter {
 impl Meter {
     /// Starts the measurement of a request with `choices` choices; `adapter` is `None` for the base.
     #[must_use]
-    pub fn start(
+    pub(crate) fn start(
         metrics: &Arc<GatewayMetrics>,
         adapter: Option<&str>,
         (classes, class): (Arc<ServiceClasses>, ClassId),
@@ -100,7 +100,7 @@ impl Meter {
     }
 
     /// Records the waits of an admitted sequence.
-    pub fn admitted(&mut self, waits: AdmissionWaits) {
+    pub(crate) fn admitted(&mut self, waits: AdmissionWaits) {
         self.waits.get_or_insert(waits);
         self.metrics.queue.record(waits.queued);
         self.adapter.queue.record(waits.queued);
@@ -111,7 +111,7 @@ impl Meter {
     }
 
     /// Records that `count` tokens of `choice` arrived.
-    pub fn tokens(&mut self, choice: usize, count: usize) {
+    pub(crate) fn tokens(&mut self, choice: usize, count: usize) {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
         if count == 0 {
             return;
@@ -133,7 +133,7 @@ impl Meter {
     }
 
     /// Counts the tokens that `usage` adds to earlier calls, so metrics equal the usage that callers receive.
-    pub fn usage(&mut self, usage: &Usage) {
+    pub(crate) fn usage(&mut self, usage: &Usage) {
         let now = CountedTokens {
             prompt: usage.prompt_tokens,
             generated: usage.completion_tokens,
@@ -153,7 +153,7 @@ impl Meter {
     }
 
     /// Records the normal end of a choice.
-    pub fn finished(&mut self, choice: usize, reason: FinishReason) {
+    pub(crate) fn finished(&mut self, choice: usize, reason: FinishReason) {
         let clock = &mut self.clocks[choice];
         clock.ended = true;
         if let (Some(first), Some(last), Some(rest @ 1..)) =
@@ -171,19 +171,19 @@ impl Meter {
         });
     }
 
-    pub fn failed(&mut self) {
+    pub(crate) fn failed(&mut self) {
         self.failed = true;
     }
 
     /// Returns the waits of the sequence that was admitted first.
     #[must_use]
-    pub fn waits(&self) -> Option<AdmissionWaits> {
+    pub(crate) fn waits(&self) -> Option<AdmissionWaits> {
         self.waits
     }
 
     /// Returns the time to first token, if a token has arrived.
     #[must_use]
-    pub fn first_token(&self) -> Option<Duration> {
+    pub(crate) fn first_token(&self) -> Option<Duration> {
         self.first_token
     }
 }

@@ -40,7 +40,7 @@ impl GatewayMetrics {
 }
 
 /// Polls the executor at `index`, and detects when its process is replaced.
-pub async fn poll(
+pub(crate) async fn poll(
     metrics: Arc<GatewayMetrics>,
     index: usize,
     executor: Executor,

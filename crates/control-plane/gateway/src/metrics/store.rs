@@ -35,22 +35,22 @@ use super::table::{Id, MetricKind, TABLE};
 const MAX_SERIES: usize = 4096;
 
 #[derive(Debug, Default)]
-pub struct MetricValue(AtomicU64);
+pub(crate) struct MetricValue(AtomicU64);
 
 impl MetricValue {
     /// Adds `amount`, which may be negative for a gauge.
-    pub fn add(&self, amount: f64) {
+    pub(crate) fn add(&self, amount: f64) {
         let add = |bits| Some((f64::from_bits(bits) + amount).to_bits());
         // The closure always returns a value, so the update cannot fail.
         let _ = self.0.fetch_update(Relaxed, Relaxed, add);
     }
 
-    pub fn set(&self, value: f64) {
+    pub(crate) fn set(&self, value: f64) {
         self.0.store(value.to_bits(), Relaxed);
     }
 
     #[must_use]
-    pub fn get(&self) -> f64 {
+    pub(crate) fn get(&self) -> f64 {
         f64::from_bits(self.0.load(Relaxed))
     }
 }
@@ -123,28 +123,28 @@ impl Histogram {
 }
 
 #[derive(Debug, Clone)]
-pub enum Series {
+pub(crate) enum Series {
     Number(Arc<MetricValue>),
     Histogram(Arc<Histogram>),
 }
 
 /// Label values, in the order of the metric's labels.
-pub type Labels = Box<[String]>;
-pub type Family = BTreeMap<Labels, Series>;
+pub(crate) type Labels = Box<[String]>;
+pub(crate) type Family = BTreeMap<Labels, Series>;
 
 #[derive(Debug)]
-pub struct MetricStore {
+pub(crate) struct MetricStore {
     families: Vec<Mutex<Family>>,
 }
 
 impl MetricStore {
     #[must_use]
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { families: TABLE.iter().map(|_| Mutex::default()).collect() }
     }
 
     #[must_use]
-    pub fn number(&self, id: Id, labels: &[&str]) -> Arc<MetricValue> {
+    pub(crate) fn number(&self, id: Id, labels: &[&str]) -> Arc<MetricValue> {
         match self.series(id, labels) {
             Series::Number(number) => number,
             Series::Histogram(_) => unreachable!("{} is a histogram", id.metric().name),
@@ -152,7 +152,7 @@ impl MetricStore {
     }
 
     #[must_use]
-    pub fn histogram(&self, id: Id, labels: &[&str]) -> Arc<Histogram> {
+    pub(crate) fn histogram(&self, id: Id, labels: &[&str]) -> Arc<Histogram> {
         match self.series(id, labels) {
             Series::Histogram(histogram) => histogram,
             Series::Number(_) => unreachable!("{} is no histogram", id.metric().name),
@@ -177,11 +177,11 @@ impl MetricStore {
     }
 
     /// Removes the series whose labels `keep` rejects; later writes to a removed series have no effect.
-    pub fn retain(&self, id: Id, keep: impl Fn(&[String]) -> bool) {
+    pub(crate) fn retain(&self, id: Id, keep: impl Fn(&[String]) -> bool) {
         self.family(id).retain(|labels, _| keep(labels));
     }
 
-    pub fn family(&self, id: Id) -> MutexGuard<'_, Family> {
+    pub(crate) fn family(&self, id: Id) -> MutexGuard<'_, Family> {
         self.families[id as usize].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -7,18 +7,18 @@ use super::{
     table::{Metric, MetricKind},
 };
 
-pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// A label that all lines of a family have beside the metric's own.
 #[derive(Debug, Clone, Copy)]
-pub struct ExtraLabel<'a> {
+pub(crate) struct ExtraLabel<'a> {
     pub name: &'static str,
     /// Label value before escaping.
     pub value: &'a str,
 }
 
 /// Appends a family under `name`, or nothing if the family is empty.
-pub fn write_family(
+pub(crate) fn write_family(
     out: &mut String,
     name: &str,
     metric: &Metric,
@@ -44,7 +44,7 @@ pub fn write_family(
 }
 
 #[derive(Debug)]
-pub struct SeriesRows<'a> {
+pub(crate) struct SeriesRows<'a> {
     /// Reporting executor, if there are several.
     pub executor: Option<&'a str>,
     /// The locked family, so that no series is added while they are written.
@@ -52,7 +52,7 @@ pub struct SeriesRows<'a> {
 }
 
 /// Appends the `HELP` and `TYPE` lines of a family.
-pub fn write_head(out: &mut String, name: &str, kind: MetricKind, help: &str) {
+pub(crate) fn write_head(out: &mut String, name: &str, kind: MetricKind, help: &str) {
     let kind = match kind {
         MetricKind::Counter => "counter",
         MetricKind::Gauge => "gauge",
@@ -65,7 +65,7 @@ pub fn write_head(out: &mut String, name: &str, kind: MetricKind, help: &str) {
 
 /// Returns labels in the form `a="x",b="y"`.
 #[must_use]
-pub fn label_list(names: &[&str], values: &Labels, extra: &[ExtraLabel<'_>]) -> String {
+pub(crate) fn label_list(names: &[&str], values: &Labels, extra: &[ExtraLabel<'_>]) -> String {
     let extra = extra.iter().map(|extra| (extra.name, extra.value));
     let own = names.iter().copied().zip(values.iter().map(String::as_str));
     let pairs: Vec<String> =

@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// `POST /api/embed`: vectors of one or several texts.
-pub async fn many(State(app): State<Arc<App>>, ask: RequestContext) -> Result<Json<Value>, ApiError> {
+pub(crate) async fn many(State(app): State<Arc<App>>, ask: RequestContext) -> Result<Json<Value>, ApiError> {
     let begun = Instant::now();
     let read =
         |body: &[u8]| texts(body, PromptField { field: "input", most: MAX_INPUTS }).map(|texts| (texts, ()));
@@ -36,7 +36,7 @@ pub async fn many(State(app): State<Arc<App>>, ask: RequestContext) -> Result<Js
 }
 
 /// `POST /api/embeddings`: the vector of one text.
-pub async fn one(State(app): State<Arc<App>>, ask: RequestContext) -> Result<Json<Value>, ApiError> {
+pub(crate) async fn one(State(app): State<Arc<App>>, ask: RequestContext) -> Result<Json<Value>, ApiError> {
     let read = |body: &[u8]| texts(body, PromptField { field: "prompt", most: 1 }).map(|texts| (texts, ()));
     let (embedded, ()) = embed(&app, ask, read).await?;
     Ok(Json(json!({ "embedding": embedded.vectors.first() })))

@@ -27,13 +27,13 @@ use crate::{
 const API_VERSION: &str = "0.12.11";
 
 /// `GET /api/version`: Ollama's and this server's version.
-pub async fn version() -> Json<Value> {
+pub(crate) async fn version() -> Json<Value> {
     let server = concat!("holobiont ", env!("CARGO_PKG_VERSION"));
     Json(json!({ "version": API_VERSION, "server": server }))
 }
 
 /// `GET /api/tags`: all models that the caller may use.
-pub async fn tags(
+pub(crate) async fn tags(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
 ) -> Result<Json<Value>, ApiError> {
@@ -46,7 +46,7 @@ pub async fn tags(
 }
 
 /// `GET /api/ps`: the models that are on the device now.
-pub async fn ps(
+pub(crate) async fn ps(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
 ) -> Result<Json<Value>, ApiError> {
@@ -69,7 +69,7 @@ pub async fn ps(
 }
 
 /// `POST /api/show`: details of one model.
-pub async fn show(
+pub(crate) async fn show(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     body: JsonBody,

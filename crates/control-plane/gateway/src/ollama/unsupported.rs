@@ -7,7 +7,7 @@ fn refuse(what: &str, instead: &str) -> ApiError {
 }
 
 /// `POST /api/pull`: not implemented.
-pub async fn pull() -> ApiError {
+pub(crate) async fn pull() -> ApiError {
     refuse(
         "pull models",
         "the operator chooses the model at start, and adds adapters with 'holobiont adapters add'",
@@ -15,12 +15,12 @@ pub async fn pull() -> ApiError {
 }
 
 /// `POST /api/push`: not implemented.
-pub async fn push() -> ApiError {
+pub(crate) async fn push() -> ApiError {
     refuse("push models", "adapters are files on the server")
 }
 
 /// `POST /api/create`: not implemented.
-pub async fn create() -> ApiError {
+pub(crate) async fn create() -> ApiError {
     refuse(
         "create models from a Modelfile",
         "send 'system' and 'options' with each request, or train an adapter",
@@ -28,11 +28,11 @@ pub async fn create() -> ApiError {
 }
 
 /// `POST /api/copy`: not implemented.
-pub async fn copy() -> ApiError {
+pub(crate) async fn copy() -> ApiError {
     refuse("copy models", "add the adapter under another name with 'holobiont adapters add'")
 }
 
 /// `DELETE /api/delete`: not implemented.
-pub async fn delete() -> ApiError {
+pub(crate) async fn delete() -> ApiError {
     refuse("delete models on this route", "remove an adapter with DELETE /v1/models/NAME")
 }

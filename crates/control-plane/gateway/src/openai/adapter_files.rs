@@ -23,7 +23,7 @@ use crate::{
 
 /// Query that names an adapter.
 #[derive(Debug, Deserialize)]
-pub struct AdapterFilesQuery {
+pub(crate) struct AdapterFilesQuery {
     lora_name: String,
     /// Adapter version that the caller expects; any other is a conflict.
     expected_generation: Option<String>,
@@ -51,7 +51,7 @@ impl AdapterFilesQuery {
     }
 }
 
-pub async fn list(
+pub(crate) async fn list(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Query(asked): Query<AdapterFilesQuery>,
@@ -67,7 +67,7 @@ pub async fn list(
     })))
 }
 
-pub async fn one(
+pub(crate) async fn one(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Path(file): Path<String>,

@@ -24,14 +24,14 @@ use crate::{
 };
 
 #[derive(Debug, Deserialize)]
-pub struct AdapterListQuery {
+pub(crate) struct AdapterListQuery {
     /// True lists the checkpoints of Tinker runs; false lists the other adapters.
     #[serde(default)]
     runs: bool,
 }
 
 /// Lists adapters with their state, placement and use.
-pub async fn list(
+pub(crate) async fn list(
     State(app): State<Arc<App>>,
     Query(AdapterListQuery { runs }): Query<AdapterListQuery>,
 ) -> Json<Value> {
@@ -128,7 +128,7 @@ impl UnloadRequest {
 }
 
 /// Refuses new requests, waits for running ones, and answers when the adapter's memory is free.
-pub async fn unload(State(app): State<Arc<App>>, body: JsonBody) -> Result<Json<Value>, ApiError> {
+pub(crate) async fn unload(State(app): State<Arc<App>>, body: JsonBody) -> Result<Json<Value>, ApiError> {
     let serving = app.serving()?;
     let UnloadRequest { name, expected } = UnloadRequest::read(&body)?;
     check_is_adapter(&name, &serving.base_name)?;
@@ -157,7 +157,7 @@ impl PinRequest {
 }
 
 /// Pins an adapter in host memory, or permits its eviction again.
-pub async fn pin(State(app): State<Arc<App>>, body: JsonBody) -> Result<Json<Value>, ApiError> {
+pub(crate) async fn pin(State(app): State<Arc<App>>, body: JsonBody) -> Result<Json<Value>, ApiError> {
     let serving = app.serving()?;
     let PinRequest { name, pin } = PinRequest::read(&body)?;
     check_is_adapter(&name, &serving.base_name)?;

@@ -36,7 +36,7 @@ impl ChatCompletionBody {
     }
 }
 
-pub fn job(app: &App, ask: RequestContext) -> Result<BodyWork<GenerationRequest>, ApiError> {
+pub(crate) fn job(app: &App, ask: RequestContext) -> Result<BodyWork<GenerationRequest>, ApiError> {
     let RequestContext { caller, serving, default_seed, body } = ask;
     let ChatCompletionBody(conversation) =
         ChatCompletionBody::read(&body, &ParamLimits::of(&serving, default_seed))?;
@@ -44,7 +44,7 @@ pub fn job(app: &App, ask: RequestContext) -> Result<BodyWork<GenerationRequest>
 }
 
 /// Reads `logprobs` and `top_logprobs`: the number of alternatives to report for each token.
-pub fn logprobs(fields: &mut StrictFields) -> Result<Option<u32>, ApiError> {
+pub(crate) fn logprobs(fields: &mut StrictFields) -> Result<Option<u32>, ApiError> {
     let wanted = fields.flag("logprobs", false)?;
     let top = fields.count("top_logprobs", 0..=MAX_LOGPROBS)?;
     match (wanted, top) {

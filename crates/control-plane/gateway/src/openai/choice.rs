@@ -21,7 +21,7 @@ pub struct ScoredToken {
 }
 
 #[derive(Debug, Default, PartialEq)]
-pub struct ChoiceDelta {
+pub(crate) struct ChoiceDelta {
     /// New text; may be empty.
     pub text: String,
     /// New reasoning content; empty without a reasoning parser.
@@ -40,7 +40,7 @@ pub struct ChoiceDelta {
 
 impl ChoiceDelta {
     /// Returns the text and the parts of tool calls in the order in which the model wrote them.
-    pub fn parts(&self) -> impl Iterator<Item = DeltaPart<'_>> {
+    pub(crate) fn parts(&self) -> impl Iterator<Item = DeltaPart<'_>> {
         let ends = self.calls.iter().map(|call| call.at).chain([self.text.len()]);
         let begins = std::iter::once(0).chain(self.calls.iter().map(|call| call.at));
         let texts = begins.zip(ends).map(|(begin, end)| DeltaPart::Text(&self.text[begin..end]));
@@ -50,7 +50,7 @@ impl ChoiceDelta {
     }
 
     /// Appends the next delta.
-    pub fn append(&mut self, next: Self) {
+    pub(crate) fn append(&mut self, next: Self) {
         let before = self.text.len();
         self.text.push_str(&next.text);
         self.thought.push_str(&next.thought);
@@ -62,13 +62,13 @@ impl ChoiceDelta {
 }
 
 #[derive(Debug, PartialEq)]
-pub enum DeltaPart<'a> {
+pub(crate) enum DeltaPart<'a> {
     Text(&'a str),
     Call(&'a ToolCallDelta),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scores {
+pub(crate) enum Scores {
     /// Keeps scores, without those of a stop string's tokens.
     Keep,
     /// Keeps all scores, including those of a stop string's tokens.
@@ -84,7 +84,7 @@ struct HeldToken {
     end: usize,
 }
 
-pub struct Choice {
+pub(crate) struct Choice {
     decoder: Box<dyn Decoder>,
     /// `None` if the request has no stop strings.
     stop: Option<StopScanner>,
@@ -109,7 +109,7 @@ impl std::fmt::Debug for Choice {
 
 impl Choice {
     #[must_use]
-    pub fn new(
+    pub(crate) fn new(
         decoder: Box<dyn Decoder>,
         stop: Option<StopScanner>,
         min_tokens: u32,
@@ -130,12 +130,12 @@ impl Choice {
     }
 
     #[must_use]
-    pub fn tokens(&self) -> usize {
+    pub(crate) fn tokens(&self) -> usize {
         self.tokens
     }
 
     /// Processes the output of one step; after a delta with a finish reason, the caller pushes no more.
-    pub fn push(&mut self, mut output: Output) -> ChoiceDelta {
+    pub(crate) fn push(&mut self, mut output: Output) -> ChoiceDelta {
         let drafted = std::mem::take(&mut output.provisional);
         let mut piece = ChoiceDelta::default();
         self.append_tokens(output, &mut piece);
@@ -148,7 +148,7 @@ impl Choice {
     }
 
     /// Ends the provisional text; returns how many of its characters `said`, the next text, does not repeat.
-    pub fn retract(&mut self, said: &str) -> usize {
+    pub(crate) fn retract(&mut self, said: &str) -> usize {
         let told = std::mem::take(&mut self.provisional);
         let same = told.chars().zip(said.chars()).take_while(|(told, said)| told == said).count();
         told.chars().count() - same

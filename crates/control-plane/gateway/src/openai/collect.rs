@@ -45,7 +45,7 @@ impl CompleteCall {
 }
 
 /// Collects the rest of `answer`, whose first update is `first`, and writes the body.
-pub async fn respond(
+pub(crate) async fn respond(
     mut answer: GenerationResponse,
     first: ChoiceUpdate,
 ) -> Result<Response<HttpBody>, ApiError> {

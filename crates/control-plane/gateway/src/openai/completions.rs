@@ -83,13 +83,13 @@ impl CompletionBody {
     }
 }
 
-pub fn job(app: &App, ask: RequestContext) -> Result<GenerationRequest, ApiError> {
+pub(crate) fn job(app: &App, ask: RequestContext) -> Result<GenerationRequest, ApiError> {
     let RequestContext { caller, serving, default_seed, body } = ask;
     CompletionBody::read(&body, &ParamLimits::of(&serving, default_seed))?.job(app, &caller, serving)
 }
 
 /// Reads `add_special_tokens`, true by default.
-pub fn add_special(fields: &mut StrictFields) -> Result<AddSpecial, ApiError> {
+pub(crate) fn add_special(fields: &mut StrictFields) -> Result<AddSpecial, ApiError> {
     Ok(if fields.flag("add_special_tokens", true)? { AddSpecial::Yes } else { AddSpecial::No })
 }
 

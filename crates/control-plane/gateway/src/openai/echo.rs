@@ -12,7 +12,7 @@ use super::{
 use crate::text::Text;
 
 #[derive(Debug, PartialEq)]
-pub struct EchoedPrompt {
+pub(crate) struct EchoedPrompt {
     /// Prompt as the caller wrote it, or decoded from token ids.
     pub text: String,
     /// Length in characters, which is the offset of the completion.
@@ -23,7 +23,7 @@ pub struct EchoedPrompt {
 
 /// Echoes `prompt`; `scores` belong to the tokens from the second on and are `None` if not requested.
 #[must_use]
-pub fn echo(
+pub(crate) fn echo(
     text: &dyn Text,
     prompt: &PromptInput,
     names: TokenNames,

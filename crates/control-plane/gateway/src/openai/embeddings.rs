@@ -57,7 +57,7 @@ pub enum OverlongPolicy {
 }
 
 #[derive(Debug)]
-pub struct EmbeddingVectors {
+pub(crate) struct EmbeddingVectors {
     /// The model as the request named it.
     pub model: String,
     /// Content hash of the adapter; `None` for the base model.
@@ -189,7 +189,10 @@ pub(crate) async fn embed<T: Send + 'static>(
 }
 
 /// `POST /v1/embeddings`: computes the vectors and writes them as requested.
-pub async fn create(State(app): State<Arc<App>>, ask: RequestContext) -> Result<Json<Value>, ApiError> {
+pub(crate) async fn create(
+    State(app): State<Arc<App>>,
+    ask: RequestContext,
+) -> Result<Json<Value>, ApiError> {
     let read =
         |body: &[u8]| EmbeddingsBody::read(body).map(|EmbeddingsBody { texts, encoding }| (texts, encoding));
     let (embedded, encoding) = embed(&app, ask, read).await?;

@@ -30,7 +30,7 @@ const MAX_NAME_BYTES: usize = 256;
 /// Memory reserved for one download, in bytes.
 const PIECE_BYTES: usize = 64 << 10;
 /// Stores an uploaded file; answers when the file is durable.
-pub async fn upload(
+pub(crate) async fn upload(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     form: MultipartForm,
@@ -101,14 +101,14 @@ async fn receive<'a>(
 }
 
 #[derive(Debug, Deserialize)]
-pub struct FileQuery {
+pub(crate) struct FileQuery {
     purpose: Option<String>,
     #[serde(flatten)]
     page: PageQuery,
 }
 
 /// Lists the caller's files, newest first.
-pub async fn list(
+pub(crate) async fn list(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Query(query): Query<FileQuery>,
@@ -119,7 +119,7 @@ pub async fn list(
     Ok(Json(paging::list(&data, listed.has_more)))
 }
 
-pub async fn one(
+pub(crate) async fn one(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
@@ -128,7 +128,7 @@ pub async fn one(
 }
 
 /// Sends the content of a file.
-pub async fn content(
+pub(crate) async fn content(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
@@ -147,7 +147,7 @@ pub async fn content(
     Ok(body::file::respond(opened, file.bytes, (slot, memory)))
 }
 
-pub async fn delete(
+pub(crate) async fn delete(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,

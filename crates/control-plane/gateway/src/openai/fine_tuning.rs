@@ -32,7 +32,7 @@ use crate::{
 const MAX_PAGE: u32 = 100;
 
 /// Creates a job; answers when the job is durable. Requests with equal `Idempotency-Key` create one job.
-pub async fn create(
+pub(crate) async fn create(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     headers: HeaderMap,
@@ -58,7 +58,7 @@ pub async fn create(
 }
 
 /// Lists the caller's jobs, newest first.
-pub async fn list(
+pub(crate) async fn list(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Query(page): Query<PageQuery>,
@@ -67,7 +67,7 @@ pub async fn list(
     Ok(Json(paging::list(&listed.items.iter().map(describe).collect::<Vec<_>>(), listed.has_more)))
 }
 
-pub async fn one(
+pub(crate) async fn one(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
@@ -76,7 +76,7 @@ pub async fn one(
 }
 
 /// Lists the events of a job, newest first.
-pub async fn events(
+pub(crate) async fn events(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
@@ -90,7 +90,7 @@ pub async fn events(
 }
 
 /// Returns the checkpoint from which the job would resume, if there is one.
-pub async fn checkpoints(
+pub(crate) async fn checkpoints(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
@@ -110,7 +110,7 @@ pub async fn checkpoints(
     Ok(Json(paging::list(mark.as_slice(), false)))
 }
 
-pub async fn cancel(
+pub(crate) async fn cancel(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
@@ -118,7 +118,7 @@ pub async fn cancel(
     Ok(Json(describe(&app.training.cancel(&id, &caller.tenant).await?)))
 }
 
-pub async fn pause(
+pub(crate) async fn pause(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
@@ -126,7 +126,7 @@ pub async fn pause(
     Ok(Json(describe(&app.training.pause(&id, &caller.tenant).await?)))
 }
 
-pub async fn resume(
+pub(crate) async fn resume(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,

@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Maximum number of prompts per request.
-pub const MAX_PROMPTS: usize = 64;
+pub(crate) const MAX_PROMPTS: usize = 64;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GenerationKind {
@@ -91,7 +91,7 @@ pub struct Namespace {
 
 /// Derives the namespace: requests share cached prefixes if their tenant and weights are equal.
 #[must_use]
-pub fn namespace(caller: &Caller, target: &ModelTarget, serving: &ServingState) -> Namespace {
+pub(crate) fn namespace(caller: &Caller, target: &ModelTarget, serving: &ServingState) -> Namespace {
     let hash = |kind: &[u8], weights: &[u8; 32]| {
         let mut hasher = blake3::Hasher::new_derive_key("holobiont 2026 prefix cache namespace v1");
         let tenant = caller.tenant.as_bytes();
@@ -136,7 +136,7 @@ impl GenerationRequest {
 
     /// Returns the tenant and the service class that the request is charged to.
     #[must_use]
-    pub fn principal(&self, classes: &ServiceClasses) -> Principal {
+    pub(crate) fn principal(&self, classes: &ServiceClasses) -> Principal {
         let adapter = self.target.lease.as_ref().map(Lease::name);
         Principal { class: classes.of(adapter, &self.tenant), tenant: Arc::clone(&self.tenant) }
     }
@@ -148,7 +148,7 @@ impl GenerationRequest {
 
     /// Returns the prompt that choice `index` continues.
     #[must_use]
-    pub fn prompt_of(&self, index: usize) -> &PromptInput {
+    pub(crate) fn prompt_of(&self, index: usize) -> &PromptInput {
         &self.prompts[index / self.params.choices as usize]
     }
 
@@ -199,7 +199,7 @@ impl GenerationRequest {
 
     /// Returns the number of alternatives to report for each token of an echoed prompt.
     #[must_use]
-    pub fn echoed_logprobs(&self) -> Option<u32> {
+    pub(crate) fn echoed_logprobs(&self) -> Option<u32> {
         self.logprobs.filter(|_| self.echo == Echo::Prompt)
     }
 

@@ -27,7 +27,7 @@ use crate::{
 };
 
 #[derive(Debug)]
-pub struct ChoiceUpdate {
+pub(crate) struct ChoiceUpdate {
     pub index: usize,
     pub piece: ChoiceDelta,
     /// The echoed prompt, in the first update of a choice if requested.
@@ -53,7 +53,7 @@ struct ChoiceParser {
 }
 
 /// A running request; dropping the response cancels its unfinished sequences.
-pub struct GenerationResponse {
+pub(crate) struct GenerationResponse {
     pub job: GenerationRequest,
     id: String,
     created: u64,
@@ -74,7 +74,7 @@ impl std::fmt::Debug for GenerationResponse {
 
 impl GenerationResponse {
     /// Starts `job` and waits for its first update, so that earlier errors get an HTTP status of their own.
-    pub async fn begin(app: &App, job: GenerationRequest) -> Result<(Self, ChoiceUpdate), ApiError> {
+    pub(crate) async fn begin(app: &App, job: GenerationRequest) -> Result<(Self, ChoiceUpdate), ApiError> {
         if let Some(lease) = &job.target.lease {
             app.adapter_limits.check(&lease.id.0, &job.target.name)?;
         }
@@ -87,7 +87,7 @@ impl GenerationResponse {
     }
 
     /// Starts `job` on the executor that routing chooses, after its grammar is checked.
-    pub async fn start(app: &App, job: GenerationRequest) -> Result<Self, ApiError> {
+    pub(crate) async fn start(app: &App, job: GenerationRequest) -> Result<Self, ApiError> {
         app.turns.check_size(job.choices())?;
         check_grammar(app, &job).await?;
         let slots: Vec<ChoiceParser> = (0..job.choices()).map(|_| ChoiceParser::new(&job)).collect();
@@ -117,7 +117,7 @@ impl GenerationResponse {
     }
 
     /// Returns the next update; `None` when every choice has ended.
-    pub async fn next(&mut self) -> Option<Result<ChoiceUpdate, ApiError>> {
+    pub(crate) async fn next(&mut self) -> Option<Result<ChoiceUpdate, ApiError>> {
         let output = self.session.next().await?;
         Some(self.accept_output(output))
     }
@@ -126,7 +126,7 @@ impl GenerationResponse {
     ///
     /// # Errors
     /// The generation fails, or its outputs end before every choice has ended.
-    pub async fn each(
+    pub(crate) async fn each(
         &mut self,
         first: ChoiceUpdate,
         mut take: impl FnMut(&Self, ChoiceUpdate) + Send,
@@ -141,20 +141,20 @@ impl GenerationResponse {
     }
 
     /// Returns an update that is available without waiting.
-    pub fn ready(&mut self) -> Option<Result<ChoiceUpdate, ApiError>> {
+    pub(crate) fn ready(&mut self) -> Option<Result<ChoiceUpdate, ApiError>> {
         let output = self.session.ready()?;
         Some(self.accept_output(output))
     }
 
     /// True if every choice has ended.
     #[must_use]
-    pub fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.open == 0
     }
 
     /// Returns the fields that every answer body begins with.
     #[must_use]
-    pub fn envelope(&self, object: &'static str) -> GenerationEnvelope<'_> {
+    pub(crate) fn envelope(&self, object: &'static str) -> GenerationEnvelope<'_> {
         GenerationEnvelope {
             id: &self.id,
             object,
@@ -165,25 +165,25 @@ impl GenerationResponse {
     }
 
     #[must_use]
-    pub fn created(&self) -> u64 {
+    pub(crate) fn created(&self) -> u64 {
         self.created
     }
 
     /// Returns the adapter version as a hexadecimal hash; `None` for the base model.
     #[must_use]
-    pub fn generation(&self) -> Option<&str> {
+    pub(crate) fn generation(&self) -> Option<&str> {
         self.generation.as_deref()
     }
 
     /// Returns the time to first token, and the part of that time spent waiting for the adapter.
     #[must_use]
-    pub fn first_token(&self) -> (Duration, Duration) {
+    pub(crate) fn first_token(&self) -> (Duration, Duration) {
         let adapter = self.meter.waits().map(|waits| waits.adapter);
         (self.meter.first_token().unwrap_or_default(), adapter.unwrap_or_default())
     }
 
     #[must_use]
-    pub fn usage(&self) -> Usage {
+    pub(crate) fn usage(&self) -> Usage {
         let prompt_tokens = self.job.prompts.iter().map(|prompt| prompt.tokens.len()).sum();
         let completion_tokens = self.slots.iter().map(|slot| slot.choice.tokens()).sum();
         let reasoning_tokens = self.slots.iter().map(|slot| slot.thought_tokens).sum();
@@ -201,7 +201,7 @@ impl GenerationResponse {
     }
 
     /// Ends all provisional text; returns each affected choice with the number of characters to retract.
-    pub fn retract(&mut self) -> Vec<(usize, usize)> {
+    pub(crate) fn retract(&mut self) -> Vec<(usize, usize)> {
         let retracted = self.slots.iter_mut().map(|slot| slot.choice.retract("")).enumerate();
         retracted.filter(|(_, characters)| *characters > 0).collect()
     }

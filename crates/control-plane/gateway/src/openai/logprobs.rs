@@ -41,7 +41,7 @@ pub fn chat<'a>(text: &'a dyn Text, names: TokenNames, scored: &[ScoredToken]) -
 }
 
 /// Appends scores to `out` in the format of completions; `shift` is added to the offsets.
-pub fn append(
+pub(crate) fn append(
     text: &dyn Text,
     names: TokenNames,
     scored: &[ScoredToken],
@@ -57,7 +57,7 @@ pub fn append(
 }
 
 /// Appends the first token of a prompt, which has no probability because no token precedes it.
-pub fn append_first(text: &dyn Text, names: TokenNames, token: u32, out: &mut TextLogprobs) {
+pub(crate) fn append_first(text: &dyn Text, names: TokenNames, token: u32, out: &mut TextLogprobs) {
     out.text_offset.push(0);
     out.tokens.push(names.of(text, token));
     out.token_logprobs.push(None);
@@ -65,7 +65,7 @@ pub fn append_first(text: &dyn Text, names: TokenNames, token: u32, out: &mut Te
 }
 
 /// Returns the scores of each prompt token; `scores` begin at the prompt's second token.
-pub fn of_prompt(text: &dyn Text, scores: &[TokenOutput]) -> Vec<Option<TokenLikelihoods>> {
+pub(crate) fn of_prompt(text: &dyn Text, scores: &[TokenOutput]) -> Vec<Option<TokenLikelihoods>> {
     let ranked = |token: u32, logprob: f32, rank: Option<usize>| {
         (token, RankedToken { logprob: finite(logprob), rank, decoded_token: name(text.token_bytes(token)) })
     };

@@ -14,13 +14,13 @@ use crate::{
 };
 
 /// Maximum number of messages in a conversation.
-pub const MAX_MESSAGES: usize = 4096;
+pub(crate) const MAX_MESSAGES: usize = 4096;
 const MAX_CALLS: usize = 128;
 /// Fields of a message that clients keep for themselves, or that direct other servers' caches.
-pub const INERT: [&str; 4] = ["cache_control", "id", "metadata", "opts"];
+pub(crate) const INERT: [&str; 4] = ["cache_control", "id", "metadata", "opts"];
 
 /// Reads at least one message.
-pub fn messages(items: Option<Vec<Value>>) -> Result<Vec<ChatMessage>, ApiError> {
+pub(crate) fn messages(items: Option<Vec<Value>>) -> Result<Vec<ChatMessage>, ApiError> {
     let items = items.unwrap_or_default();
     if items.is_empty() {
         return Err(ApiError::missing(
@@ -141,7 +141,7 @@ fn called_with(mut fields: StrictFields, field: &str) -> Result<(String, Value),
 
 /// Parses arguments for the template; text that is not JSON, as of a truncated call, stays a string.
 #[must_use]
-pub fn arguments_of(text: &str) -> Value {
+pub(crate) fn arguments_of(text: &str) -> Value {
     if text.trim().is_empty() {
         return json!({});
     }
@@ -150,13 +150,13 @@ pub fn arguments_of(text: &str) -> Value {
 
 /// Wraps a custom tool's input as the arguments of the function that templates show in its place.
 #[must_use]
-pub fn custom_arguments(input: &str) -> Value {
+pub(crate) fn custom_arguments(input: &str) -> Value {
     json!({ INPUT: input })
 }
 
 /// Returns a tool call in the form that templates take.
 #[must_use]
-pub fn function_call(id: &str, name: &str, arguments: &Value) -> Value {
+pub(crate) fn function_call(id: &str, name: &str, arguments: &Value) -> Value {
     json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } })
 }
 

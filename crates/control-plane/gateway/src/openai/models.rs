@@ -20,7 +20,7 @@ use crate::{
 };
 
 #[derive(Debug, Serialize)]
-pub struct ModelCard {
+pub(crate) struct ModelCard {
     id: String,
     object: &'static str,
     created: u64,
@@ -35,13 +35,13 @@ pub struct ModelCard {
 }
 
 #[derive(Debug, Serialize)]
-pub struct ModelList {
+pub(crate) struct ModelList {
     object: &'static str,
     data: Vec<ModelCard>,
 }
 
 /// `GET /v1/models`: lists the base model and the usable adapters.
-pub async fn list(
+pub(crate) async fn list(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
 ) -> Result<Json<ModelList>, ApiError> {
@@ -53,7 +53,7 @@ pub async fn list(
 }
 
 /// `GET /v1/models/{id}`: describes the base model or one adapter.
-pub async fn one(
+pub(crate) async fn one(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
@@ -68,7 +68,7 @@ pub async fn one(
 }
 
 /// `DELETE /v1/models/{id}`: unloads an adapter of the caller.
-pub async fn delete(
+pub(crate) async fn delete(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::{errors::ApiError, training::table::Page};
 
 #[derive(Debug, Deserialize)]
-pub struct PageQuery {
+pub(crate) struct PageQuery {
     after: Option<String>,
     limit: Option<String>,
     order: Option<String>,
@@ -17,7 +17,7 @@ impl PageQuery {
     ///
     /// # Errors
     /// Names the query parameter that is out of range.
-    pub fn checked(&self, most: u32) -> Result<Page, ApiError> {
+    pub(crate) fn checked(&self, most: u32) -> Result<Page, ApiError> {
         let limit = match self.limit.as_deref().map(str::parse::<u32>) {
             None => most.min(20),
             Some(Ok(limit)) if (1..=most).contains(&limit) => limit,
@@ -32,7 +32,7 @@ impl PageQuery {
     }
 }
 
-pub fn list(data: &[Value], has_more: bool) -> Value {
+pub(crate) fn list(data: &[Value], has_more: bool) -> Value {
     let id = |item: Option<&Value>| item.and_then(|item| item.get("id")).cloned();
     let (first, last) = (id(data.first()), id(data.last()));
     json!({ "object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more })

@@ -15,7 +15,7 @@ use super::{
 use crate::{errors::ApiError, lifecycle::ServingState};
 
 const MAX_CHOICES: u32 = 128;
-pub const MAX_LOGPROBS: u32 = 20;
+pub(crate) const MAX_LOGPROBS: u32 = 20;
 /// Maximum number of entries in `logit_bias`.
 const MAX_BIASES: usize = 1024;
 
@@ -109,7 +109,7 @@ pub enum EndTokens {
 
 /// Options whose field names differ between routes.
 #[derive(Debug, Clone, PartialEq)]
-pub struct RouteOptions {
+pub(crate) struct RouteOptions {
     /// Maximum number of tokens to generate; `None` leaves the maximum to the route.
     pub max_tokens: Option<u32>,
     pub delivery: ResponseMode,
@@ -117,7 +117,7 @@ pub struct RouteOptions {
     pub structure: Option<Structure>,
 }
 
-pub fn read(fields: &mut StrictFields, limits: &ParamLimits<'_>) -> Result<Params, ApiError> {
+pub(crate) fn read(fields: &mut StrictFields, limits: &ParamLimits<'_>) -> Result<Params, ApiError> {
     fields.labels()?;
     let max_tokens = max_tokens(fields)?;
     let (structure, delivery) = (structured::read(fields)?, stream_options::read(fields)?);
@@ -141,7 +141,7 @@ fn prompt_logprobs(fields: &mut StrictFields, delivery: ResponseMode) -> Result<
 }
 
 /// Reads the options that have the same names on all routes; `asked` holds the route's other options.
-pub fn read_beside(
+pub(crate) fn read_beside(
     asked: RouteOptions,
     fields: &mut StrictFields,
     limits: &ParamLimits<'_>,

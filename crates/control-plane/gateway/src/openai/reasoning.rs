@@ -14,7 +14,7 @@ pub mod effort;
 pub mod scan;
 
 use settings::ReasoningParser;
-use text::grammar::Thought;
+use text::grammar::ReasoningPrefix;
 
 use self::scan::Scanner;
 use crate::text::Text;
@@ -97,10 +97,10 @@ impl Reasoning {
 
     /// Returns the reasoning content that a grammar permits or requires before structured output.
     #[must_use]
-    pub fn thought(self, text: &dyn Text) -> Thought {
+    pub fn thought(self, text: &dyn Text) -> ReasoningPrefix {
         let tag = |name| text::grammar::Tag { name, token: text.special_token(name) };
         let open = (self.beginning == ReasoningStart::Before).then(|| tag(self.tags.open));
-        Thought { open, close: tag(self.tags.close) }
+        ReasoningPrefix { open, close: tag(self.tags.close) }
     }
 }
 

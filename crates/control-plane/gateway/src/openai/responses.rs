@@ -43,7 +43,7 @@ use crate::{
 const MAX_ITEMS: usize = 100;
 
 /// `POST /v1/responses`: generates a response as one body or as events.
-pub async fn create(
+pub(crate) async fn create(
     State(app): State<Arc<App>>,
     ask: RequestContext,
 ) -> Result<Response<HttpBody>, ApiError> {
@@ -101,21 +101,21 @@ fn gone(id: &str) -> ApiError {
 }
 
 /// `POST /v1/responses/input_tokens`: not implemented.
-pub async fn input_tokens() -> ApiError {
+pub(crate) async fn input_tokens() -> ApiError {
     let message = "this server does not count tokens before it answers; use POST /tokenize with \
                    'messages', or 'usage' of a response";
     ApiError::not_implemented("not_supported", message)
 }
 
 /// `POST /v1/responses/compact`: not implemented.
-pub async fn compact() -> ApiError {
+pub(crate) async fn compact() -> ApiError {
     let message = "this server does not shorten conversations; remove old items from 'input', or send a \
                    summary of them";
     ApiError::not_implemented("not_supported", message)
 }
 
 /// `GET /v1/responses/{id}`: returns a stored response.
-pub async fn one(
+pub(crate) async fn one(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
@@ -124,7 +124,7 @@ pub async fn one(
 }
 
 /// `DELETE /v1/responses/{id}`: deletes a stored response.
-pub async fn delete(
+pub(crate) async fn delete(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
@@ -136,14 +136,14 @@ pub async fn delete(
 }
 
 #[derive(Debug, Deserialize)]
-pub struct ItemsQuery {
+pub(crate) struct ItemsQuery {
     after: Option<String>,
     limit: Option<String>,
     order: Option<String>,
 }
 
 /// `GET /v1/responses/{id}/input_items`: all input items of a response, newest first by default.
-pub async fn input_items(
+pub(crate) async fn input_items(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,

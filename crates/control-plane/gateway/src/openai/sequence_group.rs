@@ -64,7 +64,7 @@ struct ActiveSequence {
 
 /// The sequences of one HTTP request; dropping the group cancels them.
 #[derive(Debug)]
-pub struct SequenceGroup {
+pub(crate) struct SequenceGroup {
     route: RoutingRequest,
     turn: AdmissionPermit,
     /// Time spent in the admission queue.
@@ -87,7 +87,7 @@ pub struct SequenceGroup {
 
 impl SequenceGroup {
     /// Returns the next output with the index of its sequence; `None` when all sequences have ended.
-    pub async fn next(&mut self) -> Option<Result<(usize, Output), ApiError>> {
+    pub(crate) async fn next(&mut self) -> Option<Result<(usize, Output), ApiError>> {
         match self.give_up {
             None => self.wait().await,
             Some(give_up) => timeout_at(give_up, self.wait()).await.unwrap_or_else(|_| Some(Err(late()))),
@@ -95,7 +95,7 @@ impl SequenceGroup {
     }
 
     #[must_use]
-    pub fn redone(&self) -> u32 {
+    pub(crate) fn redone(&self) -> u32 {
         self.sequences.iter().map(|sequence| sequence.redos).sum()
     }
 
@@ -129,7 +129,7 @@ impl SequenceGroup {
     }
 
     /// Returns an output that has already arrived.
-    pub fn ready(&mut self) -> Option<Result<(usize, Output), ApiError>> {
+    pub(crate) fn ready(&mut self) -> Option<Result<(usize, Output), ApiError>> {
         if self.stashed.is_some() {
             return None;
         }
@@ -143,7 +143,7 @@ impl SequenceGroup {
         }
     }
 
-    pub fn cancel(&mut self, index: usize) {
+    pub(crate) fn cancel(&mut self, index: usize) {
         self.batch.cancel(index);
         self.sequences[index].booked = None;
     }

@@ -19,10 +19,10 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 pub const FAILPOINTS: &[&str] = &["gateway.mid_stream", "gateway.redo", "gateway.before_last_chunk"];
 /// Ready events are sent together up to about this many bytes.
 const FRAME_BYTES: usize = 16 * 1024;
-pub const EVENT_STREAM: &str = "text/event-stream";
+pub(crate) const EVENT_STREAM: &str = "text/event-stream";
 
 /// The format of an API's events.
-pub trait StreamFormat: Send + 'static {
+pub(crate) trait StreamFormat: Send + 'static {
     const CONTENT_TYPE: &'static str;
     /// Bytes sent during silence; empty if the format has no comments.
     const KEEP_ALIVE: &'static [u8];
@@ -36,7 +36,7 @@ pub trait StreamFormat: Send + 'static {
 
 /// Streams `answer`, whose first update has arrived; earlier failures get an HTTP status of their own.
 #[must_use]
-pub fn respond<S: StreamFormat>(
+pub(crate) fn respond<S: StreamFormat>(
     answer: GenerationResponse,
     first: ChoiceUpdate,
     shape: S,

@@ -26,7 +26,7 @@ use super::{
 use crate::{errors::ApiError, usage::Usage};
 
 #[derive(Debug)]
-pub struct OpenAiStream {
+pub(crate) struct OpenAiStream {
     usage: StreamUsage,
     /// Characters of echoed prompt before each choice that has begun.
     opened: Vec<Option<usize>>,
@@ -34,7 +34,7 @@ pub struct OpenAiStream {
 
 impl OpenAiStream {
     #[must_use]
-    pub fn new(choices: usize, usage: StreamUsage) -> Self {
+    pub(crate) fn new(choices: usize, usage: StreamUsage) -> Self {
         Self { usage, opened: vec![None; choices] }
     }
 }

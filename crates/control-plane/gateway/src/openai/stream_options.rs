@@ -33,7 +33,7 @@ pub struct StreamOptions {
 }
 
 impl StreamOptions {
-    pub const PLAIN: Self = Self { usage: StreamUsage::Never, provisional: ProvisionalMode::Unwanted };
+    pub(crate) const PLAIN: Self = Self { usage: StreamUsage::Never, provisional: ProvisionalMode::Unwanted };
 }
 
 impl ResponseMode {
@@ -46,7 +46,7 @@ impl ResponseMode {
     }
 }
 
-pub fn read(fields: &mut StrictFields) -> Result<ResponseMode, ApiError> {
+pub(crate) fn read(fields: &mut StrictFields) -> Result<ResponseMode, ApiError> {
     let stream = fields.flag("stream", false)?;
     let Some(options) = fields.take(NAME) else {
         return Ok(if stream { ResponseMode::Stream(StreamOptions::PLAIN) } else { ResponseMode::Whole });
@@ -74,7 +74,7 @@ fn stream_options(mut options: StrictFields) -> Result<StreamOptions, ApiError> 
 }
 
 /// Reads `stream` and `stream_options` of the Responses API, whose last event always has usage.
-pub fn read_response(fields: &mut StrictFields) -> Result<ResponseMode, ApiError> {
+pub(crate) fn read_response(fields: &mut StrictFields) -> Result<ResponseMode, ApiError> {
     let stream = fields.flag("stream", false)?;
     if let Some(options) = fields.take(NAME) {
         let mut options = StrictFields::of(options, NAME)?;

@@ -94,7 +94,7 @@ impl StrictFields {
 
     /// Returns a field without taking it.
     #[must_use]
-    pub fn peek(&self, name: &str) -> Option<&Value> {
+    pub(crate) fn peek(&self, name: &str) -> Option<&Value> {
         self.map.get(name).filter(|value| !value.is_null())
     }
 
@@ -110,7 +110,11 @@ impl StrictFields {
         }
     }
 
-    pub fn integer(&mut self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
+    pub(crate) fn integer(
+        &mut self,
+        name: &str,
+        range: RangeInclusive<i64>,
+    ) -> Result<Option<i64>, ApiError> {
         let Some(value) = self.take(name) else {
             return Ok(None);
         };
@@ -126,7 +130,7 @@ impl StrictFields {
     }
 
     /// Takes a boolean; an absent field has a meaning of its own.
-    pub fn optional_flag(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
+    pub(crate) fn optional_flag(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
         match self.take(name) {
             None => Ok(None),
             Some(Value::Bool(value)) => Ok(Some(value)),
@@ -151,14 +155,14 @@ impl StrictFields {
     }
 
     /// Takes a required, non-empty string.
-    pub fn required_text(&mut self, name: &str) -> Result<String, ApiError> {
+    pub(crate) fn required_text(&mut self, name: &str) -> Result<String, ApiError> {
         match self.text(name)? {
             Some(text) if !text.is_empty() => Ok(text),
             _ => Err(ApiError::missing(name, format!("'{name}' is required and must be a non-empty string"))),
         }
     }
 
-    pub fn array(&mut self, name: &str) -> Result<Option<Vec<Value>>, ApiError> {
+    pub(crate) fn array(&mut self, name: &str) -> Result<Option<Vec<Value>>, ApiError> {
         match self.take(name) {
             None => Ok(None),
             Some(Value::Array(items)) => Ok(Some(items)),
@@ -181,7 +185,7 @@ impl StrictFields {
     }
 
     /// Drops fields that clients add for themselves and that change no answer.
-    pub fn inert(&mut self, names: &[&str]) {
+    pub(crate) fn inert(&mut self, names: &[&str]) {
         for name in names {
             self.map.remove(*name);
         }
@@ -205,7 +209,7 @@ fn no_json(error: StrictJsonError) -> ApiError {
 }
 
 /// Returns the error for a field of wrong type or range.
-pub fn wrong(name: &str, expected: &str, found: &Value) -> ApiError {
+pub(crate) fn wrong(name: &str, expected: &str, found: &Value) -> ApiError {
     ApiError::invalid(name, format!("'{name}' must be {expected}, not {}", excerpt(found)))
 }
 
@@ -214,7 +218,7 @@ const MAX_EXACT: f64 = 9_007_199_254_740_991.0;
 
 /// Returns the integer that `value` is; as in JSON Schema, `16.0` is an integer.
 #[must_use]
-pub fn whole(value: &Value) -> Option<i128> {
+pub(crate) fn whole(value: &Value) -> Option<i128> {
     if let Some(number) = value.as_i64() {
         return Some(number.into());
     }
@@ -227,7 +231,7 @@ pub fn whole(value: &Value) -> Option<i128> {
 }
 
 /// Returns a token id below `vocab_size`; `name` is the field's name for the error.
-pub fn token_id(name: &str, value: &Value, vocab_size: u32) -> Result<u32, ApiError> {
+pub(crate) fn token_id(name: &str, value: &Value, vocab_size: u32) -> Result<u32, ApiError> {
     let id = whole(value).and_then(|id| u32::try_from(id).ok()).filter(|id| *id < vocab_size);
     id.ok_or_else(|| wrong(name, &format!("token ids from 0 to {}", vocab_size.saturating_sub(1)), value))
 }

@@ -5,14 +5,15 @@ mod source;
 use serde_json::Value;
 use text::grammar::{Enforcement, Grammar};
 
-pub use self::source::{GrammarSource, SchemaWarning, Structure, refused};
+pub(crate) use self::source::refused;
+pub use self::source::{GrammarSource, SchemaWarning, Structure};
 use super::strict_fields::{StrictFields, wrong};
 use crate::errors::ApiError;
 
 const MAX_CHOICES: usize = 4096;
 
 /// Reads both fields, of which at most one may request structured output.
-pub fn read(fields: &mut StrictFields) -> Result<Option<Structure>, ApiError> {
+pub(crate) fn read(fields: &mut StrictFields) -> Result<Option<Structure>, ApiError> {
     check_names(fields)?;
     let openai = fields.take("response_format").map(response_format).transpose()?.flatten();
     let vllm = fields.take("structured_outputs").map(structured_outputs).transpose()?.flatten();
@@ -106,7 +107,7 @@ fn named_schema(mut fields: StrictFields, field: &str) -> Result<Structure, ApiE
 }
 
 /// Reads `text.format` of the Responses API, which has the schema beside the type.
-pub fn text_format(value: Value) -> Result<Option<Structure>, ApiError> {
+pub(crate) fn text_format(value: Value) -> Result<Option<Structure>, ApiError> {
     const NAME: &str = "text.format";
     let within = |error: ApiError| error.within(NAME);
     let mut fields = StrictFields::of(value, NAME)?;
@@ -119,7 +120,7 @@ pub fn text_format(value: Value) -> Result<Option<Structure>, ApiError> {
 }
 
 /// Reads `format` of Ollama's routes: `json` or a schema.
-pub fn ollama_format(value: Value) -> Result<Option<Structure>, ApiError> {
+pub(crate) fn ollama_format(value: Value) -> Result<Option<Structure>, ApiError> {
     let grammar = match value {
         Value::String(word) if word.is_empty() => return Ok(None),
         Value::String(word) if word == "json" => Grammar::json_object(),

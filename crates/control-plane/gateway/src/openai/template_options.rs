@@ -27,7 +27,7 @@ const RESERVED: [&str; 12] = [
 ];
 
 /// Reads `chat_template_kwargs`, `add_generation_prompt` and `continue_final_message`.
-pub fn read(fields: &mut StrictFields) -> Result<TemplateOptions, ApiError> {
+pub(crate) fn read(fields: &mut StrictFields) -> Result<TemplateOptions, ApiError> {
     let variables = fields.take("chat_template_kwargs").map(variables).transpose()?.unwrap_or_default();
     let begins = fields.peek("add_generation_prompt").is_some();
     let begins = fields.flag("add_generation_prompt", true)?.then_some(begins);
@@ -47,7 +47,7 @@ pub fn read(fields: &mut StrictFields) -> Result<TemplateOptions, ApiError> {
 
 /// True if the template contains `word`, not as a part of a longer word.
 #[must_use]
-pub fn has_word(template: &str, word: &str) -> bool {
+pub(crate) fn has_word(template: &str, word: &str) -> bool {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     template.match_indices(word).any(|(at, word)| {
         let (before, behind) = (&template[..at], &template[at + word.len()..]);

@@ -127,7 +127,7 @@ impl DetokenizeBody {
 
 /// `POST /tokenize`: `{prompt, add_special_tokens}` or `{messages, tools}` to `{tokens, count,
 /// max_model_len}`.
-pub async fn tokenize(
+pub(crate) async fn tokenize(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     body: JsonBody,
@@ -143,7 +143,7 @@ pub async fn tokenize(
 }
 
 /// `POST /detokenize`: `{tokens}` to `{prompt}`.
-pub async fn detokenize(
+pub(crate) async fn detokenize(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     body: JsonBody,
@@ -159,7 +159,7 @@ pub async fn detokenize(
 }
 
 /// Returns the tokenizer properties that evaluation tools need.
-pub async fn info(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+pub(crate) async fn info(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     let serving = app.serving()?;
     let facts = serving.text.facts();
     Ok(Json(json!({

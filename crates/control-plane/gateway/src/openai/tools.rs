@@ -12,7 +12,7 @@
 
 mod bare;
 pub mod format;
-pub mod grammar;
+pub(crate) mod grammar;
 mod object;
 pub mod parameter_kinds;
 mod python;
@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use settings::ToolCallParser;
-use text::grammar::{Enforcement, GrammarError, Thought};
+use text::grammar::{Enforcement, GrammarError, ReasoningPrefix};
 
 use self::{
     format::{ToolCallFormat, shows_tools},
@@ -69,7 +69,7 @@ impl ToolCallReader {
 
     /// Returns a random call id; Mistral's templates accept only nine letters and digits.
     #[must_use]
-    pub fn new_id(&self) -> String {
+    pub(crate) fn new_id(&self) -> String {
         match self.format {
             ToolCallFormat::Mistral => format!("{:09x}", random_u64() >> 28),
             _ => format!("call_{:016x}{:08x}", random_u64(), random_u64() >> 32),
@@ -78,7 +78,7 @@ impl ToolCallReader {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub struct RequestTools {
+pub(crate) struct RequestTools {
     tools: Tools,
     pub answering: ToolCallReader,
 }
@@ -88,7 +88,7 @@ impl RequestTools {
     ///
     /// # Errors
     /// The chat template shows no tools, or its call format is unknown or disabled.
-    pub fn new(tools: Tools, parser: ToolCallParser, text: &dyn Text) -> Result<Self, ApiError> {
+    pub(crate) fn new(tools: Tools, parser: ToolCallParser, text: &dyn Text) -> Result<Self, ApiError> {
         let template = text.facts().chat_template.as_deref();
         let shows = template.is_some_and(shows_tools);
         let format =
@@ -102,7 +102,7 @@ impl RequestTools {
     }
 
     #[must_use]
-    pub fn shown(&self) -> Vec<Value> {
+    pub(crate) fn shown(&self) -> Vec<Value> {
         self.tools.list.iter().map(|tool| tool.definition.clone()).collect()
     }
 
@@ -111,11 +111,11 @@ impl RequestTools {
     ///
     /// # Errors
     /// The format or the schemas cannot be expressed as a grammar.
-    pub fn grammar(
+    pub(crate) fn grammar(
         &mut self,
         text: &dyn Text,
         answer: Option<&Structure>,
-        thought: Option<Thought>,
+        thought: Option<ReasoningPrefix>,
     ) -> Result<Option<GrammarSource>, ApiError> {
         let format = self.answering.format;
         let announcement = format.announcement().and_then(|name| text.special_token(name));
@@ -152,7 +152,7 @@ impl RequestTools {
 
 /// True if the model can be shown tools and `parser` can read its calls.
 #[must_use]
-pub fn are_called(parser: ToolCallParser, text: &dyn Text) -> bool {
+pub(crate) fn are_called(parser: ToolCallParser, text: &dyn Text) -> bool {
     let template = text.facts().chat_template.as_deref();
     template.is_some_and(shows_tools) && ToolCallFormat::of(parser, template).is_some()
 }
@@ -173,7 +173,7 @@ fn no_tools(parser: ToolCallParser, shows: bool) -> ApiError {
 ///
 /// # Errors
 /// There are tool calls, and the chat template does not show tools.
-pub fn check_history(messages: &[ChatMessage], text: &dyn Text) -> Result<(), ApiError> {
+pub(crate) fn check_history(messages: &[ChatMessage], text: &dyn Text) -> Result<(), ApiError> {
     let is_about_tools = |message: &ChatMessage| !message.calls.is_empty() || message.answers.is_some();
     if !messages.iter().any(is_about_tools) {
         return Ok(());
@@ -187,7 +187,7 @@ pub fn check_history(messages: &[ChatMessage], text: &dyn Text) -> Result<(), Ap
 
 /// A part of a tool call in a delta.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ToolCallDelta {
+pub(crate) struct ToolCallDelta {
     pub index: usize,
     /// Byte offset of the part in the delta's text.
     pub at: usize,
@@ -203,12 +203,12 @@ pub struct ToolCallDelta {
 impl ToolCallDelta {
     /// True if the part has nothing for readers of tool calls.
     #[must_use]
-    pub fn is_silent(&self) -> bool {
+    pub(crate) fn is_silent(&self) -> bool {
         self.begun.is_none() && self.arguments.is_empty()
     }
 }
 
-pub fn append(
+pub(crate) fn append(
     found: ScanResult,
     answering: &ToolCallReader,
     content: &mut String,

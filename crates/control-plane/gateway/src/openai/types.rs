@@ -6,7 +6,7 @@ use super::{structured::SchemaWarning, tools::scan_result::CallKind};
 use crate::usage::{FinishReason, Usage};
 
 #[derive(Debug, Clone, Copy, Serialize)]
-pub struct GenerationEnvelope<'a> {
+pub(crate) struct GenerationEnvelope<'a> {
     /// Unique id: `chatcmpl-` or `cmpl-` and random digits.
     pub id: &'a str,
     /// Type of the body.
@@ -20,7 +20,7 @@ pub struct GenerationEnvelope<'a> {
 }
 
 #[derive(Debug, Serialize)]
-pub struct GenerationBody<'a, C> {
+pub(crate) struct GenerationBody<'a, C> {
     #[serde(flatten)]
     pub envelope: GenerationEnvelope<'a>,
     pub choices: &'a [C],
@@ -37,7 +37,7 @@ pub struct GenerationBody<'a, C> {
 
 /// Token ids and log-probabilities of a prompt, if requested, in vLLM's format.
 #[derive(Debug, Default, Serialize)]
-pub struct PromptReport<'a> {
+pub(crate) struct PromptReport<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<&'a [u32]>,
     /// Log-probabilities per token; null for the first token.
@@ -47,11 +47,11 @@ pub struct PromptReport<'a> {
 
 /// A JSON object from token id to log-probability; the prompt's own token comes first.
 #[derive(Debug, PartialEq)]
-pub struct TokenLikelihoods(pub Vec<(u32, RankedToken)>);
+pub(crate) struct TokenLikelihoods(pub Vec<(u32, RankedToken)>);
 
 /// A token with its log-probability.
 #[derive(Debug, PartialEq, Serialize)]
-pub struct RankedToken {
+pub(crate) struct RankedToken {
     /// Natural logarithm of the probability.
     pub logprob: f32,
     /// Rank among all tokens, from 1; null if the token is not among the requested alternatives.
@@ -67,7 +67,7 @@ impl Serialize for TokenLikelihoods {
 }
 
 #[derive(Debug, Serialize)]
-pub struct ChatChoice<'a> {
+pub(crate) struct ChatChoice<'a> {
     /// Index among all choices (`n` per prompt), from 0.
     pub index: usize,
     pub message: AssistantMessage<'a>,
@@ -80,7 +80,7 @@ pub struct ChatChoice<'a> {
 }
 
 #[derive(Debug, Serialize)]
-pub struct AssistantMessage<'a> {
+pub(crate) struct AssistantMessage<'a> {
     pub role: &'static str,
     /// The text; null in a message that only calls tools.
     pub content: Option<&'a str>,
@@ -95,7 +95,7 @@ pub struct AssistantMessage<'a> {
 }
 
 #[derive(Debug, Serialize)]
-pub struct ToolCall<'a> {
+pub(crate) struct ToolCall<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub index: Option<usize>,
     /// Id, to which the tool's result refers; only in the first part.
@@ -113,7 +113,7 @@ pub struct ToolCall<'a> {
 impl<'a> ToolCall<'a> {
     /// Returns a call, or a part of one, in OpenAI's format; `begun` is the call's id and the tool's name.
     #[must_use]
-    pub fn of(kind: CallKind, begun: Option<(&'a str, &'a str)>, text: &'a str) -> Self {
+    pub(crate) fn of(kind: CallKind, begun: Option<(&'a str, &'a str)>, text: &'a str) -> Self {
         let (id, name) = begun.unzip();
         let (word, function, custom) = match kind {
             CallKind::Function => ("function", Some(Function { name, arguments: text }), None),
@@ -133,7 +133,7 @@ pub struct Function<'a> {
 }
 
 #[derive(Debug, Serialize)]
-pub struct CustomCall<'a> {
+pub(crate) struct CustomCall<'a> {
     /// Name of the tool, in the call's first part.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<&'a str>,
@@ -142,7 +142,7 @@ pub struct CustomCall<'a> {
 }
 
 #[derive(Debug, Serialize)]
-pub struct ChatDelta<'a> {
+pub(crate) struct ChatDelta<'a> {
     pub index: usize,
     pub delta: Delta<'a>,
     pub logprobs: Option<ChatLogprobs<'a>>,
@@ -153,7 +153,7 @@ pub struct ChatDelta<'a> {
 }
 
 #[derive(Debug, Default, Serialize)]
-pub struct Delta<'a> {
+pub(crate) struct Delta<'a> {
     /// Only in the first chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub role: Option<&'static str>,
@@ -167,7 +167,7 @@ pub struct Delta<'a> {
 }
 
 #[derive(Debug, Serialize)]
-pub struct TextChoice<'a> {
+pub(crate) struct TextChoice<'a> {
     pub index: usize,
     pub text: &'a str,
     pub logprobs: Option<TextLogprobs>,
@@ -180,7 +180,7 @@ pub struct TextChoice<'a> {
 
 /// An otherwise empty chunk with an update of provisional text; clients that do not know its field ignore it.
 #[derive(Debug, Serialize)]
-pub struct DraftEvent<'a, C> {
+pub(crate) struct DraftEvent<'a, C> {
     #[serde(flatten)]
     pub choice: C,
     #[serde(flatten)]
@@ -190,7 +190,7 @@ pub struct DraftEvent<'a, C> {
 /// Updates of provisional text, each in a field of its own.
 #[derive(Debug, Clone, Copy, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum DraftUpdate<'a> {
+pub(crate) enum DraftUpdate<'a> {
     /// Possible continuation of the text; the next chunk or retraction decides whether it stands.
     Provisional {
         /// Text after all text so far.
@@ -228,7 +228,7 @@ pub struct Alternative<'a> {
 
 /// Log-probabilities in the format of completions: parallel arrays.
 #[derive(Debug, Default, PartialEq, Serialize)]
-pub struct TextLogprobs {
+pub(crate) struct TextLogprobs {
     /// Offset of each token's text, in characters.
     pub text_offset: Vec<usize>,
     /// Log-probabilities; null for the first token of a prompt.
@@ -240,7 +240,7 @@ pub struct TextLogprobs {
 
 /// A JSON object from token text to log-probability, most likely first.
 #[derive(Debug, Default, PartialEq)]
-pub struct TopLogprobs(pub Vec<(String, f32)>);
+pub(crate) struct TopLogprobs(pub Vec<(String, f32)>);
 
 impl Serialize for TopLogprobs {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

@@ -18,7 +18,10 @@ const TEXTS: &[&str] = &["lora_name", "tenant", "expected_generation"];
 const FLAGS: &[&str] = &["pinned", "load_inplace"];
 
 /// Receives an adapter's files; answers once the adapter is durable and ready.
-pub async fn upload(State(app): State<Arc<App>>, form: MultipartForm) -> Result<Json<Value>, ApiError> {
+pub(crate) async fn upload(
+    State(app): State<Arc<App>>,
+    form: MultipartForm,
+) -> Result<Json<Value>, ApiError> {
     let serving = app.serving()?;
     let turn = app.registry.begin_load()?;
     let arriving = app.registry.receive()?;

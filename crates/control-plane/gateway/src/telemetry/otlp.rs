@@ -55,7 +55,7 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Clone)]
-pub struct Exporter {
+pub(crate) struct Exporter {
     processor: Arc<BatchSpanProcessor>,
     tally: Arc<SpanCounters>,
 }
@@ -64,7 +64,7 @@ impl Exporter {
     /// Starts the export to the collector at `endpoint` (`http://host:port`, to which `/v1/traces` is added).
     /// Returns `None` if the address is invalid.
     #[must_use]
-    pub fn start(endpoint: &str) -> Option<Self> {
+    pub(crate) fn start(endpoint: &str) -> Option<Self> {
         let collector = traces_url(endpoint)?;
         let refused = |error: &ExporterBuildError| tracing::error!(%error, "cannot send traces");
         let exporter = otlp_exporter(&collector).inspect_err(refused).ok()?;
@@ -80,14 +80,14 @@ impl Exporter {
     }
 
     /// Queues a span if its trace is sampled.
-    pub fn send(&self, record: &SpanRecord) {
+    pub(crate) fn send(&self, record: &SpanRecord) {
         if record.arrival.trace.sampled == TraceFlag::Yes && self.tally.admit() {
             self.processor.on_end(span(record));
         }
     }
 
     /// Sends queued spans within [`FLUSH_TIMEOUT`] and stops the export.
-    pub async fn close(&self) {
+    pub(crate) async fn close(&self) {
         let processor = Arc::clone(&self.processor);
         let flushed = spawn_blocking(move || processor.shutdown_with_timeout(FLUSH_TIMEOUT));
         // The processor's own timeout does not cover the wait for a blocking thread.

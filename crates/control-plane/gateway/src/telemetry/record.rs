@@ -8,7 +8,7 @@ use super::trace::Trace;
 use crate::{metrics::meter::AdmissionWaits, usage::Usage};
 
 #[derive(Debug, Clone)]
-pub struct ArrivalRecord {
+pub(crate) struct ArrivalRecord {
     pub id: Arc<str>,
     pub method: String,
     /// Matched path of the route table, or `none`.
@@ -19,7 +19,7 @@ pub struct ArrivalRecord {
 }
 
 #[derive(Debug, Clone)]
-pub struct Generated {
+pub(crate) struct Generated {
     pub model: String,
     /// Version of the adapter; `None` for the base model.
     pub generation: Option<String>,
@@ -37,7 +37,7 @@ pub struct Generated {
 
 /// A finished request, for a span.
 #[derive(Debug, Clone)]
-pub struct SpanRecord {
+pub(crate) struct SpanRecord {
     pub arrival: ArrivalRecord,
     pub status: u16,
     /// Error code, if the request failed.

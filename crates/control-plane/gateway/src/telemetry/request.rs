@@ -56,18 +56,18 @@ struct RequestRecord {
 }
 
 #[must_use]
-pub fn current_id() -> Option<Arc<str>> {
+pub(crate) fn current_id() -> Option<Arc<str>> {
     CURRENT.try_with(|request| Arc::clone(&request.arrival.id)).ok()
 }
 
 /// Returns the start time of the current request, or now outside a request.
 #[must_use]
-pub fn started() -> Instant {
+pub(crate) fn started() -> Instant {
     CURRENT.try_with(|request| request.started).unwrap_or_else(|_| Instant::now())
 }
 
 /// Records that the current request fails. Counts an error, and also a refusal if no output was produced.
-pub fn failed(status: StatusCode, code: &'static str, message: &str) {
+pub(crate) fn failed(status: StatusCode, code: &'static str, message: &str) {
     with_current(|request, facts| {
         request.sinks.metrics.failed(code);
         if !facts.began && is_refusal(status) {
@@ -78,11 +78,11 @@ pub fn failed(status: StatusCode, code: &'static str, message: &str) {
     });
 }
 
-pub fn began() {
+pub(crate) fn began() {
     with_current(|_, facts| facts.began = true);
 }
 
-pub fn generated(generated: Generated) {
+pub(crate) fn generated(generated: Generated) {
     with_current(|_, facts| facts.generated = Some(generated));
 }
 
@@ -92,7 +92,7 @@ fn with_current(note: impl FnOnce(&RequestRecord, &mut RequestFacts)) {
 }
 
 /// True if the status is a fault of this server; an unsupported feature is none.
-pub fn is_fault(status: StatusCode) -> bool {
+pub(crate) fn is_fault(status: StatusCode) -> bool {
     status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED
 }
 
@@ -102,7 +102,7 @@ fn is_refusal(status: StatusCode) -> bool {
 }
 
 /// Runs `answer` with a record of its request.
-pub async fn observe(
+pub(crate) async fn observe(
     sinks: &Sinks,
     arrival: ArrivalRecord,
     answer: impl Future<Output = Response>,

@@ -4,10 +4,10 @@ use std::fmt;
 
 use crate::random::random_u64;
 
-pub const HEADER: &str = "traceparent";
+pub(crate) const HEADER: &str = "traceparent";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Trace {
+pub(crate) struct Trace {
     /// Trace id, from the caller or new.
     pub trace: u128,
     pub span: u64,
@@ -18,7 +18,7 @@ pub struct Trace {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TraceFlag {
+pub(crate) enum TraceFlag {
     Yes,
     No,
 }
@@ -26,7 +26,7 @@ pub enum TraceFlag {
 impl Trace {
     /// Continues the caller's trace, or begins one if the header is absent or malformed.
     #[must_use]
-    pub fn after(header: Option<&str>) -> Self {
+    pub(crate) fn after(header: Option<&str>) -> Self {
         let own = || u128::from(random_u64()) << 64 | u128::from(random_u64() | 1);
         match header.and_then(parse) {
             Some((trace, parent, sampled)) => {

@@ -34,7 +34,7 @@ const MAX_PIECE: usize = 1000;
 
 /// A page of a list. Clients also send project parameters, which are ignored because there are no projects.
 #[derive(Debug, Deserialize)]
-pub struct ListRange {
+pub(crate) struct ListRange {
     limit: Option<String>,
     offset: Option<String>,
 }
@@ -114,7 +114,7 @@ async fn all_runs(app: &App, caller: &Caller) -> Result<Vec<Value>, ApiError> {
 }
 
 /// `GET training_runs`: lists the tenant's runs.
-pub async fn runs(
+pub(crate) async fn runs(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Query(piece): Query<ListRange>,
@@ -123,7 +123,7 @@ pub async fn runs(
 }
 
 /// `GET training_runs/{run}`: describes one run.
-pub async fn run(
+pub(crate) async fn run(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Path(run): Path<String>,
@@ -138,7 +138,7 @@ fn no_run(run: &str) -> ApiError {
 }
 
 /// `GET training_runs/{run}/checkpoints`: lists one run's checkpoints.
-pub async fn of_run(
+pub(crate) async fn of_run(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Path(run): Path<String>,
@@ -153,7 +153,7 @@ pub async fn of_run(
 }
 
 /// `GET checkpoints`: lists the tenant's checkpoints.
-pub async fn list(
+pub(crate) async fn list(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Query(piece): Query<ListRange>,
@@ -213,7 +213,7 @@ fn nothing(path: &str) -> ApiError {
 
 /// `DELETE training_runs/{run}/checkpoints/{kind}/{name}`: deletes a training state or an adapter; running
 /// requests finish.
-pub async fn delete(
+pub(crate) async fn delete(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Path(place): Path<(String, String, String)>,
@@ -240,7 +240,7 @@ struct Ttl {
 }
 
 /// `PUT training_runs/{run}/checkpoints/{kind}/{name}/ttl`: sets the time to live in seconds, or removes it.
-pub async fn set_ttl(
+pub(crate) async fn set_ttl(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Path(place): Path<(String, String, String)>,
@@ -264,7 +264,7 @@ pub async fn set_ttl(
 
 /// `POST` and `DELETE training_runs/{run}/checkpoints/{kind}/{name}/publish`: this server has no public
 /// checkpoints.
-pub async fn publish() -> ApiError {
+pub(crate) async fn publish() -> ApiError {
     ApiError::not_implemented(
         "not_supported",
         "this server does not publish checkpoints; download the adapter ('holobiont adapters pull', \
@@ -279,7 +279,7 @@ struct WeightsInfo {
 }
 
 /// `weights_info`: properties of a model that would resume from a checkpoint.
-pub async fn weights_info(
+pub(crate) async fn weights_info(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     body: JsonBody,

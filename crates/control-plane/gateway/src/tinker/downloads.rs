@@ -22,7 +22,7 @@ use crate::{
 const GOOD_S: u64 = 3600;
 
 #[derive(Debug, Deserialize)]
-pub struct SignedQuery {
+pub(crate) struct SignedQuery {
     adapter: String,
     generation: String,
     expires: u64,
@@ -50,7 +50,7 @@ fn server(headers: &HeaderMap, uri: &Uri) -> Result<String, ApiError> {
 
 /// `GET training_runs/{run}/checkpoints/{kind}/{name}/external_weights_urls`: one address per file of an
 /// adapter.
-pub async fn urls(
+pub(crate) async fn urls(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Path(place): Path<(String, String, String)>,
@@ -75,7 +75,7 @@ pub async fn urls(
 }
 
 /// `GET downloads/{file}`: sends a file to any client with a signed address.
-pub async fn one(
+pub(crate) async fn one(
     State(app): State<Arc<App>>,
     Path(file): Path<String>,
     Query(signed): Query<SignedQuery>,

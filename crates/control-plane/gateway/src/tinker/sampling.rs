@@ -51,7 +51,7 @@ struct CreateSampler {
 }
 
 /// Creates a sampler of the base or of saved weights.
-pub async fn create(
+pub(crate) async fn create(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     body: JsonBody,
@@ -87,7 +87,7 @@ fn adapter_of(app: &App, caller: &Caller, path: &str) -> Result<String, ApiError
     }
 }
 
-pub async fn one(
+pub(crate) async fn one(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
@@ -170,7 +170,7 @@ enum Stop {
 }
 
 /// Samples continuations of a prompt.
-pub async fn sample(
+pub(crate) async fn sample(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     body: JsonBody,

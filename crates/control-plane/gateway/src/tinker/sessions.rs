@@ -73,7 +73,7 @@ pub async fn config(State(app): State<Arc<App>>) -> Json<Value> {
     }))
 }
 
-pub async fn capabilities(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+pub(crate) async fn capabilities(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     let serving = app.serving()?;
     Ok(Json(json!({
         "supported_models": [{
@@ -85,7 +85,7 @@ pub async fn capabilities(State(app): State<Arc<App>>) -> Result<Json<Value>, Ap
     })))
 }
 
-pub async fn create(
+pub(crate) async fn create(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     _body: JsonBody,
@@ -104,7 +104,7 @@ struct Heartbeat {
     _type: Option<String>,
 }
 
-pub async fn heartbeat(
+pub(crate) async fn heartbeat(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     body: JsonBody,
@@ -114,7 +114,7 @@ pub async fn heartbeat(
     Ok(Json(json!({ "type": "session_heartbeat" })))
 }
 
-pub async fn finish(
+pub(crate) async fn finish(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Path(session): Path<String>,
@@ -124,7 +124,7 @@ pub async fn finish(
 }
 
 /// Accepts and discards the client's telemetry; without this route the SDK ends each run with a traceback.
-pub async fn telemetry(_batch: JsonBody) -> Json<Value> {
+pub(crate) async fn telemetry(_batch: JsonBody) -> Json<Value> {
     Json(json!({ "status": "accepted" }))
 }
 
@@ -137,7 +137,7 @@ struct RetrieveFuture {
 }
 
 /// Returns the answer of a future, or a retry message while the answer is not ready.
-pub async fn retrieve(
+pub(crate) async fn retrieve(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     body: JsonBody,

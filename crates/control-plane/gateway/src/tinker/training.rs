@@ -117,7 +117,7 @@ fn check_optimizer(config: Option<&OptimizerConfig>) -> Result<(), ApiError> {
     }
 }
 
-pub async fn create(
+pub(crate) async fn create(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     body: JsonBody,
@@ -158,7 +158,7 @@ struct ModelQuery {
     _type: Option<String>,
 }
 
-pub async fn info(
+pub(crate) async fn info(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     body: JsonBody,
@@ -178,7 +178,7 @@ pub async fn info(
 }
 
 /// Runs a batch forward and backward and accumulates gradients.
-pub async fn forward_backward(
+pub(crate) async fn forward_backward(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     ProtobufBody(body): ProtobufBody,
@@ -237,7 +237,7 @@ fn step(request: OptimStep) -> Result<ModelCommand, CommandRefusal> {
 }
 
 /// Queues an optimizer step with the accumulated gradients.
-pub async fn optim_step(
+pub(crate) async fn optim_step(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     body: JsonBody,
@@ -267,7 +267,7 @@ struct Save {
 }
 
 /// Saves the adapter and the optimizer state.
-pub async fn save(
+pub(crate) async fn save(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     body: JsonBody,
@@ -285,7 +285,7 @@ pub async fn save(
 }
 
 /// Publishes the current adapter under a name, or for a sampler of its own.
-pub async fn save_for_sampler(
+pub(crate) async fn save_for_sampler(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     body: JsonBody,
@@ -347,7 +347,7 @@ fn external(run: &str, request: &SaveExternal) -> Result<ModelCommand, CommandRe
 }
 
 /// Saves the adapter in PEFT format for download.
-pub async fn save_external(
+pub(crate) async fn save_external(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     body: JsonBody,

@@ -153,7 +153,7 @@ impl TrainerSlot {
     }
 
     /// Returns the slot to its place in the queue, because it received no trainer.
-    pub fn wait_on(&mut self) {
+    pub(crate) fn wait_on(&mut self) {
         let mut state = lock(&self.places.0);
         state.change(&self.tenant, |tenant| tenant.trained -= 1);
         self.stage = SlotStage::Waits;
@@ -162,7 +162,7 @@ impl TrainerSlot {
     }
 
     #[must_use]
-    pub fn ticket(&self) -> Ticket {
+    pub(crate) fn ticket(&self) -> Ticket {
         self.ticket
     }
 
@@ -173,7 +173,7 @@ impl TrainerSlot {
     }
 
     /// Records that the waiter is still there.
-    pub fn renew(&self) {
+    pub(crate) fn renew(&self) {
         let waiting = Waiting { tenant: Arc::clone(&self.tenant), asked: Instant::now() };
         lock(&self.places.0).waiting.insert(self.ticket, waiting);
     }
@@ -181,7 +181,7 @@ impl TrainerSlot {
     /// Whether an idle model must give its trainer back. The model last `used` the trainer then, and has had
     /// it for `tenure`.
     #[must_use]
-    pub fn is_to_yield(&self, used: Instant, tenure: Duration) -> bool {
+    pub(crate) fn is_to_yield(&self, used: Instant, tenure: Duration) -> bool {
         let mut state = lock(&self.places.0);
         state.idle.insert(self.ticket, used);
         let Some(fewest) = state.present().map(|(_, tenant)| state.trained(tenant)).min() else {
@@ -199,18 +199,18 @@ impl TrainerSlot {
     }
 
     /// Records that the model has work.
-    pub fn works(&self) {
+    pub(crate) fn works(&self) {
         lock(&self.places.0).idle.remove(&self.ticket);
     }
 
     /// Bytes on disk of the tenant's suspended models.
     #[must_use]
-    pub fn suspended_bytes(&self) -> u64 {
+    pub(crate) fn suspended_bytes(&self) -> u64 {
         lock(&self.places.0).tenants.get(&self.tenant).map_or(0, |tenant| tenant.suspended_bytes)
     }
 
     /// Releases the trainer of a model whose state takes `bytes` on disk.
-    pub fn suspend(&mut self, bytes: u64) {
+    pub(crate) fn suspend(&mut self, bytes: u64) {
         let bytes = bytes.max(LEAST_BYTES);
         lock(&self.places.0).change(&self.tenant, |tenant| {
             tenant.trained -= 1;

@@ -14,7 +14,7 @@ use crate::{caller::Caller, lifecycle::ServingState, tenant_slots::TenantSlots};
 impl Training {
     /// Creation slots; a caller takes one before it creates a job, and keeps it until the job is created.
     #[must_use]
-    pub fn creation_slots(&self) -> &Arc<TenantSlots> {
+    pub(crate) fn creation_slots(&self) -> &Arc<TenantSlots> {
         &self.creations
     }
 

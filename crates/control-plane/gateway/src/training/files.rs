@@ -49,24 +49,24 @@ impl Training {
 
     /// Upload slots; a caller takes one before it sends a file.
     #[must_use]
-    pub fn upload_slots(&self) -> &Arc<TenantSlots> {
+    pub(crate) fn upload_slots(&self) -> &Arc<TenantSlots> {
         &self.uploads
     }
 
     /// Download slots; a caller takes one before it reads a file, and keeps it until the end.
     #[must_use]
-    pub fn download_slots(&self) -> &Arc<TenantSlots> {
+    pub(crate) fn download_slots(&self) -> &Arc<TenantSlots> {
         &self.downloads
     }
 
     /// Maximum length of a file in bytes.
     #[must_use]
-    pub fn max_file_bytes(&self) -> u64 {
+    pub(crate) fn max_file_bytes(&self) -> u64 {
         self.limits.max_file_bytes
     }
 
     #[must_use]
-    pub fn file_path(&self, id: &str) -> PathBuf {
+    pub(crate) fn file_path(&self, id: &str) -> PathBuf {
         self.directory.join("files").join(id)
     }
 
@@ -149,7 +149,7 @@ impl Upload<'_> {
     ///
     /// # Errors
     /// If the tenant's limit would be exceeded, or the system fails; there is no file then.
-    pub async fn keep(
+    pub(crate) async fn keep(
         mut self,
         tenant: &str,
         name: String,

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use super::{
     Training, TrainingError, event_log, files,
     records::{EventLevel, EventRecord, Failure, JobRecord, JobStatus},
-    table::{ListedPage, Page, UpdatedBy, shared::leases::Fence},
+    table::{ListedPage, Page, UpdatedBy, shared::leases::FencingToken},
 };
 use crate::{
     clock::seconds_since_1970,
@@ -52,7 +52,7 @@ pub(super) struct ActiveJob {
 /// Lease of this host on a job.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct JobLease {
-    pub(super) fence: Fence,
+    pub(super) fence: FencingToken,
     /// Time until which this host can rely on the lease.
     pub(super) until: Instant,
 }
@@ -150,7 +150,7 @@ impl Training {
     ///
     /// # Errors
     /// If the job has ended already.
-    pub async fn cancel(&self, id: &str, tenant: &str) -> Result<JobRecord, TrainingError> {
+    pub(crate) async fn cancel(&self, id: &str, tenant: &str) -> Result<JobRecord, TrainingError> {
         self.turn_to(id, tenant, JobStatus::Cancelled, "cancelled", |status| !status.is_final()).await
     }
 

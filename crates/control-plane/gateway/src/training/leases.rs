@@ -17,7 +17,7 @@ use super::{
     fleet::{self, TrainingFleet},
     job::{JobActor, JobLease},
     records::{EventLevel, EventRecord, JobRecord, JobStatus, ObjectRecord},
-    table::shared::leases::Fence,
+    table::shared::leases::FencingToken,
     trainer_args::{CHECKPOINT, CHECKPOINT_NAME},
 };
 
@@ -64,7 +64,7 @@ impl Training {
     }
 
     /// Releases all leases of this host, at its shutdown.
-    pub async fn let_all_go(&self) {
+    pub(crate) async fn let_all_go(&self) {
         let Some(fleet) = &self.fleet else { return };
         if let Err(error) = fleet.table.give_all_back().await {
             tracing::warn!(%error, "cannot return the leases of fine-tuning jobs; they expire later");
@@ -72,7 +72,7 @@ impl Training {
     }
 
     /// Drops a lost lease and stops the job's trainer.
-    pub(super) fn lose(&self, id: &str, fence: Fence) {
+    pub(super) fn lose(&self, id: &str, fence: FencingToken) {
         let mut live = self.active_jobs();
         let held = live.get_mut(id).filter(|found| found.hold.is_some_and(|hold| hold.fence == fence));
         if let Some(found) = held {

@@ -45,7 +45,7 @@ impl FileRecord {
 
 /// Returns the id of the file at `path` in a fleet's bucket, if `path` is a file's.
 #[must_use]
-pub fn file_of(path: &str) -> Option<&str> {
+pub(crate) fn file_of(path: &str) -> Option<&str> {
     path.strip_prefix(FILES)
 }
 
@@ -110,7 +110,7 @@ impl JobStatus {
 
     /// True if the job has a trainer or waits for one.
     #[must_use]
-    pub fn is_due(self) -> bool {
+    pub(crate) fn is_due(self) -> bool {
         matches!(self, Self::Queued | Self::ValidatingFiles | Self::Running)
     }
 }
@@ -271,7 +271,7 @@ impl JobRecord {
 
     /// Id of the file with the job's metrics.
     #[must_use]
-    pub fn results_id(&self) -> String {
+    pub(crate) fn results_id(&self) -> String {
         format!("file-{}", self.id.trim_start_matches("ftjob-"))
     }
 
@@ -292,7 +292,7 @@ impl JobRecord {
 
     /// Returns a new unique path for an object of the job in a fleet's bucket.
     #[must_use]
-    pub fn fresh_path(&self, name: &str) -> String {
+    pub(crate) fn fresh_path(&self, name: &str) -> String {
         format!("{JOBS}{}/{name}-{:016x}", self.id, crate::random::random_u64())
     }
 }

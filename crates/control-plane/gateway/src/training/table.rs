@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use serde::{Serialize, de::DeserializeOwned};
 
-use self::shared::{SharedTable, leases::Fence};
+use self::shared::{SharedTable, leases::FencingToken};
 use super::{
     TrainingError,
     records::{EventRecord, FileRecord, JobRecord},
@@ -91,7 +91,7 @@ pub enum UpdatedBy {
     /// A caller that needs no lease.
     Anyone,
     /// The worker that holds the job's lease.
-    Holder(Fence),
+    Holder(FencingToken),
 }
 
 /// Table of files, jobs and events.
@@ -129,7 +129,7 @@ impl TrainingTable {
     /// Removes the file `id` of `tenant`; returns its record.
     ///
     /// # Errors
-    /// As for [`TrainingTable::add_file`].
+    /// If the database fails.
     pub async fn remove_file(&self, id: &str, tenant: &str) -> Result<Option<FileRecord>, DatabaseError> {
         match self {
             _ if !is_storable(id) => Ok(None),
@@ -164,7 +164,7 @@ impl TrainingTable {
     /// Adds a new job, unless its request came before or its tenant has reached the limit.
     ///
     /// # Errors
-    /// As for [`TrainingTable::add_file`].
+    /// If the database fails.
     pub async fn add_job(&self, new: NewJob<'_>) -> Result<JobAdded, DatabaseError> {
         match self {
             Self::Host(database) => database.add_job(new).await,
@@ -204,7 +204,7 @@ impl TrainingTable {
     /// Removes ended jobs of `tenant` with their events, except the `keep` newest; returns the removed jobs.
     ///
     /// # Errors
-    /// As for [`TrainingTable::add_file`].
+    /// If the database fails.
     pub async fn remove_ended(&self, tenant: &str, keep: u32) -> Result<Vec<JobRecord>, DatabaseError> {
         match self {
             Self::Host(database) => database.remove_ended(tenant, keep).await,

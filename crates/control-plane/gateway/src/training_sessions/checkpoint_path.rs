@@ -13,7 +13,7 @@ const SNAPSHOT: char = '~';
 const EXPORT: char = '@';
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum CheckpointPath {
+pub(crate) enum CheckpointPath {
     /// A state from which training continues.
     State { run: String, name: String },
     /// An adapter for sampling.
@@ -33,7 +33,7 @@ impl CheckpointPath {
     ///
     /// # Errors
     /// If `path` is malformed.
-    pub fn parse(path: &str) -> Result<Self, CommandRefusal> {
+    pub(crate) fn parse(path: &str) -> Result<Self, CommandRefusal> {
         let wrong = || {
             CommandRefusal::user(format!(
                 "'{}' is not a path; use tinker://RUN/weights/NAME of save_state, or \
@@ -57,7 +57,7 @@ impl CheckpointPath {
 ///
 /// # Errors
 /// If `path` does not name a state.
-pub fn state(path: &str) -> Result<(String, String), CommandRefusal> {
+pub(crate) fn state(path: &str) -> Result<(String, String), CommandRefusal> {
     match CheckpointPath::parse(path)? {
         CheckpointPath::State { run, name } => Ok((run, name)),
         CheckpointPath::Sampler { .. } | CheckpointPath::External { .. } => Err(CommandRefusal::user(
@@ -70,7 +70,7 @@ pub fn state(path: &str) -> Result<(String, String), CommandRefusal> {
 ///
 /// # Errors
 /// If `name` is invalid.
-pub fn checked(name: &str) -> Result<&str, CommandRefusal> {
+pub(crate) fn checked(name: &str) -> Result<&str, CommandRefusal> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     if !name.is_empty() && name.len() <= MAX_NAME_BYTES && !name.starts_with('.') && name.chars().all(plain) {
         return Ok(name);
@@ -96,31 +96,31 @@ pub fn snapshot(run: &str, number: u64) -> String {
 
 /// Returns the run of a snapshot, if `adapter` is one.
 #[must_use]
-pub fn run_of_snapshot(adapter: &str) -> Option<&str> {
+pub(crate) fn run_of_snapshot(adapter: &str) -> Option<&str> {
     adapter.strip_prefix("tinker-")?.split_once(SNAPSHOT).map(|(run, _)| run)
 }
 
 /// Returns the adapter name of a run's adapter for download.
 #[must_use]
-pub fn export(run: &str, name: &str) -> String {
+pub(crate) fn export(run: &str, name: &str) -> String {
     format!("tinker-{run}{EXPORT}{name}")
 }
 
 /// Returns run and name of an adapter for sampling, unless the client gave it no name.
 #[must_use]
-pub fn sampler_of(adapter: &str) -> Option<(&str, &str)> {
+pub(crate) fn sampler_of(adapter: &str) -> Option<(&str, &str)> {
     split(adapter).filter(|(_, mark, _)| *mark == SAMPLER).map(|(run, _, name)| (run, name))
 }
 
 /// Returns run and name of an adapter for download.
 #[must_use]
-pub fn export_of(adapter: &str) -> Option<(&str, &str)> {
+pub(crate) fn export_of(adapter: &str) -> Option<(&str, &str)> {
     split(adapter).filter(|(_, mark, _)| *mark == EXPORT).map(|(run, _, name)| (run, name))
 }
 
 /// Whether an adapter belongs to a run; lists of models omit such adapters.
 #[must_use]
-pub fn is_of_run(adapter: &str) -> bool {
+pub(crate) fn is_of_run(adapter: &str) -> bool {
     split(adapter).is_some_and(|(_, mark, _)| [SAMPLER, SNAPSHOT, EXPORT].contains(&mark))
 }
 
@@ -142,7 +142,7 @@ fn split(adapter: &str) -> Option<(&str, char, &str)> {
 ///
 /// # Errors
 /// If the time is out of range.
-pub fn checked_ttl(ttl_s: Option<u64>) -> Result<Option<u64>, CommandRefusal> {
+pub(crate) fn checked_ttl(ttl_s: Option<u64>) -> Result<Option<u64>, CommandRefusal> {
     const TTL_S: std::ops::RangeInclusive<u64> = 3600..=10 * 366 * 86_400;
     match ttl_s {
         Some(ttl_s) if !TTL_S.contains(&ttl_s) => Err(CommandRefusal::user(format!(

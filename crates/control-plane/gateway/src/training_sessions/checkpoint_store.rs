@@ -26,7 +26,7 @@ const PARTIAL_ABOUT: &str = "about.json.partial";
 
 /// Base and adapter size of a state.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct CheckpointBase {
+pub(crate) struct CheckpointBase {
     /// Name of the base.
     pub base: String,
     /// Size of the adapter.
@@ -46,7 +46,7 @@ pub enum CheckpointKind {
 impl CheckpointKind {
     /// Segment of the kind in checkpoint paths.
     #[must_use]
-    pub fn segment(self) -> &'static str {
+    pub(crate) fn segment(self) -> &'static str {
         match self {
             Self::State => "weights",
             Self::Sampler => "sampler_weights",
@@ -96,7 +96,10 @@ impl Checkpoint {
 }
 
 /// Iterates over the adapters of `tenant` that are checkpoints with names.
-pub fn adapters<'a>(table: &'a AdapterNames, tenant: &'a str) -> impl Iterator<Item = Checkpoint> + 'a {
+pub(crate) fn adapters<'a>(
+    table: &'a AdapterNames,
+    tenant: &'a str,
+) -> impl Iterator<Item = Checkpoint> + 'a {
     let of_tenant = |entry: &&AdapterEntry| entry.record.tenant.as_deref() == Some(tenant);
     table.values().map(|entry| &**entry).filter(of_tenant).filter_map(|entry| {
         let name = &entry.record.name;
@@ -147,7 +150,7 @@ impl CheckpointStore {
     ///
     /// # Errors
     /// If the limit is reached, or a state of this name exists and `overwrite` is false.
-    pub fn make_room(
+    pub(crate) fn make_room(
         &self,
         tenant: &str,
         run: &str,
@@ -234,7 +237,7 @@ impl CheckpointStore {
     ///
     /// # Errors
     /// If the file cannot be written; an earlier file stays then.
-    pub fn describe(&self, directory: &Path, about: &CheckpointBase) -> io::Result<()> {
+    pub(crate) fn describe(&self, directory: &Path, about: &CheckpointBase) -> io::Result<()> {
         let (beside, bytes) = (directory.join(PARTIAL_ABOUT), serde_json::to_vec(about)?);
         let mut file = File::create(&beside)?;
         file.write_all(&bytes).and_then(|()| file.sync_all())?;
@@ -245,7 +248,7 @@ impl CheckpointStore {
 
     /// Returns base and adapter size of a state, if they were written.
     #[must_use]
-    pub fn about(directory: &Path) -> Option<CheckpointBase> {
+    pub(crate) fn about(directory: &Path) -> Option<CheckpointBase> {
         serde_json::from_slice(&fs::read(directory.join(ABOUT)).ok()?).ok()
     }
 

@@ -15,7 +15,7 @@ const EXPIRES: &str = "expires";
 ///
 /// # Errors
 /// If the file cannot be written or removed.
-pub fn set(directory: &Path, at: Option<u64>) -> io::Result<()> {
+pub(crate) fn set(directory: &Path, at: Option<u64>) -> io::Result<()> {
     let path = directory.join(EXPIRES);
     match at {
         None => match fs::remove_file(&path) {

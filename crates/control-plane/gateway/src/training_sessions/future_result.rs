@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::errors::ApiError;
 
 /// Media type of protobuf.
-pub const PROTOBUF: &str = "application/x-protobuf";
+pub(crate) const PROTOBUF: &str = "application/x-protobuf";
 
 /// Converts an error; its category says whether the same request would fail again.
 impl From<ApiError> for CommandRefusal {
@@ -42,7 +42,7 @@ impl FutureResult {
 
     /// Returns the HTTP response for the client.
     #[must_use]
-    pub fn respond(&self) -> Response<Body> {
+    pub(crate) fn respond(&self) -> Response<Body> {
         match self {
             Self::Json(value) => Json(value).into_response(),
             Self::Failed(CommandRefusal { message, category }) => {

@@ -2,12 +2,12 @@
 //! hundred bytes in memory.
 
 /// Maximum number of parts per request. The SDK sends at most 1,024 sequences per batch, about 30,000 parts.
-pub const MAX_PARTS: usize = 1 << 16;
+pub(crate) const MAX_PARTS: usize = 1 << 16;
 
 /// Counts the fields of all messages of a `ForwardBackwardRequest`, and each dimension of a tensor's shape.
 /// Counting stops at malformed input, which the decoder refuses.
 #[must_use]
-pub fn count(request: &[u8]) -> usize {
+pub(crate) fn count(request: &[u8]) -> usize {
     sum(request, |field, bytes| match field {
         3 => datum(bytes),
         5 | 7 => sum(bytes, |_, _| 0),

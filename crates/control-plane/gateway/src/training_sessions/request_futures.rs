@@ -19,7 +19,7 @@ use crate::{
 /// Maximum number of futures per tenant.
 const MAX_PROMISES: usize = 8192;
 /// Bytes of tenant memory that a future counts besides its work and its result.
-pub const PROMISE_BYTES: usize = 2048;
+pub(crate) const PROMISE_BYTES: usize = 2048;
 /// Time that a fetched result is kept, because the answer may have been lost.
 const KEPT_FETCHED: Duration = Duration::from_secs(60);
 /// Time that a result is kept which was not fetched.
@@ -45,7 +45,7 @@ struct FutureTimes {
 impl RequestFuture {
     /// Stores the outcome; a second outcome is ignored. A result that does not fit the tenant's memory
     /// becomes a refusal.
-    pub fn keep(&self, outcome: FutureResult) {
+    pub(crate) fn keep(&self, outcome: FutureResult) {
         lock(&self.times).kept.get_or_insert_with(Instant::now);
         self.outcome.send_if_modified(|kept| {
             let is_first = kept.is_none();
@@ -66,11 +66,11 @@ impl RequestFuture {
     ///
     /// # Errors
     /// If the bytes do not fit the tenant's memory; the reservation is unchanged then.
-    pub fn resize_reservation(&self, bytes: usize) -> Result<(), MemoryFull> {
+    pub(crate) fn resize_reservation(&self, bytes: usize) -> Result<(), MemoryFull> {
         lock(&self.memory).resize(PROMISE_BYTES + bytes)
     }
 
-    pub fn set_reason(&self, reason: String) {
+    pub(crate) fn set_reason(&self, reason: String) {
         *lock(&self.reason) = Some(reason);
     }
 
@@ -103,7 +103,7 @@ pub struct RequestFutures(Mutex<HashMap<String, Arc<RequestFuture>>>);
 
 /// Whether a future existed already.
 #[derive(Debug)]
-pub enum InsertedFuture {
+pub(crate) enum InsertedFuture {
     /// The future is new, and its result must be stored.
     Now(Arc<RequestFuture>),
     /// A request with this name is in progress or done.
@@ -115,7 +115,7 @@ impl RequestFutures {
     ///
     /// # Errors
     /// If the tenant has too many futures.
-    pub fn make(&self, id: &str, memory: Reservation) -> Result<InsertedFuture, ApiError> {
+    pub(crate) fn make(&self, id: &str, memory: Reservation) -> Result<InsertedFuture, ApiError> {
         let (mut all, tenant) = (lock(&self.0), Arc::clone(memory.tenant()));
         if all.get(id).is_some_and(|promise| promise.tenant == tenant) {
             return Ok(InsertedFuture::Before);

@@ -26,11 +26,11 @@ const MAX_MODELS: usize = 16;
 const MAX_SAMPLERS: usize = 16_384;
 
 /// Bytes of tenant memory that a session counts.
-pub const SESSION_BYTES: usize = 1024;
+pub(crate) const SESSION_BYTES: usize = 1024;
 /// Bytes of tenant memory that a model counts besides its commands, for its task and connection buffers.
-pub const MODEL_BYTES: usize = 32 << 10;
+pub(crate) const MODEL_BYTES: usize = 32 << 10;
 /// Bytes of tenant memory that a sampler counts besides the client's model path.
-pub const SAMPLER_BYTES: usize = 1024;
+pub(crate) const SAMPLER_BYTES: usize = 1024;
 
 /// Separator between session and model number in a model id.
 const TRAINED: &str = ":train:";
@@ -56,7 +56,7 @@ impl Drop for TrainedModel {
 
 /// A model as status and run lists show it.
 #[derive(Debug, Clone)]
-pub struct ActiveModel {
+pub(crate) struct ActiveModel {
     /// Name of the model in checkpoint paths.
     pub run: String,
     pub tenant: Arc<str>,
@@ -127,7 +127,7 @@ impl TrainingSessions {
     ///
     /// # Errors
     /// If there is no such session.
-    pub fn touch(&self, id: &str, tenant: &str) -> Result<(), ApiError> {
+    pub(crate) fn touch(&self, id: &str, tenant: &str) -> Result<(), ApiError> {
         self.with(id, tenant, |_| Ok(()))
     }
 
@@ -176,7 +176,7 @@ impl TrainingSessions {
     ///
     /// # Errors
     /// If the tenant has no such model.
-    pub fn find_model(&self, id: &str, tenant: &str) -> Result<Arc<TrainedModel>, ApiError> {
+    pub(crate) fn find_model(&self, id: &str, tenant: &str) -> Result<Arc<TrainedModel>, ApiError> {
         let (session, number) = id.split_once(TRAINED).unwrap_or_default();
         let run = format!("{session}-{number}");
         let gone = || {
@@ -216,7 +216,7 @@ impl TrainingSessions {
     ///
     /// # Errors
     /// If the tenant has no such sampler.
-    pub fn find_sampler(&self, id: &str, tenant: &str) -> Result<Arc<Sampler>, ApiError> {
+    pub(crate) fn find_sampler(&self, id: &str, tenant: &str) -> Result<Arc<Sampler>, ApiError> {
         let session = id.split_once('.').map_or("", |(session, _)| session);
         let gone = || {
             ApiError::not_found("there is no such sampler, because its session has ended; create a new one")
@@ -226,7 +226,7 @@ impl TrainingSessions {
 
     /// Returns all models, sorted by name.
     #[must_use]
-    pub fn active_models(&self) -> Vec<ActiveModel> {
+    pub(crate) fn active_models(&self) -> Vec<ActiveModel> {
         let now = Instant::now();
         let of_session = |session: &TrainingSession| -> Vec<ActiveModel> {
             let at = seconds_since_1970().saturating_sub((now - session.touched).as_secs());
@@ -246,7 +246,7 @@ impl TrainingSessions {
 
     /// Whether there is a model with this run name.
     #[must_use]
-    pub fn has_run(&self, run: &str) -> bool {
+    pub(crate) fn has_run(&self, run: &str) -> bool {
         lock(&self.0).values().any(|session| session.models.contains_key(run))
     }
 

@@ -13,19 +13,19 @@ use tokio::{
 use crate::trainer_client::is_closed;
 
 #[derive(Debug)]
-pub struct Trainer {
+pub(crate) struct Trainer {
     stream: BufReader<UnixStream>,
 }
 
 /// Result of a command: its reply and values. The outer error means that the trainer has ended.
-pub type OrderResult = io::Result<Result<(CommandDone, Vec<u8>), CommandRefusal>>;
+pub(crate) type OrderResult = io::Result<Result<(CommandDone, Vec<u8>), CommandRefusal>>;
 
 impl Trainer {
     /// Waits until the trainer accepts commands.
     ///
     /// # Errors
     /// If the trainer cannot start. The kind `ResourceBusy` means that a retry may succeed.
-    pub async fn ready(stream: UnixStream) -> io::Result<Self> {
+    pub(crate) async fn ready(stream: UnixStream) -> io::Result<Self> {
         let mut trainer = Self { stream: BufReader::new(stream) };
         match trainer.answer().await? {
             CommandReply::Ready {} => Ok(trainer),
@@ -43,7 +43,7 @@ impl Trainer {
     ///
     /// # Errors
     /// If the trainer has ended.
-    pub async fn order(&mut self, order: &TrainingCommand, numbers: &[u8]) -> OrderResult {
+    pub(crate) async fn order(&mut self, order: &TrainingCommand, numbers: &[u8]) -> OrderResult {
         let line = match order.line() {
             Ok(line) => line,
             Err(refusal) => return Ok(Err(refusal)),

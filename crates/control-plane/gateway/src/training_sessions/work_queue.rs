@@ -85,7 +85,7 @@ pub struct WorkQueue {
 
 /// Training progress of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct ModelProgress {
+pub(crate) struct ModelProgress {
     pub has_trainer: bool,
     /// Number of optimizer steps.
     pub steps: u64,
@@ -144,7 +144,7 @@ impl WorkQueue {
     }
 
     #[must_use]
-    pub fn progress(&self) -> ModelProgress {
+    pub(crate) fn progress(&self) -> ModelProgress {
         *lock(&self.progress)
     }
 

@@ -45,7 +45,7 @@ pub struct WorkerContext {
 
 /// Worker that runs the commands of one model.
 #[derive(Debug)]
-pub struct ModelWorker {
+pub(crate) struct ModelWorker {
     /// Queue of the model's commands.
     pub desk: Arc<WorkQueue>,
     pub tenant: Arc<str>,
@@ -62,7 +62,7 @@ pub struct ModelWorker {
 
 impl ModelWorker {
     /// Runs commands until the worker is dropped.
-    pub async fn work(mut self) {
+    pub(crate) async fn work(mut self) {
         let mut stage = TrainerStage::new();
         loop {
             let (work, promise) = self.next(&mut stage).await;

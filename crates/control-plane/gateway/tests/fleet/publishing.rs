@@ -6,7 +6,7 @@ use gateway::{
     adapters::{AdapterError, LoadRequest, Publication, Terms, database::DatabaseError},
     training::{
         records::{JobRecord, JobStatus},
-        table::{TrainingTable, UpdatedBy, shared::leases::Fence},
+        table::{TrainingTable, UpdatedBy, shared::leases::FencingToken},
     },
 };
 
@@ -20,7 +20,7 @@ use crate::{
 const LONG: Duration = Duration::from_secs(600);
 const NAME: &str = "acme/made";
 
-async fn publish(host: &FleetHost, holder: Option<(String, Fence)>) -> Result<(), AdapterError> {
+async fn publish(host: &FleetHost, holder: Option<(String, FencingToken)>) -> Result<(), AdapterError> {
     let request = LoadRequest { tenant: Some("acme".to_owned()), ..host.request(NAME, "made") };
     let publication = Some(Publication {
         job: "a".to_owned(),

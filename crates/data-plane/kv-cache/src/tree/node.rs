@@ -165,7 +165,7 @@ impl Node {
         Tier::ALL.into_iter().any(|tier| self.place(tier) != TierSlot::None)
     }
 
-    /// Returns the fastest lower tier in which the node has a slot, and the slot.
+    /// Returns the fastest tier below the device that holds the node, with its slot.
     pub(crate) fn lower(&self) -> Option<(Tier, u32)> {
         Tier::LOWER.into_iter().find_map(|tier| self.place(tier).index().map(|slot| (tier, slot)))
     }

@@ -11,7 +11,7 @@ use shmproto::layer::{CallClass, CallStatus, ReplyHeader};
 
 use super::{CoBatchedCalls, Dispatcher, SessionFault, call::CallRefusal};
 use crate::{
-    batcher::BeforeChunkChange,
+    batcher::ChunkBoundary,
     batching_policy::is_background,
     call_queue::{AllowedClasses, CallChunk, any_class},
     event_queue::Reply,
@@ -88,12 +88,12 @@ impl Dispatcher {
             let allowed = self.allowance.allowed(self.training_waits());
             let mut pieces = std::mem::take(&mut self.scratch.pieces);
             match self.batcher.before_leaving(self.clock.now(), site, allowed, &mut pieces) {
-                BeforeChunkChange::Serve(call) => {
+                ChunkBoundary::Serve(call) => {
                     let ran = self.compute(call, &pieces, base);
                     self.allowance.spend(ran.background);
                 }
-                BeforeChunkChange::Hold(until) => self.wait_for_calls(Some(until)),
-                BeforeChunkChange::Go => {
+                ChunkBoundary::Hold(until) => self.wait_for_calls(Some(until)),
+                ChunkBoundary::Go => {
                     self.scratch.pieces = pieces;
                     return;
                 }

@@ -13,7 +13,7 @@ use layer_service::{
     batching_policy::LONGEST_WAIT,
     dispatcher::Dispatcher,
     event_queue::{Payload, Replies, Reply, inbox},
-    registry::{MAX_CALLS, Maskable, RegisteredSession, Registry, ServedBase},
+    registry::{MAX_CALLS, MaskedRowSupport, RegisteredSession, Registry, ServedBase},
     settings::{BatchingPolicy, LayerSettings, Quotas},
 };
 use model::{
@@ -56,8 +56,11 @@ impl DispatcherFixture {
 
     fn at(clock: Box<dyn Clock>, base: Box<dyn EvaluateSites>, settings: LayerSettings) -> Self {
         let (sender, inbox) = inbox();
-        let facts =
-            ServedBase { instance: 7, catalog_bytes: 9, maskable: Maskable { linear: true, ring: true } };
+        let facts = ServedBase {
+            instance: 7,
+            catalog_bytes: 9,
+            maskable: MaskedRowSupport { linear: true, ring: true },
+        };
         let registry = Registry::new(settings.quotas, facts, sender, MemoryAccount::default());
         let hub = Dispatcher::new(&*base, settings, registry.clone(), inbox, clock);
         Self { base, hub, registry }
@@ -219,8 +222,11 @@ pub(crate) fn bits(rows: &[f32]) -> Vec<u32> {
 #[test]
 fn a_session_of_one_executor_is_no_session_of_its_successor() {
     let [had, other] = [3 << 40, 5 << 40].map(|instance| {
-        let facts =
-            ServedBase { instance, catalog_bytes: 9, maskable: Maskable { linear: true, ring: true } };
+        let facts = ServedBase {
+            instance,
+            catalog_bytes: 9,
+            maskable: MaskedRowSupport { linear: true, ring: true },
+        };
         let (sender, inbox) = inbox();
         let registry =
             Registry::new(LayerSettings::default().quotas, facts, sender, MemoryAccount::default());

@@ -35,9 +35,9 @@ const SAVED: &str = "holobiont 2026 saved modules adapter generation v1";
 /// ```
 ///
 /// Each method has its own domain.
-pub(super) struct GenerationHasher(blake3::Hasher);
+pub(super) struct VersionHasher(blake3::Hasher);
 
-impl GenerationHasher {
+impl VersionHasher {
     /// Begins a LoRA of `modules` modules, which must follow sorted by layer and target.
     pub(super) fn lora(modules: usize) -> Self {
         Self::of(LORA, modules)

@@ -8,7 +8,7 @@ use types::AdapterVersion;
 
 use super::{
     error::AdapterError,
-    hasher::GenerationHasher,
+    hasher::VersionHasher,
     invocation::Invocation,
     method::{
         Adapter, AnyAdapter, DoraAdapter, DraftAdapter, DraftShape, LoraModule, MethodWeights, Prefix,
@@ -94,7 +94,7 @@ pub(super) fn assemble(
 ) -> Result<AnyAdapter, AdapterError> {
     let (method, generation, stored_in_16_bits) = match stored {
         StoredMethod::Lora(modules) => {
-            let hasher = GenerationHasher::lora(modules.len());
+            let hasher = VersionHasher::lora(modules.len());
             assemble_lora(path, hasher, modules)?
         }
         StoredMethod::Activated(modules, invocation) => assemble_activated(path, modules, invocation)?,
@@ -112,7 +112,7 @@ fn assemble_activated(
     stored: Vec<StoredModule<'_>>,
     invocation: Invocation,
 ) -> Result<Assembled, AdapterError> {
-    let hasher = GenerationHasher::activated(stored.len(), invocation.tokens());
+    let hasher = VersionHasher::activated(stored.len(), invocation.tokens());
     match assemble_lora(path, hasher, stored)? {
         (MethodWeights::Lora(modules), generation, in_16_bits) => {
             Ok((MethodWeights::Activated(modules, invocation), generation, in_16_bits))
@@ -127,7 +127,7 @@ fn assemble_dora(
     base_model: Option<String>,
 ) -> Result<DoraAdapter, AdapterError> {
     stored.sort_by_key(|(module, _)| (module.layer, module.target));
-    let mut hasher = GenerationHasher::dora(stored.len());
+    let mut hasher = VersionHasher::dora(stored.len());
     let (mut modules, mut magnitudes) = (Vec::new(), Vec::new());
     for (module, magnitude) in stored {
         hasher.matrix(magnitude.kind, &magnitude.bytes);
@@ -144,7 +144,7 @@ pub(super) fn assemble_draft(
     modules: Vec<StoredModule<'_>>,
     base_model: Option<String>,
 ) -> Result<DraftAdapter, AdapterError> {
-    let hasher = GenerationHasher::draft(modules.len(), shape.layers, shape.shortlist.as_deref());
+    let hasher = VersionHasher::draft(modules.len(), shape.layers, shape.shortlist.as_deref());
     let (method, generation, stored_in_16_bits) = assemble_lora(path, hasher, modules)?;
     Ok(DraftAdapter { shape, adapter: Adapter { generation, method, base_model, stored_in_16_bits } })
 }
@@ -154,7 +154,7 @@ pub(super) type Assembled = (MethodWeights, AdapterVersion, bool);
 
 fn assemble_lora(
     path: &Path,
-    hasher: GenerationHasher,
+    hasher: VersionHasher,
     stored: Vec<StoredModule<'_>>,
 ) -> Result<Assembled, AdapterError> {
     if stored.is_empty() {
@@ -166,7 +166,7 @@ fn assemble_lora(
 /// Decodes, checks and hashes the layers of a LoRA; the list may be empty.
 pub(super) fn assemble_modules(
     path: &Path,
-    mut hasher: GenerationHasher,
+    mut hasher: VersionHasher,
     mut stored: Vec<StoredModule<'_>>,
 ) -> Result<Assembled, AdapterError> {
     stored.sort_by_key(|module| (module.layer, module.target));
@@ -187,7 +187,7 @@ fn assemble_ia3(path: &Path, mut stored: Vec<StoredVector<'_>>) -> Result<Assemb
         return Err(AdapterError::Empty { path: path.to_path_buf() });
     }
     stored.sort_by_key(|vector| (vector.layer, vector.target));
-    let mut hasher = GenerationHasher::ia3(stored.len());
+    let mut hasher = VersionHasher::ia3(stored.len());
     let mut vectors = Vec::with_capacity(stored.len());
     let mut in_16_bits = true;
     for StoredVector { layer, target, side, values } in stored {
@@ -201,7 +201,7 @@ fn assemble_ia3(path: &Path, mut stored: Vec<StoredVector<'_>>) -> Result<Assemb
 
 fn assemble_prefix(path: &Path, stored: &StoredPrefix<'_>) -> Result<Assembled, AdapterError> {
     let &StoredPrefix { tokens, layers, width, ref values } = stored;
-    let mut hasher = GenerationHasher::prefix(tokens);
+    let mut hasher = VersionHasher::prefix(tokens);
     hasher.matrix(values.kind, &values.bytes);
     let prefix = Prefix { tokens, layers, width, values: decode(path, values)? };
     Ok((MethodWeights::Prefix(Arc::new(prefix)), hasher.finish(), values.kind != TensorType::F32))

@@ -12,7 +12,7 @@ use super::{
     error::AdapterError,
     limits::{MAX_EXPRESSION_BYTES, MAX_PATTERNS},
     patterns::{ByPattern, LayerFilter, ModuleNames, Pattern, is_plain},
-    tensor_names::Spelling,
+    tensor_names::TensorNameScheme,
 };
 
 /// Options of every method that describe how an adapter was made, and not its result.
@@ -66,12 +66,16 @@ pub(super) struct ConfigOptions<'a> {
     options: Map<String, Value>,
     /// Bytes of the patterns compiled so far.
     expression_bytes: usize,
-    spelling: Spelling,
+    spelling: TensorNameScheme,
 }
 
 impl<'a> ConfigOptions<'a> {
     /// Parses the options in `json` from the file at `path`; `spelling` is that of the weights' layer names.
-    pub(super) fn parse(path: &'a Path, json: &[u8], spelling: Spelling) -> Result<Self, AdapterError> {
+    pub(super) fn parse(
+        path: &'a Path,
+        json: &[u8],
+        spelling: TensorNameScheme,
+    ) -> Result<Self, AdapterError> {
         let options: Map<String, Value> = bounded_json::parse(json)
             .map_err(|source| AdapterError::Json { path: path.to_path_buf(), source })?;
         Ok(Self { path, options, expression_bytes: 0, spelling })
@@ -85,7 +89,7 @@ impl<'a> ConfigOptions<'a> {
         self.path
     }
 
-    pub(super) fn spelling(&self) -> &Spelling {
+    pub(super) fn spelling(&self) -> &TensorNameScheme {
         &self.spelling
     }
 

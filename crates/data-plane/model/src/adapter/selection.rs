@@ -6,7 +6,7 @@ use super::{
     error::AdapterError,
     options::{ConfigOptions, option_error},
     patterns::{LayerFilter, ModuleNames},
-    tensor_names::Spelling,
+    tensor_names::TensorNameScheme,
 };
 use crate::{
     shape::{config::ModelConfig, layout::layer_targets, source::Target},
@@ -26,7 +26,7 @@ pub(super) enum Selected {
 pub(super) struct Selection {
     path: PathBuf,
     /// Spelling of layer names in the trained model.
-    spelling: Spelling,
+    spelling: TensorNameScheme,
     targets: ModuleNames,
     excluded: Option<ModuleNames>,
     layers: Option<LayerFilter>,

@@ -7,7 +7,7 @@ use kernels::PackedMatrix;
 use super::{
     embedding::EmbeddingFactors,
     error::AdapterError,
-    hasher::GenerationHasher,
+    hasher::VersionHasher,
     matrix::{StoredMatrix, StoredModule, assemble_modules, check_rows, decode},
     method::{Adapter, VocabularyAdapter},
     vocabulary::{EmbeddingChange, SavedMatrix, VocabularyChanges},
@@ -50,13 +50,13 @@ pub(super) fn assemble_vocabulary(
 impl StoredVocabulary<'_> {
     /// Begins the hash of an adapter; `modules` must follow sorted by layer and target. A LoRA with embedding
     /// factors alone keeps its original encoding, so that versions stay valid.
-    fn hasher(&self, modules: &[StoredModule<'_>]) -> GenerationHasher {
+    fn hasher(&self, modules: &[StoredModule<'_>]) -> VersionHasher {
         if let (Some(StoredEmbedding::Factors(factors)), None) = (&self.embedding, &self.head) {
-            let mut hasher = GenerationHasher::embedding(modules.len());
+            let mut hasher = VersionHasher::embedding(modules.len());
             factors.hash(&mut hasher);
             return hasher;
         }
-        let mut hasher = GenerationHasher::saved(modules.len());
+        let mut hasher = VersionHasher::saved(modules.len());
         match &self.embedding {
             None => hasher.nothing(),
             Some(StoredEmbedding::Factors(factors)) => {
@@ -108,7 +108,7 @@ impl StoredVocabulary<'_> {
 }
 
 impl StoredEmbeddingFactors<'_> {
-    fn hash(&self, hasher: &mut GenerationHasher) {
+    fn hash(&self, hasher: &mut VersionHasher) {
         hasher.factors(self.rank, self.scale);
         hasher.matrix(self.a.kind, &self.a.bytes);
         hasher.matrix(self.b.kind, &self.b.bytes);

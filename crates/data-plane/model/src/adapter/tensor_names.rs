@@ -3,7 +3,7 @@
 //! PEFT, PyTorch's wrappers, vision-language models and Tinker write different names for the same layer. A
 //! name is translated only if it can mean just one layer of the base. The result of an adapter, and so its
 //! version, does not depend on the spelling. Patterns of a configuration do: PEFT matches them against the
-//! names of the trained model, so [`Spelling`] translates back.
+//! names of the trained model, so [`TensorNameScheme`] translates back.
 
 use std::{borrow::Cow, collections::BTreeSet};
 
@@ -87,14 +87,14 @@ fn is_of_body(rest: &str) -> bool {
 
 /// Difference of a file's names from those of transformers' text models, and the adapted kinds of layers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Spelling {
+pub(super) struct TensorNameScheme {
     body: Option<&'static str>,
     head: Option<String>,
     /// Names of linear layers after their block number.
     kinds: BTreeSet<String>,
 }
 
-impl Spelling {
+impl TensorNameScheme {
     /// Records a tensor of the file; false if prefix or head name differ from those of an earlier tensor.
     #[must_use]
     pub(super) fn add(&mut self, name: &TensorName) -> bool {
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn patterns_are_matched_against_the_names_of_the_model_that_was_trained() {
-        let mut spelling = Spelling::default();
+        let mut spelling = TensorNameScheme::default();
         assert_eq!(spelling.written("model.layers.0.mlp.up_proj"), "model.layers.0.mlp.up_proj");
         for name in [
             "model.language_model.layers.3.self_attn.q_proj.lora_A.weight",

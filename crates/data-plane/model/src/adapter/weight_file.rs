@@ -12,7 +12,7 @@ use super::{
     limits::MAX_HEADER_BYTES,
     matrix::StoredMatrix,
     selection::Selected,
-    tensor_names::{Spelling, TensorName},
+    tensor_names::{TensorName, TensorNameScheme},
     warning::AdapterWarning,
 };
 use crate::{
@@ -32,7 +32,7 @@ const PARTED: [&str; 6] =
 /// Tensors without a dimension for the layer's outputs, which all parts of a fused layer share.
 const WHOLE: [&str; 2] = ["lora_A.weight", "vera_lambda_d"];
 
-/// Suffixes of base weights: in a model without adapters, in a LoRA's layer, in a saved module.
+/// Suffixes of base weights that PEFT copies: in a plain model, in a LoRA layer, and in a saved module.
 const COPIES: [&str; 3] = ["weight", "base_layer.weight", "original_module.weight"];
 
 pub(super) type TensorEntry = (String, StoredTensor);
@@ -42,7 +42,7 @@ pub(super) struct WeightFile<'a> {
     path: PathBuf,
     bytes: &'a [u8],
     rest: BTreeMap<String, TensorEntry>,
-    spelling: Spelling,
+    spelling: TensorNameScheme,
     /// Name of a tensor that fits no layer of a language model, if any.
     foreign: Option<String>,
     /// The only tensor that may hold integers.
@@ -60,7 +60,7 @@ impl<'a> WeightFile<'a> {
             return Err(failed(other.into()));
         }
         let path = path.to_path_buf();
-        let (rest, spelling) = (BTreeMap::new(), Spelling::default());
+        let (rest, spelling) = (BTreeMap::new(), TensorNameScheme::default());
         let mut file = Self { path, bytes, rest, spelling, foreign: None, shortlist };
         for (name, stored) in tensors {
             file.add(name, stored)?;
@@ -87,7 +87,7 @@ impl<'a> WeightFile<'a> {
         }
     }
 
-    pub(super) fn spelling(&self) -> &Spelling {
+    pub(super) fn spelling(&self) -> &TensorNameScheme {
         &self.spelling
     }
 

@@ -114,9 +114,9 @@ impl<'g> Iterator for ReductionQueue<'g> {
 /// One batch's turn at all sums, one site after the other.
 #[derive(Debug)]
 pub struct ReductionTurn<'g> {
-    /// Receiver from the preceding batch.
+    /// Receives gradient sums from the preceding batch.
     from: Receiver<(TrainableSite, GradientSlice<'g>)>,
-    /// Sender to the following batch, if there is one.
+    /// Sends gradient sums to the following batch, if there is one.
     to: Sender<(TrainableSite, GradientSlice<'g>)>,
     held: Option<(TrainableSite, GradientSlice<'g>)>,
 }

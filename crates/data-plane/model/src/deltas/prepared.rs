@@ -262,12 +262,12 @@ pub struct RankRowCounters {
 }
 
 impl RankRowCounters {
-    /// Adds work of the device.
+    /// Counts `rank_rows` that the device computed.
     pub fn device(&self, rank_rows: u64) {
         self.device.fetch_add(rank_rows, Ordering::Relaxed);
     }
 
-    /// Adds work of workers.
+    /// Counts `rank_rows` that workers computed.
     pub fn workers(&self, rank_rows: u64) {
         self.workers.fetch_add(rank_rows, Ordering::Relaxed);
     }

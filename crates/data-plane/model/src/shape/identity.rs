@@ -23,7 +23,7 @@ use crate::shape::{
 pub(crate) const CONTEXT: &str = "holobiont base identity 2";
 
 /// A source that can compute the identity of its base.
-pub trait Identified: WeightSource {
+pub trait HasIdentity: WeightSource {
     /// Returns the identity of the base with the given text hash; reads all tensors not read before.
     fn identity(&self, text: TextHash) -> [u8; 32];
 }
@@ -66,7 +66,7 @@ impl<S: WeightSource> WeightSource for HashedWeights<S> {
     }
 }
 
-impl<S: WeightSource> Identified for HashedWeights<S> {
+impl<S: WeightSource> HasIdentity for HashedWeights<S> {
     fn identity(&self, text: TextHash) -> [u8; 32] {
         let mut identity = Identity::new(text);
         let config = self.source.config();

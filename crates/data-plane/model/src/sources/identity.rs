@@ -1,12 +1,12 @@
-//! Computes the identity of a model from its path, for programs that do not load the model. All files are
-//! read, or a stored result is used.
+//! Computes the identity of a model from its path, for programs that do not load the model. The function
+//! reads all files, unless a result is stored for their current state.
 
 use std::{fs, io, os::unix::fs::MetadataExt as _, path::Path};
 
 use model_files::{model_files::ModelFiles, text_hash::TextHash};
 
 use crate::{
-    shape::identity::{CONTEXT, HashedWeights, Identified as _},
+    shape::identity::{CONTEXT, HasIdentity as _, HashedWeights},
     sources::open::{OpenError, weights},
 };
 

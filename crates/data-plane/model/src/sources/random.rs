@@ -19,7 +19,7 @@ use crate::{
     shape::{
         config::ModelConfig,
         experts::ExpertPart,
-        identity::{Identified, Identity},
+        identity::{HasIdentity, Identity},
         layout::{layer_targets, tensor_shape},
         source::{Target, Tensor, TensorId, WeightSource},
     },
@@ -149,7 +149,7 @@ impl WeightSource for RandomSource {
     }
 }
 
-impl Identified for RandomSource {
+impl HasIdentity for RandomSource {
     /// The identity follows from shape and seed, so no element is generated.
     fn identity(&self, text: TextHash) -> [u8; 32] {
         let mut identity = Identity::new(text);

@@ -8,7 +8,7 @@ use crate::files_support::{
 use model::{
     resident::LoadedWeights,
     shape::{
-        identity::{HashedWeights, Identified as _},
+        identity::{HasIdentity as _, HashedWeights},
         source::Target,
     },
     site_model::SiteModel,

@@ -3,7 +3,7 @@
 use std::{ops::Range, time::SystemTime};
 
 use text::{
-    chat::{self, Answered, AnsweredError, Chat},
+    chat::{self, Answered, Chat, SplitPromptError},
     chat_template::{ChatTemplate, GenerationPrompt},
     tokenizer::{AddSpecial, ParseSpecial, Tokenizer},
 };
@@ -129,7 +129,7 @@ impl Encoding<'_> {
             .map(|SampleMessage { role, content, .. }| chat::Message { role: role.as_str(), content })
             .collect();
         let prompt = Chat::new(tokenizer, template, now).encode(&asked, GenerationPrompt::Add);
-        let prompt = prompt.map_err(AnsweredError::from)?;
+        let prompt = prompt.map_err(SplitPromptError::from)?;
         let said = answers.encode(self.line, &prompt, tokenizer.vocab_size())?;
         said.iter().try_for_each(|said| self.check_length(&said.example.tokens))?;
         Ok(said)
@@ -144,7 +144,7 @@ impl Encoding<'_> {
         if whole.starts_with(&tokens) {
             tokens = whole;
         } else if tokenizer.adds_leading_space() {
-            return Err(AnsweredError::Merged.into());
+            return Err(SplitPromptError::Merged.into());
         } else {
             tokens.extend(tokenizer.encode(completion, AddSpecial::No, ParseSpecial::Yes)?);
         }

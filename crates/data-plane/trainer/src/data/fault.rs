@@ -3,7 +3,7 @@
 use std::{fmt, io, path::PathBuf};
 
 use serde_json::{Map, Value};
-use text::{chat::AnsweredError, tokenizer::EncodeError};
+use text::{chat::SplitPromptError, tokenizer::EncodeError};
 
 use super::kind::{self, DataKind};
 
@@ -172,7 +172,7 @@ pub enum LineFault {
     NoTemplate,
     /// The chat template or the tokenizer refuses the messages.
     #[error(transparent)]
-    Answered(#[from] AnsweredError),
+    Answered(#[from] SplitPromptError),
     /// The tokenizer refuses the text.
     #[error(transparent)]
     Encode(#[from] EncodeError),

@@ -117,7 +117,7 @@ pub struct Adam {
     pub beta2: f64,
     /// Term added to the denominator, the root of the second mean.
     pub eps: f64,
-    /// Fraction of the parameters that a step subtracts, times the learning rate.
+    /// Weight decay: a step multiplies the parameters by `1 - learning_rate * weight_decay` first.
     pub weight_decay: f64,
     /// Norm to which larger gradients are clipped; 0 means no limit.
     pub grad_clip_norm: f64,

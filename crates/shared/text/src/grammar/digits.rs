@@ -34,13 +34,13 @@ fn stands_behind(byte: u8) -> bool {
 
 /// Bit sets of a vocabulary's tokens by their first bytes.
 #[derive(Debug)]
-pub(super) struct Beginnings {
+pub(super) struct TokensByFirstByte {
     goes_on: Vec<u32>,
     stands_behind: Vec<u32>,
     special: Vec<u32>,
 }
 
-impl Beginnings {
+impl TokensByFirstByte {
     pub(super) fn of(trie: &TokTrie) -> Self {
         let tokens = u32::try_from(trie.vocab_size()).unwrap_or(u32::MAX);
         let begin_with = |is_meant: fn(u8) -> bool| {
@@ -87,11 +87,11 @@ impl Beginnings {
 
 /// Number of digits at the end of the text, after each token.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Digits {
+pub(super) struct NumberLength {
     behind: Vec<u16>,
 }
 
-impl Digits {
+impl NumberLength {
     /// Whether a number at the end of the text has the maximum number of digits.
     pub(super) fn are_enough(&self) -> bool {
         self.now() >= MAX_DIGITS
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn digits_of_one_number_are_counted_over_tokens_and_taken_back() {
-        let mut digits = Digits::default();
+        let mut digits = NumberLength::default();
         for (token, count) in [("{\"a1\": -", 0), ("12", 2), (".5e+", 3), ("7", 4), (", ", 0), ("8", 1)] {
             digits.add(token.as_bytes());
             assert_eq!(digits.now(), count, "{token}");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use llguidance::toktrie::SimpleVob;
 
-use super::digits::{Beginnings, Digits};
+use super::digits::{NumberLength, TokensByFirstByte};
 
 /// Why a matcher cannot continue.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -64,9 +64,9 @@ pub struct Matcher {
     inner: llguidance::Matcher,
     end_tokens: Arc<[u32]>,
     bytes: usize,
-    beginnings: Arc<Beginnings>,
+    beginnings: Arc<TokensByFirstByte>,
     /// Counts digits of the answer's numbers if the grammar may contain JSON.
-    numbers: Option<Digits>,
+    numbers: Option<NumberLength>,
     specials: Specials,
 }
 
@@ -91,8 +91,8 @@ impl Matcher {
         inner: llguidance::Matcher,
         end_tokens: Arc<[u32]>,
         bytes: usize,
-        beginnings: Arc<Beginnings>,
-        (numbers, specials): (Option<Digits>, Specials),
+        beginnings: Arc<TokensByFirstByte>,
+        (numbers, specials): (Option<NumberLength>, Specials),
     ) -> Self {
         Self { inner, end_tokens, bytes, beginnings, numbers, specials }
     }
@@ -146,7 +146,7 @@ impl Matcher {
     }
 
     fn are_digits_enough(&self) -> bool {
-        self.numbers.as_ref().is_some_and(Digits::are_enough)
+        self.numbers.as_ref().is_some_and(NumberLength::are_enough)
     }
 
     /// Advances the matcher by `token`. A token that ends the answer changes nothing.

@@ -13,14 +13,14 @@ pub struct Tag {
 
 /// Reasoning content that precedes an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Thought {
+pub struct ReasoningPrefix {
     /// Opening tag; `None` if the prompt already opened it, so that reasoning content is mandatory.
     pub open: Option<Tag>,
     /// Closing tag of the reasoning content.
     pub close: Tag,
 }
 
-impl Thought {
+impl ReasoningPrefix {
     /// Name of the grammar of the answer after the reasoning content.
     pub(super) const ANSWER: &str = "answer";
 

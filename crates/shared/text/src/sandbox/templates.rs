@@ -88,7 +88,7 @@ impl SandboxedTemplate {
         self.sandbox.check(&self.question(None))
     }
 
-    fn question<'a>(&'a self, rendering: Option<Rendering<'a>>) -> Question<'a> {
+    fn question<'a>(&'a self, rendering: Option<RenderArguments<'a>>) -> Question<'a> {
         Question { source: Cow::Borrowed(&self.source), tokens: Cow::Borrowed(&self.tokens), rendering }
     }
 }
@@ -102,7 +102,7 @@ impl RenderTemplate for SandboxedTemplate {
         now: SystemTime,
     ) -> Result<String, TemplateError> {
         let (messages, extra) = (Cow::Borrowed(messages), Cow::Borrowed(extra));
-        self.sandbox.render(&self.question(Some(Rendering { messages, prompt, extra, now })))
+        self.sandbox.render(&self.question(Some(RenderArguments { messages, prompt, extra, now })))
     }
 }
 
@@ -111,12 +111,12 @@ impl RenderTemplate for SandboxedTemplate {
 pub(super) struct Question<'a> {
     source: Cow<'a, str>,
     tokens: Cow<'a, TemplateTokens>,
-    rendering: Option<Rendering<'a>>,
+    rendering: Option<RenderArguments<'a>>,
 }
 
 /// Arguments of [`RenderTemplate::render_at`] for the process.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Rendering<'a> {
+pub(super) struct RenderArguments<'a> {
     messages: Cow<'a, [Value]>,
     prompt: GenerationPrompt,
     extra: Cow<'a, Map<String, Value>>,
@@ -146,7 +146,9 @@ impl Work for Render {
         Question { source, tokens, rendering }: Question<'static>,
     ) -> Result<String, TemplateError> {
         let template = ChatTemplate::new(&source, tokens.into_owned(), Limits::default())?;
-        let Some(Rendering { messages, prompt, extra, now }) = rendering else { return Ok(String::new()) };
+        let Some(RenderArguments { messages, prompt, extra, now }) = rendering else {
+            return Ok(String::new());
+        };
         template.render_at(&messages, prompt, &extra, now)
     }
 }

@@ -19,7 +19,7 @@ use super::{
 
 /// The model type of a `tokenizer.json`, read before the vocabulary, whose form depends on it.
 #[derive(Deserialize)]
-struct Outline {
+struct TokenizerModelType {
     model: ModelKind,
 }
 
@@ -139,7 +139,7 @@ impl Tokenizer {
 
     fn from_json(path: &Path, json: &[u8], config: &ConfigJson) -> Result<Self, TokenizerError> {
         let malformed = |detail| TokenizerError::Malformed { path: path.to_path_buf(), detail };
-        let outline: Outline = parse(path, json)?;
+        let outline: TokenizerModelType = parse(path, json)?;
         if let Some(kind) = outline.model.kind.filter(|kind| kind != "BPE") {
             return Err(unsupported(path, "tokenizer model", kind, "BPE"));
         }

@@ -4,7 +4,8 @@ use crate::support::{golden, smollm2};
 use serde_json::{Value, json};
 use text::{
     grammar::{
-        Enforcement, Grammar, GrammarError, Grammars, MatchError, Matcher, Tag, Thought, TokenBytes, Tokens,
+        Enforcement, Grammar, GrammarError, Grammars, MatchError, Matcher, ReasoningPrefix, Tag, TokenBytes,
+        Tokens,
     },
     tokenizer::{AddSpecial, ParseSpecial, Tokenizer},
 };
@@ -249,12 +250,12 @@ fn a_thought_stands_before_a_form_where_it_may_or_has_to() {
     let grammar = Grammar::Json(json!({ "type": "object", "properties": { "a": { "type": "integer" } } }));
     let tag = |name, token| Tag { name, token };
     let (open, close) = (tag("<think>", None), tag("</think>", None));
-    let may = Thought { open: Some(open), close };
-    let has_to = Thought { open: None, close };
+    let may = ReasoningPrefix { open: Some(open), close };
+    let has_to = ReasoningPrefix { open: None, close };
     // Special tokens without text.
     let (first, last) = (3, 4);
     assert!([first, last].iter().all(|&token| model.tokenizer.is_special(token)));
-    let by_tokens = Thought { open: Some(tag("<a>", Some(first))), close: tag("<b>", Some(last)) };
+    let by_tokens = ReasoningPrefix { open: Some(tag("<a>", Some(first))), close: tag("<b>", Some(last)) };
     let tokens = |text: &str| model.tokenizer.encode(text, AddSpecial::No, ParseSpecial::No).unwrap();
     let is_whole = |thought, said: &[u32]| {
         let source = grammar.source_behind(Some(thought), Enforcement::Strict).unwrap();

@@ -87,13 +87,13 @@ mod tests {
     use super::*;
     use crate::{
         client::GatewayClient,
-        terminal::{PrintFormat, Terminal, Volume},
+        terminal::{PrintFormat, Terminal, Verbosity},
     };
 
     #[test]
     fn a_press_is_seen_while_answering_only() {
         let client =
-            GatewayClient::new("http://127.0.0.1:1", Terminal::new(PrintFormat::Human, Volume::Quiet));
+            GatewayClient::new("http://127.0.0.1:1", Terminal::new(PrintFormat::Human, Verbosity::Quiet));
         let interrupt = Interrupt(Arc::new(Mutex::new(InterruptState::Listening)));
         interrupt.press(IdleInterrupt::Nothing);
         let answering = interrupt.answering(client.apart().1);

@@ -98,7 +98,7 @@ impl TeacherOutputs<'_> {
             line.clear();
             let length = lines.read_until(b'\n', &mut line)?;
             if line.last() != Some(&b'\n')
-                || !serde_json::from_slice(&line).is_ok_and(|kept: KeptLine| kept.is_of(prompt))
+                || !serde_json::from_slice(&line).is_ok_and(|kept: StoredPrompt| kept.is_of(prompt))
             {
                 break;
             }
@@ -176,14 +176,14 @@ impl TeacherOutputs<'_> {
 
 /// The prompt of a stored line.
 #[derive(Deserialize)]
-struct KeptLine {
+struct StoredPrompt {
     kind: String,
     messages: Vec<ConversationMessage>,
     #[serde(rename = "answers")]
     _answers: Vec<IgnoredAny>,
 }
 
-impl KeptLine {
+impl StoredPrompt {
     fn is_of(&self, prompt: &TeacherPrompt) -> bool {
         self.kind == prompt.kind && self.messages == prompt.messages
     }

@@ -186,10 +186,10 @@ impl StartupBanner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{commands::up::process::Instance, terminal::Volume};
+    use crate::{commands::up::process::Instance, terminal::Verbosity};
 
     fn greeting(keys: Keys) -> StartupBanner {
-        let terminal = Terminal::new(PrintFormat::Human, Volume::Normal);
+        let terminal = Terminal::new(PrintFormat::Human, Verbosity::Normal);
         let expected_models = vec!["base".into()];
         let (place, stop_command) = (ForegroundMode::Front, "holobiont down --state /s".into());
         StartupBanner {

@@ -30,10 +30,10 @@ const PIPE_BYTES: usize = 1 << 20;
 
 /// Shared sink for log lines of this process and its children.
 #[derive(Debug, Clone)]
-pub(crate) struct LogSink(Arc<Mutex<Outlets>>);
+pub(crate) struct LogSink(Arc<Mutex<LogOutputs>>);
 
 #[derive(Debug)]
-struct Outlets {
+struct LogOutputs {
     file: RotatingFile,
     echo: Echo,
 }
@@ -51,7 +51,7 @@ impl LogSink {
     pub(crate) fn open(directory: &Path) -> io::Result<Self> {
         fs::create_dir_all(directory)?;
         let file = RotatingFile::open(directory, MAX_FILE_BYTES)?;
-        Ok(Self(Arc::new(Mutex::new(Outlets { file, echo: Echo::Above(ProgressBar::hidden()) }))))
+        Ok(Self(Arc::new(Mutex::new(LogOutputs { file, echo: Echo::Above(ProgressBar::hidden()) }))))
     }
 
     /// Prints later lines above `progress`.
@@ -105,12 +105,12 @@ impl LogSink {
         cause
     }
 
-    fn outlets(&self) -> MutexGuard<'_, Outlets> {
+    fn outlets(&self) -> MutexGuard<'_, LogOutputs> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Outlets {
+impl LogOutputs {
     fn write(&mut self, bytes: &[u8]) {
         self.file.write(bytes);
         if let Echo::Above(progress) = &self.echo {

@@ -29,7 +29,7 @@ pub(crate) struct SupervisedProcess {
     pub(crate) recipe: CommandSpec,
     pub(crate) state: ProcessState,
     pub(crate) deaths: RestartCounter,
-    pub(crate) experience: Experience,
+    pub(crate) experience: ReadyHistory,
     /// Reason for which the supervisor killed the process.
     killed_for: Option<String>,
 }
@@ -55,7 +55,7 @@ pub(crate) enum ProcessPhase {
 
 /// Whether a process has ever been ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Experience {
+pub(crate) enum ReadyHistory {
     None,
     ServedBefore,
 }
@@ -74,7 +74,7 @@ impl SupervisedProcess {
             recipe,
             state: ProcessState::Waiting,
             deaths,
-            experience: Experience::None,
+            experience: ReadyHistory::None,
             killed_for: None,
         }
     }
@@ -108,9 +108,9 @@ impl SupervisedProcess {
             return None;
         };
         *phase = ProcessPhase::Ready;
-        match std::mem::replace(&mut self.experience, Experience::ServedBefore) {
-            Experience::None => Some(Readiness::First),
-            Experience::ServedBefore => Some(Readiness::Again),
+        match std::mem::replace(&mut self.experience, ReadyHistory::ServedBefore) {
+            ReadyHistory::None => Some(Readiness::First),
+            ReadyHistory::ServedBefore => Some(Readiness::Again),
         }
     }
 

@@ -27,7 +27,7 @@ use super::{
     sd_notify::NotifyMessage,
     service,
     stop::{DeploymentStop, StopMode},
-    supervised::{Experience, ProcessChange, ProcessState, Readiness},
+    supervised::{ProcessChange, ProcessState, Readiness, ReadyHistory},
 };
 use crate::{
     deployment::{config::DeploymentConfig, registry::Registration},
@@ -268,7 +268,7 @@ impl Supervisor {
         let never_served = matches!(role, ProcessRole::Executor(_)) && self.welcome == Welcome::NotYet;
         let managed = self.processes.of(role);
         managed.state = ProcessState::Waiting;
-        if (managed.experience == Experience::None || never_served) && ending.status.code().is_some() {
+        if (managed.experience == ReadyHistory::None || never_served) && ending.status.code().is_some() {
             return self.begin_stop(Err(UpError::NotReady { role, ending }));
         }
         match self.start_again_later(role, &how) {

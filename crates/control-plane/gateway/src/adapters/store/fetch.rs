@@ -51,7 +51,7 @@ impl AdapterStore {
     ///
     /// # Errors
     /// If the store cannot be listed, or the bucket's client cannot be created.
-    pub fn of_bucket(mut self, address: BucketAddress, budget_bytes: u64) -> Result<Self, StoreError> {
+    pub(crate) fn of_bucket(mut self, address: BucketAddress, budget_bytes: u64) -> Result<Self, StoreError> {
         let cache = Arc::new(Cache::new(budget_bytes, found(&self.directory)?));
         let remote =
             Remote { bucket: Arc::new(Bucket::open(address)?), cache, figures: BucketCounters::default() };
@@ -61,7 +61,7 @@ impl AdapterStore {
 
     /// Whether this host has the content.
     #[must_use]
-    pub fn has(&self, content: ContentId) -> bool {
+    pub(crate) fn has(&self, content: ContentId) -> bool {
         self.directory(content).exists()
     }
 
@@ -70,7 +70,7 @@ impl AdapterStore {
     }
 
     #[must_use]
-    pub fn fetch_figures(&self) -> Option<FetchStats> {
+    pub(crate) fn fetch_figures(&self) -> Option<FetchStats> {
         let Remote { bucket, cache, figures } = &**self.remote.as_ref()?;
         Some(FetchStats {
             address: bucket.address().clone(),

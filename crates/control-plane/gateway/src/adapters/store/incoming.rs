@@ -40,7 +40,7 @@ impl AdapterStore {
     ///
     /// # Errors
     /// If the system refuses.
-    pub fn receive(&self) -> Result<IncomingAdapter, StoreError> {
+    pub(crate) fn receive(&self) -> Result<IncomingAdapter, StoreError> {
         let path = self.directory.join(format!("{INCOMING}{:016x}", random_u64()));
         DirBuilder::new().mode(0o700).create(&path).map_err(failed("creating", &path))?;
         Ok(IncomingAdapter { directory: Temporary(path), max_file_bytes: self.max_file_bytes })

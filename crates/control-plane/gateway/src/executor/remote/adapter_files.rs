@@ -38,7 +38,7 @@ impl StagedFiles {
 
     /// Returns the same files, named `told` in errors, which must not reveal the store's path.
     #[must_use]
-    pub fn told_as(self, told: &Path) -> Self {
+    pub(crate) fn told_as(self, told: &Path) -> Self {
         Self { told: Some(told.display().to_string()), ..self }
     }
 

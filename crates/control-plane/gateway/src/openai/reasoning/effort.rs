@@ -34,7 +34,10 @@ enum EffortLevel {
 ///
 /// # Errors
 /// The field names no known level.
-pub fn read(fields: &mut StrictFields, field: &'static str) -> Result<Option<ReasoningEffort>, ApiError> {
+pub(crate) fn read(
+    fields: &mut StrictFields,
+    field: &'static str,
+) -> Result<Option<ReasoningEffort>, ApiError> {
     fields.take(field).map(|value| level(&value, field, "")).transpose()
 }
 
@@ -42,7 +45,7 @@ pub fn read(fields: &mut StrictFields, field: &'static str) -> Result<Option<Rea
 ///
 /// # Errors
 /// The field is neither a boolean nor a known level.
-pub fn read_switch(
+pub(crate) fn read_switch(
     fields: &mut StrictFields,
     field: &'static str,
 ) -> Result<Option<ReasoningEffort>, ApiError> {
@@ -78,7 +81,7 @@ impl ReasoningEffort {
     ///
     /// # Errors
     /// The request asks for reasoning, but the model does not reason.
-    pub fn apply_to_template(
+    pub(crate) fn apply_to_template(
         &self,
         template: Option<&str>,
         tags: Option<ReasoningTags>,

@@ -54,7 +54,7 @@ impl Scanner {
 
     /// True if the answer has not begun.
     #[must_use]
-    pub fn thinks(&self) -> bool {
+    pub(crate) fn thinks(&self) -> bool {
         self.state != ReasoningState::Answer
     }
 

@@ -25,7 +25,7 @@ pub struct Item {
 
 #[derive(Debug, Clone)]
 enum ItemContent {
-    Thought { text: String },
+    ReasoningPrefix { text: String },
     Message { role: &'static str, text: String },
     Call { call_id: String, name: String, call: Value },
     Output { call_id: String, text: String },
@@ -33,7 +33,7 @@ enum ItemContent {
 
 /// Returns a random unique id with the prefix `of`.
 #[must_use]
-pub fn new_id(of: &str) -> String {
+pub(crate) fn new_id(of: &str) -> String {
     format!("{of}_{:016x}{:016x}", random_u64(), random_u64())
 }
 
@@ -41,7 +41,7 @@ pub fn new_id(of: &str) -> String {
 ///
 /// # Errors
 /// The stored text is not valid JSON.
-pub fn parse(text: &str) -> Result<Vec<Value>, ApiError> {
+pub(crate) fn parse(text: &str) -> Result<Vec<Value>, ApiError> {
     serde_json::from_str(text)
         .map_err(|error| ApiError::internal(format!("the stored response is damaged: {error}")))
 }
@@ -50,7 +50,7 @@ pub fn parse(text: &str) -> Result<Vec<Value>, ApiError> {
 ///
 /// # Errors
 /// Names the field that is missing, malformed or unknown.
-pub fn read(input: Option<Value>) -> Result<Vec<Item>, ApiError> {
+pub(crate) fn read(input: Option<Value>) -> Result<Vec<Item>, ApiError> {
     let items = match input {
         Some(Value::String(text)) => vec![json!({ "role": "user", "content": text })],
         Some(Value::Array(items)) if !items.is_empty() => items,
@@ -138,7 +138,7 @@ fn reasoning(fields: &mut StrictFields) -> Result<ParsedItem, ApiError> {
     let parts = |parts: Option<Vec<Value>>, field| text(parts.map(Value::Array), field);
     let text = if content.is_some() { parts(content, "content") } else { parts(summary, "summary") }?;
     let value = json!({ "summary": [], "content": [part_of(THOUGHT, &text)] });
-    Ok(("rs", value, ItemContent::Thought { text }))
+    Ok(("rs", value, ItemContent::ReasoningPrefix { text }))
 }
 
 pub(super) fn part_of(kind: &str, text: &str) -> Value {
@@ -192,7 +192,7 @@ fn text_part(part: Value, field: &str) -> Result<String, ApiError> {
 
 /// Converts items to messages: a call joins the assistant message before it, reasoning the one after it.
 #[must_use]
-pub fn messages(instructions: Option<&str>, items: &[Item]) -> Vec<ChatMessage> {
+pub(crate) fn messages(instructions: Option<&str>, items: &[Item]) -> Vec<ChatMessage> {
     let mut messages = Vec::with_capacity(items.len() + 1);
     if let Some(text) = instructions {
         messages.push(ChatMessage { role: "system", content: text.to_owned(), ..ChatMessage::default() });
@@ -200,7 +200,7 @@ pub fn messages(instructions: Option<&str>, items: &[Item]) -> Vec<ChatMessage> 
     let mut called = HashMap::new();
     for item in items {
         match &item.said {
-            ItemContent::Thought { text } => {
+            ItemContent::ReasoningPrefix { text } => {
                 let reasoning = Some(text.clone());
                 messages.push(ChatMessage { role: "assistant", reasoning, ..ChatMessage::default() });
             }

@@ -11,7 +11,7 @@ pub(super) type EventSink<'a> = dyn FnMut(&'static str, Value) + 'a;
 
 #[derive(Debug)]
 enum OpenItem {
-    Thought { id: String, text: String },
+    ReasoningPrefix { id: String, text: String },
     Message { id: String, text: String, logprobs: Vec<Value> },
     Call { id: String, call_id: String, name: String, arguments: String },
     Custom { id: String, call_id: String, name: String, input: String },
@@ -22,7 +22,7 @@ impl OpenItem {
         // A new item has no content parts yet.
         let begins = status == "in_progress";
         match self {
-            Self::Thought { id, text } => {
+            Self::ReasoningPrefix { id, text } => {
                 let content = if begins { Vec::new() } else { vec![part_of(THOUGHT, text)] };
                 json!({ "id": id, "type": "reasoning", "summary": [], "status": status, "content": content })
             }
@@ -60,12 +60,12 @@ impl OutputItems {
     }
 
     pub(super) fn thought(&mut self, new: &str, tell: &mut EventSink<'_>) {
-        if !matches!(self.open, Some(OpenItem::Thought { .. })) {
+        if !matches!(self.open, Some(OpenItem::ReasoningPrefix { .. })) {
             self.close("completed", tell);
-            self.open(OpenItem::Thought { id: new_id("rs"), text: String::new() }, tell);
+            self.open(OpenItem::ReasoningPrefix { id: new_id("rs"), text: String::new() }, tell);
         }
         let at = self.items.len();
-        let Some(OpenItem::Thought { id, text }) = &mut self.open else { return };
+        let Some(OpenItem::ReasoningPrefix { id, text }) = &mut self.open else { return };
         text.push_str(new);
         tell(
             "response.reasoning_text.delta",
@@ -134,7 +134,7 @@ impl OutputItems {
         let at = self.items.len();
         tell("response.output_item.added", json!({ "output_index": at, "item": open.item("in_progress") }));
         let first = match &open {
-            OpenItem::Thought { id, .. } => Some((id, part_of(THOUGHT, ""))),
+            OpenItem::ReasoningPrefix { id, .. } => Some((id, part_of(THOUGHT, ""))),
             OpenItem::Message { id, .. } => Some((id, part("", &[]))),
             OpenItem::Call { .. } | OpenItem::Custom { .. } => None,
         };
@@ -152,7 +152,7 @@ impl OutputItems {
         let Some(open) = self.open.take() else { return };
         let place = |id: &str| json!({ "item_id": id, "output_index": at, "content_index": 0 });
         match &open {
-            OpenItem::Thought { id, text } => {
+            OpenItem::ReasoningPrefix { id, text } => {
                 let mut done = place(id);
                 done["text"] = text.as_str().into();
                 tell("response.reasoning_text.done", done);

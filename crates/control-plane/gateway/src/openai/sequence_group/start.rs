@@ -36,7 +36,7 @@ struct StartingGroup<'a> {
 impl SequenceGroup {
     /// Starts the sequences of `job` after admission. Candidates are the executors that now serve the
     /// request's base; an executor that refuses is skipped.
-    pub async fn start(app: &App, job: &GenerationRequest) -> Result<Self, ApiError> {
+    pub(crate) async fn start(app: &App, job: &GenerationRequest) -> Result<Self, ApiError> {
         let (started, principal) = (Instant::now(), job.principal(&app.classes));
         let backlog = Backlog::new(app.memory.reserve(&principal.tenant, prompt_bytes(job))?);
         let sequences = job.sequences();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde::Serialize;
-use text::grammar::{Enforcement, Grammar, Thought, Warning};
+use text::grammar::{Enforcement, Grammar, ReasoningPrefix, Warning};
 
 use crate::errors::ApiError;
 
@@ -60,7 +60,7 @@ impl Structure {
     ///
     /// # Errors
     /// The schema or grammar cannot be expressed.
-    pub fn source(&self, thought: Option<Thought>) -> Result<GrammarSource, ApiError> {
+    pub fn source(&self, thought: Option<ReasoningPrefix>) -> Result<GrammarSource, ApiError> {
         let source = self.grammar.source_behind(thought, self.enforcement);
         let source = source.map_err(|error| refused(&self.field, &error))?;
         let warnings = source.warnings.into_iter().map(|warning| SchemaWarning::of(&self.field, warning));
@@ -78,7 +78,7 @@ impl GrammarSource {
 
     /// Adds warnings and logs them, because not every caller reads the answer's warnings.
     #[must_use]
-    pub fn with_warnings(self, warnings: Vec<SchemaWarning>) -> Self {
+    pub(crate) fn with_warnings(self, warnings: Vec<SchemaWarning>) -> Self {
         for SchemaWarning { param, keyword, message } in &warnings {
             tracing::info!(param, keyword, message, "a keyword of the schema is not enforced");
         }
@@ -86,6 +86,6 @@ impl GrammarSource {
     }
 }
 
-pub fn refused(field: &str, error: &impl std::fmt::Display) -> ApiError {
+pub(crate) fn refused(field: &str, error: &impl std::fmt::Display) -> ApiError {
     ApiError::bad_request("invalid_grammar", format!("'{field}' is not usable: {error}")).of(field)
 }

@@ -73,7 +73,7 @@ impl ToolCallFormat {
 
     /// Returns the special token that announces calls.
     #[must_use]
-    pub fn announcement(self) -> Option<&'static str> {
+    pub(crate) fn announcement(self) -> Option<&'static str> {
         match self {
             Self::Hermes | Self::Qwen3Coder => Some("<tool_call>"),
             Self::Granite => Some("<|tool_call|>"),
@@ -85,7 +85,7 @@ impl ToolCallFormat {
 
     /// Returns the text that begins a call, for models that sometimes forget the announcement.
     #[must_use]
-    pub fn opening(self) -> Option<&'static str> {
+    pub(crate) fn opening(self) -> Option<&'static str> {
         (self == Self::Qwen3Coder).then_some(OPENING)
     }
 
@@ -104,7 +104,7 @@ impl ToolCallFormat {
 
 /// True if a chat template shows tools to its model.
 #[must_use]
-pub fn shows_tools(template: &str) -> bool {
+pub(crate) fn shows_tools(template: &str) -> bool {
     has_word(template, "tools")
 }
 

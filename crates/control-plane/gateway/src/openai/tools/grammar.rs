@@ -17,7 +17,7 @@ use super::{
 
 /// Why tool calls cannot be constrained by a grammar.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum CallsError {
+pub(crate) enum CallsError {
     /// A function's schema or the whole grammar cannot be expressed.
     #[error(transparent)]
     Grammar(#[from] GrammarError),
@@ -30,7 +30,7 @@ pub enum CallsError {
          tool-call format, which has no quotes; remove it"
     )]
     NoText { name: String, parameter: String, keyword: String },
-    /// The answer has a grammar that cannot be an alternative to calls.
+    /// The request has tools and another grammar that cannot be combined with them.
     #[error(
         "an answer with tools may otherwise be only text or JSON; send 'tool_choice': \"none\" with \
          another grammar"
@@ -44,7 +44,7 @@ pub enum CallsError {
 ///
 /// # Errors
 /// See [`CallsError`].
-pub fn of(
+pub(crate) fn of(
     tools: &Tools,
     format: ToolCallFormat,
     announcement: Option<u32>,

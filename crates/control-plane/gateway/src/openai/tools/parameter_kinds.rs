@@ -26,7 +26,7 @@ impl Function {
     }
 
     #[must_use]
-    pub fn custom(name: &str) -> Self {
+    pub(crate) fn custom(name: &str) -> Self {
         Self { name: name.to_owned(), kind: CallKind::Custom, parameters: BTreeMap::new() }
     }
 
@@ -43,7 +43,7 @@ pub struct JsonKinds(u8);
 
 impl JsonKinds {
     /// The string type alone.
-    pub const TEXT: Self = Self(1);
+    pub(crate) const TEXT: Self = Self(1);
     const NULL: Self = Self(1 << 1);
     const BOOLEAN: Self = Self(1 << 2);
     const NUMBER: Self = Self(1 << 3);
@@ -118,13 +118,13 @@ impl JsonKinds {
 
     /// True if strings are permitted.
     #[must_use]
-    pub fn hold_texts(self) -> bool {
+    pub(crate) fn hold_texts(self) -> bool {
         self.0 & Self::TEXT.0 != 0
     }
 
     /// True if only strings, or strings and `null`, are permitted.
     #[must_use]
-    pub fn are_texts(self) -> bool {
+    pub(crate) fn are_texts(self) -> bool {
         self.hold_texts() && self.0 & !(Self::TEXT.0 | Self::NULL.0) == 0
     }
 

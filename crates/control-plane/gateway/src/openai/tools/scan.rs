@@ -93,7 +93,7 @@ impl Scanner {
 
     /// Returns the scanner for an answer whose calls match a grammar, so text outside tags is no call.
     #[must_use]
-    pub fn of_grammar(self) -> Self {
+    pub(crate) fn of_grammar(self) -> Self {
         Self { finds_bare: false, ..self }
     }
 

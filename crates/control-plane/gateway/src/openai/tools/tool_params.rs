@@ -13,7 +13,7 @@ const MAX_NAME_CHARS: usize = 64;
 /// Maximum number of custom tools with a grammar; each compiles separately, so errors name its field.
 const MAX_GRAMMARS: usize = 8;
 /// Parameter of the function that chat templates show in place of a custom tool.
-pub const INPUT: &str = "input";
+pub(crate) const INPUT: &str = "input";
 
 /// Whether a grammar enforces the function's schema on optional calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,13 +72,13 @@ pub struct Tools {
 }
 
 impl Tools {
-    /// True if calls may be constrained although none is required.
+    /// True if the grammar constrains optional calls.
     #[must_use]
-    pub fn are_formed(&self) -> bool {
+    pub(crate) fn are_formed(&self) -> bool {
         self.list.iter().any(|tool| tool.strictness == Strictness::Strict || tool.input.is_some())
     }
 
-    pub fn callable(&self) -> impl Iterator<Item = &Tool> {
+    pub(crate) fn callable(&self) -> impl Iterator<Item = &Tool> {
         let is_meant = |tool: &&Tool| match &self.choice {
             ToolChoice::Named(name) => tool.name == *name,
             ToolChoice::Auto | ToolChoice::Required => true,
@@ -89,7 +89,7 @@ impl Tools {
 
 /// The JSON layout of tools and of `tool_choice` on a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Dialect {
+pub(crate) enum Dialect {
     /// Chat completions: the tool is nested in a field named after its type.
     Nested,
     /// Ollama: nested, and functions only.
@@ -99,12 +99,12 @@ pub enum Dialect {
 }
 
 /// Reads the tool fields of a chat; `None` if no tool may be called.
-pub fn read(fields: &mut StrictFields) -> Result<Option<Tools>, ApiError> {
+pub(crate) fn read(fields: &mut StrictFields) -> Result<Option<Tools>, ApiError> {
     read_as(Dialect::Nested, fields)
 }
 
 /// Reads the tool fields; `None` if no tool may be called.
-pub fn read_as(dialect: Dialect, fields: &mut StrictFields) -> Result<Option<Tools>, ApiError> {
+pub(crate) fn read_as(dialect: Dialect, fields: &mut StrictFields) -> Result<Option<Tools>, ApiError> {
     let items = fields.array("tools")?.unwrap_or_default();
     if items.len() > MAX_TOOLS {
         return Err(ApiError::invalid("tools", format!("'tools' may hold at most {MAX_TOOLS} tools")));

@@ -68,7 +68,7 @@ impl Database {
     ///
     /// # Errors
     /// If the database fails.
-    pub async fn file_ids(&self) -> Result<Vec<String>, DatabaseError> {
+    pub(crate) async fn file_ids(&self) -> Result<Vec<String>, DatabaseError> {
         let mut connection = self.writer().await?;
         let ids = sqlx::query_scalar("SELECT id FROM files").fetch_all(&mut *connection).await;
         ids.map_err(DatabaseError::of)

@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 
-use self::leases::Fence;
+use self::leases::FencingToken;
 use super::{FileAdded, JobAdded, ListedPage, NewJob, Page, UpdatedBy, before, cut, read};
 use crate::{
     adapters::{database::DatabaseError, records::change_feed::SharedRegistry},
@@ -167,7 +167,7 @@ impl SharedTable {
     }
 
     /// Returns the holder and fence that a change must match.
-    fn fence_of(&self, by: UpdatedBy) -> Option<(&str, Fence)> {
+    fn fence_of(&self, by: UpdatedBy) -> Option<(&str, FencingToken)> {
         match by {
             UpdatedBy::Anyone => None,
             UpdatedBy::Holder(fence) => Some((&self.holder, fence)),

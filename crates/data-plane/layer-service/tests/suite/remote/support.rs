@@ -20,7 +20,7 @@ use layer_service::{
     base_files::Blobs,
     dispatcher::Dispatcher,
     event_queue::inbox,
-    registry::{Maskable, Registry, ServedBase},
+    registry::{MaskedRowSupport, Registry, ServedBase},
     remote::{RemoteListenError, RemoteParts, RemoteServer, RemoteSettings},
     settings::{LayerSettings, Quotas},
     tls::TlsFiles,
@@ -225,7 +225,7 @@ impl RemoteServerFixture {
         let base = ServedBase {
             instance: 1,
             catalog_bytes: blobs.catalog_bytes(),
-            maskable: Maskable { linear: true, ring: true },
+            maskable: MaskedRowSupport { linear: true, ring: true },
         };
         let registry = Registry::new(quotas, base, sender, MemoryAccount::default());
         let parts = RemoteParts {

@@ -298,7 +298,7 @@ fn a_thought_may_stand_before_a_call_of_a_custom_tool() {
     let body = json!({ "tools": [{ "type": "custom", "custom": custom }], "tool_choice": "required" });
     let tools = tool_params::read(&mut StrictFields::of(body, "the body").unwrap()).unwrap().unwrap();
     let close = text::grammar::Tag { name: "</think>", token: None };
-    let thought = Some(text::grammar::Thought { open: None, close });
+    let thought = Some(text::grammar::ReasoningPrefix { open: None, close });
     let source = of(&tools, ToolCallFormat::Hermes, None, None)
         .unwrap()
         .unwrap()

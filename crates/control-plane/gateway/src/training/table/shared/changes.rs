@@ -5,7 +5,7 @@ use sqlx::{PgConnection, PgPool};
 use super::{
     super::{FileAdded, JobAdded, NewJob, read, text},
     CHANNEL, garbage,
-    leases::Fence,
+    leases::FencingToken,
 };
 use crate::{
     adapters::records::change_feed::ChangeError,
@@ -116,7 +116,7 @@ pub(super) async fn remove_ended(
 pub(super) async fn change(
     pool: &PgPool,
     id: &str,
-    holder: Option<(&str, Fence)>,
+    holder: Option<(&str, FencingToken)>,
     change: impl FnOnce(&mut JobRecord) -> Result<Vec<EventRecord>, TrainingError>,
 ) -> Result<Result<Option<JobRecord>, TrainingError>, ChangeError> {
     let mut transaction = pool.begin().await?;
@@ -150,7 +150,7 @@ pub(super) async fn change(
 async fn locked(
     connection: &mut PgConnection,
     id: &str,
-    holder: Option<(&str, Fence)>,
+    holder: Option<(&str, FencingToken)>,
 ) -> Result<Option<JobRecord>, sqlx::Error> {
     const ANY: &str = "SELECT record FROM holobiont_jobs WHERE id = $1 AND due FOR UPDATE";
     const HELD: &str =

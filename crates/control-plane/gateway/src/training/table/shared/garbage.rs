@@ -14,7 +14,8 @@ const BRING_S: f64 = 3600.0;
 const SWEEP: i64 = 100;
 
 impl SharedTable {
-    /// Lists `path` in the litter before its upload. An object that no row names in time may be removed.
+    /// Records `path` in the table `holobiont_litter` before its upload. An object that no row names in time
+    /// may be removed.
     ///
     /// # Errors
     /// If the database fails; the object must not be uploaded then.

@@ -9,9 +9,9 @@ use crate::{adapters::database::DatabaseError, training::records::JobRecord};
 
 /// Number of times that a job was taken over; a later holder has a larger one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fence(pub(super) i64);
+pub struct FencingToken(pub(super) i64);
 
-impl Fence {
+impl FencingToken {
     /// Number in the job's row.
     #[must_use]
     pub fn number(self) -> i64 {
@@ -53,7 +53,7 @@ impl SharedTable {
         &self,
         id: &str,
         time: Duration,
-    ) -> Result<Option<(Fence, JobRecord)>, DatabaseError> {
+    ) -> Result<Option<(FencingToken, JobRecord)>, DatabaseError> {
         let taken = sqlx::query_as(
             "UPDATE holobiont_jobs SET holder = $2, fence = fence + 1, until = now() + make_interval(secs => $3) \
              WHERE id = $1 AND due AND (holder IS NULL OR holder = $2 OR until < now()) RETURNING fence, record",
@@ -62,7 +62,7 @@ impl SharedTable {
         let pool = self.link.session()?;
         let asked = async {
             let row: Option<(i64, String)> = taken.fetch_optional(&pool).await?;
-            row.map(|(fence, row)| Ok((Fence(fence), read::<JobRecord>(&row)?))).transpose()
+            row.map(|(fence, row)| Ok((FencingToken(fence), read::<JobRecord>(&row)?))).transpose()
         };
         let taken = self.link.within(asked).await?;
         match taken {
@@ -90,7 +90,7 @@ impl SharedTable {
     ///
     /// # Errors
     /// If the database fails; the lease expires then.
-    pub async fn give_back(&self, id: &str, fence: Fence) -> Result<(), DatabaseError> {
+    pub async fn give_back(&self, id: &str, fence: FencingToken) -> Result<(), DatabaseError> {
         let given = sqlx::query(
             "WITH given AS (UPDATE holobiont_jobs SET holder = NULL \
                             WHERE id = $1 AND holder = $2 AND fence = $3 RETURNING id) \
