@@ -1,6 +1,10 @@
 //! The table of metrics against Prometheus's rules, the guide, and the dashboard.
 
-use std::{collections::BTreeSet, fs};
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
 
 use gateway::metrics::{
     aliases::ALIASES,
@@ -95,6 +99,39 @@ fn metrics_of(expression: &str) -> Vec<&str> {
     words
         .filter(|word| ["holobiont_", "process_", "vllm:"].iter().any(|prefix| word.starts_with(prefix)))
         .collect()
+}
+
+/// Adds the Markdown pages of a folder and those below.
+fn pages(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+        if entry.is_dir() {
+            pages(&entry, found);
+        } else if entry.extension().is_some_and(|ending| ending == "md") {
+            found.push(entry);
+        }
+    }
+}
+
+#[test]
+fn metrics_that_documents_name_are_there() {
+    let root = testkit::paths::root();
+    let mut found = vec![root.join("README.md")];
+    pages(&root.join("docs"), &mut found);
+    let names: BTreeSet<&str> = TABLE.iter().map(|metric| metric.name).collect();
+    let is_known = |word: &str| {
+        let series = ["_bucket", "_sum", "_count"].iter().find_map(|suffix| word.strip_suffix(suffix));
+        // A prefix of names, a metric of the endpoint picker, a file name, or a field of `adapter_config.json`.
+        let is_other = word.ends_with('_') || word.starts_with("holobiont_picker_");
+        let is_none = word.contains(|c: char| c.is_ascii_uppercase()) || word == "holobiont_draft";
+        is_other || is_none || names.contains(series.unwrap_or(word))
+    };
+    let mut wrong = BTreeSet::new();
+    for page in found {
+        let text = fs::read_to_string(&page).unwrap();
+        let named = metrics_of(&text).into_iter().filter(|word| word.starts_with("holobiont_"));
+        wrong.extend(named.filter(|word| !is_known(word)).map(|word| (page.clone(), word.to_owned())));
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
 fn expressions(value: &Value, out: &mut Vec<String>) {
