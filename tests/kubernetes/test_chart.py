@@ -11,7 +11,7 @@ from manifests import CHART, COMPONENTS, Variant, charted, environment, identity
 from test_manifests import validate
 
 HELM_LABELS = ("app.kubernetes.io/", "helm.sh/")
-# What only a kustomization has: it owns its namespace.
+# Objects of the kustomization alone, which owns its namespace.
 OWN_NAMESPACE = {("Namespace", "holobiont"), ("NetworkPolicy", "default-deny")}
 
 

@@ -12,18 +12,16 @@ use std::{
 use clap::Arg;
 use rustix::process::{Resource, getrlimit};
 
-use settings::{ByteCount, DeviceChoice, ExecutorSection, SettingFlags};
+use settings::{ByteCount, DeviceChoice, SettingFlags};
 
 use crate::{
     commands::check,
     deployment::{
         config::{DeploymentConfig, DeploymentConfigError},
         cores,
-        machine::memory_bytes,
     },
     exit::Exit,
     home::HomeDirectory,
-    models,
     terminal::{
         Terminal,
         findings::{CheckFailure, Finding, Health, report},
@@ -33,9 +31,6 @@ use crate::{
 
 /// Free disk bytes below which a registry and logs may run out of space.
 const LITTLE_DISK_BYTES: u64 = 1 << 30;
-
-/// Default bytes of device memory for the KV cache on a CPU.
-const DEFAULT_DEVICE_BYTES: u64 = 512 << 20;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct DoctorArguments {
@@ -83,7 +78,7 @@ fn machine(
     let mut findings = vec![cores(), cpu(&read("/proc/cpuinfo"))];
     match config {
         Ok(config) => {
-            findings.push(memory(&config, home, &read("/proc/meminfo")));
+            findings.extend(capacity::memory(&config, home));
             let is_cpu =
                 |config: &DeploymentConfig| matches!(config.executor.device, None | Some(DeviceChoice::Cpu));
             if config.members().iter().all(|member| is_cpu(&member.config)) {
@@ -141,44 +136,6 @@ fn unused_gpu(first: &Finding) -> Finding {
             Finding::ok("GPU", format!("{}; device = \"cuda:0\" in [executor] uses it", first.found))
         }
         Health::Warn | Health::Fail => Finding::ok("GPU", format!("none in use: {}", first.found)),
-    }
-}
-
-/// Checks whether weights, KV cache and adapters fit into available memory.
-fn memory(config: &DeploymentConfig, home: &HomeDirectory, meminfo: &str) -> Finding {
-    let Some(available) = memory_bytes(meminfo, "MemAvailable") else {
-        return Finding::warn("memory", "the system does not report available memory", "run free -m");
-    };
-    let model = models::find(config.model.name.as_deref(), home).ok();
-    let model_bytes = model.and_then(|path| models::model_at(&path)).map_or(0, |model| model.bytes);
-    let each = config.members().into_iter().map(|member| pools(&member.config, model_bytes));
-    let (model_bytes, needed) = each.fold((0, 0), |(models, all), (model, pools): (u64, u64)| {
-        (model.saturating_add(models), pools.saturating_add(all))
-    });
-    let found = format!("{} free; the model and its pools take up to {}", size(available), size(needed));
-    if model_bytes > available {
-        Finding::fail("memory", found, "choose a smaller model, or one with fewer bits per weight")
-    } else if needed > available {
-        Finding::warn("memory", found, "lower [memory].device or [executor].adapter_bytes")
-    } else {
-        Finding::ok("memory", found)
-    }
-}
-
-/// Returns the host bytes of an executor's weights, and of weights and pools together.
-fn pools(config: &DeploymentConfig, model_bytes: u64) -> (u64, u64) {
-    let executor = config.executor.common.clone().or(ExecutorSection::presets());
-    let bytes = |pool: Option<ByteCount>| pool.map_or(0, |bytes| bytes.0);
-    let bounds = [executor.kv_bytes, executor.device_adapter_bytes]
-        .map(|bound| bound.map_or(DEFAULT_DEVICE_BYTES, |bytes| bytes.0));
-    let device =
-        config.memory.device.map_or_else(|| bounds.into_iter().fold(0, u64::saturating_add), |all| all.0);
-    let pools = [device, bytes(executor.adapter_bytes)];
-    match executor.device {
-        // Weights and KV cache of a GPU take no host memory; the executor compares them with the GPU's
-        // memory.
-        Some(DeviceChoice::Cuda { .. }) => (0, bytes(executor.adapter_bytes)),
-        _ => (model_bytes, pools.into_iter().fold(model_bytes, u64::saturating_add)),
     }
 }
 
@@ -291,37 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_held_against_what_the_configuration_asks_for() {
-        let home = tempfile::tempdir().unwrap();
-        let health = |config: &DeploymentConfig, kib| {
-            memory(
-                config,
-                &HomeDirectory::at(home.path()),
-                &format!("MemTotal: 9 kB\nMemAvailable:   {kib} kB\n"),
-            )
-            .health
-        };
-        let mut config = DeploymentConfig::default();
-        assert_eq!(health(&config, 8 << 20), Health::Ok);
-        assert_eq!(health(&config, 1 << 20), Health::Warn, "1 GiB free, 2 GiB of pools");
-        config.memory.device = Some("1MiB".parse().unwrap());
-        config.executor.common.adapter_bytes = Some("1MiB".parse().unwrap());
-        assert_eq!(health(&config, 1 << 20), Health::Ok);
-        let model = home.path().join("models/big.gguf");
-        fs::create_dir_all(model.parent().unwrap()).unwrap();
-        fs::File::create(model).unwrap().set_len(2 << 30).unwrap();
-        assert_eq!(health(&config, 1 << 20), Health::Fail);
-    }
-
-    #[test]
-    fn weights_on_a_gpu_need_no_memory_here_and_a_gpu_nobody_uses_is_told() {
-        let (home, meminfo) = (tempfile::tempdir().unwrap(), "MemAvailable:   1100000 kB\n");
-        let mut config = DeploymentConfig::default();
-        let health =
-            |config: &DeploymentConfig| memory(config, &HomeDirectory::at(home.path()), meminfo).health;
-        assert_eq!(health(&config), Health::Warn);
-        config.executor.common.device = Some(DeviceChoice::Cuda { ordinal: 0 });
-        assert_eq!(health(&config), Health::Ok, "adapters alone");
+    fn a_gpu_that_is_not_used_is_named() {
         let found = |finding| unused_gpu(&finding).found;
         assert!(found(Finding::ok("d", "A GPU")).contains("device = \"cuda:0\""));
         assert_eq!(found(Finding::fail("d", "there is no driver", "x")), "none in use: there is no driver");

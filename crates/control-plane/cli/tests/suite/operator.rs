@@ -286,7 +286,9 @@ fn doctor_has_a_line_for_everything_and_a_fix_for_what_fails() {
     let value: Value = serde_json::from_str(&ended.out).unwrap();
     let findings = value["findings"].as_array().unwrap();
     let of = |name: &str| findings.iter().find(|finding| finding["name"] == name);
-    for name in ["cores", "arithmetic", "memory", "huge pages", "locked memory", "open files", "disk space"] {
+    for name in
+        ["cores", "arithmetic", "free memory", "huge pages", "locked memory", "open files", "disk space"]
+    {
         let finding = of(name).unwrap_or_else(|| panic!("no {name} in {value}"));
         assert_eq!(finding["health"] == "ok", finding["fix"].is_null(), "{finding}");
     }

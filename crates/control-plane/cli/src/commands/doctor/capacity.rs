@@ -27,6 +27,9 @@ use crate::{
 /// Name of the program that computes the figures.
 const PROGRAM: &str = "base-executor";
 
+/// Name of the finding about the memory that is free now.
+const FREE_MEMORY: &str = "free memory";
+
 /// Next step if the executor names none.
 const NO_FIX: &str = "check the model and the settings with holobiont check";
 
@@ -140,11 +143,7 @@ pub(super) fn run(
 ) -> Result<(), CheckFailure> {
     let (mut findings, mut values, mut hosts, mut exit) = (Vec::new(), Vec::new(), Vec::new(), Exit::Failed);
     for member in config.members() {
-        let asked = figures(&member, device_memory, home).and_then(|value| {
-            let capacity = Capacity::deserialize(&value).map_err(CapacityError::Answer)?;
-            Ok((value, capacity))
-        });
-        let found = match asked {
+        let found = match figures(&member, device_memory, home) {
             Ok((value, capacity)) => {
                 values.push(json!({ "executor": member.name, "figures": value }));
                 let found = capacity.findings();
@@ -162,18 +161,34 @@ pub(super) fn run(
     report_with(&findings, &json!({ "capacity": values }), exit, terminal)
 }
 
-/// Runs the executor's program with the settings that `up` would pass to it.
+/// Compares what all executors of `config` on this host take with the memory that is free now; `None` without
+/// executors.
+pub(super) fn memory(config: &DeploymentConfig, home: &HomeDirectory) -> Option<Finding> {
+    let host = |member| figures(&member, None, home).map(|(_, capacity)| capacity.host);
+    match config.members().into_iter().map(host).collect::<Result<Vec<_>, _>>() {
+        Ok(hosts) => free_memory(&hosts),
+        Err(error) => {
+            let fix = error.next().unwrap_or_else(|| NO_FIX.to_owned());
+            Some(Finding::warn(FREE_MEMORY, format!("not compared: {error}"), fix))
+        }
+    }
+}
+
+/// Runs the executor's program with the settings that `up` would pass to it. Returns the answer, and the same
+/// parsed.
 fn figures(
     member: &DeployedExecutor,
     device_memory: Option<ByteCount>,
     home: &HomeDirectory,
-) -> Result<Value, CapacityError> {
+) -> Result<(Value, Capacity), CapacityError> {
     let model = models::find(member.config.model.name.as_deref(), home)?;
     let program = program_paths::find(PROGRAM).ok_or(CapacityError::NoProgram)?;
     let output = Command::new(program).args(command(&member.config, &model, device_memory, home)).output();
     let output = output.map_err(CapacityError::Run)?;
     if output.status.success() {
-        return serde_json::from_slice(&output.stdout).map_err(CapacityError::Answer);
+        let value: Value = serde_json::from_slice(&output.stdout).map_err(CapacityError::Answer)?;
+        let capacity = Capacity::deserialize(&value).map_err(CapacityError::Answer)?;
+        return Ok((value, capacity));
     }
     let refusal = check::said_finding("capacity", false, &[output.stdout, output.stderr].concat(), NO_FIX);
     let (cause, exit) = (refusal.found, Exit::of_code(output.status.code()));
@@ -324,17 +339,16 @@ impl HostFigures {
 
 /// Compares what all executors take together with the memory that is free now.
 fn free_memory(hosts: &[HostFigures]) -> Option<Finding> {
-    const NAME: &str = "free memory";
     let free = hosts.first()?.free_bytes;
     let sum = |bytes: fn(&HostFigures) -> u64| hosts.iter().map(bytes).fold(0, u64::saturating_add);
     let (weights, needed) = (sum(|host| host.weights_bytes), sum(HostFigures::needed));
     let found = format!("{} now, of which {} are needed at most", size(free), size(needed));
     Some(if weights > free {
-        Finding::fail(NAME, found, "choose a smaller model, or one with fewer bits per weight")
+        Finding::fail(FREE_MEMORY, found, "choose a smaller model, or one with fewer bits per weight")
     } else if needed > free {
-        Finding::warn(NAME, found, "lower --device-bytes or --adapter-bytes, or stop other programs")
+        Finding::warn(FREE_MEMORY, found, "lower --device-bytes or --adapter-bytes, or stop other programs")
     } else {
-        Finding::ok(NAME, found)
+        Finding::ok(FREE_MEMORY, found)
     })
 }
 
