@@ -9,6 +9,7 @@
 //! - [`event`]: the events of the loop.
 //! - `queues`: all sequences, by state. `adapter_tiers`: the adapters. `model_runner`: the pass and its
 //!   users.
+//! - `block_updates`: changes of the cached KV blocks, for gateways that watch them.
 //! - `control_replies`: replies about adapters and stats.
 //! - `requests`: requests become sequences. [`admission`]: refusals and their messages.
 //! - `waiting_for_adapter`: requests that wait for their adapter or their KV blocks to reach the device.
@@ -29,6 +30,7 @@
 
 mod adapter_tiers;
 pub(crate) mod admission;
+mod block_updates;
 mod control_replies;
 mod drafter_state;
 pub mod drafts;
@@ -60,6 +62,7 @@ pub(crate) use self::sequence::failure;
 use self::{
     adapter_tiers::Tiers,
     admission::AdmissionRefusal,
+    block_updates::BlockWatchers,
     drafts::Drafts,
     event::{ConnectionId, EngineEvent},
     layers::LayerService,
@@ -111,6 +114,7 @@ pub struct Engine<P: ForwardPass> {
     kv: Cache,
     below: KvOffload,
     outboxes: Outboxes,
+    watchers: BlockWatchers,
     drafts: Drafts,
     grammars: Option<GrammarWorkers>,
     limits: EngineLimits,
@@ -147,6 +151,7 @@ impl<P: ForwardPass> Engine<P> {
             }),
             below: KvOffload::default(),
             outboxes: Outboxes::default(),
+            watchers: BlockWatchers::default(),
             drafts: Drafts::default(),
             grammars: None,
             limits,
@@ -284,6 +289,7 @@ impl<P: ForwardPass> Engine<P> {
         self.admit_ready();
         if !self.queues.has_work() {
             self.run_transfers(0);
+            self.flush();
         }
         if !plan.is_empty() {
             failpoint::pass("executor.after_outputs");
@@ -308,6 +314,7 @@ impl<P: ForwardPass> Engine<P> {
             EngineEvent::FileCopied(copy) => self.file_copied(&copy),
             EngineEvent::UnloadAdapter { connection, call } => self.unload_adapter(connection, &call),
             EngineEvent::GetStats(caller) => self.answer_stats(caller),
+            EngineEvent::WatchBlocks(connection) => self.watch_blocks(connection),
             EngineEvent::Pulse => {}
             EngineEvent::Drain { until } => {
                 failpoint::pass("executor.drain_begun");
@@ -330,6 +337,7 @@ impl<P: ForwardPass> Engine<P> {
     fn forget(&mut self, connection: ConnectionId) {
         failpoint::pass("executor.gateway_gone");
         self.outboxes.close(connection);
+        self.unwatch_blocks(connection);
         self.stats.cancelled += self.drop_where(|sequence| sequence.caller.connection == connection);
     }
 
@@ -378,6 +386,7 @@ impl<P: ForwardPass> Engine<P> {
     }
 
     fn flush(&mut self) {
+        self.publish_blocks();
         for connection in self.outboxes.flush() {
             tracing::warn!(?connection, "a gateway does not read its messages; its requests are cancelled");
             self.forget(connection);

@@ -240,6 +240,7 @@ impl<A: Send + 'static> Service<A> {
             ToExecutor::Cancel(request) => EngineEvent::Cancel(RequestKey { connection, request }),
             ToExecutor::UnloadAdapter(call) => EngineEvent::UnloadAdapter { connection, call },
             ToExecutor::GetStats(request) => EngineEvent::GetStats(RequestKey { connection, request }),
+            ToExecutor::WatchBlocks => EngineEvent::WatchBlocks(connection),
             ToExecutor::LoadAdapter(call) => return self.load(connection, call).await,
             ToExecutor::Hello(_) => return,
         };

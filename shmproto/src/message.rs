@@ -3,12 +3,15 @@
 //! The gateway connects a DEALER to the executor's ROUTER on an `ipc://` socket in a private directory. One
 //! ZeroMQ message holds one [`ToExecutor`] or one [`ToGateway`]. Messages carry token ids, never text.
 //!
-//! Submodule `generation` defines requests and their outputs, `stats` defines statistics.
+//! Submodule `generation` defines requests and their outputs, `stats` defines statistics, `blocks` defines
+//! changes of cached KV blocks.
 
+mod blocks;
 mod generation;
 mod stats;
 
 pub use self::{
+    blocks::{AddedBlock, BlockTier, BlockUpdate, ChainBytes, RemovedBlock},
     generation::{Finish, Generate, Output, Pooling, Precision, ProvisionalMode, Sampling, TokenOutput},
     stats::{
         ACCEPTED_BOUNDS, AdapterStats, DraftKind, LayerRoute, LayerSession, LayerStats, MemoryAccountStats,
@@ -18,7 +21,7 @@ pub use self::{
 use crate::{codec::Wire as _, wire_enum, wire_struct};
 
 /// Version of the protocol; it changes with every message, and both sides refuse a peer with another version.
-pub const PROTOCOL_VERSION: u32 = 16;
+pub const PROTOCOL_VERSION: u32 = 17;
 
 /// Maximum number of split client sessions that [`Stats`] lists.
 pub const MAX_LAYER_SESSIONS: usize = 64;
@@ -56,6 +59,9 @@ wire_enum! {
         UnloadAdapter(UnloadAdapter) = 4,
         /// Requests statistics; answered by [`ToGateway::Stats`].
         GetStats(RequestId) = 5,
+        /// Requests the KV blocks in the cache, and all later changes, on this connection; answered by any
+        /// number of [`ToGateway::Blocks`]. A repeated request begins again with all blocks.
+        WatchBlocks = 6,
     }
 }
 
@@ -103,6 +109,9 @@ wire_enum! {
         Stats(Stats) = 6,
         /// Progress of loading the weights; any number of these messages may precede the welcome.
         Loading(Loading) = 7,
+        /// Changes of cached KV blocks, in order, after [`ToExecutor::WatchBlocks`]. The first one is
+        /// [`BlockUpdate::Cleared`], and a block is added after the block before it.
+        Blocks(Vec<BlockUpdate>) = 8,
     }
 }
 

@@ -5,10 +5,10 @@ use shmproto::{
     codec::{DecodeError, Wire},
     layer::control::SessionStats,
     message::{
-        AdapterStats, AnswerKind, ColdStart, DeviceFacts, DeviceKind, DraftKind, ErrorCode, Finish, Generate,
-        Hello, LayerRoute, LayerSession, LayerStats, Output, PROTOCOL_VERSION, Pooling, Precision,
-        ProvisionalMode, Sampling, SpeculationStats, Stats, TenantUse, ToExecutor, ToGateway, TokenOutput,
-        Welcome, WireError, WorkerStats,
+        AdapterStats, AddedBlock, AnswerKind, BlockTier, BlockUpdate, ColdStart, DeviceFacts, DeviceKind,
+        DraftKind, ErrorCode, Finish, Generate, Hello, LayerRoute, LayerSession, LayerStats, Output,
+        PROTOCOL_VERSION, Pooling, Precision, ProvisionalMode, RemovedBlock, Sampling, SpeculationStats,
+        Stats, TenantUse, ToExecutor, ToGateway, TokenOutput, Welcome, WireError, WorkerStats,
     },
 };
 
@@ -152,6 +152,18 @@ fn stats() -> ToGateway {
     })
 }
 
+fn blocks() -> ToGateway {
+    let added = AddedBlock {
+        chain: [1; 32],
+        parent: Some([2; 32]),
+        adapter: None,
+        tokens: vec![3, 4],
+        tier: BlockTier::Host,
+    };
+    let removed = RemovedBlock { chain: [1; 32], tier: BlockTier::Device };
+    ToGateway::Blocks(vec![BlockUpdate::Cleared, BlockUpdate::Added(added), BlockUpdate::Removed(removed)])
+}
+
 #[test]
 fn a_message_comes_out_as_it_went_in() {
     for message in [
@@ -159,11 +171,13 @@ fn a_message_comes_out_as_it_went_in() {
         generate((0..1000).collect()),
         ToExecutor::Cancel(7),
         ToExecutor::GetStats(8),
+        ToExecutor::WatchBlocks,
     ] {
         assert_eq!(ToExecutor::from_bytes(&message.to_bytes()), Ok(message));
     }
     let cold_starts = [ColdStart::CpuAssist, ColdStart::OnDemand, ColdStart::Cached];
-    let others = [outputs(), stats(), ToGateway::Stats(Stats::default()), ToGateway::Refused(String::new())];
+    let others =
+        [outputs(), stats(), blocks(), ToGateway::Stats(Stats::default()), ToGateway::Refused(String::new())];
     for message in others.into_iter().chain(cold_starts.map(welcome)) {
         assert_eq!(ToGateway::from_bytes(&message.to_bytes()), Ok(message));
     }
@@ -173,7 +187,7 @@ fn a_message_comes_out_as_it_went_in() {
 fn a_message_that_ends_early_or_late_is_an_error() {
     let bytes = generate(vec![1, 2, 3]).to_bytes();
     assert!((0..bytes.len()).all(|end| ToExecutor::from_bytes(&bytes[..end]).is_err()));
-    for message in [outputs(), stats(), welcome(ColdStart::Cached)] {
+    for message in [outputs(), stats(), blocks(), welcome(ColdStart::Cached)] {
         let bytes = message.to_bytes();
         assert!((0..bytes.len()).all(|end| ToGateway::from_bytes(&bytes[..end]).is_err()));
     }
@@ -244,7 +258,7 @@ fn the_document_lists_every_message_under_its_number() {
             found += 1;
         }
     }
-    assert_eq!(found, 27);
+    assert_eq!(found, 29);
 }
 
 #[test]

@@ -43,6 +43,8 @@ pub enum EngineEvent<A> {
         call: UnloadAdapter,
     },
     GetStats(RequestKey),
+    /// A gateway wants to know all cached KV blocks and their changes.
+    WatchBlocks(ConnectionId),
     /// Wakes the loop, to show that it is alive or because a waiting sequence can continue.
     Pulse,
     /// Shuts down: refuses new requests, and fails those that still run at `until`.

@@ -1,6 +1,7 @@
 //! The engine at its interface: events in, messages out, over a forward pass without weights.
 
 mod activated;
+mod block_updates;
 mod drafts;
 mod embeddings;
 mod grammars;

@@ -18,13 +18,13 @@ use text::sandbox::OWN_PROGRAM;
 
 pub use self::{
     args::{
-        AdapterArgs, AdmissionArgs, Args, CallerArgs, ConnectionArgs, ExecutorArgs, TelemetryArgs,
-        TrainingArgs,
+        AdapterArgs, AdmissionArgs, Args, CallerArgs, ConnectionArgs, ExecutorArgs, KvEventArgs,
+        TelemetryArgs, TrainingArgs,
     },
     telemetry::{MetricNames, TelemetryConfig},
     values::{
-        AllowedHosts, ConnectionLimits, ExecutorEndpoint, NamedEndpoint, OutputParsers, RateLimits,
-        ShutdownTrigger, StartAdapter, TrainingLimits,
+        AllowedHosts, ConnectionLimits, ExecutorEndpoint, KvEventsConfig, NamedEndpoint, OutputParsers,
+        RateLimits, ShutdownTrigger, StartAdapter, TrainingLimits,
     },
 };
 use scheduling::{admission::DelayLimits, routing::RoutingPolicy};
@@ -139,6 +139,8 @@ pub struct GatewayConfig {
     /// Number of threads for network I/O.
     pub threads: usize,
     pub figures: TelemetryConfig,
+    /// Sockets of KV events; `None` publishes none.
+    pub kv_events: Option<KvEventsConfig>,
     pub log_format: LogFormat,
     /// Event that shuts the process down.
     pub lifeline: ShutdownTrigger,
@@ -199,6 +201,7 @@ impl TryFrom<Args> for GatewayConfig {
             grace: Duration::from_millis(args.grace_ms),
             threads: args.threads,
             figures,
+            kv_events: kv_events(args.kv_events),
             log_format: args.log_format,
             lifeline: if args.exit_with_stdin { ShutdownTrigger::Stdin } else { ShutdownTrigger::Signals },
         })
@@ -275,6 +278,14 @@ fn shared_keys(
         (true, _, None) => needs("api-key-file"),
         (true, Some(_), Some(path)) => Ok(Some(path.to_owned())),
     }
+}
+
+fn kv_events(args: KvEventArgs) -> Option<KvEventsConfig> {
+    Some(KvEventsConfig {
+        endpoint: args.kv_events_endpoint?,
+        replay_endpoint: args.kv_events_replay_endpoint,
+        topic: args.kv_events_topic,
+    })
 }
 
 fn turns(args: &AdmissionArgs) -> AdmissionLimits {

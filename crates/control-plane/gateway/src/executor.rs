@@ -2,6 +2,7 @@
 //!
 //! - [`batch`]: the sequences of one HTTP request and their outputs; dropping the batch cancels them.
 //! - [`backlog`]: the memory that a running request holds, charged to its tenant.
+//! - [`block_feed`]: changes of the executor's KV blocks, for KV events.
 //! - `queue`: the queue of commands from handles and batches; `concurrency_limit`: slots of running
 //!   sequences.
 //! - [`link_messages`]: commands, replies, and the state of the connection.
@@ -16,6 +17,7 @@
 
 pub mod backlog;
 pub mod batch;
+pub(crate) mod block_feed;
 mod concurrency_limit;
 mod connection;
 pub mod errors;
@@ -46,6 +48,7 @@ use types::TenantId;
 use self::{
     backlog::Backlog,
     batch::SequenceBatch,
+    block_feed::BlockFeed,
     concurrency_limit::SequenceSlots,
     connection::LinkTask,
     link_messages::{CallReply, ExecutorCall, LinkCommand, LinkState},
@@ -99,7 +102,8 @@ impl Executor {
         let slots = SequenceSlots::new(limits.max_sequences, Arc::clone(&common.room));
         let silence = limits.silence;
         let peer = ConnectTarget { door: door.clone(), instance: random_u64(), silence };
-        tokio::spawn(LinkTask::new(peer, received, link_sender, slots.clone()).run());
+        let blocks = BlockFeed::new(peer.instance, common.block_updates.clone());
+        tokio::spawn(LinkTask::new(peer, received, link_sender, slots.clone(), blocks).run());
         let (queue, calls) =
             (CommandQueue::new(commands, slots, common), Arc::new(Semaphore::new(MAX_CALLS)));
         Self { queue, link, calls, door, silence }

@@ -78,12 +78,11 @@ struct SharedExecutors {
 
 impl Executors {
     #[must_use]
-    pub fn connect(addresses: &[Address], limits: LinkSettings) -> Self {
-        let common = SharedConnections::default();
+    pub fn connect(addresses: &[Address], limits: LinkSettings, common: &SharedConnections) -> Self {
         let executors = addresses.iter().map(|address| {
             (address.name.clone(), Executor::connect(address.door.clone(), limits, common.clone()))
         });
-        Self::of(executors, &common)
+        Self::of(executors, common)
     }
 
     /// Collects existing connections with their `common` state.
@@ -224,7 +223,7 @@ mod tests {
     fn two() -> Executors {
         let limits = LinkSettings { max_sequences: 1, silence: std::time::Duration::from_secs(1) };
         let address = |name: &str| Address { name: name.to_owned(), door: Endpoint::Socket("nobody".into()) };
-        Executors::connect(&[address("a"), address("b")], limits)
+        Executors::connect(&[address("a"), address("b")], limits, &SharedConnections::default())
     }
 
     fn welcome(base: u8) -> Welcome {

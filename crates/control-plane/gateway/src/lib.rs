@@ -26,6 +26,7 @@
 //! - [`tinker`] is Tinker's HTTP API, for adapters that clients train step by step in
 //!   [`training_sessions`].
 //! - [`training`] has training files and fine-tuning jobs; [`trainer_client`] requests trainer processes.
+//! - `kv_events` publishes which prefixes are cached, for routers of other projects.
 //! - [`layer_stats`] reports the usage of the base layers by split clients.
 //! - [`metrics`] has metrics for Prometheus; [`telemetry`] has the log, the record of each request, and
 //!   traces.
@@ -64,6 +65,7 @@ mod fleet;
 pub mod grammars;
 pub(crate) mod health;
 pub mod keys;
+mod kv_events;
 pub(crate) mod layer_stats;
 pub mod lifecycle;
 pub mod limits;

@@ -20,8 +20,10 @@ use crate::{
     body_workers::BodyWorkers,
     config::{GatewayConfig, ShutdownTrigger},
     connections::{self, ShutdownPhase},
+    executor::SharedConnections,
     executors::Executors,
     grammars::GrammarChecks,
+    kv_events::publisher::{KvEventPublisher, KvEventsError},
     lifecycle::{GatewayReadiness, Lifecycle, LoadText, StartError},
     limits::AdapterLimits,
     metrics::{GatewayMetrics, poll::poll},
@@ -68,6 +70,8 @@ pub enum RunError {
     Hurried,
     #[error(transparent)]
     Traces(#[from] telemetry::EndpointError),
+    #[error(transparent)]
+    KvEvents(#[from] KvEventsError),
     #[error("{attempt} failed: {reason}")]
     System {
         attempt: &'static str,
@@ -176,7 +180,12 @@ impl Gateway {
         let names: Vec<_> = config.executors.iter().map(|address| address.name.as_str()).collect();
         let metrics = Arc::new(GatewayMetrics::new(&config.figures, &names));
         let sinks = Sinks::open(Arc::clone(&metrics), config.figures.otlp_endpoint.as_deref())?;
-        let executors = Executors::connect(&config.executors, config.executor);
+        let (block_updates, publisher) = match &config.kv_events {
+            Some(events) => Some(KvEventPublisher::bind(events).await?).unzip(),
+            None => (None, None),
+        };
+        let common = SharedConnections::new(block_updates);
+        let executors = Executors::connect(&config.executors, config.executor, &common);
         let registry = Registry::open(executors.clone(), options(&config)).await?;
         let (lifecycle, status) =
             Lifecycle::new(&config, executors.clone(), Arc::clone(&registry), load_text);
@@ -230,6 +239,9 @@ impl Gateway {
             tokio::spawn(Runs::sweep(Arc::downgrade(&runs))),
             tokio::spawn(training.run()),
         ]);
+        if let Some(publisher) = publisher {
+            background_tasks.push(tokio::spawn(publisher.run(Arc::clone(&app.registry))));
+        }
         Ok(Self {
             address,
             status,

@@ -10,6 +10,7 @@
 //! - [`tier`]: the tiers, and their slots. [`namespace`]: who may share prefixes, and their names on disk.
 //! - [`prefix_path`]: path of a sequence through the namespaces of the base and of an activated adapter.
 //! - [`residency`]: tracks which adapters are on the device or on their way there, one state for each.
+//! - [`block_events`]: events of cached blocks, for routers.
 //! - [`copy`]: the thread that copies between tiers, the most urgent job first.
 //! - [`store`]: blocks in a file, which survive a restart.
 //! - [`ledger`]: limits memory in bytes, and counts who holds it.
@@ -22,6 +23,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod block_events;
 pub mod copy;
 mod eviction_candidates;
 pub mod ledger;

@@ -8,6 +8,7 @@
 //!
 //! - here: the requests of a sequence.
 //! - `adapters`: blocks of adapters in the pool.
+//! - `events`: events of blocks, for observers.
 //! - `eviction`: evicts blocks and adapters when a tier lacks capacity.
 //! - `invariants`: checks the invariants.
 //! - `settings`: sizes, limits and policy of a cache.
@@ -21,6 +22,7 @@
 //!   and its adapter unless that is computed elsewhere (E-05).
 
 mod adapters;
+mod events;
 mod eviction;
 mod invariants;
 mod settings;
@@ -40,6 +42,7 @@ pub use self::{
     swap::{CopyOutcome, RestoredBlocks, TierCopy},
 };
 use crate::{
+    block_events::EventRecorder,
     eviction_candidates::EvictionCandidates,
     pool::{BlockPool, Released},
     replacement::{AdapterDemand, AdapterUsage, ReplacementPolicy},
@@ -121,6 +124,7 @@ pub struct Cache {
     reviewed: u32,
     now: Duration,
     statistics: Statistics,
+    events: EventRecorder,
 }
 
 impl Cache {
@@ -145,6 +149,7 @@ impl Cache {
             reviewed: 0,
             now: Duration::ZERO,
             statistics: Statistics::default(),
+            events: EventRecorder::default(),
         }
     }
 

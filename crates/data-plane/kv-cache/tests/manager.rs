@@ -1,6 +1,8 @@
 //! The cache manager against recorded contents: every block and every slot, after any copies, losses and
 //! restarts.
 
+mod observer;
+
 use std::{
     collections::{HashMap, HashSet},
     time::Duration,
@@ -14,6 +16,8 @@ use kv_cache::{
 };
 use proptest::prelude::*;
 use types::{AdapterId, BlockId, TenantId};
+
+use self::observer::Observer;
 
 const BLOCK_TOKENS: usize = 2;
 const ADAPTERS: u8 = 3;
@@ -108,6 +112,7 @@ enum CopyInFlight {
 struct TieredModel {
     settings: CacheSettings,
     cache: Cache,
+    observer: Observer,
     on_device: HashMap<BlockId, Chain>,
     below: HashMap<(Tier, u32), BlockRecord>,
     copies: Vec<CopyInFlight>,
@@ -117,9 +122,11 @@ struct TieredModel {
 
 impl TieredModel {
     fn new(settings: CacheSettings) -> Self {
+        let mut cache = Cache::new(settings);
         Self {
             settings,
-            cache: Cache::new(settings),
+            observer: Observer::new(&mut cache),
+            cache,
             on_device: HashMap::new(),
             below: HashMap::new(),
             copies: Vec::new(),
@@ -162,6 +169,7 @@ impl TieredModel {
             TieredStep::Restart => self.restart(),
         }
         self.take_copies();
+        self.observer.follow(&mut self.cache);
         self.check();
     }
 
@@ -345,6 +353,7 @@ impl TieredModel {
             self.below.iter().map(|((_, slot), record)| (StoreSlot(*slot), record.clone())).collect();
         self.cache.advance(self.now, 0);
         self.cache.restore(records);
+        self.observer = Observer::new(&mut self.cache);
     }
 
     fn check(&self) {
@@ -363,6 +372,8 @@ impl TieredModel {
         while !self.copies.is_empty() {
             self.end_copy(0, true);
         }
+        self.observer.follow(&mut self.cache);
+        self.observer.check(&mut self.cache);
         self.check();
         let all = self.settings.max_kv_blocks as usize;
         assert_eq!(self.cache.allocate(all).map(|blocks| blocks.len()), Some(all), "nothing has leaked");

@@ -16,7 +16,7 @@ fn reference(root: clap::Command) -> String {
         "# The command `holobiont`\n\n\
          Made from the command line itself by a test; edit the sources in `crates/control-plane/cli/src` and run\n\
          `UPDATE_REFERENCE=1 cargo test -p holobiont the_reference` to write it again.\n\n\
-         Data goes to stdout, progress and hints to stderr. Nothing is asked unless stdin and stderr are a terminal.\n\
+         Data goes to stdout, progress and hints to stderr. Commands ask questions only if stdin and stderr are a terminal.\n\
          The options of `holobiont` itself work for every command.\n\n",
     );
     text.push_str(&format!("```text\n{}\n```\n", exit::HELP));

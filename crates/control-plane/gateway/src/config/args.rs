@@ -45,6 +45,9 @@ pub struct Args {
     /// Settings of metrics and traces.
     #[command(flatten)]
     pub figures: TelemetryArgs,
+    /// Settings of KV events.
+    #[command(flatten)]
+    pub kv_events: KvEventArgs,
     /// Settings of the admission queue.
     #[command(flatten)]
     pub admission: AdmissionArgs,
@@ -222,6 +225,21 @@ pub struct TelemetryArgs {
     /// Endpoint of an OpenTelemetry collector for traces (OTLP over HTTP)
     #[arg(long, value_name = "URL")]
     pub otlp_endpoint: Option<String>,
+}
+
+/// Settings of KV events.
+#[derive(Debug, Clone, clap::Args)]
+pub struct KvEventArgs {
+    /// Address that publishes KV events over ZeroMQ, without authentication; the events contain the token ids
+    /// of all prompts
+    #[arg(long, value_name = "tcp://HOST:PORT")]
+    pub kv_events_endpoint: Option<String>,
+    /// Address that repeats missed KV events
+    #[arg(long, value_name = "tcp://HOST:PORT", requires = "kv_events_endpoint")]
+    pub kv_events_replay_endpoint: Option<String>,
+    /// Topic of KV events
+    #[arg(long, value_name = "TOPIC")]
+    pub kv_events_topic: String,
 }
 
 /// Settings of fine-tuning jobs.

@@ -34,6 +34,14 @@ pub enum ExecutorEndpoint {
     Host(HostPort),
 }
 
+/// Sockets of KV events, as ZeroMQ addresses to bind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KvEventsConfig {
+    pub endpoint: String,
+    pub replay_endpoint: Option<String>,
+    pub topic: String,
+}
+
 /// Host names under which a gateway without keys answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AllowedHosts {

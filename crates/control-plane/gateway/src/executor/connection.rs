@@ -20,6 +20,7 @@ use tokio::{
 use zeromq::{DealerSendHalf, SocketEvent, SocketRecv as _, SocketSend as _, ZmqMessage};
 
 use super::{
+    block_feed::BlockFeed,
     concurrency_limit::{ExecutorCapacity, SequenceSlots},
     errors::CallError,
     handshake::open,
@@ -54,6 +55,7 @@ pub(super) struct LinkTask {
     calls: HashMap<RequestId, oneshot::Sender<Result<CallReply, CallError>>>,
     /// Sequences whose cancellation is still to be sent to the executor.
     given_up: Vec<RequestId>,
+    blocks: BlockFeed,
 }
 
 impl LinkTask {
@@ -62,9 +64,10 @@ impl LinkTask {
         commands: mpsc::UnboundedReceiver<LinkCommand>,
         link: watch::Sender<LinkState>,
         slots: SequenceSlots,
+        blocks: BlockFeed,
     ) -> Self {
         let (routes, calls) = (HashMap::new(), HashMap::new());
-        Self { peer, commands, link, slots, epoch: 0, routes, calls, given_up: Vec::new() }
+        Self { peer, commands, link, slots, epoch: 0, routes, calls, given_up: Vec::new(), blocks }
     }
 
     pub(super) async fn run(mut self) {
@@ -141,6 +144,9 @@ impl LinkTask {
         let mut clock = interval_at(Instant::now() + part, part);
         clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
+            if let Err(end) = self.watch_blocks(&mut wire.send).await {
+                return end;
+            }
             let done = tokio::select! {
                 // Arrived messages take precedence over the clock.
                 biased;
@@ -177,6 +183,14 @@ impl LinkTask {
             ..=SILENT_PARTS => Ok(()),
             _ => Err(ServeEnd::Lost(format!("it sent no message for {} ms", self.peer.silence.as_millis()))),
         }
+    }
+
+    /// Requests the executor's KV blocks, if the publisher of KV events needs them.
+    async fn watch_blocks(&mut self, send: &mut DealerSendHalf) -> Result<(), ServeEnd> {
+        if !self.blocks.take_request() {
+            return Ok(());
+        }
+        self.transmit(ToExecutor::WatchBlocks.to_bytes(), send).await
     }
 
     async fn forward(
@@ -233,6 +247,7 @@ impl LinkTask {
             }
             ToGateway::Stats(stats) => self.answer(stats.request, Ok(CallReply::Stats(Box::new(stats)))),
             ToGateway::Failed(failed) => self.answer(failed.request, Err(CallError::Refused(failed.error))),
+            ToGateway::Blocks(updates) => self.blocks.forward(updates),
             ToGateway::Loading(_) => {
                 return Err(ServeEnd::Lost("it reported loading again after its welcome".to_owned()));
             }
@@ -319,6 +334,7 @@ impl LinkTask {
             tracing::debug!(reason, "the base-executor is not reachable yet");
         }
         self.link.send_replace(LinkState::Down { reason: reason.to_owned() });
+        self.blocks.disconnect();
         self.fail_all(reason);
     }
 

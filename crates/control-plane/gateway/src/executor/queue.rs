@@ -9,6 +9,7 @@ use shmproto::message::RequestId;
 use tokio::sync::{Notify, mpsc};
 
 use super::{
+    block_feed::FeedMessage,
     concurrency_limit::{SequenceSlot, SequenceSlots, SlotUsage},
     errors::CallError,
     link_messages::{LinkCommand, refuse},
@@ -21,6 +22,15 @@ pub struct SharedConnections {
     requests: Arc<AtomicU64>,
     /// Notified when one of the executors may have capacity again.
     pub room: Arc<Notify>,
+    /// Channel of the publisher of KV events, if there is one.
+    pub(super) block_updates: Option<mpsc::Sender<FeedMessage>>,
+}
+
+impl SharedConnections {
+    /// Creates the state; block updates of all executors go to `block_updates`.
+    pub(crate) fn new(block_updates: Option<mpsc::Sender<FeedMessage>>) -> Self {
+        Self { block_updates, ..Self::default() }
+    }
 }
 
 /// Sender of commands; clones share the channel, the request ids and the slots.

@@ -14,10 +14,10 @@ use shmproto::{
     codec::Wire as _,
     layer::control::SessionStats,
     message::{
-        AdapterLoaded, AdapterPart, AdapterStats, AdapterUnloaded, ColdStart, DeviceFacts, DeviceKind,
-        DraftKind, ErrorCode, Failed, Finish, Generate, LayerRoute, LayerSession, LayerStats, LoadAdapter,
-        MemoryAccountStats, MemoryStats, Output, PROTOCOL_VERSION, SpeculationStats, Stats, TenantUse,
-        ToExecutor, ToGateway, TokenOutput, WeightStats, Welcome, WireError, WorkerStats,
+        AdapterLoaded, AdapterPart, AdapterStats, AdapterUnloaded, BlockUpdate, ColdStart, DeviceFacts,
+        DeviceKind, DraftKind, ErrorCode, Failed, Finish, Generate, LayerRoute, LayerSession, LayerStats,
+        LoadAdapter, MemoryAccountStats, MemoryStats, Output, PROTOCOL_VERSION, SpeculationStats, Stats,
+        TenantUse, ToExecutor, ToGateway, TokenOutput, WeightStats, Welcome, WireError, WorkerStats,
     },
 };
 use tokio::task::{AbortHandle, JoinHandle};
@@ -352,6 +352,7 @@ fn call(message: ToExecutor) -> ToGateway {
             adapter: unload.adapter,
             freed_bytes: 1000,
         }),
+        ToExecutor::WatchBlocks => ToGateway::Blocks(vec![BlockUpdate::Cleared]),
         ToExecutor::GetStats(_) | ToExecutor::Generate(_) | ToExecutor::Cancel(_) => {
             unreachable!("not a call")
         }

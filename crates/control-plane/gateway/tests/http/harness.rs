@@ -146,6 +146,7 @@ pub(crate) fn config(directory: &TempDir) -> GatewayConfig {
         grace: Duration::from_millis(200),
         threads: 1,
         figures: TelemetryConfig::default(),
+        kv_events: None,
         log_format: settings::LogFormat::Human,
         lifeline: ShutdownTrigger::Signals,
     }

@@ -131,9 +131,13 @@ impl Cache {
 
     /// Sets a node's place in a tier, and updates candidates and shares.
     pub(super) fn set_place(&mut self, index: u32, tier: Tier, place: TierSlot) {
-        let had = self.tree.node(index).place(tier).index().is_some();
+        let before = self.tree.node(index).place(tier);
+        let had = before.index().is_some();
         self.tree.set_place(index, tier, place);
         let (has, is_block) = (place.index().is_some(), self.tree.node(index).adapter().is_none());
+        if before.is_here() != place.is_here() && is_block {
+            self.record_event(index, tier, place.is_here());
+        }
         if had != has && is_block {
             let (owner, frontier) = (self.tree.owner(index), &mut self.frontiers[tier as usize]);
             if has { frontier.add_block(owner, self.now) } else { frontier.remove_block(owner) }

@@ -282,7 +282,7 @@ impl Cache {
     }
 
     /// Returns the chain before a block. Storing some chains avoids hashing a long prefix for every block.
-    fn chain_before(&mut self, index: u32) -> Chain {
+    pub(super) fn chain_before(&mut self, index: u32) -> Chain {
         let namespace = self.tree.namespace(index);
         let mut unhashed = Vec::new();
         let mut at = self.tree.parent(index);
