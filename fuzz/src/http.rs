@@ -3,6 +3,7 @@
 use std::{fs, path::Path};
 
 use gateway::{
+    anthropic::request::MessagesBody,
     keys::Keys,
     limits::RequestsPerMinute,
     ollama::{
@@ -48,6 +49,10 @@ pub(crate) fn chat(input: &[u8]) -> Outcome {
 
 pub(crate) fn response(input: &[u8]) -> Outcome {
     read(|limits| request::ResponsesBody::read(input, limits))
+}
+
+pub(crate) fn message(input: &[u8]) -> Outcome {
+    read(|limits| MessagesBody::read(input, limits))
 }
 
 pub(crate) fn ollama_chat(input: &[u8]) -> Outcome {

@@ -115,6 +115,7 @@ macro_rules! for_each_target {
             completion: "the body of a completion", http::completion, BODY;
             chat: "the body of a chat", http::chat, BODY;
             response: "the body of a response", http::response, BODY;
+            message: "the body of /v1/messages", http::message, BODY;
             ollama_chat: "the body of /api/chat", http::ollama_chat, BODY;
             embedding: "the body of /v1/embeddings", http::embedding, BODY;
             ollama_embed: "the body of /api/embed", http::ollama_embed, BODY;

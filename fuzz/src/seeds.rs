@@ -108,6 +108,7 @@ pub fn of(target: &str) -> Vec<Seed> {
         "completion" => http::completions(),
         "chat" => http::chats(),
         "response" => api_bodies::responses(),
+        "message" => api_bodies::messages(),
         "ollama_chat" => api_bodies::ollama_chats(),
         "embedding" => api_bodies::embeddings(),
         "ollama_embed" => api_bodies::ollama_embeds(),

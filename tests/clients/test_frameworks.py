@@ -83,6 +83,22 @@ def test_litellm_speaks_to_the_ollama_door_without_a_content_type(served, said):
     assert generated.choices[0].message.content
 
 
+def test_litellm_speaks_anthropics_api(served, tools, said):
+    place = {"api_base": served["base_url"].removesuffix("/v1/").removesuffix("/v1"), "api_key": served["api_key"]}
+    pirate = {"model": "anthropic/pirate", "messages": MESSAGES, **place, **SHORT}
+    whole = litellm.completion(**pirate)
+    assert whole.choices[0].message.content == said
+    chunks = litellm.completion(stream=True, **pirate)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == said
+    place = {"api_base": tools["base_url"].removesuffix("/v1/").removesuffix("/v1"), "api_key": tools["api_key"]}
+    options = {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False, "temperature": 1, "max_tokens": 600}
+    called = litellm.completion(model="anthropic/random", messages=MESSAGES, **place, **options)
+    (call,) = called.choices[0].message.tool_calls
+    jsonschema.validate(json.loads(call.function.arguments), WEATHER["function"]["parameters"])
+    with pytest.raises(litellm.NotFoundError):
+        litellm.completion(**(pirate | {"model": "anthropic/nobody"}))
+
+
 def test_langchain_chats_streams_fills_in_forms_and_calls(served, tools, said):
     pirate = ChatOpenAI(model="pirate", **served, **SHORT)
     whole = pirate.invoke(QUESTION)

@@ -1,4 +1,4 @@
-//! Bodies of the Responses API and of Ollama's routes.
+//! Bodies of the Responses API, of Anthropic's Messages API and of Ollama's routes.
 
 use serde_json::{Value, json};
 
@@ -70,6 +70,61 @@ pub(super) fn responses() -> Vec<Seed> {
         NUMBERS,
         with(&body, "previous_response_id", json!("r".repeat(1 << 20))),
     );
+    make.seeds
+}
+
+pub(super) fn messages() -> Vec<Seed> {
+    let mut make = Maker::new("message");
+    let said = |role: &str, block: Value| json!([{"role": role, "content": [block]}]);
+    let call = json!({"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"a": 1}});
+    let result = json!({"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "b"}], "is_error": true});
+    let thought = json!({"type": "thinking", "thinking": "", "signature": "holobiont:aG0"});
+    let tool = json!({"name": "f", "input_schema": {"type": "object"}, "strict": true, "input_examples": [{"a": 1}]});
+    let body = json!({
+        "model": "base", "max_tokens": 4, "system": [{"type": "text", "text": "b", "cache_control": {"type": "ephemeral"}}],
+        "messages": [
+            {"role": "user", "content": "a"}, {"role": "assistant", "content": [thought, call]}, {"role": "user", "content": [result]},
+        ],
+        "tools": [tool], "tool_choice": {"type": "tool", "name": "f"}, "thinking": {"type": "enabled", "budget_tokens": 2048},
+        "output_config": {"effort": "max"}, "stop_sequences": ["x"], "stream": true, "metadata": {"user_id": "u"},
+    });
+    make.valid("a message", body.to_string().into_bytes());
+    let picture = json!({"type": "image", "source": {"type": "url", "url": "http://169.254.169.254/"}});
+    let server = json!([{"type": "mcp_toolset", "name": "a", "mcp_server_name": "http://a"}]);
+    for (name, class, field, value, why) in [
+        (
+            "10,000 messages",
+            NUMBERS,
+            "messages",
+            json!(vec![json!({"role": "user", "content": "a"}); 10_000]),
+            "messages",
+        ),
+        ("a picture to fetch", SSRF, "messages", said("user", picture), "image"),
+        ("a call of an assistant in a user's name", SILENCE, "messages", said("user", call), "tool_use"),
+        ("10,000 tools", NUMBERS, "tools", json!(vec![tool; 10_000]), "tools"),
+        ("a tool that is elsewhere", SILENCE, "tools", server, "mcp_toolset"),
+        (
+            "a budget below none",
+            NUMBERS,
+            "thinking",
+            json!({"type": "enabled", "budget_tokens": -1}),
+            "budget",
+        ),
+        ("an effort that is a number", NUMBERS, "output_config", json!({"effort": 1e300}), "effort"),
+        ("tokens below none", NUMBERS, "max_tokens", json!(-1), "max_tokens"),
+        (
+            "stop sequences of a mebibyte",
+            NUMBERS,
+            "stop_sequences",
+            json!(["a".repeat(1 << 20)]),
+            "stop_sequences",
+        ),
+        ("an unknown option", SILENCE, "unheard_of", json!(1), "unheard_of"),
+    ] {
+        make.refused(name, class, with(&body, field, value), why);
+    }
+    let sealed = json!({"type": "thinking", "thinking": "", "signature": format!("holobiont:{}", "A".repeat(1 << 20))});
+    make.bounded("a signature of a mebibyte", NUMBERS, with(&body, "messages", said("assistant", sealed)));
     make.seeds
 }
 

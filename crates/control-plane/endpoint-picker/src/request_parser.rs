@@ -15,10 +15,12 @@ pub(crate) const MAX_BEGINNING_BYTES: usize = 32 << 10;
 pub(crate) const TOKEN_BYTES: usize = 4;
 
 /// Paths of requests that any host can serve. All other requests concern objects of one host.
-const GENERATE: [&str; 7] = [
+const GENERATE: [&str; 9] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/embeddings",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
     "/api/chat",
     "/api/generate",
     "/api/embed",
@@ -51,6 +53,8 @@ pub struct ParsedRequest {
     #[serde(deserialize_with = "text_or_nothing")]
     pub model: String,
     pub adapter: AdapterField,
+    /// System prompt of Anthropic's and Ollama's API, which precedes the messages or the prompt.
+    system: PromptPrefix,
     messages: PromptPrefix,
     prompt: PromptPrefix,
     /// `input` of an embeddings request.
@@ -65,6 +69,11 @@ impl ParsedRequest {
         // The host also finds an adapter whose name ends with the tag.
         if let Some(name) = ask.model.strip_suffix(TAG) {
             ask.model.truncate(name.len());
+        }
+        let system = std::mem::take(&mut ask.system);
+        let prompts = [&mut ask.messages, &mut ask.prompt];
+        if let Some(prompt) = prompts.into_iter().find(|prompt| prompt.bytes > 0) {
+            prompt.prepend(system);
         }
         ask
     }
@@ -185,6 +194,14 @@ impl PromptPrefix {
         let room = MAX_BEGINNING_BYTES - self.beginning.len();
         self.beginning.extend_from_slice(&bytes[..bytes.len().min(room)]);
     }
+
+    /// Puts `before` in front of the prompt.
+    fn prepend(&mut self, before: Self) {
+        let behind = std::mem::replace(self, before);
+        let bytes = self.bytes + behind.bytes;
+        self.push(&behind.beginning);
+        self.bytes = bytes;
+    }
 }
 
 impl<'de> Deserialize<'de> for PromptPrefix {
@@ -287,6 +304,8 @@ mod tests {
                 "{none}"
             );
         }
+        let parts = br#"{"model":"m","messages":[{"role":"user","content":"Hi"}],"system":[{"type":"text","text":"Be brief."}]}"#;
+        assert_eq!(ParsedRequest::read(parts).beginning(), b"textBe brief.userHi");
         let hash = "0b".repeat(32);
         let body = format!(r#"{{"model":"m","adapter":{{"generation":"{hash}"}}}}"#);
         assert_eq!(
@@ -306,6 +325,10 @@ mod tests {
     fn no_more_of_a_prompt_is_kept_than_the_limit() {
         let body = format!(r#"{{"model":"m","prompt":["{0}","{0}"]}}"#, "x".repeat(MAX_BEGINNING_BYTES - 1));
         let ask = ParsedRequest::read(body.as_bytes());
+        assert_eq!(ask.beginning().len(), MAX_BEGINNING_BYTES);
+        assert_eq!(ask.prompt_tokens(), (2 * MAX_BEGINNING_BYTES as u64 - 2).div_ceil(4));
+        let long = "x".repeat(MAX_BEGINNING_BYTES - 1);
+        let ask = ParsedRequest::read(format!(r#"{{"prompt":"{long}","system":"{long}"}}"#).as_bytes());
         assert_eq!(ask.beginning().len(), MAX_BEGINNING_BYTES);
         assert_eq!(ask.prompt_tokens(), (2 * MAX_BEGINNING_BYTES as u64 - 2).div_ceil(4));
     }

@@ -13,6 +13,7 @@ use crate::{
     app::App,
     caller::{Access, Caller},
     errors::ApiError,
+    http_api::HttpApi,
 };
 
 /// Maximum length of a key in bytes.
@@ -38,13 +39,14 @@ pub(crate) async fn guard(
     if access == Access::Open {
         return Ok(next.run(request).await);
     }
+    let api = HttpApi::of(request.uri().path(), request.headers());
     let caller = caller(&app, access, request.headers())?;
     // Rate limits do not apply to metrics and administration, which must work above all under overload.
     let remaining = if access == Access::User { caller.limit.check()? } else { None };
     request.extensions_mut().insert(caller);
     let mut response = next.run(request).await;
     if let Some(remaining) = remaining {
-        remaining.write(response.headers_mut());
+        remaining.write(api, response.headers_mut());
     }
     Ok(response)
 }

@@ -20,7 +20,8 @@ use tokio::time::timeout;
 use types::TenantId;
 
 use crate::{
-    app::App, body_workers::BodyOrigin, caller::Caller, errors::ApiError, tenant_memory::Reservation,
+    app::App, body_workers::BodyOrigin, caller::Caller, errors::ApiError, http_api::HttpApi,
+    tenant_memory::Reservation,
 };
 
 /// A JSON body within the length limit. The content type is required, so that web pages cannot send one to
@@ -89,12 +90,7 @@ fn is(kind: Option<&str>, wanted: &str) -> bool {
 fn is_json_anyway(request: &Request) -> bool {
     let is_from_a_page =
         [header::ORIGIN.as_str(), "sec-fetch-site"].iter().any(|name| request.headers().contains_key(*name));
-    is_of_ollama(request.uri().path()) && !is_from_a_page
-}
-
-/// Whether a path belongs to Ollama's API; Tinker's routes begin with `/api/v1/`.
-pub(crate) fn is_of_ollama(path: &str) -> bool {
-    path.starts_with("/api/") && !path.starts_with("/api/v1/")
+    HttpApi::of(request.uri().path(), request.headers()) == HttpApi::Ollama && !is_from_a_page
 }
 
 async fn read(request: Request, app: &Arc<App>) -> Result<JsonBody, ApiError> {

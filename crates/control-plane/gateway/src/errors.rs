@@ -44,9 +44,12 @@ pub struct ApiError {
     retry: RetryAdvice,
 }
 
-/// Message of an error answer, for middleware that answers in another format.
+/// Message and code of an error answer, for middleware that answers in another format.
 #[derive(Debug, Clone)]
-pub(crate) struct ErrorMessage(pub Arc<str>);
+pub(crate) struct ErrorMessage {
+    pub text: Arc<str>,
+    pub code: &'static str,
+}
 
 #[derive(Serialize)]
 struct ErrorEnvelope<'a> {
@@ -99,6 +102,14 @@ impl ApiError {
         let name = shortened(name, MAX_NAME_BYTES);
         let message = format!("the model '{name}' does not exist; GET /v1/models lists what is served");
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", "model_not_found", message).of("model")
+    }
+
+    /// Adds the names of some models that exist to the error of an unknown model.
+    #[must_use]
+    pub(crate) fn naming_models(mut self, names: &[String]) -> Self {
+        let names: Vec<_> = names.iter().map(|name| shortened(name, MAX_NAME_BYTES)).collect();
+        self.message = format!("{}; among them are: {}", self.message, names.join(", "));
+        self
     }
 
     pub(crate) fn not_found(message: impl Into<String>) -> Self {
@@ -347,7 +358,8 @@ impl IntoResponse for ApiError {
         let mut body = Vec::with_capacity(256);
         self.write(&mut body, id.as_deref());
         let mut response = Response::new(Body::from(body));
-        response.extensions_mut().insert(ErrorMessage(self.said(id.as_deref()).into()));
+        let text = self.said(id.as_deref()).into();
+        response.extensions_mut().insert(ErrorMessage { text, code: self.code });
         *response.status_mut() = self.status;
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));

@@ -22,7 +22,8 @@
 //!   none.
 //! - [`adapters`] has names, versions and files of adapters; [`placement_stats`] reports where adapters are
 //!   computed.
-//! - [`ollama`] is Ollama's HTTP API. [`response_store`] keeps responses that a client may continue.
+//! - [`ollama`] is Ollama's HTTP API, [`anthropic`] Anthropic's. `error_format` gives errors the format of the
+//!   request's API (`http_api`). [`response_store`] keeps responses that a client may continue.
 //! - [`tinker`] is Tinker's HTTP API, for adapters that clients train step by step in
 //!   [`training_sessions`].
 //! - [`training`] has training files and fine-tuning jobs; [`trainer_client`] requests trainer processes.
@@ -49,6 +50,7 @@
 
 pub mod adapters;
 pub mod admission_queue;
+pub mod anthropic;
 pub mod app;
 pub(crate) mod auth;
 mod body;
@@ -57,6 +59,7 @@ pub mod caller;
 mod clock;
 pub mod config;
 pub(crate) mod connections;
+mod error_format;
 pub mod errors;
 pub mod executor;
 mod executor_drain;
@@ -64,6 +67,7 @@ pub mod executors;
 mod fleet;
 pub mod grammars;
 pub(crate) mod health;
+mod http_api;
 pub mod keys;
 mod kv_events;
 pub(crate) mod layer_stats;

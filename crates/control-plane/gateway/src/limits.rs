@@ -10,6 +10,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use axum::http::{HeaderMap, HeaderValue};
@@ -20,8 +21,19 @@ use governor::{
 };
 use shmproto::message::AdapterIdBytes;
 
-use crate::clock::whole_seconds;
+use crate::{
+    clock::{rfc3339, seconds_since_1970, whole_seconds},
+    http_api::HttpApi,
+};
 
+/// Headers of the limit, the remaining requests and the reset.
+const OPENAI_HEADERS: [&str; 3] =
+    ["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"];
+const ANTHROPIC_HEADERS: [&str; 3] = [
+    "anthropic-ratelimit-requests-limit",
+    "anthropic-ratelimit-requests-remaining",
+    "anthropic-ratelimit-requests-reset",
+];
 /// Number of remembered adapters above which a sweep forgets those that were not requested lately.
 const SWEEP_ABOVE: usize = 1024;
 /// Checks between two sweeps, since a sweep visits every remembered adapter.
@@ -79,14 +91,22 @@ impl KeyLimit {
 }
 
 impl RemainingQuota {
-    /// Writes OpenAI's rate limit headers.
-    pub fn write(self, headers: &mut HeaderMap) {
+    /// Writes the rate limit headers of an API. Anthropic's API writes the time of the reset, and the other
+    /// APIs write the seconds until then.
+    pub(crate) fn write(self, api: HttpApi, headers: &mut HeaderMap) {
         let used = u64::from(self.limit.get().saturating_sub(self.remaining));
         let reset_s = (used * 60).div_ceil(u64::from(self.limit.get()));
-        headers.insert("x-ratelimit-limit-requests", HeaderValue::from(self.limit.get()));
-        headers.insert("x-ratelimit-remaining-requests", HeaderValue::from(self.remaining));
-        if let Ok(reset) = HeaderValue::from_str(&format!("{reset_s}s")) {
-            headers.insert("x-ratelimit-reset-requests", reset);
+        let ([limit, remaining, reset], when) = match api {
+            HttpApi::Anthropic => {
+                let when = seconds_since_1970().saturating_add(reset_s);
+                (ANTHROPIC_HEADERS, rfc3339(Duration::from_secs(when)))
+            }
+            HttpApi::OpenAi | HttpApi::Ollama => (OPENAI_HEADERS, format!("{reset_s}s")),
+        };
+        headers.insert(limit, HeaderValue::from(self.limit.get()));
+        headers.insert(remaining, HeaderValue::from(self.remaining));
+        if let Ok(when) = HeaderValue::from_str(&when) {
+            headers.insert(reset, when);
         }
     }
 }

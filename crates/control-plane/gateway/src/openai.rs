@@ -54,7 +54,7 @@ pub mod request_context;
 pub mod responses;
 pub(crate) mod sequence_group;
 pub mod sse;
-mod stops;
+pub(crate) mod stops;
 pub(crate) mod stream;
 pub mod stream_options;
 pub mod strict_fields;

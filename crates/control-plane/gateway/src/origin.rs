@@ -89,9 +89,13 @@ pub(crate) fn cors(origins: &[String], methods: Vec<Method>) -> CorsLayer {
             "idempotency-key",
             "x-request-id",
             "traceparent",
+            "anthropic-version",
+            "anthropic-beta",
+            "anthropic-dangerous-direct-browser-access",
         ]))
         .expose_headers(named(&[
             "x-request-id",
+            "request-id",
             "retry-after",
             "x-should-retry",
             "x-ratelimit-limit-requests",

@@ -14,6 +14,12 @@ pub fn random_u64() -> u64 {
     RandomState::new().hash_one(0u8)
 }
 
+/// Returns a random unique id with the prefix `of`.
+#[must_use]
+pub(crate) fn new_id(of: &str) -> String {
+    format!("{of}_{:016x}{:016x}", random_u64(), random_u64())
+}
+
 /// Returns 32 secret bytes from the operating system.
 ///
 /// # Errors

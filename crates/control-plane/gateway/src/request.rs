@@ -23,7 +23,7 @@ use crate::{
 
 /// Route name under which unmatched requests are counted.
 const NO_ROUTE: &str = "none";
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const TRACE_PARENT: HeaderName = HeaderName::from_static(trace::HEADER);
 /// Maximum length in bytes of a caller's own id.
 const MAX_ID_BYTES: usize = 128;

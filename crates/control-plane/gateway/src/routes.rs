@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use axum::{
     Router,
-    extract::{DefaultBodyLimit, State},
+    extract::{DefaultBodyLimit, Request, State},
+    handler::Handler as _,
     http::{HeaderValue, Method, Uri, header},
     middleware,
     response::{IntoResponse, Response},
@@ -13,12 +14,15 @@ use axum::{
 use tower_http::catch_panic::CatchPanicLayer;
 
 use crate::{
+    anthropic,
     app::App,
     auth::guard,
     body::drain,
     caller::Access,
+    error_format,
     errors::ApiError,
     executor_drain, fleet, health,
+    http_api::HttpApi,
     metrics::text::CONTENT_TYPE,
     ollama,
     openai::{
@@ -61,8 +65,8 @@ pub fn table() -> Vec<HttpRoute> {
         get("/metrics", Access::Metrics, self::get(metrics)),
         get(control_protocol::fleet::PATH, Access::Metrics, self::get(fleet::load)),
         get("/version", Access::User, self::get(health::version)),
-        get("/v1/models", Access::User, self::get(models::list)),
-        get("/v1/models/{*id}", Access::User, self::get(models::one)),
+        get("/v1/models", Access::User, self::get(list_models)),
+        get("/v1/models/{*id}", Access::User, self::get(one_model)),
         delete("/v1/models/{*id}", Access::User, self::delete(models::delete)),
         post("/v1/chat/completions", Access::User, self::post(chat_completions)),
         post("/v1/completions", Access::User, self::post(text_completions)),
@@ -73,6 +77,8 @@ pub fn table() -> Vec<HttpRoute> {
         get("/v1/responses/{id}", Access::User, self::get(responses::one)),
         delete("/v1/responses/{id}", Access::User, self::delete(responses::delete)),
         get("/v1/responses/{id}/input_items", Access::User, self::get(responses::input_items)),
+        post("/v1/messages", Access::User, self::post(anthropic::create)),
+        post("/v1/messages/count_tokens", Access::User, self::post(anthropic::count_tokens)),
         post("/tokenize", Access::User, self::post(tokens::tokenize)),
         post("/detokenize", Access::User, self::post(tokens::detokenize)),
         get("/tokenizer_info", Access::User, self::get(tokens::info)),
@@ -206,7 +212,7 @@ fn around(router: Router<Arc<App>>, app: &Arc<App>) -> Router {
     }
     router
         .layer(middleware::from_fn_with_state(Arc::clone(app), request::identify))
-        .layer(middleware::from_fn(ollama::errors::reshape))
+        .layer(middleware::from_fn(error_format::rewrite))
         .layer(middleware::from_fn(drain::read))
         .with_state(Arc::clone(app))
 }
@@ -217,6 +223,22 @@ fn methods() -> Vec<Method> {
     methods.sort_by(|one, other| one.as_str().cmp(other.as_str()));
     methods.dedup();
     methods
+}
+
+/// Lists models in the format of the request's API.
+async fn list_models(State(app): State<Arc<App>>, request: Request) -> Response {
+    match HttpApi::of(request.uri().path(), request.headers()) {
+        HttpApi::Anthropic => anthropic::models::list.call(request, app).await,
+        HttpApi::OpenAi | HttpApi::Ollama => models::list.call(request, app).await,
+    }
+}
+
+/// Describes a model in the format of the request's API.
+async fn one_model(State(app): State<Arc<App>>, request: Request) -> Response {
+    match HttpApi::of(request.uri().path(), request.headers()) {
+        HttpApi::Anthropic => anthropic::models::one.call(request, app).await,
+        HttpApi::OpenAi | HttpApi::Ollama => models::one.call(request, app).await,
+    }
 }
 
 async fn chat_completions(State(app): State<Arc<App>>, ask: RequestContext) -> Result<Response, ApiError> {

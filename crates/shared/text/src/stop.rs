@@ -15,18 +15,16 @@ pub const MAX_STOP_STRING_BYTES: usize = 4096;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StopError {
     /// An empty string would match everywhere.
-    #[error("`stop` has an empty string, which would stop before the first token; remove it")]
+    #[error("a stop string is empty, which would stop before the first token; remove it")]
     Empty,
     /// A string is longer than [`MAX_STOP_STRING_BYTES`].
-    #[error(
-        "`stop` has a string of {bytes} bytes, and the limit is {MAX_STOP_STRING_BYTES}; use a shorter one"
-    )]
+    #[error("a stop string has {bytes} bytes, and the limit is {MAX_STOP_STRING_BYTES}; use a shorter one")]
     TooLong {
         /// Length of the string in bytes.
         bytes: usize,
     },
     /// More strings than [`MAX_STOP_STRINGS`].
-    #[error("`stop` has {count} strings, and the limit is {MAX_STOP_STRINGS}; use fewer")]
+    #[error("there are {count} stop strings, and the limit is {MAX_STOP_STRINGS}; use fewer")]
     TooMany {
         /// Number of strings in the request.
         count: usize,
@@ -83,6 +81,12 @@ impl StopStrings {
             _ => Ok(Pattern::new(string.as_ref())),
         };
         Ok(Self { patterns: strings.iter().map(pattern).collect::<Result<_, _>>()? })
+    }
+
+    /// Returns the string of an index that [`Scan::Stopped`] reports.
+    #[must_use]
+    pub fn get(&self, index: usize) -> Option<&str> {
+        std::str::from_utf8(&self.patterns.get(index)?.bytes).ok()
     }
 }
 
@@ -225,7 +229,9 @@ mod tests {
 
     #[test]
     fn nothing_follows_a_stop() {
-        let mut scanner = StopScanner::new(StopStrings::new(&["."]).unwrap());
+        let strings = StopStrings::new(&["."]).unwrap();
+        assert_eq!((strings.get(0), strings.get(1)), (Some("."), None));
+        let mut scanner = StopScanner::new(strings);
         assert_eq!(scanner.push("a.b"), Scan::Stopped { text: "a".into(), stop: 0 });
         assert_eq!(scanner.push("c"), Scan::Text(String::new()));
         assert_eq!(scanner.finish(), "");

@@ -12,7 +12,7 @@ use crate::{
         generation_response::{ChoiceUpdate, GenerationResponse},
         logprobs,
         sse::StreamFormat,
-        tools::ToolCallDelta,
+        tools::call_collector::{CallCollector, CollectedCall},
     },
     telemetry,
     usage::FinishReason,
@@ -26,15 +26,6 @@ pub(super) enum OllamaRoute {
 }
 
 #[derive(Debug)]
-struct OllamaCall {
-    id: String,
-    name: String,
-    arguments: String,
-    /// Text of the call as the model wrote it.
-    written: String,
-}
-
-#[derive(Debug)]
 pub(super) struct NdjsonBody {
     route: OllamaRoute,
     started: Instant,
@@ -44,7 +35,7 @@ pub(super) struct NdjsonBody {
     scores: Vec<Value>,
     /// Complete calls, because Ollama's format has no partial calls.
     calls: Vec<Value>,
-    open: Option<OllamaCall>,
+    open: CallCollector,
     finish: FinishReason,
 }
 
@@ -58,7 +49,7 @@ impl NdjsonBody {
             text: String::new(),
             scores: Vec::new(),
             calls: Vec::new(),
-            open: None,
+            open: CallCollector::default(),
             finish,
         }
     }
@@ -77,7 +68,10 @@ impl NdjsonBody {
                     self.close();
                     self.text.push_str(text);
                 }
-                DeltaPart::Call(call) => self.call(call),
+                DeltaPart::Call(part) => {
+                    let ended = self.open.push(part);
+                    self.append_call(ended);
+                }
             }
         }
         if let Some(finish) = piece.finish {
@@ -86,26 +80,19 @@ impl NdjsonBody {
         }
     }
 
-    fn call(&mut self, part: &ToolCallDelta) {
-        if let Some((id, name)) = part.begun.clone() {
-            self.close();
-            self.open = Some(OllamaCall { id, name, arguments: String::new(), written: String::new() });
-        }
-        if let Some(call) = &mut self.open {
-            call.arguments.push_str(&part.arguments);
-            call.written.push_str(&part.written);
-        }
+    fn close(&mut self) {
+        let ended = self.open.close();
+        self.append_call(ended);
     }
 
-    /// Ends a call. A truncated call, or one without JSON arguments, becomes text with its tags.
-    fn close(&mut self) {
-        let Some(OllamaCall { id, name, arguments, written }) = self.open.take() else { return };
-        match serde_json::from_str::<Value>(&arguments) {
-            Ok(arguments @ Value::Object(_)) => {
+    fn append_call(&mut self, ended: Option<CollectedCall>) {
+        match ended {
+            Some(CollectedCall::Call { id, name, arguments }) => {
                 let function = json!({ "index": self.calls.len(), "name": name, "arguments": arguments });
                 self.calls.push(json!({ "id": id, "function": function }));
             }
-            _ => self.text.push_str(&written),
+            Some(CollectedCall::Text(written)) => self.text.push_str(&written),
+            None => {}
         }
     }
 

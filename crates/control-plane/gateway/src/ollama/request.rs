@@ -1,18 +1,19 @@
 //! Reads the bodies of `/api/chat` and `/api/generate`.
 
 use serde_json::{Value, json};
-use text::{chat_template::GenerationPrompt, tokenizer::AddSpecial};
+use text::tokenizer::AddSpecial;
 
 use super::messages;
 use crate::{
     errors::ApiError,
     openai::{
         chat::logprobs,
-        chat_request::ChatRequest,
+        chat_request::{self, ChatRequest},
         completions,
         generation_request::Echo,
         params::{self, ParamLimits, Params, RouteOptions},
         reasoning::effort,
+        stops,
         stream_options::{ResponseMode, StreamOptions},
         strict_fields::{StrictFields, wrong},
         structured,
@@ -79,11 +80,7 @@ impl ChatBody {
             return Ok(OllamaRequestKind::Load(wanted));
         }
         // Ollama's templates leave a final assistant message open, so the answer continues it.
-        let is_begun = messages.last().is_some_and(|last| {
-            last.role == "assistant" && last.calls.is_empty() && !last.content.is_empty()
-        });
-        let prompt = if is_begun { GenerationPrompt::Continue } else { GenerationPrompt::Add };
-        let (showing, field) = (TemplateOptions { prompt, ..TemplateOptions::default() }, "messages");
+        let (showing, field) = (chat_request::continuing(&messages), "messages");
         let conversation = ChatRequest { wanted, params, logprobs, messages, tools, showing, effort, field };
         Ok(OllamaRequestKind::Chat(Box::new(conversation)))
     }
@@ -163,7 +160,8 @@ fn common(fields: &mut StrictFields, limits: &ParamLimits<'_>) -> Result<CommonF
     let within = |error: ApiError| error.within("options");
     let max_tokens = most(&mut options).map_err(within)?;
     let delivery = if stream { ResponseMode::Stream(StreamOptions::PLAIN) } else { ResponseMode::Whole };
-    let asked = RouteOptions { max_tokens, delivery, structure };
+    let stop = stops::read(&mut options).map_err(within)?;
+    let asked = RouteOptions { max_tokens, delivery, structure, stop };
     let mut params = params::read_beside(asked, &mut options, limits).map_err(within)?;
     repetition(&mut options, &mut params).map_err(within)?;
     // The context length is fixed, and a prompt that exceeds it is refused, so `num_ctx` has no effect.

@@ -1,4 +1,4 @@
-//! The chat request that chat completions, the Responses API and Ollama's routes are read into.
+//! The chat request that the routes of all APIs with messages are read into.
 
 use std::sync::Arc;
 
@@ -51,10 +51,34 @@ impl ChatRequest {
         caller: &Caller,
         serving: Arc<ServingState>,
     ) -> Result<BodyWork<GenerationRequest>, ApiError> {
+        self.prepare(app, caller, serving, GenerationRequest::check)
+    }
+
+    /// Counts the prompt's tokens, also of a prompt that is longer than the context.
+    ///
+    /// # Errors
+    /// The method fails as [`ChatRequest::job`] does.
+    pub(crate) fn count_tokens(
+        self,
+        app: &App,
+        caller: &Caller,
+        serving: Arc<ServingState>,
+    ) -> Result<BodyWork<usize>, ApiError> {
+        self.prepare(app, caller, serving, |job| Ok(job.prompt_tokens()))
+    }
+
+    /// Renders the conversation of `caller`, and passes the unchecked request to `finish`.
+    fn prepare<T: 'static>(
+        self,
+        app: &App,
+        caller: &Caller,
+        serving: Arc<ServingState>,
+        finish: fn(GenerationRequest) -> Result<T, ApiError>,
+    ) -> Result<BodyWork<T>, ApiError> {
         let target = self.wanted.clone().find(app, &serving, caller)?;
         let text = target.text(&serving);
         let (parsers, caller) = (app.parsers, caller.clone());
-        BodyWork::rendering(text, move |text| self.rendered(parsers, &caller, serving, target, text))
+        BodyWork::rendering(text, move |text| finish(self.rendered(parsers, &caller, serving, target, text)?))
     }
 
     /// Renders the conversation for `target`, whose tokenizer and template are `text`.
@@ -91,7 +115,7 @@ impl ChatRequest {
         if calling.is_some() {
             check_beside_calls(&params, grammar.is_some())?;
         }
-        let job = GenerationRequest {
+        Ok(GenerationRequest {
             kind: GenerationKind::Chat(start),
             prompt_field: field,
             serving,
@@ -105,9 +129,17 @@ impl ChatRequest {
             grammar,
             answering: calling.map(|calling| calling.answering),
             reasoning,
-        };
-        job.check()
+        })
     }
+}
+
+/// Returns template options with which the answer continues a last message of the assistant.
+pub(crate) fn continuing(messages: &[ChatMessage]) -> TemplateOptions {
+    let is_begun = messages
+        .last()
+        .is_some_and(|last| last.role == "assistant" && last.calls.is_empty() && !last.content.is_empty());
+    let prompt = if is_begun { GenerationPrompt::Continue } else { GenerationPrompt::Add };
+    TemplateOptions { prompt, ..TemplateOptions::default() }
 }
 
 /// Refuses options that conflict with tools.

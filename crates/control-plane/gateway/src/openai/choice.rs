@@ -32,6 +32,8 @@ pub(crate) struct ChoiceDelta {
     /// New tokens, if log-probabilities were requested.
     pub scored: Vec<ScoredToken>,
     pub finish: Option<FinishReason>,
+    /// Index of the stop string that ended the text.
+    pub stop_string: Option<usize>,
     /// Number of characters at the end of earlier provisional text that verification rejected.
     pub retracted: usize,
     /// Continuation of the text if all draft tokens are accepted; may be empty.
@@ -58,6 +60,7 @@ impl ChoiceDelta {
         self.scored.extend(next.scored);
         self.retracted += next.retracted;
         (self.thinks, self.finish, self.provisional) = (next.thinks, next.finish, next.provisional);
+        self.stop_string = next.stop_string;
     }
 }
 
@@ -160,7 +163,7 @@ impl Choice {
         let mut text = String::new();
         for (token, tokens) in drafted.iter().zip(self.tokens + 1..) {
             let scanner = stop.as_mut().filter(|_| tokens >= self.min_tokens);
-            if scan(scanner, decoder.push(*token), &mut text) {
+            if scan(scanner, decoder.push(*token), &mut text).is_some() {
                 break;
             }
         }
@@ -172,8 +175,8 @@ impl Choice {
         for (position, token) in output.tokens.into_iter().enumerate() {
             // The token that ended the generation adds no text.
             let silent = output.finish == Some(Finish::Stop) && Some(position) == last;
-            if self.token(token, silent, &mut piece.text) {
-                return self.cut(piece);
+            if let Some(stop) = self.token(token, silent, &mut piece.text) {
+                return self.cut(stop, piece);
             }
         }
         match output.finish {
@@ -182,8 +185,8 @@ impl Choice {
         }
     }
 
-    /// Processes one token; returns true if a stop string is complete.
-    fn token(&mut self, token: TokenOutput, silent: bool, out: &mut String) -> bool {
+    /// Processes one token; returns the index of the stop string that is complete, if any.
+    fn token(&mut self, token: TokenOutput, silent: bool, out: &mut String) -> Option<usize> {
         self.tokens += 1;
         let fresh = if silent { "" } else { self.decoder.push(token.token) };
         let (start, offset) = (self.decoded_bytes, self.decoded_chars);
@@ -208,9 +211,9 @@ impl Choice {
         let rest = self.decoder.finish();
         self.decoded_bytes += rest.len();
         let before = piece.text.len();
-        if scan(self.stop.as_mut(), rest, &mut piece.text) {
+        if let Some(stop) = scan(self.stop.as_mut(), rest, &mut piece.text) {
             self.emitted_bytes += piece.text.len() - before;
-            return self.cut(piece);
+            return self.cut(stop, piece);
         }
         if let Some(stop) = self.stop.take() {
             piece.text.push_str(&stop.finish());
@@ -223,12 +226,12 @@ impl Choice {
         });
     }
 
-    /// Ends the choice where a stop string began.
-    fn cut(&mut self, piece: &mut ChoiceDelta) {
+    /// Ends the choice where the stop string of the index `stop` began.
+    fn cut(&mut self, stop: usize, piece: &mut ChoiceDelta) {
         let end = if self.scores == Scores::KeepAll { usize::MAX } else { self.emitted_bytes };
         let kept = self.held.drain(..).filter(|held| held.start < end);
         piece.scored.extend(kept.map(|held| held.scored));
-        piece.finish = Some(FinishReason::Stop);
+        (piece.finish, piece.stop_string) = (Some(FinishReason::Stop), Some(stop));
     }
 
     /// Releases the scores of tokens whose text is emitted.
@@ -239,20 +242,20 @@ impl Choice {
     }
 }
 
-/// Appends the part of `fresh` that is safe to emit; returns true if a stop string is complete.
-fn scan(scanner: Option<&mut StopScanner>, fresh: &str, out: &mut String) -> bool {
+/// Appends the part of `fresh` that is safe to emit; returns the index of the complete stop string, if any.
+fn scan(scanner: Option<&mut StopScanner>, fresh: &str, out: &mut String) -> Option<usize> {
     let Some(scanner) = scanner else {
         out.push_str(fresh);
-        return false;
+        return None;
     };
     match scanner.push(fresh) {
         Scan::Text(text) => {
             out.push_str(&text);
-            false
+            None
         }
-        Scan::Stopped { text, .. } => {
+        Scan::Stopped { text, stop } => {
             out.push_str(&text);
-            true
+            Some(stop)
         }
     }
 }

@@ -134,6 +134,12 @@ impl GenerationRequest {
         Ok(self)
     }
 
+    /// Returns the number of tokens of all prompts.
+    #[must_use]
+    pub(crate) fn prompt_tokens(&self) -> usize {
+        self.prompts.iter().map(|prompt| prompt.tokens.len()).sum()
+    }
+
     /// Returns the tenant and the service class that the request is charged to.
     #[must_use]
     pub(crate) fn principal(&self, classes: &ServiceClasses) -> Principal {

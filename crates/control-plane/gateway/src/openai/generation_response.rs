@@ -184,7 +184,7 @@ impl GenerationResponse {
 
     #[must_use]
     pub(crate) fn usage(&self) -> Usage {
-        let prompt_tokens = self.job.prompts.iter().map(|prompt| prompt.tokens.len()).sum();
+        let prompt_tokens = self.job.prompt_tokens();
         let completion_tokens = self.slots.iter().map(|slot| slot.choice.tokens()).sum();
         let reasoning_tokens = self.slots.iter().map(|slot| slot.thought_tokens).sum();
         // A prompt counts once, even if several choices continue it.

@@ -21,14 +21,15 @@ use crate::{
 
 #[derive(Debug, Serialize)]
 pub(crate) struct ModelCard {
-    id: String,
+    pub id: String,
     object: &'static str,
-    created: u64,
+    /// Seconds since 1970.
+    pub created: u64,
     owned_by: &'static str,
     /// File name of the weights.
     root: String,
     parent: Option<String>,
-    max_model_len: usize,
+    pub max_model_len: usize,
     adapter_generation: Option<String>,
     /// Arithmetic and data types of the base; other ones may give other bits.
     numbers: String,
@@ -45,11 +46,16 @@ pub(crate) async fn list(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
 ) -> Result<Json<ModelList>, ApiError> {
+    Ok(Json(ModelList { object: "list", data: cards(&app, &caller)? }))
+}
+
+/// Returns the base model and the usable adapters.
+pub(crate) fn cards(app: &App, caller: &Caller) -> Result<Vec<ModelCard>, ApiError> {
     let serving = app.serving()?;
     let entries = app.registry.entries();
-    let usable = entries.values().filter(|entry| entry.is_for(&caller) && is_listed(entry));
+    let usable = entries.values().filter(|entry| entry.is_for(caller) && is_listed(entry));
     let adapters = usable.map(|entry| adapter(entry, &serving));
-    Ok(Json(ModelList { object: "list", data: std::iter::once(base(&serving)).chain(adapters).collect() }))
+    Ok(std::iter::once(base(&serving)).chain(adapters).collect())
 }
 
 /// `GET /v1/models/{id}`: describes the base model or one adapter.
@@ -58,13 +64,18 @@ pub(crate) async fn one(
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
 ) -> Result<Json<ModelCard>, ApiError> {
+    card(&app, &caller, &id).map(Json)
+}
+
+/// Returns the base model or one adapter.
+pub(crate) fn card(app: &App, caller: &Caller, id: &str) -> Result<ModelCard, ApiError> {
     let serving = app.serving()?;
     if id == serving.base_name {
-        return Ok(Json(base(&serving)));
+        return Ok(base(&serving));
     }
     let entries = app.registry.entries();
-    let entry = entries.find(&id, &caller).filter(|entry| answers(entry));
-    entry.map(|entry| Json(adapter(entry, &serving))).ok_or_else(|| ApiError::model_not_found(&id))
+    let entry = entries.find(id, caller).filter(|entry| answers(entry));
+    entry.map(|entry| adapter(entry, &serving)).ok_or_else(|| ApiError::model_not_found(id))
 }
 
 /// `DELETE /v1/models/{id}`: unloads an adapter of the caller.

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{
     chat, completions, embeddings, params::ParamLimits, responses::request, strict_fields::TAKEN, tokens,
 };
-use crate::{errors::ApiError, pages::OPENAPI};
+use crate::{anthropic::request::MessagesBody, errors::ApiError, pages::OPENAPI};
 
 /// Names that parsers read inside a field, not at the top of a body.
 const INSIDE: &[&str] = &[
@@ -56,6 +56,9 @@ fn every_field_that_is_documented_is_taken_and_the_other_way_round() {
     fields.retain(|name| !["id", "status"].contains(&name.as_str()));
     fields.insert("text".to_owned());
     assert_eq!(fields, documented("ResponseRequest"));
+    let message = serde_json::json!({ "model": "m", "messages": [{ "role": "user", "content": "a" }] });
+    let read = |body: &[u8]| limits(|limits| MessagesBody::read_to_count(body, limits)).map(drop);
+    assert_eq!(taken(&message, read), documented("MessagesRequest"));
     let text = serde_json::json!({ "model": "m", "input": "a" });
     assert_eq!(
         taken(&text, |body| embeddings::EmbeddingsBody::read(body).map(drop)),

@@ -7,7 +7,7 @@ use text::stop::StopStrings;
 
 use super::{
     logprobs::TokenNames,
-    stops::{stop_strings, stop_tokens},
+    stops::{self, stop_tokens},
     stream_options::{self, ResponseMode},
     strict_fields::{StrictFields, whole, wrong},
     structured::{self, Structure},
@@ -108,20 +108,22 @@ pub enum EndTokens {
 }
 
 /// Options whose field names differ between routes.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub(crate) struct RouteOptions {
     /// Maximum number of tokens to generate; `None` leaves the maximum to the route.
     pub max_tokens: Option<u32>,
     pub delivery: ResponseMode,
     /// The structured output that the request requires.
     pub structure: Option<Structure>,
+    pub stop: Option<StopStrings>,
 }
 
 pub(crate) fn read(fields: &mut StrictFields, limits: &ParamLimits<'_>) -> Result<Params, ApiError> {
     fields.labels()?;
     let max_tokens = max_tokens(fields)?;
     let (structure, delivery) = (structured::read(fields)?, stream_options::read(fields)?);
-    let asked = RouteOptions { max_tokens, delivery, structure };
+    let stop = stops::read(fields)?;
+    let asked = RouteOptions { max_tokens, delivery, structure, stop };
     let params = read_beside(asked, fields, limits)?;
     let choices = fields.count("n", 1..=MAX_CHOICES)?.unwrap_or(1);
     let names = fields.flag("return_tokens_as_token_ids", false)?;
@@ -146,7 +148,7 @@ pub(crate) fn read_beside(
     fields: &mut StrictFields,
     limits: &ParamLimits<'_>,
 ) -> Result<Params, ApiError> {
-    let RouteOptions { max_tokens, delivery, structure } = asked;
+    let RouteOptions { max_tokens, delivery, structure, stop } = asked;
     let min_tokens = fields.count("min_tokens", 0..=u32::MAX)?.unwrap_or(0);
     if let Some(max_tokens) = max_tokens.filter(|max_tokens| *max_tokens < min_tokens) {
         let message = format!("'min_tokens' is {min_tokens}, which is more than max_tokens, {max_tokens}");
@@ -157,7 +159,7 @@ pub(crate) fn read_beside(
         sampling: sampling(fields, limits)?,
         max_tokens,
         min_tokens,
-        stop: stop_strings(fields)?,
+        stop,
         stop_tokens: stop_tokens(fields, limits.vocab_size)?,
         end_tokens,
         delivery,

@@ -63,14 +63,18 @@ fn job(
     app: &App,
     ask: RequestContext,
 ) -> Result<BodyWork<(GenerationRequest, ResponseEcho, Vec<Value>)>, ApiError> {
-    let RequestContext { caller, serving, default_seed, body } = ask;
-    let mut body = ResponsesBody::read(&body, &ParamLimits::of(&serving, default_seed))?;
+    let (conversation, asked, input) = read(app, &ask)?.conversation()?;
+    Ok(conversation.job(app, &ask.caller, ask.serving)?.map(|job| (job, asked, input)))
+}
+
+/// Reads a request with the items of the response that it continues.
+fn read(app: &App, ask: &RequestContext) -> Result<ResponsesBody, ApiError> {
+    let mut body = ResponsesBody::read(&ask.body, &ParamLimits::of(&ask.serving, ask.default_seed))?;
     if let Some(id) = &body.asked.previous_response_id {
-        let entry = find(app, &caller, id).map_err(|error| error.of("previous_response_id"))?;
+        let entry = find(app, &ask.caller, id).map_err(|error| error.of("previous_response_id"))?;
         body.go_on_from(&entry)?;
     }
-    let (conversation, asked, input) = body.conversation()?;
-    Ok(conversation.job(app, &caller, serving)?.map(|job| (job, asked, input)))
+    Ok(body)
 }
 
 async fn whole(
@@ -100,11 +104,19 @@ fn gone(id: &str) -> ApiError {
     ))
 }
 
-/// `POST /v1/responses/input_tokens`: not implemented.
-pub(crate) async fn input_tokens() -> ApiError {
-    let message = "this server does not count tokens before it answers; use POST /tokenize with \
-                   'messages', or 'usage' of a response";
-    ApiError::not_implemented("not_supported", message)
+/// `POST /v1/responses/input_tokens`: counts the input tokens of a request.
+pub(crate) async fn input_tokens(
+    State(app): State<Arc<App>>,
+    ask: RequestContext,
+) -> Result<Json<Value>, ApiError> {
+    let shared = Arc::clone(&app);
+    let origin = ask.body.origin();
+    let count = move || {
+        let (conversation, ..) = read(&shared, &ask)?.conversation()?;
+        conversation.count_tokens(&shared, &ask.caller, ask.serving)
+    };
+    let tokens = app.bodies.run_blocking(origin, count).await?;
+    Ok(Json(json!({ "object": "response.input_tokens", "input_tokens": tokens })))
 }
 
 /// `POST /v1/responses/compact`: not implemented.

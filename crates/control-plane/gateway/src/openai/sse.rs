@@ -10,6 +10,9 @@ use axum::{
     http::{HeaderValue, Response, header},
 };
 
+use serde::Serialize;
+use serde_json::Value;
+
 use super::generation_response::{ChoiceUpdate, GenerationResponse};
 use crate::{errors::ApiError, telemetry};
 
@@ -20,6 +23,9 @@ pub const FAILPOINTS: &[&str] = &["gateway.mid_stream", "gateway.redo", "gateway
 /// Ready events are sent together up to about this many bytes.
 const FRAME_BYTES: usize = 16 * 1024;
 pub(crate) const EVENT_STREAM: &str = "text/event-stream";
+
+/// Takes the name and the fields of each event.
+pub(crate) type EventSink<'a> = dyn FnMut(&'static str, Value) + 'a;
 
 /// The format of an API's events.
 pub(crate) trait StreamFormat: Send + 'static {
@@ -52,6 +58,16 @@ pub(crate) fn respond<S: StreamFormat>(
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
+}
+
+/// Appends an event with a name.
+pub(crate) fn write_event<T: Serialize>(name: &str, data: &T, out: &mut Vec<u8>) {
+    out.extend_from_slice(b"event: ");
+    out.extend_from_slice(name.as_bytes());
+    out.extend_from_slice(b"\ndata: ");
+    // Serializing plain data to memory cannot fail.
+    let _ = serde_json::to_writer(&mut *out, data);
+    out.extend_from_slice(b"\n\n");
 }
 
 struct SseBody<S> {

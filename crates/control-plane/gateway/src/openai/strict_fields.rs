@@ -31,6 +31,8 @@ const NEUTRAL: &[(&str, &str)] = &[
     ("store", "false"),
     ("service_tier", r#""auto""#),
     ("service_tier", r#""default""#),
+    ("service_tier", r#""standard_only""#),
+    ("speed", r#""standard""#),
     ("use_beam_search", "false"),
     ("skip_special_tokens", "true"),
     ("include_stop_str_in_output", "false"),

@@ -7,7 +7,10 @@ use control_protocol::fleet::adapter_of;
 use serde_json::Value;
 use types::AdapterVersion;
 
-use super::strict_fields::{StrictFields, wrong};
+use super::{
+    models::is_listed,
+    strict_fields::{StrictFields, wrong},
+};
 use crate::{
     adapters::{AdapterEntry, Lease, LeaseError, WeightedMergeError},
     app::App,
@@ -109,6 +112,18 @@ fn adapter(fields: &mut StrictFields) -> Result<Option<AdapterRef>, ApiError> {
     }
 }
 
+/// Maximum number of models that the error of an unknown name lists.
+const MAX_LISTED: usize = 8;
+
+/// Returns the error of the unknown model `asked`, with the names of models that `caller` may use.
+fn unknown(app: &App, serving: &ServingState, caller: &Caller, asked: &str) -> ApiError {
+    let entries = app.registry.entries();
+    let usable = entries.values().filter(|entry| entry.is_for(caller) && is_listed(entry));
+    let names =
+        std::iter::once(serving.base_name.clone()).chain(usable.map(|entry| entry.record.name.clone()));
+    ApiError::model_not_found(asked).naming_models(&names.take(MAX_LISTED).collect::<Vec<_>>())
+}
+
 /// Leases the adapter `alias`; errors name it `asked`.
 fn lease(
     app: &App,
@@ -121,7 +136,8 @@ fn lease(
         Err(LeaseError::Sum(WeightedMergeError::Unknown(name))) if name == serving.base_name => {
             Err(LeaseError::from(WeightedMergeError::Base(name)).into())
         }
-        lease => lease?.ok_or_else(|| ApiError::model_not_found(asked)),
+        Err(LeaseError::Sum(WeightedMergeError::Unknown(name))) => Err(unknown(app, serving, caller, &name)),
+        lease => lease?.ok_or_else(|| unknown(app, serving, caller, asked)),
     }
 }
 
@@ -136,7 +152,7 @@ fn of_generation(
         entry.is_for(caller) && entry.fault().is_none() && entry.record.generation.to_string() == wanted
     };
     let found = entries.values().find(is).map(|entry| entry.record.name.clone());
-    let name = found.ok_or_else(|| ApiError::model_not_found(wanted))?;
+    let name = found.ok_or_else(|| unknown(app, serving, caller, wanted))?;
     let lease = lease(app, serving, caller, &name, wanted)?;
     // The name may have been reassigned between look-up and lease.
     check_generation(&lease.generation, wanted, &name)?;

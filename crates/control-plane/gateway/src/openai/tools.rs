@@ -5,12 +5,14 @@
 //! - [`tool_params`]: the tools of a request, and whether the model must call one.
 //! - [`format`]: the formats in which models write calls, and how a chat template reveals its model's format.
 //! - [`grammar`]: the grammar of an answer whose calls must match their schemas.
-//! - [`scan`]: finds calls in a stream of text; [`scan_result`]: the calls found.
+//! - [`scan`]: finds calls in a stream of text; [`scan_result`]: the calls found; [`call_collector`]: whole
+//!   calls.
 //! - `object`, `bare`, `pythonic`, `tagged`: readers of a JSON object, an answer that is only an object, a
 //!   Python list, a call in tags; `python`: Python literals; [`parameter_kinds`]: the JSON types of
 //!   parameters.
 
 mod bare;
+pub(crate) mod call_collector;
 pub mod format;
 pub(crate) mod grammar;
 mod object;

@@ -75,6 +75,15 @@ async fn every_key_reaches_what_its_role_may_and_nothing_else() {
 }
 
 #[tokio::test]
+async fn every_route_takes_a_key_as_clients_of_anthropic_send_it() {
+    let harness = guarded().await;
+    for route in routes::table() {
+        let status = ask(&harness.client.with_header("x-api-key", ADMIN), &route).await;
+        assert!(![401, 403].contains(&status), "{route:?} answered {status}");
+    }
+}
+
+#[tokio::test]
 async fn what_is_not_in_the_table_is_not_there_for_anybody() {
     let harness = guarded().await;
     for client in [harness.client.clone(), harness.client.with_key(ADMIN)] {

@@ -31,7 +31,6 @@ const WITHOUT_BODY: &[&str] = &[
     "/api/push",
     "/api/create",
     "/api/copy",
-    "/v1/responses/input_tokens",
     "/v1/responses/compact",
     PUBLISH,
 ];

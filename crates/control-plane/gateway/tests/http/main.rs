@@ -11,6 +11,7 @@ mod text;
 mod access;
 mod adapter_mixtures;
 mod adapters;
+mod anthropic;
 mod completions;
 mod embeddings;
 mod every_route;

@@ -9,7 +9,9 @@ use crate::{
 };
 
 /// Levels of OpenAI's API.
-const LEVELS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
+const LEVELS: [&str; 6] = [NONE, "minimal", "low", "medium", "high", "xhigh"];
+/// Level of a request for no reasoning.
+const NONE: &str = "none";
 /// Template variables that switch reasoning: of Qwen 3, SmolLM 3 and GLM; of Granite and DeepSeek V3.1.
 const SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
 /// Template variable that takes a level.
@@ -19,15 +21,19 @@ const LEVEL: &str = "reasoning_effort";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReasoningEffort {
     field: &'static str,
-    level: EffortLevel,
+    /// Whether the model shall reason; `None` leaves the choice to the template.
+    reasons: Option<bool>,
+    /// The level, for templates that take one.
+    level: Option<String>,
+    without: WithoutReasoning,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum EffortLevel {
-    Off,
-    /// The model's default effort.
-    On,
-    Some(String),
+/// Treatment of a request for reasoning if the model does not reason.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WithoutReasoning {
+    Refuse,
+    /// The request leaves it to the model how much it reasons.
+    Answer,
 }
 
 /// Reads the level in `field`.
@@ -50,9 +56,8 @@ pub(crate) fn read_switch(
     field: &'static str,
 ) -> Result<Option<ReasoningEffort>, ApiError> {
     let read = |value| match value {
-        Value::Bool(on) => {
-            Ok(ReasoningEffort { field, level: if on { EffortLevel::On } else { EffortLevel::Off } })
-        }
+        Value::Bool(true) => Ok(ReasoningEffort::on(field)),
+        Value::Bool(false) => Ok(ReasoningEffort::off(field)),
         other => level(&other, field, "true, false, "),
     };
     fields.take(field).map(read).transpose()
@@ -64,11 +69,42 @@ fn level(value: &Value, field: &'static str, others: &str) -> Result<ReasoningEf
     let unknown =
         || format!("'{field}' must be one of {others}{}; send one, or remove it", LEVELS.join(", "));
     let name = name.ok_or_else(|| ApiError::invalid(field, unknown()))?;
-    let level = if name == "none" { EffortLevel::Off } else { EffortLevel::Some(name.to_owned()) };
-    Ok(ReasoningEffort { field, level })
+    let is_off = name == NONE;
+    Ok(if is_off { ReasoningEffort::off(field) } else { ReasoningEffort::on(field).with_level(name) })
 }
 
 impl ReasoningEffort {
+    /// Returns the effort of a request for no reasoning.
+    #[must_use]
+    pub(crate) fn off(field: &'static str) -> Self {
+        let (reasons, level) = (Some(false), Some(NONE.to_owned()));
+        Self { field, reasons, level, without: WithoutReasoning::Answer }
+    }
+
+    /// Returns the model's default effort.
+    #[must_use]
+    pub(crate) fn on(field: &'static str) -> Self {
+        Self { field, reasons: Some(true), level: None, without: WithoutReasoning::Refuse }
+    }
+
+    /// Returns a level that does not decide whether the model reasons.
+    #[must_use]
+    pub(crate) fn hint(field: &'static str, level: &str) -> Self {
+        Self { field, reasons: None, level: Some(level.to_owned()), without: WithoutReasoning::Answer }
+    }
+
+    /// Returns the effort at another level.
+    #[must_use]
+    pub(crate) fn with_level(self, level: &str) -> Self {
+        Self { level: Some(level.to_owned()), ..self }
+    }
+
+    /// Returns the effort with another treatment of models that do not reason.
+    #[must_use]
+    pub(crate) fn without_reasoning(self, without: WithoutReasoning) -> Self {
+        Self { without, ..self }
+    }
+
     /// Returns the effort under another field name, for errors.
     #[must_use]
     pub fn at(self, field: &'static str) -> Self {
@@ -88,18 +124,16 @@ impl ReasoningEffort {
         variables: &mut Map<String, Value>,
     ) -> Result<(), ApiError> {
         let template = template.unwrap_or_default();
-        let is_on = self.level != EffortLevel::Off;
-        let switches = SWITCHES.into_iter().filter(|name| has_word(template, name));
-        let mut said: Vec<(&str, Value)> = switches.map(|name| (name, is_on.into())).collect();
-        let takes_level = has_word(template, LEVEL);
-        if takes_level {
-            match &self.level {
-                EffortLevel::Off => said.push((LEVEL, "none".into())),
-                EffortLevel::On => {}
-                EffortLevel::Some(name) => said.push((LEVEL, name.as_str().into())),
-            }
+        let mut said: Vec<(&str, Value)> = Vec::new();
+        if let Some(reasons) = self.reasons {
+            let switches = SWITCHES.into_iter().filter(|name| has_word(template, name));
+            said.extend(switches.map(|name| (name, reasons.into())));
         }
-        if is_on && said.is_empty() && !takes_level && tags.is_none() {
+        let takes_level = has_word(template, LEVEL);
+        if let Some(level) = self.level.as_deref().filter(|_| takes_level) {
+            said.push((LEVEL, level.into()));
+        }
+        if self.without == WithoutReasoning::Refuse && said.is_empty() && !takes_level && tags.is_none() {
             let message = format!(
                 "'{}' is not supported here, because this model's chat template has no reasoning; remove it",
                 self.field

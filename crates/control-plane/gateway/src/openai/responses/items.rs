@@ -10,7 +10,7 @@ use super::super::{
 };
 use crate::{
     errors::ApiError,
-    random::random_u64,
+    random::new_id,
     text::{AnsweredCall, ChatMessage},
 };
 
@@ -29,12 +29,6 @@ enum ItemContent {
     Message { role: &'static str, text: String },
     Call { call_id: String, name: String, call: Value },
     Output { call_id: String, text: String },
-}
-
-/// Returns a random unique id with the prefix `of`.
-#[must_use]
-pub(crate) fn new_id(of: &str) -> String {
-    format!("{of}_{:016x}{:016x}", random_u64(), random_u64())
 }
 
 /// Parses stored items.

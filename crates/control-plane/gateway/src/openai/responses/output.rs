@@ -3,11 +3,13 @@
 use serde_json::{Value, json};
 
 use super::{
-    super::tools::{ToolCallDelta, scan_result::CallKind},
-    items::{THOUGHT, new_id, part_of},
+    super::{
+        sse::EventSink,
+        tools::{ToolCallDelta, scan_result::CallKind},
+    },
+    items::{THOUGHT, part_of},
 };
-
-pub(super) type EventSink<'a> = dyn FnMut(&'static str, Value) + 'a;
+use crate::random::new_id;
 
 #[derive(Debug)]
 enum OpenItem {

@@ -8,7 +8,7 @@ use super::{
         chat_request::ChatRequest,
         params::{self, MAX_LOGPROBS, ParamLimits, Params},
         reasoning::effort::{self, ReasoningEffort},
-        stream_options,
+        stops, stream_options,
         strict_fields::{StrictFields, wrong},
         structured::{self, Structure},
         target::ModelRef,
@@ -74,7 +74,8 @@ impl ResponsesBody {
         let (effort, reasoning) = reasoning(&mut fields)?;
         let max_tokens = fields.count("max_output_tokens", 1..=u32::MAX)?;
         let delivery = stream_options::read_response(&mut fields)?;
-        let options = params::RouteOptions { max_tokens, delivery, structure };
+        let options =
+            params::RouteOptions { max_tokens, delivery, structure, stop: stops::read(&mut fields)? };
         let params = params::read_beside(options, &mut fields, limits)?;
         let logprobs = logprobs(&mut fields)?;
         let tool_choice = fields.peek("tool_choice").cloned().unwrap_or_else(|| json!("auto"));

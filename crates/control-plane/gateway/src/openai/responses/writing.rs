@@ -10,16 +10,16 @@ use super::{
         choice::DeltaPart,
         generation_response::{ChoiceUpdate, GenerationResponse},
         logprobs,
-        sse::{EVENT_STREAM, StreamFormat},
+        sse::{self, EVENT_STREAM, EventSink, StreamFormat},
     },
-    items::new_id,
     object::{Failure, Incomplete, Object, ResponseStatus},
-    output::{EventSink, OutputItems},
+    output::OutputItems,
     request::ResponseEcho,
 };
 use crate::{
     clock::seconds_since_1970,
     errors::ApiError,
+    random::new_id,
     response_store::{ResponseStore, StoredResponse},
     usage::FinishReason,
 };
@@ -173,15 +173,8 @@ struct ResponseEvent<'a, F> {
 
 impl Events {
     fn write<F: Serialize>(&mut self, name: &'static str, fields: &F, out: &mut Vec<u8>) {
-        out.extend_from_slice(b"event: ");
-        out.extend_from_slice(name.as_bytes());
-        out.extend_from_slice(b"\ndata: ");
-        // Serializing plain data to memory cannot fail.
-        let _ = serde_json::to_writer(
-            &mut *out,
-            &ResponseEvent { r#type: name, sequence_number: self.next, fields },
-        );
-        out.extend_from_slice(b"\n\n");
+        let event = ResponseEvent { r#type: name, sequence_number: self.next, fields };
+        sse::write_event(name, &event, out);
         self.next += 1;
     }
 }

@@ -9,7 +9,8 @@ use super::super::strict_fields::{StrictFields, wrong};
 use crate::errors::ApiError;
 
 const MAX_TOOLS: usize = 128;
-const MAX_NAME_CHARS: usize = 64;
+/// Limit of Anthropic's API; OpenAI's limit is 64.
+const MAX_NAME_CHARS: usize = 128;
 /// Maximum number of custom tools with a grammar; each compiles separately, so errors name its field.
 const MAX_GRAMMARS: usize = 8;
 /// Parameter of the function that chat templates show in place of a custom tool.
@@ -105,15 +106,23 @@ pub(crate) fn read(fields: &mut StrictFields) -> Result<Option<Tools>, ApiError>
 
 /// Reads the tool fields; `None` if no tool may be called.
 pub(crate) fn read_as(dialect: Dialect, fields: &mut StrictFields) -> Result<Option<Tools>, ApiError> {
+    let list = list(fields, |index, item| tool(dialect, index, item))?;
+    let choice = fields.take("tool_choice").map(|value| choice(dialect, &value)).transpose()?;
+    let calls = if fields.flag("parallel_tool_calls", true)? { CallLimit::Many } else { CallLimit::One };
+    choose(list, choice.unwrap_or(Some(ToolChoice::Auto)), calls)
+}
+
+/// Reads the array `tools` with `read`, which gets the index and the value of each tool.
+pub(crate) fn list(
+    fields: &mut StrictFields,
+    read: impl Fn(usize, Value) -> Result<Tool, ApiError>,
+) -> Result<Vec<Tool>, ApiError> {
     let items = fields.array("tools")?.unwrap_or_default();
     if items.len() > MAX_TOOLS {
         return Err(ApiError::invalid("tools", format!("'tools' may hold at most {MAX_TOOLS} tools")));
     }
-    let list: Vec<Tool> = items
-        .into_iter()
-        .enumerate()
-        .map(|(index, item)| tool(dialect, index, item))
-        .collect::<Result<_, _>>()?;
+    let list: Vec<Tool> =
+        items.into_iter().enumerate().map(|(index, item)| read(index, item)).collect::<Result<_, _>>()?;
     let mut names = BTreeSet::new();
     if let Some(twice) = list.iter().find(|tool| !names.insert(tool.name.as_str())) {
         let message = format!("two tools are called '{}'; give each tool its own name", twice.name);
@@ -124,17 +133,31 @@ pub(crate) fn read_as(dialect: Dialect, fields: &mut StrictFields) -> Result<Opt
         let message = format!("'tools' may hold at most {MAX_GRAMMARS} custom tools with a grammar");
         return Err(ApiError::invalid("tools", message));
     }
-    let choice = fields.take("tool_choice").map(|value| choice(dialect, &value, &list)).transpose()?;
-    let calls = if fields.flag("parallel_tool_calls", true)? { CallLimit::Many } else { CallLimit::One };
-    Ok(match choice.unwrap_or(Some(ToolChoice::Auto)) {
-        Some(choice) if !list.is_empty() => Some(Tools { list, choice, calls }),
-        _ => None,
-    })
+    Ok(list)
+}
+
+/// Returns the tools with a choice among them; `None` if no tool may be called.
+pub(crate) fn choose(
+    list: Vec<Tool>,
+    choice: Option<ToolChoice>,
+    calls: CallLimit,
+) -> Result<Option<Tools>, ApiError> {
+    let Some(choice) = choice else { return Ok(None) };
+    let is_there = match &choice {
+        ToolChoice::Auto => true,
+        ToolChoice::Required => !list.is_empty(),
+        ToolChoice::Named(name) => list.iter().any(|tool| tool.name == *name),
+    };
+    if !is_there {
+        let message = "'tool_choice' names a function that is not in 'tools'; add the function";
+        return Err(ApiError::invalid("tool_choice", message));
+    }
+    Ok(Some(Tools { list, choice, calls }).filter(|tools| !tools.list.is_empty()))
 }
 
 /// Reads `tool_choice`; `None` if no tool may be called.
-fn choice(dialect: Dialect, value: &Value, list: &[Tool]) -> Result<Option<ToolChoice>, ApiError> {
-    let choice = match value {
+fn choice(dialect: Dialect, value: &Value) -> Result<Option<ToolChoice>, ApiError> {
+    Ok(Some(match value {
         Value::String(word) if word == "none" => return Ok(None),
         Value::String(word) if word == "auto" => ToolChoice::Auto,
         Value::String(word) if word == "required" => ToolChoice::Required,
@@ -146,17 +169,7 @@ fn choice(dialect: Dialect, value: &Value, list: &[Tool]) -> Result<Option<ToolC
         other => {
             return Err(wrong("tool_choice", "\"none\", \"auto\", \"required\" or a tool", other));
         }
-    };
-    let is_there = match &choice {
-        ToolChoice::Auto => true,
-        ToolChoice::Required => !list.is_empty(),
-        ToolChoice::Named(name) => list.iter().any(|tool| tool.name == *name),
-    };
-    if !is_there {
-        let message = "'tool_choice' names a function that is not in 'tools'; add the function";
-        return Err(ApiError::invalid("tool_choice", message));
-    }
-    Ok(Some(choice))
+    }))
 }
 
 fn only_name(mut fields: StrictFields) -> Result<String, ApiError> {
@@ -220,7 +233,8 @@ fn tool(dialect: Dialect, index: usize, item: Value) -> Result<Tool, ApiError> {
     Ok(tool)
 }
 
-fn name(fields: &mut StrictFields) -> Result<String, ApiError> {
+/// Reads the name of a tool.
+pub(crate) fn name(fields: &mut StrictFields) -> Result<String, ApiError> {
     let name = fields.required_text("name")?;
     let is_good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
     if name.len() > MAX_NAME_CHARS || !name.chars().all(is_good) {
@@ -238,7 +252,7 @@ fn function(mut fields: StrictFields) -> Result<Tool, ApiError> {
         Some(schema @ Value::Object(_)) => schema,
         Some(other) => return Err(wrong("parameters", "a JSON schema: an object", &other)),
     };
-    let strictness = if fields.flag("strict", false)? { Strictness::Strict } else { Strictness::Free };
+    let strictness = strictness(&mut fields)?;
     // Transformers derives `return` from a Python function's type; calls do not depend on it.
     fields.inert(&["return"]);
     fields.finish()?;
@@ -246,7 +260,13 @@ fn function(mut fields: StrictFields) -> Result<Tool, ApiError> {
     Ok(Tool { name, parameters, strictness, input: None, definition })
 }
 
-fn definition(name: &str, description: Option<&str>, parameters: &Value) -> Value {
+/// Reads `strict`, which is false by default.
+pub(crate) fn strictness(fields: &mut StrictFields) -> Result<Strictness, ApiError> {
+    Ok(if fields.flag("strict", false)? { Strictness::Strict } else { Strictness::Free })
+}
+
+/// Returns a function as chat templates show it.
+pub(crate) fn definition(name: &str, description: Option<&str>, parameters: &Value) -> Value {
     let mut shown = json!({ "name": name });
     if let Some(description) = description {
         shown["description"] = description.into();
