@@ -175,6 +175,12 @@ impl Client {
         response.body_mut().read_json().map_err(|error| RequestFault::Silence(error.to_string()))
     }
 
+    /// Returns the text at `route` if successful.
+    pub fn try_get_text(&self, route: &str) -> Result<String, RequestFault> {
+        let mut response = Self::success(self.agent.get(format!("{}{route}", self.url)).call())?;
+        response.body_mut().read_to_string().map_err(|error| RequestFault::Silence(error.to_string()))
+    }
+
     /// Deletes the resource at `route`.
     pub fn delete(&self, route: &str) -> Result<(), RequestFault> {
         Self::success(self.agent.delete(format!("{}{route}", self.url)).call()).map(drop)
@@ -187,11 +193,16 @@ impl Client {
 
     /// Uploads a training file; returns its id or the refusal.
     pub fn try_upload(&self, name: &str, text: &str) -> Result<String, RequestFault> {
+        self.try_upload_as("fine-tune", name, text)
+    }
+
+    /// Uploads a file for a purpose; returns its id or the refusal.
+    pub fn try_upload_as(&self, purpose: &str, name: &str, text: &str) -> Result<String, RequestFault> {
         let part = |head: String, body: &str| {
             format!("--part\r\nContent-Disposition: form-data; {head}\r\n\r\n{body}\r\n")
         };
         let form = [
-            part("name=\"purpose\"".to_owned(), "fine-tune"),
+            part("name=\"purpose\"".to_owned(), purpose),
             part(format!("name=\"file\"; filename=\"{name}\""), text),
             "--part--\r\n".to_owned(),
         ];

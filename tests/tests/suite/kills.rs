@@ -80,8 +80,8 @@ fn places() -> Vec<FailpointTarget> {
         [base_executor::FAILPOINTS, lora_worker::FAILPOINTS].map(|table| table.iter().copied());
     let all = gateway::failpoints().into_iter().chain(executor).chain(worker);
     let meant = env::var("HOLOBIONT_PLACES").unwrap_or_default();
-    // The tests of jobs cover these.
-    let elsewhere = [&ON_DEMAND[..], gateway::training::FAILPOINTS].concat();
+    // The tests of jobs and batches cover these.
+    let elsewhere = [&ON_DEMAND[..], gateway::training::FAILPOINTS, gateway::batches::FAILPOINTS].concat();
     let here =
         |place: &&str| !place.ends_with("_fails") && !elsewhere.contains(place) && place.contains(&meant);
     all.filter(here).map(target).collect()

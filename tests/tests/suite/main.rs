@@ -3,6 +3,7 @@
 
 mod adapters;
 mod bad_input;
+mod batches;
 mod capacity;
 mod churn;
 mod cold_starts;

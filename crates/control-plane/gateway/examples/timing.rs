@@ -24,7 +24,7 @@ use std::{
 use clap::Parser;
 use gateway::{
     adapters::{Record, Registry, RegistryOptions, database::Database, store::ContentId},
-    caller::{Caller, KeyRole},
+    caller::{Caller, KeyRole, Urgency},
     executor::{Endpoint, Executor, LinkSettings, SharedConnections},
     executors::{Executors, ONLY},
     keys::{Keys, line_of},
@@ -65,7 +65,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     measure.report(case, &key_classes(), TimingExpectation::Agree, look_up);
 
     let registry = registry(directory.path()).await?;
-    let caller = Caller { tenant: "mine".into(), role: KeyRole::User, limit: KeyLimit::new(None) };
+    let (limit, urgency) = (KeyLimit::new(None), Urgency::Online);
+    let caller = Caller { tenant: "mine".into(), role: KeyRole::User, limit, urgency };
     let lease = |name: &str| drop(black_box(registry.lease(name, &caller)));
     let case = "a name that does not exist, and another tenant's adapter";
     measure.report(case, &name_classes("theirs"), TimingExpectation::Agree, lease);

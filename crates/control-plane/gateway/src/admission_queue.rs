@@ -7,6 +7,9 @@
 //! busy ([`FreeCapacity`](crate::executors::FreeCapacity)), and decides at that moment which request goes
 //! next: by class, then by the fewest served tokens per weight. A tenant that sends too much lengthens only
 //! its own queue, and is refused when that queue is delayed for too long.
+//!
+//! Background requests wait in a queue of their own. They go only while no online request waits, and
+//! [`BackgroundLimit`](scheduling::fairness::background_limit::BackgroundLimit) bounds how many run.
 
 pub mod refusal;
 mod state;
@@ -20,7 +23,7 @@ use std::{
 
 use scheduling::{admission::DelayLimits, clock::Clock, routing::Forecast};
 use tokio::{
-    sync::oneshot,
+    sync::{oneshot, watch},
     time::{Instant, timeout},
 };
 
@@ -33,8 +36,10 @@ use crate::{
     service_classes::{ClassId, ServiceClasses},
 };
 
-/// How often a waiting request checks whether any executor is open.
+/// How often a waiting request checks whether any executor is open, and the queue its limits.
 const LOOK: Duration = Duration::from_secs(1);
+/// How long a background request waits for capacity. It holds its adapter meanwhile, which an unload awaits.
+const BACKGROUND_PATIENCE: Duration = Duration::from_secs(5);
 /// How long a request waits without any open executor.
 const ABSENCE: Duration = Duration::from_secs(20);
 
@@ -46,6 +51,10 @@ pub struct AdmissionLimits {
     pub delays: DelayLimits,
     /// Share of an executor's batch slots that over-quota tenants may hold together.
     pub burst_share: f64,
+    /// Share of an executor's batch slots for background requests while there are no online requests.
+    pub background_share: f64,
+    /// Number of background sequences per executor beside online requests.
+    pub background_beside: usize,
 }
 
 /// Tenant and class to which a request is charged.
@@ -76,8 +85,11 @@ pub struct AdmissionQueue(Arc<AdmissionShared>);
 #[derive(Debug)]
 struct AdmissionShared {
     executors: Executors,
-    burst_share: f64,
+    limits: AdmissionLimits,
+    background_class: ClassId,
     desk: Mutex<QueueState>,
+    /// Number of background sequences that may run now.
+    background_slots: watch::Sender<usize>,
 }
 
 /// A position in the queue, given up on drop.
@@ -113,12 +125,16 @@ impl AdmissionQueue {
         clock: Arc<dyn Clock>,
     ) -> Self {
         let changed = Arc::clone(executors.room_changed());
+        let background_class = classes.background();
         let desk = Mutex::new(QueueState::new(limits, classes, clock));
-        let turns = Self(Arc::new(AdmissionShared { executors, burst_share: limits.burst_share, desk }));
+        let background_slots = watch::Sender::new(0);
+        let turns =
+            Self(Arc::new(AdmissionShared { executors, limits, background_class, desk, background_slots }));
         let shared = Arc::downgrade(&turns.0);
         tokio::spawn(async move {
             loop {
-                changed.notified().await;
+                // The limit of background requests also changes with time.
+                let _ = timeout(LOOK, changed.notified()).await;
                 let Some(shared) = shared.upgrade() else { return };
                 Self(shared).dispatch();
             }
@@ -150,6 +166,8 @@ impl AdmissionQueue {
     /// The reason of the refusal: at once, or when the deadline passes.
     pub async fn wait(&self, asked: AdmissionRequest) -> Result<AdmissionPermit, QueueRefusal> {
         let deadline = asked.deadline;
+        let is_background = asked.principal.class == self.0.background_class;
+        let give_up = is_background.then(|| Instant::now() + BACKGROUND_PATIENCE);
         let (mut place, mut turn) = self.join(&asked)?;
         let mut absent = Duration::ZERO;
         loop {
@@ -160,11 +178,21 @@ impl AdmissionQueue {
                     return turn.unwrap_or(Err(QueueRefusal::Nobody));
                 }
                 Err(_) if left <= LOOK && deadline.is_some() => return Err(QueueRefusal::Late),
+                Err(_) if give_up.is_some_and(|until| Instant::now() >= until) => {
+                    return Err(QueueRefusal::OnlineFirst);
+                }
                 Err(_) if self.0.executors.all().iter().any(|one| one.is_open()) => absent = Duration::ZERO,
                 Err(_) if absent >= ABSENCE => return Err(QueueRefusal::Nobody),
                 Err(_) => absent += LOOK,
             }
         }
+    }
+
+    /// Returns the number of background sequences that may run, and follows its changes. Callers stop
+    /// background requests that exceed a lower number.
+    #[must_use]
+    pub(crate) fn background_slots(&self) -> watch::Receiver<usize> {
+        self.0.background_slots.subscribe()
     }
 
     #[must_use]
@@ -190,11 +218,20 @@ impl AdmissionQueue {
     }
 
     fn room(&self) -> FreeCapacity {
-        self.0.executors.room(self.0.burst_share)
+        let AdmissionLimits { burst_share, background_share, background_beside, .. } = self.0.limits;
+        self.0.executors.room(burst_share, (background_share, background_beside))
     }
 
     fn dispatch(&self) {
-        let grants = lock(&self.0.desk).dispatch(self.room());
+        let room = self.room();
+        let (grants, slots) = {
+            let mut desk = lock(&self.0.desk);
+            (desk.dispatch(room), desk.background_slots(room))
+        };
+        // While no executor is open, running background requests wait for one as online requests do.
+        if room.places.executors > 0 {
+            self.0.background_slots.send_if_modified(|known| std::mem::replace(known, slots) != slots);
+        }
         for AdmittedRequest { principal, sequences, charged_tokens, waiter } in grants {
             let turn = AdmissionPermit {
                 turns: self.clone(),

@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use crate::{
     adapters::{AdapterListing, Registry},
     admission_queue::AdmissionQueue,
+    batches::Batches,
     body_workers::BodyWorkers,
     config::{AllowedHosts, ConnectionLimits, OutputParsers},
     executors::Executors,
@@ -46,6 +47,8 @@ pub struct App {
     pub registry: Arc<Registry>,
     /// Training files and fine-tuning jobs.
     pub training: Arc<Training>,
+    /// Files of requests that are answered in the background.
+    pub batches: Arc<Batches>,
     /// Metrics that Prometheus reads.
     pub metrics: Arc<GatewayMetrics>,
     /// Receivers of request records: metrics, and a trace collector if one is set.
@@ -98,6 +101,7 @@ pub struct AppBuilder {
     /// Open registry, which the lifecycle restores each time it connects to an executor.
     pub registry: Arc<Registry>,
     pub training: Arc<Training>,
+    pub batches: Arc<Batches>,
     pub metrics: Arc<GatewayMetrics>,
     pub sinks: Sinks,
     /// Keys of the key file, which is read again while the gateway serves.
@@ -124,6 +128,7 @@ impl App {
             status: parts.status,
             registry: parts.registry,
             training: parts.training,
+            batches: parts.batches,
             metrics: parts.metrics,
             sinks: parts.sinks,
             keys: parts.keys,

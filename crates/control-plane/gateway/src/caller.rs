@@ -46,6 +46,14 @@ impl Access {
     }
 }
 
+/// Whether somebody waits for the answer of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Urgency {
+    Online,
+    /// The request goes only when executors have capacity that online requests do not need.
+    Background,
+}
+
 /// Authenticated sender of a request.
 #[derive(Debug, Clone)]
 pub struct Caller {
@@ -54,6 +62,7 @@ pub struct Caller {
     pub tenant: Arc<str>,
     pub role: KeyRole,
     pub limit: KeyLimit,
+    pub urgency: Urgency,
 }
 
 #[cfg(test)]

@@ -23,8 +23,8 @@ pub use self::{
     },
     telemetry::{MetricNames, TelemetryConfig},
     values::{
-        AllowedHosts, ConnectionLimits, ExecutorEndpoint, KvEventsConfig, NamedEndpoint, OutputParsers,
-        RateLimits, ShutdownTrigger, StartAdapter, TrainingLimits,
+        AllowedHosts, BatchLimits, ConnectionLimits, ExecutorEndpoint, KvEventsConfig, NamedEndpoint,
+        OutputParsers, RateLimits, ShutdownTrigger, StartAdapter, TrainingLimits,
     },
 };
 use scheduling::{admission::DelayLimits, routing::RoutingPolicy};
@@ -134,6 +134,7 @@ pub struct GatewayConfig {
     pub turns: AdmissionLimits,
     pub executor: LinkSettings,
     pub training: TrainingLimits,
+    pub batches: BatchLimits,
     /// How long running requests may continue after shutdown begins.
     pub grace: Duration,
     /// Number of threads for network I/O.
@@ -198,6 +199,7 @@ impl TryFrom<Args> for GatewayConfig {
                 silence: Duration::from_millis(args.executor_timeout_ms),
             },
             training: args.training.into(),
+            batches: BatchLimits { tenant_batches: args.admission.tenant_batches, ..BatchLimits::default() },
             grace: Duration::from_millis(args.grace_ms),
             threads: args.threads,
             figures,
@@ -225,6 +227,7 @@ fn check_sizes(args: &Args) -> Result<(), GatewayConfigError> {
         ("executor-timeout-ms", args.executor_timeout_ms, 1),
         ("max-adapters", adapters.max_adapters as u64, 1),
         ("max-adapter-file-bytes", adapters.max_adapter_file_bytes.0, 1),
+        ("tenant-batches", args.admission.tenant_batches as u64, 1),
         ("tenant-jobs", args.training.tenant_jobs as u64, 1),
         ("checkpoint-steps", args.training.checkpoint_steps.into(), 1),
         ("max-training-file-bytes", args.training.max_training_file_bytes.0, 1),
@@ -293,7 +296,13 @@ fn turns(args: &AdmissionArgs) -> AdmissionLimits {
         target: Duration::from_millis(args.codel_target_ms),
         interval: Duration::from_millis(args.codel_interval_ms),
     };
-    AdmissionLimits { max_sequences: args.max_sequences, delays, burst_share: args.burst_share.0 }
+    AdmissionLimits {
+        max_sequences: args.max_sequences,
+        delays,
+        burst_share: args.burst_share.0,
+        background_share: args.background_share.0,
+        background_beside: args.background_beside,
+    }
 }
 
 /// Returns the key file that systemd passed, if there is one.

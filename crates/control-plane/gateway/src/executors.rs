@@ -14,7 +14,10 @@ pub(crate) mod prefix_affinity;
 
 use std::sync::{Arc, Mutex};
 
-use scheduling::{fairness::burst_limit::BurstCapacity, routing::in_flight::MeanAnswer};
+use scheduling::{
+    fairness::{background_limit::BackgroundCapacity, burst_limit::BurstCapacity},
+    routing::in_flight::MeanAnswer,
+};
 use shmproto::message::{DeviceKind, Welcome};
 use tokio::sync::Notify;
 
@@ -54,6 +57,8 @@ struct Claims {
 pub(crate) struct FreeCapacity {
     /// Batch slots, in total and for over-quota tenants.
     pub places: BurstCapacity,
+    /// Batch slots for background requests.
+    pub background: BackgroundCapacity,
     /// Number of requests that keep all executors busy.
     pub requests: usize,
     /// Maximum number of sequences that one executor can take now.
@@ -179,9 +184,10 @@ impl Executors {
     }
 
     /// Sums the capacity of the executors that accept requests. Over-quota tenants may use the share
-    /// `burst_share` of the batch slots.
+    /// `burst_share` of the batch slots. Background requests may use a share of the batch slots, or a number
+    /// beside online requests.
     #[must_use]
-    pub(crate) fn room(&self, burst_share: f64) -> FreeCapacity {
+    pub(crate) fn room(&self, burst_share: f64, background: (f64, usize)) -> FreeCapacity {
         let open = self.all().iter().filter(|member| member.is_open());
         open.fold(FreeCapacity::default(), |room, member| {
             let load = member.executor().load();
@@ -190,6 +196,10 @@ impl Executors {
                     executors: room.places.executors + 1,
                     all: room.places.all.saturating_add(load.places),
                     floods: room.places.floods.saturating_add((load.places as f64 * burst_share) as usize),
+                },
+                background: BackgroundCapacity {
+                    beside: room.background.beside + background.1,
+                    alone: room.background.alone.saturating_add((load.places as f64 * background.0) as usize),
                 },
                 requests: room.requests.saturating_add(load.room()),
                 sequences: room.sequences.max(load.limit.saturating_sub(load.held)),

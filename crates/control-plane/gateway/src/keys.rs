@@ -14,7 +14,7 @@ use ::security::keys::{Key, KeyFile, KeyHash, LOOK_EVERY};
 pub use ::security::keys::{KeyFileError, line_of};
 
 use crate::{
-    caller::{Caller, KeyRole},
+    caller::{Caller, KeyRole, Urgency},
     limits::{KeyLimit, RequestsPerMinute},
 };
 
@@ -35,7 +35,7 @@ impl KnownKey {
         let same = |old: &&Self| old.hash == hash && old.caller.limit.per_min() == per_min;
         let limit = old.iter().find(same).map(|old| old.caller.limit.clone());
         let limit = limit.unwrap_or_else(|| KeyLimit::new(per_min));
-        Self { hash, caller: Caller { tenant, role, limit } }
+        Self { hash, caller: Caller { tenant, role, limit, urgency: Urgency::Online } }
     }
 }
 
@@ -62,7 +62,8 @@ impl Keys {
     #[must_use]
     pub fn none(per_min: RequestsPerMinute) -> Self {
         let limit = KeyLimit::new(per_min);
-        Self(KeySource::Everybody(Caller { tenant: PUBLIC.into(), role: KeyRole::Admin, limit }))
+        let (tenant, urgency) = (PUBLIC.into(), Urgency::Online);
+        Self(KeySource::Everybody(Caller { tenant, role: KeyRole::Admin, limit, urgency }))
     }
 
     /// Reads a key file. Keys without a limit get `per_min`.
@@ -95,6 +96,28 @@ impl Keys {
                 ::security::keys::find(&keys, given?, |known| known.hash).map(|known| known.caller.clone())
             }
         }
+    }
+
+    /// Returns a caller in the name of `tenant`, for background requests that a key of `role` ordered. The
+    /// caller has no more rights than the tenant's keys have now; `None` if the tenant has no such key.
+    #[must_use]
+    pub(crate) fn background_caller(&self, tenant: &str, role: KeyRole) -> Option<Caller> {
+        let found = match &self.0 {
+            KeySource::Everybody(caller) => (&*caller.tenant == tenant).then(|| caller.clone()),
+            KeySource::File(followed) => {
+                let keys = followed.now();
+                let own = keys
+                    .iter()
+                    .map(|known| &known.caller)
+                    .filter(|caller| &*caller.tenant == tenant && caller.role != KeyRole::Metrics);
+                own.max_by_key(|caller| caller.role == KeyRole::Admin).cloned()
+            }
+        };
+        found.map(|caller| Caller {
+            role: if caller.role == KeyRole::Admin { role } else { caller.role },
+            urgency: Urgency::Background,
+            ..caller
+        })
     }
 
     /// Follows changes of the key file forever.
@@ -184,6 +207,29 @@ mod tests {
         fs::write(&path, "nonsense").unwrap();
         followed.refresh();
         assert!(keys.caller(Some(ADMIN.as_bytes())).is_some(), "a bad file changes nothing");
+    }
+
+    #[test]
+    fn a_background_caller_has_no_more_rights_than_its_key_had_and_its_tenant_has() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("keys");
+        let metrics = line_of("metrics", "eve", "hb-m");
+        fs::write(
+            &path,
+            line_of("user", "alice", "hb-1") + &line_of("admin", "alice", "hb-2") + &two() + &metrics,
+        )
+        .unwrap();
+        let keys = Keys::read(&path, None).unwrap();
+        let role = |tenant, role| keys.background_caller(tenant, role).map(|caller| caller.role);
+        assert_eq!(role("alice", KeyRole::User), Some(KeyRole::User));
+        assert_eq!(role("alice", KeyRole::Admin), Some(KeyRole::Admin));
+        fs::write(&path, line_of("user", "alice", "hb-1") + &metrics).unwrap();
+        let KeySource::File(followed) = &keys.0 else { panic!("it has a file") };
+        followed.refresh();
+        assert_eq!(role("alice", KeyRole::Admin), Some(KeyRole::User));
+        assert_eq!((role("ops", KeyRole::Admin), role("eve", KeyRole::User)), (None, None));
+        let everybody = Keys::none(None).background_caller(PUBLIC, KeyRole::User).unwrap();
+        assert_eq!((everybody.role, everybody.urgency), (KeyRole::User, Urgency::Background));
     }
 
     #[test]

@@ -26,6 +26,8 @@
 //!   request's API (`http_api`). [`response_store`] keeps responses that a client may continue.
 //! - [`tinker`] is Tinker's HTTP API, for adapters that clients train step by step in
 //!   [`training_sessions`].
+//! - [`batches`] has files of requests that are answered in the background, by the handlers of the online
+//!   routes (`batch_lines`).
 //! - [`training`] has training files and fine-tuning jobs; [`trainer_client`] requests trainer processes.
 //! - `kv_events` publishes which prefixes are cached, for routers of other projects.
 //! - [`layer_stats`] reports the usage of the base layers by split clients.
@@ -53,6 +55,8 @@ pub mod admission_queue;
 pub mod anthropic;
 pub mod app;
 pub(crate) mod auth;
+mod batch_lines;
+pub mod batches;
 mod body;
 pub mod body_workers;
 pub mod caller;
@@ -118,7 +122,14 @@ const FRONT_DOOR_FAILPOINTS: &[&str] = &[
 /// Returns the names of all failpoints of this process.
 #[must_use]
 pub fn failpoints() -> Vec<&'static str> {
-    [FRONT_DOOR_FAILPOINTS, adapters::FAILPOINTS, training::FAILPOINTS, openai::sse::FAILPOINTS].concat()
+    [
+        FRONT_DOOR_FAILPOINTS,
+        adapters::FAILPOINTS,
+        training::FAILPOINTS,
+        batches::FAILPOINTS,
+        openai::sse::FAILPOINTS,
+    ]
+    .concat()
 }
 
 #[cfg(test)]

@@ -51,6 +51,7 @@ use self::{
 use crate::{
     adapters::Registry,
     admission_queue::AdmissionQueue,
+    batches::Batches,
     config::{MetricNames, TelemetryConfig},
     executors::ONLY,
     service_classes::ServiceClasses,
@@ -178,13 +179,14 @@ impl GatewayMetrics {
     pub fn render(
         &self,
         registry: &Registry,
-        training: &Training,
+        (training, batches): (&Training, &Batches),
         (classes, turns): (&ServiceClasses, &AdmissionQueue),
     ) -> String {
         self.process.refresh();
         let names = self.refresh_residents(registry);
         self.refresh_loads(registry);
         self.refresh_training(training);
+        self.refresh_batches(batches);
         self.refresh_classes(classes, turns);
         let mut text = String::with_capacity(32 * 1024);
         for id in IDS {

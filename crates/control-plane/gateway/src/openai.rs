@@ -23,12 +23,13 @@
 //! - [`types`]: the bodies of answers.
 //! - [`models`], [`tokens`], [`adapters`], [`adapter_files`], [`upload`]: the routes beside generation.
 //!   `idempotency`: the header `Idempotency-Key`.
-//! - [`files`], [`fine_tuning`], [`fine_tuning_request`]: the routes of training; [`paging`]: pages of their
-//!   lists.
+//! - [`files`], [`fine_tuning`], [`fine_tuning_request`]: the routes of training; [`batches`]: files of
+//!   requests that are answered in the background; [`paging`]: pages of lists.
 //! - [`errors`]: the one body of all errors.
 
 pub(crate) mod adapter_files;
 pub mod adapters;
+pub(crate) mod batches;
 pub mod chat;
 pub mod chat_request;
 pub mod choice;

@@ -17,6 +17,7 @@ use crate::{
     anthropic,
     app::App,
     auth::guard,
+    batches::records::BatchEndpoint,
     body::drain,
     caller::Access,
     error_format,
@@ -26,7 +27,7 @@ use crate::{
     metrics::text::CONTENT_TYPE,
     ollama,
     openai::{
-        adapter_files, adapters, chat, collect, completions, embeddings, files, fine_tuning,
+        adapter_files, adapters, batches, chat, collect, completions, embeddings, files, fine_tuning,
         generation_request::GenerationRequest, generation_response::GenerationResponse, models,
         request_context::RequestContext, responses, sse, stream::OpenAiStream, stream_options::ResponseMode,
         tokens, upload,
@@ -103,6 +104,10 @@ pub fn table() -> Vec<HttpRoute> {
         get("/v1/files/{id}", Access::User, self::get(files::one)),
         delete("/v1/files/{id}", Access::User, self::delete(files::delete)),
         get("/v1/files/{id}/content", Access::User, self::get(files::content)),
+        post("/v1/batches", Access::User, self::post(batches::create)),
+        get("/v1/batches", Access::User, self::get(batches::list)),
+        get("/v1/batches/{id}", Access::User, self::get(batches::one)),
+        post("/v1/batches/{id}/cancel", Access::User, self::post(batches::cancel)),
         post("/v1/fine_tuning/jobs", Access::User, self::post(fine_tuning::create)),
         get("/v1/fine_tuning/jobs", Access::User, self::get(fine_tuning::list)),
         get("/v1/fine_tuning/jobs/{id}", Access::User, self::get(fine_tuning::one)),
@@ -202,6 +207,23 @@ pub(crate) fn refusals(app: &Arc<App>) -> Router {
     around(router.fallback(full), app)
 }
 
+/// Prefix of the routes of batches' lines, under which logs and metrics report them.
+pub(crate) const BATCH_LINES: &str = "/batch";
+
+/// Router for the lines of batches, whose callers are known. The handlers are those of the online routes.
+pub(crate) fn batch_lines(app: &Arc<App>) -> Router {
+    let answers_lines =
+        |route: &HttpRoute| BatchEndpoint::ALL.iter().any(|endpoint| endpoint.path() == route.path);
+    let mut router = Router::new();
+    for route in table().into_iter().filter(answers_lines) {
+        router = router.route(&format!("{BATCH_LINES}{}", route.path), route.handler);
+    }
+    router
+        .layer(CatchPanicLayer::custom(request::panicked))
+        .layer(middleware::from_fn_with_state(Arc::clone(app), request::identify))
+        .with_state(Arc::clone(app))
+}
+
 /// Adds the layers that requests of all routes pass. The last layer is the outermost.
 fn around(router: Router<Arc<App>>, app: &Arc<App>) -> Router {
     let mut router = router
@@ -265,7 +287,8 @@ async fn generate(app: &App, job: GenerationRequest) -> Result<Response, ApiErro
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let figures = app.metrics.render(&app.registry, &app.training, (&app.classes, &app.turns));
+    let figures =
+        app.metrics.render(&app.registry, (&app.training, &app.batches), (&app.classes, &app.turns));
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], figures).into_response()
 }
 

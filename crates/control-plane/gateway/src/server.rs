@@ -17,6 +17,8 @@ use crate::{
     adapters::{self, OpenError, Registry},
     admission_queue::AdmissionQueue,
     app::{AllowedOrigins, App, AppBuilder},
+    batch_lines::BatchLines,
+    batches::{BatchError, Batches},
     body_workers::BodyWorkers,
     config::{GatewayConfig, ShutdownTrigger},
     connections::{self, ShutdownPhase},
@@ -54,6 +56,8 @@ pub enum RunError {
     Registry(#[from] OpenError),
     #[error(transparent)]
     Training(#[from] TrainingError),
+    #[error(transparent)]
+    Batches(#[from] BatchError),
     #[error(transparent)]
     Start(#[from] StartError),
     #[error(
@@ -203,17 +207,27 @@ impl Gateway {
         let listener = TcpListener::bind(config.listen).await.map_err(refused)?;
         let address = listener.local_addr().map_err(refused)?;
         let (classes, clock) = (Arc::new(ServiceClasses::new(config.classes)), Arc::new(SystemClock));
+        let turns = AdmissionQueue::new(executors.clone(), Arc::clone(&classes), config.turns, clock);
         let memory = TenantMemory::new(config.connections.memory);
+        let batches = Batches::open(
+            (Arc::clone(registry.database()), Arc::clone(&training)),
+            Arc::clone(&memory),
+            turns.background_slots(),
+            (config.batches, config.connections.max_body_bytes),
+            &config.state,
+        )
+        .await?;
         let bodies = BodyWorkers::start().map_err(RunError::no_threads)?;
         let app = Arc::new(App::new(AppBuilder {
             executors: executors.clone(),
             routing: config.routing,
             parsers: config.parsers,
-            turns: AdmissionQueue::new(executors.clone(), Arc::clone(&classes), config.turns, clock),
+            turns,
             classes,
             status: status.clone(),
             registry: Arc::clone(&registry),
             training: Arc::clone(&training),
+            batches: Arc::clone(&batches),
             metrics: Arc::clone(&metrics),
             sinks,
             keys: config.keys,
@@ -238,6 +252,7 @@ impl Gateway {
             tokio::spawn(systemd::feed(executors)),
             tokio::spawn(Runs::sweep(Arc::downgrade(&runs))),
             tokio::spawn(training.run()),
+            tokio::spawn(batches.run(Arc::new(BatchLines::new(Arc::clone(&app))))),
         ]);
         if let Some(publisher) = publisher {
             background_tasks.push(tokio::spawn(publisher.run(Arc::clone(&app.registry))));

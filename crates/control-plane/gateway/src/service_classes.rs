@@ -2,7 +2,7 @@
 //!
 //! The class of an adapter takes precedence over the class of its tenant; a request with neither is of the
 //! class `default`. Callers cannot choose a class, since tenants come from keys and the operator names
-//! adapters.
+//! adapters. The lines of batches are of the class `background`, whatever their adapter and tenant.
 
 use std::{
     collections::HashMap,
@@ -11,7 +11,7 @@ use std::{
 };
 
 use scheduling::routing::Slo;
-use settings::{DEFAULT_CLASS, ServiceClass};
+use settings::{BACKGROUND_CLASS, DEFAULT_CLASS, ServiceClass};
 
 /// Index of a class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -151,7 +151,7 @@ impl ClassState {
     }
 }
 
-/// All service classes; the first is the default.
+/// All service classes; the first is the default, the second is for background requests.
 #[derive(Debug)]
 pub struct ServiceClasses {
     classes: Vec<ClassState>,
@@ -160,13 +160,17 @@ pub struct ServiceClasses {
 }
 
 impl ServiceClasses {
-    /// Creates the classes of validated `settings`, and adds a default class if it is not among them.
+    /// Creates the classes of validated `settings`, and adds the default class and the class for background
+    /// requests if they are not among them.
     #[must_use]
     pub fn new(settings: Vec<ServiceClass>) -> Self {
-        let (mut default, others): (Vec<_>, Vec<_>) =
-            settings.into_iter().partition(|class| class.name == DEFAULT_CLASS);
-        let first = default.pop().unwrap_or_default();
-        let classes: Vec<ClassState> = std::iter::once(first).chain(others).map(ClassState::new).collect();
+        let (named, others): (Vec<_>, Vec<_>) =
+            settings.into_iter().partition(|class| [DEFAULT_CLASS, BACKGROUND_CLASS].contains(&&*class.name));
+        let first = [DEFAULT_CLASS, BACKGROUND_CLASS].map(|name| {
+            let set = named.iter().find(|class| class.name == name).cloned();
+            set.unwrap_or_else(|| ServiceClass { name: name.to_owned(), ..ServiceClass::default() })
+        });
+        let classes: Vec<ClassState> = first.into_iter().chain(others).map(ClassState::new).collect();
         let members = |of: fn(&ServiceClass) -> &Vec<String>| {
             let numbered = classes.iter().enumerate();
             numbered
@@ -184,6 +188,12 @@ impl ServiceClasses {
     pub fn of(&self, adapter: Option<&str>, tenant: &str) -> ClassId {
         let of_adapter = adapter.and_then(|adapter| self.of_adapter.get(adapter));
         of_adapter.or_else(|| self.of_tenant.get(tenant)).copied().unwrap_or(ClassId(0))
+    }
+
+    /// Returns the class of background requests.
+    #[must_use]
+    pub(crate) fn background(&self) -> ClassId {
+        ClassId(1)
     }
 
     /// Whether the adapter of a request may determine its class.

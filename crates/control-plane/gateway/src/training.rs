@@ -101,9 +101,9 @@ pub enum TrainingError {
         /// Status that was requested.
         wanted: &'static str,
     },
-    /// The file has a purpose other than fine-tuning.
-    #[error("'{0}' was not uploaded with purpose 'fine-tune'")]
-    WrongPurpose(String),
+    /// The file was uploaded for another purpose.
+    #[error("'{id}' was not uploaded with purpose '{wanted}'")]
+    WrongPurpose { id: String, wanted: &'static str },
     /// The tenant's files would exceed their limit in bytes.
     #[error(
         "your files would have {bytes} bytes in total, and the limit is {limit} \

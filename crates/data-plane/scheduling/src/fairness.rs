@@ -14,7 +14,9 @@
 //! - here: the queue.
 //! - [`service_rate`]: measures how fast waiting requests are served.
 //! - [`burst_limit`]: bounds the batch slots of some tenants beside others.
+//! - [`background_limit`]: bounds background requests beside online requests.
 
+pub mod background_limit;
 pub mod burst_limit;
 pub mod service_rate;
 

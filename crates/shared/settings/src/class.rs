@@ -12,12 +12,15 @@ pub const MAX_CLASSES: usize = 64;
 pub const MAX_WEIGHT: u32 = 1000;
 /// Name of the class for tenants and adapters without a class.
 pub const DEFAULT_CLASS: &str = "default";
+/// Name of the class for the lines of batches, which has no members.
+pub const BACKGROUND_CLASS: &str = "background";
 
 /// Service class: SLO targets, weights and limits for some tenants or adapters.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ServiceClass {
-    /// Unique name; `default` is the class for tenants and adapters without a class.
+    /// Unique name; `default` is the class for tenants and adapters without a class, and `background` for the
+    /// lines of batches.
     pub name: String,
     /// Names of the tenants in the class.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -91,14 +94,12 @@ pub enum ClassError {
     /// Weight larger than [`MAX_WEIGHT`].
     #[error("the weight of the class `{0}` exceeds the maximum {MAX_WEIGHT}")]
     Weight(String),
-    /// Class other than the default one without tenants and adapters.
+    /// Class other than `default` and `background` without tenants and adapters.
     #[error("the class `{0}` has no members; add `tenants` or `adapters`, or name it `{DEFAULT_CLASS}`")]
     Nobody(String),
-    /// Default class with tenants or adapters.
-    #[error(
-        "the class `{DEFAULT_CLASS}` is for all without another class; remove its `tenants` and `adapters`"
-    )]
-    Members,
+    /// Class `default` or `background` with tenants or adapters.
+    #[error("the class `{0}` cannot have members of its own; remove its `tenants` and `adapters`")]
+    Members(String),
     /// Name that two classes have.
     #[error("two classes are called `{0}`")]
     Same(String),
@@ -177,10 +178,10 @@ impl ServiceClass {
     fn check_alone(&self) -> Result<(), ClassError> {
         let is_for_nobody = self.tenants.is_empty() && self.adapters.is_empty();
         let name = || self.name.clone();
-        match self.name == DEFAULT_CLASS {
+        match [DEFAULT_CLASS, BACKGROUND_CLASS].contains(&&*self.name) {
             _ if !is_process_name(&self.name) => Err(ClassError::Name(name())),
             _ if self.weight.max(self.cache_weight).get() > MAX_WEIGHT => Err(ClassError::Weight(name())),
-            true if !is_for_nobody => Err(ClassError::Members),
+            true if !is_for_nobody => Err(ClassError::Members(name())),
             false if is_for_nobody => Err(ClassError::Nobody(name())),
             _ => Ok(()),
         }
@@ -239,6 +240,7 @@ mod tests {
             (&[r#"{name="gold",tenants=["a"],weight=1001}"#], "exceeds the maximum"),
             (&[r#"{name="gold"}"#], "has no members"),
             (&[r#"{name="default",tenants=["a"]}"#], "remove its"),
+            (&[r#"{name="background",adapters=["a"]}"#], "remove its"),
             (&[r#"{name="gold",tenants=["a"]}"#, r#"{name="gold",tenants=["b"]}"#], "two classes"),
             (&[r#"{name="gold",tenants=["a"]}"#, r#"{name="tin",tenants=["a"]}"#], "`a` is in more"),
         ] {
@@ -254,7 +256,8 @@ mod tests {
             (class.cache_weights().collect::<Vec<_>>(), weights[0].to_string()),
             (weights, "a=b=2".into())
         );
-        let default = r#"{name="default",tokens_per_min=1000}"#.parse().unwrap();
-        ServiceClass::check(&[default]).unwrap();
+        let without_members = ["default", "background"]
+            .map(|name| format!(r#"{{name="{name}",tokens_per_min=1000}}"#).parse().unwrap());
+        ServiceClass::check(&without_members).unwrap();
     }
 }

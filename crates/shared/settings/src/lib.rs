@@ -49,7 +49,9 @@ pub use self::{
         AdapterDtype, Batching, CachePolicy, ColdStart, KvDtype, LogFormat, Precision, ReasoningParser,
         Routing, ToolCallParser,
     },
-    class::{CacheWeight, ClassError, DEFAULT_CLASS, MAX_CLASSES, MAX_WEIGHT, ServiceClass},
+    class::{
+        BACKGROUND_CLASS, CacheWeight, ClassError, DEFAULT_CLASS, MAX_CLASSES, MAX_WEIGHT, ServiceClass,
+    },
     declaration::{OldName, Preset, ProcessKind, Setting, Value},
     draft::DraftChoice,
     flags::{SettingFlags, described},

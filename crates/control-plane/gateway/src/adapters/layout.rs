@@ -48,4 +48,15 @@ pub(super) const MIGRATIONS: &[&str] = &[
         WHERE name LIKE 'tinker-%~%' AND tenant IS NOT NULL AND source LIKE '%/tinker/passing/%';",
     "ALTER TABLE adapters ADD COLUMN chat_template TEXT;
     ALTER TABLE adapters ADD COLUMN weights BLOB;",
+    "CREATE TABLE batches (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT UNIQUE NOT NULL,
+        tenant TEXT NOT NULL,
+        due INTEGER NOT NULL CHECK (due IN (0, 1)),
+        outputs_expire_at INTEGER,
+        record TEXT NOT NULL
+    ) STRICT;
+    CREATE INDEX batches_of_tenant ON batches (tenant, number);
+    CREATE INDEX batches_due ON batches (number) WHERE due;
+    CREATE INDEX batches_expiring ON batches (outputs_expire_at) WHERE outputs_expire_at IS NOT NULL;",
 ];

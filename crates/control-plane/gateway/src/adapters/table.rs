@@ -84,6 +84,7 @@ mod tests {
     use super::*;
     use crate::{
         adapters::{Record, store::ContentId},
+        caller::Urgency,
         limits::KeyLimit,
     };
 
@@ -109,7 +110,7 @@ mod tests {
     }
 
     fn caller(tenant: &str, role: KeyRole) -> Caller {
-        Caller { tenant: tenant.into(), role, limit: KeyLimit::new(None) }
+        Caller { tenant: tenant.into(), role, limit: KeyLimit::new(None), urgency: Urgency::Online }
     }
 
     #[test]

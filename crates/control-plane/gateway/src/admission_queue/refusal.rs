@@ -47,6 +47,9 @@ pub enum QueueRefusal {
         /// Seconds until the target may be met again.
         wait_s: u32,
     },
+    /// Background requests have no capacity beside the online requests.
+    #[error("online requests use all capacity; try again in 1 s")]
+    OnlineFirst,
     #[error("the deadline passed while the request waited in the queue; send it again with a later deadline")]
     Late,
     /// No executor has been open for some time.

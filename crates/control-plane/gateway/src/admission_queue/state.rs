@@ -9,7 +9,10 @@ use std::{
 use scheduling::{
     admission::SlotAvailability,
     clock::Clock,
-    fairness::{FairLimits, FairQueue, QueueEntry, burst_limit::BurstLimit, service_rate::ServiceRate},
+    fairness::{
+        DequeuedRequest, FairLimits, FairQueue, QueueEntry, background_limit::BackgroundLimit,
+        burst_limit::BurstLimit, service_rate::ServiceRate,
+    },
     token_bucket::TokenBucket,
 };
 use tokio::sync::oneshot;
@@ -41,6 +44,13 @@ pub(super) struct AdmittedRequest {
     pub(super) waiter: Waiter,
 }
 
+impl AdmittedRequest {
+    fn of(turn: DequeuedRequest<Principal, Waiter>) -> Self {
+        let QueueEntry { item, size, cost_tokens, .. } = turn.entry;
+        Self { principal: turn.tenant, sequences: size, charged_tokens: cost_tokens, waiter: item }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TenantQueueStats {
     pub principal: Principal,
@@ -67,6 +77,9 @@ pub(super) struct QueueState {
     tenants: BTreeMap<Principal, TenantState>,
     rate: ServiceRate,
     headroom: BurstLimit<Principal>,
+    /// Background requests; the other fields measure online requests alone.
+    background: FairQueue<Principal, Waiter>,
+    background_limit: BackgroundLimit,
     /// Number of granted permits whose capacity is still reserved.
     reserved: usize,
     last: u64,
@@ -84,6 +97,8 @@ impl QueueState {
             tenants: BTreeMap::new(),
             rate: ServiceRate::default(),
             headroom: BurstLimit::default(),
+            background: FairQueue::new(bounds),
+            background_limit: BackgroundLimit::default(),
             reserved: 0,
             last: 0,
         }
@@ -99,6 +114,20 @@ impl QueueState {
     }
 
     fn check(&mut self, principal: &Principal, room: FreeCapacity) -> Result<(), QueueRefusal> {
+        self.check_rates(principal)?;
+        let tenant = self.tenant(principal);
+        let places = if room.requests > 0 { SlotAvailability::Free } else { SlotAvailability::Taken };
+        match tenant.line.check(places) {
+            Err(overload) if self.has_its_share(principal) => Err(QueueRefusal::Overload {
+                target_ms: overload.target.as_millis(),
+                wait_s: whole_seconds(overload.forecast),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Fails if the tenant has used up a limit per minute of its class.
+    fn check_rates(&mut self, principal: &Principal) -> Result<(), QueueRefusal> {
         let (now_us, classes) = (self.now_us(), Arc::clone(&self.classes));
         let class = classes.get(principal.class);
         let tenant = self.tenant(principal);
@@ -115,21 +144,15 @@ impl QueueState {
                 })?;
             }
         }
-        let places = if room.requests > 0 { SlotAvailability::Free } else { SlotAvailability::Taken };
-        match tenant.line.check(places) {
-            Err(overload) if self.has_its_share(principal) => Err(QueueRefusal::Overload {
-                target_ms: overload.target.as_millis(),
-                wait_s: whole_seconds(overload.forecast),
-            }),
-            _ => Ok(()),
-        }
+        Ok(())
     }
 
     /// Whether a tenant has its share, by weight, of all waiting sequences. Tenants below their share do not
     /// cause the delay of others.
     fn has_its_share(&self, principal: &Principal) -> bool {
         let (mut all, mut weights, mut own) = (0, 0, (0, 1));
-        for (other, tenant) in &self.tenants {
+        let online = self.tenants.iter().filter(|(other, _)| !self.is_background(other));
+        for (other, tenant) in online {
             let waiting = tenant.line.waiting() as u64;
             let weight = u64::from(self.classes.get(other.class).settings.weight.get());
             if other == principal {
@@ -149,10 +172,16 @@ impl QueueState {
         room: FreeCapacity,
     ) -> Result<(u64, oneshot::Receiver<Result<AdmissionPermit, QueueRefusal>>), QueueRefusal> {
         fits(asked.sequences, room)?;
-        self.check(&asked.principal, room)?;
         let classes = Arc::clone(&self.classes);
         let class = classes.get(asked.principal.class);
-        self.keeps_promise(asked, class)?;
+        let is_background = self.is_background(&asked.principal);
+        if is_background {
+            // Waiting in the background is no sign of overload.
+            self.check_rates(&asked.principal)?;
+        } else {
+            self.check(&asked.principal, room)?;
+            self.keeps_promise(asked, class)?;
+        }
         let now_us = self.now_us();
         self.last += 1;
         let (turn, receiver) = oneshot::channel();
@@ -172,13 +201,19 @@ impl QueueState {
         let limit = self.limits.max_sequences;
         let full = || QueueRefusal::Full { limit, wait_s };
         let weight = class.settings.weight.get().into();
-        let displaced = self.queue.push(&asked.principal, weight, entry).map_err(|_| full())?;
+        let queue = if is_background { &mut self.background } else { &mut self.queue };
+        let displaced = queue.push(&asked.principal, weight, entry).map_err(|_| full())?;
+        let size = displaced.iter().map(|turn| turn.entry.size).sum();
         for turn in displaced {
             _ = turn.entry.item.turn.send(Err(full()));
         }
         class.tally.request();
-        self.rate.observe(0, true, now_us);
-        self.headroom.ask(&asked.principal, weight, now_us);
+        if !is_background {
+            self.background_limit.end_online(size, now_us);
+            self.background_limit.begin_online(asked.sequences.max(1));
+            self.rate.observe(0, true, now_us);
+            self.headroom.ask(&asked.principal, weight, now_us);
+        }
         Ok((self.last, receiver))
     }
 
@@ -223,18 +258,38 @@ impl QueueState {
             };
             let Some(turn) = self.queue.pop(now_us, may) else { break };
             self.reserved += 1;
-            let (principal, QueueEntry { item, size, cost_tokens, .. }) = (turn.tenant, turn.entry);
-            self.headroom.send(&principal, size);
-            grants.push(AdmittedRequest {
-                principal,
-                sequences: size,
-                charged_tokens: cost_tokens,
-                waiter: item,
-            });
+            self.headroom.send(&turn.tenant, turn.entry.size);
+            grants.push(AdmittedRequest::of(turn));
         }
         self.headroom.update_waiting(|tenant| self.queue.waiting_of(tenant) > 0, now_us);
         self.rate.observe(0, !self.queue.is_empty(), now_us);
+        while self.queue.is_empty()
+            && self.reserved < room.requests
+            && let Some(granted) = self.pop_background(room, now_us)
+        {
+            grants.push(granted);
+        }
         grants
+    }
+
+    fn pop_background(&mut self, room: FreeCapacity, now_us: u64) -> Option<AdmittedRequest> {
+        let limit = &self.background_limit;
+        let turn = self.background.pop(now_us, |_, waiter| {
+            let sequences = waiter.standing.len();
+            sequences <= room.sequences && limit.lets(sequences, room.background, now_us)
+        })?;
+        self.reserved += 1;
+        self.background_limit.send(turn.entry.size);
+        Some(AdmittedRequest::of(turn))
+    }
+
+    /// Returns the number of background sequences that may run now.
+    pub(super) fn background_slots(&self, room: FreeCapacity) -> usize {
+        self.background_limit.slots(room.background, self.now_us())
+    }
+
+    fn is_background(&self, principal: &Principal) -> bool {
+        principal.class == self.classes.background()
     }
 
     /// Notes that `sequences` sequences have their first tokens, or will never have any.
@@ -243,8 +298,13 @@ impl QueueState {
     }
 
     pub(super) fn cancel(&mut self, number: u64) -> Option<Waiter> {
-        let gone = self.queue.cancel(|waiter| waiter.number == number).pop();
-        gone.map(|turn| turn.entry.item)
+        let now_us = self.now_us();
+        let is_it = |waiter: &Waiter| waiter.number == number;
+        if let Some(turn) = self.queue.cancel(is_it).pop() {
+            self.background_limit.end_online(turn.entry.size, now_us);
+            return Some(turn.entry.item);
+        }
+        self.background.cancel(is_it).pop().map(|turn| turn.entry.item)
     }
 
     pub(super) fn release(&mut self) {
@@ -259,10 +319,17 @@ impl QueueState {
         [charged_tokens, served_tokens]: [u64; 2],
     ) {
         let (now_us, classes) = (self.now_us(), Arc::clone(&self.classes));
-        self.headroom.end(principal, sequences, served_tokens, now_us);
         let class = classes.get(principal.class);
-        self.queue.reconcile(principal, class.settings.weight.get().into(), charged_tokens, served_tokens);
-        self.rate.observe(served_tokens, !self.queue.is_empty(), now_us);
+        let weight = class.settings.weight.get().into();
+        if self.is_background(principal) {
+            self.background_limit.end(sequences, now_us);
+            self.background.reconcile(principal, weight, charged_tokens, served_tokens);
+        } else {
+            self.background_limit.end_online(sequences, now_us);
+            self.headroom.end(principal, sequences, served_tokens, now_us);
+            self.queue.reconcile(principal, weight, charged_tokens, served_tokens);
+            self.rate.observe(served_tokens, !self.queue.is_empty(), now_us);
+        }
         class.tally.serve(served_tokens);
         let tenant = self.tenant(principal);
         tenant.served_tokens += served_tokens;

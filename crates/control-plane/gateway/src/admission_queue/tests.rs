@@ -6,7 +6,10 @@ use std::{
 };
 
 use scheduling::{
-    admission::DelayLimits, clock::Clock, fairness::burst_limit::BurstCapacity, routing::Forecast,
+    admission::DelayLimits,
+    clock::Clock,
+    fairness::{background_limit::BackgroundCapacity, burst_limit::BurstCapacity},
+    routing::Forecast,
 };
 use tokio::sync::oneshot::{Receiver, error::TryRecvError};
 
@@ -36,16 +39,25 @@ struct QueueHarness {
 }
 
 const PLACES: BurstCapacity = BurstCapacity { executors: 1, all: 64, floods: 4 };
+const BACKGROUND: BackgroundCapacity = BackgroundCapacity { beside: 1, alone: 4 };
 /// An executor for nine sequences, with capacity for one request.
-const SMALL: FreeCapacity = FreeCapacity { places: PLACES, requests: 1, sequences: 9, limit: 9 };
-const ROOMY: FreeCapacity = FreeCapacity { places: PLACES, requests: 1, sequences: 1000, limit: 1000 };
+const SMALL: FreeCapacity =
+    FreeCapacity { places: PLACES, background: BACKGROUND, requests: 1, sequences: 9, limit: 9 };
+const ROOMY: FreeCapacity =
+    FreeCapacity { places: PLACES, background: BACKGROUND, requests: 1, sequences: 1000, limit: 1000 };
 
 impl QueueHarness {
     fn new(classes: &[&str]) -> Self {
         let classes =
             Arc::new(ServiceClasses::new(classes.iter().map(|text| text.parse().unwrap()).collect()));
         let clock = Arc::new(QueueTestClock(Mutex::new(std::time::Instant::now())));
-        let limits = AdmissionLimits { max_sequences: 100, delays: DelayLimits::default(), burst_share: 1.0 };
+        let limits = AdmissionLimits {
+            max_sequences: 100,
+            delays: DelayLimits::default(),
+            burst_share: 1.0,
+            background_share: 0.5,
+            background_beside: 1,
+        };
         let desk = QueueState::new(limits, Arc::clone(&classes), Arc::clone(&clock) as _);
         Self { desk, classes, clock, waiting: Vec::new() }
     }
@@ -251,4 +263,56 @@ fn a_flood_has_few_places_beside_one_who_is_served_as_it_asks_and_all_without() 
     assert_eq!(bench.desk.dispatch(wide).len(), 1, "one for one that has ended");
     bench.advance(Duration::from_secs(11));
     assert!(bench.desk.dispatch(wide).len() > 40, "the other one asks no more");
+}
+
+/// Returns a background request of `tenant`.
+fn background(bench: &QueueHarness, tenant: &str) -> AdmissionRequest {
+    let principal = Principal { class: bench.classes.background(), tenant: tenant.into() };
+    AdmissionRequest { principal, ..bench.asked(tenant) }
+}
+
+#[test]
+fn background_requests_go_only_while_no_online_request_waits_and_few_run_beside_online_ones() {
+    let mut bench = QueueHarness::new(&[]);
+    for _ in 0..6 {
+        bench.ask(&background(&bench, "batch")).unwrap();
+    }
+    bench.join("chat").unwrap();
+    let wide = FreeCapacity { requests: 50, ..ROOMY };
+    let tenants = |grants: &[AdmittedRequest]| {
+        grants.iter().map(|grant| grant.principal.tenant.to_string()).collect::<Vec<_>>()
+    };
+    let first = bench.desk.dispatch(ROOMY);
+    assert_eq!(tenants(&first), ["chat"], "the online request goes first");
+    bench.desk.release();
+    let beside = bench.desk.dispatch(wide);
+    assert_eq!(tenants(&beside), ["batch"], "one background request beside it");
+    bench.desk.release();
+    bench.desk.reconcile(&first[0].principal, 1, [100, 100]);
+    drop(first);
+    assert!(bench.desk.dispatch(wide).is_empty(), "the next online request may come");
+    bench.advance(Duration::from_secs(6));
+    assert_eq!(bench.desk.background_slots(wide), 4);
+    assert_eq!(bench.desk.dispatch(wide).len(), 3, "up to four run without online requests");
+    bench.join("chat").unwrap();
+    assert!(bench.desk.dispatch(FreeCapacity { requests: 0, ..wide }).is_empty());
+    assert_eq!(bench.desk.background_slots(wide), 1);
+}
+
+#[test]
+fn waiting_background_requests_are_no_sign_of_overload_and_keep_their_own_limits() {
+    let mut bench = QueueHarness::new(&[r#"{name="background",requests_per_min=40}"#]);
+    for _ in 0..40 {
+        bench.ask(&background(&bench, "a")).unwrap();
+    }
+    let refused = bench.ask(&background(&bench, "a")).unwrap_err();
+    assert!(refused.to_string().contains("'background' allows 40 requests per minute"), "{refused}");
+    bench.advance(Duration::from_secs(30));
+    bench.ask(&background(&bench, "a")).unwrap();
+    bench.join("a").unwrap();
+    let online = bench.classes.of(None, "a");
+    let figures = bench.desk.figures();
+    let waiting = |class| figures.iter().find(|one| one.principal.class == class).unwrap().waiting;
+    assert_eq!((waiting(online), waiting(bench.classes.background())), (1, 41));
+    assert_eq!(bench.desk.queued(), 1, "only online requests are in the queue");
 }

@@ -175,6 +175,15 @@ pub struct AdmissionArgs {
     /// Share of an executor's batch slots that over-quota tenants hold together while others are under quota
     #[arg(long, value_name = "SHARE")]
     pub burst_share: Fraction,
+    /// Share of an executor's batch slots for the lines of batches while there are no online requests
+    #[arg(long, value_name = "SHARE")]
+    pub background_share: Fraction,
+    /// Number of lines of batches per executor that run beside online requests
+    #[arg(long, value_name = "N")]
+    pub background_beside: usize,
+    /// Maximum number of a tenant's batches that wait or run; more are answered 429
+    #[arg(long, value_name = "N")]
+    pub tenant_batches: usize,
 }
 
 /// Settings of the connections.

@@ -72,6 +72,14 @@ pub struct ConnectionLimits {
     pub stall_timeout: Duration,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BatchLimits {
+    /// Maximum number of a tenant's batches that wait or run.
+    pub tenant_batches: usize,
+    /// Time from the creation of a batch until its remaining lines expire; OpenAI's API knows only 24 hours.
+    pub window: Duration,
+}
+
 /// Limits of fine-tuning, and the socket of the trainer service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrainingLimits {
@@ -84,6 +92,12 @@ pub struct TrainingLimits {
     pub tenant_bytes: u64,
     /// Bytes of a tenant's saved states above which no further states are kept.
     pub tenant_state_bytes: u64,
+}
+
+impl Default for BatchLimits {
+    fn default() -> Self {
+        Self { tenant_batches: 16, window: Duration::from_secs(24 * 60 * 60) }
+    }
 }
 
 impl Default for ConnectionLimits {

@@ -44,6 +44,7 @@ impl From<QueueRefusal> for ApiError {
             QueueRefusal::Full { wait_s, .. } | QueueRefusal::Overload { wait_s, .. } => {
                 Self::queue_full(wait_s, message)
             }
+            QueueRefusal::OnlineFirst => Self::queue_full(1, message),
             QueueRefusal::TooMany { .. } => Self::bad_request("too_many_sequences", message),
             QueueRefusal::UsedUp { wait_s, .. } => Self::rate_limited(wait_s, message),
             QueueRefusal::Promise { wait_s, .. } => {

@@ -62,6 +62,8 @@ pub(crate) struct Meter {
     adapter: Arc<AdapterMetrics>,
     classes: Arc<ServiceClasses>,
     class: ClassId,
+    /// Whether the latency histograms have the request; nobody waits for background requests.
+    is_online: bool,
     /// `None` for the base, which is always on the device.
     load_wait: Option<Arc<Histogram>>,
     started: Instant,
@@ -88,6 +90,7 @@ impl Meter {
             adapter: metrics.adapters.of(&metrics.store, adapter),
             load_wait: adapter.map(|_| Arc::clone(&metrics.load_wait)),
             metrics: Arc::clone(metrics),
+            is_online: class != classes.background(),
             classes,
             class,
             started,
@@ -102,6 +105,9 @@ impl Meter {
     /// Records the waits of an admitted sequence.
     pub(crate) fn admitted(&mut self, waits: AdmissionWaits) {
         self.waits.get_or_insert(waits);
+        if !self.is_online {
+            return;
+        }
         self.metrics.queue.record(waits.queued);
         self.adapter.queue.record(waits.queued);
         self.metrics.kv_wait.record(waits.kv);
@@ -120,13 +126,17 @@ impl Meter {
         if self.first_token.is_none() {
             let time = now - self.started;
             self.first_token = Some(time);
-            self.metrics.first_token.record(time);
-            self.adapter.first_token.record(time);
+            if self.is_online {
+                self.metrics.first_token.record(time);
+                self.adapter.first_token.record(time);
+            }
             self.classes.get(self.class).saw(Objective::FirstToken, time);
         }
         let clock = &mut self.clocks[choice];
         clock.first.get_or_insert(now);
-        if let Some(last) = clock.last.replace(now) {
+        if let Some(last) = clock.last.replace(now)
+            && self.is_online
+        {
             self.metrics.inter_token.record((now - last) / count);
         }
         clock.tokens = clock.tokens.saturating_add(count);
@@ -160,8 +170,10 @@ impl Meter {
             (clock.first, clock.last, clock.tokens.checked_sub(1))
         {
             let time = (last - first) / rest;
-            self.metrics.per_token.record(time);
-            self.adapter.per_token.record(time);
+            if self.is_online {
+                self.metrics.per_token.record(time);
+                self.adapter.per_token.record(time);
+            }
             self.classes.get(self.class).saw(Objective::PerToken, time);
         }
         self.metrics.ended(match reason {
@@ -198,9 +210,11 @@ impl Drop for Meter {
         if self.failed && self.first_token.is_none() {
             self.classes.get(self.class).failed();
         }
-        let time = self.started.elapsed();
-        self.metrics.duration.record(time);
-        self.adapter.duration.record(time);
+        if self.is_online {
+            let time = self.started.elapsed();
+            self.metrics.duration.record(time);
+            self.adapter.duration.record(time);
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use shmproto::message::AdapterIdBytes;
 use super::{GatewayMetrics, table::Id};
 use crate::{
     adapters::{Registry, Tier},
+    batches::Batches,
     training::Training,
 };
 
@@ -103,6 +104,23 @@ impl GatewayMetrics {
         set(Id::TrainersLost, &[], figures.trainers_lost);
         set(Id::TrainingSteps, &[], figures.steps);
         set(Id::TrainedTokens, &[], figures.tokens);
+    }
+
+    pub(super) fn refresh_batches(&self, batches: &Batches) {
+        let stats = batches.stats();
+        #[expect(clippy::cast_precision_loss, reason = "counts stay below 2^53")]
+        let set = |id, labels: &[&str], count: u64| self.store.number(id, labels).set(count as f64);
+        for (state, count) in stats.unfinished {
+            set(Id::Batches, &[state], count);
+        }
+        for (outcome, count) in stats.ended {
+            set(Id::BatchesEnded, &[outcome], count);
+        }
+        for (outcome, count) in stats.lines {
+            set(Id::BatchLines, &[outcome], count);
+        }
+        set(Id::BatchLinesRunning, &[], stats.lines_running);
+        set(Id::BatchLinesPreempted, &[], stats.lines_preempted);
     }
 
     /// Writes one info series per adapter with a label, and removes outdated ones.

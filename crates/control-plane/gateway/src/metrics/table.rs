@@ -174,6 +174,17 @@ metrics! {
         "Steps of the optimizers of all jobs";
     TrainedTokens = Counter, Count, "holobiont_trained_tokens_total", [],
         "Tokens trained on, counted in each epoch";
+    // Batches.
+    Batches = Gauge, Count, "holobiont_batches", ["state"],
+        "Batches that have not ended, by state: validating, in_progress, finalizing";
+    BatchesEnded = Counter, Count, "holobiont_batches_ended_total", ["outcome"],
+        "Batches that ended, by outcome: completed, failed, expired, cancelled";
+    BatchLines = Counter, Count, "holobiont_batch_lines_total", ["outcome"],
+        "Lines of batches with a result, by outcome: completed, failed";
+    BatchLinesRunning = Gauge, Count, "holobiont_batch_lines_running", [],
+        "Lines of batches being computed";
+    BatchLinesPreempted = Counter, Count, "holobiont_batch_lines_preempted_total", [],
+        "Lines of batches that stopped for online requests, and are computed again";
     // Device, adapters on the device, and cold starts.
     Device = Gauge, Info, "holobiont_device_info", ["kind", "name"],
         "Device of the base: kind is cpu or cuda, name is the maker's name";

@@ -121,6 +121,7 @@ impl ChatRequest {
             serving,
             target,
             tenant: Arc::clone(&caller.tenant),
+            urgency: caller.urgency,
             namespace,
             prompts: vec![PromptInput { tokens, text: None }],
             params,

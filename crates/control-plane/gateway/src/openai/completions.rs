@@ -70,6 +70,7 @@ impl CompletionBody {
             serving,
             target,
             tenant: Arc::clone(&caller.tenant),
+            urgency: caller.urgency,
             namespace,
             prompts,
             params,

@@ -135,6 +135,7 @@ impl EmbeddingInput {
                 serving: Arc::clone(serving),
                 target: target.again(),
                 tenant: Arc::clone(&caller.tenant),
+                urgency: caller.urgency,
                 namespace: namespace(caller, &target, serving),
                 prompts: prompts.to_vec(),
                 // An embedding samples no tokens.

@@ -1,4 +1,4 @@
-//! `/v1/files`: training data that callers upload, and result files of training jobs.
+//! `/v1/files`: training data and batches that callers upload, and result files of jobs and batches.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::{
     errors::ApiError,
     training::{
         MAX_TRANSFERS, TENANT_TRANSFERS, Training,
-        files::Upload,
+        files::{FileSpec, Upload},
         records::{FileRecord, Purpose},
     },
 };
@@ -64,19 +64,17 @@ async fn read_form(
             other => return Err(ApiError::unsupported(other)),
         }
     }
-    match purpose.as_deref() {
-        Some("fine-tune") => {}
-        Some(other) => {
-            let message = format!("'purpose' must be 'fine-tune', not '{other}'");
-            return Err(ApiError::invalid("purpose", message));
-        }
-        None => return Err(ApiError::missing("purpose", "'purpose' is required: 'fine-tune'")),
-    }
+    let purpose = purpose
+        .ok_or_else(|| ApiError::missing("purpose", "'purpose' is required: 'fine-tune' or 'batch'"))?;
+    let purpose = Purpose::of_upload(&purpose).ok_or_else(|| {
+        let message = format!("'purpose' must be 'fine-tune' or 'batch', not '{purpose}'");
+        ApiError::invalid("purpose", message)
+    })?;
     let (name, upload) = taken.ok_or_else(|| ApiError::missing("file", "send a file as 'file'"))?;
     if upload.bytes() == 0 {
         return Err(ApiError::invalid("file", "the file is empty"));
     }
-    Ok(upload.keep(&caller.tenant, name, Purpose::FineTune).await?)
+    Ok(upload.keep(&caller.tenant, FileSpec::new(name, purpose)).await?)
 }
 
 /// Receives the bytes of a file; returns the upload with the file's name.
@@ -162,9 +160,10 @@ fn describe(file: &FileRecord) -> Value {
         "object": "file",
         "bytes": file.bytes,
         "created_at": file.created_at,
+        "expires_at": file.expires_at,
         "filename": file.name,
         "purpose": file.purpose.as_str(),
-        // The content is checked only when a job begins.
+        // The content is checked only when a job or a batch begins.
         "status": "processed",
     })
 }

@@ -227,7 +227,7 @@ impl From<TrainingError> for ApiError {
             TrainingError::WrongState { .. } | TrainingError::TooManyPauses(_) => {
                 Self::bad_request("invalid_job_state", message)
             }
-            TrainingError::WrongPurpose(_) => Self::invalid("training_file", message),
+            TrainingError::WrongPurpose { .. } => Self::invalid("training_file", message),
             TrainingError::TooManyBytes { .. } => Self::no_room("file_quota_exceeded", message),
             TrainingError::TooManyJobs(_) => Self::busy("job_quota_exceeded", message),
             TrainingError::NameTaken(_) => Self::conflict("name_taken", message).of("suffix"),

@@ -145,7 +145,7 @@ fn checked_suffix(suffix: String) -> Result<String, ApiError> {
     Err(wrong("suffix", &expected, &Value::from(suffix)))
 }
 
-fn metadata(fields: &mut StrictFields) -> Result<BTreeMap<String, String>, ApiError> {
+pub(super) fn metadata(fields: &mut StrictFields) -> Result<BTreeMap<String, String>, ApiError> {
     let Some(value) = fields.take("metadata") else { return Ok(BTreeMap::new()) };
     let (pairs, key_bytes, value_bytes) = MAX_METADATA;
     let short = |(key, value): (String, Value)| match value {

@@ -14,8 +14,13 @@ use super::{
     tools::ToolCallReader,
 };
 use crate::{
-    adapters::Lease, admission_queue::Principal, caller::Caller, errors::ApiError, lifecycle::ServingState,
-    service_classes::ServiceClasses, text::Text,
+    adapters::Lease,
+    admission_queue::Principal,
+    caller::{Caller, Urgency},
+    errors::ApiError,
+    lifecycle::ServingState,
+    service_classes::ServiceClasses,
+    text::Text,
 };
 
 /// Maximum number of prompts per request.
@@ -62,6 +67,7 @@ pub struct GenerationRequest {
     pub serving: Arc<ServingState>,
     pub target: ModelTarget,
     pub tenant: Arc<str>,
+    pub urgency: Urgency,
     /// Prefix cache namespaces, derived from the tenant and the adapter version.
     pub namespace: Namespace,
     /// At least one prompt.
@@ -144,7 +150,11 @@ impl GenerationRequest {
     #[must_use]
     pub(crate) fn principal(&self, classes: &ServiceClasses) -> Principal {
         let adapter = self.target.lease.as_ref().map(Lease::name);
-        Principal { class: classes.of(adapter, &self.tenant), tenant: Arc::clone(&self.tenant) }
+        let class = match self.urgency {
+            Urgency::Online => classes.of(adapter, &self.tenant),
+            Urgency::Background => classes.background(),
+        };
+        Principal { class, tenant: Arc::clone(&self.tenant) }
     }
 
     #[must_use]

@@ -9,7 +9,12 @@ use axum::{
 
 use super::idempotency;
 use crate::{
-    app::App, body::JsonBody, caller::Caller, errors::ApiError, lifecycle::ServingState, random::random_u64,
+    app::App,
+    body::JsonBody,
+    caller::{Caller, Urgency},
+    errors::ApiError,
+    lifecycle::ServingState,
+    random::random_u64,
 };
 
 #[derive(Debug)]
@@ -30,7 +35,10 @@ impl FromRequest<Arc<App>> for RequestContext {
         let default_seed = default_seed(request.headers(), &caller)?;
         let serving = app.serving()?;
         let body = JsonBody::from_request(request, app).await?;
-        app.turns.check(&caller.tenant)?;
+        // A background request waits in a queue of its own.
+        if caller.urgency == Urgency::Online {
+            app.turns.check(&caller.tenant)?;
+        }
         Ok(Self { caller, serving, default_seed, body })
     }
 }
@@ -53,7 +61,8 @@ mod tests {
     use crate::{caller::KeyRole, limits::KeyLimit};
 
     fn seed(tenant: &str, key: &str) -> Result<u64, ApiError> {
-        let caller = Caller { tenant: tenant.into(), role: KeyRole::User, limit: KeyLimit::new(None) };
+        let (limit, urgency) = (KeyLimit::new(None), Urgency::Online);
+        let caller = Caller { tenant: tenant.into(), role: KeyRole::User, limit, urgency };
         let header = ("idempotency-key".parse().unwrap(), key.parse().unwrap());
         default_seed(&HeaderMap::from_iter([header]), &caller)
     }

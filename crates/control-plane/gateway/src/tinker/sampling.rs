@@ -260,6 +260,7 @@ fn job(
         kind: GenerationKind::Tokens,
         prompt_field: "prompt",
         tenant: Arc::clone(&caller.tenant),
+        urgency: caller.urgency,
         namespace: namespace(caller, &target, &serving),
         params: Params { prompt_logprobs: wants_prompt.then_some(wanted.topk_prompt), ..params },
         serving,

@@ -44,9 +44,10 @@ impl Training {
         if self.table.unfinished_of(tenant).await? >= limit {
             return Err(TrainingError::TooManyJobs(limit));
         }
-        let mut data = vec![(self.data(&order.training_file, tenant).await?, trainer_args::DATA)];
+        let mut data =
+            vec![(self.file_for(Purpose::FineTune, &order.training_file, tenant).await?, trainer_args::DATA)];
         if let Some(file) = &order.validation_file {
-            data.push((self.data(file, tenant).await?, trainer_args::VALIDATION));
+            data.push((self.file_for(Purpose::FineTune, file, tenant).await?, trainer_args::VALIDATION));
         }
         let id = fresh_id("ftjob");
         let short = &id[id.len() - 8..];
@@ -138,15 +139,6 @@ impl Training {
         match self.table.job_of_key(key, tenant).await? {
             Some(job) if job.order != *order => Err(TrainingError::KeyReused(job.id)),
             job => Ok(job),
-        }
-    }
-
-    /// Returns a training or validation file, after a check of its purpose.
-    async fn data(&self, id: &str, tenant: &str) -> Result<FileRecord, TrainingError> {
-        let file = self.file(id, tenant).await?;
-        match file.purpose {
-            Purpose::FineTune => Ok(file),
-            Purpose::FineTuneResults => Err(TrainingError::WrongPurpose(file.id)),
         }
     }
 

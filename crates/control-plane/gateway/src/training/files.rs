@@ -8,7 +8,11 @@ use std::{
     sync::Arc,
 };
 
-use tokio::{fs::File, io::AsyncWriteExt as _, runtime::Handle};
+use tokio::{
+    fs::File,
+    io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _},
+    runtime::Handle,
+};
 
 use super::{
     Training, TrainingError, failed, fresh_id,
@@ -20,6 +24,25 @@ use crate::{clock::seconds_since_1970, random::random_u64, tenant_slots::TenantS
 
 /// File extension of an incomplete upload.
 const PARTIAL: &str = "partial";
+
+/// Bytes that are read at once from a file that this server produced.
+const PIECE_BYTES: usize = 256 << 10;
+
+/// Description of a new file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FileSpec {
+    pub(crate) name: String,
+    pub(crate) purpose: Purpose,
+    /// Time of the deletion in seconds since 1970; `None` for a file that is kept.
+    pub(crate) expires_at: Option<u64>,
+}
+
+impl FileSpec {
+    /// Describes a file that is kept.
+    pub(crate) fn new(name: String, purpose: Purpose) -> Self {
+        Self { name, purpose, expires_at: None }
+    }
+}
 
 /// Upload in progress; dropping it removes the received bytes unless the file was kept.
 #[derive(Debug)]
@@ -82,6 +105,34 @@ impl Training {
         Ok(self.table.files(tenant, page).await?)
     }
 
+    /// Returns the file `id` of `tenant`, after a check of its purpose.
+    ///
+    /// # Errors
+    /// If the tenant has no such file, or has uploaded it for another purpose.
+    pub(crate) async fn file_for(
+        &self,
+        purpose: Purpose,
+        id: &str,
+        tenant: &str,
+    ) -> Result<FileRecord, TrainingError> {
+        let file = self.file(id, tenant).await?;
+        if file.purpose == purpose {
+            return Ok(file);
+        }
+        Err(TrainingError::WrongPurpose { id: file.id, wanted: purpose.as_str() })
+    }
+
+    /// Puts the content of a file at `to`, where it stays if the file is removed.
+    ///
+    /// # Errors
+    /// If the content cannot be linked or downloaded.
+    pub(crate) async fn link(&self, file: &FileRecord, to: &Path) -> Result<(), TrainingError> {
+        match &self.fleet {
+            Some(fleet) => fleet.download(&file.object(""), to).await,
+            None => tokio::fs::hard_link(self.file_path(&file.id), to).await.map_err(failed("linking", to)),
+        }
+    }
+
     /// Opens the content of a file.
     ///
     /// # Errors
@@ -114,16 +165,39 @@ impl Training {
         Ok(file)
     }
 
-    /// Stores `text`, the metrics of a job, as a file; returns its id. A job has one such file, even if it
-    /// ends repeatedly.
+    /// Stores `text`, the metrics of a job, as a file; returns its id.
     pub(super) async fn keep_results(&self, job: &JobRecord, text: &str) -> Result<String, TrainingError> {
-        let id = job.results_id();
-        if self.table.file(&id, &job.tenant).await?.is_some() {
+        let (id, name) = (job.results_id(), format!("{}.csv", job.id));
+        let results = FileSpec::new(name, Purpose::FineTuneResults);
+        self.keep_produced(id, &job.tenant, results, text.as_bytes()).await
+    }
+
+    /// Stores a file that this server produced; returns its id. A file with this id is stored once, even if
+    /// its producer ends repeatedly.
+    ///
+    /// # Errors
+    /// If `content` cannot be read, or the file cannot be stored.
+    pub(crate) async fn keep_produced(
+        &self,
+        id: String,
+        tenant: &str,
+        spec: FileSpec,
+        mut content: impl AsyncRead + Unpin,
+    ) -> Result<String, TrainingError> {
+        if self.table.file(&id, tenant).await?.is_some() {
             return Ok(id);
         }
+        let path = self.file_path(&id);
         let mut upload = self.upload_as(id).await?;
-        upload.write(text.as_bytes()).await?;
-        Ok(upload.keep(&job.tenant, format!("{}.csv", job.id), Purpose::FineTuneResults).await?.id)
+        let mut piece = Vec::with_capacity(PIECE_BYTES);
+        loop {
+            piece.clear();
+            let read = (&mut content).take(PIECE_BYTES as u64).read_to_end(&mut piece).await;
+            if read.map_err(failed("reading", &path))? == 0 {
+                return Ok(upload.keep(tenant, spec).await?.id);
+            }
+            upload.write(&piece).await?;
+        }
     }
 }
 
@@ -152,8 +226,7 @@ impl Upload<'_> {
     pub(crate) async fn keep(
         mut self,
         tenant: &str,
-        name: String,
-        purpose: Purpose,
+        FileSpec { name, purpose, expires_at }: FileSpec,
     ) -> Result<FileRecord, TrainingError> {
         let training = self.training;
         let record = FileRecord {
@@ -164,10 +237,12 @@ impl Upload<'_> {
             bytes: self.bytes,
             hash: self.hasher.finalize().to_string(),
             created_at: seconds_since_1970(),
+            expires_at,
         };
         self.put(&record).await?;
         let limit = training.limits.tenant_bytes;
-        let limits_it = (purpose == Purpose::FineTune).then_some(limit);
+        let is_uploaded = matches!(purpose, Purpose::FineTune | Purpose::Batch);
+        let limits_it = is_uploaded.then_some(limit);
         match training.table.add_file(&record, limits_it).await {
             Ok(FileAdded::Kept) => {
                 // In a fleet the local copy is not needed, since the bucket has the file.
@@ -258,7 +333,7 @@ pub(super) async fn remove(directory: PathBuf) {
 }
 
 /// Creates the directory `place` if it is missing, and removes all its entries except `keep`.
-pub(super) fn sweep(place: &Path, keep: &HashSet<String>) -> Result<(), TrainingError> {
+pub(crate) fn sweep(place: &Path, keep: &HashSet<String>) -> Result<(), TrainingError> {
     fs::create_dir_all(place).map_err(failed("creating", place))?;
     for entry in fs::read_dir(place).map_err(failed("reading", place))? {
         let entry = entry.map_err(failed("reading", place))?;

@@ -21,6 +21,9 @@ pub struct FileRecord {
     pub hash: String,
     /// Creation time in seconds since 1970.
     pub created_at: u64,
+    /// Time of the deletion in seconds since 1970; `None` for a file that is kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<u64>,
 }
 
 /// Prefix of file objects in a fleet's bucket.
@@ -69,6 +72,10 @@ pub enum Purpose {
     FineTune,
     /// Metrics of a job, as CSV.
     FineTuneResults,
+    /// Lines of a batch.
+    Batch,
+    /// Results of a batch.
+    BatchOutput,
 }
 
 impl Purpose {
@@ -78,7 +85,15 @@ impl Purpose {
         match self {
             Self::FineTune => "fine-tune",
             Self::FineTuneResults => "fine-tune-results",
+            Self::Batch => "batch",
+            Self::BatchOutput => "batch_output",
         }
+    }
+
+    /// Returns the purpose of an upload by its name in the API.
+    #[must_use]
+    pub(crate) fn of_upload(name: &str) -> Option<Self> {
+        [Self::FineTune, Self::Batch].into_iter().find(|purpose| purpose.as_str() == name)
     }
 }
 

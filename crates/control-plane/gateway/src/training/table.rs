@@ -285,11 +285,11 @@ fn before(page: &Page) -> i64 {
     page.after.as_deref().and_then(|number| number.parse().ok()).unwrap_or(i64::MAX)
 }
 
-fn text(record: &impl Serialize) -> String {
+pub(crate) fn text(record: &impl Serialize) -> String {
     // Records contain only strings, numbers, maps and lists, so serialization cannot fail.
     serde_json::to_string(record).unwrap_or_default()
 }
 
-fn read<T: DeserializeOwned>(row: &str) -> Result<T, sqlx::Error> {
+pub(crate) fn read<T: DeserializeOwned>(row: &str) -> Result<T, sqlx::Error> {
     serde_json::from_str(row).map_err(|error| sqlx::Error::Decode(error.into()))
 }

@@ -27,6 +27,7 @@ fn file(id: &str, bytes: u64) -> FileRecord {
         tenant: "acme".to_owned(),
         name: "data.jsonl".to_owned(),
         purpose: Purpose::FineTune,
+        expires_at: None,
         bytes,
         hash: "00".to_owned(),
         created_at: 1,

@@ -7,7 +7,7 @@ use gateway::{
         AdapterEntry, AdapterError, BucketAddress, FleetStorage, LoadRequest, OpenError, PostgresAddress,
         Registry, RegistryOptions, Replace, ResidencyError,
     },
-    caller::{Caller, KeyRole},
+    caller::{Caller, KeyRole, Urgency},
     executor::{Endpoint, Executor, LinkSettings, SharedConnections, link_messages::LinkState},
     executors::{Executors, ONLY},
     limits::KeyLimit,
@@ -117,7 +117,8 @@ impl FleetHost {
 
     /// Loads an adapter into this host's executor, as a request does.
     pub(crate) async fn ask(&self, name: &str) -> Result<(), ResidencyError> {
-        let admin = Caller { tenant: "operator".into(), role: KeyRole::Admin, limit: KeyLimit::new(None) };
+        let (limit, urgency) = (KeyLimit::new(None), Urgency::Online);
+        let admin = Caller { tenant: "operator".into(), role: KeyRole::Admin, limit, urgency };
         let lease = self.registry.lease(name, &admin).unwrap().expect("it is registered");
         self.registry.load_on(&lease, 0).await.map(drop)
     }

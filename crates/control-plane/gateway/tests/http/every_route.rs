@@ -22,6 +22,7 @@ use crate::{
 const WITHOUT_BODY: &[&str] = &[
     "/v1/executors/{name}/drain",
     "/v1/executors/{name}/undrain",
+    "/v1/batches/{id}/cancel",
     "/v1/fine_tuning/jobs/{id}/cancel",
     "/v1/fine_tuning/jobs/{id}/pause",
     "/v1/fine_tuning/jobs/{id}/resume",

@@ -5,8 +5,8 @@ use std::{path::PathBuf, time::Duration};
 use gateway::{
     admission_queue::AdmissionLimits,
     config::{
-        AllowedHosts, ConnectionLimits, GatewayConfig, OutputParsers, RateLimits, ShutdownTrigger,
-        TelemetryConfig, TrainingLimits,
+        AllowedHosts, BatchLimits, ConnectionLimits, GatewayConfig, OutputParsers, RateLimits,
+        ShutdownTrigger, TelemetryConfig, TrainingLimits,
     },
     executor::{Endpoint, LinkSettings},
     executors::{Address, ONLY},
@@ -140,9 +140,16 @@ pub(crate) fn config(directory: &TempDir) -> GatewayConfig {
         routing: RoutingPolicy::default(),
         parsers: OutputParsers { calls: ToolCallParser::Auto, reasoning: ReasoningParser::Auto },
         classes: Vec::new(),
-        turns: AdmissionLimits { max_sequences: 64, delays: DelayLimits::default(), burst_share: 0.0625 },
+        turns: AdmissionLimits {
+            max_sequences: 64,
+            delays: DelayLimits::default(),
+            burst_share: 0.0625,
+            background_share: 0.5,
+            background_beside: 0,
+        },
         executor: LinkSettings { max_sequences: 64, silence: WATCHDOG },
         training: TrainingLimits::default(),
+        batches: BatchLimits::default(),
         grace: Duration::from_millis(200),
         threads: 1,
         figures: TelemetryConfig::default(),

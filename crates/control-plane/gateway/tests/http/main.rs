@@ -12,6 +12,7 @@ mod access;
 mod adapter_mixtures;
 mod adapters;
 mod anthropic;
+mod batches;
 mod completions;
 mod embeddings;
 mod every_route;

@@ -9,7 +9,7 @@ use std::{
 
 use gateway::{
     adapters::{AdapterEntry, AdapterError, LoadRequest, OpenError, Registry, RegistryOptions, Replace},
-    caller::{Caller, KeyRole},
+    caller::{Caller, KeyRole, Urgency},
     executor::{Endpoint, Executor, LinkSettings, SharedConnections, link_messages::LinkState},
     executors::{Executors, ONLY},
     limits::KeyLimit,
@@ -89,7 +89,7 @@ impl RegistryHarness {
 }
 
 pub(crate) fn caller(tenant: &str, role: KeyRole) -> Caller {
-    Caller { tenant: tenant.into(), role, limit: KeyLimit::new(None) }
+    Caller { tenant: tenant.into(), role, limit: KeyLimit::new(None), urgency: Urgency::Online }
 }
 
 pub(crate) fn admin() -> Caller {

@@ -17,6 +17,7 @@ use super::{
     request::ResponseEcho,
 };
 use crate::{
+    caller::Urgency,
     clock::seconds_since_1970,
     errors::ApiError,
     random::new_id,
@@ -75,7 +76,8 @@ impl ResponseWriter {
     pub(super) fn end(&mut self, answer: &GenerationResponse, tell: &mut EventSink<'_>) -> String {
         self.output.end(if self.is_cut() { "incomplete" } else { "completed" }, tell);
         let response = text_of(&self.object(answer, self.status()));
-        if self.asked.store {
+        // Lines of batches would evict the responses that the tenant's clients continue.
+        if self.asked.store && answer.job.urgency == Urgency::Online {
             let entry =
                 StoredResponse { response: response.as_str().into(), input: text_of(&self.input).into() };
             self.kept.put(&answer.job.tenant, &self.id, entry);

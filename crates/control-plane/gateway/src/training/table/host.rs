@@ -191,7 +191,8 @@ impl Database {
         Ok(cut(items.map_err(DatabaseError::of)?, page.limit))
     }
 
-    async fn one<T: DeserializeOwned>(
+    /// Returns the record that `query` finds by id and tenant.
+    pub(crate) async fn one<T: DeserializeOwned>(
         &self,
         query: &'static str,
         id: &str,
@@ -203,7 +204,8 @@ impl Database {
         row.map(|row| read(&row)).transpose().map_err(DatabaseError::of)
     }
 
-    async fn page<T: DeserializeOwned>(
+    /// Returns the records that `query` finds by tenant, id of the item before, and number of items.
+    pub(crate) async fn page<T: DeserializeOwned>(
         &self,
         query: &'static str,
         tenant: &str,

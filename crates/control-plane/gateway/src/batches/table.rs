@@ -1,0 +1,120 @@
+//! Batches in the SQLite database of this host, durable when a change returns.
+
+use sqlx::Connection as _;
+
+use super::records::BatchRecord;
+use crate::{
+    adapters::database::{Database, DatabaseError},
+    training::table::{ListedPage, Page, read, text},
+};
+
+/// Result of adding a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum BatchAdded {
+    Kept,
+    /// The tenant has reached its limit of unfinished batches.
+    TooMany,
+}
+
+impl Database {
+    /// Adds a batch, unless its tenant has `limit` unfinished ones.
+    pub(super) async fn add_batch(
+        &self,
+        batch: &BatchRecord,
+        limit: usize,
+    ) -> Result<BatchAdded, DatabaseError> {
+        let mut connection = self.writer().await?;
+        let mut transaction = connection.begin().await.map_err(DatabaseError::of)?;
+        let count = sqlx::query_scalar("SELECT COUNT(*) FROM batches WHERE due AND tenant = ?1");
+        let count = count.bind(&batch.tenant).fetch_one(&mut *transaction).await;
+        let count: i64 = count.map_err(DatabaseError::of)?;
+        if usize::try_from(count).unwrap_or(usize::MAX) >= limit {
+            return Ok(BatchAdded::TooMany);
+        }
+        let add = sqlx::query("INSERT INTO batches (id, tenant, due, record) VALUES (?1, ?2, 1, ?3)");
+        let add = add.bind(&batch.id).bind(&batch.tenant).bind(text(batch));
+        add.execute(&mut *transaction).await.map_err(DatabaseError::of)?;
+        transaction.commit().await.map_err(DatabaseError::of)?;
+        Ok(BatchAdded::Kept)
+    }
+
+    /// Replaces the record of an unfinished batch.
+    pub(super) async fn update_batch(&self, batch: &BatchRecord) -> Result<(), DatabaseError> {
+        let update = sqlx::query(
+            "UPDATE batches SET due = ?2, outputs_expire_at = ?3, record = ?4 WHERE id = ?1 AND due",
+        );
+        let outputs_expire_at = batch.outputs_expire_at().and_then(|at| i64::try_from(at).ok());
+        let update = update.bind(&batch.id).bind(!batch.status.is_final()).bind(outputs_expire_at);
+        let mut connection = self.writer().await?;
+        update.bind(text(batch)).execute(&mut *connection).await.map(drop).map_err(DatabaseError::of)
+    }
+
+    /// Returns the batch `id` of `tenant`, if there is one.
+    pub(super) async fn batch(&self, id: &str, tenant: &str) -> Result<Option<BatchRecord>, DatabaseError> {
+        self.one("SELECT record FROM batches WHERE id = ?1 AND tenant = ?2", id, tenant).await
+    }
+
+    /// Lists the batches of `tenant`.
+    pub(super) async fn batches(
+        &self,
+        tenant: &str,
+        page: &Page,
+    ) -> Result<ListedPage<BatchRecord>, DatabaseError> {
+        self.page(
+            "SELECT record FROM batches WHERE tenant = ?1 \
+             AND number < COALESCE((SELECT number FROM batches WHERE id = ?2), 9223372036854775807) \
+             ORDER BY number DESC LIMIT ?3",
+            tenant,
+            page,
+        )
+        .await
+    }
+
+    /// Returns every unfinished batch, in the order of creation.
+    pub(super) async fn unfinished_batches(&self) -> Result<Vec<BatchRecord>, DatabaseError> {
+        let rows = sqlx::query_scalar("SELECT record FROM batches WHERE due ORDER BY number");
+        let mut connection = self.writer().await?;
+        let rows: Vec<String> = rows.fetch_all(&mut *connection).await.map_err(DatabaseError::of)?;
+        read_all(&rows)
+    }
+
+    /// Returns ended batches whose result files expired before `now`.
+    pub(super) async fn batches_with_expired_outputs(
+        &self,
+        now: u64,
+    ) -> Result<Vec<BatchRecord>, DatabaseError> {
+        let rows = sqlx::query_scalar("SELECT record FROM batches WHERE outputs_expire_at <= ?1");
+        let mut connection = self.writer().await?;
+        let rows = rows.bind(i64::try_from(now).unwrap_or(i64::MAX)).fetch_all(&mut *connection).await;
+        let rows: Vec<String> = rows.map_err(DatabaseError::of)?;
+        read_all(&rows)
+    }
+
+    /// Records that the result files of a batch are deleted.
+    pub(super) async fn forget_outputs(&self, id: &str) -> Result<(), DatabaseError> {
+        let update = sqlx::query("UPDATE batches SET outputs_expire_at = NULL WHERE id = ?1").bind(id);
+        let mut connection = self.writer().await?;
+        update.execute(&mut *connection).await.map(drop).map_err(DatabaseError::of)
+    }
+
+    /// Removes ended batches of `tenant` except the `keep` newest; returns the removed ones.
+    pub(super) async fn remove_ended_batches(
+        &self,
+        tenant: &str,
+        keep: u32,
+    ) -> Result<Vec<BatchRecord>, DatabaseError> {
+        let removed = sqlx::query_scalar(
+            "DELETE FROM batches WHERE tenant = ?1 AND NOT due AND number <= \
+             (SELECT number FROM batches WHERE tenant = ?1 AND NOT due ORDER BY number DESC \
+             LIMIT 1 OFFSET ?2) RETURNING record",
+        );
+        let mut connection = self.writer().await?;
+        let rows = removed.bind(tenant).bind(keep).fetch_all(&mut *connection).await;
+        let rows: Vec<String> = rows.map_err(DatabaseError::of)?;
+        read_all(&rows)
+    }
+}
+
+fn read_all(rows: &[String]) -> Result<Vec<BatchRecord>, DatabaseError> {
+    rows.iter().map(|row| read(row)).collect::<Result<_, _>>().map_err(DatabaseError::of)
+}
