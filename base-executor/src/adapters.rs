@@ -6,7 +6,7 @@ use std::{
 };
 
 use kv_cache::ledger::{MemoryAccount, MemoryReservation, OutOfBudget};
-use model::adapter::Invocation;
+use model::adapter::{ClassificationHead, Invocation};
 use shmproto::message::{AdapterStats, ErrorCode, WireError};
 use types::{AdapterId, AdapterVersion};
 
@@ -108,6 +108,8 @@ impl Drop for AdapterClaim {
 pub enum AdapterRole {
     /// The adapter answers requests.
     Answers,
+    /// The adapter answers requests for the labels of this head.
+    Classifies(Arc<ClassificationHead>),
     /// The adapter turns the base's first layers into a drafter.
     Drafts {
         /// Number of the base's first layers that it uses.
@@ -141,9 +143,15 @@ impl<A> ResidentAdapter<A> {
     #[must_use]
     pub fn draft_layers(&self) -> u32 {
         match self.role {
-            AdapterRole::Answers => 0,
+            AdapterRole::Answers | AdapterRole::Classifies(_) => 0,
             AdapterRole::Drafts { layers, .. } => layers,
         }
+    }
+
+    /// Returns the names of the labels of an adapter that classifies; none for other adapters.
+    #[must_use]
+    pub fn labels(&self) -> &[String] {
+        if let AdapterRole::Classifies(head) = &self.role { head.labels() } else { &[] }
     }
 }
 
@@ -256,6 +264,15 @@ impl<A> AdapterTable<A> {
     #[must_use]
     pub(crate) fn invocation(&self, id: AdapterId) -> Option<&Invocation> {
         self.entries.get(&id)?.prepared.invocation.as_ref()
+    }
+
+    /// Returns the head of an adapter, if it is resident and classifies.
+    #[must_use]
+    pub(crate) fn classification_head(&self, id: AdapterId) -> Option<&Arc<ClassificationHead>> {
+        match &self.entries.get(&id)?.prepared.role {
+            AdapterRole::Classifies(head) => Some(head),
+            AdapterRole::Answers | AdapterRole::Drafts { .. } => None,
+        }
     }
 
     /// Returns an adapter like [`get`](Self::get), and counts a user until [`release`](Self::release).

@@ -68,6 +68,8 @@ struct AdapterFacts {
     rank: usize,
     /// Modules of the base that the adapter has copies of, by PEFT's names.
     saved: Vec<&'static str>,
+    /// Labels of the adapter's classification head.
+    labels: Vec<String>,
     virtual_tokens: usize,
     bytes: usize,
     base_model: Option<String>,
@@ -129,11 +131,15 @@ fn examine(config: &CheckConfig) -> anyhow::Result<AdapterCheckReport> {
     };
     let draft = match &adapter {
         AnyAdapter::Drafts(draft) => Some(draft.shape.clone()),
-        AnyAdapter::Answers(_) | AnyAdapter::Decomposed(_) | AnyAdapter::Vocabulary(_) => None,
+        AnyAdapter::Answers(_)
+        | AnyAdapter::Decomposed(_)
+        | AnyAdapter::Vocabulary(_)
+        | AnyAdapter::Classifies(_) => None,
     };
     let kind = adapter.kind();
     let prepared = Arc::new(prepared(&*source, &adapter)?);
     let (vocabulary, modules) = (adapter.vocabulary(), adapter.modules());
+    let head = adapter.classification_head();
     let adapter = adapter.adapter();
     Ok(AdapterCheckReport::Usable(AdapterFacts {
         kind,
@@ -144,8 +150,9 @@ fn examine(config: &CheckConfig) -> anyhow::Result<AdapterCheckReport> {
         modules,
         rank: adapter.method.rank().max(vocabulary.map_or(0, VocabularyChanges::rank)),
         saved: vocabulary.map_or_else(Vec::new, VocabularyChanges::saved),
+        labels: head.map_or_else(Vec::new, |head| head.labels().to_vec()),
         virtual_tokens: adapter.method.virtual_tokens(),
-        bytes: prepared.bytes(),
+        bytes: prepared.bytes() + head.map_or(0, |head| head.bytes()),
         base_model: adapter.base_model.clone(),
         // A draft adapter changes no answer.
         probe: if config.probe && draft.is_none() { Some(probe(&*source, &prepared)?) } else { None },
@@ -164,7 +171,9 @@ fn prepared(source: &(dyn WeightSource + Sync), adapter: &AnyAdapter) -> anyhow:
     let (config, precision) = (source.config(), precision(source));
     let encode = |adapter: &Adapter| EncodedAdapter::new(adapter, config, precision);
     let encoded = match adapter {
-        AnyAdapter::Answers(_) | AnyAdapter::Drafts(_) => encode(adapter.adapter()),
+        AnyAdapter::Answers(_) | AnyAdapter::Drafts(_) | AnyAdapter::Classifies(_) => {
+            encode(adapter.adapter())
+        }
         AnyAdapter::Vocabulary(it) => encode(&it.adapter).with_vocabulary(it.changes.clone()),
         AnyAdapter::Decomposed(dora) => {
             let base = LoadedWeights::open(source, None, process::allowed_cores()?.len(), &|_| {})?.shared();
@@ -296,12 +305,18 @@ impl AdapterFacts {
             | AdapterKind::Dora
             | AdapterKind::Activated
             | AdapterKind::Embedding
-            | AdapterKind::Saved => Some(format!("  rank        {rank}")),
+            | AdapterKind::Saved
+            | AdapterKind::Classification => Some(format!("  rank        {rank}")),
             AdapterKind::Ia3 => None,
             AdapterKind::Prefix => Some(format!("  prefix      {virtual_tokens} virtual tokens")),
         });
         if !saved.is_empty() {
             lines.push(format!("  saved       {}", saved.join(", ")));
+        }
+        if !self.labels.is_empty() {
+            let labels: Vec<String> =
+                self.labels.iter().map(|label| label.escape_debug().to_string()).collect();
+            lines.push(format!("  labels      {}", labels.join(", ")));
         }
         lines.extend(draft.as_ref().map(|draft| format!("  draft       {}", words(draft))));
         lines.push(format!("  bytes       {bytes}"));
@@ -328,6 +343,7 @@ impl AdapterFacts {
             AdapterKind::Activated => "alora",
             AdapterKind::Embedding => "embedding",
             AdapterKind::Saved => "saved",
+            AdapterKind::Classification => "classification",
             AdapterKind::Ia3 => "ia3",
             AdapterKind::Prefix => "prefix",
         };
@@ -339,7 +355,7 @@ impl AdapterFacts {
         });
         json!({
             "usable": true, "found": true, "kind": kind, "generation": generation, "modules": modules,
-            "rank": rank, "saved": saved, "virtual_tokens": virtual_tokens, "bytes": bytes, "base_model": base_model, "draft": draft, "probe": probe, "problems": [],
+            "rank": rank, "saved": saved, "labels": self.labels, "virtual_tokens": virtual_tokens, "bytes": bytes, "base_model": base_model, "draft": draft, "probe": probe, "problems": [],
             "own_chat_template": self.has_template, "notes": self.notes,
         })
     }

@@ -196,17 +196,20 @@ impl Loader for AdapterLoader {
     }
 
     fn prepare(&self, adapter: AnyAdapter) -> Result<PassReadyAdapter<PreparedAdapter>, PrepareError> {
+        let head = adapter.classification_head().cloned();
         let encoded = match adapter {
             AnyAdapter::Answers(adapter) => self.encode(&adapter),
             AnyAdapter::Decomposed(dora) => self.encode_dora(&dora)?,
             AnyAdapter::Vocabulary(it) => self.encode(&it.adapter).with_vocabulary(it.changes),
+            AnyAdapter::Classifies(it) => self.encode(&it.adapter),
             AnyAdapter::Drafts(draft) => return self.prepare_draft(&draft),
         };
         let prepared = publish(encoded, &self.config, &self.library).map_err(|error| match error {
             PublishError::Overflow(_) => PrepareError::Invalid(error.into()),
             error => PrepareError::NoRoom(error.into()),
         })?;
-        let bytes = prepared.bytes() as u64;
-        Ok(PassReadyAdapter { adapter: prepared, bytes, role: AdapterRole::Answers })
+        let bytes = (prepared.bytes() + head.as_ref().map_or(0, |head| head.bytes())) as u64;
+        let role = head.map_or(AdapterRole::Answers, AdapterRole::Classifies);
+        Ok(PassReadyAdapter { adapter: prepared, bytes, role })
     }
 }

@@ -12,12 +12,13 @@ use gateway::{
     },
     openai::{
         adapters::{PinRequest, UnloadRequest, load_request},
-        chat,
+        chat, classify,
         completions::{self, PromptField},
         embeddings,
         errors::ApiError,
         params::ParamLimits,
         responses::request,
+        scoring::body::ScoringInput,
         tokens::{DetokenizeBody, TokenizeBody},
     },
     training::records::JobSpec,
@@ -65,6 +66,18 @@ pub(crate) fn ollama_generate(input: &[u8]) -> Outcome {
 
 pub(crate) fn embedding(input: &[u8]) -> Outcome {
     outcome(embeddings::EmbeddingsBody::read(input))
+}
+
+pub(crate) fn score(input: &[u8]) -> Outcome {
+    outcome(ScoringInput::read_score(input))
+}
+
+pub(crate) fn rerank(input: &[u8]) -> Outcome {
+    outcome(ScoringInput::read_rerank(input))
+}
+
+pub(crate) fn classify(input: &[u8]) -> Outcome {
+    outcome(classify::ClassifyBody::read(input))
 }
 
 pub(crate) fn ollama_embed(input: &[u8]) -> Outcome {

@@ -118,6 +118,9 @@ macro_rules! for_each_target {
             message: "the body of /v1/messages", http::message, BODY;
             ollama_chat: "the body of /api/chat", http::ollama_chat, BODY;
             embedding: "the body of /v1/embeddings", http::embedding, BODY;
+            score: "the body of /v1/score", http::score, BODY;
+            rerank: "the body of /v1/rerank", http::rerank, BODY;
+            classify: "the body of /v1/classify", http::classify, BODY;
             ollama_embed: "the body of /api/embed", http::ollama_embed, BODY;
             ollama_generate: "the body of /api/generate", http::ollama_generate, BODY;
             grammar: "what an answer has to look like: a schema, an expression, a grammar", forms::grammar, COMPILED;

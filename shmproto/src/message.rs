@@ -310,6 +310,8 @@ wire_struct! {
         pub modules: u32,
         /// Number of base layers that a draft adapter computes; 0 for every other adapter.
         pub draft_layers: u32,
+        /// Labels of the adapter's classification head; empty for every other adapter.
+        pub labels: Vec<String>,
     }
 }
 

@@ -45,7 +45,7 @@ fn generate(prompt: Vec<u32>) -> ToExecutor {
         provisional: ProvisionalMode::Wanted,
         precision: Precision::Serving,
         grammar: Some("{}".to_owned()),
-        pooling: Some(Pooling::Mean),
+        pooling: Some(Pooling::TokenLogits(vec![7, 8])),
     })
 }
 
@@ -57,7 +57,7 @@ fn outputs() -> ToGateway {
         tokens: vec![token.clone()],
         provisional: vec![3, 4],
         prompt: vec![token],
-        embedding: vec![0.5, -1.0],
+        pooled: vec![0.5, -1.0],
         cached_tokens: 32,
         queued_us: 1_000,
         load_wait_us: 400,

@@ -1,5 +1,5 @@
 """What people build upon `openai`, unmodified: instructor, litellm, langchain-openai, pydantic-ai. A scenario of each: it chats and
-streams, has a form filled in, and calls a function.
+streams, has a form filled in, and calls a function. And `cohere`, which reranks.
 
 HOLOBIONT_URL and HOLOBIONT_PROGRAMS as in ../python/test_structured.py; packages are those of scripts/clients-requirements.txt.
 """
@@ -7,6 +7,7 @@ HOLOBIONT_URL and HOLOBIONT_PROGRAMS as in ../python/test_structured.py; package
 import json
 from typing import Literal
 
+import cohere
 import instructor
 import jsonschema
 import litellm
@@ -144,3 +145,16 @@ def test_pydantic_ai_chats_streams_fills_in_forms_and_runs_functions(served, too
         if asked:
             break
     assert asked, "no seed of twelve called the function"
+
+
+def test_cohere_reranks_as_litellm_does(served):
+    texts = ["Bread is made of flour.", "The capital of Japan is Tokyo.", "Tokyo"]
+    url = served["base_url"].rstrip("/").removesuffix("/v1")
+    answer = cohere.ClientV2(served["api_key"], base_url=url).rerank(model="pirate", query=QUESTION, documents=texts, top_n=2)
+    scores = [result.relevance_score for result in answer.results]
+    assert len(scores) == 2 and scores == sorted(scores, reverse=True)
+    other = litellm.rerank(
+        model="hosted_vllm/pirate", query=QUESTION, documents=texts, top_n=2, api_base=url, api_key=served["api_key"]
+    )
+    found = [(result["index"], result["relevance_score"]) for result in other.results]
+    assert found == [(result.index, result.relevance_score) for result in answer.results]

@@ -1,4 +1,4 @@
-//! Writes IA3, prefix and draft adapters for the tests' model; a seed gives the same files.
+//! Writes IA3, prefix, draft and classification adapters for the tests' model; a seed gives the same files.
 
 use std::{fs, path::Path};
 
@@ -49,6 +49,24 @@ pub fn write_draft(into: &Path) {
         [(name('A'), [1, HIDDEN]), (name('B'), [HIDDEN, 1])]
     });
     write(&config, factors, into, numbers(1));
+}
+
+/// Writes a LoRA of the keys with a classification head of these `labels` into `into`, such that the classes
+/// of texts differ.
+pub fn write_classifier(seed: u32, labels: &[&str], into: &Path) {
+    let names: Map<String, Value> =
+        labels.iter().enumerate().map(|(id, name)| (id.to_string(), (*name).into())).collect();
+    let config = json!({
+        "peft_type": "LORA", "task_type": "SEQ_CLS", "r": 4, "lora_alpha": 8, "target_modules": ["k_proj"],
+        "modules_to_save": ["classifier", "score"], "id2label": names,
+    });
+    let factors = (0..LAYERS.number()).flat_map(|layer| {
+        let name =
+            |side: char| format!("base_model.model.model.layers.{layer}.self_attn.k_proj.lora_{side}.weight");
+        [(name('A'), [4, HIDDEN]), (name('B'), [KEY_WIDTH, 4])]
+    });
+    let head = [("base_model.model.score.weight".to_owned(), [labels.len(), HIDDEN])];
+    write(&config, factors.chain(head), into, numbers(seed).map(|number| 0.2 * number));
 }
 
 /// Writes PEFT's two files, with 32-bit tensors filled from `numbers`.

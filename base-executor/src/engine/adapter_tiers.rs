@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use kv_cache::Cache;
-use model::adapter::Invocation;
+use model::adapter::{ClassificationHead, Invocation};
 use shmproto::message::{AdapterLoaded, AdapterStats, AdapterUnloaded, Failed, Stats, ToGateway, WireError};
 use types::AdapterId;
 
@@ -54,6 +54,11 @@ impl<A> Tiers<A> {
     /// a prompt, and a prefix begins with virtual tokens.
     pub(super) fn has_plain_blocks(&self, id: AdapterId) -> bool {
         self.host.get(id).is_ok_and(|adapter| adapter.invocation.is_none() && adapter.virtual_tokens == 0)
+    }
+
+    /// Returns the head of an adapter that classifies.
+    pub(super) fn classification_head(&self, id: AdapterId) -> Option<&Arc<ClassificationHead>> {
+        self.host.classification_head(id)
     }
 
     /// Counts a sequence as a user until `release`.
@@ -209,6 +214,7 @@ impl<A> Tiers<A> {
                     bytes: prepared.claim.bytes(),
                     modules: prepared.modules,
                     draft_layers: prepared.draft_layers(),
+                    labels: prepared.labels().to_vec(),
                 };
                 (caller, ToGateway::AdapterLoaded(answer))
             }

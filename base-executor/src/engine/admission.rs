@@ -1,19 +1,29 @@
 //! Checks of a request before it may wait for the engine.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use model::{
+    adapter::ClassificationHead,
     forward::BLOCK_TOKENS,
     linear_sites::SitePath,
     sampling::{SamplingError, SamplingParams, SamplingRequest},
 };
 use shmproto::message::{ErrorCode, Generate, Pooling, Precision, Sampling, WireError};
 
-use super::{EngineLimits, sequence::GenerationSpec};
+use super::{
+    EngineLimits,
+    sequence::{GenerationSpec, PoolingSpec},
+};
 use crate::adapters::AdapterUseError;
 
 /// Maximum number of alternatives reported per token.
 pub(crate) const MAX_LOGPROBS: u32 = 20;
+
+/// Maximum number of tokens whose logits a request asks for.
+const MAX_TOKEN_LOGITS: usize = 256;
 
 /// The reason why a request was refused.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -52,9 +62,26 @@ pub(crate) enum AdmissionRefusal {
     /// The executor has no vocabulary for grammars.
     #[error("`grammar` is not available, because this executor has no vocabulary; remove it")]
     NoGrammars,
-    /// A request for an embedding asks for something else too.
-    #[error("`pooling` requests an embedding, which excludes `{field}`; send two requests")]
+    /// A request for a vector asks for something else too.
+    #[error("`pooling` requests a vector of the prompt, which excludes `{field}`; send two requests")]
     NotAlone { field: &'static str },
+    #[error(
+        "`pooling` requests the logits of {0} tokens, and from 1 to {MAX_TOKEN_LOGITS} are supported; \
+         request others"
+    )]
+    TokenLogits(usize),
+    /// The request asks for labels that the model does not have.
+    #[error(
+        "`pooling` requests the logits of labels, but the model has no classification head; use an adapter \
+         trained for classification (PEFT's task SEQ_CLS)"
+    )]
+    NoHead,
+    /// The request asks for tokens, but the adapter was trained for labels only.
+    #[error(
+        "the adapter has a classification head and generates no tokens; use it to classify, score or rerank \
+         texts, or use the base or another adapter"
+    )]
+    OnlyClassifies,
     #[error(transparent)]
     Sampling(#[from] SamplingError),
     #[error(
@@ -113,6 +140,9 @@ impl AdmissionRefusal {
             | Self::NoExact
             | Self::NoGrammars
             | Self::NotAlone { .. }
+            | Self::TokenLogits(_)
+            | Self::NoHead
+            | Self::OnlyClassifies
             | Self::Sampling(_) => ErrorCode::InvalidRequest,
             Self::PromptTooLong { .. } | Self::PoolTooSmall { .. } => ErrorCode::ContextLengthExceeded,
             Self::QueueFull { .. } | Self::QueueLong { .. } => ErrorCode::QueueFull,
@@ -135,13 +165,22 @@ fn beside(virtual_tokens: usize) -> String {
     }
 }
 
-/// Checks all that does not depend on other requests. The adapter puts `virtual_tokens` before the prompt.
+/// Properties of a request's adapter; those of the base are the default.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct AdapterTraits<'a> {
+    /// Number of virtual tokens before the prompt.
+    pub(super) virtual_tokens: usize,
+    /// Head of an adapter that classifies.
+    pub(super) head: Option<&'a Arc<ClassificationHead>>,
+}
+
+/// Checks all that does not depend on other requests.
 pub(super) fn check(
     request: &Generate,
     received_at: Instant,
     vocab_size: usize,
     limits: &EngineLimits,
-    virtual_tokens: usize,
+    AdapterTraits { virtual_tokens, head }: AdapterTraits<'_>,
 ) -> Result<GenerationSpec, AdmissionRefusal> {
     if request.prompt.is_empty() {
         return Err(AdmissionRefusal::EmptyPrompt);
@@ -158,7 +197,7 @@ pub(super) fn check(
         end,
         logprobs: check_logprobs("logprobs", request.logprobs)?,
         prompt_logprobs: check_logprobs("prompt_logprobs", request.prompt_logprobs)?,
-        pooling: check_pooling(request)?,
+        pooling: check_pooling(request, head, vocab_size)?,
         deadline: deadline(request.deadline_ms, received_at),
         provisional: request.provisional,
         path: match request.precision {
@@ -187,7 +226,31 @@ fn check_logprobs(field: &'static str, asked: Option<u32>) -> Result<Option<usiz
     }
 }
 
-fn check_pooling(request: &Generate) -> Result<Option<Pooling>, AdmissionRefusal> {
+fn check_pooling(
+    request: &Generate,
+    head: Option<&Arc<ClassificationHead>>,
+    vocab_size: usize,
+) -> Result<Option<PoolingSpec>, AdmissionRefusal> {
+    check_alone(request)?;
+    match (&request.pooling, head) {
+        (Some(Pooling::Last), _) => Ok(Some(PoolingSpec::Last)),
+        (Some(Pooling::Mean), _) => Ok(Some(PoolingSpec::Mean)),
+        (Some(Pooling::ClassLogits), Some(head)) => Ok(Some(PoolingSpec::ClassLogits(Arc::clone(head)))),
+        (Some(Pooling::ClassLogits), None) => Err(AdmissionRefusal::NoHead),
+        (None | Some(Pooling::TokenLogits(_)), Some(_)) => Err(AdmissionRefusal::OnlyClassifies),
+        (None, None) => Ok(None),
+        (Some(Pooling::TokenLogits(tokens)), None) => {
+            if tokens.is_empty() || tokens.len() > MAX_TOKEN_LOGITS {
+                return Err(AdmissionRefusal::TokenLogits(tokens.len()));
+            }
+            check_tokens("pooling", tokens, vocab_size)?;
+            Ok(Some(PoolingSpec::TokenLogits(tokens.clone())))
+        }
+    }
+}
+
+/// Checks that a request for a vector asks for nothing else.
+fn check_alone(request: &Generate) -> Result<(), AdmissionRefusal> {
     let others = [
         ("max_tokens", request.max_tokens > 0),
         ("prompt_logprobs", request.prompt_logprobs.is_some()),
@@ -195,7 +258,7 @@ fn check_pooling(request: &Generate) -> Result<Option<Pooling>, AdmissionRefusal
     ];
     match others.iter().find(|(_, is_asked)| *is_asked) {
         Some(&(field, _)) if request.pooling.is_some() => Err(AdmissionRefusal::NotAlone { field }),
-        _ => Ok(request.pooling),
+        _ => Ok(()),
     }
 }
 

@@ -12,7 +12,7 @@ use types::{AdapterId, TenantId};
 
 use super::{
     Engine,
-    admission::{self, AdmissionRefusal},
+    admission::{self, AdapterTraits, AdmissionRefusal},
     event::{ConnectionId, RequestKey},
     sequence::{AdapterHold, Sequence, SequenceAdapter, SequenceOrigin, failure},
 };
@@ -45,7 +45,9 @@ impl<P: ForwardPass> Engine<P> {
         }
         let virtual_tokens = request.adapter.map_or(0, |id| self.tiers.virtual_tokens(AdapterId(id)));
         let vocab_size = self.computing.vocab_size();
-        let task = admission::check(&request, received_at, vocab_size, &self.limits, virtual_tokens)?;
+        let head = request.adapter.and_then(|id| self.tiers.classification_head(AdapterId(id)));
+        let traits = AdapterTraits { virtual_tokens, head };
+        let task = admission::check(&request, received_at, vocab_size, &self.limits, traits)?;
         let under_way = self.queues.iter().count();
         if under_way >= self.limits.max_running + self.limits.max_waiting {
             return Err(AdmissionRefusal::QueueFull { under_way });

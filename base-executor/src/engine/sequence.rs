@@ -25,13 +25,14 @@ use model::{
     sampling::{self, Drawn, SamplingParams, TokenCounts},
 };
 use scheduling::batch::{PromptLogits, RunningStage};
-use shmproto::message::{Finish, Output, Pooling, ProvisionalMode, TokenOutput};
+use shmproto::message::{Finish, Output, ProvisionalMode, TokenOutput};
 use types::{AdapterId, BlockId, TenantId};
 
 pub(crate) use self::first_output::failure;
 pub(super) use self::{
     draft_tree::{BranchBlocks, DraftTree, Verified},
     kv_admission::{KvAdmission, OffloadFetch},
+    pooling::PoolingSpec,
 };
 use self::{
     first_output::{Admission, FirstOutput},
@@ -92,8 +93,8 @@ pub(super) struct GenerationSpec {
     /// Number of alternatives reported per token; `None` for no report.
     pub(super) logprobs: Option<usize>,
     pub(super) prompt_logprobs: Option<usize>,
-    /// Pooling of an embedding, if one is requested.
-    pub(super) pooling: Option<Pooling>,
+    /// How the prompt becomes a vector, if one is requested.
+    pub(super) pooling: Option<PoolingSpec>,
     pub(super) deadline: Option<Instant>,
     /// Whether provisional tokens are sent.
     pub(super) provisional: ProvisionalMode,
@@ -129,7 +130,7 @@ pub(super) struct Sequence<A> {
     opening: FirstOutput,
     /// Grammar of a structured output.
     guide: Option<GrammarState>,
-    /// Pooling of an embedding.
+    /// Output so far of a request for a vector.
     pool: Option<PoolingState>,
 }
 
@@ -150,7 +151,7 @@ impl<A> Sequence<A> {
             caller,
             received_at,
             adapted,
-            pool: task.pooling.map(PoolingState::new),
+            pool: task.pooling.clone().map(PoolingState::new),
             task,
             prompt_end: prompt.len(),
             tokens: prompt,
@@ -296,8 +297,12 @@ impl<A> Sequence<A> {
         {
             self.score_prompt(rows, vocab_size);
         }
-        if let (Some(pool), SequenceOutput::States(states)) = (&mut self.pool, &mut given) {
-            states.for_each(|state| pool.add(state));
+        match (&mut self.pool, &mut given) {
+            (Some(pool), SequenceOutput::States(states)) => states.for_each(|state| pool.add_state(state)),
+            (Some(pool), SequenceOutput::Rows(rows)) => {
+                rows.chunks_exact(vocab_size).for_each(|row| pool.take_logits(row));
+            }
+            _ => {}
         }
         self.keep(count, kv);
         if self.pending() > 0 {
@@ -305,7 +310,7 @@ impl<A> Sequence<A> {
         }
         if let Some(pool) = &self.pool {
             return Some(match pool.pooled() {
-                Some(embedding) => Output { embedding, ..self.output(Vec::new(), Some(Finish::Length)) },
+                Some(pooled) => Output { pooled, ..self.output(Vec::new(), Some(Finish::Length)) },
                 None => failure(self.caller.request, self.not_finite()),
             });
         }
@@ -320,7 +325,7 @@ impl<A> Sequence<A> {
             SequenceOutput::Token(drawn) => {
                 drawn.map(|drawn| self.append_drawn(drawn)).ok_or_else(|| self.not_finite())
             }
-            SequenceOutput::States(_) => unreachable!("only embeddings ask for states"),
+            SequenceOutput::States(_) => unreachable!("only requests for a vector ask for states"),
         };
         match token {
             Ok(token) => {

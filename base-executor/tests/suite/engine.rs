@@ -2,6 +2,7 @@
 
 mod activated;
 mod block_updates;
+mod classification;
 mod drafts;
 mod embeddings;
 mod grammars;
@@ -25,7 +26,10 @@ use base_executor::{
     },
 };
 use kv_cache::ledger::MemoryAccount;
-use model::{adapter::Invocation, forward::LogitRows};
+use model::{
+    adapter::{ClassificationHead, Invocation},
+    forward::LogitRows,
+};
 use proptest::prelude::*;
 use scheduling::clock::Clock;
 use shmproto::message::{
@@ -36,7 +40,7 @@ use tokio::sync::mpsc;
 use types::{AdapterId, AdapterVersion};
 
 use crate::common::{
-    FALLS_SHORT, FakeAdapter, FakePass, HOPELESS, Log, PANICS, THIRSTY, Tick, VOCAB, prompt, request,
+    FALLS_SHORT, FakeAdapter, FakePass, HIDDEN, HOPELESS, Log, PANICS, THIRSTY, Tick, VOCAB, prompt, request,
 };
 
 const GATEWAY: ConnectionId = ConnectionId(1);
@@ -62,7 +66,7 @@ impl Clock for TestClock {
 struct RequestTranscript {
     tokens: Vec<TokenOutput>,
     prompt: Vec<TokenOutput>,
-    embedding: Vec<f32>,
+    pooled: Vec<f32>,
     cached_tokens: u32,
     queued_us: u64,
     finish: Option<Finish>,
@@ -103,7 +107,7 @@ impl RequestTranscript {
         self.provisional.verified(&output.tokens);
         self.tokens.extend(output.tokens);
         self.prompt.extend(output.prompt);
-        self.embedding.extend(output.embedding);
+        self.pooled.extend(output.pooled);
         self.cached_tokens += output.cached_tokens;
         self.queued_us += output.queued_us;
         self.finish = output.finish;
@@ -112,8 +116,8 @@ impl RequestTranscript {
 
     /// Content that must not depend on other requests.
     fn content(&self) -> Self {
-        let Self { tokens, prompt, embedding, finish, error, .. } = self.clone();
-        Self { tokens, prompt, embedding, finish, error, ..Self::default() }
+        let Self { tokens, prompt, pooled, finish, error, .. } = self.clone();
+        Self { tokens, prompt, pooled, finish, error, ..Self::default() }
     }
 }
 
@@ -227,7 +231,10 @@ impl EngineHarness {
                     modules: 2,
                     virtual_tokens,
                     invocation,
-                    role: AdapterRole::Answers,
+                    role: match tag {
+                        CLASSIFIER => AdapterRole::Classifies(head()),
+                        _ => AdapterRole::Answers,
+                    },
                 })
             }
             Err(_) => AdapterLoadOutcome::Known(id),
@@ -255,6 +262,16 @@ const PREFIX: u8 = 20;
 
 /// Adapter that applies from the last token 7 of a prompt on.
 const ACTIVATED: u8 = 30;
+
+/// Tag of the adapter with a classification head.
+const CLASSIFIER: u8 = 31;
+
+/// Head of three labels, of which the last is the sum of the state.
+fn head() -> Arc<ClassificationHead> {
+    let labels = ["bad", "fair", "good"].map(str::to_owned).to_vec();
+    let weight = (0..3 * HIDDEN).map(|at| if at < 2 * HIDDEN { at as f32 / 4.0 - 2.0 } else { 1.0 });
+    Arc::new(ClassificationHead::new(labels, weight.collect(), Some(vec![0.5, -0.5, 0.0])))
+}
 
 fn virtual_tokens(tag: u8) -> usize {
     if tag == PREFIX { 20 } else { 0 }
@@ -330,7 +347,11 @@ fn any_request() -> impl Strategy<Value = Generate> {
         request.logprobs = sampled.then_some(2);
         request.prompt_logprobs = scored.then_some(1);
         if seed % 8 < 2 {
-            request.pooling = Some(if seed % 8 == 0 { Pooling::Mean } else { Pooling::Last });
+            request.pooling = Some(match seed % 12 {
+                0 => Pooling::Mean,
+                4 => Pooling::Last,
+                _ => Pooling::TokenLogits(vec![3, 59]),
+            });
             (request.max_tokens, request.prompt_logprobs) = (0, None);
         }
         request.adapter =

@@ -200,6 +200,62 @@ pub(super) fn embeddings() -> Vec<Seed> {
     make.seeds
 }
 
+pub(super) fn scores() -> Vec<Seed> {
+    let mut make = Maker::new("score");
+    let body = json!({"model": "base", "text_1": "a", "text_2": ["b", {"text": "c"}], "pooling": "mean", "truncate_prompt_tokens": -1});
+    make.valid("a text and others", body.to_string().into_bytes());
+    let classes = json!({"model": "base", "queries": ["a", "b"], "documents": ["c", "d"], "classifier_from_token": ["no", 7],
+        "template": "{instruction}{query}{document}", "instruction": "Find", "use_activation": false});
+    make.valid("pairs, by tokens", classes.to_string().into_bytes());
+    for (name, class, field, value, why) in [
+        ("a third list", SILENCE, "queries", json!("a"), "text_1"),
+        ("a template without its texts", SILENCE, "template", json!("{query}"), "template"),
+        ("a field that no text has", SILENCE, "text_2", json!([{"text": "a", "image": "b"}]), "image"),
+        ("no tokens left", NUMBERS, "truncate_prompt_tokens", json!(0), "truncate_prompt_tokens"),
+        ("tokens below none", NUMBERS, "truncate_prompt_tokens", json!(-2), "truncate_prompt_tokens"),
+        ("more queries than documents", NUMBERS, "text_1", json!(["a", "b", "c"]), "text_1"),
+    ] {
+        make.refused(name, class, with(&body, field, value), why);
+    }
+    make.bounded(
+        "a million tokens",
+        NUMBERS,
+        with(&body, "classifier_from_token", json!(vec![1; 1_000_000])),
+    );
+    make.bounded("a long template", NUMBERS, with(&body, "template", json!("{document}".repeat(100_000))));
+    make.seeds
+}
+
+pub(super) fn rerankings() -> Vec<Seed> {
+    let mut make = Maker::new("rerank");
+    let body = json!({"model": "base", "query": "a", "documents": ["b", {"text": "c"}], "top_n": 1, "return_documents": false});
+    make.valid("a query and documents", body.to_string().into_bytes());
+    for (name, class, field, value, why) in [
+        ("several queries", SILENCE, "query", json!(["a", "b"]), "query"),
+        ("documents that are numbers", NUMBERS, "documents", json!([1, 2]), "documents"),
+        ("results below none", NUMBERS, "top_n", json!(-1), "top_n"),
+        ("a limit of Cohere's", SILENCE, "max_tokens_per_doc", json!(10), "max_tokens_per_doc"),
+    ] {
+        make.refused(name, class, with(&body, field, value), why);
+    }
+    make.bounded("a million documents", NUMBERS, with(&body, "documents", json!(vec!["a"; 1_000_000])));
+    make.seeds
+}
+
+pub(super) fn classifications() -> Vec<Seed> {
+    let mut make = Maker::new("classify");
+    let body = json!({"model": "base", "input": ["a", [1, 2]], "classifier_from_token": ["no", "yes"], "use_activation": false, "truncate_prompt_tokens": 8});
+    make.valid("texts and tokens", body.to_string().into_bytes());
+    for (name, class, field, value, why) in [
+        ("tokens that are no list", NUMBERS, "classifier_from_token", json!("no"), "classifier_from_token"),
+        ("an activation that is a number", NUMBERS, "use_activation", json!(1), "use_activation"),
+        ("an old name of an option", SILENCE, "softmax", json!(true), "softmax"),
+    ] {
+        make.refused(name, class, with(&body, field, value), why);
+    }
+    make.seeds
+}
+
 pub(super) fn ollama_embeds() -> Vec<Seed> {
     let mut make = Maker::new("ollama_embed");
     let body = json!({"model": "base:latest", "input": ["a", "b"], "truncate": false, "keep_alive": "5m", "options": {"num_ctx": 512}});

@@ -44,7 +44,7 @@ fn generate() -> Generate {
         provisional: ProvisionalMode::Wanted,
         precision: Precision::Serving,
         grammar: Some("{}".to_owned()),
-        pooling: Some(Pooling::Mean),
+        pooling: Some(Pooling::TokenLogits(vec![1, 2])),
     }
 }
 
@@ -83,7 +83,7 @@ fn output() -> Output {
         tokens: vec![token.clone()],
         provisional: vec![3],
         prompt: vec![token],
-        embedding: vec![0.5, -1.0],
+        pooled: vec![0.5, -1.0],
         cached_tokens: 16,
         queued_us: 10,
         load_wait_us: 5,
@@ -155,6 +155,7 @@ pub(super) fn to_gateway() -> Vec<Seed> {
         bytes: 9,
         modules: 2,
         draft_layers: 1,
+        labels: vec!["no".to_owned(), "yes".to_owned()],
     };
     make.valid("an adapter", ToGateway::AdapterLoaded(loaded).to_bytes());
     make.valid("a welcome", ToGateway::Welcome(welcome()).to_bytes());
@@ -181,7 +182,7 @@ pub(super) fn to_gateway() -> Vec<Seed> {
         [&[2][..], &[1, 0, 0, 0], &[0; 52], &[2, 0]].concat(),
         "Option",
     );
-    let empty = Output { tokens: vec![], prompt: vec![], embedding: vec![], finish: None, ..output() };
+    let empty = Output { tokens: vec![], prompt: vec![], pooled: vec![], finish: None, ..output() };
     let many = ToGateway::Outputs(vec![empty; 200_000]).to_bytes();
     make.valid("200,000 empty outputs", many);
     make.refused(

@@ -68,21 +68,25 @@ wire_struct! {
         /// Grammar of the completion, in the format of `text::grammar`; `None` allows every token. Tokens of
         /// a lost request are part of the completion.
         pub grammar: Option<String>,
-        /// Requests an embedding of the prompt instead of a generation: then `max_tokens` is 0, and
+        /// Requests a vector of the prompt instead of a generation: then `max_tokens` is 0, and
         /// `prompt_logprobs` and `grammar` are not set.
         pub pooling: Option<Pooling>,
     }
 }
 
 wire_enum! {
-    /// How the hidden states of a prompt, after the final norm, become one vector.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    /// How the passes over a prompt become one vector. Hidden states are those after the final norm.
+    #[derive(Debug, Clone, PartialEq, Eq, Default)]
     pub enum Pooling {
         /// Hidden state of the last token.
         #[default]
         Last = 0,
         /// Mean of all hidden states.
         Mean = 1,
+        /// Logits of these tokens after the last token, in this order.
+        TokenLogits(Vec<u32>) = 2,
+        /// Logits of the labels of the adapter's classification head, from the hidden state of the last token.
+        ClassLogits = 3,
     }
 }
 
@@ -147,8 +151,8 @@ wire_struct! {
         pub provisional: Vec<u32>,
         /// Log-probabilities of the prompt from its second token on; sent once, with the first output.
         pub prompt: Vec<TokenOutput>,
-        /// Embedding of the prompt, if requested, in the last output; as long as a hidden state.
-        pub embedding: Vec<f32>,
+        /// Vector of the prompt, if requested, in the last output; [`Pooling`] determines its length.
+        pub pooled: Vec<f32>,
         /// Number of prompt tokens from the prefix cache; sent with the first output.
         pub cached_tokens: u32,
         /// Time from receipt to admission in microseconds; sent with the first output.

@@ -22,6 +22,7 @@ mod provisional;
 mod remote_executors;
 mod same_bits;
 mod same_generation;
+mod scoring;
 mod shared_jobs;
 mod shared_registry;
 mod soak;

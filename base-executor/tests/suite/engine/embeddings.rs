@@ -25,11 +25,11 @@ fn an_embedding_is_the_mean_of_all_states_or_the_last_one() {
     let prompt = prompt(1, 30);
     // The last state of a prompt depends on its tokens alone.
     let ends = (1..=30).map(|end| embedding(end, prompt[..end as usize].to_vec(), Pooling::Last));
-    let states: Vec<_> = ends.map(|end| ask(&mut bench, &end).embedding).collect();
+    let states: Vec<_> = ends.map(|end| ask(&mut bench, &end).pooled).collect();
     assert!(states.iter().all(|state| state.len() == HIDDEN));
     let mean = ask(&mut bench, &embedding(31, prompt, Pooling::Mean));
     assert_eq!((mean.tokens.len(), mean.finish), (0, Some(Finish::Length)));
-    for (column, value) in mean.embedding.iter().enumerate() {
+    for (column, value) in mean.pooled.iter().enumerate() {
         let sum: f64 = states.iter().map(|state| f64::from(state[column])).sum();
         assert_eq!(*value, (sum / 30.0) as f32);
     }
@@ -64,7 +64,7 @@ fn what_is_cached_spares_the_last_state_its_prompt_and_is_of_no_use_to_a_mean() 
     let first = ask(&mut bench, &embedding(1, prompt.clone(), Pooling::Last));
     let second = ask(&mut bench, &embedding(2, prompt.clone(), Pooling::Last));
     assert_eq!((first.cached_tokens, second.cached_tokens), (0, 48));
-    assert_eq!(first.embedding, second.embedding);
+    assert_eq!(first.pooled, second.pooled);
     let mean = ask(&mut bench, &embedding(3, prompt.clone(), Pooling::Mean));
     assert_eq!(mean.cached_tokens, 0);
     // Other requests use the blocks of a mean.
@@ -95,7 +95,7 @@ fn an_embedding_is_asked_for_alone() {
             Some(ErrorCode::InvalidRequest)
         );
     }
-    assert_eq!(ask(&mut bench, &plain).embedding.len(), HIDDEN);
+    assert_eq!(ask(&mut bench, &plain).pooled.len(), HIDDEN);
 }
 
 #[test]

@@ -15,12 +15,19 @@ pub(crate) const MAX_BEGINNING_BYTES: usize = 32 << 10;
 pub(crate) const TOKEN_BYTES: usize = 4;
 
 /// Paths of requests that any host can serve. All other requests concern objects of one host.
-const GENERATE: [&str; 9] = [
+const GENERATE: [&str; 16] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/embeddings",
     "/v1/messages",
     "/v1/messages/count_tokens",
+    "/v1/score",
+    "/score",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/rerank",
+    "/v1/classify",
+    "/classify",
     "/api/chat",
     "/api/generate",
     "/api/embed",
@@ -39,7 +46,7 @@ pub struct RequestHead {
 }
 
 impl RequestHead {
-    /// Whether the request generates tokens, which any host can do.
+    /// Whether the request generates tokens or vectors, which any host can do.
     #[must_use]
     pub(crate) fn generates(&self) -> bool {
         GENERATE.contains(&self.path.as_str())
@@ -57,8 +64,11 @@ pub struct ParsedRequest {
     system: PromptPrefix,
     messages: PromptPrefix,
     prompt: PromptPrefix,
-    /// `input` of an embeddings request.
+    /// `input` of an embeddings or classification request.
     input: PromptPrefix,
+    /// Documents of a scoring request, under any of their names.
+    #[serde(alias = "text_2", alias = "data_2", alias = "items")]
+    documents: PromptPrefix,
 }
 
 impl ParsedRequest {
@@ -78,9 +88,9 @@ impl ParsedRequest {
         ask
     }
 
-    /// Returns the three prompt fields; a valid request has one.
-    fn prompts(&self) -> [&PromptPrefix; 3] {
-        [&self.messages, &self.prompt, &self.input]
+    /// Returns the prompt fields; a valid request has one.
+    fn prompts(&self) -> [&PromptPrefix; 4] {
+        [&self.messages, &self.prompt, &self.input, &self.documents]
     }
 
     /// Returns the estimated number of prompt tokens.
@@ -287,6 +297,10 @@ mod tests {
         assert_eq!((&ask.adapter, ask.prompt_tokens()), (&AdapterField::Name("a".to_owned()), 3));
         let ask = ParsedRequest::read(br#"{"input":["a","b"],"model":"m:latest"}"#);
         assert_eq!((ask.model.as_str(), ask.beginning()), ("m", &b"ab"[..]));
+        for documents in ["documents", "text_2", "data_2", "items"] {
+            let body = format!(r#"{{"model":"m","query":"q","{documents}":["a","b"]}}"#);
+            assert_eq!(ParsedRequest::read(body.as_bytes()).beginning(), b"ab", "{documents}");
+        }
         let parts = br#"{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"Hi"}]}]}"#;
         assert_eq!(ParsedRequest::read(parts).beginning(), b"usertextHi");
         assert_eq!(

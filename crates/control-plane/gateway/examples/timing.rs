@@ -23,7 +23,7 @@ use std::{
 
 use clap::Parser;
 use gateway::{
-    adapters::{Record, Registry, RegistryOptions, database::Database, store::ContentId},
+    adapters::{Labels, Record, Registry, RegistryOptions, database::Database, store::ContentId},
     caller::{Caller, KeyRole, Urgency},
     executor::{Endpoint, Executor, LinkSettings, SharedConnections},
     executors::{Executors, ONLY},
@@ -252,6 +252,7 @@ fn record(owner: &str, index: u64) -> Record {
         bytes: 1 << 20,
         modules: 4,
         draft_layers: 0,
+        labels: Labels::default(),
         source: PathBuf::from("adapter"),
         loaded_at: 0,
         last_used_us: 0,

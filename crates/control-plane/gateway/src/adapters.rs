@@ -82,7 +82,7 @@ pub mod upload;
 pub(crate) use self::listing::{AdapterListing, ListedAdapters};
 pub use self::{
     base::Base,
-    database::{OwnTemplate, Record},
+    database::{Labels, OwnTemplate, Record},
     entry::{AdapterEntry, ExecutorPin, Lease},
     errors::{
         AdapterError, FetchFailure, LeaseError, OpenError, ResidencyError, UnusableAdapter,

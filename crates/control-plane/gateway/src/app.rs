@@ -16,7 +16,7 @@ use crate::{
     admission_queue::AdmissionQueue,
     batches::Batches,
     body_workers::BodyWorkers,
-    config::{AllowedHosts, ConnectionLimits, OutputParsers},
+    config::{AllowedHosts, ConnectionLimits, OutputParsers, ScoringDefaults},
     executors::Executors,
     grammars::GrammarChecks,
     keys::Keys,
@@ -39,6 +39,8 @@ pub struct App {
     pub routing: RoutingPolicy,
     /// Parsers of reasoning content and tool calls in the model's output.
     pub parsers: OutputParsers,
+    /// Tokens and prompt of scoring requests that name none.
+    pub scoring: ScoringDefaults,
     pub classes: Arc<ServiceClasses>,
     pub turns: AdmissionQueue,
     /// Whether requests can be served, and the tokenizer and base that serve them.
@@ -94,6 +96,7 @@ pub struct AppBuilder {
     pub executors: Executors,
     pub routing: RoutingPolicy,
     pub parsers: OutputParsers,
+    pub scoring: ScoringDefaults,
     pub classes: Arc<ServiceClasses>,
     pub turns: AdmissionQueue,
     /// Status that the lifecycle keeps up to date.
@@ -123,6 +126,7 @@ impl App {
             executors: parts.executors,
             routing: parts.routing,
             parsers: parts.parsers,
+            scoring: parts.scoring,
             classes: parts.classes,
             turns: parts.turns,
             status: parts.status,

@@ -1,6 +1,7 @@
 //! Converts command line and environment to one checked [`GatewayConfig`].
 
 mod args;
+mod scoring;
 mod sockets;
 mod telemetry;
 mod values;
@@ -14,13 +15,14 @@ use std::{
 
 use security::{address::HostPort, tls_client::CredentialsError};
 use settings::{ClassError, LogFormat, ServiceClass};
-use text::sandbox::OWN_PROGRAM;
+use text::{pair_template::PairTemplateError, sandbox::OWN_PROGRAM};
 
 pub use self::{
     args::{
-        AdapterArgs, AdmissionArgs, Args, CallerArgs, ConnectionArgs, ExecutorArgs, KvEventArgs,
+        AdapterArgs, AdmissionArgs, Args, CallerArgs, ConnectionArgs, ExecutorArgs, KvEventArgs, ScoringArgs,
         TelemetryArgs, TrainingArgs,
     },
+    scoring::{MAX_CLASSES, ScoringDefaults},
     telemetry::{MetricNames, TelemetryConfig},
     values::{
         AllowedHosts, BatchLimits, ConnectionLimits, ExecutorEndpoint, KvEventsConfig, NamedEndpoint,
@@ -99,6 +101,12 @@ pub enum GatewayConfigError {
     Origin(String),
     #[error("--cors-origins has more than {MAX_ORIGINS} origins; remove some")]
     Origins,
+    #[error("cannot read --score-template '{}': {reason}; check the path", path.display())]
+    ScoreTemplateFile { path: PathBuf, reason: std::io::Error },
+    #[error("--score-template: {0}")]
+    ScoreTemplate(#[from] PairTemplateError),
+    #[error("--classifier-from-token has {0} tokens, and the limit is {MAX_CLASSES}; remove some")]
+    TooManyTokens(usize),
 }
 
 #[derive(Debug)]
@@ -113,6 +121,8 @@ pub struct GatewayConfig {
     pub served_model_name: Option<String>,
     /// Formats of tool calls and reasoning content in the model's output.
     pub parsers: OutputParsers,
+    /// Tokens and prompt of scoring requests that name none.
+    pub scoring: ScoringDefaults,
     pub adapters: Vec<StartAdapter>,
     /// Absolute path without links.
     pub adapter_root: PathBuf,
@@ -180,6 +190,7 @@ impl TryFrom<Args> for GatewayConfig {
             state: args.state,
             served_model_name: args.served_model_name,
             parsers: OutputParsers { calls: args.tool_call_parser, reasoning: args.reasoning_parser },
+            scoring: ScoringDefaults::read(&args.scoring)?,
             adapters: args.adapters.start_adapters,
             adapter_root: adapter_root(&args.adapters.adapter_root)?,
             max_adapters: args.adapters.max_adapters,

@@ -12,7 +12,9 @@
 //! - [`chat`], [`completions`], [`responses`]: the routes of generation, each read into a
 //!   [`GenerationRequest`](generation_request::GenerationRequest); [`chat_request`]: the request that all
 //!   routes with messages share.
-//! - [`embeddings`]: vectors of texts, computed as generation requests without output tokens.
+//! - [`pooling`]: vectors of prompts, computed as generation requests without output tokens; [`embeddings`],
+//!   [`scoring`]: the routes that return such vectors, or scores that follow from them.
+//! - [`classify`]: the classes of texts, by an adapter's classification head or by given tokens.
 //! - [`generation_request`]: checks prompts and options and turns them into sequences.
 //! - [`sequence_group`]: the sequences of a request, resumed when their executor is lost.
 //! - [`generation_response`]: the updates of each choice of a running request, and its usage.
@@ -33,6 +35,7 @@ pub(crate) mod batches;
 pub mod chat;
 pub mod chat_request;
 pub mod choice;
+pub mod classify;
 pub(crate) mod collect;
 pub mod completions;
 pub(crate) mod echo;
@@ -50,9 +53,11 @@ pub(crate) mod models;
 mod openapi_test;
 pub(crate) mod paging;
 pub mod params;
+pub(crate) mod pooling;
 pub mod reasoning;
 pub mod request_context;
 pub mod responses;
+pub mod scoring;
 pub(crate) mod sequence_group;
 pub mod sse;
 pub(crate) mod stops;

@@ -222,6 +222,7 @@ impl Gateway {
             executors: executors.clone(),
             routing: config.routing,
             parsers: config.parsers,
+            scoring: config.scoring,
             turns,
             classes,
             status: status.clone(),

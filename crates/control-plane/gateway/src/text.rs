@@ -26,6 +26,7 @@ use text::{
     chat_template::{ChatTemplate, GenerationPrompt, Limits, RenderTemplate, TemplateError},
     detokenize::{Detokenizer, TextStart},
     grammar::Tokens,
+    pair_template::{PairTemplate, QueryAndDocument},
     sandbox::{SandboxedTemplate, TemplateSandbox},
     tokenizer::{AddSpecial, EncodeError, ParseSpecial, SkipSpecial, Tokenizer, TokenizerError},
 };
@@ -188,6 +189,12 @@ pub trait Text: fmt::Debug + Send + Sync {
     /// Renders a conversation with the chat template and encodes it.
     fn encode_chat(&self, messages: &[ChatMessage], showing: &TemplateOptions)
     -> Result<Vec<u32>, TextError>;
+    /// Fills a reranker's prompt and encodes it; names of special tokens in `values` stay text.
+    fn encode_pair(
+        &self,
+        template: &PairTemplate,
+        values: &QueryAndDocument<'_>,
+    ) -> Result<Vec<u32>, TextError>;
     /// Returns the vocabulary for compiling grammars.
     fn tokens(&self) -> Tokens;
     fn facts(&self) -> &TextFacts;
@@ -341,6 +348,14 @@ impl Text for ModelText {
         }
         let encode = |messages: &[Value]| chat.encode_values(messages, &variables, showing.prompt);
         Ok(history::shown(&mut messages, encode)?)
+    }
+
+    fn encode_pair(
+        &self,
+        template: &PairTemplate,
+        values: &QueryAndDocument<'_>,
+    ) -> Result<Vec<u32>, TextError> {
+        Ok(template.encode(values, &self.tokenizer)?)
     }
 
     fn tokens(&self) -> Tokens {

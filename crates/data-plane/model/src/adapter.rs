@@ -1,9 +1,11 @@
-//! Reads adapter files: LoRA, DoRA, IA3, prefix tuning, and changed or replaced token embeddings and heads.
+//! Reads adapter files: LoRA, DoRA, IA3, prefix tuning, changed or replaced token embeddings and heads, and
+//! classification heads.
 //!
 //! Adapters come from untrusted tenants. Each file is read completely before it is parsed, so a concurrent
 //! replacement cannot mix two versions. Unsupported options, names and shapes are refused by name.
 
 pub mod by_name;
+mod classification;
 pub mod dora;
 mod draft;
 mod embedding;
@@ -24,6 +26,7 @@ mod patterns;
 mod peft;
 mod prefix;
 mod selection;
+mod stored_classification;
 mod stored_vocabulary;
 mod tensor_names;
 mod torch_random;
@@ -38,13 +41,14 @@ use std::path::Path;
 use model_files::model_files;
 
 pub use self::{
+    classification::ClassificationHead,
     embedding::EmbeddingFactors,
     error::AdapterError,
     invocation::Invocation,
     kind::AdapterKind,
     method::{
-        Adapter, AnyAdapter, DoraAdapter, DraftAdapter, DraftShape, LoraModule, MethodWeights, Prefix,
-        ScaleVector, ScaledSide, Scales, VocabularyAdapter,
+        Adapter, AnyAdapter, ClassificationAdapter, DoraAdapter, DraftAdapter, DraftShape, LoraModule,
+        MethodWeights, Prefix, ScaleVector, ScaledSide, Scales, VocabularyAdapter,
     },
     vocabulary::{EmbeddingChange, SavedMatrix, VocabularyChanges},
     warning::AdapterWarning,
@@ -65,13 +69,15 @@ impl AnyAdapter {
     /// Returns the adapter if it answers requests without the base's weights; errors name its `path`.
     ///
     /// # Errors
-    /// The adapter is a draft adapter, a DoRA (which needs the base's weights), or changes embedding or head.
+    /// The adapter is a draft adapter, a DoRA (which needs the base's weights), changes embedding or head, or
+    /// classifies.
     pub fn answering(self, path: &Path) -> Result<Adapter, AdapterError> {
         match self {
             Self::Answers(adapter) => Ok(adapter),
             Self::Drafts(_) => Err(AdapterError::Draft { path: path.to_path_buf() }),
             Self::Decomposed(_) => Err(AdapterError::Dora { path: path.to_path_buf() }),
             Self::Vocabulary(_) => Err(AdapterError::Vocabulary { path: path.to_path_buf() }),
+            Self::Classifies(_) => Err(AdapterError::Classification { path: path.to_path_buf() }),
         }
     }
 

@@ -237,6 +237,12 @@ sections! {
         /// Tags around the model's reasoning: auto (from its chat template), think, mistral, or none, which
         /// leaves reasoning in the answer's text
         reasoning_parser: ReasoningParser, --"reasoning-parser" "TAGS", Is("auto"), Gateway;
+        /// Tokens whose logits after a prompt classify or score texts, as `no,yes` for Qwen3-Reranker; none
+        /// scores by embeddings, except for adapters with a classification head
+        classifier_from_token: String, --"classifier-from-token" "TOKENS", Preset::None, Gateway;
+        /// File with the prompt that scores a document for a query, with {query} and {document}, and
+        /// optionally {instruction}
+        score_template: PathBuf, --"score-template" "FILE", Depends("the prompt of Qwen3-Reranker"), Gateway;
         /// Endpoint of an OpenTelemetry collector for traces (OTLP over HTTP); none sends no traces
         otlp_endpoint: String, --"otlp-endpoint" "URL", Preset::None, Gateway;
         /// Address that publishes KV events for routers, as `tcp://127.0.0.1:5557` or `tcp://*:5557`; the events

@@ -6,6 +6,7 @@
 //!   `utf8_buffer`: complete characters in a stream of bytes.
 //! - [`chat_template`]: a conversation in the model's training format. [`chat`]: a conversation as tokens
 //!   with user text quoted, and the position of an answer.
+//! - [`pair_template`]: the prompt of a query and a document for a reranker.
 //! - [`adapter_text`]: the text files beside an adapter: a chat template, and a tokenizer that may differ.
 //! - [`stop`]: stop strings in streamed text.
 //! - [`grammar`]: constraints on an answer, as allowed next tokens. [`sandbox`]: a process with limits that
@@ -23,6 +24,7 @@ pub mod chat;
 pub mod chat_template;
 pub mod detokenize;
 pub mod grammar;
+pub mod pair_template;
 pub mod sandbox;
 pub mod stop;
 pub mod tenant_cache;

@@ -21,7 +21,7 @@ use types::AdapterVersion;
 
 pub use super::{
     errors::DatabaseError,
-    record::{OwnTemplate, Record},
+    record::{Labels, OwnTemplate, Record},
 };
 use super::{
     layout::MIGRATIONS,
@@ -274,8 +274,8 @@ pub(super) async fn delete(connection: &mut SqliteConnection, name: &str) -> Res
 pub(super) async fn insert(connection: &mut SqliteConnection, record: &Record) -> Result<(), sqlx::Error> {
     let put = sqlx::query(
         "INSERT OR REPLACE INTO adapters (name, tenant, content, generation, rank, bytes, modules, source, \
-         loaded_at, last_used_us, pinned, draft_layers, made_by, expires_at, chat_template, weights) \
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)",
+         loaded_at, last_used_us, pinned, draft_layers, made_by, expires_at, chat_template, weights, \
+         labels) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)",
     );
     put.bind(&record.name)
         .bind(&record.tenant)
@@ -293,6 +293,7 @@ pub(super) async fn insert(connection: &mut SqliteConnection, record: &Record) -
         .bind(record.expires_at.map(signed))
         .bind(record.template.as_ref().map(|template| &*template.source))
         .bind(record.template.as_ref().map(|template| template.weights.0.as_slice()))
+        .bind(record.labels.to_row())
         .execute(connection)
         .await
         .map(drop)
@@ -317,6 +318,7 @@ fn record(row: &SqliteRow) -> Result<Record, sqlx::Error> {
         bytes: count("bytes")?,
         modules: row.try_get("modules")?,
         draft_layers: row.try_get("draft_layers")?,
+        labels: Labels::of_row(row.try_get("labels")?)?,
         source: PathBuf::from(row.try_get::<String, _>("source")?),
         loaded_at: count("loaded_at")?,
         last_used_us: count("last_used_us")?,

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use types::{AdapterVersion, TenantId};
 
 use super::{
-    database::{DatabaseError, Record, failed},
+    database::{DatabaseError, Labels, Record, failed},
     jail::AdapterLocation,
     store::{AdapterStore, ContentId, StoreError},
 };
@@ -102,6 +102,7 @@ fn record(
         bytes: old.bytes,
         modules: old.modules,
         draft_layers: 0,
+        labels: Labels::default(),
         source: old.path,
         loaded_at: old.loaded_at,
         last_used_us: old.loaded_at.saturating_mul(1_000_000),

@@ -59,4 +59,5 @@ pub(super) const MIGRATIONS: &[&str] = &[
     CREATE INDEX batches_of_tenant ON batches (tenant, number);
     CREATE INDEX batches_due ON batches (number) WHERE due;
     CREATE INDEX batches_expiring ON batches (outputs_expire_at) WHERE outputs_expire_at IS NOT NULL;",
+    "ALTER TABLE adapters ADD COLUMN labels TEXT NOT NULL DEFAULT '[]';",
 ];

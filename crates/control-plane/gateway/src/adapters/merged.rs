@@ -12,7 +12,7 @@ use std::{
 use types::AdapterVersion;
 
 use super::{
-    database::{OwnTemplate, Record},
+    database::{Labels, OwnTemplate, Record},
     entry::{AdapterEntry, MergePart},
     errors::{MAX_PARTS, WeightedMergeError},
     store::ContentId,
@@ -136,6 +136,7 @@ pub(super) fn sum(mut parts: Vec<MergePart>) -> Result<AdapterEntry, WeightedMer
         bytes: total(|record| record.bytes),
         modules: parts.iter().map(|part| part.entry.record.modules).max().unwrap_or(0),
         draft_layers: 0,
+        labels: Labels::default(),
         source: PathBuf::new(),
         loaded_at: seconds_since_1970(),
         last_used_us: now_us(),

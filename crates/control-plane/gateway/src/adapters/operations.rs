@@ -13,7 +13,7 @@ use types::{AdapterId, AdapterVersion, TenantId};
 
 use super::{
     base::{Base, ComparedText},
-    database::{DatabaseError, OwnTemplate, Record},
+    database::{DatabaseError, Labels, OwnTemplate, Record},
     entry::AdapterEntry,
     errors::AdapterError,
     jail::AdapterLocation,
@@ -245,6 +245,7 @@ impl Registry {
             bytes: loaded.bytes,
             modules: loaded.modules,
             draft_layers: loaded.draft_layers,
+            labels: Labels(loaded.labels.clone().into()),
             source: request.path.clone(),
             loaded_at: seconds_since_1970(),
             last_used_us: now_us(),

@@ -6,6 +6,10 @@ use types::AdapterVersion;
 
 use super::store::ContentId;
 
+/// Names of the labels of a classification head, in the order of its logits.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Labels(pub Arc<[String]>);
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
     pub name: String,
@@ -25,6 +29,8 @@ pub struct Record {
     pub modules: u32,
     /// Number of base layers that a draft adapter computes; 0 for all other adapters.
     pub draft_layers: u32,
+    /// Labels of the adapter's classification head; empty for all other adapters.
+    pub labels: Labels,
     /// Path from which the files were copied.
     pub source: PathBuf,
     /// Time of the load, in seconds since 1970.
@@ -81,5 +87,19 @@ impl OwnTemplate {
         let weights =
             weights.try_into().map_err(|_| sqlx::Error::Decode("'weights' has not 32 bytes".into()))?;
         Ok(Some(Self { source: source.into(), weights: AdapterVersion(weights) }))
+    }
+}
+
+impl Labels {
+    /// Returns the text of the labels in a database row.
+    pub(super) fn to_row(&self) -> String {
+        serde_json::json!(&*self.0).to_string()
+    }
+
+    /// Reads the text of a database row.
+    pub(super) fn of_row(text: &str) -> Result<Self, sqlx::Error> {
+        let labels: Vec<String> =
+            serde_json::from_str(text).map_err(|error| sqlx::Error::Decode(error.into()))?;
+        Ok(Self(labels.into()))
     }
 }

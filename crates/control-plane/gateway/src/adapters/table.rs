@@ -83,7 +83,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        adapters::{Record, store::ContentId},
+        adapters::{Labels, Record, store::ContentId},
         caller::Urgency,
         limits::KeyLimit,
     };
@@ -99,6 +99,7 @@ mod tests {
             bytes: 1,
             modules: 1,
             draft_layers: 0,
+            labels: Labels::default(),
             source: "adapter".into(),
             loaded_at: 0,
             last_used_us: 0,

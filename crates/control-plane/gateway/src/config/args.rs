@@ -33,6 +33,9 @@ pub struct Args {
     /// Tags around the model's reasoning content
     #[arg(long, value_name = "TAGS")]
     pub reasoning_parser: ReasoningParser,
+    /// Settings of the scoring routes.
+    #[command(flatten)]
+    pub scoring: ScoringArgs,
     /// Settings of the adapters.
     #[command(flatten)]
     pub adapters: AdapterArgs,
@@ -105,6 +108,18 @@ pub struct ExecutorArgs {
     /// Policy that chooses one of several executors for a request
     #[arg(long, value_name = "POLICY")]
     pub routing: RoutingPolicy,
+}
+
+/// Settings of the scoring routes.
+#[derive(Debug, Clone, clap::Args)]
+#[group(skip)]
+pub struct ScoringArgs {
+    /// Tokens whose logits after a prompt classify or score texts, as 'no,yes' [default: none]
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
+    pub classifier_from_token: Vec<String>,
+    /// File with the prompt that scores a document for a query [default: the prompt of Qwen3-Reranker]
+    #[arg(long, value_name = "FILE")]
+    pub score_template: Option<PathBuf>,
 }
 
 /// Settings of the adapters.

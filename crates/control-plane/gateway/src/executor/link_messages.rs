@@ -130,6 +130,6 @@ pub(super) fn bytes_of(output: &Output) -> usize {
         let top = |token: &TokenOutput| size_of::<TokenOutput>() + size_of_val(&*token.top);
         tokens.iter().map(top).sum::<usize>()
     };
-    let numbers = size_of_val(&*output.provisional) + size_of_val(&*output.embedding);
+    let numbers = size_of_val(&*output.provisional) + size_of_val(&*output.pooled);
     size_of::<RoutedEvent>() + tokens(&output.tokens) + tokens(&output.prompt) + numbers
 }

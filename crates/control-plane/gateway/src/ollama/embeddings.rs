@@ -13,7 +13,8 @@ use crate::{
     errors::ApiError,
     openai::{
         completions::PromptField,
-        embeddings::{EmbeddingInput, EmbeddingVectors, Length, MAX_INPUTS, OverlongPolicy, embed},
+        embeddings::{EmbeddingInput, Length, OverlongPolicy, embed},
+        pooling::{MAX_INPUTS, PooledVectors},
         request_context::RequestContext,
         strict_fields::{StrictFields, wrong},
     },
@@ -24,7 +25,7 @@ pub(crate) async fn many(State(app): State<Arc<App>>, ask: RequestContext) -> Re
     let begun = Instant::now();
     let read =
         |body: &[u8]| texts(body, PromptField { field: "input", most: MAX_INPUTS }).map(|texts| (texts, ()));
-    let (EmbeddingVectors { model, vectors, tokens, .. }, ()) = embed(&app, ask, read).await?;
+    let (PooledVectors { model, vectors, tokens, .. }, ()) = embed(&app, ask, read).await?;
     let total = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
     Ok(Json(json!({
         "model": model,

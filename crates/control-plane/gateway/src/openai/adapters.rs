@@ -210,6 +210,7 @@ fn describe(app: &App, placed: &PlacementReport, entry: &AdapterEntry, named: Na
         "bytes": record.bytes,
         "modules": record.modules,
         "draft_layers": (record.draft_layers > 0).then_some(record.draft_layers),
+        "labels": (!record.labels.0.is_empty()).then(|| record.labels.0.to_vec()),
         "tenant": record.tenant,
         "tier": tier,
         "device_bytes": placement.device_bytes,

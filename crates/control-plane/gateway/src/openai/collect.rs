@@ -54,7 +54,7 @@ pub(crate) async fn respond(
     answer.each(first, |_, step| add(&mut wholes, step)).await?;
     match answer.job.kind {
         GenerationKind::Chat(_) => chat(&answer, &wholes),
-        GenerationKind::Text | GenerationKind::Tokens | GenerationKind::Embedding(_) => {
+        GenerationKind::Text | GenerationKind::Tokens | GenerationKind::Pooled(_) => {
             text(&answer, &mut wholes)
         }
     }

@@ -1,6 +1,6 @@
 //! `POST /v1/embeddings`: vectors of texts, computed by the base or by an adapter.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::sync::Arc;
 
 use axum::{Json, extract::State};
 use base64::{Engine as _, prelude::BASE64_STANDARD};
@@ -10,19 +10,12 @@ use text::tokenizer::AddSpecial;
 
 use super::{
     completions::{PromptField, add_special, prompts},
-    generation_request::{Echo, GenerationKind, GenerationRequest, PromptInput, namespace},
-    generation_response::GenerationResponse,
-    params::Params,
+    pooling::{MAX_INPUTS, PooledVectors, PoolingJobs, PoolingRequest},
     request_context::RequestContext,
     strict_fields::StrictFields,
     target::ModelRef,
 };
 use crate::{app::App, caller::Caller, errors::ApiError, lifecycle::ServingState};
-
-/// Maximum number of texts in a request, as in OpenAI's API.
-pub(crate) const MAX_INPUTS: usize = 2048;
-/// Number of texts that go to the executors together, so that a long list leaves capacity for other requests.
-const TEXTS_AT_ONCE: usize = 32;
 
 #[derive(Debug)]
 pub struct EmbeddingInput {
@@ -56,17 +49,6 @@ pub enum OverlongPolicy {
     Cut,
 }
 
-#[derive(Debug)]
-pub(crate) struct EmbeddingVectors {
-    /// The model as the request named it.
-    pub model: String,
-    /// Content hash of the adapter; `None` for the base model.
-    pub generation: Option<String>,
-    pub vectors: Vec<Vec<f32>>,
-    /// Number of tokens of all texts.
-    pub tokens: usize,
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Encoding {
     /// A JSON array of numbers.
@@ -92,14 +74,7 @@ impl EmbeddingsBody {
         fields.labels()?;
         let wanted = ModelRef::read(&mut fields)?;
         let (input, add) = (fields.take("input"), add_special(&mut fields)?);
-        let pooling = match fields.text("pooling")?.as_deref() {
-            None | Some("last") => Pooling::Last,
-            Some("mean") => Pooling::Mean,
-            Some(other) => {
-                let message = format!("'pooling' must be 'last' or 'mean', not '{other}'");
-                return Err(ApiError::invalid("pooling", message));
-            }
-        };
+        let pooling = pooling(&mut fields)?;
         let encoding = match fields.text("encoding_format")?.as_deref() {
             None | Some("float") => Encoding::Float,
             Some("base64") => Encoding::Base64,
@@ -116,39 +91,26 @@ impl EmbeddingsBody {
 }
 
 impl EmbeddingInput {
-    /// Splits the texts into generation requests of at most `TEXTS_AT_ONCE` texts.
-    fn jobs(
-        self,
-        app: &App,
-        caller: &Caller,
-        serving: &Arc<ServingState>,
-    ) -> Result<VecDeque<GenerationRequest>, ApiError> {
+    fn jobs(self, app: &App, caller: &Caller, serving: &Arc<ServingState>) -> Result<PoolingJobs, ApiError> {
         let target = self.wanted.find(app, serving, caller)?;
         let mut prompts = prompts(serving, self.place, self.input, self.add)?;
         if self.overlong == OverlongPolicy::Cut {
             prompts.iter_mut().for_each(|prompt| prompt.tokens.truncate(serving.context_tokens));
         }
-        let job = |prompts: &[PromptInput]| {
-            let job = GenerationRequest {
-                kind: GenerationKind::Embedding(self.pooling),
-                prompt_field: self.place.field,
-                serving: Arc::clone(serving),
-                target: target.again(),
-                tenant: Arc::clone(&caller.tenant),
-                urgency: caller.urgency,
-                namespace: namespace(caller, &target, serving),
-                prompts: prompts.to_vec(),
-                // An embedding samples no tokens.
-                params: Params { max_tokens: Some(0), ..Params::plain(0) },
-                logprobs: None,
-                echo: Echo::Nothing,
-                grammar: None,
-                answering: None,
-                reasoning: None,
-            };
-            job.check()
-        };
-        prompts.chunks(TEXTS_AT_ONCE).map(job).collect()
+        let request = PoolingRequest { target, pooling: self.pooling, field: self.place.field, prompts };
+        request.jobs(caller, serving)
+    }
+}
+
+/// Reads `pooling`, the hidden states that become an embedding; those of the last token by default.
+pub(super) fn pooling(fields: &mut StrictFields) -> Result<Pooling, ApiError> {
+    match fields.text("pooling")?.as_deref() {
+        None | Some("last") => Ok(Pooling::Last),
+        Some("mean") => Ok(Pooling::Mean),
+        Some(other) => {
+            let message = format!("'pooling' must be 'last' or 'mean', not '{other}'");
+            Err(ApiError::invalid("pooling", message))
+        }
     }
 }
 
@@ -160,9 +122,9 @@ pub(crate) async fn embed<T: Send + 'static>(
     app: &Arc<App>,
     ask: RequestContext,
     read: EmbeddingReader<T>,
-) -> Result<(EmbeddingVectors, T), ApiError> {
+) -> Result<(PooledVectors, T), ApiError> {
     let shared = Arc::clone(app);
-    let (mut jobs, length, rest) = app
+    let (jobs, length, rest) = app
         .bodies
         .run(ask.body.origin(), move || {
             let RequestContext { caller, serving, body, .. } = ask;
@@ -171,18 +133,7 @@ pub(crate) async fn embed<T: Send + 'static>(
             Ok::<_, ApiError>((texts.jobs(&shared, &caller, &serving)?, length, rest))
         })
         .await?;
-    let first = jobs.front().ok_or_else(|| ApiError::internal("nothing is to be embedded"))?;
-    let generation = first.target.lease.as_ref().map(|lease| lease.generation.to_string());
-    let model = first.target.name.clone();
-    let mut embedded = EmbeddingVectors { model, generation, vectors: Vec::new(), tokens: 0 };
-    while let Some(job) = jobs.pop_front() {
-        let begin = embedded.vectors.len();
-        embedded.vectors.resize(begin + job.choices(), Vec::new());
-        let (mut answer, first) = GenerationResponse::begin(app, job).await?;
-        let vectors = &mut embedded.vectors[begin..];
-        answer.each(first, |_, step| vectors[step.index].extend(step.embedding)).await?;
-        embedded.tokens += answer.usage().prompt_tokens;
-    }
+    let mut embedded = jobs.run(app).await?;
     if length == Length::One {
         embedded.vectors.iter_mut().for_each(|vector| normalize(vector));
     }
@@ -197,7 +148,7 @@ pub(crate) async fn create(
     let read =
         |body: &[u8]| EmbeddingsBody::read(body).map(|EmbeddingsBody { texts, encoding }| (texts, encoding));
     let (embedded, encoding) = embed(&app, ask, read).await?;
-    let EmbeddingVectors { model, generation, vectors, tokens } = embedded;
+    let PooledVectors { model, generation, vectors, tokens } = embedded;
     let data = vectors.iter().enumerate().map(|(index, vector)| {
         let embedding = match encoding {
             Encoding::Float => json!(vector),

@@ -26,7 +26,7 @@ use crate::{
 /// Maximum number of prompts per request.
 pub(crate) const MAX_PROMPTS: usize = 64;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GenerationKind {
     /// Continues a conversation, in a new turn or in the last one.
     Chat(TextStart),
@@ -34,13 +34,13 @@ pub enum GenerationKind {
     /// Continues a text with tokens, as Tinker's sampling does: the answer has the log-probability of each
     /// token, a stop string's too.
     Tokens,
-    /// Computes the embedding of a text; no tokens are generated.
-    Embedding(Pooling),
+    /// Computes a vector of a text, such as its embedding; no tokens are generated.
+    Pooled(Pooling),
 }
 
 impl GenerationKind {
-    fn pooling(self) -> Option<Pooling> {
-        if let Self::Embedding(pooling) = self { Some(pooling) } else { None }
+    fn pooling(&self) -> Option<Pooling> {
+        if let Self::Pooled(pooling) = self { Some(pooling.clone()) } else { None }
     }
 }
 

@@ -35,8 +35,8 @@ pub(crate) struct ChoiceUpdate {
     /// Scores of the prompt from its second token on, in the first update of a choice, if requested
     /// ([`Params::prompt_logprobs`](super::params::Params::prompt_logprobs)).
     pub prompt: Vec<TokenOutput>,
-    /// The prompt's embedding, in the last update of an embedding request.
-    pub embedding: Vec<f32>,
+    /// The prompt's vector, in the last update of a pooling request.
+    pub pooled: Vec<f32>,
 }
 
 struct ChoiceParser {
@@ -95,7 +95,7 @@ impl GenerationResponse {
         let prefix = match job.kind {
             GenerationKind::Chat(_) => "chatcmpl",
             GenerationKind::Text | GenerationKind::Tokens => "cmpl",
-            GenerationKind::Embedding(_) => "embd",
+            GenerationKind::Pooled(_) => "pool",
         };
         Ok(Self {
             id: format!("{prefix}-{:016x}{:016x}", random_u64(), random_u64()),
@@ -224,7 +224,7 @@ impl GenerationResponse {
             }
             prompt = self.job.params.prompt_logprobs.map_or_else(Vec::new, |most| likeliest(&scores, most));
         }
-        let embedding = std::mem::take(&mut output.embedding);
+        let pooled = std::mem::take(&mut output.pooled);
         let ended_by_itself = output.finish.is_some();
         let before = slot.choice.tokens();
         let mut piece = slot.push(output);
@@ -247,7 +247,7 @@ impl GenerationResponse {
         // The metrics count exactly what the usage reports, at every moment.
         let usage = self.usage();
         self.meter.usage(&usage);
-        Ok(ChoiceUpdate { index, piece, echoed, prompt, embedding })
+        Ok(ChoiceUpdate { index, piece, echoed, prompt, pooled })
     }
 
     fn fail(&mut self) {
@@ -299,7 +299,7 @@ impl ChoiceParser {
         let thoughts = job.reasoning.map(Reasoning::scanner);
         let start = match job.kind {
             GenerationKind::Chat(start) => start,
-            GenerationKind::Text | GenerationKind::Tokens | GenerationKind::Embedding(_) => {
+            GenerationKind::Text | GenerationKind::Tokens | GenerationKind::Pooled(_) => {
                 TextStart::Continuation
             }
         };

@@ -6,7 +6,8 @@ use model_files::generation_defaults::GenerationDefaults;
 use serde_json::Value;
 
 use super::{
-    chat, completions, embeddings, params::ParamLimits, responses::request, strict_fields::TAKEN, tokens,
+    chat, classify, completions, embeddings, params::ParamLimits, responses::request,
+    scoring::body::ScoringInput, strict_fields::TAKEN, tokens,
 };
 use crate::{anthropic::request::MessagesBody, errors::ApiError, pages::OPENAPI};
 
@@ -64,6 +65,15 @@ fn every_field_that_is_documented_is_taken_and_the_other_way_round() {
         taken(&text, |body| embeddings::EmbeddingsBody::read(body).map(drop)),
         documented("EmbeddingRequest")
     );
+    let text = serde_json::json!({ "model": "m", "text_1": "a", "text_2": "a" });
+    let read = |body: &[u8]| ScoringInput::read_score(body).map(drop);
+    assert_eq!(taken(&text, read), documented("ScoreRequest"));
+    let text = serde_json::json!({ "model": "m", "query": "a", "documents": "a" });
+    let read = |body: &[u8]| ScoringInput::read_rerank(body).map(drop);
+    assert_eq!(taken(&text, read), documented("RerankRequest"));
+    let text = serde_json::json!({ "model": "m", "input": "a" });
+    let read = |body: &[u8]| classify::ClassifyBody::read(body).map(drop);
+    assert_eq!(taken(&text, read), documented("ClassifyRequest"));
     let read = |body: &[u8]| tokens::TokenizeBody::read(body).map(drop);
     assert_eq!(taken(&serde_json::json!({ "prompt": "a" }), read), documented("TokenizeRequest"));
     let read = |body: &[u8]| tokens::DetokenizeBody::read(body, 300).map(drop);

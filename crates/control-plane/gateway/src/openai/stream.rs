@@ -52,7 +52,7 @@ impl StreamFormat for OpenAiStream {
         }
         match answer.job.kind {
             GenerationKind::Chat(_) => writer.chat(&step),
-            GenerationKind::Text | GenerationKind::Tokens | GenerationKind::Embedding(_) => writer.text(step),
+            GenerationKind::Text | GenerationKind::Tokens | GenerationKind::Pooled(_) => writer.text(step),
         }
         if !provisional.is_empty() {
             writer.aside(index, DraftUpdate::Provisional { text: &provisional });
@@ -155,7 +155,7 @@ impl<'a> ChunkWriter<'a> {
             GenerationKind::Chat(_) => {
                 self.event(DraftEvent { choice: delta_of(index, Delta::default()), draft })
             }
-            GenerationKind::Text | GenerationKind::Tokens | GenerationKind::Embedding(_) => {
+            GenerationKind::Text | GenerationKind::Tokens | GenerationKind::Pooled(_) => {
                 self.event(DraftEvent { choice: text_of(index, ""), draft });
             }
         }
@@ -196,7 +196,7 @@ impl<'a> ChunkWriter<'a> {
 fn object(answer: &GenerationResponse) -> &'static str {
     match answer.job.kind {
         GenerationKind::Chat(_) => "chat.completion.chunk",
-        GenerationKind::Text | GenerationKind::Tokens | GenerationKind::Embedding(_) => "text_completion",
+        GenerationKind::Text | GenerationKind::Tokens | GenerationKind::Pooled(_) => "text_completion",
     }
 }
 

@@ -351,7 +351,7 @@ async fn a_registry_of_before_gets_the_tables_of_jobs() {
     let back = "DROP TABLE holobiont_job_events, holobiont_jobs, holobiont_files, holobiont_litter, holobiont_keys, \
                 holobiont_gateways, holobiont_secrets; \
                 ALTER TABLE holobiont_adapters DROP COLUMN made_by, DROP COLUMN expires_at, \
-                DROP COLUMN chat_template, DROP COLUMN weights; \
+                DROP COLUMN chat_template, DROP COLUMN weights, DROP COLUMN labels; \
                 UPDATE holobiont_layout SET number = 1;";
     sqlx::raw_sql(back).execute(&mut connection).await.unwrap();
     let host = FleetHost::new(&postgres, &bucket).await;

@@ -19,7 +19,7 @@ fn embed() -> Reply {
     Arc::new(|generate| {
         assert!(generate.pooling.is_some() && generate.max_tokens == 0);
         let embedding = vec![generate.prompt[1] as f32, generate.prompt.len() as f32];
-        let output = Output { embedding, finish: Some(Finish::Length), ..Output::default() };
+        let output = Output { pooled: embedding, finish: Some(Finish::Length), ..Output::default() };
         ReplyScript { outputs: vec![output], pause: Duration::ZERO }
     })
 }

@@ -378,11 +378,18 @@ fn loaded(load: &LoadAdapter, weights: &[Vec<u8>]) -> AdapterLoaded {
         bytes: 1000 * weights.len() as u64,
         modules: u32::from(weights[0] != b"empty"),
         draft_layers: if weights[0].starts_with(b"draft") { 2 } else { 0 },
+        labels: labels(&weights[0]),
     }
 }
 
 fn paths(load: &LoadAdapter) -> String {
     load.parts.iter().map(|part| part.path.as_str()).collect::<Vec<_>>().join("+")
+}
+
+/// Labels of an adapter whose weights are `labels:` and names with commas between.
+fn labels(weights: &[u8]) -> Vec<String> {
+    let names = weights.strip_prefix(b"labels:").map(String::from_utf8_lossy);
+    names.iter().flat_map(|names| names.split(',')).map(str::to_owned).collect()
 }
 
 pub(crate) fn generation(weights: &[u8]) -> [u8; 32] {

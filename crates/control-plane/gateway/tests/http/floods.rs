@@ -16,7 +16,13 @@ use gateway::{
     text::{ChatMessage, Decoder, TemplateOptions, Text, TextError, TextFacts},
 };
 use serde_json::{Value, json};
-use text::{chat_template::TemplateError, detokenize::TextStart, grammar::Tokens, tokenizer::AddSpecial};
+use text::{
+    chat_template::TemplateError,
+    detokenize::TextStart,
+    grammar::Tokens,
+    pair_template::{PairTemplate, QueryAndDocument},
+    tokenizer::AddSpecial,
+};
 use tokio::{io::AsyncWriteExt as _, net::TcpSocket, task::JoinSet};
 
 use crate::{
@@ -101,6 +107,14 @@ impl Text for GatedText {
         showing: &TemplateOptions,
     ) -> Result<Vec<u32>, TextError> {
         self.text.encode_chat(messages, showing)
+    }
+
+    fn encode_pair(
+        &self,
+        template: &PairTemplate,
+        values: &QueryAndDocument<'_>,
+    ) -> Result<Vec<u32>, TextError> {
+        self.text.encode_pair(template, values)
     }
 
     fn tokens(&self) -> Tokens {

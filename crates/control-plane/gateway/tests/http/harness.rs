@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use gateway::{
     admission_queue::AdmissionLimits,
     config::{
-        AllowedHosts, BatchLimits, ConnectionLimits, GatewayConfig, OutputParsers, RateLimits,
+        AllowedHosts, BatchLimits, ConnectionLimits, GatewayConfig, OutputParsers, RateLimits, ScoringDefaults,
         ShutdownTrigger, TelemetryConfig, TrainingLimits,
     },
     executor::{Endpoint, LinkSettings},
@@ -139,6 +139,7 @@ pub(crate) fn config(directory: &TempDir) -> GatewayConfig {
         helper_program: env!("CARGO_BIN_EXE_gateway").into(),
         routing: RoutingPolicy::default(),
         parsers: OutputParsers { calls: ToolCallParser::Auto, reasoning: ReasoningParser::Auto },
+        scoring: ScoringDefaults::default(),
         classes: Vec::new(),
         turns: AdmissionLimits {
             max_sequences: 64,

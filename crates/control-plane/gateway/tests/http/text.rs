@@ -11,6 +11,7 @@ use text::{
     chat_template::{ChatTemplate, GenerationPrompt, Limits, TemplateError, TemplateTokens},
     detokenize::TextStart,
     grammar::{TokenBytes, Tokens},
+    pair_template::{PairTemplate, QueryAndDocument},
     tokenizer::AddSpecial,
 };
 
@@ -114,6 +115,14 @@ impl Text for ByteText {
             rendered.truncate(rendered.len() - ";assistant:".len());
         }
         self.encode(&rendered, AddSpecial::No)
+    }
+
+    fn encode_pair(
+        &self,
+        template: &PairTemplate,
+        values: &QueryAndDocument<'_>,
+    ) -> Result<Vec<u32>, TextError> {
+        self.encode(&template.render(values), AddSpecial::No)
     }
 
     fn tokens(&self) -> Tokens {

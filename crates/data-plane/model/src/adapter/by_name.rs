@@ -92,8 +92,11 @@ impl NamedLora {
             return Err(options.problem(METHOD, "is missing"));
         }
         options.one_of(METHOD, &["LORA"])?;
-        options.check_task()?;
-        let config = LoraConfig::from_options(&mut options, BaseShape::ANY)?;
+        let task = options.task()?;
+        let config = LoraConfig::from_options(&mut options, BaseShape::ANY, task)?;
+        if config.classifies() {
+            return Err(AdapterError::Classification { path: directory.to_path_buf() });
+        }
         if config.draft_layers().is_some() {
             return Err(AdapterError::Draft { path: directory.to_path_buf() });
         }

@@ -58,9 +58,9 @@ pub enum AdapterError {
         /// The option's value, shortened.
         value: String,
     },
-    /// The task is neither text generation nor embeddings.
-    #[error("{}: `task_type` is {value}, but must be CAUSAL_LM or FEATURE_EXTRACTION; train the adapter \
-             for one of these", path.display())]
+    /// The task is neither text generation nor embeddings nor classification.
+    #[error("{}: `task_type` is {value}, but must be CAUSAL_LM, FEATURE_EXTRACTION or SEQ_CLS; train the \
+             adapter for one of these", path.display())]
     Task {
         /// Path of the file.
         path: PathBuf,
@@ -331,6 +331,35 @@ pub enum AdapterError {
     Vocabulary {
         /// Path of the directory.
         path: PathBuf,
+    },
+    /// The adapter has a classification head where that is not supported.
+    #[error(
+        "{} has a classification head (`task_type` SEQ_CLS), so it cannot be trained, merged or compared, \
+         or used by a split client; load it into an executor", path.display())]
+    Classification {
+        /// Path of the directory.
+        path: PathBuf,
+    },
+    /// The classification head has no labels, or too many.
+    #[error("{}: tensor `{tensor}` has {labels} labels, and from 1 to {} are supported", path.display(), limits::MAX_LABELS)]
+    LabelCount {
+        /// Path of the file.
+        path: PathBuf,
+        /// Name of the tensor.
+        tensor: String,
+        /// Number of rows of the tensor.
+        labels: usize,
+    },
+    /// The configuration names a label that the classification head lacks.
+    #[error("{}: the classification head has {labels} labels, but `id2label` names label {label}; correct \
+             the configuration", path.display())]
+    Labels {
+        /// Path of the weight file.
+        path: PathBuf,
+        /// Index of the named label.
+        label: usize,
+        /// Number of labels of the head.
+        labels: usize,
     },
     /// No layer is adapted.
     #[error("{}: no tensor adapts a layer of the base model, so the adapter has no effect and is not \

@@ -15,6 +15,7 @@ const ACTIVATED: &str = "holobiont 2026 activated adapter generation v1";
 const DRAFT: &str = "holobiont 2026 draft adapter generation v1";
 const EMBEDDING: &str = "holobiont 2026 embedding adapter generation v1";
 const SAVED: &str = "holobiont 2026 saved modules adapter generation v1";
+const CLASSIFICATION: &str = "holobiont 2026 classification adapter generation v1";
 
 /// Hashes an adapter's effective contents, independent of their form in files. Two directories with the same
 /// modules have the same version, for any names, patterns and tensor order.
@@ -30,8 +31,10 @@ const SAVED: &str = "holobiont 2026 saved modules adapter generation v1";
 /// draft  = modules u64 | layers u64 | shortlisted u64, 0: all | shortlisted x id u32 | modules as of LoRA
 /// embedding = modules u64 | rank u64 | scale f32 bits u32 | A | B | modules as of LoRA
 /// saved  = modules u64 | change of the embedding | change of the head | modules as of LoRA
+/// classification = modules u64 | labels u64 | labels x { bytes u64 | name } | weight | bias | modules as of LoRA
+/// bias   = 0 u8, or 2 u8 | vector
 /// change = 0 u8, or 1 u8 | rank u64 | scale f32 bits u32 | A | B, or 2 u8 | matrix
-/// A, B, matrix, vector, magnitude, keys and values = type u8 | bytes u64 | stored bytes, half-rotation rows
+/// A, B, matrix, weight, vector, magnitude, keys and values = type u8 | bytes u64 | stored bytes, half-rotation rows
 /// ```
 ///
 /// Each method has its own domain.
@@ -83,7 +86,18 @@ impl VersionHasher {
         Self::of(SAVED, modules)
     }
 
-    /// Adds an unchanged embedding or head.
+    /// Begins a LoRA with a classification head: weight and bias must follow, then the sorted modules.
+    pub(super) fn classification(modules: usize, labels: &[String]) -> Self {
+        let mut hasher = Self::of(CLASSIFICATION, modules);
+        hasher.count(labels.len());
+        for label in labels {
+            hasher.count(label.len());
+            hasher.0.update(label.as_bytes());
+        }
+        hasher
+    }
+
+    /// Adds an unchanged embedding or head, or an absent bias.
     pub(super) fn nothing(&mut self) {
         self.0.update(&[0]);
     }

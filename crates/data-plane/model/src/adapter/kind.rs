@@ -15,6 +15,8 @@ pub enum AdapterKind {
     Embedding,
     /// LoRA that replaces the embedding or head.
     Saved,
+    /// LoRA with a classification head.
+    Classification,
     /// Vectors that scale inputs or outputs of linear layers.
     Ia3,
     /// Keys and values before the first token.
@@ -29,6 +31,7 @@ impl fmt::Display for AdapterKind {
             Self::Activated => "activated LoRA",
             Self::Embedding => "LoRA of the embedding",
             Self::Saved => "LoRA with saved modules",
+            Self::Classification => "LoRA with a classification head",
             Self::Ia3 => "IA3",
             Self::Prefix => "prefix tuning",
         })

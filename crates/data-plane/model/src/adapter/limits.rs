@@ -19,5 +19,10 @@ pub const MAX_PATTERN_BYTES: usize = 1 << 12;
 /// Maximum bytes of all patterns that are no plain names.
 pub const MAX_EXPRESSION_BYTES: usize = 1 << 12;
 
+/// Maximum labels of a classification head, which the host computes for each prompt.
+pub const MAX_LABELS: usize = 1 << 8;
+/// Maximum bytes of a label's name.
+pub const MAX_LABEL_BYTES: usize = 1 << 8;
+
 /// Maximum tokens of an invocation sequence.
 pub const MAX_INVOCATION: usize = 64;

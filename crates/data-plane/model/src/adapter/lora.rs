@@ -9,9 +9,10 @@ use super::{
     limits::MAX_RANK,
     matrix::{StoredFactors, StoredMatrix, StoredModule},
     modules_to_save::{SAVED, SavedModules, Tying},
-    options::{ConfigOptions, as_count, option_error},
+    options::{ConfigOptions, Task, as_count, option_error},
     patterns::ByPattern,
     selection::{Selected, Selection},
+    stored_classification::{LabelNames, StoredHead},
     stored_vocabulary::{StoredEmbedding, StoredEmbeddingFactors, StoredVocabulary},
     warning::AdapterWarning,
     weight_file::WeightFile,
@@ -30,6 +31,11 @@ const INITIALIZATIONS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
 
 /// Prefixes of initializations that PEFT can convert on saving to an adapter of the unchanged base.
 const CONVERTIBLE: [&str; 3] = ["pissa", "olora", "corda"];
+
+pub(super) const TASK: &str = "task_type";
+
+/// Refusal of a classification head beside anything but a plain LoRA.
+pub(super) const ONLY_PLAIN: &str = "is SEQ_CLS, which only a plain LoRA supports; train it as plain LoRA";
 
 pub(super) const DORA: &str = "use_dora";
 
@@ -74,16 +80,25 @@ pub(super) struct LoraConfig {
     is_dora: bool,
     invocation: Option<Invocation>,
     saved: SavedModules,
+    /// Names of the labels, if the adapter classifies.
+    labels: Option<LabelNames>,
 }
 
 impl LoraConfig {
     pub(super) fn from_options(
         options: &mut ConfigOptions<'_>,
         base: BaseShape,
+        task: Task,
     ) -> Result<Self, AdapterError> {
         check_kind(options)?;
         options.refuse_parameters()?;
         let scaling = if options.flag("use_rslora")? { Scaling::ByRoot } else { Scaling::ByRank };
+        let (saved, labels) = match task {
+            Task::Language => (SavedModules::from_options(options, base.tying)?, None),
+            Task::Classification => {
+                (SavedModules::of_classifier(options)?, Some(LabelNames::from_options(options)?))
+            }
+        };
         let config = Self {
             selection: Selection::from_options(options)?.with_layers(options)?,
             rank: options.count("r")?.unwrap_or(8),
@@ -94,7 +109,8 @@ impl LoraConfig {
             draft_layers: draft::take_layers(options, base.layers)?,
             is_dora: options.flag(DORA)?,
             invocation: take_invocation(options, base.vocab_size)?,
-            saved: SavedModules::from_options(options, base.tying)?,
+            saved,
+            labels,
         };
         if config.invocation.is_some() && (config.is_dora || config.draft_layers.is_some()) {
             return Err(options.problem(
@@ -105,6 +121,9 @@ impl LoraConfig {
         if config.is_dora && config.draft_layers.is_some() {
             return Err(options
                 .problem(DORA, "is true, which a draft adapter does not support; train it as plain LoRA"));
+        }
+        if config.classifies() && !config.is_plain() {
+            return Err(options.problem(TASK, ONLY_PLAIN));
         }
         if config.saves_modules() && !config.is_plain() {
             return Err(options.problem(
@@ -128,6 +147,20 @@ impl LoraConfig {
 
     pub(super) fn saves_modules(&self) -> bool {
         self.saved.is_any()
+    }
+
+    /// Whether the adapter has a classification head.
+    pub(super) fn classifies(&self) -> bool {
+        self.labels.is_some()
+    }
+
+    /// Returns the classification head, if the adapter classifies; a missing one is an error.
+    pub(super) fn classification_head<'a>(
+        &self,
+        weights: &mut WeightFile<'a>,
+        model: &ModelConfig,
+    ) -> Result<Option<StoredHead<'a>>, AdapterError> {
+        self.labels.as_ref().map(|labels| StoredHead::read(labels, weights, model)).transpose()
     }
 
     pub(super) fn invocation(&self) -> Option<&Invocation> {
@@ -218,7 +251,7 @@ impl LoraConfig {
         weights: &mut WeightFile<'a>,
         model: &ModelConfig,
     ) -> Result<Option<StoredEmbeddingFactors<'a>>, AdapterError> {
-        if !self.is_plain() {
+        if !self.is_plain() || self.classifies() {
             return Ok(None);
         }
         let names = ["A", "B"].map(|part| format!("{EMBEDDING}.lora_embedding_{part}"));

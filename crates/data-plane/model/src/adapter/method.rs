@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use types::AdapterVersion;
 
-use super::{invocation::Invocation, kind::AdapterKind, vocabulary::VocabularyChanges};
+use super::{
+    classification::ClassificationHead, invocation::Invocation, kind::AdapterKind,
+    vocabulary::VocabularyChanges,
+};
 use crate::shape::{config::ModelConfig, source::Target};
 
 /// An adapter, read and checked against the base model's shape.
@@ -68,6 +71,15 @@ pub struct VocabularyAdapter {
     pub changes: VocabularyChanges,
 }
 
+/// A LoRA with a classification head (PEFT's task `SEQ_CLS`), checked against the base model's shape.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ClassificationAdapter {
+    /// LoRA of linear layers, possibly empty. The version covers the whole adapter.
+    pub adapter: Adapter,
+    /// The head, which replaces that of the base.
+    pub head: Arc<ClassificationHead>,
+}
+
 /// An adapter of any kind.
 #[derive(Debug, Clone, PartialEq)]
 pub enum AnyAdapter {
@@ -79,6 +91,8 @@ pub enum AnyAdapter {
     Decomposed(DoraAdapter),
     /// An answering adapter that also changes embedding or head.
     Vocabulary(VocabularyAdapter),
+    /// An adapter that classifies prompts.
+    Classifies(ClassificationAdapter),
 }
 
 impl AnyAdapter {
@@ -90,6 +104,7 @@ impl AnyAdapter {
             Self::Drafts(draft) => &draft.adapter,
             Self::Decomposed(dora) => &dora.adapter,
             Self::Vocabulary(vocabulary) => &vocabulary.adapter,
+            Self::Classifies(classifier) => &classifier.adapter,
         }
     }
 
@@ -100,6 +115,7 @@ impl AnyAdapter {
             Self::Decomposed(_) => AdapterKind::Dora,
             Self::Vocabulary(vocabulary) if vocabulary.changes.saved().is_empty() => AdapterKind::Embedding,
             Self::Vocabulary(_) => AdapterKind::Saved,
+            Self::Classifies(_) => AdapterKind::Classification,
             _ => self.adapter().method.kind(),
         }
     }
@@ -110,17 +126,26 @@ impl AnyAdapter {
         if let Self::Vocabulary(vocabulary) = self { Some(&vocabulary.changes) } else { None }
     }
 
-    /// Returns the number of changed modules: linear layers, and separately changed embedding and head.
+    /// Returns the classification head, if any.
+    #[must_use]
+    pub fn classification_head(&self) -> Option<&Arc<ClassificationHead>> {
+        if let Self::Classifies(classifier) = self { Some(&classifier.head) } else { None }
+    }
+
+    /// Returns the number of changed modules: linear layers, and separately changed embedding and heads.
     #[must_use]
     pub fn modules(&self) -> usize {
-        self.adapter().method.linear_layers() + self.vocabulary().map_or(0, VocabularyChanges::modules)
+        let vocabulary = self.vocabulary().map_or(0, VocabularyChanges::modules);
+        let heads = usize::from(self.classification_head().is_some());
+        self.adapter().method.linear_layers() + vocabulary + heads
     }
 
     /// Returns a lower bound of the bytes in memory, for every memory layout.
     #[must_use]
     pub fn least_bytes(&self) -> u64 {
-        let beside = self.vocabulary().map_or(0, |changes| changes.bytes() as u64);
-        self.adapter().method.least_bytes() + beside
+        let vocabulary = self.vocabulary().map_or(0, VocabularyChanges::bytes);
+        let head = self.classification_head().map_or(0, |head| head.bytes());
+        self.adapter().method.least_bytes() + (vocabulary + head) as u64
     }
 }
 

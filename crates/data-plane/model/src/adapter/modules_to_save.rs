@@ -5,6 +5,7 @@ use super::{
     matrix::StoredMatrix,
     options::ConfigOptions,
     patterns::is_tail,
+    stored_classification::HEADS,
     vocabulary::{EMBEDDING_MODULE, HEAD_MODULE},
     weight_file::WeightFile,
 };
@@ -53,6 +54,18 @@ impl SavedModules {
             saved = Self { embedding: true, head: true };
         }
         Ok(saved)
+    }
+
+    /// Checks the saved modules of a classifier, which has its head alone.
+    pub(super) fn of_classifier(options: &mut ConfigOptions<'_>) -> Result<Self, AdapterError> {
+        match options.list(SAVED)?.iter().find(|name| !HEADS.contains(&name.as_str())) {
+            None => Ok(Self::default()),
+            Some(name) => {
+                let named = name.escape_debug();
+                let problem = format!("has `{named}`, but a classifier can save only its head, `score`");
+                Err(options.problem(SAVED, problem))
+            }
+        }
     }
 
     pub(super) fn is_any(self) -> bool {

@@ -18,8 +18,14 @@ use super::{
 /// Options of every method that describe how an adapter was made, and not its result.
 const HISTORY: [&str; 5] = ["auto_mapping", "inference_mode", "peft_version", "revision", "runtime_config"];
 
-/// Supported tasks; both change the same layers.
-const TASKS: [&str; 2] = ["CAUSAL_LM", "FEATURE_EXTRACTION"];
+/// What an adapter was trained for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Task {
+    /// Text generation or embeddings, whose adapters change the same layers.
+    Language,
+    /// Classification of sequences, by a head of the adapter's own.
+    Classification,
+}
 
 /// Maximum entries of `layers_pattern`, the names of a model's layer list.
 const MAX_LAYERS_PATTERNS: usize = 8;
@@ -112,12 +118,12 @@ impl<'a> ConfigOptions<'a> {
         AdapterError::Unsupported { path, option: option.to_owned(), value }
     }
 
-    pub(super) fn check_task(&mut self) -> Result<(), AdapterError> {
-        match self.take("task_type") {
-            Some(value) if !value.as_str().is_some_and(|task| TASKS.contains(&task)) => {
-                Err(AdapterError::Task { path: self.path.to_path_buf(), value: shortened(&value) })
-            }
-            _ => Ok(()),
+    pub(super) fn task(&mut self) -> Result<Task, AdapterError> {
+        let Some(value) = self.take("task_type") else { return Ok(Task::Language) };
+        match value.as_str() {
+            Some("CAUSAL_LM" | "FEATURE_EXTRACTION") => Ok(Task::Language),
+            Some("SEQ_CLS") => Ok(Task::Classification),
+            _ => Err(AdapterError::Task { path: self.path.to_path_buf(), value: shortened(&value) }),
         }
     }
 

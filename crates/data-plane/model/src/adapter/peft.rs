@@ -12,12 +12,13 @@ use super::{
     error::AdapterError,
     ia3::Ia3Config,
     limits::{MAX_CONFIG_BYTES, MAX_WEIGHT_BYTES},
-    lora::{BaseShape, LoraConfig},
+    lora::{BaseShape, LoraConfig, ONLY_PLAIN, TASK},
     matrix::{StoredMatrix, StoredMethod, assemble, assemble_draft},
     method::{AnyAdapter, DraftShape},
-    options::ConfigOptions,
+    options::{ConfigOptions, Task},
     prefix::PrefixConfig,
     selection::linear_layers,
+    stored_classification::{StoredHead, assemble_classification},
     stored_vocabulary::{StoredVocabulary, assemble_vocabulary},
     vera::VeraConfig,
     warning::AdapterWarning,
@@ -48,16 +49,20 @@ pub(super) fn read(
     let (config, weights) = read_files(directory)?;
     let mut files = PeftFiles::parse(directory, model, &config, &weights)?;
     let (method, vocabulary, draft) = (files.method()?, files.vocabulary()?, files.draft()?);
+    let head = files.classification_head()?;
     let notes = files.notes(&method, vocabulary.as_ref())?;
     if let Some(error) = files.weights.unknown().next() {
         return Err(error);
     }
     let (path, base_model) = (files.weights.path(), files.base_model);
-    let adapter = match (method, vocabulary, draft) {
-        (StoredMethod::Lora(modules), None, Some(shape)) => {
+    let adapter = match (method, vocabulary, draft, head) {
+        (StoredMethod::Lora(modules), _, _, Some(head)) => {
+            assemble_classification(path, modules, &head, base_model).map(AnyAdapter::Classifies)
+        }
+        (StoredMethod::Lora(modules), None, Some(shape), _) => {
             assemble_draft(path, shape, modules, base_model).map(AnyAdapter::Drafts)
         }
-        (StoredMethod::Lora(modules), Some(vocabulary), None) => {
+        (StoredMethod::Lora(modules), Some(vocabulary), None, _) => {
             assemble_vocabulary(path, modules, &vocabulary, base_model).map(AnyAdapter::Vocabulary)
         }
         (method, ..) => assemble(path, method, base_model),
@@ -89,12 +94,15 @@ impl MethodConfig {
         if !method.as_str().is_some_and(|method| METHODS.contains(&method)) {
             return Err(options.unsupported(METHOD, &method));
         }
-        options.check_task()?;
+        let task = options.task()?;
+        if task == Task::Classification && method != METHODS[0] {
+            return Err(options.problem(TASK, ONLY_PLAIN));
+        }
         match method.as_str() {
             Some(IA3) => Ia3Config::from_options(options).map(Self::Ia3),
             Some(PREFIX) => PrefixConfig::from_options(options, model).map(Self::Prefix),
             Some(VERA) => VeraConfig::from_options(options).map(Self::Vera),
-            _ => LoraConfig::from_options(options, BaseShape::of(model)).map(Self::Lora),
+            _ => LoraConfig::from_options(options, BaseShape::of(model), task).map(Self::Lora),
         }
     }
 }
@@ -167,6 +175,13 @@ impl<'a> PeftFiles<'a> {
         }
     }
 
+    fn classification_head(&mut self) -> Result<Option<StoredHead<'a>>, AdapterError> {
+        match &self.config {
+            MethodConfig::Lora(config) => config.classification_head(&mut self.weights, self.model),
+            MethodConfig::Ia3(_) | MethodConfig::Prefix(_) | MethodConfig::Vera(_) => Ok(None),
+        }
+    }
+
     /// Takes unused copies of the base's embedding and head. An adapter that replaces only one of the two may
     /// have trained the other as well, through shared weights. Such a copy is not taken, so it is refused.
     fn copies(&mut self) -> Result<Vec<AdapterWarning>, AdapterError> {
@@ -211,6 +226,7 @@ impl<'a> PeftFiles<'a> {
                 };
                 let mut problems: Vec<_> = layers.filter_map(&mut problem).collect();
                 problems.extend(config.vocabulary(weights, model).err());
+                problems.extend(config.classification_head(weights, model).err());
                 problems
             }
             MethodConfig::Ia3(config) => {

@@ -3,7 +3,7 @@
 use model::{adapter::Scales, cuda::Graphs, resident::KvDtype};
 
 use crate::{
-    golden_support::{RealGolden, check_all, check_embeddings, generate, read},
+    golden_support::{RealGolden, check_all, check_classification, check_embeddings, generate, read},
     support::{adapter, at, brought, device, golden, root},
 };
 
@@ -29,6 +29,15 @@ fn hidden_states_are_those_of_transformers_on_the_device() {
     let Some(cuda) = device() else { return };
     let load = |path: &_| at(&cuda, path, KvDtype::Auto, Graphs::Use);
     check_embeddings(&golden(""), 1e-3, load, |pass, _, path| adapter(pass, path));
+}
+
+#[test]
+fn class_and_token_logits_are_those_of_transformers_on_the_device() {
+    let Some(cuda) = device() else { return };
+    let load = |path: &_| at(&cuda, path, KvDtype::Auto, Graphs::Use);
+    check_classification(&golden(""), 1e-3, load, |pass, _, asked| {
+        brought(pass, asked.prepared(pass.config(), pass.adapter_precision()))
+    });
 }
 
 /// 16-bit activations with exactly dequantized weights; logits span about 40.

@@ -29,6 +29,7 @@ impl GoldenAdapter {
     pub(crate) fn of(model: &Path, adapter: AnyAdapter) -> Self {
         match adapter {
             AnyAdapter::Answers(adapter) => adapter.into(),
+            AnyAdapter::Classifies(it) => it.adapter.into(),
             AnyAdapter::Vocabulary(it) => Self { vocabulary: Some(it.changes), ..it.adapter.into() },
             AnyAdapter::Decomposed(dora) => {
                 let source = open(model).unwrap();

@@ -2,6 +2,7 @@
 //! device.
 
 mod asked;
+mod classification;
 
 use std::{path::Path, sync::Arc};
 
@@ -14,7 +15,10 @@ use model::{
 use serde::{Deserialize, de::DeserializeOwned};
 use types::BlockId;
 
-pub(crate) use self::asked::{GoldenAdapter, summed};
+pub(crate) use self::{
+    asked::{GoldenAdapter, summed},
+    classification::check_classification,
+};
 
 #[derive(Deserialize)]
 struct Index {

@@ -240,7 +240,7 @@ fn options_that_are_not_supported_are_refused_by_name() {
         ("peft_type", json!("P_TUNING")),
         ("peft_type", json!("PROMPT_TUNING")),
         ("peft_type", json!("CARTRIDGE")),
-        ("task_type", json!("SEQ_CLS")),
+        ("task_type", json!("TOKEN_CLS")),
         ("task_type", json!("SEQ_2_SEQ_LM")),
         ("init_lora_weights", json!("pissa_niter_16")),
         ("init_lora_weights", json!("olora")),

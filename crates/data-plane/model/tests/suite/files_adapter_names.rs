@@ -114,7 +114,7 @@ fn an_adapter_of_embeddings_or_with_ranks_as_fractions_is_a_plain_lora() {
     let (expected, _) = read(&json!({}), &queries()).unwrap();
     let changes = json!({ "task_type": "FEATURE_EXTRACTION", "r": 2.0, "rank_pattern": { "q_proj": 2.0 } });
     assert_eq!(read(&changes, &queries()).unwrap().0, expected);
-    assert_says(read(&json!({ "task_type": "SEQ_CLS" }), &queries()), &["SEQ_CLS", "FEATURE_EXTRACTION"]);
+    assert_says(read(&json!({ "task_type": "TOKEN_CLS" }), &queries()), &["TOKEN_CLS", "FEATURE_EXTRACTION"]);
 }
 
 #[test]

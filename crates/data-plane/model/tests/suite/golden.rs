@@ -18,7 +18,9 @@ use model::{
 };
 use serde::Deserialize;
 
-use crate::golden_support::{GoldenAdapter, RealGolden, check_all, check_embeddings, generate, read};
+use crate::golden_support::{
+    GoldenAdapter, RealGolden, check_all, check_classification, check_embeddings, generate, read,
+};
 
 #[derive(Deserialize)]
 struct Refusals {
@@ -69,6 +71,11 @@ fn every_model_and_adapter_gives_the_logits_and_tokens_of_transformers() {
 #[test]
 fn hidden_states_are_those_of_transformers() {
     check_embeddings(&golden(""), 1e-3, resident, |_, model, path| adapter(model, path));
+}
+
+#[test]
+fn class_and_token_logits_are_those_of_transformers() {
+    check_classification(&golden(""), 1e-3, resident, |_, model, asked| prepared(model, asked));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod files_adapter;
+mod files_adapter_classification;
 mod files_adapter_dora;
 mod files_adapter_embedding;
 mod files_adapter_methods;

@@ -31,6 +31,7 @@ fn described(name: &str, answer: &Value) -> String {
     let generation = short_generation(text("generation"));
     let (rank, bytes, modules) = (number("rank"), size(number("bytes")), number("modules"));
     let does = match number("draft_layers") {
+        0 if answer["labels"].is_array() => "classifies".to_owned(),
         0 => "is served".to_owned(),
         layers => format!("drafts, of the first {layers} layers"),
     };

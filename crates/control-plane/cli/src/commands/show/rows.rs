@@ -102,6 +102,7 @@ fn adapter(facts: &Value) -> Vec<ShowRow> {
         ("generation", text("generation").or_else(|| text("adapter_generation"))),
         ("rank", number("rank").map(|rank| rank.to_string())),
         ("size", number("bytes").map(size)),
+        ("labels", labels(facts)),
         ("drafts", number("draft_layers").map(|layers| format!("with the base's first {layers} layers"))),
         ("changes", number("modules").map(|modules| format!("{modules} linear layers"))),
         ("state", state(facts)),
@@ -110,6 +111,12 @@ fn adapter(facts: &Value) -> Vec<ShowRow> {
         ("requests", number("requests").map(|requests| format!("{requests} now"))),
         ("context", number("max_model_len").map(|tokens| format!("{tokens} tokens"))),
     ]
+}
+
+/// Formats the labels of an adapter that classifies.
+fn labels(facts: &Value) -> Option<String> {
+    let labels: Vec<&str> = facts["labels"].as_array()?.iter().filter_map(Value::as_str).collect();
+    Some(labels.join(", "))
 }
 
 fn state(facts: &Value) -> Option<String> {

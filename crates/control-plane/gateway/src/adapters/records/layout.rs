@@ -1,7 +1,7 @@
 //! Tables of the shared registry in PostgreSQL.
 
 /// Migrations in order; the layout number is the number of applied ones. Never edit one.
-pub(super) const MIGRATIONS: &[&str] = &[ADAPTERS, TRAINING, KEYS, LIFETIMES, SECRETS, TEMPLATES];
+pub(super) const MIGRATIONS: &[&str] = &[ADAPTERS, TRAINING, KEYS, LIFETIMES, SECRETS, TEMPLATES, LABELS];
 
 /// Registered adapters, and the log of their changes.
 const ADAPTERS: &str = "CREATE TABLE holobiont_clock (
@@ -66,6 +66,9 @@ const TRAINING: &str = "CREATE TABLE holobiont_files (
 /// Chat templates of adapters, each with the adapter version by the weights alone.
 const TEMPLATES: &str = "ALTER TABLE holobiont_adapters ADD COLUMN chat_template TEXT;
     ALTER TABLE holobiont_adapters ADD COLUMN weights BYTEA;";
+
+/// Labels of adapters that classify, as a JSON array.
+const LABELS: &str = "ALTER TABLE holobiont_adapters ADD COLUMN labels TEXT NOT NULL DEFAULT '[]';";
 
 /// API keys: the hash, the line of a key file, and the number of the change that added the key.
 const KEYS: &str = "CREATE TABLE holobiont_keys (

@@ -15,7 +15,7 @@ use types::AdapterVersion;
 
 use super::{ReadScope, RegistryChanges, layout::MIGRATIONS};
 use crate::adapters::{
-    database::{OwnTemplate, Record, signed},
+    database::{Labels, OwnTemplate, Record, signed},
     publication::Publication,
     store::ContentId,
 };
@@ -327,11 +327,12 @@ async fn write(
     number: i64,
 ) -> Result<PgQueryResult, sqlx::Error> {
     const INSERT: &str = "INSERT INTO holobiont_adapters (name, tenant, content, generation, rank, bytes, modules, \
-         draft_layers, source, loaded_at, last_used_us, pinned, version, made_by, expires_at, chat_template, weights) \
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17) ON CONFLICT DO NOTHING";
+         draft_layers, source, loaded_at, last_used_us, pinned, version, made_by, expires_at, chat_template, weights, \
+         labels) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18) ON CONFLICT DO NOTHING";
     const REPLACE: &str = "UPDATE holobiont_adapters SET tenant = $2, content = $3, generation = $4, rank = $5, bytes = $6, \
          modules = $7, draft_layers = $8, source = $9, loaded_at = $10, last_used_us = $11, pinned = $12, version = $13, \
-         made_by = $14, expires_at = $15, chat_template = $16, weights = $17 WHERE name = $1 AND version = $18";
+         made_by = $14, expires_at = $15, chat_template = $16, weights = $17, labels = $18 \
+         WHERE name = $1 AND version = $19";
     let put = sqlx::query(if over.is_some() { REPLACE } else { INSERT })
         .bind(&record.name)
         .bind(&record.tenant)
@@ -349,7 +350,8 @@ async fn write(
         .bind(&record.made_by)
         .bind(record.expires_at.map(signed))
         .bind(record.template.as_ref().map(|template| &*template.source))
-        .bind(record.template.as_ref().map(|template| template.weights.0.as_slice()));
+        .bind(record.template.as_ref().map(|template| template.weights.0.as_slice()))
+        .bind(record.labels.to_row());
     let put = if let Some(over) = over { put.bind(signed(over)) } else { put };
     put.execute(connection).await
 }
@@ -375,6 +377,7 @@ fn record(row: &PgRow) -> Result<Record, sqlx::Error> {
         bytes: count("bytes")?,
         modules: small("modules")?,
         draft_layers: small("draft_layers")?,
+        labels: Labels::of_row(row.try_get("labels")?)?,
         source: PathBuf::from(row.try_get::<String, _>("source")?),
         loaded_at: count("loaded_at")?,
         last_used_us: count("last_used_us")?,
