@@ -1,6 +1,7 @@
 //! Deployments of the real programs, started as users start them, with and without faults.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod adapter_switches;
 mod adapters;
 mod bad_input;
 mod batches;

@@ -51,7 +51,7 @@ use self::{
     block_feed::BlockFeed,
     concurrency_limit::SequenceSlots,
     connection::LinkTask,
-    link_messages::{CallReply, ExecutorCall, LinkCommand, LinkState},
+    link_messages::{CallReply, EndedSlots, ExecutorCall, LinkCommand, LinkState},
     queue::CommandQueue,
     socket::ConnectTarget,
 };
@@ -140,7 +140,8 @@ impl Executor {
 
     /// Starts sequences together, prepared for the executor of connection `epoch`; over another connection
     /// they end as lost. The `request` field of each is assigned here. `standing` has their queue entries,
-    /// which are taken if there are slots. Unread outputs are counted in `backlog`.
+    /// which are taken if there are slots. `ended` says whether ended sequences keep their slots. Unread outputs
+    /// are counted in `backlog`.
     ///
     /// # Errors
     /// If there are not enough free slots, or never can be. Nothing is sent to the executor then.
@@ -148,13 +149,14 @@ impl Executor {
         &self,
         epoch: u64,
         sequences: Vec<Generate>,
+        ended: EndedSlots,
         standing: &mut Vec<WaitingEntry>,
         backlog: Arc<Backlog>,
     ) -> Result<SequenceBatch, CallError> {
-        SequenceBatch::start(&self.queue, epoch, sequences, standing, backlog)
+        SequenceBatch::start(&self.queue, epoch, sequences, ended, standing, backlog)
     }
 
-    /// Starts the lost sequence `index` of `batch` again as `sequence`, over connection `epoch` of this
+    /// Starts the lost or ended sequence `index` of `batch` again as `sequence`, over connection `epoch` of this
     /// executor, which may differ from the previous executor.
     ///
     /// # Errors

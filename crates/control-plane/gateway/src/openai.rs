@@ -4,6 +4,8 @@
 //!
 //! - [`strict_fields`]: reads a JSON body field by field; fields left over are refused by name.
 //! - [`request_context`], [`target`]: the caller, the default seed and the model that a request means.
+//! - [`adapter_switches`]: other adapters for later stages of an answer; [`adapter_stages`]: counts and reports
+//!   what each stage generated. [`namespace`]: which requests share cached prefixes.
 //! - [`params`]: the sampling and output options that chat and completions share; `stops`: the stop strings;
 //!   [`stream_options`]: the options of a stream.
 //! - [`structured`]: structured output. [`tools`]: tool calls. [`reasoning`]: reasoning content before the
@@ -30,6 +32,8 @@
 //! - [`errors`]: the one body of all errors.
 
 pub(crate) mod adapter_files;
+pub(crate) mod adapter_stages;
+pub mod adapter_switches;
 pub mod adapters;
 pub(crate) mod batches;
 pub mod chat;
@@ -49,6 +53,7 @@ mod idempotency;
 pub mod logprobs;
 pub(crate) mod messages;
 pub(crate) mod models;
+pub mod namespace;
 #[cfg(test)]
 mod openapi_test;
 pub(crate) mod paging;

@@ -67,6 +67,18 @@ impl RoutingRequest {
         Self { executors: executors.clone(), policy, asked, blocks, adapter, failed: BTreeMap::new() }
     }
 
+    /// Replaces prompt and adapter by those of the next stage of an answer that switches adapters.
+    pub(crate) fn enter_stage(
+        &mut self,
+        serving: &ServingState,
+        adapter: Option<&AdapterEntry>,
+        stage: &Generate,
+    ) {
+        let sequences = std::slice::from_ref(stage);
+        let next = Self::of(&self.executors, self.policy, serving, (adapter, sequences), self.asked.slo);
+        *self = Self { failed: std::mem::take(&mut self.failed), ..next };
+    }
+
     /// Rank of the adapter; 0 for the base.
     #[must_use]
     pub(crate) fn rank(&self) -> u64 {

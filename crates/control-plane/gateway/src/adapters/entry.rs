@@ -271,10 +271,16 @@ impl Lease {
     }
 
     /// Pins the adapter on the executor at `index`. After the first call, only pins say where it is used.
-    pub(super) fn place(&self, index: usize) -> ExecutorPin {
+    pub(crate) fn place(&self, index: usize) -> ExecutorPin {
         let place = self.entry.place(index);
         self.mark_placed();
         place
+    }
+
+    /// Lets executors evict the adapter until a pin says where it is used. The lease still keeps the adapter
+    /// version from being freed.
+    pub(crate) fn allow_eviction(&self) {
+        self.mark_placed();
     }
 
     fn mark_placed(&self) {

@@ -64,7 +64,7 @@ impl Registry {
         Ok(place)
     }
 
-    /// Like [`Registry::load_on`], for a request that lost its executor and keeps the pin `place` meanwhile.
+    /// Like [`Registry::load_on`], for a running request, which keeps the pin `place` meanwhile.
     ///
     /// # Errors
     /// See [`ResidencyError`].

@@ -6,13 +6,13 @@ use shmproto::{
     codec::Wire as _,
     message::{Generate, ProvisionalMode, RequestId, ToExecutor},
 };
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 
 use super::{
     backlog::Backlog,
     concurrency_limit::SequenceSlot,
     errors::CallError,
-    link_messages::{LinkCommand, OutputRoute, RoutedEvent, SequenceEvent, StartSequence},
+    link_messages::{EndedSlots, LinkCommand, OutputRoute, RoutedEvent, SequenceEvent, StartSequence},
     queue::CommandQueue,
 };
 use crate::queue_delay::WaitingEntry;
@@ -37,12 +37,14 @@ pub struct SequenceBatch {
     /// Queue of each sequence's executor.
     queues: Vec<CommandQueue>,
     /// Kept so that a lost sequence can be restarted on the same channel.
-    sink: mpsc::Sender<RoutedEvent>,
-    events: mpsc::Receiver<RoutedEvent>,
+    sink: mpsc::UnboundedSender<RoutedEvent>,
+    events: mpsc::UnboundedReceiver<RoutedEvent>,
     backlog: Arc<Backlog>,
     /// Request id of each running sequence.
     live: Vec<Option<RequestId>>,
-    /// Slot of each lost sequence, reserved until the sequence is restarted or cancelled.
+    /// Whether a sequence that ended keeps its slot.
+    ended: EndedSlots,
+    /// Slot of each lost or ended sequence, reserved until the sequence is restarted, cancelled or released.
     kept: Vec<Option<SequenceSlot>>,
 }
 
@@ -52,18 +54,17 @@ impl SequenceBatch {
         queue: &CommandQueue,
         epoch: u64,
         sequences: Vec<Generate>,
+        ended: EndedSlots,
         standing: &mut Vec<WaitingEntry>,
         backlog: Arc<Backlog>,
     ) -> Result<Self, CallError> {
         let tokens: Vec<usize> = sequences.iter().map(|sequence| sequence.prompt.len()).collect();
         let mut slots = queue.take_slots(&tokens)?;
         slots.iter_mut().for_each(|slot| slot.attach_waiting(standing.pop()));
-        // The channel has capacity for all outputs and the loss of the connection, so the link never waits
-        // for a reader. The backlog bounds the bytes in memory.
-        let messages: usize = sequences.iter().map(|sequence| outputs_of(sequence) + 1).sum();
-        let (sink, events) = mpsc::channel(messages.min(Semaphore::MAX_PERMITS));
+        // The budget of each sequence bounds the number of events, and the backlog their bytes in memory.
+        let (sink, events) = mpsc::unbounded_channel();
         let (queues, live, kept) = (Vec::new(), Vec::new(), Vec::new());
-        let mut batch = Self { queues, sink, events, backlog, live, kept };
+        let mut batch = Self { queues, sink, events, backlog, live, ended, kept };
         for (sequence, slot) in sequences.into_iter().zip(slots) {
             batch.add(queue, epoch, sequence, slot);
         }
@@ -78,7 +79,7 @@ impl SequenceBatch {
         self.launch(index, epoch, sequence, slot);
     }
 
-    /// Restarts the lost sequence `index` as `sequence`, over connection `epoch` of the executor of `queue`.
+    /// Restarts the lost or ended sequence `index` as `sequence`, over connection `epoch` of the executor of `queue`.
     pub(super) fn restart(
         &mut self,
         index: usize,
@@ -109,7 +110,7 @@ impl SequenceBatch {
         let budget = outputs_of(&sequence);
         let message = ToExecutor::Generate(sequence).to_bytes();
         let (sink, backlog) = (self.sink.clone(), Arc::clone(&self.backlog));
-        let route = OutputRoute { sink, index, budget, backlog, slot };
+        let route = OutputRoute { sink, index, budget, backlog, slot, ended: self.ended };
         self.live[index] = Some(id);
         queue.send(LinkCommand::Start(StartSequence { id, epoch, message, route }));
     }
@@ -140,6 +141,11 @@ impl SequenceBatch {
         if let Some(id) = self.live[index].take() {
             self.queues[index].send(LinkCommand::Cancel(id));
         }
+    }
+
+    /// Releases the slot of the sequence `index`, which ended for good.
+    pub(crate) fn release(&mut self, index: usize) {
+        self.kept[index] = None;
     }
 
     /// Filters an event; `None` for outputs of a cancelled sequence that were still in transit.

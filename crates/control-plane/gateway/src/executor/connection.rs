@@ -25,7 +25,8 @@ use super::{
     errors::CallError,
     handshake::open,
     link_messages::{
-        CallReply, LinkCommand, LinkState, OutputRoute, RoutedEvent, SequenceEvent, bytes_of, lose, refuse,
+        CallReply, EndedSlots, LinkCommand, LinkState, OutputRoute, RoutedEvent, SequenceEvent, bytes_of,
+        lose, refuse,
     },
     socket::{ConnectTarget, ExecutorSocket, read},
 };
@@ -283,7 +284,7 @@ impl LinkTask {
             self.end(id, output, bytes);
         } else {
             // The send fails only if the reader was dropped; its cancellation will arrive.
-            let _ = route.sink.try_send(RoutedEvent {
+            let _ = route.sink.send(RoutedEvent {
                 index: route.index,
                 event: SequenceEvent::Output(output),
                 slot: None,
@@ -294,18 +295,21 @@ impl LinkTask {
     }
 
     /// Delivers the last output of a sequence. A sequence that the executor ends because it shuts down keeps
-    /// its slot, because it may be restarted on the next executor.
+    /// its slot, because it may be restarted on the next executor. So does a sequence with further stages.
     fn end(&mut self, id: RequestId, output: Output, bytes: usize) {
-        let Some(OutputRoute { sink, index, slot, .. }) = self.routes.remove(&id) else { return };
-        let returns = output.error.as_ref().is_some_and(|error| error.code == ErrorCode::ShuttingDown);
+        let Some(OutputRoute { sink, index, slot, ended, .. }) = self.routes.remove(&id) else { return };
+        let returns = match &output.error {
+            Some(error) => error.code == ErrorCode::ShuttingDown,
+            None => ended == EndedSlots::Keep,
+        };
         let slot = returns.then_some(slot);
-        let _ = sink.try_send(RoutedEvent { index, event: SequenceEvent::Output(output), slot, bytes });
+        let _ = sink.send(RoutedEvent { index, event: SequenceEvent::Output(output), slot, bytes });
     }
 
     /// Ends a sequence whose outputs exceed the memory limit, here and in the executor.
     fn give_up(&mut self, id: RequestId, full: MemoryFull, has_ended: bool) {
         let Some(OutputRoute { sink, index, .. }) = self.routes.remove(&id) else { return };
-        let _ = sink.try_send(RoutedEvent { index, event: SequenceEvent::Full(full), slot: None, bytes: 0 });
+        let _ = sink.send(RoutedEvent { index, event: SequenceEvent::Full(full), slot: None, bytes: 0 });
         if !has_ended {
             self.given_up.push(id);
         }

@@ -50,17 +50,26 @@ pub(super) struct RoutedEvent {
     pub(super) bytes: usize,
 }
 
+/// What becomes of the slot of a sequence that ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EndedSlots {
+    Release,
+    /// The sequence may be restarted in its slot, for the next stage of an answer.
+    Keep,
+}
+
 /// Destination of a sequence's outputs.
 #[derive(Debug)]
 pub(super) struct OutputRoute {
-    pub(super) sink: mpsc::Sender<RoutedEvent>,
+    pub(super) sink: mpsc::UnboundedSender<RoutedEvent>,
     pub(super) index: usize,
-    /// Maximum number of further outputs. `sink` has capacity for them and for one [`SequenceEvent::Lost`].
+    /// Maximum number of further outputs.
     pub(super) budget: usize,
     /// Counter of unread outputs.
     pub(super) backlog: Arc<Backlog>,
-    /// Released when the link removes the sequence.
+    /// Released when the link removes the sequence, unless `ended` keeps the slot.
     pub(super) slot: SequenceSlot,
+    pub(super) ended: EndedSlots,
 }
 
 #[derive(Debug)]
@@ -116,12 +125,8 @@ pub(super) fn refuse(command: LinkCommand, epoch: u64) {
 pub(super) fn lose(route: OutputRoute, epoch: u64) {
     let OutputRoute { sink, index, slot, .. } = route;
     // The send fails only if the reader was dropped.
-    let _ = sink.try_send(RoutedEvent {
-        index,
-        event: SequenceEvent::Lost { epoch },
-        slot: Some(slot),
-        bytes: 0,
-    });
+    let _ =
+        sink.send(RoutedEvent { index, event: SequenceEvent::Lost { epoch }, slot: Some(slot), bytes: 0 });
 }
 
 /// Returns the bytes that an output takes until it is read.

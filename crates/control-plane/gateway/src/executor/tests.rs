@@ -26,6 +26,12 @@ fn backlog() -> Arc<Backlog> {
     Backlog::new(memory.reserve(&"alice".into(), 0).unwrap())
 }
 
+/// Starts `count` sequences that release their slots when they end.
+fn start(executor: &Executor, epoch: u64, count: usize) -> Result<SequenceBatch, CallError> {
+    let sequences = vec![sequence(); count];
+    executor.generate(epoch, sequences, EndedSlots::Release, &mut Vec::new(), backlog())
+}
+
 /// An executor that accepts three sequences and generates only on a test's request.
 struct Router {
     state: Arc<FakeRouterState>,
@@ -216,11 +222,11 @@ async fn more_sequences_than_the_executor_takes_are_refused_without_asking_it() 
     let (router, executor) = Router::start(FakeRouterState::default()).await;
     up(&executor).await;
     assert_eq!(executor.load().limit, 3, "two run and one waits");
-    let three = executor.generate(1, vec![sequence(); 3], &mut Vec::new(), backlog()).unwrap();
+    let three = start(&executor, 1, 3).unwrap();
     router.eventually_generates(3).await;
     // The router no longer answers, so the refusal below cannot come from it.
     router.mute(true);
-    let refused = executor.generate(1, vec![sequence()], &mut Vec::new(), backlog()).unwrap_err();
+    let refused = start(&executor, 1, 1).unwrap_err();
     assert_eq!(refused, CallError::Busy { limit: 3, what: "sequences", wait_s: 1 });
     assert_eq!(router.generates().len(), 3);
     drop(three);
@@ -230,12 +236,32 @@ async fn more_sequences_than_the_executor_takes_are_refused_without_asking_it() 
 async fn a_sequence_that_ends_makes_room_for_another() {
     let (router, executor) = Router::start(FakeRouterState::default()).await;
     up(&executor).await;
-    let mut three = executor.generate(1, vec![sequence(); 3], &mut Vec::new(), backlog()).unwrap();
+    let mut three = start(&executor, 1, 3).unwrap();
     router.eventually_generates(3).await;
     router.end(router.generates()[0].request).await;
     assert!(matches!(next(&mut three).await, SequenceEvent::Output(_)));
-    let _one = executor.generate(1, vec![sequence()], &mut Vec::new(), backlog()).unwrap();
-    assert!(executor.generate(1, vec![sequence()], &mut Vec::new(), backlog()).is_err());
+    let _one = start(&executor, 1, 1).unwrap();
+    assert!(start(&executor, 1, 1).is_err());
+}
+
+#[tokio::test]
+async fn a_sequence_with_further_stages_keeps_its_slot_between_them() {
+    let (router, executor) = Router::start(FakeRouterState::default()).await;
+    up(&executor).await;
+    let all = vec![sequence(); 3];
+    let mut three = executor.generate(1, all, EndedSlots::Keep, &mut Vec::new(), backlog()).unwrap();
+    router.eventually_generates(3).await;
+    for stage in 0..2 {
+        router.end(router.generates().pop().unwrap().request).await;
+        assert!(matches!(next(&mut three).await, SequenceEvent::Output(_)));
+        assert!(start(&executor, 1, 1).is_err(), "nobody else gets the slot");
+        if stage == 0 {
+            executor.restart(&mut three, 2, 1, sequence()).unwrap();
+            router.eventually_generates(4).await;
+        }
+    }
+    three.release(2);
+    start(&executor, 1, 1).unwrap();
 }
 
 #[tokio::test]
@@ -253,7 +279,7 @@ async fn an_idle_executor_that_stops_is_noticed_and_one_that_goes_on_is_welcome_
 async fn a_silence_shorter_than_the_limit_disturbs_nothing() {
     let (router, executor) = Router::start(FakeRouterState::default()).await;
     up(&executor).await;
-    let mut batch = executor.generate(1, vec![sequence()], &mut Vec::new(), backlog()).unwrap();
+    let mut batch = start(&executor, 1, 1).unwrap();
     router.eventually_generates(1).await;
     router.mute(true);
     tokio::time::sleep(SILENCE / 2).await;
@@ -269,7 +295,7 @@ async fn what_was_prepared_for_another_connection_is_lost_and_never_sent() {
     let (router, executor) = Router::start(FakeRouterState::default()).await;
     let epoch = up(&executor).await;
     for other in [epoch - 1, epoch + 1] {
-        let mut batch = executor.generate(other, vec![sequence()], &mut Vec::new(), backlog()).unwrap();
+        let mut batch = start(&executor, other, 1).unwrap();
         assert!(matches!(next(&mut batch).await, SequenceEvent::Lost { epoch } if epoch == other));
         assert!(router.generates().is_empty());
         executor.restart(&mut batch, 0, epoch, sequence()).unwrap();
@@ -282,7 +308,7 @@ async fn what_was_prepared_for_another_connection_is_lost_and_never_sent() {
 async fn a_lost_sequence_keeps_its_place_is_redone_once_and_hears_nothing_late() {
     let (router, executor) = Router::start(FakeRouterState::default()).await;
     up(&executor).await;
-    let mut three = executor.generate(1, vec![sequence(); 3], &mut Vec::new(), backlog()).unwrap();
+    let mut three = start(&executor, 1, 3).unwrap();
     router.eventually_generates(3).await;
     let former = router.generates();
     router.mute(true);
@@ -291,10 +317,7 @@ async fn a_lost_sequence_keeps_its_place_is_redone_once_and_hears_nothing_late()
     }
     router.mute(false);
     up(&executor).await;
-    assert!(
-        executor.generate(2, vec![sequence()], &mut Vec::new(), backlog()).is_err(),
-        "the places are those of the lost ones"
-    );
+    assert!(start(&executor, 2, 1).is_err(), "the places are those of the lost ones");
     executor.restart(&mut three, 1, 2, sequence()).unwrap();
     router.eventually_generates(4).await;
     // A late output of the former connection.
@@ -305,8 +328,5 @@ async fn a_lost_sequence_keeps_its_place_is_redone_once_and_hears_nothing_late()
     assert!(timeout(WATCHDOG, three.next()).await.unwrap().is_none(), "and only once");
     assert_eq!(router.generates().len(), 4, "nothing else was sent again");
     drop(three);
-    assert!(
-        executor.generate(2, vec![sequence(); 3], &mut Vec::new(), backlog()).is_ok(),
-        "given up, they make room"
-    );
+    assert!(start(&executor, 2, 3).is_ok(), "given up, they make room");
 }

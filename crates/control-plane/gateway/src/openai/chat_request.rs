@@ -6,7 +6,9 @@ use shmproto::message::ProvisionalMode;
 use text::{chat_template::GenerationPrompt, detokenize::TextStart};
 
 use super::{
-    generation_request::{Echo, GenerationKind, GenerationRequest, PromptInput, namespace},
+    adapter_switches::{self, AdapterSwitch},
+    generation_request::{Echo, GenerationKind, GenerationRequest, PromptInput},
+    namespace::namespace,
     params::{EndTokens, Params},
     reasoning::{Reasoning, ReasoningTags, effort::ReasoningEffort},
     target::{ModelRef, ModelTarget},
@@ -37,6 +39,12 @@ pub struct ChatRequest {
     pub effort: Option<ReasoningEffort>,
     /// Name of the field that holds the messages on this route, for errors.
     pub field: &'static str,
+}
+
+/// The models of a request: the first, and those of later stages.
+struct RequestedModels {
+    target: ModelTarget,
+    switches: Arc<[AdapterSwitch]>,
 }
 
 impl ChatRequest {
@@ -76,20 +84,23 @@ impl ChatRequest {
         finish: fn(GenerationRequest) -> Result<T, ApiError>,
     ) -> Result<BodyWork<T>, ApiError> {
         let target = self.wanted.clone().find(app, &serving, caller)?;
-        let text = target.text(&serving);
+        let switches = adapter_switches::resolve(&self.params.switches, app, &serving, caller)?;
+        let models = RequestedModels { target, switches };
+        let text = models.target.text(&serving);
         let (parsers, caller) = (app.parsers, caller.clone());
-        BodyWork::rendering(text, move |text| finish(self.rendered(parsers, &caller, serving, target, text)?))
+        BodyWork::rendering(text, move |text| finish(self.rendered(parsers, &caller, serving, models, text)?))
     }
 
-    /// Renders the conversation for `target`, whose tokenizer and template are `text`.
+    /// Renders the conversation for the first of `models`, whose tokenizer and template are `text`.
     fn rendered(
         self,
         parsers: OutputParsers,
         caller: &Caller,
         serving: Arc<ServingState>,
-        target: ModelTarget,
+        models: RequestedModels,
         text: &dyn Text,
     ) -> Result<GenerationRequest, ApiError> {
+        let RequestedModels { target, switches } = models;
         let Self { params, logprobs, messages, tools, mut showing, effort, field, .. } = self;
         tools::check_history(&messages, text).map_err(|error| error.of(field))?;
         let mut calling = tools.map(|tools| RequestTools::new(tools, parsers.calls, text)).transpose()?;
@@ -125,6 +136,7 @@ impl ChatRequest {
             namespace,
             prompts: vec![PromptInput { tokens, text: None }],
             params,
+            switches,
             logprobs,
             echo: Echo::Nothing,
             grammar,

@@ -89,6 +89,7 @@ fn chat(answer: &GenerationResponse, wholes: &[CompleteChoice]) -> Result<Respon
         logprobs: wanted
             .then(|| logprobs::chat(answer.job.text(), answer.job.params.token_names, &whole.scored)),
         finish_reason: whole.finish.unwrap_or(FinishReason::Length),
+        adapter_stages: answer.stages(index),
         token_ids: token_ids(answer, &whole.scored),
     });
     let prompt = wholes.first().map_or_else(PromptReport::default, |whole| prompt(answer, 0, whole));
@@ -135,6 +136,7 @@ fn text(answer: &GenerationResponse, wholes: &mut [CompleteChoice]) -> Result<Re
         text: &whole.text,
         logprobs,
         finish_reason: whole.finish,
+        adapter_stages: answer.stages(index),
         token_ids: token_ids(answer, &whole.scored),
         prompt: prompt(answer, index, whole),
     });

@@ -6,7 +6,9 @@ use serde_json::Value;
 use text::tokenizer::AddSpecial;
 
 use super::{
-    generation_request::{Echo, GenerationKind, GenerationRequest, MAX_PROMPTS, PromptInput, namespace},
+    adapter_switches,
+    generation_request::{Echo, GenerationKind, GenerationRequest, MAX_PROMPTS, PromptInput},
+    namespace::namespace,
     params::{self, MAX_LOGPROBS, ParamLimits, Params},
     request_context::RequestContext,
     strict_fields::{StrictFields, token_id, wrong},
@@ -61,6 +63,7 @@ impl CompletionBody {
     ) -> Result<GenerationRequest, ApiError> {
         let Self { wanted, params, logprobs, echo, add, prompt } = self;
         let target = wanted.find(app, &serving, caller)?;
+        let switches = adapter_switches::resolve(&params.switches, app, &serving, caller)?;
         let prompts = prompts(&serving, PromptField { field: "prompt", most: MAX_PROMPTS }, prompt, add)?;
         let namespace = namespace(caller, &target, &serving);
         let grammar = params.structure.as_ref().map(|structure| structure.source(None)).transpose()?;
@@ -74,6 +77,7 @@ impl CompletionBody {
             namespace,
             prompts,
             params,
+            switches,
             logprobs,
             echo,
             grammar,

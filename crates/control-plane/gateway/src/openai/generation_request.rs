@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use shmproto::message::{Generate, Pooling};
 use text::detokenize::TextStart;
-use types::TenantId;
 
 use super::{
+    adapter_switches::{AdapterSwitch, SwitchPoint},
+    namespace::Namespace,
     params::{EndTokens, Params},
     reasoning::Reasoning,
     structured::{GrammarSource, SchemaWarning},
@@ -73,6 +74,8 @@ pub struct GenerationRequest {
     /// At least one prompt.
     pub prompts: Vec<PromptInput>,
     pub params: Params,
+    /// Later stages of each choice, in order.
+    pub switches: Arc<[AdapterSwitch]>,
     /// Alternatives to report for each token; `None` reports no log-probabilities.
     pub logprobs: Option<u32>,
     pub echo: Echo,
@@ -82,31 +85,6 @@ pub struct GenerationRequest {
     pub answering: Option<ToolCallReader>,
     /// Parser of reasoning content, if the model reasons.
     pub reasoning: Option<Reasoning>,
-}
-
-/// Keys under which an executor caches prefixes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Namespace {
-    /// Namespace of the request's own weights.
-    pub hash: [u8; 32],
-    /// Namespace of the base, for tokens before the invocation of an activated LoRA.
-    pub base: [u8; 32],
-    /// Tenant that the cached memory is charged to.
-    pub owner: TenantId,
-}
-
-/// Derives the namespace: requests share cached prefixes if their tenant and weights are equal.
-#[must_use]
-pub(crate) fn namespace(caller: &Caller, target: &ModelTarget, serving: &ServingState) -> Namespace {
-    let hash = |kind: &[u8], weights: &[u8; 32]| {
-        let mut hasher = blake3::Hasher::new_derive_key("holobiont 2026 prefix cache namespace v1");
-        let tenant = caller.tenant.as_bytes();
-        hasher.update(&(tenant.len() as u64).to_le_bytes()).update(tenant).update(kind).update(weights);
-        *hasher.finalize().as_bytes()
-    };
-    let base = hash(b"base", &serving.welcome.base_hash);
-    let own = target.lease.as_ref().map_or(base, |lease| hash(b"adapter", &lease.generation.0));
-    Namespace { hash: own, base, owner: TenantId::of(Some(&caller.tenant)) }
 }
 
 impl GenerationRequest {
@@ -137,6 +115,7 @@ impl GenerationRequest {
                 return Err(ApiError::invalid("min_tokens", message));
             }
         }
+        self.check_switches()?;
         Ok(self)
     }
 
@@ -144,6 +123,58 @@ impl GenerationRequest {
     #[must_use]
     pub(crate) fn prompt_tokens(&self) -> usize {
         self.prompts.iter().map(|prompt| prompt.tokens.len()).sum()
+    }
+
+    /// Refuses options that a switch of the adapter excludes, and switches that no answer can reach.
+    fn check_switches(&self) -> Result<(), ApiError> {
+        const FIELD: &str = "adapter_switches";
+        let excluded = |what: &str| {
+            ApiError::invalid(FIELD, format!("'{FIELD}' and {what} exclude each other; send one of them"))
+        };
+        if self.switches.is_empty() {
+            return Ok(());
+        }
+        if self.echo == Echo::Prompt {
+            return Err(excluded("'echo'"));
+        }
+        if let Some(grammar) = &self.grammar {
+            return Err(excluded(&format!("'{}', whose grammar holds for the whole answer,", grammar.field)));
+        }
+        let most = self.params.max_tokens.unwrap_or(u32::MAX);
+        let is_late = |switch: &AdapterSwitch| matches!(switch.at, SwitchPoint::Tokens(at) if at >= most);
+        match self.switches.iter().position(is_late) {
+            None => Ok(()),
+            Some(index) => {
+                let field = format!("{FIELD}[{index}].after_tokens");
+                let message = format!(
+                    "'{field}' must be less than the answer's maximum of {most} tokens; raise the \
+                     maximum, or remove the switch"
+                );
+                Err(ApiError::invalid(&field, message))
+            }
+        }
+    }
+
+    /// Returns the most tokens that a stage's prompt may have, if the first prompt has `tokens` tokens.
+    #[must_use]
+    pub(crate) fn longest_prompt(&self, tokens: usize) -> usize {
+        if self.switches.is_empty() {
+            return tokens;
+        }
+        let appended = self.switches.iter().map(|switch| switch.appended.len()).sum::<usize>();
+        let generated = self.params.max_tokens.map_or(usize::MAX, |most| most as usize);
+        tokens.saturating_add(appended).saturating_add(generated).min(self.serving.context_tokens)
+    }
+
+    /// Returns the models of all stages, in order.
+    pub(crate) fn targets(&self) -> impl Iterator<Item = &ModelTarget> {
+        std::iter::once(&self.target).chain(self.switches.iter().map(|switch| &switch.target))
+    }
+
+    /// Returns the model that generates stage `stage` of a choice.
+    #[must_use]
+    pub(crate) fn target_of(&self, stage: usize) -> &ModelTarget {
+        stage.checked_sub(1).map_or(&self.target, |switch| &self.switches[switch].target)
     }
 
     /// Returns the tenant and the service class that the request is charged to.

@@ -6,11 +6,12 @@ use shmproto::message::{Output, TokenOutput};
 use text::{detokenize::TextStart, stop::StopScanner};
 
 use super::{
+    adapter_stages::{AdapterStage, StageCounts},
     choice::{Choice, ChoiceDelta, Scores},
     echo::{EchoedPrompt, echo},
     generation_request::{Echo, GenerationKind, GenerationRequest},
     reasoning::{Reasoning, scan::Scanner as ThoughtScanner},
-    sequence_group::SequenceGroup,
+    sequence_group::{SequenceGroup, StageOutput},
     structured,
     tools::{self, ToolCallReader, scan::Scanner},
     types::GenerationEnvelope,
@@ -47,9 +48,8 @@ struct ChoiceParser {
     thought_tokens: usize,
     /// Separates tool calls from text.
     scanner: Option<Scanner>,
-    begun: bool,
+    stages: StageCounts,
     finish: Option<FinishReason>,
-    cached_tokens: usize,
 }
 
 /// A running request; dropping the response cancels its unfinished sequences.
@@ -75,8 +75,10 @@ impl std::fmt::Debug for GenerationResponse {
 impl GenerationResponse {
     /// Starts `job` and waits for its first update, so that earlier errors get an HTTP status of their own.
     pub(crate) async fn begin(app: &App, job: GenerationRequest) -> Result<(Self, ChoiceUpdate), ApiError> {
-        if let Some(lease) = &job.target.lease {
-            app.adapter_limits.check(&lease.id.0, &job.target.name)?;
+        for target in job.targets() {
+            if let Some(lease) = &target.lease {
+                app.adapter_limits.check(&lease.id.0, &target.name)?;
+            }
         }
         failpoint::pass("gateway.before_start");
         let mut answer = Self::start(app, job).await?;
@@ -184,7 +186,8 @@ impl GenerationResponse {
 
     #[must_use]
     pub(crate) fn usage(&self) -> Usage {
-        let prompt_tokens = self.job.prompt_tokens();
+        let appended = |slot: &ChoiceParser| slot.stages.appended_tokens(&self.job.switches);
+        let prompt_tokens = self.job.prompt_tokens() + self.slots.iter().map(appended).sum::<usize>();
         let completion_tokens = self.slots.iter().map(|slot| slot.choice.tokens()).sum();
         let reasoning_tokens = self.slots.iter().map(|slot| slot.thought_tokens).sum();
         // A prompt counts once, even if several choices continue it.
@@ -194,7 +197,7 @@ impl GenerationResponse {
             completion_tokens,
             total_tokens: prompt_tokens + completion_tokens,
             prompt_tokens_details: PromptTokensDetails {
-                cached_tokens: first_choices.map(|slot| slot.cached_tokens).sum(),
+                cached_tokens: first_choices.map(|slot| slot.stages.cached_tokens()).sum(),
             },
             completion_tokens_details: CompletionTokensDetails { reasoning_tokens },
         }
@@ -206,15 +209,19 @@ impl GenerationResponse {
         retracted.filter(|(_, characters)| *characters > 0).collect()
     }
 
-    fn accept_output(&mut self, output: Result<(usize, Output), ApiError>) -> Result<ChoiceUpdate, ApiError> {
-        let (index, mut output) = output.inspect_err(|_| self.fail())?;
+    /// Returns the stages of choice `index`, if the request switches adapters.
+    #[must_use]
+    pub(crate) fn stages(&self, index: usize) -> Option<Vec<AdapterStage<'_>>> {
+        self.slots[index].stages.report(&self.job)
+    }
+
+    fn accept_output(&mut self, output: Result<StageOutput, ApiError>) -> Result<ChoiceUpdate, ApiError> {
+        let StageOutput { index, stage, mut output } = output.inspect_err(|_| self.fail())?;
         telemetry::began();
         self.meter.tokens(index, output.tokens.len());
         let slot = &mut self.slots[index];
         let (mut echoed, mut prompt) = (None, Vec::new());
-        if !slot.begun {
-            slot.begun = true;
-            slot.cached_tokens = output.cached_tokens as usize;
+        if slot.stages.reach(stage, output.cached_tokens) {
             self.meter.admitted(AdmissionWaits::of(&output));
             let scores = std::mem::take(&mut output.prompt);
             if self.job.echo == Echo::Prompt {
@@ -232,6 +239,7 @@ impl GenerationResponse {
             scan(&mut piece, scanner, answering);
         }
         let fresh = slot.choice.tokens() - before;
+        slot.stages.add(fresh);
         if let (Some(reason), None) = (piece.finish, slot.finish) {
             slot.finish = Some(reason);
             self.open -= 1;
@@ -241,7 +249,7 @@ impl GenerationResponse {
                 self.session.cancel(index);
             }
         }
-        if let Some(lease) = &self.job.target.lease {
+        if let Some(lease) = &self.job.target_of(stage).lease {
             lease.count_tokens(fresh);
         }
         // The metrics count exactly what the usage reports, at every moment.
@@ -309,8 +317,8 @@ impl ChoiceParser {
         let shown: Vec<&str> = words.iter().copied().chain(tags.into_iter().flatten()).collect();
         let choice = Choice::new(job.text().decoder(start, &shown), stop, job.params.min_tokens, scores);
         let scanner = job.answering.as_ref().map(ToolCallReader::scanner);
-        let (begun, finish) = (false, None);
-        Self { choice, thoughts, thought_tokens: 0, scanner, begun, finish, cached_tokens: 0 }
+        let stages = StageCounts::default();
+        Self { choice, thoughts, thought_tokens: 0, scanner, stages, finish: None }
     }
 
     /// Processes the output of one step.

@@ -6,6 +6,7 @@ use shmproto::message::{Precision, Sampling};
 use text::stop::StopStrings;
 
 use super::{
+    adapter_switches::{self, RequestedSwitch},
     logprobs::TokenNames,
     stops::{self, stop_tokens},
     stream_options::{self, ResponseMode},
@@ -64,6 +65,8 @@ pub struct Params {
     pub returns_token_ids: bool,
     /// Alternatives to report for each prompt token; `None` reports no log-probabilities of the prompt.
     pub prompt_logprobs: Option<u32>,
+    /// Changes of the adapter during the answer, in order.
+    pub switches: Vec<RequestedSwitch>,
 }
 
 impl Params {
@@ -95,6 +98,7 @@ impl Params {
             structure: None,
             returns_token_ids: false,
             prompt_logprobs: None,
+            switches: Vec::new(),
         }
     }
 }
@@ -130,7 +134,8 @@ pub(crate) fn read(fields: &mut StrictFields, limits: &ParamLimits<'_>) -> Resul
     let token_names = if names { TokenNames::Ids } else { TokenNames::Text };
     let returns_token_ids = fields.flag("return_token_ids", false)?;
     let prompt_logprobs = prompt_logprobs(fields, params.delivery)?;
-    Ok(Params { choices, token_names, returns_token_ids, prompt_logprobs, ..params })
+    let switches = adapter_switches::read(fields)?;
+    Ok(Params { choices, token_names, returns_token_ids, prompt_logprobs, switches, ..params })
 }
 
 fn prompt_logprobs(fields: &mut StrictFields, delivery: ResponseMode) -> Result<Option<u32>, ApiError> {

@@ -5,8 +5,9 @@ use std::{collections::VecDeque, sync::Arc};
 use shmproto::message::Pooling;
 
 use super::{
-    generation_request::{Echo, GenerationKind, GenerationRequest, PromptInput, namespace},
+    generation_request::{Echo, GenerationKind, GenerationRequest, PromptInput},
     generation_response::GenerationResponse,
+    namespace::namespace,
     params::Params,
     target::ModelTarget,
 };
@@ -59,6 +60,7 @@ impl PoolingRequest {
                 prompts: prompts.to_vec(),
                 // A pooled vector samples no tokens.
                 params: Params { max_tokens: Some(0), ..Params::plain(0) },
+                switches: Arc::default(),
                 logprobs: None,
                 echo: Echo::Nothing,
                 grammar: None,

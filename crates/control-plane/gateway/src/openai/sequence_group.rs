@@ -12,17 +12,23 @@
 //!
 //! - here: running sequences and their outputs.
 //! - `start`: the start of a request's sequences.
+//! - `switch`: the next stage of a sequence, under another adapter.
+//! - `sequence`: one sequence, and the parts of its request that remain.
 
+mod sequence;
 mod start;
+mod switch;
 
 use std::{sync::Arc, time::Duration};
 
-use shmproto::message::{ErrorCode, Generate, Output, WireError};
+use shmproto::message::{ErrorCode, Finish, Generate, Output, WireError};
 use tokio::{
     sync::watch,
     time::{Instant, timeout_at},
 };
 
+use self::sequence::ActiveSequence;
+use super::adapter_switches::AdapterSwitch;
 use crate::{
     adapters::{ExecutorPin, Registry, ResidencyError},
     admission_queue::AdmissionPermit,
@@ -43,23 +49,14 @@ const MAX_REDOS: u32 = 10;
 /// Time after the deadline at which the gateway ends a request that the executor should have ended.
 const DEADLINE_SLACK: Duration = Duration::from_millis(250);
 
+/// An output of one of the sequences.
 #[derive(Debug)]
-struct ActiveSequence {
-    /// The request as first sent, before any resumption.
-    generate: Generate,
-    emitted: Vec<u32>,
-    /// True once the prompt's scores and the count of cached tokens are received.
-    begun: bool,
-    /// True if provisional tokens were reported that are not verified yet.
-    foretold: bool,
-    redos: u32,
-    /// The executor that runs the sequence, and the epoch of its connection.
-    index: usize,
-    epoch: u64,
-    /// Keeps the adapter on the executor.
-    place: Option<Arc<ExecutorPin>>,
-    /// Counts the sequence in its executor's load while the sequence runs.
-    booked: Option<Booked>,
+pub(crate) struct StageOutput {
+    /// Index of the sequence.
+    pub index: usize,
+    /// Stage that generated the output: 0 until the first switch of the adapter.
+    pub stage: usize,
+    pub output: Output,
 }
 
 /// The sequences of one HTTP request; dropping the group cancels them.
@@ -73,21 +70,26 @@ pub(crate) struct SequenceGroup {
     registry: Arc<Registry>,
     batch: SequenceBatch,
     sequences: Vec<ActiveSequence>,
+    /// Later stages of each sequence.
+    switches: Arc<[AdapterSwitch]>,
     status: watch::Receiver<GatewayReadiness>,
-    base_hash: [u8; 32],
+    /// State of the gateway when the request arrived.
+    serving: Arc<ServingState>,
     metrics: Arc<GatewayMetrics>,
     started: Instant,
     /// Time at which the gateway gives up, if the request has a deadline.
     give_up: Option<Instant>,
     /// Event that `ready` received but that only `next` may handle.
     stashed: Option<(usize, SequenceEvent)>,
-    /// Time by which an executor must resume the lost sequences.
+    /// Sequence whose next stage is to be started.
+    switching: Option<usize>,
+    /// Time by which an executor must resume the lost sequences, or take the next stage of one.
     redo_by: Option<Instant>,
 }
 
 impl SequenceGroup {
-    /// Returns the next output with the index of its sequence; `None` when all sequences have ended.
-    pub(crate) async fn next(&mut self) -> Option<Result<(usize, Output), ApiError>> {
+    /// Returns the next output; `None` when all sequences have ended.
+    pub(crate) async fn next(&mut self) -> Option<Result<StageOutput, ApiError>> {
         match self.give_up {
             None => self.wait().await,
             Some(give_up) => timeout_at(give_up, self.wait()).await.unwrap_or_else(|_| Some(Err(late()))),
@@ -99,8 +101,15 @@ impl SequenceGroup {
         self.sequences.iter().map(|sequence| sequence.redos).sum()
     }
 
-    async fn wait(&mut self) -> Option<Result<(usize, Output), ApiError>> {
+    async fn wait(&mut self) -> Option<Result<StageOutput, ApiError>> {
         loop {
+            if let Some(index) = self.switching {
+                // Kept until the stage is started, because the caller may drop this future.
+                if let Err(error) = self.switch(index).await {
+                    return Some(Err(error));
+                }
+                self.switching = None;
+            }
             let event = match self.stashed.take() {
                 Some(event) => event,
                 None => self.batch.next().await?,
@@ -116,7 +125,8 @@ impl SequenceGroup {
                     self.stashed = Some((index, SequenceEvent::Lost { epoch }));
                     if std::mem::take(&mut self.sequences[index].foretold) {
                         // Retracts the provisional text at once, because resuming may take long.
-                        return Some(Ok((index, Output::default())));
+                        let stage = self.sequences[index].stage;
+                        return Some(Ok(StageOutput { index, stage, output: Output::default() }));
                     }
                     let redone = self.redo(index, epoch).await;
                     self.stashed = None;
@@ -129,8 +139,8 @@ impl SequenceGroup {
     }
 
     /// Returns an output that has already arrived.
-    pub(crate) fn ready(&mut self) -> Option<Result<(usize, Output), ApiError>> {
-        if self.stashed.is_some() {
+    pub(crate) fn ready(&mut self) -> Option<Result<StageOutput, ApiError>> {
+        if self.stashed.is_some() || self.switching.is_some() {
             return None;
         }
         let event = self.batch.ready()?;
@@ -145,6 +155,7 @@ impl SequenceGroup {
 
     pub(crate) fn cancel(&mut self, index: usize) {
         self.batch.cancel(index);
+        self.switching = self.switching.filter(|switching| *switching != index);
         self.sequences[index].booked = None;
     }
 
@@ -165,45 +176,54 @@ impl SequenceGroup {
         }
     }
 
-    fn note(&mut self, index: usize, mut output: Output) -> Result<(usize, Output), ApiError> {
+    fn note(&mut self, index: usize, mut output: Output) -> Result<StageOutput, ApiError> {
         let sequence = &mut self.sequences[index];
+        let stage = sequence.stage;
         if let Some(error) = output.error.take() {
             sequence.booked = None;
+            if sequence.is_unfit(&error) {
+                return Ok(StageOutput {
+                    index,
+                    stage,
+                    output: Output { finish: Some(Finish::Length), ..output },
+                });
+            }
             return Err(error.into());
         }
         sequence.foretold = !output.provisional.is_empty();
         if sequence.foretold {
             // Provisional tokens are not computed tokens.
-            return Ok((index, output));
+            return Ok(StageOutput { index, stage, output });
         }
         let mut computed = output.tokens.len() as u64;
         if let Some(booked) = &mut sequence.booked {
-            let queued = Duration::from_micros(output.queued_us);
-            booked.output(computed, output.cached_tokens.into(), queued);
-            if output.finish.is_some() {
-                sequence.booked = None;
-                self.executors.answered(sequence.emitted.len() as u64 + computed);
-            }
+            booked.output(computed, output.cached_tokens.into(), Duration::from_micros(output.queued_us));
         }
         sequence.emitted.extend(output.tokens.iter().map(|token| token.token));
         if !std::mem::replace(&mut sequence.begun, true) {
-            self.turn.begin(1);
             computed += (sequence.generate.prompt.len() as u64).saturating_sub(output.cached_tokens.into());
-            output.queued_us += u64::try_from(self.waited.as_micros()).unwrap_or(u64::MAX);
+            if stage == 0 {
+                self.turn.begin(1);
+                output.queued_us += u64::try_from(self.waited.as_micros()).unwrap_or(u64::MAX);
+            }
         }
         self.turn.serve(computed);
-        Ok((index, output))
+        output.finish = output.finish.and_then(|finish| self.end_stage(index, finish));
+        Ok(StageOutput { index, stage, output })
     }
 
     async fn redo(&mut self, index: usize, lost_epoch: u64) -> Result<(), ApiError> {
-        let again = self.sequences[index].again(self.started.elapsed())?;
+        if self.sequences[index].redos == MAX_REDOS {
+            return Err(lost(&format!("this request was resumed {MAX_REDOS} times already")));
+        }
+        let again = self.sequences[index].again(&self.switches, self.started.elapsed())?;
         let deadline = *self.redo_by.get_or_insert_with(|| Instant::now() + REDO_WAIT);
         let home = self.sequences[index].index;
         self.sequences[index].booked = None;
         self.route.avoid(home, lost_epoch);
         loop {
             let serving = self.another(home, deadline).await?;
-            if serving.welcome.base_hash != self.base_hash {
+            if serving.welcome.base_hash != self.serving.welcome.base_hash {
                 return Err(lost("it restarted with another base model"));
             }
             let executors = self.executors.clone();
@@ -236,7 +256,7 @@ impl SequenceGroup {
                 Err(error) => return Err(error.into()),
             }
             self.moved(index, to, place);
-            self.sequences[index].booked = Some(book(&self.executors, &self.route, to.index, &again));
+            self.book(index, &again);
             return Ok(());
         }
     }
@@ -268,6 +288,12 @@ impl SequenceGroup {
         self.route.note(to.index);
     }
 
+    /// Counts a sequence that runs as `sent` in the load of its executor.
+    fn book(&mut self, index: usize, sent: &Generate) {
+        let sequence = &mut self.sequences[index];
+        sequence.booked = Some(book(&self.executors, &self.route, sequence.index, sent));
+    }
+
     /// Waits until an executor can resume a sequence that the one at `home` lost; returns the serving state.
     async fn another(&mut self, home: usize, deadline: Instant) -> Result<Arc<ServingState>, ApiError> {
         let (route, registry) = (&self.route, &self.registry);
@@ -296,38 +322,9 @@ impl SequenceGroup {
     }
 }
 
-impl ActiveSequence {
-    /// Returns the rest of the request, `elapsed` after the start.
-    fn again(&self, elapsed: Duration) -> Result<Generate, ApiError> {
-        if self.redos == MAX_REDOS {
-            return Err(lost(&format!("this request was resumed {MAX_REDOS} times already")));
-        }
-        let mut again = self.generate.clone();
-        let done = u32::try_from(self.emitted.len()).unwrap_or(u32::MAX);
-        again.prompt.extend_from_slice(&self.emitted);
-        again.generated = done;
-        again.max_tokens = again.max_tokens.saturating_sub(done);
-        again.min_tokens = again.min_tokens.saturating_sub(done);
-        if self.begun {
-            again.prompt_logprobs = None;
-        }
-        again.deadline_ms = left_ms(again.deadline_ms, elapsed)?;
-        Ok(again)
-    }
-}
-
 fn book(executors: &Executors, route: &RoutingRequest, index: usize, generate: &Generate) -> Booked {
     let tokens = generate.prompt.len() as u64;
     executors.member(index).books().track(route.rank(), route.promised_tpot_us(), tokens)
-}
-
-/// Returns the remaining milliseconds of a deadline; 0 means no deadline.
-fn left_ms(deadline_ms: u32, elapsed: Duration) -> Result<u32, ApiError> {
-    if deadline_ms == 0 {
-        return Ok(0);
-    }
-    let elapsed_ms = u32::try_from(elapsed.as_millis()).unwrap_or(u32::MAX);
-    deadline_ms.checked_sub(elapsed_ms).filter(|left| *left > 0).ok_or_else(late)
 }
 
 fn late() -> ApiError {

@@ -112,7 +112,9 @@ impl<'a> ChunkWriter<'a> {
             self.event(delta_of(index, delta));
         }
         if piece.finish.is_some() {
-            self.last(ChatDelta { finish_reason: piece.finish, ..delta_of(index, Delta::default()) });
+            let adapter_stages = self.answer.stages(index);
+            let last = delta_of(index, Delta::default());
+            self.last(ChatDelta { finish_reason: piece.finish, adapter_stages, ..last });
         }
     }
 
@@ -127,7 +129,8 @@ impl<'a> ChunkWriter<'a> {
             self.event(TextChoice { logprobs, token_ids, ..text_of(index, &piece.text) });
         }
         if piece.finish.is_some() {
-            self.last(TextChoice { finish_reason: piece.finish, ..text_of(index, "") });
+            let adapter_stages = self.answer.stages(index);
+            self.last(TextChoice { finish_reason: piece.finish, adapter_stages, ..text_of(index, "") });
         }
     }
 
@@ -201,12 +204,13 @@ fn object(answer: &GenerationResponse) -> &'static str {
 }
 
 fn delta_of(index: usize, delta: Delta<'_>) -> ChatDelta<'_> {
-    ChatDelta { index, delta, logprobs: None, finish_reason: None, token_ids: None }
+    ChatDelta { index, delta, logprobs: None, finish_reason: None, adapter_stages: None, token_ids: None }
 }
 
 fn text_of(index: usize, text: &str) -> TextChoice<'_> {
     let prompt = PromptReport::default();
-    TextChoice { index, text, logprobs: None, finish_reason: None, token_ids: None, prompt }
+    let (logprobs, finish_reason, adapter_stages, token_ids) = (None, None, None, None);
+    TextChoice { index, text, logprobs, finish_reason, adapter_stages, token_ids, prompt }
 }
 
 fn part_of(part: &ToolCallDelta) -> ToolCall<'_> {

@@ -2,7 +2,7 @@
 
 use serde::{Serialize, Serializer, ser::SerializeMap as _};
 
-use super::{structured::SchemaWarning, tools::scan_result::CallKind};
+use super::{adapter_stages::AdapterStage, structured::SchemaWarning, tools::scan_result::CallKind};
 use crate::usage::{FinishReason, Usage};
 
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -74,6 +74,9 @@ pub(crate) struct ChatChoice<'a> {
     /// Null unless the request asks for log-probabilities.
     pub logprobs: Option<ChatLogprobs<'a>>,
     pub finish_reason: FinishReason,
+    /// Stages of an answer that switches adapters; otherwise absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub adapter_stages: Option<Vec<AdapterStage<'a>>>,
     /// Token ids, a stop string's included; absent unless requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<u32>>,
@@ -148,6 +151,9 @@ pub(crate) struct ChatDelta<'a> {
     pub logprobs: Option<ChatLogprobs<'a>>,
     /// Null until the last chunk.
     pub finish_reason: Option<FinishReason>,
+    /// Stages of an answer that switches adapters, in the last chunk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub adapter_stages: Option<Vec<AdapterStage<'a>>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<u32>>,
 }
@@ -172,6 +178,9 @@ pub(crate) struct TextChoice<'a> {
     pub text: &'a str,
     pub logprobs: Option<TextLogprobs>,
     pub finish_reason: Option<FinishReason>,
+    /// Stages of an answer that switches adapters, in a stream's last chunk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub adapter_stages: Option<Vec<AdapterStage<'a>>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<u32>>,
     #[serde(flatten)]

@@ -24,7 +24,8 @@ use crate::{
     errors::ApiError,
     lifecycle::ServingState,
     openai::{
-        generation_request::{Echo, GenerationKind, GenerationRequest, PromptInput, namespace},
+        generation_request::{Echo, GenerationKind, GenerationRequest, PromptInput},
+        namespace::namespace,
         params::{EndTokens, MAX_LOGPROBS, Params},
         target::ModelTarget,
     },
@@ -266,6 +267,7 @@ fn job(
         serving,
         target,
         prompts: vec![PromptInput { tokens, text: None }],
+        switches: Arc::default(),
         logprobs: Some(wanted.topk_sample),
         echo: Echo::Nothing,
         grammar: None,

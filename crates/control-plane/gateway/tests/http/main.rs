@@ -10,6 +10,7 @@ mod text;
 
 mod access;
 mod adapter_mixtures;
+mod adapter_switches;
 mod adapters;
 mod anthropic;
 mod batches;

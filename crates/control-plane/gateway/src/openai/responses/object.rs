@@ -3,7 +3,10 @@
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{super::structured::SchemaWarning, request::ResponseEcho};
+use super::{
+    super::{adapter_stages::AdapterStage, structured::SchemaWarning},
+    request::ResponseEcho,
+};
 use crate::{
     errors::ApiError,
     usage::{CompletionTokensDetails, PromptTokensDetails, Usage},
@@ -34,6 +37,9 @@ pub(super) struct Object<'a> {
     pub(super) error: Option<Failure>,
     pub(super) incomplete_details: Option<Incomplete>,
     pub(super) usage: Option<ResponseUsage>,
+    /// Stages of an answer that switches adapters, at the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) adapter_stages: Option<Vec<AdapterStage<'a>>>,
     /// The parts of a JSON schema that the grammar does not enforce; set at the end.
     #[serde(skip_serializing_if = "<[SchemaWarning]>::is_empty")]
     pub(super) warnings: &'a [SchemaWarning],

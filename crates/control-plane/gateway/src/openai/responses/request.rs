@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     super::{
+        adapter_switches,
         chat_request::ChatRequest,
         params::{self, MAX_LOGPROBS, ParamLimits, Params},
         reasoning::effort::{self, ReasoningEffort},
@@ -77,6 +78,7 @@ impl ResponsesBody {
         let options =
             params::RouteOptions { max_tokens, delivery, structure, stop: stops::read(&mut fields)? };
         let params = params::read_beside(options, &mut fields, limits)?;
+        let params = Params { switches: adapter_switches::read(&mut fields)?, ..params };
         let logprobs = logprobs(&mut fields)?;
         let tool_choice = fields.peek("tool_choice").cloned().unwrap_or_else(|| json!("auto"));
         let shown = fields.peek("tools").cloned().unwrap_or_else(|| json!([]));

@@ -108,6 +108,7 @@ impl ResponseWriter {
             incomplete_details: (status == ResponseStatus::Incomplete)
                 .then_some(Incomplete { reason: "max_output_tokens" }),
             usage: is_over.then(|| answer.usage().into()),
+            adapter_stages: is_over.then(|| answer.stages(0)).flatten(),
             warnings: if is_over { answer.job.warnings() } else { &[] },
             asked: &self.asked,
         }

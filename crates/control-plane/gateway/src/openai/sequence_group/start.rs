@@ -5,16 +5,19 @@ use std::{sync::Arc, time::Duration};
 use shmproto::message::Generate;
 use tokio::time::Instant;
 
-use super::{ActiveSequence, DEADLINE_SLACK, SequenceGroup, book, left_ms};
+use super::{
+    DEADLINE_SLACK, SequenceGroup, book,
+    sequence::{ActiveSequence, left_ms},
+};
 use crate::{
     adapters::{ExecutorPin, Lease},
     admission_queue::{AdmissionPermit, AdmissionRequest},
     app::App,
     errors::ApiError,
-    executor::{backlog::Backlog, batch::SequenceBatch},
+    executor::{backlog::Backlog, batch::SequenceBatch, link_messages::EndedSlots},
     executors::executor_handle::ReadyExecutor,
     lifecycle::ServingState,
-    openai::generation_request::GenerationRequest,
+    openai::generation_request::{GenerationRequest, PromptInput},
     routing::RoutingRequest,
 };
 
@@ -94,10 +97,14 @@ impl StartingGroup<'_> {
         let mut sequences = self.sequences.clone();
         for sequence in &mut sequences {
             sequence.deadline_ms = left_ms(sequence.deadline_ms, self.started.elapsed())?;
+            if let Some(next) = self.job.switches.first() {
+                next.bound(sequence, 0);
+            }
         }
         let executor = self.app.executors.member(to.index).executor();
-        let batch =
-            executor.generate(to.epoch, sequences, &mut self.turn.standing, Arc::clone(&self.backlog))?;
+        let slots = if self.job.switches.is_empty() { EndedSlots::Release } else { EndedSlots::Keep };
+        let (standing, backlog) = (&mut self.turn.standing, Arc::clone(&self.backlog));
+        let batch = executor.generate(to.epoch, sequences, slots, standing, backlog)?;
         self.turn.release();
         Ok((batch, place))
     }
@@ -112,6 +119,8 @@ impl StartingGroup<'_> {
         let give_up = deadline(&sequences, started).and_then(|deadline| deadline.checked_add(DEADLINE_SLACK));
         let kept = sequences.into_iter().map(|generate| ActiveSequence {
             booked: Some(book(&app.executors, &route, on.index, &generate)),
+            stage: 0,
+            done: 0,
             generate,
             emitted: Vec::new(),
             begun: false,
@@ -130,11 +139,13 @@ impl StartingGroup<'_> {
             registry: Arc::clone(&app.registry),
             batch,
             status: app.status.clone(),
-            base_hash: job.serving.welcome.base_hash,
+            switches: Arc::clone(&job.switches),
+            serving: Arc::clone(&job.serving),
             metrics: Arc::clone(&app.metrics),
             started,
             give_up,
             stashed: None,
+            switching: None,
             redo_by: None,
         }
     }
@@ -142,7 +153,8 @@ impl StartingGroup<'_> {
 
 /// Returns the memory of the prompts while their sequences run, in bytes.
 fn prompt_bytes(job: &GenerationRequest) -> usize {
-    let tokens = job.prompts.iter().map(|prompt| prompt.tokens.len()).fold(0, usize::saturating_add);
+    let longest = |prompt: &PromptInput| job.longest_prompt(prompt.tokens.len());
+    let tokens = job.prompts.iter().map(longest).fold(0, usize::saturating_add);
     tokens.saturating_mul(job.params.choices as usize).saturating_mul(PROMPT_COPIES * size_of::<u32>())
 }
 
