@@ -12,7 +12,7 @@ use model::{
         matrices::{ImageNumber, ModuleLayout},
         prepared::{EncodedAdapter, PreparedAdapter},
     },
-    shape::{config::ModelConfig, source::Target},
+    shape::{config::ModelConfig, layout::BLOCK_TARGETS, source::Target},
 };
 use shmproto::image::{Image, ImageEntry, ImageError};
 
@@ -38,9 +38,7 @@ pub fn publish(
     config: &ModelConfig,
     library: &ImageRegistry,
 ) -> Result<Arc<PreparedAdapter>, PublishError> {
-    if let Some(scale) =
-        encoded.modules.iter().map(|module| module.matrix.scale).find(|scale| !scale.is_finite())
-    {
+    if let Some(scale) = encoded.scales().find(|scale| !scale.is_finite()) {
         return Err(PublishError::Overflow(LayoutError::Scale(scale)));
     }
     if encoded.modules.is_empty() {
@@ -59,10 +57,12 @@ pub fn publish(
     Ok(Arc::new(PreparedAdapter::over(&encoded, config, number, &bytes)?))
 }
 
-/// Returns a linear layer's number in images and on the board: layer times 8 plus place in a block.
+/// Returns a linear layer's number in images and on the board: layer times 8 plus index in a block, or 7 for
+/// the head. Images and the board have no layers of experts.
 #[must_use]
 pub(crate) fn module(layer: usize, target: Target) -> u32 {
-    u32::try_from(layer * 8 + target as usize).unwrap_or(u32::MAX)
+    let index = target.index_in_block().unwrap_or(BLOCK_TARGETS.len());
+    u32::try_from(layer * 8 + index).unwrap_or(u32::MAX)
 }
 
 fn entry(module_layout: &ModuleLayout) -> ImageEntry {

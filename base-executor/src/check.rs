@@ -273,6 +273,8 @@ fn problem(error: &AdapterError) -> Value {
             json!({ "tensor": tensor, "expected": expected, "found": found, "message": message })
         }
         AdapterError::UnknownTensor { tensor, .. }
+        | AdapterError::Expert { tensor, .. }
+        | AdapterError::Router { tensor, .. }
         | AdapterError::BaseCopy { tensor, .. }
         | AdapterError::ResizedVocabulary { tensor, .. }
         | AdapterError::ForeignNames { tensor, .. }

@@ -22,7 +22,7 @@ use std::{fmt, path::Path, sync::Arc};
 
 use kernels::{attention::KvPrecision, lora::LoraPrecision};
 use model::{
-    adapter::{Adapter, AnyAdapter, DoraAdapter, DraftAdapter, limits},
+    adapter::{Adapter, AdapterError, AnyAdapter, DoraAdapter, DraftAdapter, limits},
     deltas::prepared::{EncodedAdapter, PreparedAdapter},
     forward::ForwardPass,
     precision::{BaseNumerics, Precision},
@@ -133,6 +133,8 @@ pub(crate) struct AdapterLoader {
     drafting: Option<Drafting>,
     /// Base weights in host memory, which DoRA needs; `None` without any.
     base: Option<SharedBase>,
+    /// Whether the pass computes the deltas of experts.
+    adapts_experts: bool,
 }
 
 impl AdapterLoader {
@@ -145,7 +147,7 @@ impl AdapterLoader {
         (drafting, base): (Option<Drafting>, Option<SharedBase>),
     ) -> Self {
         let (precision, library) = (adapter_precision(config, numerics), library.clone());
-        Self { config: shape.clone(), precision, library, drafting, base }
+        Self { config: shape.clone(), precision, library, drafting, base, adapts_experts: false }
     }
 
     fn encode(&self, adapter: &Adapter) -> EncodedAdapter {
@@ -196,6 +198,9 @@ impl Loader for AdapterLoader {
     }
 
     fn prepare(&self, adapter: AnyAdapter) -> Result<PassReadyAdapter<PreparedAdapter>, PrepareError> {
+        if !self.adapts_experts && adapter.adapter().changes_experts() {
+            return Err(PrepareError::Invalid(AdapterError::NoExperts { place: "a GPU" }.into()));
+        }
         let head = adapter.classification_head().cloned();
         let encoded = match adapter {
             AnyAdapter::Answers(adapter) => self.encode(&adapter),
@@ -211,5 +216,34 @@ impl Loader for AdapterLoader {
         let bytes = (prepared.bytes() + head.as_ref().map_or(0, |head| head.bytes())) as u64;
         let role = head.map_or(AdapterRole::Answers, AdapterRole::Classifies);
         Ok(PassReadyAdapter { adapter: prepared, bytes, role })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use model::sources::open::open;
+    use testkit::paths::golden;
+
+    use super::*;
+
+    #[test]
+    fn adapters_of_experts_are_refused_by_name_where_no_pass_computes_them() {
+        let source = open(&golden("models/mixtral")).unwrap();
+        let read = || {
+            let path = golden("adapters/experts/mixtral/both");
+            AnyAdapter::read(&path, source.config()).unwrap()
+        };
+        let (config, library) = (source.config().clone(), ImageRegistry::new().unwrap());
+        let precision = LoraPrecision::Exact;
+        let loader =
+            AdapterLoader { config, precision, library, drafting: None, base: None, adapts_experts: false };
+        let Err(PrepareError::Invalid(error)) = loader.prepare(read()) else { panic!("it is loaded") };
+        assert!(error.to_string().contains("experts, which a GPU cannot compute"), "{error}");
+        let loader = AdapterLoader { adapts_experts: true, ..loader };
+        let Ok(ready) = loader.prepare(read()) else { panic!("it is refused") };
+        // Two layers of attention in two blocks go to the device, at 4 bytes and rank 4.
+        assert_eq!(ready.adapter.device_bytes(), 2 * 2 * 4 * 4 * (64 + 64));
+        let of_experts = 2 * 4 * 4 * 4 * ((64 + 128) + (64 + 64));
+        assert_eq!(ready.bytes, (ready.adapter.device_bytes() + of_experts) as u64);
     }
 }

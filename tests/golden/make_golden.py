@@ -714,6 +714,12 @@ DRAWN = {
     "phi3": {"fused": vera(5, ["qkv_proj", "down_proj"], save_projection=False, projection_prng_key=-3)},
 }
 
+# LoRAs of experts by model, which make_experts.py makes in the forms of several programs.
+EXPERTS = {
+    "mixtral": ["both", "down-rslora", "modules", "shared"],
+    "qwen3moe": ["gate-up", "patterns", "stacks"],
+}
+
 # Kinds of adapters that have a folder of their own.
 OTHERS = {"dora": DORAS, "embedding": EMBEDDED, "saved": SAVED, "vera": DRAWN}
 
@@ -727,11 +733,7 @@ REFUSED = {
         PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"),
     ),
     "ia3-shared-input": ("llama-tied", "feedforward_modules", ia3(["gate_proj"], ["gate_proj"])),
-    "experts": (
-        "mixtral",
-        "target_parameters",
-        lora(2, ["q_proj"], target_parameters=["mlp.experts.down_proj"]),
-    ),
+    "router": ("mixtral", "target_parameters", lora(2, ["q_proj"], target_parameters=["mlp.gate.weight"])),
 }
 
 
@@ -925,11 +927,12 @@ def write_others(name, vocab):
 
 def indexed(name):
     """What there is of a tiny model."""
+    kinds = [(kind, adapters.get(name, {})) for kind, adapters in [*OTHERS.items(), ("experts", EXPERTS)]]
     return {
         "name": name,
         "adapters": list(adapters_of(name)),
         "sums": SUMS.get(name, []),
-        "others": [f"{kind}/{adapter}" for kind, adapters in OTHERS.items() for adapter in adapters.get(name, {})],
+        "others": [f"{kind}/{adapter}" for kind, adapters in kinds for adapter in adapters],
     }
 
 

@@ -128,7 +128,8 @@ fn name(id: TensorId) -> String {
                 Target::O => "self_attn.o_proj",
                 Target::Gate => "mlp.gate_proj",
                 Target::Up => "mlp.up_proj",
-                Target::Down | Target::LmHead => "mlp.down_proj",
+                Target::Down => "mlp.down_proj",
+                Target::LmHead | Target::Expert(..) => panic!("the model has no {target:?} in a layer"),
             };
             format!("model.layers.{layer}.{module}.weight")
         }

@@ -42,6 +42,9 @@ pub(super) trait BaseDevice {
     /// Whether a whole pass is planned at once, so ranks that arrive meanwhile serve only the next one.
     const PLANS_WHOLE_PASSES: bool;
 
+    /// Whether a pass computes the deltas of experts.
+    const ADAPTS_EXPERTS: bool;
+
     /// Returns the estimated host memory of the weights of `base`, in bytes.
     fn needs(&self, base: &PendingBase) -> u64;
 
@@ -122,6 +125,7 @@ pub(super) fn open<O: BaseDevice>(
     let drafting = shared.clone();
     let drafting = drafting.and_then(|shared| Drafting::new(config, shared, &base.cores, &budget.drafts));
     let loader = AdapterLoader::new(config, &shape, numerics, &library, (drafting, shared));
+    let loader = AdapterLoader { adapts_experts: O::ADAPTS_EXPERTS, ..loader };
     let draft_model =
         drafting::model_of(config, (&base.path, shape.vocab_size), &base.cores, &budget.drafts)?;
     progress.stage("allocating the KV cache");

@@ -63,6 +63,7 @@ impl BaseDevice for HostDevice {
     type Pass = Pass;
 
     const PLANS_WHOLE_PASSES: bool = false;
+    const ADAPTS_EXPERTS: bool = true;
 
     /// Returns 0 for a streamed base, which keeps to its own limit.
     fn needs(&self, base: &PendingBase) -> u64 {

@@ -74,6 +74,7 @@ impl BaseDevice for Gpu {
     type Pass = CudaModel;
 
     const PLANS_WHOLE_PASSES: bool = true;
+    const ADAPTS_EXPERTS: bool = false;
 
     fn needs(&self, _: &PendingBase) -> u64 {
         0

@@ -136,7 +136,6 @@ pub(super) fn loads() -> Vec<Seed> {
     common(&mut make, &whole);
     make.refused("no name", SILENCE, b"{\"lora_path\":\"/a\"}".to_vec(), "lora_name");
     make.refused("another base model", SILENCE, load_with("base_model_name", json!("b")), "base_model_name");
-    make.refused("weights of experts", SILENCE, load_with("is_3d_lora_weight", json!(true)), "3d_lora");
     make.refused("a path that is a list", NUMBERS, load_with("lora_path", json!(["/a"])), "lora_path");
     make.refused("a number below 0", NUMBERS, load_with("lora_int_id", json!(-1)), "lora_int_id");
     make.refused(

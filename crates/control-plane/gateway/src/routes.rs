@@ -27,8 +27,8 @@ use crate::{
     metrics::text::CONTENT_TYPE,
     ollama,
     openai::{
-        adapter_files, adapters, batches, chat, classify, collect, completions, embeddings, files, fine_tuning,
-        generation_request::GenerationRequest, generation_response::GenerationResponse, models,
+        adapter_files, adapters, batches, chat, classify, collect, completions, embeddings, files,
+        fine_tuning, generation_request::GenerationRequest, generation_response::GenerationResponse, models,
         request_context::RequestContext, responses, scoring, sse, stream::OpenAiStream,
         stream_options::ResponseMode, tokens, upload,
     },

@@ -10,6 +10,7 @@ pub mod dora;
 mod draft;
 mod embedding;
 mod error;
+mod experts;
 mod gguf;
 mod hasher;
 mod ia3;

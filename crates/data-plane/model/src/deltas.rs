@@ -5,6 +5,7 @@
 //! - [`matrices`]: an adapter's matrices on the host.
 //! - [`device_copy`]: copies of these matrices that are on the device or being copied.
 //! - [`cpu_copy`]: such copies where the device is the CPU.
+//! - [`expert_matrices`]: an adapter's matrices of experts.
 //! - [`prepared`]: the whole adapter in the form that a pass takes.
 //! - [`batch`]: the deltas of a batch.
 //! - [`adapter_rows`]: the adapter of each row of a batch.
@@ -17,5 +18,6 @@ pub mod assist;
 pub mod batch;
 pub mod cpu_copy;
 pub mod device_copy;
+pub mod expert_matrices;
 pub mod matrices;
 pub mod prepared;

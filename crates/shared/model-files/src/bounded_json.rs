@@ -5,30 +5,30 @@
 
 use serde::de::{DeserializeOwned, Error as _};
 
-/// Signs that begin or separate values. Each costs at most about 200 bytes.
-const MAX_SIGNS: usize = 1 << 16;
+/// Maximum signs that begin or separate values, in a configuration. Each costs at most about 200 bytes.
+pub const MAX_SIGNS: usize = 1 << 16;
 
 /// Parses `json` after a check of its size.
 ///
 /// # Errors
 /// If it is malformed, not a `T`, or has more than 65,536 values.
 pub fn parse<T: DeserializeOwned>(json: &[u8]) -> Result<T, serde_json::Error> {
-    check_size(json)?;
+    check_size(json, MAX_SIGNS)?;
     serde_json::from_slice(json)
 }
 
 /// Refuses a document whose parsed form would take too much memory. Signs within texts count too, because the
-/// limit is far above the needs of any configuration.
+/// limit is far above the needs of any document of its kind.
 ///
 /// # Errors
-/// If the document has too many signs.
-pub fn check_size(json: &[u8]) -> Result<(), serde_json::Error> {
+/// If the document has more than `max_signs` signs.
+pub fn check_size(json: &[u8], max_signs: usize) -> Result<(), serde_json::Error> {
     let signs = json.iter().filter(|byte| matches!(byte, b',' | b':' | b'[' | b'{')).count();
-    if signs <= MAX_SIGNS {
+    if signs <= max_signs {
         return Ok(());
     }
     Err(serde_json::Error::custom(format!(
-        "it has {signs} values and separators, and the limit is {MAX_SIGNS}"
+        "it has {signs} values and separators, and the limit is {max_signs}"
     )))
 }
 

@@ -89,13 +89,12 @@ pub fn load_request(body: &[u8], base_name: &str) -> Result<LoadRequest, ApiErro
     Ok(LoadRequest { name, path, replace, tenant, pinned })
 }
 
-/// Accepts fields of vLLM that ask for nothing but the default behaviour.
+/// Accepts fields of vLLM without effect here, and the name of the served base.
 fn take_harmless(fields: &mut StrictFields, base_name: &str) -> Result<(), ApiError> {
     // vLLM's number of the adapter; this API identifies adapters by name.
     fields.integer("lora_int_id", 0..=i64::MAX)?;
-    if fields.flag("is_3d_lora_weight", false)? {
-        return Err(ApiError::unsupported("is_3d_lora_weight"));
-    }
+    // The names of an adapter's tensors say whether factors of all experts lie in one tensor.
+    fields.flag("is_3d_lora_weight", false)?;
     match fields.text("base_model_name")? {
         Some(base) if base != base_name => Err(ApiError::invalid(
             "base_model_name",

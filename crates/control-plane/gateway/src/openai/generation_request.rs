@@ -15,13 +15,8 @@ use super::{
     tools::ToolCallReader,
 };
 use crate::{
-    adapters::Lease,
-    admission_queue::Principal,
-    caller::{Caller, Urgency},
-    errors::ApiError,
-    lifecycle::ServingState,
-    service_classes::ServiceClasses,
-    text::Text,
+    adapters::Lease, admission_queue::Principal, caller::Urgency, errors::ApiError, lifecycle::ServingState,
+    service_classes::ServiceClasses, text::Text,
 };
 
 /// Maximum number of prompts per request.

@@ -327,7 +327,7 @@ async fn ask_owned(harness: &Harness, index: usize) -> Response {
 async fn an_adapter_is_pinned_and_listed_with_all_that_is_known_of_it() {
     let harness = Harness::start(reply_with("x")).await;
     let extra =
-        json!({ "lora_int_id": 3, "is_3d_lora_weight": false, "base_model_name": "base", "pinned": true });
+        json!({ "lora_int_id": 3, "is_3d_lora_weight": true, "base_model_name": "base", "pinned": true });
     assert_eq!(load(&harness, "a", "one", &extra).await.json()["pinned"], json!(true));
     let unpin = json!({ "lora_name": "a", "pinned": false });
     assert_eq!(harness.client.post("/v1/pin_lora_adapter", &unpin).await.json()["pinned"], json!(false));
@@ -349,7 +349,7 @@ async fn an_adapter_is_pinned_and_listed_with_all_that_is_known_of_it() {
     assert!(listed["last_used_at"].as_u64() >= listed["loaded_at"].as_u64(), "{listed}");
     let missing = harness.client.post("/v1/pin_lora_adapter", &json!({ "lora_name": "nobody" })).await;
     assert_eq!((missing.status, missing.code().as_str()), (404, "model_not_found"));
-    for (field, value) in [("is_3d_lora_weight", json!(true)), ("base_model_name", json!("another"))] {
+    for (field, value) in [("is_3d_lora_weight", json!("yes")), ("base_model_name", json!("another"))] {
         let refused = load(&harness, "b", "two", &json!({ field: value })).await;
         assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!(field)));
     }

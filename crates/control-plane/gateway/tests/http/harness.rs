@@ -5,8 +5,8 @@ use std::{path::PathBuf, time::Duration};
 use gateway::{
     admission_queue::AdmissionLimits,
     config::{
-        AllowedHosts, BatchLimits, ConnectionLimits, GatewayConfig, OutputParsers, RateLimits, ScoringDefaults,
-        ShutdownTrigger, TelemetryConfig, TrainingLimits,
+        AllowedHosts, BatchLimits, ConnectionLimits, GatewayConfig, OutputParsers, RateLimits,
+        ScoringDefaults, ShutdownTrigger, TelemetryConfig, TrainingLimits,
     },
     executor::{Endpoint, LinkSettings},
     executors::{Address, ONLY},

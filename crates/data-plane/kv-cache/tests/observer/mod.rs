@@ -5,23 +5,23 @@ use std::collections::HashSet;
 use kv_cache::{Cache, Chain, block_events::BlockEvent};
 
 /// Blocks in tiers, as the events since the start say.
-pub struct Observer {
+pub(crate) struct Observer {
     held: HashSet<(Chain, usize)>,
 }
 
 impl Observer {
-    pub fn new(cache: &mut Cache) -> Self {
+    pub(crate) fn new(cache: &mut Cache) -> Self {
         let mut observer = Self { held: HashSet::new() };
         observer.apply(cache.start_events());
         observer
     }
 
-    pub fn follow(&mut self, cache: &mut Cache) {
+    pub(crate) fn follow(&mut self, cache: &mut Cache) {
         self.apply(cache.take_events());
     }
 
     /// Checks that a second observer, who begins now, is told exactly the blocks that this one knows.
-    pub fn check(&self, cache: &mut Cache) {
+    pub(crate) fn check(&self, cache: &mut Cache) {
         assert_eq!(Self::new(cache).held, self.held, "the events say what is in the cache");
     }
 

@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     error::AdapterError,
+    experts,
     kind::AdapterKind,
     lora::{BaseShape, LoraConfig},
     matrix::{StoredFactors, decode},
@@ -70,6 +71,15 @@ pub enum MergeError {
         /// Shape in the other adapter, `[out, in]`.
         other: [usize; 2],
     },
+    /// An adapter changes experts.
+    #[error(
+        "`{module}` is a layer of an expert, and adapters of experts cannot be merged into a file; name the \
+         sum in requests instead (`a+b`)"
+    )]
+    Experts {
+        /// Name of an expert's layer.
+        module: String,
+    },
     /// The merged adapter cannot be written.
     #[error(transparent)]
     Write(#[from] WriteError),
@@ -105,6 +115,9 @@ impl NamedLora {
             return Err(AdapterError::Vocabulary { path: directory.to_path_buf() });
         }
         let mut modules = BTreeMap::new();
+        for (name, stored) in experts::read_by_name(&config, &mut weights)? {
+            modules.insert(name, NamedModule::of(weights.path(), &stored)?);
+        }
         for name in weights.adapted() {
             if let Some(stored) = config.factors(&mut weights, &name)? {
                 modules.insert(name, NamedModule::of(weights.path(), &stored)?);
@@ -127,6 +140,10 @@ impl NamedLora {
     pub fn merge(parts: &[(Self, f32)]) -> Result<Self, MergeError> {
         if parts.iter().any(|(part, _)| part.is_activated) {
             return Err(AdapterMergeError::Kind(AdapterKind::Activated).into());
+        }
+        let mut names = parts.iter().flat_map(|(part, _)| part.modules.keys());
+        if let Some(module) = names.find(|name| name.contains(".experts.")) {
+            return Err(MergeError::Experts { module: module.clone() });
         }
         let mut by_name: BTreeMap<&str, Vec<(&NamedModule, f32)>> = BTreeMap::new();
         for (part, weight) in parts {

@@ -194,22 +194,42 @@ pub enum AdapterError {
         /// Error of the packing function.
         source: PackError,
     },
-    /// A tensor adapts an expert or a router.
-    #[error("{}: tensor `{tensor}` adapts an expert or a router, which is not supported; train the adapter on attention (q_proj, k_proj, v_proj, o_proj)", path.display())]
+    /// A tensor adapts experts in an unknown form, or in another form than the rest of the file.
+    #[error("{}: tensor `{tensor}` adapts experts in a form that is not supported or not selected; save \
+             the adapter as a LoRA with PEFT, with its own configuration", path.display())]
     Expert {
         /// Path of the file.
         path: PathBuf,
         /// Name of the tensor.
         tensor: String,
     },
-    /// The configuration adapts parameters that PEFT does not treat as linear layers: those of experts.
-    #[error("{}: `target_parameters` is {value}, but experts cannot be adapted; train the adapter on \
-             attention (q_proj, k_proj, v_proj, o_proj)", path.display())]
+    /// A tensor adapts a router.
+    #[error("{}: tensor `{tensor}` adapts a router of experts, which is not supported; train the adapter \
+             without routers", path.display())]
+    Router {
+        /// Path of the file.
+        path: PathBuf,
+        /// Name of the tensor.
+        tensor: String,
+    },
+    /// The configuration adapts a parameter that is not one of the base's experts.
+    #[error("{}: `target_parameters` has {value}, but only parameters of this base's experts can be \
+             adapted, `mlp.experts.gate_up_proj` and `mlp.experts.down_proj`; train the adapter \
+             without it", path.display())]
     Parameters {
         /// Path of the file.
         path: PathBuf,
-        /// The option's value, shortened.
+        /// The parameter's name.
         value: String,
+    },
+    /// The process computes no deltas of experts.
+    #[error(
+        "the adapter changes experts, which {place} cannot compute; load it into an executor with the \
+             base on the CPU"
+    )]
+    NoExperts {
+        /// The process or device that refuses the adapter.
+        place: &'static str,
     },
     /// Two tensors describe the same weights.
     #[error("{}: tensors `{tensor}` and `{other}` hold the same weights; save the adapter again with one \
@@ -249,8 +269,8 @@ pub enum AdapterError {
         path: PathBuf,
         /// Name of the tensor.
         tensor: String,
-        /// Required shape, `[rows, cols]`.
-        expected: [usize; 2],
+        /// Required shape.
+        expected: Vec<usize>,
         /// Stored shape of the tensor.
         found: Vec<usize>,
     },
@@ -375,9 +395,12 @@ fn but_foreign(tensor: &str) -> String {
     format!(", and `{}` is not the name of a layer of the base model", tensor.escape_debug())
 }
 
-/// Parts of the names of expert and router tensors, in old and new files of transformers and in GGUF files.
-const OF_EXPERTS: [&str; 6] =
-    [".experts.", "block_sparse_moe.", ".mlp.gate.", ".mlp.base_layer.gate.", "_exps.", ".ffn_gate_inp."];
+/// Parts of the names of router tensors, in old and new files of transformers and in GGUF files.
+const OF_ROUTERS: [&str; 4] =
+    [".block_sparse_moe.gate.", ".mlp.gate.", ".mlp.base_layer.gate.", ".ffn_gate_inp."];
+
+/// Parts of the names of expert tensors in these files.
+const OF_EXPERTS: [&str; 3] = [".experts.", ".block_sparse_moe.", "_exps."];
 
 impl AdapterError {
     /// Returns the reason for refusing the tensor `name` in the file `path`, which fits no adaptable layer.
@@ -388,6 +411,8 @@ impl AdapterError {
             Self::BaseCopy { path, tensor }
         } else if name.contains(".lora_embedding_") {
             Self::Embedding { path, tensor }
+        } else if OF_ROUTERS.iter().any(|part| name.contains(part)) {
+            Self::Router { path, tensor }
         } else if OF_EXPERTS.iter().any(|part| name.contains(part)) {
             Self::Expert { path, tensor }
         } else {

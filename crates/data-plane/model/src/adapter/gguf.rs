@@ -160,7 +160,7 @@ impl<'a> GgufAdapterReader<'a> {
             });
         }
         if [view.rows(), view.cols()] != expected {
-            let found = vec![view.rows(), view.cols()];
+            let (expected, found) = (expected.to_vec(), vec![view.rows(), view.cols()]);
             return Err(AdapterError::Shape { path: self.path.to_path_buf(), tensor: name, expected, found });
         }
         Ok(StoredMatrix { name, kind: view.kind, bytes: view.data.into() })

@@ -4,7 +4,7 @@ use kernels::TensorType;
 use types::AdapterVersion;
 
 use super::method::ScaledSide;
-use crate::shape::source::Target;
+use crate::shape::{experts::ExpertTarget, source::Target};
 
 /// Domains of the hash; a new encoding needs a new name.
 const LORA: &str = "holobiont 2025 adapter generation v1";
@@ -23,8 +23,9 @@ const CLASSIFICATION: &str = "holobiont 2026 classification adapter generation v
 /// Every hashed value has a fixed width or follows its length, so no two adapters share an encoding:
 ///
 /// ```text
-/// LoRA   = modules u64 | modules x { layer u64 | target u8 | rank u64 | scale f32 bits u32 | A | B }
-/// IA3    = vectors u64 | vectors x { layer u64 | target u8 | side u8 | vector }
+/// LoRA   = modules u64 | modules x { layer u64 | target | rank u64 | scale f32 bits u32 | A | B }
+/// IA3    = vectors u64 | vectors x { layer u64 | target | side u8 | vector }
+/// target = code u8, and of an expert's layer also the expert's number u16
 /// prefix = virtual tokens u64 | keys and values
 /// DoRA   = modules u64 | modules x magnitude | modules as of LoRA
 /// aLoRA  = modules u64 | tokens u64 | tokens x id u32 | modules as of LoRA
@@ -129,7 +130,7 @@ impl VersionHasher {
     /// Begins a module; its A and B must follow.
     pub(super) fn module(&mut self, layer: usize, target: Target, rank: usize, scale: f32) {
         self.count(layer);
-        self.0.update(&[target_code(target)]);
+        self.target(target);
         self.factors(rank, scale);
     }
 
@@ -145,7 +146,15 @@ impl VersionHasher {
             ScaledSide::Input => 0,
             ScaledSide::Output => 1,
         };
-        self.0.update(&[target_code(target), side_code]);
+        self.target(target);
+        self.0.update(&[side_code]);
+    }
+
+    fn target(&mut self, target: Target) {
+        self.0.update(&[target_code(target)]);
+        if let Target::Expert(expert, _) = target {
+            self.0.update(&expert.0.to_le_bytes());
+        }
     }
 
     pub(super) fn matrix(&mut self, kind: TensorType, bytes: &[u8]) {
@@ -174,6 +183,10 @@ fn target_code(target: Target) -> u8 {
         Target::Up => 5,
         Target::Down => 6,
         Target::LmHead => 7,
+        Target::Expert(_, ExpertTarget::GateUp) => 8,
+        Target::Expert(_, ExpertTarget::Gate) => 9,
+        Target::Expert(_, ExpertTarget::Up) => 10,
+        Target::Expert(_, ExpertTarget::Down) => 11,
     }
 }
 

@@ -67,10 +67,12 @@ impl Ia3Config {
         match target {
             _ if !scales_input => Ok(ScaledSide::Output),
             Target::O | Target::Down | Target::LmHead => Ok(ScaledSide::Input),
-            Target::Q | Target::K | Target::V | Target::Gate | Target::Up => Err(problem(format!(
-                "selects `{module}`, which shares its inputs with other layers; only those of o_proj, down_proj and \
+            Target::Q | Target::K | Target::V | Target::Gate | Target::Up | Target::Expert(..) => {
+                Err(problem(format!(
+                    "selects `{module}`, which shares its inputs with other layers; only those of o_proj, down_proj and \
                  lm_head can be scaled"
-            ))),
+                )))
+            }
         }
     }
 }

@@ -6,12 +6,15 @@ pub const MAX_RANK: usize = 1 << 10;
 pub const MAX_VIRTUAL_TOKENS: usize = 1 << 10;
 /// Maximum bytes of `adapter_config.json`.
 pub const MAX_CONFIG_BYTES: u64 = 1 << 20;
-/// Maximum bytes of the weights' safetensors header.
-pub const MAX_HEADER_BYTES: u64 = 1 << 20;
+/// Maximum bytes of the weights' safetensors header: an adapter may have tensors for each of many experts.
+pub const MAX_HEADER_BYTES: u64 = 1 << 23;
+/// Maximum signs of this header that begin or separate values; a tensor has about twelve.
+pub const MAX_HEADER_SIGNS: usize = 1 << 19;
 /// Maximum bytes of the weights: copies of a large base's embedding and head take some GiB.
 pub const MAX_WEIGHT_BYTES: u64 = 1 << 33;
-/// Maximum bytes of a VeRA expanded to a LoRA, because a short file can describe large layers.
-pub const MAX_VERA_BYTES: u64 = 1 << 31;
+/// Maximum bytes of factors that many layers share in the file and that memory holds for each layer, because
+/// a short file can describe large layers: a VeRA, or experts with common factors.
+pub const MAX_EXPANDED_BYTES: u64 = 1 << 31;
 /// Maximum entries of a pattern option or module list.
 pub const MAX_PATTERNS: usize = 1 << 10;
 /// Maximum bytes of one pattern.

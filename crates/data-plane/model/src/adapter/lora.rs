@@ -1,10 +1,13 @@
 //! LoRA in PEFT's format: A and B of each linear layer, with ranks and scales from the configuration.
 
+use std::{collections::BTreeSet, path::Path};
+
 use serde_json::Value;
 
 use super::{
     draft,
     error::AdapterError,
+    experts::{ExpertParameters, names_in_model},
     invocation::Invocation,
     limits::MAX_RANK,
     matrix::{StoredFactors, StoredMatrix, StoredModule},
@@ -70,6 +73,7 @@ impl BaseShape {
 #[derive(Debug)]
 pub(super) struct LoraConfig {
     selection: Selection,
+    parameters: ExpertParameters,
     rank: usize,
     ranks: ByPattern<usize>,
     alpha: f64,
@@ -91,7 +95,6 @@ impl LoraConfig {
         task: Task,
     ) -> Result<Self, AdapterError> {
         check_kind(options)?;
-        options.refuse_parameters()?;
         let scaling = if options.flag("use_rslora")? { Scaling::ByRoot } else { Scaling::ByRank };
         let (saved, labels) = match task {
             Task::Language => (SavedModules::from_options(options, base.tying)?, None),
@@ -101,6 +104,7 @@ impl LoraConfig {
         };
         let config = Self {
             selection: Selection::from_options(options)?.with_layers(options)?,
+            parameters: ExpertParameters::from_options(options)?,
             rank: options.count("r")?.unwrap_or(8),
             ranks: options.by_pattern("rank_pattern", as_count)?,
             alpha: options.number("lora_alpha")?.unwrap_or(8.0),
@@ -132,8 +136,33 @@ impl LoraConfig {
                  as plain LoRA",
             ));
         }
+        if config.parameters.are_any() && !config.is_plain() {
+            return Err(options.problem(
+                "target_parameters",
+                "is set, which a DoRA, an activated LoRA or a draft adapter does not support; train it as \
+                 plain LoRA",
+            ));
+        }
         options.refuse_the_rest(&HISTORY)?;
         Ok(config)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        self.selection.path()
+    }
+
+    pub(super) fn parameters(&self) -> &ExpertParameters {
+        &self.parameters
+    }
+
+    /// Whether `target_modules` selects the linear layer `module`.
+    pub(super) fn selects(&self, module: &str) -> Result<Selected, AdapterError> {
+        self.selection.of(module)
+    }
+
+    /// Translates the layer name `module` to the spelling of the trained model.
+    pub(super) fn written(&self, module: &str) -> String {
+        self.selection.written(module)
     }
 
     pub(super) fn draft_layers(&self) -> Option<usize> {
@@ -171,6 +200,15 @@ impl LoraConfig {
         self.is_dora
     }
 
+    /// Refuses experts among the `modules` of a DoRA.
+    pub(super) fn refuse_experts(&self, modules: &[StoredModule<'_>]) -> Result<(), AdapterError> {
+        if !modules.iter().any(|module| module.target.is_of_expert()) {
+            return Ok(());
+        }
+        let problem = "is true, which adapters of experts do not support; train it as plain LoRA";
+        Err(option_error(self.path(), DORA, problem))
+    }
+
     /// Returns the magnitude of an adapted linear layer of a DoRA, shape `[outputs]`.
     pub(super) fn magnitude<'a>(
         &self,
@@ -196,9 +234,9 @@ impl LoraConfig {
         let is_beyond = target != Target::LmHead && self.draft_layers.is_some_and(|layers| layer >= layers);
         let (module, selected) = self.selection.named(model, (layer, target))?;
         let selected = if is_beyond { Selected::No } else { selected };
-        let names = ["A", "B"].map(|part| format!("{name}.lora_{part}.weight"));
+        let mut names = ["A", "B"].map(|part| format!("{name}.lora_{part}.weight")).into_iter();
         if let Some(layers) = self.draft_layers.filter(|_| is_beyond)
-            && names.iter().any(|name| weights.has(name))
+            && names.any(|name| weights.has(&name))
         {
             return Err(AdapterError::BeyondDraft {
                 path: weights.path().to_path_buf(),
@@ -206,8 +244,22 @@ impl LoraConfig {
                 layers,
             });
         }
-        let Some([a, b]) = weights.take_all(&name, names, selected)? else { return Ok(None) };
-        let (rank, scale) = self.rank_and_scale(&module)?;
+        self.factors_of(weights, model, (layer, target), &name, (module, selected))
+    }
+
+    /// Takes the factors of the linear layer `name`; `trained` is its name in the trained model, and whether
+    /// it is selected.
+    pub(super) fn factors_of<'a>(
+        &self,
+        weights: &mut WeightFile<'a>,
+        model: &ModelConfig,
+        (layer, target): (usize, Target),
+        name: &str,
+        (trained, selected): (String, Selected),
+    ) -> Result<Option<StoredModule<'a>>, AdapterError> {
+        let names = ["A", "B"].map(|part| format!("{name}.lora_{part}.weight"));
+        let Some([a, b]) = weights.take_all(name, names, selected)? else { return Ok(None) };
+        let (rank, scale) = self.rank_and_scale(&trained)?;
         let [rows, cols] = linear_shape(model, target);
         let a = weights.matrix(a, [rank, cols])?;
         let b = weights.matrix(b, [rows, rank])?;
@@ -272,8 +324,18 @@ impl LoraConfig {
         places: impl Iterator<Item = (usize, Target)>,
         embedding: Option<&StoredEmbedding<'_>>,
     ) -> Result<Vec<AdapterWarning>, AdapterError> {
-        let names = places.map(|place| self.selection.named(model, place).map(|(name, _)| name));
-        let mut names = names.collect::<Result<Vec<_>, _>>()?;
+        let mut names = BTreeSet::new();
+        for (layer, target) in places {
+            match target {
+                Target::Expert(expert, part) => {
+                    let in_model = names_in_model(model, layer, expert, part);
+                    names.extend(in_model.iter().map(|name| self.written(name)));
+                }
+                _ => {
+                    names.insert(self.selection.named(model, (layer, target))?.0);
+                }
+            }
+        }
         names.extend(embedding.map(|_| self.selection.written(EMBEDDING)));
         let of =
             |option, pattern: &str| AdapterWarning::UnusedPattern { option, pattern: pattern.to_owned() };
@@ -282,7 +344,7 @@ impl LoraConfig {
         Ok(ranks.chain(alphas).collect())
     }
 
-    fn rank_and_scale(&self, module: &str) -> Result<(usize, f32), AdapterError> {
+    pub(super) fn rank_and_scale(&self, module: &str) -> Result<(usize, f32), AdapterError> {
         let path = self.selection.path();
         let problem = |option| move |problem| option_error(path, option, problem);
         let rank = self.ranks.get(module, self.rank).map_err(problem("rank_pattern"))?;

@@ -32,6 +32,12 @@ impl Adapter {
             MethodWeights::Ia3(_) | MethodWeights::Prefix(_) => &[],
         }
     }
+
+    /// True if the adapter changes experts.
+    #[must_use]
+    pub fn changes_experts(&self) -> bool {
+        self.modules().iter().any(|module| module.target.is_of_expert())
+    }
 }
 
 /// The part of the base that a draft computes.

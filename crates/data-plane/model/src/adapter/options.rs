@@ -131,17 +131,6 @@ impl<'a> ConfigOptions<'a> {
         AdapterError::ChangedBase { path: self.path.to_path_buf(), value: shortened(value) }
     }
 
-    /// Refuses PEFT's adaptation of tensors that are no linear layers.
-    pub(super) fn refuse_parameters(&mut self) -> Result<(), AdapterError> {
-        match self.take("target_parameters").filter(|value| !is_off(value)) {
-            None => Ok(()),
-            Some(value) => {
-                let (path, value) = (self.path.to_path_buf(), shortened(&value));
-                Err(AdapterError::Parameters { path, value })
-            }
-        }
-    }
-
     fn typed<T>(
         &mut self,
         option: &str,
@@ -211,7 +200,12 @@ impl<'a> ConfigOptions<'a> {
             self.take("target_modules");
             return Ok(ModuleNames::AllLinear);
         }
-        self.names("target_modules")?.ok_or_else(|| self.problem("target_modules", "is missing"))
+        let has_parameters = self.options.get("target_parameters").is_some_and(|value| !is_off(value));
+        match self.names("target_modules")? {
+            Some(names) => Ok(names),
+            None if has_parameters => Ok(ModuleNames::List(Vec::new())),
+            None => Err(self.problem("target_modules", "is missing")),
+        }
     }
 
     /// Takes a list of names, or one pattern for them.

@@ -4,6 +4,8 @@
 //! backtracking are bounded, and a pattern that exceeds a bound is an error, not a mismatch. Most patterns
 //! are plain names, sometimes hundreds, which need no regex engine.
 
+use std::collections::BTreeSet;
+
 use fancy_regex::{Regex, RegexBuilder};
 
 use super::limits::MAX_PATTERN_BYTES;
@@ -187,7 +189,7 @@ impl<T: Copy> ByPattern<T> {
     }
 
     /// Returns the texts of patterns that match none of `names`; exceeded bounds count as a match here.
-    pub(super) fn unused<'a>(&'a self, names: &'a [String]) -> impl Iterator<Item = &'a str> {
+    pub(super) fn unused<'a>(&'a self, names: &'a BTreeSet<String>) -> impl Iterator<Item = &'a str> {
         let is_used = |pattern: &Pattern| names.iter().any(|name| pattern.matches(name).unwrap_or(true));
         self.0.iter().filter(move |(_, pattern, _)| !is_used(pattern)).map(|(text, ..)| text.as_str())
     }
@@ -225,7 +227,7 @@ mod tests {
         assert_eq!(ranks.get(Q0, 1), Ok(4));
         assert_eq!(ranks.get("model.layers.1.self_attn.q_proj", 1), Ok(8));
         assert_eq!(ranks.get("model.layers.1.self_attn.v_proj", 1), Ok(1), "`proj` is no whole part");
-        assert_eq!(ranks.unused(&[Q0.to_owned()]).collect::<Vec<_>>(), ["proj"]);
+        assert_eq!(ranks.unused(&[Q0.to_owned()].into()).collect::<Vec<_>>(), ["proj"]);
     }
 
     #[test]

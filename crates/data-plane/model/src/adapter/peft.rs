@@ -10,6 +10,7 @@ use model_files::whole_file;
 use super::{
     draft::take_shape,
     error::AdapterError,
+    experts,
     ia3::Ia3Config,
     limits::{MAX_CONFIG_BYTES, MAX_WEIGHT_BYTES},
     lora::{BaseShape, LoraConfig, ONLY_PLAIN, TASK},
@@ -141,13 +142,15 @@ impl<'a> PeftFiles<'a> {
         Ok(match config {
             MethodConfig::Lora(config) => {
                 let read = layers.filter_map(|place| config.module(weights, model, place).transpose());
-                let modules = read.collect::<Result<Vec<_>, _>>()?;
+                let mut modules = read.collect::<Result<Vec<_>, _>>()?;
+                modules.extend(experts::read(config, weights, model)?);
                 if let Some(invocation) = config.invocation() {
                     return Ok(StoredMethod::Activated(modules, invocation.clone()));
                 }
                 if !config.is_dora() {
                     return Ok(StoredMethod::Lora(modules));
                 }
+                config.refuse_experts(&modules)?;
                 let with_magnitude = modules.into_iter().map(|module| {
                     let magnitude = magnitude(config, weights, model, (module.layer, module.target))?;
                     Ok((module, magnitude))
@@ -225,6 +228,7 @@ impl<'a> PeftFiles<'a> {
                     module => module.err(),
                 };
                 let mut problems: Vec<_> = layers.filter_map(&mut problem).collect();
+                problems.extend(experts::read(config, weights, model).err());
                 problems.extend(config.vocabulary(weights, model).err());
                 problems.extend(config.classification_head(weights, model).err());
                 problems

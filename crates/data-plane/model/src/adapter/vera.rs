@@ -11,7 +11,7 @@ use kernels::TensorType;
 
 use super::{
     error::AdapterError,
-    limits::{MAX_RANK, MAX_VERA_BYTES},
+    limits::{MAX_EXPANDED_BYTES, MAX_RANK},
     matrix::{StoredMatrix, StoredModule, decode},
     options::ConfigOptions,
     selection::{Selected, Selection, linear_layers},
@@ -161,10 +161,10 @@ impl Projections {
         [outputs, inputs]: [usize; 2],
         rank: usize,
     ) -> Result<(), AdapterError> {
-        let shape = |part: &str, expected, found: [usize; 2]| AdapterError::Shape {
+        let shape = |part: &str, expected: [usize; 2], found: [usize; 2]| AdapterError::Shape {
             path: weights.path().to_path_buf(),
             tensor: format!("base_model.vera_{part}"),
-            expected,
+            expected: expected.to_vec(),
             found: found.to_vec(),
         };
         if self.inputs < inputs {
@@ -194,8 +194,8 @@ fn factor_bytes(rank: usize, [outputs, inputs]: [usize; 2]) -> u64 {
 }
 
 fn check_bytes(path: &Path, bytes: u64) -> Result<(), AdapterError> {
-    if bytes > MAX_VERA_BYTES {
-        return Err(AdapterError::TooLarge { path: path.to_path_buf(), limit: MAX_VERA_BYTES });
+    if bytes > MAX_EXPANDED_BYTES {
+        return Err(AdapterError::TooLarge { path: path.to_path_buf(), limit: MAX_EXPANDED_BYTES });
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use safetensors::Dtype;
 
 use super::{
     error::AdapterError,
-    limits::MAX_HEADER_BYTES,
+    limits::{MAX_HEADER_BYTES, MAX_HEADER_SIGNS},
     matrix::StoredMatrix,
     selection::Selected,
     tensor_names::{TensorName, TensorNameScheme},
@@ -20,9 +20,11 @@ use crate::{
     sources::{
         fused::Fused,
         hf_names::{EMBEDDING, fused_module_name, module_name},
-        safetensors::file::{OtherTensor, StoredTensor, TensorTable, read_all_contents},
+        safetensors::file::{HeaderLimits, OtherTensor, StoredTensor, TensorTable, read_all_contents},
     },
 };
+
+const HEADER_LIMITS: HeaderLimits = HeaderLimits { bytes: MAX_HEADER_BYTES, signs: MAX_HEADER_SIGNS };
 
 const SHORTLIST: &str = "draft.shortlist";
 
@@ -53,7 +55,7 @@ impl<'a> WeightFile<'a> {
     pub(super) fn parse(path: &Path, bytes: &'a [u8]) -> Result<Self, AdapterError> {
         let failed = |source| AdapterError::Weights { path: path.to_path_buf(), source };
         let TensorTable { tensors, mut others, .. } =
-            read_all_contents(bytes, MAX_HEADER_BYTES).map_err(failed)?;
+            read_all_contents(bytes, HEADER_LIMITS).map_err(failed)?;
         let is_shortlist = |other: &mut OtherTensor| other.name == SHORTLIST && other.kind == Dtype::I64;
         let shortlist = others.extract_if(.., is_shortlist).next();
         if let Some(other) = others.into_iter().next() {
@@ -169,6 +171,11 @@ impl<'a> WeightFile<'a> {
         self.rest.contains_key(name)
     }
 
+    /// Returns the names of tensors that are not taken yet.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.rest.keys().map(String::as_str)
+    }
+
     pub(super) fn take(&mut self, name: &str) -> Option<TensorEntry> {
         self.rest.remove(name)
     }
@@ -201,7 +208,7 @@ impl<'a> WeightFile<'a> {
                         return Err(AdapterError::ResizedVocabulary { path, tensor, rows, found });
                     }
                     _ => {
-                        let (expected, found) = ([rows, hidden], stored.shape);
+                        let (expected, found) = (vec![rows, hidden], stored.shape);
                         return Err(AdapterError::Shape { path, tensor, expected, found });
                     }
                 }
@@ -236,15 +243,18 @@ impl<'a> WeightFile<'a> {
     }
 
     /// Returns the contents of a tensor whose shape must be `expected`.
-    pub(super) fn matrix(
+    pub(super) fn matrix<const N: usize>(
         &self,
         (name, stored): TensorEntry,
-        expected: [usize; 2],
+        expected: [usize; N],
     ) -> Result<StoredMatrix<'a>, AdapterError> {
         let StoredTensor { kind, shape, range } = stored;
         match self.bytes.get(range) {
             Some(bytes) if shape == expected => Ok(StoredMatrix { name, kind, bytes: bytes.into() }),
-            _ => Err(AdapterError::Shape { path: self.path.clone(), tensor: name, expected, found: shape }),
+            _ => {
+                let (path, expected) = (self.path.clone(), expected.to_vec());
+                Err(AdapterError::Shape { path, tensor: name, expected, found: shape })
+            }
         }
     }
 
@@ -259,7 +269,7 @@ impl<'a> WeightFile<'a> {
             return self.matrix((name, flat), [1, expected]);
         }
         let (path, found) = (self.path.clone(), stored.shape);
-        Err(AdapterError::Shape { path, tensor: name, expected: [1, expected], found })
+        Err(AdapterError::Shape { path, tensor: name, expected: vec![1, expected], found })
     }
 
     pub(super) fn take_shortlist(&mut self) -> Result<Option<Vec<i64>>, AdapterError> {
@@ -270,7 +280,7 @@ impl<'a> WeightFile<'a> {
                 Ok(Some(words.iter().map(|&word| i64::from_le_bytes(word)).collect()))
             }
             _ => {
-                let expected = [1, words.len()];
+                let expected = vec![1, words.len()];
                 Err(AdapterError::Shape { path: self.path.clone(), tensor: name, expected, found: shape })
             }
         }

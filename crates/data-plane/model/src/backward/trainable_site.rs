@@ -37,6 +37,7 @@ impl TrainableSite {
                 Target::Gate | Target::Up => LinearGroup::GateUp,
                 Target::Down => LinearGroup::Down,
                 Target::LmHead => LinearGroup::Head,
+                Target::Expert(..) => unreachable!("nothing learns in an expert"),
             },
         )
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kernels::lora::LoraMatrix;
+use kernels::lora::{LeadingSums, LoraMatrix, LoraSegment};
 
 use crate::{
     adapter::EmbeddingChange,
@@ -137,6 +137,37 @@ impl AdapterRows {
             found.replaced.scale(factor);
         }
         found
+    }
+
+    pub(crate) fn have_experts(&self) -> bool {
+        self.rows.iter().any(|run| !run.adapter.experts().is_empty())
+    }
+
+    /// Returns the deltas of an expert for its rows, which are numbered `rows` in the batch, ascending. The
+    /// rows of a run are adjacent among them, too.
+    pub(crate) fn expert_segments(
+        &self,
+        layer: usize,
+        targets: &[(Target, usize)],
+        rows: &[u32],
+    ) -> Vec<LoraSegment<'_>> {
+        let mut segments = Vec::new();
+        for run in &self.rows {
+            let experts = run.adapter.experts();
+            let before = |end: usize| rows.partition_point(|&row| (row as usize) < end);
+            let (first_row, behind) = (before(run.first_row), before(run.first_row + run.rows));
+            if experts.is_empty() || first_row == behind {
+                continue;
+            }
+            for &(target, column) in targets {
+                let Some(matrix) = experts.get(layer, target) else { continue };
+                let rows = behind - first_row;
+                run.adapter.tally().executor((rows * matrix.rank()) as u64);
+                let head = LeadingSums::None;
+                segments.push(LoraSegment { first_row, rows, matrix, column, staged: None, head });
+            }
+        }
+        segments
     }
 
     pub(crate) fn have_scales(&self) -> bool {

@@ -19,7 +19,7 @@ use crate::{
     forward::Deltas,
     shape::{
         config::ModelConfig,
-        layout::{LinearGroup, linear_shape},
+        layout::{LinearGroup, expert_targets, linear_shape},
         source::Target,
     },
     weights::group_targets,
@@ -55,6 +55,7 @@ pub struct BatchDeltas<'a> {
     found: &'a AdapterRows,
     asks: Vec<PartialSum<'a>>,
     has_scales: bool,
+    has_experts: bool,
 }
 
 impl<'a> BatchDeltas<'a> {
@@ -75,7 +76,8 @@ impl<'a> BatchDeltas<'a> {
             assist.begin_pass();
         }
         let has_scales = found.have_scales();
-        Self { config, assist, scratch, found, asks: Vec::new(), has_scales }
+        let has_experts = found.have_experts();
+        Self { config, assist, scratch, found, asks: Vec::new(), has_scales, has_experts }
     }
 
     /// Looks up the ranks on the device for the group's layers, and lists the requests.
@@ -248,6 +250,27 @@ impl Deltas<Compute> for BatchDeltas<'_> {
         self.plan(layer, group);
         if let Some(assist) = self.assist.as_mut().filter(|_| !self.asks.is_empty()) {
             assist.begin(x, &self.asks);
+        }
+        Ok(())
+    }
+
+    fn add_to_expert(
+        &mut self,
+        compute: &mut Compute,
+        (layer, group): (usize, LinearGroup),
+        rows: &[u32],
+        x: &Activations,
+        out: &mut Vec<f32>,
+    ) -> Result<(), Infallible> {
+        if !self.has_experts {
+            return Ok(());
+        }
+        let stride = out.len() / rows.len().max(1);
+        for targets in expert_targets(self.config, group) {
+            let segments = self.found.expert_segments(layer, &targets, rows);
+            if !segments.is_empty() {
+                add_deltas(&mut compute.pool, compute.isa, x, &segments, out, stride);
+            }
         }
         Ok(())
     }

@@ -41,16 +41,19 @@ impl<T> ByLayer<T> {
     }
 
     pub(crate) fn set(&mut self, layer: usize, target: Target, value: T) {
-        match target {
-            Target::LmHead => self.head = Some(value),
-            target => self.blocks[layer][target as usize] = Some(value),
+        match target.index_in_block() {
+            Some(index) => self.blocks[layer][index] = Some(value),
+            None => {
+                debug_assert!(target == Target::LmHead, "experts have matrices of their own");
+                self.head = Some(value);
+            }
         }
     }
 
     pub(crate) fn get(&self, layer: usize, target: Target) -> Option<&T> {
-        match target {
-            Target::LmHead => self.head.as_ref(),
-            target => self.blocks.get(layer)?[target as usize].as_ref(),
+        match target.index_in_block() {
+            Some(index) => self.blocks.get(layer)?[index].as_ref(),
+            None => self.head.as_ref().filter(|_| target == Target::LmHead),
         }
     }
 

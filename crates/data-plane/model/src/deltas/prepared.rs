@@ -12,6 +12,7 @@ use crate::{
     adapter::{Adapter, Invocation, LoraModule, MethodWeights, Prefix, Scales, VocabularyChanges},
     deltas::{
         device_copy::{DeviceCopy, DeviceMemory},
+        expert_matrices::ExpertMatrices,
         matrices::{HostMatrices, ImageNumber, ModuleLayout},
     },
     shape::{config::ModelConfig, layout::linear_shape, source::Target},
@@ -41,13 +42,22 @@ impl Direct {
     }
 }
 
+/// Matrices of experts by layer, then target. Ordinary memory holds these bytes.
+#[derive(Debug)]
+struct EncodedExperts {
+    modules: Vec<ModuleLayout>,
+    bytes: Arc<Vec<u8>>,
+}
+
 /// An adapter's values in the kernels' format, with the place of each matrix.
 #[derive(Debug)]
 pub struct EncodedAdapter {
-    /// Matrices by layer, then target; empty for adapters without matrices (IA3, prefix tuning).
+    /// Matrices by layer, then target, without those of experts; empty for adapters without matrices (IA3,
+    /// prefix tuning).
     pub modules: Vec<ModuleLayout>,
-    /// Bytes of all matrices.
+    /// Bytes of these matrices.
     pub bytes: Vec<u8>,
+    experts: EncodedExperts,
     direct: Direct,
     generation: AdapterVersion,
 }
@@ -56,22 +66,34 @@ impl EncodedAdapter {
     /// Encodes `adapter`, which must have been checked against `config`.
     #[must_use]
     pub fn new(adapter: &Adapter, config: &ModelConfig, precision: LoraPrecision) -> Self {
-        let mut bytes = Vec::new();
-        let encode = |module: &LoraModule| {
+        let encode = |bytes: &mut Vec<u8>, module: &LoraModule| {
             let [rows, columns] = linear_shape(config, module.target);
-            let (rank, scale) = (module.rank, module.scale);
-            let matrix =
-                MatrixLayout::append(&mut bytes, rank, columns, rows, scale, &module.a, &module.b, precision);
-            ModuleLayout { layer: module.layer, target: module.target, matrix }
+            let LoraModule { layer, target, rank, scale, ref a, ref b } = *module;
+            let matrix = MatrixLayout::append(bytes, rank, columns, rows, scale, a, b, precision);
+            ModuleLayout { layer, target, matrix }
         };
-        let modules = adapter.modules().iter().map(encode).collect();
+        let (mut bytes, mut of_experts) = (Vec::new(), Vec::new());
+        let (mut modules, mut experts) = (Vec::new(), Vec::new());
+        for module in adapter.modules() {
+            if module.target.is_of_expert() {
+                experts.push(encode(&mut of_experts, module));
+            } else {
+                modules.push(encode(&mut bytes, module));
+            }
+        }
         let direct = match &adapter.method {
             MethodWeights::Lora(_) => Direct::None,
             MethodWeights::Activated(_, invocation) => Direct::Invocation(invocation.clone()),
             MethodWeights::Ia3(scales) => Direct::Scales(Arc::clone(scales)),
             MethodWeights::Prefix(prefix) => Direct::Prefix(Arc::clone(prefix)),
         };
-        Self { modules, bytes, direct, generation: adapter.generation }
+        let experts = EncodedExperts { modules: experts, bytes: Arc::new(of_experts) };
+        Self { modules, bytes, experts, direct, generation: adapter.generation }
+    }
+
+    /// Returns the scale of each matrix.
+    pub fn scales(&self) -> impl Iterator<Item = f32> {
+        self.modules.iter().chain(&self.experts.modules).map(|module| module.matrix.scale)
     }
 
     /// Adds the output scales of a DoRA.
@@ -92,6 +114,7 @@ impl EncodedAdapter {
 pub struct PreparedAdapter {
     generation: AdapterVersion,
     host: HostMatrices,
+    experts: ExpertMatrices,
     direct: Direct,
     device: Mutex<Option<Arc<DeviceCopy>>>,
     /// Cached number of device blocks for a copy.
@@ -134,9 +157,11 @@ impl PreparedAdapter {
         image: ImageNumber,
         bytes: &SharedBytes,
     ) -> Result<Self, LayoutError> {
+        let of_experts: SharedBytes = Arc::<Vec<u8>>::clone(&encoded.experts.bytes);
         Ok(Self {
             generation: encoded.generation,
             host: HostMatrices::over(&encoded.modules, config.layers, image, bytes)?,
+            experts: ExpertMatrices::over(&encoded.experts.modules, &of_experts)?,
             direct: encoded.direct.clone(),
             device: Mutex::new(None),
             device_blocks: OnceLock::new(),
@@ -165,16 +190,16 @@ impl PreparedAdapter {
     /// Returns the largest rank of its layers.
     #[must_use]
     pub fn rank(&self) -> usize {
-        self.host.rank()
+        self.host.rank().max(self.experts.rank())
     }
 
     /// Returns the bytes of all values.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.host.bytes() + self.direct.bytes()
+        self.host.bytes() + self.experts.bytes() + self.direct.bytes()
     }
 
-    /// Returns the bytes that are copied to the device: those of the low-rank matrices.
+    /// Returns the bytes that are copied to the device: those of the low-rank matrices, except for experts.
     #[must_use]
     pub fn device_bytes(&self) -> usize {
         self.host.bytes()
@@ -222,6 +247,12 @@ impl PreparedAdapter {
     #[must_use]
     pub fn vocabulary(&self) -> Option<&VocabularyChanges> {
         if let Direct::Vocabulary(changes) = &self.direct { Some(changes) } else { None }
+    }
+
+    /// Returns the matrices of experts, which only the process of the pass computes with.
+    #[must_use]
+    pub fn experts(&self) -> &ExpertMatrices {
+        &self.experts
     }
 
     /// Returns counters of the work by place of computation.

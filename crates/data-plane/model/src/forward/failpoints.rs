@@ -51,6 +51,17 @@ impl<D: Device, T: Deltas<D>> Deltas<D> for WithFailpoints<'_, T> {
         self.0.begin(device, layer, group, x)
     }
 
+    fn add_to_expert(
+        &mut self,
+        device: &mut D,
+        place: (usize, LinearGroup),
+        rows: &[u32],
+        x: &D::Inputs,
+        out: &mut D::Outputs,
+    ) -> Result<(), D::Error> {
+        self.0.add_to_expert(device, place, rows, x, out)
+    }
+
     fn see_experts(&mut self, device: &mut D, layer: usize, update: &D::Outputs) -> Result<(), D::Error> {
         self.0.see_experts(device, layer, update)?;
         failpoint::pass("forward.after_down");

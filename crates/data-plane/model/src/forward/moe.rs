@@ -22,11 +22,13 @@ impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K: KvStore<D>> Pass<'_, D, B, T,
             self.device.reshape(ScratchBuffer::Outputs(&mut s.gate_up), count, 2 * experts.width)?;
             let group = LinearGroup::ExpertGateUp(expert);
             self.base.linear(self.device, layer, group, &mut s.inputs, &mut s.gate_up)?;
+            self.deltas.add_to_expert(self.device, (layer, group), rows, &s.inputs, &mut s.gate_up)?;
             self.device.reshape(ScratchBuffer::Inputs(&mut s.gated), count, experts.width)?;
             self.device.gate(self.model, &s.gate_up, &mut s.gated)?;
             self.device.reshape(ScratchBuffer::Outputs(&mut s.outputs), count, hidden)?;
             let group = LinearGroup::ExpertDown(expert);
             self.base.linear(self.device, layer, group, &mut s.gated, &mut s.outputs)?;
+            self.deltas.add_to_expert(self.device, (layer, group), rows, &s.gated, &mut s.outputs)?;
             self.device.add_weighted(&s.outputs, s.routing.taken(nth), &mut s.sums)?;
         }
         self.device.give_sums(&mut s.sums, update)?;

@@ -102,7 +102,25 @@ pub trait Deltas<D: Device> {
         x: &D::Inputs,
     ) -> Result<(), D::Error>;
 
-    /// Receives the summed outputs of a layer's experts, which no adapter changes.
+    /// Adds the deltas of an expert's group to `out`, for the rows numbered `rows` of the batch, ascending.
+    /// `x` and `out` have these rows alone. By default no adapter changes experts: a process without these
+    /// deltas refuses such adapters when it loads them.
+    ///
+    /// # Errors
+    /// The device fails.
+    fn add_to_expert(
+        &mut self,
+        device: &mut D,
+        (layer, group): (usize, LinearGroup),
+        rows: &[u32],
+        x: &D::Inputs,
+        out: &mut D::Outputs,
+    ) -> Result<(), D::Error> {
+        let _ = (device, layer, group, rows, x, out);
+        Ok(())
+    }
+
+    /// Receives the summed outputs of a layer's experts.
     ///
     /// # Errors
     /// The device fails.

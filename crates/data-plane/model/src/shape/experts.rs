@@ -25,6 +25,19 @@ impl ExpertPart {
     pub const ALL: [Self; 3] = [Self::Gate, Self::Up, Self::Down];
 }
 
+/// Linear layer of an expert that an adapter may change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ExpertTarget {
+    /// Gate and up with common factors, outputs `[gate | up]`.
+    GateUp,
+    /// Gate alone.
+    Gate,
+    /// Up alone.
+    Up,
+    /// Down matrix.
+    Down,
+}
+
 /// Configuration of a model's experts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Experts {

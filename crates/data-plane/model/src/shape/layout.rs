@@ -5,7 +5,7 @@
 
 use crate::shape::{
     config::{ModelConfig, Rope, RopeScaling},
-    experts::{ExpertId, ExpertPart, Experts, MAX_EXPERTS, MAX_EXPERTS_OF_MODEL},
+    experts::{ExpertId, ExpertPart, ExpertTarget, Experts, MAX_EXPERTS, MAX_EXPERTS_OF_MODEL},
     source::{Target, TensorId},
 };
 
@@ -19,6 +19,14 @@ pub const MAX_CONTEXT: usize = 1 << 24;
 /// The linear layers of a transformer block without experts, in the order of a forward pass.
 pub const BLOCK_TARGETS: [Target; 7] =
     [Target::Q, Target::K, Target::V, Target::O, Target::Gate, Target::Up, Target::Down];
+
+impl Target {
+    /// Returns the index in [`BLOCK_TARGETS`], or `None` for the head and for experts.
+    #[must_use]
+    pub fn index_in_block(self) -> Option<usize> {
+        BLOCK_TARGETS.iter().position(|&target| target == self)
+    }
+}
 
 /// Linear layers with a common input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -173,6 +181,14 @@ pub fn linear_shape(config: &ModelConfig, target: Target) -> [usize; 2] {
         Target::Gate | Target::Up => [config.intermediate_size, hidden],
         Target::Down => [hidden, config.intermediate_size],
         Target::LmHead => [config.vocab_size, hidden],
+        Target::Expert(_, target) => {
+            let width = config.experts.as_ref().map_or(0, |experts| experts.width);
+            match target {
+                ExpertTarget::GateUp => [2 * width, hidden],
+                ExpertTarget::Gate | ExpertTarget::Up => [width, hidden],
+                ExpertTarget::Down => [hidden, width],
+            }
+        }
     }
 }
 
@@ -301,7 +317,25 @@ pub fn model_groups(config: &ModelConfig) -> impl Iterator<Item = (usize, Linear
     (0..config.layers).flat_map(block).chain([(0, LinearGroup::Head)])
 }
 
-/// Returns the adaptable linear layers of a group; experts have none.
+/// Returns the linear layers of an expert's group that an adapter may change, each with the first column of
+/// its outputs. The layers of one set have no outputs in common. The result is empty for other groups.
+#[must_use]
+pub fn expert_targets(config: &ModelConfig, group: LinearGroup) -> Vec<Vec<(Target, usize)>> {
+    let width = config.experts.as_ref().map_or(0, |experts| experts.width);
+    let of = |id, targets: &[(ExpertTarget, usize)]| {
+        targets.iter().map(|&(target, column)| (Target::Expert(id, target), column)).collect()
+    };
+    match group {
+        LinearGroup::ExpertGateUp(id) => {
+            let apart = [(ExpertTarget::Gate, 0), (ExpertTarget::Up, width)];
+            vec![of(id, &[(ExpertTarget::GateUp, 0)]), of(id, &apart)]
+        }
+        LinearGroup::ExpertDown(id) => vec![of(id, &[(ExpertTarget::Down, 0)])],
+        _ => Vec::new(),
+    }
+}
+
+/// Returns the adaptable linear layers of a group; [`expert_targets`] has those of experts.
 fn targets_of(group: LinearGroup) -> &'static [Target] {
     match group {
         LinearGroup::Qkv => &[Target::Q, Target::K, Target::V],

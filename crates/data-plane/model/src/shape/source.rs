@@ -4,7 +4,7 @@ use kernels::TensorType;
 
 use crate::shape::{
     config::ModelConfig,
-    experts::{ExpertId, ExpertPart},
+    experts::{ExpertId, ExpertPart, ExpertTarget},
 };
 
 /// A linear layer of the network that an adapter may change.
@@ -26,6 +26,16 @@ pub enum Target {
     Down,
     /// The language-model head; its layer index is 0.
     LmHead,
+    /// Linear layer of an expert.
+    Expert(ExpertId, ExpertTarget),
+}
+
+impl Target {
+    /// True for the linear layers of experts.
+    #[must_use]
+    pub fn is_of_expert(self) -> bool {
+        matches!(self, Self::Expert(..))
+    }
 }
 
 /// A tensor of the network, independent of its name in files.

@@ -25,7 +25,7 @@ impl Fused {
         let group = match target {
             Target::Q | Target::K | Target::V => LinearGroup::Qkv,
             Target::Gate | Target::Up => LinearGroup::GateUp,
-            Target::O | Target::Down | Target::LmHead => return None,
+            Target::O | Target::Down | Target::LmHead | Target::Expert(..) => return None,
         };
         if !Family::named(&config.architecture).is_some_and(Family::is_fused) {
             return None;

@@ -3,7 +3,7 @@
 use super::{family::Family, fused::TensorLocation};
 use crate::shape::{
     config::ModelConfig,
-    experts::ExpertPart,
+    experts::{ExpertPart, ExpertTarget},
     layout::LinearGroup,
     source::{Target, TensorId},
 };
@@ -111,6 +111,20 @@ pub fn module_name(layer: usize, target: Target) -> String {
         Target::Up => "mlp.up_proj",
         Target::Down => "mlp.down_proj",
         Target::LmHead => return "lm_head".to_owned(),
+        Target::Expert(expert, target) => {
+            let name = match target {
+                ExpertTarget::GateUp => "gate_up_proj",
+                ExpertTarget::Gate => "gate_proj",
+                ExpertTarget::Up => "up_proj",
+                ExpertTarget::Down => "down_proj",
+            };
+            return format!("{}.{}.{name}", experts_name(layer), expert.0);
+        }
     };
     format!("model.layers.{layer}.{name}")
+}
+
+/// Returns the name of the module that holds a block's experts in transformers 5.
+pub(crate) fn experts_name(layer: usize) -> String {
+    format!("model.layers.{layer}.mlp.experts")
 }

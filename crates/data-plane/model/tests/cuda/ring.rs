@@ -45,7 +45,7 @@ impl MixedFormats {
             TensorType::Q6K,
         ];
         match id {
-            TensorId::Weight(_, target) => Some(KINDS[target as usize % KINDS.len()]),
+            TensorId::Weight(_, target) => Some(KINDS[target.index_in_block().unwrap_or(7) % KINDS.len()]),
             TensorId::TokenEmbedding => Some(TensorType::Q8_0),
             _ => None,
         }

@@ -262,7 +262,7 @@ pub fn tiny_tensors(biased: &[Target]) -> Vec<TinyTensor> {
 
 pub fn gguf_name(layer: usize, target: Target) -> String {
     let names = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
-    format!("blk.{layer}.{}", names[target as usize])
+    format!("blk.{layer}.{}", names[target.index_in_block().unwrap_or(7)])
 }
 
 pub fn hf_name(layer: usize, target: Target) -> String {
@@ -275,7 +275,7 @@ pub fn hf_name(layer: usize, target: Target) -> String {
         "mlp.up_proj",
         "mlp.down_proj",
     ];
-    format!("model.layers.{layer}.{}", names[target as usize])
+    format!("model.layers.{layer}.{}", names[target.index_in_block().unwrap_or(7)])
 }
 
 /// Permutation of q and k by llama.cpp's converter: within each head, rows of the two halves alternate.

@@ -44,7 +44,7 @@ fn config_with(changes: &Value) -> Value {
 }
 
 fn seed(layer: usize, target: Target) -> usize {
-    layer * 20 + target as usize * 2
+    layer * 20 + target.index_in_block().unwrap_or(7) * 2
 }
 
 fn matrices(layer: usize, target: Target, rank: usize) -> (Vec<f32>, Vec<f32>) {

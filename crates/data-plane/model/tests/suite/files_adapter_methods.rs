@@ -39,7 +39,7 @@ fn with(mut config: Value, changes: &Value) -> Value {
 }
 
 fn seed(layer: usize, target: Target) -> usize {
-    layer * 20 + target as usize
+    layer * 20 + target.index_in_block().unwrap_or(7)
 }
 
 fn vector(layer: usize, target: Target, side: ScaledSide) -> (String, &'static str, Vec<usize>, Vec<u8>) {
@@ -263,8 +263,8 @@ fn vera_entries() -> MethodTensors {
     for target in [Target::V, Target::Down] {
         let [rows, _] = linear_shape(&tiny(), target);
         let name = |part: &str| format!("base_model.model.{}.vera_lambda_{part}", hf_name(1, target));
-        entries.push(of(&name("d"), vec![3], 3 + target as usize));
-        entries.push(of(&name("b"), vec![rows], 20 + target as usize));
+        entries.push(of(&name("d"), vec![3], 3 + target.index_in_block().unwrap_or(7)));
+        entries.push(of(&name("b"), vec![rows], 20 + target.index_in_block().unwrap_or(7)));
     }
     entries
 }
@@ -277,7 +277,10 @@ fn a_vera_is_the_lora_of_its_scaled_factors() {
     for (module, target) in adapter.modules().iter().zip([Target::V, Target::Down]) {
         let [rows, cols] = linear_shape(&tiny(), target);
         assert_eq!((module.layer, module.target, module.rank, module.scale), (1, target, 3, 1.0));
-        let (d, b) = (numbers(3, 3 + target as usize), numbers(rows, 20 + target as usize));
+        let (d, b) = (
+            numbers(3, 3 + target.index_in_block().unwrap_or(7)),
+            numbers(rows, 20 + target.index_in_block().unwrap_or(7)),
+        );
         let expected = |row: usize, col: usize| d[row] * shared_a[row * 64 + col];
         assert!((0..3 * cols).all(|at| module.a[at] == expected(at / cols, at % cols)), "{target:?}");
         assert!((0..rows * 3).all(|at| module.b[at] == b[at / 3] * shared_b[at]), "{target:?}");

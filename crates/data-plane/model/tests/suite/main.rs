@@ -6,6 +6,7 @@ mod files_adapter;
 mod files_adapter_classification;
 mod files_adapter_dora;
 mod files_adapter_embedding;
+mod files_adapter_experts;
 mod files_adapter_methods;
 mod files_adapter_named;
 mod files_adapter_names;

@@ -73,7 +73,7 @@ fn adapters(name: &str) -> Vec<Option<Arc<PreparedAdapter>>> {
         let adapter = summed(&golden("adapters").join(name), asked, source.config());
         adapters.push(prepare(adapter.into()));
     }
-    for kind in ["dora", "embedding", "saved"] {
+    for kind in ["dora", "embedding", "saved", "experts"] {
         for path in std::fs::read_dir(golden("adapters").join(kind).join(name)).into_iter().flatten() {
             let other = AnyAdapter::read(&path.unwrap().path(), source.config()).unwrap();
             adapters.push(prepare(GoldenAdapter::of(&golden("models").join(name), other)));
@@ -91,13 +91,14 @@ fn adapters(name: &str) -> Vec<Option<Arc<PreparedAdapter>>> {
     adapters
 }
 
-/// The last of `adapters` of each method: LoRA, LoRA with embedding, saved modules, DoRA, IA3, prefix tuning,
-/// none.
+/// The last of `adapters` of each method: LoRA, LoRA of experts, LoRA with embedding, saved modules, DoRA, IA3,
+/// prefix tuning, none.
 fn one_of_each(adapters: &[Option<Arc<PreparedAdapter>>]) -> Vec<Option<&Arc<PreparedAdapter>>> {
     let method = |adapter: &Option<Arc<PreparedAdapter>>| {
         let has = |adapter: &PreparedAdapter| {
             let vocabulary = adapter.vocabulary().map(|changes| (changes.rank() > 0, changes.saved()));
-            (adapter.rank() > 0, vocabulary, adapter.scales().is_some(), adapter.prefix().is_some())
+            let others = (adapter.scales().is_some(), adapter.prefix().is_some());
+            (adapter.rank() > 0, !adapter.experts().is_empty(), vocabulary, others)
         };
         adapter.as_ref().map(|adapter| has(adapter))
     };

@@ -176,7 +176,12 @@ fn same_bits(model: &Path, adapter_directory: &Path) {
 fn a_split_pass_over_every_golden_model_has_the_bits_of_the_resident_one() {
     for entry in std::fs::read_dir(golden("models")).unwrap() {
         let model = entry.unwrap().path();
-        same_bits(&model, &golden("adapters").join(model.file_name().unwrap()));
+        let adapters = golden("adapters");
+        same_bits(&model, &adapters.join(model.file_name().unwrap()));
+        let of_experts = adapters.join("experts").join(model.file_name().unwrap());
+        if of_experts.exists() {
+            same_bits(&model, &of_experts);
+        }
     }
 }
 

@@ -67,6 +67,8 @@ fn least(source: &StreamedSource, directory: &Path) -> u64 {
 fn adapters(name: &str, source: &StreamedSource) -> Vec<Option<Arc<PreparedAdapter>>> {
     let precision = LoadedWeights::load(source, 1).unwrap().adapter_precision();
     let entries = fs::read_dir(golden("adapters").join(name)).into_iter().flatten();
+    let of_experts = fs::read_dir(golden("adapters/experts").join(name)).into_iter().flatten();
+    let entries = entries.chain(of_experts);
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
     paths.sort();
     let prepared = paths.iter().map(|path| {

@@ -60,10 +60,10 @@ fn adapter_of_everything(
     let blocks = (0..config.layers).flat_map(|layer| BLOCK_TARGETS.map(|target| (layer, target)));
     // By layer, then target: the head counts as of the first layer.
     let mut layers: Vec<_> = blocks.chain([(0, Target::LmHead)]).collect();
-    layers.sort_by_key(|&(layer, target)| (layer, target as usize));
+    layers.sort();
     let module = |((layer, target), &rank): ((usize, Target), &usize)| {
         let [rows, columns] = linear_shape(config, target);
-        let salt = layer * 8 + target as usize;
+        let salt = layer * 8 + target.index_in_block().unwrap_or(7);
         let (a, b) = (numbers(salt, rank * columns), numbers(salt + 1000, rows * rank));
         LoraModule { layer, target, rank, scale: 0.5, a, b }
     };

@@ -18,7 +18,7 @@ use client::cli::{
 };
 use control_protocol::training::{RunResult, TrainingEvent};
 use model::{
-    adapter::{Adapter, AnyAdapter, MethodWeights},
+    adapter::{Adapter, AdapterError, AnyAdapter, MethodWeights},
     shape::config::ModelConfig,
 };
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -140,6 +140,9 @@ fn beginning(arguments: &RunArguments, config: &ModelConfig) -> Result<StartingA
     let adapter = Adapter::read(from, config)?;
     if adapter.method.invocation().is_some() {
         return Err(TunerError::Activated);
+    }
+    if adapter.changes_experts() {
+        return Err(AdapterError::NoExperts { place: "a trainer" }.into());
     }
     let shape = AdapterSpec::like(&adapter.method);
     let start = InitialAdapter::From(adapter.generation.to_string());

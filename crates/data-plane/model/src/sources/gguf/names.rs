@@ -3,7 +3,7 @@
 use crate::{
     shape::{
         config::ModelConfig,
-        experts::ExpertPart,
+        experts::{ExpertPart, ExpertTarget},
         layout::LinearGroup,
         source::{Target, TensorId},
     },
@@ -68,6 +68,10 @@ pub(crate) fn linear_name(layer: usize, target: Target) -> String {
         Target::Up => "ffn_up",
         Target::Down => "ffn_down",
         Target::LmHead => return "output".to_owned(),
+        Target::Expert(_, ExpertTarget::GateUp) => "ffn_gate_up_exps",
+        Target::Expert(_, ExpertTarget::Gate) => "ffn_gate_exps",
+        Target::Expert(_, ExpertTarget::Up) => "ffn_up_exps",
+        Target::Expert(_, ExpertTarget::Down) => "ffn_down_exps",
     };
     format!("blk.{layer}.{name}")
 }

@@ -62,6 +62,14 @@ impl From<OtherTensor> for SafetensorsFormatError {
     }
 }
 
+/// Limits of a file's header.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HeaderLimits {
+    pub(crate) bytes: u64,
+    /// Maximum signs that begin or separate values; a tensor has about twelve.
+    pub(crate) signs: usize,
+}
+
 /// The tensors of a file, by name in ascending order.
 #[derive(Debug)]
 pub(crate) struct TensorTable {
@@ -74,17 +82,17 @@ pub(crate) struct TensorTable {
 /// Reads the tensors of a file, sorted by name, with unsupported element types apart.
 ///
 /// # Errors
-/// The header is larger than `header_limit_bytes`, malformed, or does not cover the file exactly.
+/// The header exceeds `limits`, is malformed, or does not cover the file exactly.
 pub(crate) fn read_all_contents(
     file: &[u8],
-    header_limit_bytes: u64,
+    limits: HeaderLimits,
 ) -> Result<TensorTable, SafetensorsFormatError> {
     let (length, _) = file.split_first_chunk::<LENGTH_BYTES>().ok_or(SafeTensorError::HeaderTooSmall)?;
     let found = u64::from_le_bytes(*length);
-    if found > header_limit_bytes {
-        return Err(SafetensorsFormatError::HeaderTooLarge { found, limit: header_limit_bytes });
+    if found > limits.bytes {
+        return Err(SafetensorsFormatError::HeaderTooLarge { found, limit: limits.bytes });
     }
-    check_names(file, found)?;
+    check_names(file, found, limits.signs)?;
     // The call checks that the tensors are contiguous from the header to the end of the file.
     let (header_bytes, metadata) = SafeTensors::read_metadata(file)?;
     let start = header_bytes + LENGTH_BYTES;
@@ -104,12 +112,12 @@ pub(crate) fn read_all_contents(
 
 /// Refuses a header that would grow in memory, or that has a name twice. Readers that use the first or the
 /// last entry of a name would otherwise load different models from one file.
-fn check_names(file: &[u8], header_bytes: u64) -> Result<(), SafetensorsFormatError> {
+fn check_names(file: &[u8], header_bytes: u64, max_signs: usize) -> Result<(), SafetensorsFormatError> {
     let end = usize::try_from(header_bytes).ok().and_then(|bytes| bytes.checked_add(LENGTH_BYTES));
     let Some(header) = end.and_then(|end| file.get(LENGTH_BYTES..end)) else {
         return Err(SafeTensorError::InvalidHeaderLength.into());
     };
-    bounded_json::check_size(header)?;
+    bounded_json::check_size(header, max_signs)?;
     serde_json::from_slice::<UniqueNames>(header)?;
     Ok(())
 }

@@ -5,16 +5,16 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use model_files::weight_files::weight_files;
+use model_files::{bounded_json::MAX_SIGNS, weight_files::weight_files};
 use safetensors::Dtype;
 use shmproto::file::MappedFile;
 
 use crate::sources::safetensors::{
     error::SafetensorsSourceError,
-    file::{OtherTensor, StoredTensor, TensorTable, read_all_contents},
+    file::{HeaderLimits, OtherTensor, StoredTensor, TensorTable, read_all_contents},
 };
 
-const MAX_HEADER_BYTES: u64 = 1 << 24;
+const HEADER_LIMITS: HeaderLimits = HeaderLimits { bytes: 1 << 24, signs: MAX_SIGNS };
 
 /// Treatment of tensors with element types without arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,7 +61,7 @@ impl Shards {
     fn add(&mut self, path: &Path, types: OtherTypes) -> Result<(), SafetensorsSourceError> {
         let map = MappedFile::open(path)
             .map_err(|source| SafetensorsSourceError::Read { path: path.to_path_buf(), source })?;
-        let TensorTable { tensors, others, header_bytes } = read_all_contents(&map, MAX_HEADER_BYTES)
+        let TensorTable { tensors, others, header_bytes } = read_all_contents(&map, HEADER_LIMITS)
             .map_err(|source| SafetensorsSourceError::Weights { path: path.to_path_buf(), source })?;
         if let Some(other) = others.first().filter(|_| types == OtherTypes::Refused) {
             let (path, source) = (path.to_path_buf(), other.clone().into());
