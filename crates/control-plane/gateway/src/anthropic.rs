@@ -1,4 +1,4 @@
-//! Anthropic's Messages API: `/v1/messages`, `/v1/messages/count_tokens` and Anthropic's form of `/v1/models`.
+//! Anthropic's Messages API: `/v1/messages`, `/v1/messages/count_tokens` and a form of `/v1/models`.
 //!
 //! # Layout
 //!

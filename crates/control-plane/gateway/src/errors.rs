@@ -91,9 +91,10 @@ impl ApiError {
     }
 
     pub fn context_length(prompt_tokens: usize, limit: usize) -> Self {
+        // Agents such as Claude Code shorten their conversation when they read this wording of Anthropic's.
         let message = format!(
-            "the prompt has {prompt_tokens} tokens, and the model's context has {limit}, so no tokens \
-             remain for an answer; shorten the prompt"
+            "the prompt is too long: {prompt_tokens} tokens > {limit}, the length of the model's context; \
+             shorten the prompt"
         );
         Self::bad_request("context_length_exceeded", message)
     }

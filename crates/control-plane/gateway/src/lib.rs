@@ -22,8 +22,8 @@
 //!   none.
 //! - [`adapters`] has names, versions and files of adapters; [`placement_stats`] reports where adapters are
 //!   computed.
-//! - [`ollama`] is Ollama's HTTP API, [`anthropic`] Anthropic's. `error_format` gives errors the format of the
-//!   request's API (`http_api`). [`response_store`] keeps responses that a client may continue.
+//! - [`ollama`] is Ollama's HTTP API, and [`anthropic`] is Anthropic's. `error_format` gives errors the
+//!   format of the request's API (`http_api`). [`response_store`] keeps responses that a client may continue.
 //! - [`tinker`] is Tinker's HTTP API, for adapters that clients train step by step in
 //!   [`training_sessions`].
 //! - [`batches`] has files of requests that are answered in the background, by the handlers of the online
@@ -82,6 +82,8 @@ pub mod maintenance;
 pub mod metrics;
 pub mod ollama;
 pub mod openai;
+#[cfg(test)]
+mod openapi_test;
 mod origin;
 pub mod pages;
 pub(crate) mod placement_stats;

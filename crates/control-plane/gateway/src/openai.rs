@@ -54,8 +54,6 @@ pub mod logprobs;
 pub(crate) mod messages;
 pub(crate) mod models;
 pub mod namespace;
-#[cfg(test)]
-mod openapi_test;
 pub(crate) mod paging;
 pub mod params;
 pub(crate) mod pooling;

@@ -85,8 +85,6 @@ pub fn table() -> Vec<HttpRoute> {
         get("/v1/responses/{id}", Access::User, self::get(responses::one)),
         delete("/v1/responses/{id}", Access::User, self::delete(responses::delete)),
         get("/v1/responses/{id}/input_items", Access::User, self::get(responses::input_items)),
-        post("/v1/messages", Access::User, self::post(anthropic::create)),
-        post("/v1/messages/count_tokens", Access::User, self::post(anthropic::count_tokens)),
         post("/tokenize", Access::User, self::post(tokens::tokenize)),
         post("/detokenize", Access::User, self::post(tokens::detokenize)),
         get("/tokenizer_info", Access::User, self::get(tokens::info)),
@@ -124,6 +122,7 @@ pub fn table() -> Vec<HttpRoute> {
         post("/v1/fine_tuning/jobs/{id}/pause", Access::User, self::post(fine_tuning::pause)),
         post("/v1/fine_tuning/jobs/{id}/resume", Access::User, self::post(fine_tuning::resume)),
     ];
+    table.extend(anthropic_routes());
     table.extend(tinker_routes());
     table.extend(ollama_routes());
     table
@@ -131,6 +130,14 @@ pub fn table() -> Vec<HttpRoute> {
 
 fn user(method: Method, path: &'static str, handler: MethodRouter<Arc<App>>) -> HttpRoute {
     HttpRoute { method, path, access: Access::User, handler }
+}
+
+/// Returns the routes of Anthropic's API. `/v1/models` stands in the table for all APIs.
+fn anthropic_routes() -> Vec<HttpRoute> {
+    vec![
+        user(Method::POST, "/v1/messages", post(anthropic::create)),
+        user(Method::POST, "/v1/messages/count_tokens", post(anthropic::count_tokens)),
+    ]
 }
 
 /// Path of a run's checkpoint, a state or an adapter.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 
-use super::{request::INERT, thinking};
+use super::thinking;
 use crate::{
     errors::ApiError,
     openai::{
@@ -92,7 +92,7 @@ impl ConversationReader {
 
     fn block(&mut self, role: &'static str, mut fields: StrictFields) -> Result<(), ApiError> {
         let kind = fields.required_text("type")?;
-        fields.inert(&INERT);
+        fields.inert(&["cache_control"]);
         match (role, kind.as_str()) {
             (_, "text") => {
                 let text = text_of(&mut fields)?;
@@ -215,7 +215,7 @@ fn result_block(mut fields: StrictFields) -> Result<String, ApiError> {
         return Err(ApiError::bad_request("unsupported_parameter", message).of("type"));
     }
     let text = text_of(&mut fields)?;
-    fields.inert(&INERT);
+    fields.inert(&["cache_control"]);
     fields.finish().map(|()| text)
 }
 

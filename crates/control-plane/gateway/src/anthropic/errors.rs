@@ -1,4 +1,5 @@
-//! The error body of Anthropic's API: `{"type": "error", "error": {"type", "message", "details"}, "request_id"}`.
+//! The error body of Anthropic's API:
+//! `{"type": "error", "error": {"type", "message", "details"}, "request_id"}`.
 
 use axum::{
     http::{HeaderName, HeaderValue, StatusCode, header},

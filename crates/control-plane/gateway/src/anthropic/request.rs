@@ -21,9 +21,6 @@ use crate::{
     },
 };
 
-/// Fields for other servers' caches: this server caches every prefix.
-pub(super) const INERT: [&str; 1] = ["cache_control"];
-
 /// Body of a request, checked without looking up the model.
 #[derive(Debug)]
 pub struct MessagesBody {
@@ -63,7 +60,8 @@ impl MessagesBody {
         check_edits(&mut fields)?;
         let wanted = ModelRef::read(&mut fields)?;
         fields.labels()?;
-        fields.inert(&INERT);
+        // `cache_control` marks where other servers begin to cache; this server caches every prefix.
+        fields.inert(&["cache_control"]);
         let output = OutputConfig::read(&mut fields)?;
         let thinking = thinking::read(&mut fields, output.effort)?;
         let asked = RouteOptions {

@@ -2,7 +2,6 @@
 
 use serde_json::{Value, json};
 
-use super::request::INERT;
 use crate::{
     errors::ApiError,
     openai::{
@@ -54,7 +53,7 @@ fn tool(mut fields: StrictFields) -> Result<Tool, ApiError> {
     if fields.flag("defer_loading", false)? {
         return Err(ApiError::unsupported("defer_loading"));
     }
-    fields.inert(&INERT);
+    fields.inert(&["cache_control"]);
     fields.finish()?;
     let definition = tool_params::definition(&name, description.as_deref(), &shown);
     Ok(Tool { name, parameters, strictness, input: None, definition })

@@ -61,7 +61,7 @@ const ASKS_WHEN_EMPTY: &[&str] = &["web_search_options"];
 #[cfg(test)]
 std::thread_local! {
     /// Every field that parsers looked up on this thread, which tests compare with the documented fields.
-    pub(super) static TAKEN: std::cell::RefCell<std::collections::BTreeSet<String>> = const {
+    pub(crate) static TAKEN: std::cell::RefCell<std::collections::BTreeSet<String>> = const {
         std::cell::RefCell::new(std::collections::BTreeSet::new())
     };
 }

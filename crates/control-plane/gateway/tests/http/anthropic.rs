@@ -327,7 +327,6 @@ async fn what_a_message_cannot_honour_is_refused_by_name() {
         json!({ "type": "image", "source": { "type": "base64", "media_type": "image/png", "data": "AA==" } });
     let result = json!({ "type": "tool_result", "tool_use_id": "1", "content": [picture] });
     let tool = |more: Value| json!({ "tools": [weather(&more)] });
-    let edit = |edit: Value| json!({ "context_management": { "edits": [edit] } });
     for (more, word) in [
         (json!({ "max_tokens": null }), "'max_tokens'"),
         (json!({ "messages": [] }), "'messages'"),
@@ -362,6 +361,26 @@ async fn what_a_message_cannot_honour_is_refused_by_name() {
         (with(tool(json!({})), &json!({ "tool_choice": "auto" })), "'tool_choice'"),
         (with(tool(json!({})), &json!({ "tool_choice": { "type": "some" } })), "'some'"),
         (with(tool(json!({})), &json!({ "tool_choice": { "type": "tool", "name": "f" } })), "'tool_choice'"),
+    ] {
+        check_refusal(&harness, &more, word).await;
+    }
+    assert!(harness.executor().generates().is_empty());
+}
+
+/// Checks that a request is refused with a message that contains `word`.
+async fn check_refusal(harness: &Harness, more: &Value, word: &str) {
+    let answer = harness.client.post(MESSAGES, &asked(more)).await;
+    assert_eq!(answer.status, 400, "{more}: {}", answer.body);
+    let error = answer.json();
+    assert_eq!((&error["type"], &error["error"]["type"]), (&json!("error"), &json!("invalid_request_error")));
+    assert!(error["error"]["message"].as_str().unwrap().contains(word), "{more}: {error}");
+}
+
+#[tokio::test]
+async fn an_option_that_a_message_cannot_honour_is_refused_by_name() {
+    let harness = qwen("x").await;
+    let edit = |edit: Value| json!({ "context_management": { "edits": [edit] } });
+    for (more, word) in [
         (json!({ "thinking": { "type": "between_tools" } }), "'between_tools'"),
         (json!({ "thinking": { "type": "enabled", "budget_tokens": 0 } }), "'thinking.budget_tokens'"),
         (json!({ "thinking": { "type": "enabled", "display": "loud" } }), "'thinking.display'"),
@@ -381,16 +400,12 @@ async fn what_a_message_cannot_honour_is_refused_by_name() {
         (json!({ "thread": { "type": "create" } }), "'thread'"),
         (edit(json!({ "type": "clear_tool_uses_20250919" })), "'clear_tool_uses_20250919'"),
         (edit(json!({ "type": "clear_thinking_20251015" })), "'context_management.edits[0].keep'"),
-        (json!({ "messages": [{ "role": "user", "content": "a".repeat(1000) }] }), "context"),
+        (
+            json!({ "messages": [{ "role": "user", "content": "a".repeat(1000) }] }),
+            "prompt is too long: 1016 tokens > 512",
+        ),
     ] {
-        let answer = harness.client.post(MESSAGES, &asked(&more)).await;
-        assert_eq!(answer.status, 400, "{more}: {}", answer.body);
-        let error = answer.json();
-        assert_eq!(
-            (&error["type"], &error["error"]["type"]),
-            (&json!("error"), &json!("invalid_request_error"))
-        );
-        assert!(error["error"]["message"].as_str().unwrap().contains(word), "{more}: {error}");
+        check_refusal(&harness, &more, word).await;
     }
     assert!(harness.executor().generates().is_empty());
     let plain = Harness::start(reply_with("x")).await;

@@ -5,11 +5,15 @@ use std::collections::BTreeSet;
 use model_files::generation_defaults::GenerationDefaults;
 use serde_json::Value;
 
-use super::{
-    chat, classify, completions, embeddings, params::ParamLimits, responses::request,
-    scoring::body::ScoringInput, strict_fields::TAKEN, tokens,
+use crate::{
+    anthropic::request::MessagesBody,
+    errors::ApiError,
+    openai::{
+        chat, classify, completions, embeddings, params::ParamLimits, responses::request,
+        scoring::body::ScoringInput, strict_fields::TAKEN, tokens,
+    },
+    pages::OPENAPI,
 };
-use crate::{anthropic::request::MessagesBody, errors::ApiError, pages::OPENAPI};
 
 /// Names that parsers read inside a field, not at the top of a body.
 const INSIDE: &[&str] = &[
