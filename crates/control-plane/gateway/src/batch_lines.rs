@@ -1,5 +1,5 @@
-//! Answers the lines of batches through the handlers of the online routes, so that a line gets the bits of the
-//! online answer.
+//! Answers the lines of batches through the handlers of the online routes, so that a line gets the bits of
+//! the online answer.
 
 use std::{fmt, sync::Arc, time::Duration};
 

@@ -1,4 +1,5 @@
-//! Batches: files of requests that are answered when executors have capacity that online requests do not need.
+//! Batches: files of requests that are answered when executors have capacity that online requests do not
+//! need.
 //!
 //! A batch and each of its changes are durable before they are acknowledged. A line counts as done once its
 //! result is synced, so a crash repeats only lines that were under way. A line without a seed gets one that

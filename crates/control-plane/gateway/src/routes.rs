@@ -109,10 +109,6 @@ pub fn table() -> Vec<HttpRoute> {
         get("/v1/files/{id}", Access::User, self::get(files::one)),
         delete("/v1/files/{id}", Access::User, self::delete(files::delete)),
         get("/v1/files/{id}/content", Access::User, self::get(files::content)),
-        post("/v1/batches", Access::User, self::post(batches::create)),
-        get("/v1/batches", Access::User, self::get(batches::list)),
-        get("/v1/batches/{id}", Access::User, self::get(batches::one)),
-        post("/v1/batches/{id}/cancel", Access::User, self::post(batches::cancel)),
         post("/v1/fine_tuning/jobs", Access::User, self::post(fine_tuning::create)),
         get("/v1/fine_tuning/jobs", Access::User, self::get(fine_tuning::list)),
         get("/v1/fine_tuning/jobs/{id}", Access::User, self::get(fine_tuning::one)),
@@ -123,6 +119,7 @@ pub fn table() -> Vec<HttpRoute> {
         post("/v1/fine_tuning/jobs/{id}/resume", Access::User, self::post(fine_tuning::resume)),
     ];
     table.extend(anthropic_routes());
+    table.extend(batch_routes());
     table.extend(tinker_routes());
     table.extend(ollama_routes());
     table
@@ -137,6 +134,16 @@ fn anthropic_routes() -> Vec<HttpRoute> {
     vec![
         user(Method::POST, "/v1/messages", post(anthropic::create)),
         user(Method::POST, "/v1/messages/count_tokens", post(anthropic::count_tokens)),
+    ]
+}
+
+/// Returns the routes of the Batch API.
+fn batch_routes() -> Vec<HttpRoute> {
+    vec![
+        user(Method::POST, "/v1/batches", post(batches::create)),
+        user(Method::GET, "/v1/batches", get(batches::list)),
+        user(Method::GET, "/v1/batches/{id}", get(batches::one)),
+        user(Method::POST, "/v1/batches/{id}/cancel", post(batches::cancel)),
     ]
 }
 

@@ -180,8 +180,8 @@ sections! {
         burst_share: Fraction, --"burst-share" "SHARE", Is("0.0625"), Gateway, was ["gateway"] "flood_share" --"flood-share";
         /// Share of an executor's batch slots for the lines of batches while there are no online requests
         background_share: Fraction, --"background-share" "SHARE", Is("0.5"), Gateway;
-        /// Number of lines of batches per executor that run beside online requests; with 0, one line runs after
-        /// a minute without any
+        /// Number of lines of batches per executor that run beside online requests; with 0, one line runs
+        /// after a minute without any
         background_beside: u32, --"background-beside" "N", Is("0"), Gateway;
         /// Maximum number of batches of one tenant that wait or run
         tenant_batches: u32, --"tenant-batches" "N", Is("16"), Gateway;

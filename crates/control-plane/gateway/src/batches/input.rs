@@ -1,7 +1,7 @@
 //! Input files of batches: one request per line, as JSON.
 //!
-//! A batch is computed only if its whole input file is valid. The body of a line is not checked here: the route
-//! that answers the line checks it as it checks online requests.
+//! A batch is computed only if its whole input file is valid. The body of a line is not checked here: the
+//! route that answers the line checks it as it checks online requests.
 
 use std::{
     collections::HashSet,

@@ -18,7 +18,7 @@ use crate::{
     tenant_memory::Reservation,
 };
 
-/// How long a line waits before it looks again for a key of its tenant.
+/// Pause before the next search for a key of a line's tenant.
 const KEY_WAIT: Duration = Duration::from_secs(1);
 /// Longest pause before a line is sent again, whatever the answer says.
 const MAX_PAUSE: Duration = Duration::from_secs(60);

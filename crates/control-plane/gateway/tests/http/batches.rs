@@ -114,7 +114,7 @@ async fn each_line_has_the_answer_of_an_online_request_or_its_error() {
     };
     let embeddings = json!({ "model": "base", "input": ["one", "two"] });
     let response = json!({ "model": "base", "input": "hello", "max_output_tokens": 4, "seed": 1 });
-    for (endpoint, bodies) in [
+    let asked = [
         (CHAT, vec![chat("a"), scored, hot, unknown]),
         (
             "/v1/completions",
@@ -122,10 +122,15 @@ async fn each_line_has_the_answer_of_an_online_request_or_its_error() {
         ),
         ("/v1/embeddings", vec![embeddings, json!({ "model": "base" })]),
         ("/v1/responses", vec![response, json!({ "model": "base", "input": 7 })]),
-    ] {
+    ];
+    let mut batches = Vec::new();
+    for (endpoint, bodies) in &asked {
         let lines = bodies.iter().enumerate().map(|(id, body)| line(&id.to_string(), endpoint, body));
         let batch = begin(client, &lines.collect::<String>(), endpoint).await;
-        let batch = ended(client, &batch).await;
+        batches.push(ended(client, &batch).await);
+    }
+    // Lines wait for a while after online requests.
+    for ((endpoint, bodies), batch) in asked.iter().zip(batches) {
         assert_eq!(batch["status"], "completed", "{batch}");
         let mut all = results(client, &batch["output_file_id"]).await;
         let failed = results(client, &batch["error_file_id"]).await;

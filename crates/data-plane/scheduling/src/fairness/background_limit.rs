@@ -1,13 +1,14 @@
 //! Bounds background requests, such as the lines of a batch, beside online requests.
 //!
-//! A background request may wait for hours, so it uses only capacity that online requests leave. Without online
-//! requests, background requests have a share of the batch slots; the other slots stay free for the next online
-//! requests. While online requests run, and for a while after the last one, each further sequence would
-//! lengthen their steps. Background requests then have only the slots that the operator allows. If that is
-//! none, a single sequence runs after a minute without any, so that no batch starves.
+//! A background request may wait for hours, so it uses only capacity that online requests leave. Without
+//! online requests, background requests have a share of the batch slots; the other slots stay free for the
+//! next online requests. While online requests run, each further sequence would lengthen their steps, and
+//! shortly after an online request the next one may come. Background requests then have only the slots that
+//! the operator allows. If that is none, a single sequence runs after a minute without any, so that no batch
+//! starves.
 
 /// Time after the last online request in which its client may send the next one, in microseconds.
-const QUIET_US: u64 = 5_000_000;
+const QUIET_US: u64 = 2_000_000;
 /// Time without a background sequence after which one runs beside online requests, in microseconds.
 const STARVED_US: u64 = 60_000_000;
 
@@ -89,12 +90,12 @@ mod tests {
         limit.begin_online(3);
         assert!(!limit.lets(1, CAPACITY, 0));
         limit.end_online(3, 1_000_000);
-        assert_eq!(limit.slots(CAPACITY, 5_999_999), 0, "the client may send the next request");
-        assert_eq!(limit.slots(CAPACITY, 6_000_000), 32);
+        assert_eq!(limit.slots(CAPACITY, 2_999_999), 0, "the client may send the next request");
+        assert_eq!(limit.slots(CAPACITY, 3_000_000), 32);
         let none = BackgroundCapacity { beside: 0, alone: 0 };
-        assert_eq!(limit.slots(none, 6_000_000), 1, "a batch always goes on");
+        assert_eq!(limit.slots(none, 3_000_000), 1, "a batch always goes on");
         limit.begin_online(1);
-        assert_eq!(limit.slots(BackgroundCapacity { beside: 2, ..CAPACITY }, 6_000_000), 2);
+        assert_eq!(limit.slots(BackgroundCapacity { beside: 2, ..CAPACITY }, 3_000_000), 2);
     }
 
     #[test]
