@@ -85,7 +85,7 @@ wire_enum! {
         Mean = 1,
         /// Logits of these tokens after the last token, in this order.
         TokenLogits(Vec<u32>) = 2,
-        /// Logits of the labels of the adapter's classification head, from the hidden state of the last token.
+        /// Logits of the labels of the adapter's classification head, from the last token's hidden state.
         ClassLogits = 3,
     }
 }

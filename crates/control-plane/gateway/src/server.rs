@@ -178,6 +178,21 @@ pub struct Gateway {
     background_tasks: Vec<JoinHandle<()>>,
 }
 
+/// Starts a task for each executor that polls the executor's statistics.
+fn pollers(
+    executors: &Executors,
+    metrics: &Arc<GatewayMetrics>,
+    registry: &Arc<Registry>,
+    status: &watch::Receiver<GatewayReadiness>,
+) -> Vec<JoinHandle<()>> {
+    let members = executors.all().iter();
+    let polled = members.map(|member| {
+        let (metrics, executor) = (Arc::clone(metrics), member.executor().clone());
+        tokio::spawn(poll(metrics, member.index(), executor, Arc::clone(registry), status.clone()))
+    });
+    polled.collect()
+}
+
 impl Gateway {
     pub async fn start(config: GatewayConfig, load_text: LoadText) -> Result<Self, RunError> {
         let refused = |reason| RunError::Listen { address: config.listen, reason };
@@ -242,11 +257,7 @@ impl Gateway {
         }));
         let (phase, phases) = watch::channel(ShutdownPhase::Serving);
         let followed = Arc::clone(&app);
-        let polled = executors.all().iter().map(|member| {
-            let (metrics, executor) = (Arc::clone(&metrics), member.executor().clone());
-            tokio::spawn(poll(metrics, member.index(), executor, Arc::clone(&registry), status.clone()))
-        });
-        let mut background_tasks: Vec<_> = polled.collect();
+        let mut background_tasks = pollers(&executors, &metrics, &registry, &status);
         background_tasks.extend([
             tokio::spawn(async move { followed.keys.follow().await }),
             tokio::spawn(systemd::follow(status.clone(), move || registry.len(), send_status)),

@@ -24,7 +24,7 @@ pub const DEFAULT_INSTRUCTION: &str =
 /// Values of a template's fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueryAndDocument<'a> {
-    /// What makes a document relevant.
+    /// Statement of when a document is relevant.
     pub instruction: &'a str,
     /// The query that the document may answer.
     pub query: &'a str,

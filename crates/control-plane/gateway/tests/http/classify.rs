@@ -57,7 +57,7 @@ fn sent(harness: &Harness) -> Vec<Generate> {
 async fn an_adapters_head_names_the_class_of_each_text() {
     let harness = with_classifier("no,yes").await;
     let listed = harness.client.get("/v1/lora_adapters").await.json();
-    assert_eq!(listed["adapters"][0]["labels"], json!(["no", "yes"]), "{listed}");
+    assert_eq!(listed["data"][0]["labels"], json!(["no", "yes"]), "{listed}");
     let body = json!({ "model": "mood", "input": ["aab", "b", [98, 98]] });
     for route in [CLASSIFY, "/classify"] {
         let answer = post(&harness, route, &body, &json!({})).await;
@@ -190,7 +190,7 @@ async fn what_is_not_honoured_is_refused_by_name() {
             json!({ "model": "mood", "classifier_from_token": ["a"] }),
             "classifier_from_token",
         ),
-        (CLASSIFY, &text, json!({ "input": null }), "input"),
+        (CLASSIFY, &text, json!({ "input": null, "classifier_from_token": ["a"] }), "input"),
         (CLASSIFY, &text, json!({ "activation": false, "model": "mood" }), ""),
         ("/v1/score", &pair, json!({ "model": "mood" }), "model"),
         ("/v1/score", &pair, json!({ "classifier_from_token": ["a", "b", "c"] }), "classifier_from_token"),

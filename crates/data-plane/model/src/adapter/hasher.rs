@@ -32,10 +32,11 @@ const CLASSIFICATION: &str = "holobiont 2026 classification adapter generation v
 /// draft  = modules u64 | layers u64 | shortlisted u64, 0: all | shortlisted x id u32 | modules as of LoRA
 /// embedding = modules u64 | rank u64 | scale f32 bits u32 | A | B | modules as of LoRA
 /// saved  = modules u64 | change of the embedding | change of the head | modules as of LoRA
-/// classification = modules u64 | labels u64 | labels x { bytes u64 | name } | weight | bias | modules as of LoRA
+/// classes = modules u64 | labels u64 | labels x { bytes u64 | name } | weight | bias | modules as of LoRA
 /// bias   = 0 u8, or 2 u8 | vector
 /// change = 0 u8, or 1 u8 | rank u64 | scale f32 bits u32 | A | B, or 2 u8 | matrix
-/// A, B, matrix, weight, vector, magnitude, keys and values = type u8 | bytes u64 | stored bytes, half-rotation rows
+/// weight = matrix
+/// A, B, matrix, vector, magnitude, keys and values = type u8 | bytes u64 | stored bytes, half-rotation rows
 /// ```
 ///
 /// Each method has its own domain.

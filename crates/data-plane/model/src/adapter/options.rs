@@ -18,7 +18,7 @@ use super::{
 /// Options of every method that describe how an adapter was made, and not its result.
 const HISTORY: [&str; 5] = ["auto_mapping", "inference_mode", "peft_version", "revision", "runtime_config"];
 
-/// What an adapter was trained for.
+/// Purpose of an adapter's training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Task {
     /// Text generation or embeddings, whose adapters change the same layers.

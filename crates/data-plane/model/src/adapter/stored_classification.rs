@@ -1,7 +1,7 @@
 //! Classification heads as stored in PEFT's files, and their assembly to an adapter.
 //!
-//! transformers' classes for sequences name the head `score`, some models `classifier`. PEFT saves the head as
-//! one of the `modules_to_save`.
+//! transformers' classes for sequences name the head `score`, some models `classifier`. PEFT saves the head
+//! as one of the `modules_to_save`.
 
 use std::{path::Path, sync::Arc};
 

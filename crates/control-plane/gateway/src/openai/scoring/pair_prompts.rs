@@ -15,6 +15,9 @@ use crate::{
 /// Maximum number of tokens of all prompts of a request, because each document repeats the query.
 const MAX_PAIR_TOKENS: usize = 1 << 20;
 
+/// Number of times that a document is cut by as many tokens as are too many; then half of it is cut.
+const EXACT_CUTS: usize = 32;
+
 /// Makes the prompts of one request.
 pub(super) struct PairPrompts<'a> {
     pub(super) serving: &'a ServingState,
@@ -104,20 +107,21 @@ fn decoded(text: &str) -> &str {
     text.trim_end_matches(char::REPLACEMENT_CHARACTER)
 }
 
-/// Shortens the document `whole` until the prompt that `encode` makes of it has at most `limit` tokens, or the
-/// document is empty. `tokens` is the prompt with the whole document.
+/// Shortens the document `whole` until the prompt that `encode` makes of it has at most `limit` tokens, or
+/// the document is empty. `tokens` is the prompt with the whole document.
 fn cut(
     whole: &[u32],
     mut tokens: Vec<u32>,
     limit: usize,
     encode: impl Fn(&[u32]) -> Result<Vec<u32>, TextError>,
 ) -> Result<Vec<u32>, TextError> {
-    let (mut kept, mut step) = (whole.len(), 0);
+    let (mut kept, mut tries) = (whole.len(), 0);
     while tokens.len() > limit && kept > 0 {
-        // A cut text may have more tokens than were kept, so the step grows.
-        step = (tokens.len() - limit).max(2 * step);
-        kept = kept.saturating_sub(step);
+        // A cut text may have other tokens than those that were kept, so the exact cut may fail.
+        let half = kept.div_ceil(2);
+        kept -= if tries < EXACT_CUTS { half.min(tokens.len() - limit) } else { half };
         tokens = encode(&whole[..kept])?;
+        tries += 1;
     }
     Ok(tokens)
 }
