@@ -7,7 +7,7 @@ use std::{
 
 use kv_cache::ledger::{MemoryAccount, MemoryReservation, OutOfBudget};
 use model::adapter::{ClassificationHead, Invocation};
-use shmproto::message::{AdapterStats, ErrorCode, WireError};
+use shmproto::message::{AdapterLoaded, AdapterStats, ErrorCode, RequestId, WireError};
 use types::{AdapterId, AdapterVersion};
 
 use crate::{drafter::DrafterFactory, request_key::RequestKey};
@@ -139,6 +139,20 @@ pub struct ResidentAdapter<A> {
 }
 
 impl<A> ResidentAdapter<A> {
+    /// Returns the reply to the load call `request`.
+    pub(crate) fn reply(&self, request: RequestId) -> AdapterLoaded {
+        AdapterLoaded {
+            request,
+            generation: self.generation.0,
+            adapter: self.claim.id().0,
+            rank: self.rank,
+            bytes: self.claim.bytes(),
+            modules: self.modules,
+            draft_layers: self.draft_layers(),
+            labels: self.labels().to_vec(),
+        }
+    }
+
     /// Returns the number of the base's layers that a draft adapter uses; 0 for other adapters.
     #[must_use]
     pub fn draft_layers(&self) -> u32 {

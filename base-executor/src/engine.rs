@@ -220,6 +220,8 @@ impl<P: ForwardPass> Engine<P> {
     /// If the device is lost. The engine then sends no more replies; gateways retry after the restart.
     pub fn run(mut self, mut events: mpsc::Receiver<EngineEvent<P::Adapter>>) -> Result<(), DeviceLost> {
         while self.take_events(&mut events) {
+            // Replies to calls wait for no step.
+            self.flush();
             let begin = self.clock.now();
             self.step();
             self.computing.serve_layers(self.clock.now().saturating_duration_since(begin));
@@ -296,7 +298,7 @@ impl<P: ForwardPass> Engine<P> {
         }
     }
 
-    /// Handles an event; replies are sent at the end of the next step.
+    /// Handles an event; replies are sent before the next step, or at its end.
     pub fn handle(&mut self, event: EngineEvent<P::Adapter>) {
         match event {
             EngineEvent::Connected { connection, outbox } => {

@@ -249,7 +249,9 @@ impl<A: Send + 'static> Service<A> {
 
     async fn load(&mut self, connection: ConnectionId, call: LoadAdapter) {
         let request = call.request;
-        let full = match self.loader.try_send(LoadCall { connection, call }) {
+        let Some(known) = self.peers.values().find(|known| known.connection == connection) else { return };
+        let outbox = known.outbox.clone();
+        let full = match self.loader.try_send(LoadCall { connection, call, outbox }) {
             Ok(()) => return,
             Err(_) => "too many adapters wait to be loaded; try again later".to_owned(),
         };

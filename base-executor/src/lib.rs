@@ -100,7 +100,7 @@ use self::{
     gateway_server::ServerHandles,
     heartbeat::ComputeHeartbeat,
     kv_offload::CopyNotifier,
-    loader::Loader,
+    loader::{LoadReply, Loader},
     model_loader::{ModelFacts, OpenedModel, cpu, cuda},
     progress::LoadingProgress,
 };
@@ -193,6 +193,7 @@ where
     let tell = teller(&engine_sender);
     let copied = CopyNotifier::new(move |copy| tell(EngineEvent::FileCopied(copy)));
     let ring = bell(&engine_sender);
+    let reply = LoadReply::from(config.cold_start());
     // The compute thread opens the model, so it owns the model from the beginning.
     let engine = spawn("engine", move || {
         let _ended = ended;
@@ -219,7 +220,7 @@ where
     let (loader_sender, calls) = mpsc::channel(LOAD_QUEUE);
     let loaded = engine_sender.clone();
     // Never joined, because it may be in the middle of an unneeded file.
-    spawn("loader", move || loader::run(&loader, &budget, calls, &loaded))?;
+    spawn("loader", move || loader::run(&loader, &budget, calls, &loaded, reply))?;
     systemd::ready();
     let posted = tokio::spawn(systemd::keep_posted(pulse, bell(&engine_sender)));
     on_ready();

@@ -12,7 +12,7 @@ use model::adapter::{
     AnyAdapter,
     merge::{AdapterMergeError, sum},
 };
-use shmproto::message::{AdapterPart, ErrorCode, LoadAdapter, WireError};
+use shmproto::message::{AdapterPart, ColdStart, ErrorCode, LoadAdapter, ToGateway, WireError};
 use tokio::sync::mpsc;
 use types::{AdapterId, TenantId};
 
@@ -72,6 +72,27 @@ pub enum PrepareError {
 pub struct LoadCall {
     pub connection: ConnectionId,
     pub call: LoadAdapter,
+    /// Queue of the gateway, for a reply that waits for no step.
+    pub outbox: mpsc::WeakSender<ToGateway>,
+}
+
+/// The thread that answers a load that succeeded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LoadReply {
+    /// The loader answers as soon as the adapter is in the engine's queue, before any later message of the
+    /// gateway. So the reply does not wait for the current step.
+    ByLoader,
+    /// The engine answers, because the adapter must get a place on the device first.
+    ByEngine,
+}
+
+impl From<ColdStart> for LoadReply {
+    fn from(cold_start: ColdStart) -> Self {
+        match cold_start {
+            ColdStart::CpuAssist => Self::ByLoader,
+            ColdStart::OnDemand | ColdStart::Cached => Self::ByEngine,
+        }
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -102,14 +123,15 @@ impl From<LoadError> for WireError {
     }
 }
 
-/// Serves `calls` in order until their channel is closed.
+/// Serves `calls` in order until their channel is closed. Loads that succeed are answered by `reply`.
 pub fn run<L: Loader>(
     loader: &L,
     budget: &Budget,
     mut calls: mpsc::Receiver<LoadCall>,
     engine: &mpsc::Sender<EngineEvent<L::Adapter>>,
+    reply: LoadReply,
 ) {
-    while let Some(LoadCall { connection, call }) = calls.blocking_recv() {
+    while let Some(LoadCall { connection, call, outbox }) = calls.blocking_recv() {
         let caller = RequestKey { connection, request: call.request };
         let loaded = catch_unwind(AssertUnwindSafe(|| load(loader, budget, &call)))
             .unwrap_or_else(|_| Err(LoadError::Internal { path: paths_text(&call) }));
@@ -118,8 +140,19 @@ pub fn run<L: Loader>(
             Err(LoadError::Claim(ClaimError::Known(id))) => AdapterLoadOutcome::Known(id),
             Err(error) => AdapterLoadOutcome::Failed(error.into()),
         };
+        let outbox = outbox.upgrade().filter(|_| reply == LoadReply::ByLoader);
+        // If the gateway's queue is full, the engine answers later, or gives the gateway up.
+        let place = outbox.as_ref().and_then(|outbox| outbox.try_reserve().ok());
+        let answer = match (&loaded, place) {
+            (AdapterLoadOutcome::New(adapter), Some(place)) => Some((place, adapter.reply(call.request))),
+            _ => None,
+        };
+        let caller = answer.is_none().then_some(caller);
         if engine.blocking_send(EngineEvent::AdapterLoaded { caller, loaded }).is_err() {
             return;
+        }
+        if let Some((place, answer)) = answer {
+            place.send(ToGateway::AdapterLoaded(answer));
         }
     }
 }

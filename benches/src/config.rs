@@ -86,7 +86,7 @@ pub(crate) struct Args {
     /// Measurements of either side, in alternation.
     #[arg(long, default_value = "5", value_name = "N")]
     runs: NonZeroUsize,
-    /// Length of one measurement of `hostile` in seconds.
+    /// Length of one measurement of `hostile`, and of the rate of `push`, in seconds.
     #[arg(long, default_value = "600", value_name = "S")]
     seconds: NonZeroU64,
     /// Attacks that `hostile` makes, separated by commas, to find the cost of a single one [default: all].
@@ -148,7 +148,7 @@ pub(crate) struct SuiteConfig {
     pub(crate) requantized: PathBuf,
     pub(crate) threads: usize,
     pub(crate) runs: usize,
-    /// Length of one measurement of `hostile`, in seconds.
+    /// Length of one measurement of `hostile`, and of the rate of `push`, in seconds.
     pub(crate) seconds: u64,
     /// Names of the attacks of `hostile`; `None` means all.
     pub(crate) attacks: Option<String>,

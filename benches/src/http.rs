@@ -51,6 +51,8 @@ pub(crate) struct Timeline {
     pub(crate) last: Instant,
     pub(crate) tokens: usize,
     pub(crate) cached: usize,
+    /// Longest time between two events with text.
+    pub(crate) longest_gap: Duration,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -260,6 +262,7 @@ fn attempt(port: u16, dialect: &impl Dialect, key: Option<&str>, job: &BenchRequ
 /// Reads server-sent events to their end and records when text arrived.
 fn follow(body: impl Read, dialect: &impl Dialect, job: &BenchRequest, sent: Instant) -> Result<Timeline> {
     let (mut first, mut last, mut generated, mut cached) = (None, sent, None, 0);
+    let mut longest_gap = Duration::ZERO;
     for line in BufReader::new(body).lines() {
         let line = line.context("a stream broke off")?;
         let Some(data) = line.strip_prefix("data:").map(str::trim) else {
@@ -271,7 +274,11 @@ fn follow(body: impl Read, dialect: &impl Dialect, job: &BenchRequest, sent: Ins
         let event = serde_json::from_str(data).with_context(|| format!("an event is not JSON: {data}"))?;
         let event = dialect.read(&event)?;
         if event.has_text {
-            last = Instant::now();
+            let now = Instant::now();
+            if first.is_some() {
+                longest_gap = longest_gap.max(now - last);
+            }
+            last = now;
             first.get_or_insert(last);
         }
         generated = event.generated.or(generated);
@@ -284,7 +291,7 @@ fn follow(body: impl Read, dialect: &impl Dialect, job: &BenchRequest, sent: Ins
         "a stream has {tokens} tokens where {} were asked for; is ignore_eos honoured?",
         job.generate
     );
-    Ok(Timeline { sent, first, last, tokens, cached })
+    Ok(Timeline { sent, first, last, tokens, cached, longest_gap })
 }
 
 /// Fields of both dialects: greedy sampling, no early end of text (structured output has no end here, and we
@@ -359,8 +366,14 @@ mod tests {
     fn rates_are_taken_over_the_window_of_all_requests() {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
-        let timeline =
-            |first, last| Timeline { sent: start, first: at(first), last: at(last), tokens: 50, cached: 0 };
+        let timeline = |first, last| Timeline {
+            sent: start,
+            first: at(first),
+            last: at(last),
+            tokens: 50,
+            cached: 0,
+            longest_gap: Duration::ZERO,
+        };
         let burst = Burst(vec![timeline(100, 600), timeline(500, 1090)]);
         assert!((burst.decode_tokens_per_s() - 99.0 / 0.99).abs() < 1e-6);
         assert!((burst.aggregate_tokens_per_s() - 100.0 / 1.09).abs() < 1e-6);
@@ -376,6 +389,7 @@ mod tests {
         let timeline = stream(port, &Toy, &job()).unwrap();
         server.join().unwrap();
         assert!(timeline.last - timeline.first >= Duration::from_millis(100));
+        assert_eq!(timeline.longest_gap, timeline.last - timeline.first);
     }
 
     fn serve_slowly(mut socket: TcpStream) {

@@ -6,13 +6,13 @@
 //! - the benchmarks: [`limits`] (the machine's limits), [`divergence`] (what each precision rounds),
 //!   [`llama_cpp`] (llama.cpp's tools and server),
 //!   [`xab`], [`board`], [`cold`] (cold starts, decode in their modes, and the crossover), [`executors`],
-//!   [`remote_executor`] (an executor on another host), [`split`] (split clients: rate and calls, batching,
-//!   beside resident requests, masking), [`gpu`], [`sim_validation`] and [`forecast`] (the simulator beside
-//!   reality), [`fleet`] (hosts that share servers), [`fairness`] (tenants beside each other), [`tune`]
-//!   (training jobs beside PEFT), [`perf_model`] (cost of ranks), [`picker`] (the routing decision of the
-//!   endpoint picker), [`stream`] (a base streamed from disk), [`grammar`] (structured output),
-//!   [`openvino`] (prompts and batches beside OpenVINO), [`vllm`] (servers beside vLLM), [`many_cores`] (the
-//!   pass on more cores than the machine has);
+//!   [`push`] (adapters pushed from memory), [`remote_executor`] (an executor on another host), [`split`]
+//!   (split clients: rate and calls, batching, beside resident requests, masking), [`gpu`],
+//!   [`sim_validation`] and [`forecast`] (the simulator beside reality), [`fleet`] (hosts that share
+//!   servers), [`fairness`] (tenants beside each other), [`tune`] (training jobs beside PEFT), [`perf_model`]
+//!   (cost of ranks), [`picker`] (the routing decision of the endpoint picker), [`stream`] (a base streamed
+//!   from disk), [`grammar`] (structured output), [`openvino`] (prompts and batches beside OpenVINO),
+//!   [`vllm`] (servers beside vLLM), [`many_cores`] (the pass on more cores than the machine has);
 //! - [`holobiont_runner`] and [`peer`]: drivers of each side, by its benchmark command and as a server;
 //! - [`measure`], [`report`], [`plot`]: alternation, medians and spreads, and their rows and plots;
 //! - [`oracle_draft`]: a drafter of chosen quality; [`requests`]: requests to an engine in this process;
@@ -52,6 +52,7 @@ mod perf_model;
 mod picker;
 mod plot;
 mod process;
+mod push;
 mod remote_executor;
 mod report;
 mod requests;

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use kv_cache::Cache;
 use model::adapter::{ClassificationHead, Invocation};
-use shmproto::message::{AdapterLoaded, AdapterStats, AdapterUnloaded, Failed, Stats, ToGateway, WireError};
+use shmproto::message::{AdapterStats, AdapterUnloaded, Failed, Stats, ToGateway, WireError};
 use types::AdapterId;
 
 use super::event::RequestKey;
@@ -122,11 +122,12 @@ impl<A> Tiers<A> {
         self.device.observe(rows, took);
     }
 
-    /// Handles the loader's result; `None` if the call is answered later.
+    /// Handles the loader's result for a `caller` that has no reply yet. Returns `None` if there is no such
+    /// caller, or if the call is answered later.
     pub(super) fn loaded(
         &mut self,
         pool: &mut Cache,
-        caller: RequestKey,
+        caller: Option<RequestKey>,
         loaded: AdapterLoadOutcome<A>,
     ) -> Option<AddressedReply> {
         let id = match loaded {
@@ -137,15 +138,15 @@ impl<A> Tiers<A> {
                 id
             }
             AdapterLoadOutcome::Known(id) => id,
-            AdapterLoadOutcome::Failed(error) => return Some(failed(caller, error)),
+            AdapterLoadOutcome::Failed(error) => return caller.map(|caller| failed(caller, error)),
         };
         match self.place(pool, id) {
             Ok(LoadCompletion::Later) => {
-                self.arriving.push((id, caller));
+                self.arriving.extend(caller.map(|caller| (id, caller)));
                 None
             }
-            Ok(LoadCompletion::Now) => Some(self.answer_loaded(id, caller)),
-            Err(error) => Some(failed(caller, error)),
+            Ok(LoadCompletion::Now) => caller.map(|caller| self.answer_loaded(id, caller)),
+            Err(error) => caller.map(|caller| failed(caller, error)),
         }
     }
 
@@ -205,19 +206,7 @@ impl<A> Tiers<A> {
 
     fn answer_loaded(&self, id: AdapterId, caller: RequestKey) -> AddressedReply {
         match self.host.get(id) {
-            Ok(prepared) => {
-                let answer = AdapterLoaded {
-                    request: caller.request,
-                    generation: prepared.generation.0,
-                    adapter: id.0,
-                    rank: prepared.rank,
-                    bytes: prepared.claim.bytes(),
-                    modules: prepared.modules,
-                    draft_layers: prepared.draft_layers(),
-                    labels: prepared.labels().to_vec(),
-                };
-                (caller, ToGateway::AdapterLoaded(answer))
-            }
+            Ok(prepared) => (caller, ToGateway::AdapterLoaded(prepared.reply(caller.request))),
             Err(error) => failed(caller, error.into()),
         }
     }

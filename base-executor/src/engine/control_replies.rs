@@ -16,7 +16,11 @@ use super::{
 use crate::adapters::{AdapterLoadOutcome, AdapterRole, Unloaded};
 
 impl<P: ForwardPass> Engine<P> {
-    pub(super) fn adapter_loaded(&mut self, caller: RequestKey, mut loaded: AdapterLoadOutcome<P::Adapter>) {
+    pub(super) fn adapter_loaded(
+        &mut self,
+        caller: Option<RequestKey>,
+        mut loaded: AdapterLoadOutcome<P::Adapter>,
+    ) {
         if let AdapterLoadOutcome::New(prepared) = &mut loaded
             && let AdapterRole::Drafts { agency, .. } = &mut prepared.role
             && let Some(agency) = agency.take()

@@ -31,7 +31,8 @@ pub enum EngineEvent<A> {
     Cancel(RequestKey),
     /// The loader thread has finished a call.
     AdapterLoaded {
-        caller: RequestKey,
+        /// Caller that waits for the reply; `None` if the loader has sent it.
+        caller: Option<RequestKey>,
         loaded: AdapterLoadOutcome<A>,
     },
     /// The copy of an adapter to the device has ended, complete or not.

@@ -1,4 +1,4 @@
-//! Messages to gateways, collected during a step and sent at its end.
+//! Messages to gateways, collected from events and during a step, and sent before and after it.
 
 use std::collections::BTreeMap;
 

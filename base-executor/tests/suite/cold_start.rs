@@ -286,7 +286,7 @@ fn load(budget: &Budget, tag: u8) -> EngineEvent<FakeAdapter> {
     let id = AdapterId([tag; 32]);
     let caller = RequestKey { connection: GATEWAY, request: 100 + u64::from(tag) };
     let Ok(claim) = budget.claim(id, 10) else {
-        return EngineEvent::AdapterLoaded { caller, loaded: AdapterLoadOutcome::Known(id) };
+        return EngineEvent::AdapterLoaded { caller: Some(caller), loaded: AdapterLoadOutcome::Known(id) };
     };
     let (adapter, generation) = (Arc::new(FakeAdapter(tag.into())), AdapterVersion([100 + tag; 32]));
     let loaded = AdapterLoadOutcome::New(ResidentAdapter {
@@ -299,7 +299,7 @@ fn load(budget: &Budget, tag: u8) -> EngineEvent<FakeAdapter> {
         virtual_tokens: 0,
         role: AdapterRole::Answers,
     });
-    EngineEvent::AdapterLoaded { caller, loaded }
+    EngineEvent::AdapterLoaded { caller: Some(caller), loaded }
 }
 
 fn on(tag: u8, id: u64) -> Generate {

@@ -240,7 +240,7 @@ impl EngineHarness {
             Err(_) => AdapterLoadOutcome::Known(id),
         };
         let caller = RequestKey { connection: GATEWAY, request: tag.into() };
-        self.engine.handle(EngineEvent::AdapterLoaded { caller, loaded });
+        self.engine.handle(EngineEvent::AdapterLoaded { caller: Some(caller), loaded });
     }
 
     fn unload(&mut self, tag: u8) {

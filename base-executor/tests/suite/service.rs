@@ -8,16 +8,18 @@ use std::{
 };
 
 use base_executor::{
-    adapters::AdapterRole,
+    adapters::{AdapterLoadOutcome, AdapterRole, Budget},
     budget::MemoryBudget,
     config::ExecutorConfig,
+    engine::event::{ConnectionId, EngineEvent},
     gateway_server::NO_REQUEST,
-    loader::{Loader, PassReadyAdapter, PrepareError},
+    loader::{self, LoadCall, LoadReply, Loader, PassReadyAdapter, PrepareError},
     model_loader::{ModelFacts, OpenedModel},
     placement::HostOnlyPlacement,
     serve,
 };
 use clap::Parser as _;
+use kv_cache::ledger::MemoryAccount;
 use model::{
     adapter::{Adapter, AnyAdapter, LoraModule, MethodWeights},
     shape::source::Target,
@@ -415,4 +417,37 @@ async fn a_shutdown_without_grace_ends_every_request_with_an_error() {
     executor.shutdown.send(Duration::ZERO).await.unwrap();
     assert_eq!(gateway.error(1).await, Some(ErrorCode::ShuttingDown));
     executor.ended().await;
+}
+
+#[test]
+fn a_load_is_answered_while_the_engine_computes_unless_it_must_find_a_place_first() {
+    let load = |reply: LoadReply| {
+        let (engine, mut events) = mpsc::channel(4);
+        let (calls, queue) = mpsc::channel(4);
+        let (outbox, mut replies) = mpsc::channel(4);
+        for request in [1, 2] {
+            let parts = vec![AdapterPart { path: "/7".to_owned(), weight: 1.0 }];
+            let call = LoadAdapter { request, parts, owner: EVERYBODY };
+            let outbox = outbox.downgrade();
+            calls.try_send(LoadCall { connection: ConnectionId(1), call, outbox }).unwrap();
+        }
+        drop(calls);
+        let budget = Budget::new(MemoryAccount::new("adapters", 1000));
+        loader::run(&FakeLoader, &budget, queue, &engine, reply);
+        let EngineEvent::AdapterLoaded { caller, loaded } = events.try_recv().unwrap() else {
+            panic!("the engine gets the adapter")
+        };
+        assert!(matches!(loaded, AdapterLoadOutcome::New(_)));
+        let EngineEvent::AdapterLoaded { caller: Some(again), loaded } = events.try_recv().unwrap() else {
+            panic!("the engine answers the second call")
+        };
+        assert!(matches!(loaded, AdapterLoadOutcome::Known(_)), "the adapter was loaded before");
+        assert_eq!(again.request, 2);
+        (caller.map(|caller| caller.request), replies.try_recv().ok())
+    };
+    let (caller, reply) = load(LoadReply::ByLoader);
+    let Some(ToGateway::AdapterLoaded(loaded)) = reply else { panic!("the loader answers: {reply:?}") };
+    assert_eq!((caller, loaded.request, loaded.adapter), (None, 1, id(EVERYBODY, 7)));
+    let (caller, reply) = load(LoadReply::ByEngine);
+    assert_eq!((caller, reply), (Some(1), None));
 }

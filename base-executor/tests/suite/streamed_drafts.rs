@@ -113,7 +113,7 @@ impl StreamedEngineFixture {
                 role: AdapterRole::Answers,
             });
             let caller = RequestKey { connection: GATEWAY, request: u64::from(tag) };
-            engine.handle(EngineEvent::AdapterLoaded { caller, loaded });
+            engine.handle(EngineEvent::AdapterLoaded { caller: Some(caller), loaded });
         }
         Self { engine, queue, said: HashMap::new() }
     }

@@ -58,6 +58,8 @@ pub(crate) enum Name {
     Tune,
     /// Training jobs beside requests that decode.
     TuneMixed,
+    /// Adapters pushed from memory: time until usable, beside streams, and rate.
+    Push,
     /// Two executors behind one gateway, beside one.
     Executors,
     /// Cost of ranks in steps and prompts, padded and not, as the performance model predicts it.
@@ -98,13 +100,13 @@ pub(crate) enum Name {
     Costs,
     /// Five workloads, for real and in the simulator with those costs.
     Reality,
-    /// All benchmarks except `xab` (needs PyTorch), `openvino`, `vllm`, `costs`, `reality`, `forecast`, `fleet` (needs
-    /// shared servers), and those of a GPU.
+    /// All benchmarks except `xab` (needs PyTorch), `openvino`, `vllm`, `costs`, `reality`, `forecast`,
+    /// `fleet` (needs shared servers), and those of a GPU.
     All,
 }
 
 impl Name {
-    pub(super) const EACH: [Self; 34] = [
+    pub(super) const EACH: [Self; 35] = [
         Self::Limits,
         Self::Decode,
         Self::Prefill,
@@ -129,6 +131,7 @@ impl Name {
         Self::Drafts,
         Self::Tune,
         Self::TuneMixed,
+        Self::Push,
         Self::Executors,
         Self::PerfModel,
         Self::Fairness,

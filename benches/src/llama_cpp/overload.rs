@@ -321,6 +321,7 @@ mod tests {
             last: at(last),
             tokens: 10,
             cached: 0,
+            longest_gap: Duration::ZERO,
         };
         let served =
             vec![timeline(1, 8, 12), timeline(11, 12, 13), timeline(12, 19, 24), timeline(13, 30, 30)];

@@ -13,7 +13,7 @@
 //! An odd number of either is padded with zeros. In B the lower rank is the upper half of a pair, because the
 //! instruction adds the upper product first and ranks are summed in ascending order.
 
-use half::{bf16, f16};
+use half::{bf16, f16, slice::HalfFloatSliceExt as _};
 use thiserror::Error;
 
 use crate::simd::LANES;
@@ -261,12 +261,15 @@ fn append_panel(
     pairs: Pairs,
     number: impl Fn(usize, usize) -> f32,
 ) {
+    if kind == ElementKind::F16 {
+        return append_halves(bytes, depth, lanes, number);
+    }
     let step = if kind == ElementKind::Bf16 { 2 } else { 1 };
     for at in (0..depth).step_by(step) {
         for lane in 0..lanes {
             match kind {
                 ElementKind::F32 => bytes.extend(number(at, lane).to_le_bytes()),
-                ElementKind::F16 => bytes.extend(f16::from_f32(number(at, lane)).to_le_bytes()),
+                ElementKind::F16 => unreachable!("halves are appended before"),
                 ElementKind::Bf16 => {
                     let second = if at + 1 < depth { number(at + 1, lane) } else { 0.0 };
                     let pair = [number(at, lane), second].map(|x| bf16::from_f32(x).to_le_bytes());
@@ -280,9 +283,37 @@ fn append_panel(
     }
 }
 
+/// Appends a panel of halves, converted in groups, because a processor converts eight at once.
+fn append_halves(bytes: &mut Vec<u8>, depth: usize, lanes: usize, number: impl Fn(usize, usize) -> f32) {
+    const GROUP: usize = 256;
+    let (mut numbers, mut halves) = ([0.0; GROUP], [f16::ZERO; GROUP]);
+    bytes.reserve(2 * depth * lanes);
+    let steps = GROUP / lanes.clamp(1, GROUP);
+    for first in (0..depth).step_by(steps) {
+        let count = steps.min(depth - first) * lanes;
+        for (step, group) in numbers[..count].chunks_mut(lanes).enumerate() {
+            group.iter_mut().enumerate().for_each(|(lane, to)| *to = number(first + step, lane));
+        }
+        halves[..count].convert_from_f32_slice(&numbers[..count]);
+        bytes.extend(halves[..count].iter().flat_map(|half| half.to_le_bytes()));
+    }
+}
+
+/// Returns the largest magnitude of `values`, in lanes that a processor compares at once.
+fn largest(values: &[f32]) -> f32 {
+    let (groups, rest) = values.as_chunks::<LANES>();
+    let mut lanes = [0.0f32; LANES];
+    for group in groups {
+        for (most, value) in lanes.iter_mut().zip(group) {
+            *most = if value.abs() > *most { value.abs() } else { *most };
+        }
+    }
+    lanes.iter().chain(rest).fold(0.0, |most, value| most.max(value.abs()))
+}
+
 /// Returns the element kind of `values`, and the power of two that divides them first.
 fn kind_and_unit(values: &[f32], precision: LoraPrecision) -> (ElementKind, f32) {
-    let largest = values.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+    let largest = largest(values);
     let unit = if largest.is_normal() {
         // An f32 below 2^-126 is subnormal, and its inverse overflows.
         2.0f32.powi((largest.log2().floor() as i32 - 14).max(-126))

@@ -2,6 +2,7 @@
 
 mod errors;
 pub(crate) mod listing;
+mod push;
 pub(crate) mod sse;
 
 use std::{
@@ -15,6 +16,7 @@ use serde_json::Value;
 use crate::terminal::{Terminal, printable};
 pub(crate) use errors::ClientError;
 pub(crate) use listing::{LoadedAdapter, ServedModel, list_in};
+pub(crate) use push::PushedFile;
 use sse::Events;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

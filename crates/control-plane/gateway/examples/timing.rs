@@ -23,7 +23,9 @@ use std::{
 
 use clap::Parser;
 use gateway::{
-    adapters::{Labels, Record, Registry, RegistryOptions, database::Database, store::ContentId},
+    adapters::{
+        EphemeralStorage, Labels, Record, Registry, RegistryOptions, database::Database, store::ContentId,
+    },
     caller::{Caller, KeyRole, Urgency},
     executor::{Endpoint, Executor, LinkSettings, SharedConnections},
     executors::{Executors, ONLY},
@@ -277,6 +279,7 @@ async fn registry(directory: &Path) -> Result<Arc<Registry>, Box<dyn Error>> {
         max_adapters: 1000,
         max_adapter_file_bytes: 1,
         tenant_bytes: 1,
+        ephemeral: EphemeralStorage { memory: state.clone(), bytes: 1 },
         fleet: None,
     };
     drop(Registry::open(executors.clone(), options.clone()).await?);

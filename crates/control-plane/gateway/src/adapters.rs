@@ -7,11 +7,13 @@
 //! # Where things are
 //!
 //! - [`registry`]: the parts of the registry, held together; the modules below add its operations.
-//!   - [`operations`]: load, replace and unload an adapter; [`request`] has the parameters of a load.
+//!   - [`operations`]: load and replace an adapter; [`request`] has the parameters of a load. `unload` frees
+//!     what no name refers to.
 //!   - `pin`: keeps an adapter resident.
 //!   - `lifetime`: the time at which an adapter is unloaded.
 //!   - `base`: the base model, and how the text files of an adapter differ from those of the base.
-//!   - [`upload`]: loads an adapter from files that a request contains.
+//!   - [`upload`]: loads an adapter from files that a request contains; [`push`] from weights alone, whose
+//!     configuration `peft_config` finds.
 //!   - `uncancelled`: runs a change to its end, even if the caller stops waiting.
 //!   - `on_demand`: loads an adapter into an executor when a request needs it there, and evicts others.
 //!   - `restore`: prepares an executor that was just connected.
@@ -63,8 +65,10 @@ mod merged_load;
 mod names;
 mod on_demand;
 pub mod operations;
+mod peft_config;
 mod pin;
 mod publication;
+pub(crate) mod push;
 mod record;
 pub mod records;
 pub mod registry;
@@ -77,6 +81,7 @@ pub mod stats;
 pub mod store;
 pub mod table;
 mod uncancelled;
+mod unload;
 pub mod upload;
 
 pub(crate) use self::listing::{AdapterListing, ListedAdapters};
@@ -95,7 +100,7 @@ pub use self::{
     request::{LoadRequest, Replace, Terms},
     residency::Tier,
     stats::RegistryStats,
-    store::{BucketAddress, FetchStats, IncomingAdapter, StoreError},
+    store::{BucketAddress, Durability, EphemeralStorage, FetchStats, IncomingAdapter, StoreError},
 };
 
 pub(crate) use self::uncancelled::to_end;

@@ -7,6 +7,7 @@
 pub(crate) mod drain;
 pub(crate) mod file;
 pub(crate) mod form;
+pub(crate) mod stream;
 
 use std::{error::Error, ops::Deref, sync::Arc};
 
@@ -94,11 +95,7 @@ fn is_json_anyway(request: &Request) -> bool {
 }
 
 async fn read(request: Request, app: &Arc<App>) -> Result<JsonBody, ApiError> {
-    let encoding = request.headers().get(header::CONTENT_ENCODING);
-    let encoding = encoding.map_or("identity", |encoding| encoding.to_str().unwrap_or("nothing known"));
-    if !encoding.eq_ignore_ascii_case("identity") {
-        return Err(ApiError::encoded(encoding));
-    }
+    check_encoding(&request)?;
     let caller = caller_of(&request)?;
     let (body, limits) = (request.into_body(), &app.connections);
     if body.size_hint().lower() > limits.max_body_bytes as u64 {
@@ -112,6 +109,13 @@ async fn read(request: Request, app: &Arc<App>) -> Result<JsonBody, ApiError> {
     let bytes = read.map_err(|error| unreadable(&error, limits.max_body_bytes))?;
     memory.resize(bytes.len())?;
     Ok(JsonBody { bytes, memory })
+}
+
+/// Refuses a compressed body.
+fn check_encoding(request: &Request) -> Result<(), ApiError> {
+    let encoding = request.headers().get(header::CONTENT_ENCODING);
+    let encoding = encoding.map_or("identity", |encoding| encoding.to_str().unwrap_or("nothing known"));
+    if encoding.eq_ignore_ascii_case("identity") { Ok(()) } else { Err(ApiError::encoded(encoding)) }
 }
 
 /// Returns the caller, as authenticated by the route's guard.

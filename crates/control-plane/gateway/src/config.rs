@@ -34,7 +34,7 @@ use scheduling::{admission::DelayLimits, routing::RoutingPolicy};
 use self::sockets::{MAX_SOCKET_BYTES, addresses, check_sockets};
 use crate::{
     adapters::{
-        BucketAddress, FleetStorage, PostgresAddress, records::address::AddressError,
+        BucketAddress, EphemeralStorage, FleetStorage, PostgresAddress, records::address::AddressError,
         store::address::environment,
     },
     admission_queue::AdmissionLimits,
@@ -128,6 +128,8 @@ pub struct GatewayConfig {
     pub adapter_root: PathBuf,
     pub max_adapters: usize,
     pub max_adapter_file_bytes: u64,
+    /// Storage of adapters that end with the gateway.
+    pub ephemeral: EphemeralStorage,
     pub fleet: Option<FleetStorage>,
     pub keys: Keys,
     /// Host names under which a gateway without keys answers.
@@ -195,6 +197,10 @@ impl TryFrom<Args> for GatewayConfig {
             adapter_root: adapter_root(&args.adapters.adapter_root)?,
             max_adapters: args.adapters.max_adapters,
             max_adapter_file_bytes: args.adapters.max_adapter_file_bytes.0,
+            ephemeral: EphemeralStorage {
+                memory: args.adapters.ephemeral_adapter_dir,
+                bytes: args.adapters.ephemeral_adapter_bytes.0,
+            },
             fleet,
             keys,
             hosts: if args.callers.insecure { AllowedHosts::Any } else { AllowedHosts::Local },

@@ -235,6 +235,13 @@ impl ApiError {
         ))
     }
 
+    pub(crate) fn not_binary(found: Option<&str>) -> Self {
+        let found = found.unwrap_or(NO_TYPE);
+        Self::unsupported_media(format!(
+            "send the body as 'content-type: application/octet-stream' or 'application/x-safetensors', not '{found}'"
+        ))
+    }
+
     fn unsupported_media(message: String) -> Self {
         let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
         Self::new(status, "invalid_request_error", "unsupported_media_type", message)

@@ -25,8 +25,8 @@
 //! - [`sse`]: streams an answer in any API's format; [`stream`], [`collect`]: chat and completions as a
 //!   stream or one body.
 //! - [`types`]: the bodies of answers.
-//! - [`models`], [`tokens`], [`adapters`], [`adapter_files`], [`upload`]: the routes beside generation.
-//!   `idempotency`: the header `Idempotency-Key`.
+//! - [`models`], [`tokens`], [`adapters`], [`adapter_files`], [`upload`], [`push`]: the routes beside
+//!   generation. `idempotency`: the header `Idempotency-Key`.
 //! - [`files`], [`fine_tuning`], [`fine_tuning_request`]: the routes of training; [`batches`]: files of
 //!   requests that are answered in the background; [`paging`]: pages of lists.
 //! - [`errors`]: the one body of all errors.
@@ -57,6 +57,7 @@ pub mod namespace;
 pub(crate) mod paging;
 pub mod params;
 pub(crate) mod pooling;
+pub(crate) mod push;
 pub mod reasoning;
 pub mod request_context;
 pub mod responses;

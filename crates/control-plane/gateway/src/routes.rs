@@ -29,7 +29,7 @@ use crate::{
     openai::{
         adapter_files, adapters, batches, chat, classify, collect, completions, embeddings, files,
         fine_tuning, generation_request::GenerationRequest, generation_response::GenerationResponse, models,
-        request_context::RequestContext, responses, scoring, sse, stream::OpenAiStream,
+        push, request_context::RequestContext, responses, scoring, sse, stream::OpenAiStream,
         stream_options::ResponseMode, tokens, upload,
     },
     origin, pages, request,
@@ -103,6 +103,10 @@ pub fn table() -> Vec<HttpRoute> {
         ),
         post("/v1/unload_lora_adapter", Access::Admin, self::post(adapters::unload)),
         post("/v1/pin_lora_adapter", Access::Admin, self::post(adapters::pin)),
+        // Weights are written and counted as they arrive.
+        post(ADAPTER, Access::Admin, self::post(push::push).layer(DefaultBodyLimit::disable())),
+        get(ADAPTER, Access::Admin, self::get(push::one)),
+        delete(ADAPTER, Access::Admin, self::delete(push::delete)),
         // Files are streamed to disk like uploaded adapters.
         post("/v1/files", Access::User, self::post(files::upload).layer(DefaultBodyLimit::disable())),
         get("/v1/files", Access::User, self::get(files::list)),
@@ -124,6 +128,9 @@ pub fn table() -> Vec<HttpRoute> {
     table.extend(ollama_routes());
     table
 }
+
+/// Path of one adapter, whose name may contain slashes.
+const ADAPTER: &str = "/v1/adapters/{*id}";
 
 fn user(method: Method, path: &'static str, handler: MethodRouter<Arc<App>>) -> HttpRoute {
     HttpRoute { method, path, access: Access::User, handler }

@@ -159,6 +159,7 @@ fn options(config: &GatewayConfig) -> adapters::RegistryOptions {
         max_adapters: config.max_adapters,
         max_adapter_file_bytes: config.max_adapter_file_bytes,
         tenant_bytes: config.training.tenant_state_bytes,
+        ephemeral: config.ephemeral.clone(),
         fleet: config.fleet.clone(),
     }
 }

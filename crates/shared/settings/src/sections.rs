@@ -213,6 +213,11 @@ sections! {
         max_adapters: u32, --"max-adapters" "N", Is("10000"), Gateway;
         /// Maximum size of one file of an adapter
         max_adapter_file_bytes: ByteCount, --"max-adapter-file-bytes" "BYTES", Is("2GiB"), Gateway;
+        /// Maximum bytes of ephemeral adapters, which are pushed with `durable=false` and kept in memory
+        /// alone; one tenant may have half
+        ephemeral_adapter_bytes: ByteCount, --"ephemeral-adapter-bytes" "BYTES", Is("2GiB"), Gateway;
+        /// Memory file system for ephemeral adapters, which executors of this host read
+        ephemeral_adapter_dir: PathBuf, --"ephemeral-adapter-dir" "DIR", Is("/dev/shm"), Gateway;
         /// PostgreSQL database that many hosts share as their registry, as `postgres://USER@HOST/DATABASE`;
         /// its password comes from PGPASSFILE or PGPASSWORD
         registry: String, --"registry" "URL", Depends("a file in the state directory, for this host \

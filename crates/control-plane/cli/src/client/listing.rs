@@ -40,7 +40,7 @@ pub(crate) struct LoadedAdapter {
     /// Tenant that owns the adapter; `None` if all tenants may use it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) tenant: Option<String>,
-    /// Memory tier: `host` or `disk`.
+    /// Memory tier: `host`, `disk`, or `memory` for an ephemeral adapter outside of the executor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) tier: Option<String>,
     /// Executors that hold the adapter, if the gateway has several.

@@ -6,6 +6,7 @@ mod list;
 mod load;
 mod merge;
 mod pull;
+mod push;
 mod stats;
 
 use std::{
@@ -17,7 +18,10 @@ use std::{
 use model::adapter::{AdapterError, by_name::MergeError};
 use serde_json::{Value, json};
 
-use self::{diff::DiffArguments, merge::MergeArguments, pull::PullArguments, stats::StatsArguments};
+use self::{
+    diff::DiffArguments, merge::MergeArguments, pull::PullArguments, push::PushArguments,
+    stats::StatsArguments,
+};
 use crate::{
     client::{ClientError, GatewayClient},
     deployment::program_paths,
@@ -41,6 +45,8 @@ pub(crate) enum AdaptersCommand {
     Add(AddArguments),
     /// Replaces the adapter of a name; running requests keep the old one
     Replace(ReplaceArguments),
+    /// Sends the files of an adapter to the gateway and serves it, in place of one with that name
+    Push(PushArguments),
     /// Unloads an adapter after its running requests; new requests are refused
     Rm(RmArguments),
     /// Pins an adapter, so that it stays in memory
@@ -159,6 +165,8 @@ pub(crate) enum AdaptersError {
     Files(#[from] AdapterError),
     #[error("the files of `{name}` were not downloaded")]
     Download { name: String, source: io::Error },
+    #[error("cannot read {}", path.display())]
+    Unread { path: PathBuf, source: io::Error },
     #[error("the adapters cannot be merged")]
     Merge(#[from] MergeError),
     /// The output directory exists already.
@@ -176,7 +184,7 @@ impl Explain for AdaptersError {
             Self::Hub { source, .. } => source.exit(),
             Self::NotGood { exit, .. } => *exit,
             Self::NoRevision(_) | Self::Weight(_) => Exit::Usage,
-            Self::NoAdapter(_) | Self::NoChecker => Exit::NotFound,
+            Self::NoAdapter(_) | Self::NoChecker | Self::Unread { .. } => Exit::NotFound,
             Self::Exists(_) => Exit::Conflict,
             Self::Files(AdapterError::Read { .. }) => Exit::NotFound,
             Self::Checker(_) | Self::Declined | Self::Files(_) | Self::Merge(_) | Self::Download { .. } => {
@@ -193,9 +201,8 @@ impl Explain for AdaptersError {
             Self::NoChecker => Some(format!("cargo build --release --bin {CHECKER}")),
             Self::NoAdapter(_) => Some("name the directory that contains adapter_config.json".into()),
             Self::NoRevision(_) | Self::NotGood { .. } | Self::Checker(_) | Self::Declined => None,
-            Self::Files(_) | Self::Merge(_) | Self::Exists(_) | Self::Weight(_) | Self::Download { .. } => {
-                None
-            }
+            Self::Files(_) | Self::Merge(_) | Self::Exists(_) | Self::Weight(_) => None,
+            Self::Unread { .. } | Self::Download { .. } => None,
         }
     }
 
@@ -210,6 +217,7 @@ pub(crate) fn run(command: &AdaptersCommand, url: &str, terminal: Terminal) -> R
         AdaptersCommand::Ls(arguments) => Ok(list::run(arguments.runs, &client(), terminal)?),
         AdaptersCommand::Add(arguments) => add(arguments, &client(), terminal),
         AdaptersCommand::Replace(arguments) => replace(arguments, &client(), terminal),
+        AdaptersCommand::Push(arguments) => push::run(arguments, &client(), terminal),
         AdaptersCommand::Rm(arguments) => remove(arguments, &client(), terminal),
         AdaptersCommand::Pin(arguments) => pin(arguments, &client(), terminal),
         AdaptersCommand::Pull(arguments) => pull::run(arguments, &client(), terminal),

@@ -11,7 +11,7 @@ use std::{
 use tokio::sync::watch;
 use types::{AdapterId, AdapterVersion, TenantId};
 
-use super::database::Record;
+use super::{database::Record, store::Durability};
 use crate::{
     caller::{Caller, KeyRole},
     clock::now_us,
@@ -40,6 +40,7 @@ pub struct AdapterEntry {
     leases: watch::Sender<()>,
     uses: Mutex<AdapterUses>,
     rate: Mutex<Rate>,
+    durability: Durability,
     /// Parts of a merged adapter; empty if the adapter has files of its own.
     parts: Vec<MergePart>,
     /// Differences of the adapter's tokenizer from the base's; known only to the process that loaded it.
@@ -74,6 +75,7 @@ impl AdapterEntry {
             leases: watch::Sender::new(()),
             uses: Mutex::default(),
             rate: Mutex::default(),
+            durability: Durability::Durable,
             parts: Vec::new(),
             warnings: Mutex::default(),
             record,
@@ -100,6 +102,16 @@ impl AdapterEntry {
             None => Arc::clone(base),
             Some(template) => base.with_chat_template(&template.source),
         }
+    }
+
+    pub(super) fn with_durability(self, durability: Durability) -> Self {
+        Self { durability, ..self }
+    }
+
+    /// Whether the registry has the adapter, so that it outlives this gateway.
+    #[must_use]
+    pub fn is_durable(&self) -> bool {
+        self.durability == Durability::Durable
     }
 
     pub(super) fn with_parts(self, parts: Vec<MergePart>) -> Self {
@@ -229,7 +241,7 @@ impl AdapterEntry {
 
     /// Returns the name and the last use if that use is not saved yet, and marks it as saved.
     pub(super) fn unsaved_use(&self) -> Option<(String, u64)> {
-        let unsaved = self.used_since_saved.swap(false, Ordering::Relaxed);
+        let unsaved = self.used_since_saved.swap(false, Ordering::Relaxed) && self.is_durable();
         unsaved.then(|| (self.record.name.clone(), self.last_used_us()))
     }
 

@@ -109,6 +109,11 @@ pub enum AdapterError {
         "an adapter named '{0}' is loaded already; to replace it send load_inplace: true or expected_generation"
     )]
     NameTaken(String),
+    #[error(
+        "the adapter '{0}' is durable, and a restart would return to it; unload it before you push an ephemeral \
+         adapter of that name, or send durable=true"
+    )]
+    DurableName(String),
     #[error("'{name}' has the generation {found}, not {expected}; check it before you change it")]
     OtherGeneration { name: String, expected: String, found: String },
     #[error("there is no adapter '{0}'; GET /v1/lora_adapters lists all")]

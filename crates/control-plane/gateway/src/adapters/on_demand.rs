@@ -153,7 +153,9 @@ impl Registry {
                 Err(ResidencyError::Unusable(_) | ResidencyError::Sum(_))
                     if held.iter().any(CacheHold::is_of_bucket) && !is_fetched_again =>
                 {
-                    entry.sources().iter().for_each(|(record, _)| self.store.remove(record.content));
+                    let of_bucket =
+                        entry.sources().into_iter().zip(&held).filter(|(_, held)| held.is_of_bucket());
+                    of_bucket.for_each(|((record, _), _)| self.store.remove(record.content));
                     held = self.fetch(entry).await?;
                     (is_fetched_again, until) = (true, Instant::now() + ROOM_WAIT);
                 }

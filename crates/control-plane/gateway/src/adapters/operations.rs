@@ -1,9 +1,9 @@
-//! Changes of the registry: load, replace, unload. A change is answered when it is on disk, and runs to its
-//! end even if its caller goes away (`uncancelled`).
+//! Changes of the registry: load and replace. A change is answered when it is on disk, unless the adapter is
+//! ephemeral, and runs to its end even if its caller goes away (`uncancelled`).
 
 use std::{
     path::Path,
-    sync::{Arc, PoisonError, atomic::Ordering},
+    sync::{Arc, PoisonError},
     time::Duration,
 };
 
@@ -21,9 +21,9 @@ use super::{
     on_demand::LoadFiles,
     publication::Publication,
     registry::Registry,
-    request::{LoadRequest, Replace, Terms, check_generation, check_replace},
+    request::{LoadRequest, Replace, Terms, check_replace},
     share::LoadOrigin,
-    store::{CleanupScope, ContentId, Incoming},
+    store::{AdapterStore, CacheHold, Durability, Incoming, StoreError},
     table::AdapterNames,
     uncancelled::to_end,
 };
@@ -117,15 +117,35 @@ impl Registry {
         base: Option<Arc<dyn Text>>,
         by: LoadOrigin,
     ) -> Result<Arc<AdapterEntry>, AdapterError> {
-        let tenant =
-            request.tenant.clone().or_else(|| self.entries().get(&request.name)?.record.tenant.clone());
-        let (incoming, text) = self.copy(place, tenant.as_deref(), base).await?;
+        let tenant = self.owner_of(&request);
+        let durability = match &by {
+            // Other gateways of a fleet find an adapter in the registry alone.
+            LoadOrigin::Tenant(terms) if self.shared().is_none() => terms.durability,
+            _ => Durability::Durable,
+        };
+        let (incoming, text) = self.copy(place, tenant.clone(), base, durability).await?;
+        self.replace(request, tenant, incoming, text, by).await
+    }
+
+    /// Loads and registers an adapter of `tenant` from files that have no name yet, under the request's name.
+    pub(super) async fn replace(
+        self: &Arc<Self>,
+        request: LoadRequest,
+        tenant: Option<String>,
+        incoming: Incoming,
+        text: ComparedText,
+        by: LoadOrigin,
+    ) -> Result<Arc<AdapterEntry>, AdapterError> {
         let changing = self.changing.lock().await;
         let table = self.entries();
         let old = table.get(&request.name).cloned();
         check_replace(&request, old.as_deref())?;
         if old.as_ref().is_some_and(|old| old.record.tenant != tenant) {
             return Err(AdapterError::OtherTenant(request.name));
+        }
+        if incoming.durability() == Durability::Ephemeral && old.as_ref().is_some_and(|old| old.is_durable())
+        {
+            return Err(AdapterError::DurableName(request.name));
         }
         if old.is_none() && table.len() >= self.max_adapters {
             return Err(AdapterError::Full(self.max_adapters));
@@ -160,19 +180,25 @@ impl Registry {
         Ok(entry)
     }
 
+    /// Returns the owner of the adapter to load: the named one, or that of the adapter to replace.
+    pub(super) fn owner_of(&self, request: &LoadRequest) -> Option<String> {
+        request.tenant.clone().or_else(|| self.entries().get(&request.name)?.record.tenant.clone())
+    }
+
     /// Copies an adapter into the store, still without a name, and compares its text files with the base's.
     async fn copy(
         &self,
         place: AdapterLocation,
-        tenant: Option<&str>,
+        tenant: Option<String>,
         base: Option<Arc<dyn Text>>,
+        durability: Durability,
     ) -> Result<(Incoming, ComparedText), AdapterError> {
         // The semaphore is never closed.
         let turn = Arc::clone(&self.copies).acquire_owned().await;
-        let (store, owner) = (self.store.clone(), TenantId::of(tenant));
+        let store = self.store.clone();
         let copied = thread::run("adapter-copy", move || {
             let _turn = turn;
-            let incoming = store.copy(&place, owner)?;
+            let incoming = copy_for(&store, &place, tenant.as_deref(), durability)?;
             let beside = AdapterText::read(|name, limit| place.beside(name, limit))?;
             Ok((incoming, ComparedText::of(&beside, base.as_deref())?))
         });
@@ -221,9 +247,8 @@ impl Registry {
         old: Option<&AdapterEntry>,
         terms: &Terms,
     ) -> Result<Arc<AdapterEntry>, AdapterError> {
-        let (store, content) = (self.store.clone(), incoming.content);
-        let _held = thread::run("adapter-install", move || store.install(&incoming)).await??;
-        self.store.publish(content).await?;
+        let (content, durability) = (incoming.content, incoming.durability());
+        let _held = self.install(incoming).await?;
         let home = self.least_loaded();
         // `moving` is held until the adapter is registered; otherwise `restore` would free it.
         let moving = home.moving.lock().await;
@@ -254,12 +279,13 @@ impl Registry {
             made_by: terms.made_by.clone(),
             expires_at: terms.expires_at,
         };
-        let registered = self.register(record, text.warnings, &loaded, old, terms.publication.as_ref()).await;
+        let entry = (record, durability, text.warnings);
+        let registered = self.register(entry, &loaded, old, terms.publication.as_ref()).await;
         if registered.is_err() {
             self.free(home, AdapterId(loaded.adapter)).await;
         }
         drop(moving);
-        if registered.is_ok()
+        if registered.as_ref().is_ok_and(|entry| entry.is_durable())
             && let Err(error) = self.store.assure(content).await
         {
             tracing::warn!(name = %request.name, %error, "cannot check whether other hosts can fetch an \
@@ -271,10 +297,20 @@ impl Registry {
         registered
     }
 
+    /// Stores the files under their content id, for all hosts that may serve the adapter.
+    async fn install(&self, incoming: Incoming) -> Result<CacheHold, AdapterError> {
+        if incoming.durability() == Durability::Ephemeral {
+            return Ok(self.store.install(&incoming)?);
+        }
+        let (store, content) = (self.store.clone(), incoming.content);
+        let held = thread::run("adapter-install", move || store.install(&incoming)).await??;
+        self.store.publish(content).await?;
+        Ok(held)
+    }
+
     async fn register(
         &self,
-        mut record: Record,
-        warnings: Vec<String>,
+        (mut record, durability, warnings): (Record, Durability, Vec<String>),
         loaded: &AdapterLoaded,
         old: Option<&AdapterEntry>,
         of: Option<&Publication>,
@@ -286,40 +322,15 @@ impl Registry {
             self.check_pins(&record.name, AdapterId(loaded.adapter), loaded.bytes)?;
         }
         failpoint::pass("gateway.before_commit");
-        record.version = self.records.put(&record, old, of).await?;
-        let entry = self.insert_entry(Arc::new(AdapterEntry::new(record)));
+        if durability == Durability::Durable {
+            let old = old.filter(|old| old.is_durable());
+            record.version = self.records.put(&record, old, of).await?;
+        }
+        let entry = self.insert_entry(Arc::new(AdapterEntry::new(record).with_durability(durability)));
         entry.set_warnings(warnings);
         tracing::info!(name = %entry.record.name, generation = %entry.record.generation, "adapter loaded");
         self.after_commit().await;
         Ok(entry)
-    }
-
-    /// Refuses new requests for `name`, waits for running ones, frees the adapter, and returns the bytes
-    /// freed.
-    ///
-    /// # Errors
-    /// See [`AdapterError`]; nothing has changed then.
-    pub async fn unload(self: &Arc<Self>, name: &str, expected: Option<&str>) -> Result<u64, AdapterError> {
-        let (registry, name, expected) = (Arc::clone(self), name.to_owned(), expected.map(str::to_owned));
-        to_end(async move { registry.remove_and_retire(&name, expected.as_deref()).await }).await
-    }
-
-    async fn remove_and_retire(
-        self: &Arc<Self>,
-        name: &str,
-        expected: Option<&str>,
-    ) -> Result<u64, AdapterError> {
-        let changing = self.changing.lock().await;
-        let entry = self.entry(name)?;
-        check_generation(name, expected, Some(&entry))?;
-        self.records.remove(&entry).await?;
-        self.change_table(|table| table.remove(name));
-        self.after_commit().await;
-        drop(changing);
-        failpoint::pass("gateway.unload_committed");
-        let freed = self.retire(&entry).await;
-        tracing::info!(name, generation = %entry.record.generation, freed, "adapter unloaded");
-        Ok(freed)
     }
 
     pub(super) fn entry(&self, name: &str) -> Result<Arc<AdapterEntry>, AdapterError> {
@@ -340,7 +351,7 @@ impl Registry {
     }
 
     /// Publishes a changed table. An entry that was removed from the table moves to `draining`.
-    fn change_table(&self, change: impl FnOnce(&mut AdapterNames) -> Option<Arc<AdapterEntry>>) {
+    pub(super) fn change_table(&self, change: impl FnOnce(&mut AdapterNames) -> Option<Arc<AdapterEntry>>) {
         let _editing = lock(&self.editing);
         let mut table = AdapterNames::clone(&self.entries());
         // The entry enters `draining` before it leaves the table, so readers always find it.
@@ -348,44 +359,20 @@ impl Registry {
         lock(&self.draining).extend(old);
         *self.table.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(table);
     }
+}
 
-    /// Waits for the leases of an entry that has left the table, then frees its memory and files.
-    pub(super) async fn retire(&self, entry: &Arc<AdapterEntry>) -> u64 {
-        entry.drained().await;
-        failpoint::pass("gateway.unload_drained");
-        let _changing = self.changing.lock().await;
-        lock(&self.draining).retain(|other| !Arc::ptr_eq(other, entry));
-        let freed = self.free_sums_of(entry).await + self.free_everywhere(entry).await;
-        self.remove_unreferenced(entry.record.content);
-        freed
-    }
-
-    /// Removes from the store the content of a failed load.
-    fn discard(&self, content: ContentId, error: &AdapterError) {
-        if let AdapterError::Database(DatabaseError::Failed(_) | DatabaseError::Unclear { .. }) = error {
-            // A failed commit may turn out to have happened, so the files stay until a later change overwrites it.
-            self.sweep_due.store(true, Ordering::Relaxed);
-        } else {
-            self.remove_unreferenced(content);
+/// Copies an adapter to the disk, or to memory if it may be ephemeral and memory has room.
+fn copy_for(
+    store: &AdapterStore,
+    place: &AdapterLocation,
+    tenant: Option<&str>,
+    durability: Durability,
+) -> Result<Incoming, StoreError> {
+    if durability == Durability::Ephemeral {
+        match store.copy_ephemeral(place, tenant) {
+            Err(StoreError::TenantMemory { .. } | StoreError::Memory { .. } | StoreError::Full(_)) => {}
+            copied => return copied,
         }
     }
-
-    /// Runs a due cleanup. The caller holds `changing`, so that nothing is installed meanwhile.
-    pub(super) async fn after_commit(&self) {
-        if self.sweep_due.swap(false, Ordering::Relaxed) {
-            let keep = self.every_entry().iter().map(|entry| entry.record.content).collect();
-            let store = self.store.clone();
-            let swept =
-                thread::run("adapter-sweep", move || store.sweep(&keep, CleanupScope::Contents)).await;
-            if let Ok(Err(error)) = swept {
-                tracing::warn!(%error, "cannot remove files that belong to no adapter");
-            }
-        }
-    }
-
-    fn remove_unreferenced(&self, content: ContentId) {
-        if !self.every_entry().iter().any(|entry| entry.record.content == content) {
-            self.store.remove(content);
-        }
-    }
+    store.copy(place, TenantId::of(tenant))
 }

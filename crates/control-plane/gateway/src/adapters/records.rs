@@ -75,12 +75,13 @@ impl RegistryBackend {
         }
     }
 
-    /// Durably deletes an adapter.
+    /// Durably deletes an adapter. Nothing is recorded of an ephemeral one.
     ///
     /// # Errors
     /// Fails as [`RegistryBackend::put`] does.
     pub(super) async fn remove(&self, entry: &AdapterEntry) -> Result<(), DatabaseError> {
         match self {
+            _ if !entry.is_durable() => Ok(()),
             Self::Host(database) => database.remove(&entry.record.name).await,
             Self::Shared(shared) => shared.remove(&entry.record.name, entry.version()).await,
         }
@@ -93,6 +94,7 @@ impl RegistryBackend {
     pub(super) async fn set_pinned(&self, entry: &AdapterEntry, pinned: bool) -> Result<u64, DatabaseError> {
         let name = &entry.record.name;
         match self {
+            _ if !entry.is_durable() => Ok(entry.version()),
             Self::Host(database) => database.set_pinned(name, pinned).await.map(|()| 0),
             Self::Shared(shared) => shared.set_pinned(name, entry.version(), pinned).await,
         }
@@ -109,6 +111,7 @@ impl RegistryBackend {
     ) -> Result<u64, DatabaseError> {
         let name = &entry.record.name;
         match self {
+            _ if !entry.is_durable() => Ok(entry.version()),
             Self::Host(database) => database.set_expiry(name, at).await.map(|()| 0),
             Self::Shared(shared) => shared.set_expiry(name, entry.version(), at).await,
         }
@@ -121,6 +124,7 @@ impl RegistryBackend {
     pub(super) async fn confirm(&self, entry: &AdapterEntry) -> Result<(), DatabaseError> {
         match self {
             Self::Host(_) => Ok(()),
+            _ if !entry.is_durable() => Ok(()),
             Self::Shared(shared) => shared.confirm(&entry.record.name, entry.version()).await,
         }
     }

@@ -24,7 +24,9 @@ use super::{
     residency::{ExecutorAdapters, Tier},
     share::TenantQuota,
     stats::{RegistryCounters, RegistryStats},
-    store::{AdapterStore, BucketAddress, CacheHold, CleanupScope, FetchStats, bucket::Bucket},
+    store::{
+        AdapterStore, BucketAddress, CacheHold, CleanupScope, EphemeralStorage, FetchStats, bucket::Bucket,
+    },
     table::AdapterNames,
 };
 use crate::{caller::Caller, executors::Executors, lock::lock, random::random_u64, thread};
@@ -46,6 +48,8 @@ pub struct RegistryOptions {
     pub max_adapter_file_bytes: u64,
     /// Maximum bytes of adapters that one tenant may publish.
     pub tenant_bytes: u64,
+    /// Storage of adapters that end with the gateway.
+    pub ephemeral: EphemeralStorage,
     pub fleet: Option<FleetStorage>,
 }
 
@@ -237,7 +241,11 @@ impl Registry {
     #[must_use]
     pub fn tier(&self, entry: &AdapterEntry) -> Tier {
         let is_host = self.homes.iter().any(|home| home.holds(entry.id()));
-        if is_host { Tier::Host } else { Tier::Disk }
+        match is_host {
+            true => Tier::Host,
+            false if entry.is_durable() => Tier::Disk,
+            false => Tier::Memory,
+        }
     }
 
     #[must_use]
@@ -316,6 +324,7 @@ async fn open_host(options: &RegistryOptions) -> Result<(RegistryContents, Adapt
         database::check_not_lost(state)?;
     }
     let store = AdapterStore::open(state, options.max_adapter_file_bytes)?;
+    let store = store.with_ephemeral(&options.ephemeral);
     if is_new {
         let (old, into) = (state.clone(), store.clone());
         let records = thread::run("registry-import", move || import::read(&old, &into)).await??;
@@ -345,7 +354,7 @@ async fn open_fleet(
         );
     }
     let store = AdapterStore::open(state, options.max_adapter_file_bytes)?;
-    let store = store.of_bucket(fleet.store, fleet.cache_bytes)?;
+    let store = store.with_ephemeral(&options.ephemeral).of_bucket(fleet.store, fleet.cache_bytes)?;
     let (shared, found) = SharedRegistry::open_kept(fleet.registry, state, fleet.key_file).await?;
     Ok((
         RegistryContents {

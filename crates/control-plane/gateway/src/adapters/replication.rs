@@ -28,7 +28,9 @@ impl Merge {
     /// Lets `name` refer to `record`, or removes the name if there is no record.
     fn set(&mut self, name: &str, record: Option<Record>) {
         let Some(record) = record else {
-            self.gone.extend(self.table.remove(name));
+            if self.table.get(name).is_some_and(|old| old.is_durable()) {
+                self.gone.extend(self.table.remove(name));
+            }
             return;
         };
         let old = self.table.get(name);
@@ -53,8 +55,11 @@ impl Merge {
         }
     }
 
+    /// Removes all other names, except those of ephemeral adapters, which no registry has.
     fn keep_only(&mut self, names: &HashSet<String>) {
-        let others: Vec<_> = self.table.keys().filter(|name| !names.contains(*name)).cloned().collect();
+        let is_gone =
+            |(name, entry): &(&String, &Arc<AdapterEntry>)| entry.is_durable() && !names.contains(*name);
+        let others: Vec<_> = self.table.iter().filter(is_gone).map(|(name, _)| name.clone()).collect();
         self.gone.extend(others.iter().filter_map(|name| self.table.remove(name)));
     }
 }

@@ -1,7 +1,8 @@
 //! Adapters that an executor holds, and adapters that are being loaded.
 //!
-//! An adapter is in an executor (tier `host`) or only in the store (`disk`). Each executor has its own
-//! [`ExecutorAdapters`], because adapters are loaded where requests use them.
+//! An adapter is in an executor (tier `host`) or only in the store (`disk`; `memory` for an ephemeral
+//! adapter). Each executor has its own [`ExecutorAdapters`], because adapters are loaded where requests use
+//! them.
 
 use std::{collections::HashMap, sync::Mutex};
 
@@ -19,6 +20,22 @@ pub enum Tier {
     Host,
     /// Only in the store.
     Disk,
+    /// An ephemeral adapter, only in the store.
+    Memory,
+}
+
+impl Tier {
+    /// All tiers.
+    pub(crate) const EACH: [Self; 3] = [Self::Host, Self::Disk, Self::Memory];
+
+    /// Name of the tier in answers and metrics.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Disk => "disk",
+            Self::Memory => "memory",
+        }
+    }
 }
 
 pub(super) type PendingLoad = watch::Receiver<Option<Result<(), ResidencyError>>>;

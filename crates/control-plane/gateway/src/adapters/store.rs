@@ -8,8 +8,10 @@
 //!         adapter_config.json, adapter_model.safetensors     or: adapter.gguf
 //! ```
 //!
-//! - [`content`]: content ids and hashing.
+//! - [`content`]: content ids and hashing; [`copy`] copies and hashes files at a path.
 //! - [`incoming`]: files of an upload over HTTP, until they are copied like any others.
+//! - [`push`]: weights that arrive in one piece; they are hashed on arrival and not copied.
+//! - [`memory`]: contents of ephemeral adapters, which are never on disk.
 //! - [`address`]: address of a store that many hosts share.
 //! - [`bucket`]: the shared store, over `transport`. The directory is then a cache of the bucket, with limits
 //!   by `cache`.
@@ -23,37 +25,40 @@ pub(crate) mod address;
 pub(crate) mod bucket;
 mod cache;
 mod content;
+mod copy;
 mod fetch;
 mod incoming;
+mod memory;
+mod push;
 mod transport;
 
 use std::{
     collections::HashSet,
-    fs::{self, DirBuilder, File, OpenOptions},
-    io::{self, ErrorKind, Read as _, Write as _},
-    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
+    fs::{self, DirBuilder, File},
+    io::{self, ErrorKind},
+    os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use failpoint::FailpointOutcome;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
-use types::TenantId;
 
-pub(crate) use self::cache::CacheHold;
 pub use self::{
     address::BucketAddress,
     content::ContentId,
     fetch::FetchStats,
     incoming::{IncomingAdapter, IncomingFile},
+    memory::EphemeralStorage,
+    push::Durability,
 };
 use self::{
     bucket::{Bucket, BucketError},
     cache::Cache,
-    content::{CHUNK_BYTES, ContentHasher},
+    memory::EphemeralContents,
 };
-use super::jail::{AdapterFile, AdapterLocation, GGUF_FILE, JailError};
-use crate::random::random_u64;
+pub(crate) use self::{cache::CacheHold, push::PushedWeights};
+use super::jail::{GGUF_FILE, JailError};
+use crate::tenant_memory::Reservation;
 
 const DIRECTORY: &str = "adapters";
 /// Prefix of a copy in progress.
@@ -83,6 +88,21 @@ pub enum StoreError {
     Damaged(BucketAddress),
     #[error("reading its files failed: {0}; see the log")]
     Stopped(String),
+    /// The tenant's ephemeral adapters have too many bytes.
+    #[error(
+        "the tenant's ephemeral adapters have {used} of {limit} bytes, and {asked} more do not fit; unload \
+         some, send durable=true, or raise --ephemeral-adapter-bytes, of which a tenant may have half"
+    )]
+    TenantMemory { asked: usize, used: usize, limit: usize },
+    /// The ephemeral adapters of all tenants have too many bytes.
+    #[error(
+        "all ephemeral adapters together may have {limit_bytes} bytes (--ephemeral-adapter-bytes), which are \
+         in use; unload some, or send durable=true"
+    )]
+    Memory { limit_bytes: u64 },
+    /// The configuration of pushed weights is missing or invalid.
+    #[error("{0}")]
+    PushedConfig(String),
 }
 
 /// A complete copy without a name; dropping it removes the copy.
@@ -92,6 +112,14 @@ pub(crate) struct Incoming {
     /// Bytes of all files.
     pub(super) bytes: u64,
     directory: Temporary,
+    /// Memory of an ephemeral adapter; `None` for a durable one.
+    reserved: Option<Arc<Reservation>>,
+}
+
+impl Incoming {
+    pub(super) fn durability(&self) -> Durability {
+        if self.reserved.is_some() { Durability::Ephemeral } else { Durability::Durable }
+    }
 }
 
 #[derive(Debug)]
@@ -116,6 +144,7 @@ pub(crate) enum CleanupScope {
 pub(crate) struct AdapterStore {
     directory: PathBuf,
     max_file_bytes: u64,
+    ephemeral: Arc<EphemeralContents>,
     remote: Option<Arc<Remote>>,
 }
 
@@ -139,64 +168,15 @@ impl AdapterStore {
         sync(state)?;
         // The path is absolute because the executor may have another working directory.
         let directory = directory.canonicalize().map_err(failed("finding", &directory))?;
-        Ok(Self { directory, max_file_bytes, remote: None })
+        Ok(Self { directory, max_file_bytes, ephemeral: Arc::default(), remote: None })
     }
 
-    /// Copies and hashes the adapter at `place`. The copy is on disk when this returns.
-    ///
-    /// # Errors
-    /// If the adapter cannot be read, is too large, or does not fit the disk; nothing is left behind.
-    pub(crate) fn copy(&self, place: &AdapterLocation, owner: TenantId) -> Result<Incoming, StoreError> {
-        let pieces = place.pieces()?;
-        let path = self.directory.join(format!("{INCOMING}{:016x}", random_u64()));
-        DirBuilder::new().mode(0o700).create(&path).map_err(failed("creating", &path))?;
-        let directory = Temporary(path);
-        failpoint::pass("gateway.copy_begun");
-        let mut hasher = ContentHasher::new(owner, pieces.len());
-        let copies = pieces.into_iter().map(|piece| self.copy_piece(piece, &directory.0, &mut hasher));
-        let copies = copies.collect::<Result<Vec<_>, _>>()?;
-        failpoint::pass("gateway.copied_before_sync");
-        let mut bytes = 0;
-        for (path, copy) in copies {
-            copy.sync_all().map_err(failed("syncing", &path))?;
-            bytes += copy.metadata().map_err(failed("syncing", &path))?.len();
-        }
-        sync(&directory.0)?;
-        Ok(Incoming { content: hasher.finish(), bytes, directory })
-    }
-
-    fn copy_piece(
-        &self,
-        mut piece: AdapterFile,
-        directory: &Path,
-        hasher: &mut ContentHasher,
-    ) -> Result<(PathBuf, File), StoreError> {
-        let path = directory.join(piece.name);
-        let copy = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
-        let mut copy = copy.map_err(failed("creating", &path))?;
-        let limit_bytes = piece.max_bytes.unwrap_or(self.max_file_bytes);
-        let mut own = blake3::Hasher::new();
-        let (mut total_bytes, mut chunk) = (0u64, vec![0; CHUNK_BYTES]);
-        loop {
-            let count = match piece.file.read(&mut chunk) {
-                Ok(0) => break,
-                Ok(count) => count,
-                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(error) => return Err(failed("reading", Path::new(piece.name))(error)),
-            };
-            // Counted while reading, because the file may have grown since its length was read.
-            total_bytes = total_bytes.saturating_add(count as u64);
-            if total_bytes > limit_bytes {
-                return Err(StoreError::TooLarge { name: piece.name, limit_bytes });
-            }
-            if failpoint::hit("gateway.copy_fails") == FailpointOutcome::Fail {
-                return Err(StoreError::Full(ErrorKind::StorageFull.into()));
-            }
-            own.update(&chunk[..count]);
-            copy.write_all(&chunk[..count]).map_err(failed("writing", &path))?;
-        }
-        hasher.add(piece.name, total_bytes, &own.finalize());
-        Ok((path, copy))
+    /// Lets the store hold contents of ephemeral adapters in `storage`, and removes those of an ended
+    /// gateway.
+    #[must_use]
+    pub(crate) fn with_ephemeral(self, storage: &EphemeralStorage) -> Self {
+        let ephemeral = Arc::new(EphemeralContents::open(storage, &self.directory));
+        Self { ephemeral, ..self }
     }
 
     /// Renames a copy to its content id. An existing directory with that name may be corrupt, so it is
@@ -206,6 +186,9 @@ impl AdapterStore {
     /// # Errors
     /// If the system refuses.
     pub(crate) fn install(&self, incoming: &Incoming) -> Result<CacheHold, StoreError> {
+        if let Some(reserved) = &incoming.reserved {
+            return self.install_ephemeral(incoming, reserved);
+        }
         let path = self.directory(incoming.content);
         failpoint::pass("gateway.synced_before_rename");
         let remote = self.remote.as_ref();
@@ -225,6 +208,20 @@ impl AdapterStore {
         Ok(held.unwrap_or_else(CacheHold::by_nobody))
     }
 
+    /// Renames the files of an ephemeral adapter to their content id. Equal files may be there already.
+    fn install_ephemeral(
+        &self,
+        incoming: &Incoming,
+        reserved: &Arc<Reservation>,
+    ) -> Result<CacheHold, StoreError> {
+        if self.ephemeral.find(incoming.content).is_none() {
+            let path = self.ephemeral.place(incoming.content);
+            fs::rename(&incoming.directory.0, &path).map_err(failed("renaming", &path))?;
+            self.ephemeral.hold(incoming.content, reserved);
+        }
+        Ok(CacheHold::by_nobody())
+    }
+
     /// Path that the executor loads.
     #[must_use]
     pub(crate) fn path(&self, content: ContentId) -> PathBuf {
@@ -235,6 +232,9 @@ impl AdapterStore {
 
     /// Removes a content from this host; the bucket keeps it, because other hosts may use it.
     pub(crate) fn remove(&self, content: ContentId) {
+        if let Some(path) = self.ephemeral.release(content) {
+            return remove(&path);
+        }
         if let Some(remote) = &self.remote {
             remote.cache.forget(content);
         }
@@ -272,7 +272,7 @@ impl AdapterStore {
     }
 
     fn directory(&self, content: ContentId) -> PathBuf {
-        self.directory.join(content.to_string())
+        self.ephemeral.find(content).unwrap_or_else(|| self.directory.join(content.to_string()))
     }
 }
 

@@ -31,7 +31,7 @@ use super::{broken, caller_of, kind};
 use crate::{app::App, errors::ApiError, slow_peer_timeout::PeerTimeBudget, tenant_memory::Reservation};
 
 /// Minimum rate of a sender, in bytes per second.
-const LEAST_BYTES_PER_S: u64 = 32 << 10;
+pub(super) const LEAST_BYTES_PER_S: u64 = 32 << 10;
 /// Maximum bytes before a part begins or continues: boundaries and a part's head.
 const MAX_HEAD_BYTES: u64 = 64 << 10;
 const PIECE_BYTES: usize = 16 << 10;

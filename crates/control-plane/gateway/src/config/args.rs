@@ -137,6 +137,12 @@ pub struct AdapterArgs {
     /// Maximum size of one file of an adapter
     #[arg(long, value_name = "N")]
     pub max_adapter_file_bytes: ByteCount,
+    /// Maximum size of all ephemeral adapters
+    #[arg(long, value_name = "N")]
+    pub ephemeral_adapter_bytes: ByteCount,
+    /// Memory file system of ephemeral adapters
+    #[arg(long, value_name = "DIR")]
+    pub ephemeral_adapter_dir: PathBuf,
     /// PostgreSQL registry that many hosts share
     #[arg(long, value_name = "URL")]
     pub registry: Option<String>,

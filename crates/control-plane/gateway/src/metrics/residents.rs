@@ -27,10 +27,7 @@ fn residents(registry: &Registry) -> BTreeMap<String, MetricAdapter> {
         let resident = MetricAdapter {
             generation: entry.record.generation.to_string(),
             id: entry.id().0,
-            tier: match registry.tier(entry) {
-                Tier::Host => "host",
-                Tier::Disk => "disk",
-            },
+            tier: registry.tier(entry).name(),
             rank: entry.record.rank,
             pinned: if entry.is_pinned() { "true" } else { "false" },
         };
@@ -50,7 +47,7 @@ impl GatewayMetrics {
         let set = |id, labels: &[&str], value| self.store.number(id, labels).set(value);
         set(Id::AdaptersRegistered, &[], count(&|_| true));
         set(Id::AdaptersPinned, &[], count(&|resident| resident.pinned == "true"));
-        for tier in ["host", "disk"] {
+        for tier in Tier::EACH.map(Tier::name) {
             set(Id::Adapters, &[tier], count(&|resident| resident.tier == tier));
         }
         self.adapters.retain(&self.store, |name| residents.contains_key(name));

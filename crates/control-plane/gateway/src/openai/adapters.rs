@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use super::strict_fields::StrictFields;
 use crate::{
     adapters::{
-        AdapterEntry, AdapterError, LeaseError, LoadRequest, Pin, Replace, ResidencyError, Tier,
-        UnusableAdapter, WeightedMergeError, database::DatabaseError, jail::JailError, store::StoreError,
+        AdapterEntry, AdapterError, LeaseError, LoadRequest, Pin, Replace, ResidencyError, UnusableAdapter,
+        WeightedMergeError, database::DatabaseError, jail::JailError, store::StoreError,
     },
     app::App,
     body::JsonBody,
@@ -132,7 +132,11 @@ pub(crate) async fn unload(State(app): State<Arc<App>>, body: JsonBody) -> Resul
     let UnloadRequest { name, expected } = UnloadRequest::read(&body)?;
     check_is_adapter(&name, &serving.base_name)?;
     let freed_bytes = app.registry.unload(&name, expected.as_deref()).await?;
-    Ok(Json(json!({ "status": "unloaded", "name": name, "freed_bytes": freed_bytes })))
+    Ok(Json(unloaded(&name, freed_bytes)))
+}
+
+pub(super) fn unloaded(name: &str, freed_bytes: u64) -> Value {
+    json!({ "status": "unloaded", "name": name, "freed_bytes": freed_bytes })
 }
 
 #[derive(Debug)]
@@ -184,7 +188,7 @@ pub(crate) fn placed(app: &App) -> PlacementReport {
     PlacementReport::of(app.metrics.reported().iter().map(|report| &*report.stats))
 }
 
-fn describe_one(app: &App, entry: &AdapterEntry) -> Value {
+pub(super) fn describe_one(app: &App, entry: &AdapterEntry) -> Value {
     describe(app, &placed(app), entry, NameState::Yes)
 }
 
@@ -198,10 +202,6 @@ fn describe(app: &App, placed: &PlacementReport, entry: &AdapterEntry, named: Na
         NameState::Yes if registry.is_loading(entry) => "loading",
         NameState::Yes => "ready",
     };
-    let tier = match registry.tier(entry) {
-        Tier::Host => "host",
-        Tier::Disk => "disk",
-    };
     let mut told = json!({
         "name": record.name,
         "generation": record.generation.to_string(),
@@ -211,11 +211,12 @@ fn describe(app: &App, placed: &PlacementReport, entry: &AdapterEntry, named: Na
         "draft_layers": (record.draft_layers > 0).then_some(record.draft_layers),
         "labels": (!record.labels.0.is_empty()).then(|| record.labels.0.to_vec()),
         "tenant": record.tenant,
-        "tier": tier,
+        "tier": registry.tier(entry).name(),
         "device_bytes": placement.device_bytes,
         "state": state,
         "error": fault,
         "pinned": entry.is_pinned(),
+        "durable": entry.is_durable(),
         "requests": entry.requests(),
         "tokens_per_s": entry.tokens_per_s(),
         "cold_starts": placement.cold_starts,
@@ -247,6 +248,7 @@ impl From<AdapterError> for ApiError {
             AdapterError::NameTaken(_) => {
                 Self::bad_request("adapter_already_loaded", message).of("lora_name")
             }
+            AdapterError::DurableName(_) => Self::conflict("adapter_is_durable", message).of("durable"),
             AdapterError::OtherGeneration { .. } => Self::conflict("generation_mismatch", message),
             AdapterError::NotFound(name) => Self::model_not_found(&name).of("lora_name"),
             AdapterError::NoModules(_) | AdapterError::Text(_) => {
@@ -279,6 +281,12 @@ fn of_store(error: &StoreError, message: String) -> ApiError {
         StoreError::NoPart { .. } => ApiError::bad_request("invalid_adapter", message).of("file"),
         StoreError::Jail(_) | StoreError::TooLarge { .. } => {
             ApiError::bad_request("invalid_adapter", message).of("lora_path")
+        }
+        StoreError::PushedConfig(_) => {
+            ApiError::bad_request("invalid_adapter", message).of("x-adapter-config")
+        }
+        StoreError::TenantMemory { .. } | StoreError::Memory { .. } => {
+            ApiError::no_room("ephemeral_limit_exceeded", message).of("durable")
         }
         StoreError::Full(_) => ApiError::no_room("insufficient_storage", message),
         StoreError::Io { .. } => ApiError::registry_unavailable(message),

@@ -50,20 +50,26 @@ async fn read_form(
             _ if request.is_some() => {
                 return Err(ApiError::invalid(&name, format!("send '{name}' before the files")));
             }
-            text if TEXTS.contains(&text) => {
-                texts.insert(name.clone(), part.text().await?.into());
-            }
-            flag if FLAGS.contains(&flag) => {
-                let said = part.text().await?;
-                let flag = said.parse::<bool>().map_err(|_| {
-                    ApiError::invalid(&name, format!("'{name}' must be 'true' or 'false', not '{said}'"))
-                })?;
-                texts.insert(name, flag.into());
-            }
-            other => return Err(ApiError::unsupported(other)),
+            other => match load_field(other, &part.text().await?) {
+                Some(value) => drop(texts.insert(name, value?)),
+                None => return Err(ApiError::unsupported(other)),
+            },
         }
     }
     request.ok_or_else(|| ApiError::missing("file", "send an adapter's files, each as 'file'"))
+}
+
+/// Returns the value of a field of a load that is sent as text; `None` if a load has no such field.
+pub(super) fn load_field(name: &str, text: &str) -> Option<Result<Value, ApiError>> {
+    if TEXTS.contains(&name) {
+        return Some(Ok(text.into()));
+    }
+    let flag = || {
+        let flag = text.parse::<bool>();
+        flag.map(Value::from)
+            .map_err(|_| ApiError::invalid(name, format!("'{name}' must be 'true' or 'false', not '{text}'")))
+    };
+    FLAGS.contains(&name).then(flag)
 }
 
 /// Builds the load request of the text fields, and refuses early what the load would refuse.

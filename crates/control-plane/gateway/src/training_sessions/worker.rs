@@ -18,7 +18,7 @@ use super::{
     work_queue::{ModelCommand, WorkQueue, session_ended},
 };
 use crate::{
-    adapters::{LoadRequest, Registry, Replace, Terms, to_end},
+    adapters::{Durability, LoadRequest, Registry, Replace, Terms, to_end},
     clock::seconds_since_1970,
     errors::ApiError,
     lifecycle::GatewayReadiness,
@@ -226,7 +226,8 @@ impl ModelWorker {
         let registry = Arc::clone(&self.means.registry);
         let is_snapshot = checkpoint_path::run_of_snapshot(&name).is_some();
         let made_by = is_snapshot.then(|| registry.instance().to_owned());
-        let terms = Terms { made_by, expires_at: ttl_s.map(from_now), publication: None };
+        let durability = if is_snapshot { Durability::Ephemeral } else { Durability::Durable };
+        let terms = Terms { made_by, expires_at: ttl_s.map(from_now), publication: None, durability };
         let load = async move {
             let loaded = registry.load_made(request, (&*serving).into(), terms).await;
             drop(passage);

@@ -4,8 +4,8 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use gateway::{
     adapters::{
-        AdapterEntry, AdapterError, BucketAddress, FleetStorage, LoadRequest, OpenError, PostgresAddress,
-        Registry, RegistryOptions, Replace, ResidencyError,
+        AdapterEntry, AdapterError, BucketAddress, EphemeralStorage, FleetStorage, LoadRequest, OpenError,
+        PostgresAddress, Registry, RegistryOptions, Replace, ResidencyError,
     },
     caller::{Caller, KeyRole, Urgency},
     executor::{Endpoint, Executor, LinkSettings, SharedConnections, link_messages::LinkState},
@@ -78,6 +78,7 @@ impl FleetHost {
             max_adapters: 2000,
             max_adapter_file_bytes: 64 << 20,
             tenant_bytes: 1 << 30,
+            ephemeral: EphemeralStorage { memory: path.to_owned(), bytes: 1 << 20 },
             fleet,
         };
         let registry = Registry::open(executors, options).await?;

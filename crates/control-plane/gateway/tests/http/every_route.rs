@@ -42,7 +42,12 @@ const PUBLISH: &str = "/api/v1/training_runs/{run}/checkpoints/{kind}/{name}/pub
 /// Route with the same answer for existing and missing ids.
 const FINISH: &str = "/api/v1/sessions/{id}/finish";
 
-const KINDS: [&str; 3] = ["application/json", "application/x-protobuf", "multipart/form-data; boundary=x"];
+const KINDS: [&str; 4] = [
+    "application/json",
+    "application/x-protobuf",
+    "multipart/form-data; boundary=x",
+    "application/octet-stream",
+];
 
 fn reads_a_body(route: &HttpRoute) -> bool {
     route.method == Method::POST && !WITHOUT_BODY.contains(&route.path)
@@ -57,7 +62,8 @@ fn path(route: &HttpRoute, value: &str) -> String {
 async fn promise(client: &TestClient, route: &HttpRoute, kind: &str, pause: Option<Duration>) -> String {
     let (mut read, mut write) = tokio::io::split(client.connect().await.into_inner());
     let head = format!(
-        "{} {} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: {kind}\r\ncontent-length: 4096\r\n\r\n",
+        "{} {} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: {kind}\r\nx-adapter-config: {{}}\r\n\
+         content-length: 4096\r\n\r\n",
         route.method,
         path(route, "a")
     );

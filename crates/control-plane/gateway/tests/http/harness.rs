@@ -3,6 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use gateway::{
+    adapters::EphemeralStorage,
     admission_queue::AdmissionLimits,
     config::{
         AllowedHosts, BatchLimits, ConnectionLimits, GatewayConfig, OutputParsers, RateLimits,
@@ -130,6 +131,7 @@ pub(crate) fn config(directory: &TempDir) -> GatewayConfig {
         adapter_root: directory.path().join("adapters").canonicalize().unwrap(),
         max_adapters: 100,
         max_adapter_file_bytes: 1 << 20,
+        ephemeral: EphemeralStorage { memory: directory.path().to_owned(), bytes: 1 << 20 },
         fleet: None,
         keys: Keys::none(None),
         hosts: AllowedHosts::Local,

@@ -31,6 +31,7 @@ mod ollama;
 mod pages;
 mod process;
 mod provisional;
+mod pushes;
 mod reasoning;
 mod refusals;
 mod responses;

@@ -294,6 +294,17 @@ async fn samples_that_never_end_hold_up_neither_the_sweep_nor_the_end_of_any_sna
 }
 
 #[tokio::test]
+async fn a_snapshot_is_in_memory_alone_and_a_named_checkpoint_is_on_disk() {
+    let (harness, _service, alice, _) = start(hang_after("x")).await;
+    assert_eq!(alice.create().await.status, 200);
+    let stored = || std::fs::read_dir(harness.directory.path().join("state/adapters")).unwrap().count();
+    alice.publish(1, json!({ "sampling_session_seq_id": 1 })).await;
+    assert_eq!((served(&harness, "alice").await.len(), stored()), (1, 0));
+    alice.publish(2, json!({ "path": "kept" })).await;
+    assert_eq!((served(&harness, "alice").await.len(), stored()), (2, 1));
+}
+
+#[tokio::test]
 async fn a_checkpoint_whose_deletion_nobody_waits_for_any_more_is_freed_all_the_same() {
     const COMPLETIONS: &str = "/v1/completions";
     let (harness, _service, alice, _) = start(hang_after("x")).await;

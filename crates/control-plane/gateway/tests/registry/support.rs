@@ -8,7 +8,10 @@ use std::{
 };
 
 use gateway::{
-    adapters::{AdapterEntry, AdapterError, LoadRequest, OpenError, Registry, RegistryOptions, Replace},
+    adapters::{
+        AdapterEntry, AdapterError, EphemeralStorage, LoadRequest, OpenError, Registry, RegistryOptions,
+        Replace,
+    },
     caller::{Caller, KeyRole, Urgency},
     executor::{Endpoint, Executor, LinkSettings, SharedConnections, link_messages::LinkState},
     executors::{Executors, ONLY},
@@ -116,6 +119,7 @@ pub(crate) fn options(directory: &Path) -> RegistryOptions {
         max_adapters: 2000,
         max_adapter_file_bytes: 4 << 20,
         tenant_bytes: 1 << 30,
+        ephemeral: EphemeralStorage { memory: directory.to_owned(), bytes: 1 << 20 },
         fleet: None,
     }
 }

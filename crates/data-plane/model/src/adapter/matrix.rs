@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, path::Path, sync::Arc};
 
-use half::{bf16, f16};
+use half::{bf16, f16, slice::HalfFloatSliceExt as _};
 use kernels::TensorType;
 use types::AdapterVersion;
 
@@ -227,10 +227,22 @@ fn numbers(kind: TensorType, bytes: &[u8]) -> Vec<f32> {
     let (halves, _) = bytes.as_chunks();
     match kind {
         TensorType::F32 => words.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect(),
-        TensorType::F16 => halves.iter().map(|&bytes| f16::from_le_bytes(bytes).to_f32()).collect(),
+        TensorType::F16 => half_numbers(halves),
         TensorType::Bf16 => halves.iter().map(|&bytes| bf16::from_le_bytes(bytes).to_f32()).collect(),
         _ => unreachable!("adapters of other types are refused before they are decoded"),
     }
+}
+
+/// Converts halves in groups, because a processor converts eight at once.
+fn half_numbers(halves: &[[u8; 2]]) -> Vec<f32> {
+    const GROUP: usize = 256;
+    let mut numbers = vec![0.0; halves.len()];
+    for (to, from) in numbers.chunks_mut(GROUP).zip(halves.chunks(GROUP)) {
+        let mut group = [f16::ZERO; GROUP];
+        group.iter_mut().zip(from).for_each(|(half, &bytes)| *half = f16::from_le_bytes(bytes));
+        group[..from.len()].convert_to_f32_slice(to);
+    }
+    numbers
 }
 
 /// Checks that `numbers` are finite; `first` is the index of their first element in the matrix.

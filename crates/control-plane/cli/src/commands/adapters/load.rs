@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::{AdaptersError, print};
 use crate::{
-    client::GatewayClient,
+    client::{ClientError, GatewayClient},
     terminal::{
         Terminal,
         table::{short_generation, size},
@@ -18,8 +18,17 @@ pub(super) fn run(
     client: &GatewayClient,
     terminal: Terminal,
 ) -> Result<(), AdaptersError> {
+    report(name, terminal, || client.post_text("/v1/load_lora_adapter", body))
+}
+
+/// Loads an adapter with `send`, and prints the loaded adapter.
+pub(super) fn report(
+    name: &str,
+    terminal: Terminal,
+    send: impl FnOnce() -> Result<String, ClientError>,
+) -> Result<(), AdaptersError> {
     let progress = terminal.spinner(format!("loading {name}"));
-    let answer = client.post_text("/v1/load_lora_adapter", body);
+    let answer = send();
     progress.finish_and_clear();
     print(&answer?, terminal, |answer| described(name, answer))
 }

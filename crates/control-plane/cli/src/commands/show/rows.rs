@@ -125,6 +125,7 @@ fn state(facts: &Value) -> Option<String> {
     parts.extend(match facts["tier"].as_str() {
         Some("host") => Some("in memory".to_owned()),
         Some("disk") => Some("on disk until it is asked for".to_owned()),
+        Some("memory") => Some("in the gateway's memory until it is asked for".to_owned()),
         _ => None,
     });
     if let (Some(there), Some(all @ 1..)) = (facts["device_bytes"].as_u64(), facts["bytes"].as_u64())

@@ -46,6 +46,13 @@ impl ContentHasher {
         Self(hasher)
     }
 
+    /// Like [`ContentHasher::new`], for an ephemeral adapter, which shares no files with a durable one.
+    pub(super) fn ephemeral(owner: TenantId, files: usize) -> Self {
+        let mut hasher = blake3::Hasher::new_derive_key("holobiont 2026 ephemeral adapter files v1");
+        hasher.update(&owner.0).update(&(files as u64).to_le_bytes());
+        Self(hasher)
+    }
+
     /// Adds the next file: its name, its length in bytes, and the hash of its bytes.
     pub(super) fn add(&mut self, name: &str, bytes: u64, hash: &blake3::Hash) {
         self.0.update(name.as_bytes()).update(&[0]).update(&bytes.to_le_bytes());

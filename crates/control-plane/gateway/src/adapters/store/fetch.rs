@@ -102,6 +102,9 @@ impl AdapterStore {
     /// is dropped.
     pub(crate) async fn fetch(&self, content: ContentId, owner: TenantId) -> Result<CacheHold, StoreError> {
         let Some(remote) = &self.remote else { return Ok(CacheHold::by_nobody()) };
+        if self.ephemeral.find(content).is_some() {
+            return Ok(CacheHold::by_nobody());
+        }
         let _turn = remote.cache.arriving.lock(content).await;
         if let Some(held) = remote.cache.acquire(content) {
             return Ok(held);

@@ -1,9 +1,7 @@
 //! Files of an adapter that arrive over HTTP, collected in a directory from which they can be loaded.
 
 use std::{
-    fs::DirBuilder,
     io::ErrorKind,
-    os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
 };
 
@@ -13,10 +11,9 @@ use tokio::{
     io::AsyncWriteExt as _,
 };
 
-use super::{AdapterStore, INCOMING, StoreError, Temporary, failed};
-use crate::{
-    adapters::jail::{AdapterLocation, CONFIG_FILE, GGUF_FILE, JailError, MAX_CONFIG_BYTES, WEIGHT_FILE},
-    random::random_u64,
+use super::{AdapterStore, StoreError, Temporary, copy::incoming_below, failed};
+use crate::adapters::jail::{
+    AdapterLocation, CONFIG_FILE, GGUF_FILE, JailError, MAX_CONFIG_BYTES, WEIGHT_FILE,
 };
 
 /// The files received so far. Dropping it removes them; remains after a crash are removed at the next start.
@@ -41,9 +38,8 @@ impl AdapterStore {
     /// # Errors
     /// If the system refuses.
     pub(crate) fn receive(&self) -> Result<IncomingAdapter, StoreError> {
-        let path = self.directory.join(format!("{INCOMING}{:016x}", random_u64()));
-        DirBuilder::new().mode(0o700).create(&path).map_err(failed("creating", &path))?;
-        Ok(IncomingAdapter { directory: Temporary(path), max_file_bytes: self.max_file_bytes })
+        let directory = incoming_below(&self.directory)?;
+        Ok(IncomingAdapter { directory, max_file_bytes: self.max_file_bytes })
     }
 }
 

@@ -1,0 +1,118 @@
+//! Loads an adapter from weights in the body of a request, with PEFT's configuration beside or inside them.
+//!
+//! 1. The body is written and hashed piece by piece: to the state directory, or to memory for an ephemeral
+//!    adapter. Its header is read as soon as it is complete, so a body without a configuration is refused
+//!    early.
+//! 2. The executor loads the files from there, and the name changes, as after any other load.
+//!
+//! An ephemeral adapter is in no registry: it ends with the gateway, and no other host has it. While the
+//! gateway lives, its files are loaded again into restarted executors and after evictions.
+
+use std::sync::Arc;
+
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::{
+    base::{Base, ComparedText},
+    entry::AdapterEntry,
+    errors::AdapterError,
+    peft_config::HeaderReader,
+    registry::Registry,
+    request::LoadRequest,
+    share::LoadOrigin,
+    store::{AdapterStore, Durability, PushedWeights, StoreError},
+    uncancelled::to_end,
+};
+use crate::thread;
+
+/// Bytes that are collected before a thread writes and hashes them.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// Parameters of a push.
+#[derive(Debug)]
+pub(crate) struct PushRequest {
+    pub(crate) load: LoadRequest,
+    pub(crate) durability: Durability,
+    /// PEFT's configuration; `None` if the weights contain it.
+    pub(crate) config: Option<String>,
+}
+
+/// A push whose body is arriving. Dropping it removes what has arrived.
+#[derive(Debug)]
+pub(crate) struct ArrivingPush {
+    request: LoadRequest,
+    tenant: Option<String>,
+    store: AdapterStore,
+    weights: PushedWeights,
+    /// Received bytes that are not written yet.
+    piece: Vec<u8>,
+    header: HeaderReader,
+    config: Option<String>,
+    _turn: OwnedSemaphorePermit,
+}
+
+impl Registry {
+    /// Begins a push of about `expected_bytes`.
+    ///
+    /// # Errors
+    /// If too many loads are running, or there is no memory for the weights.
+    pub(crate) fn begin_push(
+        &self,
+        request: PushRequest,
+        expected_bytes: u64,
+    ) -> Result<ArrivingPush, AdapterError> {
+        let PushRequest { load, durability, config } = request;
+        let turn = self.begin_load()?;
+        let tenant = self.owner_of(&load);
+        let weights = self.store.begin_push(tenant.as_deref(), durability, expected_bytes)?;
+        let (store, piece, header) = (self.store.clone(), Vec::new(), HeaderReader::default());
+        Ok(ArrivingPush { request: load, tenant, store, weights, piece, header, config, _turn: turn })
+    }
+
+    /// Loads and registers the adapter of a push whose body is complete.
+    ///
+    /// # Errors
+    /// See [`AdapterError`]; nothing has changed then.
+    pub(crate) async fn end_push(
+        self: &Arc<Self>,
+        push: ArrivingPush,
+        base: Base<'_>,
+    ) -> Result<Arc<AdapterEntry>, AdapterError> {
+        self.check_load(&push.request, base.name)?;
+        let registry = Arc::clone(self);
+        to_end(async move { registry.load_pushed(push).await }).await
+    }
+
+    async fn load_pushed(self: &Arc<Self>, push: ArrivingPush) -> Result<Arc<AdapterEntry>, AdapterError> {
+        let ArrivingPush { request, tenant, store, mut weights, piece, header, config, _turn } = push;
+        let config = config.ok_or_else(|| StoreError::PushedConfig(header.cut()))?;
+        let arrived = thread::run("adapter-push", move || {
+            store.extend(&mut weights, &piece)?;
+            store.end_push(weights, config.as_bytes())
+        });
+        let incoming = arrived.await??;
+        self.replace(request, tenant, incoming, ComparedText::default(), LoadOrigin::Administrator).await
+    }
+}
+
+impl ArrivingPush {
+    /// Takes the next bytes of the body.
+    ///
+    /// # Errors
+    /// If the weights have no configuration or exceed a limit, or the system refuses.
+    pub(crate) async fn take(mut self, bytes: &[u8]) -> Result<Self, AdapterError> {
+        if self.config.is_none() {
+            self.config = self.header.take(bytes).map_err(StoreError::PushedConfig)?;
+        }
+        self.piece.extend_from_slice(bytes);
+        if self.piece.len() < PIECE_BYTES {
+            return Ok(self);
+        }
+        thread::run("adapter-push", move || {
+            self.store.extend(&mut self.weights, &self.piece)?;
+            self.piece.clear();
+            Ok(self)
+        })
+        .await?
+    }
+}
