@@ -136,6 +136,8 @@ pub struct ResidentAdapter<A> {
     /// Invocation sequence of an activated adapter.
     pub invocation: Option<Invocation>,
     pub role: AdapterRole,
+    /// Warnings about the files, which the answer of a load carries.
+    pub warnings: Vec<String>,
 }
 
 impl<A> ResidentAdapter<A> {
@@ -150,6 +152,7 @@ impl<A> ResidentAdapter<A> {
             modules: self.modules,
             draft_layers: self.draft_layers(),
             labels: self.labels().to_vec(),
+            warnings: self.warnings.clone(),
         }
     }
 

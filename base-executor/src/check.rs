@@ -131,10 +131,7 @@ fn examine(config: &CheckConfig) -> anyhow::Result<AdapterCheckReport> {
     };
     let draft = match &adapter {
         AnyAdapter::Drafts(draft) => Some(draft.shape.clone()),
-        AnyAdapter::Answers(_)
-        | AnyAdapter::Decomposed(_)
-        | AnyAdapter::Vocabulary(_)
-        | AnyAdapter::Classifies(_) => None,
+        _ => None,
     };
     let kind = adapter.kind();
     let prepared = Arc::new(prepared(&*source, &adapter)?);
@@ -175,6 +172,7 @@ fn prepared(source: &(dyn WeightSource + Sync), adapter: &AnyAdapter) -> anyhow:
             encode(adapter.adapter())
         }
         AnyAdapter::Vocabulary(it) => encode(&it.adapter).with_vocabulary(it.changes.clone()),
+        AnyAdapter::Biased(it) => encode(&it.adapter).with_scales(it.biases.clone()),
         AnyAdapter::Decomposed(dora) => {
             let base = LoadedWeights::open(source, None, process::allowed_cores()?.len(), &|_| {})?.shared();
             let (adapter, scales) = dora.over(config, |layer, target| base.linear_layer(layer, target))?;
@@ -308,9 +306,13 @@ impl AdapterFacts {
             | AdapterKind::Activated
             | AdapterKind::Embedding
             | AdapterKind::Saved
-            | AdapterKind::Classification => Some(format!("  rank        {rank}")),
+            | AdapterKind::Classification
+            | AdapterKind::Tokens
+            | AdapterKind::Biased => Some(format!("  rank        {rank}")),
             AdapterKind::Ia3 => None,
-            AdapterKind::Prefix => Some(format!("  prefix      {virtual_tokens} virtual tokens")),
+            AdapterKind::Prefix | AdapterKind::Prompt => {
+                Some(format!("  prefix      {virtual_tokens} virtual tokens"))
+            }
         });
         if !saved.is_empty() {
             lines.push(format!("  saved       {}", saved.join(", ")));
@@ -348,6 +350,9 @@ impl AdapterFacts {
             AdapterKind::Classification => "classification",
             AdapterKind::Ia3 => "ia3",
             AdapterKind::Prefix => "prefix",
+            AdapterKind::Prompt => "prompt",
+            AdapterKind::Tokens => "tokens",
+            AdapterKind::Biased => "biased",
         };
         let probe = self.probe.map(|LogitShift { largest, rms }| {
             json!({ "changes": largest > 0.0, "largest_change": largest, "rms_change": rms, "tokens": PROBE_TOKENS })

@@ -21,6 +21,9 @@ use crate::{
     engine::event::{ConnectionId, EngineEvent, RequestKey},
 };
 
+/// Maximum warnings about one adapter that are kept.
+const MAX_WARNINGS: usize = 16;
+
 /// Reads adapters and prepares them for one forward pass.
 pub trait Loader: Send + 'static {
     type Adapter: Send + Sync + 'static;
@@ -31,11 +34,12 @@ pub trait Loader: Send + 'static {
         0
     }
 
-    /// Reads an adapter's files and checks them against the base model.
+    /// Reads an adapter's files and checks them against the base model; also returns warnings about the
+    /// files.
     ///
     /// # Errors
     /// If they are unusable; the text reaches the caller.
-    fn read(&self, path: &Path) -> anyhow::Result<AnyAdapter>;
+    fn read(&self, path: &Path) -> anyhow::Result<(AnyAdapter, Vec<String>)>;
 
     /// Returns a lower bound of the bytes of [`prepare`](Self::prepare), which are claimed before it.
     fn least_bytes(&self, adapter: &AnyAdapter) -> u64 {
@@ -165,7 +169,8 @@ fn load<L: Loader>(
     let foreseeable = call.parts.iter().map(|part| loader.foreseeable_bytes(Path::new(&part.path)));
     // Reading takes several times the adapter's memory, so what can never fit is not read. Residents fit.
     budget.could_hold(foreseeable.fold(0, u64::saturating_add))?;
-    let adapter = read(loader, call)?;
+    let (adapter, mut warnings) = read(loader, call)?;
+    warnings.truncate(MAX_WARNINGS);
     failpoint::pass("executor.adapter_read");
     let (generation, method) = (adapter.adapter().generation, &adapter.adapter().method);
     let id = AdapterId::new(TenantId(call.owner), generation);
@@ -181,11 +186,21 @@ fn load<L: Loader>(
         return Err(LoadError::Internal { path: paths_text(call) });
     }
     claim.resize(bytes)?;
-    Ok(ResidentAdapter { adapter, claim, generation, rank, modules, virtual_tokens, invocation, role })
+    Ok(ResidentAdapter {
+        adapter,
+        claim,
+        generation,
+        rank,
+        modules,
+        virtual_tokens,
+        invocation,
+        role,
+        warnings,
+    })
 }
 
 /// Reads one adapter, or sums several into a merged adapter.
-fn read<L: Loader>(loader: &L, call: &LoadAdapter) -> Result<AnyAdapter, LoadError> {
+fn read<L: Loader>(loader: &L, call: &LoadAdapter) -> Result<(AnyAdapter, Vec<String>), LoadError> {
     let read = |part: &AdapterPart| {
         let adapter = loader.read(Path::new(&part.path));
         adapter.map_err(|cause| LoadError::Invalid { path: part.path.clone(), cause })
@@ -193,8 +208,8 @@ fn read<L: Loader>(loader: &L, call: &LoadAdapter) -> Result<AnyAdapter, LoadErr
     match call.parts.as_slice() {
         [only] if only.weight == 1.0 => read(only),
         parts => {
-            let parts = parts.iter().map(|part| Ok((read(part)?, part.weight)));
-            Ok(sum(parts.collect::<Result<_, LoadError>>()?)?.into())
+            let parts = parts.iter().map(|part| Ok((read(part)?.0, part.weight)));
+            Ok((sum(parts.collect::<Result<_, LoadError>>()?)?.into(), Vec::new()))
         }
     }
 }

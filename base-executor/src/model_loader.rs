@@ -22,7 +22,7 @@ use std::{fmt, path::Path, sync::Arc};
 
 use kernels::{attention::KvPrecision, lora::LoraPrecision};
 use model::{
-    adapter::{Adapter, AdapterError, AnyAdapter, DoraAdapter, DraftAdapter, limits},
+    adapter::{Adapter, AdapterError, AnyAdapter, BiasedAdapter, DoraAdapter, DraftAdapter, limits},
     deltas::prepared::{EncodedAdapter, PreparedAdapter},
     forward::ForwardPass,
     precision::{BaseNumerics, Precision},
@@ -161,6 +161,16 @@ impl AdapterLoader {
         Ok(self.encode(&adapter).with_scales(scales))
     }
 
+    /// Encodes an adapter with biases, which are added only where the base is in host memory.
+    fn encode_biased(&self, biased: BiasedAdapter) -> Result<EncodedAdapter, PrepareError> {
+        if self.base.is_none() {
+            return Err(PrepareError::Invalid(anyhow::anyhow!(
+                "it has biases, which are not computed on a GPU; merge it into the base, or use a base on the CPU"
+            )));
+        }
+        Ok(self.encode(&biased.adapter).with_scales(biased.biases))
+    }
+
     fn prepare_draft(&self, draft: &DraftAdapter) -> Result<PassReadyAdapter<PreparedAdapter>, PrepareError> {
         let layers = u32::try_from(draft.shape.layers).unwrap_or(u32::MAX);
         let (adapter, agency) = match &self.drafting {
@@ -189,12 +199,12 @@ impl Loader for AdapterLoader {
         stored.saturating_sub(limits::MAX_HEADER_BYTES) / 2
     }
 
-    fn read(&self, path: &Path) -> anyhow::Result<AnyAdapter> {
+    fn read(&self, path: &Path) -> anyhow::Result<(AnyAdapter, Vec<String>)> {
         let (adapter, notes) = AnyAdapter::read_with_notes(path, &self.config)?;
-        for note in notes {
-            tracing::info!(path = %path.display(), %note, "part of an adapter's files has no effect");
+        for note in &notes {
+            tracing::info!(path = %path.display(), %note, "a note on an adapter's files");
         }
-        Ok(adapter)
+        Ok((adapter, notes.iter().map(ToString::to_string).collect()))
     }
 
     fn prepare(&self, adapter: AnyAdapter) -> Result<PassReadyAdapter<PreparedAdapter>, PrepareError> {
@@ -207,6 +217,7 @@ impl Loader for AdapterLoader {
             AnyAdapter::Decomposed(dora) => self.encode_dora(&dora)?,
             AnyAdapter::Vocabulary(it) => self.encode(&it.adapter).with_vocabulary(it.changes),
             AnyAdapter::Classifies(it) => self.encode(&it.adapter),
+            AnyAdapter::Biased(it) => self.encode_biased(it)?,
             AnyAdapter::Drafts(draft) => return self.prepare_draft(&draft),
         };
         let prepared = publish(encoded, &self.config, &self.library).map_err(|error| match error {

@@ -213,6 +213,7 @@ impl SplitModel {
         let encode = |adapter: &Adapter| EncodedAdapter::new(adapter, self.config(), self.precision);
         let encoded = match AnyAdapter::read(path, self.config())? {
             AnyAdapter::Vocabulary(it) => encode(&it.adapter).with_vocabulary(it.changes),
+            AnyAdapter::Biased(it) => encode(&it.adapter).with_scales(it.biases),
             other => encode(&other.answering(path)?),
         };
         let prepared = Arc::new(PreparedAdapter::of(encoded, self.config())?);

@@ -312,6 +312,8 @@ wire_struct! {
         pub draft_layers: u32,
         /// Labels of the adapter's classification head; empty for every other adapter.
         pub labels: Vec<String>,
+        /// Warnings about the adapter's files, for a person.
+        pub warnings: Vec<String>,
     }
 }
 

@@ -3,6 +3,8 @@
 
     make_golden.py tiny [--only BEGINNING]               the tiny models, their adapters, what they compute
     make_golden.py kinds                                 of these the sums, and the adapters of other kinds, alone
+    make_golden.py peft                                  of these the adapters of PEFT's other types, alone
+    make_golden.py combinations                          what PEFT makes of two adapters by each type of combination
     make_golden.py real --gguf FILE [--adapter NAME=DIR] what the real model computes
     make_golden.py gemma --gguf FILE                     what Gemma 3 270M computes
     make_golden.py embeddings                            what tiny models and adapters make of prompts
@@ -19,8 +21,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import peft_types
 import torch
-from peft import IA3Config, LoraConfig, PeftModel, PrefixTuningConfig, PromptTuningConfig, VeraConfig, get_peft_model
+from peft import IA3Config, LoraConfig, PeftModel, PeftType, PrefixTuningConfig, VeraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -41,9 +44,11 @@ FUSED_LINEAR = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
 def greedy(model, prompt):
     """First-step logits, the greedy tokens that follow `prompt`, and the top-1 minus top-2 logit of each step."""
     first, tokens, margins = None, [], []
-    out = model(torch.tensor([prompt]), use_cache=True)
+    tasks = tasks_of(model)
+    out = model(torch.tensor([prompt]), use_cache=True, **tasks)
     offsets = offsets_of(model, prompt)
     if has_prefix(model):
+        tasks = {}
         # PEFT would put the prefix before every call: only the base model goes on from a cache.
         model = model.get_base_model()
     for _ in range(GREEDY_TOKENS):
@@ -53,7 +58,7 @@ def greedy(model, prompt):
         tokens.append(int(top.indices[0]))
         margins.append(float(top.values[0] - top.values[1]))
         # What follows an invocation is adapted; nothing is, where there was none.
-        out = model(torch.tensor([tokens[-1:]]), past_key_values=out.past_key_values, use_cache=True, **offsets)
+        out = model(torch.tensor([tokens[-1:]]), past_key_values=out.past_key_values, use_cache=True, **offsets, **tasks)
     return first, tokens, margins
 
 
@@ -72,8 +77,15 @@ def offsets_of(model, prompt):
     return {"alora_offsets": [1 if is_invoked else None]}
 
 
+def tasks_of(model):
+    """The task of a model whose adapter is for several; here there is one."""
+    with_tasks = (PeftType.POLY, PeftType.MULTITASK_PROMPT_TUNING)
+    is_one = isinstance(model, PeftModel) and model.active_peft_config.peft_type in with_tasks
+    return {"task_ids": torch.tensor([0])} if is_one else {}
+
+
 def has_prefix(model):
-    """True for a model with prefix tuning."""
+    """True for a model with virtual tokens."""
     return isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning
 
 
@@ -721,17 +733,12 @@ EXPERTS = {
 }
 
 # Kinds of adapters that have a folder of their own.
-OTHERS = {"dora": DORAS, "embedding": EMBEDDED, "saved": SAVED, "vera": DRAWN}
+OTHERS = {"dora": DORAS, "embedding": EMBEDDED, "saved": SAVED, "vera": DRAWN, "peft": peft_types.SERVED}
 
 REFUSED = {
     "modules-to-save": ("llama-tied", "modules_to_save", lora(2, ["q_proj"], modules_to_save=["norm"])),
     "embeddings": ("llama-tied", "lora_embedding_A", lora(2, ["q_proj", "embed_tokens"], use_dora=True)),
     "bias-all": ("llama-tied", "bias", lora(2, ["q_proj"], bias="all")),
-    "prompt-tuning": (
-        "llama-tied",
-        "PROMPT_TUNING",
-        PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"),
-    ),
     "ia3-shared-input": ("llama-tied", "feedforward_modules", ia3(["gate_proj"], ["gate_proj"])),
     "router": ("mixtral", "target_parameters", lora(2, ["q_proj"], target_parameters=["mlp.gate.weight"])),
 }
@@ -747,6 +754,8 @@ def write_adapter(folder, base, config, dtype, seed, effect=0.4):
     generator = torch.Generator().manual_seed(seed)
     scales = {n: m.scaling["default"] for n, m in peft.named_modules() if isinstance(getattr(m, "scaling", None), dict)}
     for name, parameter in peft.named_parameters():
+        if peft_types.randomize(name, parameter, generator):
+            continue
         if ".lora_embedding_A." in name:
             std = 1.0
         elif ".lora_embedding_B." in name:
@@ -779,7 +788,8 @@ def write_adapter(folder, base, config, dtype, seed, effect=0.4):
     peft.save_pretrained(folder, save_embedding_layers=False)
     (folder / "README.md").unlink(missing_ok=True)
     file = folder / "adapter_model.safetensors"
-    save_file({n: t.to(dtype).contiguous() for n, t in load_file(file).items()}, file, metadata={"format": "pt"})
+    stored = {n: t.to(dtype) if t.is_floating_point() else t for n, t in load_file(file).items()}
+    save_file({n: t.contiguous() for n, t in stored.items()}, file, metadata={"format": "pt"})
     sort_sets(folder / "adapter_config.json")
 
 
@@ -800,6 +810,9 @@ def case_of(model, vocab, length, seed):
         # Twice: the last counts. What is shorter never invokes it.
         for at in (length // 4, 3 * length // 4):
             prompt[at : at + len(invocation)] = invocation
+    is_long = length > 1 and isinstance(model, PeftModel)
+    if is_long and (trained := peft_types.trained_tokens(model.active_peft_config)):
+        prompt[::3] = [trained[nth % len(trained)] for nth in range(len(prompt[::3]))]
     logits, tokens, margins = greedy(model, prompt)
     if min(margins) < MIN_MARGIN or len(set(tokens)) < MIN_DISTINCT:
         return None
@@ -907,6 +920,38 @@ def summed(base, model, asked):
     return peft.eval()
 
 
+# Stored in 32 bits: of 16-bit values many have one magnitude, and pruning may take any of them.
+COMBINED = ["rank16-all-linear", "rank16-rslora"]
+COMBINATIONS = [
+    {"combination_type": "linear"},
+    {"combination_type": "svd", "svd_rank": 5},
+    {"combination_type": "ties", "density": 0.6, "majority_sign_method": "total"},
+    {"combination_type": "ties", "density": 0.3, "majority_sign_method": "frequency"},
+    {"combination_type": "magnitude_prune", "density": 0.5},
+    {"combination_type": "dare_ties", "density": 1.0, "majority_sign_method": "total"},
+]
+
+
+def combinations():
+    """Two adapters of `llama-tied`, combined: the factors of one layer. Random choices are tried with a density of 1."""
+    peft = PeftModel.from_pretrained(
+        read_model(HERE / "models/llama-tied"), HERE / "adapters/llama-tied" / COMBINED[0], adapter_name="one"
+    )
+    peft.load_adapter(HERE / "adapters/llama-tied" / COMBINED[1], "two")
+    module = "model.layers.0.self_attn.v_proj"
+    cases = []
+    for nth, options in enumerate(COMBINATIONS):
+        weights = [0.7, -0.4]
+        peft.add_weighted_adapter(["one", "two"], weights, f"combined{nth}", **options)
+        layer = peft.get_submodule(f"base_model.model.{module}")
+        assert layer.scaling[f"combined{nth}"] == 1
+        weights_of = [of[f"combined{nth}"].weight.flatten() for of in (layer.lora_A, layer.lora_B)]
+        factors = [[float(f"{float(value):.6g}") for value in values] for values in weights_of]
+        cases.append({**options, "weights": weights, "a": factors[0], "b": factors[1]})
+    of = {"model": "llama-tied", "adapters": COMBINED, "module": module}
+    write_json(HERE / "expected/llama-tied/combinations.json", {**of, "cases": cases})
+
+
 def write_sums(name, vocab):
     """What sums of adapters of a tiny model compute."""
     for nth, asked in enumerate(SUMS.get(name, [])):
@@ -914,9 +959,9 @@ def write_sums(name, vocab):
         report(name, asked, cases, read_model(HERE / "models" / name))
 
 
-def write_others(name, vocab):
+def write_others(name, vocab, kinds=OTHERS):
     """Adapters of other kinds of a tiny model, and what they compute."""
-    for kind, adapters in OTHERS.items():
+    for kind, adapters in kinds.items():
         for nth, (adapter, (config, stored)) in enumerate(adapters.get(name, {}).items()):
             home, folder = HERE / "adapters" / kind / name / adapter, HERE / "models" / name
             write_adapter(home, read_model(folder), config, stored, 7000 + nth, adapter == "with-layers")
@@ -941,8 +986,22 @@ def kinds():
     for name, (config, _, _) in MODELS.items():
         write_sums(name, config["vocab_size"])
         write_others(name, config["vocab_size"])
+    write_index()
+
+
+def write_index():
+    """The index, over everything as it lies here."""
     refused = [{"name": name, "model": model, "because": because} for name, (model, because, _) in REFUSED.items()]
     write_json(HERE / "index.json", {"models": [indexed(name) for name in MODELS] + quantized("none"), "refused": refused})
+    write_json(HERE / "peft.json", {"types": peft_types.table()})
+
+
+def peft(only):
+    """The adapters of PEFT's other types whose names begin as `only` says, over models as they lie here."""
+    for name, adapters in peft_types.SERVED.items():
+        chosen = {adapter: of for adapter, of in adapters.items() if adapter.startswith(only)}
+        write_others(name, MODELS[name][0]["vocab_size"], {"peft": {name: chosen}})
+    write_index()
 
 
 CHATS = [
@@ -1044,6 +1103,9 @@ def main():
     command = commands.add_parser("tiny")
     command.add_argument("--only", default="", metavar="BEGINNING")
     commands.add_parser("kinds")
+    commands.add_parser("combinations")
+    command = commands.add_parser("peft")
+    command.add_argument("--only", default="", metavar="BEGINNING")
     command = commands.add_parser("real")
     command.add_argument("--gguf", type=Path, required=True)
     command.add_argument("--adapter", type=named_folder, action="append", default=[], metavar="NAME=DIR")
@@ -1056,6 +1118,10 @@ def main():
         tiny(arguments.only)
     elif arguments.command == "kinds":
         kinds()
+    elif arguments.command == "combinations":
+        combinations()
+    elif arguments.command == "peft":
+        peft(arguments.only)
     elif arguments.command == "gemma":
         gemma(arguments.gguf)
     elif arguments.command == "embeddings":

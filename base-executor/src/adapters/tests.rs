@@ -19,6 +19,7 @@ fn prepared(budget: &Budget, id: AdapterId, bytes: u64) -> ResidentAdapter<()> {
         virtual_tokens: 0,
         invocation: None,
         role: AdapterRole::Answers,
+        warnings: Vec::new(),
     }
 }
 

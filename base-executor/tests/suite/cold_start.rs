@@ -298,6 +298,7 @@ fn load(budget: &Budget, tag: u8) -> EngineEvent<FakeAdapter> {
         modules: 2,
         virtual_tokens: 0,
         role: AdapterRole::Answers,
+        warnings: Vec::new(),
     });
     EngineEvent::AdapterLoaded { caller: Some(caller), loaded }
 }

@@ -235,6 +235,7 @@ impl EngineHarness {
                         CLASSIFIER => AdapterRole::Classifies(head()),
                         _ => AdapterRole::Answers,
                     },
+                    warnings: Vec::new(),
                 })
             }
             Err(_) => AdapterLoadOutcome::Known(id),

@@ -50,7 +50,7 @@ fn id(owner: [u8; 32], number: u8) -> [u8; 32] {
 impl Loader for FakeLoader {
     type Adapter = FakeAdapter;
 
-    fn read(&self, path: &Path) -> anyhow::Result<AnyAdapter> {
+    fn read(&self, path: &Path) -> anyhow::Result<(AnyAdapter, Vec<String>)> {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         assert_ne!(name, "panic", "a file that the reader cannot bear");
         let number: u8 = name.parse().map_err(|_| anyhow::anyhow!("it has no adapter_config.json"))?;
@@ -62,13 +62,13 @@ impl Loader for FakeLoader {
             a: vec![0.0; number.into()],
             b: Vec::new(),
         };
-        Ok(Adapter {
+        let adapter = Adapter {
             generation: AdapterVersion([number; 32]),
             method: MethodWeights::Lora(vec![module]),
             base_model: None,
             stored_in_16_bits: true,
-        }
-        .into())
+        };
+        Ok((adapter.into(), Vec::new()))
     }
 
     fn prepare(&self, adapter: AnyAdapter) -> Result<PassReadyAdapter<FakeAdapter>, PrepareError> {

@@ -111,6 +111,7 @@ impl StreamedEngineFixture {
                 modules: 2,
                 virtual_tokens: 0,
                 role: AdapterRole::Answers,
+                warnings: Vec::new(),
             });
             let caller = RequestKey { connection: GATEWAY, request: u64::from(tag) };
             engine.handle(EngineEvent::AdapterLoaded { caller: Some(caller), loaded });

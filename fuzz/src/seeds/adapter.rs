@@ -98,7 +98,52 @@ pub(super) fn peft() -> Vec<Seed> {
     ranks(&mut make);
     patterns(&mut make);
     documents(&mut make);
+    types(&mut make);
     make.seeds
+}
+
+/// Adds adapters of other types than LoRA, whose short files describe larger factors.
+fn types(make: &mut Maker) {
+    let of = |name: &str, options: Value, tensors: &[(&str, &str, &[u64])]| {
+        let mut config = json!({"peft_type": name, "task_type": "CAUSAL_LM", "target_modules": ["q_proj"]});
+        config["layers_to_transform"] = json!([0]);
+        options.as_object().into_iter().flatten().for_each(|(name, value)| config[name] = value.clone());
+        adapter(&config, &of_query(tensors))
+    };
+    let loha = |rank: u64| {
+        let (tall, wide) = ([8, rank], [rank, 8]);
+        let parts: [(&str, &str, &[u64]); 4] = [
+            ("hada_w1_a", "F32", &tall),
+            ("hada_w1_b", "F32", &wide),
+            ("hada_w2_a", "F32", &tall),
+            ("hada_w2_b", "F32", &wide),
+        ];
+        of("LOHA", json!({"r": rank, "alpha": 2}), &parts)
+    };
+    make.valid("a LoHa", loha(2));
+    make.refused("a LoHa of a large rank", RANKS, loha(2000), "rank 2000");
+    let sparse = |kind, entries| {
+        of("SHIRA", json!({"r": 1}), &[("shira_weight", "F32", &[4]), ("shira_indices", kind, entries)])
+    };
+    make.valid("sparse elements", sparse("I32", &[2, 4]));
+    make.refused("positions of half as many elements", RANKS, sparse("I32", &[2, 2]), "[2, 2]");
+    let kernel = |size: u64| of("C3A", json!({"block_size": size}), &[("c3a_kernel", "F32", &[1, 1, 8])]);
+    make.valid("a circulant matrix", kernel(8));
+    make.refused("blocks of no size", RANKS, kernel(0), "must divide");
+    let lokr = of("LOKR", json!({"r": 1}), &[("lokr_w1", "F32", &[0, 8]), ("lokr_w2", "F32", &[8, 1])]);
+    make.refused("a Kronecker product of nothing", RANKS, lokr, "lokr_w1");
+}
+
+/// Builds the weights of the first query projection, all zeros.
+fn of_query(tensors: &[(&str, &str, &[u64])]) -> Vec<u8> {
+    let (mut header, mut end) = (serde_json::Map::new(), 0);
+    for (part, kind, shape) in tensors {
+        let begin = end;
+        end += 4 * shape.iter().product::<u64>();
+        let name = format!("base_model.model.model.layers.0.self_attn.q_proj.{part}");
+        header.insert(name, tensor(kind, shape, begin, end));
+    }
+    safetensors(&Value::from(header).to_string(), end as usize)
 }
 
 fn headers(make: &mut Maker) {

@@ -156,6 +156,7 @@ pub(super) fn to_gateway() -> Vec<Seed> {
         modules: 2,
         draft_layers: 1,
         labels: vec!["no".to_owned(), "yes".to_owned()],
+        warnings: vec!["a part has no effect".to_owned()],
     };
     make.valid("an adapter", ToGateway::AdapterLoaded(loaded).to_bytes());
     make.valid("a welcome", ToGateway::Welcome(welcome()).to_bytes());

@@ -1,11 +1,14 @@
-//! Reads adapter files: LoRA, DoRA, IA3, prefix tuning, changed or replaced token embeddings and heads, and
-//! classification heads.
+//! Reads adapter files: LoRA and methods that are read as one, DoRA, IA3, biases, virtual tokens, changed or
+//! replaced token embeddings and heads, and classification heads.
 //!
 //! Adapters come from untrusted tenants. Each file is read completely before it is parsed, so a concurrent
 //! replacement cannot mix two versions. Unsupported options, names and shapes are refused by name.
 
+mod beft;
 pub mod by_name;
 mod classification;
+pub mod combination;
+mod converted;
 pub mod dora;
 mod draft;
 mod embedding;
@@ -25,13 +28,18 @@ mod modules_to_save;
 mod options;
 mod patterns;
 mod peft;
+pub mod peft_types;
 mod prefix;
+mod product;
+mod prompt;
 mod selection;
 mod stored_classification;
 mod stored_vocabulary;
+mod svd;
 mod tensor_names;
 mod torch_random;
-mod vera;
+mod trained_tokens;
+mod virtual_tokens;
 mod vocabulary;
 mod warning;
 mod weight_file;
@@ -48,10 +56,11 @@ pub use self::{
     invocation::Invocation,
     kind::AdapterKind,
     method::{
-        Adapter, AnyAdapter, ClassificationAdapter, DoraAdapter, DraftAdapter, DraftShape, LoraModule,
-        MethodWeights, Prefix, ScaleVector, ScaledSide, Scales, VocabularyAdapter,
+        Adapter, AnyAdapter, BiasedAdapter, ClassificationAdapter, DoraAdapter, DraftAdapter, DraftShape,
+        LoraModule, MethodWeights, ScaleVector, ScaledSide, Scales, VocabularyAdapter,
     },
-    vocabulary::{EmbeddingChange, SavedMatrix, VocabularyChanges},
+    virtual_tokens::{Prefix, PromptEmbeddings},
+    vocabulary::{EmbeddingChange, HeadChange, SavedMatrix, TokenRows, VocabularyChanges},
     warning::AdapterWarning,
 };
 use crate::shape::config::ModelConfig;
@@ -70,14 +79,16 @@ impl AnyAdapter {
     /// Returns the adapter if it answers requests without the base's weights; errors name its `path`.
     ///
     /// # Errors
-    /// The adapter is a draft adapter, a DoRA (which needs the base's weights), changes embedding or head, or
-    /// classifies.
+    /// The adapter is a draft adapter, a DoRA (which needs the base's weights), changes embedding, head or
+    /// biases, or classifies.
     pub fn answering(self, path: &Path) -> Result<Adapter, AdapterError> {
         match self {
             Self::Answers(adapter) => Ok(adapter),
             Self::Drafts(_) => Err(AdapterError::Draft { path: path.to_path_buf() }),
             Self::Decomposed(_) => Err(AdapterError::Dora { path: path.to_path_buf() }),
-            Self::Vocabulary(_) => Err(AdapterError::Vocabulary { path: path.to_path_buf() }),
+            Self::Vocabulary(_) | Self::Biased(_) => {
+                Err(AdapterError::Vocabulary { path: path.to_path_buf() })
+            }
             Self::Classifies(_) => Err(AdapterError::Classification { path: path.to_path_buf() }),
         }
     }

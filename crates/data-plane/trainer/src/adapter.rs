@@ -181,6 +181,7 @@ impl AdapterSpec {
                 Self::Ia3 { targets: targets(&mut scales.vectors().iter().map(|vector| vector.target)) }
             }
             MethodWeights::Prefix(prefix) => Self::Prefix { virtual_tokens: prefix.tokens },
+            MethodWeights::Prompt(_) => unreachable!("prompts are refused before"),
         }
     }
 

@@ -86,6 +86,11 @@ fn tensors<'a>(method: &'a MethodWeights, config: &ModelConfig) -> Vec<NamedTens
             shape: vec![prefix.tokens, prefix.layers * 2 * prefix.width],
             values: &prefix.values,
         }],
+        MethodWeights::Prompt(prompt) => vec![NamedTensor {
+            name: "prompt_embeddings".to_owned(),
+            shape: vec![prompt.tokens, config.hidden_size],
+            values: &prompt.values,
+        }],
     }
 }
 

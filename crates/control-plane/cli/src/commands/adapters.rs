@@ -1,6 +1,7 @@
 //! `holobiont adapters`: manages adapters of a running gateway, or adapter files without a gateway
-//! (`check`, `merge`, `diff`, `stats`).
+//! (`check`, `convert`, `merge`, `diff`, `stats`).
 
+mod convert;
 mod diff;
 mod list;
 mod load;
@@ -15,12 +16,15 @@ use std::{
     process::{Command, Stdio},
 };
 
-use model::adapter::{AdapterError, by_name::MergeError};
+use model::{
+    adapter::{AdapterError, AdapterKind, by_name::MergeError},
+    sources::open::OpenError,
+};
 use serde_json::{Value, json};
 
 use self::{
-    diff::DiffArguments, merge::MergeArguments, pull::PullArguments, push::PushArguments,
-    stats::StatsArguments,
+    convert::ConvertArguments, diff::DiffArguments, merge::MergeArguments, pull::PullArguments,
+    push::PushArguments, stats::StatsArguments,
 };
 use crate::{
     client::{ClientError, GatewayClient},
@@ -55,7 +59,9 @@ pub(crate) enum AdaptersCommand {
     Pull(PullArguments),
     /// Checks an adapter and lists its unsupported tensors; needs no gateway
     Check(CheckArguments),
-    /// Merges several LoRAs into one: their exact weighted sum
+    /// Writes the LoRA that is served for an adapter of another type, or a LoRA of fewer ranks
+    Convert(ConvertArguments),
+    /// Merges several LoRAs into one: their exact weighted sum, or another combination of PEFT
     Merge(MergeArguments),
     /// Compares two LoRAs: distance of each layer, and options that differ
     Diff(DiffArguments),
@@ -167,6 +173,11 @@ pub(crate) enum AdaptersError {
     Download { name: String, source: io::Error },
     #[error("cannot read {}", path.display())]
     Unread { path: PathBuf, source: io::Error },
+    #[error("the base model cannot be read")]
+    Base(#[source] OpenError),
+    /// The adapter is not served as a LoRA, or not as a LoRA alone.
+    #[error("the adapter in {} has the kind {kind}, which is no LoRA alone", directory.display())]
+    NoLora { directory: PathBuf, kind: AdapterKind },
     #[error("the adapters cannot be merged")]
     Merge(#[from] MergeError),
     /// The output directory exists already.
@@ -187,9 +198,13 @@ impl Explain for AdaptersError {
             Self::NoAdapter(_) | Self::NoChecker | Self::Unread { .. } => Exit::NotFound,
             Self::Exists(_) => Exit::Conflict,
             Self::Files(AdapterError::Read { .. }) => Exit::NotFound,
-            Self::Checker(_) | Self::Declined | Self::Files(_) | Self::Merge(_) | Self::Download { .. } => {
-                Exit::Failed
-            }
+            Self::Checker(_)
+            | Self::Declined
+            | Self::Files(_)
+            | Self::Base(_)
+            | Self::NoLora { .. }
+            | Self::Merge(_)
+            | Self::Download { .. } => Exit::Failed,
         }
     }
 
@@ -201,8 +216,14 @@ impl Explain for AdaptersError {
             Self::NoChecker => Some(format!("cargo build --release --bin {CHECKER}")),
             Self::NoAdapter(_) => Some("name the directory that contains adapter_config.json".into()),
             Self::NoRevision(_) | Self::NotGood { .. } | Self::Checker(_) | Self::Declined => None,
-            Self::Files(_) | Self::Merge(_) | Self::Exists(_) | Self::Weight(_) => None,
-            Self::Unread { .. } | Self::Download { .. } => None,
+            Self::NoLora { .. } => Some("holobiont adapters check DIR".into()),
+            Self::Unread { .. }
+            | Self::Files(_)
+            | Self::Base(_)
+            | Self::Merge(_)
+            | Self::Exists(_)
+            | Self::Weight(_)
+            | Self::Download { .. } => None,
         }
     }
 
@@ -222,6 +243,7 @@ pub(crate) fn run(command: &AdaptersCommand, url: &str, terminal: Terminal) -> R
         AdaptersCommand::Pin(arguments) => pin(arguments, &client(), terminal),
         AdaptersCommand::Pull(arguments) => pull::run(arguments, &client(), terminal),
         AdaptersCommand::Check(arguments) => check(arguments, &client(), terminal),
+        AdaptersCommand::Convert(arguments) => convert::run(arguments, &client(), terminal),
         AdaptersCommand::Merge(arguments) => merge::run(arguments, terminal),
         AdaptersCommand::Diff(arguments) => diff::run(arguments, terminal),
         AdaptersCommand::Stats(arguments) => stats::run(arguments, terminal),
@@ -318,6 +340,15 @@ fn served_here(client: &GatewayClient) -> Result<Option<PathBuf>, ClientError> {
     }
 }
 
+/// Returns the path of the base model that is named, that the gateway serves, or that is the only one.
+fn base_model(named: Option<&str>, client: &GatewayClient) -> Result<PathBuf, AdaptersError> {
+    let served = if named.is_none() { served_here(client)? } else { None };
+    match served {
+        Some(path) => Ok(path),
+        None => Ok(models::find(named, &HomeDirectory::from_environment())?),
+    }
+}
+
 /// Runs the program that would serve the adapter, as a checker.
 fn check(
     arguments: &CheckArguments,
@@ -328,14 +359,7 @@ fn check(
     if !directory.join("adapter_config.json").is_file() {
         return Err(AdaptersError::NoAdapter(directory.clone()));
     }
-    let served = match arguments.model {
-        Some(_) => None,
-        None => served_here(client)?,
-    };
-    let model = match served {
-        Some(path) => path,
-        None => models::find(arguments.model.as_deref(), &HomeDirectory::from_environment())?,
-    };
+    let model = base_model(arguments.model.as_deref(), client)?;
     let program = program_paths::find(CHECKER).ok_or(AdaptersError::NoChecker)?;
     let mut command = Command::new(program);
     command.arg("check").arg("--model").arg(model).arg("--adapter").arg(directory).stdin(Stdio::null());

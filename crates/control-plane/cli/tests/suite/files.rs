@@ -1,10 +1,10 @@
-//! `adapters merge`, `diff` and `stats` on the example adapters: no gateway, no model.
+//! `adapters merge`, `convert`, `diff` and `stats` on adapter files: no gateway.
 
 use std::{
     path::Path,
     process::{Command, Output},
 };
-use testkit::paths::example_adapter as example;
+use testkit::paths::{example_adapter as example, golden};
 
 use serde_json::Value;
 
@@ -64,6 +64,53 @@ fn what_is_merged_has_all_ranks_and_differs_from_each_part() {
     let whole = json(&["stats", text(&output)])["norm"].as_f64().unwrap();
     let own = json(&["stats", text(&pirate)])["norm"].as_f64().unwrap();
     assert!((near * whole.max(own) / (0.3 * part) - 1.0).abs() < 1e-4, "{near}");
+}
+
+#[test]
+fn a_sum_is_cut_to_a_rank_by_its_singular_values_and_other_combinations_need_equal_ranks() {
+    let directory = tempfile::tempdir().unwrap();
+    let output = |name: &str| text(&directory.path().join(name)).to_owned();
+    let adapter = |name: &str| text(&golden("adapters/llama-tied").join(name)).to_owned();
+    let (one, other, wide) = (adapter("rank8-f16"), adapter("rank8-bf16"), adapter("rank16-all-linear"));
+    let cut =
+        json(&["merge", &one, &other, "--output", &output("cut"), "--combination", "svd", "--rank", "5"]);
+    assert_eq!(cut["rank"], 5);
+    let ties = ["--combination", "dare_ties", "--density", "0.5", "--seed", "3"];
+    let ties = |to: &str| json(&[&["merge", &one, &other, "--output", to], &ties[..]].concat());
+    assert_eq!((&ties(&output("a"))["rank"], &ties(&output("b"))["rank"]), (&8.into(), &8.into()));
+    let same = json(&["diff", &output("a"), &output("b")]);
+    assert_eq!(same["relative_difference"], 0.0, "a seed gives one result");
+    let refused = adapters(&["merge", &one, &wide, "--output", &output("c"), "--combination", "linear"]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("equal"), "{refused:?}");
+    let density = adapters(&["merge", &one, "--output", &output("d"), "--density", "0"]);
+    assert_eq!(density.status.code(), Some(2));
+}
+
+#[test]
+fn an_adapter_of_another_type_is_written_as_the_lora_that_it_is_served_as() {
+    let directory = tempfile::tempdir().unwrap();
+    let output = |name: &str| text(&directory.path().join(name)).to_owned();
+    let adapter = |name: &str| text(&golden("adapters/peft/llama-tied").join(name)).to_owned();
+    let model = text(&golden("models/llama-tied")).to_owned();
+    let convert = |name: &str, to: &str, rank: &[&str]| {
+        let from = adapter(name);
+        adapters(&[&["convert", &from, "--output", to, "--model", &model, "--json"], rank].concat())
+    };
+    let answer = |ended: Output| -> Value {
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+        serde_json::from_slice(&ended.stdout).unwrap()
+    };
+    let whole = answer(convert("loha-wide", &output("whole"), &[]));
+    assert_eq!((&whole["rank"], &whole["largest_error"]), (&64.into(), &0.0.into()));
+    let small = answer(convert("loha-wide", &output("small"), &["--rank", "4"]));
+    let error = small["largest_error"].as_f64().unwrap();
+    assert!(small["rank"] == 4 && error > 0.0 && error < 1.0, "{small}");
+    let far = json(&["diff", &output("whole"), &output("small")])["relative_difference"].as_f64().unwrap();
+    assert!(far > 0.0 && far < 1.1 * error, "{far} {error}");
+    let refused = convert("prompt_tuning", &output("prompt"), &[]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("prompt tuning"), "{refused:?}");
 }
 
 #[test]

@@ -279,7 +279,8 @@ impl Registry {
             made_by: terms.made_by.clone(),
             expires_at: terms.expires_at,
         };
-        let entry = (record, durability, text.warnings);
+        let warnings = [text.warnings, loaded.warnings.clone()].concat();
+        let entry = (record, durability, warnings);
         let registered = self.register(entry, &loaded, old, terms.publication.as_ref()).await;
         if registered.is_err() {
             self.free(home, AdapterId(loaded.adapter)).await;

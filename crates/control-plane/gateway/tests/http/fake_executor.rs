@@ -379,6 +379,11 @@ fn loaded(load: &LoadAdapter, weights: &[Vec<u8>]) -> AdapterLoaded {
         modules: u32::from(weights[0] != b"empty"),
         draft_layers: if weights[0].starts_with(b"draft") { 2 } else { 0 },
         labels: labels(&weights[0]),
+        warnings: if weights[0].starts_with(b"lossy") {
+            vec!["a part is missing".to_owned()]
+        } else {
+            Vec::new()
+        },
     }
 }
 

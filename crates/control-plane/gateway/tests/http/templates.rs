@@ -90,6 +90,13 @@ async fn an_adapter_is_asked_in_its_own_chat_template_at_every_door_and_after_a_
 }
 
 #[tokio::test]
+async fn the_answer_of_a_load_has_the_executors_warnings_about_the_files() {
+    let harness = start().await;
+    let lossy = load(&harness, "a", "lossy", &[]).await.json();
+    assert_eq!(lossy["warnings"], json!(["a part is missing"]), "{lossy}");
+}
+
+#[tokio::test]
 async fn another_chat_template_is_another_generation_and_the_bases_own_is_none() {
     let harness = start().await;
     let plain = load(&harness, "a", "one", &[]).await.json();

@@ -169,6 +169,7 @@ impl FakeRegistryState {
             modules: u32::from(weights != b"empty"),
             draft_layers: if weights.starts_with(b"draft") { 2 } else { 0 },
             labels: if weights.starts_with(b"labels") { vec!["no".into(), "yes".into()] } else { Vec::new() },
+            warnings: Vec::new(),
         })
     }
 }

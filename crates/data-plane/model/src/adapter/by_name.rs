@@ -80,6 +80,19 @@ pub enum MergeError {
         /// Name of an expert's layer.
         module: String,
     },
+    /// A combination of factors needs equal ranks.
+    #[error(
+        "`{module}` has rank {one} in one adapter and {other} in another, and this combination needs equal \
+         ranks; use `cat` or `svd`"
+    )]
+    Ranks {
+        /// Name of the layer.
+        module: String,
+        /// Rank in the first adapter.
+        one: usize,
+        /// Rank in the other adapter.
+        other: usize,
+    },
     /// The merged adapter cannot be written.
     #[error(transparent)]
     Write(#[from] WriteError),
@@ -111,7 +124,7 @@ impl NamedLora {
             return Err(AdapterError::Draft { path: directory.to_path_buf() });
         }
         let mut weights = parsed?;
-        if config.saves_modules() || weights.has(&format!("{EMBEDDING}.lora_embedding_A")) {
+        if config.has_other_parts() || weights.has(&format!("{EMBEDDING}.lora_embedding_A")) {
             return Err(AdapterError::Vocabulary { path: directory.to_path_buf() });
         }
         let mut modules = BTreeMap::new();
@@ -138,6 +151,14 @@ impl NamedLora {
     /// # Errors
     /// See [`MergeError`].
     pub fn merge(parts: &[(Self, f32)]) -> Result<Self, MergeError> {
+        Self::merge_modules(parts, &mut |name, parts| merged(name, parts))
+    }
+
+    /// Merges `parts` layer by layer with `merge`, which takes the adapters that change a layer.
+    pub(super) fn merge_modules(
+        parts: &[(Self, f32)],
+        merge: &mut dyn FnMut(&str, &[(&NamedModule, f32)]) -> Result<NamedModule, MergeError>,
+    ) -> Result<Self, MergeError> {
         if parts.iter().any(|(part, _)| part.is_activated) {
             return Err(AdapterMergeError::Kind(AdapterKind::Activated).into());
         }
@@ -153,11 +174,16 @@ impl NamedLora {
         }
         let mut modules = BTreeMap::new();
         for (name, parts) in by_name {
-            modules.insert(name.to_owned(), merged(name, &parts)?);
+            check_parts(name, &parts)?;
+            modules.insert(name.to_owned(), merge(name, &parts)?);
         }
         let base_model = parts.iter().find_map(|(part, _)| part.base_model.clone());
+        Ok(Self::of_modules(base_model, modules))
+    }
+
+    pub(super) fn of_modules(base_model: Option<String>, modules: BTreeMap<String, NamedModule>) -> Self {
         let options = options(base_model.as_deref(), &modules);
-        Ok(Self { base_model, options, modules, is_activated: false })
+        Self { base_model, options, modules, is_activated: false }
     }
 
     /// Writes the adapter as a PEFT directory at `path`, which must not exist.
@@ -242,7 +268,8 @@ impl NamedModule {
     }
 }
 
-fn merged(name: &str, parts: &[(&NamedModule, f32)]) -> Result<NamedModule, MergeError> {
+/// Checks that a layer has one shape and no magnitudes.
+fn check_parts(name: &str, parts: &[(&NamedModule, f32)]) -> Result<(), MergeError> {
     let (first, _) = parts[0];
     for (other, _) in parts {
         let [one, other] = [first, other].map(|module| [module.outputs, module.inputs]);
@@ -253,6 +280,12 @@ fn merged(name: &str, parts: &[(&NamedModule, f32)]) -> Result<NamedModule, Merg
     if parts.iter().any(|(module, _)| module.magnitude.is_some()) {
         return Err(AdapterMergeError::Kind(AdapterKind::Dora).into());
     }
+    Ok(())
+}
+
+/// Returns the exact sum of a layer's changes.
+pub(super) fn merged(name: &str, parts: &[(&NamedModule, f32)]) -> Result<NamedModule, MergeError> {
+    let (first, _) = parts[0];
     let factors = parts.iter().map(|(module, weight)| (module.factors(), *weight)).collect();
     let ConcatenatedFactors { rank, scale, a, b, is_verbatim } = join(name, factors)?;
     let stored = same(parts.iter().map(|(module, _)| module.kind));

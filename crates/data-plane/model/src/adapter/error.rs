@@ -58,6 +58,16 @@ pub enum AdapterError {
         /// The option's value, shortened.
         value: String,
     },
+    /// The adapter is of a type of PEFT that is not served.
+    #[error("{}: adapters of the type {name} are not served: {because}", path.display())]
+    Type {
+        /// Path of the file.
+        path: PathBuf,
+        /// PEFT's name of the type.
+        name: String,
+        /// Reason for the refusal, with the remedy.
+        because: &'static str,
+    },
     /// The task is neither text generation nor embeddings nor classification.
     #[error("{}: `task_type` is {value}, but must be CAUSAL_LM, FEATURE_EXTRACTION or SEQ_CLS; train the \
              adapter for one of these", path.display())]
@@ -269,7 +279,7 @@ pub enum AdapterError {
         path: PathBuf,
         /// Name of the tensor.
         tensor: String,
-        /// Required shape.
+        /// Shape that base model and configuration require.
         expected: Vec<usize>,
         /// Stored shape of the tensor.
         found: Vec<usize>,
@@ -282,6 +292,32 @@ pub enum AdapterError {
         /// Name of the layer.
         module: String,
         /// Rank of the layer.
+        rank: usize,
+    },
+    /// A LoRA of the supported ranks lacks too much of a layer's change.
+    #[error(
+        "{}: a LoRA of rank {rank} lacks {:.0} % of the change of `{module}`, and the limit is {:.0} %; merge \
+         the adapter into its base (in PEFT: merge_and_unload)", path.display(), 100.0 * error, 100.0 * limits::MAX_CONVERSION_ERROR)]
+    Approximation {
+        /// Path of the file.
+        path: PathBuf,
+        /// Name of the layer.
+        module: String,
+        /// Rank of the LoRA.
+        rank: usize,
+        /// Norm of the missing part, as a share of the norm of the change.
+        error: f64,
+    },
+    /// The conversion to a LoRA needs more arithmetic than a load may do.
+    #[error(
+        "{}: the change of `{module}` has rank {rank}, and its conversion to a LoRA takes too long; merge \
+         the adapter into its base (in PEFT: merge_and_unload)", path.display())]
+    Conversion {
+        /// Path of the file.
+        path: PathBuf,
+        /// Name of the layer.
+        module: String,
+        /// Rank of the change.
         rank: usize,
     },
     /// A weight is infinite or not a number.
@@ -344,9 +380,9 @@ pub enum AdapterError {
         /// Path of the directory.
         path: PathBuf,
     },
-    /// The adapter changes embedding or head where that is not supported.
+    /// The adapter changes embedding, head or biases where that is not supported.
     #[error(
-        "{} changes the token embedding or the head, so it cannot be trained, merged or compared; load \
+        "{} changes the token embedding, the head or biases, so it cannot be trained, merged or compared; load \
          it into an executor or split client", path.display())]
     Vocabulary {
         /// Path of the directory.

@@ -160,8 +160,9 @@ impl<'a> GgufAdapterReader<'a> {
             });
         }
         if [view.rows(), view.cols()] != expected {
-            let (expected, found) = (expected.to_vec(), vec![view.rows(), view.cols()]);
-            return Err(AdapterError::Shape { path: self.path.to_path_buf(), tensor: name, expected, found });
+            let found = vec![view.rows(), view.cols()];
+            let (path, expected) = (self.path.to_path_buf(), expected.to_vec());
+            return Err(AdapterError::Shape { path, tensor: name, expected, found });
         }
         Ok(StoredMatrix { name, kind: view.kind, bytes: view.data.into() })
     }

@@ -10,6 +10,8 @@ use crate::shape::{experts::ExpertTarget, source::Target};
 const LORA: &str = "holobiont 2025 adapter generation v1";
 const IA3: &str = "holobiont 2026 ia3 adapter generation v1";
 const PREFIX: &str = "holobiont 2026 prefix adapter generation v1";
+const PROMPT: &str = "holobiont 2026 prompt adapter generation v1";
+const BIASED: &str = "holobiont 2026 biased adapter generation v1";
 const DORA: &str = "holobiont 2026 dora adapter generation v1";
 const ACTIVATED: &str = "holobiont 2026 activated adapter generation v1";
 const DRAFT: &str = "holobiont 2026 draft adapter generation v1";
@@ -27,6 +29,8 @@ const CLASSIFICATION: &str = "holobiont 2026 classification adapter generation v
 /// IA3    = vectors u64 | vectors x { layer u64 | target | side u8 | vector }
 /// target = code u8, and of an expert's layer also the expert's number u16
 /// prefix = virtual tokens u64 | keys and values
+/// prompt = virtual tokens u64 | scaled u8 | embeddings
+/// biased = biases u64 | biases x { layer u64 | target u8 | offset } | modules u64 | modules as of LoRA
 /// DoRA   = modules u64 | modules x magnitude | modules as of LoRA
 /// aLoRA  = modules u64 | tokens u64 | tokens x id u32 | modules as of LoRA
 /// draft  = modules u64 | layers u64 | shortlisted u64, 0: all | shortlisted x id u32 | modules as of LoRA
@@ -34,9 +38,11 @@ const CLASSIFICATION: &str = "holobiont 2026 classification adapter generation v
 /// saved  = modules u64 | change of the embedding | change of the head | modules as of LoRA
 /// classes = modules u64 | labels u64 | labels x { bytes u64 | name } | weight | bias | modules as of LoRA
 /// bias   = 0 u8, or 2 u8 | vector
-/// change = 0 u8, or 1 u8 | rank u64 | scale f32 bits u32 | A | B, or 2 u8 | matrix
+/// change = 0 u8, or 1 u8 | rank u64 | scale f32 bits u32 | A | B, or 2 u8 | matrix,
+///          or 3 u8 | tokens u64 | tokens x id u32 | rows
 /// weight = matrix
-/// A, B, matrix, vector, magnitude, keys and values = type u8 | bytes u64 | stored bytes, half-rotation rows
+/// A, B, matrix, rows, vector, offset, magnitude, embeddings, keys and values
+///        = type u8 | bytes u64 | stored bytes, half-rotation rows
 /// ```
 ///
 /// Each method has its own domain.
@@ -61,6 +67,29 @@ impl VersionHasher {
     /// Begins a prefix of `virtual_tokens` tokens; its keys and values must follow.
     pub(super) fn prefix(virtual_tokens: usize) -> Self {
         Self::of(PREFIX, virtual_tokens)
+    }
+
+    /// Begins prompt embeddings of `virtual_tokens` tokens; the embeddings must follow.
+    pub(super) fn prompt(virtual_tokens: usize, is_scaled: bool) -> Self {
+        let mut hasher = Self::of(PROMPT, virtual_tokens);
+        hasher.0.update(&[is_scaled.into()]);
+        hasher
+    }
+
+    /// Begins an adapter with `biases`, which must be sorted by layer and target; the modules must follow.
+    pub(super) fn biased<'b>(
+        biases: impl ExactSizeIterator<Item = (usize, Target, &'b [f32])>,
+        modules: usize,
+    ) -> Self {
+        let mut hasher = Self::of(BIASED, biases.len());
+        for (layer, target, offset) in biases {
+            hasher.count(layer);
+            hasher.0.update(&[target_code(target)]);
+            let bytes: Vec<u8> = offset.iter().flat_map(|value| value.to_le_bytes()).collect();
+            hasher.matrix(TensorType::F32, &bytes);
+        }
+        hasher.count(modules);
+        hasher
     }
 
     /// Begins a draft adapter of `modules` modules, which must follow sorted by layer and target.
@@ -112,6 +141,13 @@ impl VersionHasher {
     /// Adds a replacement matrix as stored.
     pub(super) fn replaced(&mut self, kind: TensorType, bytes: &[u8]) {
         self.0.update(&[2]);
+        self.matrix(kind, bytes);
+    }
+
+    /// Adds rows of some tokens, as stored; `tokens` are in the order of the rows.
+    pub(super) fn rows(&mut self, tokens: &[u32], kind: TensorType, bytes: &[u8]) {
+        self.0.update(&[3]);
+        self.ids(tokens);
         self.matrix(kind, bytes);
     }
 

@@ -21,6 +21,12 @@ pub enum AdapterKind {
     Ia3,
     /// Keys and values before the first token.
     Prefix,
+    /// Embeddings before the first token.
+    Prompt,
+    /// LoRA with rows of some tokens in embedding or head, or such rows alone.
+    Tokens,
+    /// LoRA with biases, or biases alone.
+    Biased,
 }
 
 impl fmt::Display for AdapterKind {
@@ -34,6 +40,9 @@ impl fmt::Display for AdapterKind {
             Self::Classification => "LoRA with a classification head",
             Self::Ia3 => "IA3",
             Self::Prefix => "prefix tuning",
+            Self::Prompt => "prompt tuning",
+            Self::Tokens => "trained tokens",
+            Self::Biased => "LoRA with biases",
         })
     }
 }

@@ -12,9 +12,16 @@ pub const MAX_HEADER_BYTES: u64 = 1 << 23;
 pub const MAX_HEADER_SIGNS: usize = 1 << 19;
 /// Maximum bytes of the weights: copies of a large base's embedding and head take some GiB.
 pub const MAX_WEIGHT_BYTES: u64 = 1 << 33;
-/// Maximum bytes of factors that many layers share in the file and that memory holds for each layer, because
-/// a short file can describe large layers: a VeRA, or experts with common factors.
+/// Maximum bytes of factors that all experts of a block share in the file and that memory holds for each.
 pub const MAX_EXPANDED_BYTES: u64 = 1 << 31;
+/// Maximum bytes of an adapter converted to a LoRA, because a short file can describe large layers.
+pub const MAX_CONVERTED_BYTES: u64 = 1 << 31;
+/// Maximum multiplications of a conversion to a LoRA: some minutes of one core.
+pub const MAX_CONVERSION_OPERATIONS: u64 = 1 << 37;
+/// Maximum norm of what a converted adapter lacks in a layer, as a share of the norm of the layer's change.
+pub const MAX_CONVERSION_ERROR: f64 = 0.05;
+/// Maximum tokens with rows of their own in embedding or head.
+pub const MAX_TRAINED_TOKENS: usize = 1 << 12;
 /// Maximum entries of a pattern option or module list.
 pub const MAX_PATTERNS: usize = 1 << 10;
 /// Maximum bytes of one pattern.

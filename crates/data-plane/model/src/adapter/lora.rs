@@ -10,13 +10,14 @@ use super::{
     experts::{ExpertParameters, names_in_model},
     invocation::Invocation,
     limits::MAX_RANK,
-    matrix::{StoredFactors, StoredMatrix, StoredModule},
+    matrix::{StoredBias, StoredFactors, StoredMatrix, StoredModule},
     modules_to_save::{SAVED, SavedModules, Tying},
     options::{ConfigOptions, Task, as_count, option_error},
     patterns::ByPattern,
     selection::{Selected, Selection},
-    stored_classification::{LabelNames, StoredHead},
-    stored_vocabulary::{StoredEmbedding, StoredEmbeddingFactors, StoredVocabulary},
+    stored_classification::{LabelNames, StoredClassificationHead},
+    stored_vocabulary::{StoredEmbedding, StoredEmbeddingFactors, StoredHead, StoredVocabulary},
+    trained_tokens::{BESIDE_LORA, TrainedTokens},
     warning::AdapterWarning,
     weight_file::WeightFile,
 };
@@ -30,10 +31,10 @@ const HISTORY: [&str; 5] =
     ["eva_config", "loftq_config", "lora_dropout", "megatron_core", "qalora_group_size"];
 
 /// Initializations that do not change the base; all others subtract the adapter's initial weights from it.
-const INITIALIZATIONS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
+const INITIALIZATIONS: [&str; 4] = ["gaussian", "eva", "mica", "orthogonal"];
 
 /// Prefixes of initializations that PEFT can convert on saving to an adapter of the unchanged base.
-const CONVERTIBLE: [&str; 3] = ["pissa", "olora", "corda"];
+const CONVERTIBLE: [&str; 4] = ["pissa", "olora", "corda", "lora_ga"];
 
 pub(super) const TASK: &str = "task_type";
 
@@ -41,6 +42,9 @@ pub(super) const TASK: &str = "task_type";
 pub(super) const ONLY_PLAIN: &str = "is SEQ_CLS, which only a plain LoRA supports; train it as plain LoRA";
 
 pub(super) const DORA: &str = "use_dora";
+
+/// Option that gives B a bias.
+const BIASED: &str = "lora_bias";
 
 const ACTIVATED: &str = "alora_invocation_tokens";
 
@@ -86,6 +90,8 @@ pub(super) struct LoraConfig {
     saved: SavedModules,
     /// Names of the labels, if the adapter classifies.
     labels: Option<LabelNames>,
+    tokens: TrainedTokens,
+    has_biases: bool,
 }
 
 impl LoraConfig {
@@ -115,6 +121,8 @@ impl LoraConfig {
             invocation: take_invocation(options, base.vocab_size)?,
             saved,
             labels,
+            tokens: TrainedTokens::beside_lora(options, base.vocab_size)?,
+            has_biases: options.flag(BIASED)?,
         };
         if config.invocation.is_some() && (config.is_dora || config.draft_layers.is_some()) {
             return Err(options.problem(
@@ -126,25 +134,44 @@ impl LoraConfig {
             return Err(options
                 .problem(DORA, "is true, which a draft adapter does not support; train it as plain LoRA"));
         }
-        if config.classifies() && !config.is_plain() {
+        config.check_parts(options)?;
+        options.refuse_the_rest(&HISTORY)?;
+        Ok(config)
+    }
+
+    /// Refuses parts beside the factors that do not go together.
+    fn check_parts(&self, options: &ConfigOptions<'_>) -> Result<(), AdapterError> {
+        if self.classifies() && !self.is_plain() {
             return Err(options.problem(TASK, ONLY_PLAIN));
         }
-        if config.saves_modules() && !config.is_plain() {
+        if self.parameters.are_any() && (!self.is_plain() || self.has_biases) {
             return Err(options.problem(
-                SAVED,
+                "target_parameters",
+                "is set, which a DoRA, an activated LoRA, a draft adapter or `lora_bias` does not support; \
+                 train it as plain LoRA",
+            ));
+        }
+        let parts = [
+            (SAVED, self.saves_modules()),
+            (BESIDE_LORA, self.tokens.is_any()),
+            (BIASED, self.has_biases),
+            (TASK, self.classifies()),
+        ];
+        let mut set = parts.iter().filter(|(_, is_set)| *is_set).map(|(option, _)| *option);
+        let Some(first) = set.next() else { return Ok(()) };
+        if !self.is_plain() {
+            return Err(options.problem(
+                first,
                 "is set, which a DoRA, an activated LoRA or a draft adapter does not support; train it \
                  as plain LoRA",
             ));
         }
-        if config.parameters.are_any() && !config.is_plain() {
-            return Err(options.problem(
-                "target_parameters",
-                "is set, which a DoRA, an activated LoRA or a draft adapter does not support; train it as \
-                 plain LoRA",
-            ));
+        match set.next() {
+            None => Ok(()),
+            Some(second) => {
+                Err(options.problem(second, format!("is set beside `{first}`; train with one of them")))
+            }
         }
-        options.refuse_the_rest(&HISTORY)?;
-        Ok(config)
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -188,8 +215,32 @@ impl LoraConfig {
         &self,
         weights: &mut WeightFile<'a>,
         model: &ModelConfig,
-    ) -> Result<Option<StoredHead<'a>>, AdapterError> {
-        self.labels.as_ref().map(|labels| StoredHead::read(labels, weights, model)).transpose()
+    ) -> Result<Option<StoredClassificationHead<'a>>, AdapterError> {
+        self.labels.as_ref().map(|labels| StoredClassificationHead::read(labels, weights, model)).transpose()
+    }
+
+    /// Whether the adapter has more than factors of linear layers.
+    pub(super) fn has_other_parts(&self) -> bool {
+        self.saves_modules() || self.tokens.is_any() || self.has_biases
+    }
+
+    /// Returns the biases of the adapted layers, if B has any.
+    pub(super) fn biases(
+        &self,
+        weights: &mut WeightFile<'_>,
+        model: &ModelConfig,
+        modules: &[StoredModule<'_>],
+    ) -> Result<Option<Vec<StoredBias>>, AdapterError> {
+        if !self.has_biases {
+            return Ok(None);
+        }
+        let bias = |module: &StoredModule<'_>| -> Result<StoredBias, AdapterError> {
+            let &StoredModule { layer, target, scale, .. } = module;
+            let stored = weights.required(&format!("{}.lora_B.bias", module_name(layer, target)))?;
+            let values = weights.numbers(stored, &linear_shape(model, target)[..1])?;
+            Ok(StoredBias { layer, target, values: values.into_iter().map(|value| scale * value).collect() })
+        };
+        modules.iter().map(bias).collect::<Result<_, _>>().map(Some)
     }
 
     pub(super) fn invocation(&self) -> Option<&Invocation> {
@@ -290,10 +341,13 @@ impl LoraConfig {
         model: &ModelConfig,
     ) -> Result<Option<StoredVocabulary<'a>>, AdapterError> {
         let [saved, head] = self.saved.read(weights, model)?;
-        let embedding = match saved {
-            Some(matrix) => Some(StoredEmbedding::Saved(matrix)),
-            None => self.embedding(weights, model)?.map(StoredEmbedding::Factors),
+        let [embedding_rows, head_rows] = self.tokens.read(weights, model)?;
+        let embedding = match (saved, embedding_rows) {
+            (Some(matrix), _) => Some(StoredEmbedding::Saved(matrix)),
+            (None, Some(rows)) => Some(StoredEmbedding::Rows(rows)),
+            (None, None) => self.embedding(weights, model)?.map(StoredEmbedding::Factors),
         };
+        let head = head.map(StoredHead::Saved).or(head_rows.map(StoredHead::Rows));
         let is_any = embedding.is_some() || head.is_some();
         Ok(is_any.then_some(StoredVocabulary { hidden: model.hidden_size, embedding, head }))
     }

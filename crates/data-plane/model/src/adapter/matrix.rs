@@ -11,19 +11,43 @@ use super::{
     hasher::VersionHasher,
     invocation::Invocation,
     method::{
-        Adapter, AnyAdapter, DoraAdapter, DraftAdapter, DraftShape, LoraModule, MethodWeights, Prefix,
+        Adapter, AnyAdapter, BiasedAdapter, DoraAdapter, DraftAdapter, DraftShape, LoraModule, MethodWeights,
         ScaleVector, ScaledSide, Scales,
     },
+    virtual_tokens::{Prefix, PromptEmbeddings},
 };
 use crate::shape::source::Target;
 
 /// A matrix as stored in a file, with a checked shape.
+#[derive(Clone)]
 pub(super) struct StoredMatrix<'a> {
     pub(super) name: String,
     /// F32, F16 or BF16.
     pub(super) kind: TensorType,
     /// Elements in row-major order.
     pub(super) bytes: Cow<'a, [u8]>,
+}
+
+impl StoredMatrix<'_> {
+    /// Encodes numbers in 32 bits.
+    pub(super) fn of_numbers(name: String, values: &[f32]) -> StoredMatrix<'static> {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        StoredMatrix { name, kind: TensorType::F32, bytes: bytes.into() }
+    }
+}
+
+/// An offset of a linear layer's outputs.
+pub(super) struct StoredBias {
+    pub(super) layer: usize,
+    pub(super) target: Target,
+    pub(super) values: Vec<f32>,
+}
+
+pub(super) struct StoredPrompt<'a> {
+    pub(super) tokens: usize,
+    pub(super) is_scaled: bool,
+    /// Matrix of shape `[tokens, hidden]`.
+    pub(super) values: StoredMatrix<'a>,
 }
 
 pub(super) struct StoredModule<'a> {
@@ -73,15 +97,19 @@ pub(super) enum StoredMethod<'a> {
     Dora(Vec<(StoredModule<'a>, StoredMatrix<'a>)>),
     Ia3(Vec<StoredVector<'a>>),
     Prefix(StoredPrefix<'a>),
+    Prompt(StoredPrompt<'a>),
+    Biased(Vec<StoredModule<'a>>, Vec<StoredBias>),
 }
 
 impl StoredMethod<'_> {
     pub(super) fn places(&self) -> Vec<(usize, Target)> {
         let place = |module: &StoredModule<'_>| (module.layer, module.target);
         match self {
-            Self::Lora(modules) | Self::Activated(modules, _) => modules.iter().map(place).collect(),
+            Self::Lora(modules) | Self::Activated(modules, _) | Self::Biased(modules, _) => {
+                modules.iter().map(place).collect()
+            }
             Self::Dora(modules) => modules.iter().map(|(module, _)| place(module)).collect(),
-            Self::Ia3(_) | Self::Prefix(_) => Vec::new(),
+            Self::Ia3(_) | Self::Prefix(_) | Self::Prompt(_) => Vec::new(),
         }
     }
 }
@@ -103,6 +131,10 @@ pub(super) fn assemble(
         }
         StoredMethod::Ia3(vectors) => assemble_ia3(path, vectors)?,
         StoredMethod::Prefix(prefix) => assemble_prefix(path, &prefix)?,
+        StoredMethod::Prompt(prompt) => assemble_prompt(path, &prompt)?,
+        StoredMethod::Biased(modules, biases) => {
+            return assemble_biased(path, modules, biases, base_model).map(AnyAdapter::Biased);
+        }
     };
     Ok(Adapter { generation, method, base_model, stored_in_16_bits }.into())
 }
@@ -205,6 +237,32 @@ fn assemble_prefix(path: &Path, stored: &StoredPrefix<'_>) -> Result<Assembled, 
     hasher.matrix(values.kind, &values.bytes);
     let prefix = Prefix { tokens, layers, width, values: decode(path, values)? };
     Ok((MethodWeights::Prefix(Arc::new(prefix)), hasher.finish(), values.kind != TensorType::F32))
+}
+
+fn assemble_prompt(path: &Path, stored: &StoredPrompt<'_>) -> Result<Assembled, AdapterError> {
+    let &StoredPrompt { tokens, is_scaled, ref values } = stored;
+    let mut hasher = VersionHasher::prompt(tokens, is_scaled);
+    hasher.matrix(values.kind, &values.bytes);
+    let prompt = PromptEmbeddings { tokens, is_scaled, values: decode(path, values)? };
+    Ok((MethodWeights::Prompt(Arc::new(prompt)), hasher.finish(), values.kind != TensorType::F32))
+}
+
+fn assemble_biased(
+    path: &Path,
+    modules: Vec<StoredModule<'_>>,
+    mut biases: Vec<StoredBias>,
+    base_model: Option<String>,
+) -> Result<BiasedAdapter, AdapterError> {
+    if biases.is_empty() {
+        return Err(AdapterError::Empty { path: path.to_path_buf() });
+    }
+    biases.sort_by_key(|bias| (bias.layer, bias.target));
+    let each = biases.iter().map(|bias| (bias.layer, bias.target, &bias.values[..]));
+    let hasher = VersionHasher::biased(each, modules.len());
+    let (method, generation, _) = assemble_modules(path, hasher, modules)?;
+    let offsets = biases.into_iter().map(|bias| ((bias.layer, bias.target), bias.values)).collect();
+    let adapter = Adapter { generation, method, base_model, stored_in_16_bits: false };
+    Ok(BiasedAdapter { adapter, biases: Scales::new(Vec::new()).with_offsets(offsets) })
 }
 
 /// Returns the values of a matrix after a check that all are finite.

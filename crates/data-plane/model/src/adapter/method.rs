@@ -5,7 +5,10 @@ use std::sync::Arc;
 use types::AdapterVersion;
 
 use super::{
-    classification::ClassificationHead, invocation::Invocation, kind::AdapterKind,
+    classification::ClassificationHead,
+    invocation::Invocation,
+    kind::AdapterKind,
+    virtual_tokens::{Prefix, PromptEmbeddings},
     vocabulary::VocabularyChanges,
 };
 use crate::shape::{config::ModelConfig, source::Target};
@@ -29,7 +32,7 @@ impl Adapter {
     pub fn modules(&self) -> &[LoraModule] {
         match &self.method {
             MethodWeights::Lora(modules) | MethodWeights::Activated(modules, _) => modules,
-            MethodWeights::Ia3(_) | MethodWeights::Prefix(_) => &[],
+            MethodWeights::Ia3(_) | MethodWeights::Prefix(_) | MethodWeights::Prompt(_) => &[],
         }
     }
 
@@ -86,6 +89,15 @@ pub struct ClassificationAdapter {
     pub head: Arc<ClassificationHead>,
 }
 
+/// A LoRA with biases, or biases alone, checked against the base model's shape.
+#[derive(Debug, Clone, PartialEq)]
+pub struct BiasedAdapter {
+    /// LoRA of linear layers, possibly empty. The version covers the whole adapter.
+    pub adapter: Adapter,
+    /// Offsets of outputs, without scales.
+    pub biases: Scales,
+}
+
 /// An adapter of any kind.
 #[derive(Debug, Clone, PartialEq)]
 pub enum AnyAdapter {
@@ -99,6 +111,8 @@ pub enum AnyAdapter {
     Vocabulary(VocabularyAdapter),
     /// An adapter that classifies prompts.
     Classifies(ClassificationAdapter),
+    /// An answering adapter with biases.
+    Biased(BiasedAdapter),
 }
 
 impl AnyAdapter {
@@ -111,6 +125,7 @@ impl AnyAdapter {
             Self::Decomposed(dora) => &dora.adapter,
             Self::Vocabulary(vocabulary) => &vocabulary.adapter,
             Self::Classifies(classifier) => &classifier.adapter,
+            Self::Biased(biased) => &biased.adapter,
         }
     }
 
@@ -119,9 +134,11 @@ impl AnyAdapter {
     pub fn kind(&self) -> AdapterKind {
         match self {
             Self::Decomposed(_) => AdapterKind::Dora,
-            Self::Vocabulary(vocabulary) if vocabulary.changes.saved().is_empty() => AdapterKind::Embedding,
-            Self::Vocabulary(_) => AdapterKind::Saved,
             Self::Classifies(_) => AdapterKind::Classification,
+            Self::Vocabulary(vocabulary) if !vocabulary.changes.saved().is_empty() => AdapterKind::Saved,
+            Self::Vocabulary(vocabulary) if vocabulary.changes.have_token_rows() => AdapterKind::Tokens,
+            Self::Vocabulary(_) => AdapterKind::Embedding,
+            Self::Biased(_) => AdapterKind::Biased,
             _ => self.adapter().method.kind(),
         }
     }
@@ -141,17 +158,27 @@ impl AnyAdapter {
     /// Returns the number of changed modules: linear layers, and separately changed embedding and heads.
     #[must_use]
     pub fn modules(&self) -> usize {
+        let biased = if let Self::Biased(biased) = self { biased.biases_alone() } else { 0 };
         let vocabulary = self.vocabulary().map_or(0, VocabularyChanges::modules);
         let heads = usize::from(self.classification_head().is_some());
-        self.adapter().method.linear_layers() + vocabulary + heads
+        self.adapter().method.linear_layers() + biased + vocabulary + heads
     }
 
     /// Returns a lower bound of the bytes in memory, for every memory layout.
     #[must_use]
     pub fn least_bytes(&self) -> u64 {
+        let biases = if let Self::Biased(biased) = self { biased.biases.bytes() } else { 0 };
         let vocabulary = self.vocabulary().map_or(0, VocabularyChanges::bytes);
         let head = self.classification_head().map_or(0, |head| head.bytes());
-        self.adapter().method.least_bytes() + (vocabulary + head) as u64
+        self.adapter().method.least_bytes() + (biases + vocabulary + head) as u64
+    }
+}
+
+impl BiasedAdapter {
+    /// Returns the number of linear layers with a bias and without low-rank factors.
+    fn biases_alone(&self) -> usize {
+        let adapted: Vec<_> = self.adapter.modules().iter().map(|it| (it.layer, it.target)).collect();
+        self.biases.offsets.iter().filter(|(place, _)| !adapted.contains(place)).count()
     }
 }
 
@@ -201,6 +228,8 @@ pub enum MethodWeights {
     Ia3(Arc<Scales>),
     /// Keys and values of virtual tokens (prefix tuning).
     Prefix(Arc<Prefix>),
+    /// Embeddings of virtual tokens (prompt tuning).
+    Prompt(Arc<PromptEmbeddings>),
 }
 
 impl MethodWeights {
@@ -212,6 +241,7 @@ impl MethodWeights {
             Self::Activated(..) => AdapterKind::Activated,
             Self::Ia3(_) => AdapterKind::Ia3,
             Self::Prefix(_) => AdapterKind::Prefix,
+            Self::Prompt(_) => AdapterKind::Prompt,
         }
     }
 
@@ -222,7 +252,7 @@ impl MethodWeights {
             Self::Lora(modules) | Self::Activated(modules, _) => {
                 modules.iter().map(|module| module.rank).max().unwrap_or(0)
             }
-            Self::Ia3(_) | Self::Prefix(_) => 0,
+            Self::Ia3(_) | Self::Prefix(_) | Self::Prompt(_) => 0,
         }
     }
 
@@ -234,6 +264,8 @@ impl MethodWeights {
             Self::Ia3(scales) => scales.vectors.len(),
             // A prefix changes the keys and values of each layer.
             Self::Prefix(prefix) => 2 * prefix.layers,
+            // The embeddings of virtual tokens are one.
+            Self::Prompt(_) => 1,
         }
     }
 
@@ -243,6 +275,7 @@ impl MethodWeights {
         match self {
             Self::Lora(_) | Self::Activated(..) | Self::Ia3(_) => 0,
             Self::Prefix(prefix) => prefix.tokens,
+            Self::Prompt(prompt) => prompt.tokens,
         }
     }
 
@@ -261,6 +294,7 @@ impl MethodWeights {
             }
             Self::Ia3(scales) => scales.bytes() as u64,
             Self::Prefix(prefix) => prefix.bytes() as u64,
+            Self::Prompt(prompt) => prompt.bytes() as u64,
         }
     }
 }
@@ -304,11 +338,11 @@ pub struct ScaleVector {
     pub values: Vec<f32>,
 }
 
-/// The vectors of an IA3 adapter or of a DoRA.
+/// The vectors of an IA3 adapter or of a DoRA, and biases.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scales {
     vectors: Vec<ScaleVector>,
-    /// Offsets that are added to scaled outputs, sorted by layer, then target.
+    /// Offsets that are added to outputs after any scaling, sorted by layer, then target.
     offsets: Vec<((usize, Target), Vec<f32>)>,
 }
 
@@ -321,12 +355,12 @@ impl Scales {
         Self { vectors, offsets: Vec::new() }
     }
 
-    /// Adds offsets for the scaled outputs; `offsets` must be sorted by layer, then target.
+    /// Adds offsets for outputs, after any scaling; `offsets` must be sorted by layer, then target.
     pub(super) fn with_offsets(self, offsets: Vec<((usize, Target), Vec<f32>)>) -> Self {
         Self { offsets, ..self }
     }
 
-    /// Returns the offset of a linear layer's scaled outputs.
+    /// Returns the offset of a linear layer's outputs, after any scaling.
     #[must_use]
     pub fn offset(&self, layer: usize, target: Target) -> Option<&[f32]> {
         let at = self.offsets.binary_search_by_key(&(layer, target), |(place, _)| *place).ok()?;
@@ -364,49 +398,5 @@ impl Scales {
         let vectors = self.vectors.iter().map(|vector| &vector.values);
         let all = vectors.chain(self.offsets.iter().map(|(_, values)| values));
         all.map(|values| size_of_val(&values[..])).sum()
-    }
-}
-
-/// Keys and values of virtual tokens (prefix tuning). The keys are not rotated, so they do not depend on
-/// position. A prompt's first token has the position after the virtual tokens.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Prefix {
-    /// Number of virtual tokens.
-    pub tokens: usize,
-    /// Transformer blocks of the model.
-    pub layers: usize,
-    /// Elements of all key heads of a token.
-    pub width: usize,
-    /// Key heads, then value heads, `[tokens, layers, 2, width]`.
-    pub values: Vec<f32>,
-}
-
-impl Prefix {
-    /// Returns keys and values of a virtual token in a layer, `[2, width]`.
-    ///
-    /// # Panics
-    ///
-    /// If there is no such token or layer.
-    #[must_use]
-    pub fn keys_and_values(&self, token: usize, layer: usize) -> &[f32] {
-        let width = 2 * self.width;
-        &self.values[(token * self.layers + layer) * width..][..width]
-    }
-
-    /// Returns mutable keys and values of each virtual token, by layer.
-    pub(crate) fn by_layer_mut(&mut self) -> Vec<Vec<&mut [f32]>> {
-        let mut layers: Vec<Vec<_>> = (0..self.layers).map(|_| Vec::with_capacity(self.tokens)).collect();
-        for token in self.values.chunks_exact_mut(self.layers * 2 * self.width) {
-            for (layer, values) in layers.iter_mut().zip(token.chunks_exact_mut(2 * self.width)) {
-                layer.push(values);
-            }
-        }
-        layers
-    }
-
-    /// Returns the bytes of all keys and values.
-    #[must_use]
-    pub fn bytes(&self) -> usize {
-        size_of_val(&self.values[..])
     }
 }

@@ -12,6 +12,7 @@ use super::{
     error::AdapterError,
     limits::{MAX_EXPRESSION_BYTES, MAX_PATTERNS},
     patterns::{ByPattern, LayerFilter, ModuleNames, Pattern, is_plain},
+    peft_types::refusal,
     tensor_names::TensorNameScheme,
 };
 
@@ -104,6 +105,11 @@ impl<'a> ConfigOptions<'a> {
         self.options.shift_remove(option).filter(|value| !value.is_null())
     }
 
+    /// Sets an option that the file leaves to a default.
+    pub(super) fn set(&mut self, option: &str, value: Value) {
+        self.options.insert(option.to_owned(), value);
+    }
+
     /// True if the option is present and not null.
     pub(super) fn has(&self, option: &str) -> bool {
         self.options.get(option).is_some_and(|value| !value.is_null())
@@ -129,6 +135,16 @@ impl<'a> ConfigOptions<'a> {
 
     pub(super) fn changed_base(&self, value: &Value) -> AdapterError {
         AdapterError::ChangedBase { path: self.path.to_path_buf(), value: shortened(value) }
+    }
+
+    /// Returns the error for an adapter type that is not served: with a reason for the types of PEFT.
+    pub(super) fn refused_type(&self, option: &str, value: &Value) -> AdapterError {
+        match value.as_str().and_then(|name| Some((name, refusal(name)?))) {
+            None => self.unsupported(option, value),
+            Some((name, because)) => {
+                AdapterError::Type { path: self.path.to_path_buf(), name: name.to_owned(), because }
+            }
+        }
     }
 
     fn typed<T>(

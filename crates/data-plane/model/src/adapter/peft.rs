@@ -8,6 +8,8 @@ use std::{
 use model_files::whole_file;
 
 use super::{
+    beft::{self, BeftConfig},
+    converted::ConvertedConfig,
     draft::take_shape,
     error::AdapterError,
     experts,
@@ -18,10 +20,11 @@ use super::{
     method::{AnyAdapter, DraftShape},
     options::{ConfigOptions, Task},
     prefix::PrefixConfig,
+    prompt::{self, PromptConfig},
     selection::linear_layers,
-    stored_classification::{StoredHead, assemble_classification},
-    stored_vocabulary::{StoredVocabulary, assemble_vocabulary},
-    vera::VeraConfig,
+    stored_classification::{StoredClassificationHead, assemble_classification},
+    stored_vocabulary::{StoredEmbedding, StoredHead, StoredVocabulary, assemble_vocabulary},
+    trained_tokens::{self, TrainedTokens},
     warning::AdapterWarning,
     weight_file::WeightFile,
     writing::{CONFIG_FILE, WEIGHT_FILE},
@@ -36,10 +39,11 @@ const PICKLE_FILE: &str = "adapter_model.bin";
 
 pub(super) const METHOD: &str = "peft_type";
 
-const METHODS: [&str; 4] = ["LORA", IA3, PREFIX, VERA];
+const LORA: &str = "LORA";
 const IA3: &str = "IA3";
-const PREFIX: &str = "PREFIX_TUNING";
-const VERA: &str = "VERA";
+
+/// Methods with keys and values of virtual tokens, stored alike.
+const PREFIXES: [&str; 2] = ["PREFIX_TUNING", "CARTRIDGE"];
 
 const ATTEMPTS: usize = 3;
 
@@ -86,25 +90,43 @@ enum MethodConfig {
     Lora(LoraConfig),
     Ia3(Ia3Config),
     Prefix(PrefixConfig),
-    Vera(VeraConfig),
+    Prompt(PromptConfig),
+    Tokens(TrainedTokens),
+    Beft(BeftConfig),
+    Converted(ConvertedConfig),
 }
 
 impl MethodConfig {
     fn from_options(options: &mut ConfigOptions<'_>, model: &ModelConfig) -> Result<Self, AdapterError> {
         let Some(method) = options.take(METHOD) else { return Err(options.problem(METHOD, "is missing")) };
-        if !method.as_str().is_some_and(|method| METHODS.contains(&method)) {
-            return Err(options.unsupported(METHOD, &method));
-        }
+        let name = method.as_str().filter(|name| Self::knows(name));
+        let name = name.ok_or_else(|| options.refused_type(METHOD, &method))?;
         let task = options.task()?;
-        if task == Task::Classification && method != METHODS[0] {
+        if task == Task::Classification && name != LORA {
             return Err(options.problem(TASK, ONLY_PLAIN));
         }
-        match method.as_str() {
-            Some(IA3) => Ia3Config::from_options(options).map(Self::Ia3),
-            Some(PREFIX) => PrefixConfig::from_options(options, model).map(Self::Prefix),
-            Some(VERA) => VeraConfig::from_options(options).map(Self::Vera),
+        if let Some(config) = ConvertedConfig::from_options(name, options) {
+            return config.map(Self::Converted);
+        }
+        match name {
+            IA3 => Ia3Config::from_options(options).map(Self::Ia3),
+            beft::METHOD => BeftConfig::from_options(options).map(Self::Beft),
+            trained_tokens::METHOD => {
+                TrainedTokens::from_options(options, model.vocab_size).map(Self::Tokens)
+            }
+            _ if PREFIXES.contains(&name) => PrefixConfig::from_options(options, model).map(Self::Prefix),
+            _ if prompt::METHODS.contains(&name) => {
+                PromptConfig::from_options(name, options, model).map(Self::Prompt)
+            }
             _ => LoraConfig::from_options(options, BaseShape::of(model), task).map(Self::Lora),
         }
+    }
+
+    fn knows(name: &str) -> bool {
+        [LORA, IA3, beft::METHOD, trained_tokens::METHOD].contains(&name)
+            || PREFIXES.contains(&name)
+            || prompt::METHODS.contains(&name)
+            || ConvertedConfig::knows(name)
     }
 }
 
@@ -147,6 +169,9 @@ impl<'a> PeftFiles<'a> {
                 if let Some(invocation) = config.invocation() {
                     return Ok(StoredMethod::Activated(modules, invocation.clone()));
                 }
+                if let Some(biases) = config.biases(weights, model, &modules)? {
+                    return Ok(StoredMethod::Biased(modules, biases));
+                }
                 if !config.is_dora() {
                     return Ok(StoredMethod::Lora(modules));
                 }
@@ -162,26 +187,29 @@ impl<'a> PeftFiles<'a> {
                 StoredMethod::Ia3(read.collect::<Result<_, _>>()?)
             }
             MethodConfig::Prefix(config) => StoredMethod::Prefix(config.embeddings(weights, model)?),
-            MethodConfig::Vera(config) => {
-                let mut shared = config.projections(weights, model)?;
-                let read =
-                    layers.filter_map(|place| config.module(&mut shared, weights, model, place).transpose());
-                StoredMethod::Lora(read.collect::<Result<_, _>>()?)
-            }
+            MethodConfig::Prompt(config) => StoredMethod::Prompt(config.embeddings(weights, model)?),
+            MethodConfig::Tokens(_) => StoredMethod::Lora(Vec::new()),
+            MethodConfig::Beft(config) => StoredMethod::Biased(Vec::new(), config.biases(weights, model)?),
+            MethodConfig::Converted(config) => StoredMethod::Lora(config.modules(weights, model)?),
         })
     }
 
     fn vocabulary(&mut self) -> Result<Option<StoredVocabulary<'a>>, AdapterError> {
         match &self.config {
             MethodConfig::Lora(config) => config.vocabulary(&mut self.weights, self.model),
-            MethodConfig::Ia3(_) | MethodConfig::Prefix(_) | MethodConfig::Vera(_) => Ok(None),
+            MethodConfig::Tokens(config) => {
+                let [embedding, head] = config.read(&mut self.weights, self.model)?;
+                let (embedding, head) = (embedding.map(StoredEmbedding::Rows), head.map(StoredHead::Rows));
+                Ok(Some(StoredVocabulary { hidden: self.model.hidden_size, embedding, head }))
+            }
+            _ => Ok(None),
         }
     }
 
-    fn classification_head(&mut self) -> Result<Option<StoredHead<'a>>, AdapterError> {
+    fn classification_head(&mut self) -> Result<Option<StoredClassificationHead<'a>>, AdapterError> {
         match &self.config {
             MethodConfig::Lora(config) => config.classification_head(&mut self.weights, self.model),
-            MethodConfig::Ia3(_) | MethodConfig::Prefix(_) | MethodConfig::Vera(_) => Ok(None),
+            _ => Ok(None),
         }
     }
 
@@ -205,6 +233,9 @@ impl<'a> PeftFiles<'a> {
             let embedding = vocabulary.and_then(|vocabulary| vocabulary.embedding.as_ref());
             notes.extend(config.unused_patterns(self.model, method.places().into_iter(), embedding)?);
         }
+        if let MethodConfig::Converted(config) = &self.config {
+            notes.extend(config.warning());
+        }
         Ok(notes)
     }
 
@@ -214,7 +245,7 @@ impl<'a> PeftFiles<'a> {
                 let layers = config.draft_layers();
                 layers.map(|layers| take_shape(&mut self.weights, self.model, layers)).transpose()
             }
-            MethodConfig::Ia3(_) | MethodConfig::Prefix(_) | MethodConfig::Vera(_) => Ok(None),
+            _ => Ok(None),
         }
     }
 
@@ -233,16 +264,14 @@ impl<'a> PeftFiles<'a> {
                 problems.extend(config.classification_head(weights, model).err());
                 problems
             }
+            MethodConfig::Tokens(config) => config.read(weights, model).err().into_iter().collect(),
+            MethodConfig::Beft(config) => config.biases(weights, model).err().into_iter().collect(),
+            MethodConfig::Prompt(config) => config.embeddings(weights, model).err().into_iter().collect(),
+            MethodConfig::Converted(config) => config.problems(weights, model),
             MethodConfig::Ia3(config) => {
                 layers.filter_map(|place| config.vector(weights, model, place).err()).collect()
             }
             MethodConfig::Prefix(config) => config.embeddings(weights, model).err().into_iter().collect(),
-            MethodConfig::Vera(config) => match config.projections(weights, model) {
-                Ok(mut shared) => layers
-                    .filter_map(|place| config.module(&mut shared, weights, model, place).err())
-                    .collect(),
-                Err(error) => vec![error],
-            },
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Prefix tuning in PEFT's format: `prompt_embeddings`, keys and values of virtual tokens for every layer.
+//! Prefix tuning and cartridges in PEFT's format: `prompt_embeddings`, keys and values of virtual tokens for
+//! every layer.
 //!
 //! PEFT saves the output of its encoder, so an adapter with a projection (`prefix_projection`) is stored as
 //! one without. Keys enter the KV cache unchanged: neither rotated nor normed.
@@ -10,11 +11,11 @@ use super::{
 use crate::shape::config::ModelConfig;
 
 /// The only tensor of a prefix, `[virtual tokens, layers * 2 * key heads * head_dim]`.
-const EMBEDDINGS: &str = "prompt_embeddings";
+pub(super) const EMBEDDINGS: &str = "prompt_embeddings";
 const VIRTUAL_TOKENS: &str = "num_virtual_tokens";
 
 /// Options that describe how a prefix was made, and not its result.
-const HISTORY: [&str; 3] = ["encoder_hidden_size", "init_weights", "prefix_projection"];
+const HISTORY: [&str; 4] = ["encoder_hidden_size", "init_weights", "num_frozen_tokens", "prefix_projection"];
 
 #[derive(Debug)]
 pub(super) struct PrefixConfig {
@@ -26,12 +27,6 @@ impl PrefixConfig {
         options: &mut ConfigOptions<'_>,
         model: &ModelConfig,
     ) -> Result<Self, AdapterError> {
-        let tokens = options.count(VIRTUAL_TOKENS)?.unwrap_or(0);
-        if tokens == 0 || tokens > MAX_VIRTUAL_TOKENS {
-            let problem =
-                format!("is {tokens}, and prefixes of 1 to {MAX_VIRTUAL_TOKENS} tokens are supported");
-            return Err(options.problem(VIRTUAL_TOKENS, problem));
-        }
         // With grouped-query attention, PEFT counts the key heads.
         let expected = [
             ("num_layers", model.layers),
@@ -39,14 +34,7 @@ impl PrefixConfig {
             ("token_dim", model.kv_heads * model.head_dim),
             ("num_transformer_submodules", 1),
         ];
-        for (option, wanted) in expected {
-            if let Some(found) = options.count(option)?
-                && found != wanted
-            {
-                let problem = format!("is {found} instead of {wanted}; use an adapter for this base model");
-                return Err(options.problem(option, problem));
-            }
-        }
+        let tokens = take_virtual_tokens(options, &expected)?;
         options.refuse_the_rest(&HISTORY)?;
         Ok(Self { tokens })
     }
@@ -61,4 +49,25 @@ impl PrefixConfig {
         let values = weights.matrix(stored, [self.tokens, layers * 2 * width])?;
         Ok(StoredPrefix { tokens: self.tokens, layers, width, values })
     }
+}
+
+/// Takes the number of virtual tokens, and checks the sizes of the base that the options name.
+pub(super) fn take_virtual_tokens(
+    options: &mut ConfigOptions<'_>,
+    expected: &[(&str, usize)],
+) -> Result<usize, AdapterError> {
+    let tokens = options.count(VIRTUAL_TOKENS)?.unwrap_or(0);
+    if tokens == 0 || tokens > MAX_VIRTUAL_TOKENS {
+        let problem = format!("is {tokens}, and 1 to {MAX_VIRTUAL_TOKENS} virtual tokens are supported");
+        return Err(options.problem(VIRTUAL_TOKENS, problem));
+    }
+    for &(option, wanted) in expected {
+        if let Some(found) = options.count(option)?
+            && found != wanted
+        {
+            let problem = format!("is {found} instead of {wanted}; use an adapter for this base model");
+            return Err(options.problem(option, problem));
+        }
+    }
+    Ok(tokens)
 }

@@ -1,6 +1,9 @@
 //! Selects the linear layers that an adapter changes by the names in its configuration.
 
-use std::path::{Path, PathBuf};
+use std::{
+    ops::Range,
+    path::{Path, PathBuf},
+};
 
 use super::{
     error::AdapterError,
@@ -9,7 +12,11 @@ use super::{
     tensor_names::TensorNameScheme,
 };
 use crate::{
-    shape::{config::ModelConfig, layout::layer_targets, source::Target},
+    shape::{
+        config::ModelConfig,
+        layout::{layer_targets, linear_shape},
+        source::Target,
+    },
     sources::{
         fused::Fused,
         hf_names::{EMBEDDING, fused_module_name, module_name},
@@ -20,6 +27,28 @@ use crate::{
 pub(super) enum Selected {
     Yes,
     No,
+}
+
+/// A linear layer of the trained model: one of the base, or several that the base's files fuse.
+#[derive(Debug)]
+pub(super) struct TrainedLayer {
+    /// Name in transformers' text models.
+    pub(super) name: String,
+    /// Name in the trained model, against which patterns are matched.
+    pub(super) written: String,
+    pub(super) selected: Selected,
+    /// Shape of the weights, `[out, in]`.
+    pub(super) shape: [usize; 2],
+    /// Linear layers of the base, each with its rows.
+    pub(super) parts: Vec<((usize, Target), Range<usize>)>,
+}
+
+impl TrainedLayer {
+    /// Returns the number of features of the shorter side, the largest rank of a change.
+    pub(super) fn least(&self) -> usize {
+        let [outputs, inputs] = self.shape;
+        outputs.min(inputs)
+    }
 }
 
 #[derive(Debug)]
@@ -65,6 +94,29 @@ impl Selection {
         let own = module_name(layer, target);
         let selected = self.of(&own)?;
         Ok((self.written(&own), selected))
+    }
+
+    /// Returns the linear layers of the trained model.
+    pub(super) fn trained_layers(&self, model: &ModelConfig) -> Result<Vec<TrainedLayer>, AdapterError> {
+        let mut layers: Vec<TrainedLayer> = Vec::new();
+        for (layer, target) in linear_layers(model) {
+            let (written, selected) = self.named(model, (layer, target))?;
+            let [outputs, inputs] = linear_shape(model, target);
+            let own = module_name(layer, target);
+            let fused = Fused::of(model, target).filter(|_| written != self.written(&own));
+            let (name, rows, outputs) = match fused {
+                Some(fused) => (fused_module_name(layer, fused.group), fused.rows, fused.all_rows),
+                None => (own, 0..outputs, outputs),
+            };
+            match layers.last_mut() {
+                Some(last) if last.name == name => last.parts.push(((layer, target), rows)),
+                _ => {
+                    let (shape, parts) = ([outputs, inputs], vec![((layer, target), rows)]);
+                    layers.push(TrainedLayer { name, written, selected, shape, parts });
+                }
+            }
+        }
+        Ok(layers)
     }
 
     /// Translates the layer name `module` to the spelling of the trained model.

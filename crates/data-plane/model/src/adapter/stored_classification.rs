@@ -29,7 +29,7 @@ const LABELS: &str = "id2label";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct LabelNames(Vec<(usize, String)>);
 
-pub(super) struct StoredHead<'a> {
+pub(super) struct StoredClassificationHead<'a> {
     labels: Vec<String>,
     /// Matrix of shape `[labels, hidden]`.
     weight: StoredMatrix<'a>,
@@ -71,7 +71,7 @@ impl LabelNames {
     }
 }
 
-impl<'a> StoredHead<'a> {
+impl<'a> StoredClassificationHead<'a> {
     /// Takes the head's tensors; a missing weight is an error.
     pub(super) fn read(
         names: &LabelNames,
@@ -103,7 +103,7 @@ impl<'a> StoredHead<'a> {
 pub(super) fn assemble_classification(
     path: &Path,
     modules: Vec<StoredModule<'_>>,
-    head: &StoredHead<'_>,
+    head: &StoredClassificationHead<'_>,
     base_model: Option<String>,
 ) -> Result<ClassificationAdapter, AdapterError> {
     let mut hasher = VersionHasher::classification(modules.len(), &head.labels);

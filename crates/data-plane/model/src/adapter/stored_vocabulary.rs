@@ -10,7 +10,7 @@ use super::{
     hasher::VersionHasher,
     matrix::{StoredMatrix, StoredModule, assemble_modules, check_rows, decode},
     method::{Adapter, VocabularyAdapter},
-    vocabulary::{EmbeddingChange, SavedMatrix, VocabularyChanges},
+    vocabulary::{EmbeddingChange, HeadChange, SavedMatrix, TokenRows, VocabularyChanges},
 };
 
 pub(super) struct StoredEmbeddingFactors<'a> {
@@ -26,14 +26,29 @@ pub(super) enum StoredEmbedding<'a> {
     Factors(StoredEmbeddingFactors<'a>),
     /// Matrix of shape `[vocab, hidden]`.
     Saved(StoredMatrix<'a>),
+    Rows(StoredTokenRows<'a>),
+}
+
+pub(super) enum StoredHead<'a> {
+    /// Matrix of shape `[vocab, hidden]`.
+    Saved(StoredMatrix<'a>),
+    Rows(StoredTokenRows<'a>),
+}
+
+/// Rows of some tokens of embedding or head.
+#[derive(Clone)]
+pub(super) struct StoredTokenRows<'a> {
+    /// Tokens in the order of the rows.
+    pub(super) tokens: Vec<u32>,
+    /// Matrix of shape `[tokens, hidden]`.
+    pub(super) values: StoredMatrix<'a>,
 }
 
 /// Changes of embedding and head as stored in a file; at least one is present.
 pub(super) struct StoredVocabulary<'a> {
     pub(super) hidden: usize,
     pub(super) embedding: Option<StoredEmbedding<'a>>,
-    /// Matrix of shape `[vocab, hidden]`.
-    pub(super) head: Option<StoredMatrix<'a>>,
+    pub(super) head: Option<StoredHead<'a>>,
 }
 
 pub(super) fn assemble_vocabulary(
@@ -64,10 +79,12 @@ impl StoredVocabulary<'_> {
                 factors.hash(&mut hasher);
             }
             Some(StoredEmbedding::Saved(matrix)) => hasher.replaced(matrix.kind, &matrix.bytes),
+            Some(StoredEmbedding::Rows(rows)) => rows.hash(&mut hasher),
         }
         match &self.head {
             None => hasher.nothing(),
-            Some(matrix) => hasher.replaced(matrix.kind, &matrix.bytes),
+            Some(StoredHead::Saved(matrix)) => hasher.replaced(matrix.kind, &matrix.bytes),
+            Some(StoredHead::Rows(rows)) => rows.hash(&mut hasher),
         }
         hasher
     }
@@ -77,18 +94,24 @@ impl StoredVocabulary<'_> {
             None => None,
             Some(StoredEmbedding::Factors(factors)) => Some(EmbeddingChange::Factors(factors.decode(path)?)),
             Some(StoredEmbedding::Saved(matrix)) => Some(EmbeddingChange::Saved(self.pack(path, matrix)?)),
+            Some(StoredEmbedding::Rows(rows)) => Some(EmbeddingChange::Rows(rows.decode(path)?)),
         };
         let head = match (&self.head, &embedding) {
             (None, _) => None,
-            (Some(_), Some(EmbeddingChange::Saved(own))) if self.are_one() => Some(own.clone()),
-            (Some(head), _) => Some(self.pack(path, head)?),
+            (Some(_), Some(EmbeddingChange::Saved(own))) if self.are_one() => {
+                Some(HeadChange::Saved(own.clone()))
+            }
+            (Some(StoredHead::Saved(head)), _) => Some(HeadChange::Saved(self.pack(path, head)?)),
+            (Some(StoredHead::Rows(rows)), _) => Some(HeadChange::Rows(rows.decode(path)?)),
         };
         Ok(VocabularyChanges { embedding, head })
     }
 
     /// Whether embedding and head have equal values, as PEFT saves tied weights; memory then holds one copy.
     fn are_one(&self) -> bool {
-        let (Some(StoredEmbedding::Saved(embedding)), Some(head)) = (&self.embedding, &self.head) else {
+        let (Some(StoredEmbedding::Saved(embedding)), Some(StoredHead::Saved(head))) =
+            (&self.embedding, &self.head)
+        else {
             return false;
         };
         embedding.kind == head.kind && embedding.bytes == head.bytes
@@ -104,6 +127,16 @@ impl StoredVocabulary<'_> {
             tensor: matrix.name.clone(),
             source,
         })
+    }
+}
+
+impl StoredTokenRows<'_> {
+    fn hash(&self, hasher: &mut VersionHasher) {
+        hasher.rows(&self.tokens, self.values.kind, &self.values.bytes);
+    }
+
+    fn decode(&self, path: &Path) -> Result<TokenRows, AdapterError> {
+        Ok(TokenRows::new(&self.tokens, &decode(path, &self.values)?))
     }
 }
 

@@ -13,8 +13,14 @@ use crate::sources::hf_names::EMBEDDING;
 const WRAPPERS: [&str; 3] = ["base_model.model.", "module.", "_orig_mod."];
 
 /// Name parts without meaning: wrappers of layers and of saved modules, and PEFT's adapter name.
-const TRANSPARENT: [&str; 5] =
-    ["_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "default", "modules_to_save"];
+const TRANSPARENT: [&str; 6] = [
+    "_orig_mod",
+    "_fsdp_wrapped_module",
+    "_checkpoint_wrapped_module",
+    "default",
+    "modules_to_save",
+    "token_adapter",
+];
 
 /// Prefix of `layers.N` and `embed_tokens` in transformers' text models.
 const BODY: &str = "model.";

@@ -1,10 +1,15 @@
-//! PyTorch's uniform random numbers on a CPU, bit by bit from the same seed.
+//! PyTorch's random numbers and permutations on a CPU, bit by bit from the same seed.
 //!
 //! The generator is mt19937; a float takes the lower 24 bits of a word (`at::transformation::uniform_real`).
 //! The scaling follows PyTorch's kernels for AVX2 and newer, with one rounding. Kernels for older processors
 //! round twice and can differ in the last bit.
 
+use std::collections::HashMap;
+
 use rand_mt::Mt;
+
+/// Number of entries from which PyTorch draws a permutation with 64 bits for each entry.
+const LONG_PERMUTATION: usize = u32::MAX as usize / 20;
 
 const DRAWN_BITS: u32 = f32::MANTISSA_DIGITS;
 
@@ -23,6 +28,30 @@ impl TorchGenerator {
         // PyTorch's order of operations gives the bound the same bits.
         let deviation = 2f64.sqrt() / (cols as f64).sqrt();
         self.uniform(rows * cols, 3f64.sqrt() * deviation)
+    }
+
+    /// Draws numbers from 0 to 1, without 1.
+    pub(super) fn chances(&mut self, count: usize) -> Vec<f32> {
+        let step = 1.0 / (1u32 << DRAWN_BITS) as f32;
+        (0..count).map(|_| (self.0.next_u32() & ((1 << DRAWN_BITS) - 1)) as f32 * step).collect()
+    }
+
+    /// Returns the first `count` entries of a permutation of `size` numbers, like `torch.randperm`, or `None`
+    /// for a size from which PyTorch draws in another way.
+    pub(super) fn permutation(&mut self, size: usize, count: usize) -> Option<Vec<usize>> {
+        if size >= LONG_PERMUTATION {
+            return None;
+        }
+        // Entries that an exchange has moved; all others are in their places.
+        let mut moved: HashMap<usize, usize> = HashMap::new();
+        let mut found = Vec::with_capacity(count);
+        for at in 0..count.min(size) {
+            let from = if at + 1 < size { at + self.0.next_u32() as usize % (size - at) } else { at };
+            let [own, chosen] = [at, from].map(|place| moved.get(&place).copied().unwrap_or(place));
+            moved.insert(from, own);
+            found.push(chosen);
+        }
+        Some(found)
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "rounded, as PyTorch does")]
@@ -49,6 +78,14 @@ mod tests {
         assert_eq!((a.len(), b.len()), (900, 21));
         let shown = [&a[..3], &a[897..], &b[..2], &b[19..]].concat();
         shown.into_iter().map(f32::to_bits).collect()
+    }
+
+    #[test]
+    fn permutations_are_those_that_pytorch_draws_from_the_same_seed() {
+        let drawn = |size, count| TorchGenerator::new(777).permutation(size, count);
+        assert_eq!(drawn(6144, 8), Some(vec![4199, 4278, 2571, 2255, 5219, 1478, 5631, 416]));
+        assert_eq!(drawn(10, 20).map(|all| all[..8].to_vec()), Some(vec![5, 9, 0, 3, 1, 7, 4, 8]));
+        assert_eq!(drawn(LONG_PERMUTATION, 1), None);
     }
 
     #[test]

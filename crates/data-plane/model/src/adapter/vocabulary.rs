@@ -1,5 +1,5 @@
 //! Changes of the weights with a row for each token. A LoRA adds to the token embedding; PEFT's
-//! `modules_to_save` replaces embedding or head.
+//! `modules_to_save` replaces embedding or head, and `trainable_token_indices` some rows of them.
 
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ pub(super) const HEAD_MODULE: &str = "lm_head";
 pub struct VocabularyChanges {
     /// Change of the token embedding, or `None` for the base's embedding.
     pub embedding: Option<EmbeddingChange>,
-    /// Replacement of the head, or `None` for the base's head.
-    pub head: Option<SavedMatrix>,
+    /// Change of the head, or `None` for the base's head.
+    pub head: Option<HeadChange>,
 }
 
 /// Change of the token embedding.
@@ -27,6 +27,54 @@ pub enum EmbeddingChange {
     Factors(EmbeddingFactors),
     /// Matrix that replaces the base's embedding.
     Saved(SavedMatrix),
+    /// Rows that replace those of some tokens.
+    Rows(TokenRows),
+}
+
+/// Change of the head.
+#[derive(Debug, Clone, PartialEq)]
+pub enum HeadChange {
+    /// Matrix that replaces the base's head.
+    Saved(SavedMatrix),
+    /// Rows that replace those of some tokens.
+    Rows(TokenRows),
+}
+
+/// Rows of some tokens, in 32 bits.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenRows {
+    /// Tokens in ascending order.
+    tokens: Vec<u32>,
+    /// Values of shape `[tokens, hidden]`.
+    values: Vec<f32>,
+}
+
+impl TokenRows {
+    /// Sorts the rows `values` of `tokens`, which must be different.
+    pub(super) fn new(tokens: &[u32], values: &[f32]) -> Self {
+        let width = values.len() / tokens.len().max(1);
+        let mut order: Vec<usize> = (0..tokens.len()).collect();
+        order.sort_by_key(|&at| tokens[at]);
+        let values = order.iter().flat_map(|&at| &values[at * width..][..width]).copied().collect();
+        Self { tokens: order.into_iter().map(|at| tokens[at]).collect(), values }
+    }
+
+    /// Returns the row of `token`, shape `[hidden]`, if it has one here.
+    #[must_use]
+    pub fn row(&self, token: u32) -> Option<&[f32]> {
+        let at = self.tokens.binary_search(&token).ok()?;
+        self.values.chunks_exact(self.values.len() / self.tokens.len()).nth(at)
+    }
+
+    /// Returns each token with its row, in ascending order.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &[f32])> {
+        let width = (self.values.len() / self.tokens.len().max(1)).max(1);
+        self.tokens.iter().copied().zip(self.values.chunks_exact(width))
+    }
+
+    fn bytes(&self) -> usize {
+        size_of_val(&self.tokens[..]) + size_of_val(&self.values[..])
+    }
 }
 
 /// Replacement weights, `[vocab, hidden]`, of 16 or 32 bits as in the file. Clones share the bytes.
@@ -83,7 +131,25 @@ impl VocabularyChanges {
     #[must_use]
     pub fn saved(&self) -> Vec<&'static str> {
         let embedding = self.own_embedding().map(|_| EMBEDDING_MODULE);
-        embedding.into_iter().chain(self.head.as_ref().map(|_| HEAD_MODULE)).collect()
+        embedding.into_iter().chain(self.own_head().map(|_| HEAD_MODULE)).collect()
+    }
+
+    /// Returns the matrix that replaces the head.
+    #[must_use]
+    pub fn own_head(&self) -> Option<&SavedMatrix> {
+        if let Some(HeadChange::Saved(matrix)) = &self.head { Some(matrix) } else { None }
+    }
+
+    /// Returns the rows that replace those of some tokens in the head.
+    #[must_use]
+    pub fn head_rows(&self) -> Option<&TokenRows> {
+        if let Some(HeadChange::Rows(rows)) = &self.head { Some(rows) } else { None }
+    }
+
+    /// Whether rows of some tokens are replaced, in the embedding or the head.
+    #[must_use]
+    pub fn have_token_rows(&self) -> bool {
+        self.head_rows().is_some() || matches!(self.embedding, Some(EmbeddingChange::Rows(_)))
     }
 
     /// Returns how many of embedding and head are changed.
@@ -105,8 +171,15 @@ impl VocabularyChanges {
             None => 0,
             Some(EmbeddingChange::Factors(factors)) => factors.bytes(),
             Some(EmbeddingChange::Saved(matrix)) => matrix.0.bytes(),
+            Some(EmbeddingChange::Rows(rows)) => rows.bytes(),
         };
-        let shares = |head: &&SavedMatrix| self.own_embedding().is_some_and(|own| own.is(head));
-        embedding + self.head.as_ref().filter(|head| !shares(head)).map_or(0, |head| head.0.bytes())
+        let head = match &self.head {
+            Some(HeadChange::Saved(head)) if !self.own_embedding().is_some_and(|own| own.is(head)) => {
+                head.0.bytes()
+            }
+            Some(HeadChange::Rows(rows)) => rows.bytes(),
+            Some(HeadChange::Saved(_)) | None => 0,
+        };
+        embedding + head
     }
 }

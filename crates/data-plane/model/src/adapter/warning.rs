@@ -1,9 +1,9 @@
-//! Warnings about contents of adapter files that have no effect but suggest a mistake.
+//! Warnings about contents of adapter files: parts without effect, and parts that are served approximately.
 
 use std::fmt;
 
-/// A part of an adapter's files without effect.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A part of an adapter's files without effect, or with an approximate one.
+#[derive(Debug, Clone, PartialEq)]
 pub enum AdapterWarning {
     /// The file has a copy of the base's token embedding or head that `modules_to_save` does not name. PEFT
     /// writes such copies beside factors of embedding or head.
@@ -18,6 +18,15 @@ pub enum AdapterWarning {
         /// The key without a match.
         pattern: String,
     },
+    /// The LoRA that an adapter was converted to lacks a part of the change of some layers.
+    Approximation {
+        /// Layer with the largest missing part.
+        module: String,
+        /// Rank of the LoRA in that layer.
+        rank: usize,
+        /// Norm of the missing part, as a share of the norm of the layer's change.
+        error: f64,
+    },
 }
 
 impl fmt::Display for AdapterWarning {
@@ -27,6 +36,12 @@ impl fmt::Display for AdapterWarning {
                 f,
                 "tensor `{tensor}` is a copy of the base model's weights and is not used; \
                  if it was trained, name its layer in `modules_to_save`"
+            ),
+            Self::Approximation { module, rank, error } => write!(
+                f,
+                "the adapter is served as a LoRA; the LoRA of rank {rank} lacks {:.2} % of the change of \
+                 `{module}`, and less of other layers",
+                100.0 * error
             ),
             Self::UnusedPattern { option, pattern } => {
                 write!(

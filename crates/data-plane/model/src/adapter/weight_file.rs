@@ -10,8 +10,8 @@ use safetensors::Dtype;
 use super::{
     error::AdapterError,
     limits::{MAX_HEADER_BYTES, MAX_HEADER_SIGNS},
-    matrix::StoredMatrix,
-    selection::Selected,
+    matrix::{StoredMatrix, decode},
+    selection::{Selected, TrainedLayer},
     tensor_names::{TensorName, TensorNameScheme},
     warning::AdapterWarning,
 };
@@ -28,11 +28,14 @@ const HEADER_LIMITS: HeaderLimits = HeaderLimits { bytes: MAX_HEADER_BYTES, sign
 
 const SHORTLIST: &str = "draft.shortlist";
 
-const PARTED: [&str; 6] =
-    ["lora_A.weight", "lora_B.weight", "lora_magnitude_vector", "ia3_l", "vera_lambda_d", "vera_lambda_b"];
+const PARTED: [&str; 5] = ["lora_A.weight", "lora_B.weight", "lora_B.bias", "lora_magnitude_vector", "ia3_l"];
 
-/// Tensors without a dimension for the layer's outputs, which all parts of a fused layer share.
-const WHOLE: [&str; 2] = ["lora_A.weight", "vera_lambda_d"];
+/// Tensor without a dimension for the layer's outputs, which all parts of a fused layer share.
+const WHOLE: &str = "lora_A.weight";
+
+/// End of the names of tensors with positions in other tensors, and their types.
+const INDICES: &str = "_indices";
+const INTEGERS: [Dtype; 4] = [Dtype::U8, Dtype::I16, Dtype::I32, Dtype::I64];
 
 /// Suffixes of base weights that PEFT copies: in a plain model, in a LoRA layer, and in a saved module.
 const COPIES: [&str; 3] = ["weight", "base_layer.weight", "original_module.weight"];
@@ -47,23 +50,22 @@ pub(super) struct WeightFile<'a> {
     spelling: TensorNameScheme,
     /// Name of a tensor that fits no layer of a language model, if any.
     foreign: Option<String>,
-    /// The only tensor that may hold integers.
-    shortlist: Option<OtherTensor>,
+    /// Tensors of integers that are not taken yet, by their translated names.
+    integers: BTreeMap<String, OtherTensor>,
 }
 
 impl<'a> WeightFile<'a> {
     pub(super) fn parse(path: &Path, bytes: &'a [u8]) -> Result<Self, AdapterError> {
         let failed = |source| AdapterError::Weights { path: path.to_path_buf(), source };
-        let TensorTable { tensors, mut others, .. } =
-            read_all_contents(bytes, HEADER_LIMITS).map_err(failed)?;
-        let is_shortlist = |other: &mut OtherTensor| other.name == SHORTLIST && other.kind == Dtype::I64;
-        let shortlist = others.extract_if(.., is_shortlist).next();
+        let TensorTable { tensors, others, .. } = read_all_contents(bytes, HEADER_LIMITS).map_err(failed)?;
+        let (integers, others): (Vec<_>, Vec<_>) = others.into_iter().partition(has_integers);
         if let Some(other) = others.into_iter().next() {
             return Err(failed(other.into()));
         }
+        let integers = integers.into_iter().map(|other| (TensorName::read(&other.name).key, other)).collect();
         let path = path.to_path_buf();
         let (rest, spelling) = (BTreeMap::new(), TensorNameScheme::default());
-        let mut file = Self { path, bytes, rest, spelling, foreign: None, shortlist };
+        let mut file = Self { path, bytes, rest, spelling, foreign: None, integers };
         for (name, stored) in tensors {
             file.add(name, stored)?;
         }
@@ -142,7 +144,7 @@ impl<'a> WeightFile<'a> {
             let Some((name, stored)) = self.rest.remove(&format!("{whole}.{tensor}")) else { continue };
             for (target, part) in &parts {
                 let mut stored = stored.clone();
-                if !WHOLE.contains(&tensor)
+                if tensor != WHOLE
                     && let Some(rows) = stored.shape.first_mut()
                     && *rows == part.all_rows
                 {
@@ -208,8 +210,7 @@ impl<'a> WeightFile<'a> {
                         return Err(AdapterError::ResizedVocabulary { path, tensor, rows, found });
                     }
                     _ => {
-                        let (expected, found) = (vec![rows, hidden], stored.shape);
-                        return Err(AdapterError::Shape { path, tensor, expected, found });
+                        return Err(self.shape(tensor, &[rows, hidden], stored.shape));
                     }
                 }
             }
@@ -251,10 +252,7 @@ impl<'a> WeightFile<'a> {
         let StoredTensor { kind, shape, range } = stored;
         match self.bytes.get(range) {
             Some(bytes) if shape == expected => Ok(StoredMatrix { name, kind, bytes: bytes.into() }),
-            _ => {
-                let (path, expected) = (self.path.clone(), expected.to_vec());
-                Err(AdapterError::Shape { path, tensor: name, expected, found: shape })
-            }
+            _ => Err(self.shape(name, &expected, shape)),
         }
     }
 
@@ -268,28 +266,80 @@ impl<'a> WeightFile<'a> {
             let flat = StoredTensor { shape: vec![1, expected], ..stored };
             return self.matrix((name, flat), [1, expected]);
         }
-        let (path, found) = (self.path.clone(), stored.shape);
-        Err(AdapterError::Shape { path, tensor: name, expected: vec![1, expected], found })
+        Err(self.shape(name, &[1, expected], stored.shape))
     }
 
-    pub(super) fn take_shortlist(&mut self) -> Result<Option<Vec<i64>>, AdapterError> {
-        let Some(OtherTensor { name, shape, range, .. }) = self.shortlist.take() else { return Ok(None) };
-        let (words, _) = self.bytes.get(range).unwrap_or_default().as_chunks();
-        match shape.as_slice() {
-            &[count] if count == words.len() => {
-                Ok(Some(words.iter().map(|&word| i64::from_le_bytes(word)).collect()))
+    /// Takes the tensors of a layer in the trained model: all must exist if it is selected, and none
+    /// otherwise.
+    pub(super) fn take_layer<const N: usize>(
+        &mut self,
+        layer: &TrainedLayer,
+        parts: [&str; N],
+    ) -> Result<Option<[TensorEntry; N]>, AdapterError> {
+        self.take_all(&layer.name, parts.map(|part| format!("{}.{part}", layer.name)), layer.selected)
+    }
+
+    /// Decodes a tensor of the shape `expected` after a check that all values are finite.
+    pub(super) fn numbers(
+        &self,
+        (name, stored): TensorEntry,
+        expected: &[usize],
+    ) -> Result<Vec<f32>, AdapterError> {
+        let StoredTensor { kind, shape, range } = stored;
+        match self.bytes.get(range) {
+            Some(bytes) if shape == expected => {
+                decode(&self.path, &StoredMatrix { name, kind, bytes: bytes.into() })
             }
-            _ => {
-                let expected = vec![1, words.len()];
-                Err(AdapterError::Shape { path: self.path.clone(), tensor: name, expected, found: shape })
-            }
+            _ => Err(self.shape(name, expected, shape)),
         }
+    }
+
+    fn shape(&self, tensor: String, expected: &[usize], found: Vec<usize>) -> AdapterError {
+        AdapterError::Shape { path: self.path.clone(), tensor, expected: expected.to_vec(), found }
+    }
+
+    /// Takes a tensor of integers, whose shape must be `expected`.
+    pub(super) fn take_integers(
+        &mut self,
+        name: &str,
+        expected: &[usize],
+    ) -> Result<Option<Vec<i64>>, AdapterError> {
+        let Some(OtherTensor { name, kind, shape, range }) = self.integers.remove(name) else {
+            return Ok(None);
+        };
+        if shape != expected {
+            return Err(self.shape(name, expected, shape));
+        }
+        Ok(Some(integers(kind, self.bytes.get(range).unwrap_or_default())))
+    }
+
+    /// Takes the list of tokens that a draft adapter predicts.
+    pub(super) fn take_shortlist(&mut self) -> Result<Option<Vec<i64>>, AdapterError> {
+        let Some(entries) = self.integers.get(SHORTLIST).map(|other| other.shape.iter().product()) else {
+            return Ok(None);
+        };
+        self.take_integers(SHORTLIST, &[entries])
     }
 
     /// Returns an error for each tensor that is not taken.
     pub(super) fn unknown(&self) -> impl Iterator<Item = AdapterError> {
-        let shortlist = self.shortlist.iter().map(|other| &other.name);
-        let names = self.rest.values().map(|(name, _)| name).chain(shortlist);
+        let names = self.rest.values().map(|(name, _)| name).chain(self.integers.values().map(|it| &it.name));
         names.map(|name| AdapterError::unknown(&self.path, name))
+    }
+}
+
+/// Whether the tensor may hold integers, and does.
+fn has_integers(tensor: &OtherTensor) -> bool {
+    let is_shortlist = tensor.name == SHORTLIST && tensor.kind == Dtype::I64;
+    is_shortlist || tensor.name.ends_with(INDICES) && INTEGERS.contains(&tensor.kind)
+}
+
+fn integers(kind: Dtype, bytes: &[u8]) -> Vec<i64> {
+    match kind {
+        Dtype::U8 => bytes.iter().map(|&byte| byte.into()).collect(),
+        Dtype::I16 => bytes.as_chunks().0.iter().map(|&half| i16::from_le_bytes(half).into()).collect(),
+        Dtype::I32 => bytes.as_chunks().0.iter().map(|&word| i32::from_le_bytes(word).into()).collect(),
+        Dtype::I64 => bytes.as_chunks().0.iter().map(|&long| i64::from_le_bytes(long)).collect(),
+        _ => unreachable!("tensors of other types are refused before they are decoded"),
     }
 }

@@ -35,7 +35,8 @@ impl Gradients {
 }
 
 impl MethodWeights {
-    /// Returns all values by tensor: A and B of each low-rank layer, each scaling vector, or the prefix.
+    /// Returns all values by tensor: A and B of each low-rank layer, each scaling vector, the prefix or the
+    /// prompt.
     #[must_use]
     pub fn tensors(&self) -> Vec<&[f32]> {
         match self {
@@ -44,6 +45,7 @@ impl MethodWeights {
             }
             Self::Ia3(scales) => scales.vectors().iter().map(|vector| &vector.values[..]).collect(),
             Self::Prefix(prefix) => vec![&prefix.values[..]],
+            Self::Prompt(prompt) => vec![&prompt.values[..]],
         }
     }
 
@@ -58,6 +60,7 @@ impl MethodWeights {
                 vectors.iter_mut().map(|vector| &mut vector.values[..]).collect()
             }
             Self::Prefix(prefix) => vec![&mut Arc::make_mut(prefix).values[..]],
+            Self::Prompt(prompt) => vec![&mut Arc::make_mut(prompt).values[..]],
         }
     }
 

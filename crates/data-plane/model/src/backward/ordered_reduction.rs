@@ -89,6 +89,7 @@ impl Gradients {
                     })
                     .collect()
             }
+            MethodWeights::Prompt(_) => Vec::new(),
         };
         sums.sort_by_key(|(place, _)| Reverse(*place));
         sums

@@ -53,6 +53,7 @@ impl TrainableSite {
                 scales.vectors().iter().map(|vector| of((vector.layer, vector.target))).min()
             }
             MethodWeights::Prefix(_) => Some(Self::keys_and_values(0)),
+            MethodWeights::Prompt(_) => None,
         };
         first.unwrap_or(Self(usize::MAX))
     }

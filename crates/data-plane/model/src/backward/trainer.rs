@@ -340,7 +340,10 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
             MethodWeights::Ia3(scales) => {
                 scales.vectors().iter().any(|vector| vector.side == ScaledSide::Output)
             }
-            MethodWeights::Lora(_) | MethodWeights::Activated(..) | MethodWeights::Prefix(_) => false,
+            MethodWeights::Lora(_)
+            | MethodWeights::Activated(..)
+            | MethodWeights::Prefix(_)
+            | MethodWeights::Prompt(_) => false,
         };
         SavedActivations {
             layers: (0..self.model.config.layers).map(|_| LayerActivations::default()).collect(),

@@ -347,6 +347,12 @@ impl Deltas<CudaDevice> for CudaDeltas<'_> {
             let inputs = x.to_vec(stream)?;
             let put = |row, logits: &[f32]| out.upload(stream, row, logits);
             self.found.own_logits(&mut self.state.host, &inputs, put)?;
+            self.found.token_logits(&inputs, x.width(), |row, own| {
+                let mut logits = vec![0.0; out.width()];
+                out.download(stream, row, &mut logits)?;
+                own.iter().for_each(|&(token, logit)| logits[token] = logit);
+                out.upload(stream, row, &logits)
+            })?;
         }
         if let Some((number, answers)) = self.posted.take() {
             self.state.wait(stream, number)?;

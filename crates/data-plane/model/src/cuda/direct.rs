@@ -55,7 +55,7 @@ impl DevicePrefix {
 impl DirectCopy {
     fn upload(stream: &CudaStream, adapter: &Arc<PreparedAdapter>) -> Result<Self, CudaError> {
         let vectors = adapter.scales().map_or(&[][..], Scales::vectors);
-        // Only a DoRA over a layer with a bias has offsets, and such an adapter needs a base in host memory.
+        // Executors refuse biases, and a DoRA over a layer with a bias, where no base is in host memory.
         assert!(!adapter.scales().is_some_and(Scales::have_offsets), "offsets are not added on a device");
         let scale = |vector: &crate::adapter::ScaleVector| {
             let factors = DeviceVec::from_slice(stream, &vector.values)?;

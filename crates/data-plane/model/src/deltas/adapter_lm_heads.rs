@@ -1,4 +1,4 @@
-//! Logits of adapters with their own head, computed on the host for every device.
+//! Logits of adapters with their own head, or own rows of it, computed on the host for every device.
 //!
 //! Activations enter unrounded for every base precision, and the order of sums is fixed by the weights, so
 //! the bits are the same by every route.
@@ -6,7 +6,7 @@
 use kernels::{Activations, LinearPart, linear_unrounded};
 
 use crate::{
-    adapter::SavedMatrix,
+    adapter::{SavedMatrix, TokenRows},
     cpu::Compute,
     deltas::adapter_rows::{AdapterRows, AdapterRun},
 };
@@ -19,7 +19,30 @@ struct AdapterLmHead<'a> {
 
 impl AdapterRows {
     pub(crate) fn have_own_heads(&self) -> bool {
-        self.head_rows.iter().any(|run| head_of(run).is_some())
+        self.head_rows.iter().any(|run| head_of(run).is_some() || rows_of(run).is_some())
+    }
+
+    /// Computes the logits of tokens with own rows in the head, `inputs` as for
+    /// [`own_logits`](Self::own_logits). `put` takes the row with its tokens and their logits.
+    ///
+    /// # Errors
+    /// The errors of `put`.
+    pub(crate) fn token_logits<E>(
+        &self,
+        inputs: &[f32],
+        width: usize,
+        mut put: impl FnMut(usize, &[(usize, f32)]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        for run in &self.head_rows {
+            let Some(own) = rows_of(run) else { continue };
+            for row in run.first_row..run.first_row + run.rows {
+                let x = &inputs[row * width..][..width];
+                let logits: Vec<_> =
+                    own.iter().map(|(token, weights)| (token as usize, dot(weights, x))).collect();
+                put(row, &logits)?;
+            }
+        }
+        Ok(())
     }
 
     /// Computes the logits of rows whose adapter has its own head and passes each row's logits to `put`.
@@ -64,5 +87,15 @@ impl AdapterRows {
 }
 
 fn head_of(run: &AdapterRun) -> Option<&SavedMatrix> {
-    run.adapter.vocabulary()?.head.as_ref()
+    run.adapter.vocabulary()?.own_head()
+}
+
+fn rows_of(run: &AdapterRun) -> Option<&TokenRows> {
+    run.adapter.vocabulary()?.head_rows()
+}
+
+/// Returns the dot product, summed in 64 bits in the order of the elements.
+#[expect(clippy::cast_possible_truncation, reason = "logits have 32 bits")]
+fn dot(weights: &[f32], x: &[f32]) -> f32 {
+    weights.iter().zip(x).map(|(weight, x)| f64::from(*weight) * f64::from(*x)).sum::<f64>() as f32
 }

@@ -55,20 +55,17 @@ pub(crate) struct EmbeddingRows {
 
 #[derive(Debug, Default)]
 pub(crate) struct RowValues {
-    /// Row numbers in ascending order.
+    /// Row numbers; virtual tokens follow the others.
     pub(crate) rows: Vec<u32>,
     /// Values of shape `[rows, hidden]`.
     pub(crate) values: Vec<f32>,
 }
 
 impl RowValues {
-    fn push(&mut self, row: u32, values: Vec<f32>) {
+    fn push(&mut self, row: u32, values: &[f32], factor: Option<f32>) {
         self.rows.push(row);
-        self.values.extend(values);
-    }
-
-    fn scale(&mut self, factor: f32) {
-        self.values.iter_mut().for_each(|value| *value *= factor);
+        let factor = factor.unwrap_or(1.0);
+        self.values.extend(values.iter().map(|value| value * factor));
     }
 
     /// Returns each row with its values, `[hidden]`.
@@ -111,6 +108,10 @@ impl AdapterRows {
         self.rows.iter().any(|run| run.adapter.vocabulary().is_some())
     }
 
+    fn have_prompts(&self) -> bool {
+        self.virtual_rows.iter().any(|rows| rows.adapter.prompt().is_some())
+    }
+
     /// Returns the adapters' changes of the embeddings of `tokens`; these are few, so the host computes them.
     pub(crate) fn embedding_rows(
         &self,
@@ -118,23 +119,29 @@ impl AdapterRows {
         tokens: &mut dyn Iterator<Item = u32>,
     ) -> EmbeddingRows {
         let mut found = EmbeddingRows::default();
-        if !self.have_vocabularies() {
+        if !self.have_vocabularies() && !self.have_prompts() {
             return found;
         }
+        let scale = config.traits.embedding_scale;
         let rows: Vec<(u32, u32)> = (0..).zip(tokens).collect();
         for run in &self.rows {
             let change = run.adapter.vocabulary().and_then(|changes| changes.embedding.as_ref());
             let Some(change) = change else { continue };
             for &(row, token) in &rows[run.first_row..][..run.rows] {
                 match change {
-                    EmbeddingChange::Factors(factors) => found.added.push(row, factors.delta(token)),
-                    EmbeddingChange::Saved(matrix) => found.replaced.push(row, matrix.row(token)),
+                    EmbeddingChange::Factors(factors) => found.added.push(row, &factors.delta(token), scale),
+                    EmbeddingChange::Saved(matrix) => found.replaced.push(row, &matrix.row(token), scale),
+                    EmbeddingChange::Rows(own) => {
+                        own.row(token).into_iter().for_each(|own| found.replaced.push(row, own, scale));
+                    }
                 }
             }
         }
-        if let Some(factor) = config.traits.embedding_scale {
-            found.added.scale(factor);
-            found.replaced.scale(factor);
+        for VirtualRows { first_row, token, rows: count, adapter } in &self.virtual_rows {
+            let Some(prompt) = adapter.prompt() else { continue };
+            for (&(row, _), token) in rows[*first_row..][..*count].iter().zip(*token..) {
+                found.replaced.push(row, prompt.row(token), scale.filter(|_| prompt.is_scaled));
+            }
         }
         found
     }

@@ -1,5 +1,6 @@
-//! Changes by the adapters of a batch: low-rank deltas, scales (IA3), keys and values of virtual tokens
-//! (prefix tuning), embeddings and heads. The device computes the ranks that it holds, and helpers the rest.
+//! Changes by the adapters of a batch: low-rank deltas, scales (IA3), biases, keys and values of virtual
+//! tokens (prefix tuning), embeddings and heads. The device computes the ranks that it holds, and helpers the
+//! rest.
 
 use std::convert::Infallible;
 
@@ -119,12 +120,13 @@ impl BatchDeltas<'_> {
             let Some(scales) = run.adapter.scales() else { continue };
             let rows = &mut values[run.first_row * stride..][..run.rows * stride];
             for &(target, column) in &targets {
-                let Some(factors) = scales.get(layer, target, side) else { continue };
                 // Scaled inputs belong to one layer only.
                 let column = if side == ScaledSide::Input { 0 } else { column };
-                for row in rows.chunks_exact_mut(stride) {
-                    let part = row[column..].iter_mut().zip(factors);
-                    part.for_each(|(value, factor)| *value *= factor);
+                if let Some(factors) = scales.get(layer, target, side) {
+                    for row in rows.chunks_exact_mut(stride) {
+                        let part = row[column..].iter_mut().zip(factors);
+                        part.for_each(|(value, factor)| *value *= factor);
+                    }
                 }
                 if let Some(offset) = scales.offset(layer, target).filter(|_| side == ScaledSide::Output) {
                     for row in rows.chunks_exact_mut(stride) {
@@ -135,7 +137,8 @@ impl BatchDeltas<'_> {
         }
     }
 
-    /// Overwrites the logits of rows whose adapter has its own head; `out` has rows of `stride`.
+    /// Overwrites the logits of rows whose adapter has its own head or rows of it; `out` has rows of
+    /// `stride`.
     fn replace_logits(
         &self,
         compute: &mut Compute,
@@ -145,6 +148,10 @@ impl BatchDeltas<'_> {
     ) -> Result<(), Infallible> {
         self.found.own_logits(compute, x.values(), |row, logits| {
             out[row * stride..][..stride].copy_from_slice(logits);
+            Ok::<_, Infallible>(())
+        })?;
+        self.found.token_logits(x.values(), x.width(), |row, logits| {
+            logits.iter().for_each(|&(token, logit)| out[row * stride + token] = logit);
             Ok(())
         })
     }

@@ -9,7 +9,9 @@ use kernels::lora::{LayoutError, LoraMatrix, LoraPrecision, MatrixLayout, Shared
 use types::AdapterVersion;
 
 use crate::{
-    adapter::{Adapter, Invocation, LoraModule, MethodWeights, Prefix, Scales, VocabularyChanges},
+    adapter::{
+        Adapter, Invocation, LoraModule, MethodWeights, Prefix, PromptEmbeddings, Scales, VocabularyChanges,
+    },
     deltas::{
         device_copy::{DeviceCopy, DeviceMemory},
         expert_matrices::ExpertMatrices,
@@ -26,6 +28,7 @@ enum Direct {
     None,
     Scales(Arc<Scales>),
     Prefix(Arc<Prefix>),
+    Prompt(Arc<PromptEmbeddings>),
     /// Tokens after which an activated adapter applies.
     Invocation(Invocation),
     Vocabulary(Arc<VocabularyChanges>),
@@ -37,6 +40,7 @@ impl Direct {
             Self::None | Self::Invocation(_) => 0,
             Self::Scales(scales) => scales.bytes(),
             Self::Prefix(prefix) => prefix.bytes(),
+            Self::Prompt(prompt) => prompt.bytes(),
             Self::Vocabulary(changes) => changes.bytes(),
         }
     }
@@ -53,7 +57,7 @@ struct EncodedExperts {
 #[derive(Debug)]
 pub struct EncodedAdapter {
     /// Matrices by layer, then target, without those of experts; empty for adapters without matrices (IA3,
-    /// prefix tuning).
+    /// virtual tokens).
     pub modules: Vec<ModuleLayout>,
     /// Bytes of these matrices.
     pub bytes: Vec<u8>,
@@ -86,6 +90,7 @@ impl EncodedAdapter {
             MethodWeights::Activated(_, invocation) => Direct::Invocation(invocation.clone()),
             MethodWeights::Ia3(scales) => Direct::Scales(Arc::clone(scales)),
             MethodWeights::Prefix(prefix) => Direct::Prefix(Arc::clone(prefix)),
+            MethodWeights::Prompt(prompt) => Direct::Prompt(Arc::clone(prompt)),
         };
         let experts = EncodedExperts { modules: experts, bytes: Arc::new(of_experts) };
         Self { modules, bytes, experts, direct, generation: adapter.generation }
@@ -96,7 +101,7 @@ impl EncodedAdapter {
         self.modules.iter().chain(&self.experts.modules).map(|module| module.matrix.scale)
     }
 
-    /// Adds the output scales of a DoRA.
+    /// Adds the output scales of a DoRA, or biases.
     #[must_use]
     pub fn with_scales(self, scales: Scales) -> Self {
         Self { direct: Direct::Scales(Arc::new(scales)), ..self }
@@ -219,10 +224,20 @@ impl PreparedAdapter {
     }
 
     /// Returns the number of virtual tokens before a prompt. The caller puts that many arbitrary tokens
-    /// before a sequence, and the pass fills in the adapter's keys and values.
+    /// before a sequence, and the pass fills in the adapter's embeddings, or keys and values.
     #[must_use]
     pub fn virtual_tokens(&self) -> usize {
-        self.prefix().map_or(0, |prefix| prefix.tokens)
+        match &self.direct {
+            Direct::Prefix(prefix) => prefix.tokens,
+            Direct::Prompt(prompt) => prompt.tokens,
+            Direct::None | Direct::Scales(_) | Direct::Invocation(_) | Direct::Vocabulary(_) => 0,
+        }
+    }
+
+    /// Returns the embeddings of virtual tokens, if the adapter has any.
+    #[must_use]
+    pub fn prompt(&self) -> Option<&PromptEmbeddings> {
+        if let Direct::Prompt(prompt) = &self.direct { Some(prompt) } else { None }
     }
 
     /// Returns the invocation; the caller sets the adapter for slices from [`Invocation::begin`] on.

@@ -10,6 +10,11 @@ use crate::shape::{
 
 pub(crate) const EMBEDDING: &str = "model.embed_tokens";
 
+/// Whether the embedding scale applies to embeddings of tokens, and not to other inputs of the first layer.
+pub(crate) fn scales_tokens_alone(config: &ModelConfig) -> bool {
+    Family::named(&config.architecture).is_some_and(Family::is_gemma)
+}
+
 pub(super) fn place(config: &ModelConfig, id: TensorId) -> TensorLocation {
     TensorLocation::of(config, id, || tensor_name(config, id), fused_module_name)
 }

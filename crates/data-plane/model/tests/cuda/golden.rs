@@ -18,7 +18,7 @@ fn the_device_gives_the_logits_and_tokens_of_transformers() {
     };
     let load = |path: &_| at(&cuda, path, KvDtype::Auto, Graphs::Use);
     check_all(&golden(""), tolerance, load, |pass, _, asked| {
-        // The device computes neither a DoRA over layers with biases nor adapters of experts.
+        // The device computes neither biases, nor a DoRA over layers with biases, nor adapters of experts.
         let has_offsets = asked.scales.as_ref().is_some_and(Scales::have_offsets);
         let is_computed = !has_offsets && !asked.adapter.changes_experts();
         is_computed.then(|| brought(pass, asked.prepared(pass.config(), pass.adapter_precision())))

@@ -14,7 +14,7 @@ use model::{
 
 pub(crate) struct GoldenAdapter {
     pub(crate) adapter: Adapter,
-    /// Scales of the base's outputs, for a DoRA.
+    /// Scales of the base's outputs, for a DoRA, or biases.
     pub(crate) scales: Option<Scales>,
     pub(crate) vocabulary: Option<VocabularyChanges>,
 }
@@ -31,6 +31,7 @@ impl GoldenAdapter {
             AnyAdapter::Answers(adapter) => adapter.into(),
             AnyAdapter::Classifies(it) => it.adapter.into(),
             AnyAdapter::Vocabulary(it) => Self { vocabulary: Some(it.changes), ..it.adapter.into() },
+            AnyAdapter::Biased(it) => Self { scales: Some(it.biases), ..it.adapter.into() },
             AnyAdapter::Decomposed(dora) => {
                 let source = open(model).unwrap();
                 let base = LoadedWeights::open(&*source, None, 1, &|_| {}).unwrap().shared();

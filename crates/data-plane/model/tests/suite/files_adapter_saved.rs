@@ -95,7 +95,7 @@ fn embedding_and_head_are_those_of_the_file() {
     assert_eq!((adapter.adapter.modules().len(), adapter.changes.modules()), (2, 2));
     assert_eq!(adapter.changes.saved(), ["embed_tokens", "lm_head"]);
     assert_eq!(all_rows(embedding(&adapter)), numbers(vocab * hidden, 5));
-    assert_eq!(all_rows(adapter.changes.head.as_ref().unwrap()), numbers(vocab * hidden, 6));
+    assert_eq!(all_rows(adapter.changes.own_head().unwrap()), numbers(vocab * hidden, 6));
     for (module, tensor) in
         [("embed_tokens", EMBEDDING), ("model.embed_tokens", EMBEDDING), ("lm_head", HEAD)]
     {
@@ -119,9 +119,9 @@ fn numbers_stay_as_they_are_stored() {
     let bf16s = with("BF16", halves(|x| bf16::from_f32(x).to_bits()));
     let f16s = with("F16", halves(|x| f16::from_f32(x).to_bits()));
     let rounded: Vec<f32> = values.iter().map(|&x| bf16::from_f32(x).to_f32()).collect();
-    assert_eq!(all_rows(bf16s.changes.head.as_ref().unwrap()), rounded);
+    assert_eq!(all_rows(bf16s.changes.own_head().unwrap()), rounded);
     let rounded: Vec<f32> = values.iter().map(|&x| f16::from_f32(x).to_f32()).collect();
-    assert_eq!(all_rows(f16s.changes.head.as_ref().unwrap()), rounded);
+    assert_eq!(all_rows(f16s.changes.own_head().unwrap()), rounded);
     let singles = with("F32", f32_bytes(&values));
     // Rows are packed in groups of sixteen.
     let packed = vocab.next_multiple_of(16) * hidden;

@@ -11,6 +11,7 @@ mod files_adapter_methods;
 mod files_adapter_named;
 mod files_adapter_names;
 mod files_adapter_saved;
+mod files_adapter_types;
 mod files_experts;
 mod files_families;
 mod files_gguf;

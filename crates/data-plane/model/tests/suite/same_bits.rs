@@ -79,6 +79,13 @@ fn adapters(name: &str) -> Vec<Option<Arc<PreparedAdapter>>> {
             adapters.push(prepare(GoldenAdapter::of(&golden("models").join(name), other)));
         }
     }
+    for other in ["prompt_tuning", "lora-tokens", "beft"] {
+        let path = golden("adapters/peft").join(name).join(other);
+        if path.exists() {
+            let other = AnyAdapter::read(&path, source.config()).unwrap();
+            adapters.push(prepare(GoldenAdapter::of(&golden("models").join(name), other)));
+        }
+    }
     if let Ok(entries) = std::fs::read_dir(golden("adapters").join(name)) {
         let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
         paths.sort();
@@ -91,13 +98,14 @@ fn adapters(name: &str) -> Vec<Option<Arc<PreparedAdapter>>> {
     adapters
 }
 
-/// The last of `adapters` of each method: LoRA, LoRA of experts, LoRA with embedding, saved modules, DoRA, IA3,
-/// prefix tuning, none.
+/// The last of `adapters` of each method: LoRA, LoRA of experts, LoRA with embedding, saved modules, trained
+/// tokens, DoRA, IA3, biases, prefix tuning, prompt tuning, none.
 fn one_of_each(adapters: &[Option<Arc<PreparedAdapter>>]) -> Vec<Option<&Arc<PreparedAdapter>>> {
     let method = |adapter: &Option<Arc<PreparedAdapter>>| {
         let has = |adapter: &PreparedAdapter| {
             let vocabulary = adapter.vocabulary().map(|changes| (changes.rank() > 0, changes.saved()));
-            let others = (adapter.scales().is_some(), adapter.prefix().is_some());
+            let scales = adapter.scales().map(|scales| scales.vectors().is_empty());
+            let others = (scales, adapter.prefix().is_some(), adapter.prompt().is_some());
             (adapter.rank() > 0, !adapter.experts().is_empty(), vocabulary, others)
         };
         adapter.as_ref().map(|adapter| has(adapter))
@@ -206,7 +214,7 @@ fn heads_of_their_own_have_the_same_bits_in_whatever_order_their_rows_lie() {
     let saved: Vec<_> = adapters(name).into_iter().flatten().collect();
     let saved: Vec<_> = saved
         .iter()
-        .filter(|adapter| adapter.vocabulary().is_some_and(|changes| changes.head.is_some()))
+        .filter(|adapter| adapter.vocabulary().is_some_and(|changes| changes.own_head().is_some()))
         .collect();
     let [one, other] = saved[..] else { panic!("two have a head of their own") };
     let asked = [Some(one), None, Some(other), Some(one), Some(one), None, Some(other)];

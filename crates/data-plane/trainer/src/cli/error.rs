@@ -28,6 +28,12 @@ pub(super) enum TunerError {
          train it with PEFT"
     )]
     Activated,
+    /// The initial adapter is of a type that is read as a LoRA, or of virtual tokens that are not trained.
+    #[error(
+        "training of an adapter of the type {0} cannot continue here; continue with the LoRA that `holobiont \
+         adapters convert` writes, or train it with PEFT"
+    )]
+    OtherType(String),
     /// The model lacks a target layer.
     #[error(
         "this model has no trainable {0}, because experts of a mixture cannot be trained; remove it from \
@@ -65,9 +71,12 @@ impl TunerError {
             Self::Data(DataError::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
                 Exit::NotFound
             }
-            Self::Data(_) | Self::Usage(_) | Self::Adapter(_) | Self::Activated | Self::NoTarget(_) => {
-                Exit::Usage
-            }
+            Self::Data(_)
+            | Self::Usage(_)
+            | Self::Adapter(_)
+            | Self::Activated
+            | Self::OtherType(_)
+            | Self::NoTarget(_) => Exit::Usage,
             Self::Checkpoint(CheckpointError::Other { .. } | CheckpointError::Broken { .. }) => Exit::Usage,
             Self::Checkpoint(CheckpointError::InUse(_)) => Exit::Unavailable,
             Self::Learn(error) | Self::Job(JobError::Learn(error)) => of_learning(error),

@@ -144,9 +144,19 @@ fn beginning(arguments: &RunArguments, config: &ModelConfig) -> Result<StartingA
     if adapter.changes_experts() {
         return Err(AdapterError::NoExperts { place: "a trainer" }.into());
     }
+    if let Some(other) = other_type(&options) {
+        return Err(TunerError::OtherType(other));
+    }
     let shape = AdapterSpec::like(&adapter.method);
     let start = InitialAdapter::From(adapter.generation.to_string());
     Ok(StartingAdapter { start, shape, method: adapter.method, options })
+}
+
+/// Returns the type of an adapter that is not trained as the type that its options name.
+fn other_type(options: &[u8]) -> Option<String> {
+    let options: serde_json::Value = serde_json::from_slice(options).ok()?;
+    let name = options["peft_type"].as_str()?;
+    (!["LORA", "IA3", "PREFIX_TUNING"].contains(&name)).then(|| name.to_owned())
 }
 
 /// Reads training data, and prints an event for each faulty line.
