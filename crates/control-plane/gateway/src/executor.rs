@@ -12,8 +12,8 @@
 //! - [`errors`]: why a call failed.
 //!
 //! A handle never touches the socket: it queues a command for the link and waits for the reply. The number of
-//! queued commands is bounded. A sequence holds a slot from its start until the link has removed it, and
-//! causes at most two commands; calls hold slots too.
+//! queued commands is bounded. A sequence holds a slot from its start until the link has removed it, or its
+//! last stage has ended, and causes at most two commands at once; calls hold slots too.
 
 pub mod backlog;
 pub mod batch;
@@ -140,8 +140,8 @@ impl Executor {
 
     /// Starts sequences together, prepared for the executor of connection `epoch`; over another connection
     /// they end as lost. The `request` field of each is assigned here. `standing` has their queue entries,
-    /// which are taken if there are slots. `ended` says whether ended sequences keep their slots. Unread outputs
-    /// are counted in `backlog`.
+    /// which are taken if there are slots. `ended` says whether ended sequences keep their slots. Unread
+    /// outputs are counted in `backlog`.
     ///
     /// # Errors
     /// If there are not enough free slots, or never can be. Nothing is sent to the executor then.
@@ -156,8 +156,8 @@ impl Executor {
         SequenceBatch::start(&self.queue, epoch, sequences, ended, standing, backlog)
     }
 
-    /// Starts the lost or ended sequence `index` of `batch` again as `sequence`, over connection `epoch` of this
-    /// executor, which may differ from the previous executor.
+    /// Starts the lost or ended sequence `index` of `batch` again as `sequence`, over connection `epoch` of
+    /// this executor, which may differ from the previous executor.
     ///
     /// # Errors
     /// If there is no free slot.

@@ -4,8 +4,8 @@
 //!
 //! - [`strict_fields`]: reads a JSON body field by field; fields left over are refused by name.
 //! - [`request_context`], [`target`]: the caller, the default seed and the model that a request means.
-//! - [`adapter_switches`]: other adapters for later stages of an answer; [`adapter_stages`]: counts and reports
-//!   what each stage generated. [`namespace`]: which requests share cached prefixes.
+//! - [`adapter_switches`]: other adapters for later stages of an answer; [`adapter_stages`]: the tokens that
+//!   each stage generated. [`namespace`]: which requests share cached prefixes.
 //! - [`params`]: the sampling and output options that chat and completions share; `stops`: the stop strings;
 //!   [`stream_options`]: the options of a stream.
 //! - [`structured`]: structured output. [`tools`]: tool calls. [`reasoning`]: reasoning content before the

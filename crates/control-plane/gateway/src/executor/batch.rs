@@ -79,7 +79,8 @@ impl SequenceBatch {
         self.launch(index, epoch, sequence, slot);
     }
 
-    /// Restarts the lost or ended sequence `index` as `sequence`, over connection `epoch` of the executor of `queue`.
+    /// Restarts the lost or ended sequence `index` as `sequence`, over connection `epoch` of the executor of
+    /// `queue`.
     pub(super) fn restart(
         &mut self,
         index: usize,

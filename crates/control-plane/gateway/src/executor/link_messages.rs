@@ -50,7 +50,7 @@ pub(super) struct RoutedEvent {
     pub(super) bytes: usize,
 }
 
-/// What becomes of the slot of a sequence that ended.
+/// Use of the slots of sequences that ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EndedSlots {
     Release,

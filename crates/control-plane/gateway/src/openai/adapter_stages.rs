@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{adapter_switches::AdapterSwitch, generation_request::GenerationRequest};
+use super::{adapter_switches::AdapterSwitch, target::ModelTarget};
 
 /// Token counts of the stages that a choice has reached; one stage unless the request switches adapters.
 #[derive(Debug, Default)]
@@ -59,21 +59,15 @@ impl StageCounts {
         switches.iter().take(passed).map(|switch| switch.appended.len()).sum()
     }
 
-    /// Returns the reached stages, if `job` switches adapters.
+    /// Returns the reached stages; `targets` are the models of all stages.
     #[must_use]
-    pub(crate) fn report<'a>(&self, job: &'a GenerationRequest) -> Option<Vec<AdapterStage<'a>>> {
-        if job.switches.is_empty() {
-            return None;
-        }
-        let stage = |(index, usage): (usize, &StageUsage)| {
-            let target = job.target_of(index);
-            AdapterStage {
-                model: &target.name,
-                adapter_generation: target.lease.as_ref().map(|lease| lease.generation.to_string()),
-                tokens: usage.tokens,
-                cached_tokens: usage.cached_tokens,
-            }
+    pub(crate) fn report<'a>(&self, targets: impl Iterator<Item = &'a ModelTarget>) -> Vec<AdapterStage<'a>> {
+        let stage = |(usage, target): (&StageUsage, &'a ModelTarget)| AdapterStage {
+            model: &target.name,
+            adapter_generation: target.lease.as_ref().map(|lease| lease.generation.to_string()),
+            tokens: usage.tokens,
+            cached_tokens: usage.cached_tokens,
         };
-        Some(self.0.iter().enumerate().map(stage).collect())
+        self.0.iter().zip(targets).map(stage).collect()
     }
 }

@@ -1,8 +1,8 @@
 //! The request field `adapter_switches`: other adapters for the later stages of an answer.
 //!
 //! An answer with switches has the same tokens as separate requests in sequence. Each stage is a request of
-//! its own under its own adapter. Its prompt is all that precedes it: the prompt, the generated tokens, and the
-//! text that the switch appends.
+//! its own under its own adapter. The prompt of a stage is all that precedes it: the prompt, the generated
+//! tokens, and the text that the switch appends.
 //!
 //! A switch happens after a number of generated tokens, or when the model generates a marker. A marker is one
 //! token, which is a stop token of the stage before it.
@@ -190,8 +190,8 @@ impl AdapterSwitch {
         }
     }
 
-    /// Whether the switch follows a stage that ended by `finish` with the token `last`, after `done` tokens of
-    /// the answer.
+    /// Whether the switch follows a stage that ended by `finish` with the token `last`, after `done` tokens
+    /// of the answer.
     #[must_use]
     pub(crate) fn follows(&self, finish: Finish, last: Option<u32>, done: u32) -> bool {
         match (self.at, finish) {
@@ -201,8 +201,8 @@ impl AdapterSwitch {
         }
     }
 
-    /// Whether the switch is due after `done` tokens without a token of the stage before it, because that stage
-    /// began at a later marker.
+    /// Whether the switch is due after `done` tokens without a token of the stage before it, because that
+    /// stage began at a later marker.
     #[must_use]
     pub(crate) fn is_due(&self, done: u32) -> bool {
         matches!(self.at, SwitchPoint::Tokens(count) if count <= done)

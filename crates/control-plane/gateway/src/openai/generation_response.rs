@@ -212,7 +212,8 @@ impl GenerationResponse {
     /// Returns the stages of choice `index`, if the request switches adapters.
     #[must_use]
     pub(crate) fn stages(&self, index: usize) -> Option<Vec<AdapterStage<'_>>> {
-        self.slots[index].stages.report(&self.job)
+        let switches = !self.job.switches.is_empty();
+        switches.then(|| self.slots[index].stages.report(self.job.targets()))
     }
 
     fn accept_output(&mut self, output: Result<StageOutput, ApiError>) -> Result<ChoiceUpdate, ApiError> {

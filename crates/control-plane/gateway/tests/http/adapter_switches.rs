@@ -216,7 +216,11 @@ async fn an_answer_without_room_for_the_next_stage_ends_at_its_length() {
 async fn a_stage_that_loses_its_executor_goes_on_from_its_own_prompt() {
     let hanging: Reply = Arc::new(|generate| match generate.adapter {
         None => ReplyScript { outputs: within_limits("abc", generate), pause: Duration::ZERO },
-        Some(_) => hang_after("de")(generate),
+        Some(_) => {
+            let mut script = hang_after("de")(generate);
+            script.outputs[0].cached_tokens = 4;
+            script
+        }
     });
     let (mut harness, [a, _]) = with_adapters(hanging).await;
     let mut body = ask(&there_and_back());

@@ -76,8 +76,8 @@ impl ActiveSequence {
         true
     }
 
-    /// Whether `error` says that a later stage does not fit: only the executor knows the virtual tokens of its
-    /// adapter. The answer then ends at its maximum length.
+    /// Whether `error` says that a later stage does not fit: only the executor knows the virtual tokens of
+    /// its adapter. The answer then ends at its maximum length.
     pub(super) fn is_unfit(&self, error: &WireError) -> bool {
         error.code == ErrorCode::ContextLengthExceeded && self.stage > 0 && !self.begun
     }
