@@ -13,6 +13,7 @@ pub mod dora;
 mod draft;
 mod embedding;
 mod error;
+mod expert_names;
 mod experts;
 mod gguf;
 mod hasher;

@@ -229,7 +229,7 @@ pub enum AdapterError {
     Parameters {
         /// Path of the file.
         path: PathBuf,
-        /// The parameter's name.
+        /// Name of the parameter in the option.
         value: String,
     },
     /// The process computes no deltas of experts.

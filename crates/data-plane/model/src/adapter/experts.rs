@@ -1,10 +1,12 @@
 //! Low-rank factors of experts, in the three forms that trainers write.
 //!
-//! | Form | Tensors of a block, behind `mlp.experts` |
-//! |---|---|
-//! | PEFT, `target_parameters` | `lora_A` `[experts * rank, in]`, the ranks of an expert side by side; `lora_B` `[out, rank * experts]`, the experts of a rank side by side. Of two parameters, gate and up are at `base_layer` |
-//! | Tinker | `w1` (gate), `w3` (up), `w2` (down): `lora_A` `[experts, rank, in]` and `lora_B` `[experts, out, rank]`, with 1 instead of `experts` for a factor that all experts share |
-//! | modules of transformers 4 | `N.gate_proj`, `N.up_proj`, `N.down_proj` (Mixtral: `block_sparse_moe.experts.N.w1`, `w3`, `w2`), each as every linear layer |
+//! - PEFT's `target_parameters`: `mlp.experts.lora_A` is `[experts * rank, in]`, with the ranks of an expert
+//!   side by side; `lora_B` is `[out, rank * experts]`, with the experts of a rank side by side. Of two
+//!   parameters, gate and up are at `mlp.experts.base_layer`.
+//! - Tinker's `mlp.experts.w1` (gate), `w3` (up) and `w2` (down): `lora_A` is `[experts, rank, in]` and
+//!   `lora_B` is `[experts, out, rank]`, with 1 instead of `experts` for a factor that all experts share.
+//! - Modules of transformers 4: `mlp.experts.N.gate_proj`, `up_proj` and `down_proj`, and for Mixtral
+//!   `block_sparse_moe.experts.N.w1`, `w3` and `w2`, each like any linear layer.
 //!
 //! PEFT's gate and up have one A, so they are one [`ExpertTarget`]; the other forms have separate factors.
 
@@ -12,11 +14,10 @@ use std::{borrow::Cow, iter};
 
 use super::{
     error::AdapterError,
+    expert_names::{PARAMETERS, STACKS, sparse_layers, target_of},
     limits::MAX_EXPANDED_BYTES,
     lora::LoraConfig,
     matrix::{StoredFactors, StoredMatrix, StoredModule},
-    options::ConfigOptions,
-    patterns::is_tail,
     weight_file::{TensorEntry, WeightFile},
 };
 use crate::{
@@ -28,54 +29,6 @@ use crate::{
     },
     sources::hf_names::{experts_name, linear_name},
 };
-
-/// Parameters of a block's experts in transformers 5, in the order in which PEFT wraps them.
-const PARAMETERS: [(&str, ExpertTarget); 2] =
-    [("gate_up_proj", ExpertTarget::GateUp), ("down_proj", ExpertTarget::Down)];
-
-/// Linear layers of a block's experts in Tinker's files.
-const STACKS: [(&str, ExpertTarget); 3] =
-    [("w1", ExpertTarget::Gate), ("w3", ExpertTarget::Up), ("w2", ExpertTarget::Down)];
-
-/// Names in `target_parameters`, each a parameter of experts or its last dotted parts.
-#[derive(Debug)]
-pub(super) struct ExpertParameters(Vec<String>);
-
-impl ExpertParameters {
-    pub(super) fn from_options(options: &mut ConfigOptions<'_>) -> Result<Self, AdapterError> {
-        let names = options.list("target_parameters")?;
-        let is_known = |name: &String| PARAMETERS.iter().any(|(known, _)| is_tail(name, known));
-        match names.iter().find(|name| !is_known(name)) {
-            None => Ok(Self(names)),
-            Some(name) => Err(AdapterError::Parameters {
-                path: options.path().to_path_buf(),
-                value: name.escape_debug().to_string(),
-            }),
-        }
-    }
-
-    pub(super) fn are_any(&self) -> bool {
-        !self.0.is_empty()
-    }
-
-    fn select(&self, parameter: &str) -> bool {
-        self.0.iter().any(|name| is_tail(parameter, name))
-    }
-
-    /// Checks that each name selects a parameter of the base's experts.
-    fn check(&self, config: &LoraConfig, model: &ModelConfig) -> Result<(), AdapterError> {
-        let of =
-            |layer| PARAMETERS.map(|(name, _)| config.written(&format!("{}.{name}", experts_name(layer))));
-        let all: Vec<String> = sparse_layers(model).flat_map(of).collect();
-        match self.0.iter().find(|name| !all.iter().any(|parameter| is_tail(parameter, name))) {
-            None => Ok(()),
-            Some(name) => Err(AdapterError::Parameters {
-                path: config.path().to_path_buf(),
-                value: name.escape_debug().to_string(),
-            }),
-        }
-    }
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ExpertForm {
@@ -100,10 +53,6 @@ impl ExpertForm {
     }
 }
 
-fn sparse_layers(model: &ModelConfig) -> impl Iterator<Item = usize> {
-    (0..model.layers).filter(|&layer| model.experts_of(layer).is_some())
-}
-
 /// Takes the factors of all experts that the adapter changes.
 ///
 /// # Errors
@@ -113,7 +62,7 @@ pub(super) fn read<'a>(
     weights: &mut WeightFile<'a>,
     model: &ModelConfig,
 ) -> Result<Vec<StoredModule<'a>>, AdapterError> {
-    config.parameters().check(config, model)?;
+    config.parameters().check(config.path(), |name| config.written(name), model)?;
     let Some(form) = ExpertForm::of(config, weights) else { return Ok(Vec::new()) };
     let (mut modules, mut expanded) = (Vec::new(), 0);
     let is_drafted = |layer: &usize| config.draft_layers().is_none_or(|layers| *layer < layers);
@@ -168,28 +117,6 @@ pub(super) fn read_by_name<'a>(
         }
     }
     Ok(found)
-}
-
-/// Returns the names that an expert's layer may have in a trained model, as patterns may match them.
-pub(super) fn names_in_model(
-    model: &ModelConfig,
-    layer: usize,
-    expert: ExpertId,
-    target: ExpertTarget,
-) -> Vec<String> {
-    let tables = PARAMETERS.iter().chain(&STACKS).filter(|(_, of)| *of == target);
-    let together = tables.map(|(name, _)| format!("{}.{name}", experts_name(layer)));
-    let part = ExpertPart::ALL.into_iter().find(|part| target_of(*part) == target);
-    let alone = part.map(|part| linear_name(model, TensorId::Expert(layer, expert, part)));
-    together.chain(alone).collect()
-}
-
-fn target_of(part: ExpertPart) -> ExpertTarget {
-    match part {
-        ExpertPart::Gate => ExpertTarget::Gate,
-        ExpertPart::Up => ExpertTarget::Up,
-        ExpertPart::Down => ExpertTarget::Down,
-    }
 }
 
 /// Takes the factors of the selected parameters of the experts `name`.

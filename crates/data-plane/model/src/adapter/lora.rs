@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{
     draft,
     error::AdapterError,
-    experts::{ExpertParameters, names_in_model},
+    expert_names::{ExpertParameters, names_in_model},
     invocation::Invocation,
     limits::MAX_RANK,
     matrix::{StoredBias, StoredFactors, StoredMatrix, StoredModule},

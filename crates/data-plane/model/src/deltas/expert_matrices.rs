@@ -1,7 +1,8 @@
 //! The matrices of an adapter's experts, in the host tier.
 //!
-//! A pass finds out at the router which experts a row takes, so neither helpers nor copies to a device can begin
-//! early. Therefore these matrices stay in ordinary memory, and the threads of the pass compute with them.
+//! A pass finds out at the router which experts a row takes, so neither helpers nor copies to a device can
+//! begin early. Therefore these matrices stay in ordinary memory, and the threads of the pass compute with
+//! them.
 
 use kernels::lora::{LayoutError, LoraMatrix, SharedBytes};
 

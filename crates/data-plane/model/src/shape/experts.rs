@@ -30,11 +30,11 @@ impl ExpertPart {
 pub enum ExpertTarget {
     /// Gate and up with common factors, outputs `[gate | up]`.
     GateUp,
-    /// Gate alone.
+    /// Gate with factors of its own.
     Gate,
-    /// Up alone.
+    /// Up with factors of its own.
     Up,
-    /// Down matrix.
+    /// Down, from the width to the hidden size.
     Down,
 }
 

@@ -228,7 +228,6 @@ fn options_that_are_not_supported_are_refused_by_name() {
         ("bias", json!("lora_only")),
         ("fan_in_fan_out", json!(true)),
         ("layer_replication", json!([[0, 1]])),
-        ("target_parameters", json!(["mlp.experts.gate_up_proj"])),
         ("use_qalora", json!(true)),
         ("use_bdlora", json!({"nblocks": 2})),
         ("megatron_config", json!({"hidden_size": 1})),
@@ -246,6 +245,11 @@ fn options_that_are_not_supported_are_refused_by_name() {
         let shown = &text[..text.len().min(60)];
         refused(&json!({option: value}), &[&format!("`{option}`"), shown, "adapter_config.json"]);
     }
+    let parameter = "mlp.experts.gate_up_proj";
+    refused(
+        &json!({"target_parameters": [parameter]}),
+        &["`target_parameters`", parameter, "this base's experts"],
+    );
     for harmless in [json!(false), json!("gaussian"), json!("eva"), json!("orthogonal"), json!(null)] {
         assert!(read(&config_with(&json!({"init_lora_weights": harmless})), &entries()).is_ok());
     }
