@@ -157,12 +157,15 @@ def deployment(tmp_path_factory, addresses):
 
 @pytest.fixture
 def router(deployment, addresses):
-    return Router(*addresses)
+    router = Router(*addresses)
+    yield router
+    router.context.destroy(linger=0)
 
 
 def complete(deployment, tenant, model):
     """Computes TEXT; returns its tokens."""
-    deployment.client(tenant).completions.create(model=model, prompt=TEXT, max_tokens=1, temperature=0)
+    client = deployment.client(tenant, max_retries=20)
+    client.completions.create(model=model, prompt=TEXT, max_tokens=1, temperature=0)
     headers = {"Authorization": f"Bearer {deployment.keys[tenant]}"}
     answer = httpx2.post(f"{deployment.url}/tokenize", json={"model": model, "prompt": TEXT}, headers=headers)
     return answer.json()["tokens"]

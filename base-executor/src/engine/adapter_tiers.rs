@@ -50,8 +50,8 @@ impl<A> Tiers<A> {
         self.host.invocation(id)
     }
 
-    /// Whether the prompt's tokens alone determine the adapter's KV blocks. An activated adapter begins within
-    /// a prompt, and a prefix begins with virtual tokens.
+    /// Whether the prompt's tokens alone determine the adapter's KV blocks. An activated adapter begins
+    /// within a prompt, and a prefix begins with virtual tokens.
     pub(super) fn has_plain_blocks(&self, id: AdapterId) -> bool {
         self.host.get(id).is_ok_and(|adapter| adapter.invocation.is_none() && adapter.virtual_tokens == 0)
     }

@@ -16,7 +16,8 @@ const LINES: usize = 24;
 fn bodies() -> Vec<Value> {
     let body = |index: usize| {
         let prompt: Vec<usize> = (0..20).map(|token| 1000 + 97 * index + 13 * token).collect();
-        let (model, temperature) = (MODELS[index % MODELS.len()], f64::from(u8::from(index % 3 > 0)));
+        let (model, temperature) =
+            (MODELS[index % MODELS.len()], f64::from(u8::from(!index.is_multiple_of(3))));
         json!({
             "model": model, "prompt": prompt, "max_tokens": 16, "seed": index, "temperature": temperature,
             "logprobs": 2, "ignore_eos": true,
@@ -120,9 +121,9 @@ fn a_batch_through_every_death_has_the_bits_of_online_answers_and_each_line_once
         assert_eq!(results(&deployment.client, &calm), online);
         // The results are written, but not all of them are recorded as done.
         places.arm("gateway.batch_line_written", "kill 3");
+        places.arm("gateway.batch_files_kept", "kill");
         let id = create(&deployment.client, &file);
         let deployment = disturb(&plan, deployment, &id);
-        places.arm("gateway.batch_files_kept", "kill");
         assert_eq!(results(&deployment.client, &id), online);
         assert!(
             places.has_fired("gateway.batch_line_written") && places.has_fired("gateway.batch_files_kept")

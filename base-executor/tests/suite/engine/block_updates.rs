@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use shmproto::message::{BlockTier, BlockUpdate, ToGateway};
 
 use super::{
-    ACTIVATED, ConnectionId, EngineEvent, EngineHarness, GATEWAY, Generate, ROOMY, mpsc, prompt, request,
-    with_prefix,
+    ACTIVATED, Clock as _, ConnectionId, EngineEvent, EngineHarness, GATEWAY, Generate, ROOMY, mpsc, prompt,
+    request, with_prefix,
 };
 
 const BLOCK_TOKENS: usize = 16;
@@ -85,7 +85,9 @@ fn a_gateway_that_comes_later_learns_what_is_there_and_both_follow() {
     assert_eq!(known.blocks.len(), 12);
     assert_eq!(later.blocks, known.blocks);
     bench.engine.handle(EngineEvent::Disconnected(GATEWAY));
-    ask(&mut bench, request(3, prompt(3, 40), 1));
+    let (request, received_at) = (request(3, prompt(3, 40), 1), bench.clock.now());
+    bench.engine.handle(EngineEvent::Generate { connection: late, request, received_at });
+    bench.finish();
     assert!(queue.try_recv().is_ok(), "the other gateway still watches");
 }
 

@@ -46,7 +46,7 @@ impl Access {
     }
 }
 
-/// Whether somebody waits for the answer of a request.
+/// Whether a client waits for the answer of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Urgency {
     Online,

@@ -72,13 +72,6 @@ pub fn table() -> Vec<HttpRoute> {
         post("/v1/chat/completions", Access::User, self::post(chat_completions)),
         post("/v1/completions", Access::User, self::post(text_completions)),
         post("/v1/embeddings", Access::User, self::post(embeddings::create)),
-        post("/v1/score", Access::User, self::post(scoring::score)),
-        post("/score", Access::User, self::post(scoring::score)),
-        post("/v1/rerank", Access::User, self::post(scoring::rerank)),
-        post("/v2/rerank", Access::User, self::post(scoring::rerank)),
-        post("/rerank", Access::User, self::post(scoring::rerank)),
-        post("/v1/classify", Access::User, self::post(classify::create)),
-        post("/classify", Access::User, self::post(classify::create)),
         post("/v1/responses", Access::User, self::post(responses::create)),
         post("/v1/responses/input_tokens", Access::User, self::post(responses::input_tokens)),
         post("/v1/responses/compact", Access::User, self::post(responses::compact)),
@@ -122,6 +115,7 @@ pub fn table() -> Vec<HttpRoute> {
         post("/v1/fine_tuning/jobs/{id}/pause", Access::User, self::post(fine_tuning::pause)),
         post("/v1/fine_tuning/jobs/{id}/resume", Access::User, self::post(fine_tuning::resume)),
     ];
+    table.extend(scoring_routes());
     table.extend(anthropic_routes());
     table.extend(batch_routes());
     table.extend(tinker_routes());
@@ -134,6 +128,19 @@ const ADAPTER: &str = "/v1/adapters/{*id}";
 
 fn user(method: Method, path: &'static str, handler: MethodRouter<Arc<App>>) -> HttpRoute {
     HttpRoute { method, path, access: Access::User, handler }
+}
+
+/// Returns the routes that score, rank and classify texts, with the paths of vLLM and Cohere.
+fn scoring_routes() -> Vec<HttpRoute> {
+    vec![
+        user(Method::POST, "/v1/score", post(scoring::score)),
+        user(Method::POST, "/score", post(scoring::score)),
+        user(Method::POST, "/v1/rerank", post(scoring::rerank)),
+        user(Method::POST, "/v2/rerank", post(scoring::rerank)),
+        user(Method::POST, "/rerank", post(scoring::rerank)),
+        user(Method::POST, "/v1/classify", post(classify::create)),
+        user(Method::POST, "/classify", post(classify::create)),
+    ]
 }
 
 /// Returns the routes of Anthropic's API. `/v1/models` stands in the table for all APIs.

@@ -194,34 +194,42 @@ fn pollers(
     polled.collect()
 }
 
+/// Binds the listener; returns its address, with the port that the system chose if none was set.
+async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), RunError> {
+    let refused = |reason| RunError::Listen { address, reason };
+    let listener = TcpListener::bind(address).await.map_err(refused)?;
+    let bound = listener.local_addr().map_err(refused)?;
+    Ok((listener, bound))
+}
+
+/// Opens the models of Tinker's API, and the training files and fine-tuning jobs.
+async fn training(
+    config: &GatewayConfig,
+    registry: &Arc<Registry>,
+    status: &watch::Receiver<GatewayReadiness>,
+) -> Result<(Arc<Runs>, Arc<Training>), RunError> {
+    let trainers = TrainerClient::at(config.training.trainer_socket.clone());
+    let tenant_bytes = config.training.tenant_state_bytes;
+    let runs = Runs::new(trainers.clone(), Arc::clone(registry), status.clone(), &config.state, tenant_bytes);
+    let limits = config.training.clone();
+    let training =
+        Training::open(Arc::clone(registry), status.clone(), trainers, limits, &config.state).await?;
+    Ok((runs, training))
+}
+
 impl Gateway {
     pub async fn start(config: GatewayConfig, load_text: LoadText) -> Result<Self, RunError> {
-        let refused = |reason| RunError::Listen { address: config.listen, reason };
         let names: Vec<_> = config.executors.iter().map(|address| address.name.as_str()).collect();
         let metrics = Arc::new(GatewayMetrics::new(&config.figures, &names));
         let sinks = Sinks::open(Arc::clone(&metrics), config.figures.otlp_endpoint.as_deref())?;
-        let (block_updates, publisher) = match &config.kv_events {
-            Some(events) => Some(KvEventPublisher::bind(events).await?).unzip(),
-            None => (None, None),
-        };
+        let (block_updates, publisher) = KvEventPublisher::bind(config.kv_events.as_ref()).await?.unzip();
         let common = SharedConnections::new(block_updates);
         let executors = Executors::connect(&config.executors, config.executor, &common);
         let registry = Registry::open(executors.clone(), options(&config)).await?;
         let (lifecycle, status) =
             Lifecycle::new(&config, executors.clone(), Arc::clone(&registry), load_text);
-        let trainers = TrainerClient::at(config.training.trainer_socket.clone());
-        let runs = Runs::new(
-            trainers.clone(),
-            Arc::clone(&registry),
-            status.clone(),
-            &config.state,
-            config.training.tenant_state_bytes,
-        );
-        let training =
-            Training::open(Arc::clone(&registry), status.clone(), trainers, config.training, &config.state)
-                .await?;
-        let listener = TcpListener::bind(config.listen).await.map_err(refused)?;
-        let address = listener.local_addr().map_err(refused)?;
+        let (runs, training) = training(&config, &registry, &status).await?;
+        let (listener, address) = listen(config.listen).await?;
         let (classes, clock) = (Arc::new(ServiceClasses::new(config.classes)), Arc::new(SystemClock));
         let turns = AdmissionQueue::new(executors.clone(), Arc::clone(&classes), config.turns, clock);
         let memory = TenantMemory::new(config.connections.memory);
@@ -267,9 +275,8 @@ impl Gateway {
             tokio::spawn(training.run()),
             tokio::spawn(batches.run(Arc::new(BatchLines::new(Arc::clone(&app))))),
         ]);
-        if let Some(publisher) = publisher {
-            background_tasks.push(tokio::spawn(publisher.run(Arc::clone(&app.registry))));
-        }
+        background_tasks
+            .extend(publisher.map(|publisher| tokio::spawn(publisher.run(Arc::clone(&app.registry)))));
         Ok(Self {
             address,
             status,

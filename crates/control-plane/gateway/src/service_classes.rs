@@ -2,7 +2,7 @@
 //!
 //! The class of an adapter takes precedence over the class of its tenant; a request with neither is of the
 //! class `default`. Callers cannot choose a class, since tenants come from keys and the operator names
-//! adapters. The lines of batches are of the class `background`, whatever their adapter and tenant.
+//! adapters. The lines of batches are of the class `background`, for any adapter and tenant.
 
 use std::{
     collections::HashMap,

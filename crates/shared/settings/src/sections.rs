@@ -250,8 +250,8 @@ sections! {
         score_template: PathBuf, --"score-template" "FILE", Depends("the prompt of Qwen3-Reranker"), Gateway;
         /// Endpoint of an OpenTelemetry collector for traces (OTLP over HTTP); none sends no traces
         otlp_endpoint: String, --"otlp-endpoint" "URL", Preset::None, Gateway;
-        /// Address that publishes KV events for routers, as `tcp://127.0.0.1:5557` or `tcp://*:5557`; the events
-        /// contain the token ids of all prompts, and ZeroMQ has no authentication
+        /// Address that publishes KV events for routers, as `tcp://127.0.0.1:5557` or `tcp://*:5557`; the
+        /// events contain the token ids of all prompts, and ZeroMQ has no authentication
         kv_events_endpoint: String, --"kv-events-endpoint" "ADDRESS", Preset::None, Gateway;
         /// Address that repeats missed KV events, as `tcp://127.0.0.1:5558`
         kv_events_replay_endpoint: String, --"kv-events-replay-endpoint" "ADDRESS", Preset::None, Gateway;

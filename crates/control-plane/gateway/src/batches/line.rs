@@ -20,7 +20,7 @@ use crate::{
 
 /// Pause before the next search for a key of a line's tenant.
 const KEY_WAIT: Duration = Duration::from_secs(1);
-/// Longest pause before a line is sent again, whatever the answer says.
+/// Maximum pause before a line is sent again, for any `Retry-After`.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 /// Bytes of a body per token, for the estimate of a line's cost.
 const BYTES_PER_TOKEN: usize = 4;

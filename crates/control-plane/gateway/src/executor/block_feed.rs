@@ -20,7 +20,7 @@ pub(crate) fn channel() -> (mpsc::Sender<FeedMessage>, mpsc::Receiver<FeedMessag
     mpsc::channel(FEED_MESSAGES)
 }
 
-/// Sender of one executor's block updates; without a channel nobody wants them.
+/// Sender of one executor's block updates; without a channel the updates are not requested.
 #[derive(Debug)]
 pub(crate) struct BlockFeed {
     source: FeedSource,

@@ -74,13 +74,14 @@ pub(crate) struct KvEventPublisher {
 }
 
 impl KvEventPublisher {
-    /// Binds the sockets; returns the publisher and the channel of its block updates.
+    /// Binds the sockets, if there are any; returns the publisher and the channel of its block updates.
     ///
     /// # Errors
     /// If an address is in use or invalid.
     pub(crate) async fn bind(
-        config: &KvEventsConfig,
-    ) -> Result<(mpsc::Sender<FeedMessage>, Self), KvEventsError> {
+        config: Option<&KvEventsConfig>,
+    ) -> Result<Option<(mpsc::Sender<FeedMessage>, Self)>, KvEventsError> {
+        let Some(config) = config else { return Ok(None) };
         let mut socket = PubSocket::new();
         bind(&mut socket, &config.endpoint).await?;
         let repeater = match &config.replay_endpoint {
@@ -101,7 +102,7 @@ impl KvEventPublisher {
             index: PrefixIndex::default(),
             next_number: 0,
         };
-        Ok((sender, publisher))
+        Ok(Some((sender, publisher)))
     }
 
     /// Publishes events until the task is aborted, with the adapter names of `registry`.

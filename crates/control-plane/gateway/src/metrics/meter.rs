@@ -62,7 +62,7 @@ pub(crate) struct Meter {
     adapter: Arc<AdapterMetrics>,
     classes: Arc<ServiceClasses>,
     class: ClassId,
-    /// Whether the latency histograms have the request; nobody waits for background requests.
+    /// Whether the latency histograms have the request, as they have all but background requests.
     is_online: bool,
     /// `None` for the base, which is always on the device.
     load_wait: Option<Arc<Histogram>>,

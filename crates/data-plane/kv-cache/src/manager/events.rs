@@ -1,4 +1,4 @@
-//! Records events of blocks while somebody observes the cache.
+//! Records events of blocks while an observer of the cache exists.
 
 use super::Cache;
 use crate::{

@@ -98,6 +98,10 @@ pub enum MergeError {
     Write(#[from] WriteError),
 }
 
+/// Merges the layers of one name, each with its weight.
+pub(super) type MergeModules<'a> =
+    dyn FnMut(&str, &[(&NamedModule, f32)]) -> Result<NamedModule, MergeError> + 'a;
+
 impl NamedLora {
     /// Reads the adapter in `directory`.
     ///
@@ -157,7 +161,7 @@ impl NamedLora {
     /// Merges `parts` layer by layer with `merge`, which takes the adapters that change a layer.
     pub(super) fn merge_modules(
         parts: &[(Self, f32)],
-        merge: &mut dyn FnMut(&str, &[(&NamedModule, f32)]) -> Result<NamedModule, MergeError>,
+        merge: &mut MergeModules<'_>,
     ) -> Result<Self, MergeError> {
         if parts.iter().any(|(part, _)| part.is_activated) {
             return Err(AdapterMergeError::Kind(AdapterKind::Activated).into());

@@ -96,13 +96,13 @@ pub(super) fn missing(values: &[f64], rank: usize) -> f64 {
 fn orthonormalize(vectors: &mut Vectors) -> Vectors {
     let count = vectors.len();
     let mut coefficients = vec![vec![0.0; count]; count];
-    for at in 0..count {
+    for (at, along_units) in coefficients.iter_mut().enumerate() {
         let (done, rest) = vectors.split_at_mut(at);
         let Some(vector) = rest.first_mut() else { break };
         let before = norm(vector);
         // The second round removes what rounding left of the first.
         for _ in 0..2 {
-            for (unit, coefficient) in done.iter().zip(&mut coefficients[at]) {
+            for (unit, coefficient) in done.iter().zip(along_units.iter_mut()) {
                 let along = dot(unit, vector);
                 *coefficient += along;
                 vector.iter_mut().zip(unit).for_each(|(x, unit)| *x -= along * unit);
@@ -112,7 +112,7 @@ fn orthonormalize(vectors: &mut Vectors) -> Vectors {
         if remainder <= DEPENDENT * before {
             vector.fill(0.0);
         } else {
-            coefficients[at][at] = remainder;
+            along_units[at] = remainder;
             vector.iter_mut().for_each(|x| *x /= remainder);
         }
     }
