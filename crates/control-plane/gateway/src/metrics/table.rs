@@ -134,7 +134,8 @@ metrics! {
     AdaptersRegistered = Gauge, Count, "holobiont_adapters_registered", [],
         "Registered adapters with a name";
     Adapters = Gauge, Count, "holobiont_adapters", ["tier"],
-        "Registered adapters by tier: host is the executor's memory, disk is files only";
+        "Registered adapters by tier: host is the executor's memory, disk is files only, memory is files of \
+         ephemeral adapters only";
     AdaptersPinned = Gauge, Count, "holobiont_adapters_pinned", [],
         "Adapters that are never evicted";
     AdapterLoaded = Gauge, Info, "holobiont_adapter_info", ["adapter", "generation", "tier", "rank", "pinned"],

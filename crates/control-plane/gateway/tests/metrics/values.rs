@@ -132,6 +132,39 @@ async fn train(harness: &Harness, death: &Notify, seen: &mut BTreeSet<&'static s
     .await;
 }
 
+/// A batch that ends, and one whose line stops for an online request.
+async fn batches(seen: &mut BTreeSet<&'static str>) {
+    let harness = Harness::start(as_told()).await;
+    let client = &harness.client;
+    let create = async |max_tokens| {
+        let line =
+            json!({ "custom_id": "a", "method": "POST", "url": TEXT, "body": ask("base", max_tokens) });
+        let form = format!(
+            "--x\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nbatch\r\n--x\r\n\
+             Content-Disposition: form-data; name=\"file\"; filename=\"a.jsonl\"\r\n\r\n{line}\r\n--x--\r\n"
+        );
+        let answer = client.send("POST", "/v1/files", "multipart/form-data; boundary=x", form).await;
+        let file: Value = serde_json::from_str(&answer.body).unwrap();
+        let order = json!({ "input_file_id": file["id"], "endpoint": TEXT, "completion_window": "24h" });
+        assert_eq!(client.post("/v1/batches", &order).await.status, 200);
+    };
+    let has = async |name: &str| {
+        eventually_async(name, async || value(&scrape(client).await, name, &[]) > Some(0.0)).await;
+    };
+    create(8).await;
+    eventually_async("it ends", async || {
+        let outcome = [("outcome", "completed")];
+        value(&scrape(client).await, "holobiont_batches_ended_total", &outcome) == Some(1.0)
+    })
+    .await;
+    create(HANG).await;
+    has("holobiont_batch_lines_running").await;
+    note(&scrape(client).await, seen);
+    assert_eq!(client.post(TEXT, &ask("base", 8)).await.status, 200);
+    has("holobiont_batch_lines_preempted_total").await;
+    note(&scrape(client).await, seen);
+}
+
 #[tokio::test]
 async fn every_metric_is_written_when_what_it_counts_happens() {
     let place = tempfile::tempdir().unwrap();
@@ -145,6 +178,7 @@ async fn every_metric_is_written_when_what_it_counts_happens() {
     })
     .await;
     let mut seen = BTreeSet::new();
+    batches(&mut seen).await;
     train(&harness, &death, &mut seen).await;
     for number in 0..=MAX_RESIDENT {
         load(&harness, &format!("a{number}")).await;

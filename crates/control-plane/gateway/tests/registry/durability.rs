@@ -81,8 +81,8 @@ async fn a_registry_that_cannot_be_read_is_an_error_and_never_an_empty_one() {
     assert!(matches!(refused().await, OpenError::Database(DatabaseError::Newer { found: 99, .. })));
     assert_eq!(stored(path).len(), 1, "nothing was swept");
     // Schemas of former versions are migrated.
-    let no_templates = "ALTER TABLE adapters DROP COLUMN labels; ALTER TABLE adapters DROP COLUMN \
-         chat_template; ALTER TABLE adapters DROP COLUMN weights";
+    let no_templates = "DROP TABLE batches; ALTER TABLE adapters DROP COLUMN labels; ALTER TABLE adapters \
+         DROP COLUMN chat_template; ALTER TABLE adapters DROP COLUMN weights";
     let no_terms = "ALTER TABLE adapters DROP COLUMN made_by; ALTER TABLE adapters DROP COLUMN expires_at";
     let no_drafts = format!("{no_templates}; {no_terms}; ALTER TABLE adapters DROP COLUMN draft_layers");
     change(&database, no_drafts.clone()).await;

@@ -190,8 +190,9 @@ fn a_decode_step_of_every_method_together_has_the_bits_each_has_alone() {
         let each = one_of_each(&adapters);
         assert_eq!(
             each.len(),
-            if name == "qwen2-bias" { 4 } else { 9 },
-            "base, LoRA, one of the embedding and those with saved modules where there are some, DoRA, IA3, prefix"
+            if name == "qwen2-bias" { 4 } else { 12 },
+            "base, LoRA, one of the embedding, those with saved modules, tokens and biases where there are some, \
+             DoRA, IA3, prefix, prompt"
         );
         let requests: Vec<_> =
             (0..).zip(&each).map(|(index, adapter)| RoutedRequest::new(index, 40, *adapter)).collect();
