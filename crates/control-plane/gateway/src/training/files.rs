@@ -241,15 +241,15 @@ impl Upload<'_> {
         };
         self.put(&record).await?;
         let limit = training.limits.tenant_bytes;
+        // A cancelled caller may have added the row, so the content stays. Without a row, the next start removes
+        // it. In a fleet the local copy is not needed, since the bucket has the file.
+        self.is_kept = training.fleet.is_none();
         let is_uploaded = matches!(purpose, Purpose::FineTune | Purpose::Batch);
         let limits_it = is_uploaded.then_some(limit);
         match training.table.add_file(&record, limits_it).await {
-            Ok(FileAdded::Kept) => {
-                // In a fleet the local copy is not needed, since the bucket has the file.
-                self.is_kept = training.fleet.is_none();
-                Ok(record)
-            }
+            Ok(FileAdded::Kept) => Ok(record),
             refused => {
+                self.is_kept = false;
                 if let Some(fleet) = &training.fleet {
                     fleet.discard(&record.path()).await;
                 }
