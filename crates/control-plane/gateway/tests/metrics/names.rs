@@ -199,7 +199,8 @@ fn the_dashboard_can_be_imported() {
             "Fine-tuning",
             "Executor",
             "Resources",
-            "Many hosts"
+            "Many hosts",
+            "Batches"
         ]
     );
     let ids: BTreeSet<u64> = panels.iter().map(|panel| panel["id"].as_u64().unwrap()).collect();
