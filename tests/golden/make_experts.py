@@ -31,7 +31,7 @@ EFFECT = 0.4
 PARAMETERS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 
-# What PEFT makes and saves: both parameters beside attention; one alone, without any linear layer; ranks and alphas by pattern.
+# Adapters that PEFT makes and saves: both parameters beside attention; one alone, without any linear layer; ranks and alphas by pattern.
 BY_PEFT = {
     ("mixtral", "both"): (lora(4, ["q_proj", "o_proj"], target_parameters=PARAMETERS), F32),
     ("mixtral", "down-rslora"): (

@@ -1,4 +1,4 @@
-//! What a gateway that watches the cached blocks is told.
+//! Block updates that the engine sends to a gateway that watches the cached blocks.
 
 use std::collections::HashSet;
 

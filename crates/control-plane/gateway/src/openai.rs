@@ -28,7 +28,8 @@
 //! - [`models`], [`tokens`], [`adapters`], [`adapter_files`], [`upload`], [`push`]: the routes beside
 //!   generation. `idempotency`: the header `Idempotency-Key`.
 //! - [`files`], [`fine_tuning`], [`fine_tuning_request`]: the routes of training; [`batches`]: files of
-//!   requests that are answered in the background; [`paging`]: pages of lists.
+//!   requests that are answered in the background; `creation`: runs a creation to its end; [`paging`]: pages
+//!   of lists.
 //! - [`errors`]: the one body of all errors.
 
 pub(crate) mod adapter_files;
@@ -42,6 +43,7 @@ pub mod choice;
 pub mod classify;
 pub(crate) mod collect;
 pub mod completions;
+mod creation;
 pub(crate) mod echo;
 pub mod embeddings;
 pub(crate) mod files;

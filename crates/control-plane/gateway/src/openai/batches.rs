@@ -9,6 +9,7 @@ use axum::{
 use serde_json::{Value, json};
 
 use super::{
+    creation,
     fine_tuning_request::metadata,
     paging::{self, PageQuery},
     strict_fields::{StrictFields, whole, wrong},
@@ -87,18 +88,10 @@ pub(crate) async fn create(
     body: JsonBody,
 ) -> Result<Json<Value>, ApiError> {
     let spec = BatchSpec::read(&body)?;
-    let batches = Arc::clone(&app.batches);
-    let slot = batches.creation_slots().acquire(&caller.tenant, app.connections.body_timeout).await;
-    let slot =
-        slot.ok_or_else(|| ApiError::queue_full(1, "other batches are being created; try again shortly"))?;
-    // The task completes even if the caller disconnects.
-    let created = tokio::spawn(async move {
-        let _slot = slot;
-        batches.create(spec, (&caller.tenant, caller.role.into())).await
-    });
-    let created = created.await;
-    let batch =
-        created.map_err(|panic| ApiError::internal(format!("creating the batch failed: {panic}")))??;
+    let (batches, tenant) = (Arc::clone(&app.batches), Arc::clone(&caller.tenant));
+    let create = async move { batches.create(spec, (&caller.tenant, caller.role.into())).await };
+    let slots = (app.batches.creation_slots(), &tenant);
+    let batch = creation::create(slots, app.connections.body_timeout, "batches", create).await?;
     Ok(Json(describe(&batch)))
 }
 

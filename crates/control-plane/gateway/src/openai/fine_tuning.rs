@@ -10,7 +10,7 @@ use axum::{
 use serde_json::{Value, json};
 
 use super::{
-    idempotency,
+    creation, idempotency,
     paging::{self, PageQuery},
 };
 use crate::{
@@ -41,19 +41,10 @@ pub(crate) async fn create(
     let serving = app.serving()?;
     let order = JobSpec::read(&body)?;
     let key = idempotency::key(&headers)?.map(<[u8]>::to_vec);
-    let training = Arc::clone(&app.training);
-    // Acquired before the task starts, so a caller that disconnects while waiting leaves no task behind.
-    let slot = training.creation_slots().acquire(&caller.tenant, app.connections.body_timeout).await;
-    let slot = slot.ok_or_else(|| {
-        ApiError::queue_full(1, "other fine-tuning jobs are being created; try again shortly")
-    })?;
-    // The task completes even if the caller disconnects.
-    let created = tokio::spawn(async move {
-        let _slot = slot;
-        training.create(order, key.as_deref(), &caller, &serving).await
-    });
-    let created = created.await;
-    let job = created.map_err(|panic| ApiError::internal(format!("creating the job failed: {panic}")))??;
+    let (training, tenant) = (Arc::clone(&app.training), Arc::clone(&caller.tenant));
+    let create = async move { training.create(order, key.as_deref(), &caller, &serving).await };
+    let slots = (app.training.creation_slots(), &tenant);
+    let job = creation::create(slots, app.connections.body_timeout, "fine-tuning jobs", create).await?;
     Ok(Json(describe(&job)))
 }
 
