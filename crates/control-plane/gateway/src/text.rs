@@ -3,7 +3,6 @@
 //! [`Text`] is the interface to a model's tokenizer and chat template; [`ModelText`] implements it from a
 //! model's files. Tests use a smaller implementation.
 
-mod history;
 mod other_templates;
 
 use std::{
@@ -26,12 +25,13 @@ use text::{
     chat_template::{ChatTemplate, GenerationPrompt, Limits, RenderTemplate, TemplateError},
     detokenize::{Detokenizer, TextStart},
     grammar::Tokens,
+    history::{self, SystemMessages},
     pair_template::{PairTemplate, QueryAndDocument},
     sandbox::{SandboxedTemplate, TemplateSandbox},
     tokenizer::{AddSpecial, EncodeError, ParseSpecial, SkipSpecial, Tokenizer, TokenizerError},
 };
 
-use self::{history::SystemMessages, other_templates::OtherTemplates};
+use self::other_templates::OtherTemplates;
 use crate::thread::ThreadError;
 
 /// Maximum number of attempts to read a model's text while its files change.
@@ -123,12 +123,6 @@ pub enum TextError {
     /// The template cannot render the conversation.
     #[error(transparent)]
     Chat(#[from] ChatError),
-    /// The template would leave out a system message.
-    #[error(
-        "this model's chat template ignores system messages after the first message; put their text into \
-         the first system message, or into a user's"
-    )]
-    LaterSystem,
 }
 
 /// Why a model's tokenizer and template cannot be loaded.
@@ -340,8 +334,8 @@ impl Text for ModelText {
     ) -> Result<Vec<u32>, TextError> {
         let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
         let chat = Chat::new(&self.tokenizer, &*template.template, SystemTime::now());
-        let messages = template.systems().map_err(ChatError::from)?.prepared(messages)?;
-        let mut messages: Vec<Value> = messages.iter().map(ChatMessage::value).collect();
+        let messages = messages.iter().map(ChatMessage::value).collect();
+        let mut messages = template.systems().map_err(ChatError::from)?.prepared(messages)?;
         let mut variables = showing.variables.clone();
         if !showing.tools.is_empty() {
             variables.insert("tools".to_owned(), showing.tools.clone().into());

@@ -42,6 +42,33 @@ pub struct Checkpoint {
     pub state: OptimizerState,
     /// Gradients accumulated for the next step, per tensor; `None` for a job, which saves between steps.
     pub gradients: Option<Vec<Vec<f32>>>,
+    /// The adapter with the lowest held-out loss, if the job keeps it.
+    pub best: Option<BestAdapter>,
+}
+
+/// The adapter of the step with the lowest held-out loss so far.
+#[derive(Debug, Clone, PartialEq)]
+pub struct BestAdapter {
+    /// Number of steps that the adapter has learned.
+    pub step: u64,
+    pub loss: f64,
+    /// Number of evaluations after that of `step`.
+    pub evaluations_since: u64,
+    pub method: MethodWeights,
+}
+
+impl BestAdapter {
+    /// Returns the better of `earlier` and of the adapter `method` with the held-out loss `loss`.
+    #[must_use]
+    pub fn after(earlier: Option<Self>, step: u64, loss: f64, method: &MethodWeights) -> Self {
+        match earlier {
+            Some(best) if best.loss <= loss => {
+                let is_new = u64::from(step > best.step);
+                Self { evaluations_since: best.evaluations_since + is_new, ..best }
+            }
+            _ => Self { step, loss, evaluations_since: 0, method: method.clone() },
+        }
+    }
 }
 
 /// Error of writing or reading a checkpoint.
@@ -98,6 +125,16 @@ struct CheckpointHeader {
     version: u32,
     step: u64,
     origin: CheckpointOrigin,
+    /// Description of the best adapter, whose tensors are in the file too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    best: Option<BestHeader>,
+}
+
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+struct BestHeader {
+    step: u64,
+    loss: f64,
+    evaluations_since: u64,
 }
 
 const VERSION: u32 = 1;
@@ -125,7 +162,10 @@ impl Checkpoint {
         for (number, values) in self.gradients.iter().flatten().enumerate() {
             push("gradient", number, values);
         }
-        let words = CheckpointHeader { version: VERSION, step: self.state.step, origin: self.origin.clone() };
+        for (number, values) in self.best.iter().flat_map(|best| best.method.tensors()).enumerate() {
+            push("best", number, values);
+        }
+        let words = self.header();
         let words = serde_json::to_string(&words).map_err(|error| failed(error.into()))?;
         let bytes = serialize(&tensors, SaveDtype::F32, &[], Some(words))
             .map_err(|error| failed(io::Error::other(error)))?;
@@ -139,6 +179,15 @@ impl Checkpoint {
                 let _ = fs::remove_file(&beside);
                 failed(error)
             })
+    }
+
+    fn header(&self) -> CheckpointHeader {
+        let best = self.best.as_ref().map(|best| BestHeader {
+            step: best.step,
+            loss: best.loss,
+            evaluations_since: best.evaluations_since,
+        });
+        CheckpointHeader { version: VERSION, step: self.state.step, origin: self.origin.clone(), best }
     }
 
     /// Reads the origin of the checkpoint in the directory `path`; `None` if there is no checkpoint.
@@ -187,7 +236,8 @@ impl Checkpoint {
         for (number, values) in gradients.iter_mut().flatten().enumerate() {
             read("gradient", number, values).map_err(&broken)?;
         }
-        Ok(Some(Self { origin: words.origin, method, state, gradients }))
+        let best = words.best.map(|header| best(header, &file, start)).transpose().map_err(&broken)?;
+        Ok(Some(Self { origin: words.origin, method, state, gradients, best }))
     }
 }
 
@@ -200,6 +250,15 @@ impl CheckpointOrigin {
         ];
         parts.into_iter().find(|(_, a, b)| a != b).map(|(what, _, _)| what)
     }
+}
+
+fn best(header: BestHeader, file: &SafeTensors<'_>, start: &MethodWeights) -> Result<BestAdapter, String> {
+    let BestHeader { step, loss, evaluations_since } = header;
+    let mut method = start.clone();
+    for (number, values) in method.tensors_mut().into_iter().enumerate() {
+        fill(file, &format!("best.{number}"), values)?;
+    }
+    Ok(BestAdapter { step, loss, evaluations_since, method })
 }
 
 /// Reads the file, if it exists.

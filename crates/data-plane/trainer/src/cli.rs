@@ -32,8 +32,8 @@ pub struct TrainerCli {
 enum TrainerCommand {
     /// Runs one job to its end, or until SIGINT or SIGTERM; events are printed as lines of JSON
     Run(Box<arguments::RunArguments>),
-    /// Prints the prompts of the training data on stdin, one per line, for a teacher model of a draft
-    Prompts,
+    /// Prints the prompts of training data, one per line, for a teacher model of a draft
+    Prompts(prompts::PromptArguments),
     /// Trains one adapter by commands from stdin, and answers each on stdout
     Session(Box<session::SessionArguments>),
     /// Starts a trainer for each client that connects and sends a request
@@ -66,7 +66,7 @@ pub fn run(cli: TrainerCli) -> ProgramExit {
     };
     let done = match cli.command {
         TrainerCommand::Run(arguments) => run::run(&arguments).inspect_err(tell),
-        TrainerCommand::Prompts => prompts::prompts().inspect_err(tell),
+        TrainerCommand::Prompts(arguments) => prompts::prompts(&arguments).inspect_err(tell),
         TrainerCommand::Session(arguments) => session::session(&arguments).inspect_err(tell),
         TrainerCommand::Serve(arguments) => serve::serve(arguments),
     };

@@ -10,9 +10,11 @@
 //! the conversation becomes several examples.
 //!
 //! # Layout
+//! - `source`: files of several formats as lines; `json_array`, `table`: arrays and tables as lines
 //! - `lines`: the lines of a file and its hash, in one pass
 //! - `kind`, `fields`: the kind of a line and access to its fields
-//! - `sample`: the content of a line, for all kinds; `distillation_data`: recorded answers of a model
+//! - `sample`: the content of a line, for all kinds; `message`, `tool_data`: messages, tools and calls;
+//!   `distillation_data`: recorded answers of a model
 //! - `encode`: samples as tokens
 //! - `prompts`: prompts without their answers
 //! - `fault`: errors of files and lines
@@ -21,12 +23,17 @@ mod distillation_data;
 mod encode;
 mod fault;
 mod fields;
+mod json_array;
 mod kind;
 mod lines;
+mod message;
 mod prompts;
 mod sample;
+mod source;
+mod table;
+mod tool_data;
 
-use std::{fs::File, io, ops::Range, path::Path};
+use std::{io, ops::Range, path::PathBuf};
 
 use model_files::strict_json;
 use serde_json::{Map, Value};
@@ -35,11 +42,13 @@ pub use distillation_data::DistillationSample;
 pub use encode::Encoder;
 pub use fault::{DataError, LineFault, MAX_FAULTS_SHOWN, Problem};
 pub use kind::DataKind;
-pub use prompts::{DataPrompt, FilePrompts, prompts};
+pub use prompts::{DataPrompt, FilePrompts, prompts, prompts_of_files};
+pub use source::find_files;
 
 use encode::Encoded;
-use fields::LineFields;
+use fields::{LineFields, UnreadFields};
 use lines::DataLines;
+use source::DataSource;
 
 /// Limits of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -172,70 +181,137 @@ impl DataItems {
 pub struct Dataset {
     pub kind: DataKind,
     pub items: DataItems,
-    /// Hash of the file's bytes.
+    /// Hash of all lines; of several files, hash of the hashes of their lines.
     pub hash: blake3::Hash,
+    /// Names of fields that training ignores, such as `messages[].id`.
+    pub unread: Vec<String>,
 }
 
-/// Reads the file at `path`.
+/// Reads the files at `paths` one after the other; the numbers of lines go on from file to file.
 ///
 /// # Errors
-/// Fails if the file cannot be read or exceeds a limit, or if any line has a fault; all faults are reported.
-pub fn read_file(path: &Path, encoder: &Encoder<'_>, limits: &DataLimits) -> Result<Dataset, DataError> {
-    let open = |source| DataError::Read { path: path.to_owned(), source };
-    read(File::open(path).map_err(open)?, encoder, limits).map_err(|error| match error {
-        DataError::Stream(source) => open(source),
-        other => other,
-    })
+/// Fails if a file cannot be read or the data exceed a limit, or if any line has a fault; all faults are
+/// reported.
+pub fn read_files(
+    paths: &[PathBuf],
+    encoder: &Encoder<'_>,
+    limits: &DataLimits,
+) -> Result<Dataset, DataError> {
+    read_sources(sources(paths), encoder, limits)
 }
 
 /// Reads training data from `file`.
 ///
 /// # Errors
-/// Fails as [`read_file`] does.
+/// Fails as [`read_files`] does.
 pub fn read(file: impl io::Read, encoder: &Encoder<'_>, limits: &DataLimits) -> Result<Dataset, DataError> {
-    let mut encoded = Vec::new();
-    let (kind, hash) = each_line(file, limits, |number, kind, map| {
-        let sample = sample::read(kind, &mut LineFields::of(map))?;
-        let item = encoder.encode(number, &sample, limits.max_tokens)?;
+    read_sources(one_source(file), encoder, limits)
+}
+
+fn read_sources<'a>(
+    sources: impl Iterator<Item = Result<DataSource<'a>, DataError>>,
+    encoder: &Encoder<'_>,
+    limits: &DataLimits,
+) -> Result<Dataset, DataError> {
+    let (mut encoded, unread) = (Vec::new(), UnreadFields::default());
+    let (kind, hash) = each_line(sources, limits, |number, kind, map| {
+        let mut line = LineFields::of(map, &unread);
+        let weight = sample::weight(kind, &mut line)?;
+        let sample = sample::read(kind, &mut line)?;
+        let item = encoder.encode(number, &sample, limits.max_tokens)?.weighted(weight);
         let tokens = item.tokens();
         encoded.push(item);
         Ok(tokens)
     })?;
-    Ok(Dataset { kind, items: items(encoded), hash })
+    Ok(Dataset { kind, items: items(encoded), hash, unread: unread.names() })
+}
+
+/// Opens the files at `paths`, each when the files before it have been read.
+fn sources(paths: &[PathBuf]) -> impl Iterator<Item = Result<DataSource<'_>, DataError>> {
+    let are_several = paths.len() > 1;
+    paths.iter().map(move |path| {
+        let read = |source| DataError::Read { path: path.clone(), source };
+        let name = are_several.then(|| path.display().to_string());
+        Ok(DataSource { name, path: Some(path.clone()), lines: source::open(path).map_err(read)? })
+    })
+}
+
+fn one_source<'a>(file: impl io::Read + 'a) -> impl Iterator<Item = Result<DataSource<'a>, DataError>> {
+    std::iter::once(Ok(DataSource { name: None, path: None, lines: Box::new(file) }))
 }
 
 /// Calls `take` with the number, kind and fields of each line; `take` returns the line's number of tokens.
-/// Returns the kind of the lines and the hash of the file.
-fn each_line(
-    file: impl io::Read,
+/// Returns the kind of the lines and the hash of the files.
+fn each_line<'a>(
+    sources: impl Iterator<Item = Result<DataSource<'a>, DataError>>,
     limits: &DataLimits,
-    mut take: impl FnMut(usize, DataKind, Map<String, Value>) -> Result<usize, LineFault>,
+    take: impl FnMut(usize, DataKind, Map<String, Value>) -> Result<usize, LineFault>,
 ) -> Result<(DataKind, blake3::Hash), DataError> {
-    let mut lines = DataLines::new(file, limits.line_bytes);
-    let (mut kind, mut tokens) = (None, 0);
-    let (mut problems, mut count) = (Vec::new(), 0);
-    while let Some((number, line)) = lines.next_line().map_err(DataError::Stream)? {
-        if number > limits.lines {
-            return Err(DataError::TooManyLines { limit: limits.lines });
-        }
-        let taken = line.and_then(|line| fields(&mut kind, line));
-        match taken.and_then(|(kind, map)| take(number, kind, map)) {
-            Ok(more) => tokens += more,
-            Err(fault) => {
-                count += 1;
-                if problems.len() < MAX_FAULTS_SHOWN {
-                    problems.push(Problem { line: number, fault });
-                }
-            }
-        }
-        if tokens > limits.total_tokens {
-            return Err(DataError::TooManyTokens { line: number, limit: limits.total_tokens });
-        }
-    }
+    let mut reading =
+        LineReading { limits, take, kind: None, lines: 0, tokens: 0, problems: Vec::new(), count: 0 };
+    let hashes = sources.map(|source| reading.file(source?)).collect::<Result<Vec<_>, _>>()?;
+    let LineReading { kind, problems, count, .. } = reading;
     if count > 0 {
         return Err(DataError::Problems { problems, count });
     }
-    Ok((kind.ok_or(DataError::Empty)?, lines.hash()))
+    let hash = match hashes.as_slice() {
+        [one] => *one,
+        several => several
+            .iter()
+            .fold(blake3::Hasher::new(), |mut all, one| {
+                all.update(one.as_bytes());
+                all
+            })
+            .finalize(),
+    };
+    Ok((kind.ok_or(DataError::Empty)?, hash))
+}
+
+/// What has been read of the files so far.
+struct LineReading<'a, T> {
+    limits: &'a DataLimits,
+    take: T,
+    kind: Option<DataKind>,
+    lines: usize,
+    tokens: usize,
+    /// The first faults.
+    problems: Vec<Problem>,
+    /// Number of all faulty lines.
+    count: usize,
+}
+
+impl<T: FnMut(usize, DataKind, Map<String, Value>) -> Result<usize, LineFault>> LineReading<'_, T> {
+    /// Reads a file and returns the hash of its lines.
+    fn file(&mut self, DataSource { name, path, lines }: DataSource<'_>) -> Result<blake3::Hash, DataError> {
+        let mut lines = DataLines::new(lines, self.limits.line_bytes);
+        let before = self.lines;
+        let unreadable = |source| match &path {
+            Some(path) => DataError::Read { path: path.clone(), source },
+            None => DataError::Stream(source),
+        };
+        while let Some((number, line)) = lines.next_line().map_err(unreadable)? {
+            self.lines = before + number;
+            if self.lines > self.limits.lines {
+                return Err(DataError::TooManyLines { limit: self.limits.lines });
+            }
+            let taken = line.and_then(|line| fields(&mut self.kind, line));
+            match taken.and_then(|(kind, map)| (self.take)(self.lines, kind, map)) {
+                Ok(more) => self.tokens += more,
+                Err(fault) => self.note(Problem { file: name.clone(), line: number, fault }),
+            }
+            if self.tokens > self.limits.total_tokens {
+                return Err(DataError::TooManyTokens { line: self.lines, limit: self.limits.total_tokens });
+            }
+        }
+        Ok(lines.hash())
+    }
+
+    fn note(&mut self, problem: Problem) {
+        self.count += 1;
+        if self.problems.len() < MAX_FAULTS_SHOWN {
+            self.problems.push(problem);
+        }
+    }
 }
 
 /// Returns the fields of a line, whose kind must be that of the lines before.

@@ -6,7 +6,7 @@ use control_protocol::training::{Correctness, StepReport, TrainingEvent};
 
 use crate::{
     batch_sampler::{Batches, split},
-    checkpoint::{Checkpoint, CheckpointError, CheckpointOrigin},
+    checkpoint::{BestAdapter, Checkpoint, CheckpointError, CheckpointOrigin},
     data::{DataItems, DistillationSample, Example, PreferencePair},
     draft::DraftTraining,
     plan::JobPlan,
@@ -20,6 +20,8 @@ pub enum JobEnd {
         /// Loss of the last step's batch.
         loss: Option<f64>,
         held_out_loss: Option<f64>,
+        /// Step after which the held-out loss was lowest, if the job keeps the adapter of that step.
+        best_step: Option<u64>,
     },
     /// The listener stopped the job; a checkpoint was written if the job has a directory for it.
     Stopped {
@@ -123,10 +125,10 @@ impl TrainingJob {
         let JobPlan { decay, warmup_steps, .. } = self.plan;
         let schedule = Schedule { decay, warmup_steps, total_steps: steps };
         let begun = Instant::now();
-        let (first, mut tokens, mut last) = (learning.state.step, 0, None);
+        let (first, mut tokens, mut last, mut judged) = (learning.state.step, 0, None, None);
         for batch in batches.starting_at(first) {
             let step = learning.state.step;
-            if step >= steps {
+            if step >= steps || self.has_stalled(learning) {
                 break;
             }
             if listener.wants_stop() {
@@ -150,13 +152,24 @@ impl TrainingJob {
                 seconds_left: Some(seconds / (step - first) as f64 * (steps - step) as f64),
             }))?;
             if step < steps && step.is_multiple_of(self.checkpoint_steps) {
-                self.keep(learning, listener)?;
-                self.judge(learning, listener)?;
+                judged = Some((step, self.judge(learning, listener)?));
             }
         }
-        self.keep(learning, listener)?;
-        let held_out_loss = self.judge(learning, listener)?;
-        Ok(JobEnd::Done { loss: last, held_out_loss })
+        let held_out_loss = match judged {
+            Some((step, loss)) if step == learning.state.step => loss,
+            _ => self.judge(learning, listener)?,
+        };
+        let Some(best) = learning.best.take() else {
+            return Ok(JobEnd::Done { loss: last, held_out_loss, best_step: None });
+        };
+        learning.method = best.method;
+        Ok(JobEnd::Done { loss: last, held_out_loss: Some(best.loss), best_step: Some(best.step) })
+    }
+
+    /// Returns true if the held-out loss has not become lower for as many evaluations as the plan allows.
+    fn has_stalled<B: BorrowedBase>(&self, learning: &TrainState<B>) -> bool {
+        let since = learning.best.as_ref().map_or(0, |best| best.evaluations_since);
+        self.plan.patience.is_some_and(|patience| since >= patience)
     }
 
     fn step<B: BorrowedBase>(
@@ -189,35 +202,45 @@ impl TrainingJob {
     ) -> Result<(), JobError<B::Error>> {
         let Some(directory) = &self.checkpoints else { return Ok(()) };
         let (origin, method, state) = (self.origin.clone(), learning.method.clone(), learning.state.clone());
-        Checkpoint { origin, method, state, gradients: None }.write(directory)?;
+        let best = learning.best.clone();
+        Checkpoint { origin, method, state, gradients: None, best }.write(directory)?;
         Ok(listener.hear(&TrainingEvent::Checkpoint { step: learning.state.step })?)
     }
 
+    /// Measures the held-out items, and writes a checkpoint that knows the result.
     fn judge<B: BorrowedBase>(
         &self,
         learning: &mut TrainState<B>,
         listener: &mut dyn JobListener,
     ) -> Result<Option<f64>, JobError<B::Error>> {
-        let loss = match &self.course.held_out {
-            DataItems::Examples(all) => learning.evaluate(&all.iter().collect::<Vec<_>>())?,
+        let step = learning.state.step;
+        let (loss, kinds) = match &self.course.held_out {
+            DataItems::Examples(all) => (learning.evaluate(&all.iter().collect::<Vec<_>>())?, Vec::new()),
             DataItems::Pairs(all) => {
-                learning.evaluate_pairs(&all.iter().collect::<Vec<_>>(), self.plan.beta)?
+                let pairs: Vec<_> = all.iter().collect();
+                (learning.evaluate_pairs(&pairs, self.plan.beta)?, Vec::new())
             }
-            DataItems::Said(all) => self.judge_draft(all, learning, listener)?,
+            DataItems::Said(all) => self.judge_draft(all, learning)?,
         };
+        if let Some(loss) = loss.filter(|_| self.plan.keep_best) {
+            learning.best = Some(BestAdapter::after(learning.best.take(), step, loss, &learning.method));
+        }
+        self.keep(learning, listener)?;
+        if !kinds.is_empty() {
+            listener.hear(&TrainingEvent::Drafted { step, kinds })?;
+        }
         if let Some(loss) = loss {
-            listener.hear(&TrainingEvent::Evaluation { step: learning.state.step, loss })?;
+            listener.hear(&TrainingEvent::Evaluation { step, loss })?;
         }
         Ok(loss)
     }
 
-    /// Reports how often a draft predicts correctly, and returns its mean loss per token.
+    /// Returns a draft's mean loss per token, and how often it predicts correctly, by kind of text.
     fn judge_draft<B: BorrowedBase>(
         &self,
         held_out: &[DistillationSample],
         learning: &mut TrainState<B>,
-        listener: &mut dyn JobListener,
-    ) -> Result<Option<f64>, JobError<B::Error>> {
+    ) -> Result<(Option<f64>, Vec<Correctness>), JobError<B::Error>> {
         let shortlist = self.draft.as_ref().map_or(&[][..], |draft| &draft.shortlist);
         let met = learning.meet(&held_out.iter().collect::<Vec<_>>(), shortlist)?;
         let mut kinds: Vec<Correctness> = Vec::new();
@@ -230,11 +253,8 @@ impl TrainingJob {
             kinds[at].tokens += met.tokens;
         }
         kinds.sort_by(|a, b| a.kind.cmp(&b.kind));
-        if !kinds.is_empty() {
-            listener.hear(&TrainingEvent::Drafted { step: learning.state.step, kinds })?;
-        }
         let (loss, tokens) =
             met.iter().fold((0.0, 0), |(loss, tokens), met| (loss + met.loss, tokens + met.tokens));
-        Ok((tokens > 0).then(|| loss / tokens as f64))
+        Ok(((tokens > 0).then(|| loss / tokens as f64), kinds))
     }
 }

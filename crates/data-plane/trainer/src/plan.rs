@@ -46,6 +46,12 @@ pub struct JobPlan {
     pub precision: JobPrecision,
     /// Maximum tokens per example.
     pub max_tokens: usize,
+    /// Whether the job ends with the adapter of the lowest held-out loss, not with that of the last step.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub keep_best: bool,
+    /// Number of evaluations without a lower held-out loss after which the job ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub patience: Option<u64>,
     /// Size of the draft, if a draft is trained.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draft: Option<DraftSize>,

@@ -206,7 +206,7 @@ impl<B: BorrowedBase> TrainerSession<B> {
         let (method, state) = (learning.method.clone(), learning.state.clone());
         let sums = || learning.gathered().into_iter().map(<[f32]>::to_vec).collect();
         let gradients = (gathered == GradientRetention::Keep).then(sums);
-        Checkpoint { origin, method, state, gradients }
+        Checkpoint { origin, method, state, gradients, best: None }
             .write(directory)
             .map_err(|error| CommandRefusal::server(format!("cannot save the state: {error}")))
     }

@@ -24,6 +24,7 @@ use model::{
 use scheduling::random::Rng;
 
 use crate::{
+    checkpoint::BestAdapter,
     data::{Example, PreferencePair},
     loss::{self, PairAnswer},
     optimizer::{Hyperparameters, OptimizerState, clip_global_norm},
@@ -91,6 +92,8 @@ pub struct TrainState<B> {
     /// Initial adapter, the reference of DPO.
     start: TrainableAdapter,
     pub state: OptimizerState,
+    /// The adapter with the lowest held-out loss, if the job keeps it.
+    pub best: Option<BestAdapter>,
     /// Dropout of the matrices' inputs while the adapter learns from examples.
     dropout: Option<Dropout>,
     gradients: Gradients,
@@ -109,7 +112,16 @@ impl<B: BorrowedBase> TrainState<B> {
         let lengths: Vec<usize> = start.tensors().into_iter().map(<[f32]>::len).collect();
         let learner = TrainableAdapter::new(&start, &lanes.model().config, precision)?;
         let (state, gradients) = (OptimizerState::new(&lengths), Gradients::zero(&start));
-        Ok(Self { lanes, precision, method: start, start: learner, state, dropout: None, gradients })
+        Ok(Self {
+            lanes,
+            precision,
+            method: start,
+            start: learner,
+            state,
+            best: None,
+            dropout: None,
+            gradients,
+        })
     }
 
     /// Adds dropout with probability `rate` to the inputs of the adapter's matrices while it learns from
@@ -302,8 +314,9 @@ fn of_pair(pair: &PreferencePair) -> Inputs {
     Inputs::of(&[&pair.chosen, &pair.rejected])
 }
 
+/// Returns the divisor of a weighted mean: the sum of the weights without their signs, which is never 0.
 fn weight(examples: &[&Example]) -> f64 {
-    examples.iter().flat_map(|example| &example.weights).copied().map(f64::from).sum()
+    examples.iter().flat_map(|example| &example.weights).map(|weight| f64::from(weight.abs())).sum()
 }
 
 fn compared(inputs: &Inputs, values: &[f32], reference: &[f32], beta: f64) -> loss::DpoResult {

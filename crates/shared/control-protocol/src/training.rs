@@ -43,7 +43,10 @@ pub enum TrainingEvent {
     },
     /// A defect of the training data.
     Problem {
-        /// Number of the line, from 1.
+        /// Path of the file, if the data are several files.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        file: Option<String>,
+        /// Number of the line in its file, from 1.
         line: u64,
         /// Description for the user.
         message: String,
@@ -131,6 +134,19 @@ pub struct TrainingPlan {
     /// Size of the draft; only for draft adapters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub draft: Option<DraftSummary>,
+    /// Names of fields of the data that training ignores, such as `messages[].id`.
+    pub unread_fields: Vec<String>,
+    /// The beginning of the first example, token by token.
+    pub sample: Vec<LearnedText>,
+}
+
+/// A token of an example.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct LearnedText {
+    /// Text of the token, in which a part of a character is U+FFFD.
+    pub text: String,
+    /// Weight with which the token is learned; 0 if it is only shown to the model.
+    pub weight: f32,
 }
 
 /// A conversation that the teacher model is to answer.
@@ -207,6 +223,9 @@ pub struct RunResult {
     pub loss: Option<f64>,
     /// Loss of the held-out examples, if there are any.
     pub held_out_loss: Option<f64>,
+    /// Step of the adapter with the lowest held-out loss, if that adapter is the result.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub best_step: Option<u64>,
     /// Content hash of the adapter, in hexadecimal digits.
     pub generation: String,
     /// Duration of the run, in seconds.

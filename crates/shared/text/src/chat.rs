@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     chat_template::{GenerationPrompt, RenderTemplate, TemplateError},
+    history,
     tokenizer::{AddSpecial, EncodeError, ParseSpecial, Tokenizer},
 };
 
@@ -36,6 +37,12 @@ pub enum ChatError {
     /// The template refused the conversation.
     #[error(transparent)]
     Template(#[from] TemplateError),
+    /// The template would leave out a system message.
+    #[error(
+        "this model's chat template ignores system messages after the first message; put their text into \
+         the first system message, or into a user's"
+    )]
+    LaterSystem,
 }
 
 /// Why the tokens of an answer could not be separated from those of its prompt.
@@ -102,9 +109,7 @@ impl<'a> Chat<'a> {
         variables: &Map<String, Value>,
         prompt: GenerationPrompt,
     ) -> Result<Vec<u32>, ChatError> {
-        let mut texts = Vec::new();
-        messages.iter().chain(variables.values()).for_each(|value| texts_of(value, &mut texts));
-        let mark = self.mark(&texts)?;
+        let mark = self.mark_for(messages, variables)?;
         let rendered = self.render(messages, variables, prompt, mark)?;
         Ok(self.encode_rendered(&rendered, mark)?)
     }
@@ -118,13 +123,18 @@ impl<'a> Chat<'a> {
     ///
     /// # Panics
     /// If `messages` is empty.
-    pub fn answered(&self, messages: &[Message<'_>]) -> Result<Answered, SplitPromptError> {
+    pub fn answered(
+        &self,
+        mut messages: Vec<Value>,
+        variables: &Map<String, Value>,
+    ) -> Result<Answered, SplitPromptError> {
+        let encode = |messages: &[Value]| self.encode_values(messages, variables, GenerationPrompt::Omit);
+        let mut tokens = history::shown(&mut messages, encode)?;
         let (_, asked) = messages.split_last().expect("a message that answers");
-        let mut prompt = self.encode(asked, GenerationPrompt::Add)?;
+        let mut prompt = self.encode_values(asked, variables, GenerationPrompt::Add)?;
         let prompt_len = prompt.len();
-        let mut tokens = self.encode(messages, GenerationPrompt::Omit)?;
         if !tokens.starts_with(&prompt) {
-            prompt.extend(self.answer_apart(messages)?);
+            prompt.extend(self.answer_apart(&messages, variables)?);
             tokens = prompt;
         }
         let ends = |token: &u32| self.tokenizer.stop_tokens().binary_search(token).is_ok();
@@ -136,12 +146,14 @@ impl<'a> Chat<'a> {
 
     /// Encodes the last message alone, for tokenizers that would join its first characters with the
     /// prompt's last. A model that receives the prompt can only continue with a separate token.
-    fn answer_apart(&self, messages: &[Message<'_>]) -> Result<Vec<u32>, SplitPromptError> {
-        let contents: Vec<&str> = messages.iter().map(|message| message.content).collect();
-        let mark = self.mark(&contents)?;
-        let render = |messages, prompt| {
-            self.render(&values(messages), &Map::new(), prompt, mark).map_err(ChatError::from)
-        };
+    fn answer_apart(
+        &self,
+        messages: &[Value],
+        variables: &Map<String, Value>,
+    ) -> Result<Vec<u32>, SplitPromptError> {
+        let mark = self.mark_for(messages, variables)?;
+        let render =
+            |messages, prompt| self.render(messages, variables, prompt, mark).map_err(ChatError::from);
         let asked = render(&messages[..messages.len() - 1], GenerationPrompt::Add)?;
         let whole = render(messages, GenerationPrompt::Omit)?;
         let answer = whole.strip_prefix(&asked).ok_or(SplitPromptError::NoPrompt)?;
@@ -149,6 +161,17 @@ impl<'a> Chat<'a> {
             return Err(SplitPromptError::Merged);
         }
         Ok(self.encode_rendered(answer, mark).map_err(ChatError::from)?)
+    }
+
+    /// Chooses the character that quotes special tokens in all texts of a conversation.
+    fn mark_for(
+        &self,
+        messages: &[Value],
+        variables: &Map<String, Value>,
+    ) -> Result<Option<char>, ChatError> {
+        let mut texts = Vec::new();
+        messages.iter().chain(variables.values()).for_each(|value| texts_of(value, &mut texts));
+        self.mark(&texts)
     }
 
     /// Chooses the character that quotes special tokens in these texts; `None` if no text needs quoting.

@@ -24,6 +24,7 @@ pub mod chat;
 pub mod chat_template;
 pub mod detokenize;
 pub mod grammar;
+pub mod history;
 pub mod pair_template;
 pub mod sandbox;
 pub mod stop;

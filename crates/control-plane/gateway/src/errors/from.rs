@@ -72,7 +72,7 @@ impl From<TextError> for ApiError {
             TextError::Chat(ChatError::Template(TemplateError::Limit { .. })) => {
                 return Self::bad_request("context_length_exceeded", error.to_string()).of("messages");
             }
-            TextError::Chat(ChatError::Template(_)) | TextError::LaterSystem => "invalid_messages",
+            TextError::Chat(ChatError::Template(_) | ChatError::LaterSystem) => "invalid_messages",
         };
         Self::bad_request(code, error.to_string())
     }

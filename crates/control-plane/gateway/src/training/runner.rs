@@ -212,7 +212,7 @@ impl Training {
                         exit,
                     });
                 }
-                TrainingEvent::Problem { line, message } => problems.push((line, message)),
+                TrainingEvent::Problem { line, message, .. } => problems.push((line, message)),
                 TrainingEvent::Done(_) => {
                     outgoing.is_not_needed();
                     return Ok(JobOutcome::Done);

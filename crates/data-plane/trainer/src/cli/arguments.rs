@@ -26,9 +26,9 @@ use crate::{
 pub(super) struct RunArguments {
     #[command(flatten)]
     pub(super) rent: RemoteBaseArguments,
-    /// Training data, JSON lines
-    #[arg(long, value_name = "FILE")]
-    pub(super) data: PathBuf,
+    /// Training data: a file, a directory, or a pattern; may be given several times
+    #[arg(long, value_name = "PATH", required = true)]
+    pub(super) data: Vec<PathBuf>,
     /// Directory to write the adapter to; it must not exist
     #[arg(long, value_name = "DIR")]
     pub(super) output: PathBuf,
@@ -154,6 +154,8 @@ impl RunArguments {
             seed: self.seed(),
             precision: self.precision(),
             max_tokens: (spec.max_tokens.unwrap_or(2048) as usize).min(config.context_length),
+            keep_best: spec.keep_best || spec.early_stopping_patience.is_some(),
+            patience: spec.early_stopping_patience,
             draft: self.draft(shape, config)?,
         };
         self.check(&plan, shape)?;

@@ -25,7 +25,7 @@ pub(super) fn print(event: &TrainingEvent) -> Result<(), TunerError> {
 pub(super) fn tell_faults(error: &DataError) -> Result<(), TunerError> {
     let DataError::Problems { problems, .. } = error else { return Ok(()) };
     problems.iter().try_for_each(|problem| {
-        let (line, message) = (problem.line as u64, problem.fault.to_string());
-        print(&TrainingEvent::Problem { line, message })
+        let (file, line) = (problem.file.clone(), problem.line as u64);
+        print(&TrainingEvent::Problem { file, line, message: problem.fault.to_string() })
     })
 }

@@ -1,6 +1,6 @@
 //! The command `prompts`: the prompts of training data, for a teacher model.
 
-use std::io;
+use std::{io, path::PathBuf};
 
 use client::cli::exit::Exit;
 use control_protocol::training::{ConversationMessage, TeacherPrompt, TrainingEvent};
@@ -12,9 +12,21 @@ use super::{
 };
 use crate::data::{self, DataLimits, FilePrompts};
 
-/// Prints the prompts of the training data on stdin, or an event that the data already hold answers.
-pub(super) fn prompts() -> Result<ProgramExit, TunerError> {
-    let asked = data::prompts(io::stdin().lock(), &DataLimits::default());
+#[derive(Debug, clap::Args)]
+pub(super) struct PromptArguments {
+    /// Training data: a file, a directory, or a pattern; may be given several times [default: stdin]
+    #[arg(long, value_name = "PATH")]
+    data: Vec<PathBuf>,
+}
+
+/// Prints the prompts of the training data, or an event that the data already hold answers.
+pub(super) fn prompts(arguments: &PromptArguments) -> Result<ProgramExit, TunerError> {
+    let limits = DataLimits::default();
+    let asked = if arguments.data.is_empty() {
+        data::prompts(io::stdin().lock(), &limits)
+    } else {
+        data::find_files(&arguments.data).and_then(|files| data::prompts_of_files(&files, &limits))
+    };
     if let Err(error) = &asked {
         tell_faults(error)?;
     }

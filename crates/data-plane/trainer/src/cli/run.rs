@@ -2,7 +2,7 @@
 
 use std::{
     fs, io,
-    path::Path,
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -16,12 +16,13 @@ use client::cli::{
     remote_base::ConnectedBase,
     terminal::{OutputFormat, Terminal},
 };
-use control_protocol::training::{RunResult, TrainingEvent};
+use control_protocol::training::{LearnedText, RunResult, TrainingEvent};
 use model::{
     adapter::{Adapter, AdapterError, AnyAdapter, MethodWeights},
     shape::config::ModelConfig,
 };
 use signal_hook::consts::{SIGINT, SIGTERM};
+use text::tokenizer::{SkipSpecial, Tokenizer};
 
 use super::{
     ProgramExit,
@@ -33,7 +34,7 @@ use super::{
 use crate::{
     adapter::AdapterSpec,
     checkpoint::{Checkpoint, CheckpointError, CheckpointLock, CheckpointOrigin},
-    data::{self, DataItems, DataLimits, Dataset, Encoder},
+    data::{self, DataItems, DataKind, DataLimits, Dataset, Encoder, Example},
     draft::{self, DraftSize, DraftTraining},
     job::{DatasetSplit, JobEnd, JobListener, TrainingJob},
     peft,
@@ -66,12 +67,17 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ProgramExit, TunerError> {
     let beginning = beginning(arguments, &ModelConfig { layers: blocks, ..config.clone() })?;
     let mut plan = arguments.plan(beginning.start.clone(), &beginning.shape, &config)?;
     let data = read(&arguments.data, &rented, &plan)?;
-    let validation = arguments.spec.validation.as_deref();
+    let validation = arguments.spec.validation.as_ref().map(std::slice::from_ref);
     let validation = validation.map(|path| read(path, &rented, &plan)).transpose()?;
-    let (kind, origin_data) = (data.kind, hashes(&data, validation.as_ref()));
+    let about_data = AboutData::of(&data, rented.text.tokenizer(), arguments.dry_run);
+    let origin_data = hashes(&data, validation.as_ref());
     let course = DatasetSplit::new(data.items, validation.map(|data| data.items), &plan);
     if course.learned().is_empty() {
         return Err(TunerError::Usage("no examples are left for training; lower --held-out".to_owned()));
+    }
+    if plan.keep_best && course.held_out().is_empty() {
+        let problem = "--keep-best compares held-out losses, and no examples are held out; add --validation";
+        return Err(TunerError::Usage(problem.to_owned()));
     }
     let draft = draft(&plan, &course, &rented)?;
     let (_, steps) = course.batches(&plan);
@@ -89,12 +95,11 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ProgramExit, TunerError> {
     let learning = TrainState::new(lanes, precision, beginning.method.clone())?;
     let mut learning = learning.with_dropout(plan.dropout, plan.seed);
     let resumed_step = resumed.as_ref().map(|checkpoint| checkpoint.state.step);
-    if let Some(Checkpoint { method, state, .. }) = resumed {
-        (learning.method, learning.state) = (method, state);
+    if let Some(Checkpoint { method, state, best, .. }) = resumed {
+        (learning.method, learning.state, learning.best) = (method, state, best);
     }
-    let parameters = learning.parameters();
-    let vocabulary = config.vocab_size;
-    let sizes = Sizes { kind: kind.as_str().to_owned(), steps, parameters, resumed_step, vocabulary };
+    let (parameters, vocabulary) = (learning.parameters(), config.vocab_size);
+    let sizes = Sizes { data: about_data, steps, parameters, resumed_step, vocabulary };
     print(&plan_event(&plan, &beginning.shape, &course, draft.as_ref(), &sizes))?;
     if arguments.dry_run {
         return Ok(ProgramExit::Exit(Exit::Ok));
@@ -103,7 +108,7 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ProgramExit, TunerError> {
     let job = TrainingJob { plan, course, draft, origin, checkpoints, checkpoint_steps };
     match job.run(&mut learning, &mut console)? {
         JobEnd::Stopped { .. } => Ok(ProgramExit::Signal(console.signal())),
-        JobEnd::Done { loss, held_out_loss } => {
+        JobEnd::Done { loss, held_out_loss, best_step } => {
             peft::write(
                 &arguments.output,
                 &beginning.options,
@@ -115,7 +120,9 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ProgramExit, TunerError> {
             let written = AnyAdapter::read(&arguments.output, &config)?;
             let (generation, seconds) =
                 (written.adapter().generation.to_string(), begun.elapsed().as_secs_f64());
-            print(&TrainingEvent::Done(RunResult { steps, loss, held_out_loss, generation, seconds }))?;
+            let steps = learning.state.step;
+            let result = RunResult { steps, loss, held_out_loss, best_step, generation, seconds };
+            print(&TrainingEvent::Done(result))?;
             Ok(ProgramExit::Exit(Exit::Ok))
         }
     }
@@ -160,11 +167,11 @@ fn other_type(options: &[u8]) -> Option<String> {
 }
 
 /// Reads training data, and prints an event for each faulty line.
-fn read(path: &Path, rented: &ConnectedBase, plan: &JobPlan) -> Result<Dataset, TunerError> {
+fn read(paths: &[PathBuf], rented: &ConnectedBase, plan: &JobPlan) -> Result<Dataset, TunerError> {
     // A fixed time makes templates that show a date render the same text in each run.
     let encoder = Encoder::new(rented.text.tokenizer(), rented.text.template(), SystemTime::UNIX_EPOCH);
     let limits = DataLimits { max_tokens: plan.max_tokens, ..DataLimits::default() };
-    let read = data::read_file(path, &encoder, &limits);
+    let read = data::find_files(paths).and_then(|files| data::read_files(&files, &encoder, &limits));
     if let Err(error) = &read {
         tell_faults(error)?;
     }
@@ -208,13 +215,57 @@ fn draft(
     }
 }
 
-/// Sizes in the plan event that depend on data and checkpoint.
+/// Facts in the plan event that depend on data and checkpoint.
 struct Sizes {
     vocabulary: usize,
-    kind: String,
+    data: AboutData,
     steps: u64,
     parameters: usize,
     resumed_step: Option<u64>,
+}
+
+/// What the plan event tells about the data.
+struct AboutData {
+    kind: DataKind,
+    unread_fields: Vec<String>,
+    /// The first example, if the plan is all that the command prints.
+    sample: Vec<LearnedText>,
+}
+
+impl AboutData {
+    fn of(data: &Dataset, tokenizer: &Tokenizer, is_dry_run: bool) -> Self {
+        let sample = if is_dry_run { learned_sample(&data.items, tokenizer) } else { Vec::new() };
+        Self { kind: data.kind, unread_fields: data.unread.clone(), sample }
+    }
+}
+
+/// Maximum number of tokens of the example that the plan shows.
+const MAX_SAMPLE_TOKENS: usize = 2048;
+
+/// Maximum number of bytes, and so of tokens, of a character in UTF-8.
+const MAX_TOKENS_PER_CHARACTER: usize = 4;
+
+/// Returns the tokens of the first example, or of the first pair's better answer, with their weights.
+fn learned_sample(items: &DataItems, tokenizer: &Tokenizer) -> Vec<LearnedText> {
+    let example = match items {
+        DataItems::Examples(examples) => examples.first(),
+        DataItems::Pairs(pairs) => pairs.first().map(|pair| &pair.chosen),
+        DataItems::Said(said) => said.first().map(|said| &said.example),
+    };
+    let Some(Example { tokens, weights, .. }) = example else { return Vec::new() };
+    let weights = [0.0].into_iter().chain(weights.iter().copied());
+    let mut pending = Vec::new();
+    let text = |(&token, weight)| {
+        pending.push(token);
+        let mut text = tokenizer.decode(&pending, SkipSpecial::No);
+        // The text of a character that several tokens spell belongs to the last of them.
+        match text.ends_with(char::REPLACEMENT_CHARACTER) && pending.len() < MAX_TOKENS_PER_CHARACTER {
+            true => text.clear(),
+            false => pending.clear(),
+        }
+        LearnedText { text, weight }
+    };
+    tokens.iter().zip(weights).take(MAX_SAMPLE_TOKENS).map(text).collect()
 }
 
 fn plan_event(
@@ -233,7 +284,7 @@ fn plan_event(
         examples: course.learned().len() as u64,
         held_out: course.held_out().len() as u64,
         tokens: course.learned().tokens() as u64,
-        kind: sizes.kind.clone(),
+        kind: sizes.data.kind.as_str().to_owned(),
         steps: sizes.steps,
         epochs: plan.epochs,
         learning_rate: plan.learning_rate,
@@ -245,6 +296,8 @@ fn plan_event(
         resumed_step: sizes.resumed_step,
         method: shape.method().to_owned(),
         draft: draft.map(of_draft),
+        unread_fields: sizes.data.unread_fields.clone(),
+        sample: sizes.data.sample.clone(),
         ..control_protocol::training::TrainingPlan::default()
     };
     if let AdapterSpec::Lora { rank, alpha, .. } = shape {

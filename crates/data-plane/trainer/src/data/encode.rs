@@ -2,9 +2,11 @@
 
 use std::{ops::Range, time::SystemTime};
 
+use serde_json::{Map, Value};
 use text::{
-    chat::{self, Answered, Chat, SplitPromptError},
+    chat::{Answered, Chat, SplitPromptError},
     chat_template::{ChatTemplate, GenerationPrompt},
+    history::SystemMessages,
     tokenizer::{AddSpecial, ParseSpecial, Tokenizer},
 };
 
@@ -12,7 +14,8 @@ use super::{
     DistillationSample, Example, PreferencePair,
     distillation_data::DistillationSamples,
     fault::LineFault,
-    sample::{SampleMessage, TrainingSample},
+    message::SampleMessage,
+    sample::{Conversation, TrainingSample},
 };
 
 /// Tokenizer of samples, which encodes them as the gateway encodes requests.
@@ -20,6 +23,8 @@ use super::{
 pub struct Encoder<'a> {
     tokenizer: &'a Tokenizer,
     template: Option<&'a ChatTemplate>,
+    /// How the template treats several system messages.
+    systems: Option<SystemMessages>,
     now: SystemTime,
 }
 
@@ -37,6 +42,19 @@ impl Encoded {
             Self::Said(said) => said.iter().map(|said| said.example.tokens.len()).sum(),
         }
     }
+
+    /// Multiplies the weights of examples by the weight of their line; a line of weight 0 teaches nothing.
+    pub(super) fn weighted(self, weight: f32) -> Self {
+        match self {
+            Self::Examples(_) if weight == 0.0 => Self::Examples(Vec::new()),
+            Self::Examples(mut examples) => {
+                let weights = examples.iter_mut().flat_map(|example| &mut example.weights);
+                weights.for_each(|of_token| *of_token *= weight);
+                Self::Examples(examples)
+            }
+            other => other,
+        }
+    }
 }
 
 impl<'a> Encoder<'a> {
@@ -44,7 +62,9 @@ impl<'a> Encoder<'a> {
     /// fixed `now` makes a resumed job see the same tokens.
     #[must_use]
     pub fn new(tokenizer: &'a Tokenizer, template: Option<&'a ChatTemplate>, now: SystemTime) -> Self {
-        Self { tokenizer, template, now }
+        // The rendering in this process is always available, which is the only error.
+        let systems = template.and_then(|template| SystemMessages::of(template).ok());
+        Self { tokenizer, template, systems, now }
     }
 
     /// Encodes `sample`, which comes from line `line`.
@@ -56,7 +76,10 @@ impl<'a> Encoder<'a> {
     ) -> Result<Encoded, LineFault> {
         let encoding = Encoding { encoder: *self, line, max_tokens };
         Ok(match sample {
-            TrainingSample::Conversation(messages) => Encoded::Examples(encoding.conversation(messages)?),
+            TrainingSample::Conversation(conversation) => {
+                encoding.check_tools(conversation)?;
+                Encoded::Examples(encoding.conversation(conversation)?)
+            }
             TrainingSample::Continuation { prompt, completion } => {
                 let answered = encoding.continued(prompt, completion)?;
                 Encoded::Examples(vec![encoding.example(answered)?])
@@ -66,7 +89,10 @@ impl<'a> Encoder<'a> {
                 Encoded::Examples(vec![encoding.example(Answered { prompt_len: 0, ..answered })?])
             }
             TrainingSample::Comparison { asked, chosen, rejected } => {
-                encoding.pair([chosen, rejected].map(|answer| encoding.answered(asked, answer)))?
+                encoding.check_tools(asked)?;
+                let Conversation { messages, variables } = asked;
+                encoding
+                    .pair([chosen, rejected].map(|answer| encoding.answered(messages, variables, answer)))?
             }
             TrainingSample::TextComparison { prompt, chosen, rejected } => {
                 encoding.pair([chosen, rejected].map(|text| encoding.continued(prompt, text)))?
@@ -86,11 +112,14 @@ struct Encoding<'a> {
 impl Encoding<'_> {
     /// Returns the fewest examples that show every answer as the model would generate it. Goes from the last
     /// answer to the first: an answer whose tokens begin a later example is learned there.
-    fn conversation(&self, messages: &[SampleMessage]) -> Result<Vec<Example>, LineFault> {
+    fn conversation(
+        &self,
+        Conversation { messages, variables }: &Conversation,
+    ) -> Result<Vec<Example>, LineFault> {
         let mut examples: Vec<Example> = Vec::new();
         let learned = messages.iter().enumerate().filter(|(_, message)| message.is_learned);
         for (at, message) in learned.rev() {
-            let answered = self.answered(&messages[..at], &message.content)?;
+            let answered = self.answered(&messages[..at], variables, message)?;
             match examples.last_mut() {
                 Some(later) if later.tokens.starts_with(&answered.tokens) => {
                     learn(later, answered.prompt_len..answered.tokens.len());
@@ -102,37 +131,75 @@ impl Encoding<'_> {
         Ok(examples)
     }
 
-    /// Encodes the assistant's answer to a conversation.
-    fn answered(&self, asked: &[SampleMessage], answer: &str) -> Result<Answered, LineFault> {
-        let Encoder { tokenizer, template, now } = self.encoder;
-        let template = template.ok_or(LineFault::NoTemplate)?;
-        let borrowed = asked
-            .iter()
-            .map(|SampleMessage { role, content, .. }| chat::Message { role: role.as_str(), content });
-        let answer = chat::Message { role: "assistant", content: answer };
-        let messages: Vec<chat::Message<'_>> = borrowed.chain([answer]).collect();
-        let answered = Chat::new(tokenizer, template, now).answered(&messages)?;
+    /// Encodes the assistant's answer to a conversation, all of whose fields the template must show.
+    fn answered(
+        &self,
+        asked: &[SampleMessage],
+        variables: &Map<String, Value>,
+        answer: &SampleMessage,
+    ) -> Result<Answered, LineFault> {
+        let chat = self.chat()?;
+        let asked: Vec<Value> = asked.iter().map(SampleMessage::value).collect();
+        let with = |answer: Value| self.prepared([&asked[..], &[answer]].concat());
+        let answered = chat.answered(with(answer.value())?, variables)?;
+        let without = |name: &str| {
+            let mut value = answer.value();
+            value.as_object_mut().and_then(|fields| fields.remove(name));
+            Ok::<_, LineFault>(chat.answered(with(value)?, variables))
+        };
+        for (&name, path) in &answer.paths {
+            // A template that cannot render the message without the field does show it.
+            if without(name)?.is_ok_and(|other| other == answered) {
+                return Err(LineFault::NotShown { field: path.clone() });
+            }
+        }
         self.check_length(&answered.tokens)?;
         Ok(answered)
+    }
+
+    /// Fails if the template ignores the tools of a conversation.
+    fn check_tools(&self, conversation: &Conversation) -> Result<(), LineFault> {
+        let Conversation { messages, variables } = conversation;
+        if !variables.contains_key("tools") {
+            return Ok(());
+        }
+        let mut without = variables.clone();
+        without.remove("tools");
+        let shown = |variables| self.prompt(messages, variables);
+        match (shown(variables)?, shown(&without)) {
+            (with, Ok(without)) if with == without => Err(LineFault::NotShown { field: "tools".to_owned() }),
+            _ => Ok(()),
+        }
     }
 
     /// Encodes recorded answers after their prompt.
     fn said(
         &self,
-        asked: &[SampleMessage],
+        asked: &Conversation,
         answers: &DistillationSamples,
     ) -> Result<Vec<DistillationSample>, LineFault> {
-        let Encoder { tokenizer, template, now } = self.encoder;
-        let template = template.ok_or(LineFault::NoTemplate)?;
-        let asked: Vec<_> = asked
-            .iter()
-            .map(|SampleMessage { role, content, .. }| chat::Message { role: role.as_str(), content })
-            .collect();
-        let prompt = Chat::new(tokenizer, template, now).encode(&asked, GenerationPrompt::Add);
-        let prompt = prompt.map_err(SplitPromptError::from)?;
-        let said = answers.encode(self.line, &prompt, tokenizer.vocab_size())?;
+        let prompt = self.prompt(&asked.messages, &asked.variables)?;
+        let said = answers.encode(self.line, &prompt, self.encoder.tokenizer.vocab_size())?;
         said.iter().try_for_each(|said| self.check_length(&said.example.tokens))?;
         Ok(said)
+    }
+
+    /// Encodes messages that the model would answer.
+    fn prompt(&self, asked: &[SampleMessage], variables: &Map<String, Value>) -> Result<Vec<u32>, LineFault> {
+        let asked = self.prepared(asked.iter().map(SampleMessage::value).collect())?;
+        let prompt = self.chat()?.encode_values(&asked, variables, GenerationPrompt::Add);
+        Ok(prompt.map_err(SplitPromptError::from)?)
+    }
+
+    fn chat(&self) -> Result<Chat<'_>, LineFault> {
+        let Encoder { tokenizer, template, now, .. } = self.encoder;
+        Ok(Chat::new(tokenizer, template.ok_or(LineFault::NoTemplate)?, now))
+    }
+
+    /// Joins system messages as the gateway does, if the template needs that.
+    fn prepared(&self, messages: Vec<Value>) -> Result<Vec<Value>, LineFault> {
+        let systems = self.encoder.systems.ok_or(LineFault::NoTemplate)?;
+        Ok(systems.prepared(messages).map_err(SplitPromptError::from)?)
     }
 
     /// Encodes text that continues a prompt, as for a completion, with an end token.

@@ -18,10 +18,17 @@ const SHOWN_BYTES: usize = 40;
 pub enum DataError {
     #[error("cannot read {}: {source}; check its path and permissions", path.display())]
     Read { path: PathBuf, source: io::Error },
+    #[error(
+        "{} names no data file for training; give files that end with .jsonl, .json, .parquet or .arrow",
+        path.display()
+    )]
+    NoFiles { path: PathBuf },
+    #[error("the data are more than {limit} files; join them")]
+    TooManyFiles { limit: usize },
     /// A stream without a path cannot be read.
     #[error("cannot read the data: {0}")]
     Stream(#[source] io::Error),
-    #[error("the file is empty; write one JSON object a line into it")]
+    #[error("the data are empty; write one JSON object a line into the file")]
     Empty,
     #[error("the file has more than {limit} lines; split it")]
     TooManyLines { limit: usize },
@@ -43,7 +50,9 @@ pub enum DataError {
 /// A fault and its line.
 #[derive(Debug)]
 pub struct Problem {
-    /// Number of the line, from 1.
+    /// Path of the file, if there are several files.
+    pub file: Option<String>,
+    /// Number of the line in its file, from 1.
     pub line: usize,
     pub fault: LineFault,
 }
@@ -57,8 +66,9 @@ impl fmt::Display for ProblemList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let lines = if self.count == 1 { "line is" } else { "lines are" };
         write!(f, "{} {lines} wrong, so nothing was trained:", self.count)?;
-        for Problem { line, fault } in self.problems {
-            write!(f, "\n  line {line}: {fault}")?;
+        for Problem { file, line, fault } in self.problems {
+            let file = file.as_deref().map(|file| format!("{file}, ")).unwrap_or_default();
+            write!(f, "\n  {file}line {line}: {fault}")?;
         }
         match self.count - self.problems.len() {
             0 => Ok(()),
@@ -125,9 +135,61 @@ pub enum LineFault {
         /// List of allowed roles.
         known: &'static str,
     },
-    /// A weight is neither 0 nor 1, or a message that is not the assistant's has the weight 1.
-    #[error("'{field}' must be 0, or 1 for an assistant's message")]
+    /// A flag of a message is neither 0 nor 1, or a message that is not the assistant's is to be learned.
+    #[error("'{field}' must be 0 or false, or 1 or true for an assistant's message")]
     Weight {
+        /// Path of the field in the line.
+        field: String,
+    },
+    /// The weight of a line is not a number, or too large.
+    #[error("'{field}' must be a number from -{limit} to {limit}")]
+    LineWeight {
+        /// Path of the field in the line.
+        field: String,
+        limit: f64,
+    },
+    /// KTO's rating of a single answer.
+    #[error(
+        "'{field}' rates the answer, and KTO is not supported; write pairs with 'chosen' and 'rejected', or \
+         keep the good answers without '{field}'"
+    )]
+    Rated {
+        /// Path of the field in the line.
+        field: String,
+    },
+    #[error("'{field}' contradicts '{other}'; keep one of them")]
+    Twice {
+        /// Path of the field in the line.
+        field: String,
+        /// Path of the other field.
+        other: String,
+    },
+    #[error("'{field}' differs from the system message; keep one of them")]
+    TwoSystemPrompts {
+        /// Path of the field in the line.
+        field: String,
+    },
+    /// A field's text is not JSON.
+    #[error("'{field}' must be {expected}, and its text is not JSON: {error}")]
+    InnerJson {
+        /// Path of the field in the line.
+        field: String,
+        /// What the JSON must hold.
+        expected: &'static str,
+        error: String,
+    },
+    #[error("'{field}' has more than {limit} entries; shorten the list")]
+    TooManyTools {
+        /// Path of the field in the line.
+        field: String,
+        limit: usize,
+    },
+    /// The chat template ignores a field, so nothing of the field would be learned.
+    #[error(
+        "this model's chat template does not show '{field}'; use a model whose template does, or write the \
+         text into a message's content"
+    )]
+    NotShown {
         /// Path of the field in the line.
         field: String,
     },

@@ -1,34 +1,76 @@
 //! Access to the fields of a line, such that every fault names its field.
 //!
-//! Unknown fields belong to the user (an id, a source) and are ignored. `null` counts as absent.
+//! Unknown fields belong to the user (an id, a source). Training ignores them, and [`UnreadFields`] holds
+//! their names for the plan. `null` counts as absent.
+
+use std::{cell::RefCell, collections::BTreeSet, rc::Rc};
 
 use serde_json::{Map, Value};
 
 use super::fault::{LineFault, beginning};
 
+/// Maximum number of names of unread fields.
+const MAX_UNREAD: usize = 64;
+
+/// Names of fields that no reader took, without list indices: `messages[].id`.
+#[derive(Debug, Clone, Default)]
+pub(super) struct UnreadFields(Rc<RefCell<BTreeSet<String>>>);
+
+impl UnreadFields {
+    /// Returns the names in alphabetical order.
+    pub(super) fn names(&self) -> Vec<String> {
+        self.0.borrow().iter().cloned().collect()
+    }
+
+    fn note(&self, path: &str, map: &Map<String, Value>) {
+        let mut names = self.0.borrow_mut();
+        for (name, value) in map {
+            if !value.is_null() && names.len() < MAX_UNREAD {
+                names.insert([&without_indices(path), beginning(name)].concat());
+            }
+        }
+    }
+}
+
+/// Fields of an object; the names of those left are noted when the reader drops the object.
 #[derive(Debug)]
 pub(super) struct LineFields {
     /// Path of the object in the line: `messages[2].`, or empty for the line itself.
     path: String,
     map: Map<String, Value>,
+    unread: UnreadFields,
+}
+
+impl Drop for LineFields {
+    fn drop(&mut self) {
+        self.unread.note(&self.path, &self.map);
+    }
 }
 
 impl LineFields {
-    pub(super) fn of(line: Map<String, Value>) -> Self {
-        Self { path: String::new(), map: line }
+    pub(super) fn of(line: Map<String, Value>, unread: &UnreadFields) -> Self {
+        Self { path: String::new(), map: line, unread: unread.clone() }
     }
 
-    /// Returns the fields of the object `value` at `path`.
-    pub(super) fn at(path: String, value: Value) -> Result<Self, LineFault> {
+    /// Returns the fields of the object `value` at `path` in the same line.
+    pub(super) fn at(&self, path: String, value: Value) -> Result<Self, LineFault> {
         match value {
-            Value::Object(map) => Ok(Self { path: format!("{path}."), map }),
+            Value::Object(map) => Ok(Self { path: format!("{path}."), map, unread: self.unread.clone() }),
             other => Err(wrong(path, "an object", &other)),
         }
+    }
+
+    pub(super) fn has(&self, field: &str) -> bool {
+        self.map.get(field).is_some_and(|value| !value.is_null())
     }
 
     /// Returns the path of a field in the line.
     pub(super) fn path(&self, field: &str) -> String {
         format!("{}{field}", self.path)
+    }
+
+    pub(super) fn peek(&self, field: &str) -> Option<&Value> {
+        self.map.get(field)
     }
 
     pub(super) fn take(&mut self, field: &str) -> Option<Value> {
@@ -76,6 +118,11 @@ impl LineFields {
             LineFault::UnknownRole { field: self.path(field), role, known }
         })
     }
+}
+
+/// Removes list indices from a path: `messages[2].` becomes `messages[].`.
+fn without_indices(path: &str) -> String {
+    path.chars().filter(|letter| !letter.is_ascii_digit()).collect()
 }
 
 /// Returns a fault for a `value` that is not `expected`.

@@ -21,13 +21,15 @@ pub enum DataKind {
     PromptCompletion,
     /// `instruction` and `output`, optionally with `input`: Alpaca's.
     Alpaca,
+    /// `question` and `response`, optionally with `system_prompt`: OpenOrca's.
+    Question,
     /// Text in the field `text`.
     Text,
 }
 
 /// Each kind with its required fields. Files often hold two forms of the same data (`messages` beside
 /// `chosen`, `prompt` beside `messages`), so the first kind that fits counts, specific kinds first.
-const KINDS: [(DataKind, &[&str]); 8] = [
+const KINDS: [(DataKind, &[&str]); 9] = [
     (DataKind::Preference, &["chosen", "rejected"]),
     (DataKind::OpenAiPreference, &["input", "preferred_output", "non_preferred_output"]),
     (DataKind::Answers, &["messages", "answers"]),
@@ -35,6 +37,7 @@ const KINDS: [(DataKind, &[&str]); 8] = [
     (DataKind::ShareGpt, &["conversations"]),
     (DataKind::PromptCompletion, &["prompt", "completion"]),
     (DataKind::Alpaca, &["instruction", "output"]),
+    (DataKind::Question, &["question", "response"]),
     (DataKind::Text, &["text"]),
 ];
 
@@ -57,7 +60,7 @@ impl DataKind {
             Self::Answers => "answers",
             Self::Messages | Self::ShareGpt => "conversations",
             Self::PromptCompletion => "prompts and completions",
-            Self::Alpaca => "instructions",
+            Self::Alpaca | Self::Question => "instructions",
             Self::Text => "text",
         }
     }

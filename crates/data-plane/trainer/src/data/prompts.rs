@@ -1,6 +1,6 @@
 //! Prompts without their answers, which a teacher model answers so that a draft can learn from it.
 
-use std::{io, sync::Arc};
+use std::{io, path::PathBuf, sync::Arc};
 
 use serde_json::{Map, Value};
 
@@ -9,9 +9,13 @@ use super::{
     distillation_data::kind_of_text,
     each_line,
     fault::LineFault,
-    fields::LineFields,
+    fields::{LineFields, UnreadFields},
     kind::DataKind,
-    sample::{MessageRole, SampleMessage, TrainingSample, messages, read, share_gpt},
+    message::{MessageRole, SampleMessage},
+    one_source,
+    sample::{Conversation, TrainingSample, openai_conversation, read, share_gpt},
+    source::DataSource,
+    sources,
 };
 
 /// A conversation to be answered; it shares the messages of its line with longer and shorter prompts.
@@ -45,8 +49,23 @@ pub enum FilePrompts {
 /// # Errors
 /// Fails as [`read`](super::read) does, and if a line has no prompt.
 pub fn prompts(file: impl io::Read, limits: &DataLimits) -> Result<FilePrompts, DataError> {
+    of_sources(one_source(file), limits)
+}
+
+/// Returns the prompts of all lines of the files at `paths`.
+///
+/// # Errors
+/// Fails as [`prompts`] does.
+pub fn prompts_of_files(paths: &[PathBuf], limits: &DataLimits) -> Result<FilePrompts, DataError> {
+    of_sources(sources(paths), limits)
+}
+
+fn of_sources<'a>(
+    sources: impl Iterator<Item = Result<DataSource<'a>, DataError>>,
+    limits: &DataLimits,
+) -> Result<FilePrompts, DataError> {
     let mut prompts = Vec::new();
-    let (kind, _) = each_line(file, limits, |_, kind, map| {
+    let (kind, _) = each_line(sources, limits, |_, kind, map| {
         if kind != DataKind::Answers {
             prompts.extend(of_line(kind, map)?);
         }
@@ -56,18 +75,18 @@ pub fn prompts(file: impl io::Read, limits: &DataLimits) -> Result<FilePrompts, 
 }
 
 fn of_line(kind: DataKind, map: Map<String, Value>) -> Result<Vec<DataPrompt>, LineFault> {
-    let mut line = LineFields::of(map);
+    let mut line = LineFields::of(map, &UnreadFields::default());
     let of_text = kind_of_text(&mut line)?;
     let whole = |messages: Vec<SampleMessage>| {
         let said = messages.into_iter().map(|it| (it.role.as_str(), it.content)).collect::<Arc<[_]>>();
         DataPrompt { kind: of_text.clone(), turns: said.len(), conversation: said }
     };
     let conversation = match kind {
-        DataKind::Messages => messages("messages", line.required("messages")?)?,
-        DataKind::ShareGpt => share_gpt(&mut line)?,
+        DataKind::Messages => plain(openai_conversation(&mut line)?)?,
+        DataKind::ShareGpt => plain(share_gpt(&mut line)?)?,
         _ => match read(kind, &mut line)? {
-            TrainingSample::Conversation(messages) => messages,
-            TrainingSample::Comparison { asked, .. } => return Ok(vec![whole(asked)]),
+            TrainingSample::Conversation(conversation) => plain(conversation)?,
+            TrainingSample::Comparison { asked, .. } => return Ok(vec![whole(plain(asked)?)]),
             TrainingSample::Continuation { prompt: text, .. }
             | TrainingSample::TextComparison { prompt: text, .. }
                 if !text.is_empty() =>
@@ -88,4 +107,13 @@ fn of_line(kind: DataKind, map: Map<String, Value>) -> Result<Vec<DataPrompt>, L
     }
     let whole = whole(conversation);
     Ok(ends.into_iter().map(|turns| DataPrompt { turns, ..whole.clone() }).collect())
+}
+
+/// Returns the messages of a conversation that has roles and texts only, as teacher requests send them.
+fn plain(Conversation { messages, variables }: Conversation) -> Result<Vec<SampleMessage>, LineFault> {
+    let of_message = messages.iter().flat_map(|message| message.paths.values().cloned());
+    match of_message.chain(variables.keys().cloned()).next() {
+        Some(field) => Err(LineFault::Unsupported { field }),
+        None => Ok(messages),
+    }
 }

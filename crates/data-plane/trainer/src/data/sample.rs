@@ -1,81 +1,64 @@
 //! The content of a line, independent of the line's kind.
 
-use serde_json::Value;
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value};
 
 use super::{
     distillation_data::DistillationSamples,
     fault::LineFault,
     fields::{LineFields, learned, text, wrong},
     kind::DataKind,
+    message::{MessageRole, SampleMessage, each, learned_or_not, message, messages},
+    tool_data,
 };
 
-/// Maximum number of messages in a conversation, as in the gateway.
-const MAX_MESSAGES: usize = 4096;
-
-/// Fields of a line and of a message that the chat template would show to the model.
-const SHOWN_IN_LINE: [&str; 4] = ["tools", "functions", "documents", "images"];
-const SHOWN_IN_MESSAGE: [&str; 4] = ["tool_calls", "function_call", "reasoning_content", "audio"];
-
-const ROLES: [(&str, MessageRole); 5] = [
-    ("system", MessageRole::System),
-    // OpenAI's newer name for the system role.
-    ("developer", MessageRole::System),
-    ("user", MessageRole::User),
-    ("assistant", MessageRole::Assistant),
-    ("tool", MessageRole::Tool),
+/// Fields of a line that would change what the model is shown or learns, and that no reader takes.
+const REFUSED: [&str; 10] = [
+    "documents",
+    "image",
+    "images",
+    "video",
+    "videos",
+    "audio",
+    "audios",
+    "loss_weight",
+    "sample_weight",
+    "kto_tag",
 ];
-const SHARE_GPT_ROLES: [(&str, MessageRole); 6] = [
+
+/// Maximum weight of a line.
+const MAX_WEIGHT: f64 = 1000.0;
+
+/// Names of a system prompt beside the messages.
+const SYSTEM: [&str; 2] = ["system", "system_prompt"];
+
+/// Variables of the chat template that other fields of a line set.
+const RESERVED: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
+
+const SHARE_GPT_ROLES: [(&str, MessageRole); 8] = [
     ("system", MessageRole::System),
     ("human", MessageRole::User),
     ("user", MessageRole::User),
     ("gpt", MessageRole::Assistant),
     ("assistant", MessageRole::Assistant),
+    ("function_call", MessageRole::Assistant),
     ("tool", MessageRole::Tool),
+    ("observation", MessageRole::Tool),
 ];
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum MessageRole {
-    System,
-    User,
-    Assistant,
-    Tool,
-}
-
-impl MessageRole {
-    /// Returns the role's name in chat templates.
-    pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Self::System => "system",
-            Self::User => "user",
-            Self::Assistant => "assistant",
-            Self::Tool => "tool",
-        }
-    }
-}
-
-/// A message of a conversation.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct SampleMessage {
-    pub(super) role: MessageRole,
-    pub(super) content: String,
-    /// True only for messages of the assistant.
-    pub(super) is_learned: bool,
-}
-
-impl SampleMessage {
-    fn new(role: MessageRole, content: String) -> Self {
-        Self { role, content, is_learned: role == MessageRole::Assistant }
-    }
-
-    pub(super) fn asks(content: String) -> Self {
-        Self::new(MessageRole::User, content)
-    }
+/// Messages, and what the chat template shows beside them.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(super) struct Conversation {
+    pub(super) messages: Vec<SampleMessage>,
+    /// Variables of the chat template: `tools`, and those of `chat_template_kwargs`.
+    pub(super) variables: Map<String, Value>,
 }
 
 #[derive(Debug, PartialEq)]
 pub(super) enum TrainingSample {
     /// Learns the assistant's messages, of which there is at least one.
-    Conversation(Vec<SampleMessage>),
+    Conversation(Conversation),
     Continuation {
         prompt: String,
         completion: String,
@@ -83,9 +66,9 @@ pub(super) enum TrainingSample {
     Text(String),
     /// Learns which of two answers to a conversation is better.
     Comparison {
-        asked: Vec<SampleMessage>,
-        chosen: String,
-        rejected: String,
+        asked: Conversation,
+        chosen: SampleMessage,
+        rejected: SampleMessage,
     },
     /// Learns which of two continuations of a text is better.
     TextComparison {
@@ -95,21 +78,28 @@ pub(super) enum TrainingSample {
     },
     /// Recorded answers of a model to a conversation.
     Answered {
-        asked: Vec<SampleMessage>,
+        asked: Conversation,
         answers: DistillationSamples,
     },
 }
 
 /// Reads a line of the given kind.
 pub(super) fn read(kind: DataKind, line: &mut LineFields) -> Result<TrainingSample, LineFault> {
-    line.refuse(&SHOWN_IN_LINE)?;
+    line.refuse(&REFUSED)?;
     match kind {
-        DataKind::Text => Ok(TrainingSample::Text(learned("text", line.required("text")?)?)),
+        DataKind::Text => {
+            refuse_shown(line)?;
+            Ok(TrainingSample::Text(learned("text", line.required("text")?)?))
+        }
         DataKind::PromptCompletion => prompt_completion(line),
-        DataKind::Alpaca => alpaca(line),
-        DataKind::Messages => conversation(messages("messages", line.required("messages")?)?),
+        DataKind::Alpaca => answered_question(line, ["instruction", "output"]),
+        DataKind::Question => answered_question(line, ["question", "response"]),
+        DataKind::Messages => {
+            refuse_label(line)?;
+            conversation(openai_conversation(line)?)
+        }
         DataKind::Answers => {
-            let asked = messages("messages", line.required("messages")?)?;
+            let asked = openai_conversation(line)?;
             Ok(TrainingSample::Answered { asked, answers: DistillationSamples::read(line)? })
         }
         DataKind::ShareGpt => conversation(share_gpt(line)?),
@@ -118,53 +108,166 @@ pub(super) fn read(kind: DataKind, line: &mut LineFields) -> Result<TrainingSamp
     }
 }
 
-fn conversation(messages: Vec<SampleMessage>) -> Result<TrainingSample, LineFault> {
-    if messages.iter().any(|message| message.is_learned) {
-        Ok(TrainingSample::Conversation(messages))
+/// Reads the weight of a line, which multiplies its loss: 1 if the line has none. A negative weight teaches
+/// the model to avoid the answer.
+pub(super) fn weight(kind: DataKind, line: &mut LineFields) -> Result<f32, LineFault> {
+    if matches!(kind, DataKind::Preference | DataKind::OpenAiPreference | DataKind::Answers) {
+        line.refuse(&["weight"])?;
+        return Ok(1.0);
+    }
+    let Some(weight) = line.take("weight") else { return Ok(1.0) };
+    let weight = weight.as_f64().filter(|weight| weight.abs() <= MAX_WEIGHT);
+    let fault = || LineFault::LineWeight { field: line.path("weight"), limit: MAX_WEIGHT };
+    Ok(weight.ok_or_else(fault)? as f32)
+}
+
+/// Reads the field `messages`.
+pub(super) fn openai_conversation(line: &mut LineFields) -> Result<Conversation, LineFault> {
+    let value = line.required("messages")?;
+    let messages = messages(line, "messages", value)?;
+    in_context(line, messages)
+}
+
+/// Adds to `messages` what the line says beside them: the system prompt, tools, and template variables.
+fn in_context(line: &mut LineFields, mut messages: Vec<SampleMessage>) -> Result<Conversation, LineFault> {
+    for name in SYSTEM {
+        let Some(system) = line.text(name)?.filter(|text| !text.is_empty()) else { continue };
+        match messages.first() {
+            // Some files repeat the first message in a field of its own.
+            Some(first) if first.role == MessageRole::System && first.content == system => {}
+            Some(first) if first.role == MessageRole::System => {
+                return Err(LineFault::TwoSystemPrompts { field: line.path(name) });
+            }
+            _ => messages.insert(0, SampleMessage::new(MessageRole::System, system)),
+        }
+    }
+    let mut variables = template_variables(line)?;
+    if let Some(tools) = tool_data::read_tools(line)? {
+        variables.insert("tools".to_owned(), tools);
+    }
+    Ok(Conversation { messages, variables })
+}
+
+/// Reads `chat_template_kwargs`, as TRL and vLLM name the template's variables.
+fn template_variables(line: &mut LineFields) -> Result<Map<String, Value>, LineFault> {
+    const FIELD: &str = "chat_template_kwargs";
+    let variables = match line.take(FIELD) {
+        None => return Ok(Map::new()),
+        Some(Value::Object(variables)) => variables,
+        Some(other) => return Err(wrong(line.path(FIELD), "an object", &other)),
+    };
+    match variables.keys().find(|name| RESERVED.contains(&name.as_str())) {
+        Some(name) => Err(LineFault::Unsupported { field: line.path(&format!("{FIELD}.{name}")) }),
+        None => Ok(variables),
+    }
+}
+
+/// Refuses what only a chat template could show, in a line that no template renders.
+fn refuse_shown(line: &mut LineFields) -> Result<(), LineFault> {
+    line.refuse(&["tools", "functions", "chat_template_kwargs", "system", "system_prompt"])
+}
+
+/// Refuses KTO's rating of an answer: a bad answer would be learned like a good one.
+fn refuse_label(line: &mut LineFields) -> Result<(), LineFault> {
+    let is_rating = |value: &Value| value.is_boolean() || matches!(value.as_f64(), Some(0.0 | 1.0));
+    match line.take("label").filter(is_rating) {
+        Some(_) => Err(LineFault::Rated { field: line.path("label") }),
+        None => Ok(()),
+    }
+}
+
+fn conversation(conversation: Conversation) -> Result<TrainingSample, LineFault> {
+    if conversation.messages.iter().any(|message| message.is_learned) {
+        Ok(TrainingSample::Conversation(conversation))
     } else {
         Err(LineFault::NothingToLearn)
     }
 }
 
 fn prompt_completion(line: &mut LineFields) -> Result<TrainingSample, LineFault> {
+    refuse_label(line)?;
     let (prompt, completion) = (line.required("prompt")?, line.required("completion")?);
     if prompt.is_array() {
-        let mut conversed = messages("prompt", prompt)?;
+        let mut conversed = messages(line, "prompt", prompt)?;
         conversed.iter_mut().for_each(|message| message.is_learned = false);
-        conversed.extend(messages("completion", completion)?);
-        return conversation(conversed);
+        conversed.extend(messages(line, "completion", completion)?);
+        return conversation(in_context(line, conversed)?);
     }
+    refuse_shown(line)?;
     let prompt = text("prompt".to_owned(), prompt)?;
     let completion = learned("completion", completion)?;
     Ok(TrainingSample::Continuation { prompt, completion })
 }
 
-/// Alpaca's own text around instruction and input was for a model without a chat template, so it is left out.
-fn alpaca(line: &mut LineFields) -> Result<TrainingSample, LineFault> {
-    let instruction = line.required_text("instruction")?;
-    let asked = match line.text("input")? {
-        Some(input) if !input.is_empty() => format!("{instruction}\n\n{input}"),
-        _ => instruction,
+/// Reads a question and its answer from the fields `asks` and `answers`, with an `input` and a `history` of
+/// earlier answers, which are learned too. Alpaca's own text around instruction and input was for a model
+/// without a chat template, so it is left out.
+fn answered_question(
+    line: &mut LineFields,
+    [asks, answers]: [&'static str; 2],
+) -> Result<TrainingSample, LineFault> {
+    let question = line.required_text(asks)?;
+    let question = match line.text("input")? {
+        Some(input) if !input.is_empty() => format!("{question}\n\n{input}"),
+        _ => question,
     };
-    let answer = learned("output", line.required("output")?)?;
-    conversation(vec![
-        SampleMessage::new(MessageRole::User, asked),
-        SampleMessage::new(MessageRole::Assistant, answer),
-    ])
+    let mut messages = history(line)?;
+    let answer = learned(answers, line.required(answers)?)?;
+    messages.push(SampleMessage::asks(question));
+    messages.push(SampleMessage::new(MessageRole::Assistant, answer));
+    conversation(in_context(line, messages)?)
 }
 
-pub(super) fn share_gpt(line: &mut LineFields) -> Result<Vec<SampleMessage>, LineFault> {
+/// Reads LLaMA-Factory's earlier turns, each a question and an answer.
+fn history(line: &mut LineFields) -> Result<Vec<SampleMessage>, LineFault> {
+    let turns = match line.take("history") {
+        None => return Ok(Vec::new()),
+        Some(Value::Array(turns)) => turns,
+        Some(other) => return Err(wrong(line.path("history"), "an array of turns", &other)),
+    };
+    let mut messages = Vec::new();
+    for (index, turn) in turns.into_iter().enumerate() {
+        let path = format!("{}[{index}]", line.path("history"));
+        let [asked, answer] = match turn {
+            Value::Array(pair) => <[Value; 2]>::try_from(pair)
+                .map_err(|pair| wrong(path.clone(), "a question and an answer", &Value::Array(pair)))?,
+            other => return Err(wrong(path, "a question and an answer", &other)),
+        };
+        messages.push(SampleMessage::asks(text(format!("{path}[0]"), asked)?));
+        let answer = learned(&format!("{path}[1]"), answer)?;
+        messages.push(SampleMessage::new(MessageRole::Assistant, answer));
+    }
+    Ok(messages)
+}
+
+pub(super) fn share_gpt(line: &mut LineFields) -> Result<Conversation, LineFault> {
     let value = line.required("conversations")?;
-    each("conversations", value, |mut fields| {
-        let role = fields.parse_word("from", &SHARE_GPT_ROLES, "system, human, gpt or tool")?;
-        let value = fields.required_text("value")?;
-        finished(role, value, "value", &mut fields)
-    })
+    let mut called = BTreeMap::new();
+    let messages = each(line, "conversations", value, |fields| {
+        // Some files have OpenAI's messages under ShareGPT's name.
+        if fields.has("role") && !fields.has("from") { message(fields, &mut called) } else { said(fields) }
+    })?;
+    in_context(line, messages)
+}
+
+/// Reads a message in ShareGPT's format.
+fn said(fields: &mut LineFields) -> Result<SampleMessage, LineFault> {
+    let calls = fields.peek("from").is_some_and(|from| from == "function_call");
+    let role = fields.parse_word("from", &SHARE_GPT_ROLES, "system, human, gpt or tool")?;
+    let value = fields.required_text("value")?;
+    let mut message = SampleMessage::new(role, String::new());
+    if calls {
+        tool_data::read_call_text(fields, value, &mut message)?;
+    } else {
+        message.content = value;
+    }
+    learned_or_not(fields, "value", message)
 }
 
 fn preference(line: &mut LineFields) -> Result<TrainingSample, LineFault> {
     let (chosen, rejected) = (line.required("chosen")?, line.required("rejected")?);
     if !chosen.is_array() {
+        refuse_shown(line)?;
         let prompt = line.text("prompt")?.unwrap_or_default();
         let (chosen, rejected) = (learned("chosen", chosen)?, learned("rejected", rejected)?);
         return if chosen == rejected {
@@ -173,31 +276,35 @@ fn preference(line: &mut LineFields) -> Result<TrainingSample, LineFault> {
             Ok(TrainingSample::TextComparison { prompt, chosen, rejected })
         };
     }
-    let (chosen, rejected) = (messages("chosen", chosen)?, messages("rejected", rejected)?);
+    let (chosen, rejected) = (messages(line, "chosen", chosen)?, messages(line, "rejected", rejected)?);
     let asked = match line.take("prompt") {
         None => Vec::new(),
         // Beside whole conversations, `prompt` repeats the first user message.
         Some(Value::String(prompt)) => match chosen.first() {
             Some(first) if first.role != MessageRole::Assistant => Vec::new(),
-            _ => vec![SampleMessage::new(MessageRole::User, prompt)],
+            _ => vec![SampleMessage::asks(prompt)],
         },
-        Some(asked) => messages("prompt", asked)?,
+        Some(asked) => messages(line, "prompt", asked)?,
     };
-    comparison(asked, chosen, rejected)
+    comparison(line, asked, chosen, rejected)
 }
 
 fn openai_preference(line: &mut LineFields) -> Result<TrainingSample, LineFault> {
-    let mut input = LineFields::at("input".to_owned(), line.required("input")?)?;
-    input.refuse(&SHOWN_IN_LINE)?;
+    let value = line.required("input")?;
+    let mut input = line.at("input".to_owned(), value)?;
+    input.refuse(&REFUSED)?;
     let asked = input.required("messages")?;
-    let asked = messages("input.messages", asked)?;
-    let chosen = messages("preferred_output", line.required("preferred_output")?)?;
-    let rejected = messages("non_preferred_output", line.required("non_preferred_output")?)?;
-    comparison(asked, chosen, rejected)
+    let asked = messages(&input, "input.messages", asked)?;
+    let (chosen, rejected) = (line.required("preferred_output")?, line.required("non_preferred_output")?);
+    let chosen = messages(line, "preferred_output", chosen)?;
+    let rejected = messages(line, "non_preferred_output", rejected)?;
+    comparison(&mut input, asked, chosen, rejected)
 }
 
-/// Compares two answers, from conversations that may both begin with the messages they answer.
+/// Compares two answers, from conversations that may both begin with the messages they answer. `line` has
+/// the tools.
 fn comparison(
+    line: &mut LineFields,
     mut asked: Vec<SampleMessage>,
     mut chosen: Vec<SampleMessage>,
     mut rejected: Vec<SampleMessage>,
@@ -206,82 +313,14 @@ fn comparison(
         return Err(LineFault::NoComparison);
     };
     let answers = better.role == MessageRole::Assistant && worse.role == MessageRole::Assistant;
-    if !answers || chosen != rejected {
+    let same_start = chosen.len() == rejected.len()
+        && chosen.iter().zip(&rejected).all(|(one, other)| one.shows_as(other));
+    if !answers || !same_start {
         return Err(LineFault::NoComparison);
     }
-    if better.content == worse.content {
+    if better.shows_as(&worse) {
         return Err(LineFault::SameAnswers);
     }
     asked.append(&mut chosen);
-    Ok(TrainingSample::Comparison { asked, chosen: better.content, rejected: worse.content })
-}
-
-/// Reads the messages at `path` in OpenAI's format.
-pub(super) fn messages(path: &str, value: Value) -> Result<Vec<SampleMessage>, LineFault> {
-    each(path, value, |mut fields| {
-        let role = fields.parse_word("role", &ROLES, "system, user, assistant or tool")?;
-        fields.refuse(&SHOWN_IN_MESSAGE)?;
-        let content = fields.required("content")?;
-        let content = content_text(fields.path("content"), content)?;
-        finished(role, content, "content", &mut fields)
-    })
-}
-
-/// Reads a list of at least one item.
-fn each(
-    path: &str,
-    value: Value,
-    read: impl Fn(LineFields) -> Result<SampleMessage, LineFault>,
-) -> Result<Vec<SampleMessage>, LineFault> {
-    let items = match value {
-        Value::Array(items) => items,
-        other => return Err(wrong(path.to_owned(), "an array of messages", &other)),
-    };
-    if items.is_empty() {
-        return Err(LineFault::Empty { field: path.to_owned() });
-    }
-    if items.len() > MAX_MESSAGES {
-        return Err(LineFault::TooManyMessages { field: path.to_owned(), limit: MAX_MESSAGES });
-    }
-    let items = items.into_iter().enumerate();
-    items.map(|(index, item)| read(LineFields::at(format!("{path}[{index}]"), item)?)).collect()
-}
-
-/// Makes a message with its weight; `field` is the name of its text field.
-fn finished(
-    role: MessageRole,
-    content: String,
-    field: &str,
-    fields: &mut LineFields,
-) -> Result<SampleMessage, LineFault> {
-    let mut message = SampleMessage::new(role, content);
-    if let Some(weight) = fields.take("weight") {
-        message.is_learned = match weight.as_f64() {
-            Some(0.0) => false,
-            Some(1.0) if role == MessageRole::Assistant => true,
-            _ => return Err(LineFault::Weight { field: fields.path("weight") }),
-        };
-    }
-    if message.is_learned && message.content.is_empty() {
-        return Err(LineFault::Empty { field: fields.path(field) });
-    }
-    Ok(message)
-}
-
-/// Returns the text of a string or of OpenAI's list of text parts.
-fn content_text(path: String, value: Value) -> Result<String, LineFault> {
-    let parts = match value {
-        Value::String(text) => return Ok(text),
-        Value::Array(parts) => parts,
-        other => return Err(wrong(path, "a string or an array of text parts", &other)),
-    };
-    let mut content = String::new();
-    for (index, part) in parts.into_iter().enumerate() {
-        let mut part = LineFields::at(format!("{path}[{index}]"), part)?;
-        if part.required_text("type")? != "text" {
-            return Err(LineFault::Unsupported { field: part.path("type") });
-        }
-        content.push_str(&part.required_text("text")?);
-    }
-    Ok(content)
+    Ok(TrainingSample::Comparison { asked: in_context(line, asked)?, chosen: better, rejected: worse })
 }

@@ -11,7 +11,7 @@ use trainer::{
     schedule::Decay,
 };
 
-fn plan(held_out: usize) -> JobPlan {
+pub(crate) fn plan(held_out: usize) -> JobPlan {
     JobPlan {
         start: InitialAdapter::New(AdapterSpec::Prefix { virtual_tokens: 1 }),
         learning_rate: 1e-3,
@@ -28,6 +28,8 @@ fn plan(held_out: usize) -> JobPlan {
         seed: 3,
         precision: JobPrecision::Serving,
         max_tokens: 64,
+        keep_best: false,
+        patience: None,
         draft: None,
     }
 }

@@ -70,7 +70,7 @@ fn what_teaches_nothing_or_would_be_dropped_in_silence_is_refused() {
         (conversation(""), "'messages[1].content' is empty"),
         (
             json!({"messages": [{"role": "user", "content": "Hi", "weight": 1}, no]}),
-            "'messages[0].weight' must be 0, or 1",
+            "'messages[0].weight' must be 0 or false, or 1",
         ),
         (
             json!({"messages": [user, {"role": "assistant", "content": "No", "weight": 0.5}]}),
@@ -78,9 +78,9 @@ fn what_teaches_nothing_or_would_be_dropped_in_silence_is_refused() {
         ),
         (
             json!({"messages": [user, {"role": "assistant", "tool_calls": [{}]}]}),
-            "'messages[1].tool_calls' is not supported",
+            "'messages[1].tool_calls[0].function' is missing",
         ),
-        (json!({"messages": [user, no], "tools": [{}]}), "'tools' is not supported"),
+        (json!({"messages": [user, no], "tools": [{}]}), "'tools[0].function.name' is missing"),
         (json!({"text": ""}), "'text' is empty"),
         (json!({"prompt": "a", "completion": ""}), "'completion' is empty"),
         (json!({"instruction": "a", "output": ""}), "'output' is empty"),

@@ -4,10 +4,13 @@
 mod course;
 mod data;
 mod drafts;
+mod early_stopping;
 mod faults;
 mod golden;
 mod loss;
 mod microbatches;
+mod published_formats;
 mod serve;
+mod sources;
 mod steps;
 mod support;

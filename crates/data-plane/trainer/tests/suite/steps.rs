@@ -11,6 +11,7 @@ use model::{
     client_weights::client_base::ClientBase,
     forward::ModelContext,
     resident::{KvDtype, kv_shape},
+    shape::config::ModelConfig,
     sources::open::open,
     weights::ResidentLayers,
 };
@@ -64,7 +65,11 @@ fn trainer(model: &str) -> Trainer<ResidentLayers> {
     Trainer::new(frame.into(), layers, shape, ThreadPool::new(&[]).unwrap(), SavedScope::All).unwrap()
 }
 
-fn learning(model: &str, start: MethodWeights) -> TrainState<ResidentLayers> {
+pub(crate) fn config(model: &str) -> ModelConfig {
+    trainer(model).model().config.clone()
+}
+
+pub(crate) fn learning(model: &str, start: MethodWeights) -> TrainState<ResidentLayers> {
     TrainState::new(trainer(model).into(), LoraPrecision::Exact, start).unwrap()
 }
 
@@ -138,7 +143,7 @@ fn eight_steps_end_where_those_of_torch_end() {
     }
 }
 
-fn shapes() -> [AdapterSpec; 3] {
+pub(crate) fn shapes() -> [AdapterSpec; 3] {
     let targets = |names: &[&str]| names.iter().map(|name| name.parse::<TargetModule>().unwrap()).collect();
     [
         AdapterSpec::Lora {

@@ -147,6 +147,12 @@ pub struct TrainingSpec {
     /// Steps between two checkpoints, and between two evaluations of the held-out examples [default: 50]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub checkpoint_steps: Option<u64>,
+    /// Ends with the adapter of the lowest held-out loss, not with that of the last step
+    #[arg(long)]
+    pub keep_best: bool,
+    /// Ends the training after N evaluations without a lower held-out loss; implies --keep-best
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub early_stopping_patience: Option<u64>,
     /// Precision of the forward pass [default: serving]
     #[arg(long, value_enum)]
     pub precision: Option<JobPrecision>,

@@ -1,9 +1,6 @@
 //! Errors of `tune`: an adapter was not trained, or not served.
 
-use std::{
-    io,
-    path::{Path, PathBuf},
-};
+use std::{io, path::PathBuf};
 
 use super::name::RunName;
 use crate::{
@@ -60,8 +57,12 @@ pub(crate) enum TuneError {
     #[error("cannot run holobiont-trainer")]
     Run(#[source] io::Error),
     /// The data has faults, each of which has been printed.
-    #[error("{} has {faults} faults; nothing was trained", data.as_deref().unwrap_or(Path::new("the data")).display())]
-    Data { data: Option<PathBuf>, faults: usize },
+    #[error("{data} has {faults} faults; nothing was trained")]
+    Data {
+        /// Paths of the data, for people.
+        data: String,
+        faults: usize,
+    },
     #[error("{said}")]
     Trainer {
         /// Last error line of the trainer.

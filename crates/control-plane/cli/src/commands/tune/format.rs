@@ -1,9 +1,11 @@
 //! Formats the plan, progress and result of a training run for people.
 
-use control_protocol::training::{Correctness, RunResult, StepReport, TrainingEvent, TrainingPlan};
+use control_protocol::training::{
+    Correctness, LearnedText, RunResult, StepReport, TrainingEvent, TrainingPlan,
+};
 
 use crate::terminal::{
-    printable,
+    TextStyle, printable,
     table::{percent, short_generation},
 };
 
@@ -47,7 +49,29 @@ pub(super) fn plan(plan: &TrainingPlan) -> Vec<(String, String)> {
     if let Some(step) = plan.resumed_step {
         rows.push(("goes on", format!("after step {step}")));
     }
+    if !plan.unread_fields.is_empty() {
+        rows.push(("ignored fields", printable(&plan.unread_fields.join(", "))));
+    }
     rows.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// Sign between two tokens of an example.
+const BETWEEN_TOKENS: &str = "\u{2502}";
+
+/// Formats an example token by token: what is learned is green, and in brackets; what has a negative weight
+/// is red, and in `[-` and `-]`.
+pub(super) fn sample(ink: TextStyle, sample: &[LearnedText]) -> String {
+    let runs = sample.chunk_by(|one, next| one.weight.total_cmp(&0.0) == next.weight.total_cmp(&0.0));
+    let run = |run: &[LearnedText]| {
+        let tokens: Vec<String> = run.iter().map(|token| printable(&token.text)).collect();
+        let text = tokens.join(BETWEEN_TOKENS);
+        match run[0].weight {
+            weight if weight > 0.0 => ink.green(&format!("[{text}]")),
+            weight if weight < 0.0 => ink.red(&format!("[-{text}-]")),
+            _ => text,
+        }
+    };
+    runs.map(run).collect()
 }
 
 fn adapter(plan: &TrainingPlan) -> String {
@@ -78,7 +102,10 @@ pub(super) fn step(step: &StepReport, held_out_loss: Option<f64>) -> String {
 pub(super) fn event(event: &TrainingEvent) -> Option<String> {
     Some(match event {
         TrainingEvent::Plan(plan) => format!("plan: {} steps, {}", plan.steps, adapter(plan)),
-        TrainingEvent::Problem { line, message } => format!("line {line}: {}", printable(message)),
+        TrainingEvent::Problem { file, line, message } => {
+            let file = file.as_deref().map(|file| format!("{}, ", printable(file))).unwrap_or_default();
+            format!("{file}line {line}: {}", printable(message))
+        }
         TrainingEvent::Step(it) => format!("step {} of {}: {}", it.step, it.steps, step(it, None)),
         TrainingEvent::Evaluation { step, loss } => format!("after step {step}: held out {loss:.3}"),
         TrainingEvent::Drafted { step, kinds } => format!("after step {step}: {}", drafted(kinds)),
@@ -109,6 +136,7 @@ pub(super) fn outcome(it: &RunResult) -> String {
     let mut parts = vec![format!("{} in {}", counted(it.steps, "step"), time(it.seconds))];
     parts.extend(it.loss.map(|loss| format!("loss {loss:.3}")));
     parts.extend(it.held_out_loss.map(|loss| format!("held out {loss:.3}")));
+    parts.extend(it.best_step.map(|step| format!("adapter of step {step}")));
     parts.join(", ")
 }
 
@@ -181,6 +209,15 @@ mod tests {
         ] {
             assert_eq!(significant(number), written);
         }
+    }
+
+    #[test]
+    fn an_example_shows_its_tokens_and_which_are_learned() {
+        let token = |text: &str, weight| LearnedText { text: text.to_owned(), weight };
+        let shown =
+            [token("Hi", 0.0), token(" ", 0.0), token("\u{1b}Yes", 2.0), token("!", 0.5), token("No", -1.0)];
+        assert_eq!(sample(TextStyle::None, &shown), "Hi\u{2502} [Yes\u{2502}!][-No-]");
+        assert_eq!(sample(TextStyle::Ansi, &shown[4..]), "\u{1b}[31m[-No-]\u{1b}[0m");
     }
 
     #[test]

@@ -152,8 +152,7 @@ fn rows(record: &RunRecord, events: &[TrainingEvent], directory: &RunDirectory) 
     rows.extend(record.error.as_deref().map(|error| ("why", printable(error))));
     rows.push(("started", ago(record.started_at)));
     rows.extend(record.ended_at.map(|ended_at| ("ended", ago(ended_at))));
-    let data = record.data.as_ref().map(|data| data.display().to_string());
-    rows.push(("data", data.unwrap_or_else(|| "built-in prompts".to_owned())));
+    rows.push(("data", record.data_text()));
     rows.extend(progress.drafted.iter().map(|kinds| ("right", format::drafted(kinds))));
     let options: Vec<_> = record.options.arguments().map(|it| quoted(&it.to_string_lossy())).collect();
     rows.push(("options", if options.is_empty() { "none".to_owned() } else { options.join(" ") }));

@@ -31,7 +31,15 @@ impl ProgressView {
             return self.terminal.print(line);
         }
         match event {
-            TrainingEvent::Plan(plan) => self.terminal.print(pairs(self.terminal.ink(), &format::plan(plan))),
+            TrainingEvent::Plan(plan) => {
+                let ink = self.terminal.ink();
+                self.terminal.print(pairs(ink, &format::plan(plan)));
+                if !plan.sample.is_empty() {
+                    let of_data = format::sample(ink, &plan.sample);
+                    self.terminal
+                        .print(format!("\nthe first example, with what is learned in brackets:\n{of_data}"));
+                }
+            }
             TrainingEvent::Problem { .. } => {
                 format::event(event).into_iter().for_each(|line| self.terminal.print(line))
             }

@@ -4,7 +4,7 @@
 use std::{
     fs::File,
     io::{self, Seek as _, Write as _},
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::Stdio,
 };
 
@@ -13,6 +13,7 @@ use control_protocol::training::{TeacherPrompt, TrainingEvent};
 use super::{
     errors::TuneError,
     progress::ProgressView,
+    record::RunRecord,
     trainer::{self, TRAINER, TrainerCommandSpec, TrainerListener},
 };
 use crate::{deployment::running::ProcessId, exit::Exit, terminal::Terminal};
@@ -29,21 +30,20 @@ pub(super) enum DataPrompts {
     Answered,
 }
 
-/// Reads the prompts of `data` through the trainer, or the shipped prompts without `data`.
+/// Reads the prompts of the run's data through the trainer, or the shipped prompts without data.
 pub(super) fn read(
     program: PathBuf,
-    data: Option<&Path>,
+    record: &RunRecord,
     terminal: Terminal,
 ) -> Result<DataPrompts, TuneError> {
-    let stdin = match data {
-        Some(path) => {
-            File::open(path).map_err(|source| TuneError::Input { path: path.to_owned(), source })?
-        }
-        None => shipped().map_err(TuneError::Run)?,
+    let stdin = match record.data.as_slice() {
+        [] => Stdio::from(shipped().map_err(TuneError::Run)?),
+        _ => Stdio::null(),
     };
+    let mut arguments = vec!["prompts".into()];
+    arguments.extend(record.data.iter().flat_map(|path| ["--data".into(), path.as_os_str().to_owned()]));
     let log = tempfile::tempfile().map_err(TuneError::Run)?;
-    let recipe =
-        TrainerCommandSpec { program, arguments: vec!["prompts".into()], stdin: Stdio::from(stdin), log };
+    let recipe = TrainerCommandSpec { program, arguments, stdin, log };
     let mut ears = PromptReader {
         watch: ProgressView::new(terminal),
         faults: 0,
@@ -55,7 +55,7 @@ pub(super) fn read(
         return Ok(if ears.is_answered { DataPrompts::Answered } else { DataPrompts::Prompts(ears.prompts) });
     }
     if ears.faults > 0 {
-        return Err(TuneError::Data { data: data.map(Path::to_owned), faults: ears.faults });
+        return Err(TuneError::Data { data: record.data_text(), faults: ears.faults });
     }
     Err(TuneError::Trainer {
         said: ending.last_words.unwrap_or_else(|| format!("{TRAINER} ended: {}", ending.status)),

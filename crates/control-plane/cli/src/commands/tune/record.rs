@@ -21,7 +21,7 @@ use std::{
 
 use control_protocol::training::{RunResult, TrainingEvent};
 use rustix::fs::{FlockOperation, flock};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{name::RunName, options::TrainingOptions};
 use crate::{
@@ -68,8 +68,9 @@ pub(super) struct RunRecord {
     pub(super) name: RunName,
     /// Last written state; [`RunRecord::settled`] corrects the state of killed runs.
     pub(super) state: RunState,
-    /// Path of the training data; `None` for a draft adapter that learns from the shipped prompts.
-    pub(super) data: Option<PathBuf>,
+    /// Paths of the training data; none for a draft adapter that learns from the shipped prompts.
+    #[serde(deserialize_with = "one_or_several")]
+    pub(super) data: Vec<PathBuf>,
     /// Teacher options of a draft adapter.
     #[serde(default)]
     pub(super) asks: TeacherOptions,
@@ -92,7 +93,27 @@ pub(super) struct RunRecord {
     pub(super) error: Option<String>,
 }
 
+/// Reads a list of paths; records of earlier versions hold one path, or null.
+fn one_or_several<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<PathBuf>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Paths {
+        Several(Vec<PathBuf>),
+        One(Option<PathBuf>),
+    }
+    Ok(match Paths::deserialize(deserializer)? {
+        Paths::Several(paths) => paths,
+        Paths::One(path) => path.into_iter().collect(),
+    })
+}
+
 impl RunRecord {
+    /// Returns the paths of the data for people.
+    pub(super) fn data_text(&self) -> String {
+        let paths: Vec<String> = self.data.iter().map(|path| path.display().to_string()).collect();
+        if paths.is_empty() { "built-in prompts".to_owned() } else { paths.join(", ") }
+    }
+
     /// Returns the record with its current state: a run whose processes were killed could not write that it
     /// failed.
     pub(super) fn settled(mut self) -> Self {
@@ -285,7 +306,7 @@ mod tests {
         RunRecord {
             name: "pirate".parse().unwrap(),
             state: RunState::Running,
-            data: Some("/d.jsonl".into()),
+            data: vec!["/d.jsonl".into()],
             asks: TeacherOptions::default(),
             options: TrainingOptions::default(),
             output: "/o".into(),

@@ -1,6 +1,9 @@
 //! Builds the record of a training run from the command's arguments and an earlier record.
 
-use std::path::PathBuf;
+use std::{
+    io,
+    path::{self, Path, PathBuf},
+};
 
 use super::{
     errors::TuneError,
@@ -17,10 +20,10 @@ const TUNED: &str = "tuned";
 /// Arguments of a training run.
 #[derive(Debug, clap::Args)]
 pub(super) struct RunArguments {
-    /// Training data with one JSON object per line; for --draft, conversations whose prompts the model
-    /// answers [default: built-in prompts]
+    /// Training data: files (.jsonl, .json, .jsonl.gz, .parquet, .arrow), directories of files, or patterns;
+    /// for --draft, conversations whose prompts the model answers [default: built-in prompts]
     #[arg(value_name = "DATA", required_unless_present_any = ["resume", "draft"])]
-    pub(super) data: Option<PathBuf>,
+    pub(super) data: Vec<PathBuf>,
     /// Name of the adapter in requests, and of the run in `tune show`
     #[arg(long, value_name = "NAME", required = true)]
     name: Option<RunName>,
@@ -62,8 +65,8 @@ pub(super) fn requested(
     let name = arguments.name();
     let input = |(path, source)| TuneError::Input { path, source };
     let options = arguments.training.given().map_err(input)?;
-    let data =
-        arguments.data.map(|path| path.canonicalize().map_err(|source| input((path, source)))).transpose()?;
+    let data = arguments.data.into_iter().map(|path| absolute(&path).map_err(|source| input((path, source))));
+    let data = data.collect::<Result<Vec<_>, _>>()?;
     let earlier = match (arguments.resume, earlier) {
         (false, _) => None,
         (true, None) => return Err(TuneError::NoRun(name)),
@@ -80,14 +83,14 @@ pub(super) fn requested(
     let fresh = || tuned.join(format!("{}-{:08x}", name.file_name(), rand::random::<u32>()));
     let output = earlier.as_ref().map(|it| it.output.clone()).filter(|it| it.starts_with(&tuned));
     let (old, old_options) = earlier.map(|it| ((it.data, it.asks), it.options)).unzip();
-    let (old_data, old_asks): (Option<PathBuf>, TeacherOptions) = old.unwrap_or_default();
+    let (old_data, old_asks): (Vec<PathBuf>, TeacherOptions) = old.unwrap_or_default();
     let asks = TeacherOptions {
         model: arguments.model.or(old_asks.model),
         answer_tokens: arguments.answer_tokens.or(old_asks.answer_tokens),
     };
     Ok(RunRecord {
         state: RunState::Running,
-        data: data.or(old_data),
+        data: if data.is_empty() { old_data } else { data },
         asks,
         options: options.over(old_options.unwrap_or_default()),
         output: output.unwrap_or_else(fresh),
@@ -100,6 +103,14 @@ pub(super) fn requested(
         error: None,
         name,
     })
+}
+
+/// Returns the absolute path of data that exist, or of a pattern, which the trainer expands.
+fn absolute(path: &Path) -> io::Result<PathBuf> {
+    match path.canonicalize() {
+        Err(_) if path.to_string_lossy().contains(['*', '?', '[']) => path::absolute(path),
+        found => found,
+    }
 }
 
 /// Returns the version that the name stands for, if the name is unchanged since the run began.

@@ -85,18 +85,11 @@ fn command(
     questions: Option<&TeacherPrompts>,
 ) -> Vec<std::ffi::OsString> {
     let (checkpoints, answers) = (directory.checkpoints(), directory.answers());
-    let data = match questions {
-        Some(_) => &answers,
-        None => record.data.as_ref().expect("clap requires data unless a draft asks, or a run is resumed"),
-    };
-    let paths = [
-        ("--executor", executor),
-        ("--data", data),
-        ("--output", &record.output),
-        ("--checkpoints", &checkpoints),
-    ];
+    let data = if questions.is_some() { std::slice::from_ref(&answers) } else { &record.data };
+    let paths = [("--executor", executor), ("--output", &record.output), ("--checkpoints", &checkpoints)];
+    let paths = paths.into_iter().chain(data.iter().map(|path| ("--data", path.as_path())));
     let mut arguments = vec!["run".into()];
-    arguments.extend(paths.into_iter().flat_map(|(flag, path)| [flag.into(), path.as_os_str().to_owned()]));
+    arguments.extend(paths.flat_map(|(flag, path)| [flag.into(), path.as_os_str().to_owned()]));
     arguments.extend(record.options.arguments());
     arguments
 }
@@ -189,7 +182,7 @@ fn check_exit(ending: &TrainerExit, heard: &EventSummary, record: &RunRecord) ->
         return Ok(());
     }
     if heard.faults > 0 {
-        return Err(TuneError::Data { data: record.data.clone(), faults: heard.faults });
+        return Err(TuneError::Data { data: record.data_text(), faults: heard.faults });
     }
     // A trainer that a signal ended has not reported a reason.
     let said = ending.last_words.clone().filter(|_| code.is_some());
@@ -321,7 +314,7 @@ mod tests {
         let record = RunRecord {
             name: "a/b".parse().unwrap(),
             state: RunState::Running,
-            data: Some("data.jsonl".into()),
+            data: vec!["data.jsonl".into()],
             asks: TeacherOptions::default(),
             options: TrainingOptions::default(),
             output: "out".into(),

@@ -41,9 +41,7 @@ impl TeacherPrompts {
         if !record.options.are_of_draft() {
             return Ok(None);
         }
-        let DataPrompts::Prompts(prompts) =
-            prompts::read(program.to_owned(), record.data.as_deref(), terminal)?
-        else {
+        let DataPrompts::Prompts(prompts) = prompts::read(program.to_owned(), record, terminal)? else {
             return Ok(None);
         };
         let TeacherOptions { model, answer_tokens } = &record.asks;

@@ -17,6 +17,13 @@ use trainer::data::{self, DataError, DataItems, Dataset, Encoder, Example};
 pub(crate) const CHATML: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
                                  {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
+/// A template that shows tools, calls and reasoning content, and a switch, in the manner of Qwen3.
+pub(crate) const AGENTS: &str = "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}{% endfor %}<|im_end|>\n{% endif %}\
+    {% for m in messages %}<|im_start|>{{ m.role }}\n\
+    {% if m.reasoning_content is defined and loop.last %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}\
+    {% for call in m.tool_calls or [] %}<call>{{ call.function.name }} {{ call.function.arguments | tojson }}</call>{% endfor %}\
+    <|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking == false %}-{% endif %}{% endif %}";
+
 /// First token id after the bytes.
 const FIRST_NAMED: u32 = 256;
 

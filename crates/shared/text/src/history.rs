@@ -1,15 +1,12 @@
 //! Adapts conversations that a chat template cannot render as they are: several system messages, or tool call
 //! arguments that are no object.
 
-use std::borrow::Cow;
-
 use serde_json::{Map, Value, json};
-use text::{
+
+use crate::{
     chat::ChatError,
     chat_template::{GenerationPrompt, RenderTemplate, TemplateError},
 };
-
-use super::{ChatMessage, TextError};
 
 /// Marker texts that are searched in a rendered conversation.
 const FIRST: &str = "holobiont-first";
@@ -17,7 +14,7 @@ const SECOND: &str = "holobiont-second";
 
 /// How a chat template treats several system messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct SystemMessages {
+pub struct SystemMessages {
     leading: LeadingSystemMessages,
     later: LaterSystemMessages,
 }
@@ -45,7 +42,7 @@ impl SystemMessages {
     ///
     /// # Errors
     /// No process could render the template.
-    pub(super) fn of(template: &dyn RenderTemplate) -> Result<Self, TemplateError> {
+    pub fn of(template: &dyn RenderTemplate) -> Result<Self, TemplateError> {
         let shown = |messages: &[(&str, &str)]| {
             let value = |(role, content): &(&str, &str)| json!({ "role": role, "content": content });
             let messages: Vec<Value> = messages.iter().map(value).collect();
@@ -74,19 +71,20 @@ impl SystemMessages {
     ///
     /// # Errors
     /// The template would drop a later system message.
-    pub(super) fn prepared(self, messages: &[ChatMessage]) -> Result<Cow<'_, [ChatMessage]>, TextError> {
-        let is_system = |message: &ChatMessage| message.role == "system";
+    pub fn prepared(self, mut messages: Vec<Value>) -> Result<Vec<Value>, ChatError> {
+        let is_system = |message: &Value| message["role"] == "system";
         let leading = messages.iter().take_while(|message| is_system(message)).count();
         if self.later == LaterSystemMessages::Dropped && messages[leading..].iter().any(is_system) {
-            return Err(TextError::LaterSystem);
+            return Err(ChatError::LaterSystem);
         }
-        if self.leading == LeadingSystemMessages::Apart || leading < 2 {
-            return Ok(Cow::Borrowed(messages));
+        if self.leading == LeadingSystemMessages::One && leading > 1 {
+            let texts: Vec<&str> =
+                messages[..leading].iter().filter_map(|message| message["content"].as_str()).collect();
+            let texts: Vec<&str> = texts.into_iter().filter(|text| !text.is_empty()).collect();
+            let first = json!({ "role": "system", "content": texts.join("\n\n") });
+            messages.splice(..leading, [first]);
         }
-        let texts = messages[..leading].iter().map(|message| message.content.as_str());
-        let content = texts.filter(|text| !text.is_empty()).collect::<Vec<_>>().join("\n\n");
-        let first = ChatMessage { role: "system", content, ..ChatMessage::default() };
-        Ok([&[first], &messages[leading..]].concat().into())
+        Ok(messages)
     }
 }
 
@@ -95,7 +93,7 @@ impl SystemMessages {
 ///
 /// # Errors
 /// `render` fails.
-pub(super) fn shown<T>(
+pub fn shown<T>(
     messages: &mut [Value],
     render: impl Fn(&[Value]) -> Result<T, ChatError>,
 ) -> Result<T, ChatError> {
@@ -119,9 +117,8 @@ fn wrap_arguments(messages: &mut [Value]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use text::chat_template::{ChatTemplate, Limits, TemplateTokens};
-
     use super::*;
+    use crate::chat_template::{ChatTemplate, Limits, TemplateTokens};
 
     const APART: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}";
     const RAISES: &str = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('first only') }}\
@@ -133,16 +130,15 @@ mod tests {
         ChatTemplate::new(source, TemplateTokens::default(), Limits::default()).unwrap()
     }
 
-    fn message(role: &'static str, content: &str) -> ChatMessage {
-        ChatMessage { role, content: content.to_owned(), ..ChatMessage::default() }
+    fn message(role: &'static str, content: &str) -> Value {
+        json!({ "role": role, "content": content })
     }
 
-    fn rendered(source: &str, messages: &[ChatMessage]) -> Result<String, String> {
+    fn rendered(source: &str, messages: &[Value]) -> Result<String, String> {
         let template = template(source);
-        let prepared =
-            SystemMessages::of(&template).unwrap().prepared(messages).map_err(|error| error.to_string())?;
-        let values: Vec<Value> = prepared.iter().map(ChatMessage::value).collect();
-        let rendered = template.render(&values, GenerationPrompt::Omit, &Map::new());
+        let prepared = SystemMessages::of(&template).unwrap().prepared(messages.to_vec());
+        let prepared = prepared.map_err(|error| error.to_string())?;
+        let rendered = template.render(&prepared, GenerationPrompt::Omit, &Map::new());
         rendered.map_err(|error| error.to_string())
     }
 
