@@ -1,7 +1,7 @@
 //! Tools that tests and benches of all crates share.
 //!
 //! - [`paths`]: golden files, the real model and the example adapters.
-//! - [`servers`]: PostgreSQL and S3, each started for one test.
+//! - [`servers`]: PostgreSQL, S3 and a hub, each started for one test.
 //! - `timeouts`: [`eventually`] waits for a condition, [`watched`] reports a test that hangs.
 
 #![forbid(unsafe_code)]

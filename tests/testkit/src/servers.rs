@@ -1,10 +1,12 @@
-//! The real servers that a fleet shares, separate for each test: PostgreSQL, and S3 by moto.
+//! Servers, separate for each test: those that a fleet shares (PostgreSQL, and S3 by moto), and a hub.
 //!
+//! - [`hub`]: a server that answers like a hub, which is part of this crate.
 //! - [`postgres`]: a database cluster in a temporary directory, which can be stopped and started again.
 //! - [`s3`]: a bucket; [`wire`] is the relay to it, which changes, delays and drops bytes.
 //!
-//! If a server is not installed, a test is skipped with a message.
+//! If a real server is not installed, a test is skipped with a message.
 
+pub mod hub;
 pub mod postgres;
 pub mod s3;
 pub mod wire;

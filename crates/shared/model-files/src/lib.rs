@@ -3,6 +3,7 @@
 //! # Layout
 //!
 //! - [`location`]: finds a model by its path or its name on a hub.
+//! - [`hub_access`]: reads the address of a hub and the user's token from the environment.
 //! - [`model_files`], [`weight_files`]: list a model's files, and the weight files of a directory.
 //! - [`gguf`]: reads metadata and tensors in one file.
 //! - [`generation_defaults`]: reads sampling defaults from a GGUF file or a directory.
@@ -21,6 +22,7 @@
 pub mod bounded_json;
 pub mod generation_defaults;
 pub mod gguf;
+pub mod hub_access;
 pub mod location;
 pub mod model_files;
 pub mod model_summary;

@@ -29,11 +29,19 @@ pub fn hub_cache() -> PathBuf {
 
 /// Like [`hub_cache`], with another lookup of variables.
 fn hub_cache_of(variable: impl Fn(&str) -> Option<String>) -> PathBuf {
-    let directory = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let home = || directory("HOME").unwrap_or_default();
-    let user_cache = || directory("XDG_CACHE_HOME").unwrap_or_else(|| home().join(".cache"));
-    let hub_home = || directory("HF_HOME").unwrap_or_else(|| user_cache().join("huggingface"));
-    directory("HF_HUB_CACHE").unwrap_or_else(|| hub_home().join("hub"))
+    directory("HF_HUB_CACHE", &variable).unwrap_or_else(|| hub_home_of(&variable).join("hub"))
+}
+
+/// Returns the directory of the Hugging Face libraries, which holds the cache and the token.
+pub(crate) fn hub_home_of(variable: &impl Fn(&str) -> Option<String>) -> PathBuf {
+    let home = || directory("HOME", variable).unwrap_or_default();
+    let user_cache = || directory("XDG_CACHE_HOME", variable).unwrap_or_else(|| home().join(".cache"));
+    directory("HF_HOME", variable).unwrap_or_else(|| user_cache().join("huggingface"))
+}
+
+/// Returns the directory that a variable names, unless the variable is empty.
+fn directory(name: &str, variable: &impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
+    variable(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
 /// Name of a model on a hub: `org/name` or `org/name@revision`.

@@ -2,12 +2,12 @@
 
 mod download;
 
-use std::{
-    env,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
-use model_files::location::{HubName, LocationError, hub_cache, resolve};
+use model_files::{
+    hub_access::HubAccess,
+    location::{HubName, LocationError, hub_cache, resolve},
+};
 
 use crate::exit::{Exit, Explain};
 
@@ -60,7 +60,7 @@ pub(crate) fn is_hub_name(name: &str) -> bool {
 
 /// Returns the path of the files in the local cache, downloaded if they are missing.
 pub(crate) fn locate(name: &str) -> Result<PathBuf, HubError> {
-    locate_in(name, &hub_cache(), is_offline(env::var("HF_HUB_OFFLINE").ok().as_deref()))
+    locate_in(name, &hub_cache(), HubAccess::from_env().is_offline)
 }
 
 fn locate_in(name: &str, cache: &Path, is_offline: bool) -> Result<PathBuf, HubError> {
@@ -78,25 +78,9 @@ fn locate_in(name: &str, cache: &Path, is_offline: bool) -> Result<PathBuf, HubE
     download::fetch(&missing, cache).map_err(|reason| HubError::Download { name: missing, reason })
 }
 
-/// Whether the value of `HF_HUB_OFFLINE` forbids downloads, as in the Hugging Face libraries.
-fn is_offline(value: Option<&str>) -> bool {
-    value.is_some_and(|value| ["1", "ON", "YES", "TRUE"].contains(&value.to_uppercase().as_str()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_the_words_for_yes_mean_offline() {
-        for yes in ["1", "on", "Yes", "TRUE"] {
-            assert!(is_offline(Some(yes)), "{yes}");
-        }
-        for no in ["0", "", "off", "no"] {
-            assert!(!is_offline(Some(no)), "{no}");
-        }
-        assert!(!is_offline(None));
-    }
 
     #[test]
     fn a_model_that_is_not_in_the_cache_is_not_downloaded_offline() {

@@ -7,10 +7,10 @@ use std::{
 };
 
 use hf_hub::{
-    Cache, Repo, RepoType,
+    Repo, RepoType,
     api::sync::{ApiBuilder, ApiError},
 };
-use model_files::location::HubName;
+use model_files::{hub_access::HubAccess, location::HubName};
 
 /// Number of times that a broken connection is opened again for a file.
 const RETRIES: usize = 3;
@@ -42,10 +42,11 @@ fn marker(name: &HubName, cache: &Path) -> PathBuf {
 }
 
 fn snapshot(name: &HubName, cache: &Path) -> Result<Option<PathBuf>, ApiError> {
-    // HF_ENDPOINT and the token are settings of the hub library.
+    let HubAccess { endpoint, token, .. } = HubAccess::from_env();
     let api = ApiBuilder::from_env()
         .with_cache_dir(cache.to_owned())
-        .with_token(Cache::from_env().token())
+        .with_endpoint(endpoint)
+        .with_token(token)
         .with_progress(stderr().is_terminal())
         .with_retries(RETRIES)
         .build()?;
