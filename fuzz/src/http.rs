@@ -11,11 +11,12 @@ use gateway::{
         request::{ChatBody, GenerateBody},
     },
     openai::{
-        adapters::{PinRequest, UnloadRequest, load_request},
+        adapters::{PinRequest, UnloadRequest},
         chat, classify,
         completions::{self, PromptField},
         embeddings,
         errors::ApiError,
+        load_request::read_load,
         params::ParamLimits,
         responses::request,
         scoring::body::ScoringInput,
@@ -85,7 +86,7 @@ pub(crate) fn ollama_embed(input: &[u8]) -> Outcome {
 }
 
 pub(crate) fn load_adapter(input: &[u8]) -> Outcome {
-    outcome(load_request(input, "base"))
+    outcome(read_load(input, "base"))
 }
 
 pub(crate) fn unload_adapter(input: &[u8]) -> Outcome {

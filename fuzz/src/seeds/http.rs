@@ -150,6 +150,16 @@ pub(super) fn loads() -> Vec<Seed> {
         "CVE-2024-37032 (paths)",
         load_with("lora_path", json!("../../etc")),
     );
+    for (name, uri) in [
+        ("a URI with an escape", "hf://org/..%2fname"),
+        ("a URI that leads out", "s3://bucket/../other/x"),
+        ("a URI with a user", "hf://key@org/name"),
+        ("a URI of a port", "s3://bucket:22/x"),
+        ("a URI of another scheme", "http://169.254.169.254/latest"),
+    ] {
+        make.refused(name, "CVE-2024-37032 (paths)", load_with("lora_path", json!(uri)), "lora_path");
+    }
+    make.refused("a digest of two digits", SILENCE, load_with("digest", json!("sha256:ab")), "digest");
     make.bounded("a path with a NUL", "CVE-2024-37032 (paths)", load_with("lora_path", json!("a\0b")));
     make.bounded("a name of a mebibyte", NUMBERS, load_with("lora_name", json!("m".repeat(1 << 20))));
     make.seeds

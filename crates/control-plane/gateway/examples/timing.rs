@@ -24,7 +24,8 @@ use std::{
 use clap::Parser;
 use gateway::{
     adapters::{
-        EphemeralStorage, Labels, Record, Registry, RegistryOptions, database::Database, store::ContentId,
+        EphemeralStorage, Labels, Record, Registry, RegistryOptions, RemoteOptions, database::Database,
+        store::ContentId,
     },
     caller::{Caller, KeyRole, Urgency},
     executor::{Endpoint, Executor, LinkSettings, SharedConnections},
@@ -280,6 +281,7 @@ async fn registry(directory: &Path) -> Result<Arc<Registry>, Box<dyn Error>> {
         max_adapter_file_bytes: 1,
         tenant_bytes: 1,
         ephemeral: EphemeralStorage { memory: state.clone(), bytes: 1 },
+        remote: RemoteOptions::default(),
         fleet: None,
     };
     drop(Registry::open(executors.clone(), options.clone()).await?);

@@ -14,6 +14,7 @@
 //!   - `base`: the base model, and how the text files of an adapter differ from those of the base.
 //!   - [`upload`]: loads an adapter from files that a request contains; [`push`] from weights alone, whose
 //!     configuration `peft_config` finds.
+//!   - [`uri`]: URIs of adapters; [`remote`] fetches the files, and `uri_loads` loads them.
 //!   - `uncancelled`: runs a change to its end, even if the caller stops waiting.
 //!   - `on_demand`: loads an adapter into an executor when a request needs it there, and evicts others.
 //!   - `restore`: prepares an executor that was just connected.
@@ -72,6 +73,7 @@ pub(crate) mod push;
 mod record;
 pub mod records;
 pub mod registry;
+pub mod remote;
 mod replication;
 pub mod request;
 pub mod residency;
@@ -83,6 +85,8 @@ pub mod table;
 mod uncancelled;
 mod unload;
 pub mod upload;
+pub mod uri;
+mod uri_loads;
 
 pub(crate) use self::listing::{AdapterListing, ListedAdapters};
 pub use self::{
@@ -90,17 +94,19 @@ pub use self::{
     database::{Labels, OwnTemplate, Record},
     entry::{AdapterEntry, ExecutorPin, Lease},
     errors::{
-        AdapterError, FetchFailure, LeaseError, OpenError, ResidencyError, UnusableAdapter,
-        WeightedMergeError,
+        AdapterError, FetchError, FetchFailure, FetchRefusal, LeaseError, OpenError, ResidencyError,
+        UnusableAdapter, WeightedMergeError,
     },
     pin::Pin,
     publication::Publication,
     records::{address::PostgresAddress, change_feed::Freshness},
     registry::{FleetStorage, Registry, RegistryOptions},
+    remote::{BucketAccess, RemoteOptions},
     request::{LoadRequest, Replace, Terms},
     residency::Tier,
     stats::RegistryStats,
     store::{BucketAddress, Durability, EphemeralStorage, FetchStats, IncomingAdapter, StoreError},
+    uri::allow_list::{AllowList, AllowListError},
 };
 
 pub(crate) use self::uncancelled::to_end;
@@ -119,6 +125,7 @@ pub const FAILPOINTS: &[&str] = &[
     "gateway.pin_committed",
     "gateway.unload_committed",
     "gateway.unload_drained",
+    "gateway.fetched_before_load",
     "gateway.evict",
     "gateway.restore",
     "gateway.store_swept",

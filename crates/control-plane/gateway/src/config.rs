@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use model_files::hub_access::HubAccess;
 use security::{address::HostPort, tls_client::CredentialsError};
 use settings::{ClassError, LogFormat, ServiceClass};
 use text::{pair_template::PairTemplateError, sandbox::OWN_PROGRAM};
@@ -34,8 +35,8 @@ use scheduling::{admission::DelayLimits, routing::RoutingPolicy};
 use self::sockets::{MAX_SOCKET_BYTES, addresses, check_sockets};
 use crate::{
     adapters::{
-        BucketAddress, EphemeralStorage, FleetStorage, PostgresAddress, records::address::AddressError,
-        store::address::environment,
+        AllowList, AllowListError, BucketAccess, BucketAddress, EphemeralStorage, FleetStorage,
+        PostgresAddress, RemoteOptions, records::address::AddressError, store::address::environment,
     },
     admission_queue::AdmissionLimits,
     executor::LinkSettings,
@@ -93,6 +94,8 @@ pub enum GatewayConfigError {
          variables, or file:///DIRECTORY"
     )]
     Store(String),
+    #[error("--allowed-adapter-uris: {0}")]
+    AllowedUris(#[from] AllowListError),
     #[error("--class: {0}")]
     Classes(#[from] ClassError),
     #[error(
@@ -130,6 +133,8 @@ pub struct GatewayConfig {
     pub max_adapter_file_bytes: u64,
     /// Storage of adapters that end with the gateway.
     pub ephemeral: EphemeralStorage,
+    /// Fetches of adapters by URI.
+    pub remote: RemoteOptions,
     pub fleet: Option<FleetStorage>,
     pub keys: Keys,
     /// Host names under which a gateway without keys answers.
@@ -185,6 +190,7 @@ impl TryFrom<Args> for GatewayConfig {
             return Err(GatewayConfigError::OpenPort(args.listen));
         }
         let fleet = fleet(&args.adapters, shared_keys)?;
+        let remote = remote(&args.adapters)?;
         Ok(Self {
             executors: addresses,
             model: args.executors.model,
@@ -201,6 +207,7 @@ impl TryFrom<Args> for GatewayConfig {
                 memory: args.adapters.ephemeral_adapter_dir,
                 bytes: args.adapters.ephemeral_adapter_bytes.0,
             },
+            remote,
             fleet,
             keys,
             hosts: if args.callers.insecure { AllowedHosts::Any } else { AllowedHosts::Local },
@@ -244,6 +251,8 @@ fn check_sizes(args: &Args) -> Result<(), GatewayConfigError> {
         ("executor-timeout-ms", args.executor_timeout_ms, 1),
         ("max-adapters", adapters.max_adapters as u64, 1),
         ("max-adapter-file-bytes", adapters.max_adapter_file_bytes.0, 1),
+        ("tenant-fetched-bytes", adapters.tenant_fetched_bytes.0, 1),
+        ("fetch-timeout-ms", adapters.fetch_timeout_ms, 1),
         ("tenant-batches", args.admission.tenant_batches as u64, 1),
         ("tenant-jobs", args.training.tenant_jobs as u64, 1),
         ("checkpoint-steps", args.training.checkpoint_steps.into(), 1),
@@ -283,6 +292,18 @@ fn fleet(args: &AdapterArgs, key_file: Option<PathBuf>) -> Result<Option<FleetSt
         cache_bytes: args.store_cache_bytes.0,
         key_file,
     }))
+}
+
+/// Fetches of adapters by URI, with the hub and the buckets of the environment.
+fn remote(args: &AdapterArgs) -> Result<RemoteOptions, GatewayConfigError> {
+    Ok(RemoteOptions {
+        allowed: AllowList::parse(&args.allowed_adapter_uris)?,
+        tenant_bytes: args.tenant_fetched_bytes.0,
+        timeout: Duration::from_millis(args.fetch_timeout_ms),
+        failure_time: Duration::from_millis(args.fetch_failure_ms),
+        hub: HubAccess::from_env(),
+        bucket: BucketAccess::of(environment()),
+    })
 }
 
 /// Returns the file that receives the registry's API keys, if `--shared-keys` is given.

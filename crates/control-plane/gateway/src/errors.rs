@@ -146,6 +146,16 @@ impl ApiError {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_request_error", code, message)
     }
 
+    /// Returns an error for a URI from which no adapter may be fetched.
+    pub(crate) fn uri_forbidden(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::FORBIDDEN, "permission_error", "adapter_uri_forbidden", message)
+    }
+
+    /// Returns an error for a URI that leads to no adapter.
+    pub(crate) fn uri_not_found(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "invalid_request_error", "adapter_not_found", message)
+    }
+
     /// Returns an error for a request that may come from a web page of another origin.
     pub fn foreign(message: impl Into<String>) -> Self {
         Self::new(StatusCode::FORBIDDEN, "permission_error", "origin_not_allowed", message)
@@ -292,6 +302,15 @@ impl ApiError {
 
     pub(crate) fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", "internal_error", message)
+    }
+
+    /// Advises to repeat the request after `wait`.
+    #[must_use]
+    pub(crate) fn after(self, wait: Duration) -> Self {
+        let seconds = wait.as_secs_f64().ceil().clamp(1.0, f64::from(u32::MAX));
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the value is in range")]
+        let seconds = seconds as u32;
+        Self { retry: RetryAdvice::After(seconds), ..self }
     }
 
     /// Names the field that the error is about.

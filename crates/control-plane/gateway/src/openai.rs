@@ -4,6 +4,7 @@
 //!
 //! - [`strict_fields`]: reads a JSON body field by field; fields left over are refused by name.
 //! - [`request_context`], [`target`]: the caller, the default seed and the model that a request means.
+//! - [`named_uris`]: adapters that a request names by URI.
 //! - [`adapter_switches`]: other adapters for later stages of an answer; [`adapter_stages`]: the tokens that
 //!   each stage generated. [`namespace`]: which requests share cached prefixes.
 //! - [`params`]: the sampling and output options that chat and completions share; `stops`: the stop strings;
@@ -26,7 +27,7 @@
 //!   stream or one body.
 //! - [`types`]: the bodies of answers.
 //! - [`models`], [`tokens`], [`adapters`], [`adapter_files`], [`upload`], [`push`]: the routes beside
-//!   generation. `idempotency`: the header `Idempotency-Key`.
+//!   generation; [`load_request`]: the body of a load. `idempotency`: the header `Idempotency-Key`.
 //! - [`files`], [`fine_tuning`], [`fine_tuning_request`]: the routes of training; [`batches`]: files of
 //!   requests that are answered in the background; `creation`: runs a creation to its end; [`paging`]: pages
 //!   of lists.
@@ -52,9 +53,11 @@ pub mod fine_tuning_request;
 pub mod generation_request;
 pub(crate) mod generation_response;
 mod idempotency;
+pub mod load_request;
 pub mod logprobs;
 pub(crate) mod messages;
 pub(crate) mod models;
+pub mod named_uris;
 pub mod namespace;
 pub(crate) mod paging;
 pub mod params;

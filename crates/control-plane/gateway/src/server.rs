@@ -160,6 +160,7 @@ fn options(config: &GatewayConfig) -> adapters::RegistryOptions {
         max_adapter_file_bytes: config.max_adapter_file_bytes,
         tenant_bytes: config.training.tenant_state_bytes,
         ephemeral: config.ephemeral.clone(),
+        remote: config.remote.clone(),
         fleet: config.fleet.clone(),
     }
 }

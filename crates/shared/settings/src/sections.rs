@@ -218,6 +218,16 @@ sections! {
         ephemeral_adapter_bytes: ByteCount, --"ephemeral-adapter-bytes" "BYTES", Is("2GiB"), Gateway;
         /// Memory file system for ephemeral adapters, which executors of this host read
         ephemeral_adapter_dir: PathBuf, --"ephemeral-adapter-dir" "DIR", Is("/dev/shm"), Gateway;
+        /// Prefixes of URIs from which loads and requests may fetch adapters, as
+        /// `hf://ORG,s3://BUCKET/PREFIX,file:///DIRECTORY`; {tenant} as a part is the tenant that asks
+        allowed_adapter_uris: String, --"allowed-adapter-uris" "A,B", Preset::None, Gateway;
+        /// Maximum bytes of the adapters that one tenant's requests loaded by URI; the least recently used
+        /// are unloaded
+        tenant_fetched_bytes: ByteCount, --"tenant-fetched-bytes" "BYTES", Is("16GiB"), Gateway;
+        /// Maximum time of one fetch by URI
+        fetch_timeout_ms: u64, --"fetch-timeout-ms" "MS", Is("300000"), Gateway;
+        /// Time for which a failed fetch by URI is not tried again
+        fetch_failure_ms: u64, --"fetch-failure-ms" "MS", Is("30000"), Gateway;
         /// PostgreSQL database that many hosts share as their registry, as `postgres://USER@HOST/DATABASE`;
         /// its password comes from PGPASSFILE or PGPASSWORD
         registry: String, --"registry" "URL", Depends("a file in the state directory, for this host \

@@ -82,7 +82,8 @@ pub(crate) struct LsArguments {
 pub(crate) struct AddArguments {
     /// Name of the adapter in requests
     name: String,
-    /// Directory of a PEFT adapter below the gateway's adapter root, or hf:ORG/REPO@REVISION
+    /// Directory of a PEFT adapter below the gateway's adapter root, hf:ORG/REPO@REVISION, or a URI that the
+    /// gateway fetches
     #[arg(value_name = "DIR|hf:ORG/REPO@REV")]
     source: String,
     /// Tenant of the adapter; only this tenant and administrators see and use it
@@ -98,7 +99,8 @@ pub(crate) struct AddArguments {
 pub(crate) struct ReplaceArguments {
     /// Name of the adapter in requests
     name: String,
-    /// Directory of a PEFT adapter below the gateway's adapter root, or hf:ORG/REPO@REVISION
+    /// Directory of a PEFT adapter below the gateway's adapter root, hf:ORG/REPO@REVISION, or a URI that the
+    /// gateway fetches
     #[arg(value_name = "DIR|hf:ORG/REPO@REV")]
     source: String,
     /// Only if this generation is there now: its first 12 digits, as tables show them, or more
@@ -310,8 +312,11 @@ fn print(answer: &str, terminal: Terminal, line: impl FnOnce(&Value) -> String) 
 }
 
 /// Returns the path for the gateway: absolute if it exists on this host, unchanged if it may be on the
-/// gateway's host.
+/// gateway's host or is a URI.
 fn located(source: &str) -> Result<PathBuf, AdaptersError> {
+    if source.contains("://") {
+        return Ok(source.into());
+    }
     let Some(name) = source.strip_prefix("hf:") else {
         let path = Path::new(source);
         let Ok(whole) = path.canonicalize() else {
@@ -388,6 +393,9 @@ mod tests {
         assert!(matches!(located(text), Err(AdaptersError::NoAdapter(_))));
         std::fs::write(directory.path().join("adapter_config.json"), "{}").unwrap();
         assert_eq!(located(text).unwrap(), directory.path().canonicalize().unwrap());
+        for uri in ["hf://org/repo", "s3://bucket/adapters/a"] {
+            assert_eq!(located(uri).unwrap(), Path::new(uri), "the gateway fetches it");
+        }
         assert_eq!(located("on/another/host").unwrap(), Path::new("on/another/host"));
     }
 }

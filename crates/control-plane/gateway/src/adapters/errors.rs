@@ -1,9 +1,12 @@
 //! Errors of adapters, for clients that change the registry and for requests that use adapters.
 
+mod fetch;
+
 use std::{io, path::PathBuf};
 
 use text::adapter_text::AdapterTextError;
 
+pub use self::fetch::{FetchError, FetchRefusal};
 use super::{jail::JailError, store::StoreError};
 use crate::{executor::CallError, thread::ThreadError};
 
@@ -159,6 +162,9 @@ pub enum AdapterError {
     Database(#[from] DatabaseError),
     #[error("changing the registry failed: {0}; see the log")]
     Stopped(String),
+    /// The adapter was not fetched from its URI.
+    #[error(transparent)]
+    Fetch(#[from] FetchRefusal),
 }
 
 impl From<ThreadError> for OpenError {

@@ -24,6 +24,9 @@ pub(crate) const WEIGHT_FILE: &str = "adapter_model.safetensors";
 /// Name of every GGUF adapter in the store, regardless of its original name.
 pub(crate) const GGUF_FILE: &str = "adapter.gguf";
 
+/// Names of weights as pickles, which are never read.
+pub(super) const PICKLES: [&str; 3] = ["adapter_model.bin", "adapter_model.pt", "pytorch_model.bin"];
+
 pub(super) const MAX_CONFIG_BYTES: u64 = 1 << 20;
 const MAX_PATH_BYTES: usize = 4095;
 /// Maximum number of directory entries that are searched for a GGUF file.
@@ -161,6 +164,14 @@ impl AdapterLocation {
         Ok(Some(bytes))
     }
 
+    /// Opens the file `name` in the directory; `None` if there is no such file.
+    ///
+    /// # Errors
+    /// If the file may not be read.
+    pub(super) fn file(&self, name: &str) -> Result<Option<File>, JailError> {
+        self.regular_if_there(Path::new(name))
+    }
+
     fn of_directory(&self) -> Result<Vec<AdapterFile>, JailError> {
         let Some(config) = self.regular_if_there(Path::new(CONFIG_FILE))? else {
             return self.of_gguf_directory();
@@ -175,7 +186,7 @@ impl AdapterLocation {
     }
 
     fn without_weights(&self) -> JailError {
-        for pickle in ["adapter_model.bin", "adapter_model.pt", "pytorch_model.bin"] {
+        for pickle in PICKLES {
             if self.open(Path::new(pickle), OFlags::PATH).is_ok() {
                 return JailError::Pickle(self.asked.join(pickle));
             }

@@ -35,7 +35,7 @@ use crate::{
 };
 
 /// Time after which this gateway knows the change of another gateway that caused a conflict.
-const AFTER_CONFLICT: Duration = Duration::from_secs(2);
+pub(super) const AFTER_CONFLICT: Duration = Duration::from_secs(2);
 
 impl Registry {
     /// Loads an adapter from inside the adapter root.

@@ -4,7 +4,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use types::AdapterVersion;
 
-use super::store::ContentId;
+use super::{store::ContentId, uri::is_uri};
 
 /// Names of the labels of a classification head, in the order of its logits.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -60,6 +60,12 @@ impl Record {
     #[must_use]
     pub fn weights(&self) -> AdapterVersion {
         self.template.as_ref().map_or(self.generation, |template| template.weights)
+    }
+
+    /// Pinned URI from which the adapter was fetched; `None` for other adapters.
+    #[must_use]
+    pub(crate) fn uri(&self) -> Option<&str> {
+        self.source.to_str().filter(|source| is_uri(source))
     }
 
     /// Bytes that count against the tenant's limit: those in the executor, and those of the chat template.

@@ -21,6 +21,7 @@ use super::{
         address::PostgresAddress,
         change_feed::{Freshness, SharedRegistry},
     },
+    remote::{RemoteAdapters, RemoteOptions},
     residency::{ExecutorAdapters, Tier},
     share::TenantQuota,
     stats::{RegistryCounters, RegistryStats},
@@ -50,6 +51,7 @@ pub struct RegistryOptions {
     pub tenant_bytes: u64,
     /// Storage of adapters that end with the gateway.
     pub ephemeral: EphemeralStorage,
+    pub remote: RemoteOptions,
     pub fleet: Option<FleetStorage>,
 }
 
@@ -87,6 +89,8 @@ pub struct Registry {
     pub(super) changing: tokio::sync::Mutex<()>,
     pub(super) loads: Arc<Semaphore>,
     pub(super) copies: Arc<Semaphore>,
+    /// Adapters that are named by URI.
+    pub(super) remote: Arc<RemoteAdapters>,
     /// True if the store may hold contents without a reference.
     pub(super) sweep_due: AtomicBool,
     pub(super) counters: RegistryCounters,
@@ -123,6 +127,7 @@ impl Registry {
             homes,
             database,
             records,
+            remote: RemoteAdapters::new(options.remote, &options.adapter_root, &store),
             store,
             state: options.state,
             root: options.adapter_root,

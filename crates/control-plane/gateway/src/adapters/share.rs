@@ -22,6 +22,10 @@ pub(super) struct TenantQuota {
 }
 
 impl TenantQuota {
+    pub(super) fn max_adapters(self) -> usize {
+        self.max_adapters
+    }
+
     /// Limits for a registry of `max_adapters` names: half of them, at most [`MAX_PUBLISHED`], and
     /// `max_bytes` bytes.
     pub(super) fn of(max_adapters: usize, max_bytes: u64) -> Self {

@@ -30,7 +30,7 @@ mod fetch;
 mod incoming;
 mod memory;
 mod push;
-mod transport;
+pub(super) mod transport;
 
 use std::{
     collections::HashSet,
@@ -45,17 +45,14 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 pub use self::{
     address::BucketAddress,
+    bucket::BucketError,
     content::ContentId,
     fetch::FetchStats,
     incoming::{IncomingAdapter, IncomingFile},
     memory::EphemeralStorage,
     push::Durability,
 };
-use self::{
-    bucket::{Bucket, BucketError},
-    cache::Cache,
-    memory::EphemeralContents,
-};
+use self::{bucket::Bucket, cache::Cache, memory::EphemeralContents};
 pub(crate) use self::{cache::CacheHold, push::PushedWeights};
 use super::jail::{GGUF_FILE, JailError};
 use crate::tenant_memory::Reservation;

@@ -5,7 +5,10 @@
 
 use std::{collections::BTreeMap, ops::Deref, sync::Arc};
 
-use super::entry::AdapterEntry;
+use super::{
+    entry::AdapterEntry,
+    uri::{AdapterUri, is_uri},
+};
 use crate::caller::{Caller, KeyRole};
 
 type AdaptersByName = BTreeMap<String, Arc<AdapterEntry>>;
@@ -21,9 +24,23 @@ pub struct AdapterNames {
 }
 
 impl AdapterNames {
-    /// Returns the adapter `name`, if `caller` may know that it exists.
+    /// Returns the adapter `name`, if `caller` may know that it exists. The name may be any text of a URI.
     #[must_use]
     pub fn find(&self, name: &str, caller: &Caller) -> Option<&Arc<AdapterEntry>> {
+        self.find_exactly(name, caller).or_else(|| self.find_uri(name, caller))
+    }
+
+    /// Returns the adapter that was loaded by the URI `text`: the caller's own, or one of all tenants.
+    fn find_uri(&self, text: &str, caller: &Caller) -> Option<&Arc<AdapterEntry>> {
+        if !is_uri(text) {
+            return None;
+        }
+        let uri: AdapterUri = text.parse().ok()?;
+        let own = self.find_exactly(&uri.name_for(Some(&caller.tenant)), caller);
+        own.or_else(|| self.find_exactly(&uri.name_for(None), caller))
+    }
+
+    fn find_exactly(&self, name: &str, caller: &Caller) -> Option<&Arc<AdapterEntry>> {
         if caller.role == KeyRole::Admin {
             return self.all.get(name);
         }

@@ -143,6 +143,18 @@ pub struct AdapterArgs {
     /// Memory file system of ephemeral adapters
     #[arg(long, value_name = "DIR")]
     pub ephemeral_adapter_dir: PathBuf,
+    /// Prefixes of URIs from which adapters may be fetched: 'hf://ORG,s3://BUCKET/PREFIX' [default: none]
+    #[arg(long, value_name = "A,B", value_delimiter = ',')]
+    pub allowed_adapter_uris: Vec<String>,
+    /// Maximum size of the adapters that one tenant's requests loaded by URI
+    #[arg(long, value_name = "N")]
+    pub tenant_fetched_bytes: ByteCount,
+    /// Time limit of one fetch by URI, in milliseconds
+    #[arg(long, value_name = "N")]
+    pub fetch_timeout_ms: u64,
+    /// Time in milliseconds for which a failed fetch is not tried again
+    #[arg(long, value_name = "N")]
+    pub fetch_failure_ms: u64,
     /// PostgreSQL registry that many hosts share
     #[arg(long, value_name = "URL")]
     pub registry: Option<String>,

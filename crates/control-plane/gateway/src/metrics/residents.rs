@@ -70,7 +70,21 @@ impl GatewayMetrics {
         set(Id::AdapterLookups, &["hit"], figures.hits);
         set(Id::AdapterLookups, &["miss"], figures.misses);
         self.store.histogram(Id::AdapterLoadTime, &[]).replace(&figures.load_buckets, figures.load_s);
+        self.refresh_fetches(registry);
         self.refresh_fleet(registry);
+    }
+
+    /// Updates the metrics of fetches by URI.
+    fn refresh_fetches(&self, registry: &Registry) {
+        #[expect(clippy::cast_precision_loss, reason = "counts stay below 2^53")]
+        let set = |id, labels: &[&str], count: u64| self.store.number(id, labels).set(count as f64);
+        for stats in registry.fetch_stats() {
+            let scheme = stats.scheme.name();
+            for (outcome, count) in stats.outcomes {
+                set(Id::UriFetches, &[scheme, outcome.name()], count);
+            }
+            set(Id::UriFetchedBytes, &[scheme], stats.bytes);
+        }
     }
 
     /// Updates the metrics of the shared registry and the adapter store.

@@ -3,8 +3,8 @@
 //! Names follow Prometheus: a prefix, base units (seconds, bytes, ratios from 0 to 1), `_total` for counters,
 //! `_info` for facts. Metrics of the process have the standard names of Prometheus clients (`process_`). No
 //! label names tenants, and callers cannot invent label values: the number of adapters is capped
-//! ([`super::labels`]), all other values come from closed sets. Only the name of an adapter that a job made
-//! contains its tenant.
+//! ([`super::labels`]), all other values come from closed sets. Only names of
+//! adapters that a job made or that a tenant's request loaded by URI contain a tenant.
 
 use crate::adapters::stats::LOAD_BOUNDS_S;
 
@@ -153,6 +153,12 @@ metrics! {
     AdapterLookups = Counter, Count, "holobiont_adapter_lookups_total", ["outcome"],
         "Requests for an adapter, by outcome: hit if it was in the executor's memory, miss if it had to \
          be loaded";
+    // Adapters by URI.
+    UriFetches = Counter, Count, "holobiont_uri_fetches_total", ["scheme", "outcome"],
+        "Fetches of adapters by URI, by scheme (hf, s3, file) and outcome: fetched, failed, refused (not \
+         allowed), remembered (a recent failure)";
+    UriFetchedBytes = Counter, Bytes, "holobiont_uri_fetched_bytes_total", ["scheme"],
+        "Bytes of adapters fetched by URI, by scheme";
     // Shared registry and adapter store; absent without a fleet.
     RegistryAge = Gauge, Seconds, "holobiont_registry_age_seconds", [],
         "Time since the shared registry was last read, which happens each second";

@@ -21,7 +21,7 @@ use super::{
 use crate::{app::App, caller::Caller, errors::ApiError, lifecycle::ServingState, text::Text};
 
 const FIELD: &str = "adapter_switches";
-const MAX_SWITCHES: usize = 16;
+pub(super) const MAX_SWITCHES: usize = 16;
 const MAX_MARKER_CHARS: usize = 256;
 const MAX_APPENDED_CHARS: usize = 4096;
 

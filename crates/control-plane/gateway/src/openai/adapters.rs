@@ -1,6 +1,6 @@
 //! `POST /v1/load_lora_adapter`, `/v1/unload_lora_adapter`, `/v1/pin_lora_adapter`, `GET /v1/lora_adapters`.
 
-use std::{path::PathBuf, sync::Arc};
+use std::sync::Arc;
 
 use axum::{
     Json,
@@ -9,11 +9,14 @@ use axum::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::strict_fields::StrictFields;
+use super::{
+    load_request::{LoadSource, read_load},
+    strict_fields::StrictFields,
+};
 use crate::{
     adapters::{
-        AdapterEntry, AdapterError, LeaseError, LoadRequest, Pin, Replace, ResidencyError, UnusableAdapter,
-        WeightedMergeError, database::DatabaseError, jail::JailError, store::StoreError,
+        AdapterEntry, AdapterError, LeaseError, Pin, ResidencyError, UnusableAdapter, WeightedMergeError,
+        database::DatabaseError, jail::JailError, store::StoreError,
     },
     app::App,
     body::JsonBody,
@@ -56,8 +59,11 @@ pub(crate) async fn list(
 /// Loads or replaces an adapter; answers once the adapter is durable and ready.
 pub async fn load(State(app): State<Arc<App>>, body: JsonBody) -> Result<Json<Value>, ApiError> {
     let serving = app.serving()?;
-    let request = load_request(&body, &serving.base_name)?;
-    let entry = app.registry.load(request, (&*serving).into()).await?;
+    let base = (&*serving).into();
+    let entry = match read_load(&body, &serving.base_name)? {
+        (request, LoadSource::Path) => app.registry.load(request, base).await?,
+        (request, LoadSource::Uri(uri)) => app.registry.load_uri(uri, request, base).await?,
+    };
     Ok(Json(loaded(&app, &entry)))
 }
 
@@ -66,42 +72,6 @@ pub(super) fn loaded(app: &App, entry: &AdapterEntry) -> Value {
     answer["status"] = "loaded".into();
     answer["warnings"] = entry.warnings().into();
     answer
-}
-
-/// Reads the body of a load.
-///
-/// # Errors
-/// Names the field that is missing, malformed or unknown.
-pub fn load_request(body: &[u8], base_name: &str) -> Result<LoadRequest, ApiError> {
-    let mut fields = StrictFields::parse(body)?;
-    let name = fields.required_text("lora_name")?;
-    let path = PathBuf::from(fields.required_text("lora_path")?);
-    let in_place = fields.flag("load_inplace", false)?;
-    let replace = match (fields.text("expected_generation")?, in_place) {
-        (Some(generation), _) => Replace::Only(generation),
-        (None, true) => Replace::Always,
-        (None, false) => Replace::Never,
-    };
-    let tenant = fields.text("tenant")?;
-    let pinned = fields.optional_flag("pinned")?;
-    take_harmless(&mut fields, base_name)?;
-    fields.finish()?;
-    Ok(LoadRequest { name, path, replace, tenant, pinned })
-}
-
-/// Accepts fields of vLLM without effect here, and the name of the served base.
-fn take_harmless(fields: &mut StrictFields, base_name: &str) -> Result<(), ApiError> {
-    // vLLM's number of the adapter; this API identifies adapters by name.
-    fields.integer("lora_int_id", 0..=i64::MAX)?;
-    // The names of an adapter's tensors say whether factors of all experts lie in one tensor.
-    fields.flag("is_3d_lora_weight", false)?;
-    match fields.text("base_model_name")? {
-        Some(base) if base != base_name => Err(ApiError::invalid(
-            "base_model_name",
-            format!("'base_model_name' must be '{base_name}', the only served base model"),
-        )),
-        _ => Ok(()),
-    }
 }
 
 #[derive(Debug)]
@@ -226,6 +196,7 @@ fn describe(app: &App, placed: &PlacementReport, entry: &AdapterEntry, named: Na
         "accepted_tokens": placement.accepted_tokens,
         "least_confidence": placement.least_confidence,
         "own_chat_template": record.template.is_some(),
+        "uri": record.uri(),
         "loaded_at": record.loaded_at,
         "expires_at": entry.expires_at(),
         "last_used_at": entry.last_used_us() / 1_000_000,
@@ -239,6 +210,12 @@ fn describe(app: &App, placed: &PlacementReport, entry: &AdapterEntry, named: Na
 
 impl From<AdapterError> for ApiError {
     fn from(error: AdapterError) -> Self {
+        Self::from(&error)
+    }
+}
+
+impl From<&AdapterError> for ApiError {
+    fn from(error: &AdapterError) -> Self {
         let message = error.to_string();
         match error {
             AdapterError::BadName(_) | AdapterError::ReservedName(_) | AdapterError::NameOfBase(_) => {
@@ -250,7 +227,7 @@ impl From<AdapterError> for ApiError {
             }
             AdapterError::DurableName(_) => Self::conflict("adapter_is_durable", message).of("durable"),
             AdapterError::OtherGeneration { .. } => Self::conflict("generation_mismatch", message),
-            AdapterError::NotFound(name) => Self::model_not_found(&name).of("lora_name"),
+            AdapterError::NotFound(name) => Self::model_not_found(name).of("lora_name"),
             AdapterError::NoModules(_) | AdapterError::Text(_) => {
                 Self::bad_request("invalid_adapter", message).of("lora_path")
             }
@@ -261,14 +238,15 @@ impl From<AdapterError> for ApiError {
             AdapterError::PinsExceedBudget { .. } => {
                 Self::no_room("adapter_budget_exceeded", message).of("pinned")
             }
-            AdapterError::Store(store) => of_store(&store, message),
-            AdapterError::Residency(residency) => residency.into(),
+            AdapterError::Store(store) => of_store(store, message),
+            AdapterError::Residency(residency) => residency.clone().into(),
             AdapterError::Database(DatabaseError::Full) => Self::no_room("insufficient_storage", message),
             AdapterError::Database(DatabaseError::Conflict(_)) => {
                 Self::conflict("registry_conflict", message)
             }
             AdapterError::Database(_) => Self::registry_unavailable(message),
             AdapterError::Stopped(_) => Self::internal(message),
+            AdapterError::Fetch(refusal) => Self::from(refusal.clone()).of("lora_path"),
         }
     }
 }

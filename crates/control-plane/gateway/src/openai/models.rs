@@ -26,7 +26,7 @@ pub(crate) struct ModelCard {
     /// Seconds since 1970.
     pub created: u64,
     owned_by: &'static str,
-    /// File name of the weights.
+    /// File name of the weights, or the pinned URI from which they were fetched.
     root: String,
     parent: Option<String>,
     pub max_model_len: usize,
@@ -93,7 +93,7 @@ pub(crate) async fn delete(
             "'{id}' belongs to no tenant; only an administrator may remove it"
         )));
     }
-    app.registry.unload(&id, Some(&entry.record.generation.to_string())).await?;
+    app.registry.unload(&entry.record.name, Some(&entry.record.generation.to_string())).await?;
     Ok(Json(json!({ "id": id, "object": "model", "deleted": true })))
 }
 
@@ -128,7 +128,7 @@ fn adapter(entry: &AdapterEntry, serving: &ServingState) -> ModelCard {
         object: "model",
         created: entry.record.loaded_at,
         owned_by: "holobiont",
-        root: file_name(&entry.record.source),
+        root: entry.record.uri().map_or_else(|| file_name(&entry.record.source), str::to_owned),
         parent: Some(serving.base_name.clone()),
         max_model_len: serving.context_tokens,
         adapter_generation: Some(entry.record.generation.to_string()),

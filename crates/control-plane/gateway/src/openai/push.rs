@@ -12,7 +12,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{
-    adapters::{check_is_adapter, describe_one, load_request, loaded, unloaded},
+    adapters::{check_is_adapter, describe_one, loaded, unloaded},
+    load_request::load_request,
     upload::load_field,
 };
 use crate::{

@@ -7,7 +7,7 @@ use axum::{
     http::HeaderMap,
 };
 
-use super::idempotency;
+use super::{idempotency, named_uris::fetch_named};
 use crate::{
     app::App,
     body::JsonBody,
@@ -39,6 +39,7 @@ impl FromRequest<Arc<App>> for RequestContext {
         if caller.urgency == Urgency::Online {
             app.turns.check(&caller.tenant)?;
         }
+        let body = fetch_named(app, &caller, body).await?;
         Ok(Self { caller, serving, default_seed, body })
     }
 }

@@ -11,6 +11,7 @@ use super::{
     completions::add_special,
     logprobs::name,
     messages::messages,
+    named_uris::fetch_named,
     strict_fields::{StrictFields, token_id},
     target::ModelRef,
     template_options,
@@ -133,6 +134,7 @@ pub(crate) async fn tokenize(
     body: JsonBody,
 ) -> Result<Json<Value>, ApiError> {
     let (serving, shared) = (app.serving()?, Arc::clone(&app));
+    let body = fetch_named(&app, &caller, body).await?;
     app.bodies
         .run_blocking(body.origin(), move || {
             let mut body = TokenizeBody::read(&body)?;
@@ -149,6 +151,7 @@ pub(crate) async fn detokenize(
     body: JsonBody,
 ) -> Result<Json<Value>, ApiError> {
     let (serving, shared) = (app.serving()?, Arc::clone(&app));
+    let body = fetch_named(&app, &caller, body).await?;
     app.bodies
         .run(body.origin(), move || {
             let body = DetokenizeBody::read(&body, serving.welcome.vocab_size)?;

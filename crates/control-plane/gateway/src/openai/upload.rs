@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::{Json, extract::State};
 use serde_json::{Map, Value};
 
-use super::adapters::{load_request, loaded};
+use super::{adapters::loaded, load_request::load_request};
 use crate::{
     adapters::{IncomingAdapter, LoadRequest, StoreError},
     app::App,

@@ -5,7 +5,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use gateway::{
     adapters::{
         AdapterEntry, AdapterError, BucketAddress, EphemeralStorage, FleetStorage, LoadRequest, OpenError,
-        PostgresAddress, Registry, RegistryOptions, Replace, ResidencyError,
+        PostgresAddress, Registry, RegistryOptions, RemoteOptions, Replace, ResidencyError,
     },
     caller::{Caller, KeyRole, Urgency},
     executor::{Endpoint, Executor, LinkSettings, SharedConnections, link_messages::LinkState},
@@ -79,6 +79,7 @@ impl FleetHost {
             max_adapter_file_bytes: 64 << 20,
             tenant_bytes: 1 << 30,
             ephemeral: EphemeralStorage { memory: path.to_owned(), bytes: 1 << 20 },
+            remote: RemoteOptions::default(),
             fleet,
         };
         let registry = Registry::open(executors, options).await?;

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use gateway::{
-    adapters::EphemeralStorage,
+    adapters::{EphemeralStorage, RemoteOptions},
     admission_queue::AdmissionLimits,
     config::{
         AllowedHosts, BatchLimits, ConnectionLimits, GatewayConfig, OutputParsers, RateLimits,
@@ -132,6 +132,7 @@ pub(crate) fn config(directory: &TempDir) -> GatewayConfig {
         max_adapters: 100,
         max_adapter_file_bytes: 1 << 20,
         ephemeral: EphemeralStorage { memory: directory.path().to_owned(), bytes: 1 << 20 },
+        remote: RemoteOptions::default(),
         fleet: None,
         keys: Keys::none(None),
         hosts: AllowedHosts::Local,

@@ -46,6 +46,7 @@ mod tinker_kept;
 mod token_ids;
 mod tools;
 mod uploads;
+mod uris;
 mod warnings;
 
 use testkit::servers;

@@ -200,7 +200,8 @@ fn the_dashboard_can_be_imported() {
             "Executor",
             "Resources",
             "Many hosts",
-            "Batches"
+            "Batches",
+            "Adapters by URI"
         ]
     );
     let ids: BTreeSet<u64> = panels.iter().map(|panel| panel["id"].as_u64().unwrap()).collect();

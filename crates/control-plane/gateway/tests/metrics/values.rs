@@ -7,6 +7,7 @@ use std::{
 };
 
 use gateway::{
+    adapters::AllowList,
     config::MetricNames,
     metrics::{
         aliases::ALIASES,
@@ -165,6 +166,29 @@ async fn batches(seen: &mut BTreeSet<&'static str>) {
     note(&scrape(client).await, seen);
 }
 
+/// Fetches by URI with each outcome.
+async fn fetches(seen: &mut BTreeSet<&'static str>) {
+    let harness = Harness::start_with(as_told(), |config| {
+        let prefix = format!("file://{}", config.adapter_root.display());
+        config.remote.allowed = AllowList::parse(&[prefix]).unwrap();
+    })
+    .await;
+    let path = harness.adapter("a", "weights").canonicalize().unwrap();
+    let missing = path.with_file_name("missing");
+    for (path, status) in [(&*path, 200), (&*missing, 404), (&*missing, 404), (Path::new("/etc/x"), 403)] {
+        let answer = harness.client.post(TEXT, &ask(&format!("file://{}", path.display()), 8)).await;
+        assert_eq!(answer.status, status, "{}", answer.body);
+    }
+    let families = scrape(&harness.client).await;
+    for (outcome, count) in [("fetched", 1.0), ("failed", 1.0), ("remembered", 1.0), ("refused", 1.0)] {
+        let labels = [("scheme", "file"), ("outcome", outcome)];
+        assert_eq!(value(&families, "holobiont_uri_fetches_total", &labels), Some(count), "{outcome}");
+    }
+    let bytes = value(&families, "holobiont_uri_fetched_bytes_total", &[("scheme", "file")]);
+    assert_eq!(bytes, Some(9.0), "the configuration and the weights");
+    note(&families, seen);
+}
+
 #[tokio::test]
 async fn every_metric_is_written_when_what_it_counts_happens() {
     let place = tempfile::tempdir().unwrap();
@@ -179,6 +203,7 @@ async fn every_metric_is_written_when_what_it_counts_happens() {
     .await;
     let mut seen = BTreeSet::new();
     batches(&mut seen).await;
+    fetches(&mut seen).await;
     train(&harness, &death, &mut seen).await;
     for number in 0..=MAX_RESIDENT {
         load(&harness, &format!("a{number}")).await;

@@ -2,8 +2,8 @@
 //! point.
 //!
 //! The process is this test program, started with an environment variable. Commands are lines `load NAME
-//! WEIGHTS`, `unload NAME`, `pin NAME`, `bring NAME`, `reopen`, `names`; each is answered with one line, `ok
-//! ...` or `error CODE`.
+//! WEIGHTS`, `fetch NAME WEIGHTS`, `unload NAME`, `pin NAME`, `bring NAME`, `reopen`, `names`; each is
+//! answered with one line, `ok ...` or `error CODE`.
 
 use std::{
     io::{BufRead as _, Write as _},
@@ -17,7 +17,7 @@ use gateway::{
     errors::ApiError,
 };
 
-use crate::support::{BASE, admin, files, gone, open};
+use crate::support::{BASE, admin, files, gone, open, uri_of};
 
 const DIRECTORY: &str = "REGISTRY_TEST_CHILD";
 
@@ -53,6 +53,12 @@ async fn obey(directory: &Path, registry: &Arc<Registry>, order: &str) -> Result
         ["load", name, weights] => {
             let path = files(directory, name, weights);
             load(registry, name, path).await
+        }
+        ["fetch", name, weights] => {
+            files(directory, name, weights);
+            let uri = uri_of(directory, name).parse().unwrap();
+            let fetched = registry.load_named(uri, &admin(), BASE.into()).await;
+            fetched.map(|()| String::new()).map_err(ApiError::from)
         }
         ["load-file", name] => load(registry, name, directory.join("root").join(name)).await,
         ["unload", name] => Ok(registry.unload(name, None).await?.to_string()),

@@ -8,18 +8,20 @@ use gateway::adapters::FAILPOINTS;
 use crate::{
     child::RegistryChild,
     fake_executor::FakeExecutor,
-    support::{admin, gone, hex, open, stored},
+    support::{admin, gone, hex, open, stored, uri_of},
 };
 
 type AdapterWeightsByName = BTreeMap<String, String>;
 
 /// Commands before the kill, with memory for three adapters.
 const PREPARED: [&str; 3] = ["load a one", "load b two", "load c three"];
-const ORDERS: [&str; 6] = ["load d four", "load a five", "pin a", "unload b", "bring c", "unload d"];
+const ORDERS: [&str; 7] =
+    ["load d four", "load a five", "pin a", "unload b", "bring c", "unload d", "fetch e six"];
 
-fn apply(state: &mut AdapterWeightsByName, order: &str) {
+fn apply(state: &mut AdapterWeightsByName, path: &Path, order: &str) {
     match order.split(' ').collect::<Vec<_>>()[..] {
         ["load", name, weights] => drop(state.insert(name.to_owned(), weights.to_owned())),
+        ["fetch", name, weights] => drop(state.insert(uri_of(path, name), weights.to_owned())),
         ["unload", name] => drop(state.remove(name)),
         _ => {}
     }
@@ -48,7 +50,7 @@ fn kill(path: &Path, place: &str) -> (AdapterWeightsByName, AdapterWeightsByName
     assert_eq!(child.heard().as_deref(), Some("ok open"));
     for order in PREPARED {
         assert!(child.order(order).unwrap().starts_with("ok"), "{order}");
-        apply(&mut state, order);
+        apply(&mut state, path, order);
     }
     child.end();
     std::fs::write(path.join("failpoints").join(place), "kill").unwrap();
@@ -56,12 +58,12 @@ fn kill(path: &Path, place: &str) -> (AdapterWeightsByName, AdapterWeightsByName
     let mut doubtful = state.clone();
     if child.heard().is_some() {
         for order in ORDERS {
-            apply(&mut doubtful, order);
+            apply(&mut doubtful, path, order);
             match child.order(order) {
                 Some(answer) => assert!(answer.starts_with("ok"), "{place}: {order}: {answer}"),
                 None => break,
             }
-            apply(&mut state, order);
+            apply(&mut state, path, order);
         }
     }
     child.end();

@@ -9,8 +9,8 @@ use std::{
 
 use gateway::{
     adapters::{
-        AdapterEntry, AdapterError, EphemeralStorage, LoadRequest, OpenError, Registry, RegistryOptions,
-        Replace,
+        AdapterEntry, AdapterError, AllowList, EphemeralStorage, LoadRequest, OpenError, Registry,
+        RegistryOptions, RemoteOptions, Replace,
     },
     caller::{Caller, KeyRole, Urgency},
     executor::{Endpoint, Executor, LinkSettings, SharedConnections, link_messages::LinkState},
@@ -112,6 +112,12 @@ pub(crate) fn stored(directory: &Path) -> BTreeSet<String> {
     entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
 
+/// URI of a directory inside the adapter root.
+pub(crate) fn uri_of(directory: &Path, name: &str) -> String {
+    let root = directory.join("root").canonicalize().unwrap();
+    format!("file://{}/{name}", root.display())
+}
+
 pub(crate) fn options(directory: &Path) -> RegistryOptions {
     RegistryOptions {
         state: directory.join("state"),
@@ -120,6 +126,10 @@ pub(crate) fn options(directory: &Path) -> RegistryOptions {
         max_adapter_file_bytes: 4 << 20,
         tenant_bytes: 1 << 30,
         ephemeral: EphemeralStorage { memory: directory.to_owned(), bytes: 1 << 20 },
+        remote: RemoteOptions {
+            allowed: AllowList::parse(&[uri_of(directory, "")]).unwrap(),
+            ..RemoteOptions::default()
+        },
         fleet: None,
     }
 }

@@ -16,7 +16,8 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use futures::StreamExt as _;
+use axum::body::Bytes;
+use futures::{StreamExt as _, TryStreamExt as _, stream::BoxStream};
 use object_store::{
     BackoffConfig, GetOptions, GetRange, ObjectStore, ObjectStoreExt as _, PutPayload, RetryConfig,
     WriteMultipart,
@@ -106,6 +107,19 @@ impl Bucket {
     /// Downloads the object `name` of `bytes` bytes to the file `to`, resuming after its existing bytes.
     pub(crate) async fn get(&self, name: &str, bytes: u64, to: &FilePath) -> Result<(), BucketError> {
         self.download_file(&self.at(name), bytes, to).await
+    }
+
+    /// Returns the bytes of the object `name`; `None` if there is no such object.
+    pub(crate) async fn read(
+        &self,
+        name: &str,
+    ) -> Result<Option<BoxStream<'static, Result<Bytes, BucketError>>>, BucketError> {
+        let found = match self.objects.get(&self.at(name)).await {
+            Err(object_store::Error::NotFound { .. }) => return Ok(None),
+            found => found.map_err(|error| self.failed(error))?,
+        };
+        let address = self.address.clone();
+        Ok(Some(found.into_stream().map_err(move |error| refused(&address, &error)).boxed()))
     }
 
     /// Removes the object `name`, if it exists.

@@ -1,8 +1,10 @@
-//! HTTP client of `object_store` for the bucket, with the TLS configuration that all processes here share.
+//! HTTP client of `object_store` for buckets, and of hubs, with the TLS configuration that all processes here
+//! share.
 
 use std::time::Duration;
 
 use http_body_util::BodyExt as _;
+use hyper::body::Body;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector as TcpConnector},
@@ -15,10 +17,11 @@ use object_store::{
         HttpResponseBody, HttpService,
     },
 };
-use security::tls_client::TlsFiles;
+use security::tls_client::{CredentialsError, TlsFiles};
 use tokio::time::timeout;
 
-type Connections = Client<HttpsConnector<TcpConnector>, HttpRequestBody>;
+/// Client for requests with bodies of type `B`.
+pub(in crate::adapters) type HttpsClient<B> = Client<HttpsConnector<TcpConnector>, B>;
 
 /// Timeout of a connection or an answer of the bucket.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
@@ -27,20 +30,32 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 pub(super) struct BucketTransport;
 
 #[derive(Debug)]
-struct Service(Connections);
+struct Service(HttpsClient<HttpRequestBody>);
 
 impl HttpConnector for BucketTransport {
     fn connect(&self, _options: &ClientOptions) -> object_store::Result<HttpClient> {
-        let trusted = security::tls_client::config(&TlsFiles::default());
-        let trusted =
-            trusted.map_err(|error| object_store::Error::Generic { store: "S3", source: error.into() })?;
-        let mut tcp = TcpConnector::new();
-        tcp.set_connect_timeout(Some(PATIENCE));
-        tcp.enforce_http(false);
-        let connector = HttpsConnectorBuilder::new().with_tls_config(trusted).https_or_http().enable_http1();
-        let client = Client::builder(TokioExecutor::new()).build(connector.wrap_connector(tcp));
+        let client = https_client();
+        let client =
+            client.map_err(|error| object_store::Error::Generic { store: "S3", source: error.into() })?;
         Ok(HttpClient::new(Service(client)))
     }
+}
+
+/// Returns a client that trusts the authorities of the system, and follows no redirects.
+///
+/// # Errors
+/// If the system has no authorities.
+pub(in crate::adapters) fn https_client<B>() -> Result<HttpsClient<B>, CredentialsError>
+where
+    B: Body + Send,
+    B::Data: Send,
+{
+    let trusted = security::tls_client::config(&TlsFiles::default())?;
+    let mut tcp = TcpConnector::new();
+    tcp.set_connect_timeout(Some(PATIENCE));
+    tcp.enforce_http(false);
+    let connector = HttpsConnectorBuilder::new().with_tls_config(trusted).https_or_http().enable_http1();
+    Ok(Client::builder(TokioExecutor::new()).build(connector.wrap_connector(tcp)))
 }
 
 #[async_trait::async_trait]
