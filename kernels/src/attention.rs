@@ -16,6 +16,9 @@
 //! A query's bits depend only on its own keys and values. Neighbours in the tile, the chunks of the prompt
 //! and the contents of unused slots do not change them.
 //!
+//! A head may have a *sink*: one more score of the softmax, without a value. The sink only enlarges the total
+//! by which the finished sum is divided, so it does not depend on spans and segments.
+//!
 //! With [`KvPrecision::Int8`] each key and each value of a head has a scale: a score is multiplied by its
 //! key's scale, a weight by its value's scale.
 //!
@@ -128,10 +131,11 @@ impl KvPool {
     }
 
     /// Computes `out[row, head] = softmax(q · keys) values` over the row's position and earlier ones within
-    /// `limits`. `out` has rows of `heads * head_dim`. Queries are already scaled.
+    /// `limits`. `sinks` is empty, or has one for each query head. `out` has rows of `heads * head_dim`.
+    /// Queries are already scaled.
     ///
     /// # Panics
-    /// Panics under the conditions of [`KvPool::append`].
+    /// Panics under the conditions of [`KvPool::append`], or if only some heads have a sink.
     #[allow(clippy::too_many_arguments, reason = "one operation; its operands are what they are")]
     pub fn attend(
         &self,
@@ -142,9 +146,11 @@ impl KvPool {
         layout: QkvLayout,
         batch: &[KvRows<'_>],
         limits: AttentionLimits,
+        sinks: &[f32],
         out: &mut [f32],
     ) {
         let rows = self.check(layer, qkv, layout, batch);
+        assert!(sinks.is_empty() || sinks.len() == layout.heads, "a sink for each head, or none");
         assert!(out.len() >= rows * layout.heads * layout.head_dim, "a row of out for each row of qkv");
         let window = limits.window.unwrap_or(usize::MAX);
         let tile_rows = match self.shape.precision {
@@ -156,7 +162,7 @@ impl KvPool {
             let (tile, kv_head, out) = (tiles[i / layout.kv_heads], i % layout.kv_heads, &out);
             let (data, segments, to) = (self.memory.as_ptr(), segments(tile, window), TileTarget::Out(out.0));
             let (shape, cap) = (self.shape, limits.cap);
-            Attend { data, shape, layer, qkv, layout, tile, kv_head, window, cap, segments, to }
+            Attend { data, shape, layer, qkv, layout, tile, kv_head, window, cap, sinks, segments, to }
         };
         let count = tiles.len() * layout.kv_heads;
         match SplitTiles::new(count, pool.threads(), of) {

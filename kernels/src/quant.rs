@@ -6,6 +6,7 @@
 //! ```text
 //! value = scale * (code - zero)      symmetric formats: the zero point is one constant of the format
 //! value = scale * code + minimum     formats with minima
+//! value = scale * E2M1[code]         MXFP4: a table of whole numbers
 //! ```
 //!
 //! Layouts follow ggml's `ggml-common.h`.
@@ -20,7 +21,13 @@ pub(crate) enum Offset {
     Zero(u8),
     /// `scale * code + minimum`.
     Minimum,
+    /// `scale * (E2M1[code] - 128)`.
+    E2m1,
 }
+
+/// Twice the values of a float with one sign bit, two bits of exponent and one of mantissa, plus 128.
+pub(crate) const E2M1: [u8; 16] =
+    [128, 129, 130, 131, 132, 134, 136, 140, 128, 127, 126, 125, 124, 122, 120, 116];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct IntegerLayout {
@@ -41,6 +48,7 @@ pub(crate) fn integer_form(kind: TensorType) -> Option<IntegerLayout> {
         TensorType::Q5_0 | TensorType::Q8_0 => form(8, 32, Offset::Zero(128)),
         TensorType::Q5_1 | TensorType::Q5K => form(8, 32, Offset::Minimum),
         TensorType::Q6K => form(8, 16, Offset::Zero(128)),
+        TensorType::Mxfp4 => form(4, 32, Offset::E2m1),
     }
 }
 
@@ -60,6 +68,7 @@ impl DecodedRow {
         self.codes.clear();
         for block in bytes.chunks_exact(kind.block_bytes()) {
             match kind {
+                TensorType::Mxfp4 => self.codes.extend(nibbles(&block[1..])),
                 TensorType::Q4_0 => self.codes.extend(nibbles(&block[2..])),
                 TensorType::Q4_1 => self.codes.extend(nibbles(&block[4..])),
                 // Five bits with zero point 16; adding 112 moves the zero point to 128.
@@ -87,6 +96,7 @@ impl DecodedRow {
                     self.scales.push(half_at(block, 0));
                     self.minima.push(half_at(block, 2));
                 }
+                TensorType::Mxfp4 => self.scales.push(half_power(block[0])),
                 TensorType::Q4K | TensorType::Q5K => self.k_numbers(block),
                 TensorType::Q6K => {
                     let scale = half_at(block, 208);
@@ -171,7 +181,18 @@ fn dequantize_codes(kind: TensorType, bytes: &[u8], out: &mut [f32]) {
         *out = match form.offset {
             Offset::Zero(zero) => scale * (f32::from(code) - f32::from(zero)),
             Offset::Minimum => scale * f32::from(code) + row.minima[i / form.group],
+            Offset::E2m1 => scale * (f32::from(E2M1[usize::from(code)]) - 128.0),
         };
+    }
+}
+
+/// Returns half of the power of two of an MXFP4 block, since [`E2M1`] holds doubled values; 255 is NaN.
+fn half_power(exponent: u8) -> f32 {
+    match exponent {
+        255 => f32::NAN,
+        // The two smallest powers are denormals.
+        0 | 1 => f32::from_bits(0x0020_0000 << exponent),
+        _ => f32::from_bits(u32::from(exponent - 1) << 23),
     }
 }
 

@@ -100,6 +100,14 @@ pub fn gelu_mul(gate: f32, up: f32) -> f32 {
     (gate / (1.0 + (-2.0 * inner).exp()) * f64::from(up)) as f32
 }
 
+/// Computes `g / (1 + e^(-1.702 g)) * (u + 1)` with `g = min(gate, limit)` and `u` as `up` within
+/// `-limit..=limit`.
+#[must_use]
+pub fn swiglu_oai(gate: f32, up: f32, limit: f32) -> f32 {
+    let (gate, up) = (f64::from(gate.min(limit)), f64::from(up.clamp(-limit, limit)));
+    (gate / (1.0 + (-1.702 * gate).exp()) * (up + 1.0)) as f32
+}
+
 /// Computes `cap tanh(x / cap)`.
 #[must_use]
 pub fn capped(x: f64, cap: f32) -> f64 {
@@ -107,17 +115,18 @@ pub fn capped(x: f64, cap: f32) -> f64 {
     cap * (x / cap).tanh()
 }
 
-/// Computes `softmax(q · keys) values` of one query with an optional [cap](capped) on scores; `keys` and
-/// `values` are `[positions, q.len()]`.
+/// Computes `softmax(q · keys) values` of one query with an optional [cap](capped) on scores, and an
+/// optional sink, a score without a value; `keys` and `values` are `[positions, q.len()]`.
 #[must_use]
-pub fn attention(q: &[f32], keys: &[f32], values: &[f32], cap: Option<f32>) -> Vec<f32> {
+pub fn attention(q: &[f32], keys: &[f32], values: &[f32], cap: Option<f32>, sink: Option<f32>) -> Vec<f32> {
     let width = q.len();
     let dot = |key: &[f32]| key.iter().zip(q).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>();
     let score = |key| cap.map_or(dot(key), |cap| capped(dot(key), cap));
     let scores: Vec<f64> = keys.chunks(width).map(score).collect();
-    let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let sink = sink.map(f64::from);
+    let largest = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
     let weights: Vec<f64> = scores.iter().map(|s| (s - largest).exp()).collect();
-    let total: f64 = weights.iter().sum();
+    let total: f64 = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - largest).exp());
     (0..width)
         .map(|d| {
             let mixed: f64 = weights.iter().zip(values.chunks(width)).map(|(w, v)| w * f64::from(v[d])).sum();

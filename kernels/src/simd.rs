@@ -143,6 +143,8 @@ pub(crate) trait Simd: Wide {
     unsafe fn store_bytes(to: *mut u8, v: Self::B);
     fn low_nibbles(v: Self::B) -> Self::B;
     fn high_nibbles(v: Self::B) -> Self::B;
+    /// Byte `i`: `table[v[i]]`; the bytes of `v` are below 16.
+    fn look_up(table: &[u8; 16], v: Self::B) -> Self::B;
     /// Lane `i`: byte `4 i + J`, unsigned; `J` is 0 to 3.
     fn byte<const J: usize>(v: Self::B) -> Self::F;
     /// Lane `i`: bf16 `2 i`; lane `i` of the second: bf16 `2 i + 1`.

@@ -57,6 +57,8 @@ pub(super) struct Attend<'a> {
     pub(super) window: usize,
     /// Soft cap of scores.
     pub(super) cap: Option<f32>,
+    /// Sink of each query head, or empty.
+    pub(super) sinks: &'a [f32],
     /// First of the tile's segments to compute, and one past the last.
     pub(super) segments: (usize, usize),
     pub(super) to: TileTarget,
@@ -143,8 +145,12 @@ impl Attend<'_> {
         match self.to {
             TileTarget::Out(out) => {
                 let (token, head) = self.place(row);
+                let inverse = 1.0 / sum.total::<S>(self.sinks.get(head).copied());
                 // SAFETY: `attend` has checked that `out` has this row.
-                unsafe { sum.finish::<S>(out.add((token * self.layout.heads + head) * head_dim), head_dim) };
+                unsafe {
+                    let out = out.add((token * self.layout.heads + head) * head_dim);
+                    sum.finish::<S>(inverse, out, head_dim);
+                }
             }
             // SAFETY: the target has room for a sum of each row.
             TileTarget::Part(part) => unsafe { sum.save(part.add(row * SoftmaxSum::saved(padded)), padded) },

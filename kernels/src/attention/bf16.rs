@@ -19,7 +19,7 @@
 //!
 //! `largest` is the largest score of the spans so far that is a number. Where a span raises it, the earlier
 //! total and sums are multiplied by `e^(old - new)`, and sums that are denormals become zeros. Soft caps,
-//! masks, spans and segments are those of the other precisions.
+//! masks, sinks, spans and segments are those of the other precisions.
 //!
 //! This is the arithmetic of `TDPBF16PS`, which takes and gives denormals as zero. All products are multiples
 //! of 2^-122, and so are their sums, so none is a denormal, and plain multiply-adds of vectors give the bits

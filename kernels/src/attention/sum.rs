@@ -104,13 +104,22 @@ impl SoftmaxSum {
         }
     }
 
-    /// Writes the weighted mean of the values.
+    /// Returns the total of all weights with that of the sink, relative to the largest score without a sink.
+    #[inline(always)]
+    pub(super) fn total<S: Simd>(&self, sink: Option<f32>) -> f32 {
+        match sink {
+            None => self.weight,
+            Some(sink) => self.weight + exp_one::<S>(sink - self.largest),
+        }
+    }
+
+    /// Writes the values times `inverse`, the inverse of the total weight.
     ///
     /// # Safety
     /// `out` is valid for `head_dim` elements.
     #[inline(always)]
-    pub(super) unsafe fn finish<S: Simd>(&self, out: *mut f32, head_dim: usize) {
-        let inverse = S::splat(1.0 / self.weight);
+    pub(super) unsafe fn finish<S: Simd>(&self, inverse: f32, out: *mut f32, head_dim: usize) {
+        let inverse = S::splat(inverse);
         for at in (0..head_dim).step_by(LANES) {
             // SAFETY: the caller guarantees `head_dim` elements of `out`; the array has at least as many.
             unsafe {

@@ -37,6 +37,8 @@ pub struct AttentionInputs<'a> {
     pub precision: KvPrecision,
     /// Sliding window and soft cap.
     pub limits: AttentionLimits,
+    /// Sink of each query head, or empty; sinks are constants.
+    pub sinks: &'a [f32],
     /// Output of attention, `[rows, heads * head_dim]`.
     pub out: &'a [f32],
 }
@@ -229,7 +231,8 @@ impl HeadGradient<'_> {
                 if let Some(cap) = self.attended.limits.cap {
                     cap_scores::<S>(weights, &mut room.slopes, cap);
                 }
-                soften::<S>(weights, scores, along, visible);
+                let sink = self.attended.sinks.get(head).copied();
+                soften::<S>(weights, scores, (along, sink), visible);
                 scores.iter_mut().zip(&room.slopes).for_each(|(g, slope)| *g *= slope);
             }
             let to_queries = self.to.0.add(self.column(first, head * width));
@@ -300,9 +303,14 @@ fn cap_scores<S: Simd>(scores: &mut [f32], slopes: &mut [f32], cap: f32) {
 
 /// Turns the scores of a row in `weights` into softmax weights, 0 outside the visible range. Turns the
 /// gradients of the weights in `scores` into those of the scores, `w (g - along)`, where `along` is the sum
-/// of `w g`.
+/// of `w g`. The weight of a sink has no gradient, because the sink has no value.
 #[inline(always)]
-fn soften<S: Simd>(weights: &mut [f32], scores: &mut [f32], along: f32, (from, to): (usize, usize)) {
+fn soften<S: Simd>(
+    weights: &mut [f32],
+    scores: &mut [f32],
+    (along, sink): (f32, Option<f32>),
+    (from, to): (usize, usize),
+) {
     for outside in [0..from, to..weights.len()] {
         weights[outside.clone()].fill(0.0);
         scores[outside].fill(0.0);
@@ -315,7 +323,10 @@ fn soften<S: Simd>(weights: &mut [f32], scores: &mut [f32], along: f32, (from, t
         let v = unsafe { S::load_head(weights.as_ptr().add(c), n) };
         largest = S::max(largest, S::select_head(n, v, S::splat(f32::NEG_INFINITY)));
     }
-    let largest = S::splat(S::max_lane(largest));
+    let sink = sink.unwrap_or(f32::NEG_INFINITY);
+    let largest = S::max_lane(largest).max(sink);
+    let of_sink = if sink > f32::NEG_INFINITY { S::max_lane(S::exp(S::splat(sink - largest))) } else { 0.0 };
+    let largest = S::splat(largest);
     let mut total = S::splat(0.0);
     for c in (0..weights.len()).step_by(LANES) {
         let n = LANES.min(weights.len() - c);
@@ -327,7 +338,7 @@ fn soften<S: Simd>(weights: &mut [f32], scores: &mut [f32], along: f32, (from, t
             S::store_head(at, weight, n);
         }
     }
-    let (inverse, along) = (S::splat(1.0 / S::sum(total)), S::splat(along));
+    let (inverse, along) = (S::splat(1.0 / (S::sum(total) + of_sink)), S::splat(along));
     for c in (0..weights.len()).step_by(LANES) {
         let n = LANES.min(weights.len() - c);
         // SAFETY: `n` lanes exist in both slices, which have the same length.

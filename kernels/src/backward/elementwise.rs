@@ -176,14 +176,18 @@ impl Kernel for GateMulGradient {
                     let gate = S::load_head(self.gate_up.add(gate_at), n);
                     let up = S::load_head(self.gate_up.add(up_at), n);
                     let g = S::load_head(self.g.add(row * self.width + c), n);
+                    let inputs = [gate, up];
+                    let [gate, up] = self.gate.limited::<S>(gate, up);
                     let argument = self.gate.argument::<S>(gate);
                     let sigmoid = S::div(one, S::add(one, S::exp(S::sub(zero, argument))));
                     let open = S::mul(gate, sigmoid);
                     // (x sigmoid(z))' = sigmoid + x sigmoid (1 - sigmoid) z'
                     let closing = S::mul(S::sub(one, sigmoid), self.gate.slope::<S>(gate));
                     let slope = S::fma(open, closing, sigmoid);
-                    S::store_head(self.gradient.add(gate_at), S::mul(S::mul(g, up), slope), n);
-                    S::store_head(self.gradient.add(up_at), S::mul(g, open), n);
+                    let gradients = [S::mul(S::mul(g, up), slope), S::mul(g, open)];
+                    let [of_gate, of_up] = self.gate.within_limits::<S>(inputs, gradients);
+                    S::store_head(self.gradient.add(gate_at), of_gate, n);
+                    S::store_head(self.gradient.add(up_at), of_up, n);
                 }
             }
         }

@@ -50,5 +50,6 @@ fn kernel(table: TensorType) -> &'static str {
         TensorType::Q4K => "embed_q4_k",
         TensorType::Q5K => "embed_q5_k",
         TensorType::Q6K => "embed_q6_k",
+        TensorType::Mxfp4 => unreachable!("MXFP4 is not uploaded to a GPU"),
     }
 }

@@ -32,6 +32,7 @@ pub fn gate_mul(
         (Gate::Silu, false) => by_kind!("silu_mul_plain", kind),
         (Gate::GeluTanh, true) => by_kind!("gelu_mul", kind),
         (Gate::GeluTanh, false) => by_kind!("gelu_mul_plain", kind),
+        (Gate::SwigluOai { .. }, _) => unreachable!("models with this gate are not loaded to a GPU"),
     };
     let each = if is_packs { 16 / kind.bytes() } else { 1 };
     let arguments = [

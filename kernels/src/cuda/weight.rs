@@ -30,6 +30,7 @@ macro_rules! by_form {
             $crate::TensorType::Q4K => concat!($name, "_q4_k"),
             $crate::TensorType::Q5K => concat!($name, "_q5_k"),
             $crate::TensorType::Q6K => concat!($name, "_q6_k"),
+            $crate::TensorType::Mxfp4 => unreachable!("MXFP4 is not uploaded to a GPU"),
         }
     };
 }
@@ -213,6 +214,7 @@ pub fn device_bytes(kind: TensorType, rows: usize, columns: usize) -> usize {
         TensorType::Q4K => (4, 0, 16 * blocks, 0),
         TensorType::Q5K => (4, 1, 16 * blocks, 0),
         TensorType::Q6K => (4, 2, 2 * groups, 2 * blocks),
+        TensorType::Mxfp4 => (4, 0, groups, 0),
         TensorType::F32 | TensorType::F16 | TensorType::Bf16 => unreachable!("floats were handled"),
     };
     let planes = [codes * octets, high * octets, scales, super_scales];

@@ -46,6 +46,7 @@ pub(super) enum Packing {
     Bf16,
     Four8,
     FourMinimum,
+    FourE2m1,
     Eight128,
     EightMinimum,
     Eight128Halves,
@@ -233,6 +234,7 @@ impl Packing {
             Self::F32 | Self::F16 | Self::Bf16 => None,
             Self::Four8 => form(4, GROUP, Offset::Zero(8)),
             Self::FourMinimum => form(4, GROUP, Offset::Minimum),
+            Self::FourE2m1 => form(4, GROUP, Offset::E2m1),
             Self::Eight128 => form(8, GROUP, Offset::Zero(128)),
             Self::EightMinimum => form(8, GROUP, Offset::Minimum),
             Self::Eight128Halves => form(8, GROUP / 2, Offset::Zero(128)),
@@ -251,6 +253,7 @@ fn layout(kind: TensorType, columns: usize) -> (Packing, usize) {
     let packing = match (form.bits, form.group, form.offset) {
         (4, _, Offset::Zero(_)) => Packing::Four8,
         (4, _, Offset::Minimum) => Packing::FourMinimum,
+        (_, _, Offset::E2m1) => Packing::FourE2m1,
         (_, 16, _) => Packing::Eight128Halves,
         (_, _, Offset::Zero(_)) => Packing::Eight128,
         (_, _, Offset::Minimum) => Packing::EightMinimum,

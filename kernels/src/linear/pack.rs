@@ -7,7 +7,7 @@ use crate::{
     TensorType,
     activations::ActivationForms,
     buffer::{Arena, PageSlab, View},
-    quant::Offset,
+    quant::{E2M1, Offset},
     simd::{LANES, prefetch},
 };
 
@@ -189,6 +189,9 @@ impl PackedMatrix {
                 Offset::Minimum => {
                     half_at(scales, 2 * group * LANES + lane) * f32::from(code)
                         + half_at(scales, (2 * group + 1) * LANES + lane)
+                }
+                Offset::E2m1 => {
+                    half_at(scales, group * LANES + lane) * (f32::from(E2M1[usize::from(code)]) - 128.0)
                 }
             };
             value * self.unit()

@@ -3,6 +3,7 @@
 use super::pack::PackedMatrix;
 use crate::{
     activations::{Activations, GROUP},
+    quant::E2M1,
     simd::{LANES, Simd},
 };
 
@@ -57,6 +58,8 @@ pub(super) trait IntegerPacking {
 pub(super) struct Four8;
 /// 4 bits with minima, groups of 32.
 pub(super) struct FourMinimum;
+/// 4 bits by a table of bytes with zero point 128, groups of 32.
+pub(super) struct FourE2m1;
 /// 8 bits, zero point 128, groups of 32.
 pub(super) struct Eight128;
 /// 8 bits with minima, groups of 32.
@@ -79,6 +82,25 @@ impl IntegerPacking for FourMinimum {
 
     fn starts(_: &Activations) -> &[i32] {
         &[]
+    }
+}
+
+impl IntegerPacking for FourE2m1 {
+    const BITS: usize = 4;
+
+    fn starts(x: &Activations) -> &[i32] {
+        &x.zero128
+    }
+
+    #[inline(always)]
+    unsafe fn codes<S: Simd>(w: &PackedMatrix, panel: usize, group: usize) -> [S::B; 8] {
+        // SAFETY: the caller upholds this function's contract.
+        let mut codes = unsafe { unpack_four::<S>(w.panel(panel).add(group * GROUP_BYTES / 2)) };
+        // A loop, because closures are not always compiled for the instruction set.
+        for codes in &mut codes {
+            *codes = S::look_up(&E2M1, *codes);
+        }
+        codes
     }
 }
 

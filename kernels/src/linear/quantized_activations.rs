@@ -74,6 +74,7 @@ impl Kernel for PanelChunk<'_> {
                     Packing::Bf16 => self.rows::<S, float::Bf16>(panel, rows),
                     Packing::Four8 => self.integers::<S, packings::Four8>(panel, rows, tiles),
                     Packing::FourMinimum => self.integers::<S, packings::FourMinimum>(panel, rows, tiles),
+                    Packing::FourE2m1 => self.integers::<S, packings::FourE2m1>(panel, rows, tiles),
                     Packing::Eight128 => self.integers::<S, packings::Eight128>(panel, rows, tiles),
                     Packing::EightMinimum => self.integers::<S, packings::EightMinimum>(panel, rows, tiles),
                     Packing::Eight128Halves => {

@@ -18,6 +18,7 @@ use super::pack::PackedMatrix;
 use crate::{
     activations::GROUP,
     element::Element,
+    quant::E2M1,
     simd::{LANES, Simd},
 };
 
@@ -131,6 +132,8 @@ pub(super) trait Bits {
 }
 
 pub(super) struct Four;
+/// Codes of four bits that a table turns into bytes.
+pub(super) struct FourE2m1;
 pub(super) struct Eight;
 
 impl Bits for Four {
@@ -141,6 +144,16 @@ impl Bits for Four {
         // SAFETY: the caller upholds this function's contract.
         let both = unsafe { S::load_bytes(codes.add(step * 64)) };
         if H == 0 { S::low_nibbles(both) } else { S::high_nibbles(both) }
+    }
+}
+
+impl Bits for FourE2m1 {
+    const GROUP_BYTES: usize = Four::GROUP_BYTES;
+
+    #[inline(always)]
+    unsafe fn step<S: Simd, const H: usize>(codes: *const u8, step: usize) -> S::B {
+        // SAFETY: the caller upholds this function's contract.
+        S::look_up(&E2M1, unsafe { Four::step::<S, H>(codes, step) })
     }
 }
 
@@ -240,7 +253,7 @@ macro_rules! with_values {
     ($packing:expr, $values:ident => $run:expr) => {{
         use crate::linear::{
             form::Packing,
-            values::{Bf16Pairs, Eight, Floats, Four, Integers, Minimum, Zero, ZeroOfHalves},
+            values::{Bf16Pairs, Eight, Floats, Four, FourE2m1, Integers, Minimum, Zero, ZeroOfHalves},
         };
         macro_rules! with {
             ($type:ty) => {{
@@ -254,6 +267,7 @@ macro_rules! with_values {
             Packing::Bf16 => with!(Bf16Pairs),
             Packing::Four8 => with!(Integers<Four, Zero<8>>),
             Packing::FourMinimum => with!(Integers<Four, Minimum>),
+            Packing::FourE2m1 => with!(Integers<FourE2m1, Zero<128>>),
             Packing::Eight128 => with!(Integers<Eight, Zero<128>>),
             Packing::EightMinimum => with!(Integers<Eight, Minimum>),
             Packing::Eight128Halves => with!(Integers<Eight, ZeroOfHalves<128>>),

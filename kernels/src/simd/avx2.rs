@@ -346,6 +346,13 @@ impl Simd for Avx2 {
         })
     }
     #[inline(always)]
+    fn look_up(table: &[u8; 16], v: I) -> I {
+        cpu!({
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            [_mm256_shuffle_epi8(table, v[0]), _mm256_shuffle_epi8(table, v[1])]
+        })
+    }
+    #[inline(always)]
     fn byte<const J: usize>(v: I) -> F {
         cpu!({
             let byte = |v| match J {

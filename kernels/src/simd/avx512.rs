@@ -318,6 +318,10 @@ impl Simd for Avx512 {
         cpu!(_mm512_and_si512(_mm512_srli_epi16::<4>(v), _mm512_set1_epi8(15)))
     }
     #[inline(always)]
+    fn look_up(table: &[u8; 16], v: __m512i) -> __m512i {
+        cpu!(_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), v))
+    }
+    #[inline(always)]
     fn byte<const J: usize>(v: __m512i) -> __m512 {
         cpu!({
             let byte = match J {

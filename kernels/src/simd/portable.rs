@@ -257,6 +257,10 @@ impl Simd for Portable {
         v.map(|byte| byte >> 4)
     }
     #[inline(always)]
+    fn look_up(table: &[u8; 16], v: B) -> B {
+        v.map(|byte| table[usize::from(byte & 15)])
+    }
+    #[inline(always)]
     fn byte<const J: usize>(v: B) -> F {
         lanes!(i => f32::from(v[4 * i + J]))
     }

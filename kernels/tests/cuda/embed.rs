@@ -37,6 +37,7 @@ fn table(kind: TensorType, columns: usize, random: &mut SeededNumbers) -> Vec<u8
         TensorType::Q4_0 | TensorType::Q5_0 | TensorType::Q8_0 => &[0],
         TensorType::Q4_1 | TensorType::Q5_1 | TensorType::Q4K | TensorType::Q5K => &[0, 2],
         TensorType::Q6K => &[208],
+        TensorType::Mxfp4 => unreachable!("MXFP4 is not uploaded to a GPU"),
     };
     for block in table.chunks_mut(kind.block_bytes()) {
         for &at in halves {

@@ -26,6 +26,7 @@ HALVES = {
     Type.Q4_K: [0, 2],
     Type.Q5_K: [0, 2],
     Type.Q6_K: [208],
+    Type.MXFP4: [],
 }
 
 
@@ -35,6 +36,9 @@ def quantized(kind: Type, blocks: int, rng: np.random.Generator) -> np.ndarray:
         halves = rng.normal(0.0, 0.02, blocks).astype(np.float16)
         halves[-1] = np.finfo(np.float16).max
         data[:, at : at + 2] = halves.view(np.uint8).reshape(blocks, 2)
+    if kind == Type.MXFP4:
+        # Exponents of powers of two: the smallest, usual ones, and one whose largest values still are finite.
+        data[:, 0] = [0, 120, 127, 250]
     return data.reshape(-1)
 
 

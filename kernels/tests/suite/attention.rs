@@ -26,6 +26,8 @@ pub(crate) struct KnownSequences {
     pub(crate) layout: QkvLayout,
     pub(crate) shape: KvShape,
     pub(crate) limits: AttentionLimits,
+    /// Sink of each query head, or empty.
+    pub(crate) sinks: Vec<f32>,
     /// Rows `[q | k | v]` of each sequence.
     pub(crate) sequences: Vec<Vec<f32>>,
     /// Block tables: unordered, with foreign blocks between.
@@ -59,7 +61,8 @@ impl KnownSequences {
         let table = |tokens: &usize| free.split_off(free.len() - tokens.div_ceil(BLOCK_TOKENS));
         let tables = lengths.iter().map(table).collect();
         let shape = KvShape { layers: LAYERS, kv_heads, head_dim, precision };
-        Self { layout, shape, limits: AttentionLimits { window, cap: None }, sequences, tables, blocks }
+        let limits = AttentionLimits { window, cap: None };
+        Self { layout, shape, limits, sinks: Vec::new(), sequences, tables, blocks }
     }
 
     fn tokens(&self, sequence: usize) -> usize {
@@ -106,7 +109,7 @@ impl KnownSequences {
         let (qkv, batch) = self.batch(slices);
         // NaN shows unwritten values.
         let mut out = vec![f32::NAN; qkv.len() / self.layout.stride() * self.out_width()];
-        kv.attend(pool, isa, LAYER, &qkv, self.layout, &batch, self.limits, &mut out);
+        kv.attend(pool, isa, LAYER, &qkv, self.layout, &batch, self.limits, &self.sinks, &mut out);
         out
     }
 
@@ -150,7 +153,9 @@ impl KnownSequences {
             let q = at(token, head * head_dim);
             let rounded = self.keep(q);
             let q = if self.shape.precision == KvPrecision::Bf16 { &rounded } else { q };
-            out.extend(reference::attention(q, &kept(heads), &kept(heads + kv_heads), self.limits.cap));
+            let (keys, values) = (kept(heads), kept(heads + kv_heads));
+            let sink = self.sinks.get(head).copied();
+            out.extend(reference::attention(q, &keys, &values, self.limits.cap, sink));
         }
         out
     }
@@ -256,6 +261,24 @@ fn capped_scores_are_those_of_the_plain_form_whatever_lies_in_unused_slots() {
     }
 }
 
+/// Sinks of 16 heads, far below the scores of the tests, among them and far above.
+const SINKS: [f32; 16] =
+    [0.0, 1.5, -2.0, 8.0, -90.0, 3.0, 100.0, 0.5, -0.5, 2.0, -8.0, 20.0, 1.0, -1.0, 4.0, 0.25];
+
+#[test]
+fn a_sink_takes_its_share_of_the_softmax_and_gives_no_value() {
+    for (isa, precision) in Isa::available().into_iter().flat_map(|isa| PRECISIONS.map(|kind| (isa, kind))) {
+        for (group, window) in [(1, None), (3, Some(100)), (8, Some(1)), (8, None)] {
+            let mut world = KnownSequences::new(&[600, 7], group, 24, precision, window);
+            world.sinks = SINKS[..world.layout.heads].to_vec();
+            judge(&world, isa, &[(0, 254, 259), (0, 590, 600), (1, 0, 7)]);
+            let with_sinks = world.plain(0, 200);
+            world.sinks.clear();
+            assert_ne!(bits(&with_sinks), bits(&world.plain(0, 200)));
+        }
+    }
+}
+
 /// Checks the outputs of `slices` with whole sequences in the pool.
 fn judge(world: &KnownSequences, isa: Isa, slices: &[Slice]) {
     let mut kv = world.empty(isa, PoolFill::NotANumber);
@@ -281,7 +304,10 @@ fn a_query_has_the_same_bits_however_its_prompt_is_cut() {
     for isa in Isa::available() {
         for precision in PRECISIONS {
             for (group, window) in GROUPS.into_iter().zip(windows) {
-                let world = KnownSequences::new(&[600], group, 16, precision, window);
+                let mut world = KnownSequences::new(&[600], group, 16, precision, window);
+                if group % 2 == 0 {
+                    world.sinks = SINKS[..world.layout.heads].to_vec();
+                }
                 let whole = world.run(&mut pool(1), isa, PoolFill::Zero, &cut(0, 0, 600, 600));
                 let same = |pool: &mut ThreadPool, steps: &[Vec<Slice>], how: &str| {
                     let got = world.run(pool, isa, PoolFill::NotANumber, steps);
@@ -377,8 +403,12 @@ fn a_block_shared_by_two_sequences_serves_both() {
     world.sequences[1][..shared].copy_from_slice(&start);
     for isa in Isa::available() {
         let apart = world.run(&mut pool(1), isa, PoolFill::Zero, &[vec![(0, 0, 40), (1, 0, 40)]]);
-        let mut world =
-            KnownSequences { sequences: world.sequences.clone(), tables: world.tables.clone(), ..world };
+        let mut world = KnownSequences {
+            sequences: world.sequences.clone(),
+            tables: world.tables.clone(),
+            sinks: Vec::new(),
+            ..world
+        };
         world.tables[1][0] = world.tables[0][0];
         let steps = [vec![(0, 0, 16)], vec![(0, 16, 40), (1, 16, 40)]];
         let together = world.run(&mut pool(1), isa, PoolFill::NotANumber, &steps);

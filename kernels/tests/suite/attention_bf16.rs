@@ -360,7 +360,7 @@ fn a_query_that_is_not_a_number_gives_none() {
         let batch = [KvRows { first_row: 0, rows: 20, position: 0, blocks: &world.tables[0] }];
         kv.append(isa, 1, qkv, layout, &batch);
         let mut out = vec![0.0; 20 * world.out_width()];
-        kv.attend(&mut pool(1), isa, 1, qkv, layout, &batch, world.limits, &mut out);
+        kv.attend(&mut pool(1), isa, 1, qkv, layout, &batch, world.limits, &[], &mut out);
         assert!(out[..16].iter().all(|x| x.is_nan()), "{isa:?}");
         assert!(out[16..].iter().all(|x| x.is_finite()), "{isa:?}");
     }

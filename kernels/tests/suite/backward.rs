@@ -63,15 +63,26 @@ fn a_gates_gradient_is_what_the_gate_changes_by() {
     for width in [1, 16, 21] {
         let random = &mut random(width as u64);
         let (x, g) = (floats(random, 4 * width), floats(random, 2 * width));
-        for gate in [Gate::Silu, Gate::GeluTanh] {
+        for gate in [Gate::Silu, Gate::GeluTanh, Gate::SwigluOai { limit: 0.6 }] {
+            let limited = |gate_in: f64, up: f64| match gate {
+                Gate::Silu | Gate::GeluTanh => (gate_in, up),
+                Gate::SwigluOai { limit } => {
+                    let limit = f64::from(limit);
+                    (gate_in.min(limit), up.clamp(-limit, limit) + 1.0)
+                }
+            };
             let argument = |x: f64| match gate {
                 Gate::Silu => x,
+                Gate::SwigluOai { .. } => 1.702 * x,
                 Gate::GeluTanh => 2.0 * (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3)),
             };
             let mul = |x: &[f64]| -> Vec<f64> {
                 let row = |x: &[f64]| {
                     let (gates, up) = x.split_at(width);
-                    let open = |(gate, up): (&f64, &f64)| gate / (1.0 + (-argument(*gate)).exp()) * up;
+                    let open = |(gate, up): (&f64, &f64)| {
+                        let (gate, up) = limited(*gate, *up);
+                        gate / (1.0 + (-argument(gate)).exp()) * up
+                    };
                     gates.iter().zip(up).map(open).collect::<Vec<_>>()
                 };
                 x.chunks(2 * width).flat_map(row).collect()
@@ -150,8 +161,8 @@ fn a_caps_gradient_is_what_the_cap_changes_by() {
     }
 }
 
-/// Attention of one sequence, rows `[q | k | v]`.
-fn attend(x: &[f64], layout: QkvLayout, limits: AttentionLimits) -> Vec<f64> {
+/// Attention of one sequence, rows `[q | k | v]`, with a sink for each head or none.
+fn attend(x: &[f64], layout: QkvLayout, limits: AttentionLimits, sinks: &[f32]) -> Vec<f64> {
     let window = limits.window.unwrap_or(usize::MAX);
     let QkvLayout { heads, kv_heads, head_dim } = layout;
     let rows: Vec<&[f64]> = x.chunks(layout.stride()).collect();
@@ -168,7 +179,8 @@ fn attend(x: &[f64], layout: QkvLayout, limits: AttentionLimits) -> Vec<f64> {
                 limits.cap.map_or(product, |cap| reference::capped(product, cap))
             };
             let weights: Vec<f64> = seen.iter().map(|row| score(row).exp()).collect();
-            let total: f64 = weights.iter().sum();
+            let of_sink = sinks.get(head).map_or(0.0, |&sink| f64::from(sink).exp());
+            let total: f64 = weights.iter().sum::<f64>() + of_sink;
             out.extend((0..head_dim).map(|d| {
                 let values = seen.iter().map(|row| part(row, heads + kv_heads)[d]);
                 values.zip(&weights).map(|(v, w)| v * w / total).sum::<f64>()
@@ -179,10 +191,16 @@ fn attend(x: &[f64], layout: QkvLayout, limits: AttentionLimits) -> Vec<f64> {
 }
 
 /// The outputs of `sequences`, in 32 bits.
-fn attended(qkv: &[f32], layout: QkvLayout, limits: AttentionLimits, sequences: &[SequenceRows]) -> Vec<f32> {
+fn attended(
+    qkv: &[f32],
+    layout: QkvLayout,
+    limits: AttentionLimits,
+    sinks: &[f32],
+    sequences: &[SequenceRows],
+) -> Vec<f32> {
     let wide: Vec<f64> = qkv.iter().map(|&v| f64::from(v)).collect();
     let rows = |of: &SequenceRows| &wide[of.first * layout.stride()..(of.first + of.count) * layout.stride()];
-    sequences.iter().flat_map(|of| attend(rows(of), layout, limits)).map(|v| v as f32).collect()
+    sequences.iter().flat_map(|of| attend(rows(of), layout, limits, sinks)).map(|v| v as f32).collect()
 }
 
 #[test]
@@ -190,25 +208,34 @@ fn the_gradient_of_attention_is_what_attention_changes_by() {
     for (heads, kv_heads, head_dim) in [(1, 1, 4), (4, 2, 6), (3, 1, 18)] {
         let layout = QkvLayout { heads, kv_heads, head_dim };
         let cases = [
-            (None, None, 1),
-            (None, None, 9),
-            (Some(3), None, 9),
-            (Some(5), Some(0.5), 9),
-            (None, Some(2.0), 4),
+            (None, None, 1, false),
+            (None, None, 9, false),
+            (Some(3), None, 9, false),
+            (Some(5), Some(0.5), 9, false),
+            (None, Some(2.0), 4, false),
+            (None, None, 9, true),
+            (Some(3), None, 9, true),
         ];
-        for (window, cap, tokens) in cases {
+        for (window, cap, tokens, has_sinks) in cases {
             let limits = AttentionLimits { window, cap };
+            let sinks = if has_sinks { &[0.5, -1.0, 3.0, -60.0][..heads] } else { &[] };
             let random = &mut random((heads * tokens) as u64);
             let qkv = floats(random, tokens * layout.stride());
             let g = floats(random, tokens * heads * head_dim);
             let sequences = [SequenceRows { first: 0, count: tokens }];
-            let wanted = differences(&qkv, &g, |x| attend(x, layout, limits));
-            let out = attended(&qkv, layout, limits, &sequences);
-            let from = AttentionInputs { qkv: &qkv, layout, precision: KvPrecision::F32, limits, out: &out };
+            let wanted = differences(&qkv, &g, |x| attend(x, layout, limits, sinks));
+            let out = attended(&qkv, layout, limits, sinks, &sequences);
+            let precision = KvPrecision::F32;
+            let from = AttentionInputs { qkv: &qkv, layout, precision, limits, sinks, out: &out };
             for isa in Isa::available() {
                 let mut gradient = vec![f32::NAN; qkv.len()];
                 attention_gradient(&mut pool(2), isa, from, &sequences, &g, &mut gradient);
-                assert_close(&gradient, &wanted, 2e-5, &format!("{isa:?}, {layout:?}, {limits:?}, {tokens}"));
+                assert_close(
+                    &gradient,
+                    &wanted,
+                    2e-5,
+                    &format!("{isa:?}, {layout:?}, {limits:?}, {sinks:?}, {tokens}"),
+                );
             }
         }
     }
@@ -226,11 +253,13 @@ fn a_sequences_gradient_does_not_depend_on_its_company_nor_on_threads() {
         first += count;
         SequenceRows { first: first - count, count }
     });
-    let out = attended(&qkv, layout, limits, &sequences);
+    let sinks: &[f32] = &[0.5, -1.0, 3.0, -60.0];
+    let out = attended(&qkv, layout, limits, sinks, &sequences);
     let gradient = |threads: usize, rows: std::ops::Range<usize>, sequences: &[SequenceRows]| {
         let part = |values: &[f32], width: usize| values[rows.start * width..rows.end * width].to_vec();
         let (qkv, g, out) = (part(&qkv, layout.stride()), part(&g, 32), part(&out, 32));
-        let from = AttentionInputs { qkv: &qkv, layout, precision: KvPrecision::F16, limits, out: &out };
+        let precision = KvPrecision::F16;
+        let from = AttentionInputs { qkv: &qkv, layout, precision, limits, sinks, out: &out };
         let mut gradient = vec![0.0; qkv.len()];
         attention_gradient(&mut pool(threads), Isa::best(), from, sequences, &g, &mut gradient);
         gradient
@@ -259,9 +288,9 @@ fn the_gradient_is_that_of_the_keys_and_values_that_were_kept() {
     }
     let sequences = [SequenceRows { first: 0, count: rows }];
     let limits = AttentionLimits::default();
-    let out = attended(&kept, layout, limits, &sequences);
+    let out = attended(&kept, layout, limits, &[], &sequences);
     let gradient = |qkv: &[f32], precision: KvPrecision| {
-        let from = AttentionInputs { qkv, layout, precision, limits, out: &out };
+        let from = AttentionInputs { qkv, layout, precision, limits, sinks: &[], out: &out };
         let mut gradient = vec![0.0; qkv.len()];
         attention_gradient(&mut pool(1), Isa::best(), from, &sequences, &g, &mut gradient);
         gradient

@@ -67,8 +67,11 @@ fn a_norm_of_zeroes_is_zero() {
 
 type PlainGateFn = fn(f32, f32) -> f32;
 
-const GATES: [(Gate, PlainGateFn); 2] =
-    [(Gate::Silu, reference::silu_mul), (Gate::GeluTanh, reference::gelu_mul)];
+const GATES: [(Gate, PlainGateFn); 3] = [
+    (Gate::Silu, reference::silu_mul),
+    (Gate::GeluTanh, reference::gelu_mul),
+    (Gate::SwigluOai { limit: 0.75 }, |gate, up| reference::swiglu_oai(gate, up, 0.75)),
+];
 
 #[test]
 fn gating_follows_the_plain_form_also_far_from_zero() {

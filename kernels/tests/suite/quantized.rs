@@ -47,6 +47,7 @@ fn type_named(name: &str) -> TensorType {
         "Q4_K" => TensorType::Q4K,
         "Q5_K" => TensorType::Q5K,
         "Q6_K" => TensorType::Q6K,
+        "MXFP4" => TensorType::Mxfp4,
         _ => panic!("the golden file holds {name}, which no test knows"),
     }
 }

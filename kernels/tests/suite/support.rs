@@ -10,7 +10,7 @@ use kernels::{
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
-pub(crate) const TYPES: [TensorType; 11] = [
+pub(crate) const TYPES: [TensorType; 12] = [
     TensorType::F32,
     TensorType::F16,
     TensorType::Bf16,
@@ -22,6 +22,7 @@ pub(crate) const TYPES: [TensorType; 11] = [
     TensorType::Q4K,
     TensorType::Q5K,
     TensorType::Q6K,
+    TensorType::Mxfp4,
 ];
 
 pub(crate) fn is_float(kind: TensorType) -> bool {
@@ -70,6 +71,9 @@ pub(crate) fn stored(kind: TensorType, rows: usize, columns: usize, random: &mut
                     let half = f16::from_f32(random.random_range(-0.05..0.05));
                     block[at..at + 2].copy_from_slice(&half.to_le_bytes());
                 }
+                if kind == TensorType::Mxfp4 {
+                    block[0] = 121 + block[0] % 4;
+                }
             }
             bytes
         }
@@ -81,6 +85,7 @@ fn half_fields(kind: TensorType) -> &'static [usize] {
     match kind {
         TensorType::Q4_1 | TensorType::Q5_1 | TensorType::Q4K | TensorType::Q5K => &[0, 2],
         TensorType::Q6K => &[208],
+        TensorType::Mxfp4 => &[],
         _ => &[0],
     }
 }

@@ -97,6 +97,7 @@ fn file_type(number: u32) -> &'static str {
         16 => "Q5_K_S",
         17 => "Q5_K_M",
         18 => "Q6_K",
+        38 => "MXFP4",
         32 => "BF16",
         _ => "",
     }

@@ -25,6 +25,8 @@ pub enum TensorType {
     Q5K,
     /// Super-block of 256: 16 groups of 6-bit values with 8-bit scales.
     Q6K,
+    /// 32 floats of 4 bits (E2M1) and a power of two (OCP Microscaling).
+    Mxfp4,
 }
 
 impl TensorType {
@@ -33,7 +35,7 @@ impl TensorType {
     pub const fn block_elements(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::Bf16 => 1,
-            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => 32,
+            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::Mxfp4 => 32,
             Self::Q4K | Self::Q5K | Self::Q6K => 256,
         }
     }
@@ -44,6 +46,7 @@ impl TensorType {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::Bf16 => 2,
+            Self::Mxfp4 => 17,
             Self::Q4_0 => 18,
             Self::Q4_1 => 20,
             Self::Q5_0 => 22,

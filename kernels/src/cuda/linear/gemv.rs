@@ -116,6 +116,7 @@ macro_rules! by_form_and_rows {
                 TensorType::Q4K => concat!("gemv_q4_k_", $rows),
                 TensorType::Q5K => concat!("gemv_q5_k_", $rows),
                 TensorType::Q6K => concat!("gemv_q6_k_", $rows),
+                TensorType::Mxfp4 => unreachable!("MXFP4 is not uploaded to a GPU"),
             }
         }
     };

@@ -62,6 +62,13 @@ impl Codes for packings::FourMinimum {
     }
 }
 
+impl Codes for packings::FourE2m1 {
+    #[inline(always)]
+    fn begin(numbers: &GroupTerms) -> [[i32; JOINED]; 2] {
+        [numbers.zero128, [0; JOINED]]
+    }
+}
+
 impl Codes for packings::Eight128 {
     #[inline(always)]
     fn begin(numbers: &GroupTerms) -> [[i32; JOINED]; 2] {
@@ -108,6 +115,7 @@ impl<const B: usize> Kernel for Forward<'_, B> {
         match self.0.part.matrix.packing() {
             Packing::Four8 => S::call(ForwardOf::<packings::Four8, B>(&self.0, PhantomData)),
             Packing::FourMinimum => S::call(ForwardOf::<packings::FourMinimum, B>(&self.0, PhantomData)),
+            Packing::FourE2m1 => S::call(ForwardOf::<packings::FourE2m1, B>(&self.0, PhantomData)),
             Packing::Eight128 => S::call(ForwardOf::<packings::Eight128, B>(&self.0, PhantomData)),
             Packing::EightMinimum => S::call(ForwardOf::<packings::EightMinimum, B>(&self.0, PhantomData)),
             Packing::Eight128Halves => {

@@ -7,7 +7,7 @@ use crate::{
         form::{Packing, code_position},
         pack::PackedMatrix,
     },
-    quant::{IntegerLayout, Offset},
+    quant::{E2M1, IntegerLayout, Offset},
     simd::LANES,
 };
 
@@ -97,7 +97,9 @@ impl PackedMatrix {
         for panel in 0..self.panels() {
             let numbers = self.panel_slice(panel)[codes..].as_chunks::<{ 2 * LANES }>().0;
             match form.offset {
-                Offset::Zero(_) => numbers[..groups].iter().for_each(|numbers| scales.add(numbers)),
+                Offset::Zero(_) | Offset::E2m1 => {
+                    numbers[..groups].iter().for_each(|numbers| scales.add(numbers))
+                }
                 Offset::Minimum => {
                     for [first, second] in numbers.as_chunks().0.iter().take(groups) {
                         scales.add(first);
@@ -143,12 +145,14 @@ impl PackedMatrix {
                     (scale, scale.wrapping_mul(-i32::from(zero)))
                 }
                 Offset::Minimum => (number(2 * group), number(2 * group + 1)),
+                Offset::E2m1 => (number(group), number(group).wrapping_mul(-128)),
             };
             for (i, out) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
                 let (byte, shift) = code_position(form.bits, lane, group * form.group + 4 * i);
                 let codes = [codes[byte], codes[byte + 1], codes[byte + 2], codes[byte + 3]];
                 *out = codes.map(|code| {
                     let code = if form.bits == 4 { code >> shift & 15 } else { code };
+                    let code = if form.offset == Offset::E2m1 { E2M1[usize::from(code)] } else { code };
                     scale.wrapping_mul(code.into()).wrapping_add(offset)
                 });
             }

@@ -11,7 +11,10 @@
 
 use std::arch::{asm, x86_64::*};
 
-use crate::simd::LANES;
+use crate::{
+    quant::E2M1,
+    simd::{LANES, Simd, avx512::Avx512},
+};
 
 /// Wraps intrinsics that only require the CPU feature, and memory operations that the caller guarantees.
 macro_rules! cpu {
@@ -160,6 +163,27 @@ unsafe fn four_apart(codes: *const u8, scale: __m512, minimum: __m512, to: *mut 
             bytes(_mm512_and_si512(word, nibbles), scale, minimum, to.add(step * 128));
             let high = _mm512_and_si512(_mm512_srli_epi32::<4>(word), nibbles);
             bytes(high, scale, minimum, to.add(512 + step * 128));
+            step += 1;
+        }
+    });
+}
+
+/// Unpacks a group of 4-bit codes of the table [`E2M1`].
+///
+/// # Safety
+/// `codes` has 256 bytes, `scales` 16 numbers, and `to` room for a tile.
+#[inline(always)]
+pub(crate) unsafe fn four_e2m1(codes: *const u8, scales: *const u16, unit: f32, to: *mut u8) {
+    cpu!({
+        let scale = _mm512_mul_ps(halves(scales), _mm512_set1_ps(unit));
+        let offset = _mm512_mul_ps(scale, _mm512_set1_ps(-128.0));
+        let mut step = 0;
+        while step < 4 {
+            let both = _mm512_loadu_si512(codes.add(step * 64).cast());
+            let low = Avx512::look_up(&E2M1, Avx512::low_nibbles(both));
+            bytes(low, scale, offset, to.add(step * 128));
+            let high = Avx512::look_up(&E2M1, Avx512::high_nibbles(both));
+            bytes(high, scale, offset, to.add(512 + step * 128));
             step += 1;
         }
     });

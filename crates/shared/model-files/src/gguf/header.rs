@@ -334,6 +334,7 @@ fn tensor_type(code: u32) -> Option<TensorType> {
         13 => TensorType::Q5K,
         14 => TensorType::Q6K,
         30 => TensorType::Bf16,
+        39 => TensorType::Mxfp4,
         _ => return None,
     })
 }
@@ -361,7 +362,6 @@ fn tensor_type_name(code: u32) -> String {
         29 => "IQ1_M",
         34 => "TQ1_0",
         35 => "TQ2_0",
-        39 => "MXFP4",
         _ => return format!("number {code}"),
     };
     name.to_owned()

@@ -33,6 +33,7 @@ pub(super) trait TileWeights {
 
 pub(super) struct Four8;
 pub(super) struct FourMinimum;
+pub(super) struct FourE2m1;
 pub(super) struct Eight128;
 pub(super) struct EightMinimum;
 pub(super) struct Eight128Halves;
@@ -98,6 +99,17 @@ impl TileWeights for FourMinimum {
         unsafe {
             let (codes, numbers) = parts::<256, 64>(w, panel, group, panels);
             bf16::four_minimum(codes, numbers, w.unit(), to);
+        }
+    }
+}
+
+impl TileWeights for FourE2m1 {
+    #[inline(always)]
+    unsafe fn unpack(w: &PackedMatrix, panel: usize, group: usize, panels: usize, to: *mut u8) {
+        // SAFETY: the caller upholds the same contract.
+        unsafe {
+            let (codes, scales) = parts::<256, 32>(w, panel, group, panels);
+            bf16::four_e2m1(codes, scales, w.unit(), to);
         }
     }
 }
@@ -202,6 +214,7 @@ macro_rules! with_tile_weights {
             Packing::Bf16 => with!(weights::Bf16),
             Packing::Four8 => with!(weights::Four8),
             Packing::FourMinimum => with!(weights::FourMinimum),
+            Packing::FourE2m1 => with!(weights::FourE2m1),
             Packing::Eight128 => with!(weights::Eight128),
             Packing::EightMinimum => with!(weights::EightMinimum),
             Packing::Eight128Halves => with!(weights::Eight128Halves),
