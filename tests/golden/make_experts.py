@@ -34,6 +34,9 @@ F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 # Adapters that PEFT makes and saves: both parameters beside attention; one alone, without any linear layer; ranks and alphas by pattern.
 BY_PEFT = {
     ("mixtral", "both"): (lora(4, ["q_proj", "o_proj"], target_parameters=PARAMETERS), F32),
+    ("gptoss", "both"): (lora(4, ["q_proj", "o_proj"], target_parameters=PARAMETERS), F32),
+    ("gptoss", "rows"): (lora(3, ["v_proj"], target_parameters=["gate_up_proj"]), F16),
+    ("gptoss-mxfp4", "both"): (lora(4, ["q_proj", "o_proj"], target_parameters=PARAMETERS), F32),
     ("mixtral", "down-rslora"): (
         lora(6, [], target_parameters=["experts.down_proj"], use_rslora=True, lora_alpha=9),
         F16,

@@ -269,6 +269,33 @@ def qwen3_moe_config(**changes):
     )
 
 
+# Windows of 8 tokens in the first and third layer; YaRN's ramp covers three of a head's 16 pairs.
+GPT_OSS = llama_config(
+    architectures=["GptOssForCausalLM"],
+    model_type="gpt_oss",
+    attention_bias=True,
+    experts_per_token=2,
+    head_dim=32,
+    intermediate_size=32,
+    layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    num_experts_per_tok=2,
+    num_hidden_layers=3,
+    num_local_experts=4,
+    pad_token_id=0,
+    rope_theta=150000.0,
+    rope_scaling={
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "beta_fast": 4.0,
+        "beta_slow": 1.0,
+        "original_max_position_embeddings": 64,
+        "truncate": False,
+    },
+    sliding_window=8,
+    swiglu_limit=7.0,
+)
+MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"]}
+
 GEMMA2_TYPES = ["full_attention", "sliding_attention", "full_attention"]
 
 MODELS = {
@@ -298,6 +325,8 @@ MODELS = {
     "mixtral-bf16": (MIXTRAL, torch.bfloat16, 1),
     "qwen3moe": (qwen3_moe_config(mlp_only_layers=[1]), torch.float32, 1),
     "qwen3moe-steps": (qwen3_moe_config(decoder_sparse_step=2, norm_topk_prob=False), torch.float32, 1),
+    "gptoss": (GPT_OSS, torch.float32, 1),
+    "gptoss-mxfp4": ({**GPT_OSS, "quantization_config": MXFP4}, torch.bfloat16, 1),
 }
 
 # Whose experts lie in one tensor for each block, as transformers 5 has them in memory and saves them if it is told to.
@@ -341,6 +370,40 @@ def stacked(tensors):
     return rest
 
 
+def gpt_oss_layer(config, weight):
+    """Sinks, biases, router and experts of a layer of gpt-oss; some gates and factors exceed their limit."""
+    hidden, width, count = config["hidden_size"], config["intermediate_size"], config["num_local_experts"]
+    heads, head_dim = config["num_attention_heads"], config["head_dim"]
+    sizes = {"q": heads * head_dim, "k": config["num_key_value_heads"] * head_dim, "v": config["num_key_value_heads"] * head_dim}
+    return {
+        **{f"self_attn.{name}_proj.bias": weight(size, std=0.5) for name, size in {**sizes, "o": hidden}.items()},
+        "self_attn.sinks": weight(heads, std=2.0),
+        "mlp.router.weight": weight(count, hidden, std=1.4 / hidden**0.5),
+        "mlp.router.bias": weight(count, std=0.5),
+        "mlp.experts.gate_up_proj": weight(count, hidden, 2 * width, std=4 / hidden**0.5),
+        "mlp.experts.gate_up_proj_bias": weight(count, 2 * width, std=1.0),
+        "mlp.experts.down_proj": weight(count, width, hidden, std=0.5 / width**0.5),
+        "mlp.experts.down_proj_bias": weight(count, hidden, std=0.2),
+    }
+
+
+def mxfp4(tensors):
+    """The tensors of gpt-oss with experts as blocks of MXFP4, rounded to nearest."""
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    stored = {}
+    for name, tensor in tensors.items():
+        if not re.search(r"experts\.(gate_up|down)_proj$", name):
+            stored[name] = tensor
+            continue
+        rows = tensor.float().transpose(1, 2)
+        blocks = rows.reshape(*rows.shape[:2], -1, 32)
+        exponents = (blocks.abs().amax(-1, keepdim=True) / 6).log2().ceil()
+        codes = (blocks / 2**exponents)[..., None].sub(values).abs().argmin(-1).to(torch.uint8)
+        stored[f"{name}_blocks"] = codes[..., 0::2] | codes[..., 1::2] << 4
+        stored[f"{name}_scales"] = (exponents[..., 0] + 127).to(torch.uint8)
+    return stored
+
+
 def random_tensors(config, generator):
     """Weights of `config`: large enough that attention is sharp, logits spread and greedy output varies."""
     hidden, ff, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
@@ -381,6 +444,9 @@ def random_tensors(config, generator):
                 "mlp.gate_up_proj": (2 * ff, hidden),
                 "mlp.down_proj": (hidden, ff),
             }
+        if config["model_type"] == "gpt_oss":
+            shapes = {n: shape for n, shape in shapes.items() if not n.startswith("mlp.")}
+            tensors.update({f"{at}{name}": tensor for name, tensor in gpt_oss_layer(config, weight).items()})
         if is_sparse(config, layer):
             shapes = {n: shape for n, shape in shapes.items() if not n.startswith("mlp.")} | expert_shapes(config)
         for name, shape in shapes.items():
@@ -411,6 +477,8 @@ def write_model(folder, config, dtype, shards, seed):
     tensors = {name: t.to(dtype) for name, t in random_tensors(config, generator).items()}
     if folder.name in STACKED:
         tensors = stacked(tensors)
+    if config.get("quantization_config") == MXFP4:
+        tensors = {name: tensor.contiguous() for name, tensor in mxfp4(tensors).items()}
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     write_json(folder / "config.json", {**config, "torch_dtype": str(dtype).removeprefix("torch.")})
@@ -430,7 +498,8 @@ def write_model(folder, config, dtype, shards, seed):
 def read_model(folder):
     """The folder's model as transformers reads it, computing in f32."""
     plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **plain).eval()
+    # What transformers dequantizes has 16 bits at first.
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **plain).float().eval()
 
 
 # --- Quantized tiny models --------------------------------------------------------------------------------------
@@ -650,6 +719,8 @@ def adapters_of(model):
         # A LoRA would be of experts as well; of IA3 `down_proj` is that of the one block without.
         own = {"ia3": direct["ia3"]} if model == "qwen3moe" else {}
         return {**chosen, **own, "prefix": direct["prefix"]}
+    if model in ("gptoss", "gptoss-mxfp4"):
+        return {"rank4-attention": standard_adapters()["rank4-attention"]}
     if model == "phi3":
         return {**fused_adapters(), "prefix": direct["prefix"], "vera": vera(6, FUSED_LINEAR)}
     if model == "mistral-window":
@@ -730,6 +801,8 @@ DRAWN = {
 EXPERTS = {
     "mixtral": ["both", "down-rslora", "modules", "shared"],
     "qwen3moe": ["gate-up", "patterns", "stacks"],
+    "gptoss": ["both", "rows"],
+    "gptoss-mxfp4": ["both"],
 }
 
 # Kinds of adapters that have a folder of their own.

@@ -109,7 +109,7 @@ def tensors_distance(these, those):
 # --- Tiny models -------------------------------------------------------------------------------------------------
 
 MODELS = ["llama-tied", "llama-rope3", "mistral-window", "qwen2-bias", "qwen3-qknorm", "gemma3"]
-MODELS += ["granite", "olmo2", "phi3", "gemma2", "mixtral", "qwen3moe", "qwen3moe-steps"]
+MODELS += ["granite", "olmo2", "phi3", "gemma2", "mixtral", "qwen3moe", "qwen3moe-steps", "gptoss"]
 ADAMW = {"lr": 0.01, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01, "max_grad_norm": 1.0}
 # How far an f32 run may end from the f64 run, in parts of a tensor's largest value: the first steps of AdamW go by the
 # sign of a gradient, and where that is lost in rounding, no implementation can be right.
@@ -125,7 +125,7 @@ def methods(model):
     """Name -> (configuration, what differs from `ADAMW`)."""
     if model == "phi3":
         return fused_methods()
-    if model in ("mixtral", "qwen3moe", "qwen3moe-steps"):
+    if model in ("mixtral", "qwen3moe", "qwen3moe-steps", "gptoss"):
         return mixture_methods(model)
     patterns = {
         "rank_pattern": {"q_proj": 5, "layers.1.mlp.down_proj": 2},
@@ -162,7 +162,7 @@ def fused_methods():
 
 def mixture_methods(model):
     """The same for a mixture, of whose experts nothing learns; IA3 has the feed-forward of blocks that have none."""
-    names = ("lora", "prefix", "lm-head") if model == "mixtral" else ("lora", "ia3", "prefix", "lm-head")
+    names = ("lora", "prefix", "lm-head") if model in ("mixtral", "gptoss") else ("lora", "ia3", "prefix", "lm-head")
     return {name: method for name, method in methods("llama-tied").items() if name in names}
 
 

@@ -27,7 +27,11 @@ mod model_context;
 mod moe;
 mod traits;
 
-pub(crate) use self::{batch::BatchRows, device::make_room};
+pub(crate) use self::{
+    batch::BatchRows,
+    device::make_room,
+    model_context::{AttentionConstants, Router},
+};
 pub use self::{
     batch::{BLOCK_TOKENS, LogitRows, SequenceSlice, Trunk},
     device::{Device, ExpertScratch, Scratch, ScratchBuffer},

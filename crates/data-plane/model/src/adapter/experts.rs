@@ -8,7 +8,8 @@
 //! - Modules of transformers 4: `mlp.experts.N.gate_proj`, `up_proj` and `down_proj`, and for Mixtral
 //!   `block_sparse_moe.experts.N.w1`, `w3` and `w2`, each like any linear layer.
 //!
-//! PEFT's gate and up have one A, so they are one [`ExpertTarget`]; the other forms have separate factors.
+//! PEFT's gate and up have one A, so they are one [`ExpertTarget`]; the other forms have separate factors. In
+//! gpt-oss, outputs of gate and up alternate, and so do the rows of their B.
 
 use std::{borrow::Cow, iter};
 
@@ -27,7 +28,7 @@ use crate::{
         layout::linear_shape,
         source::{Target, TensorId},
     },
-    sources::hf_names::{experts_name, linear_name},
+    sources::hf_names::{experts_name, interleaves_experts, linear_name},
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,7 +70,11 @@ pub(super) fn read<'a>(
     for layer in sparse_layers(model).filter(is_drafted) {
         let (name, shape) = (experts_name(layer), |target| StackShape::of(model, target));
         let stacks = match form {
-            ExpertForm::Parameters => parameters(config, weights, &name, shape)?,
+            ExpertForm::Parameters => {
+                let stacks = parameters(config, weights, &name, shape)?;
+                let are_interleaved = interleaves_experts(model);
+                stacks.into_iter().map(|stack| stack.with_gate_before_up(are_interleaved)).collect()
+            }
             ExpertForm::Stacks => stacks(config, weights, &name, shape)?,
             ExpertForm::Modules => {
                 modules.extend(separate(config, weights, model, layer)?);
@@ -282,6 +287,14 @@ impl<'a> StackedFactors<'a> {
     /// Returns the bytes of shared factors, once for each expert.
     fn expanded_bytes(&self) -> u64 {
         [&self.a, &self.b].into_iter().map(|stack| stack.expanded_bytes(self.shape.experts)).sum()
+    }
+
+    /// Returns the factors with the outputs of gate before those of up, if files of the model alternate them.
+    fn with_gate_before_up(mut self, are_interleaved: bool) -> Self {
+        if are_interleaved && self.target == ExpertTarget::GateUp {
+            self.b.of = self.b.of.even_rows_first(self.shape.outputs);
+        }
+        self
     }
 
     fn factors(&self, expert: usize) -> StoredFactors<'a> {

@@ -34,6 +34,14 @@ impl StoredMatrix<'_> {
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         StoredMatrix { name, kind: TensorType::F32, bytes: bytes.into() }
     }
+
+    /// Returns the matrix of `rows` rows with the even rows before the odd ones.
+    pub(super) fn even_rows_first(self, rows: usize) -> StoredMatrix<'static> {
+        let row_bytes = (self.bytes.len() / rows).max(1);
+        let half = |first| self.bytes.chunks_exact(row_bytes).skip(first).step_by(2).flatten();
+        let bytes: Vec<u8> = half(0).chain(half(1)).copied().collect();
+        StoredMatrix { name: self.name, kind: self.kind, bytes: bytes.into() }
+    }
 }
 
 /// An offset of a linear layer's outputs.

@@ -5,10 +5,10 @@
 //! a row, and `g` the gradient at `y`:
 //!
 //! ```text
-//! d_e = g · W_down,e      gradient at m_e: w_e d_e        gradient at w_e: d_e · m_e
+//! d_e = g · W_down,e      gradient at m_e: w_e d_e        gradient at w_e: d_e · m_e, or g · down_e(m_e)
 //! ```
 //!
-//! so no expert's output is needed. A row's gradient sums experts by number, then the router's share.
+//! so an expert's output is needed only if the layer has a bias. A row's gradient sums experts by number, then the router's share.
 
 use kernels::{
     Activations, LinearPart, SumFrom, backward::elementwise::gate_mul_gradient, elementwise::gate_mul,
@@ -39,6 +39,12 @@ fn some(from: &[f32], taken: ExpertRows<'_>, width: usize) -> Activations {
     some.reshape(taken.rows.len(), width);
     take_some(from, taken.rows, width, some.values_mut());
     some
+}
+
+/// Returns the product of each row of `one` with that of `other`.
+fn row_products(one: &[f32], other: &[f32], width: usize) -> Vec<f32> {
+    let product = |(one, other): (&[f32], &[f32])| one.iter().zip(other).map(|(a, b)| a * b).sum();
+    one.chunks_exact(width).zip(other.chunks_exact(width)).map(product).collect()
 }
 
 impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
@@ -95,17 +101,22 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         let mut of_middle = vec![0.0; count * width];
         let back = self.base.linear_transposed(self.device, layer, down, g, &mut of_middle);
         back.map_err(TrainError::Base)?;
-        let Compute { pool, isa } = &mut *self.device;
         let mut middle = vec![0.0; count * width];
-        gate_mul(pool, *isa, gate, &gate_up, width, &mut middle);
+        gate_mul(&mut self.device.pool, self.device.isa, gate, &gate_up, width, &mut middle);
         let experts = of_weights.len() * hidden / normed.values().len();
+        let products = if self.model.config.traits.expert_biases {
+            let mut outputs = vec![0.0; count * hidden];
+            let linear = self.base.linear(self.device, layer, down, &mut rows(&middle, width), &mut outputs);
+            linear.map_err(TrainError::Base)?;
+            row_products(g.values(), &outputs, hidden)
+        } else {
+            row_products(&of_middle, &middle, width)
+        };
         for (nth, (&row, &weight)) in taken.rows.iter().zip(taken.weights).enumerate() {
-            let own = nth * width..(nth + 1) * width;
-            let (of_middle, middle) = (&mut of_middle[own.clone()], &middle[own]);
-            let product: f32 = of_middle.iter().zip(middle).map(|(g, value)| g * value).sum();
-            of_weights[row as usize * experts + usize::from(taken.expert.0)] = product;
-            of_middle.iter_mut().for_each(|g| *g *= weight);
+            of_weights[row as usize * experts + usize::from(taken.expert.0)] = products[nth];
+            of_middle[nth * width..(nth + 1) * width].iter_mut().for_each(|g| *g *= weight);
         }
+        let Compute { pool, isa } = &mut *self.device;
         let mut of_gate_up = Activations::default();
         of_gate_up.reshape(count, 2 * width);
         gate_mul_gradient(pool, *isa, gate, &gate_up, &of_middle, width, of_gate_up.values_mut());
@@ -118,7 +129,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
     /// Adds the gradient at the router's inputs to `sums`, from that at its logits.
     fn through_router(&mut self, layer: usize, of_logits: &[f32], sums: &mut [f32]) {
         let (router, experts) = self.model.router(layer).expect("a block with experts has a router");
-        let part = LinearPart { matrix: router, bias: None, column: 0 };
+        let part = LinearPart { matrix: &router.matrix, bias: None, column: 0 };
         let (Compute { pool, isa }, rows) = (&mut *self.device, of_logits.len() / experts.count);
         let mut gradient = vec![0.0; sums.len()];
         let out = &mut gradient;

@@ -169,6 +169,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
             layout,
             precision: self.precision,
             limits: self.model.config.limits_of(layer),
+            sinks: self.model.attention.sinks(layer),
             out: &notes.attended,
         };
         let Compute { pool, isa } = &mut *self.device;

@@ -17,7 +17,7 @@ use super::{ClientWeightsFile, MAX_RANGES};
 use crate::{
     shape::{
         config::ModelConfig,
-        layout::{norm_tensors, router},
+        layout::{norm_tensors, router, router_bias, sinks},
         source::{Target, TensorId, WeightSource},
     },
     site_model::{LinearFiles, SiteModelError},
@@ -228,7 +228,7 @@ impl ClientWeightsPlan {
     fn add_gguf(&mut self, path: &Path) -> Result<(), ClientWeightsError> {
         let source = GgufSource::open(path).map_err(OpenError::from)?;
         let file = source.file();
-        let small = small_tensors(source.config()).map(gguf::tensor_name);
+        let small = small_tensors(source.config()).map(|id| gguf::tensor_name(source.config(), id));
         let names = small.chain([gguf::ROPE_FACTORS, gguf::ROPE_SHORT_FACTORS].map(str::to_owned));
         let ranges = names.filter_map(|name| file.range(&name)).collect();
         let map = file.map().ok_or_else(|| unmapped(path))?;
@@ -327,7 +327,8 @@ impl OpenFile {
 fn small_tensors(config: &ModelConfig) -> impl Iterator<Item = TensorId> {
     let of_layer = |layer| {
         let key_bias = TensorId::Bias(layer, Target::K);
-        norm_tensors(config, layer).chain(router(config, layer)).chain([key_bias])
+        let routing = router(config, layer).into_iter().chain(router_bias(config, layer));
+        norm_tensors(config, layer).chain(sinks(config, layer)).chain(routing).chain([key_bias])
     };
     [TensorId::TokenEmbedding, TensorId::OutputNorm].into_iter().chain((0..config.layers).flat_map(of_layer))
 }

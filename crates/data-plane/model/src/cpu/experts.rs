@@ -19,7 +19,7 @@ impl Compute {
     ) -> Vec<f32> {
         let (router, experts) = model.router(layer).expect("a block with experts has a router");
         let mut probabilities = vec![0.0; normed.rows() * experts.count];
-        let part = LinearPart { matrix: router, bias: None, column: 0 };
+        let part = LinearPart { matrix: &router.matrix, bias: router.bias.as_deref(), column: 0 };
         let Self { pool, isa } = self;
         linear_unrounded(pool, *isa, normed, &[part], &mut probabilities, experts.count);
         softmax_in_place(pool, *isa, &mut probabilities, experts.count);

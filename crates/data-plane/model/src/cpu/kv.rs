@@ -21,6 +21,8 @@ pub struct PagedKv {
     limits: Vec<AttentionLimits>,
     /// Origin of each layer's keys; empty if the elements have bits enough without.
     key_origins: Vec<Vec<f32>>,
+    /// Sinks of each layer's heads; empty for models without.
+    sinks: Vec<Vec<f32>>,
 }
 
 impl PagedKv {
@@ -30,10 +32,11 @@ impl PagedKv {
     /// Memory for the blocks is missing.
     pub fn new(shape: KvShape, blocks: usize, model: &ModelContext) -> io::Result<Self> {
         let key_origins = match shape.precision {
-            KvPrecision::Bf16 | KvPrecision::Int8 => model.key_origins.clone(),
+            KvPrecision::Bf16 | KvPrecision::Int8 => model.attention.key_origins.clone(),
             KvPrecision::F32 | KvPrecision::F16 => Vec::new(),
         };
-        Ok(Self { pool: KvPool::new(shape, blocks)?, limits: model.config.limits(), key_origins })
+        let (limits, sinks) = (model.config.limits(), model.attention.sinks.clone());
+        Ok(Self { pool: KvPool::new(shape, blocks)?, limits, key_origins, sinks })
     }
 
     /// Returns the number of blocks.
@@ -104,7 +107,8 @@ impl KvStore<Compute> for PagedKv {
         out: &mut Activations,
     ) -> Result<(), Infallible> {
         let (rows, Compute { pool, isa }) = (batch.sequences(), device);
-        self.pool.attend(pool, *isa, layer, qkv, layout, &rows, self.limits[layer], out.values_mut());
+        let (limits, sinks) = (self.limits[layer], self.sinks.get(layer).map_or(&[][..], Vec::as_slice));
+        self.pool.attend(pool, *isa, layer, qkv, layout, &rows, limits, sinks, out.values_mut());
         Ok(())
     }
 }

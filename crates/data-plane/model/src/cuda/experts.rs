@@ -47,6 +47,7 @@ impl DeviceExperts {
         let cuda = stream.cuda();
         let router = |layer| {
             let Some((router, _)) = model.router(layer) else { return Ok(None) };
+            let router = &router.matrix;
             let (rows, columns) = (router.rows(), router.columns());
             let mut values = vec![0.0; rows * columns];
             values.chunks_exact_mut(columns).enumerate().for_each(|(row, out)| router.read_row(row, out));

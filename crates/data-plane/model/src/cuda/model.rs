@@ -46,6 +46,9 @@ pub enum CudaModelError {
     /// The device fails or lacks memory.
     #[error(transparent)]
     Cuda(CudaError),
+    /// The kernels for GPUs do not compute a part of the model.
+    #[error("{0} cannot be computed on a GPU yet; use --device cpu")]
+    Unsupported(&'static str),
 }
 
 /// Whether decode steps use CUDA graphs.

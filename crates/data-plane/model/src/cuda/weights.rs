@@ -9,6 +9,7 @@ use kernels::{
         Cuda, CudaError, CudaStream, DeviceVec,
         weight::{Weight, WeightUploader},
     },
+    elementwise::Gate,
     lora::ElementKind,
 };
 
@@ -58,6 +59,7 @@ impl CudaWeights {
     ) -> Result<Self, CudaModelError> {
         let config = source.config();
         let ids = matrices(config);
+        refuse_unsupported(source, &ids)?;
         let elements = |id: &TensorId| elements(config, *id);
         // Many threads read or generate tensors, but there is only one link to the device.
         let (uploader, stream) = (Mutex::new(WeightUploader::new(cuda)?), CudaStream::new(cuda)?);
@@ -94,6 +96,20 @@ impl CudaWeights {
     pub fn kv_shape(&self, dtype: KvDtype) -> KvShape {
         kv_shape(self.config(), self.numerics().kv(dtype))
     }
+}
+
+/// Refuses models that only a CPU computes, before anything is uploaded.
+fn refuse_unsupported(source: &dyn WeightSource, ids: &[TensorId]) -> Result<(), CudaModelError> {
+    let traits = &source.config().traits;
+    let is_mxfp4 = |&id: &TensorId| source.kind(id) == Some(TensorType::Mxfp4);
+    let found = match () {
+        () if traits.sinks => "a model with attention sinks (gpt-oss)",
+        () if traits.expert_biases => "a mixture whose experts have biases",
+        () if matches!(traits.gate, Gate::SwigluOai { .. }) => "the gate of gpt-oss",
+        () if ids.iter().any(is_mxfp4) => "a model with MXFP4 weights",
+        () => return Ok(()),
+    };
+    Err(CudaModelError::Unsupported(found))
 }
 
 /// Returns the activations' type: f32 or f16 if all weights are, else bf16, whose range holds all outputs.

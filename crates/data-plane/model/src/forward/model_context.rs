@@ -16,24 +16,53 @@ pub struct ModelContext {
     /// Rotary frequencies of the model.
     pub rope: RopeTable,
     /// Router of each block, `None` for blocks without experts.
-    pub(crate) routers: Vec<Option<Arc<PackedMatrix>>>,
+    pub(crate) routers: Vec<Option<Router>>,
+    /// Constants of each layer's attention.
+    pub(crate) attention: AttentionConstants,
+}
+
+/// Router of a block with experts.
+#[derive(Debug, Clone)]
+pub(crate) struct Router {
+    pub(crate) matrix: Arc<PackedMatrix>,
+    pub(crate) bias: Option<Vec<f32>>,
+}
+
+/// Constants of each layer's attention.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct AttentionConstants {
     /// Origin of each layer's keys, `[kv_heads, head_dim]`; empty for layers without.
     ///
     /// A KV cache of few bits stores keys less their origin. The softmax of scores does not change, because
     /// all scores of a query change by the same number; but large biases of keys no longer cost the bits of
-    /// what differs between keys.
+    /// what differs between keys. A sink would not change with the scores, so models with sinks have none.
     pub(crate) key_origins: Vec<Vec<f32>>,
+    /// Sinks of each layer, `[heads]`; empty for models without.
+    pub(crate) sinks: Vec<Vec<f32>>,
+}
+
+impl AttentionConstants {
+    /// Returns the constants of the first `layers` layers.
+    pub(crate) fn first_layers(&self, layers: usize) -> Self {
+        let first = |all: &[Vec<f32>]| all.iter().take(layers).cloned().collect();
+        Self { key_origins: first(&self.key_origins), sinks: first(&self.sinks) }
+    }
+
+    /// Returns the sinks of a layer, or none.
+    pub(crate) fn sinks(&self, layer: usize) -> &[f32] {
+        self.sinks.get(layer).map_or(&[], Vec::as_slice)
+    }
 }
 
 impl ModelContext {
     pub(crate) fn new(
         config: ModelConfig,
         norms: Norms,
-        routers: Vec<Option<Arc<PackedMatrix>>>,
-        key_origins: Vec<Vec<f32>>,
+        routers: Vec<Option<Router>>,
+        attention: AttentionConstants,
     ) -> Self {
         let rope = RopeTable::new(&config);
-        Self { config, norms, rope, routers, key_origins }
+        Self { config, norms, rope, routers, attention }
     }
 
     /// Returns the model of the first `layers` blocks, with the output norm of the whole model.
@@ -45,7 +74,7 @@ impl ModelContext {
         assert!(layers <= self.config.layers, "blocks of the model");
         self.config.layers = layers;
         self.routers.truncate(layers);
-        self.key_origins.truncate(layers);
+        self.attention = self.attention.first_layers(layers);
         let Norms { attention, feed_forward, attention_update, feed_forward_update, query, key, output: _ } =
             &mut self.norms;
         [attention, feed_forward, attention_update, feed_forward_update, query, key]
@@ -54,8 +83,8 @@ impl ModelContext {
         self
     }
 
-    pub(crate) fn router(&self, layer: usize) -> Option<(&PackedMatrix, &Experts)> {
-        Some((self.routers.get(layer)?.as_deref()?, self.config.experts_of(layer)?))
+    pub(crate) fn router(&self, layer: usize) -> Option<(&Router, &Experts)> {
+        Some((self.routers.get(layer)?.as_ref()?, self.config.experts_of(layer)?))
     }
 
     /// Returns the columns of queries, keys and values in a row.

@@ -1,16 +1,14 @@
 //! Weights in memory, and the element types of KV cache and adapters that go with them.
 
-use std::sync::Arc;
-
 use kernels::{
-    Isa, PackedMatrix,
+    Isa,
     attention::{KvPrecision, KvShape},
     lora::LoraPrecision,
 };
 
 use crate::{
     adapter::{DraftShape, dora::BaseLayer},
-    forward::{ModelContext, Norms},
+    forward::{AttentionConstants, ModelContext, Norms, Router},
     precision::{BaseNumerics, KvDtype, Precision},
     shape::{
         config::ModelConfig,
@@ -96,12 +94,12 @@ impl LoadedWeights<ServedLayers> {
             ServedLayers::Resident(layers) => layers.shared(),
             ServedLayers::Streamed(layers) => layers.shared(),
         };
-        let ModelContext { config, norms, routers, key_origins, rope: _ } = &self.frame;
+        let ModelContext { config, norms, routers, attention, rope: _ } = &self.frame;
         SharedBase {
             config: config.clone(),
             norms: norms.clone(),
             routers: routers.clone(),
-            key_origins: key_origins.clone(),
+            attention: attention.clone(),
             layers,
         }
     }
@@ -112,8 +110,8 @@ impl LoadedWeights<ServedLayers> {
 pub struct SharedBase {
     config: ModelConfig,
     norms: Norms,
-    routers: Vec<Option<Arc<PackedMatrix>>>,
-    key_origins: Vec<Vec<f32>>,
+    routers: Vec<Option<Router>>,
+    attention: AttentionConstants,
     layers: SharedLayers,
 }
 
@@ -149,9 +147,9 @@ impl SharedBase {
     pub fn first_layers(&self, shape: &DraftShape) -> Result<LoadedWeights<FirstLayers>, FirstLayersError> {
         let layers = FirstLayers::new(&self.config, &self.layers, shape)?;
         let config = layers.config().clone();
-        let key_origins = self.key_origins.iter().take(config.layers).cloned().collect();
+        let attention = self.attention.first_layers(config.layers);
         Ok(LoadedWeights {
-            frame: ModelContext::new(config, self.norms.clone(), self.routers.clone(), key_origins),
+            frame: ModelContext::new(config, self.norms.clone(), self.routers.clone(), attention),
             layers,
             precision: Precision::default(),
         })

@@ -37,6 +37,21 @@ pub enum RopeScaling {
         /// Context length of pre-training.
         original_context: f32,
     },
+    /// YaRN: frequencies of features that turn less than `beta_slow` times within the original context are
+    /// divided by `factor`. Those of features that turn more than `beta_fast` times are kept, with a ramp
+    /// between.
+    Yarn {
+        /// Divisor of the low frequencies.
+        factor: f32,
+        /// Turns above which frequencies are kept.
+        beta_fast: f32,
+        /// Turns below which frequencies are divided.
+        beta_slow: f32,
+        /// Context length of pre-training.
+        original_context: f32,
+        /// Whether the ramp begins and ends at whole features.
+        truncate: bool,
+    },
     /// Divisor of each of the `rotary_dim / 2` frequencies (GGUF's `rope_freqs.weight`).
     Factors(Vec<f32>),
 }
@@ -63,7 +78,7 @@ pub enum BlockNorms {
 }
 
 /// Deviations of a model family from Llama, which is the default.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Clone, PartialEq, Default)]
 pub struct ArchFlags {
     /// Activation function of the feed-forward's gate.
     pub gate: Gate,
@@ -90,8 +105,40 @@ pub struct ArchFlags {
     pub local_rope: Option<Rope>,
     /// Number of leading features of a head that are rotated, if not all (Phi).
     pub rotary_dim: Option<usize>,
-    /// Factor of the rotated features (Phi's longrope).
+    /// Factor of the rotated features (longrope, YaRN).
     pub rotary_magnitude: Option<f32>,
+    /// Whether each query head has a sink: a score of the softmax without a value (gpt-oss).
+    pub sinks: bool,
+    /// Whether routers and experts have biases (gpt-oss).
+    pub expert_biases: bool,
+}
+
+/// Base [identities](super::identity) hash this text. Flags that were added later are omitted unless set, so
+/// that the identities of older models stay the same.
+impl fmt::Debug for ArchFlags {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = f.debug_struct("ArchFlags");
+        text.field("gate", &self.gate)
+            .field("norms", &self.norms)
+            .field("wide_query_norms", &self.wide_query_norms)
+            .field("update_scale", &self.update_scale)
+            .field("embedding_scale", &self.embedding_scale)
+            .field("score_scale", &self.score_scale)
+            .field("score_cap", &self.score_cap)
+            .field("logit_cap", &self.logit_cap)
+            .field("logit_divisor", &self.logit_divisor)
+            .field("global_layers", &self.global_layers)
+            .field("local_rope", &self.local_rope)
+            .field("rotary_dim", &self.rotary_dim)
+            .field("rotary_magnitude", &self.rotary_magnitude);
+        if self.sinks {
+            text.field("sinks", &true);
+        }
+        if self.expert_biases {
+            text.field("expert_biases", &true);
+        }
+        text.finish()
+    }
 }
 
 /// Shape and constants of a decoder-only transformer with RMS norms and a gated feed-forward.

@@ -15,7 +15,7 @@ use model_files::text_hash::TextHash;
 
 use crate::shape::{
     config::ModelConfig,
-    layout::{block_weights, router, tensor_shape},
+    layout::{block_weights, router, router_bias, sinks, tensor_shape},
     source::{Target, Tensor, TensorId, WeightSource},
 };
 
@@ -99,10 +99,14 @@ fn every_tensor(config: &ModelConfig) -> impl Iterator<Item = TensorId> {
     let block = move |layer| {
         let linear = move |weight| match weight {
             TensorId::Weight(_, target) => [Some(weight), Some(TensorId::Bias(layer, target))],
+            TensorId::Expert(_, expert, part) if config.traits.expert_biases => {
+                [Some(weight), Some(TensorId::ExpertBias(layer, expert, part))]
+            }
             _ => [Some(weight), None],
         };
         let linear = block_weights(config, layer).flat_map(linear).flatten();
-        norms.map(|norm| norm(layer)).into_iter().chain(router(config, layer)).chain(linear)
+        let routing = router(config, layer).into_iter().chain(router_bias(config, layer));
+        norms.map(|norm| norm(layer)).into_iter().chain(sinks(config, layer)).chain(routing).chain(linear)
     };
     let head = Target::LmHead;
     let ends =

@@ -3,6 +3,8 @@
 //! A shape from a file is untrusted. [`check_config`] bounds every number before any multiplication, and
 //! [`check_tensors`] compares a file's tensors with those that the shape requires.
 
+use kernels::elementwise::Gate;
+
 use crate::shape::{
     config::{ModelConfig, Rope, RopeScaling},
     experts::{ExpertId, ExpertPart, ExpertTarget, Experts, MAX_EXPERTS, MAX_EXPERTS_OF_MODEL},
@@ -137,6 +139,9 @@ fn check_numbers(config: &ModelConfig) -> Result<(), ModelConfigError> {
     positive("what updates are multiplied with", traits.update_scale.unwrap_or(1.0))?;
     positive("what logits are divided by", traits.logit_divisor.unwrap_or(1.0))?;
     positive("what is rotated is multiplied with", traits.rotary_magnitude.unwrap_or(1.0))?;
+    if let Gate::SwigluOai { limit } = traits.gate {
+        positive("the limit of gates", limit)?;
+    }
     check_rope(&config.rope, config.rotary_dim())?;
     traits.local_rope.as_ref().map_or(Ok(()), |rope| check_rope(rope, config.rotary_dim()))
 }
@@ -153,6 +158,14 @@ fn check_rope(rope: &Rope, rotary_dim: usize) -> Result<(), ModelConfigError> {
             // The ramp between low and high frequencies divides by this difference.
             positive("high_freq_factor - low_freq_factor", high_freq_factor - low_freq_factor)?;
             positive("the original context length", *original_context)
+        }
+        RopeScaling::Yarn { factor, beta_fast, beta_slow, original_context, truncate: _ } => {
+            positive("the rotary embedding's factor", *factor)?;
+            positive("beta_fast", *beta_fast)?;
+            positive("beta_slow", *beta_slow)?;
+            positive("the original context length", *original_context)?;
+            // The ramp divides by the logarithm of the base.
+            positive("the rotary embedding's base - 1", rope.theta - 1.0)
         }
         RopeScaling::Factors(factors) => {
             let expected = rotary_dim / 2;
@@ -207,11 +220,16 @@ pub fn tensor_shape(config: &ModelConfig, id: TensorId) -> [usize; 2] {
         TensorId::QueryNorm(_) | TensorId::KeyNorm(_) => [1, config.head_dim],
         TensorId::Weight(_, target) => linear_shape(config, target),
         TensorId::Bias(_, target) => [1, linear_shape(config, target)[0]],
-        TensorId::Router(_) => {
-            [config.experts.as_ref().map_or(0, |experts| experts.count), config.hidden_size]
-        }
+        TensorId::Sinks(_) => [1, config.heads],
+        TensorId::Router(_) => [expert_count(config), config.hidden_size],
+        TensorId::RouterBias(_) => [1, expert_count(config)],
         TensorId::Expert(_, _, part) => expert_shape(config, part),
+        TensorId::ExpertBias(_, _, part) => [1, expert_shape(config, part)[0]],
     }
+}
+
+fn expert_count(config: &ModelConfig) -> usize {
+    config.experts.as_ref().map_or(0, |experts| experts.count)
 }
 
 fn expert_shape(config: &ModelConfig, part: ExpertPart) -> [usize; 2] {
@@ -248,7 +266,27 @@ fn block_tensors<'a>(
 ) -> impl Iterator<Item = TensorId> + 'a {
     let has = move |target: &&Target| layer_targets(config, layer).contains(target);
     let biases = biased.iter().filter(has).map(move |&target| TensorId::Bias(layer, target));
-    norm_tensors(config, layer).chain(router(config, layer)).chain(block_weights(config, layer)).chain(biases)
+    norm_tensors(config, layer)
+        .chain(sinks(config, layer))
+        .chain(router(config, layer))
+        .chain(router_bias(config, layer))
+        .chain(block_weights(config, layer))
+        .chain(expert_biases(config, layer))
+        .chain(biases)
+}
+
+pub(crate) fn sinks(config: &ModelConfig, layer: usize) -> Option<TensorId> {
+    config.traits.sinks.then_some(TensorId::Sinks(layer))
+}
+
+pub(crate) fn router_bias(config: &ModelConfig, layer: usize) -> Option<TensorId> {
+    router(config, layer).filter(|_| config.traits.expert_biases).map(|_| TensorId::RouterBias(layer))
+}
+
+fn expert_biases(config: &ModelConfig, layer: usize) -> impl Iterator<Item = TensorId> + use<> {
+    let experts = config.experts_of(layer).filter(|_| config.traits.expert_biases).map(Experts::ids);
+    let of_expert = move |id| ExpertPart::ALL.map(|part| TensorId::ExpertBias(layer, id, part));
+    experts.into_iter().flatten().flat_map(of_expert)
 }
 
 pub(crate) fn router(config: &ModelConfig, layer: usize) -> Option<TensorId> {

@@ -1,6 +1,6 @@
 //! Frequencies of the rotary embedding, and the angles of a batch's positions.
 
-use std::{f32::consts::TAU, ops::Range};
+use std::{f32::consts::TAU, f64, ops::Range};
 
 use crate::shape::config::{AttentionReach, ModelConfig, Rope, RopeScaling};
 
@@ -53,14 +53,18 @@ impl RopeTable {
 
 fn frequencies(rope: &Rope, rotary_dim: usize) -> Vec<f32> {
     let base = |i: usize| 1.0 / rope.theta.powf(2.0 * i as f32 / rotary_dim as f32);
-    (0..rotary_dim / 2).map(|i| scaled(base(i), i, &rope.scaling)).collect()
+    (0..rotary_dim / 2).map(|i| scaled(base(i), i, rope, rotary_dim)).collect()
 }
 
-fn scaled(frequency: f32, index: usize, scaling: &RopeScaling) -> f32 {
-    match scaling {
+fn scaled(frequency: f32, index: usize, rope: &Rope, rotary_dim: usize) -> f32 {
+    match &rope.scaling {
         RopeScaling::None => frequency,
         RopeScaling::Linear { factor } => frequency / factor,
         RopeScaling::Factors(divisors) => frequency / divisors.get(index).copied().unwrap_or(1.0),
+        RopeScaling::Yarn { factor, .. } => {
+            let divided = yarn_ramp(rope, rotary_dim, index);
+            frequency / factor * divided + frequency * (1.0 - divided)
+        }
         &RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
             let turns = original_context * frequency / TAU;
             if turns < low_freq_factor {
@@ -73,6 +77,36 @@ fn scaled(frequency: f32, index: usize, scaling: &RopeScaling) -> f32 {
             }
         }
     }
+}
+
+/// Returns the share of the divided frequency of feature pair `index`, 0 to 1 (YaRN, section 3.2).
+fn yarn_ramp(rope: &Rope, rotary_dim: usize, index: usize) -> f32 {
+    let RopeScaling::Yarn { beta_fast, beta_slow, original_context, truncate, .. } = rope.scaling else {
+        return 0.0;
+    };
+    let dim = rotary_dim as f64;
+    // The feature pair that turns this often within the original context.
+    let pair = |turns: f32| {
+        let wavelength = f64::from(original_context) / (f64::from(turns) * f64::consts::TAU);
+        dim * wavelength.ln() / (2.0 * f64::from(rope.theta).ln())
+    };
+    let (mut first, mut last) = (pair(beta_fast), pair(beta_slow));
+    if truncate {
+        (first, last) = (first.floor(), last.ceil());
+    }
+    (first, last) = (first.max(0.0), last.min(dim - 1.0));
+    if first == last {
+        // A ramp of one step, as in transformers.
+        last += 0.001;
+    }
+    (((index as f64 - first) / (last - first)) as f32).clamp(0.0, 1.0)
+}
+
+/// Returns YaRN's factor of rotated features for files that do not state it (section 3.4; transformers'
+/// `attention_factor`).
+#[must_use]
+pub fn yarn_magnitude(factor: f32) -> f32 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 }
 }
 
 /// Cosines and sines for the rows of a batch.
@@ -130,5 +164,33 @@ impl Angles {
         let has_own = reach == AttentionReach::Local && !self.local.cos.is_empty();
         let turns = if has_own { &self.local } else { &self.global };
         (&turns.cos, &turns.sin)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Frequencies that transformers computes for heads of 32 features, base 10,000 and factor 4.
+    #[test]
+    fn yarn_divides_low_frequencies_with_a_ramp_as_transformers_does() {
+        let kept = [1.0, 0.502_090_4, 0.248_464_7, 0.120_669, 0.057_142_85, 0.026_108_7];
+        let ramp_of_parts = [1.0, 0.521_685_9, 0.253_972_3, 0.120_666_7, 0.055_398_6, 0.024_147_73];
+        for (truncate, expected) in [(true, kept), (false, ramp_of_parts)] {
+            let scaling = RopeScaling::Yarn {
+                factor: 4.0,
+                beta_fast: 32.0,
+                beta_slow: 1.0,
+                original_context: 256.0,
+                truncate,
+            };
+            let found = frequencies(&Rope { theta: 10_000.0, scaling }, 32);
+            for (found, expected) in found.iter().zip(expected) {
+                assert!((found - expected).abs() <= 2e-6 * expected, "{truncate}: {found}, not {expected}");
+            }
+            assert!((found[7] - 0.004_445_699).abs() < 1e-8, "divided by the factor");
+        }
+        assert!((yarn_magnitude(4.0) - 1.138_629_4).abs() < 1e-6);
+        assert_eq!(yarn_magnitude(1.0), 1.0);
     }
 }

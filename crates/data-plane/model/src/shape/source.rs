@@ -61,10 +61,16 @@ pub enum TensorId {
     Weight(usize, Target),
     /// Bias of a linear layer, `[out]`; absent in most models.
     Bias(usize, Target),
+    /// Sinks of a layer's attention, `[heads]`; absent in most models.
+    Sinks(usize),
     /// Router of a layer with experts, `[experts, hidden]`.
     Router(usize),
+    /// Bias of a router, `[experts]`; absent in most models.
+    RouterBias(usize),
     /// Weights of a linear layer of an expert, `[out, in]`.
     Expert(usize, ExpertId, ExpertPart),
+    /// Bias of a linear layer of an expert, `[out]`; absent in most models.
+    ExpertBias(usize, ExpertId, ExpertPart),
 }
 
 impl TensorId {
@@ -77,9 +83,14 @@ impl TensorId {
             | Self::FeedForwardUpdateNorm(_)
             | Self::QueryNorm(_)
             | Self::KeyNorm(_) => true,
-            Self::TokenEmbedding | Self::Weight(..) | Self::Bias(..) | Self::Router(_) | Self::Expert(..) => {
-                false
-            }
+            Self::TokenEmbedding
+            | Self::Weight(..)
+            | Self::Bias(..)
+            | Self::Sinks(_)
+            | Self::Router(_)
+            | Self::RouterBias(_)
+            | Self::Expert(..)
+            | Self::ExpertBias(..) => false,
         }
     }
 }

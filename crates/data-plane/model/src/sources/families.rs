@@ -1,6 +1,15 @@
-//! Facts about Granite, OLMo 2 and Phi models that hold for every file format.
+//! Facts about Granite, OLMo 2, Phi and gpt-oss models that hold for every file format.
+
+use kernels::elementwise::Gate;
 
 use crate::shape::config::{ArchFlags, BlockNorms};
+
+/// Default limit of the gate's inputs in gpt-oss.
+pub(super) const SWIGLU_LIMIT: f32 = 7.0;
+/// Default sliding window of gpt-oss.
+pub(super) const GPT_OSS_WINDOW: usize = 128;
+/// Default base of the rotary frequencies in gpt-oss.
+pub(super) const GPT_OSS_THETA: f32 = 150_000.0;
 
 /// Returns Granite's deviations from Llama: factors of embeddings, scores, updates; a divisor of logits.
 pub(super) fn granite([embeddings, scores, updates, logits]: [Option<f32>; 4]) -> ArchFlags {
@@ -24,6 +33,17 @@ pub(super) fn phi3(head_dim: usize, rotary_dim: usize, magnitude: f32) -> ArchFl
     ArchFlags {
         rotary_dim: Some(rotary_dim).filter(|&rotary_dim| rotary_dim != head_dim),
         rotary_magnitude: Some(magnitude).filter(|&magnitude| magnitude != 1.0),
+        ..ArchFlags::default()
+    }
+}
+
+/// Returns deviations of gpt-oss from Llama: sinks, biased experts, a gate within `limit`.
+pub(super) fn gpt_oss(limit: f32, global_layers: Vec<usize>) -> ArchFlags {
+    ArchFlags {
+        gate: Gate::SwigluOai { limit },
+        sinks: true,
+        expert_biases: true,
+        global_layers,
         ..ArchFlags::default()
     }
 }

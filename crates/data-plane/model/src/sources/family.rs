@@ -15,9 +15,10 @@ pub(super) enum Family {
     Gemma3,
     Mixtral,
     Qwen3Moe,
+    GptOss,
 }
 
-const NAMES: [(Family, &str, &str); 11] = [
+const NAMES: [(Family, &str, &str); 12] = [
     (Family::Llama, "llama", "LlamaForCausalLM"),
     (Family::Mistral, "mistral", "MistralForCausalLM"),
     (Family::Qwen2, "qwen2", "Qwen2ForCausalLM"),
@@ -29,6 +30,7 @@ const NAMES: [(Family, &str, &str); 11] = [
     (Family::Gemma3, "gemma3", "Gemma3ForCausalLM"),
     (Family::Mixtral, "mixtral", "MixtralForCausalLM"),
     (Family::Qwen3Moe, "qwen3moe", "Qwen3MoeForCausalLM"),
+    (Family::GptOss, "gpt-oss", "GptOssForCausalLM"),
 ];
 
 impl Family {
@@ -54,7 +56,7 @@ impl Family {
     }
 
     pub(super) fn has_experts(self) -> bool {
-        matches!(self, Self::Mixtral | Self::Qwen3Moe)
+        matches!(self, Self::Mixtral | Self::Qwen3Moe | Self::GptOss)
     }
 
     pub(super) fn is_gemma(self) -> bool {
@@ -69,6 +71,7 @@ impl Family {
     pub(super) fn biased(self) -> &'static [Target] {
         match self {
             Self::Qwen2 => &[Target::Q, Target::K, Target::V],
+            Self::GptOss => &[Target::Q, Target::K, Target::V, Target::O],
             _ => &[],
         }
     }

@@ -124,7 +124,7 @@ impl GgufSource {
             Some([if fits { view.rows() } else { view.dims[1] }, view.cols()])
         };
         // Biases are optional; present ones are checked like all other tensors.
-        let present = |id: &TensorId| self.file.tensor(&tensor_name(*id)).is_some();
+        let present = |id: &TensorId| self.file.tensor(&tensor_name(&self.config, *id)).is_some();
         let biases = (0..self.config.layers).flat_map(|layer| {
             layer_targets(&self.config, layer).iter().map(move |&target| TensorId::Bias(layer, target))
         });

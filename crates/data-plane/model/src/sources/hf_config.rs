@@ -21,7 +21,7 @@ use crate::{
         layout::{self, ModelConfigError},
         source::Target,
     },
-    sources::family::Family,
+    sources::{families::GPT_OSS_THETA, family::Family},
 };
 
 /// Reasons for refusing a `config.json`.
@@ -46,6 +46,8 @@ pub(crate) struct HfConfig {
     /// Whether norm weights are stored minus 1 (Gemma).
     pub(crate) norms_less_one: bool,
     pub(crate) quantization: Option<Quantization>,
+    /// Whether experts are stored as MXFP4 blocks (gpt-oss).
+    pub(crate) has_mxfp4_experts: bool,
 }
 
 impl HfConfig {
@@ -56,10 +58,14 @@ impl HfConfig {
         refuse_unsupported(&raw, family)?;
         let model = raw.model(family)?;
         layout::check_config(&model)?;
-        let quantization = raw.quantization_config.as_ref().map(Quantization::parse).transpose();
+        let quantized = raw.quantization_config.as_ref();
+        let has_mxfp4_experts = family == Family::GptOss && quantized.is_some_and(Quantization::is_mxfp4);
+        let quantized = quantized.filter(|_| !has_mxfp4_experts);
+        let quantization = quantized.map(Quantization::parse).transpose();
         let quantization = quantization
             .map_err(|UnsupportedOption { option, value }| HfConfigError::Unsupported { option, value })?;
-        Ok(Self { model, biased: raw.biased(family), norms_less_one: family.is_gemma(), quantization })
+        let (biased, norms_less_one) = (raw.biased(family), family.is_gemma());
+        Ok(Self { model, biased, norms_less_one, quantization, has_mxfp4_experts })
     }
 }
 
@@ -106,6 +112,7 @@ impl RawHfConfig {
         let layers = self.num_hidden_layers.ok_or(HfConfigError::Missing("num_hidden_layers"))?;
         let head_dim = self.head_dim.unwrap_or_else(|| match family.is_gemma() {
             true => 256,
+            false if family == Family::GptOss => 64,
             false => hidden_size.checked_div(heads).unwrap_or(0),
         });
         Ok(ModelConfig {
@@ -118,7 +125,7 @@ impl RawHfConfig {
             kv_heads: self.num_key_value_heads.unwrap_or(heads),
             head_dim,
             norm_eps: self.rms_norm_eps.unwrap_or(match family {
-                Family::Olmo2 | Family::Phi3 | Family::Mixtral => 1e-5,
+                Family::Olmo2 | Family::Phi3 | Family::Mixtral | Family::GptOss => 1e-5,
                 _ => 1e-6,
             }),
             rope: self.rope(family)?,
@@ -135,6 +142,7 @@ impl RawHfConfig {
         let attention: &[Target] = match family {
             // These families have no such option.
             Family::Qwen2 | Family::Mistral | Family::Mixtral | Family::Phi3 => family.biased(),
+            Family::GptOss if self.attention_bias != Some(false) => family.biased(),
             _ if self.attention_bias == Some(true) => &[Target::Q, Target::K, Target::V, Target::O],
             _ => &[],
         };
@@ -151,11 +159,15 @@ impl RawHfConfig {
         let rope = self.rope_parameters.as_ref().or(self.rope_scaling.as_ref());
         let rope = rope.map(|rope| rope.full_attention.as_deref().unwrap_or(rope));
         let theta = rope.and_then(|rope| rope.rope_theta).or(self.rope_theta);
-        let theta =
-            theta.unwrap_or(if matches!(family, Family::Gemma3 | Family::Mixtral) { 1e6 } else { 1e4 });
+        let theta = theta.unwrap_or(match family {
+            Family::Gemma3 | Family::Mixtral => 1e6,
+            Family::GptOss => GPT_OSS_THETA,
+            _ => 1e4,
+        });
         let scaling = match rope {
             Some(rope) if family == Family::Phi3 && rope.is_longrope() => rope.longrope()?,
             Some(rope) => rope.scaling()?,
+            None if family == Family::GptOss => return Err(HfConfigError::Missing("rope_parameters")),
             None => RopeScaling::None,
         };
         Ok(Rope { theta, scaling })

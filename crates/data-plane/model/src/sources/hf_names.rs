@@ -19,6 +19,11 @@ pub(super) fn place(config: &ModelConfig, id: TensorId) -> TensorLocation {
     TensorLocation::of(config, id, || tensor_name(config, id), fused_module_name)
 }
 
+/// Whether files have gate and up of an expert in one tensor whose outputs are those of both in turns.
+pub(crate) fn interleaves_experts(config: &ModelConfig) -> bool {
+    Family::named(&config.architecture) == Some(Family::GptOss)
+}
+
 /// Returns the location of a tensor in files with stacked experts, the memory layout of transformers 5: gate
 /// and up of an expert, then those of the next.
 pub(super) fn stacked_place(config: &ModelConfig, id: TensorId) -> TensorLocation {
@@ -58,18 +63,28 @@ pub(crate) fn tensor_name(config: &ModelConfig, id: TensorId) -> String {
         TensorId::KeyNorm(layer) => format!("model.layers.{layer}.self_attn.k_norm.weight"),
         TensorId::Weight(layer, target) => format!("{}.weight", module_name(layer, target)),
         TensorId::Bias(layer, target) => format!("{}.bias", module_name(layer, target)),
-        TensorId::Router(layer) => format!("model.layers.{layer}.{}.gate.weight", mixture_name(config)),
+        TensorId::Sinks(layer) => format!("model.layers.{layer}.self_attn.sinks"),
+        TensorId::Router(layer) => format!("{}.weight", router_name(config, layer)),
+        TensorId::RouterBias(layer) => format!("{}.bias", router_name(config, layer)),
         TensorId::Expert(..) => format!("{}.weight", linear_name(config, id)),
+        TensorId::ExpertBias(layer, expert, part) => {
+            format!("{}.bias", linear_name(config, TensorId::Expert(layer, expert, part)))
+        }
     }
 }
 
-fn mixture_name(config: &ModelConfig) -> &'static str {
-    if is_qwen(config) { "mlp" } else { "block_sparse_moe" }
+fn router_name(config: &ModelConfig, layer: usize) -> String {
+    let name = if interleaves_experts(config) { "router" } else { "gate" };
+    format!("model.layers.{layer}.{}.{name}", mixture_name(config))
 }
 
-/// Whether experts have Qwen's names, else Mixtral's, the default because GGUF calls Mixtral `llama`.
-fn is_qwen(config: &ModelConfig) -> bool {
-    Family::named(&config.architecture) == Some(Family::Qwen3Moe)
+fn mixture_name(config: &ModelConfig) -> &'static str {
+    if is_mixtral(config) { "block_sparse_moe" } else { "mlp" }
+}
+
+/// Whether experts have Mixtral's names, the default because GGUF calls Mixtral `llama`.
+fn is_mixtral(config: &ModelConfig) -> bool {
+    !matches!(Family::named(&config.architecture), Some(Family::Qwen3Moe | Family::GptOss))
 }
 
 /// Returns the name of the linear layer with these weights in transformers. The result is empty for tensors
@@ -79,12 +94,12 @@ pub fn linear_name(config: &ModelConfig, id: TensorId) -> String {
     match id {
         TensorId::Weight(layer, target) => module_name(layer, target),
         TensorId::Expert(layer, expert, part) => {
-            let [of_qwen, of_mixtral] = match part {
+            let [usual, of_mixtral] = match part {
                 ExpertPart::Gate => ["gate_proj", "w1"],
                 ExpertPart::Up => ["up_proj", "w3"],
                 ExpertPart::Down => ["down_proj", "w2"],
             };
-            let part = if is_qwen(config) { of_qwen } else { of_mixtral };
+            let part = if is_mixtral(config) { of_mixtral } else { usual };
             format!("model.layers.{layer}.{}.experts.{}.{part}", mixture_name(config), expert.0)
         }
         _ => String::new(),

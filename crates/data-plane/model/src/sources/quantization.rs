@@ -64,6 +64,11 @@ impl Quantization {
         Ok(Self { method, bits, group })
     }
 
+    /// Whether `quantization_config` names MXFP4.
+    pub(super) fn is_mxfp4(json: &Value) -> bool {
+        json.get("quant_method").and_then(Value::as_str) == Some("mxfp4")
+    }
+
     pub(super) fn per_word(self) -> usize {
         32 / self.bits
     }

@@ -97,6 +97,13 @@ impl RandomSource {
             TensorId::Bias(layer, target) => {
                 is_layer(layer) && self.biased.contains(&target) && self.has_target(layer, target)
             }
+            TensorId::Sinks(layer) => self.config.traits.sinks && is_layer(layer),
+            TensorId::RouterBias(layer) => {
+                self.config.traits.expert_biases && self.has(TensorId::Router(layer))
+            }
+            TensorId::ExpertBias(layer, id, part) => {
+                self.config.traits.expert_biases && self.has(TensorId::Expert(layer, id, part))
+            }
             TensorId::Router(layer) => is_layer(layer) && self.config.experts_of(layer).is_some(),
             TensorId::Expert(layer, id, _) => {
                 let experts = self.config.experts_of(layer).filter(|_| is_layer(layer));
@@ -121,7 +128,8 @@ impl RandomSource {
                 Some(kept / (2.0 * self.config.layers as f32).sqrt())
             }
             TensorId::Weight(..) | TensorId::Expert(..) | TensorId::Router(_) => Some(kept),
-            TensorId::Bias(..) => Some(0.02),
+            TensorId::Bias(..) | TensorId::RouterBias(_) | TensorId::ExpertBias(..) => Some(0.02),
+            TensorId::Sinks(_) => Some(1.0),
             _ => None,
         }
     }

@@ -6,10 +6,12 @@
 //! - `shards`: the weight files of a directory.
 //! - [`file`](mod@file): the table of contents of one file.
 //! - `quantized`: linear layers of GPTQ and AWQ.
+//! - `interleaved_experts`: experts of gpt-oss.
 //! - `error`: reasons for refusing the files.
 
 mod error;
 pub mod file;
+mod interleaved_experts;
 pub(crate) mod quantized;
 pub(crate) mod shards;
 
@@ -31,10 +33,11 @@ use crate::{
     sources::{
         fused::TensorLocation,
         hf_config::HfConfig,
-        hf_names::{module_name, place, stacked_place},
+        hf_names::{interleaves_experts, module_name, place, stacked_place},
         norms::{divided_norm, norm_and_one},
         quantization::Quantization,
         safetensors::{
+            interleaved_experts::InterleavedExperts,
             quantized::{PARTS, QuantizedParts},
             shards::{OtherTypes, Shards},
         },
@@ -53,8 +56,18 @@ pub struct SafetensorsSource {
     norms_less_one: bool,
     quantization: Option<Quantization>,
     shards: Shards,
-    /// Whether the experts of a block are stored in one tensor.
-    stacked: bool,
+    experts: ExpertLayout,
+}
+
+/// Storage of the experts of a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ExpertLayout {
+    /// A tensor for each linear layer of each expert.
+    Separate,
+    /// One tensor for gate and up of all experts, and one for down.
+    Stacked,
+    /// As [`InterleavedExperts`] says, as MXFP4 blocks or not.
+    Interleaved { are_mxfp4: bool },
 }
 
 impl SafetensorsSource {
@@ -64,25 +77,39 @@ impl SafetensorsSource {
     /// A file is missing or broken, the architecture is unknown, or a tensor is missing or superfluous.
     pub fn open(directory: &Path) -> Result<Self, SafetensorsSourceError> {
         let (path, json) = read_config(directory)?;
-        let HfConfig { model: config, biased, norms_less_one, quantization } =
+        let HfConfig { model: config, biased, norms_less_one, quantization, has_mxfp4_experts } =
             HfConfig::parse(&json).map_err(|source| SafetensorsSourceError::Config { path, source })?;
-        let others = if quantization.is_some() { OtherTypes::Listed } else { OtherTypes::Refused };
+        let are_listed = quantization.is_some() || has_mxfp4_experts;
+        let others = if are_listed { OtherTypes::Listed } else { OtherTypes::Refused };
         let shards = Shards::open(directory, others)?;
         let directory = directory.to_path_buf();
-        let mut source = Self { directory, config, norms_less_one, quantization, shards, stacked: false };
-        source.stacked = source.has_stacks();
+        let experts = match interleaves_experts(&config) {
+            true => ExpertLayout::Interleaved { are_mxfp4: has_mxfp4_experts },
+            false => ExpertLayout::Separate,
+        };
+        let mut source = Self { directory, config, norms_less_one, quantization, shards, experts };
+        if source.has_stacks() {
+            source.experts = ExpertLayout::Stacked;
+        }
         source.check_tensors(&biased)?;
         Ok(source)
     }
 
     fn has_stacks(&self) -> bool {
+        if self.experts != ExpertLayout::Separate {
+            return false;
+        }
         let first = (0..self.config.layers).find(|&layer| self.config.experts_of(layer).is_some());
         let id = first.map(|layer| TensorId::Expert(layer, ExpertId(0), ExpertPart::Down));
         id.is_some_and(|id| self.shards.tensor(&stacked_place(&self.config, id).tensor).is_some())
     }
 
     pub(crate) fn place(&self, id: TensorId) -> TensorLocation {
-        if self.stacked { stacked_place(&self.config, id) } else { place(&self.config, id) }
+        if self.experts == ExpertLayout::Stacked {
+            stacked_place(&self.config, id)
+        } else {
+            place(&self.config, id)
+        }
     }
 
     /// Returns the parts of the linear layer at `place`, if it is quantized.
@@ -95,6 +122,16 @@ impl SafetensorsSource {
         }
     }
 
+    /// Returns the block of experts with the tensor `id`, if the files have such blocks.
+    fn interleaved(&self, id: TensorId) -> Option<InterleavedExperts<'_>> {
+        match self.experts {
+            ExpertLayout::Interleaved { are_mxfp4 } => {
+                InterleavedExperts::of(&self.shards, &self.config, are_mxfp4, id)
+            }
+            ExpertLayout::Separate | ExpertLayout::Stacked => None,
+        }
+    }
+
     pub(crate) fn shards(&self) -> &Shards {
         &self.shards
     }
@@ -103,6 +140,10 @@ impl SafetensorsSource {
         let refuse = |source| SafetensorsSourceError::Layout { path: self.directory.clone(), source };
         let (mut matrices, mut known) = (Vec::new(), HashSet::new());
         for id in self.expected(biased) {
+            if let Some(experts) = self.interleaved(id) {
+                known.extend(experts.check().map_err(refuse)?);
+                continue;
+            }
             let place = self.place(id);
             match self.parts(&place).map_err(refuse)? {
                 Some(_) => known.extend(part_names(&place)),
@@ -159,8 +200,11 @@ impl WeightSource for SafetensorsSource {
         if self.config.tied_head && id == TensorId::Weight(0, Target::LmHead) {
             return None;
         }
+        // Experts and parts were checked when the files were opened.
+        if let Some(experts) = self.interleaved(id) {
+            return experts.tensor();
+        }
         let place = self.place(id);
-        // The parts were checked when the files were opened.
         if let Some(parts) = self.parts(&place).ok().flatten() {
             return Some(parts.tensor(place.rows()));
         }
@@ -176,6 +220,9 @@ impl WeightSource for SafetensorsSource {
     }
 
     fn kind(&self, id: TensorId) -> Option<TensorType> {
+        if let Some(experts) = self.interleaved(id) {
+            return experts.kind();
+        }
         match self.parts(&self.place(id)).ok().flatten() {
             Some(parts) => Some(parts.kind()),
             None => self.tensor(id).map(|tensor| tensor.kind),
@@ -183,6 +230,9 @@ impl WeightSource for SafetensorsSource {
     }
 
     fn release(&self, id: TensorId) {
+        if let Some(experts) = self.interleaved(id) {
+            return experts.names().iter().for_each(|name| self.shards.release(name));
+        }
         let place = self.place(id);
         self.shards.release(&place.tensor);
         part_names(&place).for_each(|part| self.shards.release(&part));

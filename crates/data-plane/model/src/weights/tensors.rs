@@ -5,9 +5,9 @@ use std::sync::Arc;
 use kernels::{Arena, PackError, PackedMatrix, TensorType, quant::dequantize_row};
 
 use crate::{
-    forward::{ModelContext, Norms},
+    forward::{AttentionConstants, ModelContext, Norms, Router},
     shape::{
-        layout::{router, tensor_shape},
+        layout::{router, router_bias, sinks, tensor_shape},
         rope::RopeTable,
         source::{Target, Tensor, TensorId, WeightSource},
     },
@@ -78,7 +78,7 @@ pub(crate) fn read_vector(
     Ok(Some(values))
 }
 
-/// Reads the bias of the layer with the weights `id`, if it has one; experts have none.
+/// Reads the bias of the layer with the weights `id`, if it has one.
 pub(crate) fn read_bias(
     source: &dyn WeightSource,
     id: TensorId,
@@ -86,6 +86,9 @@ pub(crate) fn read_bias(
 ) -> Result<Option<Vec<f32>>, WeightsError> {
     match id {
         TensorId::Weight(layer, target) => read_vector(source, TensorId::Bias(layer, target), length),
+        TensorId::Expert(layer, expert, part) if source.config().traits.expert_biases => {
+            read_vector(source, TensorId::ExpertBias(layer, expert, part), length)
+        }
         _ => Ok(None),
     }
 }
@@ -98,15 +101,23 @@ pub(crate) fn read_bias(
 pub(crate) fn load_frame(source: &dyn WeightSource) -> Result<ModelContext, WeightsError> {
     let config = source.config().clone();
     let routers = (0..config.layers).map(|layer| load_router(source, layer)).collect::<Result<_, _>>()?;
-    let key_origins = load_key_origins(source)?;
-    Ok(ModelContext::new(config, load_norms(source)?, routers, key_origins))
+    let attention = AttentionConstants { key_origins: load_key_origins(source)?, sinks: load_sinks(source)? };
+    Ok(ModelContext::new(config, load_norms(source)?, routers, attention))
 }
 
-/// Reads the [origins](ModelContext::key_origins) of keys; none if keys are normed after their bias, or if a
-/// cap bends scores.
+/// Reads the sinks of each layer; none in models without.
+fn load_sinks(source: &dyn WeightSource) -> Result<Vec<Vec<f32>>, WeightsError> {
+    let config = source.config();
+    let ids = (0..config.layers).filter_map(|layer| sinks(config, layer));
+    let of = |id| read_vector(source, id, config.heads)?.ok_or(WeightsError::Missing(id));
+    ids.map(of).collect()
+}
+
+/// Reads the [origins](AttentionConstants::key_origins) of keys; none if keys are normed after their bias, if
+/// a cap bends scores, or if heads have sinks.
 fn load_key_origins(source: &dyn WeightSource) -> Result<Vec<Vec<f32>>, WeightsError> {
     let config = source.config();
-    if config.qk_norm || config.traits.score_cap.is_some() {
+    if config.qk_norm || config.traits.score_cap.is_some() || config.traits.sinks {
         return Ok(Vec::new());
     }
     let rope = RopeTable::new(config);
@@ -119,14 +130,17 @@ fn load_key_origins(source: &dyn WeightSource) -> Result<Vec<Vec<f32>>, WeightsE
 }
 
 /// Reads and packs the router of a block with experts; the router is kept in 32 bits for every stored type.
-fn load_router(source: &dyn WeightSource, layer: usize) -> Result<Option<Arc<PackedMatrix>>, WeightsError> {
+fn load_router(source: &dyn WeightSource, layer: usize) -> Result<Option<Router>, WeightsError> {
     let Some(id) = router(source.config(), layer) else { return Ok(None) };
     let Tensor { kind, rows, cols, data } = read_matrix(source, id)?;
     let mut values = vec![0.0; rows * cols];
     dequantize_row(kind, &data, &mut values);
     let bytes: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
     let matrix = PackedMatrix::pack(TensorType::F32, &bytes, rows, cols);
-    matrix.map(|matrix| Some(Arc::new(matrix))).map_err(|source| WeightsError::Pack { id, source })
+    let matrix = matrix.map_err(|source| WeightsError::Pack { id, source })?;
+    let bias = router_bias(source.config(), layer)
+        .map(|id| read_vector(source, id, rows)?.ok_or(WeightsError::Missing(id)));
+    Ok(Some(Router { matrix: Arc::new(matrix), bias: bias.transpose()? }))
 }
 
 /// Reads the norms of a model.

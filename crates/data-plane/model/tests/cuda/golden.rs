@@ -1,6 +1,13 @@
 //! Logits and greedy tokens of Hugging Face transformers and PEFT.
 
-use model::{adapter::Scales, cuda::Graphs, resident::KvDtype};
+use std::path::Path;
+
+use model::{
+    adapter::Scales,
+    cuda::{CudaWeights, Graphs},
+    resident::KvDtype,
+    sources::open::open,
+};
 
 use crate::{
     golden_support::{RealGolden, check_all, check_classification, check_embeddings, generate, read},
@@ -16,13 +23,24 @@ fn the_device_gives_the_logits_and_tokens_of_transformers() {
         _ if name.contains("f16") => 0.03,
         _ => 1e-3,
     };
-    let load = |path: &_| at(&cuda, path, KvDtype::Auto, Graphs::Use);
+    let load = |path: &Path| {
+        let has_sinks = open(path).unwrap().config().traits.sinks;
+        (!has_sinks).then(|| at(&cuda, path, KvDtype::Auto, Graphs::Use))
+    };
     check_all(&golden(""), tolerance, load, |pass, _, asked| {
         // The device computes neither biases, nor a DoRA over layers with biases, nor adapters of experts.
         let has_offsets = asked.scales.as_ref().is_some_and(Scales::have_offsets);
         let is_computed = !has_offsets && !asked.adapter.changes_experts();
         is_computed.then(|| brought(pass, asked.prepared(pass.config(), pass.adapter_precision())))
     });
+}
+
+#[test]
+fn a_model_that_only_a_cpu_computes_is_refused_by_name() {
+    let Some(cuda) = device() else { return };
+    let source = open(&golden("models/gptoss-mxfp4")).unwrap();
+    let error = CudaWeights::load(&*source, &cuda, 1, &|_| {}).unwrap_err().to_string();
+    assert!(error.contains("sinks") && error.contains("--device cpu"), "{error}");
 }
 
 #[test]

@@ -167,14 +167,14 @@ fn check<P: ForwardPass<Adapter = PreparedAdapter>>(
 pub(crate) fn check_all<P: ForwardPass<Adapter = PreparedAdapter>>(
     golden: &Path,
     tolerance: impl Fn(&str) -> f32,
-    load: impl Fn(&Path) -> P,
+    load: impl Fn(&Path) -> Option<P>,
     prepare: impl Fn(&P, &Path, GoldenAdapter) -> Option<Arc<PreparedAdapter>>,
 ) {
     let index: Index = read(&golden.join("index.json"));
     for model in &index.models {
         let name = &model.name;
         let (path, expected) = (golden.join("models").join(name), golden.join("expected").join(name));
-        let (mut pass, tolerance) = (load(&path), tolerance(name));
+        let (Some(mut pass), tolerance) = (load(&path), tolerance(name)) else { continue };
         check(&mut pass, None, &expected.join("base.json"), tolerance);
         for (file, adapter) in model.all(golden) {
             let Some(prepared) = prepare(&pass, &path, GoldenAdapter::of(&path, adapter)) else { continue };

@@ -14,10 +14,10 @@ use model::{
     precision::Precision,
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
     shape::{
-        config::ModelConfig,
+        config::{ModelConfig, RopeScaling},
         experts::{ExpertId, ExpertPart, Experts},
         layout::{model_groups, required_tensors},
-        source::{Tensor, TensorId, WeightSource},
+        source::{Target, Tensor, TensorId, WeightSource},
     },
     sources::{
         dequantized::Dequantized,
@@ -36,7 +36,7 @@ fn open_gguf(writer: &GgufWriter) -> Result<GgufSource, GgufSourceError> {
 }
 
 /// GGUF's codes of the weight formats, except 32-bit floats.
-const KINDS: [(TensorType, u32); 10] = [
+const KINDS: [(TensorType, u32); 11] = [
     (TensorType::F16, 1),
     (TensorType::Bf16, 30),
     (TensorType::Q4_0, 2),
@@ -47,29 +47,39 @@ const KINDS: [(TensorType, u32); 10] = [
     (TensorType::Q4K, 12),
     (TensorType::Q5K, 13),
     (TensorType::Q6K, 14),
+    (TensorType::Mxfp4, 39),
 ];
 
-fn gguf_name(id: TensorId) -> String {
-    use model::shape::source::Target;
+fn gguf_name(config: &ModelConfig, id: TensorId) -> String {
+    let of_expert = |part| match part {
+        ExpertPart::Gate => "ffn_gate_exps",
+        ExpertPart::Up => "ffn_up_exps",
+        ExpertPart::Down => "ffn_down_exps",
+    };
+    let of_attention = |target| match target {
+        Target::Q => "attn_q",
+        Target::K => "attn_k",
+        Target::V => "attn_v",
+        Target::O => "attn_output",
+        other => panic!("a mixture has no {other:?}"),
+    };
     let (layer, name) = match id {
         TensorId::TokenEmbedding => return "token_embd.weight".to_owned(),
         TensorId::OutputNorm => return "output_norm.weight".to_owned(),
         TensorId::Weight(_, Target::LmHead) => return "output.weight".to_owned(),
         TensorId::AttentionNorm(layer) => (layer, "attn_norm"),
+        TensorId::FeedForwardNorm(layer) if config.traits.sinks => (layer, "post_attention_norm"),
         TensorId::FeedForwardNorm(layer) => (layer, "ffn_norm"),
         TensorId::QueryNorm(layer) => (layer, "attn_q_norm"),
         TensorId::KeyNorm(layer) => (layer, "attn_k_norm"),
-        TensorId::Router(layer) => (layer, "ffn_gate_inp"),
-        TensorId::Weight(layer, Target::Q) => (layer, "attn_q"),
-        TensorId::Weight(layer, Target::K) => (layer, "attn_k"),
-        TensorId::Weight(layer, Target::V) => (layer, "attn_v"),
-        TensorId::Weight(layer, Target::O) => (layer, "attn_output"),
-        TensorId::Expert(layer, _, ExpertPart::Gate) => (layer, "ffn_gate_exps"),
-        TensorId::Expert(layer, _, ExpertPart::Up) => (layer, "ffn_up_exps"),
-        TensorId::Expert(layer, _, ExpertPart::Down) => (layer, "ffn_down_exps"),
+        TensorId::Sinks(layer) => (layer, "attn_sinks"),
+        TensorId::Router(layer) | TensorId::RouterBias(layer) => (layer, "ffn_gate_inp"),
+        TensorId::Weight(layer, target) | TensorId::Bias(layer, target) => (layer, of_attention(target)),
+        TensorId::Expert(layer, _, part) | TensorId::ExpertBias(layer, _, part) => (layer, of_expert(part)),
         other => panic!("a mixture has no {other:?}"),
     };
-    format!("blk.{layer}.{name}.weight")
+    let is_bias = matches!(id, TensorId::Bias(..) | TensorId::RouterBias(_) | TensorId::ExpertBias(..));
+    format!("blk.{layer}.{name}.{}", if is_bias { "bias" } else { "weight" })
 }
 
 fn code(kind: TensorType) -> u32 {
@@ -100,32 +110,65 @@ fn converted(source: &dyn WeightSource, architecture: &str, layers: usize) -> Gg
     writer = writer
         .f32(&key("attention.layer_norm_rms_epsilon"), config.norm_eps)
         .f32(&key("rope.freq_base"), config.rope.theta);
-    for id in required_tensors(&config, &[]) {
+    for id in required_tensors(&config, biased(&config)) {
         let Tensor { kind, rows, cols, data } = source.tensor(id).unwrap();
         let mut data = data.into_owned();
-        let is_turned = matches!(gguf_name(id).rsplit('.').nth(1), Some("attn_q" | "attn_k"));
+        let name = gguf_name(&config, id);
+        let is_turned = matches!(name.rsplit('.').nth(1), Some("attn_q" | "attn_k"));
         if architecture == "llama" && is_turned {
             data = interleave(&data, data.len() / rows, config.head_dim);
         }
         writer = match id {
             TensorId::Expert(_, ExpertId(0), _) => {
                 let dims = [cols, rows, experts.count].map(|size| size as u64);
-                writer.tensor(gguf_name(id), &dims, code(kind), data)
+                writer.tensor(name, &dims, code(kind), data)
             }
-            TensorId::Expert(..) => writer.bend(&gguf_name(id), |stack| stack.data.extend(&data)),
-            _ if rows == 1 => writer.tensor(gguf_name(id), &[cols as u64], code(kind), data),
-            _ => writer.tensor(gguf_name(id), &[cols as u64, rows as u64], code(kind), data),
+            TensorId::ExpertBias(_, ExpertId(0), _) => {
+                writer.tensor(name, &[cols as u64, experts.count as u64], code(kind), data)
+            }
+            TensorId::Expert(..) | TensorId::ExpertBias(..) => {
+                writer.bend(&name, |stack| stack.data.extend(&data))
+            }
+            _ if rows == 1 => writer.tensor(name, &[cols as u64], code(kind), data),
+            _ => writer.tensor(name, &[cols as u64, rows as u64], code(kind), data),
         };
     }
     writer
 }
 
+/// Linear layers of attention with a bias.
+fn biased(config: &ModelConfig) -> &'static [Target] {
+    if config.traits.sinks { &[Target::Q, Target::K, Target::V, Target::O] } else { &[] }
+}
+
 fn same_tensors(source: &dyn WeightSource, gguf: &GgufSource) {
-    let ids: Vec<TensorId> = required_tensors(gguf.config(), &[]).collect();
+    let ids: Vec<TensorId> = required_tensors(gguf.config(), biased(gguf.config())).collect();
     for id in ids {
         assert_eq!(source.tensor(id), gguf.tensor(id), "{id:?}");
         assert_eq!(source.kind(id), gguf.kind(id), "{id:?}");
         gguf.release(id);
+    }
+}
+
+#[test]
+fn gpt_oss_in_a_directory_and_in_a_gguf_file_is_one_model() {
+    for (model, kind) in [("gptoss", TensorType::F32), ("gptoss-mxfp4", TensorType::Mxfp4)] {
+        let directory = open(&golden("models").join(model)).unwrap();
+        assert_eq!(directory.kind(TensorId::Expert(1, ExpertId(3), ExpertPart::Up)), Some(kind));
+        let RopeScaling::Yarn { factor, beta_fast, original_context, .. } = directory.config().rope.scaling
+        else {
+            panic!("gpt-oss scales by YaRN")
+        };
+        let window = directory.config().sliding_window.unwrap();
+        let writer = converted(&*directory, "gpt-oss", 3)
+            .u32("gpt-oss.attention.sliding_window", window as u32)
+            .text("gpt-oss.rope.scaling.type", "yarn")
+            .f32("gpt-oss.rope.scaling.factor", factor)
+            .f32("gpt-oss.rope.scaling.yarn_beta_fast", beta_fast)
+            .u32("gpt-oss.rope.scaling.original_context_length", original_context as u32);
+        let gguf = open_gguf(&writer).unwrap();
+        same_tensors(&*directory, &gguf);
+        assert_eq!(directory.config(), gguf.config());
     }
 }
 
@@ -199,7 +242,13 @@ impl WeightSource for ExpertFormatSource {
         let bytes = rows * self.kind.row_bytes(cols).unwrap();
         let salt = format!("{id:?}").bytes().map(usize::from).sum::<usize>();
         // Small bytes give small floats of any width.
-        let data: Vec<u8> = (0..bytes).map(|at| ((at * 31 + at / 7 + salt) % 0x2C) as u8).collect();
+        let mut data: Vec<u8> = (0..bytes).map(|at| ((at * 31 + at / 7 + salt) % 0x2C) as u8).collect();
+        if self.kind == TensorType::Mxfp4 {
+            // The first byte of a block is the exponent of a power of two, with 127 for 1.
+            data.iter_mut()
+                .step_by(self.kind.block_bytes())
+                .for_each(|exponent| *exponent = 120 + *exponent % 4);
+        }
         Some(Tensor { kind: self.kind, rows, cols, data: Cow::Owned(data) })
     }
 
@@ -287,7 +336,7 @@ fn experts_that_share_a_tensor_in_a_directory_are_the_same_experts() {
 }
 
 fn hf_name(id: TensorId) -> String {
-    use model::{shape::source::Target, sources::hf_names::module_name};
+    use model::sources::hf_names::module_name;
     let norm = |layer: usize, name: &str| format!("model.layers.{layer}.{name}.weight");
     match id {
         TensorId::TokenEmbedding => "model.embed_tokens.weight".to_owned(),

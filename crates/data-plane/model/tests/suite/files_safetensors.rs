@@ -207,10 +207,25 @@ fn rope_is_read_in_the_old_form_and_the_new_or_refused_by_name() {
     assert_eq!(config_with(&json!({"rope_theta": 1e6})).rope.theta, 1e6);
     assert_eq!(config_with(&json!({"rope_theta": null})).rope.theta, 10_000.0);
 
-    for other in ["yarn", "dynamic", "longrope"] {
+    for other in ["dynamic", "longrope"] {
         refused(&json!({"rope_scaling": {"rope_type": other, "factor": 2.0}}), &["rope_type", other]);
     }
     refused(&json!({"rope_scaling": {"type": "linear"}}), &["rope_scaling.factor", "missing"]);
+    let mut yarn =
+        json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256, "beta_fast": 16});
+    let config = config_with(&json!({ "rope_scaling": yarn }));
+    let expected = RopeScaling::Yarn {
+        factor: 4.0,
+        beta_fast: 16.0,
+        beta_slow: 1.0,
+        original_context: 256.0,
+        truncate: true,
+    };
+    assert_eq!((config.rope.scaling, config.traits.rotary_magnitude), (expected, Some(1.138_629_4)));
+    yarn["attention_factor"] = json!(1.5);
+    assert_eq!(config_with(&json!({ "rope_scaling": yarn })).traits.rotary_magnitude, Some(1.5));
+    yarn["mscale"] = json!(1.0);
+    refused(&json!({ "rope_scaling": yarn }), &["rope_scaling.mscale", "1.0"]);
     for option in ["low_freq_factor", "high_freq_factor", "original_max_position_embeddings"] {
         let mut broken = llama3.clone();
         broken.as_object_mut().unwrap().remove(option);

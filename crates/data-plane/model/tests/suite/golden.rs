@@ -61,11 +61,14 @@ fn every_model_and_adapter_gives_the_logits_and_tokens_of_transformers() {
     // 16-bit weights have 16-bit activations, and 4-bit or 8-bit ones rounded activations; all others must
     // agree to 1e-3.
     let tolerance = |name: &str| match name {
-        _ if name.contains("gptq") || name.contains("awq") => 0.3,
+        _ if ["gptq", "awq"].iter().any(|part| name.contains(part)) => 0.3,
+        // Its gates are steep, so that some exceed their limit.
+        _ if name.contains("mxfp4") => 1.0,
         _ if name.contains("bf16") => 0.15,
         _ => 1e-3,
     };
-    check_all(&golden(""), tolerance, resident, |_, model, asked| Some(prepared(model, asked)));
+    let load = |model: &Path| Some(resident(model));
+    check_all(&golden(""), tolerance, load, |_, model, asked| Some(prepared(model, asked)));
 }
 
 #[test]
@@ -83,7 +86,7 @@ fn quantized_layers_are_the_weights_that_they_stand_for() {
     let load = |path: &Path| {
         let source = Dequantized(open(path).unwrap());
         let options = ResidentOptions { cores: vec![0], kv_bytes: 16 << 20, kv_dtype: KvDtype::F32 };
-        ResidentModel::new(LoadedWeights::load(&source, 1).unwrap(), &options).unwrap()
+        Some(ResidentModel::new(LoadedWeights::load(&source, 1).unwrap(), &options).unwrap())
     };
     // No rounding, also of adapters.
     let exact = |_: &ResidentModel, model: &Path, asked: GoldenAdapter| {

@@ -49,8 +49,8 @@ impl WeightSource for LoudKeys {
     }
 }
 
-fn logits(more: f32, kv_dtype: KvDtype) -> Vec<f32> {
-    let source = LoudKeys { source: open(&golden("models/qwen2-bias")).unwrap(), more };
+fn logits(model: &str, more: f32, kv_dtype: KvDtype) -> Vec<f32> {
+    let source = LoudKeys { source: open(&golden("models").join(model)).unwrap(), more };
     let weights = LoadedWeights::load(&source, 1).unwrap();
     let options = ResidentOptions { cores: Vec::new(), kv_bytes: 4 << 20, kv_dtype };
     let mut model = ResidentModel::new(weights, &options).unwrap();
@@ -75,13 +75,25 @@ fn squares(one: &[f32], other: &[f32]) -> f64 {
 
 #[test]
 fn large_biases_of_keys_take_no_bits_from_a_small_kv_cache() {
-    let quiet = logits(0.0, KvDtype::F32);
-    let loud = logits(60.0, KvDtype::F32);
+    let quiet = logits("qwen2-bias", 0.0, KvDtype::F32);
+    let loud = logits("qwen2-bias", 60.0, KvDtype::F32);
     assert!(squares(&quiet, &loud) > 1e-6, "rotation moves the larger bias a little");
     for (kv_dtype, most) in [(KvDtype::Int8, 2.0), (KvDtype::Bf16, 2.0)] {
-        let without = squares(&logits(0.0, kv_dtype), &quiet);
-        let with = squares(&logits(60.0, kv_dtype), &loud);
+        let without = squares(&logits("qwen2-bias", 0.0, kv_dtype), &quiet);
+        let with = squares(&logits("qwen2-bias", 60.0, kv_dtype), &loud);
         println!("{kv_dtype:?}: {without:.2e} with small biases, {with:.2e} with large ones");
         assert!(with < most * without, "{kv_dtype:?}: {without:.2e} became {with:.2e}");
+    }
+}
+
+#[test]
+fn beside_sinks_a_small_kv_cache_keeps_biases_in_its_keys() {
+    // A key without its bias would have another score relative to the sink.
+    let whole = logits("gptoss", 4.0, KvDtype::F32);
+    for kv_dtype in [KvDtype::Int8, KvDtype::Bf16] {
+        let error =
+            squares(&logits("gptoss", 4.0, kv_dtype), &whole) / squares(&whole, &vec![0.0; whole.len()]);
+        println!("{kv_dtype:?}: {error:.2e} of the logits' squares");
+        assert!(error < 1e-2, "{kv_dtype:?}: {error:.2e}");
     }
 }

@@ -19,7 +19,7 @@ use crate::golden_support::{GoldenAdapter, summed};
 
 /// Models with 32-bit and 16-bit weights, with biases, head norms and windows in some layers, of other
 /// families, and with experts; some are also computed in bf16, as their names say.
-const MODELS: [&str; 19] = [
+const MODELS: [&str; 22] = [
     "llama-tied",
     "llama-bf16",
     "qwen2-f16",
@@ -35,10 +35,13 @@ const MODELS: [&str; 19] = [
     "mixtral",
     "mixtral-bf16",
     "qwen3moe",
+    "gptoss",
+    "gptoss-mxfp4",
     "llama-tied, in bf16",
     "qwen2-f16, in bf16",
     "gemma3-bf16, in bf16",
     "mixtral-bf16, in bf16",
+    "gptoss-mxfp4, in bf16",
 ];
 
 /// Returns the folder's name and the precision of a model in [`MODELS`].

@@ -24,8 +24,16 @@ use model::{
 use types::BlockId;
 
 /// Models with 32-bit and 16-bit weights, with biases, with head norms and with experts.
-const MODELS: [&str; 7] =
-    ["llama-tied", "llama-bf16", "qwen2-bias", "qwen2-f16", "qwen3-qknorm", "mixtral-bf16", "qwen3moe"];
+const MODELS: [&str; 8] = [
+    "llama-tied",
+    "llama-bf16",
+    "qwen2-bias",
+    "qwen2-f16",
+    "qwen3-qknorm",
+    "mixtral-bf16",
+    "qwen3moe",
+    "gptoss",
+];
 
 fn resident_of(source: &(dyn WeightSource + Sync)) -> ResidentModel {
     let weights = LoadedWeights::load(source, 1).unwrap();
@@ -76,6 +84,7 @@ fn plain(name: &str, site: SiteId) -> (Vec<f32>, Vec<f32>) {
         let none = || vec![0.0; tensor_shape(source.config(), id)[0]];
         let bias = match id {
             TensorId::Weight(layer, target) => floats(TensorId::Bias(layer, target)),
+            TensorId::Expert(layer, expert, part) => floats(TensorId::ExpertBias(layer, expert, part)),
             _ => None,
         };
         biases.extend(bias.unwrap_or_else(none));

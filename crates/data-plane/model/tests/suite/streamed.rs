@@ -113,8 +113,10 @@ fn bounds(source: &StreamedSource, directory: &Path) -> [u64; 3] {
 fn a_streamed_model_gives_the_bits_of_a_resident_one_under_any_bound() {
     let models =
         ["llama-tied", "llama-bf16", "llama-sharded", "mistral-window", "qwen2-bias", "qwen3-qknorm"];
-    for name in
-        models.into_iter().chain(["granite", "olmo2", "phi3", "gemma2", "gemma3", "mixtral", "qwen3moe"])
+    for name in models
+        .into_iter()
+        .chain(["granite", "olmo2", "phi3", "gemma2", "gemma3", "mixtral", "qwen3moe"])
+        .chain(["gptoss", "gptoss-mxfp4"])
     {
         let source = open(&golden("models").join(name)).unwrap();
         let adapters = adapters(name, &*source);

@@ -163,7 +163,7 @@ fn off(got: &[f32], wanted: &[f32]) -> f32 {
     if largest == 0.0 { off } else { off / largest }
 }
 
-const MODELS: [&str; 13] = [
+const MODELS: [&str; 14] = [
     "llama-tied",
     "llama-rope3",
     "mistral-window",
@@ -177,6 +177,7 @@ const MODELS: [&str; 13] = [
     "mixtral",
     "qwen3moe",
     "qwen3moe-steps",
+    "gptoss",
 ];
 
 /// Replaces the gradients of A of layers with a common input, where PEFT has one matrix, by their sum.
@@ -208,7 +209,7 @@ fn cases() -> Vec<(String, PathBuf)> {
         for method in ["lora", "lora-all", "rslora", "ia3", "prefix", "lm-head"] {
             let case = training.join(model).join(method);
             // In mixtures attention learns, and in plain feed-forward blocks also the scaled vectors.
-            if case.exists() || !["mixtral", "qwen3moe", "qwen3moe-steps"].contains(&model) {
+            if case.exists() || !["mixtral", "qwen3moe", "qwen3moe-steps", "gptoss"].contains(&model) {
                 cases.push((model.to_owned(), case));
             }
         }

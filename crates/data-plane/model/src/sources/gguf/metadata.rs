@@ -8,6 +8,7 @@ use crate::{
     shape::{
         config::{ArchFlags, ModelConfig, Rope, RopeScaling},
         experts::Experts,
+        rope::yarn_magnitude,
     },
     sources::{families, family::Family, gemma},
 };
@@ -144,8 +145,9 @@ impl<'a> GgufMetadata<'a> {
             count: self.required(EXPERTS)?,
             chosen: self.required("expert_used_count")?,
             width,
-            // llama.cpp assumes true for both families if the file has no value.
-            normalized: self.file.bool(&self.key("expert_weights_norm"))?.unwrap_or(true),
+            // llama.cpp assumes true if the file has no value, and gpt-oss weighs its chosen experts alone.
+            normalized: self.family == Family::GptOss
+                || self.file.bool(&self.key("expert_weights_norm"))?.unwrap_or(true),
             dense_layers: Vec::new(),
         }))
     }
@@ -174,6 +176,7 @@ impl<'a> GgufMetadata<'a> {
                 theta: self.number("rope.freq_base")?.unwrap_or(if is_gemma3 { 1e6 } else { 1e4 }),
                 scaling: match &longrope {
                     Some(longrope) => RopeScaling::Factors(longrope.factors.clone()),
+                    None if self.family == Family::GptOss => self.yarn()?,
                     None => self.scaling()?,
                 },
             },
@@ -185,6 +188,7 @@ impl<'a> GgufMetadata<'a> {
             },
             sliding_window: match self.family {
                 Family::Gemma2 => Some(self.window()?.unwrap_or(4096)),
+                Family::GptOss => Some(self.window()?.unwrap_or(families::GPT_OSS_WINDOW)),
                 _ => self.window()?,
             },
             traits: match self.family {
@@ -196,6 +200,7 @@ impl<'a> GgufMetadata<'a> {
                 }
                 Family::Gemma2 => self.gemma2(hidden_size, heads, layers)?,
                 Family::Gemma3 => self.gemma3(hidden_size, heads, layers)?,
+                Family::GptOss => self.gpt_oss(layers)?,
                 _ => ArchFlags::default(),
             },
             experts: self.experts()?,
@@ -211,6 +216,33 @@ impl<'a> GgufMetadata<'a> {
             given("residual_scale")?,
             given("logit_scale")?,
         ]))
+    }
+
+    fn gpt_oss(&self, layers: usize) -> Result<ArchFlags, GgufSourceError> {
+        let traits = families::gpt_oss(families::SWIGLU_LIMIT, gemma::every(gemma::PATTERN_2, layers));
+        let magnitude = yarn_magnitude(self.number("rope.scaling.factor")?.unwrap_or(1.0));
+        Ok(ArchFlags { rotary_magnitude: Some(magnitude).filter(|&magnitude| magnitude != 1.0), ..traits })
+    }
+
+    /// Returns the scaling of gpt-oss. Files do not state the turns of the ramp, which are those of the
+    /// published configuration.
+    fn yarn(&self) -> Result<RopeScaling, GgufSourceError> {
+        let required = |name: &str| self.number(name)?.ok_or_else(|| self.missing(self.key(name)));
+        match self.file.str(&self.key("rope.scaling.type"))? {
+            Some("yarn") => {}
+            other => {
+                let found = other.unwrap_or("none").escape_debug();
+                return Err(self.unsupported(format!("rope scaling of type \"{found}\" in gpt-oss")));
+            }
+        }
+        Ok(RopeScaling::Yarn {
+            factor: required("rope.scaling.factor")?,
+            beta_fast: self.number("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
+            beta_slow: self.number("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
+            // Counts in metadata are far below 2^24, up to which f32 is exact.
+            original_context: self.required("rope.scaling.original_context_length")? as f32,
+            truncate: false,
+        })
     }
 
     fn gemma3(&self, hidden_size: usize, heads: usize, layers: usize) -> Result<ArchFlags, GgufSourceError> {

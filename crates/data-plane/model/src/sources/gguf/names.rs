@@ -12,15 +12,15 @@ use crate::{
 
 pub(super) fn place(config: &ModelConfig, id: TensorId) -> TensorLocation {
     match (id, &config.experts) {
-        (TensorId::Expert(_, expert, part), Some(experts)) => {
+        (TensorId::Expert(_, expert, part) | TensorId::ExpertBias(_, expert, part), Some(experts)) => {
             let group = match part {
                 ExpertPart::Gate | ExpertPart::Up => LinearGroup::ExpertGateUp(expert),
                 ExpertPart::Down => LinearGroup::ExpertDown(expert),
             };
             let nth = (usize::from(expert.0), experts.count);
-            TensorLocation::stacked(config, (id, group), tensor_name(id), nth)
+            TensorLocation::stacked(config, (id, group), tensor_name(config, id), nth)
         }
-        _ => TensorLocation::of(config, id, || tensor_name(id), fused_name),
+        _ => TensorLocation::of(config, id, || tensor_name(config, id), fused_name),
     }
 }
 
@@ -38,11 +38,15 @@ pub(crate) fn fused_name(layer: usize, group: LinearGroup) -> String {
     format!("blk.{layer}.{name}")
 }
 
-pub(crate) fn tensor_name(id: TensorId) -> String {
+pub(crate) fn tensor_name(config: &ModelConfig, id: TensorId) -> String {
     match id {
         TensorId::TokenEmbedding => "token_embd.weight".to_owned(),
         TensorId::OutputNorm => "output_norm.weight".to_owned(),
         TensorId::AttentionNorm(layer) => format!("blk.{layer}.attn_norm.weight"),
+        // Files of gpt-oss name this norm after its place behind attention.
+        TensorId::FeedForwardNorm(layer) if config.traits.sinks => {
+            format!("blk.{layer}.post_attention_norm.weight")
+        }
         TensorId::FeedForwardNorm(layer) => format!("blk.{layer}.ffn_norm.weight"),
         TensorId::AttentionUpdateNorm(layer) => format!("blk.{layer}.post_attention_norm.weight"),
         TensorId::FeedForwardUpdateNorm(layer) => format!("blk.{layer}.post_ffw_norm.weight"),
@@ -50,12 +54,22 @@ pub(crate) fn tensor_name(id: TensorId) -> String {
         TensorId::KeyNorm(layer) => format!("blk.{layer}.attn_k_norm.weight"),
         TensorId::Weight(layer, target) => format!("{}.weight", linear_name(layer, target)),
         TensorId::Bias(layer, target) => format!("{}.bias", linear_name(layer, target)),
+        TensorId::Sinks(layer) => format!("blk.{layer}.attn_sinks.weight"),
         TensorId::Router(layer) => format!("blk.{layer}.ffn_gate_inp.weight"),
-        // One tensor holds all experts.
-        TensorId::Expert(layer, _, ExpertPart::Gate) => format!("blk.{layer}.ffn_gate_exps.weight"),
-        TensorId::Expert(layer, _, ExpertPart::Up) => format!("blk.{layer}.ffn_up_exps.weight"),
-        TensorId::Expert(layer, _, ExpertPart::Down) => format!("blk.{layer}.ffn_down_exps.weight"),
+        TensorId::RouterBias(layer) => format!("blk.{layer}.ffn_gate_inp.bias"),
+        TensorId::Expert(layer, _, part) => format!("{}.weight", experts_name(layer, part)),
+        TensorId::ExpertBias(layer, _, part) => format!("{}.bias", experts_name(layer, part)),
     }
+}
+
+/// Returns the name of a linear layer of all experts, which one tensor holds.
+fn experts_name(layer: usize, part: ExpertPart) -> String {
+    let part = match part {
+        ExpertPart::Gate => "gate",
+        ExpertPart::Up => "up",
+        ExpertPart::Down => "down",
+    };
+    format!("blk.{layer}.ffn_{part}_exps")
 }
 
 pub(crate) fn linear_name(layer: usize, target: Target) -> String {

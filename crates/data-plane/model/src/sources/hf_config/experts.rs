@@ -14,6 +14,14 @@ impl RawHfConfig {
                 normalized: true,
                 dense_layers: Vec::new(),
             })),
+            Family::GptOss => Ok(Some(Experts {
+                count: count.unwrap_or(128),
+                chosen: self.num_experts_per_tok.unwrap_or(4),
+                width: self.intermediate_size.ok_or(HfConfigError::Missing("intermediate_size"))?,
+                // A softmax of the chosen logits alone is a softmax of all, divided by the sum of the chosen.
+                normalized: true,
+                dense_layers: Vec::new(),
+            })),
             Family::Qwen3Moe => Ok(Some(Experts {
                 count: count.unwrap_or(128),
                 chosen: self.num_experts_per_tok.unwrap_or(8),

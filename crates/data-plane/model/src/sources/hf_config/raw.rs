@@ -4,7 +4,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use super::{HfConfigError, unsupported};
-use crate::shape::config::RopeScaling;
+use crate::shape::{config::RopeScaling, rope::yarn_magnitude};
 
 /// Options of a `config.json`. Missing values mean the defaults of transformers' configuration classes.
 #[derive(Debug, Deserialize)]
@@ -62,6 +62,8 @@ pub(super) struct RawHfConfig {
     pub(super) norm_topk_prob: Option<bool>,
     pub(super) decoder_sparse_step: Option<usize>,
     pub(super) mlp_only_layers: Option<Vec<usize>>,
+    /// Limit of the gate's inputs in gpt-oss.
+    pub(super) swiglu_limit: Option<f32>,
     pub(super) quantization_config: Option<Value>,
 }
 
@@ -85,6 +87,14 @@ pub(super) struct RawRope {
     /// Divisors of longrope for sequences within the original context.
     pub(super) short_factor: Option<Vec<f32>>,
     pub(super) attention_factor: Option<f32>,
+    /// Turns of YaRN's ramp.
+    pub(super) beta_fast: Option<f32>,
+    pub(super) beta_slow: Option<f32>,
+    /// Whether YaRN's ramp begins and ends at whole features; true by default.
+    pub(super) truncate: Option<bool>,
+    /// Other form of YaRN's factor of rotated features.
+    pub(super) mscale: Option<f32>,
+    pub(super) mscale_all_dim: Option<f32>,
     /// Separate parameters by kind of layer, in place of all other fields.
     pub(super) full_attention: Option<Box<RawRope>>,
     pub(super) sliding_attention: Option<Box<RawRope>>,
@@ -112,6 +122,30 @@ impl RawRope {
         self.rope_type.as_deref().or(self.legacy_type.as_deref())
     }
 
+    /// Returns YaRN's factor of rotated features, or `None` for other types.
+    pub(super) fn yarn_magnitude(&self) -> Option<f32> {
+        let factor = self.factor.filter(|_| self.kind() == Some("yarn"))?;
+        Some(self.attention_factor.unwrap_or_else(|| yarn_magnitude(factor)))
+    }
+
+    fn yarn(&self) -> Result<RopeScaling, HfConfigError> {
+        let other =
+            [("rope_scaling.mscale", self.mscale), ("rope_scaling.mscale_all_dim", self.mscale_all_dim)];
+        if let Some((option, value)) = other.into_iter().find_map(|(option, value)| Some((option, value?))) {
+            return Err(unsupported(option, value));
+        }
+        const ORIGINAL: &str = "rope_scaling.original_max_position_embeddings";
+        Ok(RopeScaling::Yarn {
+            factor: self.factor.ok_or(HfConfigError::Missing("rope_scaling.factor"))?,
+            beta_fast: self.beta_fast.unwrap_or(32.0),
+            beta_slow: self.beta_slow.unwrap_or(1.0),
+            original_context: self
+                .original_max_position_embeddings
+                .ok_or(HfConfigError::Missing(ORIGINAL))?,
+            truncate: self.truncate.unwrap_or(true),
+        })
+    }
+
     pub(super) fn scaling(&self) -> Result<RopeScaling, HfConfigError> {
         let factor = || self.factor.ok_or(HfConfigError::Missing("rope_scaling.factor"));
         match self.kind() {
@@ -129,6 +163,7 @@ impl RawRope {
                     .original_max_position_embeddings
                     .ok_or(HfConfigError::Missing("rope_scaling.original_max_position_embeddings"))?,
             }),
+            Some("yarn") => self.yarn(),
             Some(other) => Err(unsupported("rope_scaling.rope_type", other)),
         }
     }

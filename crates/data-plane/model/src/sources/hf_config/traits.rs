@@ -16,7 +16,9 @@ impl RawHfConfig {
         family: Family,
         [hidden_size, head_dim, layers]: [usize; 3],
     ) -> Result<ArchFlags, HfConfigError> {
-        Ok(match family {
+        let rope = self.rope_parameters.as_ref().or(self.rope_scaling.as_ref());
+        let magnitude = rope.and_then(RawRope::yarn_magnitude).filter(|&magnitude| magnitude != 1.0);
+        let traits = match family {
             Family::Llama
             | Family::Mistral
             | Family::Mixtral
@@ -28,7 +30,14 @@ impl RawHfConfig {
             Family::Phi3 => self.phi3(head_dim),
             Family::Gemma2 => self.gemma2(hidden_size, layers)?,
             Family::Gemma3 => self.gemma3(hidden_size, layers)?,
-        })
+            Family::GptOss => families::gpt_oss(
+                self.swiglu_limit.unwrap_or(families::SWIGLU_LIMIT),
+                self.global_layers(gemma::PATTERN_2, layers)?,
+            ),
+        };
+        // Phi's longrope is named `yarn` in some files, and has a factor of its own.
+        let rotary_magnitude = traits.rotary_magnitude.or(magnitude.filter(|_| family != Family::Phi3));
+        Ok(ArchFlags { rotary_magnitude, ..traits })
     }
 
     fn granite(&self) -> ArchFlags {
@@ -109,6 +118,7 @@ impl RawHfConfig {
         let window = match family {
             Family::Llama | Family::Granite | Family::Olmo2 => return Ok(None),
             Family::Gemma2 | Family::Gemma3 => return Ok(Some(self.sliding_window.unwrap_or(4096))),
+            Family::GptOss => return Ok(Some(self.sliding_window.unwrap_or(families::GPT_OSS_WINDOW))),
             Family::Mistral | Family::Mixtral | Family::Phi3 => self.sliding_window,
             Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => {
                 self.sliding_window.filter(|_| self.use_sliding_window == Some(true))

@@ -104,6 +104,13 @@ impl Shards {
         (other.kind == Dtype::I32).then_some((&other.shape, bytes))
     }
 
+    /// Returns shape and data of a tensor of bytes, if such tensors are listed.
+    pub(crate) fn octets(&self, name: &str) -> Option<(&[usize], &[u8])> {
+        let (shard, other) = self.others.get(name)?;
+        let bytes = self.files.get(*shard)?.map.get(other.range.clone())?;
+        (other.kind == Dtype::U8).then_some((&other.shape, bytes))
+    }
+
     pub(crate) fn tensor(&self, name: &str) -> Option<&StoredTensor> {
         self.tensors.get(name).map(|(_, stored)| stored)
     }
