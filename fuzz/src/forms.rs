@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use gateway::openai::{
-    reasoning::{ReasoningTags, scan as thought},
+    reasoning::{ReasoningFormat, scan::ReasoningSplit},
     tools::{format::ToolCallFormat, parameter_kinds::Function, scan::Scanner},
 };
 use text::grammar::{Grammar, Grammars, TokenBytes, Tokens};
@@ -50,8 +50,8 @@ pub(crate) fn grammar(input: &[u8]) -> Outcome {
 /// text and for single characters.
 pub(crate) fn tool_calls(input: &[u8]) -> Outcome {
     let answer = String::from_utf8_lossy(input);
-    for tags in ReasoningTags::ALL {
-        [false, true].into_iter().for_each(|is_within| thoughts(&answer, tags, is_within));
+    for format in ReasoningFormat::ALL {
+        [false, true].into_iter().for_each(|is_within| thoughts(&answer, format, is_within));
     }
     let takes =
         serde_json::json!({ "properties": { "a": { "type": "integer" }, "b": { "type": "object" } } });
@@ -78,9 +78,9 @@ pub(crate) fn tool_calls(input: &[u8]) -> Outcome {
     Ok(())
 }
 
-fn thoughts(answer: &str, tags: ReasoningTags, is_within: bool) {
-    let scanner = || thought::Scanner::new(tags, is_within);
-    let (mut at_once, mut letters, mut joined) = (scanner(), scanner(), thought::ReasoningSplit::default());
+fn thoughts(answer: &str, format: ReasoningFormat, is_within: bool) {
+    let scanner = || format.scanner(is_within);
+    let (mut at_once, mut letters, mut joined) = (scanner(), scanner(), ReasoningSplit::default());
     let mut whole = at_once.push(answer);
     whole.append(&at_once.finish());
     let mut buffer = [0; 4];

@@ -83,7 +83,7 @@ fn person(thinks: bool) -> String {
     let schema = json!({
         "type": "object", "properties": properties, "required": ["name", "ages"], "additionalProperties": false
     });
-    let thought = ReasoningPrefix { open: None, close: Tag { name: CLOSE, token: None } };
+    let thought = ReasoningPrefix::Tags { open: None, close: Tag { name: CLOSE, token: None } };
     Grammar::Json(schema).source_behind(thinks.then_some(thought), Enforcement::Strict).unwrap().text
 }
 

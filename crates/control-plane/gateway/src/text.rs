@@ -336,6 +336,8 @@ impl Text for ModelText {
         let chat = Chat::new(&self.tokenizer, &*template.template, SystemTime::now());
         let messages = messages.iter().map(ChatMessage::value).collect();
         let mut messages = template.systems().map_err(ChatError::from)?.prepared(messages)?;
+        let source = self.facts.chat_template.as_deref().unwrap_or_default();
+        history::name_reasoning(source, &mut messages);
         let mut variables = showing.variables.clone();
         if !showing.tools.is_empty() {
             variables.insert("tools".to_owned(), showing.tools.clone().into());

@@ -9,7 +9,7 @@ use crate::Value;
 /// Declares an enum whose values are written as words.
 macro_rules! words {
     ($( $(#[doc = $doc:literal])+ $name:ident ($what:literal) { $(
-        $(#[doc = $help:literal])+ $value:ident = $word:literal,
+        $(#[doc = $help:literal])+ $value:ident = $word:literal $(or $alias:literal)?,
     )* } )*) => { $(
         $(#[doc = $doc])+
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +23,11 @@ macro_rules! words {
             pub const fn as_str(self) -> &'static str {
                 match self { $( Self::$value => $word, )* }
             }
+
+            /// Returns another word for the value, which other servers use.
+            const fn alias(self) -> Option<&'static str> {
+                match self { $( Self::$value => words!(@alias $($alias)?), )* }
+            }
         }
 
         impl ValueEnum for $name {
@@ -31,7 +36,7 @@ macro_rules! words {
             }
 
             fn to_possible_value(&self) -> Option<PossibleValue> {
-                Some(PossibleValue::new(self.as_str()))
+                Some(PossibleValue::new(self.as_str()).aliases(self.alias()))
             }
         }
 
@@ -39,7 +44,8 @@ macro_rules! words {
             type Err = String;
 
             fn from_str(text: &str) -> Result<Self, String> {
-                let known = Self::ALL.iter().find(|value| value.as_str() == text);
+                let is_named = |value: &&Self| value.as_str() == text || value.alias() == Some(text);
+                let known = Self::ALL.iter().find(is_named);
                 known.copied().ok_or_else(|| no_such($what, text, Self::ALL.iter().map(|value| value.as_str())))
             }
         }
@@ -56,6 +62,8 @@ macro_rules! words {
             }
         }
     )* };
+    (@alias) => { None };
+    (@alias $alias:literal) => { Some($alias) };
 }
 
 fn no_such(what: &str, text: &str, words: impl Iterator<Item = &'static str>) -> String {
@@ -177,6 +185,8 @@ words! {
         Granite = "granite",
         /// `<tool_call>` and tags for the function and its parameters: Qwen3-Coder, Qwen 3.5.
         Qwen3Coder = "qwen3_coder",
+        /// `<|channel|>commentary to=functions.NAME` and a JSON object: gpt-oss.
+        Harmony = "harmony" or "openai",
         /// No format: requests with tools are refused.
         None = "none",
     }
@@ -189,6 +199,8 @@ words! {
         Think = "think",
         /// `[THINK]` and `[/THINK]`: Magistral.
         Mistral = "mistral",
+        /// Messages of the channel `analysis`: gpt-oss.
+        Harmony = "harmony" or "openai_gptoss",
         /// No tags: reasoning content stays in the answer's text.
         None = "none",
     }
@@ -224,6 +236,8 @@ mod tests {
         for dtype in AdapterDtype::ALL {
             assert_eq!(dtype.to_string().parse(), Ok(*dtype));
         }
+        assert_eq!("openai".parse(), Ok(ToolCallParser::Harmony), "the word of vLLM");
+        assert_eq!("openai_gptoss".parse(), Ok(ReasoningParser::Harmony), "the word of vLLM");
         let error = "warm".parse::<ColdStart>().unwrap_err();
         assert_eq!(error, "`warm` is not a cold start; write cpu-assist or on-demand or cached");
     }

@@ -247,10 +247,10 @@ sections! {
         /// Private key of that certificate, in PEM
         executor_cert_key: PathBuf, --"executor-cert-key" "PEM", Preset::None, Gateway;
         /// Tool-call format of the model: auto (from its chat template), hermes, llama3_json, mistral,
-        /// pythonic, granite, qwen3_coder, or none, which refuses tools
+        /// pythonic, granite, qwen3_coder, harmony (vLLM's openai), or none, which refuses tools
         tool_call_parser: ToolCallParser, --"tool-call-parser" "FORMAT", Is("auto"), Gateway;
-        /// Tags around the model's reasoning: auto (from its chat template), think, mistral, or none, which
-        /// leaves reasoning in the answer's text
+        /// Tags around the model's reasoning: auto (from its chat template), think, mistral, harmony (vLLM's
+        /// openai_gptoss), or none, which leaves reasoning in the answer's text
         reasoning_parser: ReasoningParser, --"reasoning-parser" "TAGS", Is("auto"), Gateway;
         /// Tokens whose logits after a prompt classify or score texts, as `no,yes` for Qwen3-Reranker; none
         /// scores by embeddings, except for adapters with a classification head

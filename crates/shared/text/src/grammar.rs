@@ -9,8 +9,8 @@
 //!
 //! - `gbnf`: conversion of llama.cpp's grammar format. `lark`: schemas within a Lark grammar. `schema`:
 //!   rewrites of a JSON schema for the library.
-//! - `reasoning`: reasoning content before an answer. `matcher`: state of one answer. `digits`: bounds on
-//!   the length of numbers.
+//! - `reasoning`: reasoning content before an answer. `harmony`: the same in the messages of gpt-oss.
+//!   `matcher`: state of one answer. `digits`: bounds on the length of numbers.
 //! - `tokens`: the vocabulary in the library's form.
 //!
 //! # Principles
@@ -22,6 +22,7 @@
 
 mod digits;
 mod gbnf;
+mod harmony;
 mod lark;
 mod matcher;
 mod reasoning;
@@ -44,6 +45,7 @@ use self::{
 };
 pub use self::{
     gbnf::GbnfError,
+    harmony::HarmonyTags,
     lark::lark_source,
     matcher::{MatchError, Matcher, TokenSet},
     reasoning::{ReasoningPrefix, Tag},

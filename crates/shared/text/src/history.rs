@@ -1,5 +1,5 @@
-//! Adapts conversations that a chat template cannot render as they are: several system messages, or tool call
-//! arguments that are no object.
+//! Adapts conversations that a chat template cannot render as they are: several system messages, tool call
+//! arguments that are no object, or reasoning content under another name.
 
 use serde_json::{Map, Value, json};
 
@@ -88,6 +88,23 @@ impl SystemMessages {
     }
 }
 
+/// Gives reasoning content the name `thinking`, if the template reads that (gpt-oss). Such a template refuses
+/// a call with both a text and reasoning content, so the text is joined to the latter.
+pub fn name_reasoning(template: &str, messages: &mut [Value]) {
+    if !template.contains("message.thinking") {
+        return;
+    }
+    for message in messages.iter_mut().filter_map(Value::as_object_mut) {
+        let Some(Value::String(mut reasoning)) = message.remove("reasoning_content") else { continue };
+        let text = message.get("content").and_then(Value::as_str).unwrap_or_default();
+        if message.contains_key("tool_calls") && !text.is_empty() {
+            reasoning = format!("{reasoning}\n{text}");
+            message.insert("content".to_owned(), "".into());
+        }
+        message.insert("thinking".to_owned(), reasoning.into());
+    }
+}
+
 /// Renders `messages`. Arguments that are no object, as of a truncated call, are tried unchanged first. If
 /// the template accepts only objects, such arguments are wrapped in one.
 ///
@@ -140,6 +157,24 @@ mod tests {
         let prepared = prepared.map_err(|error| error.to_string())?;
         let rendered = template.render(&prepared, GenerationPrompt::Omit, &Map::new());
         rendered.map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn reasoning_content_has_the_name_that_the_template_reads() {
+        let call = json!([{ "function": { "name": "f" } }]);
+        let called = json!({ "content": "b", "reasoning_content": "a", "tool_calls": call });
+        let messages =
+            [json!({ "content": "b", "reasoning_content": "a" }), called, json!({ "content": "c" })];
+        let named = |template: &str| {
+            let mut messages = messages.clone();
+            name_reasoning(template, &mut messages);
+            messages
+        };
+        assert_eq!(named("{{ message.reasoning_content }}"), messages);
+        let [thought, called, other] = named("{{ message.thinking }}");
+        assert_eq!(thought, json!({ "content": "b", "thinking": "a" }));
+        assert_eq!(called, json!({ "content": "", "thinking": "a\nb", "tool_calls": call }));
+        assert_eq!(other, messages[2]);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::{
     openai::{
         adapters::placed,
         models::{answers, is_listed},
-        reasoning::ReasoningTags,
+        reasoning::ReasoningFormat,
         strict_fields::StrictFields,
         tools,
     },
@@ -97,7 +97,7 @@ pub(crate) async fn show(
     if tools::are_called(app.parsers.calls, &*text) {
         capabilities.push("tools");
     }
-    if ReasoningTags::of(app.parsers.reasoning, template).is_some() {
+    if ReasoningFormat::of(app.parsers.reasoning, template).is_some() {
         capabilities.push("thinking");
     }
     Ok(Json(json!({

@@ -10,7 +10,7 @@ use super::{
     generation_request::{Echo, GenerationKind, GenerationRequest, PromptInput},
     namespace::namespace,
     params::{EndTokens, Params},
-    reasoning::{Reasoning, ReasoningTags, effort::ReasoningEffort},
+    reasoning::{Reasoning, ReasoningFormat, effort::ReasoningEffort},
     target::{ModelRef, ModelTarget},
     tools::{self, RequestTools, tool_params::Tools},
 };
@@ -106,19 +106,21 @@ impl ChatRequest {
         let mut calling = tools.map(|tools| RequestTools::new(tools, parsers.calls, text)).transpose()?;
         showing.tools = calling.as_ref().map_or_else(Vec::new, RequestTools::shown);
         let template = text.facts().chat_template.as_deref();
-        let tags = ReasoningTags::of(parsers.reasoning, template);
+        let format = ReasoningFormat::of(parsers.reasoning, template);
         if let Some(effort) = effort {
-            effort.apply_to_template(template, tags, &mut showing.variables)?;
+            effort.apply_to_template(template, format, &mut showing.variables)?;
         }
         let tokens = text.encode_chat(&messages, &showing)?;
-        let reasoning = tags.and_then(|tags| Reasoning::of(tags, &tokens, text));
+        let reasoning = format.and_then(|format| Reasoning::of(format, &tokens, text));
         let start = match showing.prompt {
             GenerationPrompt::Continue => TextStart::Continuation,
             GenerationPrompt::Add | GenerationPrompt::Omit => TextStart::Beginning,
         };
         let namespace = namespace(caller, &target, &serving);
-        let (answer, thought) =
-            (params.structure.as_ref(), reasoning.map(|reasoning| reasoning.thought(text)));
+        let (answer, thought) = (
+            params.structure.as_ref(),
+            reasoning.map(|reasoning| reasoning.thought(text, calling.is_some())),
+        );
         let grammar = match &mut calling {
             Some(calling) => calling.grammar(text, answer, thought)?,
             None => answer.map(|structure| structure.source(thought)).transpose()?,

@@ -10,7 +10,7 @@ use super::{
     choice::{Choice, ChoiceDelta, Scores},
     echo::{EchoedPrompt, echo},
     generation_request::{Echo, GenerationKind, GenerationRequest},
-    reasoning::{Reasoning, scan::Scanner as ThoughtScanner},
+    reasoning::{Reasoning, ReasoningScanner},
     sequence_group::{SequenceGroup, StageOutput},
     structured,
     tools::{self, ToolCallReader, scan::Scanner},
@@ -43,7 +43,7 @@ pub(crate) struct ChoiceUpdate {
 struct ChoiceParser {
     choice: Choice,
     /// Separates reasoning content from the answer.
-    thoughts: Option<ThoughtScanner>,
+    thoughts: Option<ReasoningScanner>,
     /// Number of tokens up to the end of the reasoning content.
     thought_tokens: usize,
     /// Separates tool calls from text.
@@ -325,7 +325,7 @@ impl ChoiceParser {
     /// Processes the output of one step.
     fn push(&mut self, mut output: Output) -> ChoiceDelta {
         let mut all = ChoiceDelta::default();
-        if self.thoughts.as_ref().is_some_and(ThoughtScanner::thinks) {
+        if self.thoughts.as_ref().is_some_and(|scanner| !scanner.is_over()) {
             // Tokens go one by one, so that the reasoning token count does not depend on batching.
             let last = output.tokens.len().saturating_sub(1);
             for token in output.tokens.drain(..last).collect::<Vec<_>>() {
@@ -342,7 +342,7 @@ impl ChoiceParser {
     /// Separates reasoning content from the text of a delta.
     fn think(&mut self, output: Output) -> ChoiceDelta {
         let mut piece = self.choice.push(output);
-        let Some(scanner) = self.thoughts.as_mut().filter(|scanner| scanner.thinks()) else { return piece };
+        let Some(scanner) = self.thoughts.as_mut().filter(|scanner| !scanner.is_over()) else { return piece };
         let was_within = scanner.is_within();
         let mut told = scanner.push(&piece.text);
         if was_within || scanner.is_within() {

@@ -120,14 +120,14 @@ impl RequestTools {
         thought: Option<ReasoningPrefix>,
     ) -> Result<Option<GrammarSource>, ApiError> {
         let format = self.answering.format;
-        let announcement = format.announcement().and_then(|name| text.special_token(name));
         let field = if answer.is_some() { "tools' or 'response_format" } else { "tools" };
-        let source = grammar::of(&self.tools, format, announcement, answer).and_then(|built| {
-            let Some((grammar, warnings)) = built else { return Ok(None) };
-            let source = grammar.source_behind(thought, Enforcement::Strict)?.text;
-            let source = GrammarSource::new(source, field).with_warnings(warnings);
-            Ok(Some(GrammarSource { param: "tools".to_owned(), parts: self.inputs()?, ..source }))
-        });
+        let source =
+            grammar::of(&self.tools, format, &|name| text.special_token(name), answer).and_then(|built| {
+                let Some((grammar, warnings)) = built else { return Ok(None) };
+                let source = grammar.source_behind(thought, Enforcement::Strict)?.text;
+                let source = GrammarSource::new(source, field).with_warnings(warnings);
+                Ok(Some(GrammarSource { param: "tools".to_owned(), parts: self.inputs()?, ..source }))
+            });
         if !matches!(source, Ok(None)) {
             self.answering.untagged = UntaggedCalls::Text;
         }

@@ -173,3 +173,57 @@ async fn a_thought_that_is_cut_off_is_all_there_is() {
     assert_eq!(response["output"].as_array().unwrap().len(), 1, "{response}");
     assert_eq!(response["output"][0]["type"], "reasoning");
 }
+
+/// What gpt-oss writes: reasoning content, then `said`.
+const HARMONY: &str = "<|start|>assistant<|channel|>analysis<|message|>{{ message.thinking }}<|end|>\
+                       {% if tools %}<|channel|>commentary to=functions.{% endif %}";
+
+/// Gateway whose model answers `said` in the harmony format.
+async fn harmony(said: &'static str) -> Harness {
+    let text = Arc::new(ByteText::with_template(HARMONY));
+    Harness::start_with_text(reply_with(said), always(text), |_| {}).await
+}
+
+#[tokio::test]
+async fn channels_of_the_harmony_format_are_told_apart() {
+    let harness = harmony(
+        "<|channel|>analysis<|message|>hm, 2 < 3<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
+    )
+    .await;
+    let answer = harness.client.post(CHAT, &asked(&json!({}))).await.json();
+    let message = &answer["choices"][0]["message"];
+    assert_eq!((&message["reasoning_content"], &message["content"]), (&json!(THOUGHT), &json!("Yes.")));
+    let body = asked(&json!({ "stream": true }));
+    let chunks = harness.client.post(CHAT, &body).await.chunks();
+    let joined = |name: &str| -> String {
+        chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"][name].as_str()).collect()
+    };
+    assert_eq!((joined("reasoning_content").as_str(), joined("content").as_str()), (THOUGHT, "Yes."));
+    let form = json!({ "response_format": { "type": "json_object" } });
+    let answer = harness.client.post(CHAT, &asked(&form)).await;
+    assert_eq!(answer.status, 200);
+    let grammar = harness.executor().generates().pop().unwrap().grammar.unwrap();
+    assert!(grammar.contains("final") && grammar.contains("analysis"), "{grammar}");
+}
+
+#[tokio::test]
+async fn calls_of_the_harmony_format_are_told_behind_their_reasoning() {
+    let harness = harmony(
+        "<|channel|>analysis<|message|>hm, 2 < 3<|end|><|start|>assistant<|channel|>commentary \
+         to=functions.now <|constrain|>json<|message|>{\"a\": 1}",
+    )
+    .await;
+    let now = json!({ "type": "function", "function": { "name": "now" } });
+    for more in [json!({}), json!({ "tool_choice": "required" })] {
+        let mut body = asked(&more);
+        body["tools"] = json!([now]);
+        let answer = harness.client.post(CHAT, &body).await.json();
+        let choice = &answer["choices"][0];
+        assert_eq!(choice["finish_reason"], "tool_calls");
+        assert_eq!(choice["message"]["reasoning_content"], THOUGHT);
+        let function = &choice["message"]["tool_calls"][0]["function"];
+        assert_eq!(function, &json!({ "name": "now", "arguments": "{\"a\": 1}" }));
+    }
+    let grammar = harness.executor().generates().pop().unwrap().grammar.unwrap();
+    assert!(grammar.contains("commentary to=functions."), "{grammar}");
+}

@@ -110,7 +110,10 @@ impl Text for ByteText {
         let tools = showing.tools.iter().filter(|_| shows_tools);
         let tools = tools.map(|tool| format!("tool {};", tool["function"]["name"].as_str().unwrap()));
         let lines = [self.heading.clone()].into_iter().chain(tools).chain(messages.iter().map(line));
-        let mut rendered: String = lines.chain(["assistant:".to_owned()]).collect();
+        let is_harmony =
+            self.facts.chat_template.as_ref().is_some_and(|template| template.contains("<|start|>assistant"));
+        let begin = if is_harmony { "<|start|>assistant" } else { "assistant:" };
+        let mut rendered: String = lines.chain([begin.to_owned()]).collect();
         if showing.prompt == GenerationPrompt::Continue {
             rendered.truncate(rendered.len() - ";assistant:".len());
         }

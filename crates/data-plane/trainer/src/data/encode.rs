@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use text::{
     chat::{Answered, Chat, SplitPromptError},
     chat_template::{ChatTemplate, GenerationPrompt},
-    history::SystemMessages,
+    history::{self, SystemMessages},
     tokenizer::{AddSpecial, ParseSpecial, Tokenizer},
 };
 
@@ -196,10 +196,13 @@ impl Encoding<'_> {
         Ok(Chat::new(tokenizer, template.ok_or(LineFault::NoTemplate)?, now))
     }
 
-    /// Joins system messages as the gateway does, if the template needs that.
+    /// Joins system messages and names reasoning content as the gateway does, if the template needs that.
     fn prepared(&self, messages: Vec<Value>) -> Result<Vec<Value>, LineFault> {
         let systems = self.encoder.systems.ok_or(LineFault::NoTemplate)?;
-        Ok(systems.prepared(messages).map_err(SplitPromptError::from)?)
+        let mut prepared = systems.prepared(messages).map_err(SplitPromptError::from)?;
+        let source = self.encoder.tokenizer.chat_template().unwrap_or_default();
+        history::name_reasoning(source, &mut prepared);
+        Ok(prepared)
     }
 
     /// Encodes text that continues a prompt, as for a completion, with an end token.

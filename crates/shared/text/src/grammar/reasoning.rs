@@ -1,6 +1,6 @@
 //! Reasoning content before a constrained answer: free text up to the closing tag.
 
-use super::lark_string;
+use super::{harmony::HarmonyTags, lark_string};
 
 /// Tag that delimits reasoning content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,13 +11,32 @@ pub struct Tag {
     pub token: Option<u32>,
 }
 
+impl Tag {
+    /// Returns the Lark expression of the tag.
+    pub(super) fn lark(self) -> String {
+        self.token.map_or_else(|| lark_string(self.name), |token| format!("<[{token}]>"))
+    }
+}
+
 /// Reasoning content that precedes an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ReasoningPrefix {
-    /// Opening tag; `None` if the prompt already opened it, so that reasoning content is mandatory.
-    pub open: Option<Tag>,
-    /// Closing tag of the reasoning content.
-    pub close: Tag,
+pub enum ReasoningPrefix {
+    /// Text between two tags.
+    Tags {
+        /// Opening tag; `None` if the prompt already opened it, so that reasoning content is mandatory.
+        open: Option<Tag>,
+        /// Closing tag of the reasoning content.
+        close: Tag,
+    },
+    /// Messages of the harmony format.
+    Harmony {
+        /// Tags of the format.
+        tags: HarmonyTags,
+        /// Whether the prompt has begun a message of reasoning content.
+        is_open: bool,
+        /// Whether the answer is the text of the final message, instead of messages with headers.
+        opens_final: bool,
+    },
 }
 
 impl ReasoningPrefix {
@@ -26,7 +45,12 @@ impl ReasoningPrefix {
 
     /// Returns the Lark grammar of reasoning content and answer.
     pub(super) fn lark(self) -> String {
-        let Self { open, close } = self;
+        let (open, close) = match self {
+            Self::Tags { open, close } => (open, close),
+            Self::Harmony { tags, is_open, opens_final } => {
+                return tags.lark(Self::ANSWER, is_open, opens_final);
+            }
+        };
         let thought = match close.token {
             Some(token) => format!("thought: TEXT? <[{token}]>\nTEXT: /(?s:.+)/"),
             None => format!("thought[suffix={}]: /(?s:.*)/", lark_string(close.name)),
@@ -35,10 +59,7 @@ impl ReasoningPrefix {
         let all = format!("thought (\"\\n\" | \"\\n\\n\")? @{}", Self::ANSWER);
         let start = match open {
             None => all,
-            Some(open) => {
-                let open = open.token.map_or_else(|| lark_string(open.name), |token| format!("<[{token}]>"));
-                format!("{open} {all} | @{}", Self::ANSWER)
-            }
+            Some(open) => format!("{} {all} | @{}", open.lark(), Self::ANSWER),
         };
         format!("start: {start}\n{thought}")
     }

@@ -25,11 +25,12 @@ mod token_type {
 }
 
 /// Names of control tokens that end an answer, for files that do not list end ids (llama.cpp's list).
-const END_NAMES: [&str; 15] = [
+const END_NAMES: [&str; 16] = [
     "<|eot_id|>",
     "<|im_end|>",
     "<|end|>",
     "<|return|>",
+    "<|call|>",
     "<end_of_turn>",
     "<|endoftext|>",
     "</s>",
@@ -171,6 +172,9 @@ impl<'a> Tokens<'a> {
         let named = self
             .iter()
             .filter(|&(id, text, kind)| self.kind(id, kind) == Kind::Control && END_NAMES.contains(&text));
+        // In gpt-oss `<|end|>` ends a message of an answer, as in llama.cpp.
+        let is_harmony = self.texts.contains(&"<|call|>");
+        let named = named.filter(|(_, text, _)| !(is_harmony && *text == "<|end|>"));
         let mut ids: Vec<u32> = named.map(|(id, ..)| id).chain(self.ends.iter().copied()).collect();
         ids.sort_unstable();
         ids.dedup();

@@ -534,6 +534,108 @@ MISTRAL = """{%- if messages[0]["role"] == "system" %}
 {%- endfor %}
 """
 
+# In the manner of gpt-oss: recursive macros that write schemas as TypeScript, the date, channels, calls named by the last call.
+HARMONY = """{%- macro type_of(spec, required) -%}
+    {%- if spec.type == "array" -%}
+        {{- type_of(spec['items'], required) if spec['items'] else "any" }}[]
+    {%- elif spec.enum is defined and spec.enum -%}
+        {{- '"' + spec.enum|join('" | "') + '"' -}}
+    {%- elif spec.type in ["integer", "number"] -%}
+        {{- "number" }}
+    {%- elif spec.type == "object" and spec.properties is defined -%}
+        {{- "{\n" }}
+        {%- for name, inner in spec.properties.items() -%}
+            {{- name }}{{- "?" if name not in (spec.required or []) }}: {{ type_of(inner, spec.required or []) }}
+            {{- ", " if not loop.last }}
+        {%- endfor -%}
+        {{- "}" }}
+    {%- else -%}
+        {{- spec.type or "any" }}
+    {%- endif -%}
+{%- endmacro -%}
+{%- macro namespace_of(name, tools) -%}
+    {{- "## " + name + "\n\nnamespace " + name + " {\n\n" }}
+    {%- for tool in tools %}
+        {%- set tool = tool.function %}
+        {{- "// " + tool.description + "\n" }}
+        {{- "type " + tool.name + " = " }}
+        {%- if tool.parameters and tool.parameters.properties %}
+            {{- "(_: {\n" }}
+            {%- for name, spec in tool.parameters.properties.items() %}
+                {{- "// " + spec.description + "\n" if spec.description else "" }}
+                {{- name }}
+                {%- if name not in (tool.parameters.required or []) %}{{- "?" }}{%- endif -%}
+                {{- ": " + type_of(spec, tool.parameters.required or []) }}
+                {%- if spec.default is defined %}{{- ", // default: " ~ spec.default }}{%- else %}{{- "," }}{%- endif %}
+                {{- "\n" }}
+            {%- endfor %}
+            {{- "}) => any;\n\n" }}
+        {%- else %}
+            {{- "() => any;\n\n" }}
+        {%- endif %}
+    {%- endfor %}
+    {{- "} // namespace " + name }}
+{%- endmacro -%}
+{{- "<|start|>system<|message|>" }}
+{%- if model_identity is not defined %}{%- set model_identity = "You are a model." %}{%- endif %}
+{{- model_identity + "\nCurrent date: " + strftime_now("%Y-%m-%d") + "\n\n" }}
+{%- if reasoning_effort is not defined %}{%- set reasoning_effort = "medium" %}{%- endif %}
+{{- "Reasoning: " + reasoning_effort + "\n\n# Valid channels: analysis, commentary, final." }}
+{{- "<|end|>" }}
+{%- if messages[0].role == "developer" or messages[0].role == "system" %}
+    {%- set developer_message = messages[0].content %}
+    {%- set loop_messages = messages[1:] %}
+{%- else %}
+    {%- set developer_message = "" %}
+    {%- set loop_messages = messages %}
+{%- endif %}
+{%- if developer_message or tools %}
+    {{- "<|start|>developer<|message|>" }}
+    {%- if developer_message %}{{- "# Instructions\n\n" + developer_message + "\n\n" }}{%- endif %}
+    {%- if tools -%}{{- "# Tools\n\n" + namespace_of("functions", tools) }}{%- endif -%}
+    {{- "<|end|>" }}
+{%- endif %}
+{%- set last = namespace(name=none) %}
+{%- for message in loop_messages -%}
+    {%- if message.role == 'assistant' -%}
+        {%- if "content" in message and "<|channel|>" in message.content %}
+            {{- raise_exception("Channels belong into other fields") }}
+        {%- endif %}
+        {%- if "tool_calls" in message %}
+            {%- set later = namespace(found=false) %}
+            {%- for next in loop_messages[loop.index:] %}
+                {%- if next.role == 'assistant' and "tool_calls" not in next %}{%- set later.found = true %}{%- endif %}
+            {%- endfor %}
+            {%- set call = message.tool_calls[0] %}
+            {%- if call.function %}{%- set call = call.function %}{%- endif %}
+            {%- if message.content and message.thinking %}
+                {{- raise_exception("A call has a text or reasoning, not both") }}
+            {%- elif message.thinking and not later.found %}
+                {{- "<|start|>assistant<|channel|>analysis<|message|>" + message.thinking + "<|end|>" }}
+            {%- endif %}
+            {{- "<|start|>assistant to=functions." + call.name + "<|channel|>commentary " }}
+            {{- (call.content_type if call.content_type is defined else "json") + "<|message|>" + call.arguments|tojson + "<|call|>" }}
+            {%- set last.name = call.name %}
+        {%- elif loop.last and not add_generation_prompt %}
+            {%- if "thinking" in message %}
+                {{- "<|start|>assistant<|channel|>analysis<|message|>" + message.thinking + "<|end|>" }}
+            {%- endif %}
+            {{- "<|start|>assistant<|channel|>final<|message|>" + message.content + "<|return|>" }}
+        {%- else %}
+            {{- "<|start|>assistant<|channel|>final<|message|>" + message.content + "<|end|>" }}
+        {%- endif %}
+    {%- elif message.role == 'tool' -%}
+        {%- if last.name is none %}{{- raise_exception("No call precedes this answer") }}{%- endif %}
+        {{- "<|start|>functions." + last.name + " to=assistant<|channel|>commentary<|message|>" + message.content|tojson + "<|end|>" }}
+    {%- elif message.role == 'user' -%}
+        {{- "<|start|>user<|message|>" + message.content + "<|end|>" }}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+<|start|>assistant
+{%- endif -%}
+"""
+
 # Plain blocks on lines of their own: trim_blocks and lstrip_blocks decide every newline.
 LINES = """{% for message in messages %}
     {% if message['role'] == 'assistant' %}
@@ -597,6 +699,12 @@ CONVERSATIONS = {
         {"role": "tool", "content": "{\"sunny\": true}"},
         {"role": "assistant", "content": "Sunny."},
     ],
+    "thought": [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": "", "thinking": "I look.", "tool_calls": [
+            {"type": "function", "function": {"name": "weather", "arguments": {"city": "Köln", "days": 1}}}]},
+        {"role": "tool", "content": "{\"sunny\": true}"},
+    ],
     "bad order": [{"role": "assistant", "content": "I begin"}, {"role": "assistant", "content": "again"}],
 }
 
@@ -611,7 +719,7 @@ def templates():
             return datetime.fromtimestamp(NOW_S, timezone.utc)
 
     chat_template_utils.datetime = Fixed
-    sources = {"chatml": CHATML, "llama3": LLAMA3, "qwen": QWEN, "mistral": MISTRAL, "lines": LINES, "prints": PRINTS}
+    sources = {"chatml": CHATML, "llama3": LLAMA3, "qwen": QWEN, "mistral": MISTRAL, "lines": LINES, "prints": PRINTS, "harmony": HARMONY}
     cases = []
     for template in sources:
         for name, messages in CONVERSATIONS.items():
@@ -620,10 +728,14 @@ def templates():
                 extras = [{"tools": TOOLS}, {}]
             if template == "qwen":
                 extras.append({"enable_thinking": False})
+            if template == "harmony" and name in ("tools", "thought"):
+                extras = [{"tools": TOOLS, "reasoning_effort": "high"}, {}]
             if template == "prints":
                 extras = [{"value": VALUE}]
             for extra in extras:
                 for prompt in (False, True, "continue"):
+                    if name == "thought" and prompt == "continue":
+                        continue  # Nobody continues the answer of a tool.
                     case = {"template": template, "conversation": name, "extra": extra, "generation_prompt": prompt}
                     try:
                         rendered, _ = chat_template_utils.render_jinja_template(

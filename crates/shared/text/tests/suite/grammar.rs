@@ -4,8 +4,8 @@ use crate::support::{golden, smollm2};
 use serde_json::{Value, json};
 use text::{
     grammar::{
-        Enforcement, Grammar, GrammarError, Grammars, MatchError, Matcher, ReasoningPrefix, Tag, TokenBytes,
-        Tokens,
+        Enforcement, Grammar, GrammarError, Grammars, HarmonyTags, MatchError, Matcher, ReasoningPrefix, Tag,
+        TokenBytes, Tokens,
     },
     tokenizer::{AddSpecial, ParseSpecial, Tokenizer},
 };
@@ -250,12 +250,13 @@ fn a_thought_stands_before_a_form_where_it_may_or_has_to() {
     let grammar = Grammar::Json(json!({ "type": "object", "properties": { "a": { "type": "integer" } } }));
     let tag = |name, token| Tag { name, token };
     let (open, close) = (tag("<think>", None), tag("</think>", None));
-    let may = ReasoningPrefix { open: Some(open), close };
-    let has_to = ReasoningPrefix { open: None, close };
+    let may = ReasoningPrefix::Tags { open: Some(open), close };
+    let has_to = ReasoningPrefix::Tags { open: None, close };
     // Special tokens without text.
     let (first, last) = (3, 4);
     assert!([first, last].iter().all(|&token| model.tokenizer.is_special(token)));
-    let by_tokens = ReasoningPrefix { open: Some(tag("<a>", Some(first))), close: tag("<b>", Some(last)) };
+    let by_tokens =
+        ReasoningPrefix::Tags { open: Some(tag("<a>", Some(first))), close: tag("<b>", Some(last)) };
     let tokens = |text: &str| model.tokenizer.encode(text, AddSpecial::No, ParseSpecial::No).unwrap();
     let is_whole = |thought, said: &[u32]| {
         let source = grammar.source_behind(Some(thought), Enforcement::Strict).unwrap();
@@ -282,4 +283,43 @@ fn a_thought_stands_before_a_form_where_it_may_or_has_to() {
         is_whole(by_tokens, &answer) && is_whole(by_tokens, &said("hm {")) && is_whole(by_tokens, &said(""))
     );
     assert!(!is_whole(by_tokens, &said("hm")[..2]));
+}
+
+#[test]
+fn a_form_holds_for_the_final_message_of_the_harmony_format_alone() {
+    let model = Model::open();
+    let grammar = Grammar::Json(json!({ "type": "object", "properties": { "a": { "type": "integer" } } }));
+    // Special tokens without text, one for each tag.
+    let token = |name: &str| match name {
+        HarmonyTags::START => Some(3),
+        HarmonyTags::END => Some(4),
+        HarmonyTags::CHANNEL => Some(5),
+        HarmonyTags::MESSAGE => Some(6),
+        _ => None,
+    };
+    assert!([3, 4, 5, 6].iter().all(|&token| model.tokenizer.is_special(token)));
+    let said = |parts: &[&str]| -> Vec<u32> {
+        let tokens = |part: &&str| match token(part) {
+            Some(token) => vec![token],
+            None => model.tokenizer.encode(part, AddSpecial::No, ParseSpecial::No).unwrap(),
+        };
+        parts.iter().flat_map(tokens).collect()
+    };
+    let is_whole = |is_open: bool, parts: &[&str]| {
+        let thought = ReasoningPrefix::Harmony { tags: HarmonyTags::of(token), is_open, opens_final: true };
+        let source = grammar.source_behind(Some(thought), Enforcement::Strict).unwrap();
+        let mut matcher = model.grammars.compile(&source.text).unwrap();
+        said(parts).iter().all(|&token| matcher.accept(token).is_ok()) && matcher.may_end()
+    };
+    let (start, end, channel, message) =
+        (HarmonyTags::START, HarmonyTags::END, HarmonyTags::CHANNEL, HarmonyTags::MESSAGE);
+    let thought = [channel, "analysis", message, "hm {", end, start, "assistant"];
+    let answer = [channel, "final", message, "{\"a\": 1}"];
+    assert!(is_whole(false, &[&thought[..], &answer].concat()));
+    assert!(is_whole(false, &[&thought[..], &thought, &answer].concat()));
+    assert!(is_whole(false, &answer), "a model may answer at once");
+    assert!(is_whole(true, &[&thought[3..], &answer].concat()), "the prompt has begun the reasoning content");
+    assert!(!is_whole(true, &answer));
+    assert!(!is_whole(false, &[&thought[..], &[channel, "final", message, "hm"]].concat()));
+    assert!(!is_whole(false, &["{\"a\": 1}"]), "an answer has a header");
 }

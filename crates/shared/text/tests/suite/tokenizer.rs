@@ -2,7 +2,7 @@
 
 use std::{path::Path, sync::Arc};
 
-use crate::support::{byte_level, golden, ids, sentencepiece, smollm2, strings};
+use crate::support::{GgufWriter, byte_level, golden, ids, sentencepiece, smollm2, strings};
 use model_files::gguf::GgufFile;
 use rustix::time::{ClockId, clock_gettime};
 use text::{
@@ -91,6 +91,28 @@ fn every_pre_tokenizer_splits_as_its_model_does() {
         different.insert(expected.to_string());
     }
     assert_eq!(different.len(), golden["pre"].as_object().unwrap().len(), "the texts tell all names apart");
+}
+
+#[test]
+fn a_message_of_gpt_oss_ends_no_answer_and_a_call_does() {
+    let stop_tokens = |names: [&str; 2]| {
+        let golden = golden("byte_level.json");
+        let (mut tokens, mut types) = (strings(&golden["tokens"]), Vec::<i32>::new());
+        types.extend(golden["types"].as_array().unwrap().iter().map(|kind| kind.as_i64().unwrap() as i32));
+        tokens.extend(names.map(str::to_owned));
+        types.extend([3, 3]);
+        let writer = GgufWriter::default()
+            .string("tokenizer.ggml.model", "gpt2")
+            .string("tokenizer.ggml.pre", "gpt-4o")
+            .strings("tokenizer.ggml.tokens", &tokens)
+            .i32s("tokenizer.ggml.token_type", &types)
+            .strings("tokenizer.ggml.merges", &strings(&golden["merges"]))
+            .u32("tokenizer.ggml.eos_token_id", 2);
+        let tokenizer = Tokenizer::from_gguf(&writer.open()).unwrap();
+        names.map(|name| tokenizer.stop_tokens().contains(&tokenizer.token_id(name).unwrap()))
+    };
+    assert_eq!(stop_tokens(["<|end|>", "<|call|>"]), [false, true]);
+    assert_eq!(stop_tokens(["<|end|>", "<|user|>"]), [true, false], "of other models it does");
 }
 
 #[test]
@@ -189,7 +211,7 @@ fn the_template_file_comes_before_the_configured_one() {
 
 #[test]
 fn what_is_not_supported_is_refused_by_its_name() {
-    let unigram = crate::support::GgufWriter::default()
+    let unigram = GgufWriter::default()
         .string("tokenizer.ggml.model", "t5")
         .strings("tokenizer.ggml.tokens", &["a".into()])
         .open();
@@ -197,7 +219,7 @@ fn what_is_not_supported_is_refused_by_its_name() {
     assert!(matches!(&error, TokenizerError::Unsupported { name, .. } if name == "t5"), "{error}");
     let error = Tokenizer::from_gguf(&byte_level("bloom").open()).unwrap_err();
     assert!(matches!(&error, TokenizerError::Unsupported { name, .. } if name == "bloom"), "{error}");
-    let empty = crate::support::GgufWriter::default().open();
+    let empty = GgufWriter::default().open();
     assert!(matches!(Tokenizer::from_gguf(&empty).unwrap_err(), TokenizerError::Missing { .. }));
 
     let directory = tempfile::tempdir().unwrap();
@@ -219,7 +241,7 @@ fn vocabularies_whose_parts_do_not_fit_are_refused() {
     };
     let tokens = |texts: &[&str], merges: &[&str]| {
         let owned = |texts: &[&str]| texts.iter().map(|&text| text.to_owned()).collect::<Vec<_>>();
-        crate::support::GgufWriter::default()
+        GgufWriter::default()
             .string("tokenizer.ggml.model", "gpt2")
             .string("tokenizer.ggml.pre", "gpt-2")
             .strings("tokenizer.ggml.tokens", &owned(texts))
@@ -245,7 +267,7 @@ fn vocabularies_whose_parts_do_not_fit_are_refused() {
 fn plain_text_never_becomes_a_control_token() {
     // A vocabulary that forms its control token with ordinary merges.
     let texts = ["a", "b", "ab"].map(str::to_owned);
-    let file = crate::support::GgufWriter::default()
+    let file = GgufWriter::default()
         .string("tokenizer.ggml.model", "gpt2")
         .string("tokenizer.ggml.pre", "gpt-2")
         .strings("tokenizer.ggml.tokens", &texts)

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::ReasoningTags;
+use super::ReasoningFormat;
 use crate::{
     errors::ApiError,
     openai::{strict_fields::StrictFields, template_options::has_word},
@@ -120,7 +120,7 @@ impl ReasoningEffort {
     pub(crate) fn apply_to_template(
         &self,
         template: Option<&str>,
-        tags: Option<ReasoningTags>,
+        format: Option<ReasoningFormat>,
         variables: &mut Map<String, Value>,
     ) -> Result<(), ApiError> {
         let template = template.unwrap_or_default();
@@ -131,9 +131,10 @@ impl ReasoningEffort {
         }
         let takes_level = has_word(template, LEVEL);
         if let Some(level) = self.level.as_deref().filter(|_| takes_level) {
+            let level = if format == Some(ReasoningFormat::Harmony) { harmony_level(level) } else { level };
             said.push((LEVEL, level.into()));
         }
-        if self.without == WithoutReasoning::Refuse && said.is_empty() && !takes_level && tags.is_none() {
+        if self.without == WithoutReasoning::Refuse && said.is_empty() && !takes_level && format.is_none() {
             let message = format!(
                 "'{}' is not supported here, because this model's chat template has no reasoning; remove it",
                 self.field
@@ -147,21 +148,31 @@ impl ReasoningEffort {
     }
 }
 
+/// Returns the nearest level that gpt-oss was trained with; the model has no mode without reasoning.
+fn harmony_level(level: &str) -> &str {
+    match level {
+        NONE | "minimal" => "low",
+        "xhigh" => "high",
+        known => known,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
 
+    const HARMONY: &str = "{{ reasoning_effort }}<|channel|>analysis<|message|>";
     const QWEN: &str =
         "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>{% endif %}";
 
     fn said(value: &Value, template: &str) -> Result<Value, ApiError> {
         let mut fields = StrictFields::of(json!({ "think": value }), "the body")?;
         let effort = read_switch(&mut fields, "think")?.unwrap();
-        let tags = ReasoningTags::of(settings::ReasoningParser::Auto, Some(template));
+        let format = ReasoningFormat::of(settings::ReasoningParser::Auto, Some(template));
         let mut variables = Map::new();
-        effort.apply_to_template(Some(template), tags, &mut variables)?;
+        effort.apply_to_template(Some(template), format, &mut variables)?;
         Ok(variables.into())
     }
 
@@ -175,6 +186,9 @@ mod tests {
             (json!("high"), "{{ reasoning_effort }}", json!({ "reasoning_effort": "high" })),
             (json!(true), "{{ reasoning_effort }}", json!({})),
             (json!(false), "{{ reasoning_effort }}", json!({ "reasoning_effort": "none" })),
+            (json!(false), HARMONY, json!({ "reasoning_effort": "low" })),
+            (json!("xhigh"), HARMONY, json!({ "reasoning_effort": "high" })),
+            (json!("medium"), HARMONY, json!({ "reasoning_effort": "medium" })),
             (json!("low"), "{{ c.split('</think>') }}", json!({})),
             (json!(false), "{{ messages }}", json!({})),
         ] {

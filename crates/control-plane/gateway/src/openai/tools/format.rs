@@ -3,7 +3,7 @@
 use settings::ToolCallParser;
 
 use super::tagged::OPENING;
-use crate::openai::template_options::has_word;
+use crate::openai::{reasoning::harmony, template_options::has_word};
 
 /// The format of tool calls; each format is recognized by its beginning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,11 +25,20 @@ pub enum ToolCallFormat {
     /// `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`, anywhere, any
     /// number of calls: Qwen3-Coder, Qwen 3.5, Nemotron 3.
     Qwen3Coder,
+    /// `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}`, one call: gpt-oss.
+    Harmony,
 }
 
 impl ToolCallFormat {
-    pub const ALL: [Self; 6] =
-        [Self::Hermes, Self::Llama3, Self::Mistral, Self::Pythonic, Self::Granite, Self::Qwen3Coder];
+    pub const ALL: [Self; 7] = [
+        Self::Hermes,
+        Self::Llama3,
+        Self::Mistral,
+        Self::Pythonic,
+        Self::Granite,
+        Self::Qwen3Coder,
+        Self::Harmony,
+    ];
 
     /// Returns the format that the operator or the chat template chooses; `None` if calls are not read or the
     /// template shows no tools.
@@ -44,6 +53,7 @@ impl ToolCallFormat {
             ToolCallParser::Pythonic => Some(Self::Pythonic),
             ToolCallParser::Granite => Some(Self::Granite),
             ToolCallParser::Qwen3Coder => Some(Self::Qwen3Coder),
+            ToolCallParser::Harmony => Some(Self::Harmony),
         }
     }
 
@@ -53,7 +63,9 @@ impl ToolCallFormat {
             return None;
         }
         let has = |word: &str| template.contains(word);
-        if has("<tool_call>") && has("<function=") {
+        if has("<|channel|>commentary") && has("functions.") {
+            Some(Self::Harmony)
+        } else if has("<tool_call>") && has("<function=") {
             Some(Self::Qwen3Coder)
         } else if has("<tool_call>") {
             // Other models put tags of their own inside `<tool_call>`.
@@ -71,7 +83,7 @@ impl ToolCallFormat {
         }
     }
 
-    /// Returns the special token that announces calls.
+    /// Returns the special token, or the text, that announces calls.
     #[must_use]
     pub(crate) fn announcement(self) -> Option<&'static str> {
         match self {
@@ -79,6 +91,7 @@ impl ToolCallFormat {
             Self::Granite => Some("<|tool_call|>"),
             Self::Llama3 => Some("<|python_tag|>"),
             Self::Mistral => Some("[TOOL_CALLS]"),
+            Self::Harmony => Some(harmony::FUNCTION_CALL),
             Self::Pythonic => None,
         }
     }
@@ -97,6 +110,7 @@ impl ToolCallFormat {
             Self::Granite => &["<|tool_call|>"],
             Self::Llama3 => &["<|python_tag|>"],
             Self::Mistral => &["[TOOL_CALLS]", "[ARGS]"],
+            Self::Harmony => &harmony::WORDS,
             Self::Pythonic => &[],
         }
     }
@@ -131,6 +145,10 @@ mod tests {
                 Some(ToolCallFormat::Llama3),
             ),
             ("{% if tools %}[func_name1(params_name1=params_value1...)]", Some(ToolCallFormat::Pythonic)),
+            (
+                "{% if tools %}to=functions.{{ name }}<|channel|>commentary json<|message|>",
+                Some(ToolCallFormat::Harmony),
+            ),
             ("{% if tools %}in a way nobody knows", None),
             ("{{ messages }}<tool_call>", None),
             ("{{ my_tools }}<tool_call>", None),

@@ -7,7 +7,7 @@ mod keywords;
 use std::fmt::Write as _;
 
 use serde_json::{Value, json};
-use text::grammar::{Enforcement, Grammar, GrammarError, lark_json, lark_source, lark_string};
+use text::grammar::{Enforcement, Grammar, GrammarError, HarmonyTags, lark_json, lark_source, lark_string};
 
 use super::{
     super::structured::{SchemaWarning, Structure},
@@ -39,29 +39,36 @@ pub(crate) enum CallsError {
 }
 
 /// Returns the grammar of answers with the calls that `tools` requires, and warnings about unenforced
-/// keywords. `answer` constrains answers without calls. `announcement` is the token that announces calls, if
-/// the tokenizer has one. Returns `None` if nothing is constrained.
+/// keywords. `answer` constrains answers without calls. `token` finds the special token of a name, if the
+/// tokenizer has one. Returns `None` if nothing is constrained.
 ///
 /// # Errors
 /// See [`CallsError`].
 pub(crate) fn of(
     tools: &Tools,
     format: ToolCallFormat,
-    announcement: Option<u32>,
+    token: &dyn Fn(&str) -> Option<u32>,
     answer: Option<&Structure>,
 ) -> Result<Option<(Grammar, Vec<SchemaWarning>)>, CallsError> {
     let is_free = tools.choice == ToolChoice::Auto && !tools.are_formed() && answer.is_none();
     if is_free {
         return Ok(None);
     }
-    let announcement = CallPrefix::of(format, announcement);
-    let mut rules = GrammarRules { format, source: String::new(), warnings: Vec::new() };
+    let tags = HarmonyTags::of(token);
+    let announcement = match format {
+        ToolCallFormat::Harmony => CallPrefix { source: tags.call(), is_token: true },
+        _ => CallPrefix::of(format, format.announcement().and_then(token)),
+    };
+    // An answer of gpt-oss ends with its first call.
+    let limit = if format == ToolCallFormat::Harmony { CallLimit::One } else { tools.calls };
+    let mut rules = GrammarRules { format, tags, limit, source: String::new(), warnings: Vec::new() };
     let ways = rules.ways(tools, &announcement.source)?;
     let start = match (&tools.choice, answer) {
-        (ToolChoice::Auto, None) => rules.text_or_calls(&announcement, tools.calls, ways),
+        (ToolChoice::Auto, None) => rules.text_or_calls(&announcement, limit, ways),
         (ToolChoice::Auto, Some(Structure { grammar: Grammar::Json(schema), field, enforcement })) => {
             rules.json("answer", schema, (field, *enforcement))?;
-            format!("answer | {}", ways.any())
+            let header = if format == ToolCallFormat::Harmony { tags.header("final") } else { String::new() };
+            format!("{header} answer | {}", ways.any())
         }
         (ToolChoice::Auto, Some(_)) => return Err(CallsError::Beside),
         (ToolChoice::Required | ToolChoice::Named(_), _) => ways.any(),
@@ -142,6 +149,7 @@ fn brackets(format: ToolCallFormat) -> Option<(&'static str, &'static str, &'sta
     match format {
         ToolCallFormat::Hermes | ToolCallFormat::Qwen3Coder => None,
         ToolCallFormat::Llama3 => Some(("", "; ", "")),
+        ToolCallFormat::Harmony => Some(("", "", "")),
         ToolCallFormat::Mistral | ToolCallFormat::Granite | ToolCallFormat::Pythonic => {
             Some(("[", ", ", "]"))
         }
@@ -200,6 +208,9 @@ fn parameters_of(tool: &Tool) -> (String, Enforcement) {
 
 struct GrammarRules {
     format: ToolCallFormat,
+    /// Tags of [`ToolCallFormat::Harmony`].
+    tags: HarmonyTags,
+    limit: CallLimit,
     source: String,
     warnings: Vec<SchemaWarning>,
 }
@@ -224,11 +235,11 @@ impl GrammarRules {
         }
         let ways = AllowedCalls { functions: !functions.is_empty(), custom: !custom.is_empty() };
         if ways.functions {
-            self.add("calls", &calls(self.format, announcement, tools.calls));
+            self.add("calls", &calls(self.format, announcement, self.limit));
             self.add("call", &functions.join(" | "));
         }
         if ways.custom {
-            self.add("last", &last(self.format, announcement, (tools.calls, ways.functions)));
+            self.add("last", &last(self.format, announcement, (self.limit, ways.functions)));
             self.add("input_call", &custom.join(" | "));
         }
         Ok(ways)
@@ -238,14 +249,15 @@ impl GrammarRules {
     fn input_call(&mut self, index: usize, tool: &Tool, input: &CustomInput) -> Result<(), CallsError> {
         let name = Value::from(tool.name.as_str());
         let before = match self.format {
-            ToolCallFormat::Pythonic => format!("{}(\n", tool.name),
-            ToolCallFormat::Qwen3Coder => format!("<function={}>\n<parameter={INPUT}>\n", tool.name),
+            ToolCallFormat::Harmony => format!("{} {}", lark_string(&tool.name), self.tags.begins(false)),
+            ToolCallFormat::Pythonic => lark_string(&format!("{}(\n", tool.name)),
+            ToolCallFormat::Qwen3Coder => {
+                lark_string(&format!("<function={}>\n<parameter={INPUT}>\n", tool.name))
+            }
             ToolCallFormat::Llama3
             | ToolCallFormat::Hermes
             | ToolCallFormat::Mistral
-            | ToolCallFormat::Granite => {
-                format!("{{\"name\": {name}}}\n")
-            }
+            | ToolCallFormat::Granite => lark_string(&format!("{{\"name\": {name}}}\n")),
         };
         let text = match input {
             CustomInput::Grammar { grammar: Grammar::Lark(source), .. } => {
@@ -254,7 +266,7 @@ impl GrammarRules {
             CustomInput::Grammar { grammar: Grammar::Regex(expression), .. } => lark_expression(expression),
             _ => "/(?s:.*)/".to_owned(),
         };
-        self.add(&format!("input_call_{index}"), &format!("{} {text}", lark_string(&before)));
+        self.add(&format!("input_call_{index}"), &format!("{before} {text}"));
         Ok(())
     }
 
@@ -283,6 +295,10 @@ impl GrammarRules {
             ToolCallFormat::Pythonic => {
                 self.add("TEXT", r"/[^\[](?s:.*)/");
                 format!("{} | TEXT | \"\"", ways.any())
+            }
+            ToolCallFormat::Harmony => {
+                self.add("TEXT", "/(?s:.+)/");
+                format!("{} | {} TEXT?", ways.any(), self.tags.header("final"))
             }
             ToolCallFormat::Hermes
             | ToolCallFormat::Mistral
@@ -328,6 +344,11 @@ impl GrammarRules {
         let is_free = *choice == ToolChoice::Auto && tool.strictness == Strictness::Free;
         let name = Value::from(tool.name.as_str());
         let (before, behind) = match self.format {
+            ToolCallFormat::Harmony => {
+                let before = format!("{} {}", lark_string(&tool.name), self.tags.begins(true));
+                self.add(&rule, &format!("{before} {arguments}"));
+                return self.arguments(&arguments, tool, is_free);
+            }
             ToolCallFormat::Pythonic => (format!("{}(", tool.name), ")"),
             ToolCallFormat::Qwen3Coder => (format!("<function={}>\n", tool.name), "</function>"),
             ToolCallFormat::Llama3 => (format!("{{\"name\": {name}, \"parameters\": "), "}"),
@@ -336,16 +357,21 @@ impl GrammarRules {
             }
         };
         self.add(&rule, &format!("{} {arguments} {}", lark_string(&before), lark_string(behind)));
+        self.arguments(&arguments, tool, is_free)
+    }
+
+    /// Adds the rule `name` of a tool's arguments, which may be any if `is_free`.
+    fn arguments(&mut self, name: &str, tool: &Tool, is_free: bool) -> Result<(), CallsError> {
         match (self.format, is_free) {
-            (ToolCallFormat::Pythonic | ToolCallFormat::Qwen3Coder, true) => self.any_keywords(&arguments),
-            (ToolCallFormat::Pythonic | ToolCallFormat::Qwen3Coder, false) => self.keywords(&arguments, tool),
+            (ToolCallFormat::Pythonic | ToolCallFormat::Qwen3Coder, true) => self.any_keywords(name),
+            (ToolCallFormat::Pythonic | ToolCallFormat::Qwen3Coder, false) => self.keywords(name, tool),
             (_, true) => {
                 let any = json!({ "type": "object" });
-                Ok(self.json(&arguments, &any, ("tools", Enforcement::Strict))?)
+                Ok(self.json(name, &any, ("tools", Enforcement::Strict))?)
             }
             (_, false) => {
                 let (field, enforcement) = parameters_of(tool);
-                Ok(self.json(&arguments, &tool.parameters, (&field, enforcement))?)
+                Ok(self.json(name, &tool.parameters, (&field, enforcement))?)
             }
         }
     }

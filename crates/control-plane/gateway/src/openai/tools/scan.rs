@@ -184,8 +184,11 @@ impl Scanner {
     /// Reports the held call of an undeclared function as text, without separators from an earlier call.
     fn say_held(&mut self, found: &mut ScanResult) {
         let held = std::mem::take(&mut self.held);
-        let is_in_list =
-            self.calls > 0 && !matches!(self.format, ToolCallFormat::Hermes | ToolCallFormat::Qwen3Coder);
+        let is_apart = matches!(
+            self.format,
+            ToolCallFormat::Hermes | ToolCallFormat::Qwen3Coder | ToolCallFormat::Harmony
+        );
+        let is_in_list = self.calls > 0 && !is_apart;
         let separators: &[char] = if is_in_list { &[',', ';', ' ', '\n'] } else { &[] };
         found.content.push_str(held.trim_start_matches(separators));
     }

@@ -89,7 +89,7 @@ fn calls_that_are_required_keep_to_their_schemas_in_every_format() {
     for format in ToolCallFormat::ALL {
         let announced = (format == ToolCallFormat::Mistral).then_some(ANNOUNCED);
         for (more, seeds) in [(json!({ "tool_choice": "required" }), 0..6), (named.clone(), 6..9)] {
-            let (grammar, _) = of(&tools(&more), format, announced, None).unwrap().unwrap();
+            let (grammar, _) = of(&tools(&more), format, &|_| announced, None).unwrap().unwrap();
             for seed in seeds {
                 let calls = calls_of(format, &walk(&grammars, &grammar, seed));
                 assert!(!calls.is_empty(), "{format:?}");
@@ -105,13 +105,15 @@ fn where_a_function_is_strict_text_is_free_and_calls_are_not() {
     let grammars = grammars();
     for format in ToolCallFormat::ALL {
         for announced in [None, (format == ToolCallFormat::Mistral).then_some(ANNOUNCED)] {
-            let (grammar, _) = of(&tools(&json!({})), format, announced, None).unwrap().unwrap();
+            let (grammar, _) = of(&tools(&json!({})), format, &|_| announced, None).unwrap().unwrap();
             let mut matcher = grammars.compile(&grammar.source().unwrap()).unwrap();
             let set = matcher.allowed().unwrap();
-            assert!(
-                set.contains(END) && set.contains(b'H'.into()),
-                "{format:?}: an answer may be text, or nothing"
-            );
+            // Text of the harmony format has a header.
+            let may_be_text = match format {
+                ToolCallFormat::Harmony => set.contains(b'<'.into()),
+                _ => set.contains(END) && set.contains(b'H'.into()),
+            };
+            assert!(may_be_text, "{format:?}: an answer may be text, or nothing");
             let call = match (format, announced) {
                 (ToolCallFormat::Hermes, _) => "I look.<tool_call>\n{\"name\": \"weather\", \"arguments\": ",
                 (ToolCallFormat::Llama3, _) => "{\"name\": \"weather\", \"parameters\": ",
@@ -122,6 +124,9 @@ fn where_a_function_is_strict_text_is_free_and_calls_are_not() {
                     "I look.<|tool_call|>[{\"name\": \"weather\", \"arguments\": "
                 }
                 (ToolCallFormat::Qwen3Coder, _) => "I look.<tool_call>\n<function=weather>\n",
+                (ToolCallFormat::Harmony, _) => {
+                    "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+                }
             };
             if announced.is_some() {
                 matcher.accept(ANNOUNCED).unwrap();
@@ -144,18 +149,18 @@ fn where_a_function_is_strict_text_is_free_and_calls_are_not() {
 fn beside_text_nothing_has_to_be_as_it_is_unless_somebody_wants_it() {
     let mut free = tools(&json!({}));
     free.list.iter_mut().for_each(|tool| tool.strictness = Strictness::Free);
-    assert_eq!(of(&free, ToolCallFormat::Hermes, None, None), Ok(None));
+    assert_eq!(of(&free, ToolCallFormat::Hermes, &|_| None, None), Ok(None));
     let structure = |grammar| Structure::strict("response_format", grammar);
     let answer = structure(Grammar::Json(json!({ "type": "integer", "minimum": 0, "maximum": 9 })));
-    let (grammar, _) = of(&free, ToolCallFormat::Hermes, None, Some(&answer)).unwrap().unwrap();
+    let (grammar, _) = of(&free, ToolCallFormat::Hermes, &|_| None, Some(&answer)).unwrap().unwrap();
     let mut matcher = grammars().compile(&grammar.source().unwrap()).unwrap();
     let next = matcher.allowed().unwrap();
     assert!(next.contains(b'7'.into()) && next.contains(b'<'.into()) && !next.contains(b'a'.into()));
     let other = structure(Grammar::Regex("a".into()));
-    assert_eq!(of(&free, ToolCallFormat::Hermes, None, Some(&other)), Err(CallsError::Beside));
+    assert_eq!(of(&free, ToolCallFormat::Hermes, &|_| None, Some(&other)), Err(CallsError::Beside));
     free.choice = ToolChoice::Required;
     free.list[0].parameters = json!({ "anyOf": [] });
-    let error = of(&free, ToolCallFormat::Pythonic, None, None).unwrap_err();
+    let error = of(&free, ToolCallFormat::Pythonic, &|_| None, None).unwrap_err();
     assert!(error.to_string().contains("weather"), "{error}");
 }
 
@@ -173,7 +178,7 @@ fn beside_a_strict_function_a_free_one_takes_any_arguments() {
             "<tool_call>\n<function=now>\n<parameter=a>\n[1]\n</parameter>\n</function>\n</tool_call>",
         ),
     ] {
-        let (grammar, _) = of(&tools(&json!({})), format, None, None).unwrap().unwrap();
+        let (grammar, _) = of(&tools(&json!({})), format, &|_| None, None).unwrap().unwrap();
         let mut matcher = grammars.compile(&grammar.source().unwrap()).unwrap();
         for byte in call.bytes() {
             matcher.accept(byte.into()).unwrap_or_else(|error| panic!("{format:?} {call}: {error}"));
@@ -188,7 +193,8 @@ fn texts_in_no_quotes_keep_to_what_can_be_kept_to_and_the_rest_is_refused_by_nam
         let mut tools = tools(&json!({ "tool_choice": "required" }));
         tools.list.truncate(1);
         tools.list[0].parameters = parameters;
-        of(&tools, ToolCallFormat::Qwen3Coder, None, None).map(|built| built.unwrap().0.source().unwrap())
+        of(&tools, ToolCallFormat::Qwen3Coder, &|_| None, None)
+            .map(|built| built.unwrap().0.source().unwrap())
     };
     let text = json!({ "type": "string", "minLength": 2, "maxLength": 3, "description": "two or three" });
     let optional = json!({ "anyOf": [{ "enum": ["a", "b"] }, { "type": "null" }], "default": null });
@@ -237,6 +243,7 @@ fn before_input(format: ToolCallFormat) -> &'static str {
         ToolCallFormat::Granite => "<|tool_call|>[{\"name\": \"p\"}\n",
         ToolCallFormat::Pythonic => "[p(\n",
         ToolCallFormat::Qwen3Coder => "<tool_call>\n<function=p>\n<parameter=input>\n",
+        ToolCallFormat::Harmony => "<|channel|>commentary to=functions.p<|message|>",
     }
 }
 
@@ -251,7 +258,7 @@ fn is_taken(
     let body = json!({ "tools": [now, { "type": "custom", "custom": custom }], "tool_choice": choice });
     let mut fields = StrictFields::of(body, "the body").unwrap();
     let tools = tool_params::read(&mut fields).unwrap().unwrap();
-    let grammar = of(&tools, format, None, None).unwrap().unwrap();
+    let grammar = of(&tools, format, &|_| None, None).unwrap().unwrap();
     let mut matcher = grammars.compile(&grammar.0.source().unwrap()).unwrap();
     let taken = answer.bytes().try_for_each(|byte| matcher.accept(byte.into()));
     taken.is_ok() && matcher.allowed().unwrap().contains(END)
@@ -298,8 +305,8 @@ fn a_thought_may_stand_before_a_call_of_a_custom_tool() {
     let body = json!({ "tools": [{ "type": "custom", "custom": custom }], "tool_choice": "required" });
     let tools = tool_params::read(&mut StrictFields::of(body, "the body").unwrap()).unwrap().unwrap();
     let close = text::grammar::Tag { name: "</think>", token: None };
-    let thought = Some(text::grammar::ReasoningPrefix { open: None, close });
-    let source = of(&tools, ToolCallFormat::Hermes, None, None)
+    let thought = Some(text::grammar::ReasoningPrefix::Tags { open: None, close });
+    let source = of(&tools, ToolCallFormat::Hermes, &|_| None, None)
         .unwrap()
         .unwrap()
         .0
@@ -313,6 +320,39 @@ fn a_thought_may_stand_before_a_call_of_a_custom_tool() {
     }
     let next = matcher.allowed().unwrap();
     assert!(next.contains(END) && next.contains(b'b'.into()) && !next.contains(b'd'.into()));
+}
+
+#[test]
+fn an_answer_of_gpt_oss_is_a_final_message_or_one_call_behind_its_reasoning() {
+    let grammars = grammars();
+    let thought = text::grammar::ReasoningPrefix::Harmony {
+        tags: HarmonyTags::of(|_| None),
+        is_open: false,
+        opens_final: false,
+    };
+    let taken = |more: &Value, answer: &str| {
+        let (grammar, _) = of(&tools(more), ToolCallFormat::Harmony, &|_| None, None).unwrap().unwrap();
+        let source = grammar.source_behind(Some(thought), Enforcement::Strict).unwrap().text;
+        let mut matcher = grammars.compile(&source).unwrap();
+        let taken = answer.bytes().try_for_each(|byte| matcher.accept(byte.into()));
+        taken.is_ok() && matcher.allowed().unwrap().contains(END)
+    };
+    const THOUGHT: &str = "<|channel|>analysis<|message|>I look.<|end|><|start|>assistant";
+    const CALL: &str = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}";
+    const TEXT: &str = "<|channel|>final<|message|>It is noon.";
+    let (auto, required) = (json!({}), json!({ "tool_choice": "required" }));
+    for (more, answer, is_taken) in [
+        (&auto, format!("{THOUGHT}{CALL}"), true),
+        (&auto, format!("{THOUGHT}{THOUGHT}{TEXT}"), true),
+        (&auto, TEXT.to_owned(), true),
+        (&auto, "It is noon.".to_owned(), false),
+        (&required, format!("{THOUGHT}{CALL}"), true),
+        (&required, CALL.to_owned(), true),
+        (&required, format!("{THOUGHT}{TEXT}"), false),
+        (&required, format!("{THOUGHT}{CALL}{CALL}"), false),
+    ] {
+        assert_eq!(taken(more, &answer), is_taken, "{more} {answer}");
+    }
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Scans the text between an announcement and its calls, and between calls.
 
+use text::grammar::HarmonyTags;
+
 use super::{
     super::{
         format::ToolCallFormat,
@@ -8,6 +10,7 @@ use super::{
     },
     ScanResult, Scanner, ToolScanState,
 };
+use crate::openai::reasoning::harmony::CALL;
 
 /// Maximum number of bytes between an announcement or call and the next call.
 const MAX_BETWEEN: usize = 256;
@@ -24,6 +27,9 @@ impl Scanner {
         let behind = held.strip_prefix(announced).unwrap_or(held).trim_start();
         let is_announced_again = self.calls > 0 && !self.in_list && announced.starts_with(held);
         match (self.format, c) {
+            (ToolCallFormat::Harmony, _) if held.starts_with(announced) => {
+                self.state = ToolScanState::Name(c.to_string());
+            }
             (ToolCallFormat::Qwen3Coder, _) if OPENING.starts_with(behind) => {
                 if behind == OPENING {
                     self.state = ToolScanState::Tagged(TaggedScanner::default());
@@ -41,7 +47,7 @@ impl Scanner {
             (ToolCallFormat::Mistral, c) if !self.in_list && (c.is_alphanumeric() || c == '_') => {
                 self.state = ToolScanState::Name(c.to_string());
             }
-            (ToolCallFormat::Hermes | ToolCallFormat::Qwen3Coder, _)
+            (ToolCallFormat::Hermes | ToolCallFormat::Qwen3Coder | ToolCallFormat::Harmony, _)
                 if self.calls > 0 && self.is_closing(found) => {}
             (ToolCallFormat::Llama3, ';') => {}
             _ if c.is_whitespace() => {}
@@ -54,13 +60,13 @@ impl Scanner {
 
     /// True if the held text is a prefix of the closing tag; the complete tag ends the call.
     fn is_closing(&mut self, found: &mut ScanResult) -> bool {
-        const CLOSING: &str = "</tool_call>";
+        let closing = if self.format == ToolCallFormat::Harmony { CALL } else { "</tool_call>" };
         let held = self.held.trim_start();
-        if held == CLOSING {
+        if held == closing {
             self.end(found);
             return true;
         }
-        CLOSING.starts_with(held)
+        closing.starts_with(held)
     }
 
     /// Ends a group of calls; text may follow.
@@ -75,16 +81,12 @@ impl Scanner {
 
     pub(super) fn in_name(&mut self, mut name: String, c: char, found: &mut ScanResult) {
         const ARGUMENTS: &str = "[ARGS]";
+        if self.format == ToolCallFormat::Harmony {
+            return self.in_header(name, c, found);
+        }
         if c == '{' {
-            let name = name.trim_end().trim_end_matches(ARGUMENTS).trim_end().to_owned();
-            let mut scanner = ObjectScanner::default();
-            // Feeds the scanner the beginning of an equivalent object with name and arguments.
-            let before = format!("{{\"name\":{},\"arguments\":", serde_json::Value::from(name));
-            for c in before.chars() {
-                let _ = scanner.push(c);
-            }
-            self.is_bare = true;
-            return self.in_object(scanner, c, found);
+            let name = name.trim_end().trim_end_matches(ARGUMENTS).trim_end();
+            return self.in_arguments(name, c, found);
         }
         let is_name = c.is_alphanumeric() || "_-.[]".contains(c) || c.is_whitespace();
         if !is_name || name.len() > MAX_NAME_BYTES {
@@ -92,5 +94,40 @@ impl Scanner {
         }
         name.push(c);
         self.state = ToolScanState::Name(name);
+    }
+
+    /// Scans the object of arguments that begins with `c`, of the function `name`.
+    fn in_arguments(&mut self, name: &str, c: char, found: &mut ScanResult) {
+        let mut scanner = ObjectScanner::default();
+        // Feeds the scanner the beginning of an equivalent object with name and arguments.
+        let before = format!("{{\"name\":{},\"arguments\":", serde_json::Value::from(name));
+        for c in before.chars() {
+            let _ = scanner.push(c);
+        }
+        self.is_bare = true;
+        self.in_object(scanner, c, found);
+    }
+
+    /// Processes a character between the name of a function in the harmony format and its arguments.
+    fn in_header(&mut self, mut header: String, c: char, found: &mut ScanResult) {
+        let name = |header: &str| {
+            let end = header.find(|c: char| c.is_whitespace() || c == '<').unwrap_or(header.len());
+            header[..end].to_owned()
+        };
+        if header.ends_with(HarmonyTags::MESSAGE) {
+            return match c {
+                _ if c.is_whitespace() => self.state = ToolScanState::Name(header),
+                '{' => self.in_arguments(&name(&header), c, found),
+                _ => self.give_up(ToolScanState::Text, found),
+            };
+        }
+        header.push(c);
+        if header.ends_with(HarmonyTags::MESSAGE) && self.takes_input(Some(&name(&header)), found) {
+            self.state = ToolScanState::Input("");
+        } else if header.len() > MAX_NAME_BYTES {
+            self.give_up(ToolScanState::Text, found);
+        } else {
+            self.state = ToolScanState::Name(header);
+        }
     }
 }

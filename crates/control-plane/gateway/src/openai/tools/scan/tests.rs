@@ -57,6 +57,31 @@ const CASES: &[ToolCallCase] = &[
     ),
     (ToolCallFormat::Mistral, "[1, 2]", "[1, 2]", &[]),
     (
+        ToolCallFormat::Harmony,
+        "I look.<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"a\": 1}<|call|>",
+        "I look.",
+        &[("f", "{\"a\": 1}")],
+    ),
+    (
+        ToolCallFormat::Harmony,
+        "<|channel|>commentary to=functions.f<|message|>{}<|call|><|channel|>commentary to=functions.g json<|message|> {\"b\": {}}",
+        "",
+        &[("f", "{}"), ("g", "{\"b\": {}}")],
+    ),
+    (
+        ToolCallFormat::Harmony,
+        "<|channel|>commentary to=functions.f<|message|>{\"a\":",
+        "",
+        &[("f", "{\"a\":")],
+    ),
+    (
+        ToolCallFormat::Harmony,
+        "<|channel|>commentary to=functions.f<|message|>none",
+        "<|channel|>commentary to=functions.f<|message|>none",
+        &[],
+    ),
+    (ToolCallFormat::Harmony, "to=functions.f {}", "to=functions.f {}", &[]),
+    (
         ToolCallFormat::Granite,
         "<|tool_call|>[{\"name\": \"f\", \"arguments\": {\"a\": 1}}, {\"name\": \"g\", \"arguments\": {}}]",
         "",
